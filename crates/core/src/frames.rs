@@ -1,0 +1,267 @@
+//! Frames: how much RAM managed pages may take, counted in three levels.
+//!
+//! A frame is a permission to have one page resident, not an address: the
+//! kernel allocates the RAM when a page is mapped (`UFFDIO_COPY`, see
+//! ARCHITECTURE.md "Why pages come by copy"), so identical frames need no
+//! queue of identities and each level is a counter (MAGE §5.2 has lists here):
+//!
+//! 1. a **cache** a core: what faults on that core take from, one add;
+//! 2. the **shared** level, refilled by evictors, drained by caches in batches;
+//! 3. the **reserve**: frames of the limit that were never handed out.
+//!
+//! # Equation (DESIGN rule 4)
+//!
+//! ```text
+//! free (shared + reserve) + cached + taken = limit + debt
+//! ```
+//!
+//! `debt` is what a lowered limit still has to get back: frames that are given
+//! pay it first. Every movement is an add or a compare-and-swap on one counter
+//! each side, so the sum is exact whenever nobody is between the two sides.
+
+use crate::limits::{FRAME_CACHE_BATCH, FRAME_CACHES};
+use crate::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, Padded};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// The frames of one memory limit.
+#[derive(Debug)]
+pub struct Frames {
+    limit: AtomicU64,
+    debt: Padded<AtomicI64>,
+    reserve: Padded<AtomicU64>,
+    shared: Padded<AtomicU64>,
+    taken: Padded<AtomicU64>,
+    taken_peak: AtomicU64,
+    caches: Box<[Padded<AtomicU32>]>,
+}
+
+/// Takes up to `want` from a counter; how many it got.
+fn draw(counter: &AtomicU64, want: u64) -> u64 {
+    let mut now = counter.load(Ordering::Relaxed);
+    loop {
+        let got = want.min(now);
+        if got == 0 {
+            return 0;
+        }
+        // Relaxed would do for the count itself; AcqRel so that a frame's next user also
+        // sees what its last user did to the page that it held.
+        match counter.compare_exchange_weak(now, now - got, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => return got,
+            Err(seen) => now = seen,
+        }
+    }
+}
+
+impl Frames {
+    /// All frames of `limit` in the reserve; `caches` cores get a cache each.
+    pub fn new(limit: u64, caches: usize) -> Frames {
+        let caches = caches.clamp(1, FRAME_CACHES);
+        Frames {
+            limit: AtomicU64::new(limit),
+            debt: Padded(AtomicI64::new(0)),
+            reserve: Padded(AtomicU64::new(limit)),
+            shared: Padded(AtomicU64::new(0)),
+            taken: Padded(AtomicU64::new(0)),
+            taken_peak: AtomicU64::new(0),
+            caches: (0..caches).map(|_| Padded(AtomicU32::new(0))).collect::<Vec<_>>().into_boxed_slice(),
+        }
+    }
+
+    fn cache(&self, core: usize) -> &AtomicU32 {
+        &self.caches[core % self.caches.len()]
+    }
+
+    fn note_taken(&self, n: u64) {
+        let taken = self.taken.fetch_add(n, Ordering::AcqRel) + n;
+        if taken > self.taken_peak.load(Ordering::Relaxed) {
+            self.taken_peak.fetch_max(taken, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes one frame for a fault on `core`; `false` when there is none anywhere.
+    #[must_use]
+    pub fn take(&self, core: usize) -> bool {
+        let cache = self.cache(core);
+        if take_cached(cache) {
+            self.note_taken(1);
+            return true;
+        }
+        // Level 2, then 3: a batch, of which one is for us and the others for the cache.
+        let batch = u64::from(FRAME_CACHE_BATCH);
+        let want = batch.min((self.free_uncached() / 8).max(1));
+        let mut got = draw(&self.shared, want);
+        if got == 0 {
+            got = draw(&self.reserve, want);
+        }
+        if got > 0 {
+            if got > 1 {
+                cache.fetch_add(got as u32 - 1, Ordering::AcqRel);
+            }
+            self.note_taken(1);
+            return true;
+        }
+        // Nothing shared: rather another core's last frame than a wait.
+        if self.caches.iter().any(|c| take_cached(c)) {
+            self.note_taken(1);
+            return true;
+        }
+        false
+    }
+
+    /// Takes up to `want` frames at once (prefetch, populate), never the last ones that faults may need.
+    pub fn take_spare(&self, want: u64, keep_free: u64) -> u64 {
+        let spare = self.free_uncached().saturating_sub(keep_free);
+        let want = want.min(spare);
+        let mut got = draw(&self.shared, want);
+        got += draw(&self.reserve, want - got);
+        if got > 0 {
+            self.note_taken(got);
+        }
+        got
+    }
+
+    /// Gives `n` frames back: debt first, the rest to the shared level.
+    pub fn give(&self, n: u64) {
+        if n == 0 {
+            return;
+        }
+        self.taken.fetch_sub(n, Ordering::AcqRel);
+        self.refund(n);
+    }
+
+    fn refund(&self, mut n: u64) {
+        let mut debt = self.debt.load(Ordering::Acquire);
+        while debt > 0 {
+            let pay = debt.min(n as i64);
+            match self.debt.compare_exchange_weak(debt, debt - pay, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    n -= pay as u64;
+                    break;
+                }
+                Err(seen) => debt = seen,
+            }
+        }
+        self.shared.fetch_add(n, Ordering::AcqRel);
+    }
+
+    /// Changes the limit, in frames. Growth is there at once; of a lower limit what is free
+    /// goes at once and the rest as debt, which evictors work off.
+    pub fn set_limit(&self, limit: u64) {
+        let old = self.limit.swap(limit, Ordering::AcqRel);
+        if limit > old {
+            let grown = limit - old;
+            // Forgive debt first: those frames were never given back.
+            let mut debt = self.debt.load(Ordering::Acquire);
+            let forgiven = loop {
+                let forgive = debt.max(0).min(grown as i64);
+                if forgive == 0 {
+                    break 0;
+                }
+                match self.debt.compare_exchange_weak(debt, debt - forgive, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => break forgive as u64,
+                    Err(seen) => debt = seen,
+                }
+            };
+            self.reserve.fetch_add(grown - forgiven, Ordering::AcqRel);
+        } else {
+            let mut less = old - limit;
+            less -= draw(&self.reserve, less);
+            less -= draw(&self.shared, less);
+            for cache in &self.caches {
+                let had = cache.swap(0, Ordering::AcqRel);
+                let pay = less.min(u64::from(had));
+                less -= pay;
+                self.shared.fetch_add(u64::from(had) - pay, Ordering::AcqRel);
+            }
+            self.debt.fetch_add(less as i64, Ordering::AcqRel);
+        }
+    }
+
+    /// The limit, in frames.
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Acquire)
+    }
+    /// Frames that nobody has and no core has cached.
+    pub fn free_uncached(&self) -> u64 {
+        self.shared.load(Ordering::Acquire) + self.reserve.load(Ordering::Acquire)
+    }
+    /// Frames that a lowered limit still has to get back.
+    pub fn debt(&self) -> u64 {
+        self.debt.load(Ordering::Acquire).max(0) as u64
+    }
+    /// Frames that hold a page, or are about to.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Acquire)
+    }
+    /// The most frames ever taken at once.
+    pub fn taken_peak(&self) -> u64 {
+        self.taken_peak.load(Ordering::Relaxed)
+    }
+
+    /// Checks the equation of the module head. Only exact while no other thread moves frames.
+    ///
+    /// # Panics
+    /// When a frame was lost or made.
+    pub fn assert_valid(&self) {
+        let cached: u64 = self.caches.iter().map(|c| u64::from(c.load(Ordering::Acquire))).sum();
+        let (free, taken, limit, debt) = (self.free_uncached(), self.taken(), self.limit(), self.debt());
+        assert_eq!(free + cached + taken, limit + debt, "free {free} + cached {cached} + taken {taken} = limit {limit} + debt {debt}");
+    }
+}
+
+fn take_cached(cache: &AtomicU32) -> bool {
+    let mut now = cache.load(Ordering::Relaxed);
+    while now > 0 {
+        match cache.compare_exchange_weak(now, now - 1, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(seen) => now = seen,
+        }
+    }
+    false
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_frame_can_be_taken_and_none_twice() {
+        let f = Frames::new(1000, 4);
+        for i in 0..1000 {
+            assert!(f.take(i % 7), "frame {i}");
+        }
+        assert!(!f.take(0));
+        f.assert_valid();
+        f.give(1000);
+        f.assert_valid();
+        assert_eq!(f.taken_peak(), 1000);
+    }
+
+    #[test]
+    fn a_lower_limit_is_paid_off_by_what_is_given() {
+        let f = Frames::new(100, 2);
+        for _ in 0..80 {
+            assert!(f.take(0));
+        }
+        f.set_limit(50);
+        f.assert_valid();
+        assert_eq!((f.debt(), f.free_uncached()), (30, 0));
+        f.give(40);
+        f.assert_valid();
+        assert_eq!((f.debt(), f.free_uncached()), (0, 10));
+        f.set_limit(200);
+        f.assert_valid();
+        assert_eq!(f.free_uncached(), 160);
+    }
+
+    #[test]
+    fn growing_forgives_debt() {
+        let f = Frames::new(100, 2);
+        while f.take(0) {}
+        f.set_limit(10);
+        f.set_limit(95);
+        assert_eq!(f.debt(), 5);
+        f.assert_valid();
+    }
+}

@@ -1,0 +1,32 @@
+//! What is true about a page: states, frames, slots and waiting, without a
+//! single system call.
+//!
+//! Everything that decides whether a byte can be lost lives here, so that it
+//! can run under loom (all interleavings), miri (undefined behaviour) and the
+//! simulator (seeded schedules) as well as in the shipped library:
+//!
+//! * [`page`] names pages, granules and ranges;
+//! * [`word`] is the page word: one 64-bit word a page, one order of changes;
+//! * [`table`] finds the word of an address;
+//! * [`frames`] counts the frames of the memory limit in three levels;
+//! * [`slots`] hands out places in swap space, side by side;
+//! * [`wait`] lets a thread sleep until another has moved a page on;
+//! * [`limits`] holds every constant, and the relations between them;
+//! * [`sync`] is the one place atomics come from (std or loom).
+//!
+//! Nothing in the fault path of this crate allocates or takes a lock, so it may
+//! run inside a signal handler. The crate is `no_std` in that sense: `alloc` is
+//! used only when tables are built.
+#![cfg_attr(not(any(test, loom)), no_std)]
+
+extern crate alloc;
+
+pub mod frames;
+pub mod limits;
+pub mod page;
+pub mod slots;
+pub mod sync;
+#[cfg(not(loom))]
+pub mod table;
+pub mod wait;
+pub mod word;

@@ -1,0 +1,57 @@
+//! Every constant that bounds something, with its reason, and the relations
+//! between them checked when the crate is compiled.
+
+/// Bytes of a page, and its binary logarithm.
+pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
+/// See [`PAGE_SIZE`].
+pub const PAGE_SHIFT: u32 = 12;
+
+/// Pages of a granule. A granule is 2 MiB: what one leaf of the kernel's page
+/// table covers, so that a range operation inside it takes one page-table lock,
+/// and what one 4 KiB piece of our own table of page words covers.
+pub const GRANULE_PAGES: usize = 512;
+/// Binary logarithm of [`GRANULE_PAGES`].
+pub const GRANULE_SHIFT: u32 = 9;
+/// Bytes of a granule.
+pub const GRANULE_SIZE: usize = GRANULE_PAGES * PAGE_SIZE;
+
+/// Granules of one leaf of the table: a leaf covers 1 GiB of addresses.
+pub const LEAF_GRANULES: usize = 512;
+/// Leaves of the table: 2^17 × 1 GiB are the 47 bits of a user address on x86-64.
+pub const LEAVES: usize = 1 << 17;
+
+/// Most pages of one eviction batch (MAGE §4.2.1: 256 pages a TLB shootdown).
+pub const BATCH_PAGES_MAX: usize = 256;
+/// Batches an evictor keeps in flight (MAGE §4.1: select and unmap, write, free).
+pub const BATCHES_IN_FLIGHT: usize = 3;
+/// Most evictors (MAGE §4.2.1: more than four only contend).
+pub const EVICTORS_MAX: usize = 16;
+
+/// Frames that move at once between a core's cache and the shared level.
+pub const FRAME_CACHE_BATCH: u32 = 32;
+/// Per-core caches; cores beyond share by remainder.
+pub const FRAME_CACHES: usize = 64;
+
+/// Slots of an extent: swap space is handed to evictors 2 MiB at a time.
+pub const EXTENT_SLOTS: usize = 512;
+/// Most extents: 2 TiB of swap space. The table of extents is reserved for it
+/// (8 bytes each) and filled as the space grows.
+pub const EXTENTS_MAX: usize = 1 << 20;
+
+/// Smallest memory limit, in bytes. Below it the pages that system calls may
+/// pin and the batches in flight would leave nothing for the program.
+pub const MEMORY_LIMIT_MIN: u64 = 4 << 20;
+
+/// Buckets of the table in which threads wait for a page.
+pub const WAIT_BUCKETS: usize = if cfg!(loom) { 2 } else { 512 };
+
+const _: () = {
+    assert!(GRANULE_PAGES == 1 << GRANULE_SHIFT);
+    // A batch is taken from one granule, so that its pages can leave by one call.
+    assert!(BATCH_PAGES_MAX <= GRANULE_PAGES);
+    // The smallest limit holds every batch of the most evictors' share.
+    assert!(MEMORY_LIMIT_MIN as usize / PAGE_SIZE >= 4 * BATCH_PAGES_MAX);
+    // A page word has 40 bits for a slot.
+    assert!((EXTENTS_MAX as u64) * (EXTENT_SLOTS as u64) < 1 << 40);
+    assert!(LEAVES as u64 * (LEAF_GRANULES * GRANULE_SIZE) as u64 == 1 << 47);
+};

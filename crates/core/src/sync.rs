@@ -1,0 +1,43 @@
+//! The one module atomics come from: `core` when shipped, loom when modelled.
+
+#[cfg(loom)]
+pub use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
+
+#[cfg(not(loom))]
+pub use core::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
+
+pub use core::sync::atomic::Ordering;
+
+/// Tells the CPU (or loom's scheduler) that this thread is spinning.
+pub fn spin_hint() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    core::hint::spin_loop();
+}
+
+/// Pads a value to a cache line of its own, so that two cores that write
+/// neighbouring values do not write one line.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Padded<T>(pub T);
+
+impl<T> core::ops::Deref for Padded<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// Sleeping and waking on a 32-bit word, as futex(2) does it. The kernel's is
+/// in `farshore-sys`; loom and the simulator bring their own.
+pub trait Futex: Sync {
+    /// Sleeps while `*word == expected`. The check and the start of the sleep
+    /// are one atomic step with respect to [`Futex::wake_all`]. May return
+    /// early for any reason; the caller checks its condition again.
+    fn wait(&self, word: &AtomicU32, expected: u32);
+    /// Sleeps as [`Futex::wait`] does, for at most `timeout_ns` nanoseconds.
+    fn wait_for(&self, word: &AtomicU32, expected: u32, timeout_ns: u64);
+    /// Wakes every sleeper on `word`.
+    fn wake_all(&self, word: &AtomicU32);
+}

@@ -1,0 +1,282 @@
+//! From an address to its page word.
+//!
+//! A two-level table over the 47 bits of a user address: a leaf a GiB, allocated
+//! when the first region of that GiB is managed, never freed (a thread may be
+//! looking at it). A leaf is the flat table of DESIGN: 8 bytes a page, one
+//! multiplication-free index, no search, no lock. Its memory comes zeroed, and
+//! zero is [`State::Untouched`](crate::word::State), so managing 64 GiB costs a flag a
+//! granule and not a write a page.
+//!
+//! # Which pages are managed
+//!
+//! A granule (2 MiB) is *absent* or *present*. In an absent one no page is managed. In a present one
+//! every page is, except those whose word is `Foreign`. Changes are made under the address-space lock:
+//!
+//! * a whole absent granule becomes present by its flag alone;
+//! * of a partly managed one all 512 words are written before the flag is set;
+//! * a granule becomes absent again only when all its words are `Untouched`.
+
+use crate::limits::{GRANULE_PAGES, LEAF_GRANULES, LEAVES};
+use crate::page::{GranuleId, Page, PageRange};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::word::{AtomicWord, State};
+use alloc::alloc::{Layout, alloc_zeroed};
+use alloc::boxed::Box;
+
+/// What is true of 2 MiB of the program's memory as a whole.
+#[derive(Debug)]
+pub struct Granule {
+    present: AtomicBool,
+    /// Some page of it has been touched since it became present: its words may differ from 0.
+    touched: AtomicBool,
+    /// It is on a partition's list (or about to be): see the engine's `evict::partition`.
+    pub listed: AtomicBool,
+    /// Pages of it, roughly, that are part of memory the evictor must not read through the program's own
+    /// mapping (`PROT_NONE`, write-only). 0: it may.
+    pub unreadable: AtomicU32,
+    /// Goes up by one before and after an evictor write-protects a range here: odd while it is at it.
+    pub protection_epoch: AtomicU32,
+    /// How sure we are that pages here are written after they are read, 0 to 255.
+    pub write_guess: AtomicU8,
+    /// The next granule of the partition's list, as `GranuleId + 1`; 0 ends it.
+    pub next: AtomicU64,
+}
+
+#[repr(C, align(4096))]
+struct Leaf {
+    words: [AtomicWord; LEAF_GRANULES * GRANULE_PAGES],
+    granules: [Granule; LEAF_GRANULES],
+}
+
+/// The table of page words of one address space.
+pub struct PageTable {
+    leaves: Box<[AtomicPtr<Leaf>; LEAVES]>,
+}
+
+impl core::fmt::Debug for PageTable {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("PageTable").finish_non_exhaustive()
+    }
+}
+
+/// A managed (or `Foreign`) page: its word and its granule.
+#[derive(Clone, Copy, Debug)]
+pub struct PageRef<'t> {
+    /// The page word.
+    pub word: &'t AtomicWord,
+    /// The granule that the page lies in.
+    pub granule: &'t Granule,
+}
+
+/// A present granule: its words, all 512, and itself.
+#[derive(Clone, Copy, Debug)]
+pub struct GranuleRef<'t> {
+    /// Which one.
+    pub id: GranuleId,
+    /// Words of its pages, in order.
+    pub words: &'t [AtomicWord],
+    /// What is true of it as a whole.
+    pub granule: &'t Granule,
+}
+
+/// Allocates a `T` whose every byte is zero, in memory that the allocator need not touch.
+///
+/// # Safety
+/// All-zero bytes must be a valid `T`.
+unsafe fn zeroed_box<T>() -> Box<T> {
+    let layout = Layout::new::<T>();
+    // SAFETY: `alloc_zeroed` wants a layout of non-zero size: both callers' types are larger.
+    let memory = unsafe { alloc_zeroed(layout) };
+    if memory.is_null() {
+        alloc::alloc::handle_alloc_error(layout);
+    }
+    // SAFETY: the memory is fresh, has T's layout, comes from the global allocator as Box wants
+    // it, and holds a valid T because all-zero is one (this function's own condition).
+    unsafe { Box::from_raw(memory.cast::<T>()) }
+}
+
+impl Default for PageTable {
+    fn default() -> Self {
+        PageTable::new()
+    }
+}
+
+impl PageTable {
+    /// An empty table: 1 MiB of address space, none of it touched.
+    pub fn new() -> PageTable {
+        // SAFETY: a zeroed AtomicPtr is a null pointer, and an array of them is valid.
+        PageTable { leaves: unsafe { zeroed_box() } }
+    }
+
+    #[inline]
+    fn leaf(&self, index: u64) -> Option<&Leaf> {
+        let leaf = self.leaves.get(index as usize)?.load(Ordering::Acquire);
+        // SAFETY: a non-null pointer was published by `leaf_or_new` (Acquire pairs with its
+        // AcqRel exchange), points to a Leaf from Box::into_raw, and is never freed while `self` lives.
+        unsafe { leaf.as_ref() }
+    }
+
+    fn leaf_or_new(&self, index: u64) -> &Leaf {
+        if let Some(leaf) = self.leaf(index) {
+            return leaf;
+        }
+        // SAFETY: a Leaf is made of atomics and flags for all of which zero is a valid value.
+        let fresh: *mut Leaf = Box::into_raw(unsafe { zeroed_box::<Leaf>() });
+        let place = &self.leaves[index as usize];
+        let published = match place.compare_exchange(core::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => fresh,
+            Err(other) => {
+                // SAFETY: `fresh` came from Box::into_raw above and was not published.
+                drop(unsafe { Box::from_raw(fresh) });
+                other
+            }
+        };
+        // SAFETY: published leaves are never freed while `self` lives (see `leaf`).
+        unsafe { &*published }
+    }
+
+    /// The page's word, if its granule is present.
+    #[inline]
+    pub fn page(&self, page: Page) -> Option<PageRef<'_>> {
+        let id = page.granule();
+        let leaf = self.leaf(id.0 / LEAF_GRANULES as u64)?;
+        let at = (id.0 % LEAF_GRANULES as u64) as usize;
+        let granule = &leaf.granules[at];
+        // Acquire: pairs with the release in `add`, so that the words of a partly managed granule are seen.
+        if !granule.present.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(PageRef { word: &leaf.words[at * GRANULE_PAGES + page.index_in_granule()], granule })
+    }
+
+    /// The page's word even if its granule is absent: for unpinning a page that has been unmapped since.
+    pub fn word_for_unpin(&self, page: Page) -> Option<&AtomicWord> {
+        let id = page.granule();
+        let leaf = self.leaf(id.0 / LEAF_GRANULES as u64)?;
+        Some(&leaf.words[(id.0 % LEAF_GRANULES as u64) as usize * GRANULE_PAGES + page.index_in_granule()])
+    }
+
+    /// The granule, if it is present.
+    pub fn granule(&self, id: GranuleId) -> Option<GranuleRef<'_>> {
+        self.granule_even_absent(id).filter(|g| g.granule.present.load(Ordering::Acquire))
+    }
+
+    /// The granule, if its leaf exists: an evictor's list may still name one that has become absent.
+    pub fn granule_even_absent(&self, id: GranuleId) -> Option<GranuleRef<'_>> {
+        let leaf = self.leaf(id.0 / LEAF_GRANULES as u64)?;
+        let at = (id.0 % LEAF_GRANULES as u64) as usize;
+        Some(GranuleRef { id, words: &leaf.words[at * GRANULE_PAGES..(at + 1) * GRANULE_PAGES], granule: &leaf.granules[at] })
+    }
+
+    /// Every page of `range` becomes managed and untouched. Under the address-space lock; the
+    /// pages must be foreign or absent before.
+    pub fn add(&self, range: PageRange) {
+        for part in range.by_granule() {
+            let id = part.start.granule();
+            let leaf = self.leaf_or_new(id.0 / LEAF_GRANULES as u64);
+            let at = (id.0 % LEAF_GRANULES as u64) as usize;
+            let granule = &leaf.granules[at];
+            let words = &leaf.words[at * GRANULE_PAGES..(at + 1) * GRANULE_PAGES];
+            let in_part = part.start.index_in_granule()..part.start.index_in_granule() + part.len() as usize;
+            if granule.present.load(Ordering::Acquire) {
+                words[in_part].iter().for_each(|w| w.set_foreign(false));
+                continue;
+            }
+            if part.len() < GRANULE_PAGES as u64 {
+                for (i, word) in words.iter().enumerate() {
+                    word.set_foreign(!in_part.contains(&i));
+                }
+                granule.touched.store(true, Ordering::Relaxed);
+            }
+            granule.present.store(true, Ordering::Release);
+        }
+    }
+
+    /// Every page of `range` stops being managed. Under the address-space lock; the caller has claimed
+    /// each touched page and released it as `Untouched` (whole granules) or `Foreign` (parts).
+    pub fn remove(&self, range: PageRange) {
+        for part in range.by_granule() {
+            let Some(g) = self.granule(part.start.granule()) else { continue };
+            if part.len() == GRANULE_PAGES as u64 {
+                g.granule.present.store(false, Ordering::Release);
+                g.granule.touched.store(false, Ordering::Relaxed);
+                g.granule.unreadable.store(0, Ordering::Relaxed);
+                g.granule.write_guess.store(0, Ordering::Relaxed);
+            } else {
+                let first = part.start.index_in_granule();
+                for word in &g.words[first..first + part.len() as usize] {
+                    if word.load().state() == State::Untouched {
+                        word.set_foreign(true);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Granule {
+    /// Whether some word of it may differ from 0.
+    #[inline]
+    pub fn touched(&self) -> bool {
+        self.touched.load(Ordering::Acquire)
+    }
+    /// Remembers that a page of it is being touched. One load when it is known.
+    #[inline]
+    pub fn touch(&self) {
+        if !self.touched.load(Ordering::Relaxed) {
+            // SeqCst: a memory call that reads `touched` as false skips the granule's words; it runs
+            // under the address-space lock on memory that the program is giving up, so a fault that
+            // races with it is the program's own race. This store comes before the word's change.
+            self.touched.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for PageTable {
+    fn drop(&mut self) {
+        for leaf in self.leaves.iter_mut() {
+            let leaf = *leaf.get_mut();
+            if !leaf.is_null() {
+                // SAFETY: published leaves came from Box::into_raw, and `&mut self` means nobody looks any more.
+                drop(unsafe { Box::from_raw(leaf) });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::word::Word;
+
+    fn range(start: u64, end: u64) -> PageRange {
+        PageRange { start: Page(start), end: Page(end) }
+    }
+
+    #[test]
+    fn only_what_was_added_is_managed() {
+        let t = PageTable::new();
+        assert!(t.page(Page(0x7f12_3456_7)).is_none());
+        t.add(range(1000, 2100));
+        assert_eq!(t.page(Page(999)).unwrap().word.load(), Word::FOREIGN);
+        assert_eq!(t.page(Page(1000)).unwrap().word.load(), Word::UNTOUCHED);
+        assert_eq!(t.page(Page(2099)).unwrap().word.load(), Word::UNTOUCHED);
+        assert_eq!(t.page(Page(2100)).unwrap().word.load(), Word::FOREIGN);
+        t.add(range(2100, 2200));
+        assert_eq!(t.page(Page(2100)).unwrap().word.load(), Word::UNTOUCHED);
+        t.remove(range(1000, 2150));
+        assert_eq!(t.page(Page(1000)).unwrap().word.load(), Word::FOREIGN);
+        assert!(t.page(Page(1536)).is_none(), "a whole granule went");
+        assert_eq!(t.page(Page(2149)).unwrap().word.load(), Word::FOREIGN);
+        assert_eq!(t.page(Page(2150)).unwrap().word.load(), Word::UNTOUCHED);
+    }
+
+    #[test]
+    fn ranges_across_leaves_and_the_end_of_the_address_space() {
+        let t = PageTable::new();
+        let leaf = (LEAF_GRANULES * GRANULE_PAGES) as u64;
+        t.add(range(leaf - 1, leaf + 1));
+        assert_eq!(t.page(Page(leaf)).unwrap().word.load(), Word::UNTOUCHED);
+        assert!(t.page(Page(u64::MAX >> 12)).is_none());
+    }
+}

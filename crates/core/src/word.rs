@@ -1,0 +1,572 @@
+//! The page word: everything that is true about one page, in 64 bits that have
+//! one order of changes.
+//!
+//! ```text
+//!  63            24 23        8 7         6       5       4     3       2     0
+//! ┌────────────────┬───────────┬─────────┬───────┬───────┬─────┬───────┬───────┐
+//! │ place (40)     │ pins (16) │protected│guessed│written│young│waiters│ state │
+//! └────────────────┴───────────┴─────────┴───────┴───────┴─────┴───────┴───────┘
+//! ```
+//!
+//! # States, and what `place` means in them
+//!
+//! | state | mapped | bytes are | `place` | who may move it on |
+//! |---|---|---|---|---|
+//! | `Untouched` | no | zero, by definition | 0 | any thread, by compare-and-swap |
+//! | `Foreign` | – | not ours | 0 | the thread that holds the address-space lock |
+//! | `Busy` | maybe | the owner knows | kept | **only its owner** |
+//! | `Resident` | yes | in the page | slot, or 0 | any thread, by compare-and-swap |
+//! | `Leaving` | no | in a stage | stage | any thread, by compare-and-swap |
+//! | `Out` | no | in a slot | slot | any thread, by compare-and-swap |
+//!
+//! DESIGN's *fetching* and the first half of its *leaving* are both `Busy`: a page in
+//! somebody's hands. They need no distinction, because nobody but the owner acts on
+//! the difference: everybody else waits. (An `Untouched` page in an absent granule
+//! of the table is not managed at all; see [`crate::table`].)
+//!
+//! # Rules
+//!
+//! 1. Every change is one compare-and-swap on the whole word (pins: one add), so there is
+//!    one order of changes and each sees the one before.
+//! 2. Whoever moved a word to `Busy` owns the page: only the owner maps, unmaps,
+//!    protects or unprotects it, and only the owner moves the word out of `Busy`.
+//! 3. `Resident` with a slot is **clean**: the slot holds the same bytes, and the kernel's page is
+//!    write-protected (or the fault that would change it has not returned yet). `Resident` without a slot is
+//!    **dirty**. There is no dirty bit that could disagree.
+//! 4. A dirty page is writable for the kernel too, unless `protected` is set. An evictor write-protects a whole
+//!    range with one call, neighbours that stay included: it sets `protected` on each *before* the call (see
+//!    [`AtomicWord::expect_protection`]), so that a system call never meets a protection that the word did not announce.
+//! 5. `Leaving` keeps the page's bytes in a stage. `written` says that the stage's slot holds them too.
+//!    Only then may the evictor move it to `Out`.
+//! 6. `pins` counts system calls that are using the page. It can be raised in `Resident` only; while
+//!    it is not 0 the evictor leaves the page alone. It survives every change of state, so an unpin is one subtraction
+//!    whatever has happened to the page in between.
+//! 7. `waiters` is set by a thread before it sleeps; the owner's release clears it and must wake when it was set.
+//! 8. `young` is set when a page becomes resident and cleared by the first evictor that passes: a page
+//!    is a victim only at the second pass (second chance). A rescue sets it anew.
+
+use crate::page::Access;
+use crate::sync::{AtomicU64, Ordering};
+
+const STATE: u64 = 0x7;
+const WAITERS: u64 = 1 << 3;
+const YOUNG: u64 = 1 << 4;
+const WRITTEN: u64 = 1 << 5;
+const GUESSED: u64 = 1 << 6;
+const PROTECTED: u64 = 1 << 7;
+const PINS_SHIFT: u32 = 8;
+const PIN_ONE: u64 = 1 << PINS_SHIFT;
+const PINS: u64 = 0xffff << PINS_SHIFT;
+const PLACE_SHIFT: u32 = 24;
+
+/// State of a page. The numbers are the bits of the word; `Untouched` is 0 so that
+/// fresh zeroed memory is a table of untouched pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum State {
+    /// Managed, never touched or discarded: reads as zeros.
+    Untouched = 0,
+    /// Not managed, in a granule that holds managed pages too.
+    Foreign = 1,
+    /// In the hands of one thread.
+    Busy = 2,
+    /// Mapped.
+    Resident = 3,
+    /// Unmapped, bytes still in RAM (in a stage), perhaps being written.
+    Leaving = 4,
+    /// Only in swap space.
+    Out = 5,
+}
+
+/// A place in swap space. Never 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Slot(core::num::NonZeroU64);
+
+impl Slot {
+    /// The slot with this number; `None` for 0, which means "no slot".
+    pub const fn new(number: u64) -> Option<Slot> {
+        match core::num::NonZeroU64::new(number) {
+            Some(n) => Some(Slot(n)),
+            None => None,
+        }
+    }
+    /// Its number: byte offset in the swap space / 4096.
+    #[inline]
+    pub const fn number(self) -> u64 {
+        self.0.get()
+    }
+    /// The slot `n` further on in the same extent.
+    #[inline]
+    pub const fn plus(self, n: u64) -> Slot {
+        Slot(self.0.saturating_add(n))
+    }
+}
+
+/// A page-sized piece of an evictor's staging memory, by number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Stage(pub u32);
+
+/// One value of a page word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Word(u64);
+
+impl core::fmt::Debug for Word {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:?}", self.state())?;
+        if self.place() != 0 || self.state() == State::Leaving {
+            write!(f, "@{}", self.place())?;
+        }
+        for (bit, name) in [(WAITERS, "+waiters"), (YOUNG, "+young"), (WRITTEN, "+written"), (GUESSED, "+guessed"), (PROTECTED, "+protected")] {
+            if self.0 & bit != 0 {
+                f.write_str(name)?;
+            }
+        }
+        if self.pins() != 0 {
+            write!(f, "+{}pins", self.pins())?;
+        }
+        Ok(())
+    }
+}
+
+impl Word {
+    /// The word of a managed page that nobody has touched.
+    pub const UNTOUCHED: Word = Word(State::Untouched as u64);
+    /// The word of a page that is not ours.
+    pub const FOREIGN: Word = Word(State::Foreign as u64);
+
+    /// State.
+    #[inline]
+    pub fn state(self) -> State {
+        match self.0 & STATE {
+            0 => State::Untouched,
+            1 => State::Foreign,
+            2 => State::Busy,
+            3 => State::Resident,
+            4 => State::Leaving,
+            5 => State::Out,
+            // Only this module writes words, and only with the six values above.
+            _ => unreachable!("page word {:#x} has no such state", self.0),
+        }
+    }
+    #[inline]
+    fn place(self) -> u64 {
+        self.0 >> PLACE_SHIFT
+    }
+    /// The slot that holds the page's bytes: of an `Out` page always, of a `Resident` one when it is clean.
+    #[inline]
+    pub fn slot(self) -> Option<Slot> {
+        match self.state() {
+            State::Resident | State::Out => Slot::new(self.place()),
+            _ => None,
+        }
+    }
+    /// The stage that holds a `Leaving` page's bytes.
+    #[inline]
+    pub fn stage(self) -> Option<Stage> {
+        (self.state() == State::Leaving).then_some(Stage(self.place() as u32))
+    }
+    /// Whether the stage's slot holds the bytes of a `Leaving` page.
+    #[inline]
+    pub fn written(self) -> bool {
+        self.0 & WRITTEN != 0
+    }
+    /// Whether an evictor has not passed since the page became resident.
+    #[inline]
+    pub fn young(self) -> bool {
+        self.0 & YOUNG != 0
+    }
+    /// Whether a read fault mapped the page writable because its neighbours were all written.
+    #[inline]
+    pub fn guessed(self) -> bool {
+        self.0 & GUESSED != 0
+    }
+    /// Whether the kernel's page may be write-protected although it is dirty.
+    #[inline]
+    pub fn protected(self) -> bool {
+        self.0 & PROTECTED != 0
+    }
+    /// System calls that use the page.
+    #[inline]
+    pub fn pins(self) -> u32 {
+        ((self.0 & PINS) >> PINS_SHIFT) as u32
+    }
+    #[inline]
+    fn with(self, state: State, place: u64, flags: u64) -> Word {
+        Word((self.0 & PINS) | state as u64 | flags | (place << PLACE_SHIFT))
+    }
+}
+
+/// What the owner turns a `Busy` page into.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Release {
+    /// Managed and never touched: its bytes are zeros.
+    Untouched,
+    /// Not ours any more.
+    Foreign,
+    /// Mapped, and `slot` holds the same bytes (the kernel's page is write-protected).
+    Clean {
+        /// Where the bytes are as well.
+        slot: Slot,
+        /// Give it its second chance.
+        young: bool,
+    },
+    /// Mapped; the only copy of the bytes.
+    Dirty {
+        /// Give it its second chance.
+        young: bool,
+        /// Mapped writable on a guess.
+        guessed: bool,
+        /// The kernel's page may be write-protected all the same.
+        protected: bool,
+    },
+    /// Unmapped, bytes in `stage`; `written` when the stage's slot has them already.
+    Leaving {
+        /// Where the bytes are.
+        stage: Stage,
+        /// Whether a slot holds them too.
+        written: bool,
+    },
+    /// Unmapped, bytes in `slot` only.
+    Out {
+        /// Where the bytes are.
+        slot: Slot,
+    },
+}
+
+/// Outcome of [`AtomicWord::begin_fault`].
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BeginFault {
+    /// We own the page now; `was` says what to do about it.
+    Owned {
+        /// The word as it was.
+        was: Word,
+    },
+    /// Another thread owns it: wait, then look again.
+    Wait,
+    /// It is mapped in the way that the access needs: the fault is over.
+    Satisfied,
+    /// Not ours.
+    Foreign,
+}
+
+/// Outcome of [`AtomicWord::begin_evict`].
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BeginEvict {
+    /// We own the page now.
+    Owned {
+        /// The word as it was: `Resident`.
+        was: Word,
+    },
+    /// Its second chance: it was young and no longer is.
+    SecondChance,
+    /// Pinned, in somebody's hands, or not resident.
+    Skip,
+}
+
+/// Outcome of [`AtomicWord::expect_protection`].
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Collateral {
+    /// The range may include the page.
+    Fine,
+    /// It is pinned or in somebody's hands: the range must leave it out.
+    Avoid,
+}
+
+/// Outcome of [`AtomicWord::claim`].
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claim {
+    /// We own the page now.
+    Owned {
+        /// The word as it was.
+        was: Word,
+    },
+    /// Another thread owns it: wait, then look again.
+    Wait,
+    /// There is nothing to own: not ours.
+    Foreign,
+}
+
+/// Outcome of [`AtomicWord::pin`].
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pin {
+    /// Pinned: unpin it once.
+    Pinned,
+    /// It has to be faulted in first, as a fault with the same access would.
+    Fault,
+    /// Not ours: nothing to do.
+    Foreign,
+}
+
+/// Outcome of [`AtomicWord::release`].
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Released {
+    /// Threads sleep until this page moves on: wake them.
+    pub wake: bool,
+}
+
+/// Outcome of the changes that only the evictor that staged a page makes.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StageStep {
+    /// Done.
+    Done,
+    /// The page no longer has its bytes in this stage: rescued or discarded.
+    Gone,
+}
+
+/// A page word in its place.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct AtomicWord(AtomicU64);
+
+impl AtomicWord {
+    /// A word with a first value.
+    pub fn new(word: Word) -> AtomicWord {
+        AtomicWord(AtomicU64::new(word.0))
+    }
+
+    /// Its value now. Acquire: pairs with the release in [`AtomicWord::release`], so that who sees
+    /// `Leaving` sees the bytes in the stage too.
+    #[inline]
+    pub fn load(&self) -> Word {
+        Word(self.0.load(Ordering::Acquire))
+    }
+
+    /// The one compare-and-swap loop: `next` says what to make of the word as it is.
+    #[inline]
+    fn change<T>(&self, mut next: impl FnMut(Word) -> Result<(Word, T), T>) -> T {
+        let mut now = self.0.load(Ordering::Acquire);
+        loop {
+            match next(Word(now)) {
+                Err(outcome) => return outcome,
+                // AcqRel: taking a page sees all that its last owner did (pairs with the same
+                // operation there), and publishes what we did before releasing it.
+                Ok((then, outcome)) => {
+                    match self.0.compare_exchange_weak(now, then.0, Ordering::AcqRel, Ordering::Acquire) {
+                        Ok(_) => return outcome,
+                        Err(seen) => now = seen,
+                    }
+                }
+            }
+        }
+    }
+
+    /// A thread touched the page and the kernel says that it could not. `protected` is whether
+    /// the kernel found the page present (so that it was its protection that faulted).
+    pub fn begin_fault(&self, access: Access, protected: bool) -> BeginFault {
+        self.change(|was| match was.state() {
+            State::Foreign => Err(BeginFault::Foreign),
+            State::Busy => Err(BeginFault::Wait),
+            // Absent for the kernel a moment ago and resident now: somebody brought it. Then
+            // only a write to a clean page still needs us, and the access finds that out by faulting again.
+            State::Resident if !protected || access == Access::Read => Err(BeginFault::Satisfied),
+            _ => Ok((Word(was.0 & !STATE | State::Busy as u64), BeginFault::Owned { was })),
+        })
+    }
+
+    /// An evictor looks at the page. With `second_chance` a young page is made old instead of taken.
+    pub fn begin_evict(&self, second_chance: bool) -> BeginEvict {
+        self.change(|was| {
+            if was.state() != State::Resident || was.pins() != 0 {
+                Err(BeginEvict::Skip)
+            } else if second_chance && was.young() {
+                Ok((Word(was.0 & !YOUNG), BeginEvict::SecondChance))
+            } else {
+                Ok((Word(was.0 & !STATE | State::Busy as u64), BeginEvict::Owned { was }))
+            }
+        })
+    }
+
+    /// An evictor is about to write-protect a range with this page in it, which is not a victim.
+    pub fn expect_protection(&self) -> Collateral {
+        self.change(|was| match was.state() {
+            State::Busy => Err(Collateral::Avoid),
+            State::Resident if was.slot().is_some() || was.protected() => Err(Collateral::Fine),
+            State::Resident if was.pins() != 0 => Err(Collateral::Avoid),
+            State::Resident => Ok((Word(was.0 | PROTECTED), Collateral::Fine)),
+            // Absent: whoever maps it meanwhile sees the granule's protection epoch move.
+            _ => Err(Collateral::Fine),
+        })
+    }
+
+    /// A memory call (munmap, madvise, mremap …) takes the page out of everybody's hands.
+    pub fn claim(&self) -> Claim {
+        self.change(|was| match was.state() {
+            State::Foreign => Err(Claim::Foreign),
+            State::Busy => Err(Claim::Wait),
+            _ => Ok((Word(was.0 & !STATE | State::Busy as u64), Claim::Owned { was })),
+        })
+    }
+
+    /// The owner puts a page that it took back as it was.
+    pub fn restore(&self, was: Word) -> Released {
+        self.change(|now| {
+            debug_assert_eq!(now.state(), State::Busy, "only an owned page can be put back");
+            let kept = was.0 & !(PINS | WAITERS);
+            Ok((Word(kept | now.0 & PINS), Released { wake: now.0 & WAITERS != 0 }))
+        })
+    }
+
+    /// The owner moves the page out of `Busy`.
+    pub fn release(&self, to: Release) -> Released {
+        let young_bit = |young: bool| if young { YOUNG } else { 0 };
+        self.change(|now| {
+            debug_assert_eq!(now.state(), State::Busy, "only an owned page can be released");
+            let then = match to {
+                Release::Untouched => now.with(State::Untouched, 0, 0),
+                Release::Foreign => now.with(State::Foreign, 0, 0),
+                Release::Clean { slot, young } => now.with(State::Resident, slot.number(), young_bit(young)),
+                Release::Dirty { young, guessed, protected } => {
+                    let guessed = if guessed { GUESSED } else { 0 };
+                    let protected = if protected { PROTECTED } else { 0 };
+                    now.with(State::Resident, 0, young_bit(young) | guessed | protected)
+                }
+                Release::Leaving { stage, written } => {
+                    now.with(State::Leaving, u64::from(stage.0), if written { WRITTEN } else { 0 })
+                }
+                Release::Out { slot } => now.with(State::Out, slot.number(), 0),
+            };
+            Ok((then, Released { wake: now.0 & WAITERS != 0 }))
+        })
+    }
+
+    /// The write of `stage` has been acknowledged.
+    pub fn stage_written(&self, stage: Stage) -> StageStep {
+        self.change(|was| {
+            if was.stage() == Some(stage) {
+                Ok((Word(was.0 | WRITTEN), StageStep::Done))
+            } else {
+                Err(StageStep::Gone)
+            }
+        })
+    }
+
+    /// The evictor needs the stage: the page's bytes are in `slot` from here on only.
+    ///
+    /// # Panics
+    /// When the stage has not been written (rule 5): that would lose the page.
+    pub fn retire_stage(&self, stage: Stage, slot: Slot) -> StageStep {
+        self.change(|was| {
+            if was.stage() == Some(stage) {
+                assert!(was.written(), "page word {was:?} leaves its stage before it was written");
+                Ok((was.with(State::Out, slot.number(), 0), StageStep::Done))
+            } else {
+                Err(StageStep::Gone)
+            }
+        })
+    }
+
+    /// A system call is about to let the kernel touch the page.
+    pub fn pin(&self, access: Access) -> Pin {
+        self.change(|was| match was.state() {
+            State::Foreign => Err(Pin::Foreign),
+            State::Resident if access == Access::Read || (was.slot().is_none() && !was.protected()) => {
+                assert!(was.pins() < 0xffff, "a page is pinned by 65,535 system calls at once");
+                Ok((Word(was.0 + PIN_ONE), Pin::Pinned))
+            }
+            _ => Err(Pin::Fault),
+        })
+    }
+
+    /// The system call is over.
+    pub fn unpin(&self) {
+        let before = Word(self.0.fetch_sub(PIN_ONE, Ordering::AcqRel));
+        debug_assert!(before.pins() > 0, "{before:?} was unpinned more often than pinned");
+    }
+
+    /// Says that the caller is about to sleep until the page moves on. `false`: it has moved already.
+    #[must_use]
+    pub fn announce_waiter(&self) -> bool {
+        self.change(|was| {
+            if was.state() != State::Busy {
+                Err(false)
+            } else {
+                Ok((Word(was.0 | WAITERS), true))
+            }
+        })
+    }
+
+    /// Makes an untouched page foreign or the reverse, under the address-space lock, keeping pins.
+    pub fn set_foreign(&self, foreign: bool) {
+        self.change(|was| {
+            debug_assert!(matches!(was.state(), State::Untouched | State::Foreign), "{was:?}");
+            let state = if foreign { State::Foreign } else { State::Untouched };
+            Ok((was.with(state, 0, 0), ()))
+        })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn slot(n: u64) -> Slot {
+        Slot::new(n).unwrap()
+    }
+
+    #[test]
+    fn a_life() {
+        let w = AtomicWord::new(Word::UNTOUCHED);
+        assert!(matches!(w.begin_fault(Access::Write, false), BeginFault::Owned { was } if was == Word::UNTOUCHED));
+        assert_eq!(w.begin_fault(Access::Read, false), BeginFault::Wait);
+        assert!(w.announce_waiter());
+        assert_eq!(w.release(Release::Dirty { young: true, guessed: false, protected: false }), Released { wake: true });
+        assert_eq!(w.begin_evict(true), BeginEvict::SecondChance);
+        assert!(matches!(w.begin_evict(true), BeginEvict::Owned { was } if was.slot().is_none()));
+        assert_eq!(w.release(Release::Leaving { stage: Stage(7), written: false }), Released { wake: false });
+        assert_eq!(w.stage_written(Stage(6)), StageStep::Gone);
+        assert_eq!(w.stage_written(Stage(7)), StageStep::Done);
+        assert_eq!(w.retire_stage(Stage(7), slot(99)), StageStep::Done);
+        assert_eq!(w.load().slot(), Some(slot(99)));
+        assert!(matches!(w.begin_fault(Access::Read, false), BeginFault::Owned { was } if was.slot() == Some(slot(99))));
+        let _ = w.release(Release::Clean { slot: slot(99), young: true });
+        assert_eq!(w.begin_fault(Access::Read, false), BeginFault::Satisfied);
+        assert!(matches!(w.begin_fault(Access::Write, true), BeginFault::Owned { .. }));
+    }
+
+    #[test]
+    #[should_panic(expected = "before it was written")]
+    fn a_stage_cannot_be_retired_before_it_is_written() {
+        let w = AtomicWord::new(Word::UNTOUCHED);
+        let _ = w.claim();
+        let _ = w.release(Release::Leaving { stage: Stage(1), written: false });
+        let _ = w.retire_stage(Stage(1), slot(1));
+    }
+
+    #[test]
+    fn pins_keep_a_page_and_survive_everything() {
+        let w = AtomicWord::new(Word::UNTOUCHED);
+        assert_eq!(w.pin(Access::Read), Pin::Fault);
+        let _ = w.claim();
+        let _ = w.release(Release::Clean { slot: slot(3), young: false });
+        assert_eq!(w.pin(Access::Write), Pin::Fault, "a clean page must be made writable first");
+        assert_eq!(w.pin(Access::Read), Pin::Pinned);
+        assert_eq!(w.begin_evict(true), BeginEvict::Skip);
+        assert!(matches!(w.claim(), Claim::Owned { .. }));
+        let _ = w.release(Release::Foreign);
+        assert_eq!(w.load().pins(), 1);
+        w.unpin();
+        assert_eq!(w.load(), Word::FOREIGN);
+    }
+
+    #[test]
+    fn restore_keeps_what_happened_meanwhile() {
+        let w = AtomicWord::new(Word::UNTOUCHED);
+        let _ = w.claim();
+        let _ = w.release(Release::Dirty { young: true, guessed: true, protected: false });
+        assert_eq!(w.pin(Access::Write), Pin::Pinned);
+        let Claim::Owned { was } = w.claim() else { panic!() };
+        w.unpin();
+        assert!(w.announce_waiter());
+        assert!(w.restore(was).wake);
+        assert_eq!(w.load().pins(), 0);
+        assert!(w.load().young() && w.load().guessed());
+        assert!(matches!(w.begin_evict(false), BeginEvict::Owned { .. }));
+    }
+}
