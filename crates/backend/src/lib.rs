@@ -1,1 +1,36 @@
+//! Kinds of swap space.
+//!
+//! | module | what | for |
+//! |---|---|---|
+//! | [`file`] | one or several files without a name, striped | every day |
+//! | [`ram`] | memory of this machine, with a fixed latency if one likes | tests and measuring |
+//! | [`faulty`] | wraps any of them and injects errors from a seed | tests |
+//! | [`any`] | whichever the user asked for | the library |
+//!
+//! # Rules of a backend
+//!
+//! 1. *Start-up* opens files, maps memory, sets rings up and may allocate. *Later* — [`read`] in a signal
+//!    handler, the methods of a queue on an evictor — nothing allocates, locks or calls libc: every system
+//!    call is an instruction in our own text (rustix `linux_raw`, io-uring `direct-syscall`).
+//! 2. A completion is delivered exactly once for each write that was started, whatever happens to the device
+//!    or the ring. An error is never swallowed: what can be retried without harm (EINTR, a short transfer that
+//!    moved) is retried here, the rest is the engine's to decide.
+//! 3. Nothing stays behind, also after `kill -9`: a file has lost its name before its first page is written.
+//! 4. Descriptors live above the numbers that programs use ([`place_high`]) and are close-on-exec.
+//!
+//! There is no backend that drops what it is given: the engine checks every page against its checksum, so
+//! such a space could hold no page of a program. To measure the engine alone, use [`ram`].
+//!
+//! [`read`]: farshore_engine::traits::Backend::read
 
+pub mod any;
+pub mod error;
+pub mod faulty;
+mod fd;
+pub mod file;
+pub mod ram;
+mod sleep;
+
+pub use any::AnyBackend;
+pub use error::OpenError;
+pub use fd::place_high;

@@ -121,6 +121,15 @@ impl Frames {
         got
     }
 
+    /// Takes `n` frames whether there are any or not: pages that were handed over and come back
+    /// because the call failed. What is not free becomes debt.
+    pub fn take_back(&self, n: u64) {
+        let got = draw(&self.shared, n);
+        let got = got + draw(&self.reserve, n - got);
+        self.debt.fetch_add((n - got) as i64, Ordering::AcqRel);
+        self.note_taken(n);
+    }
+
     /// Gives `n` frames back: debt first, the rest to the shared level.
     pub fn give(&self, n: u64) {
         if n == 0 {

@@ -33,7 +33,7 @@ pub const FRAME_CACHE_BATCH: u32 = 32;
 pub const FRAME_CACHES: usize = 64;
 
 /// Slots of an extent: swap space is handed to evictors 2 MiB at a time.
-pub const EXTENT_SLOTS: usize = 512;
+pub const EXTENT_SLOTS: usize = if cfg!(loom) { 64 } else { 512 };
 /// Most extents: 2 TiB of swap space. The table of extents is reserved for it
 /// (8 bytes each) and filled as the space grows.
 pub const EXTENTS_MAX: usize = 1 << 20;
@@ -51,7 +51,7 @@ const _: () = {
     assert!(BATCH_PAGES_MAX <= GRANULE_PAGES);
     // The smallest limit holds every batch of the most evictors' share.
     assert!(MEMORY_LIMIT_MIN as usize / PAGE_SIZE >= 4 * BATCH_PAGES_MAX);
-    // A page word has 40 bits for a slot.
-    assert!((EXTENTS_MAX as u64) * (EXTENT_SLOTS as u64) < 1 << 40);
+    // A page word has 40 bits for a place, the top three of which a claim borrows.
+    assert!((EXTENTS_MAX as u64) * (EXTENT_SLOTS as u64) < 1 << 37);
     assert!(LEAVES as u64 * (LEAF_GRANULES * GRANULE_SIZE) as u64 == 1 << 47);
 };

@@ -25,7 +25,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 const WORDS: usize = EXTENT_SLOTS / 64;
-const CHUNK: usize = 1024;
+const CHUNK: usize = if cfg!(loom) { 2 } else { 1024 };
 /// Extents that a search looks at before the space rather grows.
 const SEARCH_MAX: u32 = 4096;
 
@@ -137,7 +137,10 @@ impl SlotMap {
     /// Reserves up to `want` neighbouring slots; `None` when the space is full.
     pub fn reserve_run(&self, want: u32) -> Option<Run> {
         while self.reserving.swap(true, Ordering::Acquire) {
-            spin_hint();
+            // Reads while it is held: the holder's line stays where it is.
+            while self.reserving.load(Ordering::Relaxed) {
+                spin_hint();
+            }
         }
         let run = self.reserve_locked(want.clamp(1, EXTENT_SLOTS as u32));
         self.reserving.store(false, Ordering::Release);
@@ -168,9 +171,10 @@ impl SlotMap {
         let extents = self.extents.load(Ordering::Acquire);
         let room = u64::from(extents) * EXTENT_SLOTS as u64;
         let roomy = |limit: u32| {
+            // Acquire, here and below: pairs with `free`, so that who sees the count sees the free bit and finds it.
             (1..=extents.min(SEARCH_MAX))
                 .map(|step| (after + step) % extents.max(1))
-                .find(|&e| self.extent(e).live.load(Ordering::Relaxed) <= limit)
+                .find(|&e| self.extent(e).live.load(Ordering::Acquire) <= limit)
         };
         // Half of the room is free: then some extent is at most half full.
         if self.live.load(Ordering::Relaxed) * 2 <= room
@@ -183,7 +187,7 @@ impl SlotMap {
         }
         (0..extents).map(|step| (after + 1 + step) % extents).find(|&e| {
             // The cursor's own extent counts too: what was freed behind the cursor.
-            self.extent(e).live.load(Ordering::Relaxed) < EXTENT_SLOTS as u32
+            self.extent(e).live.load(Ordering::Acquire) < EXTENT_SLOTS as u32
         })
     }
 
@@ -249,16 +253,19 @@ impl SlotMap {
 
 impl Drop for SlotMap {
     fn drop(&mut self) {
-        for index in 0..self.extents.load(Ordering::Acquire) {
-            let extent: *const Extent = self.extent(index);
-            // SAFETY: from Box::into_raw in `grow`, dropped once, and `&mut self` means nobody uses it.
-            drop(unsafe { Box::from_raw(extent.cast_mut()) });
-        }
         for chunk in &self.chunks {
             let chunk = chunk.load(Ordering::Acquire);
-            if !chunk.is_null() {
-                // SAFETY: as above; the extents in it are gone and AtomicPtr does not drop its target.
-                drop(unsafe { Box::from_raw(chunk) });
+            if chunk.is_null() {
+                continue;
+            }
+            // SAFETY: from Box::into_raw in `grow`, dropped once, and `&mut self` means nobody uses it.
+            let chunk = unsafe { Box::from_raw(chunk) };
+            // The pointers as they were stored: one that is made from a shared reference may not be dropped.
+            for extent in chunk.iter().map(|extent| extent.load(Ordering::Acquire)) {
+                if !extent.is_null() {
+                    // SAFETY: as above.
+                    drop(unsafe { Box::from_raw(extent) });
+                }
             }
         }
     }

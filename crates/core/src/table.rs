@@ -23,10 +23,16 @@ use crate::word::{AtomicWord, State};
 use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::boxed::Box;
 
+const ABSENT: u8 = 0;
+const PRESENT: u8 = 1;
+/// Untouched, and about to become absent: see [`Granule::hide`].
+const HIDDEN: u8 = 2;
+
 /// What is true of 2 MiB of the program's memory as a whole.
 #[derive(Debug)]
 pub struct Granule {
-    present: AtomicBool,
+    /// [`ABSENT`], [`PRESENT`] or [`HIDDEN`].
+    presence: AtomicU8,
     /// Some page of it has been touched since it became present: its words may differ from 0.
     touched: AtomicBool,
     /// It is on a partition's list (or about to be): see the engine's `evict::partition`.
@@ -143,7 +149,7 @@ impl PageTable {
         let at = (id.0 % LEAF_GRANULES as u64) as usize;
         let granule = &leaf.granules[at];
         // Acquire: pairs with the release in `add`, so that the words of a partly managed granule are seen.
-        if !granule.present.load(Ordering::Acquire) {
+        if granule.presence.load(Ordering::Acquire) != PRESENT {
             return None;
         }
         Some(PageRef { word: &leaf.words[at * GRANULE_PAGES + page.index_in_granule()], granule })
@@ -158,7 +164,7 @@ impl PageTable {
 
     /// The granule, if it is present.
     pub fn granule(&self, id: GranuleId) -> Option<GranuleRef<'_>> {
-        self.granule_even_absent(id).filter(|g| g.granule.present.load(Ordering::Acquire))
+        self.granule_even_absent(id).filter(|g| g.granule.presence.load(Ordering::Acquire) == PRESENT)
     }
 
     /// The granule, if its leaf exists: an evictor's list may still name one that has become absent.
@@ -178,7 +184,7 @@ impl PageTable {
             let granule = &leaf.granules[at];
             let words = &leaf.words[at * GRANULE_PAGES..(at + 1) * GRANULE_PAGES];
             let in_part = part.start.index_in_granule()..part.start.index_in_granule() + part.len() as usize;
-            if granule.present.load(Ordering::Acquire) {
+            if granule.presence.load(Ordering::Acquire) == PRESENT {
                 words[in_part].iter().for_each(|w| w.set_foreign(false));
                 continue;
             }
@@ -188,7 +194,7 @@ impl PageTable {
                 }
                 granule.touched.store(true, Ordering::Relaxed);
             }
-            granule.present.store(true, Ordering::Release);
+            granule.presence.store(PRESENT, Ordering::Release);
         }
     }
 
@@ -196,9 +202,12 @@ impl PageTable {
     /// each touched page and released it as `Untouched` (whole granules) or `Foreign` (parts).
     pub fn remove(&self, range: PageRange) {
         for part in range.by_granule() {
-            let Some(g) = self.granule(part.start.granule()) else { continue };
+            let Some(g) = self.granule_even_absent(part.start.granule()) else { continue };
+            if g.granule.presence.load(Ordering::Acquire) == ABSENT {
+                continue;
+            }
             if part.len() == GRANULE_PAGES as u64 {
-                g.granule.present.store(false, Ordering::Release);
+                g.granule.presence.store(ABSENT, Ordering::SeqCst);
                 g.granule.touched.store(false, Ordering::Relaxed);
                 g.granule.unreadable.store(0, Ordering::Relaxed);
                 g.granule.write_guess.store(0, Ordering::Relaxed);
@@ -215,18 +224,36 @@ impl PageTable {
 }
 
 impl Granule {
+    /// Whether the granule is present now. A fault that has just taken an untouched page asks again:
+    /// see [`Granule::hide`].
+    #[inline]
+    pub fn is_present(&self) -> bool {
+        self.presence.load(Ordering::SeqCst) == PRESENT
+    }
+    /// Whether [`Granule::hide`] made it look absent.
+    pub fn is_hidden(&self) -> bool {
+        self.presence.load(Ordering::SeqCst) == HIDDEN
+    }
+    /// Makes the granule absent before its memory goes, when no page of it was touched. The caller looks at
+    /// [`Granule::touched`] afterwards: SeqCst on both sides, so either it sees the touch of a racing
+    /// fault, or that fault sees the granule absent and lets go.
+    pub fn hide(&self) {
+        self.presence.store(HIDDEN, Ordering::SeqCst);
+    }
+    /// Undoes [`Granule::hide`] when the kernel refused the call.
+    pub fn show(&self) {
+        self.presence.store(PRESENT, Ordering::SeqCst);
+    }
     /// Whether some word of it may differ from 0.
     #[inline]
     pub fn touched(&self) -> bool {
-        self.touched.load(Ordering::Acquire)
+        self.touched.load(Ordering::SeqCst)
     }
     /// Remembers that a page of it is being touched. One load when it is known.
     #[inline]
     pub fn touch(&self) {
         if !self.touched.load(Ordering::Relaxed) {
-            // SeqCst: a memory call that reads `touched` as false skips the granule's words; it runs
-            // under the address-space lock on memory that the program is giving up, so a fault that
-            // races with it is the program's own race. This store comes before the word's change.
+            // SeqCst, and before the word's change: pairs with `hide`.
             self.touched.store(true, Ordering::SeqCst);
         }
     }

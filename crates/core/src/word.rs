@@ -42,7 +42,10 @@
 //!    it is not 0 the evictor leaves the page alone. It survives every change of state, so an unpin is one subtraction
 //!    whatever has happened to the page in between.
 //! 7. `waiters` is set by a thread before it sleeps; the owner's release clears it and must wake when it was set.
-//! 8. `young` is set when a page becomes resident and cleared by the first evictor that passes: a page
+//! 8. Whoever takes a page leaves the old state in the top three bits of `place`. So a memory call can still put
+//!    the page back when the kernel refuses the call ([`AtomicWord::claimed`]), and an evictor can tell that a page in
+//!    somebody's hands has its bytes in a stage of the evictor's, which it must not reuse ([`StageStep::Held`]).
+//! 9. `young` is set when a page becomes resident and cleared by the first evictor that passes: a page
 //!    is a victim only at the second pass (second chance). A rescue sets it anew.
 
 use crate::page::Access;
@@ -58,6 +61,9 @@ const PINS_SHIFT: u32 = 8;
 const PIN_ONE: u64 = 1 << PINS_SHIFT;
 const PINS: u64 = 0xffff << PINS_SHIFT;
 const PLACE_SHIFT: u32 = 24;
+/// Where a `Busy` word keeps the state that its owner found. Places are below 2^37 (see `limits`).
+const CLAIMED_SHIFT: u32 = 61;
+const CLAIMED: u64 = STATE << CLAIMED_SHIFT;
 
 /// State of a page. The numbers are the bits of the word; `Untouched` is 0 so that
 /// fresh zeroed memory is a table of untouched pages.
@@ -190,6 +196,18 @@ impl Word {
     pub fn pins(self) -> u32 {
         ((self.0 & PINS) >> PINS_SHIFT) as u32
     }
+    /// The word of the same page in somebody's hands.
+    #[inline]
+    fn in_hands(self) -> Word {
+        Word(self.0 & !(STATE | CLAIMED) | State::Busy as u64 | (self.state() as u64) << CLAIMED_SHIFT)
+    }
+    /// Whether the page is in somebody's hands who found its bytes in `stage`.
+    #[inline]
+    fn held_in(self, stage: Stage) -> bool {
+        self.state() == State::Busy
+            && self.0 >> CLAIMED_SHIFT == State::Leaving as u64
+            && (self.0 & !CLAIMED) >> PLACE_SHIFT == u64::from(stage.0)
+    }
     #[inline]
     fn with(self, state: State, place: u64, flags: u64) -> Word {
         Word((self.0 & PINS) | state as u64 | flags | (place << PLACE_SHIFT))
@@ -318,6 +336,9 @@ pub enum StageStep {
     Done,
     /// The page no longer has its bytes in this stage: rescued or discarded.
     Gone,
+    /// Somebody has the page in hands and may be reading the stage, or may put the page back: neither reuse the
+    /// stage nor free its slot, look again later.
+    Held,
 }
 
 /// A page word in its place.
@@ -366,7 +387,7 @@ impl AtomicWord {
             // Absent for the kernel a moment ago and resident now: somebody brought it. Then
             // only a write to a clean page still needs us, and the access finds that out by faulting again.
             State::Resident if !protected || access == Access::Read => Err(BeginFault::Satisfied),
-            _ => Ok((Word(was.0 & !STATE | State::Busy as u64), BeginFault::Owned { was })),
+            _ => Ok((was.in_hands(), BeginFault::Owned { was })),
         })
     }
 
@@ -378,7 +399,7 @@ impl AtomicWord {
             } else if second_chance && was.young() {
                 Ok((Word(was.0 & !YOUNG), BeginEvict::SecondChance))
             } else {
-                Ok((Word(was.0 & !STATE | State::Busy as u64), BeginEvict::Owned { was }))
+                Ok((was.in_hands(), BeginEvict::Owned { was }))
             }
         })
     }
@@ -387,8 +408,12 @@ impl AtomicWord {
     pub fn expect_protection(&self) -> Collateral {
         self.change(|was| match was.state() {
             State::Busy => Err(Collateral::Avoid),
-            State::Resident if was.slot().is_some() || was.protected() => Err(Collateral::Fine),
+            // Clean: write-protected already.
+            State::Resident if was.slot().is_some() => Err(Collateral::Fine),
+            // Pins first: a fault that ended while a range was being protected calls the page protected although
+            // it is writable, and one who pinned it before that fault counts on its being so.
             State::Resident if was.pins() != 0 => Err(Collateral::Avoid),
+            State::Resident if was.protected() => Err(Collateral::Fine),
             State::Resident => Ok((Word(was.0 | PROTECTED), Collateral::Fine)),
             // Absent: whoever maps it meanwhile sees the granule's protection epoch move.
             _ => Err(Collateral::Fine),
@@ -400,15 +425,22 @@ impl AtomicWord {
         self.change(|was| match was.state() {
             State::Foreign => Err(Claim::Foreign),
             State::Busy => Err(Claim::Wait),
-            _ => Ok((Word(was.0 & !STATE | State::Busy as u64), Claim::Owned { was })),
+            _ => Ok((was.in_hands(), Claim::Owned { was })),
         })
+    }
+
+    /// The word of a page that this thread claimed, as it was (with today's pins).
+    pub fn claimed(&self) -> Word {
+        let now = self.0.load(Ordering::Acquire);
+        debug_assert_eq!(Word(now).state(), State::Busy, "only a claimed page can be asked");
+        Word(now & !(STATE | CLAIMED | WAITERS) | now >> CLAIMED_SHIFT)
     }
 
     /// The owner puts a page that it took back as it was.
     pub fn restore(&self, was: Word) -> Released {
         self.change(|now| {
             debug_assert_eq!(now.state(), State::Busy, "only an owned page can be put back");
-            let kept = was.0 & !(PINS | WAITERS);
+            let kept = was.0 & !(PINS | WAITERS | CLAIMED);
             Ok((Word(kept | now.0 & PINS), Released { wake: now.0 & WAITERS != 0 }))
         })
     }
@@ -442,7 +474,7 @@ impl AtomicWord {
             if was.stage() == Some(stage) {
                 Ok((Word(was.0 | WRITTEN), StageStep::Done))
             } else {
-                Err(StageStep::Gone)
+                Err(if was.held_in(stage) { StageStep::Held } else { StageStep::Gone })
             }
         })
     }
@@ -457,7 +489,7 @@ impl AtomicWord {
                 assert!(was.written(), "page word {was:?} leaves its stage before it was written");
                 Ok((was.with(State::Out, slot.number(), 0), StageStep::Done))
             } else {
-                Err(StageStep::Gone)
+                Err(if was.held_in(stage) { StageStep::Held } else { StageStep::Gone })
             }
         })
     }
@@ -490,6 +522,12 @@ impl AtomicWord {
                 Ok((Word(was.0 | WAITERS), true))
             }
         })
+    }
+
+    /// Sets the word whatever it is, keeping pins. Only for a forked child, whose one thread inherited
+    /// words that threads of its parent had in hand.
+    pub fn overwrite(&self, word: Word) {
+        self.change(|was| Ok((Word(was.0 & PINS | word.0 & !PINS), ())))
     }
 
     /// Makes an untouched page foreign or the reverse, under the address-space lock, keeping pins.
@@ -553,6 +591,19 @@ mod tests {
         assert_eq!(w.load().pins(), 1);
         w.unpin();
         assert_eq!(w.load(), Word::FOREIGN);
+    }
+
+    #[test]
+    fn a_claimed_page_remembers_what_it_was() {
+        let w = AtomicWord::new(Word::UNTOUCHED);
+        let _ = w.claim();
+        assert_eq!(w.claimed(), Word::UNTOUCHED);
+        let _ = w.release(Release::Leaving { stage: Stage(5), written: true });
+        let Claim::Owned { was } = w.claim() else { panic!() };
+        assert_eq!(w.claimed(), was);
+        let _ = w.restore(w.claimed());
+        assert_eq!(w.load().stage(), Some(Stage(5)));
+        assert!(w.load().written());
     }
 
     #[test]

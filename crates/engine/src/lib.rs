@@ -1,1 +1,295 @@
+//! Moves pages between the program's memory and swap space.
+//!
+//! ```text
+//!  fault/resolve ── a thread touched a page: what does it need?       (never evicts, rule 1)
+//!  fault/pins    ── a system call is about to touch pages
+//!  evict/pipeline── evictor threads: select, protect, copy out, unmap, write, retire
+//!  evict/partition─ which granules an evictor looks at next
+//!  evict/stage   ── the RAM in which pages wait for their write, and for a second chance
+//!  space         ── munmap, madvise, mremap, mlock: pages change owner or name
+//! ```
+//!
+//! Generic over [`Kernel`], [`Backend`], [`Policy`], [`Clock`] and
+//! [`Futex`]: the library that ships and the simulator run this same code. The
+//! engine depends on `farshore-core` alone and makes no system call of its own.
+//!
+//! # Who waits for what (no cycle, so no deadlock)
+//!
+//! * A fault takes its **frame first**, then the page. So nobody who owns a page (`Busy`) waits for a frame.
+//! * The owner of a page waits for the kernel or for one backend read only.
+//! * An evictor owns pages only between selecting and unmapping a batch; it waits for completions of its own
+//!   writes and for stages that a rescuer is copying from (no wait inside).
+//! * A memory call waits for pages in other hands, one at a time; it holds claimed pages while it does, and
+//!   the address-space lock, which neither faults nor evictors take.
+#![cfg_attr(not(test), no_std)]
 
+extern crate alloc;
+
+pub mod evict;
+pub mod fault;
+pub mod space;
+pub mod stats;
+pub mod traits;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use evict::partition::Partition;
+use evict::stage::Stages;
+use farshore_core::frames::Frames;
+use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE};
+use farshore_core::page::Page;
+use farshore_core::slots::SlotMap;
+use farshore_core::sync::Futex;
+use farshore_core::table::{PageRef, PageTable};
+use farshore_core::wait::{Event, WaitTable};
+use farshore_core::word::{AtomicWord, Release, Released, Slot, Word};
+use stats::Stats;
+use traits::{Backend, Clock, Kernel, PageBuf, Policy};
+
+/// How an engine is built.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Local memory for managed pages, bytes.
+    pub memory: u64,
+    /// Evictor threads, 1 to 16.
+    pub evictors: usize,
+    /// Cores of the machine.
+    pub cores: usize,
+}
+
+/// Sizes that follow from a [`Shape`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    /// Pages of a batch.
+    pub batch: usize,
+    /// Stages of one evictor: what it may have in flight, and what lingers for a rescue.
+    pub stages_each: usize,
+    /// Stages of all evictors. They are part of the limit.
+    pub stages: u64,
+    /// Frames for resident pages: the limit less the stages.
+    pub frames: u64,
+}
+
+impl Shape {
+    /// The sizes for this shape.
+    ///
+    /// # Panics
+    /// When the memory is below [`MEMORY_LIMIT_MIN`] or the number of evictors is out of range; callers check
+    /// what the user gave before.
+    pub fn sizes(&self) -> Sizes {
+        assert!(self.memory >= MEMORY_LIMIT_MIN, "memory limit {} is below {MEMORY_LIMIT_MIN}", self.memory);
+        assert!((1..=EVICTORS_MAX).contains(&self.evictors), "{} evictors", self.evictors);
+        let limit = self.memory / PAGE_SIZE as u64;
+        let evictors = self.evictors as u64;
+        // A batch is small enough that all pipelines together hold at most an eighth of the limit …
+        let batch = (limit / (8 * evictors * BATCHES_IN_FLIGHT as u64)).clamp(8, BATCH_PAGES_MAX as u64);
+        // … and what lingers for a rescue is a sixteenth of it, if that is more.
+        let each = (batch * BATCHES_IN_FLIGHT as u64).max(limit / 16 / evictors);
+        Sizes { batch: batch as usize, stages_each: each as usize, stages: each * evictors, frames: limit - each * evictors }
+    }
+}
+
+/// When evictors start and stop, in free frames.
+#[derive(Debug)]
+struct Watermarks {
+    low: AtomicU64,
+    high: AtomicU64,
+}
+
+impl Watermarks {
+    fn set(&self, frames: u64, batch: u64) {
+        // High: a batch for each of a few evictors, but never more than a sixteenth of what there is: frames that
+        // are free are frames that the program misses. Low: half of it, so that an evictor wakes before they run out.
+        let high = (4 * batch).min(frames / 16).max(16);
+        self.high.store(high, Ordering::Relaxed);
+        self.low.store(high / 2, Ordering::Relaxed);
+    }
+}
+
+/// The engine of one process.
+pub struct Engine<K, B, P, C, F> {
+    /// Page tables of the program.
+    pub kernel: K,
+    /// Swap space.
+    pub backend: B,
+    /// Chooses victims.
+    pub policy: P,
+    /// Time.
+    pub clock: C,
+    /// Sleeping.
+    pub futex: F,
+    /// Page words.
+    pub table: PageTable,
+    /// Frames of the limit.
+    pub frames: Frames,
+    /// Slots of the swap space.
+    pub slots: SlotMap,
+    /// Counters.
+    pub stats: Stats,
+    waits: WaitTable,
+    /// Frames came free.
+    frames_came: Event,
+    /// Evictors have work.
+    work: Event,
+    partitions: Box<[Partition]>,
+    stages: Stages,
+    sizes: Sizes,
+    watermarks: Watermarks,
+    /// Writes fail for want of room: evictors take clean pages only, but for a trial now and then.
+    space_full: AtomicBool,
+    /// Set when an evictor has found nothing to evict in a whole round, cleared when one did.
+    starved: AtomicBool,
+}
+
+impl<K, B, P, C, F> core::fmt::Debug for Engine<K, B, P, C, F> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Engine").field("frames", &self.frames).field("slots", &self.slots).finish_non_exhaustive()
+    }
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// Builds an engine. `staging` is memory for [`Sizes::stages`] pages that is never managed and outlives the engine.
+    ///
+    /// # Safety
+    /// `staging` must point to that many writable pages, aligned to 4096 bytes, that nobody else uses.
+    pub unsafe fn new(shape: Shape, kernel: K, backend: B, policy: P, clock: C, futex: F, staging: *mut PageBuf) -> Self {
+        let sizes = shape.sizes();
+        let slots = SlotMap::new(backend.capacity());
+        let watermarks = Watermarks { low: AtomicU64::new(0), high: AtomicU64::new(0) };
+        watermarks.set(sizes.frames, sizes.batch as u64);
+        // One partition a core group, at least one an evictor (MAGE §4.2.2).
+        let partitions = shape.evictors.max(shape.cores.min(8));
+        Engine {
+            kernel,
+            backend,
+            policy,
+            clock,
+            futex,
+            table: PageTable::new(),
+            frames: Frames::new(sizes.frames, shape.cores),
+            slots,
+            stats: Stats::new(shape.cores),
+            waits: WaitTable::new(),
+            frames_came: Event::new(),
+            work: Event::new(),
+            partitions: (0..partitions).map(|_| Partition::new()).collect::<Vec<_>>().into_boxed_slice(),
+            // SAFETY: this function's own condition, for exactly this many pages.
+            stages: unsafe { Stages::new(staging, sizes.stages as usize) },
+            sizes,
+            watermarks,
+            space_full: AtomicBool::new(false),
+            starved: AtomicBool::new(false),
+        }
+    }
+
+    /// Sizes that the engine was built with.
+    pub fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// The stages, to look at (tests, the simulator).
+    pub fn stages(&self) -> &Stages {
+        &self.stages
+    }
+
+    /// The memory limit, bytes.
+    pub fn memory_limit(&self) -> u64 {
+        (self.frames.limit() + self.sizes.stages) * PAGE_SIZE as u64
+    }
+
+    /// Managed pages in RAM, bytes: resident or about to be, and every stage that was ever used.
+    pub fn resident_bytes(&self) -> u64 {
+        (self.frames.taken() + self.stages.ever_used()) * PAGE_SIZE as u64
+    }
+
+    /// The most that [`Engine::resident_bytes`] ever was, or a little more; never above the limit.
+    pub fn resident_bytes_peak(&self) -> u64 {
+        (self.frames.taken_peak() + self.stages.ever_used()) * PAGE_SIZE as u64
+    }
+
+    /// Changes the memory limit: up at once, down as evictors get to it.
+    ///
+    /// # Errors
+    /// The smallest limit that can be set, when `bytes` is below it.
+    pub fn set_memory_limit(&self, bytes: u64) -> Result<(), u64> {
+        // The stages were sized for the first limit and stay; leave as many frames as a smallest engine has.
+        let least = MEMORY_LIMIT_MIN.max((self.sizes.stages + 4 * self.sizes.batch as u64) * PAGE_SIZE as u64);
+        if bytes < least {
+            return Err(least);
+        }
+        let frames = bytes / PAGE_SIZE as u64 - self.sizes.stages;
+        self.frames.set_limit(frames);
+        self.watermarks.set(frames, self.sizes.batch as u64);
+        self.frames_came.signal(&self.futex);
+        self.work.signal(&self.futex);
+        Ok(())
+    }
+
+    /// The page's word, if it is managed.
+    #[inline]
+    fn page(&self, page: Page) -> Option<PageRef<'_>> {
+        self.table.page(page)
+    }
+
+    /// Moves an owned page on and wakes who waits for it.
+    #[inline]
+    fn release(&self, page: Page, word: &AtomicWord, to: Release) {
+        self.kernel.interleave();
+        self.woken(page, word.release(to));
+    }
+
+    /// Puts an owned page back as it was and wakes who waits for it.
+    fn restore(&self, page: Page, word: &AtomicWord, was: Word) {
+        self.kernel.interleave();
+        self.woken(page, word.restore(was));
+    }
+
+    #[inline]
+    fn woken(&self, page: Page, outcome: Released) {
+        self.kernel.interleave();
+        if cfg!(feature = "canary-wake") && page.0 % 64 == 0 {
+            return;
+        }
+        self.waits.released(&self.futex, page, outcome);
+    }
+
+    /// Frames went back: wakes faults that wait for one.
+    fn give_frames(&self, n: u64) {
+        if n > 0 {
+            self.frames.give(n);
+            self.kernel.interleave();
+            self.frames_came.signal(&self.futex);
+        }
+    }
+
+    /// Whether evictors should be at work: `started` says that they are already.
+    fn wants_eviction(&self, started: bool) -> bool {
+        let mark = if started { &self.watermarks.high } else { &self.watermarks.low };
+        self.frames.debt() > 0 || self.frames.free_uncached() < mark.load(Ordering::Relaxed)
+    }
+
+    /// After a frame was taken: wakes evictors in time.
+    #[inline]
+    fn nudge_evictors(&self) {
+        if self.wants_eviction(false) && self.work.sleepers() > 0 {
+            self.work.signal(&self.futex);
+        }
+    }
+
+    /// The checksum of a page in `slot`. The slot is part of it, so that a device that delivers another
+    /// slot's bytes is found out.
+    #[inline]
+    fn checksum(slot: Slot, bytes: &PageBuf) -> u64 {
+        xxhash_rust::xxh3::xxh3_64_with_seed(&bytes.0, slot.number())
+    }
+
+    /// Checks what must hold while nobody is moving anything (tests, the simulator, once a second in a soak).
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn assert_valid_when_quiet(&self) {
+        self.frames.assert_valid();
+        self.slots.assert_valid();
+    }
+}

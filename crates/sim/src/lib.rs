@@ -1,1 +1,405 @@
+//! The engine that ships, on one thread, from a seed, against a simulated kernel and swap device.
+//!
+//! Program threads, threads that make memory calls and evictors are coroutines. Each call that the engine makes to
+//! the world (kernel, device, clock, futex, policy, and [`Kernel::interleave`]) is a place where another may
+//! run; a seed chooses who. A model knows the last stamp written to each page. What must hold is in [`check`].
+//!
+//! # Which faults are injected, and why each can be survived
+//!
+//! | where | fault | why it can be survived |
+//! |---|---|---|
+//! | map, zeros, unprotect | *again* | the page goes back as it was; the access is tried again |
+//! | map, zeros, unprotect | no memory | the page goes back as it was; the thread gets SIGBUS, others go on |
+//! | zeros | only a part | the rest stays untouched, its frames go back |
+//! | protect, copy out, unmap (also of a part) | *again*, refused | the victims stay resident and dirty |
+//! | munmap, mremap, madvise, mlock | refused | claimed pages go back as they were |
+//! | memory gone during a fault | *gone* | the program unmapped it: the access finds out |
+//! | read | error, short, garbage in the buffer | tried three times, then SIGBUS; the page stays in its slot |
+//! | read | flipped bit, another slot's bytes | the checksum (with the slot in it) tells; as an error |
+//! | slot | rots for good | SIGBUS at each access, never a wrong byte |
+//! | write | error, short, no room | the stage keeps the bytes; it is written elsewhere or mapped again |
+//! | device | any order, slow | a stage is reused after its acknowledgement only |
+//! | swap space | smaller than the program | clean pages leave; without any, SIGBUS after five seconds |
+//! | sleep | ends early | every sleeper looks at its condition again |
+//! | schedule | any actor is starved for a while | nobody spins on another without sleeping |
+//! | limit | up and down at any time | debt is worked off by evictors |
+//!
+//! Not simulated: orders of memory that a CPU may show (loom's business), several processes, prefetch.
+//!
+//! [`Kernel::interleave`]: farshore_engine::traits::Kernel::interleave
 
+pub mod calls;
+pub mod check;
+pub mod device;
+pub mod host;
+pub mod kernel;
+pub mod model;
+pub mod program;
+pub mod rng;
+pub mod sched;
+pub mod setup;
+pub mod world;
+
+use device::{Device, SimBackend, SimQueue};
+use farshore_core::page::Access;
+use farshore_engine::Shape;
+use farshore_engine::evict::pipeline::Evictor;
+use farshore_engine::traits::PageBuf;
+use host::{SimClock, SimFutex, SimKernel, SimPolicy};
+use kernel::Memory;
+use model::Model;
+use rng::Rng;
+use sched::{Scheduler, Stepped};
+use setup::{Setup, Wish};
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+use world::{Counts, Rates, Status, World, broken, world};
+
+/// The engine in the simulated world.
+pub type Engine = farshore_engine::Engine<SimKernel, SimBackend, SimPolicy, SimClock, SimFutex>;
+
+/// Steps between two looks at all pages.
+const CHECK_STEPS: u64 = 500;
+/// Steps after which the injected faults change.
+const RATES_STEPS: u64 = 4_000;
+/// Steps for which writes fail for want of room, in a time that begins so. While all wait, a step is a millisecond.
+const FULL_STEPS: u64 = 600;
+/// Parts of a run; after each everything is brought to rest and checked exactly.
+const ROUNDS: u64 = 5;
+/// Steps without an end of anything after which the run counts as hung.
+const HUNG_STEPS: u64 = 3_000_000;
+/// A limit that nothing reaches, while the run is brought to rest.
+const NO_LIMIT: u64 = 1 << 30;
+
+/// What all actors share.
+#[derive(Debug)]
+pub struct Rig {
+    /// The engine.
+    pub engine: Engine,
+    stop_evictors: AtomicBool,
+    ending: Cell<bool>,
+    _staging: Staging,
+}
+
+/// Memory of the stages; freed after the engine.
+#[derive(Debug)]
+struct Staging(*mut [PageBuf]);
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // SAFETY: from Box::into_raw in `Rig::new`, dropped once, after the engine (fields drop in order).
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+/// What a run that held came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Summary {
+    /// How it was set up.
+    pub setup: Setup,
+    /// What was done.
+    pub counts: Counts,
+    /// Steps of the scheduler.
+    pub steps: u64,
+    /// Simulated nanoseconds.
+    pub virtual_ns: u64,
+    /// Pages evicted, read and written.
+    pub evicted: u64,
+    /// See `evicted`.
+    pub pages_in: u64,
+    /// See `evicted`.
+    pub pages_out: u64,
+}
+
+thread_local! {
+    static RUNNING: RefCell<Option<(Setup, Rc<Rig>)>> = const { RefCell::new(None) };
+    static REPORT: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+impl Rig {
+    fn new(setup: &Setup) -> Rig {
+        let shape = Shape { memory: setup.memory, evictors: setup.evictors, cores: setup.cores };
+        let staging = Box::into_raw(vec![PageBuf::ZERO; shape.sizes().stages as usize].into_boxed_slice());
+        let backend = SimBackend { capacity: setup.capacity };
+        // SAFETY: `staging` is that many aligned writable pages, given to nobody else, freed after the engine.
+        let engine = unsafe { Engine::new(shape, SimKernel, backend, SimPolicy, SimClock, SimFutex, staging.cast()) };
+        Rig { engine, stop_evictors: AtomicBool::new(false), ending: Cell::new(false), _staging: Staging(staging) }
+    }
+
+    /// Whether the slots are (nearly) used up, so that a want of frames is no surprise.
+    pub fn swap_is_nearly_full(&self) -> bool {
+        self.engine.backend.capacity.is_some_and(|c| self.engine.slots.live() + 600 >= c)
+    }
+}
+
+/// Runs a simulation.
+///
+/// # Errors
+/// What broke, with the history of the page, the last events and the engine's state.
+pub fn run(wish: &Wish) -> Result<Summary, String> {
+    install_hook();
+    let setup = wish.setup();
+    let outcome = catch_unwind(AssertUnwindSafe(|| run_inner(setup)));
+    let rig = RUNNING.take();
+    let world = world::end();
+    match outcome {
+        Ok(summary) => Ok(summary),
+        Err(_) => {
+            // Suspended coroutines still borrow these.
+            std::mem::forget((rig, world));
+            Err(REPORT.take())
+        }
+    }
+}
+
+/// Makes a panic (of the engine or of a check) write the report; a binary that aborts on panic prints it here.
+fn install_hook() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let Ok(Some((setup, engine))) = RUNNING.try_with(|r| r.try_borrow().ok().and_then(|r| {
+                r.as_ref().map(|(s, rig)| (*s, check::dump(&rig.engine, arena(s))))
+            })) else {
+                return usual(info);
+            };
+            let report = format!("{info}\nseed {}\n{setup:?}\n{engine}\n{}", setup.seed, world::trace());
+            if cfg!(panic = "abort") {
+                println!("{report}");
+                std::process::exit(1);
+            }
+            let _ = REPORT.try_with(|r| r.replace(report));
+        }));
+    });
+}
+
+fn arena(setup: &Setup) -> farshore_core::page::PageRange {
+    let start = farshore_core::page::Page(kernel::ARENA);
+    farshore_core::page::PageRange { start, end: start.plus(setup.arena) }
+}
+
+fn run_inner(setup: Setup) -> Summary {
+    let mut scheduler = Scheduler::default();
+    world::begin(World {
+        setup,
+        rng: Rng::new(setup.seed),
+        now: 1,
+        step: 0,
+        current: 0,
+        actors: Vec::new(),
+        memory: Memory::new(setup.arena),
+        device: Device::default(),
+        model: Model::new(setup.arena),
+        rates: Rates::default(),
+        trouble_at: 0,
+        progress: 0,
+        progress_at: 0,
+        call_lock: None,
+        pausing: false,
+        stopping: false,
+        counts: Counts::default(),
+    });
+    let rig = Rc::new(Rig::new(&setup));
+    RUNNING.set(Some((setup, Rc::clone(&rig))));
+    spawn_all(&mut scheduler, &rig, &setup);
+    for _ in 0..200 {
+        if world(|w| w.model.alive_pages()) >= setup.pages {
+            break;
+        }
+        calls::map(&rig, true);
+    }
+    for _ in 0..ROUNDS {
+        play(&mut scheduler, &rig, setup.steps / ROUNDS);
+        bring_to_rest(&mut scheduler, &rig);
+        check::quiet(&rig);
+        resume(&rig);
+    }
+    finish(&mut scheduler, &rig);
+    let stats = &rig.engine.stats;
+    let count = |c: &std::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
+    world(|w| Summary {
+        setup,
+        counts: w.counts,
+        steps: w.step,
+        virtual_ns: w.now,
+        evicted: count(&stats.evicted),
+        pages_in: count(&stats.pages_in),
+        pages_out: count(&stats.pages_out),
+    })
+}
+
+fn spawn(scheduler: &mut Scheduler, name: String, body: impl FnOnce() + 'static) {
+    world::add_actor(name);
+    scheduler.spawn(body);
+}
+
+fn spawn_all(scheduler: &mut Scheduler, rig: &Rc<Rig>, setup: &Setup) {
+    for i in 0..setup.threads {
+        let rig = Rc::clone(rig);
+        spawn(scheduler, format!("thread {i}"), move || program::thread(&rig, i));
+    }
+    for i in 0..setup.callers {
+        let rig = Rc::clone(rig);
+        spawn(scheduler, format!("caller {i}"), move || calls::caller(&rig, i));
+    }
+    for i in 0..setup.evictors {
+        let rig = Rc::clone(rig);
+        spawn(scheduler, format!("evictor {i}"), move || evictor(&rig, i));
+    }
+}
+
+/// An evictor thread: the engine's own loop; between rounds it gives back every stage, so that slots can be counted.
+fn evictor(rig: &Rc<Rig>, id: usize) {
+    let Ok(mut evictor) = Evictor::<SimQueue>::new(id, &rig.engine) else { broken(0, "no queue") };
+    while !rig.ending.get() {
+        evictor.run(&rig.engine, &rig.stop_evictors);
+        while !evictor.settle(&rig.engine) {
+            sched::sleep_ns(20_000);
+        }
+        sched::park();
+    }
+}
+
+/// Runs for `steps` steps, with checks and changing faults.
+fn play(scheduler: &mut Scheduler, rig: &Rc<Rig>, steps: u64) {
+    let mut last = (world(|w| w.progress), world(|w| w.step));
+    for i in 0..steps {
+        if i % RATES_STEPS == 0 {
+            world(new_rates);
+        }
+        if i % RATES_STEPS == FULL_STEPS {
+            world(|w| w.rates.full = false);
+        }
+        if scheduler.step() == Stepped::Stuck {
+            broken(0, "every thread sleeps and nothing will wake one");
+        }
+        if i % CHECK_STEPS == 0 {
+            check::between_steps(rig);
+            let (progress, step) = world(|w| (w.progress, w.step));
+            if progress != last.0 {
+                last = (progress, step);
+            } else if step - last.1 > HUNG_STEPS {
+                broken(0, "nothing comes to an end any more");
+            }
+        }
+    }
+}
+
+/// Other faults, or none, for a while.
+fn new_rates(w: &mut World) {
+    if !w.setup.inject {
+        w.rates = Rates { spurious: 100, ..Rates::default() };
+        return;
+    }
+    let rot = if w.setup.rot { 20 } else { 0 };
+    let r = &mut w.rng;
+    w.rates = Rates {
+        again: r.pick(&[0, 0, 50, 1000]),
+        no_memory: r.pick(&[0, 0, 20]),
+        partial: r.pick(&[0, 3000]),
+        refused: r.pick(&[0, 0, 100, 1500]),
+        call_refused: r.pick(&[0, 1000]),
+        read_error: r.pick(&[0, 0, 100, 2000]),
+        corrupt: r.pick(&[0, 0, 100, 1000]),
+        write_error: r.pick(&[0, 0, 100, 2000]),
+        full: r.below(12) == 0,
+        rot,
+        spurious: r.pick(&[0, 300]),
+    };
+}
+
+/// Steps until every actor sleeps for good.
+fn until_stuck(scheduler: &mut Scheduler) {
+    for _ in 0..HUNG_STEPS {
+        if scheduler.step() == Stepped::Stuck {
+            return;
+        }
+    }
+    broken(0, "the run does not come to rest");
+}
+
+/// Everybody parks, evictors finish what they have begun.
+fn bring_to_rest(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
+    world(|w| {
+        w.rates = Rates::default();
+        w.pausing = true;
+    });
+    let _ = rig.engine.set_memory_limit(NO_LIMIT);
+    until_stuck(scheduler);
+    let asleep = world(|w| {
+        w.actors.iter().find(|a| !a.name.starts_with("evictor") && matches!(a.status, Status::Blocked { .. })).map(|a| a.name.clone())
+    });
+    if let Some(name) = asleep {
+        broken(0, &format!("{name} sleeps and nothing will wake it"));
+    }
+    rig.stop_evictors.store(true, Ordering::Release);
+    let _ = rig.engine.set_memory_limit(NO_LIMIT);
+    until_stuck(scheduler);
+    if world(|w| w.actors.iter().any(|a| matches!(a.status, Status::Blocked { .. }))) {
+        broken(0, "an evictor does not stop");
+    }
+}
+
+fn unpark() {
+    world(|w| {
+        w.pausing = false;
+        for actor in w.actors.iter_mut().filter(|a| a.status == Status::Parked) {
+            actor.status = Status::Runnable;
+        }
+    });
+}
+
+fn resume(rig: &Rc<Rig>) {
+    rig.stop_evictors.store(false, Ordering::Release);
+    calls::limit(rig);
+    unpark();
+}
+
+/// Reads everything back, unmaps it, and looks for what is left.
+fn finish(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
+    world(|w| {
+        w.stopping = true;
+        w.rates = Rates::default();
+        w.device.heal();
+    });
+    // Where the swap space is too small for the program, only enough memory lets everything be read.
+    let tight = rig.engine.backend.capacity.is_some();
+    let _ = rig.engine.set_memory_limit(if tight { NO_LIMIT } else { world(|w| w.setup.memory) });
+    let reader = Rc::clone(rig);
+    spawn(scheduler, "reader".into(), move || {
+        let mut buffer = Box::new(PageBuf::ZERO);
+        let pages: Vec<_> = world(|w| w.model.alive.iter().flat_map(|r| r.iter()).filter(|&p| !w.model.get(p).no_access).collect());
+        for page in pages {
+            if program::access_page(&reader, page, Access::Read, 0, &mut buffer) != program::Ended::Fine {
+                broken(page.0, "a page cannot be read at the end");
+            }
+        }
+        calls::unmap(&reader, world(|w| w.memory.arena()));
+    });
+    let reader = world(|w| w.actors.len() - 1);
+    for _ in 0..HUNG_STEPS * 4 {
+        if world(|w| w.actors[reader].status) == Status::Done {
+            break;
+        }
+        if scheduler.step() == Stepped::Stuck {
+            broken(0, "the reader sleeps and nothing will wake it");
+        }
+    }
+    bring_to_rest(scheduler, rig);
+    check::quiet(rig);
+    if rig.engine.frames.taken() != 0 || rig.engine.slots.live() != 0 {
+        broken(0, &format!("{} frames and {} slots are left", rig.engine.frames.taken(), rig.engine.slots.live()));
+    }
+    rig.ending.set(true);
+    unpark();
+    for _ in 0..HUNG_STEPS {
+        if world(|w| w.actors.iter().all(|a| a.status == Status::Done)) {
+            return;
+        }
+        let _ = scheduler.step();
+    }
+    broken(0, "an actor does not return");
+}

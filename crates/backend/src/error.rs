@@ -1,0 +1,127 @@
+//! Why a swap space cannot be used, in the words that the user reads.
+
+use farshore_config::{ConfigError, Size};
+use rustix::io::Errno;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Why a swap space cannot be opened. Displays as one line: what, with which value, what to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum OpenError {
+    /// The list of spaces is empty.
+    NoSpace,
+    /// The directory is not there.
+    Missing(PathBuf),
+    /// There is something else than a directory.
+    NotDirectory(PathBuf),
+    /// This user may not write there.
+    NotWritable(PathBuf, Errno),
+    /// A file with content is there already.
+    FileExists {
+        /// Its path.
+        path: PathBuf,
+        /// Its size in bytes.
+        bytes: u64,
+    },
+    /// What is there is no file: `a block device`, `a directory` …
+    NotAFile {
+        /// Its path.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// The disk has too little room.
+    Full {
+        /// A path on it.
+        path: PathBuf,
+        /// What is free, in bytes.
+        free: u64,
+    },
+    /// The space is smaller than the smallest that can be used.
+    TooSmall {
+        /// How it is called.
+        what: String,
+        /// Its size in bytes.
+        bytes: u64,
+    },
+    /// So much memory cannot be reserved.
+    NoMemory {
+        /// How much, in bytes.
+        bytes: u64,
+        /// The kernel's reason.
+        errno: Errno,
+    },
+    /// Spaces of kinds that cannot be used together.
+    Mixed(String, String),
+    /// A kind that comes later.
+    Config(ConfigError),
+    /// `FARSHORE_FAULTY` cannot be read.
+    Faulty(String),
+    /// Anything else.
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// The kernel's reason.
+        errno: Errno,
+    },
+}
+
+/// The smallest space: one extent, which is how slots are handed out.
+pub const SMALLEST_BYTES: u64 = (farshore_core::limits::EXTENT_SLOTS * farshore_core::limits::PAGE_SIZE) as u64;
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let smallest = Size(SMALLEST_BYTES);
+        match self {
+            OpenError::NoSpace => f.write_str("no swap space is named: use --swap dir:PATH"),
+            OpenError::Missing(path) => {
+                write!(f, "swap directory {path:?} does not exist: create it, or name another with --swap dir:PATH")
+            }
+            OpenError::NotDirectory(path) => {
+                write!(f, "swap directory {path:?} is not a directory: name one with --swap dir:PATH, or use --swap file:PATH")
+            }
+            OpenError::NotWritable(path, errno) => {
+                write!(f, "swap path {path:?} is not writable ({errno}): change its permissions, or name another with --swap")
+            }
+            OpenError::FileExists { path, bytes } => {
+                write!(f, "swap file {path:?} exists and holds {bytes} bytes: remove it, or name another with --swap file:PATH")
+            }
+            OpenError::NotAFile { path, kind: kind @ "a block device" } => {
+                write!(f, "swap file {path:?} is {kind}, which is not built yet: use dir: or file: on a file system")
+            }
+            OpenError::NotAFile { path, kind } => {
+                write!(f, "swap file {path:?} is {kind}: name a file that does not exist yet with --swap file:PATH")
+            }
+            OpenError::Full { path, free } => write!(
+                f,
+                "the disk of swap path {path:?} is full ({} KiB free, {smallest} needed at the least): make room, or name another with --swap",
+                free >> 10
+            ),
+            OpenError::TooSmall { what, bytes } => {
+                write!(f, "swap space {what:?} is too small ({} KiB): give it {smallest} or more", bytes >> 10)
+            }
+            OpenError::NoMemory { bytes, errno } => {
+                write!(f, "{} of memory for swap space ram cannot be reserved ({errno}): name a smaller size=", Size(*bytes))
+            }
+            OpenError::Mixed(one, other) => write!(
+                f,
+                "swap spaces {one:?} and {other:?} cannot be used together: name several dir: and file: spaces, or one of another kind"
+            ),
+            OpenError::Config(error) => error.fmt(f),
+            OpenError::Faulty(why) => write!(f, "FARSHORE_FAULTY: {why}"),
+            OpenError::Io { doing, path, errno } => {
+                write!(f, "cannot {doing} {path:?} ({errno}): name another place with --swap")
+            }
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl From<ConfigError> for OpenError {
+    fn from(error: ConfigError) -> OpenError {
+        OpenError::Config(error)
+    }
+}

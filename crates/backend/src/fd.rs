@@ -1,0 +1,84 @@
+//! Descriptors that the program does not stumble over.
+
+use rustix::fd::{AsFd, OwnedFd, RawFd};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::process::{Resource, getrlimit};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// How far below the program's limit of descriptors ours lie: room for all that Farshore opens.
+const ROOM: u64 = 64;
+/// The highest number we ask for. `fork` copies the table of descriptors up to the highest one in use, and a
+/// limit may be a thousand million: at 4,096 that costs microseconds, and few programs name numbers above it.
+const HIGHEST: u64 = 4096;
+
+/// The same open file under a high number and close-on-exec, so that the program finds its own low numbers
+/// as it would without us. The number is at or above the soft limit of descriptors less 64 (4,096 at
+/// most); lower, if the kernel has none there. The old number is closed.
+///
+/// # Errors
+/// `EMFILE` when no number at all is free.
+pub fn place_high(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(HIGHEST);
+    let mut lowest = limit.min(HIGHEST).saturating_sub(ROOM);
+    loop {
+        match fcntl_dupfd_cloexec(fd.as_fd(), lowest as RawFd) {
+            Ok(high) => return Ok(high),
+            // EINVAL: the limit fell meanwhile.
+            Err(Errno::MFILE | Errno::INVAL) if lowest > 0 => lowest /= 2,
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Numbers of descriptors that come and go while others read the list.
+#[derive(Debug)]
+pub(crate) struct FdList([AtomicI32; 32]);
+
+impl FdList {
+    const FREE: i32 = -1;
+
+    pub(crate) fn new() -> FdList {
+        FdList([const { AtomicI32::new(FdList::FREE) }; 32])
+    }
+
+    /// Adds `fd`; `false` when the list is full.
+    pub(crate) fn add(&self, fd: RawFd) -> bool {
+        // Release pairs with the Acquire in `iter`: who sees the number sees an open descriptor.
+        self.0.iter().any(|e| e.compare_exchange(FdList::FREE, fd, Ordering::Release, Ordering::Relaxed).is_ok())
+    }
+
+    pub(crate) fn remove(&self, fd: RawFd) {
+        let _ = self.0.iter().any(|e| e.compare_exchange(fd, FdList::FREE, Ordering::Release, Ordering::Relaxed).is_ok());
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = RawFd> {
+        self.0.iter().map(|e| e.load(Ordering::Acquire)).filter(|&fd| fd != FdList::FREE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsRawFd;
+    use rustix::io::{FdFlags, fcntl_getfd};
+
+    #[test]
+    fn a_descriptor_moves_up_and_is_closed_on_exec() {
+        let low: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        let high = place_high(low).unwrap();
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(HIGHEST).min(HIGHEST);
+        assert!(high.as_raw_fd() as u64 >= limit - ROOM, "{high:?} of {limit}");
+        assert!(fcntl_getfd(&high).unwrap().contains(FdFlags::CLOEXEC));
+    }
+
+    #[test]
+    fn the_list_holds_what_is_open() {
+        let list = FdList::new();
+        assert!((10..42).all(|fd| list.add(fd)));
+        assert!(!list.add(42));
+        list.remove(11);
+        assert!(list.add(42));
+        assert_eq!(list.iter().count(), 32);
+        assert!(list.iter().all(|fd| fd != 11));
+    }
+}

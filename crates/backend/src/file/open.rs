@@ -1,0 +1,222 @@
+//! Makes a swap file and finds out how it can be used.
+
+use super::FileOptions;
+use crate::error::{OpenError, SMALLEST_BYTES};
+use crate::fd::place_high;
+use farshore_config::{Size, SwapSpec};
+use farshore_engine::traits::PageBuf;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{
+    FileType, Mode, OFlags, fchmod, fcntl_getfl, fcntl_setfl, fstatfs, fstatvfs, ftruncate, lstat, open as open_file, stat,
+    unlink,
+};
+use rustix::io::{Errno, pread, pwrite};
+use rustix::process::{Resource, getrlimit};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// File systems that are RAM: `TMPFS_MAGIC`, `RAMFS_MAGIC`.
+const RAM_MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+
+const READ_WRITE: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// A file, ready for use.
+pub(super) struct Opened {
+    pub fd: OwnedFd,
+    /// Bytes that it may hold; `None`: as the disk has room.
+    pub limit: Option<u64>,
+}
+
+/// Makes the file of a `dir:` or `file:` space.
+pub(super) fn open(spec: &SwapSpec, options: FileOptions, notice: &mut dyn FnMut(&str)) -> Result<Opened, OpenError> {
+    let (path, fd, size) = match spec {
+        SwapSpec::Dir(path) => (path, in_directory(path, options.nameless)?, None),
+        SwapSpec::File { path, size } => (path, at_path(path)?, *size),
+        other => {
+            other.check_supported()?;
+            return Err(OpenError::Mixed(other.to_string(), "dir:".to_owned()));
+        }
+    };
+    let failed = |doing, errno| OpenError::Io { doing, path: path.clone(), errno };
+    let fd = place_high(fd).map_err(|errno| failed("find a free descriptor for the swap file at", errno))?;
+    // Whatever the umask and the directory's default ACL made of it: the owner's alone.
+    fchmod(&fd, READ_WRITE).map_err(|errno| failed("set the mode of the swap file at", errno))?;
+    check_room(path, fd.as_fd(), size, notice)?;
+    let limit = limit_of(spec, size, notice)?;
+    choose_direct(path, fd.as_fd(), options.direct, notice)?;
+    Ok(Opened { fd, limit })
+}
+
+/// What opening or making a file in `dir` came to.
+fn classify(dir: &Path, errno: Errno) -> OpenError {
+    match errno {
+        Errno::NOENT => OpenError::Missing(dir.to_owned()),
+        Errno::NOTDIR => OpenError::NotDirectory(dir.to_owned()),
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => OpenError::NotWritable(dir.to_owned(), errno),
+        Errno::NOSPC | Errno::DQUOT => OpenError::Full { path: dir.to_owned(), free: 0 },
+        errno => OpenError::Io { doing: "make a swap file in", path: dir.to_owned(), errno },
+    }
+}
+
+/// A file in `dir` that has no name.
+fn in_directory(dir: &Path, nameless: bool) -> Result<OwnedFd, OpenError> {
+    if nameless {
+        // EXCL: it can never be given a name.
+        let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        match open_file(dir, flags, READ_WRITE) {
+            Ok(fd) => return Ok(fd),
+            // The file system cannot (NFS, FUSE, vfat …); EISDIR: nor does the kernel know.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {}
+            Err(errno) => return Err(classify(dir, errno)),
+        }
+    }
+    // A name that is taken: another try. Random, so that nobody can take them all.
+    for _ in 0..16 {
+        match make_and_unlink(&dir.join(random_name())) {
+            Err(Errno::EXIST) => {}
+            other => return other.map_err(|errno| classify(dir, errno)),
+        }
+    }
+    Err(classify(dir, Errno::EXIST))
+}
+
+fn random_name() -> String {
+    let mut bytes = [0u8; 12];
+    // A pool that is not ready leaves zeros and O_EXCL decides: no harm, since EXIST is an error, never a shared file.
+    let _ = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::NONBLOCK);
+    let mut name = String::from(".farshore-");
+    for byte in bytes {
+        let _ = write!(name, "{byte:02x}");
+    }
+    name
+}
+
+/// Makes `path`, which must not exist, and takes its name away.
+fn make_and_unlink(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = open_file(path, flags, READ_WRITE)?;
+    unlink(path)?;
+    Ok(fd)
+}
+
+/// A file at `path`, which loses its name at once. An empty file there makes way.
+fn at_path(path: &Path) -> Result<OwnedFd, OpenError> {
+    let parent = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    match make_and_unlink(path) {
+        Ok(fd) => return Ok(fd),
+        Err(Errno::EXIST) => check_replaceable(path)?,
+        Err(errno) => return Err(classify(&parent, errno)),
+    }
+    // Opening the old one would keep the descriptors valid that others may have of it: a new file has none.
+    match unlink(path) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => return Err(classify(&parent, errno)),
+    }
+    make_and_unlink(path).map_err(|errno| classify(&parent, errno))
+}
+
+/// Only an empty file may be removed.
+fn check_replaceable(path: &Path) -> Result<(), OpenError> {
+    let failed = |errno| OpenError::Io { doing: "look at the swap file", path: path.to_owned(), errno };
+    let link = lstat(path).map_err(failed)?;
+    if FileType::from_raw_mode(link.st_mode) == FileType::RegularFile {
+        return match link.st_size {
+            0 => Ok(()),
+            bytes => Err(OpenError::FileExists { path: path.to_owned(), bytes: bytes as u64 }),
+        };
+    }
+    // Follow a link to say what it leads to: /dev/disk/by-id is full of links to block devices.
+    let kind = match stat(path).map(|target| FileType::from_raw_mode(target.st_mode)) {
+        Ok(FileType::BlockDevice) => "a block device",
+        Ok(FileType::Directory) => "a directory",
+        _ if FileType::from_raw_mode(link.st_mode) == FileType::Symlink => "a symbolic link",
+        _ => "no regular file",
+    };
+    Err(OpenError::NotAFile { path: path.to_owned(), kind })
+}
+
+/// Whether the disk has room for the smallest space, and for the size that was asked for.
+fn check_room(path: &Path, fd: BorrowedFd<'_>, size: Option<Size>, notice: &mut dyn FnMut(&str)) -> Result<(), OpenError> {
+    // A file system that does not say, or has no end (tmpfs with size=0), is asked by the first write.
+    let Ok(room) = fstatvfs(fd) else { return Ok(()) };
+    if room.f_blocks == 0 {
+        return Ok(());
+    }
+    let free = room.f_bavail.saturating_mul(room.f_frsize);
+    if free < SMALLEST_BYTES {
+        return Err(OpenError::Full { path: path.to_owned(), free });
+    }
+    if let Some(size) = size.filter(|size| size.bytes() > free) {
+        notice(&format!("swap file {path:?} may grow to {size}, but its disk has only {}M free", free >> 20));
+    }
+    Ok(())
+}
+
+/// What the file may hold: the size in the spec, and the process' limit of file sizes, which would
+/// send SIGXFSZ to who writes beyond it.
+fn limit_of(spec: &SwapSpec, size: Option<Size>, notice: &mut dyn FnMut(&str)) -> Result<Option<u64>, OpenError> {
+    let size = size.map(Size::bytes);
+    let Some(allowed) = getrlimit(Resource::Fsize).current else { return Ok(size) };
+    if size.is_some_and(|size| size <= allowed) {
+        return Ok(size);
+    }
+    if allowed < SMALLEST_BYTES {
+        let what = format!("{spec}, for which ulimit -f allows {} KiB", allowed >> 10);
+        return Err(OpenError::TooSmall { what, bytes: allowed });
+    }
+    notice(&format!("swap space {spec} is limited to {}M by the limit of file sizes (ulimit -f)", allowed >> 20));
+    Ok(Some(allowed))
+}
+
+/// Writes and reads a page, by direct I/O if that works.
+fn choose_direct(path: &Path, fd: BorrowedFd<'_>, wanted: bool, notice: &mut dyn FnMut(&str)) -> Result<(), OpenError> {
+    let failed = |errno| match errno {
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => OpenError::Full { path: path.to_owned(), free: 0 },
+        errno => OpenError::Io { doing: "write and read back a page of the swap file at", path: path.to_owned(), errno },
+    };
+    let is_ram = fstatfs(fd).is_ok_and(|fs| RAM_MAGICS.contains(&(fs.f_type as u64)));
+    let direct = wanted && !is_ram && set_direct(fd, true).is_ok() && probe(fd).is_ok();
+    if !direct {
+        set_direct(fd, false).map_err(failed)?;
+        probe(fd).map_err(failed)?;
+    }
+    if is_ram {
+        notice(&format!(
+            "swap path {path:?} is on a file system in RAM: what goes there frees no memory, and I/O is buffered; \
+             a directory on a disk is better"
+        ));
+    } else if wanted && !direct {
+        notice(&format!(
+            "swap path {path:?} is on a file system without direct I/O: I/O is buffered, and the page cache may \
+             hold pages a second time"
+        ));
+    }
+    ftruncate(fd, 0).map_err(failed)
+}
+
+fn set_direct(fd: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
+    let mut flags = fcntl_getfl(fd)?;
+    flags.set(OFlags::DIRECT, on);
+    fcntl_setfl(fd, flags)
+}
+
+/// One page there and back.
+fn probe(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let pattern = PageBuf(core::array::from_fn(|i| ((i * 31) >> 3) as u8));
+    let mut back = PageBuf::ZERO;
+    let wrote = retry(|| pwrite(fd, &pattern.0, 0))?;
+    let read = retry(|| pread(fd, &mut back.0[..], 0))?;
+    if wrote == pattern.0.len() && read == wrote && back.0 == pattern.0 { Ok(()) } else { Err(Errno::IO) }
+}
+
+fn retry(mut call: impl FnMut() -> Result<usize, Errno>) -> Result<usize, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            result => return result,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What an evictor writes through: io_uring, or one write at a time where there is none.
+
+use super::uring::UringQueue;
+use super::{Files, Progress};
+use farshore_core::word::Slot;
+use farshore_engine::traits::{IoError, PageBuf, WriteQueue};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Most writes in flight of one queue, whatever is asked for: three batches of 256 single pages and more.
+const DEPTH_MAX: u32 = 4096;
+
+/// Writes to a [`FileArray`](super::FileArray).
+#[derive(Debug)]
+pub struct FileQueue(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Uring(Box<UringQueue>),
+    Sync(SyncQueue),
+}
+
+impl FileQueue {
+    pub(super) fn new(files: &Arc<Files>, depth: u32, uring: bool) -> Result<FileQueue, IoError> {
+        let depth = depth.clamp(1, DEPTH_MAX);
+        Ok(FileQueue(match uring {
+            true => Kind::Uring(Box::new(UringQueue::new(Arc::clone(files), depth)?)),
+            false => Kind::Sync(SyncQueue::new(Arc::clone(files), depth)),
+        }))
+    }
+
+    /// The ring, to take away from under the queue in tests.
+    #[doc(hidden)]
+    pub fn ring_fd(&self) -> Option<rustix::fd::RawFd> {
+        match &self.0 {
+            Kind::Uring(queue) => Some(queue.ring_fd()),
+            Kind::Sync(_) => None,
+        }
+    }
+}
+
+impl WriteQueue for FileQueue {
+    unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {
+        match &mut self.0 {
+            // SAFETY: the caller keeps to our own contract, which is the same.
+            Kind::Uring(queue) => unsafe { queue.start_write(first, pages, count, tag) },
+            // SAFETY: as above.
+            Kind::Sync(queue) => unsafe { queue.start_write(first, pages, count, tag) },
+        }
+    }
+
+    fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        match &mut self.0 {
+            Kind::Uring(queue) => queue.reap(wait, done),
+            Kind::Sync(queue) => queue.reap(wait, done),
+        }
+    }
+
+    fn in_flight(&self) -> u32 {
+        match &self.0 {
+            Kind::Uring(queue) => queue.in_flight(),
+            Kind::Sync(queue) => queue.in_flight(),
+        }
+    }
+}
+
+/// Writes at once, on the thread that starts them.
+#[derive(Debug)]
+struct SyncQueue {
+    files: Arc<Files>,
+    depth: usize,
+    /// Written and not reaped; room for `depth`, so that it never allocates.
+    written: VecDeque<(u64, Result<(), IoError>)>,
+}
+
+impl SyncQueue {
+    fn new(files: Arc<Files>, depth: u32) -> SyncQueue {
+        SyncQueue { files, depth: depth as usize, written: VecDeque::with_capacity(depth as usize) }
+    }
+}
+
+impl WriteQueue for SyncQueue {
+    unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {
+        if self.written.len() == self.depth {
+            return Err(());
+        }
+        let result = if count == 0 {
+            Ok(())
+        } else if self.files.is_beyond(first.number(), count) {
+            Err(IoError::Full)
+        } else {
+            // SAFETY: the caller's pages stay readable until the completion is reaped, which is later.
+            unsafe { self.files.write_now(pages, Progress::new(first, count)) }
+        };
+        self.written.push_back((tag, result));
+        Ok(())
+    }
+
+    fn reap(&mut self, _wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        while let Some((tag, result)) = self.written.pop_front() {
+            done(tag, result);
+        }
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.written.len() as u32
+    }
+}

@@ -1,0 +1,350 @@
+//! The command line: options, their help, and usage errors of one line.
+
+use std::error::Error as _;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, Parser, Subcommand};
+use farshore_config::{FaultMode, Named, Size, StatsTarget, SwapSpec};
+
+use crate::refusal::Refusal;
+
+/// Gives unmodified programs more memory than the RAM they may use.
+#[derive(Parser, Debug)]
+#[command(name = "farshore", version, max_term_width = 100, after_help = AFTER_ALL)]
+#[command(
+    long_about = "Gives unmodified programs more memory than the RAM they may use: cold pages live elsewhere (on disks, in RAM \
+    set aside for it), and page faults are served inside the program, without root and on a stock Linux kernel."
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const AFTER_ALL: &str = "\
+Examples:
+  farshore doctor                                    see whether this machine can do it
+  farshore run --memory 256M -- sort -S 1G big.txt   sort with 256 MiB of local memory
+  farshore stat 4242                                 counters of the running program 4242
+  farshore set 4242 memory=512M                      give it more local memory
+
+'farshore COMMAND --help' tells everything about a command.";
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run PROGRAM with its cold memory elsewhere
+    #[command(
+        long_about = "Runs PROGRAM with at most the given local memory for its heap and its large anonymous mappings; what does not fit \
+    lives in the swap spaces. PROGRAM replaces this command: its process id, input, output, signals and exit status are its own.\n\n\
+    Everything after PROGRAM is PROGRAM's. Sizes take K, M, G and T (powers of 1024), such as 64M or 1.5G."
+    )]
+    Run(Box<RunArgs>),
+    /// Tell what this kernel and user can do, and how to mend what is missing
+    #[command(
+        long_about = "Tries what Farshore needs from the kernel and the user's rights, one by one, and says what each missing thing costs \
+    and how to mend it. Nothing is left behind."
+    )]
+    Doctor(DoctorArgs),
+    /// Show the counters of a running program
+    Stat(StatArgs),
+    /// Change settings of a running program
+    Set(SetArgs),
+}
+
+/// `farshore run`.
+#[derive(Args, Debug)]
+#[command(
+    override_usage = "farshore run [OPTIONS] [--] PROGRAM [ARG]...",
+    after_long_help = AFTER_RUN
+)]
+pub struct RunArgs {
+    /// Local memory for managed pages, at least 4M. Required here or in the config file
+    // A negative size should be called that, not an unknown option.
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub memory: Option<Size>,
+
+    /// Where cold pages go; repeat for an array
+    ///
+    /// SPEC is one of
+    ///   dir:PATH               a file without a name in this directory;
+    ///   file:PATH[,size=SIZE]  this file, made anew and removed at once;
+    ///   ram[,size=SIZE]        RAM set aside, for tests;
+    ///   delay:TIME             RAM that answers after TIME (10us, 1ms), for measuring.
+    /// Without it: dir: of $FARSHORE_SWAP_DIR, else of /var/tmp.
+    #[arg(long, value_name = "SPEC", verbatim_doc_comment)]
+    pub swap: Vec<SwapSpec>,
+
+    /// How faults are delivered: upcall (default) or poll
+    ///
+    /// upcall  the thread that touches an absent page fetches it itself, in a signal handler:
+    ///         faster, and needs no privilege;
+    /// poll    handler threads fetch it, also for the kernel's own accesses: needs the setting
+    ///         vm.unprivileged_userfaultfd=1, /dev/userfaultfd or CAP_SYS_PTRACE.
+    #[arg(long, value_name = "MODE", verbatim_doc_comment)]
+    pub fault: Option<FaultMode>,
+
+    /// What chooses the pages that leave: second-chance (default) or fifo
+    #[arg(long, value_name = "NAME[,KEY=VALUE]...")]
+    pub policy: Option<Named>,
+
+    /// What fetches pages before they are asked for: none (default)
+    #[arg(long, value_name = "NAME[,KEY=VALUE]...")]
+    pub prefetch: Option<Named>,
+
+    /// Threads that move pages out, 1 to 16 [default: one a core, at most 4]
+    #[arg(long, value_name = "N")]
+    pub evictors: Option<u32>,
+
+    /// Write the counters as JSON to FILE when the program ends (- for stderr)
+    #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
+    pub stats: Option<StatsTarget>,
+
+    /// Read options from FILE: TOML, with the same names; the command line wins
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// The smallest mapping that is managed (the heap always is) [default: 128K]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub threshold: Option<Size>,
+
+    /// The program, found in PATH as a shell would, and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM", num_args = 1..)]
+    pub command: Vec<OsString>,
+}
+
+const AFTER_RUN: &str = "\
+Examples:
+  farshore run --memory 256M -- sort -S 1G big.txt
+  farshore run --memory 1G --swap dir:/mnt/a --swap dir:/mnt/b -- redis-server
+  farshore run --memory 64M --swap delay:10us --stats - -- ./program
+  farshore run --config far.toml -- python3 job.py     (far.toml: memory = \"2G\")
+
+Exit status:
+  The program's own; 128+n in a shell if signal n ended it. When it could not be started:
+  125  Farshore could not start it: wrong option, unusable swap space, a program that cannot work
+       with it (static, setuid, 32-bit, not glibc)
+  126  PROGRAM is there and not executable
+  127  PROGRAM is not there
+
+Environment:
+  FARSHORE_SWAP_DIR  the directory for swap files where no --swap is given
+  FARSHORE_LIBRARY   libfarshore.so, if it is not beside farshore, nor in ../lib/farshore or ../lib
+  FARSHORE_OPTIONS, FARSHORE_OLD_PRELOAD and LD_PRELOAD are set for PROGRAM";
+
+/// `farshore doctor`.
+#[derive(Args, Debug)]
+#[command(
+    after_long_help = "Exit status: 0 if everything is there that 'farshore run' needs in its default way (upcall), 1 if not."
+)]
+pub struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Look at this swap space too; repeat for more [default: the one that run would take]
+    #[arg(long, value_name = "SPEC")]
+    pub swap: Vec<SwapSpec>,
+}
+
+/// `farshore stat`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Examples:
+  farshore stat 4242
+  farshore stat --watch 1 4242            again every second, with what happened in between
+  farshore stat --json 4242               the same fields as --stats of 'farshore run'
+
+Exit status: 0; 1 if there is no such program, or it does not run with Farshore.
+A program is shown to the user that started it, and to root.")]
+pub struct StatArgs {
+    /// The program's process id
+    #[arg(value_name = "PID", value_parser = pid)]
+    pub pid: u32,
+    /// Print JSON; with --watch, one line each time
+    #[arg(long)]
+    pub json: bool,
+    /// Show again every so many seconds, until the program ends
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub watch: Option<f64>,
+}
+
+/// `farshore set`.
+#[derive(Args, Debug)]
+#[command(after_long_help = "\
+Keys:
+  memory=SIZE   the local memory: more at once, less as fast as pages can leave
+
+Exit status: 0; 1 if a setting was refused, or there is no such program. Settings are made in order, up to the first that is refused.")]
+pub struct SetArgs {
+    /// The program's process id
+    #[arg(value_name = "PID", value_parser = pid)]
+    pub pid: u32,
+    /// What to set
+    #[arg(required = true, value_name = "KEY=VALUE", value_parser = setting)]
+    pub settings: Vec<(String, String)>,
+}
+
+fn pid(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(pid) if pid > 0 && i32::try_from(pid).is_ok() => Ok(pid),
+        _ => Err(format!("invalid process id {text:?}: write a number such as 4242")),
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err(format!("invalid number of seconds {text:?}: write one from 0.1 to 86400")),
+    }
+}
+
+fn setting(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() && !value.is_empty() => Ok((key.into(), value.into())),
+        _ => Err(format!("invalid setting {text:?}: write KEY=VALUE such as memory=512M")),
+    }
+}
+
+/// What a parsed command line asks for.
+#[derive(Debug)]
+pub enum Asked {
+    /// To run a command.
+    For(Box<Command>),
+    /// To print a text (help, version).
+    Text(Box<clap::Error>),
+}
+
+/// Reads the command line.
+///
+/// # Errors
+/// One line for what clap would tell in several (125).
+pub fn parse(arguments: Vec<OsString>) -> Result<Asked, Refusal> {
+    match Cli::try_parse_from(arguments) {
+        Ok(cli) => Ok(Asked::For(Box::new(cli.command))),
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Asked::Text(Box::new(error))),
+            _ => Err(Refusal::cannot_start(one_line(&error))),
+        },
+    }
+}
+
+fn one_line(error: &clap::Error) -> String {
+    let context = |kind: ContextKind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        _ => String::new(),
+    };
+    let (argument, value) = (context(ContextKind::InvalidArg), context(ContextKind::InvalidValue));
+    // "--memory <SIZE>" is known as --memory.
+    let option = argument.split(' ').next().unwrap_or_default();
+    match error.kind() {
+        ErrorKind::UnknownArgument => {
+            let near = context(ContextKind::SuggestedArg);
+            let hint = if near.is_empty() { String::new() } else { format!("did you mean '{near}'? ") };
+            format!("unknown option '{argument}': {hint}see 'farshore --help' or 'farshore COMMAND --help'")
+        }
+        ErrorKind::InvalidSubcommand => {
+            format!("unknown command '{}': use run, doctor, stat or set", context(ContextKind::InvalidSubcommand))
+        }
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            "no command given: use run, doctor, stat or set; see 'farshore --help'".into()
+        }
+        ErrorKind::ValueValidation => {
+            let why = error.source().map_or_else(|| format!("invalid value '{value}'"), ToString::to_string);
+            if option.starts_with('-') { format!("{option}: {why}") } else { why }
+        }
+        ErrorKind::InvalidValue if value.is_empty() => format!("{option} has no value: write {argument}"),
+        ErrorKind::MissingRequiredArgument => missing(&argument),
+        ErrorKind::ArgumentConflict => format!("{option} is given twice: give it once"),
+        ErrorKind::InvalidUtf8 => "an option's value is not UTF-8: use another name".into(),
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default();
+            format!("{}: see 'farshore --help'", line.strip_prefix("error: ").unwrap_or(line))
+        }
+    }
+}
+
+fn missing(argument: &str) -> String {
+    let (what, example) = if argument.contains("PROGRAM") {
+        ("no PROGRAM given", "farshore run --memory 256M -- PROGRAM")
+    } else if argument.contains("KEY=VALUE") {
+        ("no setting given", "farshore set PID memory=512M")
+    } else {
+        ("no process id given", "farshore stat PID")
+    };
+    format!("{what}: write it as in '{example}'")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parsed(words: &[&str]) -> Result<Asked, Refusal> {
+        parse(std::iter::once("farshore").chain(words.iter().copied()).map(OsString::from).collect())
+    }
+
+    fn run(words: &[&str]) -> RunArgs {
+        match parsed(words) {
+            Ok(Asked::For(command)) => match *command {
+                Command::Run(arguments) => *arguments,
+                other => panic!("{words:?} gave {other:?}"),
+            },
+            other => panic!("{words:?} gave {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_follows_the_program_is_the_programs() {
+        for words in [
+            &["run", "--memory", "64M", "ls", "--memory", "-l", "--help", "--", "x"][..],
+            &["run", "--memory", "64M", "--", "ls", "--memory", "-l", "--help", "--", "x"][..],
+        ] {
+            let arguments = run(words);
+            assert_eq!(arguments.memory, Some(Size::mib(64)));
+            assert_eq!(arguments.command, ["ls", "--memory", "-l", "--help", "--", "x"]);
+        }
+        assert_eq!(run(&["run", "--stats", "-", "--", "-odd"]).command, ["-odd"]);
+    }
+
+    #[test]
+    fn mistakes_are_one_line_that_names_them() {
+        for (words, part) in [
+            (&["run", "--bogus", "ls"][..], "unknown option '--bogus'"),
+            (&["run", "--memori", "4M", "ls"], "did you mean '--memory'?"),
+            (&["run", "--memory", "64Q", "ls"], "--memory: invalid size \"64Q\""),
+            (&["run", "--memory", "-5M", "ls"], "--memory: invalid size \"-5M\""),
+            (&["run", "--memory"], "--memory has no value"),
+            (&["run", "--memory", "4M", "--memory", "5M", "ls"], "--memory is given twice"),
+            (&["run", "--memory", "4M"], "no PROGRAM given"),
+            (&["run", "--swap", "tape:/x", "ls"], "--swap: invalid swap space \"tape:/x\""),
+            (&["run", "--fault", "push", "ls"], "--fault: invalid fault mode \"push\""),
+            (&["run", "--evictors", "many", "ls"], "--evictors"),
+            (&["run", "--policy", "=", "ls"], "--policy"),
+            (&["run", "--threshold", "x", "ls"], "--threshold"),
+            (&["walk"], "unknown command 'walk'"),
+            (&[], "no command given"),
+            (&["stat"], "no process id given"),
+            (&["stat", "0"], "invalid process id \"0\""),
+            (&["stat", "x"], "invalid process id \"x\""),
+            (&["stat", "1", "--watch", "0"], "--watch: invalid number of seconds \"0\""),
+            (&["set", "1"], "no setting given"),
+            (&["set", "1", "memory"], "invalid setting \"memory\""),
+            (&["doctor", "now"], "now"),
+        ] {
+            let refusal = parsed(words).map(|asked| panic!("{words:?} gave {asked:?}")).unwrap_err();
+            assert_eq!(refusal.status, crate::refusal::CANNOT_START);
+            assert!(refusal.text.contains(part), "{words:?}: {}", refusal.text);
+            assert!(!refusal.text.contains('\n'), "{words:?}: {}", refusal.text);
+            println!("{refusal}");
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! `farshore doctor`: what this kernel and this user can do, and how to mend what is missing.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use farshore_config::SwapSpec;
+use farshore_sys::probe::{Needed, Probe, probe_all};
+use rustix::fs::{Mode, OFlags};
+use serde_json::json;
+
+use crate::args::DoctorArgs;
+use crate::refusal::{FAILED, Refusal};
+use crate::stat::bytes;
+use crate::{library, print, swap};
+
+/// One thing that was looked at.
+#[derive(Debug)]
+struct Finding {
+    name: String,
+    /// What was found, or what is wrong.
+    result: Result<String, String>,
+    /// `None`: Farshore cannot run without it; else what it costs to be without it.
+    without: Option<String>,
+    /// How to mend it.
+    advice: String,
+}
+
+impl Finding {
+    fn required(name: &str, result: Result<String, String>, advice: &str) -> Self {
+        Finding { name: name.into(), result, without: None, advice: advice.into() }
+    }
+
+    fn optional(name: &str, result: Result<String, String>, without: &str, advice: &str) -> Self {
+        Finding { name: name.into(), result, without: Some(without.into()), advice: advice.into() }
+    }
+
+    fn stops(&self) -> bool {
+        self.result.is_err() && self.without.is_none()
+    }
+}
+
+impl From<Probe> for Finding {
+    fn from(probe: Probe) -> Self {
+        let without = match probe.needed {
+            Needed::Required => None,
+            Needed::Optional(without) => Some(without.to_string()),
+        };
+        Finding { name: probe.name.to_string(), result: probe.result, without, advice: probe.advice }
+    }
+}
+
+/// Prints what was found; the exit status says whether `farshore run` can work.
+///
+/// # Errors
+/// Standard output cannot be written, or the swap space to look at has no usable name.
+pub fn doctor(arguments: &DoctorArgs) -> Result<u8, Refusal> {
+    let mut findings: Vec<Finding> = probe_all().into_iter().map(Finding::from).collect();
+    findings.push(find_library());
+    for spec in specs(arguments)? {
+        look_at_swap(&spec, &mut findings);
+    }
+    let usable = !findings.iter().any(Finding::stops);
+    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    print(&if arguments.json { as_json(&findings, usable) } else { as_table(&findings, usable, colour) })?;
+    Ok(if usable { 0 } else { FAILED })
+}
+
+fn specs(arguments: &DoctorArgs) -> Result<Vec<SwapSpec>, Refusal> {
+    let wrong = |error: farshore_config::ConfigError| Refusal::cannot_start(error.to_string());
+    if arguments.swap.is_empty() {
+        return Ok(vec![farshore_config::default_swap().map_err(wrong)?]);
+    }
+    arguments.swap.iter().try_for_each(SwapSpec::check_supported).map_err(wrong)?;
+    Ok(arguments.swap.clone())
+}
+
+fn find_library() -> Finding {
+    let (result, advice) = match library::find() {
+        Ok(path) => (Ok(path.display().to_string()), ""),
+        Err(refusal) => (Err(refusal.text), ""),
+    };
+    Finding::required(library::FILE_NAME, result, advice)
+}
+
+/// Looks at a swap space: can it be used, and how well.
+fn look_at_swap(spec: &SwapSpec, findings: &mut Vec<Finding>) {
+    let name = format!("swap {spec}");
+    if let Err(refusal) = swap::check(spec) {
+        return findings.push(Finding::required(&name, Err(refusal.text), "or name another with --swap or FARSHORE_SWAP_DIR"));
+    }
+    let folder = match spec {
+        SwapSpec::Dir(path) => path.as_path(),
+        SwapSpec::File { path, .. } => path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+        _ => return findings.push(Finding::required(&name, Ok("lies in RAM".into()), "")),
+    };
+    let room = swap::room(folder).map_or_else(|| "room not known".into(), |room| format!("{} free", bytes(room)));
+    findings.push(Finding::required(&name, Ok(room), ""));
+    let file = nameless(folder);
+    let direct = match &file {
+        Ok(file) => try_direct(file).map(|()| "one page written past the page cache".to_string()),
+        Err(why) => Err(why.clone()),
+    };
+    findings.push(Finding::optional(
+        &format!("{name}: O_TMPFILE"),
+        file.map(|_| "a file without a name".into()),
+        "the swap file has a name for a moment, until it is removed",
+        "use a directory on ext4, xfs or btrfs",
+    ));
+    findings.push(Finding::optional(
+        &format!("{name}: O_DIRECT"),
+        direct,
+        "cold pages go through the page cache, which takes RAM itself",
+        "use a directory on ext4, xfs or btrfs",
+    ));
+}
+
+/// A file without a name in `folder`; it is gone when it is closed.
+fn nameless(folder: &Path) -> Result<OwnedFd, String> {
+    let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| errno.to_string())
+}
+
+/// One page, as direct I/O wants it to lie.
+#[repr(align(4096))]
+struct Page([u8; 4096]);
+
+/// Writes one page with `O_DIRECT`. Some file systems take the flag and refuse the write.
+fn try_direct(file: &OwnedFd) -> Result<(), String> {
+    let refused = |errno: rustix::io::Errno| errno.to_string();
+    let flags = rustix::fs::fcntl_getfl(file.as_fd()).map_err(refused)?;
+    rustix::fs::fcntl_setfl(file.as_fd(), flags | OFlags::DIRECT).map_err(refused)?;
+    let page = Page([0; 4096]);
+    match rustix::io::pwrite(file.as_fd(), &page.0, 0) {
+        Ok(4096) => Ok(()),
+        Ok(count) => Err(format!("only {count} bytes of a page were written")),
+        Err(errno) => Err(errno.to_string()),
+    }
+}
+
+fn as_json(findings: &[Finding], usable: bool) -> String {
+    let rows: Vec<serde_json::Value> = findings
+        .iter()
+        .map(|finding| {
+            let (ok, detail) = match &finding.result {
+                Ok(detail) => (true, detail),
+                Err(detail) => (false, detail),
+            };
+            json!({
+                "name": finding.name,
+                "ok": ok,
+                "required": finding.without.is_none(),
+                "detail": detail,
+                "without": finding.without,
+                "advice": finding.advice,
+            })
+        })
+        .collect();
+    let mut text = format!("{:#}", json!({ "schema": 1, "usable": usable, "findings": rows }));
+    text.push('\n');
+    text
+}
+
+fn as_table(findings: &[Finding], usable: bool, colour: bool) -> String {
+    let paint = |code: &str, word: &str| if colour { format!("\x1b[{code}m{word}\x1b[0m") } else { word.to_string() };
+    let width = findings.iter().map(|finding| finding.name.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for finding in findings {
+        let name = &finding.name;
+        match (&finding.result, &finding.without) {
+            (Ok(detail), _) => {
+                let _ = writeln!(text, "{}       {name:<width$}  {detail}", paint("32", "ok"));
+            }
+            (Err(why), None) => {
+                let _ = writeln!(text, "{}  {name:<width$}  {why}", paint("1;31", "MISSING"));
+            }
+            (Err(why), Some(without)) => {
+                let _ = writeln!(text, "{}  {name:<width$}  {why}", paint("33", "missing"));
+                let _ = writeln!(text, "         {:<width$}  without it: {without}", "");
+            }
+        }
+        if finding.result.is_err() && !finding.advice.is_empty() {
+            let _ = writeln!(text, "         {:<width$}  to mend it: {}", "", finding.advice);
+        }
+    }
+    let verdict = if usable {
+        paint("1;32", "'farshore run' can work here.")
+    } else {
+        paint("1;31", "'farshore run' cannot work here: mend what is MISSING.")
+    };
+    let _ = writeln!(text, "\n{verdict}");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Vec<Finding> {
+        vec![
+            Finding::required("kernel", Ok("6.18".into()), "none"),
+            Finding::optional("move", Err("no such ioctl".into()), "pages are copied", "use Linux 6.8"),
+            Finding::required("userfaultfd", Err("not permitted".into()), "sysctl"),
+        ]
+    }
+
+    #[test]
+    fn the_table_tells_what_is_needed_from_what_is_nice() {
+        let text = as_table(&sample(), false, false);
+        let expected = "\
+ok       kernel       6.18
+missing  move         no such ioctl
+                      without it: pages are copied
+                      to mend it: use Linux 6.8
+MISSING  userfaultfd  not permitted
+                      to mend it: sysctl
+
+'farshore run' cannot work here: mend what is MISSING.
+";
+        assert_eq!(text, expected);
+        assert!(as_table(&sample(), false, true).contains("\x1b[1;31mMISSING\x1b[0m"));
+    }
+
+    #[test]
+    fn json_says_the_same() {
+        let value: serde_json::Value = serde_json::from_str(&as_json(&sample(), false)).expect("it is JSON");
+        assert_eq!((value["schema"].as_u64(), value["usable"].as_bool()), (Some(1), Some(false)));
+        assert_eq!(value["findings"][1]["without"], "pages are copied");
+        assert_eq!(value["findings"][2]["required"], true);
+    }
+
+    #[test]
+    fn a_full_or_missing_swap_directory_stops() {
+        let mut findings = Vec::new();
+        look_at_swap(&SwapSpec::Dir("/nonexistent/here".into()), &mut findings);
+        assert!(findings.iter().any(Finding::stops), "{findings:?}");
+        let mut findings = Vec::new();
+        look_at_swap(&SwapSpec::Dir(std::env::temp_dir()), &mut findings);
+        assert!(!findings.iter().any(Finding::stops), "{findings:?}");
+    }
+}

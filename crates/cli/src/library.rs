@@ -1,0 +1,125 @@
+//! Finds `libfarshore.so`, and makes sure that the dynamic linker will load it: it only warns about
+//! a preloaded library that it cannot use, and the program would run without Farshore.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::StatVfsMountFlags;
+
+use crate::elf::{self, Elf};
+use crate::program::mounted_with;
+use crate::refusal::Refusal;
+
+/// The library's file name.
+pub const FILE_NAME: &str = "libfarshore.so";
+/// Names another library file, for tests and unusual installations.
+pub const VARIABLE: &str = "FARSHORE_LIBRARY";
+
+/// Where the library is: what `$FARSHORE_LIBRARY` names, or else beside this command or in the
+/// `lib` directory next to it.
+///
+/// # Errors
+/// It is nowhere, or it cannot be preloaded (125).
+pub fn find() -> Result<PathBuf, Refusal> {
+    let named = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let command = std::env::current_exe().ok();
+    let path = choose(named.as_deref(), command.as_deref())?;
+    check(&path)?;
+    Ok(path)
+}
+
+fn choose(named: Option<&Path>, command: Option<&Path>) -> Result<PathBuf, Refusal> {
+    if let Some(path) = named {
+        let shown = path.display();
+        let missing = |error| {
+            Refusal::cannot_start(format!(
+                "the library '{shown}' (from {VARIABLE}) cannot be used ({error}): correct or unset {VARIABLE}"
+            ))
+        };
+        return std::fs::canonicalize(path).map_err(missing);
+    }
+    let Some(folder) = command.and_then(Path::parent) else {
+        return Err(Refusal::cannot_start(format!(
+            "where farshore itself lies is not known (is /proc mounted?), so {FILE_NAME} cannot be found: set {VARIABLE} to its path"
+        )));
+    };
+    let places = ["", "../lib/farshore", "../lib"].map(|place| folder.join(place).join(FILE_NAME));
+    if let Some(found) = places.iter().find_map(|place| std::fs::canonicalize(place).ok()) {
+        return Ok(found);
+    }
+    let looked = places.map(|place| format!("'{}'", place.display())).join(", ");
+    Err(Refusal::cannot_start(format!(
+        "{FILE_NAME} was not found (looked at {looked}): install it there, or set {VARIABLE} to its path"
+    )))
+}
+
+fn check(path: &Path) -> Result<(), Refusal> {
+    let shown = path.display();
+    let refuse = |why: &str| Err(Refusal::cannot_start(format!("the library '{shown}' {why}")));
+    // The linker splits LD_PRELOAD at these, and knows no way to quote them.
+    if path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':' | b'$')) {
+        return refuse("has a space, a colon or a dollar sign in its path, which LD_PRELOAD cannot carry: install it elsewhere");
+    }
+    let mut head = [0_u8; 4];
+    let file = File::open(path).and_then(|mut file| file.read_exact(&mut head).map(|()| file));
+    let file = match file {
+        Ok(file) => file,
+        Err(error) => return refuse(&format!("cannot be read ({error}): make it readable, or set {VARIABLE} to another")),
+    };
+    let library = head == elf::MAGIC && matches!(elf::parse(file), Elf::Program { .. });
+    if !library {
+        return refuse("is not a shared library for x86-64: build and install it again");
+    }
+    if mounted_with(path, StatVfsMountFlags::NOEXEC) {
+        return refuse("lies on a file system that is mounted noexec: install it elsewhere");
+    }
+    Ok(())
+}
+
+/// The value of `LD_PRELOAD` that loads `library` first, and the value to give back to the program:
+/// what the user had there, without this library (which is in it when farshore runs under farshore).
+pub fn preload(library: &Path, old: Option<&OsStr>) -> (OsString, Option<OsString>) {
+    let words = old.unwrap_or_default().as_bytes().split(|byte| matches!(byte, b' ' | b':'));
+    let foreign =
+        |word: &&[u8]| !word.is_empty() && Path::new(OsStr::from_bytes(word)).file_name() != Some(OsStr::new(FILE_NAME));
+    let words: Vec<&[u8]> = words.filter(foreign).collect();
+    let kept = OsStr::from_bytes(&words.join(&b':')).to_os_string();
+    let mut value = library.as_os_str().to_os_string();
+    if kept.is_empty() {
+        return (value, None);
+    }
+    value.push(":");
+    value.push(&kept);
+    (value, Some(kept))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_preload_is_kept_and_ours_comes_first_once() {
+        let library = Path::new("/opt/libfarshore.so");
+        let of = |old: Option<&str>| {
+            let (value, kept) = preload(library, old.map(OsStr::new));
+            (value.into_string().expect("plain"), kept.map(|kept| kept.into_string().expect("plain")))
+        };
+        assert_eq!(of(None), ("/opt/libfarshore.so".into(), None));
+        assert_eq!(of(Some("")), ("/opt/libfarshore.so".into(), None));
+        assert_eq!(of(Some("/a.so b.so")), ("/opt/libfarshore.so:/a.so:b.so".into(), Some("/a.so:b.so".into())));
+        assert_eq!(of(Some("/else/libfarshore.so:/a.so")), ("/opt/libfarshore.so:/a.so".into(), Some("/a.so".into())));
+        assert_eq!(of(Some("/opt/libfarshore.so")), ("/opt/libfarshore.so".into(), None));
+    }
+
+    #[test]
+    fn says_where_it_looked() {
+        let refusal = choose(None, Some(Path::new("/nonexistent/bin/farshore"))).unwrap_err();
+        assert!(refusal.text.contains("/nonexistent/bin/../lib/farshore/libfarshore.so"), "{}", refusal.text);
+        let refusal = choose(Some(Path::new("/nonexistent.so")), None).unwrap_err();
+        assert!(refusal.text.contains("'/nonexistent.so' (from FARSHORE_LIBRARY)"), "{}", refusal.text);
+        assert!(choose(None, None).unwrap_err().text.contains("set FARSHORE_LIBRARY"));
+    }
+}

@@ -1,0 +1,163 @@
+//! `farshore run`: checks everything, sets the environment, becomes the program.
+
+use std::convert::Infallible;
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use farshore_config::{MEMORY_MIN, OPTIONS_VARIABLE, Options, Partial, Size, StatsTarget};
+use rustix::fs::Access;
+
+use crate::args::RunArgs;
+use crate::refusal::Refusal;
+use crate::{library, program, swap};
+
+/// The dynamic linker's variable.
+const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+/// What the user had in it, so that the library can give it back to the program.
+const OLD_PRELOAD_VARIABLE: &str = "FARSHORE_OLD_PRELOAD";
+
+/// Becomes the program. Returns only when it cannot.
+///
+/// # Errors
+/// Why not: 125, 126 or 127.
+pub fn run(mut arguments: RunArgs) -> Result<u8, Refusal> {
+    let command = std::mem::take(&mut arguments.command);
+    let options = options(arguments)?;
+    let name = command.first().map_or(OsStr::new(""), OsString::as_os_str);
+    let path = program::find(name)?;
+    program::check(&path)?;
+    let library = library::find()?;
+    let environment = environment(std::env::vars_os(), &library, &options);
+    match execute(&path, &command, environment) {
+        Ok(never) => match never {},
+        Err(error) => Err(not_executed(&path, &error)),
+    }
+}
+
+/// Puts the layers together, and looks at what they name.
+fn options(arguments: RunArgs) -> Result<Options, Refusal> {
+    let wrong = |error: farshore_config::ConfigError| Refusal::cannot_start(error.to_string());
+    let file = arguments.config.as_deref().map(Partial::from_file).transpose().map_err(wrong)?;
+    let line = Partial {
+        memory: arguments.memory,
+        swap: (!arguments.swap.is_empty()).then_some(arguments.swap),
+        fault: arguments.fault,
+        policy: arguments.policy,
+        prefetch: arguments.prefetch,
+        evictors: arguments.evictors,
+        stats: arguments.stats,
+        threshold: arguments.threshold,
+        trace: None,
+    };
+    let layers = file.unwrap_or_default().merge(line);
+    if layers.memory == Some(Size(0)) {
+        return Err(Refusal::cannot_start(format!("--memory is 0, no program can run in that: give it at least {MEMORY_MIN}")));
+    }
+    let mut options = layers.finish().map_err(wrong)?;
+    options.swap = options.swap.into_iter().map(swap::absolute).collect::<Result<_, _>>()?;
+    options.swap.iter().try_for_each(swap::check)?;
+    if let Some(StatsTarget::File(path)) = &options.stats {
+        check_stats(path)?;
+    }
+    Ok(options)
+}
+
+/// Whether the counters can be written at the end. Better to know now than after hours of work.
+fn check_stats(path: &Path) -> Result<(), Refusal> {
+    let shown = path.display();
+    let refuse = |why: String| Err(Refusal::cannot_start(format!("--stats: '{shown}' {why}")));
+    if path.is_dir() {
+        return refuse("is a directory: name a file in it".into());
+    }
+    // The file, or where it is not there yet, the directory that it will be in.
+    let place = if path.exists() { path } else { path.parent().unwrap_or(Path::new("/")) };
+    if !place.exists() {
+        return refuse(format!(
+            "cannot be made, the directory '{}' does not exist: make it, or name another file",
+            place.display()
+        ));
+    }
+    if place != path && !place.is_dir() {
+        return refuse(format!("cannot be made, '{}' is not a directory: name another file", place.display()));
+    }
+    match rustix::fs::access(place, Access::WRITE_OK) {
+        Ok(()) => Ok(()),
+        Err(errno) => refuse(format!("is not writable for you ({errno}): name another file")),
+    }
+}
+
+/// The program's environment: the user's, the options and the library.
+fn environment(user: impl Iterator<Item = (OsString, OsString)>, library: &Path, options: &Options) -> Vec<(OsString, OsString)> {
+    let ours = [OPTIONS_VARIABLE, OLD_PRELOAD_VARIABLE, PRELOAD_VARIABLE];
+    let mut old = None;
+    let mut variables: Vec<(OsString, OsString)> = Vec::new();
+    for (name, value) in user {
+        if name == PRELOAD_VARIABLE {
+            old = Some(value);
+        } else if !ours.iter().any(|ours| name == *ours) {
+            variables.push((name, value));
+        }
+    }
+    let (preload, kept) = library::preload(library, old.as_deref());
+    variables.push((PRELOAD_VARIABLE.into(), preload));
+    variables.extend(kept.map(|kept| (OLD_PRELOAD_VARIABLE.into(), kept)));
+    variables.push((OPTIONS_VARIABLE.into(), options.to_json().into()));
+    variables
+}
+
+/// Replaces this process. Not by the standard library, which would reset signals on the way.
+fn execute(path: &Path, command: &[OsString], environment: Vec<(OsString, OsString)>) -> io::Result<Infallible> {
+    let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+    let path = text(path.as_os_str().as_bytes().to_vec())?;
+    let words: Vec<CString> = command.iter().map(|word| text(word.as_bytes().to_vec())).collect::<io::Result<_>>()?;
+    let variables: Vec<CString> = environment
+        .into_iter()
+        .map(|(mut name, value)| {
+            name.push("=");
+            name.push(value);
+            text(name.into_vec())
+        })
+        .collect::<io::Result<_>>()?;
+    let pointers = |strings: &[CString]| strings.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>();
+    let (arguments, environment) = (pointers(&words), pointers(&variables));
+    // SAFETY: `path` and every pointer in both lists lead to strings that end with a zero byte, both
+    // lists end with a null pointer, and all of them live until the call returns, if it does.
+    unsafe { libc::execve(path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
+    Err(io::Error::last_os_error())
+}
+
+fn not_executed(path: &Path, error: &io::Error) -> Refusal {
+    let shown = path.display();
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR) => Refusal::not_found(format!("'{shown}' does not exist any more: check the path")),
+        Some(libc::E2BIG) => Refusal::not_executable(format!(
+            "'{shown}' cannot be executed ({error}): give it fewer arguments or a smaller environment (ulimit -s raises the limit)"
+        )),
+        _ => Refusal::not_executable(format!("'{shown}' cannot be executed ({error}): check its rights and its file system")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_config::SwapSpec;
+
+    #[test]
+    fn the_environment_is_the_users_plus_ours() {
+        let options = Options::new(Size::mib(64), SwapSpec::Dir("/var/tmp".into()));
+        let of = |user: &[(&str, &str)]| {
+            let user = user.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+            environment(user, Path::new("/l/libfarshore.so"), &options)
+                .into_iter()
+                .map(|(name, value)| format!("{}={}", name.display(), value.display()))
+                .collect::<Vec<_>>()
+        };
+        let json = format!("FARSHORE_OPTIONS={}", options.to_json());
+        assert_eq!(of(&[("A", "1")]), ["A=1", "LD_PRELOAD=/l/libfarshore.so", &json]);
+        // What an outer run has left there is replaced.
+        let user = [("LD_PRELOAD", "/l/libfarshore.so:/x.so"), ("FARSHORE_OPTIONS", "{}"), ("FARSHORE_OLD_PRELOAD", "/y.so")];
+        assert_eq!(of(&user), ["LD_PRELOAD=/l/libfarshore.so:/x.so", "FARSHORE_OLD_PRELOAD=/x.so", &json]);
+    }
+}

@@ -1,0 +1,198 @@
+//! `farshore stat` and `farshore set`.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use farshore_config::stats::Stats;
+
+use crate::args::{SetArgs, StatArgs};
+use crate::client::Client;
+use crate::print;
+use crate::refusal::Refusal;
+
+/// Shows the counters of a program, once or again and again.
+///
+/// # Errors
+/// The program cannot be asked (1).
+pub fn stat(arguments: &StatArgs) -> Result<u8, Refusal> {
+    let mut before = Client::connect(arguments.pid)?.stats()?;
+    let Some(seconds) = arguments.watch else {
+        print(&if arguments.json { before.to_json() } else { table(&before, None) })?;
+        return Ok(0);
+    };
+    let clear = !arguments.json && std::io::stdout().is_terminal();
+    let show = |now: &Stats, since: Option<&Stats>| {
+        if arguments.json {
+            return print(&format!("{}\n", now.to_json_line()));
+        }
+        // Home and clear to the end, so that the table stays in its place.
+        let (head, tail) = if clear { ("\x1b[H\x1b[J", "") } else { ("", "\n") };
+        print(&format!("{head}{}{tail}", table(now, since)))
+    };
+    show(&before, None)?;
+    loop {
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+        // A connection for each look: the program closes those that are silent for long.
+        let now = match Client::connect(arguments.pid).and_then(|mut client| client.stats()) {
+            Ok(now) => now,
+            Err(_) if gone(arguments.pid) => return Ok(0),
+            Err(refusal) => return Err(refusal),
+        };
+        show(&now, Some(&before))?;
+        before = now;
+    }
+}
+
+/// Whether the process has ended (it may not have been waited for yet).
+fn gone(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:")).unwrap_or("X").trim_start();
+    state.starts_with(['X', 'Z'])
+}
+
+/// Makes settings, in order.
+///
+/// # Errors
+/// The first that is refused (1).
+pub fn set(arguments: &SetArgs) -> Result<u8, Refusal> {
+    let mut client = Client::connect(arguments.pid)?;
+    for (key, value) in &arguments.settings {
+        client.set(key, value)?;
+    }
+    Ok(0)
+}
+
+/// The counters for reading; with `since`, also what has happened in between, by second.
+fn table(now: &Stats, since: Option<&Stats>) -> String {
+    let mut text = format!("{} (process {}), {}, up {}\n\n", now.program, now.pid, now.fault_mode, duration(now.uptime_ns));
+    let _ = writeln!(text, "{:<22}{:>12}{:>12}", "memory", "now", "peak");
+    let _ = writeln!(text, "{:<22}{:>12}", "  limit", bytes(now.memory_limit_bytes));
+    for (name, value, peak) in [
+        ("  resident", now.resident_bytes, now.resident_bytes_peak),
+        ("  managed", now.managed_bytes, now.managed_bytes_peak),
+        ("  Farshore's own", now.overhead_bytes, now.overhead_bytes_peak),
+    ] {
+        let _ = writeln!(text, "{name:<22}{:>12}{:>12}", bytes(value), bytes(peak));
+    }
+    let passed = since.map(|since| now.uptime_ns.saturating_sub(since.uptime_ns)).filter(|passed| *passed > 0);
+    let old = since.map(counters);
+    for (index, (name, value)) in counters(now).into_iter().enumerate() {
+        let Some(value) = value else {
+            let (total, rate) = ("total", if passed.is_some() { "a second" } else { "" });
+            let _ = writeln!(text, "\n{}", format!("{name:<22}{total:>12}{rate:>12}").trim_end());
+            continue;
+        };
+        let before = old.as_ref().and_then(|old| old.get(index)).and_then(|(_, value)| *value);
+        let rate = before.zip(passed).map(|(before, passed)| per_second(value.saturating_sub(before), passed));
+        let line = format!("{name:<22}{value:>12}{:>12}", rate.map_or(String::new(), |rate| rate.to_string()));
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    let latency = &now.fault_latency_ns;
+    let _ = writeln!(text, "\nfault latency");
+    for (name, value) in
+        [("p50", latency.p50), ("p90", latency.p90), ("p99", latency.p99), ("p99.9", latency.p999), ("max", latency.max)]
+    {
+        let _ = writeln!(text, "  {name:<20}{:>12}", duration(value));
+    }
+    if !now.spaces.is_empty() {
+        let _ = writeln!(text, "\n{:<46}{:>12}{:>12}", "swap space", "used", "capacity");
+    }
+    for space in &now.spaces {
+        let capacity = space.capacity_bytes.map_or_else(|| "the disk".into(), bytes);
+        let _ = writeln!(text, "  {:<44}{:>12}{capacity:>12}", space.name, bytes(space.used_bytes));
+    }
+    text
+}
+
+/// Counters in the order of the table; those without a value are headings.
+fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
+    let (faults, evictions, swap, prefetch) = (&stats.faults, &stats.evictions, &stats.swap, &stats.prefetch);
+    vec![
+        ("faults", None),
+        ("  fetch", Some(faults.fetch)),
+        ("  zero", Some(faults.zero)),
+        ("  rescue", Some(faults.rescue)),
+        ("  wait", Some(faults.wait)),
+        ("  write protect", Some(faults.write_protect)),
+        ("evictions", None),
+        ("  pages", Some(evictions.pages)),
+        ("  clean pages", Some(evictions.clean_pages)),
+        ("  batches", Some(evictions.batches)),
+        ("  synchronous", Some(evictions.synchronous)),
+        ("swap", None),
+        ("  pages in", Some(swap.pages_in)),
+        ("  pages out", Some(swap.pages_out)),
+        ("  errors", Some(swap.errors)),
+        ("prefetch", None),
+        ("  issued", Some(prefetch.issued)),
+        ("  used", Some(prefetch.used)),
+        ("  wasted", Some(prefetch.wasted)),
+    ]
+}
+
+fn per_second(count: u64, passed_ns: u64) -> u64 {
+    let rate = u128::from(count) * 1_000_000_000 / u128::from(passed_ns.max(1));
+    u64::try_from(rate).unwrap_or(u64::MAX)
+}
+
+/// `value` with three significant digits or so, and its unit.
+pub fn bytes(value: u64) -> String {
+    for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+        if value >> shift > 0 {
+            let whole = value as f64 / (1_u64 << shift) as f64;
+            return if whole < 100.0 { format!("{whole:.1} {unit}") } else { format!("{whole:.0} {unit}") };
+        }
+    }
+    format!("{value} B")
+}
+
+/// Nanoseconds in the unit that suits them.
+fn duration(ns: u64) -> String {
+    let seconds = ns / 1_000_000_000;
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ if seconds < 120 => format!("{:.1} s", ns as f64 / 1e9),
+        _ if seconds < 7_200 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3_600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_config::stats::Space;
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!([bytes(0), bytes(4096), bytes(268_435_456), bytes(1_610_612_736)], ["0 B", "4.0 KiB", "256 MiB", "1.5 GiB"]);
+        assert_eq!(bytes(u64::MAX), "16777216 TiB");
+        assert_eq!([duration(999), duration(8_700), duration(2_000_000)], ["999 ns", "8.7 us", "2.0 ms"]);
+        assert_eq!([duration(90_000_000_000), duration(3_600_000_000_000)], ["90.0 s", "60 min 0 s"]);
+        assert_eq!(duration(8_000_000_000_000), "2 h 13 min");
+    }
+
+    #[test]
+    fn the_table_shows_rates_when_it_is_watched() {
+        let mut before = Stats { program: "sort".into(), pid: 7, uptime_ns: 1_000_000_000, ..Stats::default() };
+        before.spaces = vec![Space { name: "dir:/var/tmp".into(), capacity_bytes: None, used_bytes: 4096 }];
+        before.faults.fetch = 100;
+        let mut now = before.clone();
+        now.uptime_ns += 2_000_000_000;
+        now.faults.fetch += 500;
+        let once = table(&before, None);
+        assert!(once.contains("sort (process 7)") && once.contains("  fetch                        100\n"), "{once}");
+        assert!(once.contains("the disk") && !once.contains("a second"), "{once}");
+        let watched = table(&now, Some(&before));
+        assert!(watched.contains("  fetch                        600         250\n"), "{watched}");
+        assert!(watched.lines().all(|line| line.trim_end() == line), "{watched}");
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_seen() {
+        assert!(!gone(std::process::id()));
+        assert!(gone(2_000_000_000));
+    }
+}

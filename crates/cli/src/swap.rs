@@ -1,0 +1,101 @@
+//! Looks at swap spaces before a program is started: what can be seen cheaply, without making a file.
+
+use std::fs::Metadata;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use farshore_config::{Size, SwapSpec};
+use rustix::fs::Access;
+use rustix::io::Errno;
+
+use crate::refusal::Refusal;
+
+/// With less room than this a space is as good as full.
+pub const ROOM_MIN: Size = Size::mib(16);
+
+/// `spec` with an absolute path, so that it also holds for a program that changes its directory first.
+///
+/// # Errors
+/// The current directory is not known (125).
+pub fn absolute(spec: SwapSpec) -> Result<SwapSpec, Refusal> {
+    let whole = |path: PathBuf| {
+        std::path::absolute(&path).map_err(|error| {
+            let shown = path.display();
+            Refusal::cannot_start(format!(
+                "where '{shown}' lies is not known ({error}): give the swap space by its absolute path"
+            ))
+        })
+    };
+    Ok(match spec {
+        SwapSpec::Dir(path) => SwapSpec::Dir(whole(path)?),
+        SwapSpec::File { path, size } => SwapSpec::File { path: whole(path)?, size },
+        SwapSpec::Dev(path) => SwapSpec::Dev(whole(path)?),
+        other => other,
+    })
+}
+
+/// Whether `spec` can be opened, as far as looking tells.
+///
+/// # Errors
+/// What is wrong with it, and what to do (125).
+pub fn check(spec: &SwapSpec) -> Result<(), Refusal> {
+    match spec {
+        SwapSpec::Dir(path) => check_folder(spec, path),
+        SwapSpec::File { path, .. } => {
+            check_file(spec, path)?;
+            // A name without a directory in front lies in the current one.
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            check_folder(spec, folder)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn refuse(spec: &SwapSpec, why: &str) -> Result<(), Refusal> {
+    Err(Refusal::cannot_start(format!("cannot use the swap space '{spec}': {why}")))
+}
+
+fn check_folder(spec: &SwapSpec, folder: &Path) -> Result<(), Refusal> {
+    let shown = folder.display();
+    match std::fs::metadata(folder) {
+        Ok(data) if data.is_dir() => {}
+        Ok(_) => return refuse(spec, &format!("'{shown}' is not a directory: name a directory on a disk with room")),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return refuse(spec, &format!("the directory '{shown}' does not exist: make it, or name another"));
+        }
+        Err(error) => return refuse(spec, &format!("the directory '{shown}' cannot be reached ({error}): name another")),
+    }
+    match rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK) {
+        Ok(()) => {}
+        Err(Errno::ROFS) => {
+            return refuse(spec, &format!("the directory '{shown}' lies on a read-only file system: name another"));
+        }
+        Err(errno) => return refuse(spec, &format!("the directory '{shown}' is not writable for you ({errno}): name another")),
+    }
+    let Some(room) = room(folder).filter(|room| *room < ROOM_MIN.bytes()) else { return Ok(()) };
+    let room = room >> 10;
+    refuse(
+        spec,
+        &format!("the file system of '{shown}' is full ({room} KiB left, {ROOM_MIN} needed): make room, or name another"),
+    )
+}
+
+fn check_file(spec: &SwapSpec, path: &Path) -> Result<(), Refusal> {
+    let taken = |data: &Metadata| data.is_file() && data.len() > 0;
+    match std::fs::symlink_metadata(path) {
+        Ok(data) if data.is_dir() => refuse(spec, "it is a directory: write dir: before it"),
+        Ok(data) if data.file_type().is_block_device() => {
+            refuse(spec, "it is a block device: name a file, or a directory with dir:")
+        }
+        Ok(data) if taken(&data) => refuse(spec, "the file exists and is not empty: remove it, or name another"),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that an ordinary user may still write to the file system of `path`; `None` if it does not say.
+pub fn room(path: &Path) -> Option<u64> {
+    let about = rustix::fs::statvfs(path).ok()?;
+    // Some file systems (of the kernel's own making) count nothing.
+    (about.f_blocks > 0).then(|| about.f_bavail.saturating_mul(about.f_frsize))
+}

@@ -1,0 +1,290 @@
+//! The control socket, both ends: the library's server runs in this process, `farshore stat` and
+//! `farshore set` ask it, and a client that does not keep to the protocol tries what it can.
+
+mod common;
+
+// The library's own source, compiled into this test.
+#[path = "../../preload/src/control.rs"]
+mod control;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use common::{farshore, farshore_as_nobody, outcome, refused};
+use control::{CLIENT_LIMIT, Handover, LINE_LIMIT, Target};
+use farshore_config::Size;
+use farshore_config::stats::Stats;
+
+struct Program {
+    limit: AtomicU64,
+}
+
+static PROGRAM: Program = Program { limit: AtomicU64::new(256 << 20) };
+static HANDOVER: Handover = Handover::new();
+
+impl Target for Program {
+    fn stats(&self) -> Stats {
+        Stats {
+            program: "a test".into(),
+            pid: std::process::id(),
+            fault_mode: "upcall".into(),
+            memory_limit_bytes: self.limit.load(Ordering::Relaxed),
+            ..Stats::default()
+        }
+    }
+
+    fn set(&self, key: &str, value: &str) -> Result<(), String> {
+        if key != "memory" {
+            return Err(format!("unknown key {key:?}: there is memory"));
+        }
+        let size: Size = value.parse().map_err(|error: farshore_config::ConfigError| error.to_string())?;
+        self.limit.store(size.bytes(), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// How many sockets the program has.
+fn sockets() -> usize {
+    let entries = std::fs::read_dir("/proc/self/fd").expect("/proc is mounted");
+    let targets = entries.filter_map(|entry| std::fs::read_link(entry.expect("it can be read").path()).ok());
+    targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
+}
+
+/// Starts the server once, as the library does; one test at a time talks to it.
+fn server() -> MutexGuard<'static, ()> {
+    static STARTED: OnceLock<()> = OnceLock::new();
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    STARTED.get_or_init(|| {
+        let before = sockets();
+        let listener = control::listen().expect("the name is free");
+        assert!(listener.as_raw_fd() > 100, "it keeps off the low numbers");
+        let raw = listener.as_raw_fd();
+        std::thread::spawn(move || control::serve(raw, &PROGRAM, &HANDOVER));
+        HANDOVER.finish(listener);
+        assert_eq!(sockets(), before, "the listener is the thread's alone");
+    });
+    turn
+}
+
+fn connect() -> UnixStream {
+    let user = rustix::process::geteuid().as_raw();
+    let address = SocketAddr::from_abstract_name(format!("farshore-{user}-{}", std::process::id())).expect("short name");
+    let stream = UnixStream::connect_addr(&address).expect("the server listens");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("it is a socket");
+    stream
+}
+
+/// Sends `bytes`, and returns the first line that comes back.
+fn ask(bytes: &[u8]) -> String {
+    let mut stream = connect();
+    stream.write_all(bytes).expect("the server takes it");
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).expect("an answer comes");
+    line
+}
+
+#[test]
+fn stat_shows_the_counters() {
+    let _turn = server();
+    let pid = std::process::id().to_string();
+    let output = farshore().args(["stat", &pid]).output().expect("it starts");
+    let (status, errors) = outcome(&output);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!((status, errors.as_str()), (0, ""));
+    assert!(text.starts_with(&format!("a test (process {pid}), upcall")), "{text}");
+    let output = farshore().args(["stat", "--json", &pid]).output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(Stats::from_json(&text).map(|stats| stats.pid), Ok(std::process::id()), "{text}");
+}
+
+#[test]
+fn watching_shows_line_after_line() {
+    let _turn = server();
+    let pid = std::process::id().to_string();
+    let mut command = farshore();
+    command.args(["stat", "--json", "--watch", "0.1", &pid]).stdout(std::process::Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let output = BufReader::new(child.stdout.take().expect("it is piped"));
+    let lines: Vec<String> = output.lines().take(3).map(|line| line.expect("it is text")).collect();
+    assert!(lines.len() == 3 && lines.iter().all(|line| Stats::from_json(line).is_ok()), "{lines:?}");
+    // Its reader is gone now: it ends as other commands do, by SIGPIPE.
+    let status = child.wait().expect("it is ours");
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(13));
+}
+
+#[test]
+fn set_changes_and_refuses() {
+    let _turn = server();
+    let pid = std::process::id().to_string();
+    let status = farshore().args(["set", &pid, "memory=512M"]).status().expect("it starts");
+    assert!(status.success());
+    assert_eq!(PROGRAM.limit.load(Ordering::Relaxed), 512 << 20);
+    refused(farshore().args(["set", &pid, "memory=64Q"]), 1, &[&pid, "\"64Q\""]);
+    // In order, up to the first that is refused.
+    refused(farshore().args(["set", &pid, "memory=128M", "speed=9", "memory=1G"]), 1, &["\"speed\"", "memory"]);
+    assert_eq!(PROGRAM.limit.load(Ordering::Relaxed), 128 << 20);
+}
+
+#[test]
+fn another_user_is_refused() {
+    let _turn = server();
+    let pid = std::process::id().to_string();
+    for words in [&["stat", pid.as_str()][..], &["set", &pid, "memory=64M"]] {
+        let Some(mut command) = farshore_as_nobody() else { return };
+        refused(command.args(words), 1, &["belongs to user 0", "you are user 65534"]);
+    }
+}
+
+#[test]
+fn the_program_sees_no_descriptor_of_the_server() {
+    let _turn = server();
+    // Answers have come, so the server has accepted these and still holds them.
+    let before = sockets();
+    let mut streams: Vec<UnixStream> = (0..3).map(|_| connect()).collect();
+    for stream in &mut streams {
+        stream.write_all(b"{\"op\":\"stat\"}\n").expect("the server takes it");
+        BufReader::new(&*stream).read_line(&mut String::new()).expect("an answer comes");
+    }
+    // Our own ends alone.
+    assert_eq!(sockets(), before + 3);
+}
+
+#[test]
+fn nonsense_is_answered_and_survived() {
+    let _turn = server();
+    for line in [
+        &b"\n"[..],
+        b"hello\n",
+        b"{}\n",
+        b"[]\n",
+        b"null\n",
+        b"{\"op\":\"reboot\"}\n",
+        b"{\"op\":7}\n",
+        b"{\"op\":\"set\"}\n",
+        b"{\"op\":\"set\",\"key\":\"memory\"}\n",
+        b"{\"op\":\"set\",\"key\":\"memory\",\"value\":7}\n",
+        b"{\"op\":\"set\",\"key\":\"memory\",\"value\":\"x\"}\n",
+        b"{\"op\":\"stat\",\"more\":1}\n",
+        b"{\"op\":\"stat\"} {\"op\":\"stat\"}\n",
+        b"\xff\xfe\x00\n",
+        b"{\"op\":\"\xff\"}\n",
+    ] {
+        let answer = ask(line);
+        let value: serde_json::Value = serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{answer:?}: {error}"));
+        assert!(value["error"].is_string(), "{:?}: {answer}", String::from_utf8_lossy(line));
+    }
+    // As deep as the limit on a line allows.
+    let deep = [vec![b'['; LINE_LIMIT - 1], b"\n".to_vec()].concat();
+    assert!(ask(&deep).contains("error"));
+    assert!(ask(b"{\"op\":\"stat\"}\n").contains("\"pid\""));
+}
+
+/// Bytes from a fixed generator, with line ends among them: never a crash, always lines of JSON back.
+#[test]
+fn random_bytes_are_survived() {
+    let _turn = server();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for _ in 0..50 {
+        let mut stream = connect();
+        let bytes: Vec<u8> = (0..2_000)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let bytes = b"{}[]\":,\nopstatkeyvalue\\u0\xff\x00";
+                bytes[usize::try_from(state % bytes.len() as u64).expect("small")]
+            })
+            .collect();
+        stream.write_all(&bytes).expect("the server takes it");
+        stream.shutdown(std::net::Shutdown::Write).expect("it is a socket");
+        let mut answers = String::new();
+        stream.read_to_string(&mut answers).expect("answers are text");
+        let lines = bytes.iter().filter(|byte| **byte == b'\n').count();
+        assert_eq!(answers.lines().count(), lines);
+        assert!(answers.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()), "{answers}");
+    }
+}
+
+#[test]
+fn a_long_line_ends_the_connection() {
+    let _turn = server();
+    let mut stream = connect();
+    // The server stops reading, so that the last bytes may not be taken.
+    let _ = stream.write_all(&vec![b'x'; LINE_LIMIT * 2]);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    assert!(answer.contains("longer than 65536 bytes"), "{answer}");
+    // One that is just as long as allowed is read to its end.
+    let mut line = b"{\"op\":\"stat\"}".to_vec();
+    line.resize(LINE_LIMIT, b' ');
+    line.push(b'\n');
+    assert!(ask(&line).contains("\"pid\""));
+}
+
+#[test]
+fn requests_in_pieces_and_in_heaps_are_answered_in_order() {
+    let _turn = server();
+    let mut stream = connect();
+    for byte in b"{\"op\":\"stat\"}\n" {
+        stream.write_all(&[*byte]).expect("the server takes it");
+    }
+    let heap = "{\"op\":\"set\",\"key\":\"memory\",\"value\":\"64M\"}\n{\"op\":\"x\"}\n{\"op\":\"stat\"}\n".repeat(200);
+    let mut writer = stream.try_clone().expect("it can be shared");
+    let sender = std::thread::spawn(move || {
+        writer.write_all(heap.as_bytes()).expect("the server takes it");
+        writer.shutdown(std::net::Shutdown::Write).expect("it is a socket");
+    });
+    let lines: Vec<String> = BufReader::new(stream).lines().map(|line| line.expect("it is text")).collect();
+    sender.join().expect("it has sent all");
+    assert_eq!(lines.len(), 601);
+    assert!(lines[0].contains("\"pid\""));
+    for three in lines[1..].chunks(3) {
+        assert_eq!(three[0], "{\"ok\":true}");
+        assert!(three[1].contains("error") && three[2].contains("\"pid\""), "{three:?}");
+    }
+}
+
+#[test]
+fn clients_are_counted() {
+    let _turn = server();
+    let mut kept = Vec::new();
+    for _ in 0..CLIENT_LIMIT {
+        let mut stream = connect();
+        stream.write_all(b"{\"op\":\"stat\"}\n").expect("the server takes it");
+        BufReader::new(&stream).read_line(&mut String::new()).expect("an answer comes");
+        kept.push(stream);
+    }
+    assert!(ask(b"").contains("8 clients are connected already"));
+    let pid = std::process::id().to_string();
+    refused(farshore().args(["stat", &pid]), 1, &["8 clients", "try again later"]);
+    drop(kept);
+    assert!(ask(b"{\"op\":\"stat\"}\n").contains("\"pid\""));
+}
+
+#[test]
+fn a_silent_client_is_dropped() {
+    let _turn = server();
+    let start = Instant::now();
+    let mut stream = connect();
+    stream.write_all(b"{\"op\":").expect("the server takes it");
+    let mut answer = Vec::new();
+    assert_eq!(stream.read_to_end(&mut answer).expect("the end comes"), 0);
+    let passed = start.elapsed();
+    assert!(passed >= Duration::from_millis(control::CLIENT_TIMEOUT_MS - 100), "{passed:?}");
+    assert!(passed < Duration::from_secs(18), "{passed:?}");
+}
+
+#[test]
+fn the_name_can_be_taken_once() {
+    let _turn = server();
+    let error = control::listen().expect_err("the server has the name");
+    assert!(error.contains("no control socket '@farshore-") && error.contains("another process has taken"), "{error}");
+    assert!(!error.contains('\n'));
+}

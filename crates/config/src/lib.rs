@@ -1,0 +1,38 @@
+//! What the command `farshore` and the library `libfarshore.so` both read and
+//! write, so that the two can never disagree about it.
+//!
+//! # How an option travels
+//!
+//! ```text
+//! built-in defaults < config file (TOML) < command line ──▶ Partial ──finish──▶ Options
+//!                                                                              │ to_json
+//!             library ◀── Options::from_json ◀── environment FARSHORE_OPTIONS ◀┘
+//! ```
+//!
+//! 1. A layer is a [`Partial`]: only what it says is set. A later layer wins, key by key.
+//! 2. Every value has one text form, which the command line, the config file and the JSON string share:
+//!    what `Display` writes, `FromStr` reads back to the same value.
+//! 3. [`Options`] that came out of [`Partial::finish`] or [`Options::from_json`] are valid: nobody checks again.
+//! 4. An error is one line that says what was wrong, with which value, and what to write instead.
+//!
+//! [`stats`] is the other direction: the counters that the library writes, as JSON schema 1.
+#![forbid(unsafe_code)]
+
+mod error;
+mod named;
+mod options;
+mod size;
+pub mod stats;
+mod swap;
+mod text;
+mod time;
+
+pub use error::ConfigError;
+pub use named::Named;
+pub use options::{
+    EVICTORS_MAX, FaultMode, MEMORY_MIN, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS, Partial, StatsTarget,
+    THRESHOLD_DEFAULT,
+};
+pub use size::Size;
+pub use swap::{Compression, SWAP_DIR_DEFAULT, SWAP_DIR_VARIABLE, SwapSpec, default_swap};
+pub use time::Time;

@@ -1,0 +1,392 @@
+//! The options of a run, their layers and their limits.
+
+use crate::error::ConfigError;
+use crate::named::Named;
+use crate::size::Size;
+use crate::swap::{SwapSpec, default_swap};
+use crate::text::serde_as_text;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// The variable in which the command hands [`Options`] to the library, as JSON.
+pub const OPTIONS_VARIABLE: &str = "FARSHORE_OPTIONS";
+/// Smallest `--memory`: `farshore_core::limits::MEMORY_LIMIT_MIN`, repeated so that this crate needs no other.
+pub const MEMORY_MIN: Size = Size::mib(4);
+/// Most evictors: `farshore_core::limits::EVICTORS_MAX`, repeated likewise.
+pub const EVICTORS_MAX: u32 = 16;
+/// Mappings of at least this size are managed: what malloc takes by a mapping of its own.
+pub const THRESHOLD_DEFAULT: Size = Size::kib(128);
+/// Policies that are built, each with its parameters. The first is the default.
+pub const POLICIES: &[(&str, &[&str])] = &[("second-chance", &[]), ("fifo", &[])];
+/// Prefetchers that are built, each with its parameters. The first is the default.
+pub const PREFETCHERS: &[(&str, &[&str])] = &[("none", &[])];
+
+/// How a fault is delivered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FaultMode {
+    /// The faulting thread handles it, in the SIGBUS handler.
+    #[default]
+    Upcall,
+    /// Handler threads read the userfaultfd.
+    Poll,
+}
+
+impl fmt::Display for FaultMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            FaultMode::Upcall => "upcall",
+            FaultMode::Poll => "poll",
+        })
+    }
+}
+
+impl FromStr for FaultMode {
+    type Err = ConfigError;
+    fn from_str(value: &str) -> Result<FaultMode, ConfigError> {
+        match value {
+            "upcall" => Ok(FaultMode::Upcall),
+            "poll" => Ok(FaultMode::Poll),
+            _ => Err(ConfigError::value("fault mode", value, "write upcall or poll")),
+        }
+    }
+}
+
+serde_as_text!(FaultMode);
+
+/// Where the counters go when the program ends.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StatsTarget {
+    /// `-`: standard error.
+    Stderr,
+    /// A file, written anew.
+    File(PathBuf),
+}
+
+impl fmt::Display for StatsTarget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StatsTarget::Stderr => f.write_str("-"),
+            StatsTarget::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for StatsTarget {
+    type Err = ConfigError;
+    fn from_str(value: &str) -> Result<StatsTarget, ConfigError> {
+        match value {
+            "" => Err(ConfigError::value("stats file", value, "it is empty; write a path, or - for standard error")),
+            "-" => Ok(StatsTarget::Stderr),
+            path => Ok(StatsTarget::File(path.into())),
+        }
+    }
+}
+
+serde_as_text!(StatsTarget);
+
+/// All options of a run. Those that [`Partial::finish`] and [`Options::from_json`] give are valid.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Options {
+    /// Local memory for managed pages.
+    pub memory: Size,
+    /// Where cold pages go: at least one.
+    pub swap: Vec<SwapSpec>,
+    /// How faults are delivered.
+    pub fault: FaultMode,
+    /// What chooses victims.
+    pub policy: Named,
+    /// What fetches pages before they are asked for.
+    pub prefetch: Named,
+    /// Evictor threads; `None`: one a core, at most four.
+    pub evictors: Option<u32>,
+    /// Where the counters go at the end.
+    pub stats: Option<StatsTarget>,
+    /// The smallest mapping that is managed.
+    pub threshold: Size,
+    /// Write what Farshore does at start and end to stderr.
+    pub trace: bool,
+}
+
+impl Options {
+    /// The options that `--memory memory` alone gives, with this swap space.
+    pub fn new(memory: Size, swap: SwapSpec) -> Options {
+        Options {
+            memory,
+            swap: vec![swap],
+            fault: FaultMode::default(),
+            policy: Named::new(POLICIES[0].0),
+            prefetch: Named::new(PREFETCHERS[0].0),
+            evictors: None,
+            stats: None,
+            threshold: THRESHOLD_DEFAULT,
+            trace: false,
+        }
+    }
+
+    /// Checks every limit.
+    ///
+    /// # Errors
+    /// The first option that is out of its limits, unknown or not built yet.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if self.memory < MEMORY_MIN {
+            let why = format!("it must be at least {MEMORY_MIN}, such as --memory 256M");
+            return Err(ConfigError::value("--memory", &self.memory.to_string(), why));
+        }
+        if self.swap.is_empty() {
+            return Err(ConfigError::Missing { option: "--swap", hint: "the list is empty; name a space, such as dir:/var/tmp" });
+        }
+        self.swap.iter().try_for_each(SwapSpec::check_supported)?;
+        if let Some(n) = self.evictors.filter(|n| !(1..=EVICTORS_MAX).contains(n)) {
+            return Err(ConfigError::value("--evictors", &n.to_string(), format!("write a number from 1 to {EVICTORS_MAX}")));
+        }
+        if self.threshold < Size::kib(4) {
+            let why = "it must be at least one page, 4K";
+            return Err(ConfigError::value("--threshold", &self.threshold.to_string(), why));
+        }
+        self.policy.check("policy", POLICIES)?;
+        self.prefetch.check("prefetcher", PREFETCHERS)
+    }
+
+    /// The text for [`OPTIONS_VARIABLE`]: one line of JSON.
+    ///
+    /// # Panics
+    /// Never: every field has a text form.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("every option has a text form")
+    }
+
+    /// Reads what [`Options::to_json`] wrote, and checks it.
+    ///
+    /// # Errors
+    /// When the text is not that, or says something invalid.
+    pub fn from_json(text: &str) -> Result<Options, ConfigError> {
+        let broken = |error: serde_json::Error| ConfigError::Syntax {
+            place: OPTIONS_VARIABLE.to_owned(),
+            why: format!("{error}; start the program with farshore run, which sets the variable"),
+        };
+        let options: Options = serde_json::from_str(text).map_err(broken)?;
+        options.validate()?;
+        Ok(options)
+    }
+}
+
+/// One layer of options: what it does not say is `None`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Partial {
+    /// See [`Options::memory`].
+    pub memory: Option<Size>,
+    /// See [`Options::swap`]. A config file may give one string or a list.
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub swap: Option<Vec<SwapSpec>>,
+    /// See [`Options::fault`].
+    pub fault: Option<FaultMode>,
+    /// See [`Options::policy`].
+    pub policy: Option<Named>,
+    /// See [`Options::prefetch`].
+    pub prefetch: Option<Named>,
+    /// See [`Options::evictors`].
+    pub evictors: Option<u32>,
+    /// See [`Options::stats`].
+    pub stats: Option<StatsTarget>,
+    /// See [`Options::threshold`].
+    pub threshold: Option<Size>,
+    /// See [`Options::trace`].
+    pub trace: Option<bool>,
+}
+
+/// A string, or a list of strings.
+fn one_or_many<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Vec<SwapSpec>>, D::Error> {
+    struct Visitor;
+    impl<'de> serde::de::Visitor<'de> for Visitor {
+        type Value = Vec<SwapSpec>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a swap space such as \"dir:/var/tmp\", or a list of them")
+        }
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<SwapSpec>, E> {
+            Ok(vec![text.parse().map_err(E::custom)?])
+        }
+        fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut list: A) -> Result<Vec<SwapSpec>, A::Error> {
+            let mut specs = Vec::new();
+            while let Some(spec) = list.next_element()? {
+                specs.push(spec);
+            }
+            Ok(specs)
+        }
+    }
+    from.deserialize_any(Visitor).map(Some)
+}
+
+impl Partial {
+    /// Reads a config file's text. `path` is only for messages.
+    ///
+    /// # Errors
+    /// With the line: what is no TOML, a key that does not exist, a value that cannot be read.
+    pub fn from_toml(text: &str, path: &Path) -> Result<Partial, ConfigError> {
+        toml::from_str(text).map_err(|error| {
+            let before = error.span().map_or("", |span| text.get(..span.start).unwrap_or(""));
+            let line = before.bytes().filter(|&b| b == b'\n').count() + 1;
+            // The parser's messages may take several lines.
+            let why = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+            ConfigError::Syntax { place: format!("{}:{line}", path.display()), why }
+        })
+    }
+
+    /// Reads a config file.
+    ///
+    /// # Errors
+    /// When it cannot be read, and as [`Partial::from_toml`].
+    pub fn from_file(path: &Path) -> Result<Partial, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|error| ConfigError::File { path: path.to_owned(), why: error.to_string() })?;
+        Partial::from_toml(&text, path)
+    }
+
+    /// This layer with `over` on top: what `over` says wins.
+    #[must_use]
+    pub fn merge(self, over: Partial) -> Partial {
+        Partial {
+            memory: over.memory.or(self.memory),
+            swap: over.swap.or(self.swap),
+            fault: over.fault.or(self.fault),
+            policy: over.policy.or(self.policy),
+            prefetch: over.prefetch.or(self.prefetch),
+            evictors: over.evictors.or(self.evictors),
+            stats: over.stats.or(self.stats),
+            threshold: over.threshold.or(self.threshold),
+            trace: over.trace.or(self.trace),
+        }
+    }
+
+    /// Puts the defaults below this layer and checks the whole. The stats file's path becomes absolute,
+    /// since the program may change its directory before it ends.
+    ///
+    /// # Errors
+    /// When `memory` is not set, and as [`Options::validate`] and [`default_swap`].
+    pub fn finish(self) -> Result<Options, ConfigError> {
+        let hint = "say how much local memory the program gets, such as --memory 256M";
+        let memory = self.memory.ok_or(ConfigError::Missing { option: "--memory", hint })?;
+        let mut options = Options::new(memory, SwapSpec::Dir(PathBuf::new()));
+        options.swap = match self.swap {
+            Some(swap) => swap,
+            None => vec![default_swap()?],
+        };
+        options.fault = self.fault.unwrap_or(options.fault);
+        options.policy = self.policy.unwrap_or(options.policy);
+        options.prefetch = self.prefetch.unwrap_or(options.prefetch);
+        options.evictors = self.evictors;
+        options.threshold = self.threshold.unwrap_or(options.threshold);
+        options.trace = self.trace.unwrap_or(options.trace);
+        options.stats = self.stats.map(absolute).transpose()?;
+        options.validate()?;
+        Ok(options)
+    }
+}
+
+fn absolute(target: StatsTarget) -> Result<StatsTarget, ConfigError> {
+    let StatsTarget::File(path) = target else { return Ok(target) };
+    match std::path::absolute(&path) {
+        Ok(path) if path.to_str().is_some() => Ok(StatsTarget::File(path)),
+        Ok(_) => Err(ConfigError::value("stats file", &path.to_string_lossy(), "its path is not UTF-8; use another")),
+        Err(error) => Err(ConfigError::value("stats file", &path.to_string_lossy(), error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn toml(text: &str) -> Result<Partial, ConfigError> {
+        Partial::from_toml(text, Path::new("far.toml"))
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file_and_the_file_over_the_defaults() {
+        let file = toml("memory = \"1G\"\nevictors = 2\nswap = [\"dir:/a\", \"dir:/b\"]\npolicy = \"fifo\"\n").unwrap();
+        let line = Partial { memory: Some(Size::mib(64)), stats: Some(StatsTarget::Stderr), ..Partial::default() };
+        let options = file.merge(line).finish().unwrap();
+        let expected = Options {
+            swap: vec![SwapSpec::Dir("/a".into()), SwapSpec::Dir("/b".into())],
+            policy: Named::new("fifo"),
+            evictors: Some(2),
+            stats: Some(StatsTarget::Stderr),
+            ..Options::new(Size::mib(64), SwapSpec::Dir("/x".into()))
+        };
+        assert_eq!(options, expected);
+    }
+
+    #[test]
+    fn every_key_of_the_file_is_read() {
+        let text = "memory = 67108864\nswap = \"ram,size=1G\"\nfault = \"poll\"\npolicy = \"second-chance\"\nprefetch = \"none\"\n\
+                    evictors = 16\nstats = \"/tmp/x\"\nthreshold = \"1M\"\ntrace = true\n";
+        let options = toml(text).unwrap().finish().unwrap();
+        assert_eq!(options.memory, Size::mib(64));
+        assert_eq!(options.swap[0].to_string(), "ram,size=1G");
+        assert_eq!((options.fault, options.evictors, options.trace), (FaultMode::Poll, Some(16), true));
+        assert_eq!(options.stats, Some(StatsTarget::File("/tmp/x".into())));
+        assert_eq!(options.threshold, Size::mib(1));
+    }
+
+    #[test]
+    fn a_mistake_in_the_file_is_one_line_with_its_place() {
+        for (text, parts) in [
+            ("memory = \"1G\"\nmemroy = 1\n", ["far.toml:2", "memroy"]),
+            ("\n\nmemory = \"64Q\"\n", ["far.toml:3", "64Q"]),
+            ("memory = -1\n", ["far.toml:1", "negative"]),
+            ("memory = \n", ["far.toml:1", ""]),
+            ("fault = \"push\"\n", ["push", "upcall or poll"]),
+            ("swap = [\"tape:/x\"]\n", ["tape:/x", "dir:PATH"]),
+            ("swap = 3\n", ["far.toml:1", "dir:/var/tmp"]),
+            ("evictors = -2\n", ["far.toml:1", "-2"]),
+            ("[memory]\n", ["far.toml:1", "64M"]),
+        ] {
+            let error = toml(text).expect_err(text).to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{text:?}: {error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+        let error = Partial::from_file(Path::new("/no/such.toml")).unwrap_err().to_string();
+        assert!(error.contains("/no/such.toml") && error.contains("--config"), "{error}");
+    }
+
+    #[test]
+    fn limits_are_checked_with_the_value() {
+        let refused = |change: fn(&mut Options)| {
+            let mut options = Options::new(Size::mib(64), SwapSpec::Dir("/x".into()));
+            change(&mut options);
+            options.validate().expect_err("must be refused").to_string()
+        };
+        assert!(refused(|o| o.memory = Size(0)).contains("--memory \"0\""));
+        assert!(refused(|o| o.memory = Size::mib(3)).contains("at least 4M"));
+        assert!(refused(|o| o.evictors = Some(0)).contains("1 to 16"));
+        assert!(refused(|o| o.evictors = Some(17)).contains("\"17\""));
+        assert!(refused(|o| o.threshold = Size(1)).contains("4K"));
+        assert!(refused(|o| o.policy = Named::new("lru")).contains("second-chance, fifo"));
+        assert!(refused(|o| o.prefetch = Named::new("stride")).contains("none"));
+        assert!(refused(|o| o.policy = "fifo,a=1".parse().unwrap()).contains("\"a\""));
+        assert!(refused(|o| o.swap = vec![]).contains("--swap"));
+        assert!(refused(|o| o.swap.push(SwapSpec::Dev("/dev/x".into()))).contains("not built yet"));
+        let error = Partial::default().finish().unwrap_err().to_string();
+        assert!(error.contains("--memory"), "{error}");
+    }
+
+    #[test]
+    fn the_library_reads_what_the_command_wrote() {
+        let partial = Partial {
+            memory: Some(Size(12_345_678)),
+            swap: Some(vec!["file:/a \"b\"\n,size=3M".parse().unwrap(), "dir:/x".parse().unwrap()]),
+            stats: Some(StatsTarget::File("rel".into())),
+            ..Partial::default()
+        };
+        let options = partial.finish().unwrap();
+        assert!(matches!(&options.stats, Some(StatsTarget::File(path)) if path.is_absolute()));
+        let json = options.to_json();
+        assert!(!json.contains('\n'));
+        assert_eq!(Options::from_json(&json), Ok(options));
+        for bad in ["", "{}", "[1]", &json.replace("\"fault\"", "\"fualt\""), &json.replace("12345678", "1K")] {
+            assert!(Options::from_json(bad).is_err(), "{bad}");
+        }
+    }
+}

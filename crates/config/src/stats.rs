@@ -1,0 +1,231 @@
+//! The counters that a run leaves behind: `--stats`, `farshore stat`. JSON, schema 1.
+//!
+//! Names are stable: scripts rely on them. Fields may be added within a schema; one that disappears or
+//! changes its meaning makes the next. A reader takes what is missing as 0 and leaves what it does not know,
+//! so that a command and a library of neighbouring versions understand each other.
+//!
+//! Units are in the names (`_bytes`, `_ns`); `pages` are of 4 KiB; everything else counts events.
+
+use serde::{Deserialize, Serialize};
+
+/// The schema of this version.
+pub const SCHEMA: u32 = 1;
+
+/// All counters of one program.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stats {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The program's name.
+    pub program: String,
+    /// Its process.
+    pub pid: u32,
+    /// `upcall` or `poll`.
+    pub fault_mode: String,
+    /// How long Farshore has been at work, in ns.
+    pub uptime_ns: u64,
+    /// The memory limit now.
+    pub memory_limit_bytes: u64,
+    /// Memory that is managed now, touched or not.
+    pub managed_bytes: u64,
+    /// The most there was.
+    pub managed_bytes_peak: u64,
+    /// Managed memory that is local now.
+    pub resident_bytes: u64,
+    /// The most there was.
+    pub resident_bytes_peak: u64,
+    /// Memory that Farshore itself uses now.
+    pub overhead_bytes: u64,
+    /// The most there was.
+    pub overhead_bytes_peak: u64,
+    /// What faults needed.
+    pub faults: Faults,
+    /// What left.
+    pub evictions: Evictions,
+    /// What went through the swap spaces.
+    pub swap: Swap,
+    /// What was fetched unasked.
+    pub prefetch: Prefetch,
+    /// How long faults took.
+    pub fault_latency_ns: Latency,
+    /// Each swap space.
+    pub spaces: Vec<Space>,
+}
+
+/// Faults by what they needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Faults {
+    /// The page's bytes came from its slot.
+    pub fetch: u64,
+    /// The page was untouched: zeros.
+    pub zero: u64,
+    /// The page's bytes were still local.
+    pub rescue: u64,
+    /// Another thread was at work on the page.
+    pub wait: u64,
+    /// A write to a clean page.
+    pub write_protect: u64,
+}
+
+/// Evictions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Evictions {
+    /// Pages that left.
+    pub pages: u64,
+    /// Those of them that were clean: nothing was written.
+    pub clean_pages: u64,
+    /// Batches in which they left.
+    pub batches: u64,
+    /// Evictions in a fault path. Stays 0 (rule 1 of the design).
+    pub synchronous: u64,
+}
+
+/// Traffic with the swap spaces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Swap {
+    /// Pages read.
+    pub pages_in: u64,
+    /// Pages written.
+    pub pages_out: u64,
+    /// Bytes read.
+    pub bytes_in: u64,
+    /// Bytes written.
+    pub bytes_out: u64,
+    /// Reads and writes that failed, each try.
+    pub errors: u64,
+}
+
+/// Prefetching.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Prefetch {
+    /// Pages fetched unasked.
+    pub issued: u64,
+    /// Those that the program then used.
+    pub used: u64,
+    /// Those that left again unused.
+    pub wasted: u64,
+}
+
+/// Percentiles of a latency, in ns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Latency {
+    /// Half took at most this.
+    pub p50: u64,
+    /// 90 % took at most this.
+    pub p90: u64,
+    /// 99 % took at most this.
+    pub p99: u64,
+    /// 99.9 % took at most this.
+    pub p999: u64,
+    /// The longest.
+    pub max: u64,
+}
+
+/// One swap space.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Space {
+    /// Its name: `dir:/var/tmp`.
+    pub name: String,
+    /// What it can hold; `null`: as much as the disk has room for.
+    pub capacity_bytes: Option<u64>,
+    /// What it holds.
+    pub used_bytes: u64,
+}
+
+impl Default for Stats {
+    fn default() -> Stats {
+        Stats {
+            schema: SCHEMA,
+            program: String::new(),
+            pid: 0,
+            fault_mode: String::new(),
+            uptime_ns: 0,
+            memory_limit_bytes: 0,
+            managed_bytes: 0,
+            managed_bytes_peak: 0,
+            resident_bytes: 0,
+            resident_bytes_peak: 0,
+            overhead_bytes: 0,
+            overhead_bytes_peak: 0,
+            faults: Faults::default(),
+            evictions: Evictions::default(),
+            swap: Swap::default(),
+            prefetch: Prefetch::default(),
+            fault_latency_ns: Latency::default(),
+            spaces: Vec::new(),
+        }
+    }
+}
+
+impl Stats {
+    /// JSON for people and scripts: several lines, and a newline at the end.
+    ///
+    /// # Panics
+    /// Never: numbers and strings always have a JSON form.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("numbers and strings have a JSON form");
+        text.push('\n');
+        text
+    }
+
+    /// JSON in one line, without a newline, for the control socket.
+    ///
+    /// # Panics
+    /// Never, as [`Stats::to_json`].
+    pub fn to_json_line(&self) -> String {
+        serde_json::to_string(self).expect("numbers and strings have a JSON form")
+    }
+
+    /// Reads either form.
+    ///
+    /// # Errors
+    /// When the text is no JSON, or of a later schema; one line.
+    pub fn from_json(text: &str) -> Result<Stats, String> {
+        let stats: Stats = serde_json::from_str(text).map_err(|error| format!("the statistics cannot be read: {error}"))?;
+        if stats.schema > SCHEMA {
+            return Err(format!(
+                "the statistics are of schema {}, this command knows up to {SCHEMA}: use a newer one",
+                stats.schema
+            ));
+        }
+        Ok(stats)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_of_schema_1_are_all_there() {
+        let json: serde_json::Value = serde_json::from_str(&Stats::default().to_json()).unwrap();
+        let names = "schema pid program fault_mode memory_limit_bytes managed_bytes_peak resident_bytes resident_bytes_peak \
+            overhead_bytes_peak faults/fetch faults/zero faults/rescue faults/wait faults/write_protect evictions/pages \
+            evictions/clean_pages evictions/batches evictions/synchronous swap/pages_in swap/pages_out swap/bytes_in swap/bytes_out \
+            swap/errors prefetch/issued prefetch/used prefetch/wasted fault_latency_ns/p50 fault_latency_ns/p90 \
+            fault_latency_ns/p99 fault_latency_ns/p999 fault_latency_ns/max";
+        for name in names.split_whitespace() {
+            assert!(json.pointer(&format!("/{name}")).is_some(), "{name}");
+        }
+        assert_eq!(json["schema"], 1);
+    }
+
+    #[test]
+    fn reads_back_and_forgives_neighbouring_versions() {
+        let space = Space { name: "dir:/var/tmp".into(), capacity_bytes: None, used_bytes: 7 };
+        let stats = Stats { pid: 3, program: "a \"b\"\n".into(), spaces: vec![space], ..Stats::default() };
+        assert_eq!(Stats::from_json(&stats.to_json()), Ok(stats.clone()));
+        assert_eq!(Stats::from_json(&stats.to_json_line()), Ok(stats.clone()));
+        assert!(!stats.to_json_line().contains('\n'));
+        assert_eq!(Stats::from_json("{\"pid\":4,\"later\":1,\"faults\":{\"new\":1}}").unwrap().pid, 4);
+        assert!(Stats::from_json("{\"schema\":2}").unwrap_err().contains("schema 2"));
+        assert!(Stats::from_json("{").is_err());
+    }
+}

@@ -1,0 +1,231 @@
+//! Where cold pages go: `dir:/var/tmp`, `file:/srv/swap,size=8G`, `ram`, `delay:10us` …
+
+use crate::error::ConfigError;
+use crate::size::Size;
+use crate::text::serde_as_text;
+use crate::time::Time;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The variable that names the directory for swap files when no `--swap` does.
+pub const SWAP_DIR_VARIABLE: &str = "FARSHORE_SWAP_DIR";
+/// The directory when the variable does not either.
+pub const SWAP_DIR_DEFAULT: &str = "/var/tmp";
+
+const VALID: &str = "write dir:PATH, file:PATH[,size=SIZE], dev:PATH, ram[:lz4|zstd][,size=SIZE], delay:TIME, \
+                     remote:HOST:PORT or redis://…";
+
+/// How a pool in RAM compresses pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Compression {
+    /// Fast.
+    Lz4,
+    /// Small.
+    Zstd,
+}
+
+/// One swap space.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SwapSpec {
+    /// A file without a name in this directory.
+    Dir(PathBuf),
+    /// A file at this path, of at most this size.
+    File {
+        /// Where.
+        path: PathBuf,
+        /// At most; `None`: as much as the disk has room for.
+        size: Option<Size>,
+    },
+    /// A block device.
+    Dev(PathBuf),
+    /// Memory of this machine.
+    Ram {
+        /// How pages are compressed, if they are.
+        compress: Option<Compression>,
+        /// At most; `None`: as much as the machine has RAM.
+        size: Option<Size>,
+    },
+    /// Memory of this machine that answers after this long, for measuring.
+    Delay(Time),
+    /// A memory node, `HOST:PORT`.
+    Remote(String),
+    /// A Redis cluster, by its whole address.
+    Redis(String),
+}
+
+impl SwapSpec {
+    /// Says whether this version can use the space.
+    ///
+    /// # Errors
+    /// [`ConfigError::NotBuilt`] for the kinds that come later.
+    pub fn check_supported(&self) -> Result<(), ConfigError> {
+        match self {
+            SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Ram { compress: None, .. } | SwapSpec::Delay(_) => Ok(()),
+            _ => Err(ConfigError::NotBuilt { spec: self.to_string() }),
+        }
+    }
+}
+
+/// The swap space when none is asked for: `dir:` of `$FARSHORE_SWAP_DIR`, else of `/var/tmp`.
+///
+/// # Errors
+/// When the variable's value is not UTF-8.
+pub fn default_swap() -> Result<SwapSpec, ConfigError> {
+    let dir = std::env::var_os(SWAP_DIR_VARIABLE).filter(|dir| !dir.is_empty()).unwrap_or(SWAP_DIR_DEFAULT.into());
+    match dir.to_str() {
+        Some(_) => Ok(SwapSpec::Dir(dir.into())),
+        None => Err(ConfigError::value("directory", &dir.to_string_lossy(), "$FARSHORE_SWAP_DIR is not UTF-8; use another name")),
+    }
+}
+
+impl fmt::Display for SwapSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sized = |f: &mut fmt::Formatter<'_>, size: &Option<Size>| match size {
+            Some(size) => write!(f, ",size={size}"),
+            None => Ok(()),
+        };
+        match self {
+            SwapSpec::Dir(path) => write!(f, "dir:{}", path.display()),
+            SwapSpec::Dev(path) => write!(f, "dev:{}", path.display()),
+            SwapSpec::File { path, size } => {
+                write!(f, "file:{}", path.display())?;
+                sized(f, size)
+            }
+            SwapSpec::Ram { compress, size } => {
+                f.write_str(match compress {
+                    None => "ram",
+                    Some(Compression::Lz4) => "ram:lz4",
+                    Some(Compression::Zstd) => "ram:zstd",
+                })?;
+                sized(f, size)
+            }
+            SwapSpec::Delay(time) => write!(f, "delay:{time}"),
+            SwapSpec::Remote(address) => write!(f, "remote:{address}"),
+            SwapSpec::Redis(address) => f.write_str(address),
+        }
+    }
+}
+
+/// Cuts `,size=SIZE` from the end.
+fn split_size(text: &str) -> Result<(&str, Option<Size>), ConfigError> {
+    match text.rsplit_once(",size=") {
+        None => Ok((text, None)),
+        Some((rest, size)) => Ok((rest, Some(size.parse()?))),
+    }
+}
+
+fn path_of(value: &str, path: &str) -> Result<PathBuf, ConfigError> {
+    if path.is_empty() {
+        return Err(ConfigError::value("swap space", value, format!("its path is empty; {VALID}")));
+    }
+    Ok(path.into())
+}
+
+fn address_of(value: &str, address: &str) -> Result<String, ConfigError> {
+    let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+    match port {
+        Some(Ok(1..)) => Ok(address.to_owned()),
+        _ => Err(ConfigError::value("swap space", value, format!("its address is not HOST:PORT; {VALID}"))),
+    }
+}
+
+impl FromStr for SwapSpec {
+    type Err = ConfigError;
+
+    fn from_str(value: &str) -> Result<SwapSpec, ConfigError> {
+        if value.starts_with("redis://") || value.starts_with("rediss://") {
+            return Ok(SwapSpec::Redis(value.to_owned()));
+        }
+        let (kind, rest) = match value.split_once(':') {
+            Some((kind, rest)) => (kind, Some(rest)),
+            None => (value, None),
+        };
+        match (kind, rest) {
+            ("dir", Some(path)) => Ok(SwapSpec::Dir(path_of(value, path)?)),
+            ("dev", Some(path)) => Ok(SwapSpec::Dev(path_of(value, path)?)),
+            ("file", Some(rest)) => {
+                let (path, size) = split_size(rest)?;
+                Ok(SwapSpec::File { path: path_of(value, path)?, size })
+            }
+            ("delay", Some(time)) => Ok(SwapSpec::Delay(time.parse()?)),
+            ("remote", Some(address)) => Ok(SwapSpec::Remote(address_of(value, address)?)),
+            _ => match split_size(value)? {
+                ("ram", size) => Ok(SwapSpec::Ram { compress: None, size }),
+                ("ram:lz4", size) => Ok(SwapSpec::Ram { compress: Some(Compression::Lz4), size }),
+                ("ram:zstd", size) => Ok(SwapSpec::Ram { compress: Some(Compression::Zstd), size }),
+                _ => Err(ConfigError::value("swap space", value, format!("its kind is not known; {VALID}"))),
+            },
+        }
+    }
+}
+
+serde_as_text!(SwapSpec);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_reads_and_writes_back() {
+        let ram = |compress, size| SwapSpec::Ram { compress, size };
+        for (text, spec) in [
+            ("dir:/var/tmp", SwapSpec::Dir("/var/tmp".into())),
+            ("dir:a b,c", SwapSpec::Dir("a b,c".into())),
+            ("file:/x", SwapSpec::File { path: "/x".into(), size: None }),
+            ("file:/x,size=8G", SwapSpec::File { path: "/x".into(), size: Some(Size::gib(8)) }),
+            ("file:/x,size=1,size=8G", SwapSpec::File { path: "/x,size=1".into(), size: Some(Size::gib(8)) }),
+            ("dev:/dev/nvme0n1", SwapSpec::Dev("/dev/nvme0n1".into())),
+            ("ram", ram(None, None)),
+            ("ram,size=64M", ram(None, Some(Size::mib(64)))),
+            ("ram:lz4", ram(Some(Compression::Lz4), None)),
+            ("ram:zstd,size=1G", ram(Some(Compression::Zstd), Some(Size::gib(1)))),
+            ("delay:10us", SwapSpec::Delay(Time(10_000))),
+            ("remote:node1:7000", SwapSpec::Remote("node1:7000".into())),
+            ("remote:[::1]:7000", SwapSpec::Remote("[::1]:7000".into())),
+            ("redis://localhost:6379/0", SwapSpec::Redis("redis://localhost:6379/0".into())),
+        ] {
+            assert_eq!(text.parse(), Ok(spec.clone()), "{text}");
+            assert_eq!(spec.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn the_rest_is_refused_with_what_is_valid() {
+        for text in [
+            "",
+            "dir",
+            "dir:",
+            "file:",
+            "file:,size=1G",
+            "dev:",
+            "tape:/x",
+            "ram:",
+            "ram:gzip",
+            "rams",
+            "remote:x",
+            "remote::1",
+            "remote:x:0",
+            "remote:x:99999",
+            "/var/tmp",
+        ] {
+            let error = text.parse::<SwapSpec>().expect_err(text).to_string();
+            assert!(error.contains(&format!("{text:?}")) && error.contains("dir:PATH"), "{error}");
+        }
+        for (text, part) in [("file:/x,size=lots", "\"lots\""), ("ram,size=", "empty"), ("delay:10", "no unit")] {
+            let error = text.parse::<SwapSpec>().expect_err(text).to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_comes_later_says_so() {
+        for text in ["dir:/x", "file:/x", "ram", "ram,size=1G", "delay:1us"] {
+            assert_eq!(text.parse::<SwapSpec>().unwrap().check_supported(), Ok(()), "{text}");
+        }
+        for text in ["dev:/dev/x", "ram:lz4", "ram:zstd", "remote:a:1", "redis://a"] {
+            let error = text.parse::<SwapSpec>().unwrap().check_supported().unwrap_err().to_string();
+            assert_eq!(error, format!("swap space {text:?} is not built yet; use dir:, file:, ram or delay:"));
+        }
+    }
+}

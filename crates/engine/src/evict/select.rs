@@ -1,0 +1,119 @@
+//! Victims of one granule: taken, and write-protected with one TLB flush.
+//!
+//! A victim's bytes must not change while they are copied. Protecting page by page costs a TLB shootdown each
+//! (10 µs a page when another core runs the program, ARCHITECTURE.md); one call over the range from the
+//! first to the last victim costs one. The call protects the pages between them too, so each of those is told
+//! *before* (`expect_protection`), and pages that a system call has pinned for writing are left out by cutting the range.
+//!
+//! # The window that must be closed
+//!
+//! A page between the victims may be absent when we look and be mapped writable by a fault before our call
+//! protects it. Its word would say "writable" and the kernel would refuse a system call's write.
+//! So: we make the granule's `protection_epoch` odd, **then** look at the words; a fault takes its page, **then**
+//! reads the epoch, maps, reads it again, and says `protected` unless it was even and did not move.
+
+use super::pipeline::Victim;
+use crate::traits::{Backend, Clock, Kernel, Policy, Verdict};
+use crate::Engine;
+use alloc::vec::Vec;
+use core::sync::atomic::{Ordering, fence};
+use farshore_core::limits::GRANULE_PAGES;
+use farshore_core::page::PageRange;
+use farshore_core::sync::Futex;
+use farshore_core::table::GranuleRef;
+use farshore_core::word::{BeginEvict, Collateral, Release, State};
+
+/// Between two victims there may be this many writable pages before two calls are better than one:
+/// each of them may cost a fault when it is written next, a call costs a TLB flush.
+const COLLATERAL_MAX: usize = 8;
+
+/// What a look at a granule found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    /// The page to go on with; 512: the granule is done.
+    pub next: usize,
+    /// Some page of it is resident or in somebody's hands.
+    pub populated: bool,
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// Takes victims of granule `g` from page `from` on until there are `room` in `victims`, and protects them.
+    /// With `dirty_max` reached only clean pages are taken.
+    pub(super) fn select(&self, g: &GranuleRef<'_>, from: usize, room: usize, dirty_max: usize, victims: &mut Vec<Victim>) -> Look {
+        let first_victim = victims.len();
+        let mut dirty = victims.iter().filter(|v| v.dirty).count();
+        let mut look = Look { next: from, populated: false };
+        while look.next < GRANULE_PAGES && victims.len() < room {
+            let word = &g.words[look.next];
+            let page = g.id.first().plus(look.next as u64);
+            look.next += 1;
+            let now = word.load();
+            look.populated |= matches!(now.state(), State::Resident | State::Busy);
+            if now.state() != State::Resident || (now.slot().is_none() && dirty >= dirty_max) {
+                continue;
+            }
+            let second_chance = match self.policy.verdict(page, now) {
+                Verdict::Keep => continue,
+                Verdict::SecondChance => true,
+                Verdict::Evict => false,
+            };
+            if let BeginEvict::Owned { was } = word.begin_evict(second_chance) {
+                let victim = Victim::new(page, was);
+                dirty += usize::from(victim.dirty);
+                victims.push(victim);
+            }
+        }
+        if victims[first_victim..].iter().any(|v| v.dirty) && !self.protect_victims(g, &victims[first_victim..]) {
+            for victim in victims.drain(first_victim..) {
+                self.put_back(&victim);
+            }
+        }
+        look
+    }
+
+    /// Protects the dirty ones of `victims`, all in granule `g` and in order. False when the kernel refused.
+    fn protect_victims(&self, g: &GranuleRef<'_>, victims: &[Victim]) -> bool {
+        g.granule.protection_epoch.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let mut fine = true;
+        let mut rest = victims;
+        while fine {
+            let Some(skip) = rest.iter().position(|v| v.dirty) else { break };
+            rest = &rest[skip..];
+            let taken = self.extent_of_call(g, rest);
+            let range = PageRange { start: rest[0].page, end: rest[taken - 1].page.plus(1) };
+            fine = self.kernel.protect(range).is_ok();
+            rest = &rest[taken..];
+        }
+        g.granule.protection_epoch.fetch_add(1, Ordering::SeqCst);
+        fine
+    }
+
+    /// How many of `victims` (the first is dirty) one call can protect, having told every page in between.
+    fn extent_of_call(&self, g: &GranuleRef<'_>, victims: &[Victim]) -> usize {
+        let mut reach = 1;
+        for (i, victim) in victims.iter().enumerate().skip(1) {
+            let between = victims[i - 1].page.index_in_granule() + 1..victim.page.index_in_granule();
+            let writable = |w: &farshore_core::word::Word| w.state() == State::Resident && w.slot().is_none();
+            let collateral = g.words[between.clone()].iter().filter(|w| writable(&w.load())).count();
+            if collateral > COLLATERAL_MAX || g.words[between].iter().any(|w| w.expect_protection() == Collateral::Avoid) {
+                break;
+            }
+            if victim.dirty {
+                reach = i + 1;
+            }
+        }
+        reach
+    }
+
+    /// A victim that cannot be evicted after all is resident as before. Its page may be protected by now.
+    pub(super) fn put_back(&self, victim: &Victim) {
+        let Some(at) = self.page(victim.page) else { return };
+        if victim.dirty {
+            let to = Release::Dirty { young: false, guessed: victim.was.guessed(), protected: true };
+            self.release(victim.page, at.word, to);
+        } else {
+            self.restore(victim.page, at.word, victim.was);
+        }
+    }
+}

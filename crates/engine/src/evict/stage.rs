@@ -1,0 +1,155 @@
+//! Stages: the RAM in which a page waits after it was unmapped.
+//!
+//! Each evictor has a ring of stages. A batch of victims is copied into neighbouring stages (so that it can be
+//! written by few large writes), and its frames are free at once. A stage is used again when the ring comes
+//! round to it: until then its page can be *rescued* without any I/O. So the ring is
+//! both MAGE's staging buffer (§4.1, "RSB") and the inactive list that gives a page its second chance.
+//!
+//! # Life of a stage
+//!
+//! ```text
+//! free ─fill─▶ holds a page (word: Leaving{stage}) ─┬─ retired by its evictor (word: Out) ──────▶ free
+//!                                                   └─ taken by a rescuer or a memory call, ──▶ free
+//!                                                      who *vacates* it when done with its bytes
+//! ```
+//!
+//! Whoever moves the page word out of `Leaving{stage}` is the one user of the stage from then on: if it is
+//! not the evictor, the evictor waits with the stage's next use until it was vacated, and frees the stage's slot then unless the page kept it.
+
+use crate::traits::PageBuf;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use farshore_core::page::Page;
+use farshore_core::word::{Slot, Stage};
+
+const HELD: u8 = 0;
+const VACATED_SLOT_KEPT: u8 = 1;
+const VACATED: u8 = 2;
+
+#[derive(Debug)]
+struct Meta {
+    page: AtomicU64,
+    slot: AtomicU64,
+    vacated: AtomicU8,
+}
+
+/// What has become of a stage whose page was taken by somebody else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Vacancy {
+    /// Still in use.
+    Held,
+    /// Free; the page kept the slot.
+    SlotKept,
+    /// Free, and so is the slot.
+    SlotFree,
+}
+
+/// All stages of an engine.
+#[derive(Debug)]
+pub struct Stages {
+    memory: *mut PageBuf,
+    meta: Box<[Meta]>,
+    ever_used: AtomicU64,
+}
+
+// SAFETY: `memory` is plain memory that outlives the engine; which thread may touch which stage when is
+// the protocol of the module head, whose hand-overs are acquire/release operations on page words and `vacated`.
+unsafe impl Send for Stages {}
+// SAFETY: as for Send.
+unsafe impl Sync for Stages {}
+
+impl Stages {
+    /// Stages in `memory`.
+    ///
+    /// # Safety
+    /// `memory` must point to `count` writable pages, aligned to 4096 bytes, that nobody else uses while `self` lives.
+    pub unsafe fn new(memory: *mut PageBuf, count: usize) -> Stages {
+        let meta = || Meta { page: AtomicU64::new(0), slot: AtomicU64::new(0), vacated: AtomicU8::new(HELD) };
+        Stages {
+            memory,
+            meta: (0..count).map(|_| meta()).collect::<Vec<_>>().into_boxed_slice(),
+            ever_used: AtomicU64::new(0),
+        }
+    }
+
+    fn meta(&self, stage: Stage) -> &Meta {
+        &self.meta[stage.0 as usize]
+    }
+
+    /// Start of the stage's memory.
+    pub fn memory(&self, stage: Stage) -> *mut PageBuf {
+        assert!((stage.0 as usize) < self.meta.len());
+        // SAFETY: in bounds of the allocation that `new` was promised, by the assertion.
+        unsafe { self.memory.add(stage.0 as usize) }
+    }
+
+    /// The bytes of a stage that is held.
+    pub fn bytes(&self, stage: Stage) -> &PageBuf {
+        // SAFETY: valid and aligned by `new`'s contract. The caller owns the page whose word named the stage, so
+        // the evictor, its only writer, does not touch it before `vacate` (module head).
+        unsafe { &*self.memory(stage) }
+    }
+
+    /// The bytes of a free stage, for its evictor.
+    ///
+    /// # Safety
+    /// The stage must be free and belong to the calling evictor's ring.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn bytes_mut(&self, stage: Stage) -> &mut PageBuf {
+        self.ever_used.fetch_max(u64::from(stage.0) + 1, Ordering::Relaxed);
+        // SAFETY: valid and aligned by `new`'s contract; unique by this function's own condition.
+        unsafe { &mut *self.memory(stage) }
+    }
+
+    /// Says whose bytes are in a stage, before the page word names it.
+    pub fn hold(&self, stage: Stage, page: Page, slot: Option<Slot>) {
+        let meta = self.meta(stage);
+        meta.page.store(page.0, Ordering::Relaxed);
+        meta.slot.store(slot.map_or(0, Slot::number), Ordering::Relaxed);
+        // Release: with the page word's release that follows, a rescuer sees all three.
+        meta.vacated.store(HELD, Ordering::Release);
+    }
+
+    /// The page whose bytes are in the stage.
+    pub fn page(&self, stage: Stage) -> Page {
+        Page(self.meta(stage).page.load(Ordering::Acquire))
+    }
+
+    /// The page has another name now (`mremap`): said by its owner, before the new word names the stage.
+    pub fn rename(&self, stage: Stage, page: Page) {
+        self.meta(stage).page.store(page.0, Ordering::Release);
+    }
+
+    /// The slot that the stage is, or will be, written to.
+    pub fn slot(&self, stage: Stage) -> Option<Slot> {
+        Slot::new(self.meta(stage).slot.load(Ordering::Acquire))
+    }
+
+    /// Names another slot, when a write is retried elsewhere. By the evictor.
+    pub fn set_slot(&self, stage: Stage, slot: Option<Slot>) {
+        self.meta(stage).slot.store(slot.map_or(0, Slot::number), Ordering::Release);
+    }
+
+    /// The owner of the page is done with the stage's bytes; `slot_kept`: the page word names its slot now.
+    pub fn vacate(&self, stage: Stage, slot_kept: bool) {
+        let state = if slot_kept { VACATED_SLOT_KEPT } else { VACATED };
+        // Release: our reads of the bytes come before the evictor's next use of them (its Acquire in `vacancy`).
+        self.meta(stage).vacated.store(state, Ordering::Release);
+    }
+
+    /// What has become of a stage whose page was taken.
+    pub fn vacancy(&self, stage: Stage) -> Vacancy {
+        match self.meta(stage).vacated.load(Ordering::Acquire) {
+            HELD => Vacancy::Held,
+            VACATED_SLOT_KEPT => Vacancy::SlotKept,
+            _ => Vacancy::SlotFree,
+        }
+    }
+
+    /// Stages that have been written to at least once: the RAM that the staging memory takes, in pages.
+    pub fn ever_used(&self) -> u64 {
+        // Rings are filled from their start, evictor by evictor; the highest number bounds the count.
+        self.ever_used.load(Ordering::Relaxed)
+    }
+}

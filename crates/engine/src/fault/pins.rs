@@ -1,0 +1,49 @@
+//! Pages under a system call.
+//!
+//! The kernel's own access to an absent or write-protected page fails with
+//! `EFAULT` when faults are delivered as signals, so a page is pinned before the call
+//! (brought in, made writable if the kernel will write it, kept from eviction) and
+//! unpinned after. A pin is a count in the page word; it survives whatever the
+//! program does to the page meanwhile.
+
+use crate::fault::resolve::Failure;
+use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
+use crate::Engine;
+use farshore_core::page::{Access, Page};
+use farshore_core::sync::Futex;
+use farshore_core::word::{Pin, State};
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// Pins `page` for the kernel's `access`. `Ok(false)`: not managed, nothing to unpin.
+    ///
+    /// # Errors
+    /// When the page cannot be brought in; it is not pinned then.
+    pub fn pin(&self, page: Page, access: Access, core: usize, buffer: &mut PageBuf) -> Result<bool, Failure> {
+        loop {
+            let Some(at) = self.page(page) else { return Ok(false) };
+            match at.word.pin(access) {
+                Pin::Pinned => return Ok(true),
+                Pin::Foreign => return Ok(false),
+                Pin::Fault => {
+                    let protected = access == Access::Write && at.word.load().state() == State::Resident;
+                    if !self.resolve(page, access, protected, core, buffer)? {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Unpins a page that [`Engine::pin`] pinned.
+    pub fn unpin(&self, page: Page) {
+        // Even if the program has unmapped it since: the count is still in the word.
+        if let Some(word) = self.table.word_for_unpin(page) {
+            word.unpin();
+        }
+    }
+
+    /// Whether `page` is managed, in any state.
+    pub fn is_managed(&self, page: Page) -> bool {
+        self.page(page).is_some_and(|at| at.word.load().state() != State::Foreign)
+    }
+}

@@ -1,0 +1,461 @@
+//! One fault, in steps.
+//!
+//! A [`Fault`] is taken by its delivery through [`Engine::step`] until it is
+//! done. A step never waits: it says what the fault waits for, and the delivery
+//! decides how (sleep in the signal handler, switch to another unithread, look at
+//! the next message). [`Engine::resolve`] is the delivery that sleeps.
+//!
+//! ```text
+//!  start ─▶ frame? ─no─▶ WaitFrame         nothing is owned while a fault waits for a frame
+//!             │yes
+//!             ▼
+//!           page?  ─busy─▶ WaitPage        (the frame goes back)
+//!             │owned
+//!   ┌─────────┼───────────┬───────────────┐
+//! untouched  leaving      out             resident, write-protected
+//!   │zeros    │rescue      │Read(slot)     │
+//!   ▼         ▼            ▼               ▼
+//!  map       map ◀── check sum           unprotect
+//!   └─────────┴─────▶ release ◀───────────┘
+//! ```
+//!
+//! It never evicts, never writes to a backend, never allocates, never takes a lock (rule 1).
+
+use crate::stats::FaultKind;
+use crate::traits::{Backend, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect};
+use crate::Engine;
+use core::sync::atomic::{Ordering, fence};
+use farshore_core::limits::GRANULE_PAGES;
+use farshore_core::page::{Access, Page};
+use farshore_core::sync::Futex;
+use farshore_core::table::{Granule, PageRef};
+use farshore_core::wait::Ticket;
+use farshore_core::word::{BeginFault, Release, Slot, State, Word};
+
+/// How often a read that fails, or whose checksum is wrong, is tried again.
+const READ_TRIES: u32 = 3;
+/// Most pages that a first touch brings along when memory is plenty and touches are in order.
+const ZERO_RUN_MAX: u64 = 16;
+/// From here on a read fault maps its page writable: neighbours were written after they were read.
+const GUESS_WRITES: u8 = 128;
+/// How much one write to a page that was fetched for reading adds to that …
+const GUESS_UP: u8 = 48;
+/// … and how much a page that leaves unwritten takes away.
+const GUESS_DOWN: u8 = 24;
+/// One read fault in so many is not guessed, so that a change of habit is noticed.
+const GUESS_SAMPLE: u64 = 16;
+/// How long a fault sleeps for a frame before it asks whether there will ever be one.
+const FRAME_PATIENCE_NS: u64 = 100_000_000;
+/// How often it does that before it gives up, when evictors cannot make frames free.
+const FRAME_PATIENCE_TIMES: u32 = 50;
+
+/// One fault on its way.
+#[derive(Debug)]
+pub struct Fault {
+    /// The page.
+    pub page: Page,
+    /// What the thread wanted.
+    pub access: Access,
+    /// The kernel found the page present: its protection faulted.
+    pub protected: bool,
+    core: usize,
+    started_ns: u64,
+    waited: bool,
+    patience: u32,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    Start,
+    /// Owned, with a frame; the caller is reading `slot` into its buffer.
+    Reading { slot: Slot, was: Word, tries: u32 },
+}
+
+/// What a fault needs next.
+#[must_use]
+#[derive(Debug)]
+pub enum Step {
+    /// It is over; the access can be tried again.
+    Done,
+    /// Not a managed page.
+    Foreign,
+    /// Read this slot into the buffer, then call [`Fault::read_done`] and step again.
+    Read(Slot),
+    /// Another thread has the page: sleep on the ticket, then step again.
+    WaitPage(Ticket),
+    /// There is no frame: sleep on the frames event (prepared number), then step again.
+    WaitFrame(u32),
+    /// It cannot be served.
+    Failed(Failure),
+}
+
+/// Why a fault could not be served. The thread that needs the page gets SIGBUS, nobody gets wrong bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// The swap space could not be read.
+    Read(Slot, IoError),
+    /// What it gave is not what was written.
+    Checksum(Slot),
+    /// No frame can be made free: the swap space is full or fails.
+    NoFrames,
+    /// The kernel refused to map the page.
+    Kernel(KernelError),
+}
+
+impl core::fmt::Display for Failure {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Failure::Read(slot, why) => write!(f, "reading slot {} of the swap space failed: {why}", slot.number()),
+            Failure::Checksum(slot) => {
+                write!(f, "slot {} of the swap space has other bytes than were written to it", slot.number())
+            }
+            Failure::NoFrames => f.write_str(
+                "the memory limit is reached and no page can be written out (swap space full or failing); \
+                 make room there, give another --swap, or raise --memory",
+            ),
+            Failure::Kernel(why) => write!(f, "the kernel did not map the page ({why:?})"),
+        }
+    }
+}
+
+/// The granule's protection epoch, read after the page was taken. The fence pairs with the evictor's between its
+/// raise of the epoch and its look at the page words: one of the two sees the other (`evict::select`).
+fn protection_epoch(granule: &Granule) -> u32 {
+    fence(Ordering::SeqCst);
+    granule.protection_epoch.load(Ordering::SeqCst)
+}
+
+impl Fault {
+    /// A fault that has just arrived on `core`.
+    pub fn new(page: Page, access: Access, protected: bool, core: usize, now_ns: u64) -> Fault {
+        Fault { page, access, protected, core, started_ns: now_ns, waited: false, patience: 0, phase: Phase::Start }
+    }
+
+    /// The read that [`Step::Read`] asked for has ended with an error; a success needs no call.
+    fn read_again(&mut self) -> Option<u32> {
+        match &mut self.phase {
+            Phase::Reading { tries, .. } => {
+                *tries += 1;
+                Some(*tries)
+            }
+            Phase::Start => None,
+        }
+    }
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// Serves a fault and sleeps where it has to. `buffer` is one page of the caller's for the fetch.
+    ///
+    /// # Errors
+    /// When it cannot be served; the page is as it was.
+    pub fn resolve(&self, page: Page, access: Access, protected: bool, core: usize, buffer: &mut PageBuf) -> Result<bool, Failure> {
+        let mut fault = Fault::new(page, access, protected, core, self.clock.now_ns());
+        let mut read = Ok(());
+        loop {
+            match self.step(&mut fault, buffer, read) {
+                Step::Done => return Ok(true),
+                Step::Foreign => return Ok(false),
+                Step::Failed(why) => return Err(why),
+                Step::Read(slot) => read = self.backend.read(slot, buffer),
+                Step::WaitPage(ticket) => self.waits.sleep(&self.futex, ticket),
+                Step::WaitFrame(prepared) => {
+                    self.frames_came.sleep(&self.futex, prepared, Some(FRAME_PATIENCE_NS));
+                }
+            }
+        }
+    }
+
+    /// Takes a fault one step on. `read` is how the read that the last step asked for ended; it is
+    /// looked at after [`Step::Read`] only.
+    pub fn step(&self, fault: &mut Fault, buffer: &mut PageBuf, read: Result<(), IoError>) -> Step {
+        let Some(at) = self.page(fault.page) else {
+            return Step::Foreign;
+        };
+        match fault.phase {
+            Phase::Start => self.begin(fault, at, buffer),
+            Phase::Reading { slot, was, .. } => self.fetched(fault, at, slot, was, buffer, read),
+        }
+    }
+
+    fn begin(&self, fault: &mut Fault, at: PageRef<'_>, buffer: &mut PageBuf) -> Step {
+        // A page that is only write-protected has its frame already.
+        let framed = !fault.protected;
+        if framed {
+            let prepared = self.frames_came.prepare();
+            if !self.frames.take(fault.core) {
+                return self.wait_for_frame(fault, prepared);
+            }
+            self.nudge_evictors();
+        }
+        self.kernel.interleave();
+        at.granule.touch();
+        self.kernel.interleave();
+        match at.word.begin_fault(fault.access, fault.protected) {
+            BeginFault::Owned { was } => self.owned(fault, at, was, framed, buffer),
+            outcome => {
+                if framed {
+                    self.give_frames(1);
+                }
+                match outcome {
+                    BeginFault::Foreign => Step::Foreign,
+                    BeginFault::Satisfied => {
+                        // In poll mode the faulting thread sleeps in the kernel and nobody else may wake it.
+                        self.kernel.wake(fault.page);
+                        self.done(fault, FaultKind::Wait)
+                    }
+                    _ => {
+                        fault.waited = true;
+                        match self.waits.announce(fault.page, at.word) {
+                            Some(ticket) => Step::WaitPage(ticket),
+                            None => self.step_again(fault, buffer),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The page moved on between two looks: look again (at most a few times in a row in practice).
+    fn step_again(&self, fault: &mut Fault, buffer: &mut PageBuf) -> Step {
+        farshore_core::sync::spin_hint();
+        self.step(fault, buffer, Ok(()))
+    }
+
+    fn wait_for_frame(&self, fault: &mut Fault, prepared: u32) -> Step {
+        if !fault.waited {
+            self.stats.frame_waits.fetch_add(1, Ordering::Relaxed);
+        }
+        fault.waited = true;
+        self.work.signal(&self.futex);
+        fault.patience += 1;
+        if fault.patience > FRAME_PATIENCE_TIMES && self.starved.load(Ordering::Relaxed) {
+            return Step::Failed(Failure::NoFrames);
+        }
+        Step::WaitFrame(prepared)
+    }
+
+    /// The page is ours: do what its last state asks for.
+    fn owned(&self, fault: &mut Fault, at: PageRef<'_>, was: Word, framed: bool, buffer: &mut PageBuf) -> Step {
+        if !framed && was.state() != State::Resident {
+            // It was protected when it faulted and has been evicted since: come back with a frame.
+            self.restore(fault.page, at.word, was);
+            fault.protected = false;
+            return self.step_again(fault, buffer);
+        }
+        match was.state() {
+            State::Untouched => self.first_touch(fault, at, was),
+            State::Leaving => self.rescue(fault, at, was),
+            State::Out => match was.slot() {
+                Some(slot) => {
+                    fault.phase = Phase::Reading { slot, was, tries: 0 };
+                    Step::Read(slot)
+                }
+                None => unreachable!("{was:?} is out without a slot"),
+            },
+            State::Resident => self.make_writable(fault, at, was),
+            State::Busy | State::Foreign => unreachable!("begin_fault does not hand out {was:?}"),
+        }
+    }
+
+    fn first_touch(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
+        if !at.granule.is_present() {
+            // munmap hid the granule between our look-up and our taking the page.
+            self.restore(fault.page, at.word, was);
+            self.give_frames(1);
+            return Step::Foreign;
+        }
+        let more = self.claim_zero_run(fault.page);
+        let epoch = protection_epoch(at.granule);
+        let mapped = self.kernel.map_zeros(fault.page, 1 + more);
+        let protected = self.protection_moved(at.granule, epoch);
+        let count = match mapped {
+            Ok(n) => n.clamp(1, 1 + more),
+            Err(KernelError::Exists) => 1,
+            Err(why) => {
+                self.release_zero_run(fault.page, 1, 1 + more, protected);
+                return self.not_mapped(fault, at, was, why);
+            }
+        };
+        self.release_zero_run(fault.page, count, 1 + more, protected);
+        self.release(fault.page, at.word, Release::Dirty { young: false, guessed: false, protected });
+        self.list_granule(at.granule, fault.page, fault.core);
+        self.done(fault, FaultKind::Zero)
+    }
+
+    /// Takes the untouched pages after `page`, with frames, when memory is plenty and the page before was touched
+    /// too: a program that fills its memory in order then faults once for 16 pages.
+    fn claim_zero_run(&self, page: Page) -> u64 {
+        let index = page.index_in_granule() as u64;
+        let plenty = self.frames.limit() / 8;
+        if index == 0 || self.frames.free_uncached() <= plenty {
+            return 0;
+        }
+        let before = self.page(Page(page.0 - 1)).is_some_and(|p| p.word.load().state() == State::Resident);
+        if !before {
+            return 0;
+        }
+        let want = (ZERO_RUN_MAX - 1).min(GRANULE_PAGES as u64 - 1 - index);
+        let frames = self.frames.take_spare(want, plenty);
+        let mut taken = 0;
+        while taken < frames {
+            let next = page.plus(1 + taken);
+            let Some(at) = self.page(next) else { break };
+            if at.word.load() != Word::UNTOUCHED {
+                break;
+            }
+            match at.word.begin_fault(Access::Write, false) {
+                BeginFault::Owned { was } if was.state() == State::Untouched => taken += 1,
+                BeginFault::Owned { was } => {
+                    self.restore(next, at.word, was);
+                    break;
+                }
+                _ => break,
+            }
+        }
+        self.give_frames(frames - taken);
+        taken
+    }
+
+    /// Pages 1.. of a run: the first `mapped - 1` are resident, the others go back.
+    fn release_zero_run(&self, first: Page, mapped: u64, claimed: u64, protected: bool) {
+        for i in 1..claimed {
+            let page = first.plus(i);
+            let Some(at) = self.page(page) else { continue };
+            if i < mapped {
+                self.release(page, at.word, Release::Dirty { young: false, guessed: false, protected });
+            } else {
+                self.release(page, at.word, Release::Untouched);
+            }
+        }
+        self.give_frames(claimed.saturating_sub(mapped.max(1)));
+    }
+
+    fn rescue(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
+        let Some(stage) = was.stage() else { unreachable!("{was:?} is leaving without a stage") };
+        // A reader of a page that is written already keeps it clean; anybody else gets the only copy.
+        let clean = fault.access == Access::Read && was.written();
+        let protect = if clean { Protect::WriteProtected } else { Protect::Writable };
+        let epoch = protection_epoch(at.granule);
+        if cfg!(feature = "canary-vacate") {
+            self.stages.vacate(stage, clean);
+        }
+        if let Err(why) = self.kernel.map(fault.page, self.stages.bytes(stage), protect) {
+            return self.not_mapped(fault, at, was, why);
+        }
+        let protected = self.protection_moved(at.granule, epoch);
+        let slot = self.stages.slot(stage);
+        if !cfg!(feature = "canary-vacate") {
+            self.stages.vacate(stage, clean);
+        }
+        let to = match slot {
+            Some(slot) if clean => Release::Clean { slot, young: true },
+            _ => Release::Dirty { young: true, guessed: false, protected },
+        };
+        self.release(fault.page, at.word, to);
+        self.list_granule(at.granule, fault.page, fault.core);
+        self.done(fault, FaultKind::Rescue)
+    }
+
+    fn fetched(
+        &self,
+        fault: &mut Fault,
+        at: PageRef<'_>,
+        slot: Slot,
+        was: Word,
+        buffer: &mut PageBuf,
+        read: Result<(), IoError>,
+    ) -> Step {
+        let right = match read {
+            Ok(()) if cfg!(feature = "canary-checksum") || Self::checksum(slot, buffer) == self.slots.sum(slot) => Ok(()),
+            Ok(()) => Err(Failure::Checksum(slot)),
+            Err(why) => Err(Failure::Read(slot, why)),
+        };
+        if let Err(why) = right {
+            self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
+            if fault.read_again().is_some_and(|tries| tries < READ_TRIES) {
+                return Step::Read(slot);
+            }
+            self.restore(fault.page, at.word, was);
+            self.give_frames(1);
+            return Step::Failed(why);
+        }
+        self.stats.pages_in.fetch_add(1, Ordering::Relaxed);
+        let guessed = fault.access == Access::Read && self.guess_write(at.granule, fault);
+        let dirty = guessed || fault.access == Access::Write;
+        let protect = if dirty { Protect::Writable } else { Protect::WriteProtected };
+        let epoch = protection_epoch(at.granule);
+        if let Err(why) = self.kernel.map(fault.page, buffer, protect) {
+            return self.not_mapped(fault, at, was, why);
+        }
+        let protected = self.protection_moved(at.granule, epoch);
+        let young = self.policy.fetched_is_young();
+        if dirty {
+            if !cfg!(feature = "canary-slot") {
+                self.slots.free(slot);
+            }
+            self.release(fault.page, at.word, Release::Dirty { young, guessed, protected });
+        } else {
+            self.release(fault.page, at.word, Release::Clean { slot, young });
+        }
+        self.list_granule(at.granule, fault.page, fault.core);
+        self.done(fault, FaultKind::Fetch)
+    }
+
+    /// Whether pages here are so often written after they are read that a write fault can be saved.
+    fn guess_write(&self, granule: &Granule, fault: &Fault) -> bool {
+        granule.write_guess.load(Ordering::Relaxed) >= GUESS_WRITES && fault.page.0.wrapping_mul(7) % GUESS_SAMPLE != 0
+    }
+
+    /// A page that was fetched for reading leaves (or is written): learn from it.
+    pub(crate) fn learn_write(&self, granule: &Granule, written: bool) {
+        let now = granule.write_guess.load(Ordering::Relaxed);
+        let then = if written { now.saturating_add(GUESS_UP) } else { now.saturating_sub(GUESS_DOWN) };
+        if then != now {
+            granule.write_guess.store(then, Ordering::Relaxed);
+        }
+    }
+
+    fn make_writable(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
+        let epoch = protection_epoch(at.granule);
+        if let Err(why) = self.kernel.unprotect(fault.page) {
+            self.restore(fault.page, at.word, was);
+            return match why {
+                KernelError::Again | KernelError::Gone => self.done(fault, FaultKind::WriteProtect),
+                why => Step::Failed(Failure::Kernel(why)),
+            };
+        }
+        let protected = self.protection_moved(at.granule, epoch);
+        if let Some(slot) = was.slot() {
+            self.slots.free(slot);
+            self.learn_write(at.granule, true);
+        }
+        self.release(fault.page, at.word, Release::Dirty { young: was.young(), guessed: was.guessed(), protected });
+        self.done(fault, FaultKind::WriteProtect)
+    }
+
+    /// Whether an evictor may have write-protected pages of the granule since `before` was read.
+    fn protection_moved(&self, granule: &Granule, before: u32) -> bool {
+        !cfg!(feature = "canary-epoch") && (before % 2 == 1 || protection_epoch(granule) != before)
+    }
+
+    /// The kernel did not map the page that we own: everything goes back.
+    fn not_mapped(&self, fault: &mut Fault, at: PageRef<'_>, was: Word, why: KernelError) -> Step {
+        self.restore(fault.page, at.word, was);
+        if !cfg!(feature = "canary-frame") {
+            self.give_frames(1);
+        }
+        match why {
+            // The program is unmapping or moving this memory, or the kernel is busy with the address
+            // space: the access is tried again and finds out.
+            KernelError::Gone | KernelError::Again => self.done(fault, FaultKind::Wait),
+            why => Step::Failed(Failure::Kernel(why)),
+        }
+    }
+
+    fn done(&self, fault: &Fault, kind: FaultKind) -> Step {
+        let ns = self.clock.now_ns().saturating_sub(fault.started_ns);
+        self.stats.fault(fault.core, kind, ns);
+        Step::Done
+    }
+}

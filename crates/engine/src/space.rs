@@ -1,0 +1,354 @@
+//! Memory calls: pages that become managed, stop being managed, lose their bytes or change their name.
+//!
+//! All under the address-space lock of the caller, which neither faults nor evictors take. A call has three parts:
+//!
+//! 1. [`Engine::claim`] takes every page of the range into our hands (waiting for those that are in others');
+//! 2. the caller makes the kernel do it;
+//! 3. [`Engine::finish_unmap`] or [`Engine::relocate`] says what became of the pages, or [`Engine::unclaim`] puts
+//!    them back if the kernel refused.
+//!
+//! So nothing is given up before the kernel has agreed, and nobody sees a page in between.
+
+use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
+use crate::Engine;
+use core::sync::atomic::Ordering;
+use farshore_core::limits::GRANULE_PAGES;
+use farshore_core::page::{Access, Page, PageRange};
+use farshore_core::sync::Futex;
+use farshore_core::table::GranuleRef;
+use farshore_core::word::{AtomicWord, Claim, Release, State, Word};
+
+/// The word of a page of `range` that is managed no more: of a granule that goes whole, the word of fresh memory.
+fn nameless(range: PageRange, page: Page) -> Release {
+    let granule = page.granule().range();
+    if range.start <= granule.start && granule.end <= range.end { Release::Untouched } else { Release::Foreign }
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// The pages of `range`, mapped and registered just now, are managed from now on.
+    pub fn manage(&self, range: PageRange) {
+        self.table.add(range);
+        self.kernel.interleave();
+        self.stats.manage(range.len() as i64);
+    }
+
+    /// Takes every page of `range` before the kernel unmaps or moves it. Sleeps while others have one. Whole
+    /// granules that nobody has touched are hidden instead, whatever their size.
+    pub fn claim(&self, range: PageRange) {
+        self.each_granule(range, |part| {
+            let Some(g) = self.table.granule(part.start.granule()) else { return };
+            if part.len() == GRANULE_PAGES as u64 && !g.granule.touched() {
+                g.granule.hide();
+                self.kernel.interleave();
+                if !g.granule.touched() {
+                    return;
+                }
+                g.granule.show();
+            }
+            self.claim_part(&g, part);
+        });
+    }
+
+    fn claim_part(&self, g: &GranuleRef<'_>, part: PageRange) {
+        g.granule.touch();
+        for page in part.iter() {
+            self.claim_page(page);
+        }
+    }
+
+    /// Throws the bytes of `range` away: they read as zeros from now on (`MADV_DONTNEED`). `call` makes the
+    /// kernel do it for a part; where nobody has touched anything there is nothing to call it for.
+    ///
+    /// # Errors
+    /// The first of `call`; that part and those after it are as they were.
+    pub fn discard<E>(&self, range: PageRange, mut call: impl FnMut(PageRange) -> Result<(), E>) -> Result<(), E> {
+        for part in range.by_granule() {
+            let Some(g) = self.table.granule(part.start.granule()) else { continue };
+            if !g.granule.touched() {
+                continue;
+            }
+            self.claim_part(&g, part);
+            if let Err(why) = call(part) {
+                self.unclaim(part);
+                return Err(why);
+            }
+            let mut frames = 0;
+            self.each_claimed(part, |page, word, was| {
+                frames += self.forfeit(was);
+                self.release(page, word, Release::Untouched);
+            });
+            self.give_frames(frames);
+        }
+        Ok(())
+    }
+
+    fn each_granule(&self, range: PageRange, mut each: impl FnMut(PageRange)) {
+        for part in range.by_granule() {
+            each(part);
+        }
+    }
+
+    /// Takes one page. None: not managed.
+    fn claim_page(&self, page: Page) -> Option<Word> {
+        let at = self.page(page)?;
+        loop {
+            self.kernel.interleave();
+            match at.word.claim() {
+                Claim::Owned { was } => return Some(was),
+                Claim::Foreign => return None,
+                Claim::Wait => {
+                    if let Some(ticket) = self.waits.announce(page, at.word) {
+                        self.waits.sleep(&self.futex, ticket);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pages of `part` that this thread has claimed, each with its word before.
+    fn each_claimed(&self, range: PageRange, mut each: impl FnMut(Page, &AtomicWord, Word)) {
+        self.each_granule(range, |part| {
+            let Some(g) = self.table.granule(part.start.granule()) else { return };
+            if !g.granule.touched() {
+                return;
+            }
+            for page in part.iter() {
+                let word = &g.words[page.index_in_granule()];
+                // Under the address-space lock, after `claim`: whatever is Busy here is ours, what is not is foreign.
+                if word.load().state() == State::Busy {
+                    each(page, word, word.claimed());
+                }
+            }
+        });
+    }
+
+    /// Gives up what a claimed page had: frame, slot or stage. Returns the frames.
+    fn forfeit(&self, was: Word) -> u64 {
+        match was.state() {
+            State::Resident => {
+                if let Some(slot) = was.slot() {
+                    self.slots.free(slot);
+                }
+                1
+            }
+            State::Out => {
+                if let Some(slot) = was.slot() {
+                    self.slots.free(slot);
+                }
+                0
+            }
+            State::Leaving => {
+                if let Some(stage) = was.stage() {
+                    // Its evictor frees the slot, when no write of it is in flight any more.
+                    self.stages.vacate(stage, false);
+                }
+                0
+            }
+            State::Untouched | State::Foreign | State::Busy => 0,
+        }
+    }
+
+    /// The kernel has unmapped the claimed `range`.
+    pub fn finish_unmap(&self, range: PageRange) {
+        let managed = self.count_managed(range);
+        let mut frames = 0;
+        self.each_claimed(range, |page, word, was| {
+            frames += self.forfeit(was);
+            self.release(page, word, nameless(range, page));
+        });
+        self.table.remove(range);
+        self.stats.manage(-(managed as i64));
+        self.give_frames(frames);
+    }
+
+    /// Managed pages of `range`: a granule that nobody has touched is managed whole (or hidden just now).
+    fn count_managed(&self, range: PageRange) -> u64 {
+        let mut count = 0;
+        self.each_granule(range, |part| {
+            let Some(g) = self.table.granule_even_absent(part.start.granule()) else { return };
+            if !g.granule.touched() {
+                count += if g.granule.is_present() || g.granule.is_hidden() { part.len() } else { 0 };
+            } else {
+                count += part.iter().filter(|p| g.words[p.index_in_granule()].load().state() != State::Foreign).count() as u64;
+            }
+        });
+        count
+    }
+
+    /// The kernel refused: every claimed page is as it was.
+    pub fn unclaim(&self, range: PageRange) {
+        self.each_granule(range, |part| {
+            if let Some(g) = self.table.granule_even_absent(part.start.granule())
+                && g.granule.is_hidden()
+            {
+                g.granule.show();
+            }
+        });
+        self.each_claimed(range, |page, word, was| self.restore(page, word, was));
+    }
+
+    /// The kernel has moved the claimed pages of `old` to `new` (as many pages, mapped and registered, not yet
+    /// managed). Pages keep their slots and stages; those that are mapped count as dirty, since the move drops their
+    /// write protection. `old_stays`: the old range stays managed, empty (`MREMAP_DONTUNMAP`).
+    pub fn relocate(&self, old: PageRange, new: Page, old_stays: bool) {
+        let moved = PageRange { start: new, end: new.plus(old.len()) };
+        self.manage(moved);
+        self.inherit_unreadable(old, moved);
+        self.each_claimed(old, |page, _, was| {
+            if was.state() == State::Untouched {
+                return;
+            }
+            let target = new.plus(page.0 - old.start.0);
+            let Some(at) = self.page(target) else { unreachable!("{target:?} was managed just now") };
+            at.granule.touch();
+            let Claim::Owned { .. } = at.word.claim() else { unreachable!("{target:?} is known to nobody yet") };
+            let to = match was.state() {
+                State::Resident => {
+                    if let Some(slot) = was.slot() {
+                        self.slots.free(slot);
+                    }
+                    Release::Dirty { young: was.young(), guessed: false, protected: false }
+                }
+                State::Out => match was.slot() {
+                    Some(slot) => Release::Out { slot },
+                    None => unreachable!("{was:?} is out without a slot"),
+                },
+                _ => match was.stage() {
+                    Some(stage) => {
+                        self.stages.rename(stage, target);
+                        Release::Leaving { stage, written: was.written() }
+                    }
+                    None => unreachable!("{was:?} cannot be claimed"),
+                },
+            };
+            self.release(target, at.word, to);
+            if was.state() == State::Resident {
+                self.list_granule(at.granule, target, 0);
+            }
+        });
+        self.leave_moved(old, old_stays);
+    }
+
+    /// What could not be read through the program's mapping cannot be read there under its new name either. Before any
+    /// page of `moved` can be a victim.
+    fn inherit_unreadable(&self, old: PageRange, moved: PageRange) {
+        let unreadable = |g: GranuleRef<'_>| g.granule.unreadable.load(Ordering::SeqCst) != 0;
+        if old.by_granule().any(|part| self.table.granule_even_absent(part.start.granule()).is_some_and(unreadable)) {
+            self.each_granule(moved, |part| {
+                if let Some(g) = self.table.granule(part.start.granule()) {
+                    g.granule.unreadable.store(1, Ordering::SeqCst);
+                }
+            });
+        }
+    }
+
+    /// The old names of moved pages: nothing of theirs is given up.
+    fn leave_moved(&self, old: PageRange, stays: bool) {
+        let managed = self.count_managed(old);
+        self.each_claimed(old, |page, word, _| {
+            self.release(page, word, if stays { Release::Untouched } else { nameless(old, page) });
+        });
+        if stays {
+            self.unclaim(old);
+        } else {
+            self.table.remove(old);
+            self.stats.manage(-(managed as i64));
+        }
+    }
+
+    /// Brings every page of `range` in and takes it, so that the caller can hand the range over to the kernel
+    /// (`mlock`): afterwards [`Engine::hand_over`].
+    ///
+    /// # Errors
+    /// When a page cannot be brought in; what was claimed is put back.
+    pub fn claim_resident(&self, range: PageRange, core: usize, buffer: &mut PageBuf) -> Result<(), crate::fault::resolve::Failure> {
+        for page in range.iter() {
+            loop {
+                if !self.is_managed(page) {
+                    break;
+                }
+                if let Some(at) = self.page(page)
+                    && at.word.load().state() == State::Resident
+                {
+                    match self.claim_page(page) {
+                        Some(was) if was.state() == State::Resident => {
+                            // The frame goes back at once: what is locked is not managed memory any more, and
+                            // the rest of the range must still find frames.
+                            self.frames.give(1);
+                            break;
+                        }
+                        Some(was) => self.restore(page, at.word, was),
+                        None => break,
+                    }
+                    continue;
+                }
+                if let Err(why) = self.resolve(page, Access::Read, false, core, buffer) {
+                    // Only what was claimed so far: a busy page further on is in somebody else's hands.
+                    self.unclaim_resident(PageRange { start: range.start, end: page });
+                    return Err(why);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel refused to lock the pages that [`Engine::claim_resident`] claimed: they are managed as before.
+    pub fn unclaim_resident(&self, range: PageRange) {
+        let mut back = 0;
+        self.each_claimed(range, |_, _, _| back += 1);
+        self.frames.take_back(back);
+        self.each_claimed(range, |page, word, was| self.restore(page, word, was));
+        self.work.signal(&self.futex);
+    }
+
+    /// The pages that [`Engine::claim_resident`] claimed are the kernel's alone now.
+    pub fn hand_over(&self, range: PageRange) {
+        let managed = self.count_managed(range);
+        self.each_claimed(range, |page, word, was| {
+            if let Some(slot) = was.slot() {
+                self.slots.free(slot);
+            }
+            self.release(page, word, nameless(range, page));
+        });
+        self.table.remove(range);
+        self.stats.manage(-(managed as i64));
+        self.frames_came.signal(&self.futex);
+    }
+
+    /// The program may (or may no longer) read `range` itself: evictors copy its pages another way while it may
+    /// not. Under the address-space lock, before the kernel takes the right away, or after it gave it back.
+    pub fn set_unreadable(&self, range: PageRange, unreadable: bool) {
+        self.each_granule(range, |part| {
+            let Some(g) = self.table.granule(part.start.granule()) else { return };
+            if unreadable {
+                g.granule.unreadable.store(1, Ordering::SeqCst);
+                // An evictor that looked before copies right now: wait until it has let go of its pages.
+                for page in part.iter() {
+                    let word = &g.words[page.index_in_granule()];
+                    while word.load().state() == State::Busy {
+                        if let Some(ticket) = self.waits.announce(page, word) {
+                            self.waits.sleep(&self.futex, ticket);
+                        }
+                    }
+                }
+            } else if part.len() == GRANULE_PAGES as u64 {
+                g.granule.unreadable.store(0, Ordering::SeqCst);
+            }
+        });
+    }
+
+    /// In a forked child, which has no evictors and one thread: what the words of `range` said is
+    /// void, since the kernel has unmapped it, or (`zeroed`) thrown its bytes away.
+    pub fn forget(&self, range: PageRange, zeroed: bool) {
+        self.each_granule(range, |part| {
+            let Some(g) = self.table.granule(part.start.granule()) else { return };
+            g.granule.touch();
+            for page in part.iter() {
+                let word = &g.words[page.index_in_granule()];
+                if word.load().state() != State::Foreign {
+                    word.overwrite(if zeroed { Word::UNTOUCHED } else { Word::FOREIGN });
+                }
+            }
+        });
+    }
+}

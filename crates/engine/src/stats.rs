@@ -1,0 +1,181 @@
+//! Counters. A core counts in lines of its own with relaxed adds; readers sum.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+use farshore_core::sync::Padded;
+
+/// Buckets of the latency histogram: 16 a power of two, from 1 ns to 2^40 ns (18 minutes).
+const SUB: usize = 16;
+const BUCKETS: usize = 41 * SUB;
+
+/// What a fault turned out to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FaultKind {
+    /// Read from a slot.
+    Fetch,
+    /// Never touched: zeros.
+    Zero,
+    /// Its bytes were still in a stage.
+    Rescue,
+    /// Another thread brought it, or was at it.
+    Wait,
+    /// It was mapped and write-protected.
+    WriteProtect,
+}
+
+#[derive(Debug)]
+struct PerCore {
+    kinds: [AtomicU64; 5],
+    latency: [AtomicU64; BUCKETS],
+    latency_max: AtomicU64,
+}
+
+/// Counters of one engine.
+#[derive(Debug)]
+pub struct Stats {
+    cores: Box<[Padded<PerCore>]>,
+    /// Pages evicted.
+    pub evicted: AtomicU64,
+    /// Of them, pages that needed no write.
+    pub evicted_clean: AtomicU64,
+    /// Batches.
+    pub batches: AtomicU64,
+    /// Evictions on a thread that is not an evictor. Stays 0 (rule 1).
+    pub synchronous: AtomicU64,
+    /// Pages read from swap space.
+    pub pages_in: AtomicU64,
+    /// Pages written to it.
+    pub pages_out: AtomicU64,
+    /// Reads and writes that failed or did not match their checksum.
+    pub io_errors: AtomicU64,
+    /// Pages managed now, and at most.
+    pub managed: AtomicU64,
+    /// See [`Stats::managed`].
+    pub managed_peak: AtomicU64,
+    /// Times a fault found no frame and slept.
+    pub frame_waits: AtomicU64,
+}
+
+/// Percentiles of the time from a fault's arrival in the handler to its end, nanoseconds.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Latency {
+    /// Median.
+    pub p50: u64,
+    /// 90 %.
+    pub p90: u64,
+    /// 99 %.
+    pub p99: u64,
+    /// 99.9 %.
+    pub p999: u64,
+    /// Longest.
+    pub max: u64,
+}
+
+fn bucket(ns: u64) -> usize {
+    let log = 63 - (ns | 1).leading_zeros() as usize;
+    let sub = if log >= 4 { (ns >> (log - 4)) as usize & (SUB - 1) } else { 0 };
+    (log * SUB + sub).min(BUCKETS - 1)
+}
+
+/// The largest value that falls into bucket `b`.
+fn bucket_top(b: usize) -> u64 {
+    let (log, sub) = (b / SUB, b % SUB);
+    if log < 4 { (2 << log) - 1 } else { ((SUB + sub + 1) as u64) << (log - 4) }
+}
+
+impl Stats {
+    /// All zero, for this many cores.
+    pub fn new(cores: usize) -> Stats {
+        let per_core = || {
+            Padded(PerCore {
+                kinds: core::array::from_fn(|_| AtomicU64::new(0)),
+                latency: core::array::from_fn(|_| AtomicU64::new(0)),
+                latency_max: AtomicU64::new(0),
+            })
+        };
+        let zero = || AtomicU64::new(0);
+        Stats {
+            cores: (0..cores.clamp(1, 64)).map(|_| per_core()).collect::<Vec<_>>().into_boxed_slice(),
+            evicted: zero(),
+            evicted_clean: zero(),
+            batches: zero(),
+            synchronous: zero(),
+            pages_in: zero(),
+            pages_out: zero(),
+            io_errors: zero(),
+            managed: zero(),
+            managed_peak: zero(),
+            frame_waits: zero(),
+        }
+    }
+
+    /// A fault on `core` has ended after `ns` nanoseconds.
+    pub fn fault(&self, core: usize, kind: FaultKind, ns: u64) {
+        let mine = &self.cores[core % self.cores.len()];
+        mine.kinds[kind as usize].fetch_add(1, Ordering::Relaxed);
+        mine.latency[bucket(ns)].fetch_add(1, Ordering::Relaxed);
+        if ns > mine.latency_max.load(Ordering::Relaxed) {
+            mine.latency_max.fetch_max(ns, Ordering::Relaxed);
+        }
+    }
+
+    /// Faults of a kind.
+    pub fn faults(&self, kind: FaultKind) -> u64 {
+        self.cores.iter().map(|c| c.kinds[kind as usize].load(Ordering::Relaxed)).sum()
+    }
+
+    /// Pages became managed (positive) or stopped (negative).
+    pub fn manage(&self, pages: i64) {
+        let now = self.managed.fetch_add(pages as u64, Ordering::Relaxed).wrapping_add(pages as u64);
+        if pages > 0 {
+            self.managed_peak.fetch_max(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Percentiles of all faults so far.
+    pub fn latency(&self) -> Latency {
+        let sum = |b: usize| -> u64 { self.cores.iter().map(|c| c.latency[b].load(Ordering::Relaxed)).sum() };
+        let counts: Vec<u64> = (0..BUCKETS).map(sum).collect();
+        let total: u64 = counts.iter().sum();
+        let max = self.cores.iter().map(|c| c.latency_max.load(Ordering::Relaxed)).max().unwrap_or(0);
+        let at = |permille: u64| {
+            let want = (total * permille).div_ceil(1000);
+            let mut seen = 0;
+            counts.iter().position(|c| {
+                seen += c;
+                seen >= want
+            })
+        };
+        let value = |permille: u64| if total == 0 { 0 } else { at(permille).map_or(max, |b| bucket_top(b).min(max)) };
+        Latency { p50: value(500), p90: value(900), p99: value(990), p999: value(999), max }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_in_order_and_close() {
+        let mut last = 0;
+        for ns in (0..200u64).chain((8..40).map(|p| 1 << p)).chain((8..39).map(|p| 3 << p)) {
+            let top = bucket_top(bucket(ns));
+            assert!(top >= ns, "{ns} → {top}");
+            assert!(top <= ns.max(16) + ns / 8 + 16, "{ns} → {top}");
+            last = last.max(bucket(ns));
+        }
+        assert!(last < BUCKETS);
+    }
+
+    #[test]
+    fn percentiles() {
+        let s = Stats::new(2);
+        for i in 0..1000 {
+            s.fault(i % 3, FaultKind::Fetch, if i < 990 { 1000 } else { 1_000_000 });
+        }
+        let l = s.latency();
+        assert!((1000..1100).contains(&l.p50) && l.max == 1_000_000 && l.p999 >= 900_000, "{l:?}");
+        assert_eq!(s.faults(FaultKind::Fetch), 1000);
+    }
+}

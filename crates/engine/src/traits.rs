@@ -1,0 +1,157 @@
+//! What the engine needs from the world. The shipped library passes the real
+//! kernel and real backends, the simulator passes its own, and the code between
+//! is the same.
+
+use farshore_core::page::{Page, PageRange};
+use farshore_core::word::{Slot, Word};
+
+/// The bytes of one page, aligned as direct I/O wants them.
+#[repr(C, align(4096))]
+#[derive(Clone)]
+pub struct PageBuf(pub [u8; 4096]);
+
+impl PageBuf {
+    /// A page of zeros.
+    pub const ZERO: PageBuf = PageBuf([0; 4096]);
+}
+
+impl core::fmt::Debug for PageBuf {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("PageBuf(4096 bytes)")
+    }
+}
+
+/// Whether a page is mapped so that a write to it faults.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protect {
+    /// The program can write it.
+    Writable,
+    /// A write faults first.
+    WriteProtected,
+}
+
+/// Why the kernel did not map, unmap or protect a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KernelError {
+    /// A page is mapped there already.
+    Exists,
+    /// There is no (registered) memory there any more: the program unmapped it meanwhile.
+    Gone,
+    /// The address space is being changed: try again.
+    Again,
+    /// The kernel has no memory.
+    NoMemory,
+    /// The page cannot be read or moved (protection, pinned by the kernel, shared with a fork).
+    Refused,
+    /// Anything else, by errno.
+    Other(i32),
+}
+
+/// Changes to the program's page tables. All methods act on pages of which the caller owns the
+/// words, except that [`Kernel::protect`] may cover neighbours.
+pub trait Kernel: Sync {
+    /// Maps `page`, absent until now, with a copy of `bytes`, and wakes kernel waiters if there are any.
+    fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError>;
+    /// Maps the absent pages from `first` on with zeros, writable; how many were mapped (at least 1).
+    fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError>;
+    /// Write-protects every mapped page of `range`, with one TLB flush.
+    fn protect(&self, range: PageRange) -> Result<(), KernelError>;
+    /// Makes `page` writable and wakes kernel waiters if there are any.
+    fn unprotect(&self, page: Page) -> Result<(), KernelError>;
+    /// Copies the bytes of a mapped page. `readable` is false when the program itself may not read it.
+    fn copy_out(&self, page: Page, into: &mut PageBuf, readable: bool) -> Result<(), KernelError>;
+    /// Unmaps `pages` and throws their bytes away, with as few TLB flushes as can be. Either all
+    /// are unmapped or the first `n` of `Err((n, why))`.
+    fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)>;
+    /// A fault on `page` was resolved by somebody else: wakes kernel waiters if there are any.
+    fn wake(&self, page: Page);
+    /// Does nothing. The engine calls it between two changes that other threads can come between; the simulator lets them.
+    #[inline(always)]
+    fn interleave(&self) {}
+    /// A number for the calling thread, so that an eviction on a thread that is not an evictor is noticed.
+    fn current_thread(&self) -> u64;
+}
+
+/// Why a backend could not do what it was asked to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IoError {
+    /// There is no room for more data (a full disk): other writes fail as well, reads work.
+    Full,
+    /// An error of the device, by errno.
+    Device(i32),
+    /// Fewer bytes than asked for.
+    Short,
+}
+
+impl core::fmt::Display for IoError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            IoError::Full => f.write_str("no space left"),
+            IoError::Device(errno) => write!(f, "I/O error (errno {errno})"),
+            IoError::Short => f.write_str("short transfer"),
+        }
+    }
+}
+
+/// A kind of swap space.
+///
+/// Slots are page-sized and numbered from 0; slot `n` is `n * 4096` bytes into the space. The engine never
+/// reads a slot whose write has not been acknowledged, nor writes one that is being read or written.
+pub trait Backend: Send + Sync {
+    /// What an evictor writes through. One thread uses a queue at a time.
+    type Queue: WriteQueue;
+    /// Reads one page. Blocks. Called in a signal handler: no locks that a thread
+    /// may hold while it faults, no allocation.
+    fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError>;
+    /// A queue for up to `depth` writes in flight.
+    fn queue(&self, depth: u32) -> Result<Self::Queue, IoError>;
+    /// Slots that the space can hold; `None`: as many as the disk has room for.
+    fn capacity(&self) -> Option<u64>;
+    /// How the space is called in messages: `file:/var/tmp`.
+    fn name(&self) -> &str;
+}
+
+/// Asynchronous writes to one backend. Completions come in any order.
+pub trait WriteQueue: Send {
+    /// Starts writing `pages` to neighbouring slots from `first` on.
+    ///
+    /// # Errors
+    /// `Err(())` when `depth` writes are in flight: reap first.
+    ///
+    /// # Safety
+    /// The memory of `pages` must stay as it is until the completion for `tag` has been reaped.
+    /// (They lie in staging memory that outlives the queue; the evictor does not reuse a stage before.)
+    #[allow(clippy::result_unit_err)]
+    unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()>;
+    /// Hands what was started to the device, and calls `done` for each completion there is; with `wait`,
+    /// blocks until there is at least one (unless nothing is in flight).
+    fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>));
+    /// Writes in flight.
+    fn in_flight(&self) -> u32;
+}
+
+/// Time, in nanoseconds from an arbitrary start.
+pub trait Clock: Sync {
+    /// Now.
+    fn now_ns(&self) -> u64;
+}
+
+/// What a policy says of a page that an evictor passes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Evict it.
+    Evict,
+    /// Evict it unless it is young; then make it old.
+    SecondChance,
+    /// Leave it.
+    Keep,
+}
+
+/// Chooses victims. Called by evictors for each resident page that they pass, so O(1), no locks, no
+/// allocation. It never moves a page: a policy can be wrong, it cannot corrupt memory.
+pub trait Policy: Sync {
+    /// What to do with a resident page.
+    fn verdict(&self, page: Page, word: Word) -> Verdict;
+    /// Whether a page that was just fetched counts as young; one that was rescued always does.
+    fn fetched_is_young(&self) -> bool;
+}

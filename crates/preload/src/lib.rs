@@ -1,0 +1,38 @@
+//! libfarshore.so: Farshore inside the program that it serves.
+//!
+//! Loaded by `LD_PRELOAD`, it starts before the program's `main` ([`start`]), and from then on the
+//! program's anonymous memory is *managed*: absent pages fault into [`fault`], memory
+//! calls go through [`memory`], and every other system call that lets the kernel touch managed memory through [`net`].
+//!
+//! ```text
+//!  the program touches a page ──SIGBUS──▶ fault ─────────────┐
+//!  the program makes a system call ─patched site / SIGSYS──▶ net ──▶ memory, signals, process │──▶ engine
+//!  (poll mode) the kernel reports a fault ─────────────────▶ poll ───┘
+//! ```
+//!
+//! # Rules for code in here
+//!
+//! It runs on the program's threads, between any two of its instructions. After start-up it therefore:
+//!
+//! * makes system calls only by `syscall` instructions of its own (libc's are the ones that are caught);
+//! * allocates only from its own heap ([`farshore_sys::alloc`]), and never on the fault path;
+//! * blocks all signals while it holds a lock or a page, so that a handler of the program never runs on top of either;
+//! * never touches managed memory while it holds anything; what the program points to is copied by guarded copies first.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod control;
+mod fault;
+mod fork;
+mod memory;
+mod net;
+mod poll;
+mod process;
+mod report;
+mod runtime;
+mod signals;
+mod start;
+mod thread;
+
+/// Farshore's own heap, apart from the program's.
+#[global_allocator]
+static HEAP: farshore_sys::alloc::OwnMemory = farshore_sys::alloc::OwnMemory::new();

@@ -1,0 +1,438 @@
+//! Memory calls: mmap, munmap, mremap, madvise, mprotect, mlock, brk (DESIGN, ExtMem §3.1).
+//!
+//! What is managed: anonymous private memory that is not executable, stack, locked or huge, in mappings of at least the
+//! threshold, and the heap. Every call does what the kernel does, through the kernel, under the address-space lock; what
+//! was there before is claimed first and given up only when the kernel has agreed (`farshore_engine::space`).
+//!
+//! A call that is refused (a bad argument, no memory) returns the kernel's own error: it is the kernel that judges.
+
+use crate::runtime::{Runtime, Space, locked, uninterrupted};
+use crate::{fault, fork, thread};
+use core::sync::atomic::Ordering;
+use farshore_core::limits::PAGE_SIZE;
+use farshore_core::page::{Access, Page, PageRange};
+use farshore_sys::raw::{Errno, nr, syscall};
+use farshore_sys::vm::{self, advice, map, prot};
+
+type Args = [u64; 6];
+
+const MAP_GROWSDOWN: u64 = 0x100;
+const MAP_LOCKED: u64 = 0x2000;
+const MAP_POPULATE: u64 = 0x8000;
+const MAP_HUGETLB: u64 = 0x40000;
+const MAP_SYNC: u64 = 0x80000;
+const MREMAP_MAYMOVE: u64 = vm::remap::MAYMOVE;
+const MREMAP_FIXED: u64 = vm::remap::FIXED;
+const MREMAP_DONTUNMAP: u64 = vm::remap::DONTUNMAP;
+const MCL_ONFAULT: u64 = 4;
+const GUARD_INSTALL: u64 = 102;
+const DONTNEED_LOCKED: u64 = 24;
+const COLLAPSE: u64 = 25;
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// The calls of this module, by number.
+pub fn handles(number: u64) -> bool {
+    matches!(
+        number,
+        nr::MMAP | nr::MPROTECT | nr::MUNMAP | nr::BRK | nr::MREMAP | nr::MADVISE | 149..=152 | 325 | 329 | 216 | 30
+    )
+}
+
+/// Does one of them; the kernel's answer.
+pub fn call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
+    if runtime.forked.load(Ordering::Acquire) {
+        return fork::memory_call(runtime, number, args);
+    }
+    match number {
+        nr::MMAP => mmap(runtime, args),
+        nr::MUNMAP => munmap(runtime, args),
+        nr::MREMAP => mremap(runtime, args),
+        nr::MADVISE => madvise(runtime, args),
+        // mprotect, pkey_mprotect
+        nr::MPROTECT | 329 => mprotect(runtime, number, args),
+        nr::BRK => brk(runtime, args),
+        // mlock, mlock2
+        149 | 325 => mlock(runtime, number, args),
+        // mlockall: what is managed cannot all be local; the answer is the one of a low RLIMIT_MEMLOCK.
+        151 if args[0] & !MCL_ONFAULT != 0 => -i64::from(Errno::ENOMEM.0),
+        // munlock, munlockall: what was locked stopped being managed.
+        // remap_file_pages, shmat with an address of its own choice: see `raw`.
+        _ => raw(number, args),
+    }
+}
+
+fn raw(number: u64, args: &Args) -> i64 {
+    // SAFETY: the program's own call with its own arguments; the callers keep the page words in step.
+    unsafe { syscall(number, *args) }
+}
+
+fn is_error(answer: i64) -> bool {
+    (-4095..0).contains(&answer)
+}
+
+/// The pages of a call's range, if the kernel would accept the range at all.
+fn pages(addr: u64, len: u64) -> Option<PageRange> {
+    let end = addr.checked_add(len)?;
+    (addr % PAGE == 0 && len > 0 && end < 1 << 47).then(|| PageRange::covering(addr, len))
+}
+
+fn may_manage(runtime: &Runtime, args: &Args) -> bool {
+    let [_, len, protection, flags, ..] = *args;
+    let unwanted = map::STACK | MAP_GROWSDOWN | MAP_LOCKED | MAP_HUGETLB | MAP_SYNC;
+    flags & 0xf == map::PRIVATE
+        && flags & map::ANONYMOUS != 0
+        && flags & unwanted == 0
+        && protection & prot::EXEC == 0
+        && len >= runtime.options.threshold.bytes()
+}
+
+/// Registers `range`, mapped and in nobody's hands yet, and manages it. False: it stays the kernel's.
+fn adopt(runtime: &Runtime, range: PageRange) -> bool {
+    // Huge pages cannot be evicted by halves.
+    // SAFETY: advice about memory that has just been mapped for the program.
+    let _ = unsafe { vm::madvise(range.start.addr(), range.bytes(), advice::NOHUGEPAGE) };
+    // SAFETY: faults on it are served from the next line on, and nobody knows the address before.
+    let registered = unsafe { runtime.engine.kernel.uffd().register(range.start.addr(), range.bytes()) };
+    if registered.is_ok() {
+        runtime.engine.manage(range);
+    }
+    registered.is_ok()
+}
+
+fn mmap(runtime: &Runtime, args: &Args) -> i64 {
+    let [addr, len, _, flags, ..] = *args;
+    let fixed = flags & map::FIXED != 0;
+    let managed_before = fixed && pages(addr, len.next_multiple_of(PAGE)).is_some_and(|r| any_managed(runtime, r));
+    if !may_manage(runtime, args) && !(managed_before && may_manage(runtime, &[addr, u64::MAX, args[2], flags, 0, 0])) {
+        if !managed_before {
+            return raw(nr::MMAP, args);
+        }
+        return locked(runtime, |_| over_managed(runtime, args, false));
+    }
+    let mapped = locked(runtime, |_| over_managed(runtime, args, true));
+    if !is_error(mapped) && flags & MAP_POPULATE != 0 {
+        populate(runtime, PageRange::covering(mapped as u64, len), Access::Write);
+    }
+    mapped
+}
+
+/// Maps, giving up what is managed at a fixed address, and manages the result if `manage`.
+fn over_managed(runtime: &Runtime, args: &Args, manage: bool) -> i64 {
+    let [addr, len, protection, flags, fd, offset] = *args;
+    let Some(bytes) = len.checked_next_multiple_of(PAGE) else { return raw(nr::MMAP, args) };
+    let replaced = pages(addr, bytes).filter(|_| flags & map::FIXED != 0);
+    if let Some(range) = replaced {
+        runtime.engine.claim(range);
+    }
+    let flags = if manage { flags & !MAP_POPULATE } else { flags };
+    let answer = raw(nr::MMAP, &[addr, len, protection, flags, fd, offset]);
+    if let Some(range) = replaced {
+        if is_error(answer) {
+            runtime.engine.unclaim(range);
+        } else {
+            runtime.engine.finish_unmap(range);
+        }
+    }
+    if manage && !is_error(answer) {
+        adopt(runtime, PageRange::covering(answer as u64, bytes));
+    }
+    answer
+}
+
+/// Brings pages in one after the other, as `MAP_POPULATE` and `MADV_POPULATE_*` do; the limit holds all the same.
+fn populate(runtime: &Runtime, range: PageRange, access: Access) -> i64 {
+    for page in range.iter() {
+        let answer = uninterrupted(|| {
+            let Some(thread) = thread::current() else { return Ok(false) };
+            let pinned = runtime.engine.pin(page, access, thread.core, &mut thread.buffer)?;
+            if pinned {
+                runtime.engine.unpin(page);
+            }
+            Ok(pinned)
+        });
+        if let Err(why) = answer {
+            fault::fail(page, why);
+        }
+    }
+    0
+}
+
+/// Whether any page of `range` is managed. A hint without the lock, exact under it.
+pub fn any_managed(runtime: &Runtime, range: PageRange) -> bool {
+    range.by_granule().any(|part| runtime.engine.table.granule(part.start.granule()).is_some_and(|g| {
+        !g.granule.touched() || part.iter().any(|page| runtime.engine.is_managed(page))
+    }))
+}
+
+fn munmap(runtime: &Runtime, args: &Args) -> i64 {
+    let Some(range) = args[1].checked_next_multiple_of(PAGE).and_then(|len| pages(args[0], len)) else {
+        return raw(nr::MUNMAP, args);
+    };
+    locked(runtime, |_| unmap_locked(runtime, range, || raw(nr::MUNMAP, args)))
+}
+
+/// Claims, lets `call` unmap, and finishes or puts back.
+fn unmap_locked(runtime: &Runtime, range: PageRange, call: impl FnOnce() -> i64) -> i64 {
+    runtime.engine.claim(range);
+    let answer = call();
+    if is_error(answer) {
+        runtime.engine.unclaim(range);
+    } else {
+        runtime.engine.finish_unmap(range);
+    }
+    answer
+}
+
+fn brk(runtime: &Runtime, args: &Args) -> i64 {
+    locked(runtime, |space| brk_locked(runtime, space, args[0]))
+}
+
+fn brk_locked(runtime: &Runtime, space: &mut Space, wanted: u64) -> i64 {
+    let floor = Page::containing(space.heap_floor);
+    let end_of = |brk: u64| Page(brk.div_ceil(PAGE).max(floor.0));
+    let old = end_of(space.brk);
+    // SAFETY: the program's own call; the words follow below.
+    let call = |to: u64| unsafe { vm::brk(to) };
+    if wanted != 0 && wanted < space.brk {
+        let range = PageRange { start: end_of(wanted), end: old };
+        if !range.is_empty() {
+            runtime.engine.claim(range);
+        }
+        space.brk = call(wanted);
+        if !range.is_empty() {
+            if space.brk == wanted { runtime.engine.finish_unmap(range) } else { runtime.engine.unclaim(range) }
+        }
+        return space.brk as i64;
+    }
+    space.brk = call(wanted);
+    let range = PageRange { start: old, end: end_of(space.brk) };
+    if !range.is_empty() {
+        adopt(runtime, range);
+    }
+    space.brk as i64
+}
+
+fn mprotect(runtime: &Runtime, number: u64, args: &Args) -> i64 {
+    let range = args[1].checked_next_multiple_of(PAGE).and_then(|len| pages(args[0], len));
+    let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(number, args) };
+    locked(runtime, |_| {
+        let readable = args[2] & prot::READ != 0;
+        if !readable {
+            runtime.engine.set_unreadable(range, true);
+        }
+        let answer = raw(number, args);
+        if readable && !is_error(answer) {
+            runtime.engine.set_unreadable(range, false);
+        }
+        answer
+    })
+}
+
+fn madvise(runtime: &Runtime, args: &Args) -> i64 {
+    let [addr, len, what, ..] = *args;
+    let range = len.checked_next_multiple_of(PAGE).and_then(|len| pages(addr, len));
+    let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(nr::MADVISE, args) };
+    match what {
+        advice::DONTNEED | advice::FREE | DONTNEED_LOCKED | GUARD_INSTALL => {
+            // Freeing at once is one of the ways in which MADV_FREE may behave.
+            let kernels = if what == advice::FREE { advice::DONTNEED } else { what };
+            locked(runtime, |_| each_run(runtime, range, |run, managed| discard(runtime, run, managed, what, kernels)))
+        }
+        advice::POPULATE_READ => populate(runtime, range, Access::Read),
+        advice::POPULATE_WRITE => populate(runtime, range, Access::Write),
+        // Hints that Farshore's own eviction stands for, and huge pages, which it cannot evict by halves.
+        advice::WILLNEED | advice::COLD | advice::PAGEOUT | advice::HUGEPAGE | advice::NOHUGEPAGE | advice::MERGEABLE | COLLAPSE => 0,
+        _ => raw(nr::MADVISE, args),
+    }
+}
+
+fn discard(runtime: &Runtime, run: PageRange, managed: bool, asked: u64, kernels: u64) -> i64 {
+    let call = |part: PageRange, what: u64| raw(nr::MADVISE, &[part.start.addr(), part.bytes(), what, 0, 0, 0]);
+    if !managed {
+        return call(run, asked);
+    }
+    if kernels == GUARD_INSTALL {
+        // The guards go in everywhere, also where nothing has been touched.
+        let thrown = discard(runtime, run, true, asked, advice::DONTNEED);
+        return if is_error(thrown) { thrown } else { call(run, GUARD_INSTALL) };
+    }
+    let done = runtime.engine.discard(run, |part| match call(part, kernels) {
+        answer if is_error(answer) => Err(answer),
+        _ => Ok(()),
+    });
+    done.err().unwrap_or(0)
+}
+
+/// Calls `each` for every longest run of pages that are all managed or all not; the first error, else 0.
+fn each_run(runtime: &Runtime, range: PageRange, mut each: impl FnMut(PageRange, bool) -> i64) -> i64 {
+    let mut answer = 0;
+    let mut note = |run: PageRange, managed: bool| {
+        let this = each(run, managed);
+        if answer == 0 && is_error(this) {
+            answer = this;
+        }
+    };
+    let mut run = PageRange { start: range.start, end: range.start };
+    let mut state = None;
+    for part in range.by_granule() {
+        let whole = match runtime.engine.table.granule(part.start.granule()) {
+            None => Some(false),
+            Some(g) if !g.granule.touched() => Some(true),
+            Some(_) => None,
+        };
+        let mut extend = |upto: PageRange, managed: bool| {
+            if state.is_some_and(|s| s != managed) {
+                note(run, !managed);
+                run = PageRange { start: upto.start, end: upto.start };
+            }
+            state = Some(managed);
+            run.end = upto.end;
+        };
+        match whole {
+            Some(managed) => extend(part, managed),
+            None => part.iter().for_each(|page| {
+                extend(PageRange { start: page, end: page.plus(1) }, runtime.engine.is_managed(page));
+            }),
+        }
+    }
+    if let Some(managed) = state {
+        note(run, managed);
+    }
+    answer
+}
+
+fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
+    let start = args[0] & !(PAGE - 1);
+    let range = args[0].checked_add(args[1]).and_then(|end| pages(start, end.checked_next_multiple_of(PAGE)? - start));
+    let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(number, args) };
+    // Locked memory is the kernel's business from here on: it stays where it is.
+    let answer = locked(runtime, |_| {
+        each_run(runtime, range, |run, managed| if managed { hand_over(runtime, run) } else { 0 })
+    });
+    if is_error(answer) { answer } else { raw(number, args) }
+}
+
+fn hand_over(runtime: &Runtime, run: PageRange) -> i64 {
+    let Some(thread) = thread::current() else { return -i64::from(Errno::ENOMEM.0) };
+    if let Err(why) = runtime.engine.claim_resident(run, thread.core, &mut thread.buffer) {
+        fault::fail(run.start, why);
+    }
+    match runtime.engine.kernel.uffd().unregister(run.start.addr(), run.bytes()) {
+        Ok(()) => {
+            runtime.engine.hand_over(run);
+            0
+        }
+        Err(errno) => fault::fail(run.start, unregister_failed(errno)),
+    }
+}
+
+fn unregister_failed(errno: Errno) -> farshore_engine::fault::resolve::Failure {
+    farshore_engine::fault::resolve::Failure::Kernel(farshore_engine::traits::KernelError::Other(errno.0))
+}
+
+fn mremap(runtime: &Runtime, args: &Args) -> i64 {
+    let [old, old_len, new_len, flags, target, _] = *args;
+    let rounded = (old_len.checked_next_multiple_of(PAGE), new_len.checked_next_multiple_of(PAGE));
+    let (Some(old_bytes), Some(new_bytes)) = rounded else { return raw(nr::MREMAP, args) };
+    let from = pages(old, old_bytes);
+    let onto = pages(target, new_bytes).filter(|_| flags & MREMAP_FIXED != 0);
+    let managed = from.is_some_and(|r| any_managed(runtime, r));
+    let covers = onto.is_some_and(|r| any_managed(runtime, r));
+    let (Some(from), true) = (from, managed) else {
+        return if covers {
+            locked(runtime, |_| onto.map_or(0, |range| unmap_locked(runtime, range, || raw(nr::MREMAP, args))))
+        } else {
+            remap_unmanaged(runtime, args, old_bytes, new_bytes)
+        };
+    };
+    if new_bytes == 0 {
+        return raw(nr::MREMAP, args);
+    }
+    locked(runtime, |_| remap(runtime, args, from, new_bytes, onto))
+}
+
+/// A mapping that was too small to be managed grows beyond the threshold: it becomes a managed one with the same bytes.
+fn remap_unmanaged(runtime: &Runtime, args: &Args, old_bytes: u64, new_bytes: u64) -> i64 {
+    let threshold = runtime.options.threshold.bytes();
+    let [old, ..] = *args;
+    let grows = old_bytes > 0 && old_bytes < threshold && new_bytes >= threshold && args[3] == MREMAP_MAYMOVE;
+    if !grows || !crate::start::is_private_anonymous(old, old_bytes) {
+        return raw(nr::MREMAP, args);
+    }
+    let fresh = mmap(runtime, &[0, new_bytes, prot::READ | prot::WRITE, map::PRIVATE | map::ANONYMOUS, u64::MAX, 0]);
+    if is_error(fresh) {
+        return fresh;
+    }
+    // SAFETY: both are the program's: the old mapping is readable and writable private memory, just looked up, the new one is
+    // known to nobody. Faults on the new one are served on this thread as any other.
+    if unsafe { farshore_sys::guarded::copy(fresh as *mut u8, old as *const u8, old_bytes as usize) }.is_err() {
+        munmap(runtime, &[fresh as u64, new_bytes, 0, 0, 0, 0]);
+        return raw(nr::MREMAP, args);
+    }
+    raw(nr::MUNMAP, &[old, old_bytes, 0, 0, 0, 0]);
+    fresh
+}
+
+/// Under the lock; `from` holds managed pages.
+fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: Option<PageRange>) -> i64 {
+    let [old, old_len, new_len, flags, target, _] = *args;
+    let kept = PageRange::covering(old, new_bytes.min(from.bytes()));
+    if flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) == 0 {
+        if new_bytes <= from.bytes() {
+            let tail = PageRange { start: kept.end, end: from.end };
+            if tail.is_empty() {
+                return raw(nr::MREMAP, args);
+            }
+            return unmap_locked(runtime, tail, || raw(nr::MREMAP, args));
+        }
+        // In place, if there is room: nothing that is there changes.
+        let answer = raw(nr::MREMAP, &[old, old_len, new_len, 0, 0, 0]);
+        if !is_error(answer) {
+            adopt(runtime, PageRange { start: from.end, end: Page(from.start.0 + new_bytes / PAGE) });
+            return answer;
+        }
+        if flags & MREMAP_MAYMOVE == 0 || answer != -i64::from(Errno::ENOMEM.0) {
+            return answer;
+        }
+    }
+    let unreadable = from.by_granule().any(|part| {
+        runtime.engine.table.granule(part.start.granule()).is_some_and(|g| g.granule.unreadable.load(Ordering::SeqCst) != 0)
+    });
+    runtime.engine.claim(from);
+    if let Some(onto) = onto {
+        runtime.engine.claim(onto);
+    }
+    let answer = raw(nr::MREMAP, &[old, old_len, new_len, flags, target, 0]);
+    if is_error(answer) {
+        runtime.engine.unclaim(from);
+        if let Some(onto) = onto {
+            runtime.engine.unclaim(onto);
+        }
+        return answer;
+    }
+    if let Some(onto) = onto {
+        runtime.engine.finish_unmap(onto);
+    }
+    moved(runtime, from, kept, PageRange::covering(answer as u64, new_bytes), flags & MREMAP_DONTUNMAP != 0);
+    if unreadable {
+        runtime.engine.set_unreadable(PageRange::covering(answer as u64, new_bytes), true);
+    }
+    answer
+}
+
+/// The kernel has moved `kept` to the start of `to`; userfaultfd does not follow a move by itself.
+fn moved(runtime: &Runtime, from: PageRange, kept: PageRange, to: PageRange, old_stays: bool) {
+    // SAFETY: faults are served as soon as the words are there, and nobody knows the new address yet.
+    if unsafe { runtime.engine.kernel.uffd().register(to.start.addr(), to.bytes()) }.is_err() {
+        // Pages that are out could not fault any more: rather end than read zeros.
+        crate::report::abort(format_args!("memory that mremap moved to {:?} cannot be registered", to.start));
+    }
+    runtime.engine.relocate(kept, to.start, old_stays);
+    let (tail, grown) = (PageRange { start: kept.end, end: from.end }, PageRange { start: to.start.plus(kept.len()), end: to.end });
+    if !tail.is_empty() {
+        runtime.engine.finish_unmap(tail);
+    }
+    if !grown.is_empty() {
+        runtime.engine.manage(grown);
+    }
+}

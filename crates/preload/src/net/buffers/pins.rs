@@ -1,0 +1,101 @@
+//! The pages that one call has pinned.
+
+use core::mem::MaybeUninit;
+use farshore_core::page::{Page, PageRange};
+
+/// Runs of pinned pages: fixed capacity, no allocation, 1 KiB of stack of which nothing is touched that is not
+/// used. A page is in it at most once: ask [`PinSet::contains`] first.
+pub struct PinSet {
+    len: usize,
+    pages: u64,
+    /// The first `len` are initialised.
+    runs: [MaybeUninit<PageRange>; PinSet::CAPACITY],
+}
+
+impl PinSet {
+    /// Runs that it can hold.
+    pub const CAPACITY: usize = 64;
+
+    /// An empty set.
+    #[inline]
+    pub const fn new() -> PinSet {
+        PinSet { len: 0, pages: 0, runs: [const { MaybeUninit::uninit() }; PinSet::CAPACITY] }
+    }
+
+    /// Adds a page that is not in the set; false if there is no room (then nothing has changed).
+    #[inline]
+    pub fn push_page(&mut self, page: Page) -> bool {
+        // Latest first: a buffer is pinned in ascending order, so its run is the last one.
+        for run in self.runs_mut().iter_mut().rev() {
+            if run.end == page {
+                run.end = page.plus(1);
+                self.pages += 1;
+                return true;
+            }
+            if page.plus(1) == run.start {
+                run.start = page;
+                self.pages += 1;
+                return true;
+            }
+        }
+        if self.len == PinSet::CAPACITY {
+            return false;
+        }
+        self.runs[self.len].write(PageRange { start: page, end: page.plus(1) });
+        self.len += 1;
+        self.pages += 1;
+        true
+    }
+
+    /// Whether `page` is in the set.
+    #[inline]
+    pub fn contains(&self, page: Page) -> bool {
+        self.runs().iter().rev().any(|run| run.start <= page && page < run.end)
+    }
+
+    /// The runs, in no particular order.
+    #[inline]
+    pub fn runs(&self) -> &[PageRange] {
+        let first = self.runs.as_ptr().cast::<PageRange>();
+        // SAFETY: the first `len` elements are initialised, and `MaybeUninit` has the layout of its content.
+        unsafe { core::slice::from_raw_parts(first, self.len) }
+    }
+
+    #[inline]
+    fn runs_mut(&mut self) -> &mut [PageRange] {
+        let first = self.runs.as_mut_ptr().cast::<PageRange>();
+        // SAFETY: as in `runs`, and `self` is borrowed mutably.
+        unsafe { core::slice::from_raw_parts_mut(first, self.len) }
+    }
+
+    /// How many pages are in the set.
+    #[inline]
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Whether nothing is in it.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Forgets all pages. The caller has unpinned them.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+        self.pages = 0;
+    }
+}
+
+impl Default for PinSet {
+    fn default() -> PinSet {
+        PinSet::new()
+    }
+}
+
+impl core::fmt::Debug for PinSet {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_list().entries(self.runs()).finish()
+    }
+}

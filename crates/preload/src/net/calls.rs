@@ -1,0 +1,85 @@
+//! What is done with a system call: [`dispatch`] looks it up in the table and carries it out.
+//!
+//! Calls that change memory, signals or processes are somebody else's (`None`). All others are answered here: passed
+//! through, pinned by rule ([`super::buffers::run`]), transferred ([`super::transfer`]), refused, or done by
+//! code of their own in the modules below.
+//!
+//! A call that a signal interrupts and the kernel restarts needs nothing: the kernel goes back to the same `syscall`
+//! instruction, inside [`Memory::raw`], while the pins are still held. If the program leaves a call by `siglongjmp`
+//! or by cancelling the thread, the pins are not given back here: the engine knows the thread's [`PinSet`]s and does it.
+//!
+//! Signal masks that are set for the time of a call (`ppoll`, `pselect6`, `epoll_pwait`) never block the signals that
+//! carry faults and system calls ([`NEEDED_SIGNALS`]): a handler of the program that runs on top of the call would
+//! be killed at its first touch of an absent page.
+
+#[path = "calls/commands.rs"]
+mod commands;
+#[path = "calls/descriptors.rs"]
+mod descriptors;
+#[path = "calls/exec.rs"]
+pub mod exec;
+#[path = "calls/process_vm.rs"]
+mod process_vm;
+#[path = "calls/waits.rs"]
+mod waits;
+
+use super::buffers::{self, Args, Memory, errno};
+use super::table::{self, Kind, Special};
+use super::transfer;
+
+const fn signal_bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+/// The signals that Farshore needs, as a kernel signal mask: they are never blocked.
+pub const NEEDED_SIGNALS: u64 = signal_bit(libc::SIGBUS) | signal_bit(libc::SIGSEGV) | signal_bit(libc::SIGSYS);
+
+/// Makes system call `nr` for the program: the result as the kernel returns it, or `None` if the call changes
+/// memory, signals or processes and is not handled here.
+#[inline]
+pub fn dispatch(mem: &impl Memory, nr: u64, args: &Args) -> Option<i64> {
+    let Some(entry) = table::lookup(nr) else { return Some(mem.raw(nr, args)) };
+    let result = match entry.kind {
+        Kind::NoPointers | Kind::Kept(_) | Kind::Gone => mem.raw(nr, args),
+        Kind::Pointers(rules) => buffers::run(mem, nr, args, rules),
+        Kind::Transfer(what) => transfer::transfer(mem, what, nr, args),
+        Kind::Special(what) => special(mem, what, nr, args),
+        Kind::Refused(_) => errno(libc::ENOSYS),
+        Kind::Elsewhere(_) => return None,
+    };
+    Some(result)
+}
+
+fn special(mem: &impl Memory, what: Special, nr: u64, args: &Args) -> i64 {
+    match what {
+        Special::Futex => waits::futex(mem, args),
+        Special::FutexArray => waits::futex_array(mem, nr, args),
+        Special::EpollWait => waits::epoll_wait(mem, nr, args),
+        Special::Ppoll => waits::ppoll(mem, nr, args),
+        Special::Pselect => waits::pselect(mem, nr, args),
+        Special::Close | Special::Dup => descriptors::one(mem, nr, args),
+        Special::DupTo => descriptors::dup_to(mem, nr, args),
+        Special::CloseRange => descriptors::close_range(mem, nr, args),
+        Special::Fcntl => descriptors::fcntl(mem, nr, args),
+        Special::Ioctl => commands::ioctl(mem, args),
+        Special::Prctl => commands::prctl(mem, args),
+        Special::ArchPrctl => commands::arch_prctl(mem, args),
+        Special::Ptrace => commands::ptrace(mem, args),
+        Special::Bpf => commands::bpf(mem, args),
+        Special::Keyctl => commands::keyctl(mem, args),
+        Special::Fsconfig => commands::fsconfig(mem, args),
+        Special::Semctl => commands::semctl(mem, args),
+        Special::MqNotify => commands::mq_notify(mem, args),
+        Special::SetSockOpt => commands::set_socket_option(mem, args),
+        Special::GetSockOpt => commands::get_socket_option(mem, args),
+        Special::Seccomp => commands::seccomp(mem, args),
+        Special::XattrAt(flow) => commands::xattr_at(mem, flow, nr, args),
+        Special::KexecLoad => commands::kexec_load(mem, args),
+        Special::ProcessVm(flow) => process_vm::call(mem, flow, nr, args),
+        Special::Exec => exec::call(mem, nr, args),
+    }
+}
+
+#[cfg(test)]
+#[path = "tests_calls.rs"]
+mod tests;

@@ -1,0 +1,263 @@
+//! The net: every system call of the program passes here.
+//!
+//! ```text
+//!  a patched `syscall` of libc ─▶ stub ─┐
+//!                                       ├─▶ entry (saves registers) ─▶ dispatch ─┬─ memory calls   (crate::memory)
+//!  any other `syscall` ─SIGSYS─▶ entry ─┘                                        ├─ signal calls   (crate::signals)
+//!                                                                                ├─ exec and exit  (crate::process)
+//!                                                                                └─ the rest: pin what the kernel will
+//!                                                                                   touch, call, unpin  (calls, table)
+//! ```
+//!
+//! [`table`] says of every system call which memory it touches, [`buffers`] pins it, [`transfer`] does calls whose buffers are
+//! larger than may be pinned at once in pieces, [`calls`] holds the odd ones. [`patch`] and [`entry`] do the catching.
+
+pub mod buffers;
+pub mod calls;
+pub mod entry;
+pub mod patch;
+pub mod stubs;
+pub mod table;
+pub mod transfer;
+
+use crate::runtime::{Runtime, runtime, uninterrupted};
+use crate::thread::{self, Thread};
+use crate::{fault, fork, memory, process, signals};
+use buffers::{Access, Args, Memory, PAGE, PinSet, careful};
+use core::sync::atomic::Ordering;
+use entry::Call;
+use farshore_core::limits::GRANULE_PAGES;
+use farshore_core::page::{Page, PageRange};
+use farshore_core::word::Pin;
+use farshore_sys::raw::syscall;
+
+const SYS_PRCTL: u64 = 157;
+const SYS_SECCOMP: u64 = 317;
+const SYS_GET_ROBUST_LIST: u64 = 274;
+const PR_SET_SECCOMP: u64 = 22;
+const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
+const EINVAL: i64 = -22;
+
+/// The engine as the net sees it.
+#[derive(Debug)]
+pub struct Net(());
+
+/// The one net.
+pub fn net() -> &'static Net {
+    &Net(())
+}
+
+/// Who serves a call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Server {
+    Memory,
+    Signals,
+    Process,
+    Masked,
+    Control,
+    Rest,
+}
+
+fn server(number: u64) -> Server {
+    if memory::handles(number) {
+        Server::Memory
+    } else if signals::handles(number) {
+        Server::Signals
+    } else if process::handles(number) {
+        Server::Process
+    } else if signals::temporary_mask(number).is_some() {
+        Server::Masked
+    } else if matches!(number, SYS_PRCTL | SYS_SECCOMP) {
+        Server::Control
+    } else {
+        Server::Rest
+    }
+}
+
+/// Serves one system call.
+#[unsafe(no_mangle)]
+extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
+    let (number, args) = (call.nr, &call.args);
+    // Before the program runs, and for our own threads, a call is what it is.
+    let Some(runtime) = runtime().filter(|r| r.running.load(Ordering::Relaxed) && !thread::is_internal()) else {
+        return net().raw(number, args);
+    };
+    match server(number) {
+        Server::Memory => memory::call(runtime, number, args),
+        Server::Signals => signals::handle(number, args),
+        Server::Process => process::call(number, args),
+        Server::Masked => masked(number, args),
+        // Filters and a dispatch of the program's own would cut Farshore off from the kernel: the answer is that of a
+        // kernel that was built without.
+        Server::Control if number == SYS_SECCOMP => EINVAL,
+        Server::Control if matches!(args[0], PR_SET_SECCOMP | PR_SET_SYSCALL_USER_DISPATCH) => EINVAL,
+        Server::Control | Server::Rest => pinned(number, args),
+    }
+}
+
+/// A call with a signal mask for its time: without our signals in it.
+fn masked(number: u64, args: &Args) -> i64 {
+    let Some((at, pair)) = signals::temporary_mask(number) else { return pinned(number, args) };
+    let with = |mask: u64| {
+        let mut args = *args;
+        args[at] = mask;
+        pinned(number, &args)
+    };
+    if pair { signals::with_mask_pair(args[at], with) } else { signals::with_mask(args[at], with) }
+}
+
+/// A call with everything pinned that the kernel will touch.
+pub fn pinned(number: u64, args: &Args) -> i64 {
+    calls::dispatch(net(), number, args).unwrap_or_else(|| net().raw(number, args))
+}
+
+fn core_access(access: Access) -> farshore_core::page::Access {
+    match access {
+        Access::Read => farshore_core::page::Access::Read,
+        Access::Write => farshore_core::page::Access::Write,
+    }
+}
+
+impl Memory for Net {
+    #[inline]
+    fn pin(&self, pins: &mut PinSet, addr: u64, len: u64, access: Access) -> u64 {
+        let Some(runtime) = runtime().filter(|r| r.pins_needed) else { return len };
+        let range = PageRange::covering(addr, len);
+        if runtime.forked.load(Ordering::Relaxed) {
+            fork::prepare(runtime, range);
+            return len;
+        }
+        let mut page = range.start;
+        while page < range.end {
+            let Some(at) = runtime.engine.table.page(page) else {
+                page = Page((page.0 / GRANULE_PAGES as u64 + 1) * GRANULE_PAGES as u64);
+                continue;
+            };
+            let again = !pins.is_empty() && pins.contains(page);
+            if !again && pins.pages() * PAGE >= self.call_budget() && !pins.is_empty() {
+                return page.addr().saturating_sub(addr);
+            }
+            let pinned = match at.word.pin(core_access(access)) {
+                Pin::Pinned => true,
+                Pin::Foreign => false,
+                Pin::Fault => bring(runtime, page, access),
+            };
+            if pinned && (again || !pins.push_page(page)) {
+                runtime.engine.unpin(page);
+                if !again {
+                    return page.addr().saturating_sub(addr);
+                }
+            }
+            page = page.plus(1);
+        }
+        len
+    }
+
+    fn unpin(&self, pins: &mut PinSet) {
+        if pins.is_empty() {
+            return;
+        }
+        if let Some(runtime) = runtime() {
+            pins.runs().iter().flat_map(|run| run.iter()).for_each(|page| runtime.engine.unpin(page));
+        }
+        pins.clear();
+    }
+
+    fn call_budget(&self) -> u64 {
+        let limit = runtime().map_or(0, |r| r.engine.frames.limit());
+        // A sixteenth of the limit: several threads at once leave the program memory to go on with.
+        (limit / 16).clamp(16, 1024) * PAGE
+    }
+
+    #[inline]
+    fn raw(&self, nr: u64, args: &Args) -> i64 {
+        // SAFETY: the program's own call; the memory that it names is pinned or the program's to answer for.
+        unsafe { syscall(nr, *args) }
+    }
+
+    fn is_own_fd(&self, fd: u64) -> bool {
+        self.own_fds().binary_search(&(fd as i32)).is_ok()
+    }
+
+    fn own_fds(&self) -> &[i32] {
+        runtime().map_or(&[], |r| &r.own_fds)
+    }
+}
+
+/// Brings a page in and pins it. Signals are blocked: a handler of the program must not run while we own the page.
+#[cold]
+fn bring(runtime: &Runtime, page: Page, access: Access) -> bool {
+    let answer = uninterrupted(|| match thread::current().or_else(|| thread::adopt(false)) {
+        Some(thread) => runtime.engine.pin(page, core_access(access), thread.core, &mut thread.buffer),
+        None => Ok(false),
+    });
+    answer.unwrap_or_else(|why| fault::fail(page, why))
+}
+
+/// Makes managed pages present and writable for a moment, without keeping them.
+fn touch(addr: u64, len: u64) {
+    let mut pins = PinSet::new();
+    buffers::pin_all(net(), &mut pins, addr, len, Access::Write);
+    net().unpin(&mut pins);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn farshore_make_writable(addr: u64, len: u64) {
+    touch(addr, len);
+}
+
+/// Copies from memory of the program; false if it is not there.
+///
+/// # Safety
+/// `to` must have room for `len` bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn farshore_read_program(to: *mut u8, from: u64, len: u64) -> bool {
+    let mut pins = PinSet::new();
+    buffers::pin_all(net(), &mut pins, from, len, Access::Read);
+    // SAFETY: this function's own condition; the source may be anything.
+    let read = unsafe { careful::careful_copy(to, from, len as usize) };
+    net().unpin(&mut pins);
+    read
+}
+
+/// The words that the kernel writes when it makes a thread.
+pub fn pin_clone_words(call: &Call) {
+    const SYS_CLONE: u64 = 56;
+    if call.nr == SYS_CLONE {
+        for addr in [call.args[2], call.args[3]] {
+            touch(addr, 4);
+        }
+    }
+}
+
+/// The kernel walks the robust list of a thread that ends: its entries must be there.
+pub fn touch_robust_list() {
+    const ENTRIES_MAX: usize = 2048;
+    let (mut head, mut len) = (0u64, 0u64);
+    let args = [0, &raw mut head as u64, &raw mut len as u64, 0, 0, 0];
+    if net().raw(SYS_GET_ROBUST_LIST, &args) != 0 || head == 0 {
+        return;
+    }
+    let read = |addr: u64| {
+        let mut pins = PinSet::new();
+        let value = buffers::read_user::<[u64; 2]>(net(), &mut pins, addr);
+        net().unpin(&mut pins);
+        value
+    };
+    let Some([mut entry, offset]) = read(head) else { return };
+    for _ in 0..ENTRIES_MAX {
+        if entry & !1 == head {
+            return;
+        }
+        touch((entry & !1).wrapping_add(offset), 4);
+        match read(entry & !1) {
+            Some([next, _]) => entry = next,
+            None => return,
+        }
+    }
+}
+
+/// The thread ends: its alternate stack need not stay.
+pub fn unpin_stack(thread: &mut Thread) {
+    net().unpin(&mut thread.stack_pins);
+}

@@ -1,0 +1,674 @@
+//! Puts a jump over the `syscall` instructions of libc and the loader, so that their calls need no trap.
+//!
+//! Runs once, at start-up, while there is one thread. What cannot be patched with certainty stays as it is: Syscall User
+//! Dispatch catches it, slower by microseconds. So every doubt below is settled by leaving the site alone.
+//!
+//! # A site
+//!
+//! A `syscall` has 2 bytes, the jump 5. A *window* of whole instructions around the `syscall` is moved into a stub
+//! (`stubs.rs`) and the jump put in its place:
+//!
+//! ```text
+//! libc, before:   mov eax, 39 | syscall | cmp rax, -4096 | ja error
+//! libc, after:    mov eax, 39 | jmp stub; int3 ...       | ja error
+//! stub:           site; lea rcx, [resume]; lea r11, [site]; jmp farshore_entry; resume: cmp rax, -4096; jmp back
+//! ```
+//!
+//! # What must hold
+//!
+//! 1. **Instructions are instructions.** Only functions that `.eh_frame` names are decoded, each from its first byte.
+//!    One invalid instruction, and the function is left alone. So data in text is never taken for code.
+//! 2. **Nobody jumps into a window.** The jumps of the decoded functions are known. The rest of the text is searched for
+//!    direct jumps and calls at every byte offset, also where no instruction begins: that finds too many, never too few. A
+//!    window into whose inside one leads is dropped. A function with an indirect jump (a `switch` table) is left alone:
+//!    its targets are not known. Windows may begin at a target.
+//! 3. **Moved instructions do the same elsewhere.** No jumps, calls, returns, landing pads, and none that change `rsp`, on
+//!    which the stubs' unwind rule relies. Operands relative to `rip` are encoded anew; all else is copied byte by byte.
+//! 4. **Whoever looks at the code finds it.** `rt_sigreturn`'s restorer is recognised by its bytes (unwinders) and runs on
+//!    the bare signal frame, so it stays. Functions whose unwind information marks a signal frame stay.
+//!
+//! The sites of `clone`, `vfork` and `fork` are patched: the entry handles them exactly.
+//!
+//! The text is made writable *and* executable for the time of the patch, since this code calls into libc (`memcpy`). The
+//! stubs' room is ours and is never both. If the kernel or a security module refuses, all is left to Syscall User Dispatch.
+
+use super::entry::{farshore_entry, raw};
+use super::stubs::{self, STUB_HEAD, STUB_SIZE, StubBytes, Stubs};
+use iced_x86::{Decoder, DecoderOptions, Encoder, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use std::ops::Range;
+
+/// Files whose text is patched: those whose name begins with one of these.
+pub const DEFAULT_NAMES: &[&str] = &["libc.so.6", "libc-2.", "ld-linux-x86-64.so.2", "ld-2.", "libpthread"];
+
+/// What [`patch`] did.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct PatchReport {
+    /// `syscall` instructions found.
+    pub sites: usize,
+    /// Those that now jump to a stub.
+    pub patched: usize,
+    /// Those that are left to Syscall User Dispatch: the sum of the five below.
+    pub left: usize,
+    /// Left: restorers of signal handlers.
+    pub restorers: usize,
+    /// Left: in functions with indirect jumps.
+    pub indirect: usize,
+    /// Left: no window of movable instructions that nobody jumps into.
+    pub windowless: usize,
+    /// Left: farther than 2 GiB from the stubs, or no stub was free.
+    pub unreachable: usize,
+    /// Left: the kernel refused to make the text or the stubs writable.
+    pub refused: usize,
+    /// The kernel's reason for the last refusal, a negative errno; or 0.
+    pub refusal: i64,
+    /// Files that were looked at.
+    pub files: usize,
+}
+
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+const JUMP_LENGTH: usize = 5;
+const INT3: u8 = 0xcc;
+const NR_READ: u64 = 0;
+const NR_OPEN: u64 = 2;
+const NR_CLOSE: u64 = 3;
+const NR_MPROTECT: u64 = 10;
+const PROT_READ_WRITE: u64 = 3;
+const PROT_READ_EXEC: u64 = 5;
+const PROT_ALL: u64 = 7;
+const O_CLOEXEC: u64 = 0o2_000_000;
+
+/// Patches the files whose names begin with one of `names`. Call [`super::entry::init`] before.
+///
+/// # Safety
+/// Called once, while the process has one thread and no handler of a signal can run on it; what is put behind the entry
+/// is ready to be called.
+pub unsafe fn patch(names: &[&str]) -> PatchReport {
+    let mut report = PatchReport::default();
+    // SAFETY: once in a process, the caller says.
+    let mut stubs = unsafe { Stubs::new() };
+    let maps = read_maps();
+    for image in images(&maps, names) {
+        report.files += 1;
+        for text in &image.texts {
+            // SAFETY: a readable, executable mapping of a library, which is not unmapped while the process starts.
+            let bytes = unsafe { std::slice::from_raw_parts(text.start as *const u8, (text.end - text.start) as usize) };
+            let plans = plan(&Text { start: text.start, bytes }, &image.functions, &mut report);
+            // SAFETY: one thread, the caller says; the plans are for this text.
+            unsafe { apply(text, &plans, &mut stubs, &mut report) };
+        }
+    }
+    report.left = report.restorers + report.indirect + report.windowless + report.unreachable + report.refused;
+    report
+}
+
+// ---- what is mapped -----------------------------------------------------------------------------------------------
+
+/// One line of `/proc/self/maps` that maps a file.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping<'a> {
+    range: Range<u64>,
+    permissions: &'a str,
+    offset: u64,
+    path: &'a str,
+}
+
+/// A library in memory.
+struct Image {
+    texts: Vec<Range<u64>>,
+    functions: Functions,
+}
+
+/// `/proc/self/maps`, empty if it cannot be read.
+fn read_maps() -> String {
+    let mut bytes = Vec::new();
+    // SAFETY: opens by a constant name.
+    let fd = unsafe { raw(NR_OPEN, [c"/proc/self/maps".as_ptr() as u64, O_CLOEXEC, 0, 0, 0, 0]) };
+    if fd < 0 {
+        return String::new();
+    }
+    let mut piece = [0u8; 4096];
+    loop {
+        // SAFETY: writes at most the length of `piece`.
+        let count = unsafe { raw(NR_READ, [fd as u64, piece.as_mut_ptr() as u64, piece.len() as u64, 0, 0, 0]) };
+        if count <= 0 {
+            break;
+        }
+        bytes.extend_from_slice(&piece[..count as usize]);
+    }
+    // SAFETY: our own descriptor, not used after.
+    unsafe { raw(NR_CLOSE, [fd as u64, 0, 0, 0, 0, 0]) };
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn parse_mapping(line: &str) -> Option<Mapping<'_>> {
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+    let permissions = words.next()?;
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let path = words.nth(2)?.trim_start();
+    path.starts_with('/').then_some(Mapping { range, permissions, offset, path })
+}
+
+fn images(maps: &str, names: &[&str]) -> Vec<Image> {
+    let mappings: Vec<Mapping<'_>> = maps.lines().filter_map(parse_mapping).collect();
+    let wanted = |mapping: &&Mapping<'_>| {
+        let file = mapping.path.rsplit('/').next().unwrap_or("");
+        mapping.offset == 0 && mapping.permissions.starts_with('r') && names.iter().any(|name| file.starts_with(name))
+    };
+    mappings.iter().filter(wanted).filter_map(|first| image(first, &mappings)).collect()
+}
+
+/// Reads the program headers of the library that begins at `first`.
+fn image(first: &Mapping<'_>, mappings: &[Mapping<'_>]) -> Option<Image> {
+    let memory = Memory { mappings, path: first.path };
+    let base = first.range.start;
+    if memory.bytes(base, 6)? != *b"\x7fELF\x02\x01" {
+        return None;
+    }
+    let headers = base + memory.u64(base + 0x20)?;
+    let (size, count) = (u64::from(memory.u16(base + 0x36)?), u64::from(memory.u16(base + 0x38)?));
+    let (mut texts, mut functions, mut bias) = (Vec::new(), None, None);
+    for header in (0..count).map(|index| headers + index * size) {
+        let (kind, flags) = (memory.u32(header)?, memory.u32(header + 4)?);
+        let (address, length) = (memory.u64(header + 16)?, memory.u64(header + 32)?);
+        let bias = *bias.get_or_insert_with(|| base.wrapping_sub(if kind == PT_LOAD { address & !0xfff } else { 0 }));
+        let start = bias.wrapping_add(address);
+        match kind {
+            PT_LOAD if flags & PF_X != 0 && memory.executable(start, length) => texts.push(start..start + length),
+            PT_GNU_EH_FRAME => functions = Functions::read(&memory, start),
+            _ => {}
+        }
+    }
+    Some(Image { texts, functions: functions? })
+}
+
+const PT_LOAD: u32 = 1;
+const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
+const PF_X: u32 = 1;
+
+/// The memory of one library: reads what is mapped readable from its file, and nothing else.
+struct Memory<'a> {
+    mappings: &'a [Mapping<'a>],
+    path: &'a str,
+}
+
+impl Memory<'_> {
+    fn mapped(&self, start: u64, length: u64, permissions: &str) -> bool {
+        let inside = |mapping: &Mapping<'_>| mapping.range.contains(&start) && mapping.range.end - start >= length;
+        self.mappings.iter().any(|m| m.path == self.path && inside(m) && m.permissions.starts_with(permissions))
+    }
+
+    fn executable(&self, start: u64, length: u64) -> bool {
+        length > 0 && self.mapped(start, length, "r-xp")
+    }
+
+    fn bytes(&self, start: u64, length: u64) -> Option<&[u8]> {
+        // SAFETY: mapped readable from a file, and libraries are neither unmapped nor changed while the process starts.
+        self.mapped(start, length, "r").then(|| unsafe { std::slice::from_raw_parts(start as *const u8, length as usize) })
+    }
+
+    fn u8(&self, at: u64) -> Option<u8> {
+        self.bytes(at, 1).map(|bytes| bytes[0])
+    }
+
+    fn u16(&self, at: u64) -> Option<u16> {
+        self.bytes(at, 2)?.try_into().ok().map(u16::from_le_bytes)
+    }
+
+    fn u32(&self, at: u64) -> Option<u32> {
+        self.bytes(at, 4)?.try_into().ok().map(u32::from_le_bytes)
+    }
+
+    fn i32(&self, at: u64) -> Option<i64> {
+        self.u32(at).map(|value| i64::from(value as i32))
+    }
+
+    fn u64(&self, at: u64) -> Option<u64> {
+        self.bytes(at, 8)?.try_into().ok().map(u64::from_le_bytes)
+    }
+}
+
+/// Where functions begin and end, from `.eh_frame_hdr`; those that contain the bytes of a `syscall`.
+struct Functions(Vec<Range<u64>>);
+
+/// Encodings of pointers in `.eh_frame` (`DW_EH_PE_`): 4 bytes unsigned; 4 bytes signed relative to the table; to itself.
+const PE_UDATA4: u8 = 0x03;
+const PE_DATAREL_SDATA4: u8 = 0x3b;
+const PE_PCREL_SDATA4: u8 = 0x1b;
+
+impl Functions {
+    fn read(memory: &Memory<'_>, table: u64) -> Option<Functions> {
+        let [version, _, count, entries] = *memory.bytes(table, 4)? else { return None };
+        if (version, count, entries) != (1, PE_UDATA4, PE_DATAREL_SDATA4) {
+            return None;
+        }
+        let count = u64::from(memory.u32(table + 8)?);
+        let rows = memory.bytes(table + 12, count * 8)?;
+        let word = |bytes: &[u8]| i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let at = |offset: i32| table.wrapping_add_signed(i64::from(offset));
+        let functions = rows.chunks_exact(8).filter_map(|row| {
+            let (start, entry) = (at(word(row)), at(word(&row[4..])));
+            // Functions without the bytes of a syscall are of no interest: do not read on for them.
+            let length = u64::from(memory.u32(entry + 12)?);
+            let code = memory.bytes(start, length)?;
+            code.windows(2).any(|pair| pair == SYSCALL).then_some(())?;
+            let plain = plain_entry(memory, entry, start)?;
+            plain.then_some(start..start + length)
+        });
+        Some(Functions(functions.collect()))
+    }
+}
+
+/// Whether the frame description at `entry` is for an ordinary function at `start`. `None`: it cannot be read.
+fn plain_entry(memory: &Memory<'_>, entry: u64, start: u64) -> Option<bool> {
+    let information = (entry + 4).checked_sub(u64::from(memory.u32(entry + 4)?))?;
+    if memory.u32(information + 4)? != 0 {
+        return None;
+    }
+    let mut at = information + 9;
+    let mut augmentation = Vec::new();
+    while let letter @ 1.. = memory.u8(at)? {
+        augmentation.push(letter);
+        at += 1;
+    }
+    let signal_frame = augmentation.contains(&b'S');
+    if augmentation.first() != Some(&b'z') {
+        return None;
+    }
+    // Behind the zero: code and data alignment, return column, length of what follows: one byte each in practice.
+    let numbers = memory.bytes(at + 1, 4)?;
+    if numbers.iter().any(|byte| byte & 0x80 != 0) {
+        return None;
+    }
+    at += 5;
+    for letter in &augmentation[1..] {
+        match letter {
+            b'R' => {
+                let here = (entry + 8).wrapping_add_signed(memory.i32(entry + 8)?);
+                return Some(memory.u8(at)? == PE_PCREL_SDATA4 && here == start && !signal_frame);
+            }
+            b'L' => at += 1,
+            // A personality: its encoding and 4 bytes.
+            b'P' if memory.u8(at)? & 0x0f == 0x0b => at += 5,
+            b'S' => {}
+            _ => return None,
+        }
+    }
+    None
+}
+
+// ---- what to do ---------------------------------------------------------------------------------------------------
+
+/// An executable part of a library.
+struct Text<'a> {
+    start: u64,
+    bytes: &'a [u8],
+}
+
+impl Text<'_> {
+    fn slice(&self, range: &Range<u64>) -> Option<&[u8]> {
+        let start = range.start.checked_sub(self.start)? as usize;
+        self.bytes.get(start..start.checked_add((range.end - range.start) as usize)?)
+    }
+}
+
+/// Whole instructions around a `syscall`.
+struct Window {
+    before: Vec<Instruction>,
+    after: Vec<Instruction>,
+    range: Range<u64>,
+    /// Behind the `syscall`.
+    site: u64,
+}
+
+impl Window {
+    /// Starts of instructions but the first: nobody may jump to these, nor into the middle of an instruction.
+    fn inside(&self) -> Range<u64> {
+        self.range.start + 1..self.range.end
+    }
+}
+
+/// What the functions of a text say about it.
+#[derive(Default)]
+struct Code {
+    /// For each site that may be patched, its possible windows, the best first.
+    choices: Vec<Vec<Window>>,
+    /// Functions that were decoded, in order, and the targets of all jumps and calls in them.
+    decoded: Vec<Range<u64>>,
+    targets: Vec<u64>,
+}
+
+/// How many instructions before and after the `syscall`, the best first.
+const SHAPES: [(usize, usize); 9] = [(0, 1), (1, 0), (0, 2), (1, 1), (2, 0), (0, 3), (1, 2), (2, 1), (3, 0)];
+
+/// The windows to use in `text`.
+fn plan(text: &Text<'_>, functions: &Functions, report: &mut PatchReport) -> Vec<Window> {
+    let mut code = Code::default();
+    for function in &functions.0 {
+        if let Some(bytes) = text.slice(function) {
+            read_function(function, bytes, &mut code, report);
+        }
+    }
+    let targets = targets_inside(text, &mut code);
+    let mut chosen: Vec<Window> = Vec::new();
+    for windows in code.choices {
+        let free = |window: &Window| {
+            let hit = targets.partition_point(|&target| target < window.range.start + 1);
+            let jumped_into = targets.get(hit).is_some_and(|target| window.inside().contains(target));
+            // Sites of one function come in order, and functions do not overlap; so only the last can be in the way.
+            let overlaps = chosen
+                .iter()
+                .rev()
+                .take(4)
+                .any(|other| other.range.start < window.range.end && window.range.start < other.range.end);
+            !jumped_into && !overlaps
+        };
+        match windows.into_iter().find(free) {
+            Some(window) => chosen.push(window),
+            None => report.windowless += 1,
+        }
+    }
+    chosen
+}
+
+/// Adds the sites of a function to `code`, and counts them.
+fn read_function(function: &Range<u64>, bytes: &[u8], code: &mut Code, report: &mut PatchReport) {
+    let decoder = Decoder::with_ip(64, bytes, function.start, DecoderOptions::NONE);
+    let instructions: Vec<Instruction> = decoder.into_iter().collect();
+    if instructions.iter().any(Instruction::is_invalid) {
+        return;
+    }
+    code.decoded.push(function.clone());
+    let direct = instructions.iter().filter(|i| matches!(i.op0_kind(), OpKind::NearBranch64 | OpKind::NearBranch32));
+    code.targets.extend(direct.map(Instruction::near_branch_target));
+    let is_site = |index: &usize| instructions[*index].mnemonic() == Mnemonic::Syscall;
+    let sites: Vec<usize> = (0..instructions.len()).filter(is_site).collect();
+    report.sites += sites.len();
+    if instructions.iter().any(|instruction| instruction.flow_control() == FlowControl::IndirectBranch) {
+        report.indirect += sites.len();
+        return;
+    }
+    for site in sites {
+        if sets_sigreturn(&instructions[..site]) {
+            report.restorers += 1;
+        } else {
+            code.choices.push(SHAPES.iter().filter_map(|&shape| window(&instructions, site, shape)).collect());
+        }
+    }
+}
+
+/// Whether the last instruction sets `rax` to the number of `rt_sigreturn`.
+fn sets_sigreturn(before: &[Instruction]) -> bool {
+    before.last().is_some_and(|last| {
+        last.mnemonic() == Mnemonic::Mov
+            && last.op0_register().full_register() == Register::RAX
+            && matches!(last.op1_kind(), OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64)
+            && last.immediate(1) == 15
+    })
+}
+
+/// The window of this shape, if it is long enough and all in it can be moved.
+fn window(instructions: &[Instruction], site: usize, (before, after): (usize, usize)) -> Option<Window> {
+    let first = site.checked_sub(before)?;
+    let before = &instructions[first..site];
+    let after = instructions.get(site + 1..=site + after)?;
+    let end = after.last().unwrap_or(&instructions[site]).next_ip();
+    let range = instructions[first].ip()..end;
+    if range.end - range.start < JUMP_LENGTH as u64 || !before.iter().chain(after).all(is_movable) {
+        return None;
+    }
+    Some(Window { before: before.to_vec(), after: after.to_vec(), range, site: instructions[site].next_ip() })
+}
+
+fn is_movable(instruction: &Instruction) -> bool {
+    let changes_rsp = instruction.is_stack_instruction()
+        || instruction.op0_kind() == OpKind::Register && instruction.op0_register().full_register() == Register::RSP
+        || instruction.mnemonic() == Mnemonic::Xchg && instruction.op1_register().full_register() == Register::RSP;
+    instruction.flow_control() == FlowControl::Next
+        && !changes_rsp
+        && !matches!(instruction.mnemonic(), Mnemonic::Endbr64 | Mnemonic::Endbr32 | Mnemonic::Syscall)
+}
+
+/// Addresses inside of the windows that a direct jump or call may lead to, sorted.
+fn targets_inside(text: &Text<'_>, code: &mut Code) -> Vec<u64> {
+    let spans = Spans::of(text, &code.choices);
+    let decoded = |at: usize| {
+        let address = text.start + at as u64;
+        let next = code.decoded.partition_point(|function| function.start <= address);
+        next > 0 && code.decoded[next - 1].contains(&address)
+    };
+    let mut targets = std::mem::take(&mut code.targets);
+    targets.retain(|target| target.checked_sub(text.start).is_some_and(|at| spans.contain(at as usize)));
+    let mut check = |at: usize, target: usize| {
+        if spans.contain(target) && !decoded(at) {
+            targets.push(text.start + target as u64);
+        }
+    };
+    far_jumps(text.bytes, &mut check);
+    for span in &spans.sorted {
+        let sources = span.start.saturating_sub(SHORT_JUMP)..(span.end + SHORT_JUMP).min(text.bytes.len());
+        short_jumps(text.bytes, sources, &mut check);
+    }
+    targets.sort_unstable();
+    targets
+}
+
+/// Farther than a jump of two bytes leads, in either direction.
+const SHORT_JUMP: usize = 130;
+/// Bytes of text for each bit of [`Spans::near`].
+const NEAR: usize = 64;
+
+/// The insides of all windows of each site, as offsets into the text.
+struct Spans {
+    sorted: Vec<Range<usize>>,
+    /// A bit for each piece of the text that some span touches: small enough to stay in the fastest cache.
+    near: Vec<u64>,
+}
+
+impl Spans {
+    fn of(text: &Text<'_>, choices: &[Vec<Window>]) -> Spans {
+        let span = |windows: &Vec<Window>| {
+            let start = windows.iter().map(|window| window.inside().start).min()?;
+            let end = windows.iter().map(|window| window.inside().end).max()?;
+            Some((start - text.start) as usize..(end - text.start) as usize)
+        };
+        let mut sorted: Vec<Range<usize>> = choices.iter().filter_map(span).collect();
+        sorted.sort_unstable_by_key(|span| span.start);
+        let mut near = vec![0; text.bytes.len() / NEAR / 64 + 1];
+        for piece in sorted.iter().flat_map(|span| span.start / NEAR..=span.end / NEAR) {
+            near[piece / 64] |= 1 << (piece % 64);
+        }
+        Spans { sorted, near }
+    }
+
+    fn contain(&self, at: usize) -> bool {
+        let piece = at / NEAR;
+        if self.near.get(piece / 64).is_none_or(|bits| bits >> (piece % 64) & 1 == 0) {
+            return false;
+        }
+        // Neighbours' spans may overlap, but none is longer than a few instructions.
+        let next = self.sorted.partition_point(|span| span.start <= at);
+        self.sorted[next.saturating_sub(8)..next].iter().any(|span| span.contains(&at))
+    }
+}
+
+/// All that could be a call, a jump or an `xbegin` with four bytes of distance.
+fn far_jumps(bytes: &[u8], check: &mut impl FnMut(usize, usize)) {
+    let mut far = |at: usize, distance: usize| {
+        if let Some(&[a, b, c, d]) = bytes.get(distance..distance + 4) {
+            check(at, (distance + 4).wrapping_add_signed(i32::from_le_bytes([a, b, c, d]) as isize));
+        }
+    };
+    let mut consider = |at: usize| match (bytes[at], bytes.get(at + 1)) {
+        (0xe8 | 0xe9, _) => far(at, at + 1),
+        (0x0f, Some(0x80..=0x8f)) | (0xc7, Some(0xf8)) => far(at, at + 2),
+        _ => {}
+    };
+    // Megabytes of text at every start of a program: sort out most of it 16 bytes at a time.
+    let (blocks, rest) = bytes.as_chunks::<16>();
+    for (index, block) in blocks.iter().enumerate() {
+        // SAFETY: SSE2 is part of x86-64.
+        let mut hits = unsafe { openers(block) };
+        while hits != 0 {
+            consider(index * 16 + hits.trailing_zeros() as usize);
+            hits &= hits - 1;
+        }
+    }
+    (bytes.len() - rest.len()..bytes.len()).for_each(consider);
+}
+
+/// A bit for each byte with which a far jump can begin.
+#[target_feature(enable = "sse2")]
+fn openers(block: &[u8; 16]) -> u32 {
+    use core::arch::x86_64::{_mm_and_si128, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_or_si128, _mm_set1_epi8};
+    // SAFETY: reads the 16 bytes of the block.
+    let bytes = unsafe { _mm_loadu_si128(block.as_ptr().cast()) };
+    let equal = |bytes, byte: u8| _mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte as i8));
+    let near = equal(_mm_and_si128(bytes, _mm_set1_epi8(0xfe_u8 as i8)), 0xe8);
+    _mm_movemask_epi8(_mm_or_si128(near, _mm_or_si128(equal(bytes, 0x0f), equal(bytes, 0xc7)))) as u32
+}
+
+/// All that could be a short jump, a `loop` or a `jrcxz`.
+fn short_jumps(bytes: &[u8], sources: Range<usize>, check: &mut impl FnMut(usize, usize)) {
+    for at in sources {
+        if let (0x70..=0x7f | 0xe0..=0xe3 | 0xeb, Some(&distance)) = (bytes[at], bytes.get(at + 1)) {
+            check(at, (at + 2).wrapping_add_signed(isize::from(distance as i8)));
+        }
+    }
+}
+
+// ---- doing it -----------------------------------------------------------------------------------------------------
+
+/// # Safety
+/// As for [`patch`]; `windows` are of the text at `range`.
+unsafe fn apply(range: &Range<u64>, windows: &[Window], stubs: &mut Stubs, report: &mut PatchReport) {
+    let (Some(first), Some(last)) = (windows.iter().map(|w| w.range.start).min(), windows.iter().map(|w| w.range.end).max())
+    else {
+        return;
+    };
+    debug_assert!(range.start <= first && last <= range.end);
+    let text = first & !0xfff..(last + 0xfff) & !0xfff;
+    let room = stubs::start()..stubs::start() + stubs::LENGTH;
+    // SAFETY: nothing but stubs is in the room, and no site leads to one while it is not executable: below.
+    let opened = unsafe { protect(&room, PROT_READ_WRITE) };
+    if opened < 0 {
+        report.refused += windows.len();
+        report.refusal = opened;
+        return;
+    }
+    let mut jumps = Vec::with_capacity(windows.len());
+    for window in windows {
+        match stubs.next_address().and_then(|address| Some((address, stub(window, address)?))) {
+            Some((address, bytes)) => {
+                // SAFETY: the room was made writable above.
+                unsafe { stubs.push(&bytes) };
+                jumps.push((window, address));
+            }
+            None => report.unreachable += 1,
+        }
+    }
+    // SAFETY: back to what it was.
+    let closed = unsafe { protect(&room, PROT_READ_EXEC) };
+    // SAFETY: more rights than before.
+    let opened = if closed < 0 { closed } else { unsafe { protect(&text, PROT_ALL) } };
+    if opened < 0 {
+        report.refused += jumps.len();
+        report.refusal = opened;
+        return;
+    }
+    for (window, address) in &jumps {
+        // SAFETY: writable now; one thread, which is not in this window; the stub is in place and executable.
+        unsafe { write_jump(window, *address) };
+    }
+    report.patched += jumps.len();
+    // SAFETY: back to what it was.
+    let closed = unsafe { protect(&text, PROT_READ_EXEC) };
+    if closed < 0 {
+        report.refusal = closed;
+    }
+}
+
+/// # Safety
+/// Nobody needs the rights that are taken away.
+unsafe fn protect(range: &Range<u64>, rights: u64) -> i64 {
+    // SAFETY: the caller's promise.
+    unsafe { raw(NR_MPROTECT, [range.start, range.end - range.start, rights, 0, 0, 0]) }
+}
+
+/// # Safety
+/// The window is writable, and no thread is in it.
+unsafe fn write_jump(window: &Window, stub: u64) {
+    let mut bytes = vec![INT3; (window.range.end - window.range.start) as usize];
+    let start = window.range.start;
+    bytes[0] = 0xe9;
+    bytes[1..JUMP_LENGTH].copy_from_slice(&distance(start + JUMP_LENGTH as u64, stub + STUB_HEAD as u64).to_le_bytes());
+    // SAFETY: the caller's promise; exactly the window is written.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, bytes.len()) };
+}
+
+/// From `next` to `target`. [`stub`] has checked that windows and stubs reach each other.
+fn distance(next: u64, target: u64) -> i32 {
+    target.wrapping_sub(next) as i64 as i32
+}
+
+/// Builds a stub's code.
+struct Writer {
+    bytes: StubBytes,
+    length: usize,
+    address: u64,
+}
+
+impl Writer {
+    fn push(&mut self, bytes: &[u8]) -> Option<()> {
+        self.bytes.get_mut(self.length..self.length + bytes.len())?.copy_from_slice(bytes);
+        self.length += bytes.len();
+        Some(())
+    }
+
+    fn here(&self) -> u64 {
+        self.address + self.length as u64
+    }
+
+    /// An instruction whose last four bytes are the way from its end to `target`.
+    fn push_relative(&mut self, opcode: &[u8], target: u64) -> Option<()> {
+        let next = self.here() + opcode.len() as u64 + 4;
+        let displacement = i32::try_from(target.wrapping_sub(next) as i64).ok()?;
+        self.push(opcode)?;
+        self.push(&displacement.to_le_bytes())
+    }
+
+    fn push_moved(&mut self, instruction: &Instruction) -> Option<()> {
+        if instruction.is_ip_rel_memory_operand() {
+            let mut encoder = Encoder::new(64);
+            encoder.encode(instruction, self.here()).ok()?;
+            return self.push(&encoder.take_buffer());
+        }
+        // SAFETY: decoded from these bytes of the text, which have not been changed yet.
+        let original = unsafe { std::slice::from_raw_parts(instruction.ip() as *const u8, instruction.len()) };
+        self.push(original)
+    }
+}
+
+/// The stub for `window` at `address`. `None`: out of reach, or too long.
+fn stub(window: &Window, address: u64) -> Option<StubBytes> {
+    let mut writer = Writer { bytes: [INT3; STUB_SIZE], length: 0, address };
+    // The jump to the stub is as far as the jump back, to within two stubs.
+    i32::try_from((address.wrapping_sub(window.range.start) as i64).checked_add(0x1000)?).ok()?;
+    writer.push(&window.site.to_le_bytes())?;
+    window.before.iter().try_for_each(|instruction| writer.push_moved(instruction))?;
+    // lea rcx, [rip + resume]: the instructions after the call here, or libc at once if there are none.
+    let leas_and_jump = 7 + 7 + JUMP_LENGTH as u64;
+    let resume = if window.after.is_empty() { window.range.end } else { writer.here() + leas_and_jump };
+    writer.push_relative(&[0x48, 0x8d, 0x0d], resume)?;
+    writer.push_relative(&[0x4c, 0x8d, 0x1d], window.site)?;
+    writer.push_relative(&[0xe9], farshore_entry as *const () as u64)?;
+    if !window.after.is_empty() {
+        window.after.iter().try_for_each(|instruction| writer.push_moved(instruction))?;
+        writer.push_relative(&[0xe9], window.range.end)?;
+    }
+    Some(writer.bytes)
+}
+
+#[cfg(test)]
+mod tests;

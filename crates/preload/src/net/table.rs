@@ -1,0 +1,378 @@
+//! What every system call does with the program's memory.
+//!
+//! Under `UFFD_FEATURE_SIGBUS` the kernel's own access to a page that is absent or write-protected fails with
+//! `EFAULT`. So the net must know, before a call is made, which bytes the kernel may touch. This table says so,
+//! for each x86-64 system call, as data: [`Kind`] is what is done with the call, [`Ptr`] is one pointer
+//! argument. [`super::buffers`] carries the rules out, [`super::transfer`] moves what can be larger than the
+//! budget, [`super::calls`] has the calls that no rule describes. [`markdown`] writes the table for people.
+//!
+//! The rules are generous: a page pinned too many costs nothing but time, a page too few is an `EFAULT` that the
+//! program would not have seen. Numbers above the table are calls that are newer than Farshore. They are passed
+//! through as they are.
+
+#[path = "table/entries.rs"]
+mod entries;
+
+use std::fmt::Write as _;
+
+/// What the kernel does with the memory behind a pointer argument.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Dir {
+    /// It reads.
+    In,
+    /// It writes.
+    Out,
+    /// It reads and writes; where the program itself may not write, it only reads.
+    Both,
+}
+
+/// How many bytes lie behind a pointer argument. `by` is the index of another argument.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// So many.
+    Bytes(u32),
+    /// `plus` + argument `by` × `unit`, at most `cap`. With `int` the kernel looks at the argument's low 32 bits,
+    /// as a signed number: a negative one is no bytes.
+    Counted {
+        /// Which argument.
+        by: u8,
+        /// Bytes an element.
+        unit: u32,
+        /// Bytes before the elements.
+        plus: u32,
+        /// The kernel never touches more.
+        cap: u64,
+        /// The argument is a 32-bit integer.
+        int: bool,
+    },
+    /// One bit for each of argument `by`, in whole 64-bit words.
+    Bits {
+        /// Which argument.
+        by: u8,
+    },
+    /// One byte for each page of argument `by` bytes.
+    Pages {
+        /// Which argument.
+        by: u8,
+    },
+    /// A string that ends with a zero byte.
+    Text,
+    /// As many as the 32-bit integer says to which argument `by` points, at most `cap`; the kernel writes the integer.
+    Behind {
+        /// Which argument.
+        by: u8,
+        /// The kernel never touches more.
+        cap: u64,
+    },
+    /// A structure whose size is the 32-bit integer at byte `at` of it (at least 64 bytes, at most a page).
+    Sized {
+        /// Offset of the size.
+        at: u8,
+    },
+}
+
+/// One pointer argument.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ptr {
+    /// Index of the argument, 0 to 5.
+    pub arg: u8,
+    /// What the kernel does there.
+    pub dir: Dir,
+    /// With how many bytes.
+    pub extent: Extent,
+}
+
+impl Ptr {
+    /// The same, but the kernel never touches more than `bytes`.
+    const fn cap(mut self, bytes: u64) -> Ptr {
+        match &mut self.extent {
+            Extent::Counted { cap, .. } | Extent::Behind { cap, .. } => *cap = bytes,
+            _ => panic!("only counted extents have a cap"),
+        }
+        self
+    }
+    /// The same, but the count is a 32-bit integer.
+    const fn int(mut self) -> Ptr {
+        match &mut self.extent {
+            Extent::Counted { int, .. } => *int = true,
+            _ => panic!("only counted extents have a count"),
+        }
+        self
+    }
+    /// The same, with `bytes` more before the elements.
+    const fn plus(mut self, bytes: u32) -> Ptr {
+        match &mut self.extent {
+            Extent::Counted { plus, .. } => *plus = bytes,
+            _ => panic!("only counted extents have a head"),
+        }
+        self
+    }
+}
+
+/// A call that moves bytes between a file and buffers that may be larger than the budget ([`super::transfer`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transfer {
+    /// `read`, `write`, `pread64`, `pwrite64`.
+    Flat(Flow),
+    /// `readv` … `pwritev2`.
+    Vector(Flow),
+    /// `sendto`.
+    SendTo,
+    /// `recvfrom`.
+    RecvFrom,
+    /// `sendmsg`.
+    SendMsg,
+    /// `recvmsg`.
+    RecvMsg,
+    /// `sendmmsg`.
+    SendMany,
+    /// `recvmmsg`.
+    RecvMany,
+    /// `getrandom`.
+    Random,
+    /// `getdents`, `getdents64`: the kernel may always return fewer entries.
+    Entries,
+}
+
+/// Which way a transfer goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flow {
+    /// From a file into memory.
+    Read,
+    /// From memory into a file.
+    Write,
+}
+
+/// A call that no rule describes ([`super::calls`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Special {
+    /// `close`: Farshore's own descriptors are not there.
+    Close,
+    /// `dup`: as `close`.
+    Dup,
+    /// `dup2`, `dup3`: as `close`, for both descriptors.
+    DupTo,
+    /// `close_range`: leaves Farshore's own descriptors out.
+    CloseRange,
+    /// `fcntl`, by command.
+    Fcntl,
+    /// `ioctl`, by the size in the request, with a few by name.
+    Ioctl,
+    /// `prctl`, by option.
+    Prctl,
+    /// `arch_prctl`, by option.
+    ArchPrctl,
+    /// `futex`, by operation.
+    Futex,
+    /// `futex_waitv`, `futex_requeue`: an array of waiters (argument 0), counted by argument 1 or two.
+    FutexArray,
+    /// `ptrace`, by request.
+    Ptrace,
+    /// `bpf`, by the pointers in its structure.
+    Bpf,
+    /// `keyctl`, by operation.
+    Keyctl,
+    /// `quotactl`, `mount`-like `sysfs`: unclear unions, pinned by guess.
+    Fsconfig,
+    /// `semctl`, by command.
+    Semctl,
+    /// `mq_notify`: a structure with a pointer to a cookie.
+    MqNotify,
+    /// `setsockopt`, with the options that have pointers inside.
+    SetSockOpt,
+    /// `getsockopt`, likewise.
+    GetSockOpt,
+    /// `epoll_wait`, `epoll_pwait`, `epoll_pwait2`: fewer events are always allowed; the signal mask is filtered.
+    EpollWait,
+    /// `ppoll`: the signal mask is filtered.
+    Ppoll,
+    /// `pselect6`: likewise.
+    Pselect,
+    /// `seccomp`: a filter program behind a pointer.
+    Seccomp,
+    /// `process_vm_readv`, `process_vm_writev`: on the program itself done by copying.
+    ProcessVm(Flow),
+    /// `execve`, `execveat`: path, arguments and environment are copied first.
+    Exec,
+    /// `setxattrat`, `getxattrat`: the value is behind a pointer in a structure.
+    XattrAt(Flow),
+    /// `kexec_load`: an array of segments.
+    KexecLoad,
+}
+
+/// Which part of the net handles a call that changes memory, signals or processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Area {
+    /// Changes the program's mappings.
+    Memory,
+    /// Changes signal handling.
+    Signals,
+    /// Starts or ends a thread or process.
+    Process,
+}
+
+/// What is done with a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// No argument points to memory: passed through.
+    NoPointers,
+    /// Pointers by rule: pinned for the time of the call.
+    Pointers(&'static [Ptr]),
+    /// A transfer, in pieces where it must be.
+    Transfer(Transfer),
+    /// Code of its own.
+    Special(Special),
+    /// Handled by another part of the net.
+    Elsewhere(Area),
+    /// The kernel keeps the pointer; passed through, and why that is right.
+    Kept(&'static str),
+    /// Answered with `ENOSYS`, and why.
+    Refused(&'static str),
+    /// Linux has no such call any more: passed through, the kernel answers `ENOSYS`.
+    Gone,
+}
+
+/// One system call.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// The name, as in the kernel's list.
+    pub name: &'static str,
+    /// What is done with it.
+    pub kind: Kind,
+}
+
+/// One more than the highest number in the table.
+pub const COUNT: usize = 472;
+
+const UNASSIGNED: Entry = Entry { name: "", kind: Kind::NoPointers };
+
+static TABLE: [Entry; COUNT] = build();
+
+const fn build() -> [Entry; COUNT] {
+    let list = entries::ENTRIES;
+    let mut table = [UNASSIGNED; COUNT];
+    let mut i = 0;
+    while i < list.len() {
+        let (nr, name, kind) = list[i];
+        assert!(table[nr as usize].name.is_empty(), "a number is listed twice");
+        assert!(i == 0 || list[i - 1].0 < nr, "the list is in order");
+        table[nr as usize] = Entry { name, kind };
+        i += 1;
+    }
+    table
+}
+
+/// The entry of call `nr`; `None` if the number is not assigned or newer than the table.
+#[inline]
+pub fn lookup(nr: u64) -> Option<&'static Entry> {
+    // An unassigned number is `NoPointers`, so the fast path need not ask for its name.
+    TABLE.get(usize::try_from(nr).ok()?)
+}
+
+/// The entry of call `nr`, for documentation; `None` if there is no such call in the table.
+pub fn describe(nr: u64) -> Option<&'static Entry> {
+    lookup(nr).filter(|entry| !entry.name.is_empty())
+}
+
+/// The whole table as a Markdown document: one line a call.
+pub fn markdown() -> String {
+    let mut text = String::from(
+        "# What Farshore does with each system call\n\n\
+         Generated from the table in `crates/preload/src/net/table`. *In*: the kernel reads, *out*: it writes, \
+         *both*: it does both. The pages are made present before the call and stay until it has ended.\n\n\
+         | number | call | what is done |\n|---|---|---|\n",
+    );
+    for nr in 0..COUNT as u64 {
+        if let Some(entry) = describe(nr) {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "| {nr} | `{}` | {} |", entry.name, summary(&entry.kind));
+        }
+    }
+    text
+}
+
+fn summary(kind: &Kind) -> String {
+    match kind {
+        Kind::NoPointers => "passed through: no pointers".into(),
+        Kind::Pointers(rules) => rules.iter().map(rule_text).collect::<Vec<_>>().join("; "),
+        Kind::Transfer(transfer) => transfer_text(*transfer).into(),
+        Kind::Special(special) => special_text(*special).into(),
+        Kind::Elsewhere(Area::Memory) => "followed: changes the program's memory".into(),
+        Kind::Elsewhere(Area::Signals) => "followed: changes signal handling".into(),
+        Kind::Elsewhere(Area::Process) => "followed: starts or ends a thread or process".into(),
+        Kind::Kept(why) => format!("passed through: {why}"),
+        Kind::Refused(why) => format!("**refused with `ENOSYS`**: {why}"),
+        Kind::Gone => "passed through: this call has left the kernel".into(),
+    }
+}
+
+fn rule_text(rule: &Ptr) -> String {
+    let dir = match rule.dir {
+        Dir::In => "in",
+        Dir::Out => "out",
+        Dir::Both => "both",
+    };
+    let extent = match rule.extent {
+        Extent::Bytes(n) => format!("{n} bytes"),
+        Extent::Text => "string".into(),
+        Extent::Bits { by } => format!("one bit for each of argument {by}"),
+        Extent::Pages { by } => format!("one byte for each page of argument {by}"),
+        Extent::Sized { at } => format!("structure with its size at byte {at}"),
+        Extent::Behind { by, cap } => format!("length behind argument {by}{}", cap_text(cap)),
+        Extent::Counted { by, unit, plus, cap, int: _ } => {
+            let head = if plus == 0 { String::new() } else { format!("{plus} + ") };
+            let unit = if unit == 1 { String::new() } else { format!(" × {unit}") };
+            format!("{head}argument {by}{unit} bytes{}", cap_text(cap))
+        }
+    };
+    format!("argument {} {dir}: {extent}", rule.arg)
+}
+
+fn cap_text(cap: u64) -> String {
+    if cap == u64::MAX { String::new() } else { format!(", at most {cap}") }
+}
+
+fn transfer_text(transfer: Transfer) -> &'static str {
+    match transfer {
+        Transfer::Flat(_) => "buffer; in pieces if it is larger than the budget",
+        Transfer::Vector(_) => "iovec array and its buffers; in pieces if they are larger than the budget",
+        Transfer::SendTo | Transfer::RecvFrom => "buffer and address; streams in pieces, datagrams whole",
+        Transfer::SendMsg | Transfer::RecvMsg => "message with name, control data and buffers; streams in pieces, datagrams whole",
+        Transfer::SendMany | Transfer::RecvMany => "array of messages, as many at once as the budget holds",
+        Transfer::Random => "buffer; in pieces if it is larger than the budget",
+        Transfer::Entries => "buffer; a smaller one is offered if it is larger than the budget",
+    }
+}
+
+fn special_text(special: Special) -> &'static str {
+    match special {
+        Special::Close | Special::Dup | Special::DupTo => "`EBADF` for Farshore's own descriptors",
+        Special::CloseRange => "leaves Farshore's own descriptors out",
+        Special::Fcntl => "by command; `EBADF` for Farshore's own descriptors",
+        Special::Ioctl => "by the size in the request; the ones that hand memory to a device or a guest are refused",
+        Special::Prctl => "by option; Syscall User Dispatch is Farshore's own and refused with `EINVAL`",
+        Special::ArchPrctl => "by option",
+        Special::Futex => "by operation: the futex words and the timeout",
+        Special::FutexArray => "array of waiters and their futex words",
+        Special::Ptrace => "by request",
+        Special::Bpf => "structure, and a page behind each pointer in it",
+        Special::Keyctl => "by operation",
+        Special::Fsconfig => "by command",
+        Special::Semctl => "by command",
+        Special::MqNotify => "structure, and the cookie of `SIGEV_THREAD`",
+        Special::SetSockOpt => "value; filter programs are followed",
+        Special::GetSockOpt => "value and its length",
+        Special::EpollWait => "events (fewer are offered if they are larger than the budget), timeout, filtered signal mask",
+        Special::Ppoll => "poll array, timeout, filtered signal mask",
+        Special::Pselect => "descriptor sets, timeout, filtered signal mask",
+        Special::Seccomp => "structure and filter program",
+        Special::ProcessVm(_) => "both iovec arrays and the local buffers; on the program itself done by copying",
+        Special::Exec => "path, arguments and environment are copied to memory that is not managed",
+        Special::XattrAt(_) => "path, name, structure and the value behind it",
+        Special::KexecLoad => "array of segments and their buffers",
+    }
+}
+
+#[cfg(test)]
+#[path = "tests_table.rs"]
+mod tests;

@@ -1,0 +1,44 @@
+//! Poll delivery: handler threads read faults from the userfaultfd, serve them, and wake who waits.
+//!
+//! Slower than the upcall by two context switches, but the kernel's own accesses are served too (where the
+//! userfaultfd may do that), so nothing needs to be pinned.
+
+use crate::{fault, report, thread};
+use crate::runtime::Runtime;
+use farshore_core::page::{Access, Page};
+use farshore_sys::raw::Errno;
+use farshore_sys::uffd::Message;
+
+/// Messages that one read takes. Few: what a handler has taken waits behind the fetches before it.
+const MESSAGES: usize = 4;
+
+/// A handler thread.
+pub fn run(runtime: &'static Runtime) -> ! {
+    let Some(thread) = thread::adopt(true) else {
+        report::abort(format_args!("no memory for a fault handler thread"));
+    };
+    let uffd = runtime.engine.kernel.uffd();
+    let mut messages = [Message::EMPTY; MESSAGES];
+    loop {
+        let got = match uffd.read_messages(&mut messages) {
+            Ok(n) => n,
+            Err(Errno::EAGAIN) => {
+                let _ = uffd.wait_readable(-1);
+                continue;
+            }
+            Err(Errno::EINTR) => continue,
+            Err(why) => report::abort(format_args!("reading faults failed: {why:?}")),
+        };
+        for message in &messages[..got] {
+            let Some(event) = message.fault() else { continue };
+            let access = if event.write || event.protected { Access::Write } else { Access::Read };
+            let page = Page::containing(event.address);
+            match runtime.engine.resolve(page, access, event.protected, thread.core, &mut thread.buffer) {
+                Ok(true) => {}
+                // Unmapped meanwhile: the waiter looks again and finds out.
+                Ok(false) => drop(uffd.wake(page.addr(), 4096)),
+                Err(why) => fault::fail(page, why),
+            }
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! The program's signals, where Farshore stands in between.
+//!
+//! Farshore needs SIGBUS (faults), SIGSYS (caught system calls) and SIGSEGV (guarded copies of wild pointers) on every
+//! thread at every moment. So for these three:
+//!
+//! * our handlers are installed; what the program installs is remembered here and called for what is not ours;
+//! * no mask of the program blocks them: their bits are taken out of every set that reaches the kernel, and
+//!   put back into every set that the program reads.
+//!
+//! All other signals are the kernel's, except that their restorer is ours (libc's `rt_sigreturn` would be caught).
+//!
+//! The alternate stack of a thread is ours until the program sets its own; then that one is used, pinned.
+
+use crate::net::buffers::{self, Memory, PinSet, careful};
+use crate::net::net;
+use crate::report;
+use crate::runtime::uninterrupted;
+use crate::thread::{self, Thread};
+use core::sync::atomic::{AtomicU64, Ordering};
+use farshore_sys::guarded;
+use farshore_sys::lock::Mutex;
+use farshore_sys::raw::{Errno, nr, syscall};
+use farshore_sys::signal::{self, Action, AltStack, Handler, How, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags};
+
+type Args = [u64; 6];
+
+/// The signals that Farshore needs.
+pub const OURS: SigSet = SigSet::EMPTY.with(SIGBUS).with(SIGSEGV).with(SIGSYS);
+
+const SIG_DFL: u64 = 0;
+const SIG_IGN: u64 = 1;
+const SIGNALS: usize = 65;
+const SYS_RT_SIGSUSPEND: u64 = 130;
+const SYS_PPOLL: u64 = 271;
+const SYS_PSELECT6: u64 = 270;
+const SYS_EPOLL_PWAIT: u64 = 281;
+const SYS_EPOLL_PWAIT2: u64 = 441;
+
+/// What the program believes to have installed, for our three signals.
+struct Believed([Action; 3]);
+
+static BELIEVED: Mutex<Believed> = Mutex::new(Believed([Action::DEFAULT; 3]));
+/// The restorers that the program gave for the other signals.
+static RESTORERS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
+
+fn place(signal: u32) -> Option<usize> {
+    match signal {
+        SIGBUS => Some(0),
+        SIGSEGV => Some(1),
+        SIGSYS => Some(2),
+        _ => None,
+    }
+}
+
+/// Installs our handlers; what was there becomes what the program believes.
+pub fn install() -> Result<(), Errno> {
+    let sigsys = crate::net::entry::on_sigsys as *const () as u64;
+    let handlers: [(u32, u64); 3] = [
+        (SIGBUS, crate::fault::on_sigbus as Handler as *const () as u64),
+        (SIGSEGV, on_sigsegv as Handler as *const () as u64),
+        (SIGSYS, sigsys),
+    ];
+    for (number, handler) in handlers {
+        // The SIGSYS handler reads the program's signal frame, which may fault; nobody else is interrupted.
+        let mask = if number == SIGSYS { SigSet::ALL.without(SIGBUS).without(SIGSEGV) } else { SigSet::ALL };
+        let action = Action {
+            handler,
+            flags: flags::SIGINFO | flags::RESTORER | flags::ONSTACK,
+            restorer: signal::restorer(),
+            mask,
+        };
+        // SAFETY: the handlers are async-signal-safe (module heads of fault, net::entry and this) and take what SA_SIGINFO gives.
+        let before = unsafe { signal::sigaction(number, Some(&action)) }?;
+        if let Some(i) = place(number) {
+            BELIEVED.with(|b| b.0[i] = before);
+        }
+    }
+    Ok(())
+}
+
+/// The handler of SIGSEGV: a guarded access of ours, or the program's.
+unsafe extern "C" fn on_sigsegv(_signal: i32, info: *mut SigInfo, context: *mut UContext) {
+    // SAFETY: the kernel passes both, on this stack, to this call alone.
+    let (info, context) = unsafe { (&*info, &mut *context) };
+    deliver(SIGSEGV, info, context);
+}
+
+/// Gives one of our three signals to the program, as the kernel would have. In the handler of that signal.
+pub fn deliver(signal: u32, info: &SigInfo, context: &mut UContext) {
+    if guarded::fixup(context) || repair_careful(context) {
+        return;
+    }
+    let Some(i) = place(signal) else { return };
+    let action = BELIEVED.with(|b| {
+        let action = b.0[i];
+        if action.flags & flags::RESETHAND != 0 {
+            b.0[i].handler = SIG_DFL;
+        }
+        action
+    });
+    // A fault cannot be ignored: the kernel kills instead. A signal that was sent can.
+    let sent = !info.from_kernel();
+    match action.handler {
+        SIG_IGN if sent => {}
+        SIG_DFL | SIG_IGN => default_action(signal, sent),
+        handler => call(handler, action, signal, info, context),
+    }
+}
+
+fn default_action(signal: u32, sent: bool) {
+    if sent {
+        report::die_by(signal);
+    }
+    // The access that faulted faults again when we return, and ends the process with the right core.
+    // SAFETY: the default action has no handler.
+    let _ = unsafe { signal::sigaction(signal, Some(&Action::DEFAULT)) };
+}
+
+/// Calls the program's handler with the mask that it asked for.
+fn call(handler: u64, action: Action, signal: u32, info: &SigInfo, context: &mut UContext) {
+    let own = if action.flags & flags::NODEFER != 0 { SigSet::EMPTY } else { SigSet::EMPTY.with(signal) };
+    let mask = SigSet((context.mask().0 | action.mask.0 | own.0) & !OURS.0);
+    signal::sigprocmask(How::Set, mask);
+    // SAFETY: the program installed this address as a handler of this signal, with or without SA_SIGINFO; on x86-64 both are
+    // called with the same registers.
+    let handler = unsafe { core::mem::transmute::<u64, Handler>(handler) };
+    // SAFETY: the program's handler gets what the kernel would have given it.
+    unsafe { handler(signal as i32, core::ptr::from_ref(info).cast_mut(), context) };
+    // Everything is restored from `context` when our own handler returns.
+    signal::sigprocmask(How::Set, SigSet::ALL);
+    context.set_mask(SigSet(context.mask().0 & !OURS.0));
+}
+
+fn repair_careful(context: &mut UContext) -> bool {
+    let Some(way_out) = careful::repair(context.get(Reg::Rip)) else { return false };
+    // SAFETY: the address of the routine's own way out.
+    unsafe { context.set(Reg::Rip, way_out) };
+    true
+}
+
+/// A SIGSYS that Syscall User Dispatch did not raise.
+///
+/// # Safety
+/// Called by the entry's handler with what the kernel gave it.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn farshore_foreign_sigsys(info: *mut SigInfo, context: *mut UContext) {
+    // SAFETY: this function's own condition.
+    let (info, context) = unsafe { (&*info, &mut *context) };
+    deliver(SIGSYS, info, context);
+}
+
+/// Before a caught `rt_sigreturn`.
+///
+/// # Safety
+/// Called by the entry with the context that is about to be restored.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn farshore_before_sigreturn(context: *mut UContext) {
+    // SAFETY: this function's own condition.
+    let context = unsafe { &mut *context };
+    context.set_mask(SigSet(context.mask().0 & !OURS.0));
+}
+
+/// The calls of this module, by number.
+pub fn handles(number: u64) -> bool {
+    matches!(number, nr::RT_SIGACTION | nr::RT_SIGPROCMASK | nr::SIGALTSTACK | SYS_RT_SIGSUSPEND)
+}
+
+/// Whether `number` passes a signal mask for the time of the call: which argument, and whether it is
+/// pselect6's pair of pointer and size.
+pub fn temporary_mask(number: u64) -> Option<(usize, bool)> {
+    match number {
+        SYS_PPOLL => Some((3, false)),
+        SYS_EPOLL_PWAIT | SYS_EPOLL_PWAIT2 => Some((4, false)),
+        SYS_PSELECT6 => Some((5, true)),
+        _ => None,
+    }
+}
+
+/// Does one of the calls.
+pub fn handle(number: u64, args: &Args) -> i64 {
+    match number {
+        nr::RT_SIGACTION => rt_sigaction(args),
+        nr::RT_SIGPROCMASK => rt_sigprocmask(args),
+        nr::SIGALTSTACK => sigaltstack(args),
+        _ => with_mask(args[0], |mask| raw(number, &[mask, args[1], 0, 0, 0, 0])),
+    }
+}
+
+fn raw(number: u64, args: &Args) -> i64 {
+    // SAFETY: the program's own call; pointers are to our locals or were refused by a guarded copy.
+    unsafe { syscall(number, *args) }
+}
+
+const EFAULT: i64 = -14;
+const EINVAL: i64 = -22;
+
+/// Reads a plain structure of the program; `None` as the kernel's EFAULT.
+fn read<T: buffers::Plain>(addr: u64) -> Option<T> {
+    let mut pins = PinSet::new();
+    let value = buffers::read_user::<T>(net(), &mut pins, addr);
+    net().unpin(&mut pins);
+    value
+}
+
+fn write<T: buffers::Plain>(addr: u64, value: &T) -> bool {
+    let mut pins = PinSet::new();
+    let written = buffers::write_user(net(), &mut pins, addr, value);
+    net().unpin(&mut pins);
+    written
+}
+
+fn from_words(words: [u64; 4]) -> Action {
+    Action { handler: words[0], flags: words[1], restorer: words[2], mask: SigSet(words[3]) }
+}
+
+fn to_words(action: &Action) -> [u64; 4] {
+    [action.handler, action.flags, action.restorer, action.mask.0]
+}
+
+fn rt_sigaction(args: &Args) -> i64 {
+    let [number, new, old, size, ..] = *args;
+    if size != 8 || number == 0 || number >= SIGNALS as u64 {
+        return EINVAL;
+    }
+    let new = match new {
+        0 => None,
+        addr => match read::<[u64; 4]>(addr) {
+            Some(words) => Some(from_words(words)),
+            None => return EFAULT,
+        },
+    };
+    let before = match place(number as u32) {
+        Some(i) => uninterrupted(|| believe(i, new)),
+        None => match install_for_program(number as u32, new) {
+            Ok(before) => before,
+            Err(errno) => return -i64::from(errno.0),
+        },
+    };
+    if old != 0 && !write(old, &to_words(&before)) { EFAULT } else { 0 }
+}
+
+fn believe(i: usize, new: Option<Action>) -> Action {
+    // A vforked child has its own actions, but our memory is its parent's: what it sets is forgotten, since
+    // all it may do is exec, which resets handlers anyway.
+    let borrowed = thread::current().is_some_and(|t| t.vforked > 0);
+    BELIEVED.with(|b| {
+        let before = b.0[i];
+        if let Some(new) = new.filter(|_| !borrowed) {
+            b.0[i] = new;
+        }
+        before
+    })
+}
+
+fn install_for_program(number: u32, new: Option<Action>) -> Result<Action, Errno> {
+    let filtered = new.map(|action| Action {
+        mask: SigSet(action.mask.0 & !OURS.0),
+        flags: action.flags | flags::RESTORER,
+        restorer: signal::restorer(),
+        ..action
+    });
+    // SAFETY: the program's own handler, with the restorer's contract kept by ours.
+    let mut before = unsafe { signal::sigaction(number, filtered.as_ref()) }?;
+    let restorer = &RESTORERS[number as usize];
+    let known = match new {
+        Some(action) => restorer.swap(action.restorer, Ordering::AcqRel),
+        None => restorer.load(Ordering::Acquire),
+    };
+    if before.restorer == signal::restorer() {
+        before.restorer = known;
+    }
+    Ok(before)
+}
+
+fn rt_sigprocmask(args: &Args) -> i64 {
+    let [how, set, old, size, ..] = *args;
+    let Some(thread) = thread::current().filter(|_| size == 8) else {
+        return raw(nr::RT_SIGPROCMASK, args);
+    };
+    let mut pretended = thread.pretended_mask;
+    let mut reply = 0u64;
+    let mut wanted = 0u64;
+    if set != 0 {
+        match read::<u64>(set) {
+            Some(bits) => wanted = bits,
+            None => return EFAULT,
+        }
+        let ours = wanted & OURS.0;
+        pretended = SigSet(match how {
+            0 => pretended.0 | ours,
+            1 => pretended.0 & !ours,
+            2 => ours,
+            _ => return EINVAL,
+        });
+        wanted &= !OURS.0;
+    }
+    let new = if set != 0 { &raw const wanted as u64 } else { 0 };
+    let answer = raw(nr::RT_SIGPROCMASK, &[how, new, &raw mut reply as u64, 8, 0, 0]);
+    if answer < 0 {
+        return answer;
+    }
+    let before = reply | thread.pretended_mask.0;
+    thread.pretended_mask = pretended;
+    if old != 0 && !write(old, &before) { EFAULT } else { 0 }
+}
+
+/// Calls `f` with the address of the mask at `addr` less our signals.
+pub fn with_mask(addr: u64, f: impl FnOnce(u64) -> i64) -> i64 {
+    if addr == 0 {
+        return f(0);
+    }
+    match read::<u64>(addr) {
+        // Nothing of ours in it: the program's own, so that the kernel judges it.
+        Some(bits) if bits & OURS.0 == 0 => f(addr),
+        Some(bits) => {
+            let filtered = bits & !OURS.0;
+            f(&raw const filtered as u64)
+        }
+        None => f(addr),
+    }
+}
+
+/// As [`with_mask`] for pselect6, whose sixth argument points to address and size of the mask.
+pub fn with_mask_pair(addr: u64, f: impl FnOnce(u64) -> i64) -> i64 {
+    match if addr == 0 { None } else { read::<[u64; 2]>(addr) } {
+        Some([mask, size]) => with_mask(mask, |mask| {
+            let pair = [mask, size];
+            f(&raw const pair as u64)
+        }),
+        None => f(addr),
+    }
+}
+
+fn sigaltstack(args: &Args) -> i64 {
+    let [new, old, ..] = *args;
+    let Some(thread) = thread::current() else { return raw(nr::SIGALTSTACK, args) };
+    let new = match new {
+        0 => None,
+        addr => match read::<[u64; 3]>(addr) {
+            Some([base, flags, size]) => Some(AltStack { base, flags: flags as i32, size }),
+            None => return EFAULT,
+        },
+    };
+    let before = match uninterrupted(|| change_stack(thread, new)) {
+        Ok(before) => before,
+        Err(errno) => return -i64::from(errno.0),
+    };
+    let words = [before.base, before.flags as u32 as u64, before.size];
+    if old != 0 && !write(old, &words) { EFAULT } else { 0 }
+}
+
+/// Changes the program's alternate stack; what it believes to have had before.
+fn change_stack(thread: &mut Thread, new: Option<AltStack>) -> Result<AltStack, Errno> {
+    // SAFETY: reads only.
+    let now = unsafe { signal::sigaltstack(None) }?;
+    let before = if thread.program_stack.is_some() { now } else { AltStack::NONE };
+    let Some(new) = new else { return Ok(before) };
+    if thread.program_stack.is_none() && now.flags & AltStack::ON_STACK != 0 {
+        // In a handler that runs on our stack: the change takes effect for the program only when it is through.
+        return Err(Errno::EPERM);
+    }
+    if new.flags & AltStack::DISABLE != 0 {
+        if thread.program_stack.take().is_some() {
+            thread::use_own_stack(thread);
+        }
+        net().unpin(&mut thread.stack_pins);
+        return Ok(before);
+    }
+    let mut pins = PinSet::new();
+    if new.size <= 16 << 20 {
+        // The kernel writes signal frames there at any time.
+        buffers::pin_all(net(), &mut pins, new.base, new.size, buffers::Access::Write);
+    }
+    // SAFETY: the program's own stack, which it promises to leave alone.
+    if let Err(errno) = unsafe { signal::sigaltstack(Some(&new)) } {
+        net().unpin(&mut pins);
+        return Err(errno);
+    }
+    net().unpin(&mut thread.stack_pins);
+    thread.stack_pins = pins;
+    thread.program_stack = Some(new);
+    Ok(before)
+}
+
+/// Before an exec: the signals that the program thinks blocked or ignored become so, since the next program inherits
+/// both. Returns the mask to go back to if the exec fails.
+pub fn before_exec() -> SigSet {
+    let mask = signal::current_mask();
+    let pretended = thread::current().map_or(SigSet::EMPTY, |t| t.pretended_mask);
+    signal::sigprocmask(How::Set, SigSet(mask.0 | pretended.0));
+    mask
+}

@@ -1,0 +1,279 @@
+//! Threads that make memory calls: mmap, munmap, madvise, mremap, mlock, mprotect, and changes of the limit. They do
+//! what the shipped library does, in its order, under one address-space lock.
+
+use crate::model::Kind;
+use crate::program::{accept, between_things, progress};
+use crate::sched::{maybe_switch, sleep_ns};
+use crate::world::{note, world};
+use crate::Rig;
+use farshore_core::page::PageRange;
+use farshore_engine::traits::PageBuf;
+use std::rc::Rc;
+
+fn lock() {
+    loop {
+        let got = world(|w| {
+            if w.call_lock.is_none() {
+                w.call_lock = Some(w.current);
+            }
+            w.call_lock == Some(w.current)
+        });
+        if got {
+            return;
+        }
+        sleep_ns(3_000);
+    }
+}
+
+fn unlock() {
+    world(|w| {
+        w.call_lock = None;
+        w.counts.memory_calls += 1;
+        progress(w);
+    });
+}
+
+/// Whether the kernel refuses the call that is being made.
+fn refused() -> bool {
+    maybe_switch();
+    world(|w| {
+        let rate = w.rates.call_refused;
+        let hit = w.rng.chance(rate);
+        w.counts.injected += u64::from(hit);
+        hit
+    })
+}
+
+/// A thread that makes memory calls until the run ends. `core`: where its faults count.
+pub fn caller(rig: &Rc<Rig>, core: usize) {
+    let mut buffer = Box::new(PageBuf::ZERO);
+    while !between_things() {
+        let pause = world(|w| w.rng.between(1_000, 400_000));
+        sleep_ns(pause);
+        lock();
+        one_call(rig, core, &mut buffer);
+        unlock();
+    }
+}
+
+fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut PageBuf) {
+    let (kind, short) = world(|w| {
+        let few = w.model.alive_pages() < w.setup.pages;
+        let kind = if few && w.rng.below(2) == 0 { 0 } else { w.rng.below(12) };
+        (kind, w.rng.pick(&[1, 4, 40, 300, 1300]))
+    });
+    let part = world(|w| w.model.part(&mut w.rng, short));
+    match (kind, part) {
+        (0, _) => map(rig, true),
+        (1, _) => map(rig, false),
+        (2 | 3, Some(range)) => unmap(rig, range),
+        (4..=6, Some(range)) => discard(rig, range),
+        (7 | 8, Some(range)) => relocate(rig, range),
+        (9, Some(range)) => keep(rig, PageRange { start: range.start, end: range.start.plus(range.len().min(40)) }, core, buffer),
+        (10, Some(range)) => protect(rig, range),
+        (11, _) => limit(rig),
+        _ => {}
+    }
+}
+
+/// Ends the program's use of `range` before a call changes it, unless this program races with its own calls.
+fn retire(range: PageRange) {
+    world(|w| {
+        let racy = w.setup.racy && w.rng.chance(5000);
+        if !racy {
+            w.model.remove_alive(range);
+        }
+        w.model.call(range);
+    });
+}
+
+/// The call on `range` is over; `alive`: what of it the program may use.
+fn restored(range: PageRange, alive: bool) {
+    world(|w| {
+        w.model.remove_alive(range);
+        if alive {
+            // Only what is there: a range may span several regions and holes between them.
+            for page in range.iter().filter(|&p| w.model.get(p).kind != Kind::None).collect::<Vec<_>>() {
+                match w.model.alive.last_mut() {
+                    Some(last) if last.end == page => last.end = page.plus(1),
+                    _ => w.model.add_alive(PageRange { start: page, end: page.plus(1) }),
+                }
+            }
+        }
+        w.model.call(range);
+    });
+}
+
+/// `mmap` of a region, managed or not.
+pub fn map(rig: &Rc<Rig>, managed: bool) {
+    let room = world(|w| {
+        let len = match w.rng.below(4) {
+            0 => w.rng.between(1, 16),
+            1 => 512 * w.rng.between(1, 2),
+            _ => w.rng.between(1, 700),
+        };
+        let len = if managed { len } else { len.min(20) };
+        w.model.room(&mut w.rng, len)
+    });
+    let Some(range) = room else { return };
+    note("mmap", range.start.0, range.len());
+    world(|w| {
+        w.model.call(range);
+        w.memory.map(range, managed);
+        let kind = if managed { Kind::Managed } else { Kind::Plain };
+        w.model.change(range, |_, e| {
+            e.kind = kind;
+            e.stamp = 0;
+            e.no_access = false;
+        });
+    });
+    maybe_switch();
+    if managed {
+        rig.engine.manage(range);
+    }
+    restored(range, true);
+}
+
+/// `munmap`.
+pub fn unmap(rig: &Rc<Rig>, range: PageRange) {
+    note("munmap", range.start.0, range.len());
+    retire(range);
+    rig.engine.claim(range);
+    if refused() {
+        rig.engine.unclaim(range);
+        restored(range, true);
+        return;
+    }
+    world(|w| {
+        w.memory.unmap(range);
+        range.iter().for_each(|p| note("kernel munmap", p.0, range.len()));
+        w.model.change(range, |_, e| {
+            e.kind = Kind::None;
+            e.stamp = 0;
+            e.no_access = false;
+        });
+    });
+    maybe_switch();
+    rig.engine.finish_unmap(range);
+    restored(range, false);
+}
+
+/// `madvise(MADV_DONTNEED)`: the program goes on using the range.
+fn discard(rig: &Rc<Rig>, range: PageRange) {
+    note("madvise", range.start.0, range.len());
+    world(|w| w.model.change(range, |_, e| e.dropped += 1));
+    let _ = rig.engine.discard(range, |part| {
+        if refused() {
+            return Err(());
+        }
+        world(|w| {
+            w.memory.drop_bytes(part);
+            part.iter().for_each(|p| note("kernel dontneed", p.0, part.len()));
+            w.model.change(part, |_, e| e.stamp = 0);
+        });
+        maybe_switch();
+        Ok(())
+    });
+    world(|w| w.model.change(range, |_, e| e.dropped += 1));
+}
+
+/// `mremap` to another place.
+fn relocate(rig: &Rc<Rig>, old: PageRange) {
+    let plan = world(|w| {
+        let movable = old.iter().all(|p| w.model.get(p).kind == Kind::Managed);
+        let stays = w.rng.below(4) == 0;
+        w.model.room(&mut w.rng, old.len()).filter(|_| movable).map(|new| (new, stays))
+    });
+    let Some((new, stays)) = plan else { return };
+    note("mremap", old.start.0, new.start.0);
+    retire(old);
+    world(|w| w.model.call(new));
+    rig.engine.claim(old);
+    if refused() {
+        rig.engine.unclaim(old);
+        restored(old, true);
+        world(|w| w.model.call(new));
+        return;
+    }
+    world(|w| {
+        w.memory.relocate(old, new.start, stays);
+        for page in old.iter() {
+            let target = new.start.plus(page.0 - old.start.0);
+            let was = w.model.get(page);
+            note("kernel mremap from", page.0, target.0);
+            note("kernel mremap to", target.0, page.0);
+            let one = |p| PageRange { start: p, end: farshore_core::page::Page(p.0 + 1) };
+            w.model.change(one(target), |_, e| (e.kind, e.stamp, e.no_access) = (was.kind, was.stamp, was.no_access));
+            w.model.change(one(page), |_, e| {
+                e.stamp = 0;
+                e.kind = if stays { Kind::Managed } else { Kind::None };
+                e.no_access &= stays;
+            });
+        }
+    });
+    maybe_switch();
+    rig.engine.relocate(old, new.start, stays);
+    restored(old, stays);
+    restored(new, true);
+}
+
+/// `mlock`: the kernel keeps the pages, the engine forgets them.
+fn keep(rig: &Rc<Rig>, range: PageRange, core: usize, buffer: &mut PageBuf) {
+    if world(|w| range.iter().any(|p| w.model.get(p).no_access)) {
+        return;
+    }
+    note("mlock", range.start.0, range.len());
+    world(|w| w.model.call(range));
+    if let Err(why) = rig.engine.claim_resident(range, core, buffer) {
+        accept(rig, range.start, why);
+        restored(range, true);
+        return;
+    }
+    if refused() {
+        rig.engine.unclaim_resident(range);
+        restored(range, true);
+        return;
+    }
+    world(|w| {
+        w.memory.keep(range);
+        range.iter().for_each(|p| note("kernel mlock", p.0, range.len()));
+        w.model.change(range, |_, e| {
+            if e.kind == Kind::Managed {
+                e.kind = Kind::Plain;
+            }
+        });
+    });
+    maybe_switch();
+    rig.engine.hand_over(range);
+    restored(range, true);
+}
+
+/// `mprotect(PROT_NONE)`, or back.
+fn protect(rig: &Rc<Rig>, range: PageRange) {
+    let forbid = world(|w| !w.model.get(range.start).no_access);
+    note(if forbid { "mprotect none" } else { "mprotect back" }, range.start.0, range.len());
+    world(|w| w.model.call(range));
+    if forbid {
+        rig.engine.set_unreadable(range, true);
+    }
+    maybe_switch();
+    world(|w| {
+        w.memory.set_access(range, !forbid);
+        w.model.change(range, |_, e| e.no_access = forbid && e.kind != Kind::None);
+    });
+    maybe_switch();
+    if !forbid {
+        rig.engine.set_unreadable(range, false);
+    }
+    world(|w| w.model.call(range));
+}
+
+/// Another memory limit.
+pub fn limit(rig: &Rc<Rig>) {
+    let bytes = world(|w| w.setup.memory * w.rng.between(5, 20) / 10);
+    note("limit", 0, bytes);
+    if let Err(least) = rig.engine.set_memory_limit(bytes) {
+        assert!(bytes < least, "the limit {bytes} was refused though it is not below {least}");
+        let _ = rig.engine.set_memory_limit(least);
+    }
+}

@@ -1,0 +1,189 @@
+//! What must hold: between any two steps for pages in nobody's hands, and exactly while everything is quiet.
+
+use crate::kernel::{Place, stamp_of};
+use crate::model::{Expected, Kind};
+use crate::world::{broken, world};
+use crate::{Engine, Rig};
+use farshore_core::page::{Page, PageRange};
+use farshore_core::word::{Slot, State, Word};
+use std::collections::BTreeMap;
+
+/// Who names a slot.
+#[derive(Default)]
+struct Slots(BTreeMap<u64, u64>);
+
+impl Slots {
+    /// `page` names `slot`: nobody else may, and it holds the page's bytes.
+    fn named(&mut self, page: Page, slot: Slot, stamp: u64) {
+        if let Some(other) = self.0.insert(slot.number(), page.0) {
+            broken(page.0, &format!("{slot:?} is also named by page {other:#x}"));
+        }
+        let (acknowledged, found) = world(|w| {
+            let content = w.device.content(slot);
+            (content.acknowledged && !content.writing, content.bytes.as_deref().map(stamp_of))
+        });
+        if !acknowledged {
+            broken(page.0, &format!("{slot:?} is named before its write was acknowledged"));
+        }
+        if found != Some(Some(stamp)) {
+            broken(page.0, &format!("{slot:?} holds {found:?}, the program last wrote {stamp}"));
+        }
+    }
+}
+
+/// What a look at all pages came to.
+#[derive(Clone, Copy, Default, Debug)]
+struct Sums {
+    resident: u64,
+    busy: u64,
+    slots: u64,
+}
+
+/// Checks every page that is in nobody's hands and under no memory call.
+pub fn between_steps(rig: &Rig) {
+    let _ = look(&rig.engine);
+    let frames = &rig.engine.frames;
+    frames.assert_valid();
+    let (resident, locking) = world(|w| {
+        let locking = w.model.alive.iter().flat_map(|r| r.iter()).filter(|&p| w.model.get(p).call % 2 == 1).count() as u64;
+        (w.memory.resident(), locking)
+    });
+    // Pages that `mlock` is about to take out have given their frames back already.
+    if resident > frames.taken() + locking {
+        broken(0, &format!("{resident} pages are resident with {} frames", frames.taken()));
+    }
+    if frames.taken() > frames.limit() + frames.debt() {
+        broken(0, &format!("{} frames are taken, the limit is {} and {} are owed", frames.taken(), frames.limit(), frames.debt()));
+    }
+    if rig.engine.stats.synchronous.load(std::sync::atomic::Ordering::Relaxed) != 0 {
+        broken(0, "a page was evicted by a thread that is not an evictor");
+    }
+}
+
+/// Checks what holds exactly while no actor is in the middle of anything.
+pub fn quiet(rig: &Rig) {
+    between_steps(rig);
+    let engine = &rig.engine;
+    let sums = look(engine);
+    if sums.busy > 0 {
+        broken(0, &format!("{} pages are in somebody's hands, and nobody does anything", sums.busy));
+    }
+    let (resident, managed) = world(|w| (w.memory.resident(), w.model.count(Kind::Managed)));
+    if resident != sums.resident || engine.frames.taken() != resident {
+        let taken = engine.frames.taken();
+        broken(0, &format!("{resident} pages are resident, {} words say so, {taken} frames are taken", sums.resident));
+    }
+    if engine.slots.live() != sums.slots {
+        broken(0, &format!("{} slots are in use, {} are named: slots leak", engine.slots.live(), sums.slots));
+    }
+    let counted = engine.stats.managed.load(std::sync::atomic::Ordering::Relaxed);
+    if counted != managed {
+        broken(0, &format!("{counted} pages are counted as managed, {managed} are"));
+    }
+    engine.assert_valid_when_quiet();
+    world(|w| w.counts.quiet_checks += 1);
+}
+
+fn look(engine: &Engine) -> Sums {
+    let mut slots = Slots::default();
+    let mut sums = Sums::default();
+    for page in world(|w| w.memory.arena()).iter() {
+        let expected = world(|w| w.model.get(page));
+        let word = engine.table.page(page).map(|at| at.word.load());
+        if expected.call % 2 == 1 {
+            continue;
+        }
+        match (expected.kind, word.map(Word::state)) {
+            (Kind::Managed, None | Some(State::Foreign)) => broken(page.0, "managed memory has no page word"),
+            (Kind::Managed, Some(_)) => one(engine, page, expected, word.unwrap_or(Word::FOREIGN), &mut slots, &mut sums),
+            (_, None | Some(State::Foreign)) => {}
+            // A fault on memory that is gone may still be on its way to finding that out.
+            (Kind::None, Some(State::Busy)) => sums.busy += 1,
+            (kind, Some(_)) => broken(page.0, &format!("{kind:?} memory has the page word {:?}", word.unwrap_or(Word::FOREIGN))),
+        }
+    }
+    sums.slots = slots.0.len() as u64;
+    sums
+}
+
+fn one(engine: &Engine, page: Page, expected: Expected, word: Word, slots: &mut Slots, sums: &mut Sums) {
+    let place = world(|w| {
+        let Place { bytes, protected, .. } = w.memory.place(page);
+        (bytes.as_deref().map(stamp_of), *protected)
+    });
+    let (stamp, protected) = place;
+    let absent = |what: &str| {
+        if stamp.is_some() {
+            broken(page.0, &format!("the page is mapped, and its word says {what}: {word:?}"));
+        }
+    };
+    match word.state() {
+        State::Busy => sums.busy += 1,
+        State::Untouched => {
+            absent("untouched");
+            if expected.stamp != 0 {
+                broken(page.0, &format!("the page is untouched, and the program wrote {}", expected.stamp));
+            }
+        }
+        State::Resident => {
+            sums.resident += 1;
+            if stamp != Some(Some(expected.stamp)) {
+                broken(page.0, &format!("{word:?} holds {stamp:?}, the program last wrote {}", expected.stamp));
+            }
+            match word.slot() {
+                Some(_) if !protected => broken(page.0, &format!("the page is clean and can be written: {word:?}")),
+                Some(slot) => slots.named(page, slot, expected.stamp),
+                None if protected && !word.protected() => {
+                    broken(page.0, &format!("the page is write-protected and its word does not say so: {word:?}"))
+                }
+                None => {}
+            }
+        }
+        State::Leaving => {
+            absent("leaving");
+            let Some(stage) = word.stage() else { broken(page.0, "leaving without a stage") };
+            let stages = engine.stages();
+            if stages.page(stage) != page {
+                broken(page.0, &format!("{stage:?} thinks it has page {:?}", stages.page(stage)));
+            }
+            let held = stamp_of(stages.bytes(stage));
+            if held != Some(expected.stamp) {
+                broken(page.0, &format!("{stage:?} holds {held:?}, the program last wrote {}", expected.stamp));
+            }
+            match stages.slot(stage) {
+                Some(slot) if word.written() => slots.named(page, slot, expected.stamp),
+                Some(slot) => {
+                    if let Some(other) = slots.0.insert(slot.number(), page.0) {
+                        broken(page.0, &format!("{slot:?} is also named by page {other:#x}"));
+                    }
+                }
+                None => {}
+            }
+        }
+        State::Out => {
+            absent("out");
+            match word.slot() {
+                Some(slot) => slots.named(page, slot, expected.stamp),
+                None => broken(page.0, "out without a slot"),
+            }
+        }
+        State::Foreign => broken(page.0, "managed memory is foreign"),
+    }
+}
+
+/// What a dump of a broken run shows of the engine.
+pub fn dump(engine: &Engine, arena: PageRange) -> String {
+    use std::fmt::Write;
+    let mut text = format!("{:?}\nslots in use: {}\npages in somebody's hands:", engine.frames, engine.slots.live());
+    let mut counts = [0u64; 6];
+    for page in arena.iter() {
+        if let Some(word) = engine.table.page(page).map(|at| at.word.load()) {
+            counts[word.state() as usize] += 1;
+            if word.state() == State::Busy && counts[State::Busy as usize] <= 20 {
+                let _ = write!(text, " {:#x}={word:?}", page.0);
+            }
+        }
+    }
+    let _ = write!(text, "\nuntouched, foreign, busy, resident, leaving, out: {counts:?}");
+    text
+}

@@ -1,0 +1,264 @@
+//! The swap device: asynchronous writes that complete in any order, reads that take time, errors, no room, wrong bytes.
+//!
+//! It checks the promises that the engine makes to a backend: no slot is read whose write was not acknowledged, none is
+//! written while it is written or read, and the memory of a write stays as it is until its completion was reaped.
+
+use crate::kernel::stamp_of;
+use crate::sched::{block, maybe_switch};
+use crate::world::{World, broken, note, world};
+use farshore_core::word::Slot;
+use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
+
+/// One slot of the device.
+#[derive(Clone, Default, Debug)]
+pub struct Content {
+    /// What was written, if anything.
+    pub bytes: Option<Box<PageBuf>>,
+    /// The write was acknowledged.
+    pub acknowledged: bool,
+    /// A write is in flight.
+    pub writing: bool,
+    /// Reads in flight.
+    pub readers: u32,
+    /// Every read delivers wrong bytes.
+    pub rotten: bool,
+}
+
+#[derive(Debug)]
+struct Write {
+    queue: usize,
+    first: u64,
+    pages: *const PageBuf,
+    before: Vec<PageBuf>,
+    tag: u64,
+    done_at: u64,
+}
+
+/// The device of one run.
+#[derive(Default, Debug)]
+pub struct Device {
+    slots: Vec<Content>,
+    writes: Vec<Write>,
+    depth: Vec<u32>,
+}
+
+impl Device {
+    /// A slot's content.
+    pub fn content(&mut self, slot: Slot) -> &mut Content {
+        let n = slot.number() as usize;
+        if n >= self.slots.len() {
+            self.slots.resize(n + 512, Content::default());
+        }
+        &mut self.slots[n]
+    }
+
+    /// Writes in flight.
+    pub fn in_flight(&self) -> usize {
+        self.writes.len()
+    }
+
+    /// Nothing is rotten any more.
+    pub fn heal(&mut self) {
+        self.slots.iter_mut().for_each(|s| s.rotten = false);
+    }
+
+    fn number(first: u64, i: usize) -> Slot {
+        let Some(slot) = Slot::new(first + i as u64) else { broken(0, "slot 0 is written") };
+        slot
+    }
+}
+
+/// The engine's side of the device.
+#[derive(Debug)]
+pub struct SimBackend {
+    /// Slots there are.
+    pub capacity: Option<u64>,
+}
+
+/// A queue of writes.
+#[derive(Debug)]
+pub struct SimQueue {
+    id: usize,
+}
+
+/// How long an operation takes: mostly a little, now and then long.
+fn latency(w: &mut World) -> u64 {
+    match w.rng.below(100) {
+        0 => w.rng.between(1_000_000, 20_000_000),
+        1..=10 => w.rng.between(100_000, 1_000_000),
+        _ => w.rng.between(2_000, 100_000),
+    }
+}
+
+fn hit(w: &mut World, rate: u32) -> bool {
+    let hit = w.rng.chance(rate);
+    w.counts.injected += u64::from(hit);
+    hit
+}
+
+/// What a read delivers: right bytes, an error, or wrong bytes without one.
+fn deliver(w: &mut World, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
+    let (read_error, corrupt) = (w.rates.read_error, w.rates.corrupt);
+    let rotten = w.device.content(slot).rotten;
+    if let Some(bytes) = &w.device.content(slot).bytes {
+        into.0.copy_from_slice(&bytes.0);
+    }
+    if hit(w, read_error) {
+        // What an error leaves in the buffer is anything.
+        let from = w.rng.below(4096) as usize;
+        into.0[from..].fill(0xEE);
+        w.actors[w.current].bad_reads += 1;
+        return Err(w.rng.pick(&[IoError::Device(5), IoError::Short]));
+    }
+    if rotten || hit(w, corrupt) {
+        w.actors[w.current].bad_reads += 1;
+        if !rotten && w.rng.chance(5000) {
+            // Another slot's bytes, whole and with a checksum of their own.
+            let other = w.rng.below(w.device.slots.len() as u64) as usize;
+            if other as u64 != slot.number()
+                && let Some(bytes) = w.device.slots.get(other).and_then(|s| s.bytes.clone())
+            {
+                into.0.copy_from_slice(&bytes.0);
+                return Ok(());
+            }
+        }
+        let at = w.rng.below(4096) as usize;
+        into.0[at] ^= 1 << w.rng.below(8);
+        return Ok(());
+    }
+    w.actors[w.current].bad_reads = 0;
+    Ok(())
+}
+
+impl Backend for SimBackend {
+    type Queue = SimQueue;
+
+    fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
+        maybe_switch();
+        let until = world(|w| {
+            let content = w.device.content(slot);
+            if !content.acknowledged || content.writing {
+                broken(0, &format!("{slot:?} is read before its write was acknowledged"));
+            }
+            content.readers += 1;
+            note("read slot", 0, slot.number());
+            w.now + latency(w)
+        });
+        block(0, Some(until));
+        world(|w| {
+            w.device.content(slot).readers -= 1;
+            deliver(w, slot, into)
+        })
+    }
+
+    fn queue(&self, depth: u32) -> Result<SimQueue, IoError> {
+        world(|w| {
+            w.device.depth.push(depth.min(w.setup.depth));
+            Ok(SimQueue { id: w.device.depth.len() - 1 })
+        })
+    }
+
+    fn capacity(&self) -> Option<u64> {
+        self.capacity
+    }
+
+    fn name(&self) -> &str {
+        "sim:"
+    }
+}
+
+impl SimQueue {
+    fn mine(&self, w: &World) -> u32 {
+        w.device.writes.iter().filter(|op| op.queue == self.id).count() as u32
+    }
+}
+
+impl WriteQueue for SimQueue {
+    unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {
+        world(|w| {
+            if self.mine(w) >= w.device.depth[self.id] {
+                return Err(());
+            }
+            // SAFETY: the caller promises `count` readable pages that stay as they are until the completion.
+            let before = unsafe { std::slice::from_raw_parts(pages, count as usize) }.to_vec();
+            for (i, bytes) in before.iter().enumerate() {
+                let slot = Device::number(first.number(), i);
+                let content = w.device.content(slot);
+                if content.writing || content.readers > 0 {
+                    broken(0, &format!("{slot:?} is written while it is being written or read"));
+                }
+                *content = Content { writing: true, ..Content::default() };
+                note("write slot", 0, slot.number());
+                if stamp_of(bytes).is_none() {
+                    broken(0, &format!("a torn page is written to {slot:?}"));
+                }
+            }
+            let done_at = w.now + latency(w);
+            w.device.writes.push(Write { queue: self.id, first: first.number(), pages, before, tag, done_at });
+            Ok(())
+        })
+    }
+
+    fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        maybe_switch();
+        let mut reaped = 0;
+        loop {
+            let first_due = world(|w| w.device.writes.iter().filter(|op| op.queue == self.id).map(|op| op.done_at).min());
+            let Some(due) = first_due else { return };
+            if due > world(|w| w.now) {
+                if !wait || reaped > 0 {
+                    return;
+                }
+                block(0, Some(due));
+                continue;
+            }
+            let (tag, result) = world(|w| complete(w, self.id));
+            done(tag, result);
+            reaped += 1;
+        }
+    }
+
+    fn in_flight(&self) -> u32 {
+        world(|w| self.mine(w))
+    }
+}
+
+/// Completes one due write of a queue.
+fn complete(w: &mut World, queue: usize) -> (u64, Result<(), IoError>) {
+    let now = w.now;
+    let due: Vec<usize> = (0..w.device.writes.len())
+        .filter(|&i| w.device.writes[i].queue == queue && w.device.writes[i].done_at <= now)
+        .collect();
+    let at = w.rng.pick(&due);
+    let op = w.device.writes.swap_remove(at);
+    let write_error = w.rates.write_error;
+    let result = if w.rates.full {
+        Err(IoError::Full)
+    } else if hit(w, write_error) {
+        Err(w.rng.pick(&[IoError::Device(5), IoError::Short]))
+    } else {
+        Ok(())
+    };
+    if result.is_err() {
+        w.trouble_at = now;
+    }
+    // A write that fails may have written a part.
+    let written = if result.is_ok() { op.before.len() } else { w.rng.below(op.before.len() as u64) as usize };
+    for (i, before) in op.before.iter().enumerate() {
+        // SAFETY: the caller of `start_write` promised this memory until the completion, which is handed out after this.
+        let bytes = unsafe { &*op.pages.add(i) };
+        let slot = Device::number(op.first, i);
+        if bytes.0 != before.0 {
+            broken(0, &format!("the memory of the write to {slot:?} changed while it was in flight"));
+        }
+        let often = w.rates.rot;
+        let rot = result.is_ok() && w.rng.chance(often);
+        let content = w.device.content(slot);
+        *content = Content { acknowledged: result.is_ok(), rotten: rot, ..Content::default() };
+        if i < written {
+            content.bytes = Some(Box::new(before.clone()));
+        }
+        note(if result.is_ok() { "written slot" } else { "failed slot" }, 0, slot.number());
+    }
+    (op.tag, result)
+}

@@ -1,0 +1,209 @@
+//! The engine's view of the world: kernel, clock, futex, policy. Every call may switch actors, before and after it
+//! does what it does.
+
+use crate::kernel::stamp_of;
+use crate::sched::{block, maybe_switch, switch, wake};
+use crate::world::{World, broken, note, world};
+use farshore_core::page::{Page, PageRange};
+use farshore_core::sync::{AtomicU32, Futex, Ordering};
+use farshore_core::word::Word;
+use farshore_engine::traits::{Clock, Kernel, KernelError, PageBuf, Policy, Protect, Verdict};
+
+/// The simulated kernel.
+#[derive(Debug)]
+pub struct SimKernel;
+/// Simulated time.
+#[derive(Debug)]
+pub struct SimClock;
+/// Sleeping in simulated time.
+#[derive(Debug)]
+pub struct SimFutex;
+/// A policy that says anything.
+#[derive(Debug)]
+pub struct SimPolicy;
+
+/// Does `what` to the world between two places where actors may switch, unless a fault of this likelihood is injected.
+fn call<R>(what: impl FnOnce(&mut World) -> R) -> R {
+    maybe_switch();
+    let result = world(what);
+    maybe_switch();
+    result
+}
+
+fn inject(w: &mut World, rate: u32) -> bool {
+    let hit = w.rng.chance(rate);
+    w.counts.injected += u64::from(hit);
+    hit
+}
+
+/// The faults that any request to the userfaultfd can meet.
+fn refuse(w: &mut World) -> Result<(), KernelError> {
+    w.actors[w.current].no_memory = false;
+    let (again, no_memory) = (w.rates.again, w.rates.no_memory);
+    if inject(w, again) {
+        return Err(KernelError::Again);
+    }
+    if inject(w, no_memory) {
+        w.actors[w.current].no_memory = true;
+        return Err(KernelError::NoMemory);
+    }
+    Ok(())
+}
+
+impl Kernel for SimKernel {
+    fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError> {
+        call(|w| {
+            refuse(w)?;
+            note("map", page.0, u64::from(protect == Protect::WriteProtected));
+            w.memory.copy(page, bytes, protect)
+        })
+    }
+
+    fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError> {
+        call(|w| {
+            refuse(w)?;
+            let partial = w.rates.partial;
+            let count = if inject(w, partial) { w.rng.between(1, count) } else { count };
+            let done = w.memory.zeros(first, count)?;
+            (0..done).for_each(|i| note("map zeros", first.0 + i, done));
+            Ok(done)
+        })
+    }
+
+    fn protect(&self, range: PageRange) -> Result<(), KernelError> {
+        call(|w| {
+            let refused = w.rates.refused;
+            if inject(w, refused) {
+                return Err(KernelError::Again);
+            }
+            range.iter().for_each(|p| note("protect", p.0, range.len()));
+            w.memory.protect(range)
+        })
+    }
+
+    fn unprotect(&self, page: Page) -> Result<(), KernelError> {
+        call(|w| {
+            refuse(w)?;
+            note("unprotect", page.0, 0);
+            w.memory.unprotect(page)
+        })
+    }
+
+    fn copy_out(&self, page: Page, into: &mut PageBuf, readable: bool) -> Result<(), KernelError> {
+        maybe_switch();
+        // In two halves, so that a write between them would show as a torn page.
+        for half in [0..2048, 2048..4096] {
+            world(|w| {
+                let refused = w.rates.refused / 8;
+                if inject(w, refused) {
+                    return Err(KernelError::Refused);
+                }
+                let place = w.memory.place(page);
+                if readable && place.no_access {
+                    broken(page.0, "an evictor reads a page that the program itself may not read: SIGSEGV");
+                }
+                let (protected, registered) = (place.protected, place.registered);
+                let Some(bytes) = &place.bytes else {
+                    broken(page.0, "an evictor copies a page that is not mapped");
+                };
+                if !protected || !registered {
+                    broken(page.0, "an evictor copies a page that the program can still write");
+                }
+                into.0[half.clone()].copy_from_slice(&bytes.0[half.clone()]);
+                Ok(())
+            })?;
+            maybe_switch();
+        }
+        note("copy out", page.0, stamp_of(into).unwrap_or(u64::MAX));
+        Ok(())
+    }
+
+    fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)> {
+        maybe_switch();
+        let stop = world(|w| {
+            let partial = w.rates.refused;
+            inject(w, partial).then(|| w.rng.below(pages.len().max(1) as u64) as usize)
+        });
+        for (n, &page) in pages.iter().enumerate() {
+            if stop == Some(n) {
+                return Err((n, KernelError::Again));
+            }
+            world(|w| {
+                let place = w.memory.place(page);
+                if place.bytes.is_none() || !place.protected || !place.registered {
+                    broken(page.0, "an evictor unmaps a page that is not there or that the program can still write");
+                }
+                place.bytes = None;
+                place.protected = false;
+                note("unmap", page.0, pages.len() as u64);
+            });
+            if n % 16 == 15 {
+                maybe_switch();
+            }
+        }
+        maybe_switch();
+        Ok(())
+    }
+
+    fn wake(&self, _page: Page) {}
+
+    fn current_thread(&self) -> u64 {
+        world(|w| w.current as u64)
+    }
+
+    fn interleave(&self) {
+        maybe_switch();
+    }
+}
+
+impl Clock for SimClock {
+    fn now_ns(&self) -> u64 {
+        world(|w| w.now)
+    }
+}
+
+impl SimFutex {
+    fn sleep(word: &AtomicU32, expected: u32, timeout_ns: Option<u64>) {
+        maybe_switch();
+        if word.load(Ordering::SeqCst) != expected {
+            return;
+        }
+        let until = world(|w| {
+            let spurious = w.rates.spurious;
+            if inject(w, spurious) { Some(w.now + w.rng.below(5_000)) } else { timeout_ns.map(|ns| w.now + ns) }
+        });
+        block(std::ptr::from_ref(word).addr(), until);
+    }
+}
+
+impl Futex for SimFutex {
+    fn wait(&self, word: &AtomicU32, expected: u32) {
+        Self::sleep(word, expected, None);
+    }
+    fn wait_for(&self, word: &AtomicU32, expected: u32, timeout_ns: u64) {
+        Self::sleep(word, expected, Some(timeout_ns));
+    }
+    fn wake_all(&self, word: &AtomicU32) {
+        maybe_switch();
+        wake(std::ptr::from_ref(word).addr());
+    }
+}
+
+impl Policy for SimPolicy {
+    fn verdict(&self, _page: Page, _word: Word) -> Verdict {
+        if world(|w| {
+            let often = w.setup.switch_rate / 8;
+            w.rng.chance(often)
+        }) {
+            switch();
+        }
+        match world(|w| w.rng.below(100)) {
+            0 => Verdict::Keep,
+            1..=30 => Verdict::Evict,
+            _ => Verdict::SecondChance,
+        }
+    }
+    fn fetched_is_young(&self) -> bool {
+        world(|w| w.rng.chance(7000))
+    }
+}

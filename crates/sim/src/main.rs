@@ -1,0 +1,75 @@
+//! `farshore-sim`: runs seeds until one breaks.
+
+use farshore_sim::setup::Wish;
+use std::process::exit;
+
+const USAGE: &str = "usage: farshore-sim [--seed N | --seeds A..B] [--steps M] [--threads T] [--pages P] [--memory SIZE]";
+
+fn usage(why: &str) -> ! {
+    eprintln!("farshore-sim: {why}\n{USAGE}");
+    exit(2)
+}
+
+fn number(flag: &str, text: &str) -> u64 {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 10),
+        Some(b'M') => (&text[..text.len() - 1], 20),
+        Some(b'G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    match digits.parse::<u64>() {
+        Ok(n) if n.leading_zeros() > shift => n << shift,
+        _ => usage(&format!("{flag} {text}: not a number")),
+    }
+}
+
+fn main() {
+    let mut wish = Wish { steps: 300_000, ..Wish::default() };
+    let mut seeds = None;
+    let mut args = std::env::args().skip(1);
+    while let Some(flag) = args.next() {
+        let Some(value) = args.next() else { usage(&format!("{flag}: unknown, or without its value")) };
+        match flag.as_str() {
+            "--seed" => seeds = Some(number(&flag, &value)..number(&flag, &value) + 1),
+            "--seeds" => {
+                let Some((from, to)) = value.split_once("..") else { usage(&format!("--seeds {value}: not A..B")) };
+                seeds = Some(number(&flag, from)..number(&flag, to));
+            }
+            "--steps" => wish.steps = number(&flag, &value),
+            "--threads" => wish.threads = Some(number(&flag, &value).max(1) as usize),
+            "--pages" => wish.pages = Some(number(&flag, &value)),
+            "--memory" => wish.memory = Some(number(&flag, &value).max(4 << 20)),
+            _ => usage(&format!("{flag}: unknown")),
+        }
+    }
+    let random = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64 >> 4);
+    let seeds = seeds.unwrap_or_else(|| {
+        let seed = random();
+        seed..seed + 1
+    });
+    for seed in seeds {
+        let started = std::time::Instant::now();
+        match farshore_sim::run(&Wish { seed, ..wish }) {
+            Ok(s) => println!(
+                "seed {seed}: holds. {} steps in {:.1} s, {:.1} s simulated; {} accesses, {} pinned calls, {} memory calls; \
+                 {} pages out by {} evictors, {} written, {} read; {} faults injected, {} SIGBUS as due",
+                s.steps,
+                started.elapsed().as_secs_f64(),
+                s.virtual_ns as f64 / 1e9,
+                s.counts.accesses,
+                s.counts.pinned_calls,
+                s.counts.memory_calls,
+                s.evicted,
+                s.setup.evictors,
+                s.pages_out,
+                s.pages_in,
+                s.counts.injected,
+                s.counts.sigbus,
+            ),
+            Err(report) => {
+                println!("{report}\nseed {seed} breaks");
+                exit(1);
+            }
+        }
+    }
+}

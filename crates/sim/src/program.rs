@@ -1,0 +1,204 @@
+//! The program's threads: they read and write pages, and make system calls whose buffers are pinned.
+
+use crate::kernel::{Touch, set_stamp, stamp_of};
+use crate::model::{Expected, Kind};
+use crate::sched::{maybe_switch, park, sleep_ns, switch};
+use crate::world::{World, broken, note, world};
+use crate::Rig;
+use farshore_core::page::{Access, Page};
+use farshore_engine::fault::resolve::Failure;
+use farshore_engine::traits::{KernelError, PageBuf};
+use std::rc::Rc;
+
+/// Faults of one access in a row after which something is wrong.
+const FAULTS_MAX: u32 = 2000;
+/// Virtual time for which a want of room for writes explains a want of frames.
+const TROUBLE_NS: u64 = 8_000_000_000;
+
+/// How an access ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// It went through.
+    Fine,
+    /// The page went away meanwhile, or its fault failed for a good reason.
+    GivenUp,
+}
+
+/// Parks while the run pauses; true when the actor shall return.
+pub fn between_things() -> bool {
+    while world(|w| w.pausing && !w.stopping) {
+        park();
+    }
+    world(|w| w.stopping)
+}
+
+/// Something came to an end.
+pub fn progress(w: &mut World) {
+    w.progress += 1;
+    w.progress_at = w.now;
+}
+
+/// A thread of the program.
+pub fn thread(rig: &Rc<Rig>, core: usize) {
+    let mut buffer = Box::new(PageBuf::ZERO);
+    let mut cursor = None;
+    while !between_things() {
+        let Some((page, access, call)) = world(|w| choose(w, &mut cursor)) else {
+            sleep_ns(2_000);
+            continue;
+        };
+        if call {
+            pinned_call(rig, page, access, core, &mut buffer);
+        } else {
+            let _ = access_page(rig, page, access, core, &mut buffer);
+        }
+        maybe_switch();
+    }
+}
+
+/// The next page, access, and whether a system call makes it: scans, a hot set, and anywhere.
+fn choose(w: &mut World, cursor: &mut Option<Page>) -> Option<(Page, Access, bool)> {
+    let anywhere = w.model.part(&mut w.rng, 1)?.start;
+    let next = match w.rng.below(10) {
+        0..=4 => cursor.map(|p| p.plus(1)).filter(|&p| w.model.get(p).kind == Kind::Managed).unwrap_or(anywhere),
+        5 => w.model.alive[0].start.plus(w.rng.below(w.model.alive[0].len().min(40))),
+        _ => anywhere,
+    };
+    *cursor = Some(next);
+    if w.model.get(next).no_access {
+        return None;
+    }
+    let writes = w.setup.write_rate;
+    let access = if w.rng.chance(writes) { Access::Write } else { Access::Read };
+    Some((next, access, w.rng.chance(400)))
+}
+
+/// Whether a memory call took the page away (or the right to it) since `before`.
+fn went_away(before: Expected, page: Page) -> bool {
+    let now = world(|w| w.model.get(page));
+    before.call % 2 == 1 || now.call != before.call || now.no_access
+}
+
+/// What the access does when it goes through: a read must find the last stamp.
+fn take_effect(w: &mut World, page: Page, access: Access) {
+    let expected = w.model.get(page).stamp;
+    let stamp = if access == Access::Write { w.model.fresh_stamp() } else { expected };
+    let Some(bytes) = w.memory.place(page).bytes.as_deref_mut() else { broken(page.0, "a touch of nothing") };
+    let found = stamp_of(bytes);
+    if found != Some(expected) {
+        broken(page.0, &format!("the program reads {found:?} and last wrote {expected}"));
+    }
+    if access == Access::Write {
+        set_stamp(bytes, stamp);
+        w.model.change(farshore_core::page::PageRange { start: page, end: page.plus(1) }, |_, e| e.stamp = stamp);
+        note("write", page.0, stamp);
+    } else {
+        note("read", page.0, stamp);
+    }
+    w.counts.accesses += 1;
+    progress(w);
+}
+
+/// One access by the program: faults are served as the signal handler serves them.
+pub fn access_page(rig: &Rc<Rig>, page: Page, access: Access, core: usize, buffer: &mut PageBuf) -> Ended {
+    let before = world(|w| w.model.get(page));
+    for _ in 0..FAULTS_MAX {
+        maybe_switch();
+        let touch = world(|w| {
+            let touch = w.memory.touch(page, access);
+            if touch == Touch::Fine {
+                take_effect(w, page, access);
+            }
+            touch
+        });
+        let protected = match touch {
+            Touch::Fine => return Ended::Fine,
+            Touch::Segv if went_away(before, page) => return Ended::GivenUp,
+            Touch::Segv => broken(page.0, "memory that the program has is not there"),
+            Touch::Fault { protected } => protected,
+        };
+        maybe_switch();
+        match rig.engine.resolve(page, access, protected, core, buffer) {
+            Ok(true) => {}
+            Ok(false) if went_away(before, page) => {
+                // As the signal handler: is the access wrong, or did the page stop being ours meanwhile?
+                switch();
+                if world(|w| w.model.get(page).kind == Kind::None) {
+                    return Ended::GivenUp;
+                }
+            }
+            Ok(false) => broken(page.0, "a fault on managed memory is called foreign"),
+            Err(why) => {
+                accept(rig, page, why);
+                return Ended::GivenUp;
+            }
+        }
+    }
+    broken(page.0, "an access faults for ever")
+}
+
+/// Ends the run unless injected faults explain the failure.
+pub fn accept(rig: &Rc<Rig>, page: Page, why: Failure) {
+    let full = rig.swap_is_nearly_full();
+    world(|w| {
+        let actor = &w.actors[w.current];
+        let explained = match why {
+            Failure::Read(..) | Failure::Checksum(_) => actor.bad_reads >= 3,
+            Failure::Kernel(KernelError::NoMemory) => actor.no_memory,
+            Failure::Kernel(_) => false,
+            Failure::NoFrames => full || w.rates.full || w.now.saturating_sub(w.trouble_at) < TROUBLE_NS,
+        };
+        note("SIGBUS", page.0, 0);
+        if !explained {
+            broken(page.0, &format!("a fault fails without a reason: {why}"));
+        }
+        w.counts.sigbus += 1;
+        progress(w);
+    });
+}
+
+/// A system call with a buffer of a few pages: pinned, used by the kernel at its leisure, unpinned.
+fn pinned_call(rig: &Rc<Rig>, first: Page, access: Access, core: usize, buffer: &mut PageBuf) {
+    let count = world(|w| w.rng.between(1, 8));
+    let mut pinned: Vec<(Page, Expected)> = Vec::new();
+    for page in (0..count).map(|i| first.plus(i)) {
+        let before = world(|w| w.model.get(page));
+        if before.kind != Kind::Managed || before.no_access {
+            break;
+        }
+        match rig.engine.pin(page, access, core, buffer) {
+            Ok(true) => pinned.push((page, before)),
+            Ok(false) if went_away(before, page) => break,
+            Ok(false) => broken(page.0, "managed memory is not pinned"),
+            Err(why) => {
+                accept(rig, page, why);
+                break;
+            }
+        }
+    }
+    for _ in 0..world(|w| w.rng.below(12)) {
+        switch();
+    }
+    for &(page, before) in &pinned {
+        kernel_uses(page, before, access);
+        maybe_switch();
+    }
+    for &(page, _) in &pinned {
+        rig.engine.unpin(page);
+        maybe_switch();
+    }
+    world(|w| {
+        w.counts.pinned_calls += 1;
+        progress(w);
+    });
+}
+
+/// The kernel's own access to a pinned page: it must not fault, unless a memory call took the page away.
+fn kernel_uses(page: Page, before: Expected, access: Access) {
+    let gone = went_away(before, page) || before.dropped % 2 == 1 || world(|w| w.model.get(page).dropped) != before.dropped;
+    world(|w| match w.memory.touch(page, access) {
+        Touch::Fine => take_effect(w, page, access),
+        _ if gone => {}
+        touch => broken(page.0, &format!("a system call meets {touch:?} on a pinned page: EFAULT")),
+    });
+}

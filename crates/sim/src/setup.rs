@@ -1,0 +1,89 @@
+//! How a run is set up: from the command line, and from the seed where that is silent.
+
+use crate::rng::Rng;
+
+/// What the user asked for.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Wish {
+    /// The seed.
+    pub seed: u64,
+    /// Steps of the scheduler.
+    pub steps: u64,
+    /// Threads of the program; `None`: the seed chooses.
+    pub threads: Option<usize>,
+    /// Pages that the program has at a time, about.
+    pub pages: Option<u64>,
+    /// Memory limit, bytes.
+    pub memory: Option<u64>,
+}
+
+/// How a run is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// The seed.
+    pub seed: u64,
+    /// Steps of the scheduler.
+    pub steps: u64,
+    /// Threads of the program.
+    pub threads: usize,
+    /// Threads that make memory calls.
+    pub callers: usize,
+    /// Evictors.
+    pub evictors: usize,
+    /// Cores.
+    pub cores: usize,
+    /// Pages that the program has at a time, about.
+    pub pages: u64,
+    /// Pages of the arena that regions lie in.
+    pub arena: u64,
+    /// Memory limit, bytes.
+    pub memory: u64,
+    /// Slots of the swap space.
+    pub capacity: Option<u64>,
+    /// How often a place where actors may switch is a switch, of 10,000.
+    pub switch_rate: u32,
+    /// Writes of 10,000 accesses.
+    pub write_rate: u32,
+    /// Faults are injected.
+    pub inject: bool,
+    /// Corruption stays in a slot, so that pages are lost (and must be reported, not read wrongly).
+    pub rot: bool,
+    /// Memory calls come without the program's threads keeping out of their way.
+    pub racy: bool,
+    /// Depth of a write queue.
+    pub depth: u32,
+}
+
+impl Wish {
+    /// What the user asked for, and the rest from the seed.
+    pub fn setup(&self) -> Setup {
+        let mut rng = Rng::new(self.seed.wrapping_mul(3));
+        let memory = self.memory.unwrap_or_else(|| rng.pick(&[4, 4, 4, 5, 8]) << 20);
+        let frames = memory / 4096;
+        let drawn = frames * rng.between(5, 40) / 10;
+        let pages = self.pages.unwrap_or(drawn).max(64);
+        let capacity = match rng.below(5) {
+            0 => Some((pages * 5 / 4).next_multiple_of(512)),
+            1 => Some((pages / 2).next_multiple_of(512)),
+            _ => None,
+        };
+        Setup {
+            seed: self.seed,
+            steps: self.steps,
+            threads: self.threads.unwrap_or_else(|| rng.between(1, 6) as usize),
+            callers: rng.between(0, 2) as usize,
+            evictors: rng.pick(&[1, 1, 2, 4]),
+            cores: rng.between(1, 4) as usize,
+            pages,
+            arena: (pages * 3).next_multiple_of(512) + 1024,
+            memory,
+            capacity,
+            switch_rate: rng.pick(&[300, 1500, 5000, 10_000]),
+            write_rate: rng.pick(&[500, 3000, 6000]),
+            inject: rng.below(4) > 0,
+            rot: rng.below(4) == 0,
+            racy: rng.below(3) == 0,
+            depth: rng.pick(&[1, 2, 8, 256]),
+        }
+    }
+}

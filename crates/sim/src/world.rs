@@ -1,0 +1,222 @@
+//! Everything that is not the engine: simulated time, kernel, device and program, in one place of the one thread.
+//!
+//! The engine reaches it through the zero-sized types of [`crate::host`] and [`crate::device`]. It is borrowed for one
+//! short step at a time, never across a switch of actors.
+
+use crate::device::Device;
+use crate::kernel::Memory;
+use crate::model::Model;
+use crate::rng::Rng;
+use crate::setup::Setup;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt::Write;
+
+/// What the scheduler knows of an actor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    /// It can be stepped.
+    Runnable,
+    /// It sleeps on `on` (0: only for time) until `until`, if given.
+    Blocked {
+        /// Address of a futex word; 0 for none.
+        on: usize,
+        /// When it wakes by itself.
+        until: Option<u64>,
+    },
+    /// It sleeps until the main thread of the simulation calls it.
+    Parked,
+    /// It has returned.
+    Done,
+}
+
+/// One actor.
+#[derive(Clone, Debug)]
+pub struct Actor {
+    /// How the trace calls it.
+    pub name: String,
+    /// What it does now.
+    pub status: Status,
+    /// How often it is stepped, relative to the others.
+    pub weight: u64,
+    /// Reads in a row that went wrong by injection.
+    pub bad_reads: u32,
+    /// Its last map or unprotect was refused by injection, for want of memory.
+    pub no_memory: bool,
+}
+
+/// How likely each fault is at a time, of 10,000.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Rates {
+    /// The kernel says "again".
+    pub again: u32,
+    /// The kernel has no memory.
+    pub no_memory: u32,
+    /// The kernel unmaps or zeroes a part only.
+    pub partial: u32,
+    /// The kernel refuses an evictor's call.
+    pub refused: u32,
+    /// The kernel refuses a memory call.
+    pub call_refused: u32,
+    /// A read fails.
+    pub read_error: u32,
+    /// A read delivers other bytes than were written.
+    pub corrupt: u32,
+    /// A write fails.
+    pub write_error: u32,
+    /// All writes fail for want of room.
+    pub full: bool,
+    /// A slot that is written delivers wrong bytes for good.
+    pub rot: u32,
+    /// A sleep ends without a reason.
+    pub spurious: u32,
+}
+
+/// The world of one run.
+#[derive(Debug)]
+pub struct World {
+    /// How the run was set up.
+    pub setup: Setup,
+    /// All chance.
+    pub rng: Rng,
+    /// Simulated time, nanoseconds.
+    pub now: u64,
+    /// Steps so far.
+    pub step: u64,
+    /// The actor that runs.
+    pub current: usize,
+    /// All actors.
+    pub actors: Vec<Actor>,
+    /// The program's page tables.
+    pub memory: Memory,
+    /// The swap device.
+    pub device: Device,
+    /// What the program's memory must hold.
+    pub model: Model,
+    /// Faults that are injected now.
+    pub rates: Rates,
+    /// When the swap space was last full or failing.
+    pub trouble_at: u64,
+    /// Accesses and calls that came to an end.
+    pub progress: u64,
+    /// `now` at the last progress.
+    pub progress_at: u64,
+    /// Who has the address-space lock.
+    pub call_lock: Option<usize>,
+    /// Actors park when they are between two things.
+    pub pausing: bool,
+    /// Actors return when they are between two things.
+    pub stopping: bool,
+    /// What was done, for the summary.
+    pub counts: Counts,
+}
+
+/// Sums for the summary.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Counts {
+    /// Reads and writes of the program.
+    pub accesses: u64,
+    /// System calls with pinned pages.
+    pub pinned_calls: u64,
+    /// Memory calls.
+    pub memory_calls: u64,
+    /// Faults that ended in SIGBUS, as they had to.
+    pub sigbus: u64,
+    /// Faults injected into the kernel or the device.
+    pub injected: u64,
+    /// Full checks while everything was quiet.
+    pub quiet_checks: u64,
+}
+
+/// One line of the trace.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    step: u64,
+    actor: usize,
+    what: &'static str,
+    page: u64,
+    more: u64,
+}
+
+const TRACE_MAX: usize = 40_000;
+const TRACE_SHOWN: usize = 60;
+const TRACE_OF_PAGE: usize = 60;
+
+thread_local! {
+    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+    static TRACE: RefCell<VecDeque<Event>> = const { RefCell::new(VecDeque::new()) };
+    static NAMES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    static CLOCK: std::cell::Cell<(u64, usize)> = const { std::cell::Cell::new((0, 0)) };
+}
+
+/// Sets up the world of this thread.
+pub fn begin(world: World) {
+    TRACE.with_borrow_mut(VecDeque::clear);
+    NAMES.with_borrow_mut(Vec::clear);
+    WORLD.with_borrow_mut(|w| *w = Some(world));
+}
+
+/// Adds an actor.
+pub fn add_actor(name: String) {
+    NAMES.with_borrow_mut(|n| n.push(name.clone()));
+    let actor = Actor { name, status: Status::Runnable, weight: 1, bad_reads: 0, no_memory: false };
+    world(|w| w.actors.push(actor));
+}
+
+/// Takes the world away; what it was.
+pub fn end() -> Option<World> {
+    WORLD.with_borrow_mut(Option::take)
+}
+
+/// Does something with the world. Never switches actors inside.
+///
+/// # Panics
+/// Outside a run.
+pub fn world<R>(f: impl FnOnce(&mut World) -> R) -> R {
+    WORLD.with_borrow_mut(|w| f(w.as_mut().expect("no simulation runs on this thread")))
+}
+
+/// Notes step and actor for the trace.
+pub fn stamp(step: u64, actor: usize) {
+    CLOCK.set((step, actor));
+}
+
+/// Adds a line to the trace.
+pub fn note(what: &'static str, page: u64, more: u64) {
+    let (step, actor) = CLOCK.get();
+    TRACE.with_borrow_mut(|t| {
+        if t.len() == TRACE_MAX {
+            t.pop_front();
+        }
+        t.push_back(Event { step, actor, what, page, more });
+    });
+}
+
+/// Ends the run: an invariant does not hold. `page`: whose history to show (0: none).
+///
+/// # Panics
+/// Always: that is its purpose.
+pub fn broken(page: u64, why: &str) -> ! {
+    note("BROKEN", page, 0);
+    panic!("{why}{}", if page == 0 { String::new() } else { format!(" (page {page:#x})") });
+}
+
+/// The end of the trace, and the history of the page that the last line names.
+pub fn trace() -> String {
+    TRACE.with_borrow(|t| {
+        let mut text = String::new();
+        let name = |actor: usize| NAMES.with_borrow(|n| n.get(actor).cloned().unwrap_or_default());
+        let line = |text: &mut String, e: &Event| {
+            let _ = writeln!(text, "{:>10} {:<10} {:<24} {:#x} {:#x}", e.step, name(e.actor), e.what, e.page, e.more);
+        };
+        if let Some(last) = t.back().filter(|e| e.page != 0) {
+            let of_page: Vec<&Event> = t.iter().rev().filter(|e| e.page == last.page).take(TRACE_OF_PAGE).collect();
+            let _ = writeln!(text, "history of page {:#x}:", last.page);
+            of_page.iter().rev().for_each(|e| line(&mut text, e));
+        }
+        let _ = writeln!(text, "last events:");
+        let skip = t.len().saturating_sub(TRACE_SHOWN);
+        t.iter().skip(skip).for_each(|e| line(&mut text, e));
+        text
+    })
+}

@@ -1,0 +1,134 @@
+//! File descriptors without libc, and small files read whole.
+
+use crate::raw::{self, Errno, nr};
+use alloc_crate::vec::Vec;
+use core::ffi::CStr;
+
+const AT_FDCWD: u64 = -100i64 as u64;
+const O_CLOEXEC: u64 = 0o2000000;
+const F_DUPFD_CLOEXEC: u64 = 1030;
+
+/// Open for reading only.
+pub const O_RDONLY: u64 = 0;
+/// Open for reading and writing.
+pub const O_RDWR: u64 = 2;
+
+/// A descriptor that is closed when dropped. Always close-on-exec.
+#[derive(Debug)]
+pub struct Fd(i32);
+
+impl Fd {
+    /// Takes over a descriptor.
+    ///
+    /// # Safety
+    /// `raw` is open, and nobody else closes it.
+    pub const unsafe fn from_raw(raw: i32) -> Fd {
+        Fd(raw)
+    }
+
+    /// Its number.
+    pub const fn raw(&self) -> i32 {
+        self.0
+    }
+
+    /// As an argument of a system call.
+    pub(crate) const fn arg(&self) -> u64 {
+        self.0 as u64
+    }
+
+    /// Gives the number away; it is no longer closed.
+    pub const fn into_raw(self) -> i32 {
+        let raw = self.0;
+        core::mem::forget(self);
+        raw
+    }
+
+    /// The same open file under a number of at least `lowest`, so that the program does not
+    /// find it among the low numbers it counts on. The old number is closed.
+    ///
+    /// # Errors
+    /// The old descriptor and `EMFILE` or `EINVAL` when there is no such number below `RLIMIT_NOFILE`.
+    pub fn raise(self, lowest: i32) -> Result<Fd, (Fd, Errno)> {
+        // SAFETY: duplicates our own descriptor; no memory is involved.
+        match unsafe { raw::syscall_result(nr::FCNTL, [self.arg(), F_DUPFD_CLOEXEC, lowest as u64, 0, 0, 0]) } {
+            Ok(new) => Ok(Fd(new as i32)),
+            Err(errno) => Err((self, errno)),
+        }
+    }
+}
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        // SAFETY: we own the descriptor (`from_raw`'s promise), nobody uses it after this.
+        // An error leaves it closed all the same on Linux, so there is nothing to do about one.
+        let _ = unsafe { raw::syscall(nr::CLOSE, [self.arg(), 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Opens `path` (close-on-exec) with [`O_RDONLY`] or [`O_RDWR`].
+///
+/// # Errors
+/// What openat(2) answers.
+pub fn open(path: &CStr, flags: u64) -> Result<Fd, Errno> {
+    let args = [AT_FDCWD, path.as_ptr() as u64, flags | O_CLOEXEC, 0, 0, 0];
+    // SAFETY: the path is a C string that lives through the call; nothing else is touched.
+    let raw = unsafe { raw::syscall_retry(nr::OPENAT, args) }?;
+    Ok(Fd(raw as i32))
+}
+
+/// Reads at the file's position; the number of bytes, 0 at the end.
+///
+/// # Errors
+/// What read(2) answers; `EINTR` is retried.
+pub fn read(fd: &Fd, into: &mut [u8]) -> Result<usize, Errno> {
+    let args = [fd.arg(), into.as_mut_ptr() as u64, into.len() as u64, 0, 0, 0];
+    // SAFETY: the kernel writes at most `len` bytes into a buffer that we hold exclusively.
+    Ok(unsafe { raw::syscall_retry(nr::READ, args) }? as usize)
+}
+
+/// Reads at `offset`; the number of bytes, 0 at the end.
+///
+/// # Errors
+/// What pread(2) answers; `EINTR` is retried.
+pub fn pread(fd: &Fd, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let args = [fd.arg(), into.as_mut_ptr() as u64, into.len() as u64, offset, 0, 0];
+    // SAFETY: the kernel writes at most `len` bytes into a buffer that we hold exclusively.
+    Ok(unsafe { raw::syscall_retry(nr::PREAD64, args) }? as usize)
+}
+
+/// Reads a whole file of at most `most` bytes (what is beyond is left out). Allocates.
+///
+/// # Errors
+/// What open or read answers.
+pub fn read_file(path: &CStr, most: usize) -> Result<Vec<u8>, Errno> {
+    let fd = open(path, O_RDONLY)?;
+    let mut bytes = Vec::new();
+    let mut piece = [0u8; 1024];
+    while bytes.len() < most {
+        let got = read(&fd, &mut piece)?;
+        if got == 0 {
+            break;
+        }
+        bytes.extend_from_slice(&piece[..got.min(most - bytes.len())]);
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_files_and_raises_numbers() {
+        let status = read_file(c"/proc/self/status", 1 << 16).unwrap();
+        assert!(status.starts_with(b"Name:"));
+        assert_eq!(read_file(c"/proc/self/status", 5).unwrap(), b"Name:");
+        assert_eq!(read_file(c"/does/not/exist", 5), Err(Errno::ENOENT));
+        let raised = open(c"/dev/zero", O_RDONLY).unwrap().raise(500).unwrap();
+        assert!(raised.raw() >= 500);
+        let mut byte = [1u8; 4];
+        assert_eq!((pread(&raised, &mut byte, 0), byte), (Ok(4), [0; 4]));
+        let (same, errno) = raised.raise(i32::MAX).unwrap_err();
+        assert_eq!((same.raw() >= 500, errno), (true, Errno::EINVAL));
+    }
+}

@@ -1,0 +1,94 @@
+//! futex(2) for [`farshore_core::sync::Futex`].
+
+use crate::raw::{self, nr};
+use farshore_core::sync::AtomicU32;
+use farshore_core::sync::Futex;
+
+/// Words are in our own memory and waited on by threads of this process only.
+const FUTEX_PRIVATE: u64 = 128;
+const FUTEX_WAIT: u64 = FUTEX_PRIVATE;
+const FUTEX_WAKE: u64 = 1 | FUTEX_PRIVATE;
+
+/// `struct timespec` of the kernel.
+#[repr(C)]
+struct Timespec {
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+/// The kernel's futex. No state, async-signal-safe.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelFutex;
+
+fn wait(word: &AtomicU32, expected: u32, timeout: u64) {
+    let args = [word.as_ptr() as u64, FUTEX_WAIT, u64::from(expected), timeout, 0, 0];
+    // SAFETY: the word is borrowed for the call, and so is the timeout, if there is one (our callers below). Every
+    // answer (woken, changed, interrupted, timed out) means the same to the caller: look again.
+    let _ = unsafe { raw::syscall(nr::FUTEX, args) };
+}
+
+/// Wakes at most `count` sleepers on `word`.
+pub fn wake(word: &AtomicU32, count: u32) {
+    let args = [word.as_ptr() as u64, FUTEX_WAKE, u64::from(count.min(i32::MAX as u32)), 0, 0, 0];
+    // SAFETY: the kernel uses the address only as a key.
+    let _ = unsafe { raw::syscall(nr::FUTEX, args) };
+}
+
+impl Futex for KernelFutex {
+    fn wait(&self, word: &AtomicU32, expected: u32) {
+        wait(word, expected, 0);
+    }
+
+    fn wait_for(&self, word: &AtomicU32, expected: u32, timeout_ns: u64) {
+        let timeout = Timespec {
+            seconds: i64::try_from(timeout_ns / 1_000_000_000).unwrap_or(i64::MAX),
+            nanoseconds: (timeout_ns % 1_000_000_000) as i64,
+        };
+        wait(word, expected, &raw const timeout as u64);
+    }
+
+    fn wake_all(&self, word: &AtomicU32) {
+        wake(word, i32::MAX as u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_core::sync::Ordering;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn changed_word_does_not_sleep() {
+        KernelFutex.wait(&AtomicU32::new(1), 0);
+    }
+
+    #[test]
+    fn timeout_ends_the_sleep() {
+        let start = Instant::now();
+        KernelFutex.wait_for(&AtomicU32::new(0), 0, 20_000_000);
+        assert!(start.elapsed() >= Duration::from_millis(15));
+    }
+
+    #[test]
+    fn wake_all_wakes_all() {
+        let word = Arc::new(AtomicU32::new(0));
+        let sleepers: Vec<_> = (0..4)
+            .map(|_| {
+                let word = word.clone();
+                std::thread::spawn(move || {
+                    while word.load(Ordering::Acquire) == 0 {
+                        KernelFutex.wait(&word, 0);
+                    }
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(20));
+        word.store(1, Ordering::Release);
+        KernelFutex.wake_all(&word);
+        for sleeper in sleepers {
+            sleeper.join().unwrap();
+        }
+    }
+}

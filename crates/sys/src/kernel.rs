@@ -1,0 +1,290 @@
+//! The engine's [`Kernel`] on a userfaultfd.
+//!
+//! # Which call does what, and why
+//!
+//! A TLB flush interrupts every core that runs the process: some microseconds, ten in a virtual machine. So:
+//!
+//! * **in**: `UFFDIO_COPY`, which fills an empty place in the page table and never flushes (about 1 µs). `UFFDIO_MOVE` was
+//!   measured and dropped: it must flush the place it takes the page from, 0.8 µs alone but 10 µs when another thread runs.
+//! * **out**: one ranged `UFFDIO_WRITEPROTECT` before the bytes are copied (one flush for a batch), one vectored
+//!   `process_madvise(MADV_DONTNEED)` after (one flush for a batch; neighbours are merged into one range).
+//!
+//! Everything works on memory that the program itself may not write or read (`PROT_READ`, `PROT_NONE`): userfaultfd's
+//! calls fill page tables whatever the protection; bytes of unreadable pages are read through `/proc/self/mem`.
+//!
+//! # When the program changes its address space meanwhile
+//!
+//! A page may be unmapped by the program at any moment between an evictor's look and its call. Then the kernel answers
+//! `ENOENT` or `ENOMEM`, which is [`KernelError::Gone`]; a copy out of such a page ends in the handlers' [`crate::guarded::fixup`], and is `Gone` too.
+
+use crate::guarded;
+use crate::raw::Errno;
+use crate::tls;
+use crate::uffd::{Uffd, UffdError};
+use crate::vm::{self, AdviseError, Range, SelfAdvice, SelfMem, advice};
+use farshore_core::limits::{PAGE_SHIFT, PAGE_SIZE};
+use farshore_core::page::{Page, PageRange};
+use farshore_engine::traits::{Kernel, KernelError, PageBuf, Protect};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// Pages of the source of zeros: one call maps at most so many.
+const ZERO_PAGES: usize = 64;
+
+/// Zeros to copy from. In `.bss`: its pages are the kernel's page of zeros, no memory. Not `const` data, which would be
+/// 256 KiB in the library's file.
+#[repr(transparent)]
+struct Zeros(core::cell::UnsafeCell<[PageBuf; ZERO_PAGES]>);
+// SAFETY: nobody ever writes it.
+unsafe impl Sync for Zeros {}
+static ZEROS: Zeros = Zeros(core::cell::UnsafeCell::new([const { PageBuf::ZERO }; ZERO_PAGES]));
+
+/// How often a call is repeated that the kernel refuses for the moment (`EAGAIN`) without progress, before the engine hears of it.
+const AGAIN_MAX: u32 = 64;
+
+/// Ranges of one `process_madvise`: more than a batch (256 pages) needs. 8 KiB of stack.
+const UNMAP_RANGES: usize = 512;
+
+/// The real kernel.
+#[derive(Debug)]
+pub struct LinuxKernel {
+    uffd: Uffd,
+    advice: SelfAdvice,
+    memory: SelfMem,
+    wake: bool,
+}
+
+impl LinuxKernel {
+    /// Takes a userfaultfd. `wake`: threads (or the kernel for them) wait for pages, so each change wakes them: true in the
+    /// poll mode, false with the SIGBUS feature, where nobody waits in the kernel.
+    ///
+    /// # Errors
+    /// What opening `/proc/self/mem` answers.
+    pub fn new(uffd: Uffd, wake: bool) -> Result<LinuxKernel, Errno> {
+        for page in 0..ZERO_PAGES {
+            let byte = ZEROS.0.get().cast::<u8>().wrapping_add(page * PAGE_SIZE);
+            // So that the kernel finds the source mapped when it copies.
+            // SAFETY: inside the static, which nobody writes.
+            unsafe { byte.read_volatile() };
+        }
+        Ok(LinuxKernel { uffd, advice: SelfAdvice::probe(), memory: SelfMem::open()?, wake })
+    }
+
+    /// As [`LinuxKernel::new`], with ways and descriptors of the caller's choice (moved to high numbers, say).
+    pub const fn with_parts(uffd: Uffd, advice: SelfAdvice, memory: SelfMem, wake: bool) -> LinuxKernel {
+        LinuxKernel { uffd, advice, memory, wake }
+    }
+
+    /// The userfaultfd, to register memory with and to read messages from.
+    pub const fn uffd(&self) -> &Uffd {
+        &self.uffd
+    }
+    /// How pages are thrown away.
+    pub const fn advice(&self) -> &SelfAdvice {
+        &self.advice
+    }
+    /// How unreadable pages are read.
+    pub const fn memory(&self) -> &SelfMem {
+        &self.memory
+    }
+    /// Whether waiters are woken.
+    pub const fn wakes(&self) -> bool {
+        self.wake
+    }
+
+    /// One call that maps up to `count` (at most [`ZERO_PAGES`]) pages of zeros; how many it did, at least 1.
+    fn copy_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError> {
+        let mut progress = 0;
+        let answer = again(|| {
+            // SAFETY: the source is a static that nobody writes, and at least `count` pages long.
+            let answer = unsafe { self.uffd.copy(first.addr(), ZEROS.0.get() as u64, count * PAGE, false, self.wake) };
+            if let Err(UffdError::Again { done }) = answer {
+                progress = done >> PAGE_SHIFT;
+            }
+            answer
+        });
+        match answer {
+            Ok(()) => Ok(count),
+            // A part: the next call meets what stopped this one first, and tells what it was.
+            Err(KernelError::Again) if progress > 0 => Ok(progress),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Protects a range of which a part is not registered: halves it until the parts are pure. Whether any part was registered.
+    fn protect_parts(&self, range: PageRange) -> Result<bool, KernelError> {
+        match again(|| self.uffd.protect(range.start.addr(), range.bytes())) {
+            Ok(()) => Ok(true),
+            Err(KernelError::Gone) if range.len() > 1 => {
+                let middle = range.start.plus(range.len() / 2);
+                let first = self.protect_parts(PageRange { start: range.start, end: middle })?;
+                let second = self.protect_parts(PageRange { start: middle, end: range.end })?;
+                Ok(first || second)
+            }
+            Err(KernelError::Gone) => Ok(false),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Unmaps pages one at a time from `first` on, to find which of them fails, and why.
+    fn unmap_singly(&self, pages: &[Page], first: usize) -> Result<(), (usize, KernelError)> {
+        for (n, page) in pages.iter().enumerate().skip(first) {
+            // SAFETY: the caller of `Kernel::unmap` owns the pages' words and has saved what must be.
+            unsafe { vm::madvise(page.addr(), PAGE, advice::DONTNEED) }.map_err(|errno| (n, unmap_error(errno)))?;
+        }
+        Ok(())
+    }
+}
+
+/// A request's failure, as the engine sorts them.
+const fn kernel_error(error: UffdError) -> KernelError {
+    match error {
+        UffdError::Exists => KernelError::Exists,
+        UffdError::NotRegistered | UffdError::ProcessGone => KernelError::Gone,
+        UffdError::Again { .. } => KernelError::Again,
+        UffdError::Busy => KernelError::Refused,
+        UffdError::NoMemory => KernelError::NoMemory,
+        UffdError::BadAddress | UffdError::Other(_) => KernelError::Other(error.errno().0),
+    }
+}
+
+/// A failed `MADV_DONTNEED`: `ENOMEM` is memory that is not mapped, `EINVAL` such that may not be thrown away (locked).
+const fn unmap_error(errno: Errno) -> KernelError {
+    match errno {
+        Errno::ENOMEM => KernelError::Gone,
+        Errno::EINVAL => KernelError::Refused,
+        Errno::EAGAIN | Errno::EINTR => KernelError::Again,
+        other => KernelError::Other(other.0),
+    }
+}
+
+/// Repeats a request while the kernel says "again" without having done anything, within bounds.
+fn again(mut request: impl FnMut() -> Result<(), UffdError>) -> Result<(), KernelError> {
+    let mut left = AGAIN_MAX;
+    loop {
+        match request() {
+            Ok(()) => return Ok(()),
+            Err(UffdError::Again { done: 0 }) if left > 0 => left -= 1,
+            Err(UffdError::Other(Errno::EINTR)) if left > 0 => left -= 1,
+            Err(error) => return Err(kernel_error(error)),
+        }
+        core::hint::spin_loop();
+    }
+}
+
+/// Merges neighbours of `pages` from `from` on into ranges; how many ranges, and the page after the last one taken.
+fn merge(pages: &[Page], from: usize, ranges: &mut [Range; UNMAP_RANGES]) -> (usize, usize) {
+    let (mut count, mut next) = (0usize, from);
+    while next < pages.len() {
+        let addr = pages[next].addr();
+        match count.checked_sub(1).map(|last| &mut ranges[last]) {
+            Some(last) if last.addr + last.len == addr => last.len += PAGE,
+            _ if count == UNMAP_RANGES => break,
+            _ => {
+                ranges[count] = Range { addr, len: PAGE };
+                count += 1;
+            }
+        }
+        next += 1;
+    }
+    (count, next)
+}
+
+/// Pages in the first `done` ranges.
+fn pages_in(ranges: &[Range], done: usize) -> usize {
+    ranges[..done].iter().map(|range| (range.len >> PAGE_SHIFT) as usize).sum()
+}
+
+impl Kernel for LinuxKernel {
+    fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError> {
+        let source = bytes.0.as_ptr() as u64;
+        let protect = protect == Protect::WriteProtected;
+        // SAFETY: `bytes` is borrowed, so it is initialised and not being written.
+        again(|| unsafe { self.uffd.copy(page.addr(), source, PAGE, protect, self.wake) })
+    }
+
+    fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError> {
+        let (mut done, mut most) = (0, ZERO_PAGES as u64);
+        while done < count {
+            let wanted = (count - done).min(most);
+            match self.copy_zeros(first.plus(done), wanted) {
+                Ok(mapped) => done += mapped,
+                // The kernel fills nothing if a part lies outside the mapping (a change of protection cuts a mapping in two).
+                Err(KernelError::Gone) if wanted > 1 => most = wanted / 2,
+                Err(_) if done > 0 => break,
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(done)
+    }
+
+    fn protect(&self, range: PageRange) -> Result<(), KernelError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        // A range between two victims may hold memory that is not ours: what is ours is protected all the same.
+        if self.protect_parts(range)? { Ok(()) } else { Err(KernelError::Gone) }
+    }
+
+    fn unprotect(&self, page: Page) -> Result<(), KernelError> {
+        again(|| self.uffd.unprotect(page.addr(), PAGE, self.wake))
+    }
+
+    fn copy_out(&self, page: Page, into: &mut PageBuf, readable: bool) -> Result<(), KernelError> {
+        if !readable {
+            return self.memory.read(page.addr(), &mut into.0).map_err(|_| KernelError::Refused);
+        }
+        let source = core::ptr::with_exposed_provenance::<u8>(page.addr() as usize);
+        // SAFETY: 1. `into` is borrowed exclusively and a page long; 2. it is ours, so not the program's page; 3. the
+        // engine copies pages that it has protected, and checks the word afterwards.
+        unsafe { guarded::copy(into.0.as_mut_ptr(), source, PAGE_SIZE) }.map_err(|_| KernelError::Gone)
+    }
+
+    fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)> {
+        let mut ranges = [Range::default(); UNMAP_RANGES];
+        let mut from = 0;
+        while from < pages.len() {
+            let (count, next) = merge(pages, from, &mut ranges);
+            // SAFETY: the caller owns the pages' words and has saved what must be.
+            match unsafe { self.advice.advise(&ranges[..count], advice::DONTNEED) } {
+                Ok(()) => from = next,
+                Err(AdviseError { done, .. }) => {
+                    // The range that failed may be done in part; doing a page twice is harmless since nobody else may map it.
+                    self.unmap_singly(&pages[..next], from + pages_in(&ranges, done))?;
+                    from = next;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wake(&self, page: Page) {
+        if self.wake {
+            // Fails only for unaligned ranges.
+            let _ = self.uffd.wake(page.addr(), PAGE);
+        }
+    }
+
+    fn current_thread(&self) -> u64 {
+        // No system call: this is asked in the middle of the eviction path.
+        tls::thread_pointer()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merges_neighbours() {
+        let pages: Vec<Page> = [5, 6, 7, 9, 8, 20].map(Page).into();
+        let mut ranges = [Range::default(); UNMAP_RANGES];
+        let (count, next) = merge(&pages, 0, &mut ranges);
+        let seen: Vec<_> = ranges[..count].iter().map(|r| (r.addr / PAGE, r.len / PAGE)).collect();
+        assert_eq!((seen, next), (vec![(5, 3), (9, 1), (8, 1), (20, 1)], 6));
+        assert_eq!((pages_in(&ranges, 2), pages_in(&ranges, 0)), (4, 0));
+        let scattered: Vec<Page> = (0..600).map(|n| Page(2 * n)).collect();
+        assert_eq!(merge(&scattered, 0, &mut ranges), (UNMAP_RANGES, UNMAP_RANGES));
+        assert_eq!(merge(&scattered, 512, &mut ranges), (88, 600));
+    }
+}

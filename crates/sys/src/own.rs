@@ -1,0 +1,141 @@
+//! Farshore's own mappings: staging areas, tables, stacks. Never managed, never registered.
+
+use crate::raw::Errno;
+use crate::vm::{self, advice, map, prot};
+use core::ptr::NonNull;
+
+/// Bytes of a page.
+const PAGE: usize = 4096;
+
+/// Anonymous memory of our own, unmapped when dropped.
+#[derive(Debug)]
+pub struct Own {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: it is plain memory that the value owns; nothing about it belongs to a thread.
+unsafe impl Send for Own {}
+// SAFETY: a shared reference gives only the address; who uses the memory says why that is sound.
+unsafe impl Sync for Own {}
+
+impl Own {
+    /// `len` bytes (rounded up to pages) of zeros, of which nothing is in memory until it is touched.
+    ///
+    /// # Errors
+    /// `ENOMEM`; `EINVAL` for 0 bytes.
+    pub fn new(len: usize) -> Result<Own, Errno> {
+        let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
+        Ok(Own { base: map_own(len)?, len })
+    }
+
+    /// First byte; page-aligned.
+    pub const fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+    /// Bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+    /// Never: there is no mapping of 0 bytes.
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+    /// Gives the memory away; it is never unmapped.
+    pub const fn leak(self) -> NonNull<u8> {
+        let base = self.base;
+        core::mem::forget(self);
+        base
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // SAFETY: we own the mapping, and nobody may use it after us. It cannot fail for a whole mapping of our own,
+        // unless the process has too many; then it stays, which is a leak and no harm.
+        let _ = unsafe { vm::munmap(self.base.as_ptr() as u64, self.len as u64) };
+    }
+}
+
+/// Maps `len` bytes (rounded up to pages) of zeros, untouched. Not counted against strict overcommit until touched.
+///
+/// # Errors
+/// `ENOMEM`; `EINVAL` for 0 bytes.
+pub fn map_own(len: usize) -> Result<NonNull<u8>, Errno> {
+    let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)? as u64;
+    let flags = map::PRIVATE | map::ANONYMOUS | map::NORESERVE;
+    // SAFETY: new memory, at a place that the kernel chooses.
+    let base = unsafe { vm::mmap(0, len, prot::READ | prot::WRITE, flags, -1, 0) }?;
+    // A forked child has to have our tables too, so no DONTFORK; but a core dump need not.
+    // SAFETY: changes nothing but the dump. May be refused by a sandbox, which does no harm.
+    let _ = unsafe { vm::madvise(base, len, advice::DONTDUMP) };
+    NonNull::new(core::ptr::with_exposed_provenance_mut(base as usize)).ok_or(Errno::ENOMEM)
+}
+
+/// A stack for a thread or a signal handler, with a page below it that cannot be touched: an overflow
+/// raises SIGSEGV instead of writing into something else.
+#[derive(Debug)]
+pub struct Stack {
+    memory: Own,
+}
+
+impl Stack {
+    /// A stack of `len` bytes (rounded up to pages), guard page not counted.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn new(len: usize) -> Result<Stack, Errno> {
+        let len = len.checked_next_multiple_of(PAGE).and_then(|len| len.checked_add(PAGE)).ok_or(Errno::ENOMEM)?;
+        let memory = Own::new(len)?;
+        // SAFETY: the lowest page of memory that nobody uses yet.
+        unsafe { vm::mprotect(memory.base().as_ptr() as u64, PAGE as u64, prot::NONE) }?;
+        Ok(Stack { memory })
+    }
+    /// Lowest usable address.
+    pub fn base(&self) -> u64 {
+        self.memory.base().as_ptr() as u64 + PAGE as u64
+    }
+    /// Usable bytes.
+    pub const fn len(&self) -> usize {
+        self.memory.len() - PAGE
+    }
+    /// Never.
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+    /// Where the stack begins to grow down from; 16-byte aligned.
+    pub fn top(&self) -> u64 {
+        self.base() + self.len() as u64
+    }
+    /// As sigaltstack(2) wants it.
+    pub fn as_alt_stack(&self) -> crate::signal::AltStack {
+        crate::signal::AltStack { base: self.base(), flags: 0, size: self.len() as u64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_and_unmaps() {
+        let own = Own::new(10_000).unwrap();
+        assert_eq!(own.len(), 12_288);
+        let base = own.base().as_ptr();
+        // SAFETY: the last byte of the mapping.
+        unsafe { base.wrapping_add(12_287).write(1) };
+        drop(own);
+        assert!(!vm::is_mapped(base as u64));
+        assert_eq!(map_own(0), Err(Errno::EINVAL));
+        assert_eq!(map_own(usize::MAX), Err(Errno::ENOMEM));
+    }
+
+    #[test]
+    fn stack_has_a_guard() {
+        let stack = Stack::new(64 << 10).unwrap();
+        assert_eq!((stack.len(), stack.top() % 16), (64 << 10, 0));
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let guard = format!("{:x}-{:x} ---p", stack.base() - 4096, stack.base());
+        assert!(maps.contains(&guard), "{guard} in {maps}");
+    }
+}

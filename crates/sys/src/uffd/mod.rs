@@ -1,0 +1,435 @@
+//! userfaultfd: opening it, and its ioctls with typed results.
+//!
+//! # What the kernel's answers mean
+//!
+//! * `EEXIST`: a page is mapped there already. Of several pages the first was; had it been a later one, the answer is
+//!   `EAGAIN` with the bytes done, and the next call for the rest gives the reason.
+//! * `ENOENT`: there is no memory, or none that is registered here.
+//! * `EAGAIN`: the address space is being changed, or only a part was done.
+//! * `EBUSY` (`UFFDIO_MOVE` only): a page is pinned or shared with a forked child.
+//! * `ESRCH`: the process whose memory it is has ended.
+//!
+//! Under `UFFD_USER_MODE_ONLY` (any user may open such a one) and with the SIGBUS feature, the kernel's own access to an absent
+//! page fails with `EFAULT` instead of waiting.
+
+mod abi;
+mod features;
+
+pub use features::Features;
+
+use crate::fd::{self, Fd};
+use crate::raw::{self, Errno, nr};
+use abi::{Api, Range, RawMessage, Register, Transfer, WriteProtect, ZeroPage};
+
+/// How to open a userfaultfd.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UffdOptions {
+    /// Only faults of user code; needs no privilege. Without: the kernel's accesses are served too, which needs privilege
+    /// or access to `/dev/userfaultfd`.
+    pub user_mode_only: bool,
+    /// Features that must be there, or opening fails.
+    pub required: Features,
+    /// Features that are switched on where they are.
+    pub wanted: Features,
+    /// Reading messages does not wait.
+    pub nonblocking: bool,
+}
+
+impl UffdOptions {
+    /// For the upcall mode: SIGBUS, write protection, exact addresses where there are; no privilege.
+    pub const UPCALL: UffdOptions = UffdOptions {
+        user_mode_only: true,
+        required: Features::SIGBUS.with(Features::WP),
+        wanted: Features::EXACT_ADDRESS.with(Features::MOVE),
+        nonblocking: true,
+    };
+    /// For the poll mode: messages, also for the kernel's own accesses.
+    pub const POLL: UffdOptions = UffdOptions {
+        user_mode_only: false,
+        required: Features::WP,
+        wanted: Features::EXACT_ADDRESS.with(Features::MOVE),
+        nonblocking: true,
+    };
+}
+
+/// Why a userfaultfd could not be opened. The text says what to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpenError {
+    /// The kernel was built without it, or a sandbox hides it.
+    NotAvailable,
+    /// This user, or this sandbox, may not have one (of the kind that serves user code only).
+    NotPermitted,
+    /// This user may not have one that serves the kernel's own accesses.
+    KernelFaultsNotPermitted,
+    /// The kernel lacks features.
+    Missing(Features),
+    /// The call named failed.
+    Failed(&'static str, Errno),
+}
+
+impl core::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            OpenError::NotAvailable => f.write_str(
+                "userfaultfd is not available (ENOSYS): the kernel needs CONFIG_USERFAULTFD, and a container's seccomp profile must allow userfaultfd(2)",
+            ),
+            OpenError::NotPermitted => f.write_str(
+                "userfaultfd is not permitted (EPERM) even for user faults only: a seccomp profile or security module forbids it; allow userfaultfd(2) there",
+            ),
+            OpenError::KernelFaultsNotPermitted => f.write_str(
+                "a userfaultfd for kernel faults is not permitted: as root, set `sysctl vm.unprivileged_userfaultfd=1`, or give this user access to \
+                 /dev/userfaultfd (chmod, chown), or grant CAP_SYS_PTRACE; or use `--fault upcall`, which needs none of these",
+            ),
+            OpenError::Missing(features) => {
+                write!(f, "this kernel's userfaultfd lacks {features}: Linux 6.8 or newer with CONFIG_HAVE_ARCH_USERFAULTFD_WP is needed")
+            }
+            OpenError::Failed(what, errno) => write!(f, "{what} failed: {errno}"),
+        }
+    }
+}
+
+impl core::error::Error for OpenError {}
+
+/// Why an operation on registered memory failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UffdError {
+    /// A page is mapped there already.
+    Exists,
+    /// There is no memory there that is registered here; for a move, there is no page to move.
+    NotRegistered,
+    /// Try again. `done` bytes from the start on were done.
+    Again {
+        /// Bytes done.
+        done: u64,
+    },
+    /// The page is pinned or shared with a forked child.
+    Busy,
+    /// The kernel (or the memory cgroup) has no memory.
+    NoMemory,
+    /// The source cannot be read.
+    BadAddress,
+    /// The process whose memory it is has ended.
+    ProcessGone,
+    /// Anything else.
+    Other(Errno),
+}
+
+impl UffdError {
+    /// The errno behind it.
+    pub const fn errno(self) -> Errno {
+        match self {
+            UffdError::Exists => Errno::EEXIST,
+            UffdError::NotRegistered => Errno::ENOENT,
+            UffdError::Again { .. } => Errno::EAGAIN,
+            UffdError::Busy => Errno::EBUSY,
+            UffdError::NoMemory => Errno::ENOMEM,
+            UffdError::BadAddress => Errno::EFAULT,
+            UffdError::ProcessGone => Errno::ESRCH,
+            UffdError::Other(errno) => errno,
+        }
+    }
+    const fn new(errno: Errno, done: u64) -> UffdError {
+        match errno {
+            Errno::EEXIST => UffdError::Exists,
+            Errno::ENOENT => UffdError::NotRegistered,
+            Errno::EAGAIN => UffdError::Again { done },
+            Errno::EBUSY => UffdError::Busy,
+            Errno::ENOMEM => UffdError::NoMemory,
+            Errno::EFAULT => UffdError::BadAddress,
+            Errno::ESRCH => UffdError::ProcessGone,
+            other => UffdError::Other(other),
+        }
+    }
+}
+
+impl core::fmt::Display for UffdError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            UffdError::Again { done } => write!(f, "try again, {done} bytes done (EAGAIN)"),
+            UffdError::NotRegistered => f.write_str("no such registered memory (ENOENT)"),
+            other => write!(f, "{}", other.errno()),
+        }
+    }
+}
+
+impl core::error::Error for UffdError {}
+
+/// A fault, as a handler thread reads it (poll mode).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// Where; to the byte with `EXACT_ADDRESS`, else the page's first byte.
+    pub address: u64,
+    /// It was a write.
+    pub write: bool,
+    /// The page is mapped and write-protected (else it is absent).
+    pub protected: bool,
+    /// The thread, with `THREAD_ID`; else 0.
+    pub thread: u32,
+}
+
+/// Room for one message of the kernel.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct Message(RawMessage);
+
+impl Message {
+    /// Room for a message.
+    pub const EMPTY: Message = Message(RawMessage { event: 0, _reserved: [0; 7], flags: 0, address: 0, thread: 0 });
+
+    /// The fault it tells of; `None` for other events, which are never asked for.
+    pub const fn fault(&self) -> Option<Fault> {
+        if self.0.event != abi::EVENT_PAGEFAULT {
+            return None;
+        }
+        Some(Fault {
+            address: self.0.address,
+            write: self.0.flags & abi::PAGEFAULT_FLAG_WRITE != 0,
+            protected: self.0.flags & abi::PAGEFAULT_FLAG_WP != 0,
+            thread: self.0.thread as u32,
+        })
+    }
+}
+
+/// An open userfaultfd. When the last descriptor is closed, its memory becomes ordinary: absent pages read as zeros.
+#[derive(Debug)]
+pub struct Uffd {
+    fd: Fd,
+}
+
+/// Opens the descriptor, by the ways the options allow.
+fn open_fd(options: UffdOptions) -> Result<Fd, OpenError> {
+    let nonblock = if options.nonblocking { abi::O_NONBLOCK } else { 0 };
+    let mode = if options.user_mode_only { abi::USER_MODE_ONLY } else { 0 };
+    // SAFETY: makes a descriptor, touches no memory.
+    match unsafe { raw::syscall_result(nr::USERFAULTFD, [abi::O_CLOEXEC | nonblock | mode, 0, 0, 0, 0, 0]) } {
+        // SAFETY: the kernel has just made it for us.
+        Ok(raw) => Ok(unsafe { Fd::from_raw(raw as i32) }),
+        Err(Errno::ENOSYS) => Err(OpenError::NotAvailable),
+        Err(Errno::EPERM | Errno::EACCES) if options.user_mode_only => Err(OpenError::NotPermitted),
+        Err(Errno::EPERM | Errno::EACCES) => open_by_device(nonblock),
+        Err(errno) => Err(OpenError::Failed("userfaultfd(2)", errno)),
+    }
+}
+
+/// `/dev/userfaultfd`: whoever may open it may have a descriptor that serves kernel faults.
+fn open_by_device(nonblock: u64) -> Result<Fd, OpenError> {
+    let device = match fd::open(c"/dev/userfaultfd", fd::O_RDWR) {
+        Ok(device) => device,
+        Err(Errno::EACCES | Errno::EPERM | Errno::ENOENT) => return Err(OpenError::KernelFaultsNotPermitted),
+        Err(errno) => return Err(OpenError::Failed("opening /dev/userfaultfd", errno)),
+    };
+    // SAFETY: makes a descriptor, touches no memory.
+    let answer =
+        unsafe { raw::syscall_result(nr::IOCTL, [device.arg(), abi::USERFAULTFD_IOC_NEW, abi::O_CLOEXEC | nonblock, 0, 0, 0]) };
+    match answer {
+        // SAFETY: the kernel has just made it for us.
+        Ok(raw) => Ok(unsafe { Fd::from_raw(raw as i32) }),
+        Err(errno) => Err(OpenError::Failed("USERFAULTFD_IOC_NEW on /dev/userfaultfd", errno)),
+    }
+}
+
+/// The handshake: asks for features, gets all that the kernel has.
+fn api(fd: &Fd, features: Features) -> Result<Features, Errno> {
+    let mut api = Api { api: abi::API_VERSION, features: features.0, ioctls: 0 };
+    // SAFETY: the kernel reads and writes `api`, which is ours and as large as it expects.
+    unsafe { raw::syscall_result(nr::IOCTL, [fd.arg(), abi::UFFDIO_API, &raw mut api as u64, 0, 0, 0]) }?;
+    Ok(Features(api.features))
+}
+
+/// What the kernel's userfaultfd can do, without switching anything on.
+///
+/// # Errors
+/// As [`Uffd::open`].
+pub fn kernel_features(options: UffdOptions) -> Result<Features, OpenError> {
+    // A descriptor shakes hands once only, so this takes one of its own.
+    let fd = open_fd(options)?;
+    api(&fd, Features::default()).map_err(|errno| OpenError::Failed("UFFDIO_API", errno))
+}
+
+impl Uffd {
+    /// Opens one; the features that were switched on.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(options: UffdOptions) -> Result<(Uffd, Features), OpenError> {
+        let there = kernel_features(options)?;
+        let missing = options.required.without(there);
+        if !missing.is_empty() {
+            return Err(OpenError::Missing(missing));
+        }
+        let on = Features(options.required.with(options.wanted).0 & there.0);
+        let fd = open_fd(options)?;
+        api(&fd, on).map_err(|errno| OpenError::Failed("UFFDIO_API", errno))?;
+        Ok((Uffd { fd }, on))
+    }
+
+    /// The descriptor.
+    pub const fn fd(&self) -> &Fd {
+        &self.fd
+    }
+
+    /// The same userfaultfd under a number of at least `lowest`. See [`Fd::raise`].
+    ///
+    /// # Errors
+    /// The userfaultfd as it was, and the reason.
+    pub fn raise(self, lowest: i32) -> Result<Uffd, (Uffd, Errno)> {
+        match self.fd.raise(lowest) {
+            Ok(fd) => Ok(Uffd { fd }),
+            Err((fd, errno)) => Err((Uffd { fd }, errno)),
+        }
+    }
+
+    /// Calls the kernel with an argument struct of ours.
+    ///
+    /// # Safety
+    /// `T` is the struct of `request`, and what the request does to memory is sound.
+    unsafe fn ioctl<T>(&self, request: u64, argument: &mut T) -> Result<u64, Errno> {
+        // SAFETY: the caller's promise; the argument is borrowed exclusively for the call.
+        unsafe { raw::syscall_result(nr::IOCTL, [self.fd.arg(), request, &raw mut *argument as u64, 0, 0, 0]) }
+    }
+
+    /// Registers memory: absent pages and writes to protected pages fault to us from now on. Pages that are there stay.
+    ///
+    /// # Errors
+    /// `EINVAL` for unaligned ranges or memory that cannot be registered (not anonymous), `EBUSY` when another userfaultfd has
+    /// it, `EPERM` for file mappings that may not be written, `EOPNOTSUPP` when it was registered but cannot be copied into or write-protected.
+    ///
+    /// # Safety
+    /// Somebody serves the faults; without that, each access to an absent page raises SIGBUS or waits for ever.
+    pub unsafe fn register(&self, start: u64, len: u64) -> Result<(), Errno> {
+        let mode = abi::REGISTER_MODE_MISSING | abi::REGISTER_MODE_WP;
+        let mut argument = Register { range: Range { start, len }, mode, ioctls: 0 };
+        // SAFETY: the struct is the request's. The caller answers for the faults to come.
+        unsafe { self.ioctl(abi::UFFDIO_REGISTER, &mut argument) }?;
+        let needed = abi::RANGE_COPY | abi::RANGE_WRITEPROTECT;
+        if argument.ioctls & needed != needed {
+            // What cannot be served must not stay registered.
+            self.unregister(start, len)?;
+            return Err(Errno::EOPNOTSUPP);
+        }
+        Ok(())
+    }
+
+    /// Makes memory ordinary again: protected pages become writable, absent ones read as zeros.
+    ///
+    /// # Errors
+    /// `EINVAL` for unaligned ranges or memory of a kind that cannot have been registered. Ordinary anonymous memory that was not registered is fine.
+    pub fn unregister(&self, start: u64, len: u64) -> Result<(), Errno> {
+        let mut argument = Range { start, len };
+        // SAFETY: the struct is the request's. Every page that is mapped keeps its bytes.
+        unsafe { self.ioctl(abi::UFFDIO_UNREGISTER, &mut argument) }.map(|_| ())
+    }
+
+    /// Maps `len` absent bytes at `dst` with a copy of those at `src`; with `protect` write-protected; with `wake` wakes who waits there.
+    ///
+    /// # Errors
+    /// See the module's head. On [`UffdError::Again`] the first `done` bytes are mapped (and their waiters woken).
+    ///
+    /// # Safety
+    /// Nobody relies on the bytes at `src` staying unread: they are initialised and not being written.
+    pub unsafe fn copy(&self, dst: u64, src: u64, len: u64, protect: bool, wake: bool) -> Result<(), UffdError> {
+        let mode = if protect { abi::COPY_MODE_WP } else { 0 } | if wake { 0 } else { abi::COPY_MODE_DONTWAKE };
+        let mut argument = Transfer { dst, src, len, mode, done: 0 };
+        // SAFETY: the struct is the request's; the kernel only fills pages that are absent. `src` is the caller's promise.
+        let answer = unsafe { self.ioctl(abi::UFFDIO_COPY, &mut argument) };
+        sort(answer, argument.done)
+    }
+
+    /// Maps `len` absent bytes with the kernel's page of zeros (a first write makes a copy without a fault to us).
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`].
+    pub fn zeropage(&self, start: u64, len: u64, wake: bool) -> Result<(), UffdError> {
+        let mode = if wake { 0 } else { abi::ZEROPAGE_MODE_DONTWAKE };
+        let mut argument = ZeroPage { range: Range { start, len }, mode, done: 0 };
+        // SAFETY: the struct is the request's; the kernel only fills pages that are absent.
+        let answer = unsafe { self.ioctl(abi::UFFDIO_ZEROPAGE, &mut argument) };
+        sort(answer, argument.done)
+    }
+
+    /// Moves the pages at `src` to the absent ones at `dst`: both ranges registered here. With `allow_holes`, absent pages at `src` are passed over.
+    /// Moved pages are writable. A page's second visit to the fault path costs a TLB flush on every core that runs this process.
+    ///
+    /// # Errors
+    /// See the module's head; `NotRegistered` also for a hole at `src`.
+    ///
+    /// # Safety
+    /// Who uses the bytes at `src` expects them to vanish.
+    pub unsafe fn move_pages(&self, dst: u64, src: u64, len: u64, allow_holes: bool, wake: bool) -> Result<u64, UffdError> {
+        let holes = if allow_holes { abi::MOVE_MODE_ALLOW_SRC_HOLES } else { 0 };
+        let mode = holes | if wake { 0 } else { abi::MOVE_MODE_DONTWAKE };
+        let mut argument = Transfer { dst, src, len, mode, done: 0 };
+        // SAFETY: the struct is the request's; `dst` must be absent or the kernel refuses. `src` is the caller's promise.
+        let answer = unsafe { self.ioctl(abi::UFFDIO_MOVE, &mut argument) };
+        sort(answer, argument.done).map(|()| argument.done.max(0) as u64)
+    }
+
+    /// Write-protects the mapped pages of a range (absent ones stay absent and unprotected), with one TLB flush.
+    ///
+    /// # Errors
+    /// `NotRegistered` when a part is not registered memory: what lies before that part has been protected.
+    pub fn protect(&self, start: u64, len: u64) -> Result<(), UffdError> {
+        self.write_protect(start, len, abi::WRITEPROTECT_MODE_WP)
+    }
+
+    /// Takes the protection away; with `wake`, wakes who waits there. As [`Uffd::protect`] otherwise.
+    ///
+    /// # Errors
+    /// As [`Uffd::protect`].
+    pub fn unprotect(&self, start: u64, len: u64, wake: bool) -> Result<(), UffdError> {
+        self.write_protect(start, len, if wake { 0 } else { abi::WRITEPROTECT_MODE_DONTWAKE })
+    }
+
+    fn write_protect(&self, start: u64, len: u64, mode: u64) -> Result<(), UffdError> {
+        let mut argument = WriteProtect { range: Range { start, len }, mode };
+        // SAFETY: the struct is the request's; no byte of memory changes.
+        let answer = unsafe { self.ioctl(abi::UFFDIO_WRITEPROTECT, &mut argument) };
+        sort(answer, 0)
+    }
+
+    /// Wakes who waits for pages of a range.
+    ///
+    /// # Errors
+    /// `EINVAL` for an unaligned range.
+    pub fn wake(&self, start: u64, len: u64) -> Result<(), Errno> {
+        let mut argument = Range { start, len };
+        // SAFETY: the struct is the request's; woken threads fault again if there is still nothing.
+        unsafe { self.ioctl(abi::UFFDIO_WAKE, &mut argument) }.map(|_| ())
+    }
+
+    /// Reads as many messages as there are and fit; how many.
+    ///
+    /// # Errors
+    /// `EAGAIN` when there is none and reading does not wait, `EINTR`.
+    pub fn read_messages(&self, into: &mut [Message]) -> Result<usize, Errno> {
+        let args = [self.fd.arg(), into.as_mut_ptr() as u64, size_of_val(into) as u64, 0, 0, 0];
+        // SAFETY: the kernel writes whole messages into a buffer that we hold exclusively; every bit pattern is a `Message`.
+        let bytes = unsafe { raw::syscall_result(nr::READ, args) }?;
+        Ok(bytes as usize / size_of::<Message>())
+    }
+
+    /// Waits until there is a message, for at most `timeout_ms` (negative: for ever). False: there was none, or a signal came.
+    ///
+    /// # Errors
+    /// `ENOMEM` and other failures of poll(2).
+    pub fn wait_readable(&self, timeout_ms: i32) -> Result<bool, Errno> {
+        const POLLIN: u64 = 1;
+        // struct pollfd: 32-bit descriptor, 16-bit wanted and returned events.
+        let mut poll = self.fd.arg() & 0xffff_ffff | POLLIN << 32;
+        let args = [&raw mut poll as u64, 1, timeout_ms as i64 as u64, 0, 0, 0];
+        // SAFETY: the kernel reads and writes one 8-byte pollfd, which is ours.
+        match unsafe { raw::syscall_result(nr::POLL, args) } {
+            Ok(ready) => Ok(ready > 0 && poll >> 48 & POLLIN != 0),
+            Err(Errno::EINTR) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+/// The answer of a request that can do a part. A negative `done` repeats the errno.
+const fn sort(answer: Result<u64, Errno>, done: i64) -> Result<(), UffdError> {
+    match answer {
+        Ok(_) => Ok(()),
+        Err(errno) => Err(UffdError::new(errno, if done > 0 { done as u64 } else { 0 })),
+    }
+}

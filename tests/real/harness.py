@@ -1,0 +1,326 @@
+"""What the drivers share: building the C programs, finding farshore, and running a program under a watchdog.
+
+Standard library only, and no newer than Python 3.9, so that any python3 will do.
+
+A run goes through `peak` (tests/programs/peak.c), which measures the peak RSS of the program itself. Every run is the
+leader of a new session: when its time is over, each process of that session is described (threads, kernel stacks, gdb
+backtraces where gdb is installed) before the session is killed, so that a hang in a test leaves a picture of itself.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PROGRAMS = os.path.join(ROOT, "tests", "programs")
+PAGE = 4096
+MIB = 1 << 20
+
+
+class Unavailable(Exception):
+    """Something that is needed is not on this machine; the text says what and how to get it."""
+
+
+def size_text(count):
+    """`count` bytes as a person reads it."""
+    if count is None:
+        return "-"
+    for unit, factor in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if count >= factor:
+            value = count / factor
+            return f"{value:.0f}{unit}" if value >= 100 or value == int(value) else f"{value:.1f}{unit}"
+    return str(count)
+
+
+def parse_size(text):
+    """Bytes of a size such as 64M."""
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(text[-1:].upper())
+    try:
+        return int(float(text[:-1]) * factor) if factor else int(text)
+    except ValueError:
+        raise SystemExit(f"cannot read the size {text!r}: use a number with K, M or G") from None
+
+
+def target_dir():
+    """Where cargo puts its results; our programs go beside them."""
+    return os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target")
+
+
+def find_farshore(given=None):
+    """Path of the farshore command: the option, else $FARSHORE, else this workspace's release or debug build."""
+    tried = [given] if given else []
+    if not given:
+        tried += [os.environ.get("FARSHORE")] + [os.path.join(target_dir(), kind, "farshore") for kind in ("release", "debug")]
+    for path in tried:
+        if path and os.access(path, os.X_OK) and os.path.isfile(path):
+            return os.path.abspath(path)
+    where = ", ".join(path for path in tried if path)
+    raise SystemExit(f"no farshore command at {where}: build it with `cargo build --release`, or name it with --farshore PATH")
+
+
+def build_program(name, flags=()):
+    """Compiles tests/programs/NAME.c (or all files of tests/programs/NAME/) and returns the path of the binary."""
+    folder = os.path.join(PROGRAMS, name)
+    if os.path.isdir(folder):
+        sources = sorted(os.path.join(folder, entry) for entry in os.listdir(folder) if entry.endswith(".c"))
+        headers = [os.path.join(folder, entry) for entry in os.listdir(folder) if entry.endswith(".h")]
+    else:
+        sources, headers = [folder + ".c"], []
+    headers.append(os.path.join(PROGRAMS, "common.h"))
+    out = os.path.join(target_dir(), "test-programs", name)
+    newest = max(os.path.getmtime(path) for path in sources + headers)
+    if os.path.exists(out) and os.path.getmtime(out) >= newest:
+        return out
+    compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
+    if compiler is None:
+        raise Unavailable("no C compiler (apt-get install gcc libc6-dev)")
+    os.makedirs(os.path.dirname(out), exist_ok=True)
+    partial = f"{out}.{os.getpid()}"
+    command = [compiler, "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-pthread", *flags, "-I", PROGRAMS, "-o", partial, *sources, "-lm"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"cannot compile {name}:\n{done.stdout.decode(errors='replace')}")
+    os.replace(partial, out)
+    return out
+
+
+def need(program, package):
+    """Path of `program`, or Unavailable with the package to install."""
+    path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin:/usr/local/sbin")
+    if path is None:
+        raise Unavailable(f"{program} is missing (apt-get install {package})")
+    return path
+
+
+def hash_file(path):
+    """SHA-256 of a file's bytes, in hex."""
+    sha = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            sha.update(block)
+    return sha.hexdigest()
+
+
+def read_text(path, limit=1 << 20):
+    """The file's text, or what went wrong, for reports."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit).decode(errors="replace")
+    except OSError as error:
+        return f"({error.strerror})"
+
+
+# ---------------------------------------------------------------------------------------------------- processes
+
+
+def session_pids(session):
+    """All live processes of a session."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != b"Z":
+            found.append(int(entry))
+    return found
+
+
+def describe_process(pid, with_gdb=True):
+    """Threads, kernel stacks and (where gdb is there) backtraces of one process, as text."""
+    lines = [f"--- process {pid}: {read_text(f'/proc/{pid}/cmdline').replace(chr(0), ' ')[:300]}"]
+    try:
+        threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
+    except OSError:
+        return "\n".join(lines + ["(gone)"])
+    for thread in threads[:64]:
+        base = f"/proc/{pid}/task/{thread}"
+        name, wchan, call = (read_text(f"{base}/{what}").strip() for what in ("comm", "wchan", "syscall"))
+        lines.append(f"thread {thread} {name}: wchan {wchan}, syscall {call}")
+        lines += ["    " + frame for frame in read_text(f"{base}/stack").splitlines()[:12]]
+    gdb = shutil.which("gdb") if with_gdb else None
+    if gdb:
+        command = [gdb, "-p", str(pid), "-batch", "-nx", "-ex", "set pagination off", "-ex", "thread apply all bt 16"]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=False)
+            lines += ["gdb:"] + done.stdout.decode(errors="replace").splitlines()[-200:]
+        except subprocess.TimeoutExpired:
+            lines.append("gdb: did not answer in 30 s")
+    return "\n".join(lines)
+
+
+class Outcome:
+    """How a run ended. `status` is the exit status, or 128+n after signal n, as a shell says it."""
+
+    def __init__(self, status, seconds, peak_rss, stderr, timed_out, picture):
+        self.status, self.seconds, self.peak_rss = status, seconds, peak_rss
+        self.stderr, self.timed_out, self.picture = stderr, timed_out, picture
+
+
+class Process:
+    """A program that runs under the watchdog."""
+
+    def __init__(self, argv, work, timeout, stdin=None, stdout=None, env=None, cwd=None):
+        self.argv, self.timeout = list(argv), timeout
+        self._report = tempfile.mktemp(prefix="peak-", dir=work)
+        self._stderr_path = tempfile.mktemp(prefix="stderr-", dir=work)
+        self._picture, self._lock, self._done = "", threading.Lock(), False
+        peak = build_program("peak")
+        with open(self._stderr_path, "wb") as stderr:
+            self.started = time.monotonic()
+            self.popen = subprocess.Popen(
+                [peak, self._report, *self.argv],
+                stdin=subprocess.DEVNULL if stdin is None else stdin,
+                stdout=subprocess.DEVNULL if stdout is None else stdout,
+                stderr=stderr, env=env, cwd=cwd, start_new_session=True,
+            )
+        self.timed_out = False
+        self._timer = threading.Timer(timeout, self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _expire(self):
+        with self._lock:
+            if self._done:
+                return
+            self.timed_out = True
+            pids = session_pids(self.popen.pid)
+            self._picture = "\n".join(describe_process(pid) for pid in pids if pid != self.popen.pid)
+            self.kill_session()
+
+    def kill_session(self):
+        """Kills what still runs in the session of this run, and nothing else."""
+        for pid in session_pids(self.popen.pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def alive(self):
+        """Whether the program still runs."""
+        return self.popen.poll() is None
+
+    def stderr_so_far(self):
+        """What the program has written to stderr until now."""
+        return read_text(self._stderr_path)
+
+    def finish(self):
+        """Waits for the end and returns the outcome."""
+        self.popen.wait()
+        with self._lock:
+            self._done = True
+        self._timer.cancel()
+        seconds, peak, status = time.monotonic() - self.started, None, self.popen.returncode
+        fields = read_text(self._report).split()
+        if len(fields) == 6 and fields[0].isdigit():
+            status, peak, seconds = int(fields[0]), int(fields[1]) * 1024, float(fields[4])
+        elif status < 0:
+            status = 128 - status
+        outcome = Outcome(status, seconds, peak, read_text(self._stderr_path), self.timed_out, self._picture)
+        for path in (self._report, self._stderr_path):
+            if os.path.exists(path):
+                os.unlink(path)
+        return outcome
+
+
+def run(argv, work, timeout, **options):
+    """Runs a program to its end."""
+    return Process(argv, work, timeout, **options).finish()
+
+
+# ------------------------------------------------------------------------------------------------- farshore
+
+
+class Mode:
+    """How a case is run: natively, or under farshore with a delivery and a share of the natural memory."""
+
+    def __init__(self, fault=None, share=None):
+        self.fault, self.share = fault, share
+
+    @property
+    def native(self):
+        """Without farshore."""
+        return self.fault is None
+
+    def __str__(self):
+        if self.native:
+            return "native"
+        return f"{self.fault} " + ("all" if self.share is None else f"{self.share:.0%}")
+
+
+# A limit that no test program reaches: the run that finds the natural peak of managed memory.
+ROOMY = 64 << 30
+# What `--memory` accepts at least.
+SMALLEST_LIMIT = 4 * MIB
+
+
+def farshore_argv(farshore, argv, limit, fault="upcall", swap=(), stats=None, extra=()):
+    """The command line that runs `argv` under farshore."""
+    command = [farshore, "run", "--memory", str(limit), "--fault", fault]
+    for spec in swap:
+        command += ["--swap", spec]
+    if stats:
+        command += ["--stats", stats]
+    return [*command, *extra, "--", *argv]
+
+
+def poll_allowed():
+    """Whether this user may have kernel accesses served, as poll mode needs."""
+    status = read_text("/proc/self/status")
+    effective = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
+    sys_ptrace = 19
+    return bool(effective >> sys_ptrace & 1) or read_text("/proc/sys/vm/unprivileged_userfaultfd").strip() == "1" or os.access("/dev/userfaultfd", os.R_OK | os.W_OK)
+
+
+def natural_peak(stats):
+    """Bytes of managed memory a program really used, from a run whose limit was never reached.
+
+    `managed_bytes_peak` may count address space that was mapped and never touched; what was resident without a limit was used.
+    """
+    return min(stats["managed_bytes_peak"], stats["resident_bytes_peak"]) or stats["managed_bytes_peak"]
+
+
+def load_stats(path):
+    """The `--stats` file as a dict, or None when it is missing or not JSON."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+
+
+def check_stats(stats, limit):
+    """What is wrong with the counters of a run, as a list of sentences."""
+    if stats is None:
+        return ["no --stats file, or not JSON"]
+    wrong = []
+    if stats.get("memory_limit_bytes") != limit:
+        wrong.append(f"memory_limit_bytes is {stats.get('memory_limit_bytes')}, not {limit}")
+    if stats["resident_bytes_peak"] > stats["memory_limit_bytes"]:
+        wrong.append(f"resident_bytes_peak {stats['resident_bytes_peak']} is over the limit {stats['memory_limit_bytes']}")
+    if stats["evictions"]["synchronous"] != 0:
+        wrong.append(f"evictions.synchronous is {stats['evictions']['synchronous']}")
+    if stats["swap"]["errors"] != 0:
+        wrong.append(f"swap.errors is {stats['swap']['errors']}")
+    return wrong
+
+
+def table(header, rows, right=()):
+    """Lines of a table; columns named in `right` are aligned to the right."""
+    cells = [list(header)] + [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = []
+    for row in cells:
+        parts = [cell.rjust(width) if name in right else cell.ljust(width) for cell, width, name in zip(row, widths, header)]
+        lines.append("  ".join(parts).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return lines
