@@ -28,6 +28,8 @@ import sys
 import tempfile
 import time
 
+# Before our own modules come in: the source tree stays as it is.
+sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "real"))
 import harness  # noqa: E402
 

@@ -1,8 +1,8 @@
 /* Threads that write patterns into memory, check them, and move the memory about, while the others do the same.
  *
- *     memstorm THREADS MIB ROUNDS SEED
+ *     memstorm THREADS MIB ROUNDS SEED [OPERATION...]
  *
- * MIB is the memory of all threads together. Every thread owns areas (anonymous mappings). For every page the thread keeps what the
+ * With names of operations (write, change, dontneed, resize ...) only these are done, to find the one that fails. MIB is the memory of all threads together. Every thread owns areas (anonymous mappings). For every page the thread keeps what the
  * page must hold: a version (0: zeros) and a count of small changes, from which every word follows. An operation changes
  * memory and this record alike, so a page that comes back with older bytes, another page's bytes or zeros is found.
  *
@@ -330,10 +330,11 @@ static void operate_shared(struct thread *t, struct area *unused)
 
 typedef void operation(struct thread *, struct area *);
 
-static const struct { operation *run; unsigned weight; } operations[] = {
-    { operate_write, 12 }, { operate_change, 12 }, { operate_check, 10 }, { operate_dontneed, 4 }, { operate_free, 3 }, { operate_populate, 4 },
-    { operate_protect, 4 }, { operate_replace, 4 }, { operate_resize, 3 }, { operate_move, 3 }, { operate_renew, 1 }, { operate_malloc, 8 },
-    { operate_shared, 8 },
+static struct { operation *run; const char *name; unsigned weight; } operations[] = {
+    { operate_write, "write", 12 }, { operate_change, "change", 12 }, { operate_check, "check", 10 }, { operate_dontneed, "dontneed", 4 },
+    { operate_free, "free", 3 }, { operate_populate, "populate", 4 }, { operate_protect, "protect", 4 }, { operate_replace, "replace", 4 },
+    { operate_resize, "resize", 3 }, { operate_move, "move", 3 }, { operate_renew, "renew", 1 }, { operate_malloc, "malloc", 8 },
+    { operate_shared, "shared", 8 },
 };
 
 static void operate(struct thread *t)
@@ -379,9 +380,26 @@ static void *work(void *argument)
     return NULL;
 }
 
+/* Leaves the named operations alone in the table, by their weights. */
+static void choose(char **names)
+{
+    const size_t count = sizeof operations / sizeof *operations;
+    for (size_t i = 0; i < count; i++) {
+        int wanted = 0;
+        for (char **name = names; *name != NULL; name++) wanted |= strcmp(*name, operations[i].name) == 0;
+        if (!wanted) operations[i].weight = 0;
+    }
+    for (char **name = names; *name != NULL; name++) {
+        size_t i = 0;
+        while (i < count && strcmp(*name, operations[i].name) != 0) i++;
+        if (i == count) die("there is no operation %s", *name);
+    }
+}
+
 int main(int argc, char **argv)
 {
-    if (argc < 5) die("usage: memstorm THREADS MIB ROUNDS SEED");
+    if (argc < 5) die("usage: memstorm THREADS MIB ROUNDS SEED [OPERATION...]");
+    if (argc > 5) choose(argv + 5);
     threads = (unsigned)atoi(argv[1]);
     size_t bytes = (size_t)atoi(argv[2]) * MIB;
     rounds = (unsigned)atoi(argv[3]);

@@ -3,7 +3,7 @@
 A case makes its input once (`prepare`), then runs in every mode (`run`). It starts programs through the context, which runs
 them natively or under farshore, and hands every result to `context.same`, which compares it with the native one. A case says
 what it needs by raising `Unavailable` in `prepare`. Sizes come in two presets: `small` takes a few seconds a run at a
-quarter of the memory, `full` has data that is worth swapping.
+quarter of the memory, `full` has data that is worth swapping; some have a `demo` in between, for `make demo`.
 
 To add a program: write a class with `name`, `summary`, `prepare` and `run`, and put it into `CASES`.
 """
@@ -103,7 +103,7 @@ def write_c_file(path, functions, seed):
 
 class Sort(Case):
     name, summary = "sort", "GNU sort with a buffer (-S) larger than the limit"
-    sizes = {"small": 20 * MIB, "full": 400 * MIB}
+    sizes = {"small": 20 * MIB, "demo": 120 * MIB, "full": 400 * MIB}
 
     def prepare(self):
         self.sort = need("sort", "coreutils")
@@ -146,7 +146,7 @@ class Zstd(Case):
 
 class ZstdThreads(Case):
     name, summary = "zstd-t4", "zstd -T4 -9"
-    sizes = {"small": 24 * MIB, "full": 512 * MIB}
+    sizes = {"small": 24 * MIB, "demo": 64 * MIB, "full": 512 * MIB}
 
     def prepare(self):
         self.zstd = need("zstd", "zstd")
@@ -210,7 +210,7 @@ class GccChain(Case):
 
 class Sqlite(Case):
     name, summary = "sqlite", "sqlite3 :memory: with a join and an index"
-    sizes = {"small": 120000, "full": 4000000}
+    sizes = {"small": 120000, "demo": 900000, "full": 4000000}
 
     def prepare(self):
         self.sqlite = need("sqlite3", "sqlite3")
@@ -261,7 +261,7 @@ print(len(table), crc, sum(row[1] for row in rows), sum(numbers), order[:5], num
 
 class Python(Case):
     name, summary = "python", "python3 with a large dict and large lists"
-    sizes = {"small": 90000, "full": 2500000}
+    sizes = {"small": 90000, "demo": 500000, "full": 2500000}
 
     def prepare(self):
         self.python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
@@ -296,7 +296,7 @@ for array in (a, c, p, q, unique):
 
 class Numpy(Case):
     name, summary = "numpy", "NumPy: sort, sum, unique, matrix product"
-    sizes = {"small": (700000, 400), "full": (24000000, 3000)}
+    sizes = {"small": (700000, 400), "demo": (6000000, 800), "full": (24000000, 3000)}
 
     def prepare(self):
         self.python = None
@@ -410,7 +410,7 @@ def batches(numbers, size):
 
 class RedisServer(Case):
     name, summary = "redis", "redis-server without saving, filled and read back"
-    sizes = {"small": 14000, "full": 400000}
+    sizes = {"small": 14000, "demo": 60000, "full": 400000}
 
     def prepare(self):
         self.server = need("redis-server", "redis-server")
@@ -525,7 +525,7 @@ class Memcached(Case):
 
 class MemStorm(Case):
     name, summary = "memstorm", "threads that write, check and move their memory"
-    sizes = {"small": (4, 32, 10), "full": (8, 512, 40)}
+    sizes = {"small": (4, 32, 6), "full": (8, 512, 40)}
 
     def prepare(self):
         self.program = harness.build_program("memstorm")
@@ -563,8 +563,10 @@ class RandUpdate(Case):
 
 
 class Fits(Case):
-    name, summary = "fits", "compute-bound passes and small system calls"
+    name, summary = "fits", "compute-bound passes and small system calls, in a limit that they fit"
     sizes = {"small": ("16M", 1), "full": ("256M", 3)}
+    fixed_limit = 512 * MIB
+    evicts = False
 
     def prepare(self):
         self.program = harness.build_program("fits")

@@ -241,7 +241,10 @@ def run(argv, work, timeout, **options):
 
 
 class Mode:
-    """How a case is run: natively, or under farshore with a delivery and a share of the natural memory."""
+    """How a case is run: natively, or under farshore with a delivery and a share of the natural memory.
+
+    A share of None is a limit that is never reached; a share of 0 stands for the limit that the case itself fixes.
+    """
 
     def __init__(self, fault=None, share=None):
         self.fault, self.share = fault, share
@@ -254,7 +257,7 @@ class Mode:
     def __str__(self):
         if self.native:
             return "native"
-        return f"{self.fault} " + ("all" if self.share is None else f"{self.share:.0%}")
+        return f"{self.fault} " + ("all" if self.share is None else f"{self.share:.0%}" if self.share else "fixed")
 
 
 # A limit that no test program reaches: the run that finds the natural peak of managed memory.

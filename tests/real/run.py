@@ -19,9 +19,12 @@ import sys
 import tempfile
 import time
 
-import harness
-from cases import CASES
-from harness import Mode, Unavailable, size_text
+# Before our own modules come in: the source tree stays as it is.
+sys.dont_write_bytecode = True
+
+import harness  # noqa: E402
+from cases import CASES  # noqa: E402
+from harness import Mode, Unavailable, size_text  # noqa: E402
 
 # A program that uses less than this more than its limit need not evict: evictors keep some frames free below the limit.
 SLACK = 1.3
@@ -42,7 +45,7 @@ class Context:
         self.options, self.case, self.mode, self.folder = options, case, mode, folder
         self.native, self.peaks = native, peaks or {}
         self.steps, self.results, self.texts, self.problems = [], {}, {}, []
-        self.timeout = options.timeout or case.timeout[case.size]
+        self.timeout = options.timeout or case.timeout.get(case.size, 300)
         self.pending = {}
 
     # -- starting programs
@@ -62,7 +65,7 @@ class Context:
         return max(harness.SMALLEST_LIMIT, wanted // harness.PAGE * harness.PAGE)
 
     def _start(self, step, argv, stdin, stdout, env):
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("FARSHORE_") or key == "FARSHORE_SWAP_DIR"}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FARSHORE_") or key in ("FARSHORE_SWAP_DIR", "FARSHORE_LIBRARY")}
         environment.update({"LC_ALL": "C", "TMPDIR": self.folder}, **(env or {}))
         limit, stats = None, None
         if not self.mode.native:
@@ -102,6 +105,12 @@ class Context:
         if not self.mode.native and outcome.status == expected:
             for sentence in self.check_counters(step, stats, limit):
                 self.problem(f"{step}: {sentence}")
+
+    def abandon(self):
+        """Ends what a case left running when it failed."""
+        for process in list(self.pending):
+            process.kill_session()
+            self.finish(process)
 
     def check_counters(self, step, stats, limit):
         """What the counters of a run under farshore must say."""
@@ -193,9 +202,7 @@ class Runner:
             # A broken output breaks the case's own parsing: that is a failure of this test, not the end of all.
             context.problem(f"{type(error).__name__}: {error}")
         finally:
-            for process in list(context.pending):
-                process.kill_session()
-                context.finish(process)
+            context.abandon()
             shutil.rmtree(folder, ignore_errors=True)
         self.record(case, context, native)
         return context
@@ -233,13 +240,13 @@ class Runner:
         if native.problems:
             return
         if case.fixed_limit:
-            for fault in self.options.mode:
-                self.run_mode(case, Mode(fault, 1.0), native)
+            for fault in self.options.mode * self.options.repeat:
+                self.run_mode(case, Mode(fault, 0), native)
         else:
             # The natural peak is a matter of the program: one delivery is enough to learn it.
             roomy = self.run_mode(case, Mode(self.options.mode[0]), native)
             peaks = {step.name: harness.natural_peak(step.stats) if step.stats else step.peak_rss or 0 for step in roomy.steps}
-            for fault in self.options.mode:
+            for fault in self.options.mode * self.options.repeat:
                 for share in self.options.fraction:
                     self.run_mode(case, Mode(fault, share), native, peaks)
         shutil.rmtree(folder, ignore_errors=True)
@@ -260,6 +267,7 @@ def arguments():
     parser.add_argument("--only", metavar="NAME[,NAME]", help=f"these cases alone: {', '.join(names)}")
     parser.add_argument("--mode", default="upcall,poll", help="upcall, poll or both (default both)")
     parser.add_argument("--fraction", default="50,25", help="per cent of the natural memory (default 50,25)")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run each test N times, to look for what happens seldom")
     parser.add_argument("--swap", action="append", default=[], metavar="SPEC", help="as for farshore run; repeat for an array (default dir: of --work)")
     parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
     parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where input and swap files go (default /var/tmp)")

@@ -124,9 +124,16 @@ impl Frames {
     /// Takes `n` frames whether there are any or not: pages that were handed over and come back
     /// because the call failed. What is not free becomes debt.
     pub fn take_back(&self, n: u64) {
-        let got = draw(&self.shared, n);
-        let got = got + draw(&self.reserve, n - got);
-        self.debt.fetch_add((n - got) as i64, Ordering::AcqRel);
+        let mut short = n;
+        short -= draw(&self.shared, short);
+        short -= draw(&self.reserve, short);
+        // What is cached is free too: as debt beside it, it could still be taken beyond the limit.
+        for cache in &self.caches {
+            while short > 0 && take_cached(cache) {
+                short -= 1;
+            }
+        }
+        self.debt.fetch_add(short as i64, Ordering::AcqRel);
         self.note_taken(n);
     }
 
@@ -215,7 +222,11 @@ impl Frames {
     pub fn assert_valid(&self) {
         let cached: u64 = self.caches.iter().map(|c| u64::from(c.load(Ordering::Acquire))).sum();
         let (free, taken, limit, debt) = (self.free_uncached(), self.taken(), self.limit(), self.debt());
-        assert_eq!(free + cached + taken, limit + debt, "free {free} + cached {cached} + taken {taken} = limit {limit} + debt {debt}");
+        assert_eq!(
+            free + cached + taken,
+            limit + debt,
+            "free {free} + cached {cached} + taken {taken} = limit {limit} + debt {debt}"
+        );
     }
 }
 

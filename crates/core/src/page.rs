@@ -115,11 +115,7 @@ impl PageRange {
     }
     /// The range cut at granule borders.
     pub fn by_granule(self) -> impl Iterator<Item = PageRange> {
-        let (first, last) = if self.is_empty() {
-            (1, 0)
-        } else {
-            (self.start.granule().0, Page(self.end.0 - 1).granule().0)
-        };
+        let (first, last) = if self.is_empty() { (1, 0) } else { (self.start.granule().0, Page(self.end.0 - 1).granule().0) };
         (first..=last).map(move |g| GranuleId(g).range().intersect(self))
     }
 }

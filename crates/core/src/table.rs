@@ -18,7 +18,7 @@
 
 use crate::limits::{GRANULE_PAGES, LEAF_GRANULES, LEAVES};
 use crate::page::{GranuleId, Page, PageRange};
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, spin_hint};
 use crate::word::{AtomicWord, State};
 use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::boxed::Box;
@@ -99,6 +99,18 @@ unsafe fn zeroed_box<T>() -> Box<T> {
     // SAFETY: the memory is fresh, has T's layout, comes from the global allocator as Box wants
     // it, and holds a valid T because all-zero is one (this function's own condition).
     unsafe { Box::from_raw(memory.cast::<T>()) }
+}
+
+/// Makes a page that nobody uses any more, or yet, foreign or not. A thread that faulted on it while the program was
+/// giving the memory up may have it in hands for a moment: only that thread may move it on.
+fn settle(word: &AtomicWord, foreign: bool) {
+    while !word.set_foreign(foreign) {
+        if word.load().state() != State::Busy {
+            // It stays as the caller left it; a memory call claims what is touched (see `PageTable::remove`).
+            return;
+        }
+        spin_hint();
+    }
 }
 
 impl Default for PageTable {
@@ -185,12 +197,12 @@ impl PageTable {
             let words = &leaf.words[at * GRANULE_PAGES..(at + 1) * GRANULE_PAGES];
             let in_part = part.start.index_in_granule()..part.start.index_in_granule() + part.len() as usize;
             if granule.presence.load(Ordering::Acquire) == PRESENT {
-                words[in_part].iter().for_each(|w| w.set_foreign(false));
+                words[in_part].iter().for_each(|w| settle(w, false));
                 continue;
             }
             if part.len() < GRANULE_PAGES as u64 {
                 for (i, word) in words.iter().enumerate() {
-                    word.set_foreign(!in_part.contains(&i));
+                    settle(word, !in_part.contains(&i));
                 }
                 granule.touched.store(true, Ordering::Relaxed);
             }
@@ -208,14 +220,20 @@ impl PageTable {
             }
             if part.len() == GRANULE_PAGES as u64 {
                 g.granule.presence.store(ABSENT, Ordering::SeqCst);
+                // Managed in part until now: the words of the other pages must not be foreign when it comes back whole.
+                if g.granule.touched() {
+                    g.words.iter().filter(|w| w.load().state() == State::Foreign).for_each(|w| settle(w, false));
+                }
                 g.granule.touched.store(false, Ordering::Relaxed);
                 g.granule.unreadable.store(0, Ordering::Relaxed);
                 g.granule.write_guess.store(0, Ordering::Relaxed);
             } else {
+                // Foreign words differ from 0.
+                g.granule.touch();
                 let first = part.start.index_in_granule();
                 for word in &g.words[first..first + part.len() as usize] {
-                    if word.load().state() == State::Untouched {
-                        word.set_foreign(true);
+                    if matches!(word.load().state(), State::Untouched | State::Busy) {
+                        settle(word, true);
                     }
                 }
             }
@@ -252,7 +270,9 @@ impl Granule {
     /// Remembers that a page of it is being touched. One load when it is known.
     #[inline]
     pub fn touch(&self) {
-        if !self.touched.load(Ordering::Relaxed) {
+        // Acquire: who relies on another's touch comes after it (C++20 [atomics.order]: Relaxed would not put
+        // our look at `presence` after that touch).
+        if !self.touched.load(Ordering::Acquire) {
             // SeqCst, and before the word's change: pairs with `hide`.
             self.touched.store(true, Ordering::SeqCst);
         }

@@ -12,9 +12,9 @@
 //! announcement, the announcement fails. If after, the number goes up after the
 //! waiter read it, so the sleep ends or does not begin.
 
+use crate::limits::WAIT_BUCKETS;
 use crate::page::Page;
 use crate::sync::{AtomicU32, Futex, Ordering, Padded};
-use crate::limits::WAIT_BUCKETS;
 use crate::word::{AtomicWord, Released};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -42,9 +42,7 @@ impl Default for WaitTable {
 impl WaitTable {
     /// An empty table.
     pub fn new() -> WaitTable {
-        WaitTable {
-            buckets: (0..WAIT_BUCKETS).map(|_| Padded(AtomicU32::new(0))).collect::<Vec<_>>().into_boxed_slice(),
-        }
+        WaitTable { buckets: (0..WAIT_BUCKETS).map(|_| Padded(AtomicU32::new(0))).collect::<Vec<_>>().into_boxed_slice() }
     }
 
     fn bucket(page: Page) -> usize {

@@ -122,7 +122,9 @@ impl core::fmt::Debug for Word {
         if self.place() != 0 || self.state() == State::Leaving {
             write!(f, "@{}", self.place())?;
         }
-        for (bit, name) in [(WAITERS, "+waiters"), (YOUNG, "+young"), (WRITTEN, "+written"), (GUESSED, "+guessed"), (PROTECTED, "+protected")] {
+        for (bit, name) in
+            [(WAITERS, "+waiters"), (YOUNG, "+young"), (WRITTEN, "+written"), (GUESSED, "+guessed"), (PROTECTED, "+protected")]
+        {
             if self.0 & bit != 0 {
                 f.write_str(name)?;
             }
@@ -368,12 +370,10 @@ impl AtomicWord {
                 Err(outcome) => return outcome,
                 // AcqRel: taking a page sees all that its last owner did (pairs with the same
                 // operation there), and publishes what we did before releasing it.
-                Ok((then, outcome)) => {
-                    match self.0.compare_exchange_weak(now, then.0, Ordering::AcqRel, Ordering::Acquire) {
-                        Ok(_) => return outcome,
-                        Err(seen) => now = seen,
-                    }
-                }
+                Ok((then, outcome)) => match self.0.compare_exchange_weak(now, then.0, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => return outcome,
+                    Err(seen) => now = seen,
+                },
             }
         }
     }
@@ -515,13 +515,7 @@ impl AtomicWord {
     /// Says that the caller is about to sleep until the page moves on. `false`: it has moved already.
     #[must_use]
     pub fn announce_waiter(&self) -> bool {
-        self.change(|was| {
-            if was.state() != State::Busy {
-                Err(false)
-            } else {
-                Ok((Word(was.0 | WAITERS), true))
-            }
-        })
+        self.change(|was| if was.state() != State::Busy { Err(false) } else { Ok((Word(was.0 | WAITERS), true)) })
     }
 
     /// Sets the word whatever it is, keeping pins. Only for a forked child, whose one thread inherited
@@ -531,11 +525,15 @@ impl AtomicWord {
     }
 
     /// Makes an untouched page foreign or the reverse, under the address-space lock, keeping pins.
-    pub fn set_foreign(&self, foreign: bool) {
+    /// `false`: it is neither, so it is not ours to change (rule 2), and has been left as it is.
+    #[must_use]
+    pub fn set_foreign(&self, foreign: bool) -> bool {
         self.change(|was| {
-            debug_assert!(matches!(was.state(), State::Untouched | State::Foreign), "{was:?}");
+            if !matches!(was.state(), State::Untouched | State::Foreign) {
+                return Err(false);
+            }
             let state = if foreign { State::Foreign } else { State::Untouched };
-            Ok((was.with(state, 0, 0), ()))
+            Ok((was.with(state, 0, 0), true))
         })
     }
 }

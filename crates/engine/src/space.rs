@@ -178,13 +178,18 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// The kernel refused: every claimed page is as it was.
     pub fn unclaim(&self, range: PageRange) {
         self.each_granule(range, |part| {
-            if let Some(g) = self.table.granule_even_absent(part.start.granule())
-                && g.granule.is_hidden()
-            {
-                g.granule.show();
+            if !self.show_hidden(part) {
+                self.each_claimed(part, |page, word, was| self.restore(page, word, was));
             }
         });
-        self.each_claimed(range, |page, word, was| self.restore(page, word, was));
+    }
+
+    /// Undoes the hiding of `part`'s granule. False when it was not hidden but claimed page by page. (Of a hidden one no
+    /// page is ours: what is busy there is in the hands of a fault that came too early.)
+    fn show_hidden(&self, part: PageRange) -> bool {
+        let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|g| g.granule.is_hidden()) else { return false };
+        g.granule.show();
+        true
     }
 
     /// The kernel has moved the claimed pages of `old` to `new` (as many pages, mapped and registered, not yet
@@ -207,7 +212,8 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                     if let Some(slot) = was.slot() {
                         self.slots.free(slot);
                     }
-                    Release::Dirty { young: was.young(), guessed: false, protected: false }
+                    // An evictor at work in this granule may have protected it before its word said anything.
+                    Release::Dirty { young: was.young(), guessed: false, protected: true }
                 }
                 State::Out => match was.slot() {
                     Some(slot) => Release::Out { slot },
@@ -249,7 +255,10 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             self.release(page, word, if stays { Release::Untouched } else { nameless(old, page) });
         });
         if stays {
-            self.unclaim(old);
+            // Not `unclaim`: the pages are released, and what is busy now is in somebody else's hands.
+            self.each_granule(old, |part| {
+                let _ = self.show_hidden(part);
+            });
         } else {
             self.table.remove(old);
             self.stats.manage(-(managed as i64));

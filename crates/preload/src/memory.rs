@@ -402,7 +402,11 @@ fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: 
     if let Some(onto) = onto {
         runtime.engine.claim(onto);
     }
+    set_apart(from, true);
     let answer = raw(nr::MREMAP, &[old, old_len, new_len, flags, target, 0]);
+    if is_error(answer) || flags & MREMAP_DONTUNMAP != 0 {
+        set_apart(from, false);
+    }
     if is_error(answer) {
         runtime.engine.unclaim(from);
         if let Some(onto) = onto {
@@ -420,6 +424,18 @@ fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: 
     answer
 }
 
+/// Gives memory that is about to move an attribute that its neighbours do not have, or takes it away.
+///
+/// mremap drops the userfaultfd registration of what it has moved, and it does so *after* the moved mapping has been
+/// merged with a neighbour that looked the same, registration included: then the neighbour is unregistered too, and its
+/// absent pages read as zeros (seen on Linux 6.18). Mappings with different attributes are not merged. No fork can see
+/// the attribute: forks wait for the address-space lock.
+fn set_apart(range: PageRange, apart: bool) {
+    const DOFORK: u64 = 11;
+    let what = if apart { advice::DONTFORK } else { DOFORK };
+    raw(nr::MADVISE, &[range.start.addr(), range.bytes(), what, 0, 0, 0]);
+}
+
 /// The kernel has moved `kept` to the start of `to`; userfaultfd does not follow a move by itself.
 fn moved(runtime: &Runtime, from: PageRange, kept: PageRange, to: PageRange, old_stays: bool) {
     // SAFETY: faults are served as soon as the words are there, and nobody knows the new address yet.
@@ -427,6 +443,7 @@ fn moved(runtime: &Runtime, from: PageRange, kept: PageRange, to: PageRange, old
         // Pages that are out could not fault any more: rather end than read zeros.
         crate::report::abort(format_args!("memory that mremap moved to {:?} cannot be registered", to.start));
     }
+    set_apart(to, false);
     runtime.engine.relocate(kept, to.start, old_stays);
     let (tail, grown) = (PageRange { start: kept.end, end: from.end }, PageRange { start: to.start.plus(kept.len()), end: to.end });
     if !tail.is_empty() {

@@ -14,8 +14,8 @@ const MESSAGES: usize = 4;
 
 /// A handler thread.
 pub fn run(runtime: &'static Runtime) -> ! {
-    let Some(thread) = thread::adopt(true) else {
-        report::abort(format_args!("no memory for a fault handler thread"));
+    let Some(thread) = thread::current() else {
+        report::abort(format_args!("a fault handler thread has no record"));
     };
     let uffd = runtime.engine.kernel.uffd();
     let mut messages = [Message::EMPTY; MESSAGES];

@@ -17,7 +17,7 @@ use crate::report;
 use crate::runtime::{Runtime, Space, install};
 use crate::{poll, signals, thread};
 use core::ffi::{CStr, c_char};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use farshore_backend::AnyBackend;
 use farshore_config::{FaultMode, Options, StatsTarget, stats};
 use farshore_core::page::Page;
@@ -49,6 +49,8 @@ static TEXT_START: AtomicU64 = AtomicU64::new(0);
 static TEXT_LEN: AtomicU64 = AtomicU64::new(0);
 static HANDOVER: Handover = Handover::new();
 static NEVER: AtomicBool = AtomicBool::new(false);
+/// Threads of ours that have begun.
+static READY: AtomicU32 = AtomicU32::new(0);
 
 unsafe extern "C" {
     static mut environ: *mut *mut c_char;
@@ -181,21 +183,40 @@ fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, pins_needed
     })
 }
 
-/// Starts evictors, the control thread and, in poll mode, the fault handlers. They take no signals of the program:
-/// all are blocked but the two that libc itself sends to every thread.
+/// Starts evictors, the control thread and, in poll mode, the fault handlers, and waits until each has done what
+/// libc and std do at the start of a thread: that allocates from libc's heap, which is about to be managed.
+///
+/// They take no signals of the program: all are blocked but the two that libc itself sends to every thread, and
+/// those of faults, so that a fault of ours on managed memory ends with a message.
 fn start_threads(runtime: &'static Runtime, polled: bool) -> Result<(), String> {
-    let before = signal::sigprocmask(How::Set, SigSet::ALL.without(32).without(33));
+    let kept = SigSet::ALL.without(32).without(33).without(signal::SIGBUS).without(signal::SIGSEGV);
+    let before = signal::sigprocmask(How::Set, kept);
     let started = start_all(runtime, polled);
     signal::sigprocmask(How::Set, before);
-    started
+    let started = started?;
+    while READY.load(Ordering::Acquire) < started {
+        threads::yield_now();
+    }
+    Ok(())
 }
 
-fn start_all(runtime: &'static Runtime, polled: bool) -> Result<(), String> {
-    let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
+/// A thread of ours begins: its record first, then what std keeps for it.
+fn begin_own_thread() {
+    if thread::adopt(true).is_none() {
+        report::abort(format_args!("no memory for the record of a thread"));
+    }
+    // std makes its handle of the current thread, with a destructor, now rather than later.
+    let _ = threads::current().id();
+    READY.fetch_add(1, Ordering::AcqRel);
+}
+
+/// How many were started.
+fn start_all(runtime: &'static Runtime, polled: bool) -> Result<u32, String> {
+    let mut count = 0;
+    let mut spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
+        count += 1;
         let body = move || {
-            if thread::adopt(true).is_none() {
-                report::abort(format_args!("no memory for the record of a thread"));
-            }
+            begin_own_thread();
             runtime.wait_until_running();
             body();
         };
@@ -219,11 +240,10 @@ fn start_all(runtime: &'static Runtime, polled: bool) -> Result<(), String> {
             let raw = listener.as_raw_fd();
             // It begins before the others, so that it has a descriptor table of its own before the program runs.
             let body = move || {
-                if thread::adopt(true).is_none() {
-                    report::abort(format_args!("no memory for the record of a thread"));
-                }
+                begin_own_thread();
                 control::serve(raw, runtime, &HANDOVER)
             };
+            count += 1;
             let spawned = threads::Builder::new().name("farshore-ctl".into()).stack_size(STACK).spawn(body);
             spawned.map(drop).map_err(|why| format!("no thread of our own: {why}"))?;
             HANDOVER.finish(listener);
@@ -231,7 +251,7 @@ fn start_all(runtime: &'static Runtime, polled: bool) -> Result<(), String> {
         // The program can run without.
         Err(why) => report::line(format_args!("{why}")),
     }
-    Ok(())
+    Ok(count)
 }
 
 /// The last steps: from the end of this on, the program's memory is managed.

@@ -270,6 +270,10 @@ fn protect(rig: &Rc<Rig>, range: PageRange) {
 
 /// Another memory limit.
 pub fn limit(rig: &Rc<Rig>) {
+    if world(|w| w.pausing || w.stopping) {
+        // Being brought to rest, or at the end: the run has set the limit that it needs.
+        return;
+    }
     let bytes = world(|w| w.setup.memory * w.rng.between(5, 20) / 10);
     note("limit", 0, bytes);
     if let Err(least) = rig.engine.set_memory_limit(bytes) {

@@ -1,7 +1,7 @@
 //! The engine's view of the world: kernel, clock, futex, policy. Every call may switch actors, before and after it
 //! does what it does.
 
-use crate::kernel::stamp_of;
+use crate::kernel::{Place, stamp_of};
 use crate::sched::{block, maybe_switch, switch, wake};
 use crate::world::{World, broken, note, world};
 use farshore_core::page::{Page, PageRange};
@@ -48,6 +48,21 @@ fn refuse(w: &mut World) -> Result<(), KernelError> {
         return Err(KernelError::NoMemory);
     }
     Ok(())
+}
+
+/// What an evictor owes the program before it copies or unmaps a page: that nobody can write it any more.
+fn promised(place: Option<&Place>, page: Page, readable: bool) {
+    match place {
+        Some(place) if place.registered && place.bytes.is_some() => {
+            if !place.protected {
+                broken(page.0, "an evictor copies or unmaps a page that the program can still write");
+            }
+            if readable && place.no_access {
+                broken(page.0, "an evictor reads a page that the program itself may not read");
+            }
+        }
+        _ => broken(page.0, "an evictor copies or unmaps a page that is not there"),
+    }
 }
 
 impl Kernel for SimKernel {
@@ -98,17 +113,10 @@ impl Kernel for SimKernel {
                 if inject(w, refused) {
                     return Err(KernelError::Refused);
                 }
-                let place = w.memory.place(page);
-                if readable && place.no_access {
-                    broken(page.0, "an evictor reads a page that the program itself may not read: SIGSEGV");
+                if w.strict {
+                    promised(w.memory.get(page), page, readable);
                 }
-                let (protected, registered) = (place.protected, place.registered);
-                let Some(bytes) = &place.bytes else {
-                    broken(page.0, "an evictor copies a page that is not mapped");
-                };
-                if !protected || !registered {
-                    broken(page.0, "an evictor copies a page that the program can still write");
-                }
+                let bytes = w.memory.get(page).and_then(|p| p.bytes.as_ref()).ok_or(KernelError::Gone)?;
                 into.0[half.clone()].copy_from_slice(&bytes.0[half.clone()]);
                 Ok(())
             })?;
@@ -129,14 +137,15 @@ impl Kernel for SimKernel {
                 return Err((n, KernelError::Again));
             }
             world(|w| {
-                let place = w.memory.place(page);
-                if place.bytes.is_none() || !place.protected || !place.registered {
-                    broken(page.0, "an evictor unmaps a page that is not there or that the program can still write");
+                if w.strict {
+                    promised(w.memory.get(page), page, false);
                 }
+                let place = w.memory.get_mut(page).filter(|p| p.mapped).ok_or((n, KernelError::Gone))?;
                 place.bytes = None;
                 place.protected = false;
                 note("unmap", page.0, pages.len() as u64);
-            });
+                Ok(())
+            })?;
             if n % 16 == 15 {
                 maybe_switch();
             }

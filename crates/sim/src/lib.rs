@@ -40,15 +40,12 @@ pub mod sched;
 pub mod setup;
 pub mod world;
 
-use device::{Device, SimBackend, SimQueue};
+use device::{SimBackend, SimQueue};
 use farshore_core::page::Access;
 use farshore_engine::Shape;
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::traits::PageBuf;
 use host::{SimClock, SimFutex, SimKernel, SimPolicy};
-use kernel::Memory;
-use model::Model;
-use rng::Rng;
 use sched::{Scheduler, Stepped};
 use setup::{Setup, Wish};
 use std::cell::{Cell, RefCell};
@@ -183,25 +180,7 @@ fn arena(setup: &Setup) -> farshore_core::page::PageRange {
 
 fn run_inner(setup: Setup) -> Summary {
     let mut scheduler = Scheduler::default();
-    world::begin(World {
-        setup,
-        rng: Rng::new(setup.seed),
-        now: 1,
-        step: 0,
-        current: 0,
-        actors: Vec::new(),
-        memory: Memory::new(setup.arena),
-        device: Device::default(),
-        model: Model::new(setup.arena),
-        rates: Rates::default(),
-        trouble_at: 0,
-        progress: 0,
-        progress_at: 0,
-        call_lock: None,
-        pausing: false,
-        stopping: false,
-        counts: Counts::default(),
-    });
+    world::begin(World::new(setup));
     let rig = Rc::new(Rig::new(&setup));
     RUNNING.set(Some((setup, Rc::clone(&rig))));
     spawn_all(&mut scheduler, &rig, &setup);
@@ -354,8 +333,8 @@ fn unpark() {
 
 fn resume(rig: &Rc<Rig>) {
     rig.stop_evictors.store(false, Ordering::Release);
-    calls::limit(rig);
     unpark();
+    calls::limit(rig);
 }
 
 /// Reads everything back, unmaps it, and looks for what is left.

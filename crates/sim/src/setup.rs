@@ -75,7 +75,8 @@ impl Wish {
             evictors: rng.pick(&[1, 1, 2, 4]),
             cores: rng.between(1, 4) as usize,
             pages,
-            arena: (pages * 3).next_multiple_of(512) + 1024,
+            // Dense arenas make neighbours of regions, sparse ones make whole granules come and go.
+            arena: (pages * rng.pick(&[13, 20, 30]) / 10).next_multiple_of(512) + 1024,
             memory,
             capacity,
             switch_rate: rng.pick(&[300, 1500, 5000, 10_000]),

@@ -103,12 +103,40 @@ pub struct World {
     pub progress_at: u64,
     /// Who has the address-space lock.
     pub call_lock: Option<usize>,
+    /// The kernel checks that the engine keeps its promises (off for the conformance suite, which makes none).
+    pub strict: bool,
     /// Actors park when they are between two things.
     pub pausing: bool,
     /// Actors return when they are between two things.
     pub stopping: bool,
     /// What was done, for the summary.
     pub counts: Counts,
+}
+
+impl World {
+    /// Before the first step: nothing is mapped, nobody acts.
+    pub fn new(setup: Setup) -> World {
+        World {
+            setup,
+            rng: Rng::new(setup.seed),
+            now: 1,
+            step: 0,
+            current: 0,
+            actors: Vec::new(),
+            memory: Memory::new(setup.arena),
+            device: Device::default(),
+            model: Model::new(setup.arena),
+            rates: Rates::default(),
+            trouble_at: 0,
+            progress: 0,
+            progress_at: 0,
+            call_lock: None,
+            strict: true,
+            pausing: false,
+            stopping: false,
+            counts: Counts::default(),
+        }
+    }
 }
 
 /// Sums for the summary.

@@ -603,7 +603,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let Some(word) = self.table.word_for_unpin(self.stages.page(stage)) else { unreachable!("{stage:?} has no page") };
         // Once more: the page may have been put back into the stage (a fault that was not mapped) since the completion.
         if word.stage_written(stage) == StageStep::Held {
-            return false;
+            return cfg!(feature = "canary-held");
         }
         self.kernel.interleave();
         match word.retire_stage(stage, slot) {

@@ -254,7 +254,7 @@ fn run_with_scratch<M: Memory>(mem: &M, pins: &mut PinSet, nr: u64, args: &Args,
     mem.unpin(pins);
     for (rule, stand_in) in rules.iter().zip(&stand_ins) {
         let Some(scratch) = stand_in else { continue };
-        if result >= 0 && rule.dir != Dir::In && !scratch.copy_out(0, original[rule.arg as usize], scratch.len()) {
+        if result >= 0 && rule.dir != Dir::In && !scratch.copy_out(0, original[rule.arg as usize], scratch.size()) {
             result = errno(libc::EFAULT);
         }
     }

@@ -1,7 +1,10 @@
 //! All sorts of calls on absent memory, against the kernel's answer.
 
+// The set-up of a test is groups of libc calls that belong together, with one reason for all.
+#![allow(clippy::multiple_unsafe_ops_per_block)]
+
 use super::super::buffers::fake::Fake;
-use super::exec::ExecImage;
+use super::exec::{ExecImage, Note, RUNNING, child_is_gone};
 use super::*;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -379,4 +382,34 @@ fn an_exec_image_can_carry_more_environment() {
     assert!(image.mapping().1 > 0);
     let image = ExecImage::new(&fake, path, 0, 0, &[]).expect("an image");
     assert_eq!((image.argv, image.envp), (0, 0));
+}
+
+#[test]
+fn what_a_vfork_child_leaves_is_unmapped() {
+    let fake = Fake::new(50, BUDGET);
+    let mut places = Places::new(&fake);
+    let (path, argument) = (places.text("/bin/true"), places.text("true"));
+    let argv = places.words(&[argument, 0]);
+    let (child, other) = (4_000_001, 4_000_002);
+    let others = Note::take(other, (0, 0)).expect("a free note");
+    // As `call` does in the child, up to the point from which it does not come back.
+    let image = ExecImage::new(&fake, path, argv, 0, &[]).expect("an image");
+    assert!(Note::take(child, image.mapping()).is_some());
+    let mapping = image.mapping();
+    std::mem::forget(image);
+    let unmapped = || fake.calls().iter().filter(|call| call.0 == libc::SYS_munmap as u64 && call.1[0] == mapping.0).count();
+    for _ in 0..2 {
+        child_is_gone(&fake, child);
+        assert_eq!(unmapped(), 1);
+    }
+    assert_eq!(others.pid.load(std::sync::atomic::Ordering::Relaxed), other);
+    others.give_back();
+    // A failed call leaves no note. (Another test may be in the middle of one.)
+    assert_eq!(fake.call(libc::SYS_execve, &[argument, argv, 0]), errno(libc::ENOENT));
+    let own = u64::from(std::process::id());
+    let is_free = || RUNNING.iter().all(|note| note.pid.load(std::sync::atomic::Ordering::Relaxed) != own);
+    assert!((0..1000).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        is_free()
+    }));
 }

@@ -7,13 +7,16 @@
 //! kernel has touched, and checks that each was asked for: this also catches forgotten locals, which lie on an
 //! ordinary stack here but need not in a program.
 
+// The set-up of a test is groups of libc calls that belong together, with one reason for all.
+#![allow(clippy::multiple_unsafe_ops_per_block)]
+
 use super::careful::repair;
 use super::{Access, Args, Memory, PAGE, PinSet};
 use farshore_core::page::Page;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const ARENA_PAGES: u64 = 1 << 19;
 
@@ -186,9 +189,10 @@ impl Fake {
             for page in addr / PAGE..(addr + len).div_ceil(PAGE) {
                 let (from, to) = (addr.max(page * PAGE), (addr + len).min((page + 1) * PAGE));
                 let scratch = state.scratch.iter().any(|(at, len)| *at <= from && to <= at + len);
-                let asked = state.asked.iter().any(|&(_, at, len, access)| {
-                    at <= from && to <= at + len && (!writes || access == Access::Write)
-                });
+                let asked = state
+                    .asked
+                    .iter()
+                    .any(|&(_, at, len, access)| at <= from && to <= at + len && (!writes || access == Access::Write));
                 assert!(scratch || asked, "call {nr}({args:x?}) = {result} touched {from:#x}..{to:#x}, write: {writes}");
             }
         }

@@ -1,5 +1,6 @@
 //! The table against lists that others keep.
 
+use super::document::markdown;
 use super::*;
 
 /// Names that differ between lists for the same number.
@@ -73,6 +74,10 @@ fn newer_numbers_are_not_known() {
 #[test]
 fn the_document_has_a_line_for_each_call() {
     let text = markdown();
+    // So that the document can be made from the table: FARSHORE_SYSCALLS_MD=FILE cargo test.
+    if let Some(path) = std::env::var_os("FARSHORE_SYSCALLS_MD") {
+        std::fs::write(path, &text).expect("the document can be written");
+    }
     for nr in 0..COUNT as u64 {
         if let Some(entry) = describe(nr) {
             assert!(text.contains(&format!("| {nr} | `{}` | ", entry.name)), "{}", entry.name);

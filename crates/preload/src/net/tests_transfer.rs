@@ -1,8 +1,10 @@
 //! Transfers against models of a file, a pipe, a stream and a datagram socket, on absent memory with a small budget.
 
+// The set-up of a test is groups of libc calls that belong together, with one reason for all.
+#![allow(clippy::multiple_unsafe_ops_per_block)]
+
+use super::super::buffers::errno;
 use super::super::buffers::fake::Fake;
-use super::*;
-use crate::net::buffers::errno;
 use proptest::prelude::*;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -188,11 +190,13 @@ proptest! {
         }
         // SAFETY: the buffer is ours.
         let native = unsafe { libc::write(pipes[0].1.as_raw_fd(), content.as_ptr().cast(), len as usize) };
-        prop_assert_eq!(fake.call(libc::SYS_write, &[fd(&pipes[1].1), fake.base() + offset, len]), native as i64);
+        let ours = fake.call(libc::SYS_write, &[fd(&pipes[1].1), fake.base() + offset, len]);
+        // The kernel merges the odd bytes of a whole write into the last page of the pipe.
+        prop_assert!(ours <= native as i64 && ours > native as i64 - 4096, "{} bytes, natively {}", ours, native);
     }
 
     #[test]
-    fn a_stream_gives_what_it_has(parts in parts(), filled in 1u64..150_000, flags in 0..3, with_header: bool) {
+    fn a_stream_gives_what_it_has(parts in parts(), filled in 1u64..150_000, flags in 0usize..3, with_header: bool) {
         let (mut left, right) = UnixStream::pair().expect("socketpair");
         let content = pattern(filled);
         left.write_all(&content).expect("room in the socket");
@@ -405,7 +409,7 @@ fn bad_arguments_get_the_kernels_answer() {
     let (reader, _writer) = pipe_of(4096, libc::O_NONBLOCK);
     assert_eq!(fake.call(libc::SYS_read, &[fd(&reader), base, big]), errno(libc::EAGAIN));
     assert_eq!(fake.call(libc::SYS_pread64, &[fd(&reader), base, big, 0]), errno(libc::ESPIPE));
-    assert_eq!(fake.call(libc::SYS_read, &[fd(&file), base, u64::MAX]), errno(libc::EINVAL));
+    assert_eq!(fake.call(libc::SYS_read, &[fd(&file), base, u64::MAX]), errno(libc::EFAULT));
 }
 
 #[test]
@@ -502,7 +506,11 @@ fn random_bytes_and_directories() {
     let dir = std::fs::File::open("/").expect("a directory");
     assert!(fake.call(libc::SYS_getdents64, &[fd(&dir), fake.base() + 4000, 400_000]) > 0);
     assert_eq!(fake.call(libc::SYS_getdents64, &[fd(&dir), fake.base() + 4000, 400_000]), 0);
-    assert!(fake.call(libc::SYS_read, &[fd(&dir), fake.base(), 400_000]) == errno(libc::EISDIR));
+    let (mut byte, file) = ([0u8; 1], dir.as_raw_fd());
+    // SAFETY: the buffer is ours.
+    assert_eq!(unsafe { libc::read(file, byte.as_mut_ptr().cast(), 1) }, -1);
+    let native = std::io::Error::last_os_error().raw_os_error().expect("an errno");
+    assert_eq!(fake.call(libc::SYS_read, &[fd(&dir), fake.base(), 400_000]), errno(native));
 }
 
 #[test]
@@ -517,4 +525,29 @@ fn devices_are_not_cut() {
     let counter = unsafe { OwnedFd::from_raw_fd(libc::eventfd(5, libc::EFD_CLOEXEC)) };
     assert_eq!(fake.call(libc::SYS_read, &[fd(&counter), fake.base(), 300_000]), 8);
     assert_eq!(fake.get(fake.base(), 8), 5u64.to_ne_bytes());
+}
+
+/// The first piece is filled and nothing is left: the next one must not wait. If it did, the byte that comes late would
+/// be in the result.
+#[test]
+fn a_filled_piece_with_nothing_behind_it_does_not_wait() {
+    let content = pattern(BUDGET);
+    let (left, right) = UnixStream::pair().expect("socketpair");
+    let ends: [(OwnedFd, OwnedFd); 3] = [pipe_of(1 << 19, 0), named_pipe(), (right.into(), left.into())];
+    for (reader, writer) in ends {
+        let late = writer.try_clone().expect("dup");
+        std::fs::File::from(writer).write_all(&content).expect("room");
+        let (stop, wait) = std::sync::mpsc::channel::<()>();
+        let writing = std::thread::spawn(move || {
+            if wait.recv_timeout(std::time::Duration::from_secs(3)).is_err() {
+                std::fs::File::from(late).write_all(b"late").expect("room");
+            }
+        });
+        let fake = Fake::new(PAGES, BUDGET);
+        let result = fake.call(libc::SYS_read, &[fd(&reader), fake.base(), 300_000]);
+        stop.send(()).ok();
+        writing.join().expect("writer");
+        assert_eq!(result, BUDGET as i64);
+        assert_eq!(fake.get(fake.base(), BUDGET), content);
+    }
 }

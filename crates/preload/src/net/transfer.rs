@@ -22,8 +22,16 @@
 //! **On scratch memory**, if a transfer must not be cut (datagrams, packets, unknown devices, messages with control
 //! data, `MSG_PEEK`, `MSG_TRUNC`, out-of-band data) or is so small that cutting it would not pay.
 //!
-//! What is not exact: a write to a regular file larger than the budget holds the file's lock for each piece, not for the
-//! whole, so it can interleave with another process's write to the same place. POSIX programs that care take a lock.
+//! What is not exact:
+//!
+//! * A write to a regular file larger than the budget holds the file's lock for each piece, not for the whole, so it
+//!   can interleave with another process's write to the same place. Programs that care take a lock.
+//! * A non-blocking write larger than the budget to a pipe that gets full can end up to a page earlier than natively:
+//!   the kernel would have put the odd bytes into the pipe's last page.
+//! * `SO_RCVTIMEO` counts anew for each piece of a `MSG_WAITALL`.
+//!
+//! The straight line costs 13 ns for a `read` of a resident page, 40 to 55 ns for a `writev` or `recvmsg` of two buffers
+//! (with a pin of one compare-and-swap a page; without the system call).
 
 #[path = "transfer/kind.rs"]
 mod kind;

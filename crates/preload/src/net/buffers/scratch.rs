@@ -30,7 +30,7 @@ impl<'m, M: Memory> Scratch<'m, M> {
         self.addr
     }
     /// Its bytes.
-    pub fn len(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         self.len
     }
     /// Copies `len` bytes of the program from `from` to `at`; whether all could be read.

@@ -3,10 +3,13 @@
 //! The arguments of a large command lie on thousands of pages, and a successful call never comes back to unpin them.
 //! (In a `vfork` child that would leave them pinned in the parent.) So nothing is pinned while the call runs:
 //! [`ExecImage`] holds copies of the path, the arguments and the environment. After a failed call it is unmapped; after
-//! a successful one the address space is gone, or, in a `vfork` child, the parent unmaps [`ExecImage::mapping`].
+//! a successful one the address space is gone, unless the caller was a `vfork` child: then the image is left in
+//! the parent's memory. So each image is noted under its process's number while the call runs, and the parent, which goes
+//! on when the call has succeeded, unmaps what its child has left ([`child_is_gone`]).
 
 use super::super::buffers::scratch::{FAULT, Scratch};
 use super::super::buffers::{Args, Memory, PinSet, errno, read_user, text_len};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Longest argument that the kernel accepts, with its zero byte.
 const STRING_MAX: u64 = 128 << 10;
@@ -65,7 +68,46 @@ impl<'m, M: Memory> ExecImage<'m, M> {
     }
     /// Address and length of the mapping that holds the copies.
     pub fn mapping(&self) -> (u64, u64) {
-        (self.scratch.addr(), self.scratch.len())
+        (self.scratch.addr(), self.scratch.size())
+    }
+}
+
+/// An image of a call that is running, or was left by a `vfork` child.
+///
+/// Whoever has moved `pid` from 0 to its own number writes the other fields; they are read by the parent of that process
+/// alone, which was asleep meanwhile (the kernel wakes it), or by the process itself.
+pub(super) struct Note {
+    pub(super) pid: AtomicU64,
+    addr: AtomicU64,
+    size: AtomicU64,
+}
+
+/// Calls at once. With more of them, what a `vfork` child leaves stays mapped.
+const NOTES: usize = 64;
+pub(super) static RUNNING: [Note; NOTES] =
+    [const { Note { pid: AtomicU64::new(0), addr: AtomicU64::new(0), size: AtomicU64::new(0) } }; NOTES];
+
+impl Note {
+    pub(super) fn take(pid: u64, (addr, size): (u64, u64)) -> Option<&'static Note> {
+        let free = |note: &&Note| note.pid.compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        let note = RUNNING.iter().find(free)?;
+        note.addr.store(addr, Ordering::Release);
+        note.size.store(size, Ordering::Release);
+        Some(note)
+    }
+    pub(super) fn give_back(&self) {
+        self.pid.store(0, Ordering::Release);
+    }
+}
+
+/// For the parent of a `vfork` child that has started its program or ended: unmaps what `execve` in the child left.
+pub fn child_is_gone(mem: &impl Memory, pid: u64) {
+    for note in RUNNING.iter().filter(|note| note.pid.load(Ordering::Acquire) == pid && pid != 0) {
+        let (addr, size) = (note.addr.swap(0, Ordering::AcqRel), note.size.load(Ordering::Acquire));
+        note.give_back();
+        if addr != 0 {
+            mem.raw(libc::SYS_munmap as u64, &[addr, size, 0, 0, 0, 0]);
+        }
     }
 }
 
@@ -79,7 +121,13 @@ pub fn call(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
     };
     let mut args = *args;
     args[first..first + 3].copy_from_slice(&[image.path, image.argv, image.envp]);
-    mem.raw(nr, &args)
+    let pid = mem.raw(libc::SYS_getpid as u64, &[0; 6]) as u64;
+    let note = Note::take(pid, image.mapping());
+    let result = mem.raw(nr, &args);
+    if let Some(note) = note {
+        note.give_back();
+    }
+    result
 }
 
 /// Bytes of a string with its zero byte (cut where the kernel refuses it); `None` if it cannot be read.
@@ -103,10 +151,13 @@ fn entry(mem: &impl Memory, array: u64, index: u64) -> Result<u64, i64> {
 
 fn measure(mem: &impl Memory, array: u64) -> Result<Size, i64> {
     let mut size = Size::default();
-    while array != 0 {
+    if array == 0 {
+        return Ok(size);
+    }
+    loop {
         let text = entry(mem, array, size.entries)?;
         if text == 0 {
-            break;
+            return Ok(size);
         }
         size.entries += 1;
         size.bytes += string_len(mem, text).unwrap_or(0);
@@ -114,7 +165,6 @@ fn measure(mem: &impl Memory, array: u64) -> Result<Size, i64> {
             return Err(errno(libc::E2BIG));
         }
     }
-    Ok(size)
 }
 
 /// Fills the image. Another thread may change the strings meanwhile: nothing is written beyond what was measured.

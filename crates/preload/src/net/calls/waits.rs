@@ -143,8 +143,7 @@ pub(super) fn pselect(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
     const fn set(arg: u8) -> Ptr {
         Ptr { arg, dir: Dir::Both, extent: Extent::Bits { by: 0 } }
     }
-    const RULES: [Ptr; 4] =
-        [set(1), set(2), set(3), Ptr { arg: 4, dir: Dir::Both, extent: Extent::Bytes(TIMESPEC as u32) }];
+    const RULES: [Ptr; 4] = [set(1), set(2), set(3), Ptr { arg: 4, dir: Dir::Both, extent: Extent::Bytes(TIMESPEC as u32) }];
     let mut pins = PinSet::new();
     let mut mask = Mask { word: 0 };
     let mut pair = [0u64; 2];

@@ -155,6 +155,11 @@ fn read_request(call: &Call, slot: &mut Slot) -> Result<Request, i64> {
             if !unsafe { farshore_read_program(slot.clone_args.as_mut_ptr().cast(), call.args[0], size) } {
                 return Err(EFAULT);
             }
+            // What the kernel writes (pidfd, child_tid, parent_tid) and reads (set_tid). For `clone` the first hook sees to it.
+            let [_, pidfd, child, parent, ..] = slot.clone_args;
+            for (address, length) in [(pidfd, 4), (child, 4), (parent, 4), (slot.clone_args[8], slot.clone_args[9].min(32) * 4)] {
+                make_writable(address, length);
+            }
             let (stack, length) = (slot.clone_args[CLONE_ARGS_STACK], slot.clone_args[CLONE_ARGS_STACK_SIZE]);
             // The kernel refuses one without the other; so do we, before the stack is changed.
             if (stack == 0) != (length == 0) {
@@ -169,6 +174,10 @@ fn read_request(call: &Call, slot: &mut Slot) -> Result<Request, i64> {
         (0, true, false) => return Err(EINVAL),
         (top, ..) => Stack::New(top),
     };
+    if top != 0 {
+        // Now, because later the hooks may hold locks.
+        make_writable(top.wrapping_sub(CHILD_BYTES), CHILD_BYTES);
+    }
     Ok(Request { flags, stack })
 }
 
@@ -192,6 +201,11 @@ fn swap_mask(mask: u64) -> u64 {
         unsafe { raw(NR_RT_SIGPROCMASK, [SIG_SETMASK, new.as_ptr() as u64, old.as_mut_ptr() as u64, 8, 0, 0]) == EFAULT }
     } {}
     old[0]
+}
+
+fn make_writable(address: u64, length: u64) {
+    // SAFETY: hook; harmless for memory that is not managed or not there.
+    unsafe { farshore_make_writable(address, length) };
 }
 
 fn clone_quietly(call: &mut Call) -> i64 {
@@ -243,8 +257,6 @@ fn clone_copied(call: &Call, slot: *mut Slot, flags: u64) -> i64 {
 fn clone_new_stack(call: &Call, slot: *mut Slot, flags: u64, top: u64) -> i64 {
     let start = top.wrapping_sub(CHILD_BYTES);
     let words = [call.rdi, call.rsi, call.mask, MARK_CHILD | flags, call.resume, call.return_address, call.flags];
-    // SAFETY: hook; harmless for memory that is not managed.
-    unsafe { farshore_make_writable(start, CHILD_BYTES) };
     // SAFETY: the program gave this memory to the child, for a stack; nothing of the child's is under its red zone yet.
     unsafe { (start as *mut [u64; CHILD_WORDS]).write_unaligned(words) };
     let mut args = kernel_args(call, slot);

@@ -83,7 +83,7 @@ const MAGIC1: u32 = 0x4650_5853;
 ///
 /// # Safety
 /// `info` and `context` are what the kernel gave the handler of a SIGSYS; [`init`] was called.
-pub unsafe fn on_sigsys(info: *mut SigInfo, context: *mut UContext) {
+pub unsafe extern "C" fn on_sigsys(_signal: i32, info: *mut SigInfo, context: *mut UContext) {
     // SAFETY: the kernel's, valid and ours alone until the handler returns.
     let (signal, thread) = unsafe { (&*info, &mut *context) };
     if signal.code != SYS_USER_DISPATCH {

@@ -20,8 +20,8 @@ pub(super) enum Kind {
     Packets,
     /// Anything else: a device, an eventfd, …
     Whole,
-    /// There is no such descriptor.
-    Missing,
+    /// There is no such descriptor, or it is a directory.
+    Refused,
 }
 
 /// `st_mode` and `st_rdev` in the kernel's `struct stat`, as 32-bit words.
@@ -36,13 +36,14 @@ pub(super) fn of(mem: &impl Memory, fd: u64) -> Kind {
     let result = mem.raw(libc::SYS_fstat as u64, &[fd, addr, 0, 0, 0, 0]);
     mem.unpin(&mut pins);
     if result < 0 {
-        return Kind::Missing;
+        return Kind::Refused;
     }
     match stat[MODE_WORD] & libc::S_IFMT {
-        libc::S_IFREG | libc::S_IFBLK | libc::S_IFDIR => Kind::Steady,
+        libc::S_IFREG | libc::S_IFBLK => Kind::Steady,
         libc::S_IFIFO => Kind::Pipe,
         libc::S_IFCHR => character_device(stat[DEVICE_WORD]),
         libc::S_IFSOCK => socket(mem, fd),
+        libc::S_IFDIR => Kind::Refused,
         _ => Kind::Whole,
     }
 }

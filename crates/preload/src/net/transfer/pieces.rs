@@ -1,9 +1,7 @@
 //! Transfers in pieces, and on scratch memory, for descriptors that are read and written.
 
 use super::super::buffers::scratch::Scratch;
-use super::super::buffers::{
-    Access, IoVec, Memory, PAGE, PinSet, address, clip, errno, pin_local, read_user,
-};
+use super::super::buffers::{Access, IoVec, Memory, PAGE, PinSet, address, clip, errno, pin_local, read_user};
 use super::kind::{self, Kind};
 use super::{FAULT, Flow, IOV_MAX, SCRATCH_READ_MAX, SMALL, TRANSFER_MAX, access, messages};
 
@@ -201,7 +199,7 @@ pub(super) fn file(mem: &impl Memory, call: FileCall, cursor: Cursor) -> Option<
     let total = cursor.total(mem).ok()?;
     let kind = kind::of(mem, call.fd);
     match (kind, call.flow) {
-        (Kind::Missing, _) => None,
+        (Kind::Refused, _) => None,
         (Kind::Stream { .. } | Kind::Packets, _) if call.position.is_none() && call.flags == 0 => {
             Some(messages::as_socket(mem, call, kind, cursor, total))
         }
@@ -231,9 +229,8 @@ fn in_pieces(mem: &impl Memory, call: FileCall, start: Cursor, total: u64, next:
         pin_local(mem, &mut pins, &mut piece);
         let mut after = cursor.fill(mem, &mut pins, access(call.flow), &mut piece);
         if piece.bytes < total - done && piece.bytes > PAGE {
-            // Direct I/O wants whole sectors.
-            let cut = piece.bytes % PAGE;
-            piece.cut_to(piece.bytes - cut);
+            // Direct I/O wants whole sectors, and a pipe is filled by whole pages.
+            piece.cut_to(piece.bytes - piece.bytes % PAGE);
             after = advanced(mem, &mut pins, cursor, piece.bytes).unwrap_or(after);
         }
         if piece.bytes == 0 {

@@ -1,0 +1,74 @@
+# Farshore. `make` shows what there is; `make demo` and `make test` do all their set-up themselves.
+
+# Where things are built: cargo's own variable. Set for cargo and the tools only if the caller has set it.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+PREFIX ?= /usr/local
+# The toolchain that has miri.
+NIGHTLY ?= nightly
+export NIGHTLY
+# The drivers import each other; their byte code stays out of the tree.
+export PYTHONDONTWRITEBYTECODE := 1
+# Parts of the tests that take a minute or two together.
+FAST := runner format clippy unit sim
+# More options for a tool: make bench ARGS='--rounds 3'
+ARGS ?=
+
+.DELETE_ON_ERROR:
+.PHONY: help build demo test test-fast check unit sim canaries loom miri real failures bench setup install uninstall clean
+
+help: ## show this
+	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@echo 'Variables: CARGO_TARGET_DIR, PREFIX (make install), ARGS (options for demo, bench and the tests),'
+	@echo 'FARSHORE_SWAP_DIR (where tests put cold pages; default /var/tmp)'
+
+build: ## build the command and the library (release)
+	@tools/setup.sh
+	cargo build --workspace --release
+
+demo: ## run real programs natively and in a third of their memory, and compare
+	@tools/setup.sh --programs
+	cargo build --workspace --release
+	python3 tools/demo.py $(ARGS)
+
+test: setup ## all tests: what CI runs (15 to 30 minutes)
+	python3 tools/test.py $(ARGS)
+
+test-fast: setup ## formatting, clippy, unit tests and simulation
+	python3 tools/test.py $(FAST) $(ARGS)
+
+check: ## formatting, and clippy with warnings as errors
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+unit: ## unit, integration and conformance tests
+sim: ## simulation, from fixed and random seeds
+canaries: ## rules broken on purpose, which the simulation must notice
+loom: ## all interleavings of core
+miri: ## undefined behaviour in core
+real: ## real programs, natively and under farshore
+failures: ## bad input, full disks, kill -9, other users
+unit sim canaries loom miri real failures:
+	python3 tools/test.py $@ $(ARGS)
+
+bench: ## random updates against Linux swap on the same disk (needs root)
+	@tools/setup.sh --programs
+	cargo build --workspace --release
+	python3 tools/compare.py $(ARGS)
+
+setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt, clippy, miri
+	@tools/setup.sh --tests
+
+# Does not build: the user that installs (root) often has no Rust toolchain.
+install: ## install to PREFIX (default /usr/local), after make build
+	@test -x $(TARGET)/release/farshore && test -f $(TARGET)/release/libfarshore.so || { echo 'nothing is built in $(TARGET)/release: run make build first' >&2; exit 1; }
+	install -D -m 755 $(TARGET)/release/farshore $(DESTDIR)$(PREFIX)/bin/farshore
+	install -D -m 644 $(TARGET)/release/libfarshore.so $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so
+	install -D -m 644 docs/farshore.1 $(DESTDIR)$(PREFIX)/share/man/man1/farshore.1
+
+uninstall: ## remove what make install has installed
+	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(DESTDIR)$(PREFIX)/share/man/man1/farshore.1
+	rmdir $(DESTDIR)$(PREFIX)/lib/farshore 2>/dev/null || true
+
+clean: ## remove everything that was built
+	cargo clean

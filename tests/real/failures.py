@@ -1,0 +1,499 @@
+#!/usr/bin/env python3
+"""What must go wrong in a good way: bad input, a full disk, kill -9, an ordinary user, a limit that changes.
+
+    tests/real/failures.py [--only NAME] [--farshore PATH]
+
+Each test prints one line. A full disk is tried on a small tmpfs and a small ext4 image where this is root, and by
+`file:…,size=…` always. The last line counts: N passed, N failed, N skipped.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+# Before our own modules come in: the source tree stays as it is.
+sys.dont_write_bytecode = True
+
+import harness  # noqa: E402
+from harness import MIB, Unavailable  # noqa: E402
+
+NOBODY = 65534
+
+
+class Failed(Exception):
+    """A promise that was not kept."""
+
+
+def expect(condition, text):
+    """Raises Failed with the text unless the condition holds."""
+    if not condition:
+        raise Failed(text)
+
+
+class Tests:
+    """The tests; every method that begins with `test_` is one. They return a short text on what was seen."""
+
+    def __init__(self, options):
+        self.options, self.work = options, options.work
+        self.farshore = self.public_farshore()
+        # A fixed order of kills is no better than another; the seed is printed so that a failure can be looked at again.
+        self.seed = options.seed if options.seed is not None else random.randrange(1 << 32)
+        self.random = random.Random(self.seed)
+
+    def public_farshore(self):
+        """A copy of the command and its library where every user can read them."""
+        given = harness.find_farshore(self.options.farshore)
+        folder = os.path.join(self.work, "bin")
+        os.makedirs(folder)
+        shutil.copy(given, folder)
+        library = os.environ.get("FARSHORE_LIBRARY") or os.path.join(os.path.dirname(os.path.realpath(given)), "libfarshore.so")
+        if os.path.exists(library):
+            shutil.copy(library, folder)
+            # The copy beside the command is the one to use, for every user.
+            os.environ.pop("FARSHORE_LIBRARY", None)
+        os.chmod(folder, 0o755)
+        return os.path.join(folder, "farshore")
+
+    def public_program(self, name, flags=()):
+        """A test program where every user can run it."""
+        built, copy = harness.build_program(name, flags), os.path.join(self.work, "bin", name)
+        if not os.path.exists(copy):
+            shutil.copy(built, copy)
+            os.chmod(copy, 0o755)
+        return copy
+
+    def folder(self, name, mode=0o755):
+        """A new directory of our own."""
+        path = tempfile.mkdtemp(prefix=f"{name}-", dir=self.work)
+        os.chmod(path, mode)
+        return path
+
+    def call(self, *arguments, timeout=60, user=None, env=None):
+        """Runs farshore with these arguments."""
+        return self.call_program([self.farshore, *arguments], timeout, user, env)
+
+    def call_program(self, argv, timeout=60, user=None, env=None):
+        """Runs a command, as another user if asked; the status is as a shell says it."""
+        if user is not None and os.geteuid() == 0:
+            argv = [harness.need("setpriv", "util-linux"), "--reuid", str(user), "--regid", str(user), "--clear-groups", *argv]
+        environment = dict(os.environ, LC_ALL="C", **(env or {}))
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout, env=environment,
+                                  cwd="/", check=False)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"no end after {timeout} s: {' '.join(argv)}") from None
+        done.status = done.returncode if done.returncode >= 0 else 128 - done.returncode
+        done.out, done.err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        return done
+
+    def refused(self, arguments, statuses, word, user=None, env=None):
+        """One bad input: the status, one line on stderr that names the value, nothing on stdout."""
+        done = self.call(*arguments, user=user, env=env)
+        shown = "farshore " + " ".join(arguments)
+        expect(done.status in statuses, f"{shown}: status {done.status}, not {statuses}: {done.err.strip()[:200]}")
+        lines = done.err.splitlines()
+        expect(len(lines) == 1 and lines[0].strip(), f"{shown}: {len(lines)} lines on stderr, not one: {done.err[:300]!r}")
+        expect(word in lines[0], f"{shown}: the line does not name {word!r}: {lines[0]}")
+        expect(not done.out, f"{shown}: something on stdout")
+
+    # ------------------------------------------------------------------------------------------ bad input
+
+    def test_options(self):
+        """Options that cannot be understood."""
+        true = ["--", "true"]
+        some = ["--memory", "64M"]
+        bad = [
+            (["run", "--bogus", *some, *true], "--bogus"), (["run", "--memory", "64Q", *true], "64Q"), (["run", "--memory", "", *true], "memory"),
+            (["run", "--memory", "0", *true], "0"), (["run", "--memory", "3M", *true], "3M"), (["run", "--memory", "-5", *true], "-5"),
+            (["run", "--memory", "99999999999999999999", *true], "99999999999999999999"), (["run", *true], "memory"), (["run", *some], "PROGRAM"),
+            (["run", *some, "--fault", "sideways", *true], "sideways"), (["run", *some, "--evictors", "0", *true], "0"),
+            (["run", *some, "--evictors", "1000000", *true], "1000000"), (["run", *some, "--policy", "nope", *true], "nope"),
+            (["run", *some, "--prefetch", "nope", *true], "nope"), (["run", *some, "--config", "/nonexistent/c.toml", *true], "/nonexistent/c.toml"),
+            (["run", *some, "--stats", "/nonexistent/stats.json", *true], "/nonexistent"), (["run", *some, "--threshold", "x", *true], "x"),
+            (["run", *some, "--swap", "floppy:/a", *true], "floppy"), (["run", *some, "--swap", "delay:soon", *true], "soon"),
+            (["frobnicate"], "frobnicate"),
+        ]
+        for arguments, word in bad:
+            self.refused(arguments, {125}, word)
+        junk = os.path.join(self.folder("config"), "junk.toml")
+        with open(junk, "w", encoding="ascii") as file:
+            file.write("memory = [1, 2\nwhat\n")
+        self.refused(["run", "--config", junk, *true], {125}, junk)
+        return f"{len(bad) + 1} bad inputs, each with one line"
+
+    def test_swap_places(self):
+        """Swap directories that are missing, no directories, not writable."""
+        some, true = ["run", "--memory", "64M", "--swap"], ["--", "true"]
+        closed = self.folder("closed", 0o555)
+        self.refused([*some, "dir:/nonexistent/place", *true], {125}, "/nonexistent/place")
+        self.refused([*some, f"dir:{self.farshore}", *true], {125}, self.farshore)
+        self.refused([*some, "file:/nonexistent/place/f", *true], {125}, "/nonexistent/place")
+        self.refused(["run", "--memory", "64M", *true], {125}, "/nonexistent/env", env={"FARSHORE_SWAP_DIR": "/nonexistent/env"})
+        if os.geteuid() == 0:
+            self.refused([*some, f"dir:{closed}", *true], {125}, closed, user=NOBODY)
+            self.refused([*some, f"file:{closed}/f", *true], {125}, closed, user=NOBODY)
+        return "missing, a file, not writable"
+
+    def test_full_at_start(self):
+        """A swap directory that is full already."""
+        with self.tmpfs("2M") as place:
+            with open(os.path.join(place, "filler"), "wb") as file, contextlib.suppress(OSError):
+                file.write(bytes(4 * MIB))
+            self.refused(["run", "--memory", "64M", "--swap", f"dir:{place}", "--", "true"], {125}, place)
+        return "refused"
+
+    def test_programs(self):
+        """Programs that are not there or cannot run under farshore."""
+        folder, run = self.folder("programs"), ["run", "--memory", "64M", "--"]
+
+        def made(name, contents, mode=0o755):
+            path = os.path.join(folder, name)
+            with open(path, "wb") as file:
+                file.write(contents)
+            os.chmod(path, mode)
+            return path
+
+        self.refused([*run, "/nonexistent/program"], {127}, "/nonexistent/program")
+        self.refused([*run, "no-such-command-here"], {127}, "no-such-command-here")
+        plain = made("plain", b"\x7fELF", 0o644)
+        self.refused([*run, plain], {126}, plain)
+        self.refused([*run, folder], {126}, folder)
+        for name, contents in (("garbage", b"\0\1\2\3 garbage"), ("empty", b""), ("cut", b"\x7fELF\x02\x01\x01"), ("script", b"#!/nonexistent/sh\n")):
+            path = made(name, contents)
+            self.refused([*run, path], {125, 126, 127}, path)
+        elf32 = made("elf32", b"\x7fELF\x01\x01\x01" + bytes(9) + b"\x02\0\x03\0\x01\0\0\0" + bytes(28))
+        self.refused([*run, elf32], {125}, elf32)
+        seen = "missing, not executable, garbage, 32-bit"
+        static = os.path.join(folder, "static")
+        with open(static + ".c", "w", encoding="ascii") as file:
+            file.write("int main(void) { return 0; }\n")
+        if subprocess.run(["gcc", "-static", "-o", static, static + ".c"], stderr=subprocess.DEVNULL, check=False).returncode == 0:
+            self.refused([*run, static], {125}, static)
+            seen += ", static"
+        if os.geteuid() == 0:
+            owned = os.path.join(folder, "setuid")
+            shutil.copy(shutil.which("true"), owned)
+            os.chmod(owned, 0o4755)
+            self.refused([*run, owned], {125}, owned, user=NOBODY)
+            seen += ", setuid"
+        return seen
+
+    def test_stat_errors(self):
+        """stat and set of what is no program of ours."""
+        for arguments in (["stat", "nonsense"], ["stat", str(1 << 22)], ["stat", str(os.getpid())], ["set", str(os.getpid()), "memory=64M"],
+                          ["set", str(os.getpid()), "memory"]):
+            done = self.call(*arguments)
+            expect(done.status not in (0, 101) and done.status < 128, f"{arguments}: status {done.status}")
+            expect(len(done.err.splitlines()) == 1, f"{arguments}: not one line on stderr: {done.err!r}")
+        return "one line each"
+
+    def test_status(self):
+        """The program's own end comes through."""
+        run = ["run", "--memory", "16M", "--", "sh", "-c"]
+        for script, status in (("exit 0", 0), ("exit 3", 3), ("exit 255", 255), ("kill -TERM $$", 143), ("kill -KILL $$", 137), ("kill -SEGV $$", 139)):
+            done = self.call(*run, script)
+            expect(done.status == status, f"{script}: status {done.status}, not {status}: {done.err}")
+            expect(done.err == "", f"{script}: {done.err!r} on stderr")
+        stats = self.call("run", "--memory", "16M", "--stats", "-", "--", "true")
+        try:
+            counters = json.loads(stats.err)
+        except ValueError:
+            raise Failed(f"--stats - is not JSON: {stats.err[:200]!r}") from None
+        expect(not harness.check_stats(counters, 16 * MIB), f"counters: {harness.check_stats(counters, 16 * MIB)}")
+        return "exit statuses and signals"
+
+    # ------------------------------------------------------------------------------------------- full disk
+
+    @contextlib.contextmanager
+    def tmpfs(self, size):
+        """A tmpfs of a size, with its own mount point; root only."""
+        if os.geteuid() != 0:
+            raise Unavailable("mounting needs root")
+        place = self.folder("tmpfs", 0o777)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=1777", "farshore-test", place], stderr=subprocess.PIPE, check=False)
+        if done.returncode != 0:
+            raise Unavailable(f"cannot mount a tmpfs: {done.stderr.decode().strip()}")
+        try:
+            yield place
+        finally:
+            subprocess.run(["umount", "-l", place], check=False)
+
+    @contextlib.contextmanager
+    def image(self, size):
+        """A small ext4 file system in a file; root only."""
+        if os.geteuid() != 0:
+            raise Unavailable("mounting needs root")
+        mkfs, place, file = harness.need("mkfs.ext4", "e2fsprogs"), self.folder("image", 0o777), os.path.join(self.work, "image.ext4")
+        with open(file, "wb") as disk:
+            disk.truncate(size)
+        subprocess.run([mkfs, "-q", "-m", "0", file], check=True, stderr=subprocess.DEVNULL)
+        done = subprocess.run(["mount", "-o", "loop", file, place], stderr=subprocess.PIPE, check=False)
+        if done.returncode != 0:
+            raise Unavailable(f"cannot mount a file: {done.stderr.decode().strip()}")
+        try:
+            yield place
+        finally:
+            subprocess.run(["umount", place], check=False)
+            os.unlink(file)
+
+    def scan_sum(self, size):
+        """What the scan program prints for this size: its first line's checksum."""
+        done = self.call_program([self.public_program("scan"), str(size), "1"])
+        return done.out.split()[2]
+
+    def overfull(self, spec, place_for, limit, size):
+        """Runs scan with a limit and a swap space; says how it ended after checking that this was a good way."""
+        done = self.call("run", "--memory", str(limit), "--swap", spec, "--", self.public_program("scan"), str(size), "2", timeout=120)
+        right = self.scan_sum(size)
+        for line in done.out.splitlines():
+            expect(line.split()[2] == right, f"{place_for}: wrong data: {line}, not {right}")
+        notes = [line for line in done.err.splitlines() if line.strip()]
+        if done.status == 0:
+            expect(len(done.out.splitlines()) == 3, f"{place_for}: ended early with status 0")
+            return "went on"
+        expect(done.status == 128 + signal.SIGBUS, f"{place_for}: status {done.status}: {done.err[-300:]}")
+        # A tmpfs cannot do direct I/O, which is said once at the start; the reason of the end is one line more.
+        reasons = [line for line in notes if "O_DIRECT" not in line and "buffered" not in line]
+        expect(len(reasons) == 1 and reasons[0].startswith("farshore"), f"{place_for}: {len(reasons)} lines on stderr: {done.err[-500:]!r}")
+        return "ended with SIGBUS and a reason"
+
+    def test_disk_enough(self):
+        """A swap space that is just large enough."""
+        spec = f"file:{self.folder('enough')}/f,size=32M"
+        how = self.overfull(spec, "32M file", 16 * MIB, 40 * MIB)
+        expect(how == "went on", f"40M in a limit of 16M and 32M of swap: {how}")
+        return how
+
+    def test_disk_full_file(self):
+        """A swap file of a fixed size that is too small."""
+        spec = f"file:{self.folder('small')}/f,size=16M"
+        how = self.overfull(spec, "16M file", 8 * MIB, 64 * MIB)
+        expect(how != "went on", "64M fit into 8M and 16M?")
+        return how
+
+    def test_disk_full_tmpfs(self):
+        """A file system without direct I/O that runs full."""
+        with self.tmpfs("24M") as place:
+            how = self.overfull(f"dir:{place}", "tmpfs", 8 * MIB, 64 * MIB)
+            expect(how != "went on", "64M fit into 8M and 24M?")
+            expect(self.overfull(f"dir:{place}", "tmpfs", 16 * MIB, 30 * MIB) == "went on", "30M do not fit into 16M and 24M")
+        return how
+
+    def test_disk_full_ext4(self):
+        """A file system with direct I/O that runs full."""
+        with self.image(32 * MIB) as place:
+            how = self.overfull(f"dir:{place}", "ext4", 8 * MIB, 96 * MIB)
+            expect(how != "went on", "96M fit into 8M and 32M?")
+        return how
+
+    def test_disk_filled_by_others(self):
+        """Somebody else takes the rest of the disk while the program reads: pages that are out stay right."""
+        size = 40 * MIB
+        right = self.scan_sum(size)
+        with self.tmpfs("64M") as place:
+            argv = [self.farshore, "run", "--memory", str(16 * MIB), "--swap", f"dir:{place}", "--", self.public_program("scan"), str(size), "2"]
+            process = harness.Process(argv, self.work, 60, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            lines = []
+            for step in range(3):
+                lines.append(process.popen.stdout.readline().decode().split())
+                if step == 0:
+                    with contextlib.suppress(OSError), open(os.path.join(place, "filler"), "wb", buffering=0) as file:
+                        while file.write(bytes(1 << 16)):
+                            pass
+                with contextlib.suppress(BrokenPipeError):
+                    process.popen.stdin.write(b"\n")
+                    process.popen.stdin.flush()
+            outcome = process.finish()
+        expect(all(line[2] == right for line in lines if line), f"wrong data: {lines}")
+        expect(outcome.status in (0, 128 + signal.SIGBUS), f"status {outcome.status}: {outcome.stderr[-300:]}")
+        return "went on" if outcome.status == 0 else "ended with SIGBUS"
+
+    # --------------------------------------------------------------------------------------------- kill -9
+
+    def leftovers(self, place, pid):
+        """What a run left behind."""
+        left = [os.path.join(place, name) for name in os.listdir(place)]
+        for folder in ("/tmp", "/dev/shm", os.environ.get("XDG_RUNTIME_DIR") or "/tmp"):
+            if os.path.isdir(folder):
+                left += [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith("farshore") and str(pid) in name]
+        sockets = [line.split()[-1] for line in harness.read_text("/proc/net/unix").splitlines() if "farshore" in line]
+        return left + [name for name in sockets if name.rstrip("\0").endswith(f"-{pid}")]
+
+    def kill_once(self, fault, spec, place, delay, number=signal.SIGKILL):
+        """Starts a program, kills it after `delay` seconds, and looks for what is left."""
+        argv = harness.farshore_argv(self.farshore, [self.public_program("randupdate"), "32M", "4", "30", "1", "0"], 8 * MIB, fault, [spec])
+        child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+        try:
+            time.sleep(delay)
+            named = os.listdir(place)
+            readable = [name for name in named if os.stat(os.path.join(place, name)).st_mode & 0o077] if named else []
+            os.kill(child.pid, number)
+            said = child.communicate(timeout=20)[1].decode(errors="replace").strip()
+        except FileNotFoundError:
+            readable, said = [], child.communicate(timeout=20)[1].decode(errors="replace").strip()
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{fault}: alive 20 s after signal {number}\n{harness.describe_process(child.pid)}") from None
+        finally:
+            for pid in harness.session_pids(child.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if child.poll() is None:
+                child.wait()
+        expect(child.returncode == -number, f"{fault}: ended with {child.returncode} before the kill after {delay:.3f} s: {said[-200:]}")
+        expect(not readable, f"{fault}: others can read {readable}")
+        left = self.leftovers(place, child.pid)
+        expect(not left, f"{fault}: killed after {delay:.3f} s, left {left}")
+
+    def test_kill(self):
+        """kill -9 at random moments: no file, no socket, no process."""
+        faults = ["upcall"] + (["poll"] if harness.poll_allowed() else [])
+        place, count = self.folder("killed"), 0
+        for fault in faults:
+            for round_number in range(self.options.kills):
+                # Every other one while it starts; the others at work.
+                delay = self.random.uniform(0.0, 0.08) if round_number % 2 else self.random.uniform(0.1, 1.0)
+                spec = f"file:{place}/named" if round_number % 4 == 3 else f"dir:{place}"
+                self.kill_once(fault, spec, place, delay)
+                count += 1
+        self.kill_once("upcall", f"dir:{place}", place, 0.5, signal.SIGTERM)
+        return f"{count} kills, seed {self.seed}"
+
+    def test_nothing_left(self):
+        """A run that ends by itself leaves nothing either, and nobody can find its swap file while it runs."""
+        place = self.folder("ended")
+        done = self.call("run", "--memory", "8M", "--swap", f"dir:{place}", "--", self.public_program("memstorm"), "2", "24", "2", "1")
+        expect(done.status == 0, f"status {done.status}: {done.err}")
+        expect(not os.listdir(place), f"left {os.listdir(place)}")
+        return "clean"
+
+    # -------------------------------------------------------------------------------------- ordinary users
+
+    def test_ordinary_user(self):
+        """Everything works without any privilege."""
+        place = self.folder("user", 0o777)
+        storm = [self.public_program("memstorm"), "3", "24", "3", "1"]
+        native, env = self.call_program(storm, user=NOBODY), {"TMPDIR": place, "HOME": "/"}
+        done = self.call("run", "--memory", "8M", "--swap", f"dir:{place}", "--", *storm, user=NOBODY)
+        expect((done.status, done.out) == (native.status, native.out), f"memstorm: status {done.status}: {done.out} {done.err[-300:]}")
+        checks = [self.public_program("syscalls"), "20"]
+        for section in ("files", "datagrams", "masks", "spawn"):
+            native = self.call_program([*checks, section], user=NOBODY, env=env)
+            done = self.call("run", "--memory", "8M", "--swap", f"dir:{place}", "--", *checks, section, user=NOBODY, env=env)
+            expect((done.status, done.out) == (native.status, native.out), f"{section}: status {done.status}: {done.out[-200:]} {done.err[-300:]}")
+        doctor = self.call("doctor", user=NOBODY)
+        expect(doctor.status in (0, 1) and doctor.out, f"doctor: status {doctor.status}")
+        expect(not os.listdir(place), f"left {os.listdir(place)}")
+        return "memstorm, system calls, doctor" if os.geteuid() == 0 else "this is an ordinary user already"
+
+    def test_strangers(self):
+        """Another user cannot ask about a program of root, nor change it."""
+        if os.geteuid() != 0:
+            raise Unavailable("two users are needed, so root")
+        place = self.folder("strange", 0o777)
+        with self.talking_scan(place, "16M", 24 * MIB) as (pid, _):
+            for arguments in (["stat", str(pid)], ["set", str(pid), "memory=8M"]):
+                done = self.call(*arguments, user=NOBODY)
+                expect(done.status != 0 and len(done.err.splitlines()) == 1, f"{arguments[0]} by a stranger: status {done.status}: {done.out[:100]} {done.err[:200]}")
+            expect(self.call("stat", str(pid), "--json").status == 0, "root itself cannot ask")
+        return "refused"
+
+    # ---------------------------------------------------------------------------------------- live changes
+
+    @contextlib.contextmanager
+    def talking_scan(self, place, limit, size):
+        """A scan that waits after its fill: (pid, a function that lets it go on and returns its next line)."""
+        argv = [self.farshore, "run", "--memory", limit, "--swap", f"dir:{place}", "--", self.public_program("scan"), str(size), "4"]
+        process = harness.Process(argv, self.work, 90, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+        def go_on():
+            process.popen.stdin.write(b"\n")
+            process.popen.stdin.flush()
+            return process.popen.stdout.readline().decode().split()
+
+        try:
+            first = process.popen.stdout.readline().decode().split()
+            expect(len(first) == 3, f"scan did not start: {process.stderr_so_far()[-300:]}")
+            pids = [pid for pid in harness.session_pids(process.popen.pid) if pid != process.popen.pid]
+            go_on.first = first[2]
+            yield min(pids), go_on
+        finally:
+            process.kill_session()
+            process.finish()
+
+    def resident(self, pid):
+        """Resident bytes and limit, from farshore stat."""
+        done = self.call("stat", str(pid), "--json")
+        expect(done.status == 0, f"stat: {done.err}")
+        stats = json.loads(done.out)
+        return stats["resident_bytes"], stats["memory_limit_bytes"]
+
+    def test_set_memory(self):
+        """The limit shrinks by evicting and grows at once, while the program runs."""
+        with self.talking_scan(self.folder("set"), "32M", 40 * MIB) as (pid, go_on):
+            for size in ("8M", "64M", "16M", "24M"):
+                done = self.call("set", str(pid), f"memory={size}")
+                expect(done.status == 0, f"set memory={size}: status {done.status}: {done.err}")
+                wanted, deadline = harness.parse_size(size), time.monotonic() + 10
+                while True:
+                    resident, limit = self.resident(pid)
+                    if limit == wanted and resident <= wanted:
+                        break
+                    expect(time.monotonic() < deadline, f"set memory={size}: limit {limit}, resident {resident} after 10 s")
+                    time.sleep(0.05)
+                line = go_on()
+                expect(line[2] == go_on.first, f"wrong data after memory={size}: {line}")
+                resident, _ = self.resident(pid)
+                expect(resident <= wanted, f"memory={size}: resident {resident} after a pass")
+            done = self.call("set", str(pid), "memory=0")
+            expect(done.status != 0, "memory=0 was accepted")
+        return "8M, 64M, 16M, 24M"
+
+
+def main():
+    names = [name[5:] for name in dir(Tests) if name.startswith("test_")]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"these tests alone: {', '.join(names)}")
+    parser.add_argument("--kills", type=int, default=20, help="kills for each mode (default 20)")
+    parser.add_argument("--seed", type=int, help="seed of the moments of the kills (default: random, printed)")
+    parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
+    parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where files go (default /var/tmp)")
+    options = parser.parse_args()
+    chosen = options.only.split(",") if options.only else names
+    if set(chosen) - set(names):
+        parser.error(f"there is no test {', '.join(sorted(set(chosen) - set(names)))}")
+    options.work = tempfile.mkdtemp(prefix="farshore-failures-", dir=options.work)
+    os.chmod(options.work, 0o755)
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    try:
+        tests = Tests(options)
+        for name in chosen:
+            test = getattr(tests, "test_" + name)
+            started = time.monotonic()
+            try:
+                verdict, text = "passed", test()
+            except Unavailable as reason:
+                verdict, text = "skipped", str(reason)
+            except (Failed, OSError, ValueError, IndexError, KeyError, subprocess.SubprocessError) as error:
+                verdict, text = "failed", str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
+            counts[verdict] += 1
+            label = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}[verdict]
+            print(f"{name:22} {time.monotonic() - started:6.2f} s  {label}: {text}", flush=True)
+    finally:
+        shutil.rmtree(options.work, ignore_errors=True)
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    return 1 if counts["failed"] else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,122 @@
+#!/bin/sh
+# Makes ready what building and testing need, and says what it cannot make ready.
+#
+#     tools/setup.sh [--programs | --tests]
+#
+# Without an option: looks for a Rust toolchain that is new enough, and for a C compiler, which rustc links with. With --programs
+# it also installs the Debian packages of tests/real/packages.txt, with --tests moreover rustfmt, clippy and miri. What is there
+# already is left as it is, and nothing is asked of the network then. Exit status 1 if something is missing without which
+# nothing can be built; what only some tests need is named, and these tests say that they are skipped.
+set -eu
+cd "$(dirname "$0")/.."
+packages_file=tests/real/packages.txt
+nightly=${NIGHTLY:-nightly}
+
+say() {
+    printf 'setup: %s\n' "$*" >&2
+}
+
+# The lowest version that the workspace accepts, such as 1.90.
+rust_wanted() {
+    sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml
+}
+
+check_rust() {
+    wanted=$(rust_wanted)
+    if ! command -v cargo >/dev/null 2>&1; then
+        say "cargo was not found: install Rust $wanted or newer from https://rustup.rs, open a new shell, and start again"
+        exit 1
+    fi
+    # With rustup this also fetches the toolchain that rust-toolchain.toml names.
+    if ! version=$(cargo --version); then
+        say "cargo does not start (see above): repair it with 'rustup toolchain install', or install Rust from https://rustup.rs"
+        exit 1
+    fi
+    version=${version#cargo }
+    version=${version%% *}
+    oldest=$(printf '%s\n%s\n' "$wanted" "$version" | sort -V | head -n 1)
+    if [ "$oldest" != "$wanted" ]; then
+        say "cargo $version is too old: Rust $wanted or newer is needed, which Debian does not have; install it from https://rustup.rs"
+        exit 1
+    fi
+}
+
+# Packages of the list that are not installed.
+missing_packages() {
+    while read -r package; do
+        case $package in '' | '#'*) continue ;; esac
+        state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+        [ "$state" = installed ] || printf '%s ' "$package"
+    done <"$packages_file"
+}
+
+# As root: straight away. Else with sudo, which asks for the password if there is somebody to ask.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null 2>&1 && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+        sudo "$@"
+    else
+        return 1
+    fi
+}
+
+# Debian starts redis and memcached as services when they are installed. The tests start their own, so those go off again.
+stop_new_services() {
+    [ -d /run/systemd/system ] || return 0
+    for service in redis-server memcached; do
+        case " $1 " in *" $service "*) as_root systemctl disable --now "$service" || say "$service was installed and is running" ;; esac
+    done
+}
+
+install_packages() {
+    if ! command -v apt-get >/dev/null 2>&1; then
+        say "this is not Debian: if programs are missing, install what $packages_file lists; tests without their program are skipped"
+        return 0
+    fi
+    missing=$(missing_packages)
+    [ -n "$missing" ] || return 0
+    say "installing $missing"
+    # shellcheck disable=SC2086 # a list of words
+    if as_root apt-get update -q && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing; then
+        stop_new_services "$missing"
+    else
+        say "the packages could not be installed; as root: apt-get update && apt-get install $missing"
+    fi
+}
+
+check_compiler() {
+    command -v cc >/dev/null 2>&1 && return 0
+    say "there is no C compiler, which rustc links with; as root: apt-get install gcc libc6-dev"
+    exit 1
+}
+
+# rustfmt and clippy of the toolchain in use, and a nightly with miri. Without rustup there is nothing that we could do.
+install_components() {
+    if ! command -v rustup >/dev/null 2>&1; then
+        cargo fmt --version >/dev/null 2>&1 || say "rustfmt is missing: install it as you installed Rust"
+        cargo clippy --version >/dev/null 2>&1 || say "clippy is missing: install it as you installed Rust"
+        return 0
+    fi
+    { cargo fmt --version && cargo clippy --version; } >/dev/null 2>&1 || rustup component add rustfmt clippy || say "rustfmt or clippy is missing"
+    have=$(rustup component list --toolchain "$nightly" --installed 2>/dev/null || true)
+    case $have in *miri*) case $have in *rust-src*) return 0 ;; esac ;; esac
+    say "installing miri"
+    rustup toolchain install "$nightly" --profile minimal --allow-downgrade --component miri --component rust-src ||
+        say "miri could not be installed; its tests are skipped"
+}
+
+need_python() {
+    command -v python3 >/dev/null 2>&1 && return 0
+    say "python3 is missing, which runs the tests; as root: apt-get install python3"
+    exit 1
+}
+
+check_rust
+case ${1:-} in
+    '') ;;
+    --programs) install_packages && need_python ;;
+    --tests) install_packages && need_python && install_components ;;
+    *) say "unknown option $1: use --programs or --tests" && exit 1 ;;
+esac
+check_compiler

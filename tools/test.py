@@ -1,0 +1,351 @@
+#!/usr/bin/env python3
+"""All tests of Farshore, part by part, and one line that counts them.
+
+    tools/test.py                 every part, as `make test` does
+    tools/test.py unit sim        these parts alone
+    tools/test.py --seed 4711     the simulation's random seeds from here on, to see a failure again
+
+A part that fails does not stop the later ones. What a part prints goes to a log in the target directory; the screen shows how
+it goes on, and the end of the log if it fails. The counts are the parts' own (cargo's tests, simulated seeds, real programs), so a
+test that says "skipped: why" counts as skipped and not as passed, and a part in which nothing ran has failed. Each
+part has a time after which it counts as hung: its processes are described (threads, kernel stacks) and ended.
+
+The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed.
+"""
+
+import argparse
+import os
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "tests", "real"))
+sys.dont_write_bytecode = True
+import harness  # noqa: E402
+
+NIGHTLY = os.environ.get("NIGHTLY", "nightly")
+TARGET = os.path.join(ROOT, os.environ.get("CARGO_TARGET_DIR") or "target")
+LOGS = os.path.join(TARGET, "test-logs")
+# Lines of the log that are shown when a part fails.
+TAIL_LINES = 200
+# Seeds that the simulation runs from a random one on. The fixed ones are tests of the simulator's crate.
+RANDOM_SEEDS = 20
+
+# A command of a part: how to run it, how to count in what it prints (see the counters below).
+Command = namedtuple("Command", "argv count env", defaults=({},))
+# A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs.
+Part = namedtuple("Part", "name what commands minutes shown missing needs_build", defaults=(r"(?!)", lambda: None, False))
+
+
+class Counts:
+    """Tests that passed, failed and were skipped."""
+
+    def __init__(self, passed=0, failed=0, skipped=0):
+        self.passed, self.failed, self.skipped = passed, failed, skipped
+
+    def add(self, other):
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+    def __str__(self):
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+# ---------------------------------------------------------------------------------------------------- counters
+# Each takes the lines that a command printed and returns Counts. The exit status is looked at elsewhere.
+
+
+def count_status(_lines):
+    """A command that is one test: it passed, unless its exit status says something else."""
+    return Counts(passed=1)
+
+
+def count_last_line(lines):
+    """A driver of ours: `N passed, N failed, N skipped` is its last line.
+
+    >>> print(count_last_line(["sort ok", "30 passed, 1 failed, 2 skipped"]), count_last_line(["Traceback"]), sep="; ")
+    30 passed, 1 failed, 2 skipped; 0 passed, 0 failed, 0 skipped
+    """
+    found = re.match(r"(\d+) passed, (\d+) failed, (\d+) skipped", lines[-1] if lines else "")
+    return Counts(*map(int, found.groups())) if found else Counts()
+
+
+def count_seeds(lines):
+    """The simulator: a line a seed.
+
+    >>> print(count_seeds(["seed 1: holds. 300 steps", "seed 2: holds. 300 steps", "panicked", "seed 3 breaks"]))
+    2 passed, 1 failed, 0 skipped
+    """
+    counts = Counts()
+    for line in lines:
+        found = re.match(r"seed \d+:? (holds|breaks)", line)
+        if found:
+            counts.add(Counts(passed=1) if found[1] == "holds" else Counts(failed=1))
+    return counts
+
+
+def count_cargo(lines):
+    """`cargo test -- --show-output`. A test program that dies has no result line: that is one failure.
+
+    >>> one = ["     Running unittests src/lib.rs (a-1)", "test x ... ok", "test y ... ok", "---- x stdout ----", "skipped: no such kernel"]
+    >>> one += ["test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured"]
+    >>> print(count_cargo(one))
+    1 passed, 0 failed, 2 skipped
+    >>> dies = ["     Running tests/b.rs (b-1)", "running 2 tests", "error: test failed (signal: 11)"]
+    >>> print(count_cargo(dies + one))
+    1 passed, 1 failed, 2 skipped
+    >>> print(count_cargo(one + dies))
+    1 passed, 1 failed, 2 skipped
+    """
+    counts, waiting, skipping, inside = Counts(), False, set(), None
+    for line in lines:
+        if re.match(r"\s+(Running|Doc-tests) ", line):
+            counts.failed += waiting
+            waiting, skipping, inside = True, set(), None
+        elif line.startswith("---- ") and line.endswith(" stdout ----"):
+            inside = line
+        elif line.startswith("skipped: ") and inside:
+            skipping.add(inside)
+        elif result := re.match(r"test result: \S+ (\d+) passed; (\d+) failed; (\d+) ignored", line):
+            passed, failed, ignored = map(int, result.groups())
+            # A failed test may have said "skipped" too.
+            said = min(len(skipping), passed)
+            counts.add(Counts(passed - said, failed, ignored + said))
+            waiting = False
+    counts.failed += waiting
+    return counts
+
+
+# ---------------------------------------------------------------------------------------------------- parts
+
+
+def cargo_test(*arguments, toolchain=None, env=None):
+    """`cargo test` that goes on after a failure and shows what passed tests said."""
+    cargo = ["cargo"] + ([f"+{toolchain}", "miri"] if toolchain else [])
+    return Command([*cargo, "test", "--no-fail-fast", *arguments, "--", "--show-output"], count_cargo, env or {})
+
+
+def apart(name, **env):
+    """Environment of a build with other flags, in a target directory of its own so that it does not undo the others'."""
+    return {"CARGO_TARGET_DIR": os.path.join(TARGET, "checks", name), **env}
+
+
+def miri_missing():
+    """Why miri cannot run, or None."""
+    done = subprocess.run(["cargo", f"+{NIGHTLY}", "miri", "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode == 0:
+        return None
+    return f"no miri (rustup toolchain install {NIGHTLY} --allow-downgrade --component miri --component rust-src)"
+
+
+def canaries():
+    """The features that break a rule each, so that a new one is not forgotten."""
+    with open(os.path.join(ROOT, "crates", "sim", "Cargo.toml"), encoding="utf-8") as file:
+        return re.findall(r"^(canary-\w+) *=", file.read(), re.M)
+
+
+def parts(seed):
+    """Every part, in the order in which they run: what fails quickest comes first."""
+    real = os.path.join(ROOT, "tests", "real")
+    # Assertions are what the simulator is for; link-time optimisation only costs time in a check.
+    checked = {"CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS": "true", "CARGO_PROFILE_RELEASE_LTO": "off"}
+    sim_env = apart("sim", **checked)
+    sim = ["cargo", "run", "--quiet", "--release", "-p", "farshore-sim", "--"]
+    tests = r"\s+(Running|Doc-tests) |test result|test .* FAILED|skipped: |(error|warning)(\[|:)"
+    return [
+        Part("runner", "the counting of this program", [Command([sys.executable, "-m", "doctest", "tools/test.py"], count_status)], 1),
+        Part("format", "cargo fmt --check", [Command(["cargo", "fmt", "--all", "--check", "--", "--color", "never"], count_status)], 2),
+        Part("clippy", "warnings are errors",
+             [Command(["cargo", "clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"], count_status)], 10),
+        Part("build", "release build", [Command(["cargo", "build", "--workspace", "--release"], count_status)], 15, r"(error|warning)(\[|:)"),
+        # Built for debugging: assertions and overflow checks are on, and it compiles faster.
+        Part("unit", "unit, integration and conformance tests",
+             [cargo_test("--workspace", "--exclude", "farshore-sim",
+                         env={"FARSHORE_LIBRARY": os.path.join(TARGET, "release", "libfarshore.so")})], 15, tests, needs_build=True),
+        Part("sim", f"simulation: fixed seeds, and {RANDOM_SEEDS} from {seed} on",
+             [cargo_test("--release", "-p", "farshore-sim", env=sim_env),
+              Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}"], count_seeds, sim_env)], 15, tests + r"|seed \d+ breaks"),
+        Part("canaries", "rules broken on purpose, which the simulation must notice",
+             [cargo_test("--release", "-p", "farshore-sim", "--features", name, "--test", "canaries", env=sim_env) for name in canaries()],
+             15, tests),
+        Part("loom", "all interleavings of core",
+             [cargo_test("-p", "farshore-core", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
+             15, tests),
+        Part("miri", "undefined behaviour in core",
+             [cargo_test("-p", "farshore-core", toolchain=NIGHTLY, env=apart("miri"))], 15, tests, miri_missing),
+        Part("real", "real programs, natively and under farshore",
+             [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line)], 20, r"", needs_build=True),
+        Part("failures", "bad input, full disks, kill -9, other users",
+             [Command([sys.executable, os.path.join(real, "failures.py")], count_last_line)], 10, r"", needs_build=True),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- running
+
+
+class Running:
+    """One command of a part: its output to the log and, filtered, to the screen; ended when its time is over."""
+
+    def __init__(self, command, part, log, seconds):
+        self.log, self.shown, self.lines, self.hung = log, re.compile(part.shown), [], False
+        self.deadline = time.monotonic() + seconds
+        environment = {key: value for key, value in os.environ.items() if key not in ("FARSHORE_OPTIONS", "FARSHORE_FAULTY", "LD_PRELOAD")}
+        environment.update(CARGO_TARGET_DIR=TARGET, CARGO_TERM_COLOR="never", PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1")
+        environment.update(command.env)
+        self.write(f"$ {' '.join(command.argv)}")
+        # A session of its own: so that all of it can be found and ended.
+        self.process = subprocess.Popen(command.argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, start_new_session=True)
+
+    def write(self, text):
+        """To the log, at once: whoever watches a hang reads it."""
+        self.log.write(text + "\n")
+        self.log.flush()
+
+    def follow(self):
+        """Reads the output to its end; returns the exit status."""
+        try:
+            rest = b""
+            while chunk := self.read():
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    self.line(line)
+            if rest:
+                self.line(rest)
+            return self.process.wait(max(1, self.deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.hung = True
+            for pid in harness.session_pids(self.process.pid):
+                self.write(harness.describe_process(pid))
+            return None
+        finally:
+            if self.process.poll() is None or self.hung:
+                self.end()
+
+    def read(self):
+        """What there is; nothing at the end. Not a plain read: a process that outlives its session could keep the pipe open."""
+        left = self.deadline - time.monotonic()
+        if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
+            raise subprocess.TimeoutExpired(self.process.args, 0)
+        return os.read(self.process.stdout.fileno(), 1 << 16)
+
+    def line(self, raw):
+        text = raw.decode(errors="replace").rstrip()
+        self.lines.append(text)
+        self.write(text)
+        if self.shown.match(text):
+            print(f"    {text}", flush=True)
+
+    def end(self):
+        """Ends what is left: first as Ctrl-C does, so that drivers take down what they made."""
+        for number, seconds in ((signal.SIGINT, 10), (signal.SIGKILL, 1)):
+            try:
+                os.killpg(self.process.pid, number)
+                self.process.wait(seconds)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
+
+
+def run_part(part):
+    """Runs all commands of a part; returns its Counts, seconds and what to remark."""
+    reason = part.missing()
+    if reason:
+        return Counts(skipped=1), 0, f"skipped: {reason}"
+    total, remark, started = Counts(), "", time.monotonic()
+    path = os.path.join(LOGS, f"{part.name}.log")
+    with open(path, "w", encoding="utf-8") as log:
+        for command in part.commands:
+            running = Running(command, part, log, max(1, part.minutes * 60 - (time.monotonic() - started)))
+            status = running.follow()
+            counts = command.count(running.lines)
+            if running.hung:
+                remark = f"no end after {part.minutes} minutes"
+            elif status != 0:
+                remark = f"exit status {status}"
+            elif counts.passed + counts.failed + counts.skipped == 0:
+                remark, status = "no test ran", 1
+            if (status != 0 or running.hung) and counts.failed == 0:
+                # It says that it failed, whatever it counted.
+                counts = Counts(max(0, counts.passed - 1) if command.count is count_status else counts.passed, 1, counts.skipped)
+            total.add(counts)
+            if running.hung:
+                break
+    if total.failed:
+        show_tail(path)
+    return total, time.monotonic() - started, remark
+
+
+def show_tail(path):
+    """The end of a log."""
+    with open(path, encoding="utf-8") as log:
+        lines = log.read().splitlines()
+    print(f"--- the last lines of {path}")
+    print("\n".join(lines[-TAIL_LINES:]))
+    print("---", flush=True)
+
+
+def clock(seconds):
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def table(rows):
+    """Times and counts of all parts."""
+    print(f"\n{'part':10} {'time':>6} {'passed':>7} {'failed':>7} {'skipped':>8}")
+    total = Counts()
+    for name, counts, seconds, remark in rows:
+        total.add(counts)
+        line = f"{name:10} {clock(seconds):>6} {counts.passed:7} {counts.failed:7} {counts.skipped:8}  {remark}"
+        print(line.rstrip())
+    print(f"{'all':10} {clock(sum(row[2] for row in rows)):>6}\n{total}", flush=True)
+    return total
+
+
+def arguments(known):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="*", help=f"these parts alone: {', '.join(known)}")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="first of the random seeds")
+    parser.add_argument("--list", action="store_true", help="name the parts and end")
+    options = parser.parse_args()
+    unknown = [name for name in options.part if name not in known]
+    if unknown:
+        parser.error(f"there is no part {', '.join(unknown)}: it must be one of {', '.join(known)}")
+    return options
+
+
+def main():
+    options = arguments([part.name for part in parts(0)])
+    everything = parts(options.seed)
+    if options.list:
+        for part in everything:
+            print(f"{part.name:10} {part.what}")
+        return 0
+    chosen = [part for part in everything if not options.part or part.name in options.part]
+    if any(part.needs_build for part in chosen) and not any(part.name == "build" for part in chosen):
+        chosen.insert(0, next(part for part in everything if part.name == "build"))
+    os.makedirs(LOGS, exist_ok=True)
+    rows, built = [], True
+    for part in chosen:
+        print(f"{part.name}: {part.what}", flush=True)
+        if part.needs_build and not built:
+            counts, seconds, remark = Counts(failed=1), 0, "not run: the build failed"
+        else:
+            counts, seconds, remark = run_part(part)
+        if part.name == "build":
+            built = counts.failed == 0
+        print(f"{part.name}: {counts}, {clock(seconds)}{', ' + remark if remark else ''}", flush=True)
+        rows.append((part.name, counts, seconds, remark))
+    return 1 if table(rows).failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
