@@ -21,7 +21,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -88,6 +87,18 @@ class Cgroup:
         print(f"left behind: {self.path}", file=sys.stderr)
 
 
+def switch_off(area):
+    """Switches a swap area off for good. While the last program is still ending, its pages may not fit anywhere: a few tries."""
+    for _ in range(30):
+        try:
+            area.switch(False)
+            return
+        except harness.Unavailable as error:
+            reason = error
+            time.sleep(0.2)
+    print(f"left behind: {reason}", file=sys.stderr)
+
+
 class SwapFile:
     """A swap file in the directory that farshore uses too; fully allocated, as swapon demands."""
 
@@ -111,8 +122,7 @@ class SwapFile:
             self.on = on
 
     def remove(self):
-        if self.on:
-            self.switch(False)
+        switch_off(self)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
 
@@ -149,8 +159,7 @@ class Zram:
     def remove(self):
         if self.number is None:
             return
-        if self.on:
-            self.switch(False)
+        switch_off(self)
         with contextlib.suppress(OSError):
             write(f"/sys/block/zram{self.number}/reset", "1")
             write("/sys/class/zram-control/hot_remove", str(self.number))
@@ -390,7 +399,7 @@ def arguments():
 
 def main():
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    harness.tidy_on_sigterm()
     with contextlib.ExitStack() as stack:
         work = tempfile.mkdtemp(prefix="farshore-compare-", dir=options.dir)
         stack.callback(shutil.rmtree, work, ignore_errors=True)
@@ -419,5 +428,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print("interrupted: everything was taken down", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         sys.exit(130)

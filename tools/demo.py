@@ -76,6 +76,7 @@ def main():
     parser.add_argument("--dir", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where cold pages and input go (default /var/tmp)")
     parser.add_argument("--fault", choices=("upcall", "poll"), default="upcall")
     options = parser.parse_args()
+    harness.tidy_on_sigterm()
     options.farshore, options.timeout = harness.find_farshore(options.farshore), 300
     options.work = tempfile.mkdtemp(prefix="farshore-demo-", dir=options.dir)
     options.swap = [f"dir:{options.work}"]

@@ -469,6 +469,7 @@ def main():
     chosen = options.only.split(",") if options.only else names
     if set(chosen) - set(names):
         parser.error(f"there is no test {', '.join(sorted(set(chosen) - set(names)))}")
+    harness.tidy_on_sigterm()
     options.work = tempfile.mkdtemp(prefix="farshore-failures-", dir=options.work)
     os.chmod(options.work, 0o755)
     counts = {"passed": 0, "failed": 0, "skipped": 0}

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -233,8 +234,14 @@ class Process:
 
 
 def run(argv, work, timeout, **options):
-    """Runs a program to its end."""
-    return Process(argv, work, timeout, **options).finish()
+    """Runs a program to its end. An interruption of ours ends the program as well."""
+    process = Process(argv, work, timeout, **options)
+    try:
+        return process.finish()
+    except BaseException:
+        process.kill_session()
+        process.popen.wait()
+        raise
 
 
 # ------------------------------------------------------------------------------------------------- farshore
@@ -315,6 +322,11 @@ def check_stats(stats, limit):
     if stats["swap"]["errors"] != 0:
         wrong.append(f"swap.errors is {stats['swap']['errors']}")
     return wrong
+
+
+def tidy_on_sigterm():
+    """Lets SIGTERM (from `timeout`, from a CI system) unwind like Ctrl-C, so that what runs is ended and what was made is removed."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def table(header, rows, right=()):

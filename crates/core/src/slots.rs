@@ -151,13 +151,13 @@ impl SlotMap {
         loop {
             let index = self.cursor_extent.load(Ordering::Relaxed);
             let from = self.cursor_slot.load(Ordering::Relaxed) as usize;
-            if index < self.extents.load(Ordering::Acquire) {
-                if let Some((at, len)) = self.take_run(self.extent(index), from, want) {
-                    self.cursor_slot.store((at + len as usize) as u32, Ordering::Relaxed);
-                    self.live.fetch_add(u64::from(len), Ordering::Relaxed);
-                    let first = Slot::new(u64::from(index) * EXTENT_SLOTS as u64 + at as u64)?;
-                    return Some(Run { first, len });
-                }
+            if index < self.extents.load(Ordering::Acquire)
+                && let Some((at, len)) = self.take_run(self.extent(index), from, want)
+            {
+                self.cursor_slot.store((at + len as usize) as u32, Ordering::Relaxed);
+                self.live.fetch_add(u64::from(len), Ordering::Relaxed);
+                let first = Slot::new(u64::from(index) * EXTENT_SLOTS as u64 + at as u64)?;
+                return Some(Run { first, len });
             }
             let next = self.next_extent(index)?;
             self.cursor_extent.store(next, Ordering::Relaxed);

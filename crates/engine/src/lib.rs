@@ -38,7 +38,7 @@ use evict::partition::Partition;
 use evict::stage::Stages;
 use farshore_core::frames::Frames;
 use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE};
-use farshore_core::page::Page;
+use farshore_core::page::{Page, PageRange};
 use farshore_core::slots::SlotMap;
 use farshore_core::sync::Futex;
 use farshore_core::table::{PageRef, PageTable};
@@ -140,6 +140,33 @@ pub struct Engine<K, B, P, C, F> {
     space_full: AtomicBool,
     /// Set when an evictor has found nothing to evict in a whole round, cleared when one did.
     starved: AtomicBool,
+    /// Pages that `relocate` is giving their words at the moment.
+    moving: Moving,
+}
+
+/// The range that a page move fills: there, *untouched* does not mean zeros yet.
+///
+/// One writer, under the address-space lock, who sets it before the words can be seen. So a fault that has taken such a
+/// word (an acquire) sees it too, and lets go.
+#[derive(Debug, Default)]
+struct Moving {
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+impl Moving {
+    fn begin(&self, range: PageRange) {
+        self.start.store(range.start.0, Ordering::Release);
+        self.end.store(range.end.0, Ordering::Release);
+    }
+    fn end(&self) {
+        self.end.store(0, Ordering::Release);
+    }
+    fn contains(&self, page: Page) -> bool {
+        !cfg!(feature = "canary-moving")
+            && page.0 < self.end.load(Ordering::Acquire)
+            && self.start.load(Ordering::Acquire) <= page.0
+    }
 }
 
 impl<K, B, P, C, F> core::fmt::Debug for Engine<K, B, P, C, F> {
@@ -180,6 +207,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             watermarks,
             space_full: AtomicBool::new(false),
             starved: AtomicBool::new(false),
+            moving: Moving::default(),
         }
     }
 
@@ -248,7 +276,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     #[inline]
     fn woken(&self, page: Page, outcome: Released) {
         self.kernel.interleave();
-        if cfg!(feature = "canary-wake") && page.0 % 64 == 0 {
+        if cfg!(feature = "canary-wake") && page.0.is_multiple_of(64) {
             return;
         }
         self.waits.released(&self.futex, page, outcome);

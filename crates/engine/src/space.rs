@@ -9,8 +9,8 @@
 //!
 //! So nothing is given up before the kernel has agreed, and nobody sees a page in between.
 
-use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use crate::Engine;
+use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
@@ -27,6 +27,12 @@ fn nameless(range: PageRange, page: Page) -> Release {
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
     /// The pages of `range`, mapped and registered just now, are managed from now on.
     pub fn manage(&self, range: PageRange) {
+        for part in range.by_granule().filter(|part| part.len() < GRANULE_PAGES as u64) {
+            // Its words are about to be written.
+            if let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|g| !g.granule.is_present()) {
+                self.wait_for_late_faults(&g);
+            }
+        }
         self.table.add(range);
         self.kernel.interleave();
         self.stats.manage(range.len() as i64);
@@ -156,9 +162,44 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             frames += self.forfeit(was);
             self.release(page, word, nameless(range, page));
         });
-        self.table.remove(range);
+        self.unmanage(range);
         self.stats.manage(-(managed as i64));
         self.give_frames(frames);
+    }
+
+    /// The claimed and released pages of `range` are managed no more. A fault that looked a granule up before (the program
+    /// touches what it unmaps) may have taken a page since it was released: the granule is hidden first, and such faults are
+    /// waited for, so that none of them reaches into the granule's next life.
+    fn unmanage(&self, range: PageRange) {
+        self.each_granule(range, |part| {
+            let whole = part.len() == GRANULE_PAGES as u64 && !cfg!(feature = "canary-rebirth");
+            let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|_| whole) else { return };
+            if !g.granule.is_present() && !g.granule.is_hidden() {
+                return;
+            }
+            g.granule.hide();
+            self.kernel.interleave();
+            if g.granule.touched() {
+                self.wait_for_late_faults(&g);
+            }
+        });
+        self.table.remove(range);
+    }
+
+    /// Waits for faults that looked a granule up while it was present and took a page of it since.
+    fn wait_for_late_faults(&self, g: &GranuleRef<'_>) {
+        let is_busy = |(_, word): &(Page, &AtomicWord)| word.load().state() == State::Busy;
+        while let Some((page, word)) = g.id.range().iter().zip(g.words).find(is_busy) {
+            self.wait_while_busy(page, word);
+        }
+    }
+
+    fn wait_while_busy(&self, page: Page, word: &AtomicWord) {
+        while word.load().state() == State::Busy {
+            if let Some(ticket) = self.waits.announce(page, word) {
+                self.waits.sleep(&self.futex, ticket);
+            }
+        }
     }
 
     /// Managed pages of `range`: a granule that nobody has touched is managed whole (or hidden just now).
@@ -166,8 +207,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let mut count = 0;
         self.each_granule(range, |part| {
             let Some(g) = self.table.granule_even_absent(part.start.granule()) else { return };
+            if !g.granule.is_present() && !g.granule.is_hidden() {
+                // A late fault may have marked it touched all the same.
+                return;
+            }
             if !g.granule.touched() {
-                count += if g.granule.is_present() || g.granule.is_hidden() { part.len() } else { 0 };
+                count += part.len();
             } else {
                 count += part.iter().filter(|p| g.words[p.index_in_granule()].load().state() != State::Foreign).count() as u64;
             }
@@ -187,7 +232,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Undoes the hiding of `part`'s granule. False when it was not hidden but claimed page by page. (Of a hidden one no
     /// page is ours: what is busy there is in the hands of a fault that came too early.)
     fn show_hidden(&self, part: PageRange) -> bool {
-        let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|g| g.granule.is_hidden()) else { return false };
+        let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|g| g.granule.is_hidden()) else {
+            return false;
+        };
         g.granule.show();
         true
     }
@@ -197,6 +244,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// write protection. `old_stays`: the old range stays managed, empty (`MREMAP_DONTUNMAP`).
     pub fn relocate(&self, old: PageRange, new: Page, old_stays: bool) {
         let moved = PageRange { start: new, end: new.plus(old.len()) };
+        self.moving.begin(moved);
         self.manage(moved);
         self.inherit_unreadable(old, moved);
         self.each_claimed(old, |page, _, was| {
@@ -206,14 +254,16 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             let target = new.plus(page.0 - old.start.0);
             let Some(at) = self.page(target) else { unreachable!("{target:?} was managed just now") };
             at.granule.touch();
-            let Claim::Owned { .. } = at.word.claim() else { unreachable!("{target:?} is known to nobody yet") };
+            // A fault on a neighbour that brings zeros along may have it for a moment.
+            let before = self.claim_page(target);
+            debug_assert!(before.is_some_and(|w| w.state() == State::Untouched), "{target:?} was touched while it was moved");
             let to = match was.state() {
                 State::Resident => {
                     if let Some(slot) = was.slot() {
                         self.slots.free(slot);
                     }
                     // An evictor at work in this granule may have protected it before its word said anything.
-                    Release::Dirty { young: was.young(), guessed: false, protected: true }
+                    Release::Dirty { young: was.young(), guessed: false, protected: !cfg!(feature = "canary-moved") }
                 }
                 State::Out => match was.slot() {
                     Some(slot) => Release::Out { slot },
@@ -232,6 +282,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 self.list_granule(at.granule, target, 0);
             }
         });
+        self.moving.end();
         self.leave_moved(old, old_stays);
     }
 
@@ -239,7 +290,8 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// page of `moved` can be a victim.
     fn inherit_unreadable(&self, old: PageRange, moved: PageRange) {
         let unreadable = |g: GranuleRef<'_>| g.granule.unreadable.load(Ordering::SeqCst) != 0;
-        if old.by_granule().any(|part| self.table.granule_even_absent(part.start.granule()).is_some_and(unreadable)) {
+        let forget = cfg!(feature = "canary-unreadable");
+        if !forget && old.by_granule().any(|part| self.table.granule_even_absent(part.start.granule()).is_some_and(unreadable)) {
             self.each_granule(moved, |part| {
                 if let Some(g) = self.table.granule(part.start.granule()) {
                     g.granule.unreadable.store(1, Ordering::SeqCst);
@@ -257,10 +309,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         if stays {
             // Not `unclaim`: the pages are released, and what is busy now is in somebody else's hands.
             self.each_granule(old, |part| {
-                let _ = self.show_hidden(part);
+                if !self.show_hidden(part) && cfg!(feature = "canary-stays") {
+                    self.unclaim(part);
+                }
             });
         } else {
-            self.table.remove(old);
+            self.unmanage(old);
             self.stats.manage(-(managed as i64));
         }
     }
@@ -270,7 +324,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     ///
     /// # Errors
     /// When a page cannot be brought in; what was claimed is put back.
-    pub fn claim_resident(&self, range: PageRange, core: usize, buffer: &mut PageBuf) -> Result<(), crate::fault::resolve::Failure> {
+    pub fn claim_resident(
+        &self,
+        range: PageRange,
+        core: usize,
+        buffer: &mut PageBuf,
+    ) -> Result<(), crate::fault::resolve::Failure> {
         for page in range.iter() {
             loop {
                 if !self.is_managed(page) {
@@ -319,7 +378,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             }
             self.release(page, word, nameless(range, page));
         });
-        self.table.remove(range);
+        self.unmanage(range);
         self.stats.manage(-(managed as i64));
         self.frames_came.signal(&self.futex);
     }
@@ -333,12 +392,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 g.granule.unreadable.store(1, Ordering::SeqCst);
                 // An evictor that looked before copies right now: wait until it has let go of its pages.
                 for page in part.iter() {
-                    let word = &g.words[page.index_in_granule()];
-                    while word.load().state() == State::Busy {
-                        if let Some(ticket) = self.waits.announce(page, word) {
-                            self.waits.sleep(&self.futex, ticket);
-                        }
-                    }
+                    self.wait_while_busy(page, &g.words[page.index_in_granule()]);
                 }
             } else if part.len() == GRANULE_PAGES as u64 {
                 g.granule.unreadable.store(0, Ordering::SeqCst);

@@ -16,8 +16,10 @@ use farshore_sys::signal::{BUS_ADRERR, SIGBUS, SigInfo, UContext};
 /// # Safety
 /// Called by the kernel as a signal handler.
 pub unsafe extern "C" fn on_sigbus(_signal: i32, info: *mut SigInfo, context: *mut UContext) {
-    // SAFETY: the kernel passes both, on this stack, to this call alone.
-    let (info, context) = unsafe { (&*info, &mut *context) };
+    // SAFETY: the kernel passes it, on this stack, to this call alone.
+    let info = unsafe { &*info };
+    // SAFETY: as above.
+    let context = unsafe { &mut *context };
     if info.code() == BUS_ADRERR
         && let Some(runtime) = runtime()
         && serve(runtime, info.fault_address(), context)

@@ -162,7 +162,8 @@ pub fn memory_call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
         return brk(runtime, args);
     }
     let bytes = args[1].checked_next_multiple_of(PAGE_SIZE as u64);
-    let range = bytes.filter(|&b| args[0].checked_add(b).is_some_and(|end| end < 1 << 47)).map(|b| PageRange::covering(args[0], b));
+    let range =
+        bytes.filter(|&b| args[0].checked_add(b).is_some_and(|end| end < 1 << 47)).map(|b| PageRange::covering(args[0], b));
     let managed = range.filter(|r| crate::memory::any_managed(runtime, *r));
     if number == nr::MREMAP
         && let Some(range) = managed

@@ -32,10 +32,7 @@ const PAGE: u64 = PAGE_SIZE as u64;
 
 /// The calls of this module, by number.
 pub fn handles(number: u64) -> bool {
-    matches!(
-        number,
-        nr::MMAP | nr::MPROTECT | nr::MUNMAP | nr::BRK | nr::MREMAP | nr::MADVISE | 149..=152 | 325 | 329 | 216 | 30
-    )
+    matches!(number, nr::MMAP | nr::MPROTECT | nr::MUNMAP | nr::BRK | nr::MREMAP | nr::MADVISE | 149..=152 | 325 | 329 | 216 | 30)
 }
 
 /// Does one of them; the kernel's answer.
@@ -73,7 +70,7 @@ fn is_error(answer: i64) -> bool {
 /// The pages of a call's range, if the kernel would accept the range at all.
 fn pages(addr: u64, len: u64) -> Option<PageRange> {
     let end = addr.checked_add(len)?;
-    (addr % PAGE == 0 && len > 0 && end < 1 << 47).then(|| PageRange::covering(addr, len))
+    (addr.is_multiple_of(PAGE) && len > 0 && end < 1 << 47).then(|| PageRange::covering(addr, len))
 }
 
 fn may_manage(runtime: &Runtime, args: &Args) -> bool {
@@ -103,7 +100,9 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
     let [addr, len, _, flags, ..] = *args;
     let fixed = flags & map::FIXED != 0;
     let managed_before = fixed && pages(addr, len.next_multiple_of(PAGE)).is_some_and(|r| any_managed(runtime, r));
-    if !may_manage(runtime, args) && !(managed_before && may_manage(runtime, &[addr, u64::MAX, args[2], flags, 0, 0])) {
+    // A mapping that is too small to be worth managing stays managed where it replaces managed memory.
+    let wanted = |len| may_manage(runtime, &[addr, len, args[2], flags, 0, 0]);
+    if !wanted(if managed_before { u64::MAX } else { len }) {
         if !managed_before {
             return raw(nr::MMAP, args);
         }
@@ -159,9 +158,13 @@ fn populate(runtime: &Runtime, range: PageRange, access: Access) -> i64 {
 
 /// Whether any page of `range` is managed. A hint without the lock, exact under it.
 pub fn any_managed(runtime: &Runtime, range: PageRange) -> bool {
-    range.by_granule().any(|part| runtime.engine.table.granule(part.start.granule()).is_some_and(|g| {
-        !g.granule.touched() || part.iter().any(|page| runtime.engine.is_managed(page))
-    }))
+    range.by_granule().any(|part| {
+        runtime
+            .engine
+            .table
+            .granule(part.start.granule())
+            .is_some_and(|g| !g.granule.touched() || part.iter().any(|page| runtime.engine.is_managed(page)))
+    })
 }
 
 fn munmap(runtime: &Runtime, args: &Args) -> i64 {
@@ -241,7 +244,13 @@ fn madvise(runtime: &Runtime, args: &Args) -> i64 {
         advice::POPULATE_READ => populate(runtime, range, Access::Read),
         advice::POPULATE_WRITE => populate(runtime, range, Access::Write),
         // Hints that Farshore's own eviction stands for, and huge pages, which it cannot evict by halves.
-        advice::WILLNEED | advice::COLD | advice::PAGEOUT | advice::HUGEPAGE | advice::NOHUGEPAGE | advice::MERGEABLE | COLLAPSE => 0,
+        advice::WILLNEED
+        | advice::COLD
+        | advice::PAGEOUT
+        | advice::HUGEPAGE
+        | advice::NOHUGEPAGE
+        | advice::MERGEABLE
+        | COLLAPSE => 0,
         _ => raw(nr::MADVISE, args),
     }
 }
@@ -306,9 +315,7 @@ fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     let range = args[0].checked_add(args[1]).and_then(|end| pages(start, end.checked_next_multiple_of(PAGE)? - start));
     let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(number, args) };
     // Locked memory is the kernel's business from here on: it stays where it is.
-    let answer = locked(runtime, |_| {
-        each_run(runtime, range, |run, managed| if managed { hand_over(runtime, run) } else { 0 })
-    });
+    let answer = locked(runtime, |_| each_run(runtime, range, |run, managed| if managed { hand_over(runtime, run) } else { 0 }));
     if is_error(answer) { answer } else { raw(number, args) }
 }
 
@@ -445,7 +452,8 @@ fn moved(runtime: &Runtime, from: PageRange, kept: PageRange, to: PageRange, old
     }
     set_apart(to, false);
     runtime.engine.relocate(kept, to.start, old_stays);
-    let (tail, grown) = (PageRange { start: kept.end, end: from.end }, PageRange { start: to.start.plus(kept.len()), end: to.end });
+    let (tail, grown) =
+        (PageRange { start: kept.end, end: from.end }, PageRange { start: to.start.plus(kept.len()), end: to.end });
     if !tail.is_empty() {
         runtime.engine.finish_unmap(tail);
     }

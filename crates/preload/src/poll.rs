@@ -3,8 +3,8 @@
 //! Slower than the upcall by two context switches, but the kernel's own accesses are served too (where the
 //! userfaultfd may do that), so nothing needs to be pinned.
 
-use crate::{fault, report, thread};
 use crate::runtime::Runtime;
+use crate::{fault, report, thread};
 use farshore_core::page::{Access, Page};
 use farshore_sys::raw::Errno;
 use farshore_sys::uffd::Message;

@@ -7,10 +7,12 @@
 //! | `fork` | copied | see [`crate::fork`] |
 //! | exec | new | an ordinary program: Farshore's variables were taken out of the environment at the start |
 
+use crate::net::buffers::{self, Memory as _, PinSet};
 use crate::net::entry::Call;
 use crate::runtime::{runtime, uninterrupted};
-use crate::{fork, net, report, signals, start, thread};
+use crate::{fork, memory, net, report, signals, start, thread};
 use core::sync::atomic::{AtomicBool, Ordering};
+use farshore_core::page::PageRange;
 use farshore_sys::raw::{nr, syscall};
 use farshore_sys::signal::{self, How, SigSet};
 
@@ -18,6 +20,17 @@ type Args = [u64; 6];
 
 const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
+const CLONE_SETTLS: u64 = 0x80000;
+const SYS_CLONE3: u64 = 435;
+const SYS_MLOCK2: u64 = 325;
+const SYS_MUNLOCK: u64 = 150;
+const MLOCK_ONFAULT: u64 = 1;
+/// What is taken for the stack if a call names its top only.
+const STACK_GUESS: u64 = 256 << 10;
+/// Static thread-local storage lies between the stack's top and the thread pointer: at most so many bytes.
+const TLS_MAX: u64 = 1 << 20;
+/// What libc keeps behind the thread pointer.
+const THREAD_BYTES: u64 = 4096;
 const SYS_EXECVE: u64 = 59;
 const SYS_EXECVEAT: u64 = 322;
 
@@ -51,7 +64,7 @@ fn exit_thread(args: &Args) -> i64 {
         signal::sigprocmask(How::Set, SigSet::ALL);
         net::touch_robust_list();
         if let Some(thread) = thread::current() {
-            net::unpin_stack(thread);
+            net::unpin_all(thread);
         }
         thread::leave();
     }
@@ -81,23 +94,63 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
     net::pin_clone_words(call);
     if flags & CLONE_VM == 0 {
         fork::before();
-    } else if flags & CLONE_VFORK != 0
-        && let Some(thread) = thread::current()
-    {
+    } else if flags & CLONE_VFORK == 0 {
+        keep_stack_local(flags, call);
+    } else if let Some(thread) = thread::current() {
         thread.vforked += 1;
     }
     0
 }
 
-/// In the parent, after the call.
+/// A new thread's stack, and its thread-local storage above, stop being managed if the program has taken them from
+/// managed memory (`pthread_attr_setstack`; libc's own stacks never are).
+///
+/// The thread runs on it before it has an alternate stack to take faults on, and Farshore's code with signals blocked;
+/// and the kernel writes there at any time (`rseq`, the futex at the thread's end), without an error that we could mend.
+fn keep_stack_local(flags: u64, call: &Call) {
+    let Some(runtime) = runtime().filter(|r| !r.forked.load(Ordering::Acquire)) else { return };
+    let Some((start, end)) = stack_of(flags, call) else { return };
+    if memory::any_managed(runtime, PageRange::covering(start, end - start)) {
+        // Locked memory is not managed; that it is locked too is of no use here, and may be refused.
+        memory::call(runtime, SYS_MLOCK2, &[start, end - start, MLOCK_ONFAULT, 0, 0, 0]);
+        // SAFETY: takes back what the line before has done; the memory was not locked, being managed.
+        unsafe { syscall(SYS_MUNLOCK, [start, end - start, 0, 0, 0, 0]) };
+    }
+}
+
+/// Where a new thread's stack begins, and where its stack or thread-local storage ends.
+fn stack_of(flags: u64, call: &Call) -> Option<(u64, u64)> {
+    let (start, top, tls) = if call.nr == SYS_CLONE3 {
+        // struct clone_args: stack, its size and the thread pointer are the words 5 to 7.
+        let mut pins = PinSet::new();
+        let words = buffers::read_user::<[u64; 8]>(net::net(), &mut pins, call.args[0]);
+        net::net().unpin(&mut pins);
+        let [.., stack, size, tls] = words?;
+        (stack, stack.checked_add(size)?, tls)
+    } else {
+        // The size is not told.
+        (call.args[1].saturating_sub(STACK_GUESS), call.args[1], call.args[4])
+    };
+    let behind = flags & CLONE_SETTLS != 0 && (top..top.saturating_add(TLS_MAX)).contains(&tls);
+    let end = if behind { tls + THREAD_BYTES } else { top };
+    (start < end).then_some((start, end))
+}
+
+/// In the parent, after the call. What was done before is undone by the same flags: a `vfork` child runs on its parent's
+/// record, and may make threads of its own while the record counts it.
 #[unsafe(no_mangle)]
-extern "C" fn farshore_parent_after_clone(_result: i64) {
-    if fork::is_pending() {
+extern "C" fn farshore_parent_after_clone(flags: u64, result: i64) {
+    if flags & CLONE_VM == 0 {
+        debug_assert!(fork::is_pending(), "a fork that was not begun");
         fork::parent_after();
-    } else if let Some(thread) = thread::current()
-        && thread.vforked > 0
-    {
-        thread.vforked -= 1;
+    } else if flags & CLONE_VFORK != 0 {
+        if let Some(thread) = thread::current() {
+            thread.vforked = thread.vforked.saturating_sub(1);
+        }
+        if result > 0 {
+            // The child has left this memory; the copies that its exec made have not.
+            net::calls::exec::child_is_gone(net::net(), result as u64);
+        }
     }
 }
 

@@ -4,14 +4,15 @@
 //! thread at every moment. So for these three:
 //!
 //! * our handlers are installed; what the program installs is remembered here and called for what is not ours;
-//! * no mask of the program blocks them: their bits are taken out of every set that reaches the kernel, and
-//!   put back into every set that the program reads.
+//! * no mask of the program blocks them: their bits are taken out of every set that reaches the kernel (masks for the time
+//!   of one call, as `ppoll`'s: [`crate::net::calls`]), and put back into every set that the program reads.
 //!
 //! All other signals are the kernel's, except that their restorer is ours (libc's `rt_sigreturn` would be caught).
 //!
 //! The alternate stack of a thread is ours until the program sets its own; then that one is used, pinned.
 
 use crate::net::buffers::{self, Memory, PinSet, careful};
+use crate::net::calls::NEEDED_SIGNALS;
 use crate::net::net;
 use crate::report;
 use crate::runtime::uninterrupted;
@@ -20,21 +21,18 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_sys::guarded;
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, nr, syscall};
-use farshore_sys::signal::{self, Action, AltStack, Handler, How, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags};
+use farshore_sys::signal::{
+    self, Action, AltStack, Handler, How, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags,
+};
 
 type Args = [u64; 6];
 
 /// The signals that Farshore needs.
-pub const OURS: SigSet = SigSet::EMPTY.with(SIGBUS).with(SIGSEGV).with(SIGSYS);
+pub const OURS: SigSet = SigSet(NEEDED_SIGNALS);
 
 const SIG_DFL: u64 = 0;
 const SIG_IGN: u64 = 1;
 const SIGNALS: usize = 65;
-const SYS_RT_SIGSUSPEND: u64 = 130;
-const SYS_PPOLL: u64 = 271;
-const SYS_PSELECT6: u64 = 270;
-const SYS_EPOLL_PWAIT: u64 = 281;
-const SYS_EPOLL_PWAIT2: u64 = 441;
 
 /// What the program believes to have installed, for our three signals.
 struct Believed([Action; 3]);
@@ -63,12 +61,8 @@ pub fn install() -> Result<(), Errno> {
     for (number, handler) in handlers {
         // The SIGSYS handler reads the program's signal frame, which may fault; nobody else is interrupted.
         let mask = if number == SIGSYS { SigSet::ALL.without(SIGBUS).without(SIGSEGV) } else { SigSet::ALL };
-        let action = Action {
-            handler,
-            flags: flags::SIGINFO | flags::RESTORER | flags::ONSTACK,
-            restorer: signal::restorer(),
-            mask,
-        };
+        let action =
+            Action { handler, flags: flags::SIGINFO | flags::RESTORER | flags::ONSTACK, restorer: signal::restorer(), mask };
         // SAFETY: the handlers are async-signal-safe (module heads of fault, net::entry and this) and take what SA_SIGINFO gives.
         let before = unsafe { signal::sigaction(number, Some(&action)) }?;
         if let Some(i) = place(number) {
@@ -80,8 +74,10 @@ pub fn install() -> Result<(), Errno> {
 
 /// The handler of SIGSEGV: a guarded access of ours, or the program's.
 unsafe extern "C" fn on_sigsegv(_signal: i32, info: *mut SigInfo, context: *mut UContext) {
-    // SAFETY: the kernel passes both, on this stack, to this call alone.
-    let (info, context) = unsafe { (&*info, &mut *context) };
+    // SAFETY: the kernel passes it, valid until the handler returns.
+    let info = unsafe { &*info };
+    // SAFETY: the same, and to this call alone.
+    let context = unsafe { &mut *context };
     deliver(SIGSEGV, info, context);
 }
 
@@ -145,7 +141,9 @@ fn repair_careful(context: &mut UContext) -> bool {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn farshore_foreign_sigsys(info: *mut SigInfo, context: *mut UContext) {
     // SAFETY: this function's own condition.
-    let (info, context) = unsafe { (&*info, &mut *context) };
+    let info = unsafe { &*info };
+    // SAFETY: this function's own condition.
+    let context = unsafe { &mut *context };
     deliver(SIGSYS, info, context);
 }
 
@@ -162,18 +160,7 @@ unsafe extern "C" fn farshore_before_sigreturn(context: *mut UContext) {
 
 /// The calls of this module, by number.
 pub fn handles(number: u64) -> bool {
-    matches!(number, nr::RT_SIGACTION | nr::RT_SIGPROCMASK | nr::SIGALTSTACK | SYS_RT_SIGSUSPEND)
-}
-
-/// Whether `number` passes a signal mask for the time of the call: which argument, and whether it is
-/// pselect6's pair of pointer and size.
-pub fn temporary_mask(number: u64) -> Option<(usize, bool)> {
-    match number {
-        SYS_PPOLL => Some((3, false)),
-        SYS_EPOLL_PWAIT | SYS_EPOLL_PWAIT2 => Some((4, false)),
-        SYS_PSELECT6 => Some((5, true)),
-        _ => None,
-    }
+    matches!(number, nr::RT_SIGACTION | nr::RT_SIGPROCMASK | nr::SIGALTSTACK)
 }
 
 /// Does one of the calls.
@@ -181,8 +168,7 @@ pub fn handle(number: u64, args: &Args) -> i64 {
     match number {
         nr::RT_SIGACTION => rt_sigaction(args),
         nr::RT_SIGPROCMASK => rt_sigprocmask(args),
-        nr::SIGALTSTACK => sigaltstack(args),
-        _ => with_mask(args[0], |mask| raw(number, &[mask, args[1], 0, 0, 0, 0])),
+        _ => sigaltstack(args),
     }
 }
 
@@ -278,7 +264,6 @@ fn rt_sigprocmask(args: &Args) -> i64 {
         return raw(nr::RT_SIGPROCMASK, args);
     };
     let mut pretended = thread.pretended_mask;
-    let mut reply = 0u64;
     let mut wanted = 0u64;
     if set != 0 {
         match read::<u64>(set) {
@@ -294,41 +279,18 @@ fn rt_sigprocmask(args: &Args) -> i64 {
         });
         wanted &= !OURS.0;
     }
-    let new = if set != 0 { &raw const wanted as u64 } else { 0 };
-    let answer = raw(nr::RT_SIGPROCMASK, &[how, new, &raw mut reply as u64, 8, 0, 0]);
+    // What to set, and what was set. Pinned, or the kernel might set the mask and then not be able to tell the one before.
+    let mut masks = [wanted, 0u64];
+    let mut pins = PinSet::new();
+    let at = buffers::pin_local(net(), &mut pins, &mut masks);
+    let answer = raw(nr::RT_SIGPROCMASK, &[how, if set != 0 { at } else { 0 }, at + 8, 8, 0, 0]);
+    net().unpin(&mut pins);
     if answer < 0 {
         return answer;
     }
-    let before = reply | thread.pretended_mask.0;
+    let before = masks[1] | thread.pretended_mask.0;
     thread.pretended_mask = pretended;
     if old != 0 && !write(old, &before) { EFAULT } else { 0 }
-}
-
-/// Calls `f` with the address of the mask at `addr` less our signals.
-pub fn with_mask(addr: u64, f: impl FnOnce(u64) -> i64) -> i64 {
-    if addr == 0 {
-        return f(0);
-    }
-    match read::<u64>(addr) {
-        // Nothing of ours in it: the program's own, so that the kernel judges it.
-        Some(bits) if bits & OURS.0 == 0 => f(addr),
-        Some(bits) => {
-            let filtered = bits & !OURS.0;
-            f(&raw const filtered as u64)
-        }
-        None => f(addr),
-    }
-}
-
-/// As [`with_mask`] for pselect6, whose sixth argument points to address and size of the mask.
-pub fn with_mask_pair(addr: u64, f: impl FnOnce(u64) -> i64) -> i64 {
-    match if addr == 0 { None } else { read::<[u64; 2]>(addr) } {
-        Some([mask, size]) => with_mask(mask, |mask| {
-            let pair = [mask, size];
-            f(&raw const pair as u64)
-        }),
-        None => f(addr),
-    }
 }
 
 fn sigaltstack(args: &Args) -> i64 {
@@ -370,6 +332,7 @@ fn change_stack(thread: &mut Thread, new: Option<AltStack>) -> Result<AltStack, 
     if new.size <= 16 << 20 {
         // The kernel writes signal frames there at any time.
         buffers::pin_all(net(), &mut pins, new.base, new.size, buffers::Access::Write);
+        pins.detach();
     }
     // SAFETY: the program's own stack, which it promises to leave alone.
     if let Err(errno) = unsafe { signal::sigaltstack(Some(&new)) } {

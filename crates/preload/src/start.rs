@@ -88,7 +88,9 @@ fn take_environment() -> Option<String> {
     let (mut from, mut to) = (0, 0);
     loop {
         // SAFETY: the list ends with a null pointer, at which the loop ends.
-        let entry = unsafe { *list.add(from) };
+        let place = unsafe { list.add(from) };
+        // SAFETY: as above.
+        let entry = unsafe { place.read() };
         from += 1;
         let mut keep = entry;
         if !entry.is_null() {
@@ -108,7 +110,9 @@ fn take_environment() -> Option<String> {
             }
         }
         // SAFETY: `to` never passes `from`, which is within the list.
-        unsafe { *list.add(to) = keep };
+        let place = unsafe { list.add(to) };
+        // SAFETY: as above; the list is writable memory of libc's.
+        unsafe { place.write(keep) };
         to += 1;
         if entry.is_null() {
             return options;
@@ -118,6 +122,7 @@ fn take_environment() -> Option<String> {
 
 fn start(mut options: Options) -> Result<(), String> {
     entry::init()?;
+    crate::net::mark_plain_calls();
     find_own_text()?;
     if let Some(StatsTarget::File(path)) = &options.stats {
         // The program may change its directory.
@@ -131,7 +136,8 @@ fn start(mut options: Options) -> Result<(), String> {
     let memory = memory.raise(lowest).unwrap_or_else(|(memory, _)| memory);
     let polled = options.fault == FaultMode::Poll;
     let kernel = LinuxKernel::with_parts(uffd, SelfAdvice::probe(), memory, polled);
-    let backend = AnyBackend::open(&options.swap, &mut |notice| report::line(format_args!("{notice}"))).map_err(|why| why.to_string())?;
+    let backend =
+        AnyBackend::open(&options.swap, &mut |notice| report::line(format_args!("{notice}"))).map_err(|why| why.to_string())?;
     // SAFETY: start-up: there is one thread, and until `running` the dispatcher passes every call on.
     let report = unsafe { patch::patch(patch::DEFAULT_NAMES) };
     if options.trace {
@@ -158,7 +164,8 @@ fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, pins_needed
     let cores = threads::available_parallelism().map_or(1, usize::from);
     let evictors = options.evictors.map_or(cores.min(4), |n| n as usize);
     let shape = Shape { memory: options.memory.bytes(), evictors, cores };
-    let policy = BuiltIn::named(&options.policy.name).ok_or_else(|| format!("--policy {}: there is no such policy", options.policy.name))?;
+    let policy = BuiltIn::named(&options.policy.name)
+        .ok_or_else(|| format!("--policy {}: there is no such policy", options.policy.name))?;
     let bytes = shape.sizes().stages as usize * size_of::<PageBuf>();
     let staging = map_own(bytes).map_err(|why| format!("no address space for {bytes} bytes of staging memory ({why:?})"))?;
     let clock = MonotonicClock::new();
@@ -220,7 +227,12 @@ fn start_all(runtime: &'static Runtime, polled: bool) -> Result<u32, String> {
             runtime.wait_until_running();
             body();
         };
-        threads::Builder::new().name(name).stack_size(STACK).spawn(body).map(drop).map_err(|why| format!("no thread of our own: {why}"))
+        threads::Builder::new()
+            .name(name)
+            .stack_size(STACK)
+            .spawn(body)
+            .map(drop)
+            .map_err(|why| format!("no thread of our own: {why}"))
     };
     std::panic::set_hook(Box::new(|info| report::abort(format_args!("bug: {info}"))));
     let cores = threads::available_parallelism().map_or(1, usize::from);
@@ -268,7 +280,9 @@ pub fn catch_system_calls() {
     let (start, len) = (TEXT_START.load(Ordering::Acquire), TEXT_LEN.load(Ordering::Acquire));
     // SAFETY: the range is our text, where all our own system calls are made; the handler of SIGSYS is installed.
     if let Err(why) = unsafe { sud::enable(start, len, &raw const SELECTOR) } {
-        report::abort(format_args!("system calls cannot be caught (Syscall User Dispatch: {why:?}); 'farshore doctor' tells more"));
+        report::abort(format_args!(
+            "system calls cannot be caught (Syscall User Dispatch: {why:?}); 'farshore doctor' tells more"
+        ));
     }
 }
 
@@ -370,7 +384,13 @@ impl control::Target for Runtime {
                 bytes_out: written * 4096,
                 errors: counter(&engine.stats.io_errors),
             },
-            fault_latency_ns: stats::Latency { p50: latency.p50, p90: latency.p90, p99: latency.p99, p999: latency.p999, max: latency.max },
+            fault_latency_ns: stats::Latency {
+                p50: latency.p50,
+                p90: latency.p90,
+                p99: latency.p99,
+                p999: latency.p999,
+                max: latency.max,
+            },
             spaces: vec![stats::Space {
                 name: engine.backend.name().to_owned(),
                 capacity_bytes: engine.backend.capacity().map(|slots| slots * 4096),
@@ -418,4 +438,3 @@ pub fn write_stats(runtime: &Runtime) {
         }
     }
 }
-

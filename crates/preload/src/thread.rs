@@ -6,6 +6,7 @@
 //!  └ 4 KiB ┴─────────────────────────────────┴────────┘     recycled through a free list
 //! ```
 
+use crate::net::buffers::{Held, PinSet};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_engine::traits::PageBuf;
@@ -35,7 +36,9 @@ pub struct Thread {
     /// The program's own alternate stack, if it has set one.
     pub program_stack: Option<AltStack>,
     /// Pages of that stack that are pinned while it is set.
-    pub stack_pins: crate::net::buffers::PinSet,
+    pub stack_pins: PinSet,
+    /// What the thread's calls have pinned.
+    pub held: Held,
     next_free: Option<NonNull<Thread>>,
 }
 
@@ -90,7 +93,8 @@ pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
         vforked: 0,
         pretended_mask: SigSet::EMPTY,
         program_stack: None,
-        stack_pins: crate::net::buffers::PinSet::new(),
+        stack_pins: PinSet::new(),
+        held: Held::new(),
         next_free: None,
     };
     // SAFETY: the record is writable memory of the right size and alignment that is this thread's alone.

@@ -1,11 +1,11 @@
 //! Threads that make memory calls: mmap, munmap, madvise, mremap, mlock, mprotect, and changes of the limit. They do
 //! what the shipped library does, in its order, under one address-space lock.
 
+use crate::Rig;
 use crate::model::Kind;
 use crate::program::{accept, between_things, progress};
 use crate::sched::{maybe_switch, sleep_ns};
 use crate::world::{note, world};
-use crate::Rig;
 use farshore_core::page::PageRange;
 use farshore_engine::traits::PageBuf;
 use std::rc::Rc;
@@ -48,7 +48,10 @@ fn refused() -> bool {
 pub fn caller(rig: &Rc<Rig>, core: usize) {
     let mut buffer = Box::new(PageBuf::ZERO);
     while !between_things() {
-        let pause = world(|w| w.rng.between(1_000, 400_000));
+        let pause = world(|w| {
+            let most = w.setup.call_pause;
+            w.rng.between(1_000, most)
+        });
         sleep_ns(pause);
         lock();
         one_call(rig, core, &mut buffer);
@@ -66,7 +69,9 @@ fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut PageBuf) {
     match (kind, part) {
         (0, _) => map(rig, true),
         (1, _) => map(rig, false),
-        (2 | 3, Some(range)) => unmap(rig, range),
+        (2, Some(range)) => unmap(rig, range),
+        // Whole granules, with whatever lies in them: these come and go by their flag.
+        (3, Some(range)) => unmap(rig, world(|w| range.start.granule().range().intersect(w.memory.arena()))),
         (4..=6, Some(range)) => discard(rig, range),
         (7 | 8, Some(range)) => relocate(rig, range),
         (9, Some(range)) => keep(rig, PageRange { start: range.start, end: range.start.plus(range.len().min(40)) }, core, buffer),

@@ -53,7 +53,10 @@ pub fn between_steps(rig: &Rig) {
         broken(0, &format!("{resident} pages are resident with {} frames", frames.taken()));
     }
     if frames.taken() > frames.limit() + frames.debt() {
-        broken(0, &format!("{} frames are taken, the limit is {} and {} are owed", frames.taken(), frames.limit(), frames.debt()));
+        broken(
+            0,
+            &format!("{} frames are taken, the limit is {} and {} are owed", frames.taken(), frames.limit(), frames.debt()),
+        );
     }
     if rig.engine.stats.synchronous.load(std::sync::atomic::Ordering::Relaxed) != 0 {
         broken(0, "a page was evicted by a thread that is not an evictor");
@@ -184,6 +187,17 @@ pub fn dump(engine: &Engine, arena: PageRange) -> String {
             }
         }
     }
-    let _ = write!(text, "\nuntouched, foreign, busy, resident, leaving, out: {counts:?}");
+    let _ = write!(text, "\nstages that hold bytes, of how many:");
+    let count = engine.sizes().stages as u32;
+    for stage in (0..count).map(farshore_core::word::Stage) {
+        let stages = engine.stages();
+        if stages.vacancy(stage) == farshore_engine::evict::stage::Vacancy::Held && stages.slot(stage).is_some() {
+            let word = engine.table.word_for_unpin(stages.page(stage)).map(|w| w.load());
+            if word.is_none_or(|w| w.stage() != Some(stage) && w.state() != State::Out) {
+                let _ = write!(text, " {}:{:#x}={word:?}", stage.0, stages.page(stage).0);
+            }
+        }
+    }
+    let _ = write!(text, " {count}\nuntouched, foreign, busy, resident, leaving, out: {counts:?}");
     text
 }

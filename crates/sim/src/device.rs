@@ -226,9 +226,8 @@ impl WriteQueue for SimQueue {
 /// Completes one due write of a queue.
 fn complete(w: &mut World, queue: usize) -> (u64, Result<(), IoError>) {
     let now = w.now;
-    let due: Vec<usize> = (0..w.device.writes.len())
-        .filter(|&i| w.device.writes[i].queue == queue && w.device.writes[i].done_at <= now)
-        .collect();
+    let due: Vec<usize> =
+        (0..w.device.writes.len()).filter(|&i| w.device.writes[i].queue == queue && w.device.writes[i].done_at <= now).collect();
     let at = w.rng.pick(&due);
     let op = w.device.writes.swap_remove(at);
     let write_error = w.rates.write_error;
@@ -244,9 +243,9 @@ fn complete(w: &mut World, queue: usize) -> (u64, Result<(), IoError>) {
     }
     // A write that fails may have written a part.
     let written = if result.is_ok() { op.before.len() } else { w.rng.below(op.before.len() as u64) as usize };
-    for (i, before) in op.before.iter().enumerate() {
-        // SAFETY: the caller of `start_write` promised this memory until the completion, which is handed out after this.
-        let bytes = unsafe { &*op.pages.add(i) };
+    // SAFETY: the caller of `start_write` promised this memory until the completion, which is handed out after this.
+    let memory = unsafe { std::slice::from_raw_parts(op.pages, op.before.len()) };
+    for (i, (bytes, before)) in memory.iter().zip(&op.before).enumerate() {
         let slot = Device::number(op.first, i);
         if bytes.0 != before.0 {
             broken(0, &format!("the memory of the write to {slot:?} changed while it was in flight"));

@@ -158,12 +158,12 @@ fn install_hook() {
     ONCE.call_once(|| {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            let Ok(Some((setup, engine))) = RUNNING.try_with(|r| r.try_borrow().ok().and_then(|r| {
-                r.as_ref().map(|(s, rig)| (*s, check::dump(&rig.engine, arena(s))))
-            })) else {
+            let Ok(Some((setup, engine))) = RUNNING.try_with(|r| {
+                r.try_borrow().ok().and_then(|r| r.as_ref().map(|(s, rig)| (*s, check::dump(&rig.engine, arena(s)))))
+            }) else {
                 return usual(info);
             };
-            let report = format!("{info}\nseed {}\n{setup:?}\n{engine}\n{}", setup.seed, world::trace());
+            let report = format!("{info}\nseed {}\n{setup:?}\n{engine}\n{}\n{}", setup.seed, world::actors(), world::trace());
             if cfg!(panic = "abort") {
                 println!("{report}");
                 std::process::exit(1);
@@ -309,7 +309,10 @@ fn bring_to_rest(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
     let _ = rig.engine.set_memory_limit(NO_LIMIT);
     until_stuck(scheduler);
     let asleep = world(|w| {
-        w.actors.iter().find(|a| !a.name.starts_with("evictor") && matches!(a.status, Status::Blocked { .. })).map(|a| a.name.clone())
+        w.actors
+            .iter()
+            .find(|a| !a.name.starts_with("evictor") && matches!(a.status, Status::Blocked { .. }))
+            .map(|a| a.name.clone())
     });
     if let Some(name) = asleep {
         broken(0, &format!("{name} sleeps and nothing will wake it"));
@@ -350,7 +353,8 @@ fn finish(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
     let reader = Rc::clone(rig);
     spawn(scheduler, "reader".into(), move || {
         let mut buffer = Box::new(PageBuf::ZERO);
-        let pages: Vec<_> = world(|w| w.model.alive.iter().flat_map(|r| r.iter()).filter(|&p| !w.model.get(p).no_access).collect());
+        let pages: Vec<_> =
+            world(|w| w.model.alive.iter().flat_map(|r| r.iter()).filter(|&p| !w.model.get(p).no_access).collect());
         for page in pages {
             if program::access_page(&reader, page, Access::Read, 0, &mut buffer) != program::Ended::Fine {
                 broken(page.0, "a page cannot be read at the end");

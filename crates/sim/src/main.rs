@@ -3,7 +3,8 @@
 use farshore_sim::setup::Wish;
 use std::process::exit;
 
-const USAGE: &str = "usage: farshore-sim [--seed N | --seeds A..B] [--steps M] [--threads T] [--pages P] [--memory SIZE]";
+const USAGE: &str =
+    "usage: farshore-sim [--seed N | --seeds A..B] [--steps M] [--threads T] [--pages P] [--memory SIZE] [--rough]";
 
 fn usage(why: &str) -> ! {
     eprintln!("farshore-sim: {why}\n{USAGE}");
@@ -28,6 +29,10 @@ fn main() {
     let mut seeds = None;
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
+        if flag == "--rough" {
+            wish.rough = true;
+            continue;
+        }
         let Some(value) = args.next() else { usage(&format!("{flag}: unknown, or without its value")) };
         match flag.as_str() {
             "--seed" => seeds = Some(number(&flag, &value)..number(&flag, &value) + 1),

@@ -81,6 +81,11 @@ impl Model {
         self.alive.iter().map(|r| r.len()).sum()
     }
 
+    /// Whether the program may use `page`, as far as it knows.
+    pub fn is_alive(&self, page: Page) -> bool {
+        self.alive.iter().any(|r| r.contains(page))
+    }
+
     /// The program may use `range` from now on.
     pub fn add_alive(&mut self, range: PageRange) {
         self.alive.push(range);
@@ -112,12 +117,15 @@ impl Model {
     pub fn room(&self, rng: &mut Rng, len: u64) -> Option<PageRange> {
         for _ in 0..30 {
             let mut start = rng.below((self.pages.len() as u64).saturating_sub(len).max(1));
-            if rng.below(3) == 0 {
+            // Right behind another region, or at a granule's start, or anywhere.
+            if rng.below(3) == 0 && !self.alive.is_empty() {
+                start = self.alive[rng.below(self.alive.len() as u64) as usize].end.0 - ARENA;
+            } else if rng.below(3) == 0 {
                 start = (start + ARENA) / 512 * 512;
                 start = start.saturating_sub(ARENA);
             }
             let fits = start + len <= self.pages.len() as u64;
-            let is_free = |e: &Expected| e.kind == Kind::None && e.call % 2 == 0;
+            let is_free = |e: &Expected| e.kind == Kind::None && e.call.is_multiple_of(2);
             if fits && self.pages[start as usize..(start + len) as usize].iter().all(is_free) {
                 return Some(PageRange { start: Page(ARENA + start), end: Page(ARENA + start + len) });
             }

@@ -1,10 +1,10 @@
 //! The program's threads: they read and write pages, and make system calls whose buffers are pinned.
 
+use crate::Rig;
 use crate::kernel::{Touch, set_stamp, stamp_of};
 use crate::model::{Expected, Kind};
 use crate::sched::{maybe_switch, park, sleep_ns, switch};
 use crate::world::{World, broken, note, world};
-use crate::Rig;
 use farshore_core::page::{Access, Page};
 use farshore_engine::fault::resolve::Failure;
 use farshore_engine::traits::{KernelError, PageBuf};
@@ -60,7 +60,7 @@ pub fn thread(rig: &Rc<Rig>, core: usize) {
 fn choose(w: &mut World, cursor: &mut Option<Page>) -> Option<(Page, Access, bool)> {
     let anywhere = w.model.part(&mut w.rng, 1)?.start;
     let next = match w.rng.below(10) {
-        0..=4 => cursor.map(|p| p.plus(1)).filter(|&p| w.model.get(p).kind == Kind::Managed).unwrap_or(anywhere),
+        0..=4 => cursor.map(|p| p.plus(1)).filter(|&p| w.model.is_alive(p)).unwrap_or(anywhere),
         5 => w.model.alive[0].start.plus(w.rng.below(w.model.alive[0].len().min(40))),
         _ => anywhere,
     };

@@ -10,7 +10,7 @@ impl Rng {
         Rng(seed ^ 0x5DEE_CE66_D1CE_4E5B)
     }
     /// 64 bits of chance.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -20,7 +20,7 @@ impl Rng {
     /// Below `n`; 0 for `n` = 0.
     pub fn below(&mut self, n: u64) -> u64 {
         // The bias of the high product is far below anything a run could notice.
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+        ((u128::from(self.bits()) * u128::from(n)) >> 64) as u64
     }
     /// From `low` up to `high`, both included.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {

@@ -15,6 +15,8 @@ pub struct Wish {
     pub pages: Option<u64>,
     /// Memory limit, bytes.
     pub memory: Option<u64>,
+    /// Memory calls as often as can be, side by side, and races with them.
+    pub rough: bool,
 }
 
 /// How a run is set up.
@@ -28,6 +30,8 @@ pub struct Setup {
     pub threads: usize,
     /// Threads that make memory calls.
     pub callers: usize,
+    /// Longest pause between two of their calls, nanoseconds.
+    pub call_pause: u64,
     /// Evictors.
     pub evictors: usize,
     /// Cores.
@@ -62,16 +66,17 @@ impl Wish {
         let frames = memory / 4096;
         let drawn = frames * rng.between(5, 40) / 10;
         let pages = self.pages.unwrap_or(drawn).max(64);
-        let capacity = match rng.below(5) {
-            0 => Some((pages * 5 / 4).next_multiple_of(512)),
-            1 => Some((pages / 2).next_multiple_of(512)),
+        let capacity = match rng.below(10) {
+            0 | 1 => Some((pages * 5 / 4).next_multiple_of(512)),
+            2 => Some((pages / 2).next_multiple_of(512)),
             _ => None,
         };
-        Setup {
+        let setup = Setup {
             seed: self.seed,
             steps: self.steps,
             threads: self.threads.unwrap_or_else(|| rng.between(1, 6) as usize),
             callers: rng.between(0, 2) as usize,
+            call_pause: rng.pick(&[10_000, 60_000, 400_000]),
             evictors: rng.pick(&[1, 1, 2, 4]),
             cores: rng.between(1, 4) as usize,
             pages,
@@ -85,6 +90,20 @@ impl Wish {
             rot: rng.below(4) == 0,
             racy: rng.below(3) == 0,
             depth: rng.pick(&[1, 2, 8, 256]),
+        };
+        if !self.rough {
+            return setup;
+        }
+        let pages = rng.pick(&[700, 1500, 2500]);
+        Setup {
+            pages,
+            arena: (pages * 5 / 4).next_multiple_of(512) + 1024,
+            threads: setup.threads.max(3),
+            callers: 3,
+            call_pause: rng.pick(&[2_000, 20_000]),
+            switch_rate: rng.pick(&[5000, 10_000]),
+            racy: rng.below(2) == 0,
+            ..setup
         }
     }
 }

@@ -229,6 +229,16 @@ pub fn broken(page: u64, why: &str) -> ! {
     panic!("{why}{}", if page == 0 { String::new() } else { format!(" (page {page:#x})") });
 }
 
+/// What each actor does.
+pub fn actors() -> String {
+    WORLD.with(|w| {
+        let Ok(w) = w.try_borrow() else { return "(the world was being changed)".into() };
+        let Some(w) = w.as_ref() else { return String::new() };
+        let each = w.actors.iter().map(|a| format!("{}: {:?}", a.name, a.status));
+        format!("now {}; {}", w.now, each.collect::<Vec<_>>().join(", "))
+    })
+}
+
 /// The end of the trace, and the history of the page that the last line names.
 pub fn trace() -> String {
     TRACE.with_borrow(|t| {

@@ -293,10 +293,8 @@ void section_stacks(void)
         makecontext(&coroutines[i], (void (*)(void))coroutine, 1, i);
     }
     for (int round = 0; round < 6; round++) {
-        for (int i = 0; i < 8; i++) {
-            make_absent();
-            swapcontext(&scheduler, &coroutines[i]);
-        }
+        make_absent();
+        for (int i = 0; i < 8; i++) swapcontext(&scheduler, &coroutines[i]);
     }
     uint64_t total = 0;
     for (int i = 0; i < 8; i++) total += coroutine_sums[i] ^ recurse(30, (uint64_t)i) * 5;

@@ -9,13 +9,15 @@ use farshore_core::word::Slot;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Condvar, Mutex};
 
-/// Runs a model with all schedules of up to `preemptions` forced switches; `LOOM_MAX_PREEMPTIONS` can only raise it.
+/// Runs a model with all schedules of up to `preemptions` forced switches, which each model has chosen so that it ends
+/// in seconds. `LOOM_MAX_PREEMPTIONS` above 3 raises it, for a long search.
 ///
 /// A model that is to see an error with few switches starts all its actors as threads and only joins them, so that
 /// going from one actor to the first is no forced switch.
 pub fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(builder.preemption_bound.map_or(preemptions, |asked| asked.max(preemptions)));
+    let asked = builder.preemption_bound.filter(|&asked| asked > 3);
+    builder.preemption_bound = Some(asked.unwrap_or(preemptions));
     // Searching an extent is one step a slot.
     builder.max_branches = 20_000;
     builder.check(model);

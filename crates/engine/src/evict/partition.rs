@@ -15,8 +15,8 @@
 //!   looks at the words again. A fault first makes its page resident, **then** looks at `listed`. Both are SeqCst, so
 //!   one of the two sees the other: no resident page is forgotten.
 
-use crate::traits::{Backend, Clock, Kernel, Policy};
 use crate::Engine;
+use crate::traits::{Backend, Clock, Kernel, Policy};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use farshore_core::page::{GranuleId, Page};
 use farshore_core::sync::{Futex, Padded};

@@ -13,8 +13,8 @@
 //! reads the epoch, maps, reads it again, and says `protected` unless it was even and did not move.
 
 use super::pipeline::Victim;
-use crate::traits::{Backend, Clock, Kernel, Policy, Verdict};
 use crate::Engine;
+use crate::traits::{Backend, Clock, Kernel, Policy, Verdict};
 use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::limits::GRANULE_PAGES;
@@ -39,7 +39,14 @@ pub(super) struct Look {
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
     /// Takes victims of granule `g` from page `from` on until there are `room` in `victims`, and protects them.
     /// With `dirty_max` reached only clean pages are taken.
-    pub(super) fn select(&self, g: &GranuleRef<'_>, from: usize, room: usize, dirty_max: usize, victims: &mut Vec<Victim>) -> Look {
+    pub(super) fn select(
+        &self,
+        g: &GranuleRef<'_>,
+        from: usize,
+        room: usize,
+        dirty_max: usize,
+        victims: &mut Vec<Victim>,
+    ) -> Look {
         let first_victim = victims.len();
         let mut dirty = victims.iter().filter(|v| v.dirty).count();
         let mut look = Look { next: from, populated: false };

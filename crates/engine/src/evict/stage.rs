@@ -66,11 +66,7 @@ impl Stages {
     /// `memory` must point to `count` writable pages, aligned to 4096 bytes, that nobody else uses while `self` lives.
     pub unsafe fn new(memory: *mut PageBuf, count: usize) -> Stages {
         let meta = || Meta { page: AtomicU64::new(0), slot: AtomicU64::new(0), vacated: AtomicU8::new(HELD) };
-        Stages {
-            memory,
-            meta: (0..count).map(|_| meta()).collect::<Vec<_>>().into_boxed_slice(),
-            ever_used: AtomicU64::new(0),
-        }
+        Stages { memory, meta: (0..count).map(|_| meta()).collect::<Vec<_>>().into_boxed_slice(), ever_used: AtomicU64::new(0) }
     }
 
     fn meta(&self, stage: Stage) -> &Meta {

@@ -6,9 +6,9 @@
 //! unpinned after. A pin is a count in the page word; it survives whatever the
 //! program does to the page meanwhile.
 
+use crate::Engine;
 use crate::fault::resolve::Failure;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
-use crate::Engine;
 use farshore_core::page::{Access, Page};
 use farshore_core::sync::Futex;
 use farshore_core::word::{Pin, State};

@@ -21,9 +21,9 @@
 //!
 //! It never evicts, never writes to a backend, never allocates, never takes a lock (rule 1).
 
+use crate::Engine;
 use crate::stats::FaultKind;
 use crate::traits::{Backend, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect};
-use crate::Engine;
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page};
@@ -69,7 +69,11 @@ pub struct Fault {
 enum Phase {
     Start,
     /// Owned, with a frame; the caller is reading `slot` into its buffer.
-    Reading { slot: Slot, was: Word, tries: u32 },
+    Reading {
+        slot: Slot,
+        was: Word,
+        tries: u32,
+    },
 }
 
 /// What a fault needs next.
@@ -149,7 +153,14 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     ///
     /// # Errors
     /// When it cannot be served; the page is as it was.
-    pub fn resolve(&self, page: Page, access: Access, protected: bool, core: usize, buffer: &mut PageBuf) -> Result<bool, Failure> {
+    pub fn resolve(
+        &self,
+        page: Page,
+        access: Access,
+        protected: bool,
+        core: usize,
+        buffer: &mut PageBuf,
+    ) -> Result<bool, Failure> {
         let mut fault = Fault::new(page, access, protected, core, self.clock.now_ns());
         let mut read = Ok(());
         loop {
@@ -265,6 +276,14 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             self.give_frames(1);
             return Step::Foreign;
         }
+        // Once more: the granule may have been unmapped and mapped anew since the first time.
+        at.granule.touch();
+        if self.moving.contains(fault.page) {
+            // `mremap` has not said yet what is here: the access is tried again and finds out.
+            self.restore(fault.page, at.word, was);
+            self.give_frames(1);
+            return self.done(fault, FaultKind::Wait);
+        }
         let more = self.claim_zero_run(fault.page);
         let epoch = protection_epoch(at.granule);
         let mapped = self.kernel.map_zeros(fault.page, 1 + more);
@@ -305,7 +324,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 break;
             }
             match at.word.begin_fault(Access::Write, false) {
-                BeginFault::Owned { was } if was.state() == State::Untouched => taken += 1,
+                BeginFault::Owned { was } if was.state() == State::Untouched && !self.moving.contains(next) => taken += 1,
                 BeginFault::Owned { was } => {
                     self.restore(next, at.word, was);
                     break;
@@ -337,17 +356,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let clean = fault.access == Access::Read && was.written();
         let protect = if clean { Protect::WriteProtected } else { Protect::Writable };
         let epoch = protection_epoch(at.granule);
-        if cfg!(feature = "canary-vacate") {
-            self.stages.vacate(stage, clean);
-        }
         if let Err(why) = self.kernel.map(fault.page, self.stages.bytes(stage), protect) {
             return self.not_mapped(fault, at, was, why);
         }
         let protected = self.protection_moved(at.granule, epoch);
         let slot = self.stages.slot(stage);
-        if !cfg!(feature = "canary-vacate") {
-            self.stages.vacate(stage, clean);
-        }
+        self.stages.vacate(stage, clean);
         let to = match slot {
             Some(slot) if clean => Release::Clean { slot, young: true },
             _ => Release::Dirty { young: true, guessed: false, protected },
@@ -404,7 +418,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// Whether pages here are so often written after they are read that a write fault can be saved.
     fn guess_write(&self, granule: &Granule, fault: &Fault) -> bool {
-        granule.write_guess.load(Ordering::Relaxed) >= GUESS_WRITES && fault.page.0.wrapping_mul(7) % GUESS_SAMPLE != 0
+        granule.write_guess.load(Ordering::Relaxed) >= GUESS_WRITES && !fault.page.0.wrapping_mul(7).is_multiple_of(GUESS_SAMPLE)
     }
 
     /// A page that was fetched for reading leaves (or is written): learn from it.

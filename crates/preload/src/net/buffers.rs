@@ -11,36 +11,33 @@
 //!    taken while pins are held.
 //! 3. Our own locals that the kernel reads or writes lie on the program's stack. That is managed memory if the
 //!    program made its stack from the heap (coroutines), so locals are pinned like anything else, and first.
-//! 4. What cannot be pinned at once (the budget or the [`PinSet`] is full) goes through *scratch* memory, which
+//! 4. A call that the program leaves by `siglongjmp` or cancellation never unpins. [`Held`] finds out and does it.
+//! 5. What cannot be pinned at once (the budget or the [`PinSet`] is full) goes through *scratch* memory, which
 //!    is not managed: copied in, one call, copied out. That is exact whatever the call does, so it is the
 //!    fallback for everything that has no better one.
 
 #[path = "buffers/careful.rs"]
 pub mod careful;
+#[path = "buffers/held.rs"]
+mod held;
 #[path = "buffers/pins.rs"]
 mod pins;
 #[path = "buffers/scratch.rs"]
 pub mod scratch;
 
 use super::table::{Dir, Extent, Ptr};
+pub use farshore_core::page::Access;
+pub use held::Held;
 pub use pins::PinSet;
 use scratch::Scratch;
 
 /// The six arguments of a system call.
 pub type Args = [u64; 6];
 
-/// What the kernel does with a page during a call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
-    /// It only reads.
-    Read,
-    /// It writes, or reads and writes.
-    Write,
-}
-
 /// What the net needs from the engine.
 pub trait Memory {
-    /// Pins the managed pages among `len` bytes from `addr` for the kernel's `access`, and adds them to `pins`.
+    /// Pins the managed pages among `len` bytes from `addr` for the kernel's `access` (`Write`: it may read too), and adds
+    /// them to `pins`.
     /// Returns how many bytes from `addr` on are safe now: `len`, or less if the pin set or the budget is full (at
     /// least the first page's, unless that one cannot be pinned). Unmanaged pages are safe as they are. A page that is in
     /// `pins` already is not pinned twice, but made writable if need be. Cheap for resident pages.
@@ -276,3 +273,7 @@ pub(super) mod fake;
 #[cfg(test)]
 #[path = "tests_buffers.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "tests_held.rs"]
+mod tests_held;

@@ -23,20 +23,15 @@ pub mod transfer;
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::thread::{self, Thread};
 use crate::{fault, fork, memory, process, signals};
-use buffers::{Access, Args, Memory, PAGE, PinSet, careful};
+use buffers::{Args, Held, Memory, PAGE, PinSet, careful};
 use core::sync::atomic::Ordering;
 use entry::Call;
 use farshore_core::limits::GRANULE_PAGES;
-use farshore_core::page::{Page, PageRange};
+use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::word::Pin;
 use farshore_sys::raw::syscall;
 
-const SYS_PRCTL: u64 = 157;
-const SYS_SECCOMP: u64 = 317;
 const SYS_GET_ROBUST_LIST: u64 = 274;
-const PR_SET_SECCOMP: u64 = 22;
-const PR_SET_SYSCALL_USER_DISPATCH: u64 = 59;
-const EINVAL: i64 = -22;
 
 /// The engine as the net sees it.
 #[derive(Debug)]
@@ -53,8 +48,6 @@ enum Server {
     Memory,
     Signals,
     Process,
-    Masked,
-    Control,
     Rest,
 }
 
@@ -65,10 +58,6 @@ fn server(number: u64) -> Server {
         Server::Signals
     } else if process::handles(number) {
         Server::Process
-    } else if signals::temporary_mask(number).is_some() {
-        Server::Masked
-    } else if matches!(number, SYS_PRCTL | SYS_SECCOMP) {
-        Server::Control
     } else {
         Server::Rest
     }
@@ -86,24 +75,17 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
         Server::Memory => memory::call(runtime, number, args),
         Server::Signals => signals::handle(number, args),
         Server::Process => process::call(number, args),
-        Server::Masked => masked(number, args),
-        // Filters and a dispatch of the program's own would cut Farshore off from the kernel: the answer is that of a
-        // kernel that was built without.
-        Server::Control if number == SYS_SECCOMP => EINVAL,
-        Server::Control if matches!(args[0], PR_SET_SECCOMP | PR_SET_SYSCALL_USER_DISPATCH) => EINVAL,
-        Server::Control | Server::Rest => pinned(number, args),
+        Server::Rest => pinned(number, args),
     }
 }
 
-/// A call with a signal mask for its time: without our signals in it.
-fn masked(number: u64, args: &Args) -> i64 {
-    let Some((at, pair)) = signals::temporary_mask(number) else { return pinned(number, args) };
-    let with = |mask: u64| {
-        let mut args = *args;
-        args[at] = mask;
-        pinned(number, &args)
-    };
-    if pair { signals::with_mask_pair(args[at], with) } else { signals::with_mask(args[at], with) }
+/// Lets the calls that neither touch memory nor need a look at their arguments go straight to the kernel. At start-up.
+pub fn mark_plain_calls() {
+    for number in (0..table::COUNT as u64).filter(|&number| server(number) == Server::Rest) {
+        if table::describe(number).is_some_and(|entry| entry.kind == table::Kind::NoPointers) {
+            entry::set_plain(number, true);
+        }
+    }
 }
 
 /// A call with everything pinned that the kernel will touch.
@@ -111,10 +93,34 @@ pub fn pinned(number: u64, args: &Args) -> i64 {
     calls::dispatch(net(), number, args).unwrap_or_else(|| net().raw(number, args))
 }
 
-fn core_access(access: Access) -> farshore_core::page::Access {
-    match access {
-        Access::Read => farshore_core::page::Access::Read,
-        Access::Write => farshore_core::page::Access::Write,
+impl Net {
+    /// Pins the pages of `range` and adds them to `pins`; the address up to which that went, `None`: all of it.
+    #[inline]
+    fn pin_range(&self, runtime: &Runtime, pins: &mut PinSet, range: PageRange, access: Access) -> Option<u64> {
+        let mut page = range.start;
+        while page < range.end {
+            let Some(at) = runtime.engine.table.page(page) else {
+                page = Page((page.0 / GRANULE_PAGES as u64 + 1) * GRANULE_PAGES as u64);
+                continue;
+            };
+            let again = !pins.is_empty() && pins.contains(page);
+            if !again && pins.pages() * PAGE >= self.call_budget() && !pins.is_empty() {
+                return Some(page.addr());
+            }
+            let pinned = match at.word.pin(access) {
+                Pin::Pinned => true,
+                Pin::Foreign => false,
+                Pin::Fault => bring(runtime, page, access),
+            };
+            if pinned && (again || !pins.push_page(page)) {
+                runtime.engine.unpin(page);
+                if !again {
+                    return Some(page.addr());
+                }
+            }
+            page = page.plus(1);
+        }
+        None
     }
 }
 
@@ -127,37 +133,20 @@ impl Memory for Net {
             fork::prepare(runtime, range);
             return len;
         }
-        let mut page = range.start;
-        while page < range.end {
-            let Some(at) = runtime.engine.table.page(page) else {
-                page = Page((page.0 / GRANULE_PAGES as u64 + 1) * GRANULE_PAGES as u64);
-                continue;
-            };
-            let again = !pins.is_empty() && pins.contains(page);
-            if !again && pins.pages() * PAGE >= self.call_budget() && !pins.is_empty() {
-                return page.addr().saturating_sub(addr);
-            }
-            let pinned = match at.word.pin(core_access(access)) {
-                Pin::Pinned => true,
-                Pin::Foreign => false,
-                Pin::Fault => bring(runtime, page, access),
-            };
-            if pinned && (again || !pins.push_page(page)) {
-                runtime.engine.unpin(page);
-                if !again {
-                    return page.addr().saturating_sub(addr);
-                }
-            }
-            page = page.plus(1);
+        let end = self.pin_range(runtime, pins, range, access);
+        if let Some(thread) = thread::current() {
+            thread.held.note(pins, |page| runtime.engine.unpin(page));
         }
-        len
+        end.map_or(len, |end| end.saturating_sub(addr))
     }
 
     fn unpin(&self, pins: &mut PinSet) {
         if pins.is_empty() {
             return;
         }
-        if let Some(runtime) = runtime() {
+        if Held::give_back(pins)
+            && let Some(runtime) = runtime()
+        {
             pins.runs().iter().flat_map(|run| run.iter()).for_each(|page| runtime.engine.unpin(page));
         }
         pins.clear();
@@ -188,7 +177,7 @@ impl Memory for Net {
 #[cold]
 fn bring(runtime: &Runtime, page: Page, access: Access) -> bool {
     let answer = uninterrupted(|| match thread::current().or_else(|| thread::adopt(false)) {
-        Some(thread) => runtime.engine.pin(page, core_access(access), thread.core, &mut thread.buffer),
+        Some(thread) => runtime.engine.pin(page, access, thread.core, &mut thread.buffer),
         None => Ok(false),
     });
     answer.unwrap_or_else(|why| fault::fail(page, why))
@@ -257,7 +246,10 @@ pub fn touch_robust_list() {
     }
 }
 
-/// The thread ends: its alternate stack need not stay.
-pub fn unpin_stack(thread: &mut Thread) {
+/// The thread ends: neither its alternate stack need stay, nor what calls have pinned that it has left by a jump.
+pub fn unpin_all(thread: &mut Thread) {
     net().unpin(&mut thread.stack_pins);
+    if let Some(runtime) = runtime() {
+        thread.held.release_all(|page| runtime.engine.unpin(page));
+    }
 }

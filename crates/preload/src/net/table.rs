@@ -4,12 +4,13 @@
 //! `EFAULT`. So the net must know, before a call is made, which bytes the kernel may touch. This table says so,
 //! for each x86-64 system call, as data: [`Kind`] is what is done with the call, [`Ptr`] is one pointer
 //! argument. [`super::buffers`] carries the rules out, [`super::transfer`] moves what can be larger than the
-//! budget, [`super::calls`] has the calls that no rule describes. [`document::markdown`] writes the table for people.
+//! budget, [`super::calls`] has the calls that no rule describes. `docs/system-calls.md` is the table for people.
 //!
 //! The rules are generous: a page pinned too many costs nothing but time, a page too few is an `EFAULT` that the
 //! program would not have seen. Numbers above the table are calls that are newer than Farshore. They are passed
 //! through as they are.
 
+#[cfg(test)]
 #[path = "table/document.rs"]
 mod document;
 #[path = "table/entries.rs"]
@@ -188,7 +189,9 @@ pub enum Special {
     Ppoll,
     /// `pselect6`: likewise.
     Pselect,
-    /// `seccomp`: a filter program behind a pointer.
+    /// `rt_sigsuspend`: likewise.
+    Suspend,
+    /// `seccomp`: refused, but with `EINVAL`.
     Seccomp,
     /// `process_vm_readv`, `process_vm_writev`: on the program itself done by copying.
     ProcessVm(Flow),

@@ -349,6 +349,7 @@ fn touched(nr: u64, args: &Args, result: i64) -> Vec<(u64, u64, bool)> {
             let mask = if f == 0 { (0, 0, false) } else { (word(f), word(f + 8), false) };
             vec![(b, bytes, true), (c, bytes, true), (d, bytes, true), (e, 16, true), (f, 16, false), mask]
         }
+        libc::SYS_rt_sigsuspend => vec![(a, b, false)],
         libc::SYS_epoll_ctl => vec![(d, 12, false)],
         libc::SYS_epoll_wait => vec![(b, result * 12, true)],
         libc::SYS_epoll_pwait => vec![(b, result * 12, true), (e, f, false)],

@@ -74,10 +74,6 @@ fn newer_numbers_are_not_known() {
 #[test]
 fn the_document_has_a_line_for_each_call() {
     let text = markdown();
-    // So that the document can be made from the table: FARSHORE_SYSCALLS_MD=FILE cargo test.
-    if let Some(path) = std::env::var_os("FARSHORE_SYSCALLS_MD") {
-        std::fs::write(path, &text).expect("the document can be written");
-    }
     for nr in 0..COUNT as u64 {
         if let Some(entry) = describe(nr) {
             assert!(text.contains(&format!("| {nr} | `{}` | ", entry.name)), "{}", entry.name);
@@ -85,4 +81,17 @@ fn the_document_has_a_line_for_each_call() {
     }
     assert!(text.contains("| 2 | `open` | argument 0 in: string |"));
     assert!(text.contains("| 425 | `io_uring_setup` | **refused with `ENOSYS`**: "));
+}
+
+#[test]
+fn the_document_in_the_repository_is_the_tables() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/system-calls.md");
+    if std::env::var_os("FARSHORE_WRITE_DOCS").is_some() {
+        std::fs::write(path, markdown()).expect("docs/system-calls.md can be written");
+    }
+    let written = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        written == markdown(),
+        "docs/system-calls.md is not what the table says; this writes it: FARSHORE_WRITE_DOCS=1 cargo test -p farshore-preload document"
+    );
 }

@@ -1,11 +1,17 @@
 //! The pages that one call has pinned.
 
+use super::held::{Held, Ticket};
 use core::mem::MaybeUninit;
 use farshore_core::page::{Page, PageRange};
 
 /// Runs of pinned pages: fixed capacity, no allocation, 1 KiB of stack of which nothing is touched that is not
 /// used. A page is in it at most once: ask [`PinSet::contains`] first.
+///
+/// A set with pages in it stays where it is until they are unpinned ([`Held`] knows its address), or until
+/// [`PinSet::detach`].
 pub struct PinSet {
+    /// Of the thread's copy of this set.
+    pub(super) ticket: Ticket,
     len: usize,
     pages: u64,
     /// The first `len` are initialised.
@@ -19,7 +25,7 @@ impl PinSet {
     /// An empty set.
     #[inline]
     pub const fn new() -> PinSet {
-        PinSet { len: 0, pages: 0, runs: [const { MaybeUninit::uninit() }; PinSet::CAPACITY] }
+        PinSet { ticket: Ticket::NONE, len: 0, pages: 0, runs: [const { MaybeUninit::uninit() }; PinSet::CAPACITY] }
     }
 
     /// Adds a page that is not in the set; false if there is no room (then nothing has changed).
@@ -78,6 +84,11 @@ impl PinSet {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// For a set that outlives the call: its thread forgets it, so that it can be moved. Signals are blocked.
+    pub fn detach(&mut self) {
+        Held::give_back(self);
     }
 
     /// Forgets all pages. The caller has unpinned them.

@@ -113,12 +113,11 @@ const PR_GET_AUXV: u64 = 0x4155_5856;
 pub(super) fn prctl(mem: &impl Memory, args: &Args) -> i64 {
     let mut pins = PinSet::new();
     match args[0] & 0xffff_ffff {
-        // The net itself is built on it. A kernel without it answers so.
-        option if option == PR_SET_SYSCALL_USER_DISPATCH => return errno(libc::EINVAL),
+        // The net itself is built on the one and would be cut off by the other. A kernel without them answers so.
+        option if option == PR_SET_SYSCALL_USER_DISPATCH || option == libc::PR_SET_SECCOMP as u64 => return errno(libc::EINVAL),
         option if option == libc::PR_SET_NAME as u64 => {
             text_len(mem, &mut pins, args[1], 16);
         }
-        option if option == libc::PR_SET_SECCOMP as u64 => pin_filter(mem, &mut pins, args[2]),
         option if option == libc::PR_SET_MM as u64 => {
             guess(mem, &mut pins, args[2], PAGE);
             guess_inside(mem, &mut pins, args[2], 128, PAGE);
@@ -279,17 +278,6 @@ pub(super) fn get_socket_option(mem: &impl Memory, args: &Args) -> i64 {
         _ => {}
     }
     run_with(mem, &mut pins, libc::SYS_getsockopt as u64, args, &[VALUE])
-}
-
-/// `seccomp`.
-pub(super) fn seccomp(mem: &impl Memory, args: &Args) -> i64 {
-    const SET_MODE_FILTER: u64 = 1;
-    let mut pins = PinSet::new();
-    guess(mem, &mut pins, args[2], 16);
-    if args[0] == SET_MODE_FILTER {
-        pin_filter(mem, &mut pins, args[2]);
-    }
-    finish(mem, &mut pins, libc::SYS_seccomp, args)
 }
 
 /// `setxattrat`, `getxattrat`: `struct xattr_args` has a pointer to the value, and its size.

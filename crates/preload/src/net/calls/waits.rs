@@ -1,4 +1,4 @@
-//! Calls that wait: futexes, and polling with a signal mask.
+//! Calls that wait: futexes, and waiting with a signal mask.
 
 use super::super::buffers::{Access, Args, Memory, PinSet, address, clip, pin_all, pin_dir, pin_local, read_user, run_with};
 use super::super::table::{Dir, Extent, Ptr};
@@ -157,4 +157,15 @@ pub(super) fn pselect(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
         }
     }
     run_with(mem, &mut pins, nr, &args, &RULES)
+}
+
+/// `rt_sigsuspend`.
+pub(super) fn suspend(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
+    let mut pins = PinSet::new();
+    let mut mask = Mask { word: 0 };
+    let mut args = *args;
+    args[0] = mask.filter(mem, &mut pins, args[0], args[1]);
+    let result = mem.raw(nr, &args);
+    mem.unpin(&mut pins);
+    result
 }

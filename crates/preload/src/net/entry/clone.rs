@@ -24,7 +24,7 @@ unsafe extern "C" {
     /// The arguments are for reading (`ptid`, `ctid`, `tls` may be managed memory that the kernel writes): changes are ignored.
     fn farshore_before_clone(flags: u64, call: &Call) -> i64;
     /// In the parent, after a call of the clone family, with what the kernel gave (a pid, or a negative errno).
-    fn farshore_parent_after_clone(result: i64);
+    fn farshore_parent_after_clone(flags: u64, result: i64);
     /// In the child, before it runs any code of the program.
     fn farshore_child_started(flags: u64);
     /// Copies from memory of the program that may be unmapped. False: it is.
@@ -191,16 +191,24 @@ pub(super) fn clone(call: &mut Call) -> i64 {
 }
 
 /// Sets this thread's signal mask and gives the one before.
+///
+/// Both words lie on the program's stack, which may be managed memory: it can be taken away between our touch and the
+/// kernel's access. So the mask is read first and then set, and each call is made again until it has reached its word:
+/// in one call for both the kernel would have set the mask before it fails to tell the one before.
 fn swap_mask(mask: u64) -> u64 {
-    let (new, mut old) = ([mask], [0u64]);
-    // The stack may be managed memory, which can be taken away between this write and the kernel's access. Then the call
-    // has failed, the next try brings the memory back, and it is the youngest there is.
-    while {
-        core::hint::black_box((&new, &mut old));
-        // SAFETY: reads and writes these two words.
-        unsafe { raw(NR_RT_SIGPROCMASK, [SIG_SETMASK, new.as_ptr() as u64, old.as_mut_ptr() as u64, 8, 0, 0]) == EFAULT }
-    } {}
+    let mut old = [0u64];
+    repeat_mask_call(0, old.as_mut_ptr());
+    let mut new = [mask];
+    repeat_mask_call(new.as_mut_ptr() as u64, core::ptr::null_mut());
     old[0]
+}
+
+/// `rt_sigprocmask` with one of its two pointers, until it does not fail.
+fn repeat_mask_call(new: u64, old: *mut u64) {
+    // SAFETY: reads or writes the caller's word.
+    while unsafe { raw(NR_RT_SIGPROCMASK, [SIG_SETMASK, new, old as u64, 8, 0, 0]) } == EFAULT {
+        make_writable(new | old as u64, 8);
+    }
 }
 
 fn make_writable(address: u64, length: u64) {
@@ -250,7 +258,7 @@ fn clone_copied(call: &Call, slot: *mut Slot, flags: u64) -> i64 {
     // SAFETY: taken by `clone`, not used after.
     unsafe { Slots::give_back(slot) };
     // SAFETY: hook, called as its contract says.
-    unsafe { farshore_parent_after_clone(result) };
+    unsafe { farshore_parent_after_clone(flags, result) };
     result
 }
 
@@ -278,7 +286,7 @@ fn clone_new_stack(call: &Call, slot: *mut Slot, flags: u64, top: u64) -> i64 {
     // SAFETY: taken by `clone`, not used after: the kernel has read the structure.
     unsafe { Slots::give_back(slot) };
     // SAFETY: hook, called as its contract says.
-    unsafe { farshore_parent_after_clone(result) };
+    unsafe { farshore_parent_after_clone(flags, result) };
     result
 }
 
@@ -301,7 +309,7 @@ pub(super) fn after_clone(call: &Call) -> i64 {
     let flags = call.aux & !(MARK_CHILD | MARK_PARENT);
     let result = if call.aux & MARK_CHILD == 0 {
         // SAFETY: hook, called as its contract says.
-        unsafe { farshore_parent_after_clone(call.nr as i64) };
+        unsafe { farshore_parent_after_clone(flags, call.nr as i64) };
         call.nr as i64
     } else {
         if flags & CLONE_VM == 0 {

@@ -84,8 +84,10 @@ const MAGIC1: u32 = 0x4650_5853;
 /// # Safety
 /// `info` and `context` are what the kernel gave the handler of a SIGSYS; [`init`] was called.
 pub unsafe extern "C" fn on_sigsys(_signal: i32, info: *mut SigInfo, context: *mut UContext) {
-    // SAFETY: the kernel's, valid and ours alone until the handler returns.
-    let (signal, thread) = unsafe { (&*info, &mut *context) };
+    // SAFETY: the kernel's, valid until the handler returns.
+    let signal = unsafe { &*info };
+    // SAFETY: the same, and ours alone.
+    let thread = unsafe { &mut *context };
     if signal.code != SYS_USER_DISPATCH {
         // SAFETY: hook, called as its contract says.
         unsafe { farshore_foreign_sigsys(info, context) };
@@ -135,7 +137,9 @@ unsafe fn adopt_floating(ours: u64, theirs: u64) -> u64 {
     // SAFETY: hook; harmless for memory that is not managed.
     unsafe { farshore_make_writable(theirs, FLOATING_LEGACY) };
     // SAFETY: the caller's promise.
-    let (room, needed) = unsafe { (floating_size(ours), floating_size(theirs)) };
+    let room = unsafe { floating_size(ours) };
+    // SAFETY: the caller's promise.
+    let needed = unsafe { floating_size(theirs) };
     if needed > room {
         return theirs;
     }

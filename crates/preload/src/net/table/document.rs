@@ -1,5 +1,4 @@
-//! The table as a document for people.
-#![allow(dead_code, reason = "called by tests, which also write the document; nothing in the library needs it")]
+//! The table as a document for people: `docs/system-calls.md`, which a test compares with this.
 
 use super::{Area, COUNT, Dir, Extent, Kind, Ptr, Special, Transfer, describe};
 use std::fmt::Write as _;
@@ -8,8 +7,8 @@ use std::fmt::Write as _;
 pub fn markdown() -> String {
     let mut text = String::from(
         "# What Farshore does with each system call\n\n\
-         Generated from the table in `crates/preload/src/net/table`. *In*: the kernel reads, *out*: it writes, \
-         *both*: it does both. The pages are made present before the call and stay until it has ended.\n\n\
+         Written by the tests from the table in `crates/preload/src/net/table`, which is what the library goes by. \
+         *In*: the kernel reads, *out*: it writes, *both*: it does both. The pages are made present before the call and stay until it has ended.\n\n\
          | number | call | what is done |\n|---|---|---|\n",
     );
     for nr in 0..COUNT as u64 {
@@ -82,7 +81,9 @@ fn special_text(special: Special) -> &'static str {
         Special::CloseRange => "leaves Farshore's own descriptors out",
         Special::Fcntl => "by command; `EBADF` for Farshore's own descriptors",
         Special::Ioctl => "by the size in the request; the ones that hand memory to a device or a guest are refused",
-        Special::Prctl => "by option; Syscall User Dispatch is Farshore's own and refused with `EINVAL`",
+        Special::Prctl => {
+            "by option; Syscall User Dispatch is Farshore's own and refused with `EINVAL`, as are filters (`PR_SET_SECCOMP`)"
+        }
         Special::ArchPrctl => "by option",
         Special::Futex => "by operation: the futex words and the timeout",
         Special::FutexArray => "array of waiters and their futex words",
@@ -97,7 +98,8 @@ fn special_text(special: Special) -> &'static str {
         Special::EpollWait => "events (fewer are offered if they are larger than the budget), timeout, filtered signal mask",
         Special::Ppoll => "poll array, timeout, filtered signal mask",
         Special::Pselect => "descriptor sets, timeout, filtered signal mask",
-        Special::Seccomp => "structure and filter program",
+        Special::Suspend => "filtered signal mask",
+        Special::Seccomp => "**refused with `EINVAL`**: a filter would cut Farshore off from the kernel",
         Special::ProcessVm(_) => "both iovec arrays and the local buffers; on the program itself done by copying",
         Special::Exec => "path, arguments and environment are copied to memory that is not managed",
         Special::XattrAt(_) => "path, name, structure and the value behind it",

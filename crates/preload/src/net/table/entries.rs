@@ -195,7 +195,7 @@ pub(super) const ENTRIES: &[(u16, &str, Kind)] = &[
     (127, "rt_sigpending", P(&[o_n(0, 1).cap(128)])),
     (128, "rt_sigtimedwait", P(&[i_n(0, 3).cap(128), o(1, 128), i(2, 16)])),
     (129, "rt_sigqueueinfo", P(&[i(2, 128)])),
-    (130, "rt_sigsuspend", L(Signals)),
+    (130, "rt_sigsuspend", S(Special::Suspend)),
     (131, "sigaltstack", L(Signals)),
     (132, "utime", P(&[s(0), i(1, 16)])),
     (133, "mknod", P(&[s(0)])),

@@ -1,0 +1,225 @@
+//! Which pages a thread has pinned, remembered outside of its stack.
+//!
+//! A program may leave a blocked system call without returning from it: a signal handler calls `siglongjmp`, or the
+//! thread is cancelled. The call's [`PinSet`] is then gone with the stack frame that it lived in, and its pages would stay
+//! pinned for good. So each thread has [`Held`], in memory that is never on a program's stack: copies of the sets of its
+//! calls, from which pages can be unpinned whose call is gone.
+//!
+//! # When a call is gone
+//!
+//! While a call is made its frame is intact, wherever its stack is: on the thread's own, on an alternate one, on one
+//! that the program switches between. So a set in use carries a *ticket*, a word that is different for each set, and a call
+//! is gone for certain when there is something else at that address. It is the only sign that is used. (That a frame lies
+//! below the stack pointer says nothing: a signal handler that interrupted the call may run on another stack, at any address.)
+//! A frame that was left and not yet overwritten is taken for a living one: its pages stay pinned until the stack grows
+//! there again, or the thread ends.
+//!
+//! # Protocol
+//!
+//! Between any two instructions a signal handler may run on the same thread, make calls of its own, and leave by a jump or
+//! come back. A slot's `state` is the ticket of the set that has it: the set's address, and in the bits that it does not
+//! use a generation and the slot's number. Without an address the slot is free. All changes are one compare-and-swap:
+//!
+//! 1. **Take**: the ticket is written into the set first, then `state` moves from free to the ticket. Only the set that
+//!    has the slot writes `runs` and `len`, in this order.
+//! 2. **Give back**: `len` becomes 0, `state` moves from the ticket to free, then the pages are unpinned. Whoever fails to
+//!    move `state` has lost the pages to someone who will unpin them.
+//! 3. **Sweep**, by a later call of the thread that finds a slot taken: as *give back*, for sets whose ticket is not at
+//!    their address any more.
+//!
+//! A jump out of the middle of these steps loses a few pins, and never unpins a page twice.
+
+use super::pins::PinSet;
+use super::{USER_END, careful};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use farshore_core::page::{Page, PageRange};
+
+/// Sets that one thread can have in use: one or two for the call, as many for each handler on top. Beyond that, sets are not
+/// remembered. The number of a slot is in the low bits of its state.
+const SLOTS: usize = 8;
+/// Runs of a set that are remembered. A set with more is not.
+const RUNS: usize = 8;
+
+const ADDRESS: u64 = USER_END - SLOTS as u64;
+const _: () = assert!(SLOTS == align_of::<u64>(), "the bits for a slot's number are those that an address has for alignment");
+/// What is added to the state of a free slot with each use. It wraps within the bits that `ADDRESS` leaves.
+const GENERATION: u64 = USER_END;
+
+/// A copy of a set in use.
+#[derive(Debug)]
+struct Slot {
+    state: AtomicU64,
+    len: AtomicU64,
+    /// Start and end, as page numbers.
+    runs: [[AtomicU64; 2]; RUNS],
+}
+
+/// The sets that a thread's calls have in use. Used by that thread alone, and its signal handlers.
+#[derive(Debug)]
+pub struct Held {
+    slots: [Slot; SLOTS],
+    /// The last sweep has left a slot behind the first one taken. A hint: the first one is looked at by each call.
+    more: AtomicBool,
+}
+
+/// What a set knows of its copy.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    /// The slot's state while the set has it; 0: it has none.
+    word: u64,
+    slot: *const Slot,
+}
+
+impl Ticket {
+    pub(super) const NONE: Ticket = Ticket { word: 0, slot: core::ptr::null() };
+}
+
+impl Default for Held {
+    fn default() -> Held {
+        Held::new()
+    }
+}
+
+impl Held {
+    /// Nothing is held.
+    pub const fn new() -> Held {
+        let mut slots = [const { Slot::numbered(0) }; SLOTS];
+        let mut number = 1;
+        while number < SLOTS {
+            slots[number] = Slot::numbered(number as u64);
+            number += 1;
+        }
+        Held { slots, more: AtomicBool::new(false) }
+    }
+
+    /// Remembers what is in `set`. After each change of a set; it must not be moved until it was given back.
+    ///
+    /// `unpin` is called for pages of calls that are gone.
+    #[inline]
+    pub fn note(&self, set: &mut PinSet, unpin: impl FnMut(Page)) {
+        if set.ticket.word == 0 {
+            if set.is_empty() {
+                return;
+            }
+            if self.slots[0].state.load(Ordering::Relaxed) & ADDRESS != 0 || self.more.load(Ordering::Relaxed) {
+                self.sweep(unpin);
+            }
+            if !self.slots.iter().any(|slot| slot.take(set)) {
+                return;
+            }
+        }
+        // SAFETY: a ticket with a word names a slot of a thread's record; records are never unmapped.
+        let slot = unsafe { &*set.ticket.slot };
+        slot.store(set.runs());
+    }
+
+    /// Gives back what `set` has remembered; whether its pages are still the set's to unpin.
+    #[inline]
+    pub fn give_back(set: &mut PinSet) -> bool {
+        let word = core::mem::replace(&mut set.ticket.word, 0);
+        if word == 0 {
+            return true;
+        }
+        // SAFETY: as in `note`.
+        let slot = unsafe { &*set.ticket.slot };
+        slot.free(word)
+    }
+
+    /// Unpins the pages of calls that are gone.
+    #[cold]
+    fn sweep(&self, mut unpin: impl FnMut(Page)) {
+        let mut more = false;
+        for (number, slot) in self.slots.iter().enumerate() {
+            let word = slot.state.load(Ordering::Acquire);
+            if word & ADDRESS == 0 {
+                continue;
+            }
+            if is_gone(word) {
+                slot.release(word, &mut unpin);
+            } else {
+                more |= number > 0;
+            }
+        }
+        self.more.store(more, Ordering::Relaxed);
+    }
+
+    /// Unpins everything: the thread ends.
+    pub fn release_all(&self, mut unpin: impl FnMut(Page)) {
+        for slot in &self.slots {
+            let word = slot.state.load(Ordering::Acquire);
+            if word & ADDRESS != 0 {
+                slot.release(word, &mut unpin);
+            }
+        }
+    }
+}
+
+/// Whether the set with this ticket is gone from its address. Memory that cannot be read may be another stack of the
+/// program's, closed for now: not gone.
+fn is_gone(word: u64) -> bool {
+    let mut found = 0u64;
+    // SAFETY: `found` has room for eight bytes.
+    let read = unsafe { careful::careful_copy((&raw mut found).cast(), word & ADDRESS, 8) };
+    read && found != word
+}
+
+impl Slot {
+    const fn numbered(number: u64) -> Slot {
+        let runs = [const { [const { AtomicU64::new(0) }; 2] }; RUNS];
+        Slot { state: AtomicU64::new(number), len: AtomicU64::new(0), runs }
+    }
+
+    /// Gives a free slot to `set`.
+    #[inline]
+    fn take(&self, set: &mut PinSet) -> bool {
+        let free = self.state.load(Ordering::Relaxed);
+        let address = (&raw mut set.ticket.word).expose_provenance() as u64;
+        if free & ADDRESS != 0 || address & !ADDRESS != 0 {
+            return false;
+        }
+        let word = free | address;
+        // Volatile, because a sweep looks at it, which the compiler does not see.
+        // SAFETY: a field of the set.
+        unsafe { (&raw mut set.ticket.word).write_volatile(word) };
+        set.ticket.slot = self;
+        if self.state.compare_exchange(free, word, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            set.ticket.word = 0;
+            return false;
+        }
+        true
+    }
+
+    #[inline]
+    fn store(&self, runs: &[PageRange]) {
+        if runs.len() > RUNS {
+            // Known to be too little: nothing is remembered.
+            self.len.store(0, Ordering::Release);
+            return;
+        }
+        for (run, at) in runs.iter().zip(&self.runs) {
+            at[0].store(run.start.0, Ordering::Relaxed);
+            at[1].store(run.end.0, Ordering::Relaxed);
+        }
+        self.len.store(runs.len() as u64, Ordering::Release);
+    }
+
+    /// Frees the slot if `word` still has it.
+    #[inline]
+    fn free(&self, word: u64) -> bool {
+        self.len.store(0, Ordering::Relaxed);
+        let free = (word & !ADDRESS).wrapping_add(GENERATION);
+        self.state.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Frees the slot and unpins its pages.
+    fn release(&self, word: u64, unpin: &mut impl FnMut(Page)) {
+        let count = (self.len.load(Ordering::Acquire) as usize).min(RUNS);
+        let mut runs = [[0u64; 2]; RUNS];
+        for (copy, run) in runs.iter_mut().zip(&self.runs).take(count) {
+            *copy = [run[0].load(Ordering::Relaxed), run[1].load(Ordering::Relaxed)];
+        }
+        if self.free(word) {
+            runs[..count].iter().flat_map(|&[start, end]| start..end).for_each(|page| unpin(Page(page)));
+        }
+    }
+}

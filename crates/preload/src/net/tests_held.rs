@@ -1,0 +1,111 @@
+//! Calls that end in a way that nobody told us of.
+
+use super::*;
+use farshore_core::page::Page;
+
+/// A set in a place of its own, as in a stack frame. The caller overwrites it to let the frame be gone.
+fn frame(held: &Held, pages: &[u64], unpinned: &mut Vec<u64>) -> Box<PinSet> {
+    let mut set = Box::new(PinSet::new());
+    for &page in pages {
+        assert!(set.push_page(Page(page)));
+        held.note(&mut set, |page| unpinned.push(page.0));
+    }
+    set
+}
+
+/// What a jump and later calls make of a frame.
+fn overwrite(set: &mut Box<PinSet>) {
+    **set = PinSet::new();
+}
+
+#[test]
+fn what_a_call_has_left_is_unpinned_by_a_later_one() {
+    let (held, mut unpinned) = (Held::new(), Vec::new());
+    let mut left = frame(&held, &[7, 8, 20], &mut unpinned);
+    overwrite(&mut left);
+    assert!(unpinned.is_empty());
+    let mut later = frame(&held, &[100], &mut unpinned);
+    assert_eq!(unpinned, [7, 8, 20]);
+    assert!(Held::give_back(&mut later));
+    // Once.
+    let mut last = frame(&held, &[101], &mut unpinned);
+    assert!(Held::give_back(&mut last));
+    assert_eq!(unpinned.len(), 3);
+}
+
+#[test]
+fn what_a_living_call_holds_stays() {
+    let (held, mut unpinned) = (Held::new(), Vec::new());
+    let mut outer = frame(&held, &[1, 2], &mut unpinned);
+    for round in 0..100 {
+        let mut handler = frame(&held, &[1000 + round], &mut unpinned);
+        let mut nested = frame(&held, &[2000 + round], &mut unpinned);
+        assert!(Held::give_back(&mut nested));
+        assert!(Held::give_back(&mut handler));
+    }
+    assert!(Held::give_back(&mut outer));
+    assert!(unpinned.is_empty());
+}
+
+#[test]
+fn a_call_that_was_left_under_others_is_found_when_its_frame_goes() {
+    let (held, mut unpinned) = (Held::new(), Vec::new());
+    let mut outer = frame(&held, &[1], &mut unpinned);
+    let mut handler = frame(&held, &[50], &mut unpinned);
+    // The handler jumps over both calls. The memory of the outer one is used again first.
+    overwrite(&mut outer);
+    let mut later = frame(&held, &[60], &mut unpinned);
+    assert!(Held::give_back(&mut later));
+    assert_eq!(unpinned, [1]);
+    overwrite(&mut handler);
+    let mut last = frame(&held, &[61], &mut unpinned);
+    assert!(Held::give_back(&mut last));
+    assert_eq!(unpinned, [1, 50]);
+}
+
+#[test]
+fn a_frame_that_comes_back_does_not_unpin_again() {
+    let (held, mut unpinned) = (Held::new(), Vec::new());
+    let mut set = frame(&held, &[5], &mut unpinned);
+    // SAFETY: plain data; the copy is put back below.
+    let copy = unsafe { core::ptr::read(&raw const *set) };
+    overwrite(&mut set);
+    let mut other = frame(&held, &[6], &mut unpinned);
+    assert_eq!(unpinned, [5]);
+    // As programs do that copy stacks away and back.
+    *set = copy;
+    assert!(!Held::give_back(&mut set), "its page is unpinned already");
+    assert!(Held::give_back(&mut other));
+}
+
+#[test]
+fn what_does_not_fit_is_not_remembered() {
+    let (held, mut unpinned) = (Held::new(), Vec::new());
+    let many: Vec<u64> = (0..30).map(|n| n * 2).collect();
+    let mut left = frame(&held, &many, &mut unpinned);
+    overwrite(&mut left);
+    // More calls at once than there is room for.
+    let mut deep: Vec<_> = (0..20).map(|n| frame(&held, &[n], &mut unpinned)).collect();
+    assert!(deep.iter_mut().all(|set| Held::give_back(set)));
+    assert!(unpinned.is_empty());
+}
+
+#[test]
+fn a_detached_set_may_move() {
+    let (held, mut unpinned) = (Held::new(), Vec::new());
+    let mut set = frame(&held, &[5], &mut unpinned);
+    set.detach();
+    let moved = core::mem::take(&mut *set);
+    let mut other = frame(&held, &[6], &mut unpinned);
+    assert!(Held::give_back(&mut other));
+    assert!(unpinned.is_empty() && moved.contains(Page(5)));
+}
+
+#[test]
+fn the_end_of_a_thread_unpins_all() {
+    let (held, mut unpinned) = (Held::new(), Vec::new());
+    let _left = frame(&held, &[5], &mut unpinned);
+    let _also = frame(&held, &[9, 10], &mut unpinned);
+    held.release_all(|page| unpinned.push(page.0));
+    assert_eq!(unpinned, [5, 9, 10]);
+}
