@@ -26,6 +26,8 @@ use alloc::vec::Vec;
 
 const WORDS: usize = EXTENT_SLOTS / 64;
 const CHUNK: usize = if cfg!(loom) { 2 } else { 1024 };
+/// Room for each slot in use, while the space can grow.
+const SLACK: u32 = 3;
 /// Extents that a search looks at before the space rather grows.
 const SEARCH_MAX: u32 = 4096;
 
@@ -176,9 +178,10 @@ impl SlotMap {
                 .map(|step| (after + step) % extents.max(1))
                 .find(|&e| self.extent(e).live.load(Ordering::Acquire) <= limit)
         };
-        // Half of the room is free: then some extent is at most half full.
-        if self.live.load(Ordering::Relaxed) * 2 <= room
-            && let Some(e) = roomy(EXTENT_SLOTS as u32 / 2)
+        // Two thirds of the room are free: then some extent is at most a third full, and the next of those in turn, the
+        // oldest, is emptier still if updates are spread.
+        if self.live.load(Ordering::Relaxed) * u64::from(SLACK) <= room
+            && let Some(e) = roomy(EXTENT_SLOTS as u32 / SLACK)
         {
             return Some(e);
         }

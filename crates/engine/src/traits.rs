@@ -63,8 +63,6 @@ pub trait Kernel: Sync {
     /// Unmaps `pages` and throws their bytes away, with as few TLB flushes as can be. Either all
     /// are unmapped or the first `n` of `Err((n, why))`.
     fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)>;
-    /// A fault on `page` was resolved by somebody else: wakes kernel waiters if there are any.
-    fn wake(&self, page: Page);
     /// Does nothing. The engine calls it between two changes that other threads can come between; the simulator lets them.
     #[inline(always)]
     fn interleave(&self) {}

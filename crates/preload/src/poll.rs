@@ -5,6 +5,7 @@
 
 use crate::runtime::Runtime;
 use crate::{fault, report, thread};
+use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
 use farshore_sys::raw::Errno;
 use farshore_sys::uffd::Message;
@@ -33,12 +34,13 @@ pub fn run(runtime: &'static Runtime) -> ! {
             let Some(event) = message.fault() else { continue };
             let access = if event.write || event.protected { Access::Write } else { Access::Read };
             let page = Page::containing(event.address);
-            match runtime.engine.resolve(page, access, event.protected, thread.core, &mut thread.buffer) {
-                Ok(true) => {}
-                // Unmapped meanwhile: the waiter looks again and finds out.
-                Ok(false) => drop(uffd.wake(page.addr(), 4096)),
-                Err(why) => fault::fail(page, why),
+            if let Err(why) = runtime.engine.resolve(page, access, event.protected, thread.core, &mut thread.buffer) {
+                fault::fail(page, why);
             }
+            // Always: whether this call or another thread has resolved it, or nobody could and the access must be tried again.
+            // Mapping wakes too, but only who already waited; somebody who came after that, for a page that looked
+            // protected still, sleeps until its own message has been looked at.
+            let _ = uffd.wake(page.addr(), PAGE_SIZE as u64);
         }
     }
 }

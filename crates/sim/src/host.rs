@@ -154,8 +154,6 @@ impl Kernel for SimKernel {
         Ok(())
     }
 
-    fn wake(&self, _page: Page) {}
-
     fn current_thread(&self) -> u64 {
         world(|w| w.current as u64)
     }

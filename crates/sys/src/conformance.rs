@@ -104,7 +104,6 @@ pub fn run<K: Kernel>(kernel: &K, memory: &dyn Scratch) {
     suite.copy_out_of_unreadable();
     suite.fill_unreadable();
     suite.gone();
-    suite.wake_changes_nothing();
     suite.threads_have_numbers();
 }
 
@@ -381,14 +380,6 @@ impl<K: Kernel> Suite<'_, K> {
             assert_eq!(self.kernel.unmap(&[page]), Err((0, KernelError::Gone)));
         }
         assert_eq!(self.kernel.protect(range), Err(KernelError::Gone));
-    }
-
-    fn wake_changes_nothing(&self) {
-        let range = self.fresh(2);
-        self.fill(range.start, 5, Protect::WriteProtected);
-        range.iter().for_each(|page| self.kernel.wake(page));
-        assert_eq!((self.read(range.start), self.write(range.start, 1)), (Ok(5), Err(Fault::Protected)));
-        assert_eq!(self.read(range.start.plus(1)), Err(Fault::Absent));
     }
 
     fn threads_have_numbers(&self) {

@@ -258,13 +258,6 @@ impl Kernel for LinuxKernel {
         Ok(())
     }
 
-    fn wake(&self, page: Page) {
-        if self.wake {
-            // Fails only for unaligned ranges.
-            let _ = self.uffd.wake(page.addr(), PAGE);
-        }
-    }
-
     fn current_thread(&self) -> u64 {
         // No system call: this is asked in the middle of the eviction path.
         tls::thread_pointer()

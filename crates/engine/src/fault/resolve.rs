@@ -210,11 +210,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 }
                 match outcome {
                     BeginFault::Foreign => Step::Foreign,
-                    BeginFault::Satisfied => {
-                        // In poll mode the faulting thread sleeps in the kernel and nobody else may wake it.
-                        self.kernel.wake(fault.page);
-                        self.done(fault, FaultKind::Wait)
-                    }
+                    BeginFault::Satisfied => self.done(fault, FaultKind::Wait),
                     _ => {
                         fault.waited = true;
                         match self.waits.announce(fault.page, at.word) {
