@@ -167,6 +167,16 @@ pub fn any_managed(runtime: &Runtime, range: PageRange) -> bool {
     })
 }
 
+/// Whether some of `range` is managed and some is not. Under the lock.
+fn mixed(runtime: &Runtime, range: PageRange) -> bool {
+    let mut seen = [false; 2];
+    each_run(runtime, range, |_, managed| {
+        seen[usize::from(managed)] = true;
+        0
+    });
+    seen == [true; 2]
+}
+
 fn munmap(runtime: &Runtime, args: &Args) -> i64 {
     let Some(range) = args[1].checked_next_multiple_of(PAGE).and_then(|len| pages(args[0], len)) else {
         return raw(nr::MUNMAP, args);
@@ -355,7 +365,13 @@ fn mremap(runtime: &Runtime, args: &Args) -> i64 {
     if new_bytes == 0 {
         return raw(nr::MREMAP, args);
     }
-    locked(runtime, |_| remap(runtime, args, from, new_bytes, onto))
+    locked(runtime, |_| {
+        if mixed(runtime, from) {
+            // Several mappings. Linux 6.17 would move the first of them and then stop at one with a userfaultfd.
+            return -i64::from(Errno::EFAULT.0);
+        }
+        remap(runtime, args, from, new_bytes, onto)
+    })
 }
 
 /// A mapping that was too small to be managed grows beyond the threshold: it becomes a managed one with the same bytes.

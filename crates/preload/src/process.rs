@@ -29,8 +29,8 @@ const MLOCK_ONFAULT: u64 = 1;
 const STACK_GUESS: u64 = 256 << 10;
 /// Static thread-local storage lies between the stack's top and the thread pointer: at most so many bytes.
 const TLS_MAX: u64 = 1 << 20;
-/// What libc keeps behind the thread pointer.
-const THREAD_BYTES: u64 = 4096;
+/// What libc keeps behind the thread pointer, at least (glibc 2.36: 2,304 bytes).
+const THREAD_BYTES: u64 = 2304;
 const SYS_EXECVE: u64 = 59;
 const SYS_EXECVEAT: u64 = 322;
 
@@ -132,6 +132,7 @@ fn stack_of(flags: u64, call: &Call) -> Option<(u64, u64)> {
         (call.args[1].saturating_sub(STACK_GUESS), call.args[1], call.args[4])
     };
     let behind = flags & CLONE_SETTLS != 0 && (top..top.saturating_add(TLS_MAX)).contains(&tls);
+    // Not further than what is surely the thread's: behind it may lie other memory of the program.
     let end = if behind { tls + THREAD_BYTES } else { top };
     (start < end).then_some((start, end))
 }

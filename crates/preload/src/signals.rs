@@ -5,11 +5,14 @@
 //!
 //! * our handlers are installed; what the program installs is remembered here and called for what is not ours;
 //! * no mask of the program blocks them: their bits are taken out of every set that reaches the kernel (masks for the time
-//!   of one call, as `ppoll`'s: [`crate::net::calls`]), and put back into every set that the program reads.
+//!   of one call, as `ppoll`'s: [`crate::net::calls`]), and put back into every set that the program reads ([`pretended`]).
 //!
-//! All other signals are the kernel's, except that their restorer is ours (libc's `rt_sigreturn` would be caught).
+//! All other signals are the kernel's, except that their handlers start in ours, for the masks, and that their restorer
+//! is ours (libc's `rt_sigreturn` would be caught).
 //!
 //! The alternate stack of a thread is ours until the program sets its own; then that one is used, pinned.
+
+pub mod pretended;
 
 use crate::net::buffers::{self, Memory, PinSet, careful};
 use crate::net::calls::NEEDED_SIGNALS;
@@ -20,7 +23,7 @@ use crate::thread::{self, Thread};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_sys::guarded;
 use farshore_sys::lock::Mutex;
-use farshore_sys::raw::{Errno, nr, syscall};
+use farshore_sys::raw::{Errno, getpid, nr, syscall};
 use farshore_sys::signal::{
     self, Action, AltStack, Handler, How, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags,
 };
@@ -33,6 +36,7 @@ pub const OURS: SigSet = SigSet(NEEDED_SIGNALS);
 const SIG_DFL: u64 = 0;
 const SIG_IGN: u64 = 1;
 const SIGNALS: usize = 65;
+const RT_SIGPENDING: u64 = 127;
 
 /// What the program believes to have installed, for our three signals.
 struct Believed([Action; 3]);
@@ -87,6 +91,20 @@ pub fn deliver(signal: u32, info: &SigInfo, context: &mut UContext) {
         return;
     }
     let Some(i) = place(signal) else { return };
+    let sent = !info.from_kernel();
+    if let Some(thread) = thread::current() {
+        if thread.internal && sent {
+            // The kernel chose one of our threads: it is for the program.
+            let _ = signal::queue_again(getpid(), getpid(), info);
+            return;
+        }
+        if thread.pretended_mask.contains(signal) {
+            if sent {
+                return pretended::keep(thread, i, info);
+            }
+            return default_action(signal, false);
+        }
+    }
     let action = BELIEVED.with(|b| {
         let action = b.0[i];
         if action.flags & flags::RESETHAND != 0 {
@@ -95,7 +113,6 @@ pub fn deliver(signal: u32, info: &SigInfo, context: &mut UContext) {
         action
     });
     // A fault cannot be ignored: the kernel kills instead. A signal that was sent can.
-    let sent = !info.from_kernel();
     match action.handler {
         SIG_IGN if sent => {}
         SIG_DFL | SIG_IGN => default_action(signal, sent),
@@ -116,6 +133,9 @@ fn default_action(signal: u32, sent: bool) {
 fn call(handler: u64, action: Action, signal: u32, info: &SigInfo, context: &mut UContext) {
     let own = if action.flags & flags::NODEFER != 0 { SigSet::EMPTY } else { SigSet::EMPTY.with(signal) };
     let mask = SigSet((context.mask().0 | action.mask.0 | own.0) & !OURS.0);
+    if let Some(thread) = thread::current() {
+        pretended::enter(thread, context, SigSet(action.mask.0 | own.0));
+    }
     signal::sigprocmask(How::Set, mask);
     // SAFETY: the program installed this address as a handler of this signal, with or without SA_SIGINFO; on x86-64 both are
     // called with the same registers.
@@ -124,7 +144,7 @@ fn call(handler: u64, action: Action, signal: u32, info: &SigInfo, context: &mut
     unsafe { handler(signal as i32, core::ptr::from_ref(info).cast_mut(), context) };
     // Everything is restored from `context` when our own handler returns.
     signal::sigprocmask(How::Set, SigSet::ALL);
-    context.set_mask(SigSet(context.mask().0 & !OURS.0));
+    pretended::settle(context);
 }
 
 fn repair_careful(context: &mut UContext) -> bool {
@@ -154,13 +174,12 @@ unsafe extern "C" fn farshore_foreign_sigsys(info: *mut SigInfo, context: *mut U
 #[unsafe(no_mangle)]
 unsafe extern "C" fn farshore_before_sigreturn(context: *mut UContext) {
     // SAFETY: this function's own condition.
-    let context = unsafe { &mut *context };
-    context.set_mask(SigSet(context.mask().0 & !OURS.0));
+    pretended::settle(unsafe { &mut *context });
 }
 
 /// The calls of this module, by number.
 pub fn handles(number: u64) -> bool {
-    matches!(number, nr::RT_SIGACTION | nr::RT_SIGPROCMASK | nr::SIGALTSTACK)
+    matches!(number, nr::RT_SIGACTION | nr::RT_SIGPROCMASK | nr::SIGALTSTACK | RT_SIGPENDING)
 }
 
 /// Does one of the calls.
@@ -168,6 +187,7 @@ pub fn handle(number: u64, args: &Args) -> i64 {
     match number {
         nr::RT_SIGACTION => rt_sigaction(args),
         nr::RT_SIGPROCMASK => rt_sigprocmask(args),
+        RT_SIGPENDING => rt_sigpending(args),
         _ => sigaltstack(args),
     }
 }
@@ -239,21 +259,32 @@ fn believe(i: usize, new: Option<Action>) -> Action {
 }
 
 fn install_for_program(number: u32, new: Option<Action>) -> Result<Action, Errno> {
+    // A vforked child has its own actions, but our memory is its parent's: its handlers start without us.
+    let borrowed = thread::current().is_some_and(|t| t.vforked > 0);
+    let ours = |action: &Action| action.handler > SIG_IGN && !borrowed;
     let filtered = new.map(|action| Action {
+        handler: if ours(&action) { pretended::trampoline() } else { action.handler },
         mask: SigSet(action.mask.0 & !OURS.0),
         flags: action.flags | flags::RESTORER,
         restorer: signal::restorer(),
-        ..action
     });
+    let (handler, mask) = match new.filter(ours) {
+        Some(action) => pretended::note(number, action.handler, action.mask),
+        None => pretended::noted(number),
+    };
     // SAFETY: the program's own handler, with the restorer's contract kept by ours.
     let mut before = unsafe { signal::sigaction(number, filtered.as_ref()) }?;
     let restorer = &RESTORERS[number as usize];
-    let known = match new {
+    let known = match new.filter(|_| !borrowed) {
         Some(action) => restorer.swap(action.restorer, Ordering::AcqRel),
         None => restorer.load(Ordering::Acquire),
     };
     if before.restorer == signal::restorer() {
         before.restorer = known;
+    }
+    if before.handler == pretended::trampoline() {
+        before.handler = handler;
+        before.mask = SigSet(before.mask.0 | mask.0);
     }
     Ok(before)
 }
@@ -289,8 +320,18 @@ fn rt_sigprocmask(args: &Args) -> i64 {
         return answer;
     }
     let before = masks[1] | thread.pretended_mask.0;
-    thread.pretended_mask = pretended;
-    if old != 0 && !write(old, &before) { EFAULT } else { 0 }
+    let answer = if old != 0 && !write(old, &before) { EFAULT } else { 0 };
+    pretended::change(thread, pretended);
+    answer
+}
+
+fn rt_sigpending(args: &Args) -> i64 {
+    let [set, size, ..] = *args;
+    let Some(thread) = thread::current().filter(|_| size == 8) else { return crate::net::pinned(RT_SIGPENDING, args) };
+    let mut pending = 0u64;
+    let answer = raw(RT_SIGPENDING, &[&raw mut pending as u64, 8, 0, 0, 0, 0]);
+    pending |= pretended::waiting(thread).0;
+    if answer == 0 && !write(set, &pending) { EFAULT } else { answer }
 }
 
 fn sigaltstack(args: &Args) -> i64 {
@@ -349,7 +390,10 @@ fn change_stack(thread: &mut Thread, new: Option<AltStack>) -> Result<AltStack, 
 /// both. Returns the mask to go back to if the exec fails.
 pub fn before_exec() -> SigSet {
     let mask = signal::current_mask();
-    let pretended = thread::current().map_or(SigSet::EMPTY, |t| t.pretended_mask);
-    signal::sigprocmask(How::Set, SigSet(mask.0 | pretended.0));
+    if let Some(thread) = thread::current() {
+        signal::sigprocmask(How::Set, SigSet(mask.0 | thread.pretended_mask.0));
+        // They wait in the kernel now, across the exec.
+        pretended::send_again(thread, thread.pretended_mask);
+    }
     mask
 }

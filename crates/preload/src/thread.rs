@@ -7,6 +7,7 @@
 //! ```
 
 use crate::net::buffers::{Held, PinSet};
+use crate::signals::pretended::Waiting;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_engine::traits::PageBuf;
@@ -33,6 +34,8 @@ pub struct Thread {
     pub vforked: u32,
     /// Signals that the program thinks it has blocked although they are not, because Farshore needs them.
     pub pretended_mask: SigSet,
+    /// Signals that wait for this thread because of that.
+    pub waiting: Waiting,
     /// The program's own alternate stack, if it has set one.
     pub program_stack: Option<AltStack>,
     /// Pages of that stack that are pinned while it is set.
@@ -92,6 +95,7 @@ pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
         core: NUMBER.fetch_add(1, Ordering::Relaxed) as usize,
         vforked: 0,
         pretended_mask: SigSet::EMPTY,
+        waiting: Waiting::NONE,
         program_stack: None,
         stack_pins: PinSet::new(),
         held: Held::new(),

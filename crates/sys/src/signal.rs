@@ -219,6 +219,17 @@ pub fn tgkill(pid: u32, tid: u32, signal: u32) -> Result<(), Errno> {
     unsafe { raw::syscall_result(nr::TGKILL, [pid.into(), tid.into(), signal.into(), 0, 0, 0]) }.map(|_| ())
 }
 
+/// Sends `info` again, to thread `tid` of the own process `pid`: it arrives as it came the first time.
+///
+/// # Errors
+/// `EAGAIN` when too many signals are queued, `ESRCH`.
+pub fn queue_again(pid: u32, tid: u32, info: &SigInfo) -> Result<(), Errno> {
+    const RT_TGSIGQUEUEINFO: u64 = 297;
+    let args = [pid.into(), tid.into(), info.signal as u64, core::ptr::from_ref(info) as u64, 0, 0];
+    // SAFETY: the kernel reads the 128 bytes of `info`; what a signal does is defined by its handler.
+    unsafe { raw::syscall_result(RT_TGSIGQUEUEINFO, args) }.map(|_| ())
+}
+
 /// The kernel's `siginfo_t` (128 bytes).
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug)]
@@ -242,6 +253,11 @@ impl SigInfo {
     /// Why it was raised: above 0 the kernel did, else a process sent it.
     pub const fn code(&self) -> i32 {
         self.code
+    }
+    /// Whether it was sent to one thread, not to the process.
+    pub const fn to_thread(&self) -> bool {
+        const SI_TKILL: i32 = -6;
+        self.code == SI_TKILL
     }
     /// Whether a fault or trap of this thread raised it, not a process.
     pub const fn from_kernel(&self) -> bool {
