@@ -52,6 +52,12 @@ pub fn call(number: u64, args: &Args) -> i64 {
 }
 
 fn exec(number: u64, args: &Args) -> i64 {
+    if is_the_program() && can_exec(number, args) {
+        // The last moment to do it. Not `report_once`: should the exec fail, the counters go on.
+        if let Some(runtime) = runtime() {
+            uninterrupted(|| start::write_stats(runtime));
+        }
+    }
     let mask = signals::before_exec();
     let answer = net::pinned(number, args);
     // It has failed, or we would not be here.
@@ -72,20 +78,31 @@ fn exit_thread(args: &Args) -> i64 {
     unsafe { syscall(nr::EXIT, *args) }
 }
 
+/// Whether the program to be executed is there: shells and libc try one directory after the other.
+fn can_exec(number: u64, args: &Args) -> bool {
+    const ACCESS: u64 = 21;
+    const FACCESSAT: u64 = 269;
+    const MAY_EXECUTE: u64 = 1;
+    const AT_EMPTY_PATH: u64 = 0x1000;
+    match number {
+        SYS_EXECVE => net::pinned(ACCESS, &[args[0], MAY_EXECUTE, 0, 0, 0, 0]) == 0,
+        _ => args[4] & AT_EMPTY_PATH != 0 || net::pinned(FACCESSAT, &[args[0], args[1], MAY_EXECUTE, 0, 0, 0]) == 0,
+    }
+}
+
 fn exit_process(args: &Args) -> i64 {
-    if thread::current().is_none_or(|t| t.vforked == 0) {
-        report_once();
+    if is_the_program() && !REPORTED.swap(true, Ordering::AcqRel) {
+        // Where `--stats` says.
+        if let Some(runtime) = runtime() {
+            uninterrupted(|| start::write_stats(runtime));
+        }
     }
     report::exit(args[0])
 }
 
-/// Writes the counters where `--stats` says.
-fn report_once() {
-    let Some(runtime) = runtime() else { return };
-    if runtime.forked.load(Ordering::Acquire) || REPORTED.swap(true, Ordering::AcqRel) {
-        return;
-    }
-    uninterrupted(|| start::write_stats(runtime));
+/// Not a child that shares its memory or has a copy.
+fn is_the_program() -> bool {
+    thread::current().is_none_or(|t| t.vforked == 0) && runtime().is_some_and(|r| !r.forked.load(Ordering::Acquire))
 }
 
 /// Before a call of the clone family.

@@ -65,7 +65,6 @@ fn use_everything(kernel: &LinuxKernel, range: PageRange, clock: &MonotonicClock
     kernel.copy_out(first, &mut bytes, true).unwrap();
     kernel.copy_out(first, &mut bytes, false).unwrap();
     kernel.unmap(&[first, first.plus(1), first.plus(5)]).unwrap();
-    kernel.wake(first);
     kernel.uffd().wake(first.addr(), PAGE).unwrap();
     assert!(kernel.uffd().read_messages(&mut [Message::EMPTY]).is_err());
     assert_eq!((kernel.current_thread(), tls::get()), (tls::thread_pointer(), std::ptr::null_mut()));

@@ -35,12 +35,12 @@ fn serve(kernel: &LinuxKernel, range: PageRange, stop: &AtomicBool, seen: &Atomi
             if fault.protected {
                 assert!(fault.write);
                 assert_eq!(kernel.unprotect(page), Ok(()));
+                kernel.uffd().wake(page.addr(), 4096).unwrap();
                 continue;
             }
             let protect = if fault.write { Protect::Writable } else { Protect::WriteProtected };
             match kernel.map(page, &common::filled(page.0 as u8), protect) {
-                Ok(()) => {}
-                Err(KernelError::Exists) => kernel.wake(page),
+                Ok(()) | Err(KernelError::Exists) => kernel.uffd().wake(page.addr(), 4096).unwrap(),
                 other => panic!("{other:?}"),
             }
         }
