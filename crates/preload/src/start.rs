@@ -270,6 +270,7 @@ fn start_all(runtime: &'static Runtime, polled: bool) -> Result<u32, String> {
 fn enter(runtime: &'static Runtime) -> Result<(), String> {
     thread::adopt(false).ok_or("no memory for the record of the main thread")?;
     signals::install().map_err(|why| format!("signal handlers cannot be installed ({why:?})"))?;
+    crate::HEAP.expect_handlers();
     runtime.running.store(true, Ordering::Release);
     catch_system_calls();
     Ok(())

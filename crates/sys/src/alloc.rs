@@ -4,7 +4,7 @@
 //!
 //! * Blocks below [`LARGE`] come from dlmalloc on top of our own mappings, under a mutex. All signals are
 //!   blocked while it is held: a handler of the program that interrupts us, and allocates through one of our calls or leaves by
-//!   `siglongjmp`, never finds it held. Two more system calls make an allocation slow (about 1 µs); nothing hot allocates.
+//!   `siglongjmp`, never finds it held ([`OwnMemory::expect_handlers`]). Two more system calls make an allocation slow (about 1 µs); nothing hot allocates.
 //! * Larger blocks are mappings of their own: no lock, zeros without a touch, and freed memory goes back at once. Their
 //!   size comes from the `Layout`, so there is no header.
 //!
@@ -16,7 +16,7 @@ use crate::signal::{self, How, SigSet};
 use crate::vm::{self, remap};
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use dlmalloc::Dlmalloc;
 
 /// Blocks of at least so many bytes are mappings of their own.
@@ -103,6 +103,8 @@ unsafe impl dlmalloc::Allocator for Segments {
 /// The allocator: `#[global_allocator] static HEAP: OwnMemory = OwnMemory::new();`
 pub struct OwnMemory {
     small: Mutex<Dlmalloc<Segments>>,
+    /// Handlers of the program may run.
+    handlers: AtomicBool,
 }
 
 impl core::fmt::Debug for OwnMemory {
@@ -120,7 +122,13 @@ impl Default for OwnMemory {
 impl OwnMemory {
     /// An empty heap; maps nothing yet.
     pub const fn new() -> OwnMemory {
-        OwnMemory { small: Mutex::new(Dlmalloc::new_with_allocator(Segments)) }
+        OwnMemory { small: Mutex::new(Dlmalloc::new_with_allocator(Segments)), handlers: AtomicBool::new(false) }
+    }
+
+    /// From now on signal handlers may run that allocate or leave by `siglongjmp`. (Before the program starts there are none,
+    /// and what start-up allocates, 30,000 times, need not block them.)
+    pub fn expect_handlers(&self) {
+        self.handlers.store(true, Ordering::Release);
     }
 
     /// Calls `f` while no other thread is inside the heap. For `fork`: the child is a copy of the moment, and finds
@@ -141,6 +149,9 @@ impl OwnMemory {
 
     /// Uses the small heap with all signals blocked (see the module's head).
     fn small<R>(&self, f: impl FnOnce(&mut Dlmalloc<Segments>) -> R) -> R {
+        if !self.handlers.load(Ordering::Acquire) {
+            return self.small.with(f);
+        }
         let mask = signal::sigprocmask(How::Set, SigSet::ALL);
         let result = self.small.with(f);
         signal::sigprocmask(How::Set, mask);
