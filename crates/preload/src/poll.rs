@@ -1,7 +1,7 @@
 //! Poll delivery: handler threads read faults from the userfaultfd, serve them, and wake who waits.
 //!
-//! Slower than the upcall by two context switches, but the kernel's own accesses are served too (where the
-//! userfaultfd may do that), so nothing needs to be pinned.
+//! Slower than the upcall by two context switches, but the kernel's own accesses are served too, where the
+//! userfaultfd may do that.
 
 use crate::runtime::Runtime;
 use crate::{fault, report, thread};

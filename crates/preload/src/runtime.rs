@@ -33,8 +33,6 @@ pub struct Runtime {
     pub options: Options,
     /// The address-space lock. Never taken by faults or evictors; with signals blocked ([`locked`]).
     pub space: Mutex<Space>,
-    /// Faults of the kernel's own accesses are not served: buffers of system calls must be pinned.
-    pub pins_needed: bool,
     /// Our descriptors, sorted. The program cannot close them.
     pub own_fds: Vec<i32>,
     /// This process is a fork: it has no evictors and only the memory that was local (see `fork`).

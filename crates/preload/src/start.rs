@@ -130,7 +130,7 @@ fn start(mut options: Options) -> Result<(), String> {
         options.stats = Some(StatsTarget::File(path));
     }
     let lowest = lowest_own_descriptor();
-    let (uffd, pins_needed) = open_uffd(&options)?;
+    let uffd = open_uffd(&options)?;
     let uffd = uffd.raise(lowest).unwrap_or_else(|(uffd, _)| uffd);
     let memory = SelfMem::open().map_err(|why| format!("/proc/self/mem cannot be opened ({why:?}); is /proc mounted?"))?;
     let memory = memory.raise(lowest).unwrap_or_else(|(memory, _)| memory);
@@ -143,24 +143,23 @@ fn start(mut options: Options) -> Result<(), String> {
     if options.trace {
         report::line(format_args!("{} of {} system call sites patched", report.patched, report.sites));
     }
-    let runtime = install(build(options, kernel, backend, pins_needed)?);
+    let runtime = install(build(options, kernel, backend)?);
     start_threads(runtime, polled)?;
     enter(runtime)
 }
 
-fn open_uffd(options: &Options) -> Result<(Uffd, bool), String> {
-    if options.fault == FaultMode::Upcall {
-        return Uffd::open(UffdOptions::UPCALL).map(|(uffd, _)| (uffd, true)).map_err(|why| why.to_string());
-    }
-    if let Ok((uffd, _)) = Uffd::open(UffdOptions::POLL) {
-        return Ok((uffd, false));
-    }
-    // Without privilege the kernel's own accesses are not served: their pages are pinned as in upcall mode.
+/// In poll mode with privilege the kernel's own accesses are served too. Buffers of calls are pinned all the same: what a
+/// device reads into (`O_DIRECT`) must stay where it is, and the kernel faults it in only once.
+fn open_uffd(options: &Options) -> Result<Uffd, String> {
     let unprivileged = UffdOptions { user_mode_only: true, ..UffdOptions::POLL };
-    Uffd::open(unprivileged).map(|(uffd, _)| (uffd, true)).map_err(|why| why.to_string())
+    let opened = match options.fault {
+        FaultMode::Upcall => Uffd::open(UffdOptions::UPCALL),
+        FaultMode::Poll => Uffd::open(UffdOptions::POLL).or_else(|_| Uffd::open(unprivileged)),
+    };
+    opened.map(|(uffd, _)| uffd).map_err(|why| why.to_string())
 }
 
-fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, pins_needed: bool) -> Result<Runtime, String> {
+fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend) -> Result<Runtime, String> {
     let cores = threads::available_parallelism().map_or(1, usize::from);
     let evictors = options.evictors.map_or(cores.min(4), |n| n as usize);
     let shape = Shape { memory: options.memory.bytes(), evictors, cores };
@@ -181,7 +180,6 @@ fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, pins_needed
         engine,
         options,
         space: Mutex::new(Space { heap_floor: brk.next_multiple_of(4096), brk }),
-        pins_needed,
         own_fds,
         forked: AtomicBool::new(false),
         started_ns,

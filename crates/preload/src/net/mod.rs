@@ -127,7 +127,7 @@ impl Net {
 impl Memory for Net {
     #[inline]
     fn pin(&self, pins: &mut PinSet, addr: u64, len: u64, access: Access) -> u64 {
-        let Some(runtime) = runtime().filter(|r| r.pins_needed) else { return len };
+        let Some(runtime) = runtime() else { return len };
         let range = PageRange::covering(addr, len);
         if runtime.forked.load(Ordering::Relaxed) {
             fork::prepare(runtime, range);
