@@ -81,8 +81,9 @@ pub struct RunArgs {
     ///
     /// upcall  the thread that touches an absent page fetches it itself, in a signal handler:
     ///         faster, and needs no privilege;
-    /// poll    handler threads fetch it, also for the kernel's own accesses: needs the setting
-    ///         vm.unprivileged_userfaultfd=1, /dev/userfaultfd or CAP_SYS_PTRACE.
+    /// poll    handler threads fetch it: slower, but no signal is raised. With the setting
+    ///         vm.unprivileged_userfaultfd=1, /dev/userfaultfd or CAP_SYS_PTRACE also for
+    ///         the kernel's own accesses.
     #[arg(long, value_name = "MODE", verbatim_doc_comment)]
     pub fault: Option<FaultMode>,
 

@@ -28,11 +28,16 @@ const MCL_ONFAULT: u64 = 4;
 const GUARD_INSTALL: u64 = 102;
 const DONTNEED_LOCKED: u64 = 24;
 const COLLAPSE: u64 = 25;
+const SHMAT: u64 = 30;
+const MSEAL: u64 = 462;
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// The calls of this module, by number.
 pub fn handles(number: u64) -> bool {
-    matches!(number, nr::MMAP | nr::MPROTECT | nr::MUNMAP | nr::BRK | nr::MREMAP | nr::MADVISE | 149..=152 | 325 | 329 | 216 | 30)
+    matches!(
+        number,
+        nr::MMAP | nr::MPROTECT | nr::MUNMAP | nr::BRK | nr::MREMAP | nr::MADVISE | 149..=152 | 325 | 329 | SHMAT | MSEAL
+    )
 }
 
 /// Does one of them; the kernel's answer.
@@ -52,8 +57,9 @@ pub fn call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
         149 | 325 => mlock(runtime, number, args),
         // mlockall: what is managed cannot all be local; the answer is the one of a low RLIMIT_MEMLOCK.
         151 if args[0] & !MCL_ONFAULT != 0 => -i64::from(Errno::ENOMEM.0),
+        SHMAT => shmat(runtime, args),
+        MSEAL => mseal(runtime, args),
         // munlock, munlockall: what was locked stopped being managed.
-        // remap_file_pages, shmat with an address of its own choice: see `raw`.
         _ => raw(number, args),
     }
 }
@@ -327,6 +333,39 @@ fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     // Locked memory is the kernel's business from here on: it stays where it is.
     let answer = locked(runtime, |_| each_run(runtime, range, |run, managed| if managed { hand_over(runtime, run) } else { 0 }));
     if is_error(answer) { answer } else { raw(number, args) }
+}
+
+/// With `SHM_REMAP` a shared segment takes the place of what is there.
+fn shmat(runtime: &Runtime, args: &Args) -> i64 {
+    const SHMCTL: u64 = 31;
+    const IPC_STAT: u64 = 2;
+    const SHM_REMAP: u64 = 0o40000;
+    let [id, addr, flags, ..] = *args;
+    if addr == 0 || flags & SHM_REMAP == 0 {
+        return raw(SHMAT, args);
+    }
+    // struct shmid64_ds: the segment's size comes behind struct ipc64_perm, 48 bytes.
+    let mut described = [0u64; 14];
+    if is_error(raw(SHMCTL, &[id, IPC_STAT, described.as_mut_ptr() as u64, 0, 0, 0])) {
+        // We cannot know how much it would cover. Without the right to read the segment, attaching it fails as well.
+        return -i64::from(Errno::EACCES.0);
+    }
+    let size = described[6].checked_next_multiple_of(PAGE);
+    let range = size.and_then(|size| pages(addr, size)).filter(|&r| any_managed(runtime, r));
+    match range {
+        Some(range) => locked(runtime, |_| unmap_locked(runtime, range, || raw(SHMAT, args))),
+        None => raw(SHMAT, args),
+    }
+}
+
+/// Sealed memory could not be evicted (the kernel refuses to discard it while it is read-only), so managed memory gets
+/// the answer of a kernel that has no such call.
+fn mseal(runtime: &Runtime, args: &Args) -> i64 {
+    let range = args[1].checked_next_multiple_of(PAGE).and_then(|len| pages(args[0], len));
+    match range.filter(|&r| any_managed(runtime, r)) {
+        Some(_) => -i64::from(Errno::ENOSYS.0),
+        None => raw(MSEAL, args),
+    }
 }
 
 fn hand_over(runtime: &Runtime, run: PageRange) -> i64 {

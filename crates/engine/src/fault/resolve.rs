@@ -273,7 +273,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             return Step::Foreign;
         }
         // Once more: the granule may have been unmapped and mapped anew since the first time.
-        at.granule.touch();
+        if !cfg!(feature = "canary-rebirth") {
+            at.granule.touch();
+        }
         if self.moving.contains(fault.page) {
             // `mremap` has not said yet what is here: the access is tried again and finds out.
             self.restore(fault.page, at.word, was);

@@ -197,7 +197,12 @@ fn kernel_faults() -> Probe {
     };
     let advice =
         "as root: `sysctl vm.unprivileged_userfaultfd=1`, or give the user access to /dev/userfaultfd, or grant CAP_SYS_PTRACE";
-    Probe::new("userfaultfd for kernel faults", Needed::Optional("`--fault poll` cannot be used"), result, advice)
+    Probe::new(
+        "userfaultfd for kernel faults",
+        Needed::Optional("`--fault poll` serves only the program's own accesses"),
+        result,
+        advice,
+    )
 }
 
 /// Feature bits newer than this program: userfaultfd RWP (access bits) will be among them.
