@@ -59,7 +59,18 @@ pub fn caller(rig: &Rc<Rig>, core: usize) {
     }
 }
 
+/// A whole granule comes or goes.
+fn churn(rig: &Rc<Rig>) {
+    match world(|w| if w.rng.below(2) == 0 { None } else { w.model.part(&mut w.rng, 1) }) {
+        None => map(rig, true),
+        Some(page) => unmap(rig, page.start.granule().range()),
+    }
+}
+
 fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut PageBuf) {
+    if world(|w| w.setup.churn && w.rng.below(50) > 0) {
+        return churn(rig);
+    }
     let (kind, short) = world(|w| {
         let few = w.model.alive_pages() < w.setup.pages;
         let kind = if few && w.rng.below(2) == 0 { 0 } else { w.rng.below(12) };
@@ -113,6 +124,7 @@ fn restored(range: PageRange, alive: bool) {
 pub fn map(rig: &Rc<Rig>, managed: bool) {
     let room = world(|w| {
         let len = match w.rng.below(4) {
+            _ if w.setup.churn => 512,
             0 => w.rng.between(1, 16),
             1 => 512 * w.rng.between(1, 2),
             _ => w.rng.between(1, 700),

@@ -54,6 +54,8 @@ pub struct Setup {
     pub rot: bool,
     /// Memory calls come without the program's threads keeping out of their way.
     pub racy: bool,
+    /// The program does little else than to map and unmap a few whole granules, which it touches meanwhile.
+    pub churn: bool,
     /// Depth of a write queue.
     pub depth: u32,
 }
@@ -89,10 +91,24 @@ impl Wish {
             inject: rng.below(4) > 0,
             rot: rng.below(4) == 0,
             racy: rng.below(3) == 0,
+            churn: false,
             depth: rng.pick(&[1, 2, 8, 256]),
         };
         if !self.rough {
             return setup;
+        }
+        if rng.below(4) == 0 {
+            return Setup {
+                churn: true,
+                pages: 1024,
+                arena: 1536,
+                threads: 4,
+                callers: 3,
+                call_pause: 1_500,
+                switch_rate: 10_000,
+                racy: true,
+                ..setup
+            };
         }
         let pages = rng.pick(&[700, 1500, 2500]);
         Setup {
