@@ -325,6 +325,6 @@ mod tests {
         }
         // At most 2048 slots, 4 extents, were in use at a time.
         let room = u64::from(SLACK) * 4 * (EXTENT_SLOTS * 4096) as u64;
-        assert!(map.extent_bytes() as u64 <= room, "{}", map.extent_bytes());
+        assert!(map.extent_bytes() <= room, "{}", map.extent_bytes());
     }
 }
