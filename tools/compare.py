@@ -2,6 +2,7 @@
 """Farshore against Linux swap (and zram), in turn, on the same disk, with the same amount of local memory.
 
     tools/compare.py --size 512M --memory 256M --threads 1,8 --seconds 6 --rounds 5
+    tools/compare.py --size 1G --memory 100M --rounds 3 -- sort -S 1G --parallel=2 big.txt
 
 A round runs every side once, one after the other, so that a machine which is slower for a while is slower for all. Each
 run is a fresh process of tests/programs/randupdate.c, which checks its own sums at the end. The sides:
@@ -13,10 +14,13 @@ run is a fresh process of tests/programs/randupdate.c, which checks its own sums
 The Linux sides need root. --text (default 4M) is room for what a cgroup counts and Farshore's limit does not: the program's text,
 stacks and page tables. The swap file and the device are on only while their side runs, and all is taken down at the end, after errors
 and after Ctrl-C. `--what fits` compares a program whose data fits the limit with its native run instead.
+With a PROGRAM of your own behind `--`, its time is compared, natively too, and what it prints must be the same everywhere;
+--size is then what the swap area must hold.
 """
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -216,14 +220,19 @@ class Native:
         pass
 
 
-def run_once(side, argv, work, timeout):
-    """One run of one side: the program's own JSON, with what was wrong."""
+def sha256_of(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else hashlib.sha256(file.read()).hexdigest()
+
+
+def run_once(side, argv, work, timeout, parsed=True):
+    """One run of one side: the program's own JSON (or time and hash of what it printed), with what was wrong."""
     os.sync()
     side.prepare()
     out = os.path.join(work, "out.json")
     with open(out, "wb") as file:
         outcome = harness.run(side.wrap(argv), work, timeout, stdout=file)
-    result = harness.load_stats(out) or {}
+    result = (harness.load_stats(out) if parsed else {"printed": sha256_of(out), "seconds": outcome.seconds}) or {}
     result["wrong"] = []
     if outcome.timed_out:
         print(outcome.picture, file=sys.stderr)
@@ -243,7 +252,7 @@ def spread(values):
 def sides_for(options, work, stack):
     """The sides that this machine and user can run; the others are named with the reason."""
     sides, skipped = {}, {}
-    if options.what == "fits":
+    if options.what == "fits" or options.program:
         sides["native"] = Native()
     if not options.no_farshore:
         options.farshore = harness.find_farshore(options.farshore)
@@ -363,6 +372,37 @@ def print_fits(report):
     print("\n".join(harness.table(["pass", "native s", "farshore s", "ratio"], rows, right=["native s", "farshore s", "ratio"])))
 
 
+def compare_command(options, sides, work):
+    """A program of the user's: seconds, natively and on every side in turn."""
+    rounds, bad = {name: [] for name in sides}, 0
+    for number in range(options.rounds):
+        order = list(sides) if number % 2 == 0 else list(reversed(sides))
+        line = [f"round {number + 1}:"]
+        for name in order:
+            result = run_once(sides[name], options.program, work, 3600, parsed=False)
+            if rounds["native"] and result["printed"] != rounds["native"][0]["printed"]:
+                result["wrong"].append("it printed something else than natively")
+            bad += complain(name, result)
+            rounds[name].append(result)
+            line.append(f"{name} {result['seconds']:.2f} s")
+        print("  ".join(line), flush=True)
+    report = {}
+    for name, results in rounds.items():
+        pairs = zip(results, rounds.get("farshore", []))
+        ratios = [theirs["seconds"] / ours["seconds"] for theirs, ours in pairs if not theirs["wrong"] and not ours["wrong"]]
+        report[name] = {"seconds": spread([r["seconds"] for r in results if not r["wrong"]]), "farshore_ratio": spread(ratios), "runs": results}
+    return report, bad
+
+
+def print_command(report):
+    rows = []
+    for name, side in report.items():
+        seconds, ratio = side["seconds"], side["farshore_ratio"]
+        row = [name, f"{seconds['median']:.2f}", f"{seconds['min']:.2f}-{seconds['max']:.2f}"] if seconds else [name, "failed", "-"]
+        rows.append(row + [f"{ratio['median']:.2f} x" if ratio and name != "farshore" else ""])
+    print("\n".join(harness.table(["side", "seconds", "range", "farshore is faster by"], rows, right=["seconds", "range", "farshore is faster by"])))
+
+
 def machine():
     """What a reader of the numbers must know."""
     model = [line.split(":", 1)[1].strip() for line in harness.read_text("/proc/cpuinfo").splitlines() if line.startswith("model name")]
@@ -388,6 +428,7 @@ def arguments():
     parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
     parser.add_argument("--no-farshore", action="store_true", help="measure the other sides alone")
     parser.add_argument("--json", metavar="FILE", help="write all runs and the summary there")
+    parser.add_argument("program", nargs="*", metavar="PROGRAM", help="a program of your own, with its arguments, behind --")
     options = parser.parse_args()
     options.size = harness.parse_size(options.size)
     share = 2 if options.what == "fits" else 0.5
@@ -412,7 +453,9 @@ def main():
         if others:
             print(f"note: other swap is on ({', '.join(others)}): the Linux sides may use it as well; switch it off for a fair comparison")
         print(f"data {harness.size_text(options.size)}, local memory {harness.size_text(options.memory)}, {options.rounds} rounds, in {options.dir}")
-        compare, show = (compare_fits, print_fits) if options.what == "fits" else (compare_random, print_random)
+        compare, show = {"fits": (compare_fits, print_fits), "random": (compare_random, print_random)}[options.what]
+        if options.program:
+            compare, show = compare_command, print_command
         report, bad = compare(options, sides, work)
     print()
     show(report)
