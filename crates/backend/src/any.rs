@@ -94,6 +94,14 @@ impl Backend for AnyBackend {
         }
     }
 
+    fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        match self {
+            AnyBackend::File(files) => files.read_run(first, into),
+            AnyBackend::Ram(ram) => ram.read_run(first, into),
+            AnyBackend::Faulty(faulty) => faulty.read_run(first, into),
+        }
+    }
+
     fn queue(&self, depth: u32) -> Result<AnyQueue, IoError> {
         Ok(match self {
             AnyBackend::File(files) => AnyQueue::File(files.queue(depth)?),

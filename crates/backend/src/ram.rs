@@ -120,12 +120,16 @@ impl Backend for RamSpace {
     type Queue = RamQueue;
 
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
-        if self.latency_ns == 0 {
-            return self.memory.read(slot.number(), into);
+        self.read_run(slot, core::slice::from_mut(into))
+    }
+
+    /// One transfer, so one latency.
+    fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        let due = (self.latency_ns > 0).then(|| sleep::now_ns() + self.latency_ns);
+        let result = (first.number()..).zip(into).try_for_each(|(slot, page)| self.memory.read(slot, page));
+        if let Some(due) = due {
+            sleep::until(due);
         }
-        let due = sleep::now_ns() + self.latency_ns;
-        let result = self.memory.read(slot.number(), into);
-        sleep::until(due);
         result
     }
 

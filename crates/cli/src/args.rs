@@ -91,7 +91,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME[,KEY=VALUE]...")]
     pub policy: Option<Named>,
 
-    /// What fetches pages before they are asked for: none (default)
+    /// What fetches pages before they are asked for: sequential (default) or none
     #[arg(long, value_name = "NAME[,KEY=VALUE]...")]
     pub prefetch: Option<Named>,
 

@@ -21,7 +21,7 @@ pub const THRESHOLD_DEFAULT: Size = Size::kib(128);
 /// Policies that are built, each with its parameters. The first is the default.
 pub const POLICIES: &[(&str, &[&str])] = &[("second-chance", &[]), ("fifo", &[])];
 /// Prefetchers that are built, each with its parameters. The first is the default.
-pub const PREFETCHERS: &[(&str, &[&str])] = &[("none", &[])];
+pub const PREFETCHERS: &[(&str, &[&str])] = &[("sequential", &[]), ("none", &[])];
 
 /// How a fault is delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

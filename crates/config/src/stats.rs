@@ -105,9 +105,9 @@ pub struct Swap {
 pub struct Prefetch {
     /// Pages fetched unasked.
     pub issued: u64,
-    /// Those that the program then used.
+    /// Those behind which the program went on, so that it has most likely used them.
     pub used: u64,
-    /// Those that left again unused.
+    /// The others, so far.
     pub wasted: u64,
 }
 

@@ -297,6 +297,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.frames.debt() > 0 || self.frames.free_uncached() < mark.load(Ordering::Relaxed)
     }
 
+    /// Free frames that pages which come along leave for faults.
+    fn spare_mark(&self) -> u64 {
+        self.watermarks.low.load(Ordering::Relaxed) / 2
+    }
+
     /// After a frame was taken: wakes evictors in time.
     #[inline]
     fn nudge_evictors(&self) {

@@ -328,7 +328,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         &self,
         range: PageRange,
         core: usize,
-        buffer: &mut PageBuf,
+        buffer: &mut [PageBuf],
     ) -> Result<(), crate::fault::resolve::Failure> {
         for page in range.iter() {
             loop {

@@ -45,6 +45,10 @@ pub struct Stats {
     pub synchronous: AtomicU64,
     /// Pages read from swap space.
     pub pages_in: AtomicU64,
+    /// Of them, pages that came along with a fault on another.
+    pub prefetched: AtomicU64,
+    /// Of these, pages whose stream went on behind them.
+    pub prefetch_used: AtomicU64,
     /// Pages written to it.
     pub pages_out: AtomicU64,
     /// Reads and writes that failed or did not match their checksum.
@@ -102,6 +106,8 @@ impl Stats {
             batches: zero(),
             synchronous: zero(),
             pages_in: zero(),
+            prefetched: zero(),
+            prefetch_used: zero(),
             pages_out: zero(),
             io_errors: zero(),
             managed: zero(),

@@ -101,6 +101,10 @@ pub trait Backend: Send + Sync {
     /// Reads one page. Blocks. Called in a signal handler: no locks that a thread
     /// may hold while it faults, no allocation.
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError>;
+    /// Reads the neighbouring slots from `first` on, one page each; all of them or an error. As [`Backend::read`] otherwise.
+    fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        (0..).zip(into).try_for_each(|(n, page)| self.read(first.plus(n), page))
+    }
     /// A queue for up to `depth` writes in flight.
     fn queue(&self, depth: u32) -> Result<Self::Queue, IoError>;
     /// Slots that the space can hold; `None`: as many as the disk has room for.

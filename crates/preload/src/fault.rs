@@ -48,7 +48,7 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> bool {
     if thread.internal {
         report::abort(format_args!("bug: Farshore's own code touched managed memory at {addr:#x}"));
     }
-    match runtime.engine.resolve(page, access, kind.present(), thread.core, &mut thread.buffer) {
+    match runtime.engine.resolve(page, access, kind.present(), thread.core, thread.buffer()) {
         Ok(_) => true,
         Err(why) => fail(page, why),
     }

@@ -149,7 +149,7 @@ fn populate(runtime: &Runtime, range: PageRange, access: Access) -> i64 {
     for page in range.iter() {
         let answer = uninterrupted(|| {
             let Some(thread) = thread::current() else { return Ok(false) };
-            let pinned = runtime.engine.pin(page, access, thread.core, &mut thread.buffer)?;
+            let pinned = runtime.engine.pin(page, access, thread.core, thread.buffer())?;
             if pinned {
                 runtime.engine.unpin(page);
             }
@@ -370,7 +370,7 @@ fn mseal(runtime: &Runtime, args: &Args) -> i64 {
 
 fn hand_over(runtime: &Runtime, run: PageRange) -> i64 {
     let Some(thread) = thread::current() else { return -i64::from(Errno::ENOMEM.0) };
-    if let Err(why) = runtime.engine.claim_resident(run, thread.core, &mut thread.buffer) {
+    if let Err(why) = runtime.engine.claim_resident(run, thread.core, thread.buffer()) {
         fault::fail(run.start, why);
     }
     match runtime.engine.kernel.uffd().unregister(run.start.addr(), run.bytes()) {

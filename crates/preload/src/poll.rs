@@ -34,7 +34,7 @@ pub fn run(runtime: &'static Runtime) -> ! {
             let Some(event) = message.fault() else { continue };
             let access = if event.write || event.protected { Access::Write } else { Access::Read };
             let page = Page::containing(event.address);
-            if let Err(why) = runtime.engine.resolve(page, access, event.protected, thread.core, &mut thread.buffer) {
+            if let Err(why) = runtime.engine.resolve(page, access, event.protected, thread.core, thread.buffer()) {
                 fault::fail(page, why);
             }
             // Always: whether this call or another thread has resolved it, or nobody could and the access must be tried again.

@@ -143,6 +143,9 @@ fn start(mut options: Options) -> Result<(), String> {
     if options.trace {
         report::line(format_args!("{} of {} system call sites patched", report.patched, report.sites));
     }
+    if options.prefetch.name != "none" {
+        thread::fetch_streams();
+    }
     let runtime = install(build(options, kernel, backend)?);
     start_threads(runtime, polled)?;
     enter(runtime)
@@ -349,6 +352,8 @@ impl control::Target for Runtime {
         let engine = &self.engine;
         let counter = |c: &core::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
         let (read, written) = (counter(&engine.stats.pages_in), counter(&engine.stats.pages_out));
+        let issued = counter(&engine.stats.prefetched);
+        let used = counter(&engine.stats.prefetch_used).min(issued);
         let latency = engine.stats.latency();
         let overhead = farshore_sys::alloc::mapped_bytes() as u64;
         stats::Stats {
@@ -383,6 +388,7 @@ impl control::Target for Runtime {
                 bytes_out: written * 4096,
                 errors: counter(&engine.stats.io_errors),
             },
+            prefetch: stats::Prefetch { issued, used, wasted: issued - used },
             fault_latency_ns: stats::Latency {
                 p50: latency.p50,
                 p90: latency.p90,

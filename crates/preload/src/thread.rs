@@ -1,15 +1,15 @@
-//! What Farshore keeps for each thread of the program: a page to fetch into, a stack for
+//! What Farshore keeps for each thread of the program: pages to fetch into, a stack for
 //! its signal handlers, and what the thread believes about its own signals.
 //!
 //! ```text
-//!  ┌ guard ┬ alternate signal stack (64 KiB) ┬ Thread ┐     one mapping a thread, never managed,
-//!  └ 4 KiB ┴─────────────────────────────────┴────────┘     recycled through a free list
+//!  ┌ guard ┬ alternate signal stack (64 KiB) ┬ Thread ┬ fetched pages (64 KiB) ┐     one mapping a thread, never managed,
+//!  └ 4 KiB ┴─────────────────────────────────┴────────┴────────────────────────┘     recycled through a free list
 //! ```
 
 use crate::net::buffers::{Held, PinSet};
 use crate::signals::pretended::Waiting;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use farshore_engine::traits::PageBuf;
 use farshore_sys::lock::Mutex;
 use farshore_sys::own::map_own;
@@ -19,13 +19,25 @@ use farshore_sys::vm;
 
 const GUARD: usize = 4096;
 const STACK: usize = 64 << 10;
+/// Bytes for the record: whole pages, so that what is fetched lands on page boundaries.
+const RECORD: usize = size_of::<Thread>().next_multiple_of(4096);
+/// Pages that one fetch brings at most: 64 KiB, which an SSD reads in little more time than one page.
+const FETCH_MAX: usize = 16;
+
+/// Pages that a fetch may bring: 1 with `--prefetch none`.
+static FETCH_PAGES: AtomicUsize = AtomicUsize::new(1);
+
+/// Lets fetches bring pages that belong to a stream.
+pub fn fetch_streams() {
+    FETCH_PAGES.store(FETCH_MAX, Ordering::Relaxed);
+}
 
 /// One thread's record.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Thread {
-    /// Where a fetched page lands before it is mapped.
-    pub buffer: PageBuf,
+    /// Where fetched pages land before they are mapped: [`FETCH_MAX`] pages behind the record.
+    buffer: NonNull<PageBuf>,
     /// One of Farshore's own threads: it must not fault on managed memory, and its system calls are its own.
     pub internal: bool,
     /// Number that spreads threads over frame caches and partitions.
@@ -74,12 +86,25 @@ fn new_record() -> Option<NonNull<Thread>> {
     }) {
         return Some(record);
     }
-    let base = map_own(GUARD + STACK + size_of::<Thread>()).ok()?;
+    let base = map_own(GUARD + STACK + RECORD + FETCH_MAX * size_of::<PageBuf>()).ok()?;
     // SAFETY: the first page of the mapping that was just made, which nobody uses yet.
     let _ = unsafe { vm::mprotect(base.as_ptr() as u64, GUARD as u64, vm::prot::NONE) };
     // SAFETY: inside the mapping, which is page-aligned as Thread wants.
     let record = unsafe { base.add(GUARD + STACK) }.cast::<Thread>();
     Some(record)
+}
+
+fn buffer_of(record: NonNull<Thread>) -> NonNull<PageBuf> {
+    // SAFETY: the mapping has FETCH_MAX pages behind the record's (`new_record`), on a page boundary.
+    unsafe { record.byte_add(RECORD) }.cast()
+}
+
+impl Thread {
+    /// Where fetched pages land.
+    pub fn buffer(&mut self) -> &mut [PageBuf] {
+        // SAFETY: FETCH_MAX pages of the record's mapping, any bytes of which are pages; the record is borrowed for as long.
+        unsafe { core::slice::from_raw_parts_mut(self.buffer.as_ptr(), FETCH_PAGES.load(Ordering::Relaxed)) }
+    }
 }
 
 fn own_stack(record: &Thread) -> AltStack {
@@ -90,7 +115,7 @@ fn own_stack(record: &Thread) -> AltStack {
 pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
     let record = new_record()?;
     let fresh = Thread {
-        buffer: PageBuf::ZERO,
+        buffer: buffer_of(record),
         internal,
         core: NUMBER.fetch_add(1, Ordering::Relaxed) as usize,
         vforked: 0,

@@ -3,7 +3,7 @@
 
 use crate::Rig;
 use crate::model::Kind;
-use crate::program::{accept, between_things, progress};
+use crate::program::{accept, between_things, fetch_buffer, progress};
 use crate::sched::{maybe_switch, sleep_ns};
 use crate::world::{note, world};
 use farshore_core::page::PageRange;
@@ -46,7 +46,7 @@ fn refused() -> bool {
 
 /// A thread that makes memory calls until the run ends. `core`: where its faults count.
 pub fn caller(rig: &Rc<Rig>, core: usize) {
-    let mut buffer = Box::new(PageBuf::ZERO);
+    let mut buffer = fetch_buffer();
     while !between_things() {
         let pause = world(|w| {
             let most = w.setup.call_pause;
@@ -67,7 +67,7 @@ fn churn(rig: &Rc<Rig>) {
     }
 }
 
-fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut PageBuf) {
+fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
     if world(|w| w.setup.churn && w.rng.below(50) > 0) {
         return churn(rig);
     }
@@ -235,7 +235,7 @@ fn relocate(rig: &Rc<Rig>, old: PageRange) {
 }
 
 /// `mlock`: the kernel keeps the pages, the engine forgets them.
-fn keep(rig: &Rc<Rig>, range: PageRange, core: usize, buffer: &mut PageBuf) {
+fn keep(rig: &Rc<Rig>, range: PageRange, core: usize, buffer: &mut [PageBuf]) {
     if world(|w| range.iter().any(|p| w.model.get(p).no_access)) {
         return;
     }

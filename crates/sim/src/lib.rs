@@ -352,7 +352,7 @@ fn finish(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
     let _ = rig.engine.set_memory_limit(if tight { NO_LIMIT } else { world(|w| w.setup.memory) });
     let reader = Rc::clone(rig);
     spawn(scheduler, "reader".into(), move || {
-        let mut buffer = Box::new(PageBuf::ZERO);
+        let mut buffer = program::fetch_buffer();
         let pages: Vec<_> =
             world(|w| w.model.alive.iter().flat_map(|r| r.iter()).filter(|&p| !w.model.get(p).no_access).collect());
         for page in pages {

@@ -24,6 +24,12 @@ pub enum Ended {
     GivenUp,
 }
 
+/// Where an actor's fetches land: one page, or several for streams.
+pub fn fetch_buffer() -> Box<[PageBuf]> {
+    let pages = world(|w| w.rng.pick(&[1, 4, 16]));
+    vec![PageBuf::ZERO; pages].into()
+}
+
 /// Parks while the run pauses; true when the actor shall return.
 pub fn between_things() -> bool {
     while world(|w| w.pausing && !w.stopping) {
@@ -40,7 +46,7 @@ pub fn progress(w: &mut World) {
 
 /// A thread of the program.
 pub fn thread(rig: &Rc<Rig>, core: usize) {
-    let mut buffer = Box::new(PageBuf::ZERO);
+    let mut buffer = fetch_buffer();
     let mut cursor = None;
     while !between_things() {
         let Some((page, access, call)) = world(|w| choose(w, &mut cursor)) else {
@@ -100,7 +106,7 @@ fn take_effect(w: &mut World, page: Page, access: Access) {
 }
 
 /// One access by the program: faults are served as the signal handler serves them.
-pub fn access_page(rig: &Rc<Rig>, page: Page, access: Access, core: usize, buffer: &mut PageBuf) -> Ended {
+pub fn access_page(rig: &Rc<Rig>, page: Page, access: Access, core: usize, buffer: &mut [PageBuf]) -> Ended {
     let before = world(|w| w.model.get(page));
     for _ in 0..FAULTS_MAX {
         maybe_switch();
@@ -158,7 +164,7 @@ pub fn accept(rig: &Rc<Rig>, page: Page, why: Failure) {
 }
 
 /// A system call with a buffer of a few pages: pinned, used by the kernel at its leisure, unpinned.
-fn pinned_call(rig: &Rc<Rig>, first: Page, access: Access, core: usize, buffer: &mut PageBuf) {
+fn pinned_call(rig: &Rc<Rig>, first: Page, access: Access, core: usize, buffer: &mut [PageBuf]) {
     let count = world(|w| w.rng.between(1, 8));
     let mut pinned: Vec<(Page, Expected)> = Vec::new();
     for page in (0..count).map(|i| first.plus(i)) {

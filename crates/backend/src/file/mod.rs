@@ -87,19 +87,27 @@ impl Files {
         self.capacity.is_some_and(|capacity| slot + u64::from(count) > capacity)
     }
 
-    fn read(&self, slot: u64, into: &mut PageBuf) -> Result<(), IoError> {
-        let piece = self.piece(slot, 1);
-        for _ in 0..TRIES {
-            match pread(&self.fds[piece.file], &mut into.0[..], piece.offset) {
-                Ok(PAGE_SIZE) => return Ok(()),
+    fn read(&self, first: u64, into: &mut [PageBuf]) -> Result<(), IoError> {
+        let (mut done, mut tries) = (0, 0);
+        while done < into.len() {
+            let piece = self.piece(first + done as u64, (into.len() - done) as u32);
+            let bytes = bytes_of(&mut into[done..done + piece.pages as usize]);
+            match pread(&self.fds[piece.file], bytes, piece.offset) {
                 // Nothing there: past the end of the file.
                 Ok(0) => return Err(IoError::Short),
-                // Direct I/O cannot go on from the middle of a page: begin again.
-                Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
+                // Direct I/O cannot go on from the middle of a page: that one is read again.
+                Ok(read) if read >= PAGE_SIZE => {
+                    done += read / PAGE_SIZE;
+                    tries = 0;
+                }
+                Ok(_) | Err(Errno::INTR | Errno::AGAIN) => tries += 1,
                 Err(errno) => return Err(io_error(errno)),
             }
+            if tries == TRIES {
+                return Err(IoError::Short);
+            }
         }
-        Err(IoError::Short)
+        Ok(())
     }
 
     /// Writes `progress`' next piece and waits for it.
@@ -120,6 +128,13 @@ impl Files {
             }
         }
     }
+}
+
+/// The bytes of pages that lie together.
+fn bytes_of(pages: &mut [PageBuf]) -> &mut [u8] {
+    let len = size_of_val(pages);
+    // SAFETY: a `PageBuf` is 4096 bytes without padding, any bytes are one, and the borrow passes on.
+    unsafe { core::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), len) }
 }
 
 /// How far a write has come.
@@ -249,7 +264,11 @@ impl Backend for FileArray {
     type Queue = FileQueue;
 
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
-        self.files.read(slot.number(), into)
+        self.files.read(slot.number(), core::slice::from_mut(into))
+    }
+
+    fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        self.files.read(first.number(), into)
     }
 
     fn queue(&self, depth: u32) -> Result<FileQueue, IoError> {

@@ -87,12 +87,17 @@ pub fn write<B: Backend>(queue: &mut B::Queue, first: u64, pages: &[PageBuf]) ->
     end.expect("reap(wait) brings a completion")
 }
 
-/// Reads and compares.
+/// Reads one by one and all at once, and compares.
 pub fn check<B: Backend>(backend: &B, first: u64, pages: &[PageBuf]) {
     let mut back = PageBuf::ZERO;
     for (n, page) in (first..).zip(pages) {
         backend.read(slot(n), &mut back).unwrap();
         assert!(back.0 == page.0, "slot {n} holds other bytes");
+    }
+    let mut run = vec![PageBuf([0xee; 4096]); pages.len()];
+    backend.read_run(slot(first), &mut run).unwrap();
+    for ((n, page), back) in (first..).zip(pages).zip(run) {
+        assert!(back.0 == page.0, "slot {n}, read in a run, holds other bytes");
     }
 }
 

@@ -3,3 +3,4 @@
 //! [`resolve`] decides and does; [`pins`] does the same for system calls.
 pub mod pins;
 pub mod resolve;
+mod run;

@@ -18,7 +18,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     ///
     /// # Errors
     /// When the page cannot be brought in; it is not pinned then.
-    pub fn pin(&self, page: Page, access: Access, core: usize, buffer: &mut PageBuf) -> Result<bool, Failure> {
+    pub fn pin(&self, page: Page, access: Access, core: usize, buffer: &mut [PageBuf]) -> Result<bool, Failure> {
         loop {
             let Some(at) = self.page(page) else { return Ok(false) };
             match at.word.pin(access) {

@@ -69,10 +69,12 @@ pub struct Fault {
 enum Phase {
     Start,
     /// Owned, with a frame; the caller is reading `slot` into its buffer.
+    /// `along`: pages behind it that come with it.
     Reading {
         slot: Slot,
         was: Word,
         tries: u32,
+        along: usize,
     },
 }
 
@@ -84,8 +86,13 @@ pub enum Step {
     Done,
     /// Not a managed page.
     Foreign,
-    /// Read this slot into the buffer, then call [`Fault::read_done`] and step again.
-    Read(Slot),
+    /// Read the slots from this one on into the buffer, then step again with how that ended.
+    Read {
+        /// The first.
+        slot: Slot,
+        /// How many: more than one if pages behind it come along.
+        pages: usize,
+    },
     /// Another thread has the page: sleep on the ticket, then step again.
     WaitPage(Ticket),
     /// There is no frame: sleep on the frames event (prepared number), then step again.
@@ -125,7 +132,7 @@ impl core::fmt::Display for Failure {
 
 /// The granule's protection epoch, read after the page was taken. The fence pairs with the evictor's between its
 /// raise of the epoch and its look at the page words: one of the two sees the other (`evict::select`).
-fn protection_epoch(granule: &Granule) -> u32 {
+pub(super) fn protection_epoch(granule: &Granule) -> u32 {
     fence(Ordering::SeqCst);
     granule.protection_epoch.load(Ordering::SeqCst)
 }
@@ -134,6 +141,13 @@ impl Fault {
     /// A fault that has just arrived on `core`.
     pub fn new(page: Page, access: Access, protected: bool, core: usize, now_ns: u64) -> Fault {
         Fault { page, access, protected, core, started_ns: now_ns, waited: false, patience: 0, phase: Phase::Start }
+    }
+
+    /// Nothing comes along any more.
+    fn alone(&mut self) {
+        if let Phase::Reading { along, .. } = &mut self.phase {
+            *along = 0;
+        }
     }
 
     /// The read that [`Step::Read`] asked for has ended with an error; a success needs no call.
@@ -159,7 +173,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         access: Access,
         protected: bool,
         core: usize,
-        buffer: &mut PageBuf,
+        buffer: &mut [PageBuf],
     ) -> Result<bool, Failure> {
         let mut fault = Fault::new(page, access, protected, core, self.clock.now_ns());
         let mut read = Ok(());
@@ -168,7 +182,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 Step::Done => return Ok(true),
                 Step::Foreign => return Ok(false),
                 Step::Failed(why) => return Err(why),
-                Step::Read(slot) => read = self.backend.read(slot, buffer),
+                Step::Read { slot, pages } => read = self.backend.read_run(slot, &mut buffer[..pages]),
                 Step::WaitPage(ticket) => self.waits.sleep(&self.futex, ticket),
                 Step::WaitFrame(prepared) => {
                     self.frames_came.sleep(&self.futex, prepared, Some(FRAME_PATIENCE_NS));
@@ -179,17 +193,17 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// Takes a fault one step on. `read` is how the read that the last step asked for ended; it is
     /// looked at after [`Step::Read`] only.
-    pub fn step(&self, fault: &mut Fault, buffer: &mut PageBuf, read: Result<(), IoError>) -> Step {
+    pub fn step(&self, fault: &mut Fault, buffer: &mut [PageBuf], read: Result<(), IoError>) -> Step {
         let Some(at) = self.page(fault.page) else {
             return Step::Foreign;
         };
         match fault.phase {
             Phase::Start => self.begin(fault, at, buffer),
-            Phase::Reading { slot, was, .. } => self.fetched(fault, at, slot, was, buffer, read),
+            Phase::Reading { slot, was, along, .. } => self.fetched(fault, at, slot, was, along, buffer, read),
         }
     }
 
-    fn begin(&self, fault: &mut Fault, at: PageRef<'_>, buffer: &mut PageBuf) -> Step {
+    fn begin(&self, fault: &mut Fault, at: PageRef<'_>, buffer: &mut [PageBuf]) -> Step {
         // A page that is only write-protected has its frame already.
         let framed = !fault.protected;
         if framed {
@@ -224,7 +238,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 
     /// The page moved on between two looks: look again (at most a few times in a row in practice).
-    fn step_again(&self, fault: &mut Fault, buffer: &mut PageBuf) -> Step {
+    fn step_again(&self, fault: &mut Fault, buffer: &mut [PageBuf]) -> Step {
         farshore_core::sync::spin_hint();
         self.step(fault, buffer, Ok(()))
     }
@@ -243,7 +257,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 
     /// The page is ours: do what its last state asks for.
-    fn owned(&self, fault: &mut Fault, at: PageRef<'_>, was: Word, framed: bool, buffer: &mut PageBuf) -> Step {
+    fn owned(&self, fault: &mut Fault, at: PageRef<'_>, was: Word, framed: bool, buffer: &mut [PageBuf]) -> Step {
         if !framed && was.state() != State::Resident {
             // It was protected when it faulted and has been evicted since: come back with a frame.
             self.restore(fault.page, at.word, was);
@@ -255,8 +269,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             State::Leaving => self.rescue(fault, at, was),
             State::Out => match was.slot() {
                 Some(slot) => {
-                    fault.phase = Phase::Reading { slot, was, tries: 0 };
-                    Step::Read(slot)
+                    let along = self.claim_run(fault.page, at, slot, buffer.len() - 1);
+                    fault.phase = Phase::Reading { slot, was, tries: 0, along };
+                    Step::Read { slot, pages: 1 + along }
                 }
                 None => unreachable!("{was:?} is out without a slot"),
             },
@@ -369,38 +384,38 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.done(fault, FaultKind::Rescue)
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn fetched(
         &self,
         fault: &mut Fault,
         at: PageRef<'_>,
         slot: Slot,
         was: Word,
-        buffer: &mut PageBuf,
+        along: usize,
+        buffer: &mut [PageBuf],
         read: Result<(), IoError>,
     ) -> Step {
+        let (bytes, behind) = (&buffer[0], &buffer[1..1 + along]);
         let right = match read {
-            Ok(()) if cfg!(feature = "canary-checksum") || Self::checksum(slot, buffer) == self.slots.sum(slot) => Ok(()),
+            Ok(()) if cfg!(feature = "canary-checksum") || Self::checksum(slot, bytes) == self.slots.sum(slot) => Ok(()),
             Ok(()) => Err(Failure::Checksum(slot)),
             Err(why) => Err(Failure::Read(slot, why)),
         };
         if let Err(why) = right {
-            self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
-            if fault.read_again().is_some_and(|tries| tries < READ_TRIES) {
-                return Step::Read(slot);
-            }
-            self.restore(fault.page, at.word, was);
-            self.give_frames(1);
-            return Step::Failed(why);
+            self.drop_run(fault.page.plus(1), slot.plus(1), along);
+            return self.read_failed(fault, at, slot, was, along, why);
         }
         self.stats.pages_in.fetch_add(1, Ordering::Relaxed);
-        let guessed = fault.access == Access::Read && self.guess_write(at.granule, fault);
+        let guessed = fault.access == Access::Read && self.guess_write(at.granule, fault.page);
         let dirty = guessed || fault.access == Access::Write;
         let protect = if dirty { Protect::Writable } else { Protect::WriteProtected };
         let epoch = protection_epoch(at.granule);
-        if let Err(why) = self.kernel.map(fault.page, buffer, protect) {
+        if let Err(why) = self.kernel.map(fault.page, bytes, protect) {
+            self.drop_run(fault.page.plus(1), slot.plus(1), along);
             return self.not_mapped(fault, at, was, why);
         }
         let protected = self.protection_moved(at.granule, epoch);
+        self.map_run(fault.page, at.granule, slot, behind);
         let young = self.policy.fetched_is_young();
         if dirty {
             if !cfg!(feature = "canary-slot") {
@@ -414,9 +429,22 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.done(fault, FaultKind::Fetch)
     }
 
+    /// The read failed, or its bytes are wrong: it is tried again, alone, a few times.
+    fn read_failed(&self, fault: &mut Fault, at: PageRef<'_>, slot: Slot, was: Word, along: usize, why: Failure) -> Step {
+        self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
+        // What was wrong may have been a page that came along: that try does not count.
+        if along > 0 || fault.read_again().is_some_and(|tries| tries < READ_TRIES) {
+            fault.alone();
+            return Step::Read { slot, pages: 1 };
+        }
+        self.restore(fault.page, at.word, was);
+        self.give_frames(1);
+        Step::Failed(why)
+    }
+
     /// Whether pages here are so often written after they are read that a write fault can be saved.
-    fn guess_write(&self, granule: &Granule, fault: &Fault) -> bool {
-        granule.write_guess.load(Ordering::Relaxed) >= GUESS_WRITES && !fault.page.0.wrapping_mul(7).is_multiple_of(GUESS_SAMPLE)
+    pub(super) fn guess_write(&self, granule: &Granule, page: Page) -> bool {
+        granule.write_guess.load(Ordering::Relaxed) >= GUESS_WRITES && !page.0.wrapping_mul(7).is_multiple_of(GUESS_SAMPLE)
     }
 
     /// A page that was fetched for reading leaves (or is written): learn from it.
@@ -447,7 +475,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 
     /// Whether an evictor may have write-protected pages of the granule since `before` was read.
-    fn protection_moved(&self, granule: &Granule, before: u32) -> bool {
+    pub(super) fn protection_moved(&self, granule: &Granule, before: u32) -> bool {
         !cfg!(feature = "canary-epoch") && (before % 2 == 1 || protection_epoch(granule) != before)
     }
 

@@ -177,7 +177,7 @@ impl Memory for Net {
 #[cold]
 fn bring(runtime: &Runtime, page: Page, access: Access) -> bool {
     let answer = uninterrupted(|| match thread::current().or_else(|| thread::adopt(false)) {
-        Some(thread) => runtime.engine.pin(page, access, thread.core, &mut thread.buffer),
+        Some(thread) => runtime.engine.pin(page, access, thread.core, thread.buffer()),
         None => Ok(false),
     });
     answer.unwrap_or_else(|why| fault::fail(page, why))
