@@ -24,7 +24,7 @@
 //! | schedule | any actor is starved for a while | nobody spins on another without sleeping |
 //! | limit | up and down at any time | debt is worked off by evictors |
 //!
-//! Not simulated: orders of memory that a CPU may show (loom's business), several processes, prefetch.
+//! Not simulated: orders of memory that a CPU may show (loom's business), several processes.
 //!
 //! [`Kernel::interleave`]: farshore_engine::traits::Kernel::interleave
 
