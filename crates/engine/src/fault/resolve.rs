@@ -22,6 +22,7 @@
 //! It never evicts, never writes to a backend, never allocates, never takes a lock (rule 1).
 
 use crate::Engine;
+use crate::fault::run::Along;
 use crate::stats::FaultKind;
 use crate::traits::{Backend, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect};
 use core::sync::atomic::{Ordering, fence};
@@ -69,12 +70,12 @@ pub struct Fault {
 enum Phase {
     Start,
     /// Owned, with a frame; the caller is reading `slot` into its buffer.
-    /// `along`: pages behind it that come with it.
+    /// `along`: pages beside it that come with it.
     Reading {
         slot: Slot,
         was: Word,
         tries: u32,
-        along: usize,
+        along: Along,
     },
 }
 
@@ -90,7 +91,7 @@ pub enum Step {
     Read {
         /// The first.
         slot: Slot,
-        /// How many: more than one if pages behind it come along.
+        /// How many: more than one if pages beside it come along.
         pages: usize,
     },
     /// Another thread has the page: sleep on the ticket, then step again.
@@ -146,7 +147,7 @@ impl Fault {
     /// Nothing comes along any more.
     fn alone(&mut self) {
         if let Phase::Reading { along, .. } = &mut self.phase {
-            *along = 0;
+            *along = Along::default();
         }
     }
 
@@ -271,7 +272,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 Some(slot) => {
                     let along = self.claim_run(fault.page, at, slot, buffer.len() - 1);
                     fault.phase = Phase::Reading { slot, was, tries: 0, along };
-                    Step::Read { slot, pages: 1 + along }
+                    Step::Read { slot: along.first(slot), pages: along.pages() }
                 }
                 None => unreachable!("{was:?} is out without a slot"),
             },
@@ -391,18 +392,18 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         at: PageRef<'_>,
         slot: Slot,
         was: Word,
-        along: usize,
+        along: Along,
         buffer: &mut [PageBuf],
         read: Result<(), IoError>,
     ) -> Step {
-        let (bytes, behind) = (&buffer[0], &buffer[1..1 + along]);
+        let bytes = &buffer[along.before];
         let right = match read {
             Ok(()) if cfg!(feature = "canary-checksum") || Self::checksum(slot, bytes) == self.slots.sum(slot) => Ok(()),
             Ok(()) => Err(Failure::Checksum(slot)),
             Err(why) => Err(Failure::Read(slot, why)),
         };
         if let Err(why) = right {
-            self.drop_run(fault.page.plus(1), slot.plus(1), along);
+            self.drop_along(fault.page, slot, along);
             return self.read_failed(fault, at, slot, was, along, why);
         }
         self.stats.pages_in.fetch_add(1, Ordering::Relaxed);
@@ -411,11 +412,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let protect = if dirty { Protect::Writable } else { Protect::WriteProtected };
         let epoch = protection_epoch(at.granule);
         if let Err(why) = self.kernel.map(fault.page, bytes, protect) {
-            self.drop_run(fault.page.plus(1), slot.plus(1), along);
+            self.drop_along(fault.page, slot, along);
             return self.not_mapped(fault, at, was, why);
         }
         let protected = self.protection_moved(at.granule, epoch);
-        self.map_run(fault.page, at.granule, slot, behind);
+        self.map_along(fault.page, at.granule, slot, along, buffer);
         let young = self.policy.fetched_is_young();
         if dirty {
             if !cfg!(feature = "canary-slot") {
@@ -430,10 +431,10 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 
     /// The read failed, or its bytes are wrong: it is tried again, alone, a few times.
-    fn read_failed(&self, fault: &mut Fault, at: PageRef<'_>, slot: Slot, was: Word, along: usize, why: Failure) -> Step {
+    fn read_failed(&self, fault: &mut Fault, at: PageRef<'_>, slot: Slot, was: Word, along: Along, why: Failure) -> Step {
         self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
         // What was wrong may have been a page that came along: that try does not count.
-        if along > 0 || fault.read_again().is_some_and(|tries| tries < READ_TRIES) {
+        if along.pages() > 1 || fault.read_again().is_some_and(|tries| tries < READ_TRIES) {
             fault.alone();
             return Step::Read { slot, pages: 1 };
         }

@@ -1,12 +1,12 @@
 //! Pages that come along with a fetch.
 //!
-//! A fault that goes on where the last fetch in its granule ended belongs to a stream: one read brings the pages behind it
-//! too, as far as their slots lie side by side (evictors lay out a batch in the order of its pages, so what was written
-//! in order is). The window doubles with each fetch of the stream (ExtMem §3.4), up to the room in the caller's buffer; any other
+//! A fault that goes on where the last fetch in its granule ended, or before where it began, belongs to a stream: one read
+//! brings the pages behind (or before) it too, as far as their slots lie side by side (evictors lay out a batch in the order of
+//! its pages). The window doubles with each fetch of the stream (ExtMem §3.4), up to the room in the caller's buffer; any other
 //! fault fetches one page. The stream is kept in the granule, so streams of several threads do not disturb each other.
 //!
 //! ```text
-//!  fault ─▶ claim_run: Out words ─▶ Busy, a spare frame each ─▶ one read ─▶ map_run ─▶ Clean (or Dirty, where writes are expected)
+//!  fault ─▶ claim_run: Out words ─▶ Busy, a spare frame each ─▶ one read ─▶ map_along ─▶ Clean (or Dirty, where writes are expected)
 //!                                                                └ error, wrong sum, not mapped ─▶ restored, frame given back
 //! ```
 //!
@@ -24,11 +24,43 @@ use farshore_core::table::{Granule, PageRef};
 use farshore_core::word::{BeginFault, Release, Slot, State, Word};
 
 /// Pages between the end of the last fetch and a fault that still goes on with it: pages that were resident.
-const GAP: u32 = 16;
+const GAP: i32 = 16;
+/// The largest window; callers' buffers are smaller.
+const WINDOW_MAX: u32 = 63;
 
-/// What a granule remembers of its last fetch: the page behind it, the window, and how many pages came along.
+/// Pages that come along with one, side by side with it in memory and in swap space.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Along {
+    pub(super) before: usize,
+    pub(super) after: usize,
+}
+
+impl Along {
+    /// Pages that are read: it, and those with it.
+    pub(super) fn pages(self) -> usize {
+        self.before + 1 + self.after
+    }
+
+    /// The slot of the first of them.
+    pub(super) fn first(self, slot: Slot) -> Slot {
+        back_from(slot, self.before as u64).unwrap_or(slot)
+    }
+}
+
+fn back_from(slot: Slot, n: u64) -> Option<Slot> {
+    Slot::new(slot.number().checked_sub(n)?)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Up,
+    Down,
+}
+
+/// What a granule remembers of its last fetch: its pages from `first` to before `next`, the window, and how many came along.
 #[derive(Clone, Copy)]
 struct Stream {
+    first: u32,
     next: u32,
     window: u32,
     along: u32,
@@ -38,60 +70,86 @@ impl Stream {
     fn load(granule: &Granule) -> Stream {
         // Relaxed: a hint that may be any other thread's.
         let bits = granule.stream.load(Ordering::Relaxed);
-        Stream { next: bits >> 16, window: bits >> 8 & 0xff, along: bits & 0xff }
+        Stream { first: bits >> 22, next: bits >> 12 & 0x3ff, window: bits >> 6 & 0x3f, along: bits & 0x3f }
     }
 
     fn store(self, granule: &Granule) {
-        granule.stream.store(self.next << 16 | self.window << 8 | self.along, Ordering::Relaxed);
+        let bits = self.first << 22 | self.next << 12 | self.window << 6 | self.along;
+        granule.stream.store(bits, Ordering::Relaxed);
     }
 
-    fn goes_on_at(self, index: u32) -> bool {
-        self.window > 0 && (self.next..=self.next + GAP).contains(&index)
+    /// Which way the stream goes on with page `index` (beyond 0 to 511: of a neighbouring granule), if it does.
+    fn goes_on_at(self, index: i32) -> Option<Way> {
+        let (first, next) = (self.first as i32, self.next as i32);
+        match self.window {
+            0 => None,
+            _ if (next..=next + GAP).contains(&index) => Some(Way::Up),
+            _ if (first - 1 - GAP..first).contains(&index) => Some(Way::Down),
+            _ => None,
+        }
     }
 }
 
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
-    /// Takes the pages behind `page`, which is about to be read from `slot`, that belong to its stream. At most `most`; how many.
-    pub(super) fn claim_run(&self, page: Page, at: PageRef<'_>, slot: Slot, most: usize) -> usize {
+    /// Takes the pages beside `page`, which is about to be read from `slot`, that belong to its stream. At most `most`.
+    pub(super) fn claim_run(&self, page: Page, at: PageRef<'_>, slot: Slot, most: usize) -> Along {
         if most == 0 {
-            return 0;
+            return Along::default();
         }
         let index = page.index_in_granule() as u32;
-        let window = self.window(page, at.granule, index).min(1 + most as u32).min(GRANULE_PAGES as u32 - index);
-        let is_next = |n: u32| {
-            let next = self.page(page.plus(n.into()));
-            next.is_some_and(|p| is_out_at(p.word.load(), slot.plus(n.into())))
+        let (window, way) = self.window(page, at.granule, index);
+        let beside = |n: u64| match way {
+            Way::Up => Some((page.plus(n), slot.plus(n))),
+            Way::Down => Some((Page(page.0 - n), back_from(slot, n)?)),
         };
-        let wanted = (1..window).take_while(|&n| is_next(n)).count() as u64;
+        let room = if way == Way::Up { GRANULE_PAGES as u32 - index } else { index + 1 };
+        let window = window.min(1 + most as u32);
+        let is_there = |&n: &u32| {
+            let beside = beside(n.into());
+            beside.is_some_and(|(page, slot)| self.page(page).is_some_and(|p| is_out_at(p.word.load(), slot)))
+        };
+        let wanted = (1..window.min(room)).take_while(is_there).count() as u64;
         let spare = if wanted == 0 { 0 } else { self.frames.take_spare(wanted, self.spare_mark()) };
-        let mut along = 0;
-        while along < spare && self.take_next(page.plus(along + 1), slot.plus(along + 1)) {
-            along += 1;
+        let mut taken = 0;
+        while taken < spare && beside(taken + 1).is_some_and(|(page, slot)| self.take_beside(page, slot)) {
+            taken += 1;
         }
-        self.give_frames(spare - along);
-        Stream { next: index + 1 + along as u32, window, along: along as u32 }.store(at.granule);
-        along as usize
+        self.give_frames(spare - taken);
+        let along = match way {
+            Way::Up => Along { before: 0, after: taken as usize },
+            Way::Down => Along { before: taken as usize, after: 0 },
+        };
+        let (first, next) = (index - along.before as u32, index + 1 + along.after as u32);
+        Stream { first, next, window, along: taken as u32 }.store(at.granule);
+        along
     }
 
-    /// Pages that a fetch of `page` may bring, itself included.
-    fn window(&self, page: Page, granule: &Granule, index: u32) -> u32 {
+    /// Pages that a fetch of `page` may bring, itself included, and which way.
+    fn window(&self, page: Page, granule: &Granule, index: u32) -> (u32, Way) {
+        let index = index as i32;
         let grown = |stream: Stream| {
             self.stats.prefetch_used.fetch_add(stream.along.into(), Ordering::Relaxed);
-            (2 * stream.window).min(u8::MAX.into())
+            (2 * stream.window).min(WINDOW_MAX)
         };
         let stream = Stream::load(granule);
-        if stream.goes_on_at(index) {
-            return grown(stream);
+        if let Some(way) = stream.goes_on_at(index) {
+            return (grown(stream), way);
         }
-        // From the granule before into this one.
-        let before = (index <= GAP).then(|| GranuleId(page.granule().0.wrapping_sub(1)));
-        match before.and_then(|id| self.table.granule(id)).map(|g| Stream::load(g.granule)) {
-            Some(stream) if stream.goes_on_at(GRANULE_PAGES as u32 + index) => grown(stream),
-            _ => 1,
+        // From a neighbouring granule into this one.
+        let (id, granule_pages) = (page.granule().0, GRANULE_PAGES as i32);
+        let (beside, index, wanted) = match index {
+            0..=GAP => (id.wrapping_sub(1), index + granule_pages, Way::Up),
+            _ if index >= granule_pages - 1 - GAP => (id + 1, index - granule_pages, Way::Down),
+            _ => return (1, Way::Up),
+        };
+        let beside = self.table.granule(GranuleId(beside)).map(|g| Stream::load(g.granule));
+        match beside {
+            Some(stream) if stream.goes_on_at(index) == Some(wanted) => (grown(stream), wanted),
+            _ => (1, Way::Up),
         }
     }
 
-    fn take_next(&self, page: Page, slot: Slot) -> bool {
+    fn take_beside(&self, page: Page, slot: Slot) -> bool {
         let Some(at) = self.page(page).filter(|at| is_out_at(at.word.load(), slot)) else { return false };
         self.kernel.interleave();
         match at.word.begin_fault(Access::Read, false) {
@@ -104,23 +162,30 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         }
     }
 
-    /// Maps the pages behind `page` with `bytes`, read from the slots behind `slot`; those that cannot be are put back.
-    pub(super) fn map_run(&self, page: Page, granule: &Granule, slot: Slot, bytes: &[PageBuf]) {
+    /// Maps the pages that came along with `page`, whose own slot is `slot`, from the buffer of the read; those that cannot be
+    /// are put back.
+    pub(super) fn map_along(&self, page: Page, granule: &Granule, slot: Slot, along: Along, buffer: &[PageBuf]) {
+        let (before, after) = (&buffer[..along.before], &buffer[along.before + 1..along.pages()]);
+        self.map_run(Page(page.0 - along.before as u64), granule, along.first(slot), before);
+        self.map_run(page.plus(1), granule, slot.plus(1), after);
+    }
+
+    fn map_run(&self, first: Page, granule: &Granule, slot: Slot, bytes: &[PageBuf]) {
         let mut mapped = 0;
-        for (n, bytes) in (1..).zip(bytes) {
-            let (next, from) = (page.plus(n), slot.plus(n));
+        for (n, bytes) in (0..).zip(bytes) {
+            let (page, from) = (first.plus(n), slot.plus(n));
             // A page whose sum is wrong is for its own fault to report.
-            if Self::checksum(from, bytes) == self.slots.sum(from) && self.map_next(next, granule, from, bytes) {
+            if Self::checksum(from, bytes) == self.slots.sum(from) && self.map_one(page, granule, from, bytes) {
                 mapped += 1;
             } else {
-                self.drop_run(next, from, 1);
+                self.drop_run(page, from, 1);
             }
         }
         self.stats.pages_in.fetch_add(mapped, Ordering::Relaxed);
         self.stats.prefetched.fetch_add(mapped, Ordering::Relaxed);
     }
 
-    fn map_next(&self, page: Page, granule: &Granule, slot: Slot, bytes: &PageBuf) -> bool {
+    fn map_one(&self, page: Page, granule: &Granule, slot: Slot, bytes: &PageBuf) -> bool {
         let Some(at) = self.page(page) else { return false };
         let dirty = self.guess_write(granule, page);
         let protect = if dirty { Protect::Writable } else { Protect::WriteProtected };
@@ -138,8 +203,13 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         true
     }
 
-    /// Puts back `count` claimed pages from `first` on, whose slots begin at `slot`.
-    pub(super) fn drop_run(&self, first: Page, slot: Slot, count: usize) {
+    /// Puts back the pages that were to come along with `page`, whose own slot is `slot`.
+    pub(super) fn drop_along(&self, page: Page, slot: Slot, along: Along) {
+        self.drop_run(Page(page.0 - along.before as u64), along.first(slot), along.before);
+        self.drop_run(page.plus(1), slot.plus(1), along.after);
+    }
+
+    fn drop_run(&self, first: Page, slot: Slot, count: usize) {
         for n in 0..count as u64 {
             if let Some(at) = self.page(first.plus(n)) {
                 self.release(first.plus(n), at.word, Release::Out { slot: slot.plus(n) });
