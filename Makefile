@@ -26,7 +26,7 @@ build: ## build the command and the library (release)
 	@tools/setup.sh
 	cargo build --workspace --release
 
-demo: ## run real programs natively and in a third of their memory, and compare
+demo: ## run real programs natively and in half of their memory, and compare
 	@tools/setup.sh --programs
 	cargo build --workspace --release
 	python3 tools/demo.py $(ARGS)

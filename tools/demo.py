@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Real programs from Debian in a third of the memory that they use: the main job of Farshore, shown in under three minutes.
+"""Real programs from Debian in half of the memory that they use: the main job of Farshore, shown in about a minute.
 
     tools/demo.py [--farshore PATH] [--dir DIR]
 
 Each program runs natively once, which tells its results, its time and its peak memory, and then under `farshore run` with a memory
-limit of a third of that peak. The results are compared byte by byte.
+limit of half of that peak. The results are compared byte by byte.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from harness import Mode, Unavailable, size_text  # noqa: E402
 from run import Context  # noqa: E402
 
 SHOWN = [cases.Sort, cases.Sqlite, cases.Python, cases.Numpy, cases.RedisServer, cases.ZstdThreads]
-SHARE = 1 / 3
+SHARE = 1 / 2
 
 
 def one_run(options, case, mode, native, peaks):
@@ -81,7 +81,7 @@ def main():
     options.work = tempfile.mkdtemp(prefix="farshore-demo-", dir=options.dir)
     options.swap = [f"dir:{options.work}"]
     started, rows, right = time.monotonic(), [], True
-    print(f"Each program runs natively, then in a third of that memory; cold pages go to {options.dir}.\n")
+    print(f"Each program runs natively, then in half of that memory; cold pages go to {options.dir}.\n")
     try:
         for number, case in enumerate(SHOWN, 1):
             shown = show_case(options, number, case)
