@@ -121,6 +121,7 @@ unsafe extern "C" fn allocate(_: i32, _: *mut SigInfo, _: *mut UContext) {
 
 #[test]
 fn a_handler_never_finds_the_heap_held() {
+    HEAP.expect_handlers();
     signal::sigprocmask(How::Unblock, SigSet::EMPTY.with(SIGUSR1));
     // SAFETY: the handler allocates, which this heap allows; nothing else of this program minds an interruption.
     unsafe { signal::sigaction(SIGUSR1, Some(&Action::new(allocate, 0, SigSet::EMPTY))) }.unwrap();
