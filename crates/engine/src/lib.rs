@@ -84,7 +84,7 @@ impl Shape {
         let evictors = self.evictors as u64;
         // A batch is small enough that all pipelines together hold at most an eighth of the limit …
         let batch = (limit / (8 * evictors * BATCHES_IN_FLIGHT as u64)).clamp(8, BATCH_PAGES_MAX as u64);
-        // … and what lingers for a rescue is a sixteenth of it, if that is more.
+        // … and what lingers for a rescue is a 64th of it, if that is more.
         let each = (batch * BATCHES_IN_FLIGHT as u64).max(limit / 64 / evictors);
         Sizes { batch: batch as usize, stages_each: each as usize, stages: each * evictors, frames: limit - each * evictors }
     }
@@ -99,7 +99,7 @@ struct Watermarks {
 
 impl Watermarks {
     fn set(&self, frames: u64, batch: u64) {
-        // High: a batch for each of a few evictors, but never more than a sixteenth of what there is: frames that
+        // High: two batches, but never more than a sixteenth of what there is: frames that
         // are free are frames that the program misses. Low: half of it, so that an evictor wakes before they run out.
         let high = (2 * batch).min(frames / 16).max(16);
         self.high.store(high, Ordering::Relaxed);

@@ -15,11 +15,22 @@ pub mod net {
     pub mod entry;
     pub mod patch;
     pub mod stubs;
+
+    /// [`entry`]'s own system call, for the dispatcher.
+    ///
+    /// # Safety
+    /// What the call does to memory must be sound.
+    #[inline(always)]
+    pub(super) unsafe fn raw(nr: u64, args: [u64; 6]) -> i64 {
+        // SAFETY: this function's own condition.
+        unsafe { entry::raw(nr, args) }
+    }
 }
 
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use net::entry::Call;
+use net::raw;
 
 /// Argument 0: what the dispatcher spoils before and after each call. 0: nothing; 1: xmm; 2: ymm; 3: zmm, masks, MXCSR.
 pub const CALL_SPOIL: u64 = 0x7001;
@@ -43,23 +54,6 @@ static TEXT: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 global_asm!(".globl nettest_restorer", ".hidden nettest_restorer", "nettest_restorer:", "mov eax, 15", "syscall");
 unsafe extern "C" {
     fn nettest_restorer();
-}
-
-/// A system call from our own text.
-///
-/// # Safety
-/// What the call does to memory must be sound.
-#[inline(always)]
-unsafe fn raw(nr: u64, args: [u64; 6]) -> i64 {
-    let result;
-    // SAFETY: the kernel changes rax, rcx, r11 and what the call is defined to change, which the caller answers for.
-    unsafe {
-        asm!(
-            "syscall", inlateout("rax") nr => result, in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
-            in("r10") args[3], in("r8") args[4], in("r9") args[5], lateout("rcx") _, lateout("r11") _, options(nostack)
-        );
-    }
-    result
 }
 
 fn note(text: &str) {

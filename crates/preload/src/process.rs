@@ -9,7 +9,7 @@
 
 use crate::net::buffers::{self, Memory as _, PinSet};
 use crate::net::entry::Call;
-use crate::runtime::{runtime, uninterrupted};
+use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::{fork, memory, net, report, signals, start, thread};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_core::page::PageRange;
@@ -52,11 +52,9 @@ pub fn call(number: u64, args: &Args) -> i64 {
 }
 
 fn exec(number: u64, args: &Args) -> i64 {
-    if is_the_program() && can_exec(number, args) {
-        // The last moment to do it. Not `report_once`: should the exec fail, the counters go on.
-        if let Some(runtime) = runtime() {
-            uninterrupted(|| start::write_stats(runtime));
-        }
+    if let Some(runtime) = of_the_program().filter(|_| can_exec(number, args)) {
+        // The last moment to do it. `REPORTED` stays: should the exec fail, the counters go on.
+        uninterrupted(|| start::write_stats(runtime));
     }
     let mask = signals::before_exec();
     let answer = net::pinned(number, args);
@@ -91,18 +89,17 @@ fn can_exec(number: u64, args: &Args) -> bool {
 }
 
 fn exit_process(args: &Args) -> i64 {
-    if is_the_program() && !REPORTED.swap(true, Ordering::AcqRel) {
+    if let Some(runtime) = of_the_program().filter(|_| !REPORTED.swap(true, Ordering::AcqRel)) {
         // Where `--stats` says.
-        if let Some(runtime) = runtime() {
-            uninterrupted(|| start::write_stats(runtime));
-        }
+        uninterrupted(|| start::write_stats(runtime));
     }
     report::exit(args[0])
 }
 
-/// Not a child that shares its memory or has a copy.
-fn is_the_program() -> bool {
-    thread::current().is_none_or(|t| t.vforked == 0) && runtime().is_some_and(|r| !r.forked.load(Ordering::Acquire))
+/// The runtime, unless this is a child that shares the program's memory or has a copy of it.
+fn of_the_program() -> Option<&'static Runtime> {
+    let vforked = thread::current().is_some_and(|t| t.vforked > 0);
+    runtime().filter(|r| !vforked && !r.forked.load(Ordering::Acquire))
 }
 
 /// Before a call of the clone family.

@@ -35,6 +35,7 @@ pub const OURS: SigSet = SigSet(NEEDED_SIGNALS);
 
 const SIG_DFL: u64 = 0;
 const SIG_IGN: u64 = 1;
+/// Signals are numbered from 1 to 64.
 const SIGNALS: usize = 65;
 const RT_SIGPENDING: u64 = 127;
 

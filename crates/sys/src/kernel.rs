@@ -87,10 +87,6 @@ impl LinuxKernel {
     pub const fn memory(&self) -> &SelfMem {
         &self.memory
     }
-    /// Whether waiters are woken.
-    pub const fn wakes(&self) -> bool {
-        self.wake
-    }
 
     /// One call that maps up to `count` (at most [`ZERO_PAGES`]) pages of zeros; how many it did, at least 1.
     fn copy_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError> {

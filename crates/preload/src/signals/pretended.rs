@@ -15,16 +15,13 @@
 //!
 //! A *fault* whose signal is pretended to be blocked ends the process, as natively.
 
-use super::OURS;
+use super::{OURS, SIGNALS};
 use crate::thread::{self, Thread};
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{getpid, gettid};
 use farshore_sys::signal::{self, SigInfo, SigSet, UContext};
-
-/// Signals are numbered from 1 to 64.
-const SIGNALS: usize = 65;
 
 // Called by the kernel as a handler: (signal, information, context), and returns to the restorer. An ordinary frame, told to
 // unwinders, so that exceptions and cancellation pass through it.
