@@ -1,0 +1,16 @@
+//! Workloads for comparisons, as a plain program: `farshore-load`.
+//!
+//! No line of Farshore is in it, in its dependencies either: what is measured under Farshore, under
+//! Linux swap or natively is one and the same binary, and knows of none of them. This library is what
+//! the program and those who start it share: the command line of each workload, and what it reports.
+//!
+//! | module | what is there |
+//! |---|---|
+//! | [`workload`] | the workloads and their options, as clap reads them and as words to pass on |
+//! | [`outcome`] | what the program writes: marks of its phases, and the outcome |
+//! | [`size`] | sizes such as `512M` |
+#![forbid(unsafe_code)]
+
+pub mod outcome;
+pub mod size;
+pub mod workload;

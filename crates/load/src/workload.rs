@@ -1,0 +1,387 @@
+//! The workloads and their options. clap reads them here and in whoever starts `farshore-load`; [`Workload::arguments`]
+//! gives them back as words.
+//!
+//! The workloads are those of the papers whose results they are set against: `random` and `hotset` (ExtMem §4.1, mmapbench),
+//! `scan`, `gups-move` and `phase` (MAGE §6.2: sequential scan, GUPS, Metis), `pagerank` (MAGE §6.2, ExtMem §4.2: GAP),
+//! `stress` (ScaleSwap §5), `kv` (MAGE §6.3: memcached, Facebook's USR mix).
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use crate::size::Bytes;
+
+/// A workload with its options.
+#[derive(Subcommand, Clone, PartialEq, Debug)]
+pub enum Workload {
+    /// Read or update pages at random
+    Random(Random),
+    /// Go through all pages in order, several times
+    Scan(Scan),
+    /// 90 % of the accesses go to 10 % of the pages
+    Hotset(Hotset),
+    /// Zipf-distributed updates in one region, in mid-run in another
+    GupsMove(GupsMove),
+    /// Map over one region, then reduce over another
+    Phase(PhaseArgs),
+    /// PageRank of a Kronecker graph
+    Pagerank(Pagerank),
+    /// Every thread writes memory of its own and reads it back
+    Stress(Stress),
+    /// Requests to a redis or memcached server, on an absolute schedule
+    Kv(Kv),
+}
+
+/// What all workloads take.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Common {
+    /// Memory of the data
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    pub size: Bytes,
+    /// Threads that work
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    /// Measured seconds, for workloads that have no end of their own
+    #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Seconds of the same load before that
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
+    pub warmup: f64,
+    /// Where the random numbers start
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// What is done to a page.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mode {
+    /// Read one word of it
+    Read,
+    /// Add to one word of it
+    #[default]
+    Update,
+}
+
+/// `random`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Random {
+    #[command(flatten)]
+    /// Size, threads, time.
+    pub common: Common,
+    /// What is done to a page
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: Mode,
+    /// Neighbouring pages that one operation goes through; 512 is the random access of mmapbench
+    #[arg(long, value_name = "PAGES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub run_length: u32,
+}
+
+/// `scan`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Scan {
+    #[command(flatten)]
+    /// Size and threads.
+    pub common: Common,
+    /// What is done to a page
+    #[arg(long, value_enum, default_value_t = Mode::Read)]
+    pub mode: Mode,
+    /// How often all pages are gone through
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub passes: u32,
+}
+
+/// `hotset`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Hotset {
+    #[command(flatten)]
+    /// Size, threads, time.
+    pub common: Common,
+    /// What is done to a page
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: Mode,
+    /// Hot pages, in percent of all
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = percent)]
+    pub hot_pages: f64,
+    /// Accesses that go to them, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 90.0, value_parser = percent)]
+    pub hot_accesses: f64,
+}
+
+/// `gups-move`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct GupsMove {
+    #[command(flatten)]
+    /// Size, threads, time.
+    pub common: Common,
+    /// Skew of the updates
+    #[arg(long, value_name = "EXPONENT", default_value_t = 0.99, value_parser = exponent)]
+    pub zipf: f64,
+    /// The region of the first half, in percent of the data; the rest is the second half's
+    #[arg(long, value_name = "PERCENT", default_value_t = 80.0, value_parser = percent)]
+    pub first_region: f64,
+}
+
+/// `phase`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct PhaseArgs {
+    #[command(flatten)]
+    /// Size and threads.
+    pub common: Common,
+}
+
+/// `pagerank`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Pagerank {
+    #[command(flatten)]
+    /// Size (the graph is the largest that fits) and threads.
+    pub common: Common,
+    /// Vertices as a power of two, in place of --size
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(4..=30))]
+    pub scale: Option<u32>,
+    /// Edges drawn for each vertex
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub degree: u32,
+    /// Iterations
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub iterations: u32,
+    /// Read the graph from FILE; if it is not there, make it and write it there
+    #[arg(long, value_name = "FILE")]
+    pub graph: Option<PathBuf>,
+    /// Only make the file of --graph
+    #[arg(long, requires = "graph")]
+    pub only_graph: bool,
+}
+
+/// `stress`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Stress {
+    #[command(flatten)]
+    /// Size (of all threads together) and threads.
+    pub common: Common,
+    /// How often it is written and read back
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub passes: u32,
+}
+
+/// Whose language a server speaks.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Server {
+    /// redis-server
+    #[default]
+    Redis,
+    /// memcached, text protocol
+    Memcached,
+}
+
+/// `kv`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct Kv {
+    #[command(flatten)]
+    /// Size of all values together, threads of the generator, time.
+    pub common: Common,
+    /// What the server is
+    #[arg(long, value_enum, default_value_t)]
+    pub server: Server,
+    /// Where it listens: a TCP address (127.0.0.1:6379) or the path of a socket
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6379")]
+    pub address: String,
+    /// Requests a second, whatever the answers do
+    #[arg(long, value_name = "N", default_value_t = 10_000.0, value_parser = rate)]
+    pub rate: f64,
+    /// Connections
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub connections: u32,
+    /// Bytes of a value
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
+    pub value_size: u32,
+    /// GETs, in percent of the requests; the rest are SETs
+    #[arg(long, value_name = "PERCENT", default_value_t = 99.8, value_parser = percent)]
+    pub gets: f64,
+    /// Skew of the keys
+    #[arg(long, value_name = "EXPONENT", default_value_t = 0.99, value_parser = exponent)]
+    pub zipf: f64,
+}
+
+impl Workload {
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Workload::Random(_) => "random",
+            Workload::Scan(_) => "scan",
+            Workload::Hotset(_) => "hotset",
+            Workload::GupsMove(_) => "gups-move",
+            Workload::Phase(_) => "phase",
+            Workload::Pagerank(_) => "pagerank",
+            Workload::Stress(_) => "stress",
+            Workload::Kv(_) => "kv",
+        }
+    }
+
+    /// What all workloads take.
+    #[must_use]
+    pub fn common(&self) -> &Common {
+        match self {
+            Workload::Random(Random { common, .. })
+            | Workload::Scan(Scan { common, .. })
+            | Workload::Hotset(Hotset { common, .. })
+            | Workload::GupsMove(GupsMove { common, .. })
+            | Workload::Phase(PhaseArgs { common, .. })
+            | Workload::Pagerank(Pagerank { common, .. })
+            | Workload::Stress(Stress { common, .. })
+            | Workload::Kv(Kv { common, .. }) => common,
+        }
+    }
+
+    /// The same, to change it.
+    pub fn common_mut(&mut self) -> &mut Common {
+        match self {
+            Workload::Random(Random { common, .. })
+            | Workload::Scan(Scan { common, .. })
+            | Workload::Hotset(Hotset { common, .. })
+            | Workload::GupsMove(GupsMove { common, .. })
+            | Workload::Phase(PhaseArgs { common, .. })
+            | Workload::Pagerank(Pagerank { common, .. })
+            | Workload::Stress(Stress { common, .. })
+            | Workload::Kv(Kv { common, .. }) => common,
+        }
+    }
+
+    /// The words that say the same to `farshore-load`, its own name not among them.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<String> {
+        let common = self.common();
+        let mut words = Words(vec![self.name().into()]);
+        words.option("size", common.size);
+        words.option("threads", common.threads);
+        words.option("seconds", common.seconds);
+        words.option("warmup", common.warmup);
+        words.option("seed", common.seed);
+        match self {
+            Workload::Random(random) => {
+                words.option("mode", random.mode);
+                words.option("run-length", random.run_length);
+            }
+            Workload::Scan(scan) => {
+                words.option("mode", scan.mode);
+                words.option("passes", scan.passes);
+            }
+            Workload::Hotset(hotset) => {
+                words.option("mode", hotset.mode);
+                words.option("hot-pages", hotset.hot_pages);
+                words.option("hot-accesses", hotset.hot_accesses);
+            }
+            Workload::GupsMove(gups) => {
+                words.option("zipf", gups.zipf);
+                words.option("first-region", gups.first_region);
+            }
+            Workload::Phase(_) => {}
+            Workload::Pagerank(pagerank) => {
+                if let Some(scale) = pagerank.scale {
+                    words.option("scale", scale);
+                }
+                words.option("degree", pagerank.degree);
+                words.option("iterations", pagerank.iterations);
+                if let Some(graph) = &pagerank.graph {
+                    words.option("graph", graph.display());
+                }
+                if pagerank.only_graph {
+                    words.0.push("--only-graph".into());
+                }
+            }
+            Workload::Stress(stress) => words.option("passes", stress.passes),
+            Workload::Kv(kv) => {
+                words.option("server", kv.server);
+                words.option("address", &kv.address);
+                words.option("rate", kv.rate);
+                words.option("connections", kv.connections);
+                words.option("value-size", kv.value_size);
+                words.option("gets", kv.gets);
+                words.option("zipf", kv.zipf);
+            }
+        }
+        words.0
+    }
+}
+
+/// A command line being made.
+struct Words(Vec<String>);
+
+impl Words {
+    fn option(&mut self, name: &str, value: impl fmt::Display) {
+        self.0.push(format!("--{name}={value}"));
+    }
+}
+
+/// As on the command line.
+fn word(value: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    value.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        word(self, f)
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        word(self, f)
+    }
+}
+
+fn number(text: &str, what: &str, least: f64, most: f64) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (least..=most).contains(&value) => Ok(value),
+        _ => Err(format!("invalid {what} {text:?}: write a number from {least} to {most}")),
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    number(text, "number of seconds", 0.0, 86_400.0)
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    number(text, "percentage", 0.0, 100.0)
+}
+
+fn exponent(text: &str) -> Result<f64, String> {
+    number(text, "exponent", 0.0, 10.0)
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    number(text, "rate", 1.0, 1e8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(subcommand)]
+        workload: Workload,
+    }
+
+    #[test]
+    fn the_words_say_the_same() {
+        for line in [
+            "random --size 1G --threads 8 --run-length 512 --mode read",
+            "scan --passes 7 --mode update --seed 9",
+            "hotset --hot-pages 5 --hot-accesses 99.5 --seconds 0.5 --warmup 0",
+            "gups-move --zipf 1.2 --first-region 50",
+            "phase --size 1536K",
+            "pagerank --scale 20 --degree 8 --iterations 3 --graph /x/g --only-graph",
+            "stress --passes 1",
+            "kv --server memcached --address /run/s --rate 2500.5 --connections 3 --value-size 100 --gets 50 --zipf 0",
+        ] {
+            let words = std::iter::once("x").chain(line.split(' '));
+            let workload = Line::try_parse_from(words).map_or_else(|error| panic!("{line}: {error}"), |line| line.workload);
+            let again = std::iter::once("x".to_string()).chain(workload.arguments());
+            let again = Line::try_parse_from(again).map_or_else(|error| panic!("{line}: {error}"), |line| line.workload);
+            assert_eq!(workload, again, "{line}");
+        }
+    }
+}
