@@ -10,11 +10,11 @@ export NIGHTLY
 export PYTHONDONTWRITEBYTECODE := 1
 # Parts of the tests that take a minute or two together.
 FAST := runner format clippy unit sim
-# More options for a tool: make bench ARGS='--rounds 3'
+# More options for a tool: make bench ARGS='--only random'
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-fast check unit sim canaries loom miri real failures bench setup install uninstall clean
+.PHONY: help build demo test test-fast check unit sim canaries loom miri real failures bench-ends report bench setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
@@ -48,13 +48,17 @@ loom: ## all interleavings of core
 miri: ## undefined behaviour in core
 real: ## real programs, natively and under farshore
 failures: ## bad input, full disks, kill -9, other users
-unit sim canaries loom miri real failures:
+bench-ends: ## farshore bench: what it measures, and that nothing stays behind
+report: ## the report of farshore bench in a browser
+bench-ends:
+	python3 tools/test.py bench $(ARGS)
+unit sim canaries loom miri real failures report:
 	python3 tools/test.py $@ $(ARGS)
 
-bench: ## random updates against Linux swap on the same disk (needs root)
+bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)
 	@tools/setup.sh --programs
 	cargo build --workspace --release
-	python3 tools/compare.py $(ARGS)
+	$(TARGET)/release/farshore bench canonical --results results $(ARGS)
 
 setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt, clippy, miri
 	@tools/setup.sh --tests
@@ -63,11 +67,12 @@ setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt
 install: ## install to PREFIX (default /usr/local), after make build
 	@test -x $(TARGET)/release/farshore && test -f $(TARGET)/release/libfarshore.so || { echo 'nothing is built in $(TARGET)/release: run make build first' >&2; exit 1; }
 	install -D -m 755 $(TARGET)/release/farshore $(DESTDIR)$(PREFIX)/bin/farshore
+	install -D -m 755 $(TARGET)/release/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-load
 	install -D -m 644 $(TARGET)/release/libfarshore.so $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so
 	install -D -m 644 docs/farshore.1 $(DESTDIR)$(PREFIX)/share/man/man1/farshore.1
 
 uninstall: ## remove what make install has installed
-	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(DESTDIR)$(PREFIX)/share/man/man1/farshore.1
+	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(DESTDIR)$(PREFIX)/share/man/man1/farshore.1
 	rmdir $(DESTDIR)$(PREFIX)/lib/farshore 2>/dev/null || true
 
 clean: ## remove everything that was built

@@ -185,6 +185,10 @@ def parts(seed):
              [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line)], 20, r"", needs_build=True),
         Part("failures", "bad input, full disks, kill -9, other users",
              [Command([sys.executable, os.path.join(real, "failures.py")], count_last_line)], 10, r"", needs_build=True),
+        Part("bench", "farshore bench: what it measures, and that nothing stays behind",
+             [Command([sys.executable, os.path.join(ROOT, "tests", "bench", "run.py")], count_last_line)], 10, r"", needs_build=True),
+        Part("report", "the report of farshore bench in a browser",
+             [Command([sys.executable, os.path.join(ROOT, "tests", "report", "check.py")], count_last_line)], 10, r""),
     ]
 
 

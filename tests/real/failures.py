@@ -329,7 +329,7 @@ class Tests:
 
     def kill_once(self, fault, spec, place, delay, number=signal.SIGKILL):
         """Starts a program, kills it after `delay` seconds, and looks for what is left."""
-        argv = harness.farshore_argv(self.farshore, [self.public_program("randupdate"), "32M", "4", "30", "1", "0"], 8 * MIB, fault, [spec])
+        argv = harness.farshore_argv(self.farshore, [harness.find_load(), "random", "--size=32M", "--threads=4", "--seconds=30", "--warmup=0"], 8 * MIB, fault, [spec])
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
         try:
             time.sleep(delay)

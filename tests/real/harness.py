@@ -65,6 +65,14 @@ def find_farshore(given=None):
     raise SystemExit(f"no farshore command at {where}: build it with `cargo build --release`, or name it with --farshore PATH")
 
 
+def find_load():
+    """Path of farshore-load, which is built beside the farshore command."""
+    path = os.environ.get("FARSHORE_LOAD") or os.path.join(os.path.dirname(find_farshore()), "farshore-load")
+    if not os.access(path, os.X_OK):
+        raise SystemExit(f"no farshore-load at {path}: build it with `cargo build --release`, or name it by FARSHORE_LOAD")
+    return path
+
+
 def build_program(name, flags=()):
     """Compiles tests/programs/NAME.c (or all files of tests/programs/NAME/) and returns the path of the binary."""
     folder = os.path.join(PROGRAMS, name)

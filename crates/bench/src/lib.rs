@@ -4,8 +4,31 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`result`] | the results' schema |
-//! | [`targets`] | what a program is run under |
+//! | [`args`], [`run`], [`output`] | the command line; what it makes happen; tables and files |
+//! | [`plan`], [`canonical`], [`check`] | what is to be run; the canonical set; whether memory and disk suffice |
+//! | [`targets`], [`journal`] | what a program is run under; what was made for that, so that it goes again |
+//! | [`rounds`], [`measure`], [`child`], [`proc`] | targets in turn; one run; one process; `/proc` |
+//! | [`device`], [`machine`] | what the disk can do at most; what machine this is |
+//! | [`result`], [`statistics`] | the results' schema; medians, ratios and their intervals |
+//! | [`table`], [`report`], [`compare`], [`progress`] | results for the terminal; for a browser; against older ones; what is going on |
 
+pub mod args;
+pub mod canonical;
+pub mod check;
+pub mod child;
+pub mod compare;
+pub mod device;
+pub mod journal;
+pub mod machine;
+pub mod measure;
+pub mod output;
+pub mod plan;
+pub mod proc;
+pub mod progress;
+pub mod report;
 pub mod result;
+pub mod rounds;
+pub mod run;
+pub mod statistics;
+pub mod table;
 pub mod targets;

@@ -29,6 +29,7 @@ Examples:
   farshore run --memory 256M -- sort -S 1G big.txt   sort with 256 MiB of local memory
   farshore stat 4242                                 counters of the running program 4242
   farshore set 4242 memory=512M                      give it more local memory
+  farshore bench random --against farshore,zram      compare on this machine
 
 'farshore COMMAND --help' tells everything about a command.";
 
@@ -52,6 +53,13 @@ pub enum Command {
     Stat(StatArgs),
     /// Change settings of a running program
     Set(SetArgs),
+    /// Compare programs under Farshore with Linux swap, zram and others, in turn, in one run
+    #[command(
+        long_about = "Runs a workload, or a program of yours, under each of several targets in turn (Farshore, no limit, Linux swap, zram, zswap), \
+    several rounds, and tells how they compare: medians, ratios round by round with an interval, latencies, faults, processor time, and \
+    what share of the disk's own limit that is."
+    )]
+    Bench(Box<farshore_bench::args::BenchArgs>),
 }
 
 /// `farshore run`.
@@ -247,10 +255,10 @@ fn one_line(error: &clap::Error) -> String {
             format!("unknown option '{argument}': {hint}see 'farshore --help' or 'farshore COMMAND --help'")
         }
         ErrorKind::InvalidSubcommand => {
-            format!("unknown command '{}': use run, doctor, stat or set", context(ContextKind::InvalidSubcommand))
+            format!("unknown command '{}': use run, doctor, stat, set or bench", context(ContextKind::InvalidSubcommand))
         }
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            "no command given: use run, doctor, stat or set; see 'farshore --help'".into()
+            "no command given: use run, doctor, stat, set or bench; see 'farshore --help'".into()
         }
         ErrorKind::ValueValidation => {
             let why = error.source().map_or_else(|| format!("invalid value '{value}'"), ToString::to_string);

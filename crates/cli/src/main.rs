@@ -11,11 +11,13 @@
 //! | [`run`], [`program`], [`elf`], [`library`], [`swap`] | `farshore run` |
 //! | [`doctor`] | `farshore doctor` |
 //! | [`client`], [`stat`] | `farshore stat` and `farshore set` |
+//! | [`bench`] | `farshore bench`, which the crate of that name does |
 //! | [`refusal`] | errors and exit statuses |
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(test, allow(dead_code))]
 
 mod args;
+mod bench;
 mod client;
 mod doctor;
 mod elf;
@@ -72,6 +74,7 @@ fn act(asked: Asked) -> Result<u8, Refusal> {
             Command::Doctor(arguments) => doctor::doctor(&arguments),
             Command::Stat(arguments) => stat::stat(&arguments),
             Command::Set(arguments) => stat::set(&arguments),
+            Command::Bench(arguments) => bench::bench(&arguments),
         },
         Asked::Text(text) => text.print().map(|()| 0).map_err(|error| cannot_print(&error)),
     }

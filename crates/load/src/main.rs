@@ -1,4 +1,125 @@
-//! `farshore-load`: workloads for comparisons. A plain program.
+//! `farshore-load`: workloads for comparisons. A plain program: nothing in it knows what it runs under.
+//!
+//! It reads the options, runs one workload, and tells the outcome: as lines for a program with `--events` (see
+//! [`farshore_load::outcome`]), else as a few lines for a reader. Exit status 0: the data were right; 1: they were not,
+//! or the workload could not be run; 2: wrong options.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod memory;
+mod record;
+mod report;
+mod summary;
+mod team;
+mod verify;
+mod work;
+
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+use farshore_load::outcome::{Event, Outcome};
+use farshore_load::workload::Workload;
+
+use memory::{LEAST, PAGE};
+use record::Ballast;
+use report::Report;
+
+/// The shortest time for workloads that are measured for a time.
+const LEAST_SECONDS: f64 = 0.01;
+
+const AFTER_HELP: &str = "\
+Examples:
+  farshore-load random --size 1G --threads 8              update pages at random for 6 seconds
+  farshore-load random --run-length 512 --mode read       read runs of 512 neighbouring pages
+  farshore-load scan --size 2G --passes 5                 five passes over 2 GiB
+  farshore-load --events gups-move --seconds 20 | jq .    the outcome as JSON lines
+
+Environment:
+  LOAD_BALLAST=PERCENT  slow each thread down by this much (0 to 95): all threads stop together for that share of
+                        each 50 ms. For tests of comparisons: they must see it.
+
+Exit status: 0 the data were right, 1 they were not or the workload could not be run, 2 wrong options.";
+
+/// Workloads for comparisons: each fills memory, works on it for a while, and checks its data at the end
+#[derive(Parser, Debug)]
+#[command(name = "farshore-load", version, after_help = AFTER_HELP)]
+struct Options {
+    /// Write JSON lines: one as each phase begins, and the outcome
+    #[arg(long)]
+    events: bool,
+    #[command(subcommand)]
+    workload: Workload,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    if let Err(error) = check(&options.workload) {
+        Options::command().error(ErrorKind::ValueValidation, error).exit();
+    }
+    match measure(&options) {
+        Ok(outcome) if outcome.wrong.is_empty() => ExitCode::SUCCESS,
+        Ok(outcome) => {
+            for wrong in outcome.wrong {
+                eprintln!("farshore-load: wrong data: {wrong}");
+            }
+            ExitCode::from(1)
+        }
+        Err(error) => {
+            eprintln!("farshore-load: {error}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// What cannot be told from one option alone.
+fn check(workload: &Workload) -> Result<(), String> {
+    let common = workload.common();
+    let in_pages = !matches!(workload, Workload::Pagerank(_) | Workload::Kv(_));
+    if in_pages && common.size < LEAST {
+        return Err(format!("--size {} is too little: give at least {LEAST}", common.size));
+    }
+    let pages = common.size.0 / PAGE as u64;
+    if in_pages && u64::from(common.threads) > pages {
+        return Err(format!(
+            "--size {} is {pages} pages, less than one for each of {} threads: give more",
+            common.size, common.threads
+        ));
+    }
+    let timed = matches!(workload, Workload::Random(_) | Workload::Hotset(_) | Workload::GupsMove(_) | Workload::Kv(_));
+    if timed && common.seconds < LEAST_SECONDS {
+        return Err(format!("--seconds {} is too short to measure: give at least {LEAST_SECONDS}", common.seconds));
+    }
+    Ballast::from_environment().map(drop)
+}
+
+/// Runs the workload and tells its outcome.
+fn measure(options: &Options) -> Result<Outcome, String> {
+    let workload = &options.workload;
+    let mut report = Report::new(options.events)?;
+    let mut outcome = run(workload, &mut report)?;
+    outcome.phases = report.finish()?;
+    outcome.workload = workload.name().into();
+    if outcome.data_bytes == 0 {
+        outcome.data_bytes = workload.common().size.0;
+    }
+    if options.events {
+        report.event(&Event::Outcome(Box::new(outcome.clone())));
+        report.written()?;
+    } else {
+        summary::print(&outcome).map_err(|error| format!("cannot write to standard output: {error}"))?;
+    }
+    Ok(outcome)
+}
+
+fn run(workload: &Workload, report: &mut Report) -> Result<Outcome, String> {
+    match workload {
+        Workload::Random(args) => work::random::run(args, report),
+        Workload::Scan(args) => work::scan::run(args, report),
+        Workload::Hotset(args) => work::hotset::run(args, report),
+        Workload::GupsMove(args) => work::gups::run(args, report),
+        Workload::Phase(args) => work::phase::run(args, report),
+        Workload::Pagerank(args) => work::pagerank::run(args, report),
+        Workload::Stress(args) => work::stress::run(args, report),
+        Workload::Kv(args) => work::kv::run(args, report),
+    }
+}

@@ -11,6 +11,16 @@
 //! 3. Whatever is made is written down first ([`crate::journal`]), so that the next start finds it after a `kill -9`.
 //! 4. `after` is called whatever became of the run. `take_down` may be called at any moment, twice as well.
 
+pub mod cgroup;
+pub mod farshore;
+pub mod kernel;
+pub mod plain;
+pub mod spec;
+pub mod swap;
+pub mod tools;
+pub mod zram;
+pub mod zswap;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;

@@ -1,0 +1,229 @@
+//! The command line of `farshore bench`. `cli` has it as one of its commands.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use farshore_load::size::Bytes;
+use farshore_load::workload::Workload;
+
+use crate::result::Axis;
+use crate::targets::spec::{self, Spec};
+
+/// `farshore bench`.
+#[derive(Args, Debug)]
+#[command(
+    override_usage = "farshore bench WORKLOAD [OPTIONS] --against TARGET[,TARGET]...\n       \
+    farshore bench [OPTIONS] --against TARGET[,TARGET]... -- PROGRAM [ARG]...\n       \
+    farshore bench canonical [OPTIONS]\n       \
+    farshore bench device [OPTIONS]\n       \
+    farshore bench --compare OLD.json NEW.json",
+    after_long_help = AFTER_BENCH,
+    subcommand_help_heading = "Workloads",
+    subcommand_value_name = "WORKLOAD",
+    disable_help_subcommand = true
+)]
+pub struct BenchArgs {
+    /// What is measured.
+    #[command(subcommand)]
+    pub what: Option<What>,
+
+    /// What the program is run under: the first is set against each of the others
+    ///
+    /// TARGET is one of
+    ///   native                 no limit, without Farshore;
+    ///   farshore[:OPTION[+OPTION]...]
+    ///                          farshore run; OPTION is KEY=VALUE with an option of farshore run
+    ///                          (prefetch=none, evictors=2, swap=delay:10us), or build=PATH for
+    ///                          another build's command;
+    ///   linux-swap             a memory cgroup (v1 or v2), and swap files in the same directory;
+    ///   zram                   the same cgroup, and compressed RAM with lz4;
+    ///   zswap                  the same swap files behind the kernel's compressed cache;
+    ///   command:WORDS          WORDS before the program: 'command:nice -n 5'.
+    /// Each takes label=NAME and env.NAME=VALUE as options too. A comma in an option is written \,.
+    /// The kernel's targets need root.
+    #[arg(long, global = true, value_name = "TARGETS", verbatim_doc_comment, value_parser = targets)]
+    pub against: Vec<Targets>,
+
+    /// Local memory for the program's data [default: half of --size]
+    #[arg(long, global = true, value_name = "SIZE", allow_hyphen_values = true)]
+    pub memory: Option<Bytes>,
+
+    /// What a cgroup gets on top of it, for text, stacks and page tables
+    #[arg(long, global = true, value_name = "SIZE", default_value = "4M")]
+    pub extra: Bytes,
+
+    /// What swap space must hold, for a program of your own [default: four times --memory]
+    #[arg(long, global = true, value_name = "SIZE")]
+    pub swap_size: Option<Bytes>,
+
+    /// Swap files to spread cold pages over
+    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub swap_files: u32,
+
+    /// Rounds, in each of which every target runs once; at least 5 for an interval worth the name
+    #[arg(long, global = true, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+
+    /// Rounds before those, which do not count
+    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub warm_up_rounds: u32,
+
+    /// One comparison for each value: memory[=PERCENT,...], threads[=N,...] or files[=N,...]
+    ///
+    /// Without values: memory from 100 % to 10 % of --size in steps of 10, threads 1 to 64 and
+    /// files 1 to 8 in powers of two.
+    #[arg(long, global = true, value_name = "AXIS", verbatim_doc_comment, value_parser = sweep)]
+    pub sweep: Option<Sweep>,
+
+    /// Where swap files go [default: $FARSHORE_SWAP_DIR, else /var/tmp]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+
+    /// Write everything that was measured to FILE, as JSON
+    #[arg(long, global = true, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+
+    /// Write a page with tables and plots to DIR, and the JSON beside it
+    #[arg(long, global = true, value_name = "DIR")]
+    pub report: Option<PathBuf>,
+
+    /// The same, and the table as text, in DIR/DATE-MACHINE
+    #[arg(long, global = true, value_name = "DIR", conflicts_with = "report")]
+    pub results: Option<PathBuf>,
+
+    /// Longest time of one run, in seconds: what takes longer is ended, and counts as failed
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 600.0, value_parser = positive)]
+    pub timeout: f64,
+
+    /// Do not measure the device
+    #[arg(long, global = true)]
+    pub no_device: bool,
+
+    /// Compare the builds OLD and NEW in turn, to judge a change: each a farshore command or its directory
+    #[arg(long, global = true, value_names = ["OLD", "NEW"], num_args = 2)]
+    pub builds: Option<Vec<PathBuf>>,
+
+    /// Say what of NEW.json is faster or slower than in OLD.json, beyond the noise
+    #[arg(long, value_names = ["OLD.json", "NEW.json"], num_args = 2, conflicts_with_all = ["program", "against", "builds"])]
+    pub compare: Option<Vec<PathBuf>>,
+
+    /// A program of your own, with its arguments
+    #[arg(last = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
+}
+
+/// What is measured.
+#[derive(Subcommand, Debug)]
+pub enum What {
+    /// One of the workloads
+    #[command(flatten)]
+    Workload(Workload),
+    /// The canonical set: what `make bench` runs, in under 20 minutes on two cores
+    Canonical(CanonicalArgs),
+    /// The device below --dir alone
+    Device(DeviceArgs),
+}
+
+/// `farshore bench canonical`.
+#[derive(Args, Debug)]
+pub struct CanonicalArgs {
+    /// Only the experiments whose name has this in it; repeat for more
+    #[arg(long, value_name = "TEXT")]
+    pub only: Vec<String>,
+    /// Tell what would be run, and how long it takes
+    #[arg(long)]
+    pub list: bool,
+}
+
+/// `farshore bench device`.
+#[derive(Args, Debug)]
+pub struct DeviceArgs {
+    /// The file that it is measured on
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    pub size: Bytes,
+    /// Seconds for each kind of access and depth
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = positive)]
+    pub seconds: f64,
+}
+
+const AFTER_BENCH: &str = "\
+Examples:
+  farshore bench random --size 512M --memory 256M --threads 8 --against farshore,linux-swap,zram --json out.json
+  farshore bench hotset --against farshore,farshore:prefetch=none,native
+  farshore bench random --sweep memory --against farshore,linux-swap,native --report report
+  farshore bench --memory 100M --against farshore,linux-swap,native -- sort -S 1G big.txt
+  farshore bench kv --server memcached --rate 20000 --against farshore,linux-swap
+  farshore bench random --threads 8 --builds ../before/target/release target/release
+  farshore bench --compare monday.json tuesday.json
+
+Each round runs every target once, one after the other; ratios are taken round by round. Everything
+that is set up (cgroup, swap, zram) is taken down at the end, at an error and at Ctrl-C; what a
+kill -9 leaves behind is found and removed at the next start. Swap that was on before is not touched.
+
+Exit status:
+  0    everything was measured, and each program's data were right
+  1    a run went wrong, or memory or disk do not suffice
+  125  a wrong option
+  130  ended by Ctrl-C
+
+Environment:
+  FARSHORE_SWAP_DIR  the directory for swap files where no --dir is given
+  FARSHORE_LOAD      farshore-load, if it is not beside farshore
+  LOAD_BALLAST       slows farshore-load down by so many percent: env.LOAD_BALLAST=20 as a target's option
+                     shows whether a comparison notices";
+
+/// The targets of one `--against`.
+#[derive(Clone, Debug)]
+pub struct Targets(pub Vec<Spec>);
+
+/// `--sweep`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Sweep {
+    /// What changes.
+    pub axis: Axis,
+    /// Its values, in the order in which they are measured.
+    pub values: Vec<f64>,
+}
+
+fn targets(text: &str) -> Result<Targets, String> {
+    spec::parse_list(text).map(Targets)
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.01..=1e6).contains(&value) => Ok(value),
+        _ => Err(format!("invalid number of seconds {text:?}: write one from 0.01 to 1000000")),
+    }
+}
+
+fn sweep(text: &str) -> Result<Sweep, String> {
+    let (name, values) = text.split_once('=').map_or((text, None), |(name, values)| (name, Some(values)));
+    let (axis, usual, least, most): (_, &[f64], _, _) = match name {
+        "memory" => (Axis::Memory, &[100.0, 90.0, 80.0, 70.0, 60.0, 50.0, 40.0, 30.0, 20.0, 10.0], 1.0, 1000.0),
+        "threads" => (Axis::Threads, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], 1.0, 1024.0),
+        "files" => (Axis::Files, &[1.0, 2.0, 4.0, 8.0], 1.0, 64.0),
+        _ => return Err(format!("cannot sweep {name:?}: use memory, threads or files")),
+    };
+    let Some(values) = values else { return Ok(Sweep { axis, values: usual.to_vec() }) };
+    let read = |word: &str| match word.trim().trim_end_matches('%').parse::<f64>() {
+        Ok(value) if (least..=most).contains(&value) && (axis == Axis::Memory || value.fract() == 0.0) => Ok(value),
+        _ => Err(format!("cannot sweep {name} over {word:?}: write numbers from {least} to {most}, with commas between them")),
+    };
+    Ok(Sweep { axis, values: values.split(',').map(read).collect::<Result<_, _>>()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sweeps_are_read() {
+        assert_eq!(sweep("threads").map(|sweep| sweep.values.len()), Ok(7));
+        assert_eq!(sweep("memory=100%,50,12.5"), Ok(Sweep { axis: Axis::Memory, values: vec![100.0, 50.0, 12.5] }));
+        assert_eq!(sweep("files=1,3"), Ok(Sweep { axis: Axis::Files, values: vec![1.0, 3.0] }));
+        for wrong in ["", "size", "threads=", "threads=0", "threads=1.5", "files=65", "memory=x", "threads=2000"] {
+            assert!(sweep(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! One run of one program under one target.
+//!
+//! A workload tells its phases while it runs (`farshore_load::outcome`); at the marks around the measured one the target's counters
+//! are read, so that what it counts of filling and verifying is left out. A *service* is a server under the target, with a workload that
+//! asks it from outside.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use farshore_load::outcome::{Event, MEASURE, Outcome};
+use rustix::process::Signal;
+
+use crate::child::{Child, End, Message, Output, Silence, Watch};
+use crate::proc;
+use crate::result::{Counters, Round};
+use crate::targets::Target;
+
+/// How long a server may take until it listens, and again until it has ended.
+const SERVER_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is run.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Program {
+    /// Anything: its time and the hash of its output are taken.
+    Any(Vec<OsString>),
+    /// `farshore-load`, whose events are read.
+    Workload(Vec<OsString>),
+    /// A server under the target and a workload beside it.
+    Service {
+        /// The server's command line.
+        server: Vec<OsString>,
+        /// The socket on which it listens when it is ready.
+        socket: PathBuf,
+        /// The workload that asks it.
+        client: Vec<OsString>,
+    },
+}
+
+/// The run was ended by the user: it tells nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Interrupted;
+
+/// Runs `program` once. What goes wrong with it is in the round.
+///
+/// # Errors
+/// The user wants everything to end.
+pub fn run(target: &mut dyn Target, program: &Program, timeout: Duration, stop: &AtomicBool) -> Result<Round, Interrupted> {
+    let mut round = Round::default();
+    if let Err(why) = target.before() {
+        round.wrong.push(why);
+        target.after(&mut round);
+        return Ok(round);
+    }
+    // What others have left to be written must not be written in this run's time.
+    rustix::fs::sync();
+    let watch = Watch { stop, deadline: Instant::now() + timeout };
+    let machine = proc::machine_cpu_seconds();
+    let ended = match program {
+        Program::Any(words) => run_program(target, words, Output::Hash, watch, &mut round),
+        Program::Workload(words) => run_program(target, words, Output::Lines, watch, &mut round),
+        Program::Service { server, socket, client } => run_service(target, server, socket, client, watch, &mut round),
+    };
+    round.machine_seconds = proc::machine_cpu_seconds() - machine;
+    if let Err(why) = ended {
+        round.wrong.push(why);
+    }
+    target.after(&mut round);
+    if stop.load(std::sync::atomic::Ordering::Relaxed) { Err(Interrupted) } else { Ok(round) }
+}
+
+fn run_program(target: &dyn Target, words: &[OsString], output: Output, watch: Watch<'_>, round: &mut Round) -> Result<(), String> {
+    let mut child = Child::start(target.command(words), output)?;
+    let mut listener = Listener::new(target, child.pid());
+    let ended = loop {
+        match child.next(watch) {
+            Ok(Message::Line(line)) => listener.hear(&line),
+            Ok(Message::Ended(moment)) => break moment,
+            Ok(_) => {}
+            Err(silence) => return Err(gave_up(silence, watch)),
+        }
+    };
+    drain(&mut child, &mut listener);
+    let end = child.reap(ended);
+    take_end(round, &end);
+    if output == Output::Hash {
+        round.output_sha256 = end.output_sha256;
+    } else {
+        listener.tell(round);
+    }
+    Ok(())
+}
+
+fn run_service(
+    target: &dyn Target,
+    server: &[OsString],
+    socket: &Path,
+    client: &[OsString],
+    watch: Watch<'_>,
+    round: &mut Round,
+) -> Result<(), String> {
+    let _ = std::fs::remove_file(socket);
+    let mut server = Child::start(target.command(server), Output::Hash)?;
+    wait_until_ready(&mut server, socket, watch)?;
+    let mut listener = Listener::new(target, server.pid());
+    let mut command = Command::new(&client[0]);
+    command.args(&client[1..]);
+    let mut asking = Child::start(command, Output::Lines)?;
+    let asked = loop {
+        match asking.next(watch) {
+            Ok(Message::Line(line)) => listener.hear(&line),
+            Ok(Message::Ended(moment)) => break moment,
+            Ok(_) => {}
+            Err(silence) => return Err(gave_up(silence, watch)),
+        }
+    };
+    drain(&mut asking, &mut listener);
+    let client_end = asking.reap(asked);
+    let ended_before = matches!(server.try_next(), Some(Message::Ended(_)));
+    server.signal(Signal::TERM);
+    let patience = Watch { stop: watch.stop, deadline: Instant::now() + SERVER_PATIENCE };
+    let ended = if ended_before {
+        Instant::now()
+    } else {
+        loop {
+            match server.next(patience) {
+                Ok(Message::Ended(moment)) => break moment,
+                Ok(_) => {}
+                Err(silence) => return Err(format!("the server did not end when it was asked to: {}", gave_up(silence, patience))),
+            }
+        }
+    };
+    let end = server.reap(ended);
+    take_end(round, &end);
+    if ended_before {
+        round.wrong.push("the server ended before it was asked to".into());
+    }
+    round.wrong.extend(client_end.wrong.into_iter().map(|why| format!("client: {why}")));
+    listener.tell(round);
+    Ok(())
+}
+
+fn wait_until_ready(server: &mut Child, socket: &Path, watch: Watch<'_>) -> Result<(), String> {
+    let until = Instant::now() + SERVER_PATIENCE;
+    while std::os::unix::net::UnixStream::connect(socket).is_err() {
+        let short = Watch { stop: watch.stop, deadline: Instant::now() };
+        match server.next(short) {
+            Ok(Message::Ended(_)) => return Err("the server ended before it listened".into()),
+            Err(Silence::Interrupted) => return Err("interrupted".into()),
+            _ => {}
+        }
+        if Instant::now() > until {
+            return Err(format!("the server did not listen on '{}' within {} s", socket.display(), SERVER_PATIENCE.as_secs()));
+        }
+    }
+    Ok(())
+}
+
+fn drain(child: &mut Child, listener: &mut Listener<'_>) {
+    // The end may be seen before the last line.
+    let until = Instant::now() + Duration::from_secs(2);
+    while listener.outcome.is_none() && Instant::now() < until {
+        match child.try_next() {
+            Some(Message::Line(line)) => listener.hear(&line),
+            Some(_) => {}
+            None if child.output_has_ended() => break,
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+fn gave_up(silence: Silence, watch: Watch<'_>) -> String {
+    match silence {
+        Silence::Interrupted => "interrupted".into(),
+        Silence::TimedOut => {
+            let over = Instant::now().saturating_duration_since(watch.deadline);
+            format!("no end in the time that it was given ({:.0} s over): --timeout gives it more", over.as_secs_f64())
+        }
+    }
+}
+
+fn take_end(round: &mut Round, end: &End) {
+    round.wrong.extend(end.wrong.iter().cloned());
+    round.wall_seconds = end.wall_seconds;
+    round.user_seconds = end.user_seconds;
+    round.system_seconds = end.system_seconds;
+    round.peak_resident_bytes = end.peak_resident_bytes;
+    round.counters = Counters {
+        fetches: end.major_faults,
+        other_faults: end.minor_faults,
+        cpu_seconds: end.user_seconds + end.system_seconds,
+        ..Counters::default()
+    };
+}
+
+/// Reads the events of a workload, and the target's counters at the marks of its measured phase.
+struct Listener<'a> {
+    target: &'a dyn Target,
+    pid: u32,
+    begun: Option<(Instant, Counters)>,
+    measured: Option<(Duration, Counters)>,
+    outcome: Option<Outcome>,
+    strange: Option<String>,
+}
+
+impl<'a> Listener<'a> {
+    fn new(target: &'a dyn Target, pid: u32) -> Self {
+        Listener { target, pid, begun: None, measured: None, outcome: None, strange: None }
+    }
+
+    fn hear(&mut self, line: &str) {
+        match Event::read(line) {
+            Some(Event::Phase { name }) => {
+                // A mark ends the phase before it.
+                self.end_measuring();
+                if name == MEASURE {
+                    self.begun = Some((Instant::now(), self.sample()));
+                }
+            }
+            Some(Event::Outcome(outcome)) => {
+                self.end_measuring();
+                self.outcome = Some(*outcome);
+            }
+            None => self.strange = Some(line.trim().chars().take(200).collect()),
+        }
+    }
+
+    fn end_measuring(&mut self) {
+        if let Some((begun, before)) = self.begun.take() {
+            self.measured = Some((begun.elapsed(), difference(self.sample(), before)));
+        }
+    }
+
+    fn sample(&self) -> Counters {
+        let mut counters = self.target.sample(self.pid);
+        counters.cpu_seconds = proc::counters(self.pid).cpu_seconds;
+        counters.machine_cpu_seconds = proc::machine_cpu_seconds();
+        counters
+    }
+
+    fn tell(self, round: &mut Round) {
+        match &self.outcome {
+            None if round.wrong.is_empty() => {
+                let said = self.strange.map_or(String::new(), |line| format!(": {line}"));
+                round.wrong.push(format!("it told no outcome{said}"));
+            }
+            None => {}
+            // A generator that was late makes the latencies look worse, never better: it is told with them (`generator_late`).
+            Some(outcome) => round.wrong.extend(outcome.wrong.iter().cloned()),
+        }
+        if let Some((took, counters)) = self.measured {
+            round.measured_seconds = took.as_secs_f64();
+            round.measured = Some(counters);
+        }
+        round.outcome = self.outcome;
+    }
+}
+
+fn difference(after: Counters, before: Counters) -> Counters {
+    Counters {
+        fetches: after.fetches.saturating_sub(before.fetches),
+        other_faults: after.other_faults.saturating_sub(before.other_faults),
+        pages_in: after.pages_in.saturating_sub(before.pages_in),
+        pages_out: after.pages_out.saturating_sub(before.pages_out),
+        cpu_seconds: after.cpu_seconds - before.cpu_seconds,
+        machine_cpu_seconds: after.machine_cpu_seconds - before.machine_cpu_seconds,
+    }
+}

@@ -1,0 +1,102 @@
+//! Where results go: standard output, `--json`, `--report`.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+use crate::report;
+use crate::result::Results;
+use crate::run::Failure;
+
+/// Writes `text` to standard output.
+///
+/// # Errors
+/// It cannot be written.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut output = std::io::stdout().lock();
+    let written = output.write_all(text.as_bytes()).and_then(|()| output.flush());
+    written.map_err(|error| Failure::Failed(format!("cannot write to standard output ({error}): check where it goes")))
+}
+
+/// Whether standard output wants colours: it is a terminal, and `NO_COLOR` is not set.
+#[must_use]
+pub fn colours() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Columns of the terminal; of a wide page where there is none.
+#[must_use]
+pub fn width() -> usize {
+    let told = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    told.or_else(|| terminal_size::terminal_size().map(|(width, _)| usize::from(width.0))).unwrap_or(140)
+}
+
+/// The time, as the results have it.
+#[must_use]
+pub fn now() -> String {
+    humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()
+}
+
+/// The day, in the same calendar.
+#[must_use]
+pub fn today() -> String {
+    now().chars().take(10).collect()
+}
+
+/// Whether the results can be written at the end. Better to know before the work than after it.
+///
+/// # Errors
+/// Why not, with the path.
+pub fn check(json: Option<&Path>, report: Option<&Path>) -> Result<(), Failure> {
+    if let Some(path) = json {
+        if path.is_dir() {
+            return Err(Failure::Usage(format!("--json: '{}' is a directory: name a file in it", path.display())));
+        }
+        let temporary = beside(path);
+        std::fs::write(&temporary, "").map_err(|error| unwritable("--json", path, &error))?;
+        let _ = std::fs::remove_file(temporary);
+    }
+    if let Some(path) = report {
+        std::fs::create_dir_all(path).map_err(|error| unwritable("--report", path, &error))?;
+        let temporary = path.join(".farshore-bench-new");
+        std::fs::write(&temporary, "").map_err(|error| unwritable("--report", path, &error))?;
+        let _ = std::fs::remove_file(temporary);
+    }
+    Ok(())
+}
+
+fn unwritable(option: &str, path: &Path, error: &std::io::Error) -> Failure {
+    Failure::Usage(format!("{option}: cannot write '{}' ({error}): name another place", path.display()))
+}
+
+fn beside(path: &Path) -> std::path::PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(".new");
+    path.with_file_name(name)
+}
+
+/// Writes a file. One that was there is replaced only by the complete new one.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_text(path: &Path, text: &str) -> Result<(), Failure> {
+    let temporary = beside(path);
+    std::fs::write(&temporary, text)
+        .and_then(|()| std::fs::rename(&temporary, path))
+        .map_err(|error| Failure::Failed(format!("cannot write '{}' ({error})", path.display())))
+}
+
+/// Writes what was asked for.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write(results: &Results, json: Option<&Path>, report: Option<&Path>) -> Result<(), Failure> {
+    if let Some(path) = json {
+        // One line: distributions are long lists of numbers.
+        let text = serde_json::to_string(results).map_err(|error| Failure::Failed(format!("the results cannot be told ({error})")))?;
+        write_text(path, &(text + "\n"))?;
+    }
+    if let Some(path) = report {
+        report::write(results, path).map_err(Failure::Failed)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,248 @@
+//! `farshore bench`: from the command line to tables and files.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
+
+use crate::args::{BenchArgs, CanonicalArgs, DeviceArgs, What};
+use crate::plan::{self, Common, Experiment, Subject};
+use crate::progress::Progress;
+use crate::result::{Results, SCHEMA};
+use crate::rounds::Turns;
+use crate::targets::spec::{self, Spec};
+use crate::journal::{self, Journal};
+use crate::{canonical, check, compare, device, machine, output, statistics, table};
+
+/// What is compared where nothing is said.
+const USUAL: &str = "farshore,linux-swap";
+/// Seconds for each point of the device's limit.
+const DEVICE_SECONDS: f64 = 1.0;
+/// The file that the device is measured on, in bytes: large enough to leave a device's own cache behind, small enough to be written quickly.
+const DEVICE_FILE: u64 = 512 << 20;
+
+/// Why nothing, or not everything, was measured.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// The command line asks for what is not there.
+    Usage(String),
+    /// It could not be done.
+    Failed(String),
+}
+
+/// The flag that Ctrl-C sets, and which signal it was.
+struct Signals {
+    stop: Arc<AtomicBool>,
+    which: Arc<AtomicUsize>,
+}
+
+impl Signals {
+    fn watch() -> Result<Self, Failure> {
+        let signals = Signals { stop: Arc::new(AtomicBool::new(false)), which: Arc::new(AtomicUsize::new(0)) };
+        let watch = |signal: i32| {
+            let number = usize::try_from(signal).unwrap_or(0);
+            signal_hook::flag::register_usize(signal, signals.which.clone(), number)
+                .and_then(|_| signal_hook::flag::register(signal, signals.stop.clone()))
+                .map_err(|error| Failure::Failed(format!("cannot watch for signal {signal} ({error})")))
+        };
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            watch(signal)?;
+        }
+        // A reader that goes away must not end this before everything is taken down.
+        signal_hook::flag::register(SIGPIPE, Arc::new(AtomicBool::new(false)))
+            .map_err(|error| Failure::Failed(format!("cannot watch for SIGPIPE ({error})")))?;
+        Ok(signals)
+    }
+
+    /// 128 and the signal's number, as a shell tells it.
+    fn status(&self) -> u8 {
+        u8::try_from(128 + self.which.load(Ordering::Relaxed)).unwrap_or(130)
+    }
+}
+
+/// Does what the command line says. `farshore` is the command that targets use; `words` is the command line for the results.
+///
+/// # Errors
+/// It cannot be done, in one line; what had been measured is written all the same.
+pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Result<u8, Failure> {
+    if let Some([old, new]) = arguments.compare.as_deref() {
+        return compare_files(old, new);
+    }
+    let plan = plan(arguments)?;
+    if let Some(What::Canonical(CanonicalArgs { list: true, .. })) = &arguments.what {
+        return output::print(&list(&plan)).map(|()| 0);
+    }
+    let load = find_load(farshore)?;
+    let directory = swap_directory(arguments)?;
+    let machine = machine::describe(&directory);
+    let report = arguments.results.as_ref().map(|results| results.join(format!("{}-{}", output::today(), machine::slug(&machine))));
+    let report = report.as_deref().or(arguments.report.as_deref());
+    output::check(arguments.json.as_deref(), report)?;
+    let signals = Signals::watch()?;
+    for line in journal::clean_up_after_others(&directory) {
+        eprintln!("farshore: {line}");
+    }
+    let journal = Journal::open(&directory).map_err(Failure::Failed)?.ended_by(signals.stop.clone());
+    let journal = Arc::new(journal);
+    for experiment in &plan {
+        let uses_device = |target: &Spec| target.build(farshore, &journal).uses_device();
+        check::check(experiment, &directory, &uses_device).map_err(Failure::Failed)?;
+    }
+    let turns = Turns {
+        load: &load,
+        farshore,
+        journal: &journal,
+        extra_bytes: arguments.extra.0,
+        rounds: arguments.rounds,
+        warm_up_rounds: arguments.warm_up_rounds,
+        timeout: Duration::from_secs_f64(arguments.timeout),
+        stop: &signals.stop,
+    };
+    let mut results = Results {
+        schema: SCHEMA,
+        version: env!("CARGO_PKG_VERSION").into(),
+        date: output::now(),
+        command: words,
+        machine,
+        ..Results::default()
+    };
+    let mut progress = Progress::new();
+    let ended = measure(arguments, &plan, &turns, &mut results, &mut progress);
+    progress.finish();
+    journal.close();
+    // Also what was measured before an error or Ctrl-C: nothing is lost.
+    output::write(&results, arguments.json.as_deref(), report)?;
+    if let Some(path) = arguments.results.as_ref().and(report) {
+        output::write_text(&path.join("table.md"), &table::markdown(&results))?;
+    }
+    let bad = results.experiments.iter().flat_map(|experiment| &experiment.targets).any(ours_went_wrong);
+    output::print(&table::results(&results, output::colours(), output::width()))?;
+    if let Some(path) = report {
+        eprintln!("farshore: the report is '{}'", path.join("index.html").display());
+    }
+    ended?;
+    if signals.stop.load(Ordering::Relaxed) {
+        eprintln!("farshore: ended by a signal: what was measured so far is above");
+        return Ok(signals.status());
+    }
+    Ok(u8::from(bad))
+}
+
+/// Only native runs and ours make the comparison fail: the kernel kills programs under a cgroup's limit now and then (out of memory while swap is half
+/// empty), and that is a result, not an error of this tool.
+fn ours_went_wrong(target: &crate::result::TargetResult) -> bool {
+    matches!(target.kind.as_str(), "farshore" | "native") && target.rounds.iter().any(|round| !round.wrong.is_empty())
+}
+
+fn measure(
+    arguments: &BenchArgs,
+    plan: &[Experiment],
+    turns: &Turns<'_>,
+    results: &mut Results,
+    progress: &mut Progress,
+) -> Result<(), Failure> {
+    for experiment in plan {
+        turns.announce(experiment, progress);
+    }
+    if let Some(seconds) = device_seconds(arguments) {
+        let bytes = match &arguments.what {
+            Some(What::Device(DeviceArgs { size, .. })) => size.0,
+            _ => DEVICE_FILE,
+        };
+        let measured = device::measure(turns.journal.work(), bytes, seconds, turns.stop, &mut |what| progress.doing(&format!("device: {what}")));
+        match measured {
+            Ok(device) => results.device = Some(device),
+            Err(why) if plan.is_empty() => return Err(Failure::Failed(why)),
+            Err(why) => progress.say(&format!("the device was not measured: {why}")),
+        }
+    }
+    for experiment in plan {
+        if turns.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let made = turns.compare(experiment, progress).map_err(Failure::Failed)?;
+        for (label, why) in &made.skipped {
+            if results.skipped.insert(label.clone(), why.clone()).is_none() {
+                progress.say(&format!("{label} is left out: {why}"));
+            }
+        }
+        let mut experiment = made.experiment;
+        statistics::summarise(&mut experiment, results.device.as_ref(), &|label| made.on_device.contains(label));
+        results.experiments.push(experiment);
+        // After each, so that even a crash of the machine leaves the finished ones.
+        if let Some(path) = arguments.json.as_deref() {
+            output::write(results, Some(path), None)?;
+        }
+    }
+    Ok(())
+}
+
+fn device_seconds(arguments: &BenchArgs) -> Option<f64> {
+    match &arguments.what {
+        Some(What::Device(device)) => Some(device.seconds),
+        _ if arguments.no_device => None,
+        _ => Some(DEVICE_SECONDS),
+    }
+}
+
+/// What is to be measured; nothing for `device`.
+fn plan(arguments: &BenchArgs) -> Result<Vec<Experiment>, Failure> {
+    let common = Common::of(arguments, targets(arguments)?);
+    let subject = match (&arguments.what, arguments.program.is_empty()) {
+        (Some(_), false) => {
+            return Err(Failure::Usage("a workload and a PROGRAM are both given: give one of them".into()));
+        }
+        (Some(What::Device(_)), true) => return Ok(Vec::new()),
+        (Some(What::Canonical(canonical)), true) => return canonical::experiments(canonical).map_err(Failure::Usage),
+        (Some(What::Workload(workload)), true) => Subject::Workload(Box::new(workload.clone())),
+        (None, false) => Subject::Program(arguments.program.clone()),
+        (None, true) => {
+            return Err(Failure::Usage(
+                "nothing to measure: name a workload (random, scan, hotset, gups-move, phase, pagerank, stress, kv), canonical or device, or a program behind --".into(),
+            ));
+        }
+    };
+    plan::experiments(&subject, &common, arguments.sweep.as_ref()).map_err(Failure::Usage)
+}
+
+fn targets(arguments: &BenchArgs) -> Result<Vec<Spec>, Failure> {
+    let mut targets = Vec::new();
+    if let Some([old, new]) = arguments.builds.as_deref() {
+        // The new one first: the others are set against it.
+        targets.push(Spec::of_build(new, "new"));
+        targets.push(Spec::of_build(old, "old"));
+    }
+    targets.extend(arguments.against.iter().flat_map(|targets| targets.0.clone()));
+    if targets.is_empty() { spec::parse_list(USUAL).map_err(Failure::Usage) } else { Ok(targets) }
+}
+
+fn list(plan: &[Experiment]) -> String {
+    let line = |experiment: &Experiment| format!("{}: {}\n", experiment.name, spec::labels(&experiment.targets).join(", "));
+    plan.iter().map(line).collect()
+}
+
+fn compare_files(old: &Path, new: &Path) -> Result<u8, Failure> {
+    let (old, new) = (compare::load(old).map_err(Failure::Failed)?, compare::load(new).map_err(Failure::Failed)?);
+    output::print(&compare::text(&compare::compare(&old, &new), output::colours(), output::width())).map(|()| 0)
+}
+
+/// `farshore-load`: where the environment says, else beside `farshore`.
+fn find_load(farshore: &Path) -> Result<PathBuf, Failure> {
+    let path = std::env::var_os("FARSHORE_LOAD").map_or_else(|| farshore.with_file_name("farshore-load"), PathBuf::from);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Failure::Failed(format!("'{}' is not there: build it (make build), or say by FARSHORE_LOAD where it is", path.display())))
+}
+
+/// Where swap files go.
+fn swap_directory(arguments: &BenchArgs) -> Result<PathBuf, Failure> {
+    let given = arguments.dir.clone().or_else(|| std::env::var_os("FARSHORE_SWAP_DIR").map(PathBuf::from));
+    let path = given.unwrap_or_else(|| "/var/tmp".into());
+    let path = path
+        .canonicalize()
+        .map_err(|error| Failure::Failed(format!("cannot use the directory '{}' ({error}): name another by --dir", path.display())))?;
+    if path.is_dir() { Ok(path) } else { Err(Failure::Failed(format!("'{}' is not a directory: name one by --dir", path.display()))) }
+}

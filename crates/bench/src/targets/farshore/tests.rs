@@ -1,0 +1,125 @@
+use super::*;
+use farshore_config::stats::{Evictions, Faults, Swap};
+
+fn journal() -> (tempfile::TempDir, Arc<Journal>) {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = Arc::new(Journal::open(directory.path()).unwrap());
+    (directory, journal)
+}
+
+fn place(directory: &Path) -> Place {
+    Place { memory_bytes: 16 << 20, extra_bytes: 0, swap_bytes: 64 << 20, swap_files: 2, directory: directory.to_path_buf() }
+}
+
+fn script(path: &Path, text: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn options(all: &[(&str, &str)]) -> Vec<(String, String)> {
+    all.iter().map(|(key, value)| ((*key).to_string(), (*value).to_string())).collect()
+}
+
+#[test]
+fn the_command_line_has_everything() {
+    let (directory, journal) = journal();
+    let mut target =
+        Farshore::new("/bin/farshore".into(), options(&[("evictors", "2")]), [("A".into(), "b".into())].into(), &journal);
+    target.place = Some(place(directory.path()));
+    let command = target.command(&["prog".into(), "--memory".into()]);
+    let words: Vec<String> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+    let swap = format!("--swap=dir:{}", directory.path().display());
+    let stats = format!("--stats={}", target.stats.display());
+    assert_eq!(words, ["run", "--memory=16777216", &swap, &swap, &stats, "--evictors=2", "--", "prog", "--memory"]);
+    assert!(command.get_envs().any(|(name, value)| name == "A" && value == Some("b".as_ref())));
+    assert!(target.uses_device());
+    target.options = options(&[("swap", "ram"), ("swap", "delay:1us")]);
+    let command = target.command(&["prog".into()]);
+    assert!(!command.get_args().any(|word| word == swap.as_str()));
+    assert_eq!(target.settings()["swap"], "ram delay:1us");
+}
+
+#[test]
+fn swap_spaces_are_on_the_device_if_one_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = format!("dir:{}", directory.path().display());
+    let file = format!("file:{}/swap,size=1G", directory.path().display());
+    let on = |all: &[(&str, &str)]| is_on_device(&options(all), directory.path());
+    assert!(on(&[]));
+    assert!(on(&[("swap", "ram"), ("swap", &dir)]));
+    assert!(on(&[("swap", &file)]));
+    assert!(!on(&[("swap", "ram"), ("swap", "delay:1us"), ("swap", "dir:/proc")]));
+}
+
+#[test]
+fn what_the_counters_tell_is_taken_over() {
+    let (directory, journal) = journal();
+    let mut target = Farshore::new("/bin/farshore".into(), Vec::new(), BTreeMap::new(), &journal);
+    target.place = Some(place(directory.path()));
+    let stats = Stats {
+        memory_limit_bytes: 16 << 20,
+        resident_bytes_peak: 15 << 20,
+        faults: Faults { fetch: 7, zero: 1, rescue: 2, wait: 3, write_protect: 4 },
+        swap: Swap { pages_in: 5, pages_out: 6, ..Swap::default() },
+        ..Stats::default()
+    };
+    fs::write(&target.stats, stats.to_json()).unwrap();
+    let mut round = Round::default();
+    target.after(&mut round);
+    let counted = round.counters;
+    assert_eq!((counted.fetches, counted.other_faults, counted.pages_in, counted.pages_out), (7, 10, 5, 6));
+    assert_eq!((round.peak_limited_bytes, round.wrong.len()), (15 << 20, 0));
+    assert_eq!(round.stats.unwrap()["faults"]["rescue"], 2);
+    assert!(!target.stats.exists());
+
+    let broken = Stats {
+        memory_limit_bytes: 17 << 20,
+        resident_bytes_peak: 18 << 20,
+        evictions: Evictions { synchronous: 2, ..Evictions::default() },
+        swap: Swap { errors: 3, ..Swap::default() },
+        ..Stats::default()
+    };
+    fs::write(&target.stats, broken.to_json()).unwrap();
+    let mut round = Round::default();
+    target.after(&mut round);
+    assert_eq!(round.wrong.len(), 4, "{:?}", round.wrong);
+}
+
+#[test]
+fn missing_counters_are_wrong_unless_the_run_failed() {
+    let (directory, journal) = journal();
+    let mut target = Farshore::new("/bin/farshore".into(), Vec::new(), BTreeMap::new(), &journal);
+    target.place = Some(place(directory.path()));
+    let mut round = Round::default();
+    target.after(&mut round);
+    assert_eq!(round.wrong, ["farshore left no counters (No such file or directory)"]);
+    let mut round = Round { wrong: vec!["it was ended by SIGKILL".into()], ..Round::default() };
+    target.after(&mut round);
+    assert_eq!(round.wrong.len(), 1);
+    fs::write(&target.stats, "{").unwrap();
+    let mut round = Round::default();
+    target.after(&mut round);
+    assert!(round.wrong[0].contains("no JSON"), "{:?}", round.wrong);
+}
+
+#[test]
+fn a_command_that_refuses_is_told_at_set_up() {
+    let (directory, journal) = journal();
+    let command = directory.path().join("farshore");
+    let target = |command: &Path| Farshore::new(command.into(), Vec::new(), BTreeMap::new(), &journal);
+    let why = target(&command).set_up(&place(directory.path())).unwrap_err();
+    assert!(why.contains("is no command that can be run"), "{why}");
+    script(
+        &command,
+        "#!/bin/sh\n[ \"$1\" = --version ] && { echo farshore 9.8; exit; }\necho 'farshore: no luck' >&2\nexit 125\n",
+    );
+    let mut refused = target(&command);
+    assert_eq!(refused.set_up(&place(directory.path())).unwrap_err(), "farshore: no luck");
+    assert!(refused.before().is_err());
+    script(&command, "#!/bin/sh\n[ \"$1\" = --version ] && { echo farshore 9.8; exit; }\nexit 0\n");
+    let mut taken = target(&command);
+    taken.set_up(&place(directory.path())).unwrap();
+    taken.before().unwrap();
+    assert_eq!(taken.settings()["version"], "9.8");
+}

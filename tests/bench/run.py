@@ -1,0 +1,372 @@
+#!/usr/bin/env python3
+"""`farshore bench` from outside: what it writes, what it refuses, and that nothing of it stays behind, however it ends.
+
+    tests/bench/run.py                     all of it; as root, or the kernel's targets are skipped
+    tests/bench/run.py --only ends,killed  these alone
+    tests/bench/run.py --seed 7            the moments at which it is ended from that seed on
+
+Sizes are tiny and nothing here looks at speed. After every test the swap areas, cgroups, zram devices, zswap's settings and the
+directory of the swap files must be as they were before it. The last line is `N passed, N failed, N skipped`.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+sys.dont_write_bytecode = True
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "real"))
+import harness  # noqa: E402
+
+KERNEL = "linux-swap,zram,zswap"
+SMALL = ["--size", "24M", "--memory", "12M", "--rounds", "2", "--warm-up-rounds", "0", "--no-device"]
+SHORT = ["--seconds", "0.4", "--warmup", "0.1"]
+NOBODY = 65534
+
+
+class Skipped(Exception):
+    """Why a test cannot run here."""
+
+
+def expect(right, what):
+    if not right:
+        raise AssertionError(what)
+
+
+def snapshot(directory):
+    """Everything outside of this program's own files that a run could change."""
+    state = {"swaps": sorted(line.split()[0] for line in harness.read_text("/proc/swaps").splitlines()[1:])}
+    state["cgroups"] = sorted(path for path, _, _ in os.walk("/sys/fs/cgroup") if "farshore" in path)
+    for parent in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+        state[parent] = harness.read_text(os.path.join(parent, "cgroup.subtree_control"))
+    state["zram"] = sorted(name for name in os.listdir("/sys/block") if name.startswith("zram"))
+    folder = "/sys/module/zswap/parameters"
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    state["zswap"] = {name: harness.read_text(os.path.join(folder, name)) for name in names}
+    state["directory"] = sorted(os.listdir(directory))
+    journals = os.listdir("/run/farshore-bench") if os.path.isdir("/run/farshore-bench") else []
+    # Somebody else's that runs is not ours to look at.
+    state["journals"] = sorted(name for name in journals if not os.path.isdir(f"/proc/{name.split('-')[0]}"))
+    return state
+
+
+def ours(directory):
+    """Processes that have this test's directory on their command line."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            if directory.encode() in file.read() and int(pid) != os.getpid():
+                found.append(pid)
+    return found
+
+
+class Bench:
+    """The tests. Each `test_…` method is one."""
+
+    def __init__(self, options, work):
+        self.options, self.work = options, work
+        self.farshore = harness.find_farshore(options.farshore)
+        self.rng = random.Random(options.seed)
+        self.directory = os.path.join(work, "swap")
+        os.mkdir(self.directory)
+        os.chmod(self.directory, 0o1777)
+        self.root = os.geteuid() == 0
+
+    # ------------------------------------------------------------------------------------------------ tools
+
+    def argv(self, *words, user=None):
+        argv = [self.farshore, "bench", *words]
+        return ["setpriv", f"--reuid={user}", "--clear-groups", *argv] if user else argv
+
+    def start(self, *words, user=None, **more):
+        return subprocess.Popen(self.argv(*words, user=user), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
+
+    def call(self, *words, user=None, timeout=240):
+        """Status, stdout and stderr."""
+        process = self.start(*words, user=user)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            for pid in [process.pid, *map(int, ours(self.directory))]:
+                print(harness.describe_process(pid), file=sys.stderr)
+            process.kill()
+            raise AssertionError(f"no end after {timeout} s: {words}") from None
+        return process.returncode, out, err
+
+    def measured(self, *words, status=0, user=None):
+        """Runs a comparison in the test's directory; its results."""
+        folder = tempfile.mkdtemp(dir=self.work)
+        os.chmod(folder, 0o777)
+        path = os.path.join(folder, "results.json")
+        cut = words.index("--") if "--" in words else len(words)
+        done, out, err = self.call(*words[:cut], "--dir", self.directory, "--json", path, *words[cut:], user=user)
+        expect(done == status, f"status {done}, not {status}: {err[-1500:]}{out[-500:]}")
+        with open(path, encoding="utf-8") as file:
+            return json.load(file), out, err
+
+    def need_root(self):
+        if not self.root:
+            raise Skipped("needs root")
+
+    def target(self, experiment, label):
+        found = [target for target in experiment["targets"] if target["label"] == label]
+        expect(len(found) == 1, f"{label} is not among {[target['label'] for target in experiment['targets']]}")
+        return found[0]
+
+    # ------------------------------------------------------------------------------------------------ what it measures
+
+    def test_every_target(self):
+        """The JSON has figure, ratio, interval, latencies, faults and the share of the device for each target."""
+        against = f"farshore,{KERNEL},native" if self.root else "farshore,native"
+        words = ["random", "--size", "24M", "--memory", "12M", "--threads", "2", "--rounds", "3", *SHORT, "--against", against]
+        results, out, _ = self.measured(*words)
+        expect(results["schema"] == 1 and results["machine"]["cpus"] >= 1, "no schema or machine")
+        kinds = {point["access"] for point in results["device"]["points"]}
+        expect(kinds == {"random-read", "random-write", "random-mixed", "sequential-read", "sequential-write"}, f"device: {kinds}")
+        (experiment,) = results["experiments"]
+        for label in against.split(","):
+            if label in results["skipped"]:
+                print(f"skipped: {label}: {results['skipped'][label]}")
+                continue
+            target = self.target(experiment, label)
+            wrong = [why for turn in target["rounds"] for why in turn["wrong"]]
+            expect(len(target["rounds"]) == 3 and not wrong, f"{label}: {wrong}")
+            summary = target["summary"]
+            expect(summary["figure"]["median"] > 0, f"{label}: no figure")
+            expect(set(summary["latency"]) == {"p50", "p90", "p99", "p999", "max"} and summary["latency"]["max"] > 0, f"{label}: no latency")
+            expect((summary["ratio"] is None) == (label == "farshore"), f"{label}: ratio {summary['ratio']}")
+            if label != "farshore":
+                expect(len(summary["ratio"]["rounds"]) == 3 and summary["ratio"]["low"] <= summary["ratio"]["high"], f"{label}: {summary['ratio']}")
+            if label != "native":
+                expect(summary["faults"] > 0 and summary["cpu_us_per_fault"] > 0, f"{label}: no faults: {summary}")
+            on_device = label in ("farshore", "linux-swap")
+            expect((summary["device_percent"] is not None) >= on_device, f"{label}: share of the device {summary['device_percent']}")
+            expect(label in out, f"{label} is not in the table")
+
+    def test_workloads(self):
+        """Every workload, verified, natively and under Farshore."""
+        for words in (["random", "--mode", "read", "--run-length", "512", *SHORT], ["scan", "--passes", "2"], ["scan", "--mode", "update", "--passes", "1"],
+                      ["hotset", *SHORT], ["gups-move", *SHORT], ["phase"], ["pagerank", "--iterations", "2"], ["stress", "--threads", "3"]):
+            results, _, err = self.measured(*words, *SMALL, "--against", "farshore,native")
+            for target in results["experiments"][0]["targets"]:
+                expect(all(not turn["wrong"] for turn in target["rounds"]), f"{words} under {target['label']}: {err[-500:]}")
+
+    def test_kv(self):
+        """Servers under load."""
+        for server in ("redis", "memcached"):
+            if shutil.which("redis-server" if server == "redis" else server) is None:
+                raise Skipped(f"no {server} (apt-get install redis-server memcached)")
+            words = ["kv", "--server", server, "--size", "8M", "--memory", "8M", "--rate", "500", "--connections", "3", "--seconds", "1", "--warmup", "0.2"]
+            results, _, err = self.measured(*words, "--rounds", "1", "--warm-up-rounds", "0", "--no-device", "--against", "farshore,native")
+            for target in results["experiments"][0]["targets"]:
+                expect(target["rounds"][0]["wrong"] == [], f"{server} under {target['label']}: {target['rounds'][0]['wrong']} {err[-500:]}")
+                expect(target["summary"]["latency"]["p99"] > 0, f"{server}: no latency")
+
+    def test_sweeps_and_report(self):
+        """A comparison for each point; the page and its data."""
+        for sweep, values in (("memory=100,50", [100, 50]), ("threads=1,2", [1, 2]), ("files=1,2", [1, 2])):
+            folder = os.path.join(self.work, f"report-{sweep[:3]}")
+            against = "farshore,linux-swap" if self.root else "farshore"
+            words = ["random", *SHORT, "--size", "24M", "--rounds", "1", "--warm-up-rounds", "0", "--no-device", "--against", against]
+            results, _, _ = self.measured(*words, "--sweep", sweep, "--report", folder)
+            found = [experiment["sweep"]["value"] for experiment in results["experiments"]]
+            expect(found == values, f"{sweep}: {found}")
+            page = harness.read_text(os.path.join(folder, "index.html"))
+            expect("<svg" in page and os.path.exists(os.path.join(folder, "results.json")), f"{sweep}: no page")
+
+    def test_program(self):
+        """Any program: same output, or it is said."""
+        lines = os.path.join(self.work, "lines")
+        with open(lines, "w", encoding="ascii") as file:
+            file.writelines(f"{self.rng.random()}\n" for _ in range(300000))
+        flags = ["--memory", "8M", "--rounds", "2", "--warm-up-rounds", "0", "--no-device", "--against", "native,farshore,command:env X=1"]
+        results, _, _ = self.measured(*flags, "--", "sort", "-S", "200M", lines)
+        hashes = {turn["output_sha256"] for target in results["experiments"][0]["targets"] for turn in target["rounds"]}
+        expect(len(hashes) == 1 and len(hashes.pop()) == 64, f"hashes {hashes}")
+        peaks = [target["summary"]["peak_resident_bytes"] for target in results["experiments"][0]["targets"]]
+        expect(all(peak > 1 << 20 for peak in peaks), f"peaks {peaks}")
+        _, _, err = self.measured(*flags, "--", "sh", "-c", "echo $$", status=1)
+        expect("printed something else" in err, f"not said: {err[-500:]}")
+        results, _, err = self.measured(*flags, "--", "sh", "-c", "echo oh no >&2; exit 3", status=1)
+        expect("status 3: oh no" in err, f"not said: {err[-500:]}")
+
+    def test_ballast(self):
+        """A target's environment reaches the program, and a ballast that makes no sense is refused by it."""
+        _, _, err = self.measured("random", *SHORT, *SMALL, "--against", "native,native:env.LOAD_BALLAST=200", status=1)
+        expect("LOAD_BALLAST" in err, f"not said: {err[-500:]}")
+
+    def test_compare(self):
+        """Two files, and two builds."""
+        first = os.path.join(self.work, "a.json")
+        second = os.path.join(self.work, "b.json")
+        for path in (first, second):
+            done, _, err = self.call("random", *SHORT, *SMALL, "--against", "farshore,native", "--dir", self.directory, "--json", path)
+            expect(done == 0, err[-500:])
+        done, out, err = self.call("--compare", first, second)
+        expect(done == 0 and "farshore" in out, f"status {done}: {out}{err}")
+        results, _, _ = self.measured("random", *SHORT, *SMALL, "--builds", self.farshore, os.path.dirname(self.farshore))
+        expect([target["label"] for target in results["experiments"][0]["targets"]] == ["new", "old"], "builds")
+        for path, part in ((os.path.join(self.work, "none.json"), "none.json"), (os.path.join(ROOT, "README.md"), "README.md")):
+            done, _, err = self.call("--compare", first, path)
+            expect(done == 1 and part in err and err.count("\n") == 1, f"status {done}: {err}")
+
+    # ------------------------------------------------------------------------------------------------ what it refuses
+
+    def test_bad_input(self):
+        """One line that names what was wrong."""
+        exists = ["--dir", self.directory]
+        for words, status, part in (
+            (["random", "--against", "ext4"], 125, "ext4"),
+            (["random", "--against", "farshore:prefetch=odd"], None, "odd"),
+            (["random", "--against", "farshore:speed=9"], 125, "speed"),
+            (["random", "--against", ""], 125, "target"),
+            (["random", "--size", "1Q"], 125, "1Q"),
+            (["random", "--threads", "0"], 125, "0"),
+            (["random", "--sweep", "luck"], 125, "luck"),
+            (["random", "--sweep", "threads=1.5"], 125, "1.5"),
+            (["random", "--rounds", "0"], 125, "rounds"),
+            (["walk"], 125, "walk"),
+            ([], 125, "nothing to measure"),
+            (["--", "true"], 125, "--memory"),
+            (["random", "--json", "/no/such/place/x.json"], 125, "/no/such/place"),
+            (["random", "--dir", "/no/such/dir"], 1, "/no/such/dir"),
+            (["random", "--size", "900T", "--memory", "1M", "--against", "linux-swap", *exists], 1, "900"),
+            (["random", "--size", "900T", "--memory", "1M", "--against", "native", *exists], 1, "900"),
+            (["canonical", "--only", "no such thing"], 125, "no such thing"),
+        ):
+            done, out, err = self.call(*words, timeout=60)
+            expect(part in err, f"{words}: {part!r} is not in {err!r}")
+            expect(status is None or done == status, f"{words}: status {done}: {err}")
+            expect(done != 0 and len(err.strip().splitlines()) <= (1 if status else 9), f"{words}: status {done}: {err}")
+
+    def test_ordinary_user(self):
+        """Kernel targets are named with the reason; the others are measured."""
+        self.need_root()
+        results, _, err = self.measured("random", *SHORT, *SMALL, "--against", f"farshore,native,{KERNEL}", user=NOBODY)
+        expect(sorted(results["skipped"]) == sorted(KERNEL.split(",")), f"skipped {results['skipped']}")
+        expect(all("root" in why for why in results["skipped"].values()), f"{results['skipped']}")
+        expect(err.count("left out") == 3, err)
+        expect([target["label"] for target in results["experiments"][0]["targets"]] == ["farshore", "native"], "targets")
+
+    # ------------------------------------------------------------------------------------------------ how it ends
+
+    def long_run(self, json_path=None):
+        """A run that would take long, with everything that can be set up."""
+        against = f"farshore,{KERNEL}" if self.root else "farshore,native"
+        words = ["random", "--size", "24M", "--memory", "12M", "--seconds", "1", "--warmup", "0.1", "--rounds", "200", "--no-device",
+                 "--against", against, "--dir", self.directory]
+        return self.start(*words, *(["--json", json_path] if json_path else []))
+
+    def nothing_runs(self):
+        until = time.monotonic() + 20
+        while ours(self.directory):
+            expect(time.monotonic() < until, f"still there: {ours(self.directory)}")
+            time.sleep(0.1)
+
+    def test_ends_by_signal(self):
+        """SIGINT, SIGTERM and SIGHUP at odd moments: everything is taken down, what was measured is kept."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGINT, signal.SIGINT):
+            before = snapshot(self.directory)
+            path = os.path.join(self.work, "interrupted.json")
+            process = self.long_run(path)
+            wait = self.rng.uniform(0.05, 8)
+            time.sleep(wait)
+            process.send_signal(number)
+            _, err = process.communicate(timeout=60)
+            expect(process.returncode == 128 + number, f"{number.name} after {wait:.2f} s: status {process.returncode}: {err[-500:]}")
+            self.nothing_runs()
+            after = snapshot(self.directory)
+            expect(after == before, f"{number.name} after {wait:.2f} s: {before} became {after}")
+            with open(path, encoding="utf-8") as file:
+                json.load(file)
+
+    def test_killed(self):
+        """kill -9 at odd moments: the next start takes down what is left, and says so."""
+        said = 0
+        for _ in range(6):
+            before = snapshot(self.directory)
+            process = self.long_run()
+            wait = self.rng.uniform(0.3, 9)
+            time.sleep(wait)
+            process.kill()
+            process.communicate(timeout=60)
+            done, _, err = self.call("--memory", "8M", "--rounds", "1", "--warm-up-rounds", "0", "--no-device", "--against", "native", "--dir", self.directory, "--", "true")
+            expect(done == 0, f"the next start: status {done}: {err}")
+            said += "farshore:" in err
+            self.nothing_runs()
+            after = snapshot(self.directory)
+            expect(after == before, f"killed after {wait:.2f} s: {before} became {after}; said: {err}")
+        expect(said > 0, "what was cleaned up was never said")
+
+    def test_errors(self):
+        """A program that is not there, one that crashes, one that takes too long."""
+        against = f"farshore,native,{KERNEL}" if self.root else "farshore,native"
+        flags = ["--memory", "8M", "--rounds", "1", "--warm-up-rounds", "0", "--no-device", "--against", against]
+        for program, part in ((["/no/such/program"], "no such"), (["sh", "-c", "kill -SEGV $$"], "SIGSEGV"), (["sleep", "1000"], "timeout")):
+            _, _, err = self.measured(*flags, "--timeout", "2", "--", *program, status=1)
+            expect(part.lower() in err.lower(), f"{program}: {err[-800:]}")
+            self.nothing_runs()
+
+    def test_two_at_once(self):
+        """Two at the same time leave each other's things alone."""
+        process = self.long_run()
+        time.sleep(2)
+        done, _, err = self.call("random", *SHORT, *SMALL, "--against", "farshore,native", "--dir", self.directory)
+        alive = process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, other = process.communicate(timeout=60)
+        expect(done == 0, f"the second: status {done}: {err[-500:]}")
+        expect(alive and process.returncode == 130, f"the first: status {process.returncode}: {other[-500:]}")
+
+    # ------------------------------------------------------------------------------------------------ all
+
+    def all(self):
+        counts = {"passed": 0, "failed": 0, "skipped": 0}
+        names = [name for name in dir(self) if name.startswith("test_")]
+        wanted = self.options.only.split(",") if self.options.only else [""]
+        for name in names:
+            if not any(word in name for word in wanted):
+                continue
+            begun, before = time.monotonic(), snapshot(self.directory)
+            try:
+                getattr(self, name)()
+                after = snapshot(self.directory)
+                expect(after == before, f"left behind: {before} became {after}")
+                verdict, why = "passed", ""
+            except Skipped as reason:
+                verdict, why = "skipped", f": {reason}"
+            except Exception:  # noqa: BLE001 whatever went wrong is told, and the next test goes on
+                verdict, why = "failed", "\n" + traceback.format_exc()
+            counts[verdict] += 1
+            print(f"{name[5:]:<20} {verdict}, {time.monotonic() - begun:.1f} s{why}", flush=True)
+        print(", ".join(f"{count} {what}" for what, count in counts.items()))
+        return 1 if counts["failed"] else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="tests whose name has one of these in it, with commas between them")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="where the random moments start (default: at random)")
+    parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
+    options = parser.parse_args()
+    print(f"seed {options.seed}")
+    harness.tidy_on_sigterm()
+    work = tempfile.mkdtemp(prefix="farshore-test-bench-", dir=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"))
+    os.chmod(work, 0o755)
+    try:
+        return Bench(options, work).all()
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
