@@ -4,12 +4,14 @@
 #     tools/setup.sh [--programs | --tests]
 #
 # Without an option: looks for a Rust toolchain that is new enough, and for a C compiler, which rustc links with. With --programs
-# it also installs the Debian packages of tests/real/packages.txt, with --tests moreover rustfmt, clippy and miri. What is there
-# already is left as it is, and nothing is asked of the network then. Exit status 1 if something is missing without which
-# nothing can be built; what only some tests need is named, and these tests say that they are skipped.
+# it also installs the Debian packages of tests/real/packages.txt, with --tests moreover those of tests/report/packages.txt (a browser),
+# rustfmt, clippy and miri. What is there already is left as it is, and nothing is asked of the network then. Exit status 1 if something is
+# missing without which nothing can be built; what only some tests need is named, and these tests say that they are skipped.
 set -eu
 cd "$(dirname "$0")/.."
 packages_file=tests/real/packages.txt
+# A browser, which only the tests need.
+test_packages_file=tests/report/packages.txt
 nightly=${NIGHTLY:-nightly}
 
 say() {
@@ -41,13 +43,15 @@ check_rust() {
     fi
 }
 
-# Packages of the list that are not installed.
+# Packages of the lists that are not installed.
 missing_packages() {
     while read -r package; do
         case $package in '' | '#'*) continue ;; esac
         state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
         [ "$state" = installed ] || printf '%s ' "$package"
-    done <"$packages_file"
+    done <<EOF
+$(cat "$@")
+EOF
 }
 
 # As root: straight away. Else with sudo, which asks for the password if there is somebody to ask.
@@ -70,11 +74,12 @@ stop_new_services() {
 }
 
 install_packages() {
+    lists="$*"
     if ! command -v apt-get >/dev/null 2>&1; then
-        say "this is not Debian: if programs are missing, install what $packages_file lists; tests without their program are skipped"
+        say "this is not Debian: if programs are missing, install what $lists lists; tests without their program are skipped"
         return 0
     fi
-    missing=$(missing_packages)
+    missing=$(missing_packages "$@")
     [ -n "$missing" ] || return 0
     say "installing $missing"
     # shellcheck disable=SC2086 # a list of words
@@ -115,8 +120,8 @@ need_python() {
 check_rust
 case ${1:-} in
     '') ;;
-    --programs) install_packages && need_python ;;
-    --tests) install_packages && need_python && install_components ;;
+    --programs) install_packages "$packages_file" && need_python ;;
+    --tests) install_packages "$packages_file" "$test_packages_file" && need_python && install_components ;;
     *) say "unknown option $1: use --programs or --tests" && exit 1 ;;
 esac
 check_compiler

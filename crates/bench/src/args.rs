@@ -13,8 +13,8 @@ use crate::targets::spec::{self, Spec};
 /// `farshore bench`.
 #[derive(Args, Debug)]
 #[command(
-    override_usage = "farshore bench WORKLOAD [OPTIONS] --against TARGET[,TARGET]...\n       \
-    farshore bench [OPTIONS] --against TARGET[,TARGET]... -- PROGRAM [ARG]...\n       \
+    override_usage = "farshore bench WORKLOAD [OPTIONS] [--against TARGET[,TARGET]...]\n       \
+    farshore bench [OPTIONS] [--against TARGET[,TARGET]...] -- PROGRAM [ARG]...\n       \
     farshore bench canonical [OPTIONS]\n       \
     farshore bench device [OPTIONS]\n       \
     farshore bench --compare OLD.json NEW.json",
@@ -28,7 +28,7 @@ pub struct BenchArgs {
     #[command(subcommand)]
     pub what: Option<What>,
 
-    /// What the program is run under: the first is set against each of the others
+    /// What the program is run under: the first is set against each of the others [default: farshore,linux-swap]
     ///
     /// TARGET is one of
     ///   native                 no limit, without Farshore;
@@ -53,7 +53,7 @@ pub struct BenchArgs {
     #[arg(long, global = true, value_name = "SIZE", default_value = "4M")]
     pub extra: Bytes,
 
-    /// What swap space must hold, for a program of your own [default: four times --memory]
+    /// What swap space must hold [default: twice the data of a workload, four times --memory for a program]
     #[arg(long, global = true, value_name = "SIZE")]
     pub swap_size: Option<Bytes>,
 
@@ -163,9 +163,10 @@ kill -9 leaves behind is found and removed at the next start. Swap that was on b
 
 Exit status:
   0    everything was measured, and each program's data were right
-  1    a run went wrong, or memory or disk do not suffice
+  1    a run under farshore or native went wrong or could not be had, or memory or disk do not suffice; what
+       the kernel's targets do wrong (out of memory in a cgroup) is told, and is a result
   125  a wrong option
-  130  ended by Ctrl-C
+  130  ended by Ctrl-C (128+n by signal n): what was measured so far is written
 
 Environment:
   FARSHORE_SWAP_DIR  the directory for swap files where no --dir is given

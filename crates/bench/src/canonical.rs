@@ -11,7 +11,7 @@ use farshore_load::workload::Workload;
 use crate::args::{CanonicalArgs, Sweep};
 use crate::plan::{self, Common, Experiment, Subject};
 use crate::result::Axis;
-use crate::targets::spec;
+use crate::targets::spec::{self, Spec};
 
 /// An experiment of the set.
 struct Entry {
@@ -31,16 +31,16 @@ const fn entry(line: &'static str, memory: &'static str, against: &'static str) 
 
 /// The set. What a user compares first comes first.
 const SET: &[Entry] = &[
-    entry("random --size 256M --threads 8 --seconds 3 --warmup 1", "128M", "farshore,linux-swap,zram"),
-    entry("random --size 256M --threads 1 --seconds 3 --warmup 1", "128M", "farshore,linux-swap,zram"),
+    entry("random --size 512M --threads 8 --seconds 3 --warmup 1", "256M", "farshore,linux-swap,zram"),
+    entry("random --size 512M --threads 1 --seconds 3 --warmup 1", "256M", "farshore,linux-swap"),
     entry("scan --size 256M --passes 3", "128M", "farshore,linux-swap"),
-    entry("hotset --size 256M --threads 2 --seconds 3 --warmup 2", "64M", "farshore,linux-swap"),
-    entry("gups-move --size 256M --threads 2 --seconds 6 --warmup 1", "192M", "farshore,linux-swap"),
+    entry("hotset --size 256M --threads 2 --seconds 3 --warmup 1", "64M", "farshore,linux-swap"),
+    entry("gups-move --size 256M --threads 2 --seconds 4 --warmup 1", "192M", "farshore,linux-swap"),
     entry("phase --size 256M --threads 2", "128M", "farshore,linux-swap"),
-    entry("pagerank --size 160M --threads 2 --iterations 2", "96M", "farshore,linux-swap"),
+    entry("pagerank --scale 20 --threads 2 --iterations 2", "72M", "farshore,linux-swap"),
     entry("stress --size 256M --threads 2 --passes 1", "128M", "farshore,linux-swap"),
-    entry("kv --server redis --size 128M --rate 4000 --seconds 4 --warmup 2", "128M", "farshore,linux-swap"),
-    entry("hotset --size 256M --threads 2 --seconds 3 --warmup 1", "512M", "farshore,native"),
+    entry("kv --server redis --size 128M --rate 2000 --seconds 3 --warmup 1", "128M", "farshore,linux-swap"),
+    entry("hotset --size 256M --threads 2 --seconds 2 --warmup 1", "512M", "farshore,native"),
     Entry {
         line: "random --size 128M --threads 4 --seconds 1.5 --warmup 0.5",
         memory: "64M",
@@ -56,17 +56,22 @@ struct Line {
     workload: Workload,
 }
 
-/// The experiments of the set, or those whose name has one of `arguments.only` in it.
+/// The experiments of the set, or those whose name has one of `arguments.only` in it; under `targets` in place of their own, if there are some.
 ///
 /// # Errors
 /// None has.
-pub fn experiments(arguments: &CanonicalArgs) -> Result<Vec<Experiment>, String> {
+pub fn experiments(arguments: &CanonicalArgs, targets: &[Spec]) -> Result<Vec<Experiment>, String> {
     let mut experiments = Vec::new();
     for entry in SET {
         experiments.extend(read(entry)?);
     }
     if !arguments.only.is_empty() {
         experiments.retain(|experiment| arguments.only.iter().any(|text| experiment.name.contains(text.as_str())));
+    }
+    if !targets.is_empty() {
+        for experiment in &mut experiments {
+            experiment.targets = targets.to_vec();
+        }
     }
     if experiments.is_empty() {
         return Err(format!("no experiment of the canonical set is called like {:?}: see them by --list", arguments.only));
@@ -89,7 +94,7 @@ mod tests {
 
     #[test]
     fn every_line_can_be_read_and_names_differ() {
-        let all = experiments(&CanonicalArgs { only: Vec::new(), list: false }).unwrap();
+        let all = experiments(&CanonicalArgs { only: Vec::new(), list: false }, &[]).unwrap();
         assert!(all.len() >= SET.len());
         let names: std::collections::BTreeSet<&str> = all.iter().map(|experiment| experiment.name.as_str()).collect();
         assert_eq!(names.len(), all.len());
@@ -99,8 +104,8 @@ mod tests {
 
     #[test]
     fn a_part_of_it_is_asked_for_by_name() {
-        let some = experiments(&CanonicalArgs { only: vec!["scan".into()], list: false }).unwrap();
+        let some = experiments(&CanonicalArgs { only: vec!["scan".into()], list: false }, &[]).unwrap();
         assert!(some.iter().all(|experiment| experiment.workload() == "scan"));
-        assert!(experiments(&CanonicalArgs { only: vec!["nothing like it".into()], list: false }).is_err());
+        assert!(experiments(&CanonicalArgs { only: vec!["nothing like it".into()], list: false }, &[]).is_err());
     }
 }

@@ -123,7 +123,9 @@ impl Child {
         let pid = pid_of(&child);
         std::thread::spawn(move || {
             // Interrupted by a signal: again. Any other error means that there is no such child any more.
-            while waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).is_err_and(|errno| errno == Errno::INTR) {}
+            while waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).is_err_and(|errno| errno == Errno::INTR)
+            {
+            }
             let _ = sender.send(Message::Ended(Instant::now()));
         });
         Ok(Child { child, messages, started, printed: None, complained: None, peak_seen: 0, reaped: false })
@@ -287,7 +289,10 @@ fn how_it_ended(status: std::process::ExitStatus, complained: &str) -> Vec<Strin
     let how = match (status.code(), status.signal()) {
         (Some(code), _) => format!("it ended with status {code}"),
         (None, Some(signal)) => {
-            format!("it was ended by {}", signal_hook::low_level::signal_name(signal).map_or(format!("signal {signal}"), String::from))
+            format!(
+                "it was ended by {}",
+                signal_hook::low_level::signal_name(signal).map_or(format!("signal {signal}"), String::from)
+            )
         }
         (None, None) => "it ended in an unknown way".into(),
     };

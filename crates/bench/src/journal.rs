@@ -17,6 +17,7 @@
 //!    anew since. A work directory is locked (`flock`) by its process besides, which also counts across containers that share a directory.
 //! 6. Directories that others can write to are not trusted: a work directory is opened without following links, must be its user's own, and
 //!    everything in it is reached from there.
+#![forbid(unsafe_code)]
 
 mod directory;
 mod owner;

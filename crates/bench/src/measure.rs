@@ -14,6 +14,7 @@ use farshore_load::outcome::{Event, MEASURE, Outcome};
 use rustix::process::Signal;
 
 use crate::child::{Child, End, Message, Output, Silence, Watch};
+use crate::journal::{Journal, Thing};
 use crate::proc;
 use crate::result::{Counters, Round};
 use crate::targets::Target;
@@ -29,14 +30,18 @@ pub enum Program {
     /// `farshore-load`, whose events are read.
     Workload(Vec<OsString>),
     /// A server under the target and a workload beside it.
-    Service {
-        /// The server's command line.
-        server: Vec<OsString>,
-        /// The socket on which it listens when it is ready.
-        socket: PathBuf,
-        /// The workload that asks it.
-        client: Vec<OsString>,
-    },
+    Service(Service),
+}
+
+/// A server and who asks it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Service {
+    /// The server's command line.
+    pub server: Vec<OsString>,
+    /// The socket on which it listens when it is ready.
+    pub socket: PathBuf,
+    /// The workload that asks it.
+    pub client: Vec<OsString>,
 }
 
 /// The run was ended by the user: it tells nothing.
@@ -47,7 +52,13 @@ pub struct Interrupted;
 ///
 /// # Errors
 /// The user wants everything to end.
-pub fn run(target: &mut dyn Target, program: &Program, timeout: Duration, stop: &AtomicBool) -> Result<Round, Interrupted> {
+pub fn run(
+    target: &mut dyn Target,
+    program: &Program,
+    timeout: Duration,
+    journal: &Journal,
+    stop: &AtomicBool,
+) -> Result<Round, Interrupted> {
     let mut round = Round::default();
     if let Err(why) = target.before() {
         round.wrong.push(why);
@@ -59,9 +70,9 @@ pub fn run(target: &mut dyn Target, program: &Program, timeout: Duration, stop: 
     let watch = Watch { stop, deadline: Instant::now() + timeout };
     let machine = proc::machine_cpu_seconds();
     let ended = match program {
-        Program::Any(words) => run_program(target, words, Output::Hash, watch, &mut round),
-        Program::Workload(words) => run_program(target, words, Output::Lines, watch, &mut round),
-        Program::Service { server, socket, client } => run_service(target, server, socket, client, watch, &mut round),
+        Program::Any(words) => run_program(target, words, Output::Hash, journal, watch, &mut round),
+        Program::Workload(words) => run_program(target, words, Output::Lines, journal, watch, &mut round),
+        Program::Service(service) => run_service(target, service, journal, watch, &mut round),
     };
     round.machine_seconds = proc::machine_cpu_seconds() - machine;
     if let Err(why) = ended {
@@ -71,8 +82,38 @@ pub fn run(target: &mut dyn Target, program: &Program, timeout: Duration, stop: 
     if stop.load(std::sync::atomic::Ordering::Relaxed) { Err(Interrupted) } else { Ok(round) }
 }
 
-fn run_program(target: &dyn Target, words: &[OsString], output: Output, watch: Watch<'_>, round: &mut Round) -> Result<(), String> {
+/// A child that is written down while it runs: after a `kill -9` of this command the next start ends it.
+struct Noted<'a> {
+    journal: &'a Journal,
+    thing: Option<Thing>,
+}
+
+impl<'a> Noted<'a> {
+    fn new(journal: &'a Journal, child: &Child) -> Result<Self, String> {
+        let noted = Noted { journal, thing: Thing::process(child.pid()) };
+        noted.thing.clone().map_or(Ok(()), |thing| journal.note(thing))?;
+        Ok(noted)
+    }
+}
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        if let Some(thing) = &self.thing {
+            self.journal.done(thing);
+        }
+    }
+}
+
+fn run_program(
+    target: &dyn Target,
+    words: &[OsString],
+    output: Output,
+    journal: &Journal,
+    watch: Watch<'_>,
+    round: &mut Round,
+) -> Result<(), String> {
     let mut child = Child::start(target.command(words), output)?;
+    let _noted = Noted::new(journal, &child)?;
     let mut listener = Listener::new(target, child.pid());
     let ended = loop {
         match child.next(watch) {
@@ -95,19 +136,20 @@ fn run_program(target: &dyn Target, words: &[OsString], output: Output, watch: W
 
 fn run_service(
     target: &dyn Target,
-    server: &[OsString],
-    socket: &Path,
-    client: &[OsString],
+    service: &Service,
+    journal: &Journal,
     watch: Watch<'_>,
     round: &mut Round,
 ) -> Result<(), String> {
-    let _ = std::fs::remove_file(socket);
-    let mut server = Child::start(target.command(server), Output::Hash)?;
-    wait_until_ready(&mut server, socket, watch)?;
+    let _ = std::fs::remove_file(&service.socket);
+    let mut server = Child::start(target.command(&service.server), Output::Hash)?;
+    let _noted = Noted::new(journal, &server)?;
+    wait_until_ready(&mut server, &service.socket, watch)?;
     let mut listener = Listener::new(target, server.pid());
-    let mut command = Command::new(&client[0]);
-    command.args(&client[1..]);
+    let mut command = Command::new(&service.client[0]);
+    command.args(&service.client[1..]);
     let mut asking = Child::start(command, Output::Lines)?;
+    let _asking_noted = Noted::new(journal, &asking)?;
     let asked = loop {
         match asking.next(watch) {
             Ok(Message::Line(line)) => listener.hear(&line),
@@ -128,7 +170,9 @@ fn run_service(
             match server.next(patience) {
                 Ok(Message::Ended(moment)) => break moment,
                 Ok(_) => {}
-                Err(silence) => return Err(format!("the server did not end when it was asked to: {}", gave_up(silence, patience))),
+                Err(silence) => {
+                    return Err(format!("the server did not end when it was asked to: {}", gave_up(silence, patience)));
+                }
             }
         }
     };

@@ -1,11 +1,12 @@
 //! Where results go: standard output, `--json`, `--report`.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::report;
 use crate::result::Results;
 use crate::run::Failure;
+use crate::{report, table};
 
 /// Writes `text` to standard output.
 ///
@@ -42,6 +43,28 @@ pub fn today() -> String {
     now().chars().take(10).collect()
 }
 
+/// A directory of this name in `parent` that is not there yet: `NAME`, else `NAME-2` and so on.
+#[must_use]
+pub fn fresh(parent: &Path, name: &str) -> PathBuf {
+    let numbered = (2_u32..).map(|number| parent.join(format!("{name}-{number}")));
+    std::iter::once(parent.join(name)).chain(numbered).find(|path| !path.exists()).unwrap_or_else(|| parent.join(name))
+}
+
+/// What goes beside the report: the tables as Markdown, and the plots as files of their own, for documents.
+///
+/// # Errors
+/// They cannot be written.
+pub fn write_more(results: &Results, directory: &Path) -> Result<(), Failure> {
+    write_text(&directory.join("table.md"), &table::markdown(results))?;
+    let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
+    for figure in report::figures(results) {
+        let number = numbers.entry(figure.kind).or_default();
+        *number += 1;
+        write_text(&directory.join(format!("{}-{number}.svg", figure.kind)), &figure.standalone())?;
+    }
+    Ok(())
+}
+
 /// Whether the results can be written at the end. Better to know before the work than after it.
 ///
 /// # Errors
@@ -68,7 +91,7 @@ fn unwritable(option: &str, path: &Path, error: &std::io::Error) -> Failure {
     Failure::Usage(format!("{option}: cannot write '{}' ({error}): name another place", path.display()))
 }
 
-fn beside(path: &Path) -> std::path::PathBuf {
+fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(".new");
     path.with_file_name(name)
@@ -92,7 +115,8 @@ pub fn write_text(path: &Path, text: &str) -> Result<(), Failure> {
 pub fn write(results: &Results, json: Option<&Path>, report: Option<&Path>) -> Result<(), Failure> {
     if let Some(path) = json {
         // One line: distributions are long lists of numbers.
-        let text = serde_json::to_string(results).map_err(|error| Failure::Failed(format!("the results cannot be told ({error})")))?;
+        let text =
+            serde_json::to_string(results).map_err(|error| Failure::Failed(format!("the results cannot be told ({error})")))?;
         write_text(path, &(text + "\n"))?;
     }
     if let Some(path) = report {

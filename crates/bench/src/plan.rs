@@ -7,7 +7,7 @@ use farshore_load::size::Bytes;
 use farshore_load::workload::{Kv, Mode, Server, Workload};
 
 use crate::args::{BenchArgs, Sweep};
-use crate::measure::Program;
+use crate::measure::{Program, Service};
 use crate::result::{Axis, Figure, Round, SweepPoint};
 use crate::targets::spec::Spec;
 
@@ -76,7 +76,7 @@ pub fn experiments(subject: &Subject, common: &Common, sweep: Option<&Sweep>) ->
         let mut common = common.clone();
         match (sweep.axis, &mut subject) {
             (Axis::Memory, Subject::Workload(workload)) => {
-                common.memory = Some(Bytes(percent_of(workload.common().size.0, value)));
+                common.memory = Some(Bytes(percent_of(workload.data_bytes(), value)));
             }
             (Axis::Threads, Subject::Workload(workload)) => workload.common_mut().threads = whole(value),
             (Axis::Files, _) => common.swap_files = whole(value),
@@ -97,17 +97,27 @@ pub fn experiments(subject: &Subject, common: &Common, sweep: Option<&Sweep>) ->
 fn experiment(subject: Subject, common: &Common, sweep: Option<SweepPoint>) -> Result<Experiment, String> {
     let (memory_bytes, swap_bytes) = match &subject {
         Subject::Workload(workload) => {
-            let data = workload.common().size.0;
+            let data = workload.data_bytes();
             let memory = common.memory.map_or(data / 2, |memory| memory.0);
             (memory, common.swap_size.map_or(data.saturating_add(data / 8 * OVERHEAD_EIGHTHS), |size| size.0))
         }
         Subject::Program(_) => {
-            let memory = common.memory.ok_or("--memory is missing: say how much of the program's data may be local, such as --memory 256M")?;
+            let memory = common
+                .memory
+                .ok_or("--memory is missing: say how much of the program's data may be local, such as --memory 256M")?;
             (memory.0, common.swap_size.map_or(memory.0.saturating_mul(SWAP_FACTOR), |size| size.0))
         }
     };
     let name = name_of(&subject, memory_bytes, sweep.as_ref());
-    Ok(Experiment { name, subject, memory_bytes, swap_bytes, swap_files: common.swap_files, sweep, targets: common.targets.clone() })
+    Ok(Experiment {
+        name,
+        subject,
+        memory_bytes,
+        swap_bytes,
+        swap_files: common.swap_files,
+        sweep,
+        targets: common.targets.clone(),
+    })
 }
 
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -136,7 +146,8 @@ fn name_of(subject: &Subject, memory_bytes: u64, sweep: Option<&SweepPoint>) -> 
                 Workload::Kv(kv) => format!("kv {} at {:.0}/s", kv.server, kv.rate),
                 other => other.name().to_string(),
             };
-            format!("{kind}, {}, {}", common.size, plural(common.threads, "thread"))
+            let size = Bytes(workload.data_bytes() >> 20 << 20);
+            format!("{kind}, {size}, {}", plural(common.threads, "thread"))
         }
     };
     let local = Bytes(memory_bytes >> 20 << 20);
@@ -190,7 +201,7 @@ impl Experiment {
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
         match &self.subject {
-            Subject::Workload(workload) => workload.common().size.0,
+            Subject::Workload(workload) => workload.data_bytes(),
             Subject::Program(_) => 0,
         }
     }
@@ -279,7 +290,7 @@ fn service(load: &Path, directory: &Path, kv: &Kv) -> Program {
         }
     };
     let kv = Kv { address: socket.to_string_lossy().into_owned(), ..kv.clone() };
-    Program::Service { server, socket, client: events(load, &Workload::Kv(kv)) }
+    Program::Service(Service { server, socket, client: events(load, &Workload::Kv(kv)) })
 }
 
 #[cfg(test)]
@@ -315,7 +326,8 @@ mod tests {
     #[test]
     fn a_sweep_changes_what_it_names() {
         let sweep = |axis, values: &[f64]| Sweep { axis, values: values.to_vec() };
-        let memory = experiments(&subject("random --size 100M"), &common(None), Some(&sweep(Axis::Memory, &[100.0, 10.0]))).unwrap();
+        let memory =
+            experiments(&subject("random --size 100M"), &common(None), Some(&sweep(Axis::Memory, &[100.0, 10.0]))).unwrap();
         assert_eq!(memory.iter().map(|point| point.memory_bytes >> 20).collect::<Vec<_>>(), [100, 10]);
         let threads = experiments(&subject("random"), &common(None), Some(&sweep(Axis::Threads, &[1.0, 64.0]))).unwrap();
         assert_eq!(threads.iter().map(Experiment::threads).collect::<Vec<_>>(), [1, 64]);

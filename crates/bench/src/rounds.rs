@@ -74,16 +74,19 @@ impl Turns<'_> {
         self.prepare(experiment, progress)?;
         let mut skipped = BTreeMap::new();
         let mut sides = self.sides(experiment, progress, &mut skipped);
-        let interrupted = self.take_turns(experiment, &mut sides, progress).is_err();
-        for side in &mut sides {
-            side.target.take_down();
-        }
-        if sides.is_empty() && !interrupted {
+        if sides.is_empty() {
             let why: Vec<String> = skipped.iter().map(|(label, why)| format!("{label}: {why}")).collect();
             return Err(format!("nothing to run for '{}': {}", experiment.name, why.join("; ")));
         }
+        let interrupted = self.take_turns(experiment, &mut sides, progress).is_err();
+        for side in &mut sides {
+            // Some are known only after a run.
+            side.result.settings = side.target.settings();
+            side.target.take_down();
+        }
         // A graph has the size that it has.
-        let told = |side: &Side| side.result.rounds.iter().find_map(|round| round.outcome.as_ref()).map(|outcome| outcome.data_bytes);
+        let told =
+            |side: &Side| side.result.rounds.iter().find_map(|round| round.outcome.as_ref()).map(|outcome| outcome.data_bytes);
         let data_bytes = sides.iter().find_map(told).filter(|bytes| *bytes > 0).unwrap_or_else(|| experiment.data_bytes());
         let on_device = sides.iter().filter(|side| side.target.uses_device()).map(|side| side.result.label.clone()).collect();
         let experiment = result::Experiment {
@@ -105,7 +108,7 @@ impl Turns<'_> {
     fn words(&self, experiment: &Experiment) -> Vec<String> {
         let words = match experiment.program(Path::new("farshore-load"), Path::new("."), 1) {
             measure::Program::Any(words) | measure::Program::Workload(words) => words,
-            measure::Program::Service { server, client, .. } => server.into_iter().chain(["+".into()]).chain(client).collect(),
+            measure::Program::Service(service) => service.server.into_iter().chain(["+".into()]).chain(service.client).collect(),
         };
         words.into_iter().map(|word| word.to_string_lossy().into_owned()).collect()
     }
@@ -147,8 +150,8 @@ impl Turns<'_> {
                 skipped.insert(label, why);
                 continue;
             }
-            let (kind, settings) = (target.kind().to_string(), target.settings());
-            sides.push(Side { target, result: result::TargetResult { label, kind, settings, ..Default::default() } });
+            let kind = target.kind().to_string();
+            sides.push(Side { target, result: result::TargetResult { label, kind, ..Default::default() } });
         }
         sides
     }
@@ -165,7 +168,7 @@ impl Turns<'_> {
                     None => format!("{}: warm-up, {}", experiment.name, side.result.label),
                 };
                 let begun = progress.begin(&what);
-                let mut round = measure::run(side.target.as_mut(), &program, self.timeout, self.stop)?;
+                let mut round = measure::run(side.target.as_mut(), &program, self.timeout, self.journal, self.stop)?;
                 progress.end(&kind(experiment, &side.result.label), begun);
                 let Some(number) = counted else {
                     complain(progress, &what, &round);
@@ -174,6 +177,9 @@ impl Turns<'_> {
                 round.number = number;
                 round.place = u32::try_from(place + 1).unwrap_or(u32::MAX);
                 round.figure = experiment.figure_of(&round);
+                if round.figure.is_none() && round.wrong.is_empty() {
+                    round.wrong.push("it told nothing that can be compared".into());
+                }
                 complain(progress, &what, &round);
                 side.result.rounds.push(round);
             }
@@ -207,7 +213,9 @@ fn same_output(sides: &mut [Side], index: usize) -> Vec<String> {
     };
     let good = |side: &&Side| side.result.rounds.get(index).is_some_and(|round| round.wrong.is_empty());
     let judge = sides.iter().filter(good).min_by_key(|side| side.result.kind != "native");
-    let Some((label, wanted)) = judge.map(|side| (side.result.label.clone(), proof(&side.result.rounds[index]))) else { return Vec::new() };
+    let Some((label, wanted)) = judge.map(|side| (side.result.label.clone(), proof(&side.result.rounds[index]))) else {
+        return Vec::new();
+    };
     let mut told = Vec::new();
     for side in sides {
         let Some(round) = side.result.rounds.get_mut(index) else { continue };

@@ -8,12 +8,12 @@ use std::time::Duration;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 
 use crate::args::{BenchArgs, CanonicalArgs, DeviceArgs, What};
+use crate::journal::{self, Journal};
 use crate::plan::{self, Common, Experiment, Subject};
 use crate::progress::Progress;
 use crate::result::{Results, SCHEMA};
 use crate::rounds::Turns;
 use crate::targets::spec::{self, Spec};
-use crate::journal::{self, Journal};
 use crate::{canonical, check, compare, device, machine, output, statistics, table};
 
 /// What is compared where nothing is said.
@@ -68,6 +68,9 @@ impl Signals {
 /// It cannot be done, in one line; what had been measured is written all the same.
 pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Result<u8, Failure> {
     if let Some([old, new]) = arguments.compare.as_deref() {
+        if arguments.what.is_some() {
+            return Err(Failure::Usage("--compare reads two files and measures nothing: leave the workload out".into()));
+        }
         return compare_files(old, new);
     }
     let plan = plan(arguments)?;
@@ -77,7 +80,10 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
     let load = find_load(farshore)?;
     let directory = swap_directory(arguments)?;
     let machine = machine::describe(&directory);
-    let report = arguments.results.as_ref().map(|results| results.join(format!("{}-{}", output::today(), machine::slug(&machine))));
+    let report = arguments
+        .results
+        .as_ref()
+        .map(|results| output::fresh(results, &format!("{}-{}", output::today(), machine::slug(&machine))));
     let report = report.as_deref().or(arguments.report.as_deref());
     output::check(arguments.json.as_deref(), report)?;
     let signals = Signals::watch()?;
@@ -88,7 +94,7 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
     let journal = Arc::new(journal);
     for experiment in &plan {
         let uses_device = |target: &Spec| target.build(farshore, &journal).uses_device();
-        check::check(experiment, &directory, &uses_device).map_err(Failure::Failed)?;
+        check::check(experiment, device_file(arguments), &directory, &uses_device).map_err(Failure::Failed)?;
     }
     let turns = Turns {
         load: &load,
@@ -111,13 +117,16 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
     let mut progress = Progress::new();
     let ended = measure(arguments, &plan, &turns, &mut results, &mut progress);
     progress.finish();
-    journal.close();
+    for line in journal.close() {
+        eprintln!("farshore: {line}");
+    }
     // Also what was measured before an error or Ctrl-C: nothing is lost.
     output::write(&results, arguments.json.as_deref(), report)?;
     if let Some(path) = arguments.results.as_ref().and(report) {
-        output::write_text(&path.join("table.md"), &table::markdown(&results))?;
+        output::write_more(&results, path)?;
     }
-    let bad = results.experiments.iter().flat_map(|experiment| &experiment.targets).any(ours_went_wrong);
+    let went_wrong = results.experiments.iter().flat_map(|experiment| &experiment.targets).any(ours_went_wrong);
+    let left_out = plan.iter().any(|experiment| ours_is_left_out(experiment, &results));
     output::print(&table::results(&results, output::colours(), output::width()))?;
     if let Some(path) = report {
         eprintln!("farshore: the report is '{}'", path.join("index.html").display());
@@ -127,7 +136,13 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
         eprintln!("farshore: ended by a signal: what was measured so far is above");
         return Ok(signals.status());
     }
-    Ok(u8::from(bad))
+    Ok(u8::from(went_wrong || left_out))
+}
+
+/// A target of ours that cannot be had was asked for in vain; the kernel's need root, which is said and no error.
+fn ours_is_left_out(experiment: &Experiment, results: &Results) -> bool {
+    let labels = spec::labels(&experiment.targets);
+    experiment.targets.iter().zip(labels).any(|(target, label)| !target.is_the_kernels() && results.skipped.contains_key(&label))
 }
 
 /// Only native runs and ours make the comparison fail: the kernel kills programs under a cgroup's limit now and then (out of memory while swap is half
@@ -147,13 +162,12 @@ fn measure(
         turns.announce(experiment, progress);
     }
     if let Some(seconds) = device_seconds(arguments) {
-        let bytes = match &arguments.what {
-            Some(What::Device(DeviceArgs { size, .. })) => size.0,
-            _ => DEVICE_FILE,
-        };
-        let measured = device::measure(turns.journal.work(), bytes, seconds, turns.stop, &mut |what| progress.doing(&format!("device: {what}")));
+        let measured = device::measure(turns.journal.work(), device_file(arguments), seconds, turns.stop, &mut |what| {
+            progress.doing(&format!("device: {what}"))
+        });
         match measured {
             Ok(device) => results.device = Some(device),
+            Err(_) if turns.stop.load(Ordering::Relaxed) => return Ok(()),
             Err(why) if plan.is_empty() => return Err(Failure::Failed(why)),
             Err(why) => progress.say(&format!("the device was not measured: {why}")),
         }
@@ -162,7 +176,11 @@ fn measure(
         if turns.stop.load(Ordering::Relaxed) {
             break;
         }
-        let made = turns.compare(experiment, progress).map_err(Failure::Failed)?;
+        let made = match turns.compare(experiment, progress) {
+            Ok(made) => made,
+            Err(_) if turns.stop.load(Ordering::Relaxed) => break,
+            Err(why) => return Err(Failure::Failed(why)),
+        };
         for (label, why) in &made.skipped {
             if results.skipped.insert(label.clone(), why.clone()).is_none() {
                 progress.say(&format!("{label} is left out: {why}"));
@@ -179,6 +197,15 @@ fn measure(
     Ok(())
 }
 
+/// Bytes of the file that the device is measured on.
+fn device_file(arguments: &BenchArgs) -> u64 {
+    match &arguments.what {
+        Some(What::Device(DeviceArgs { size, .. })) => size.0,
+        _ if arguments.no_device => 0,
+        _ => DEVICE_FILE,
+    }
+}
+
 fn device_seconds(arguments: &BenchArgs) -> Option<f64> {
     match &arguments.what {
         Some(What::Device(device)) => Some(device.seconds),
@@ -189,13 +216,24 @@ fn device_seconds(arguments: &BenchArgs) -> Option<f64> {
 
 /// What is to be measured; nothing for `device`.
 fn plan(arguments: &BenchArgs) -> Result<Vec<Experiment>, Failure> {
-    let common = Common::of(arguments, targets(arguments)?);
+    let targets = targets(arguments);
+    if let (Some(What::Canonical(canonical)), true) = (&arguments.what, arguments.program.is_empty()) {
+        let set =
+            [arguments.memory.is_some(), arguments.swap_size.is_some(), arguments.sweep.is_some(), arguments.swap_files != 1];
+        if set.contains(&true) {
+            return Err(Failure::Usage(
+                "the canonical set has its own --memory, --swap-size, --swap-files and --sweep: leave them out".into(),
+            ));
+        }
+        return canonical::experiments(canonical, &targets).map_err(Failure::Usage);
+    }
+    let usual = || spec::parse_list(USUAL).map_err(Failure::Usage);
+    let common = Common::of(arguments, if targets.is_empty() { usual()? } else { targets });
     let subject = match (&arguments.what, arguments.program.is_empty()) {
         (Some(_), false) => {
             return Err(Failure::Usage("a workload and a PROGRAM are both given: give one of them".into()));
         }
-        (Some(What::Device(_)), true) => return Ok(Vec::new()),
-        (Some(What::Canonical(canonical)), true) => return canonical::experiments(canonical).map_err(Failure::Usage),
+        (Some(What::Device(_) | What::Canonical(_)), true) => return Ok(Vec::new()),
         (Some(What::Workload(workload)), true) => Subject::Workload(Box::new(workload.clone())),
         (None, false) => Subject::Program(arguments.program.clone()),
         (None, true) => {
@@ -207,7 +245,8 @@ fn plan(arguments: &BenchArgs) -> Result<Vec<Experiment>, Failure> {
     plan::experiments(&subject, &common, arguments.sweep.as_ref()).map_err(Failure::Usage)
 }
 
-fn targets(arguments: &BenchArgs) -> Result<Vec<Spec>, Failure> {
+/// What was asked for; nothing if nothing was.
+fn targets(arguments: &BenchArgs) -> Vec<Spec> {
     let mut targets = Vec::new();
     if let Some([old, new]) = arguments.builds.as_deref() {
         // The new one first: the others are set against it.
@@ -215,7 +254,7 @@ fn targets(arguments: &BenchArgs) -> Result<Vec<Spec>, Failure> {
         targets.push(Spec::of_build(old, "old"));
     }
     targets.extend(arguments.against.iter().flat_map(|targets| targets.0.clone()));
-    if targets.is_empty() { spec::parse_list(USUAL).map_err(Failure::Usage) } else { Ok(targets) }
+    targets
 }
 
 fn list(plan: &[Experiment]) -> String {
@@ -241,8 +280,12 @@ fn find_load(farshore: &Path) -> Result<PathBuf, Failure> {
 fn swap_directory(arguments: &BenchArgs) -> Result<PathBuf, Failure> {
     let given = arguments.dir.clone().or_else(|| std::env::var_os("FARSHORE_SWAP_DIR").map(PathBuf::from));
     let path = given.unwrap_or_else(|| "/var/tmp".into());
-    let path = path
-        .canonicalize()
-        .map_err(|error| Failure::Failed(format!("cannot use the directory '{}' ({error}): name another by --dir", path.display())))?;
-    if path.is_dir() { Ok(path) } else { Err(Failure::Failed(format!("'{}' is not a directory: name one by --dir", path.display()))) }
+    let path = path.canonicalize().map_err(|error| {
+        Failure::Failed(format!("cannot use the directory '{}' ({error}): name another by --dir", path.display()))
+    })?;
+    if path.is_dir() {
+        Ok(path)
+    } else {
+        Err(Failure::Failed(format!("'{}' is not a directory: name one by --dir", path.display())))
+    }
 }

@@ -160,7 +160,12 @@ mod tests {
 
     #[test]
     fn a_line_comes_back() {
-        let outcome = Outcome { workload: "random".into(), operations: 3, latency: Histogram { counts: vec![(5, 2), (9, 1)] }, ..Default::default() };
+        let outcome = Outcome {
+            workload: "random".into(),
+            operations: 3,
+            latency: Histogram { counts: vec![(5, 2), (9, 1)] },
+            ..Default::default()
+        };
         for event in [Event::Phase { name: MEASURE.into() }, Event::Outcome(Box::new(outcome))] {
             assert_eq!(Event::read(&event.line()), Some(event));
         }

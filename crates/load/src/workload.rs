@@ -203,7 +203,43 @@ pub struct Kv {
     pub zipf: f64,
 }
 
+impl Pagerank {
+    /// Memory of the graph with its ranks at most, in bytes: loops and edges that are drawn twice make it a few percent smaller.
+    #[must_use]
+    pub fn most_bytes(scale: u32, degree: u32) -> u64 {
+        // Each edge in both directions, 4 bytes each; an offset of 8 bytes for each vertex, one more at the end, and two ranks.
+        (1_u64 << scale) * (8 * u64::from(degree) + 16) + 8
+    }
+
+    /// The graph's scale: as asked for, or that of the largest graph that fits the size.
+    ///
+    /// # Errors
+    /// None fits: one line.
+    pub fn graph_scale(&self) -> Result<u32, String> {
+        let bytes = |scale: u32| Bytes(Self::most_bytes(scale, self.degree));
+        let (size, least) = (self.common.size, 4);
+        let fitting = || (least..=30).rev().find(|scale| bytes(*scale) <= size);
+        self.scale.or_else(fitting).ok_or_else(|| {
+            let (degree, smallest) = (self.degree, bytes(least));
+            format!(
+                "no graph of degree {degree} fits into {size}: the smallest takes {smallest}; give more --size or less --degree"
+            )
+        })
+    }
+}
+
 impl Workload {
+    /// Memory of its data at most, in bytes.
+    #[must_use]
+    pub fn data_bytes(&self) -> u64 {
+        match self {
+            Workload::Pagerank(pagerank) => {
+                pagerank.graph_scale().map_or(pagerank.common.size.0, |scale| Pagerank::most_bytes(scale, pagerank.degree))
+            }
+            _ => self.common().size.0,
+        }
+    }
+
     /// Its name on the command line.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -363,6 +399,26 @@ mod tests {
     struct Line {
         #[command(subcommand)]
         workload: Workload,
+    }
+
+    fn pagerank(size: u64) -> Pagerank {
+        match Line::try_parse_from(["x", "pagerank", "--size", &size.to_string()]).map(|line| line.workload) {
+            Ok(Workload::Pagerank(pagerank)) => pagerank,
+            other => panic!("{:?}", other.map_err(|error| error.to_string())),
+        }
+    }
+
+    #[test]
+    fn the_largest_graph_that_fits() {
+        for scale in [4, 5, 21, 30] {
+            let bytes = Pagerank::most_bytes(scale, 16);
+            assert_eq!(pagerank(bytes).graph_scale(), Ok(scale));
+            assert_eq!(pagerank(bytes * 2 - 9).graph_scale(), Ok(scale));
+            assert_eq!(Workload::Pagerank(pagerank(bytes + 1)).data_bytes(), bytes);
+        }
+        assert_eq!(pagerank(512 << 20).graph_scale(), Ok(21));
+        let said = pagerank(1000).graph_scale().unwrap_err();
+        assert!(said.contains("degree 16") && said.contains("--size"), "{said}");
     }
 
     #[test]

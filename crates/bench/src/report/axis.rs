@@ -122,13 +122,13 @@ impl Axis {
     pub fn nines(label: &str, most: f64) -> Axis {
         let top = Scale::Nines.place(most).unwrap_or(1.0).max(1.0);
         let marks = [
-            (0.5, "50 %"),
-            (0.9, "90 %"),
-            (0.99, "99 %"),
-            (0.999, "99.9 %"),
-            (0.9999, "99.99 %"),
-            (0.99999, "99.999 %"),
-            (0.999_999, "99.9999 %"),
+            (0.5, "50\u{a0}%"),
+            (0.9, "90\u{a0}%"),
+            (0.99, "99\u{a0}%"),
+            (0.999, "99.9\u{a0}%"),
+            (0.9999, "99.99\u{a0}%"),
+            (0.99999, "99.999\u{a0}%"),
+            (0.999_999, "99.9999\u{a0}%"),
         ];
         let ticks = marks.iter().filter_map(|(share, name)| Some((Scale::Nines.place(*share)?, (*name).to_string())));
         Axis {
@@ -163,7 +163,7 @@ fn decades(range: (f64, f64), show: impl Fn(f64) -> String) -> Vec<(f64, String)
     if span < 0.7 {
         // So narrow that it is nearly linear.
         let (low, high) = (10f64.powf(range.0), 10f64.powf(range.1));
-        let even = Axis::linear("", (low, high), step(high - low, 5.0), show);
+        let even = Axis::linear("", (low, high), step(high - low, 7.0), show);
         return even.ticks.into_iter().filter_map(|(value, text)| Some((value.log10(), text)).filter(|_| value > 0.0)).collect();
     }
     let factors: &[f64] = match span {
@@ -198,7 +198,7 @@ mod tests {
         let axis = Axis::logarithmic("", &[900.0, 5e6], |value| text::duration(value / 1e9)).map(|axis| texts(&axis));
         assert_eq!(axis.as_deref(), Some("1µs 3µs 10µs 30µs 100µs 300µs 1ms 3ms"));
         let axis = Axis::ratios("", &[0.97, 1.04]).map(|axis| texts(&axis));
-        assert_eq!(axis.as_deref(), Some("0.9× 0.95× 1× 1.05× 1.1×"));
+        assert_eq!(axis.as_deref(), Some("0.9× 0.95× 1× 1.05× 1.1× 1.15×"));
         let axis = Axis::ratios("", &[0.5, 6.0]).map(|axis| texts(&axis));
         assert_eq!(axis.as_deref(), Some("0.5× 1× 2× 5×"));
         assert_eq!(texts(&Axis::nines("", 0.9995)), "50% 90% 99% 99.9%");

@@ -162,7 +162,7 @@ impl Chart {
         let left = u32::try_from(longest).unwrap_or(0) * LETTER_WIDTH + 30 + if self.y.label.is_empty() { 0 } else { 42 };
         let mut builder = ChartBuilder::on(area);
         builder.margin_top(22).margin_right(46).margin_left(4).margin_bottom(4);
-        builder.x_label_area_size(96).y_label_area_size(left.min(WIDTH / 2));
+        builder.x_label_area_size(96).y_label_area_size(left.min(WIDTH * 11 / 20));
         let mut plane: Plane = builder.build_cartesian_2d(Places::of(&self.x), Places::of(&self.y))?;
         self.mesh(&mut plane)?;
         for (look, layer) in &self.layers {

@@ -16,7 +16,7 @@
 //! - `L` is the device's median latency of a random read of 4 KiB, one at a time, as measured in the same run.
 //! - `F(x)` is what the *first* target has fetched in the measured time, so its read-ahead counts in its favour.
 //!   Fetches are counted for all threads together; the worst thread's part of them is its part of the kernel's faults
-//!   where the program tells it, else all threads are taken as equal.
+//!   where the program tells it and the kernel has seen the fetches, else all threads are taken as equal.
 //!
 //! A workload that runs for a fixed time does less work when it is slower. So all is taken for one operation: with `n` threads
 //! and `s` seconds an operation natively (all threads together), one thread needs `n × s` for one of its own.
@@ -148,20 +148,25 @@ fn faults_per_operation(experiment: &Experiment) -> Option<f64> {
     let target = experiment.targets.first()?;
     let threads = f64::from(experiment.threads);
     median(good(target).map(|round| {
+        let fetches = round.measured.unwrap_or(round.counters).fetches;
         let (operations, share) = match &round.outcome {
-            Some(outcome) if outcome.operations > 0 => (float(outcome.operations), share_of_worst_thread(outcome, threads)),
+            Some(outcome) if outcome.operations > 0 => {
+                (float(outcome.operations), share_of_worst_thread(outcome, threads, fetches))
+            }
             _ => (1.0, 1.0 / threads),
         };
-        float(round.measured.unwrap_or(round.counters).fetches) * share * threads / operations
+        float(fetches) * share * threads / operations
     }))
 }
 
 /// The worst thread's part of the faults, at least an equal one.
-fn share_of_worst_thread(outcome: &Outcome, threads: f64) -> f64 {
+///
+/// The kernel's count of faults a thread is used only if there are as many as fetches: it does not see those that a signal handler serves.
+fn share_of_worst_thread(outcome: &Outcome, threads: f64, fetches: u64) -> f64 {
     let measured = outcome.phases.iter().find(|phase| phase.name == MEASURE);
     let told = measured.map_or((0, 0), |phase| (phase.faults_of_worst_thread, phase.minor_faults + phase.major_faults));
     match told {
-        (worst, all) if worst > 0 && worst <= all => (float(worst) / float(all)).max(1.0 / threads),
+        (worst, all) if worst > 0 && worst <= all && all >= fetches => (float(worst) / float(all)).max(1.0 / threads),
         _ => 1.0 / threads,
     }
 }
@@ -226,12 +231,14 @@ mod tests {
             }],
             ..Default::default()
         };
-        near(share_of_worst_thread(&outcome(50, 60, 40), 4.0), 0.5);
+        near(share_of_worst_thread(&outcome(50, 60, 40), 4.0, 100), 0.5);
+        // Most fetches were not seen by the kernel.
+        near(share_of_worst_thread(&outcome(50, 60, 40), 4.0, 101), 0.25);
         // Not told, less than an equal part, more than all: an equal part.
         for (worst, minor) in [(0, 100), (10, 100), (200, 100)] {
-            near(share_of_worst_thread(&outcome(worst, minor, 0), 4.0), 0.25);
+            near(share_of_worst_thread(&outcome(worst, minor, 0), 4.0, 9), 0.25);
         }
-        near(share_of_worst_thread(&Outcome::default(), 2.0), 0.5);
+        near(share_of_worst_thread(&Outcome::default(), 2.0, 0), 0.5);
     }
 
     fn target(kind: &str, operations: u64, seconds: f64, fetches: u64) -> TargetResult {

@@ -226,7 +226,7 @@ fn reading() -> Markup {
                 li { "A figure is the median over the good rounds, with the smallest and the largest. A round is good if the program ended well and its data were right." }
                 li {
                     "A ratio says how many times better the first target is, round by round; the interval is a bootstrap of their median. Above 1 the first target \
-                     is better. A verdict is given only where the interval does not contain 1."
+                     is better. An interval that contains 1 decides nothing, and neither do fewer than three rounds."
                 }
                 li { "Faults are those of the measured time. Fetches are the faults that waited for a page from swap space." }
                 li { "The percentage of the device is what the target's transfers took of what the device can do, as measured in the same run by io_uring with O_DIRECT." }

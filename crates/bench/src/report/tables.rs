@@ -9,6 +9,7 @@ use super::page;
 use super::text::{self, float};
 use crate::device;
 use crate::result::{Device, Experiment, Machine, Ratio, Summary, TargetResult, Verdict};
+use crate::statistics;
 
 /// Something that is not known.
 const NOTHING: &str = "–";
@@ -193,6 +194,9 @@ fn times(ratio: f64) -> String {
 }
 
 fn verdict(ratio: &Ratio) -> Markup {
+    if ratio.rounds.len() < statistics::FEWEST_ROUNDS {
+        return html! { span.verdict.same { "too few rounds" } };
+    }
     let (class, word) = match ratio.verdict() {
         Verdict::Faster => ("faster", "▲ better"),
         Verdict::Same => ("same", "= same"),

@@ -10,6 +10,7 @@
 //! 2. What others could notice (swap that is on, zswap's settings) is so from `before` to `after` alone.
 //! 3. Whatever is made is written down first ([`crate::journal`]), so that the next start finds it after a `kill -9`.
 //! 4. `after` is called whatever became of the run. `take_down` may be called at any moment, twice as well.
+#![forbid(unsafe_code)]
 
 pub mod cgroup;
 pub mod farshore;

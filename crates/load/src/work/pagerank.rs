@@ -21,7 +21,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 use farshore_load::outcome::{MEASURE, Outcome};
-use farshore_load::size::Bytes;
 use farshore_load::workload;
 use quanta::Clock;
 
@@ -47,7 +46,7 @@ const ROUNDING_OF_SUM: f64 = 1e-5;
 /// If the graph does not fit, or cannot be read or written.
 pub fn run(args: &workload::Pagerank, report: &mut Report) -> Result<Outcome, String> {
     let threads = args.common.threads as usize;
-    let scale = args.scale.map_or_else(|| largest_scale(args.common.size, args.degree), Ok)?;
+    let scale = args.graph_scale()?;
     let recipe = Recipe { scale, degree: args.degree, seed: args.common.seed };
     report.phase("fill");
     let graph = match &args.graph {
@@ -78,18 +77,6 @@ pub fn run(args: &workload::Pagerank, report: &mut Report) -> Result<Outcome, St
         checksum: format!("{:016x}", mix2(graph.hash(), iterated.hash)),
         wrong,
         ..outcome
-    })
-}
-
-/// The scale of the largest graph whose memory, with the ranks, is at most `size`.
-fn largest_scale(size: Bytes, degree: u32) -> Result<u32, String> {
-    let bytes = |scale: u32| Bytes(graph::most_bytes(scale, degree, BYTES_PER_VERTEX));
-    let least = 4;
-    (least..=30).rev().find(|scale| bytes(*scale) <= size).ok_or_else(|| {
-        format!(
-            "no graph of degree {degree} fits into {size}: the smallest takes {}; give more --size or less --degree",
-            bytes(least)
-        )
     })
 }
 
@@ -460,18 +447,5 @@ mod tests {
         let check = ranking.check(1);
         assert!(check.wrong(&iterated, &graph).is_empty());
         assert!(check.wrong(&iterated, &other).iter().any(|wrong| wrong.starts_with("the graph's hash")));
-    }
-
-    #[test]
-    fn the_largest_graph_that_fits() -> Result<(), String> {
-        let size = |scale| graph::most_bytes(scale, 16, BYTES_PER_VERTEX);
-        for scale in [4, 5, 21, 30] {
-            assert_eq!(largest_scale(Bytes(size(scale)), 16)?, scale);
-            assert_eq!(largest_scale(Bytes(size(scale) * 2 - 9), 16)?, scale);
-        }
-        assert_eq!(largest_scale("512M".parse()?, 16)?, 21);
-        let said = largest_scale(Bytes(1000), 16).expect_err("too small");
-        assert!(said.contains("degree 16") && said.contains("--size"), "{said}");
-        Ok(())
     }
 }

@@ -157,7 +157,7 @@ pub fn overview(context: &Context, experiments: &[&Experiment]) -> Result<Figure
     }
     let first = if let [first] = firsts[..] { first } else { "the first target" };
     let x = Axis::ratios(&format!("{} is better by", text::cut(first, NAME)), &values).ok_or("no target has a ratio")?;
-    let names: Vec<String> = experiments.iter().map(|experiment| text::cut(&group::name_of(experiment), 32)).collect();
+    let names: Vec<String> = experiments.iter().map(|experiment| text::cut(&group::name_of(experiment), 40)).collect();
     let rules = vec![Rule { at: 1.0, upright: true, text: "equal".into() }];
     let rows = u32::try_from(experiments.len()).unwrap_or(1);
     let height = FRAME + rows * (26 * u32::try_from(most).unwrap_or(1)).max(ROW - 20);

@@ -43,7 +43,9 @@ fn of_round(outcome: &Outcome) -> Vec<(f64, f64)> {
     let together = kept.len().div_ceil(POINTS);
     let width = step * float(together as u64);
     let points = kept.chunks_exact(together).enumerate();
-    points.map(|(index, chunk)| ((float(index as u64) + 0.5) * width, chunk.iter().map(|count| float(*count)).sum::<f64>() / width)).collect()
+    points
+        .map(|(index, chunk)| ((float(index as u64) + 0.5) * width, chunk.iter().map(|count| float(*count)).sum::<f64>() / width))
+        .collect()
 }
 
 /// The plot.

@@ -165,14 +165,6 @@ pub fn hash_of_entry(place: usize, neighbour: u32) -> u64 {
     mix2(place as u64, u64::from(neighbour))
 }
 
-/// Memory of a graph with rank arrays at most, in bytes: nothing is known yet of loops and of edges drawn twice.
-#[must_use]
-pub fn most_bytes(scale: u32, degree: u32, bytes_per_vertex: u64) -> u64 {
-    let vertices = 1_u64 << scale;
-    // Each edge in both directions, 4 bytes each; an offset of 8 bytes for each vertex, and one at the end.
-    vertices * (8 * u64::from(degree) + 8 + bytes_per_vertex) + 8
-}
-
 /// An offset as an index: the array is in memory, so that its indices are below `usize::MAX`.
 #[expect(clippy::cast_possible_truncation)]
 fn index(offset: u64) -> usize {
@@ -242,7 +234,9 @@ mod tests {
                     assert!(graph.neighbours(vertex).iter().eq(list), "{recipe:?}, {threads} threads, vertex {vertex}");
                     assert_eq!(graph.degree(vertex), list.len() as u64);
                 }
-                assert!(graph.bytes() + 8 * graph.vertices() as u64 <= most_bytes(scale, degree, 8));
+                assert!(
+                    graph.bytes() + 8 * graph.vertices() as u64 <= farshore_load::workload::Pagerank::most_bytes(scale, degree)
+                );
                 assert_eq!(graph, made(recipe, 3), "hashes too");
             }
         }
