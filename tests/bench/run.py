@@ -31,6 +31,8 @@ KERNEL = "linux-swap,zram,zswap"
 SMALL = ["--size", "24M", "--memory", "12M", "--rounds", "2", "--warm-up-rounds", "0", "--no-device"]
 SHORT = ["--seconds", "0.4", "--warmup", "0.1"]
 NOBODY = 65534
+# In the environment of everything that a test starts.
+MARK = "FARSHORE_BENCH_TEST"
 
 
 class Skipped(Exception):
@@ -60,11 +62,11 @@ def snapshot(directory):
 
 
 def ours(directory):
-    """Processes that have this test's directory on their command line."""
+    """Processes that a test has started, and theirs: the mark in their environment tells."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-            if directory.encode() in file.read() and int(pid) != os.getpid():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if f"{MARK}={directory}\0".encode() in file.read():
                 found.append(pid)
     return found
 
@@ -88,6 +90,7 @@ class Bench:
         return ["setpriv", f"--reuid={user}", "--clear-groups", *argv] if user else argv
 
     def start(self, *words, user=None, **more):
+        more.setdefault("env", {**os.environ, MARK: self.directory})
         return subprocess.Popen(self.argv(*words, user=user), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
 
     def call(self, *words, user=None, timeout=240):

@@ -260,7 +260,7 @@ impl<'a> Listener<'a> {
                 // A mark ends the phase before it.
                 self.end_measuring();
                 if name == MEASURE {
-                    self.begun = Some((Instant::now(), self.sample()));
+                    self.begun = self.sample().map(|counters| (Instant::now(), counters));
                 }
             }
             Some(Event::Outcome(outcome)) => {
@@ -272,16 +272,16 @@ impl<'a> Listener<'a> {
     }
 
     fn end_measuring(&mut self) {
-        if let Some((begun, before)) = self.begun.take() {
-            self.measured = Some((begun.elapsed(), difference(self.sample(), before)));
-        }
+        let Some((begun, before)) = self.begun.take() else { return };
+        let took = begun.elapsed();
+        // A workload that ends with this phase may be gone already: then the whole run's counters are all there is.
+        self.measured = self.sample().map(|counters| (took, difference(counters, before)));
     }
 
-    fn sample(&self) -> Counters {
-        let mut counters = self.target.sample(self.pid);
-        counters.cpu_seconds = proc::counters(self.pid).cpu_seconds;
-        counters.machine_cpu_seconds = proc::machine_cpu_seconds();
-        counters
+    fn sample(&self) -> Option<Counters> {
+        let cpu_seconds = proc::counters(self.pid).cpu_seconds;
+        let counters = self.target.sample(self.pid)?;
+        Some(Counters { cpu_seconds, machine_cpu_seconds: proc::machine_cpu_seconds(), ..counters })
     }
 
     fn tell(self, round: &mut Round) {

@@ -50,14 +50,17 @@ pub fn fresh(parent: &Path, name: &str) -> PathBuf {
     std::iter::once(parent.join(name)).chain(numbered).find(|path| !path.exists()).unwrap_or_else(|| parent.join(name))
 }
 
-/// What goes beside the report: the tables as Markdown, and the plots as files of their own, for documents.
+/// Plots of a whole set or sweep, which documents want as files of their own.
+const KEPT: [&str; 4] = ["overview", "sweep", "sweep-ratio", "sweep-latency"];
+
+/// What goes beside the report: the tables as Markdown, and some plots as files.
 ///
 /// # Errors
 /// They cannot be written.
 pub fn write_more(results: &Results, directory: &Path) -> Result<(), Failure> {
     write_text(&directory.join("table.md"), &table::markdown(results))?;
     let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
-    for figure in report::figures(results) {
+    for figure in report::figures(results).iter().filter(|figure| KEPT.contains(&figure.kind)) {
         let number = numbers.entry(figure.kind).or_default();
         *number += 1;
         write_text(&directory.join(format!("{}-{number}.svg", figure.kind)), &figure.standalone())?;

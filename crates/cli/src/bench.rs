@@ -15,7 +15,8 @@ pub fn bench(arguments: &BenchArgs) -> Result<u8, Refusal> {
     // Without the standard library's entry the words come from the kernel.
     let words = std::fs::read("/proc/self/cmdline").unwrap_or_default();
     let words = words.split(|byte| *byte == 0).filter(|word| !word.is_empty());
-    let words = words.map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    let words = words.skip(1).map(|word| String::from_utf8_lossy(word).into_owned());
+    let words = std::iter::once("farshore".to_string()).chain(words).collect();
     run::bench(arguments, &farshore, words).map_err(|failure| match failure {
         Failure::Usage(why) => Refusal::cannot_start(why),
         Failure::Failed(why) => Refusal::failed(why),

@@ -205,12 +205,12 @@ impl Target for Farshore {
         command
     }
 
-    fn sample(&self, pid: u32) -> Counters {
+    fn sample(&self, pid: u32) -> Option<Counters> {
         let mut command = Command::new(&self.command);
         command.args(["stat", "--json"]).arg(pid.to_string());
         command.stdin(Stdio::null()).stderr(Stdio::null()).process_group(0);
         let told = command.output().ok().and_then(|done| Stats::from_json(&String::from_utf8_lossy(&done.stdout)).ok());
-        told.as_ref().map(counters).unwrap_or_default()
+        told.as_ref().map(counters)
     }
 
     fn after(&mut self, round: &mut Round) {

@@ -293,8 +293,8 @@ impl Target for Kernel {
         command
     }
 
-    fn sample(&self, pid: u32) -> Counters {
-        kernel_counters(pid, self.traffic)
+    fn sample(&self, pid: u32) -> Option<Counters> {
+        Some(kernel_counters(pid, self.traffic))
     }
 
     fn after(&mut self, round: &mut Round) {

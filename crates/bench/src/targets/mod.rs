@@ -71,9 +71,9 @@ pub trait Target: fmt::Debug {
     /// The command that runs `program` under it. Its process id is the program's.
     fn command(&self, program: &[OsString]) -> Command;
 
-    /// What it has counted so far, for the running process `pid`: everything in [`Counters`] but processor time. Takes a
-    /// few milliseconds at most.
-    fn sample(&self, pid: u32) -> Counters;
+    /// What it has counted so far, for the running process `pid`: everything in [`Counters`] but processor time; `None` if that cannot
+    /// be told (any more). Takes a few milliseconds at most.
+    fn sample(&self, pid: u32) -> Option<Counters>;
 
     /// Cleans up behind a run, and adds what it knows of it to `round`: counters of the whole run, the peak of its limit, Farshore's `--stats`,
     /// and to `wrong` what breaks its promises.

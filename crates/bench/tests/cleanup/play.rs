@@ -277,7 +277,7 @@ fn one_run(target: &dyn Target, play: &Play, journal: &Journal, stop: &AtomicBoo
     }
     let mut most = Counters::default();
     let status = loop {
-        let sample = target.sample(child.id());
+        let sample = target.sample(child.id()).unwrap_or_default();
         if sample.fetches > most.fetches {
             most = sample;
         }

@@ -3,7 +3,8 @@
 //! A fault that goes on where the last fetch in its granule ended, or before where it began, belongs to a stream: one read
 //! brings the pages behind (or before) it too, as far as their slots lie side by side (evictors lay out a batch in the order of
 //! its pages). The window doubles with each fetch of the stream (ExtMem §3.4), up to the room in the caller's buffer; any other
-//! fault fetches one page. The stream is kept in the granule, so streams of several threads do not disturb each other.
+//! fault fetches one page. Streams are kept in the granule, two in each, so those of several threads do not disturb each other, also where
+//! they go through one granule.
 //!
 //! ```text
 //!  fault ─▶ claim_run: Out words ─▶ Busy, a spare frame each ─▶ one read ─▶ map_along ─▶ Clean (or Dirty, where writes are expected)
@@ -16,7 +17,7 @@
 use crate::Engine;
 use crate::fault::resolve::protection_epoch;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy, Protect};
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, GranuleId, Page};
 use farshore_core::sync::Futex;
@@ -57,7 +58,7 @@ enum Way {
     Down,
 }
 
-/// What a granule remembers of its last fetch: its pages from `first` to before `next`, the window, and how many came along.
+/// What a granule remembers of a stream's last fetch: its pages from `first` to before `next`, the window, and how many came along.
 #[derive(Clone, Copy)]
 struct Stream {
     first: u32,
@@ -66,16 +67,34 @@ struct Stream {
     along: u32,
 }
 
+/// Which of a granule's streams.
+type Which = usize;
+
 impl Stream {
-    fn load(granule: &Granule) -> Stream {
+    fn load(place: &AtomicU32) -> Stream {
         // Relaxed: a hint that may be any other thread's.
-        let bits = granule.stream.load(Ordering::Relaxed);
+        let bits = place.load(Ordering::Relaxed);
         Stream { first: bits >> 22, next: bits >> 12 & 0x3ff, window: bits >> 6 & 0x3f, along: bits & 0x3f }
     }
 
-    fn store(self, granule: &Granule) {
+    fn store(self, place: &AtomicU32) {
         let bits = self.first << 22 | self.next << 12 | self.window << 6 | self.along;
-        granule.stream.store(bits, Ordering::Relaxed);
+        place.store(bits, Ordering::Relaxed);
+    }
+
+    /// The stream of the granule that goes on with page `index` (beyond 0 to 511: of a neighbouring granule), and which way.
+    fn that_goes_on_at(granule: &Granule, index: i32) -> Option<(Which, Stream, Way)> {
+        let streams = granule.streams.iter().map(Stream::load).enumerate();
+        streams.filter_map(|(which, stream)| Some((which, stream, stream.goes_on_at(index)?))).next()
+    }
+
+    /// Which stream of the granule makes room for a new one: the one with the smaller window. The other one's is halved, so that what has
+    /// ended makes room in the end; one that goes on doubles it again.
+    fn make_room(granule: &Granule) -> Which {
+        let [a, b] = granule.streams.each_ref().map(Stream::load);
+        let (which, other) = if a.window <= b.window { (0, b) } else { (1, a) };
+        Stream { window: other.window / 2, ..other }.store(&granule.streams[1 - which]);
+        which
     }
 
     /// Which way the stream goes on with page `index` (beyond 0 to 511: of a neighbouring granule), if it does.
@@ -97,7 +116,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             return Along::default();
         }
         let index = page.index_in_granule() as u32;
-        let (window, way) = self.window(page, at.granule, index);
+        let (which, window, way) = self.window(page, at.granule, index);
         let beside = |n: u64| match way {
             Way::Up => Some((page.plus(n), slot.plus(n))),
             Way::Down => Some((Page(page.0 - n), back_from(slot, n)?)),
@@ -120,32 +139,32 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             Way::Down => Along { before: taken as usize, after: 0 },
         };
         let (first, next) = (index - along.before as u32, index + 1 + along.after as u32);
-        Stream { first, next, window, along: taken as u32 }.store(at.granule);
+        Stream { first, next, window, along: taken as u32 }.store(&at.granule.streams[which]);
         along
     }
 
-    /// Pages that a fetch of `page` may bring, itself included, and which way.
-    fn window(&self, page: Page, granule: &Granule, index: u32) -> (u32, Way) {
+    /// Where the fetch is remembered, how many pages it may bring, `page` included, and which way.
+    fn window(&self, page: Page, granule: &Granule, index: u32) -> (Which, u32, Way) {
         let index = index as i32;
         let grown = |stream: Stream| {
             self.stats.prefetch_used.fetch_add(stream.along.into(), Ordering::Relaxed);
             (2 * stream.window).min(WINDOW_MAX)
         };
-        let stream = Stream::load(granule);
-        if let Some(way) = stream.goes_on_at(index) {
-            return (grown(stream), way);
+        if let Some((which, stream, way)) = Stream::that_goes_on_at(granule, index) {
+            return (which, grown(stream), way);
         }
+        let which = Stream::make_room(granule);
         // From a neighbouring granule into this one.
         let (id, granule_pages) = (page.granule().0, GRANULE_PAGES as i32);
         let (beside, index, wanted) = match index {
             0..=GAP => (id.wrapping_sub(1), index + granule_pages, Way::Up),
             _ if index >= granule_pages - 1 - GAP => (id + 1, index - granule_pages, Way::Down),
-            _ => return (1, Way::Up),
+            _ => return (which, 1, Way::Up),
         };
-        let beside = self.table.granule(GranuleId(beside)).map(|g| Stream::load(g.granule));
+        let beside = self.table.granule(GranuleId(beside)).and_then(|g| Stream::that_goes_on_at(g.granule, index));
         match beside {
-            Some(stream) if stream.goes_on_at(index) == Some(wanted) => (grown(stream), wanted),
-            _ => (1, Way::Up),
+            Some((_, stream, way)) if way == wanted => (which, grown(stream), way),
+            _ => (which, 1, Way::Up),
         }
     }
 
