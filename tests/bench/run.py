@@ -192,9 +192,10 @@ class Bench:
         with open(lines, "w", encoding="ascii") as file:
             file.writelines(f"{self.rng.random()}\n" for _ in range(300000))
         flags = ["--memory", "8M", "--rounds", "2", "--warm-up-rounds", "0", "--no-device", "--against", "native,farshore,command:env X=1"]
-        results, _, _ = self.measured(*flags, "--", "sort", "-S", "200M", lines)
+        results, out, _ = self.measured(*flags, "--", "sort", "-S", "200M", lines)
         hashes = {turn["output_sha256"] for target in results["experiments"][0]["targets"] for turn in target["rounds"]}
         expect(len(hashes) == 1 and len(hashes.pop()) == 64, f"hashes {hashes}")
+        expect("the output was the same in all good runs: SHA-256" in out, out)
         peaks = [target["summary"]["peak_resident_bytes"] for target in results["experiments"][0]["targets"]]
         expect(all(peak > 1 << 20 for peak in peaks), f"peaks {peaks}")
         _, _, err = self.measured(*flags, "--", "sh", "-c", "echo $$", status=1)
@@ -281,7 +282,8 @@ class Bench:
             before = snapshot(self.directory)
             path = os.path.join(self.work, "interrupted.json")
             process = self.long_run(path)
-            wait = self.rng.uniform(0.05, 8)
+            # Later than its first look at signals: before that there is nothing to take down.
+            wait = self.rng.uniform(0.5, 8)
             time.sleep(wait)
             process.send_signal(number)
             _, err = process.communicate(timeout=60)

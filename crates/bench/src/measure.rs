@@ -115,15 +115,7 @@ fn run_program(
     let mut child = Child::start(target.command(words), output)?;
     let _noted = Noted::new(journal, &child)?;
     let mut listener = Listener::new(target, child.pid());
-    let ended = loop {
-        match child.next(watch) {
-            Ok(Message::Line(line)) => listener.hear(&line),
-            Ok(Message::Ended(moment)) => break moment,
-            Ok(_) => {}
-            Err(silence) => return Err(gave_up(silence, watch)),
-        }
-    };
-    drain(&mut child, &mut listener);
+    let ended = listen(&mut child, &mut listener, watch)?;
     let end = child.reap(ended);
     take_end(round, &end);
     if output == Output::Hash {
@@ -144,21 +136,15 @@ fn run_service(
     let _ = std::fs::remove_file(&service.socket);
     let mut server = Child::start(target.command(&service.server), Output::Hash)?;
     let _noted = Noted::new(journal, &server)?;
-    wait_until_ready(&mut server, &service.socket, watch)?;
+    if let Some(ended) = wait_until_ready(&mut server, &service.socket, watch)? {
+        return Err(format!("the server ended before it listened: {}", server.reap(ended).wrong.join("; ")));
+    }
     let mut listener = Listener::new(target, server.pid());
     let mut command = Command::new(&service.client[0]);
     command.args(&service.client[1..]);
     let mut asking = Child::start(command, Output::Lines)?;
     let _asking_noted = Noted::new(journal, &asking)?;
-    let asked = loop {
-        match asking.next(watch) {
-            Ok(Message::Line(line)) => listener.hear(&line),
-            Ok(Message::Ended(moment)) => break moment,
-            Ok(_) => {}
-            Err(silence) => return Err(gave_up(silence, watch)),
-        }
-    };
-    drain(&mut asking, &mut listener);
+    let asked = listen(&mut asking, &mut listener, watch)?;
     let client_end = asking.reap(asked);
     let ended_before = matches!(server.try_next(), Some(Message::Ended(_)));
     server.signal(Signal::TERM);
@@ -186,12 +172,13 @@ fn run_service(
     Ok(())
 }
 
-fn wait_until_ready(server: &mut Child, socket: &Path, watch: Watch<'_>) -> Result<(), String> {
+/// Waits until the server listens; if it ends before, when that was.
+fn wait_until_ready(server: &mut Child, socket: &Path, watch: Watch<'_>) -> Result<Option<Instant>, String> {
     let until = Instant::now() + SERVER_PATIENCE;
     while std::os::unix::net::UnixStream::connect(socket).is_err() {
         let short = Watch { stop: watch.stop, deadline: Instant::now() };
         match server.next(short) {
-            Ok(Message::Ended(_)) => return Err("the server ended before it listened".into()),
+            Ok(Message::Ended(moment)) => return Ok(Some(moment)),
             Err(Silence::Interrupted) => return Err("interrupted".into()),
             _ => {}
         }
@@ -199,10 +186,19 @@ fn wait_until_ready(server: &mut Child, socket: &Path, watch: Watch<'_>) -> Resu
             return Err(format!("the server did not listen on '{}' within {} s", socket.display(), SERVER_PATIENCE.as_secs()));
         }
     }
-    Ok(())
+    Ok(None)
 }
 
-fn drain(child: &mut Child, listener: &mut Listener<'_>) {
+/// Gives all that a child prints to the listener, until its end: when that was.
+fn listen(child: &mut Child, listener: &mut Listener<'_>, watch: Watch<'_>) -> Result<Instant, String> {
+    let ended = loop {
+        match child.next(watch) {
+            Ok(Message::Line(line)) => listener.hear(&line),
+            Ok(Message::Ended(moment)) => break moment,
+            Ok(_) => {}
+            Err(silence) => return Err(gave_up(silence, watch)),
+        }
+    };
     // The end may be seen before the last line.
     let until = Instant::now() + Duration::from_secs(2);
     while listener.outcome.is_none() && Instant::now() < until {
@@ -213,6 +209,7 @@ fn drain(child: &mut Child, listener: &mut Listener<'_>) {
             None => std::thread::sleep(Duration::from_millis(1)),
         }
     }
+    Ok(ended)
 }
 
 fn gave_up(silence: Silence, watch: Watch<'_>) -> String {

@@ -42,7 +42,7 @@ impl Progress {
     pub fn new() -> Self {
         // indicatif draws on stderr, and only if that is a terminal.
         let bar = ProgressBar::new(0);
-        if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} runs, {prefix}{wide_msg}") {
+        if let Ok(style) = ProgressStyle::with_template("{bar:16} {pos}/{len} runs {prefix}{wide_msg}") {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.enable_steady_tick(Duration::from_millis(500));

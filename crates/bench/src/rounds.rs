@@ -164,8 +164,8 @@ impl Turns<'_> {
             for place in 0..count {
                 let side = &mut sides[(place + number as usize) % count];
                 let what = match counted {
-                    Some(round) => format!("{}: round {round} of {}, {}", experiment.name, self.rounds, side.result.label),
-                    None => format!("{}: warm-up, {}", experiment.name, side.result.label),
+                    Some(round) => format!("{}, round {round} of {}: {}", side.result.label, self.rounds, experiment.name),
+                    None => format!("{}, warm-up: {}", side.result.label, experiment.name),
                 };
                 let begun = progress.begin(&what);
                 let mut round = measure::run(side.target.as_mut(), &program, self.timeout, self.journal, self.stop)?;

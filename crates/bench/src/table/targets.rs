@@ -1,6 +1,6 @@
 //! The table of one experiment or of the points of one sweep, with what is to be said of failures below it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::grid::{self, Cell, Column, Tone};
 use super::units::{bytes, decimals, digits, metric, nanoseconds, percent, point, quantity, quantity_range};
@@ -51,9 +51,21 @@ pub fn text(group: &Group<'_>, colours: bool, width: usize) -> String {
         .collect();
     let mut text = Tone::Strong.paint(&heading(group), colours) + "\n";
     text += &grid::render(columns(group, &rows), width, colours);
-    let notes = notes(group);
-    text += &notes.iter().map(|note| Tone::Faint.paint(note, colours) + "\n").collect::<String>();
+    let notes = printed(group).into_iter().chain(notes(group));
+    text += &notes.map(|note| Tone::Faint.paint(&note, colours) + "\n").collect::<String>();
     text
+}
+
+/// What a program of the user's printed in all good runs.
+fn printed(group: &Group<'_>) -> Option<String> {
+    let rounds = group.experiments.iter().flat_map(|experiment| &experiment.targets).flat_map(|target| &target.rounds);
+    let good = rounds.filter(|round| round.wrong.is_empty() && !round.output_sha256.is_empty());
+    let hashes: BTreeSet<&str> = good.map(|round| round.output_sha256.as_str()).collect();
+    match hashes.len() {
+        0 => None,
+        1 => Some(format!("the output was the same in all good runs: SHA-256 {}", hashes.first()?)),
+        count => Some(format!("the output differed from round to round, the same under all targets: {count} different ones")),
+    }
 }
 
 /// What was done, what is compared, and how often: `random updates, 512M, 8 threads, 256M local: updates a second, 5 rounds`.
