@@ -81,8 +81,13 @@ impl Player {
         let mut command = match play.user {
             None => Command::new(std::env::current_exe().unwrap()),
             Some(user) => {
-                let mut command = Command::new(open_copy());
-                command.uid(user).gid(user);
+                let copy = open_copy();
+                let mut command = Command::new(copy.join("cleanup"));
+                command
+                    .uid(user)
+                    .gid(user)
+                    .env("FARSHORE", copy.join("farshore"))
+                    .env("FARSHORE_LIBRARY", copy.join("libfarshore.so"));
                 command
             }
         };
@@ -156,17 +161,22 @@ impl Drop for Player {
     }
 }
 
-/// This program where every user can start it.
-fn open_copy() -> PathBuf {
-    static COPY: std::sync::OnceLock<(tempfile::TempDir, PathBuf)> = std::sync::OnceLock::new();
+/// This program, farshore and its library, as far as they are built, where every user can start them.
+fn open_copy() -> &'static Path {
+    static COPY: std::sync::OnceLock<tempfile::TempDir> = std::sync::OnceLock::new();
     let make = || {
         let directory = tempfile::tempdir().unwrap();
         machine::open_to_all(directory.path());
-        let path = directory.path().join("cleanup");
-        std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
-        (directory, path)
+        std::fs::copy(std::env::current_exe().unwrap(), directory.path().join("cleanup")).unwrap();
+        if let Ok(farshore) = machine::farshore() {
+            let named = std::env::var_os("FARSHORE_LIBRARY").map(PathBuf::from);
+            let library = named.unwrap_or_else(|| farshore.with_file_name("libfarshore.so"));
+            std::fs::copy(library, directory.path().join("libfarshore.so")).unwrap();
+            std::fs::copy(farshore, directory.path().join("farshore")).unwrap();
+        }
+        directory
     };
-    COPY.get_or_init(make).1.clone()
+    COPY.get_or_init(make).path()
 }
 
 /// The process' own side.
