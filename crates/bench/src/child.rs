@@ -158,6 +158,20 @@ impl Child {
         }
     }
 
+    /// Gives each line to `hear`, until it ends: when that was.
+    ///
+    /// # Errors
+    /// It did not end in time, or the user wants everything to end.
+    pub fn wait(&mut self, watch: Watch<'_>, mut hear: impl FnMut(&str)) -> Result<Instant, Silence> {
+        loop {
+            match self.next(watch)? {
+                Message::Line(line) => hear(&line),
+                Message::Ended(moment) => return Ok(moment),
+                Message::Printed(_) | Message::Complained(_) => {}
+            }
+        }
+    }
+
     /// The next message, if there is one now; what is not for the caller is kept.
     pub fn try_next(&mut self) -> Option<Message> {
         loop {

@@ -152,15 +152,8 @@ fn run_service(
     let ended = if ended_before {
         Instant::now()
     } else {
-        loop {
-            match server.next(patience) {
-                Ok(Message::Ended(moment)) => break moment,
-                Ok(_) => {}
-                Err(silence) => {
-                    return Err(format!("the server did not end when it was asked to: {}", gave_up(silence, patience)));
-                }
-            }
-        }
+        let told = |silence| format!("the server did not end when it was asked to: {}", gave_up(silence, patience));
+        server.wait(patience, |_| {}).map_err(told)?
     };
     let end = server.reap(ended);
     take_end(round, &end);
@@ -191,14 +184,7 @@ fn wait_until_ready(server: &mut Child, socket: &Path, watch: Watch<'_>) -> Resu
 
 /// Gives all that a child prints to the listener, until its end: when that was.
 fn listen(child: &mut Child, listener: &mut Listener<'_>, watch: Watch<'_>) -> Result<Instant, String> {
-    let ended = loop {
-        match child.next(watch) {
-            Ok(Message::Line(line)) => listener.hear(&line),
-            Ok(Message::Ended(moment)) => break moment,
-            Ok(_) => {}
-            Err(silence) => return Err(gave_up(silence, watch)),
-        }
-    };
+    let ended = child.wait(watch, |line| listener.hear(line)).map_err(|silence| gave_up(silence, watch))?;
     // The end may be seen before the last line.
     let until = Instant::now() + Duration::from_secs(2);
     while listener.outcome.is_none() && Instant::now() < until {

@@ -117,10 +117,7 @@ pub fn write_text(path: &Path, text: &str) -> Result<(), Failure> {
 /// It cannot be written.
 pub fn write(results: &Results, json: Option<&Path>, report: Option<&Path>) -> Result<(), Failure> {
     if let Some(path) = json {
-        // One line: distributions are long lists of numbers.
-        let text =
-            serde_json::to_string(results).map_err(|error| Failure::Failed(format!("the results cannot be told ({error})")))?;
-        write_text(path, &(text + "\n"))?;
+        write_text(path, &results.to_json_line().map_err(Failure::Failed)?)?;
     }
     if let Some(path) = report {
         report::write(results, path).map_err(Failure::Failed)?;

@@ -16,12 +16,28 @@ pub struct Used {
 /// What process `pid` has used; all 0 if there is none. A process that has ended and was not waited for is still there.
 #[must_use]
 pub fn counters(pid: u32) -> Used {
-    read_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default()).unwrap_or_default()
+    read_stat(&stat(pid)).unwrap_or_default()
+}
+
+/// When process `pid` was started, in ticks since the machine was; `None` if it is not there, or has ended and nobody has taken notice yet.
+#[must_use]
+pub fn start_time(pid: u32) -> Option<u64> {
+    let text = stat(pid);
+    let fields = stat_fields(&text)?;
+    if matches!(*fields.first()?, "Z" | "X") { None } else { fields.get(22 - 3)?.parse().ok() }
+}
+
+fn stat(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default()
+}
+
+/// The fields of a process' `stat` from number 3 on. They come after the last bracket: the name may hold anything, brackets and spaces too.
+fn stat_fields(text: &str) -> Option<Vec<&str>> {
+    Some(text.rsplit_once(')')?.1.split_whitespace().collect())
 }
 
 fn read_stat(text: &str) -> Option<Used> {
-    // The name may hold anything, brackets and spaces too. Field 3 comes after the last bracket.
-    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let fields = stat_fields(text)?;
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     Some(Used {
         minor_faults: field(10)? + field(11)?,

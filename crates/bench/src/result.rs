@@ -33,6 +33,16 @@ pub struct Results {
     pub skipped: BTreeMap<String, String>,
 }
 
+impl Results {
+    /// As a file has them, on one line: distributions are long lists of numbers.
+    ///
+    /// # Errors
+    /// They cannot be told as JSON: one line.
+    pub fn to_json_line(&self) -> Result<String, String> {
+        serde_json::to_string(self).map(|line| line + "\n").map_err(|error| format!("the results cannot be told ({error})"))
+    }
+}
+
 /// The machine, for readers of the numbers.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]

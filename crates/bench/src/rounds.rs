@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use crate::child::{Child, Message, Output, Watch};
+use crate::child::{Child, Output, Watch};
 use crate::journal::Journal;
 use crate::measure::{self, Interrupted};
 use crate::plan::Experiment;
@@ -120,16 +120,9 @@ impl Turns<'_> {
         command.args(&words[1..]);
         let mut child = Child::start(command, Output::Hash)?;
         let watch = Watch { stop: self.stop, deadline: Instant::now() + self.timeout };
-        loop {
-            match child.next(watch) {
-                Ok(Message::Ended(moment)) => {
-                    let wrong = child.reap(moment).wrong;
-                    return if wrong.is_empty() { Ok(()) } else { Err(format!("cannot make the data: {}", wrong.join("; "))) };
-                }
-                Ok(_) => {}
-                Err(silence) => return Err(format!("making the data was ended ({silence:?})")),
-            }
-        }
+        let ended = child.wait(watch, |_| {}).map_err(|silence| format!("making the data was ended ({silence:?})"))?;
+        let wrong = child.reap(ended).wrong;
+        if wrong.is_empty() { Ok(()) } else { Err(format!("cannot make the data: {}", wrong.join("; "))) }
     }
 
     fn sides(&self, experiment: &Experiment, progress: &mut Progress, skipped: &mut BTreeMap<String, String>) -> Vec<Side> {

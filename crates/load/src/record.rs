@@ -176,7 +176,7 @@ impl Total {
 }
 
 /// The counts that are not zero.
-fn counts(histogram: &Hdr<u64>) -> Histogram {
+pub fn counts(histogram: &Hdr<u64>) -> Histogram {
     let recorded = histogram.iter_recorded();
     let counts = recorded.map(|step| (histogram.median_equivalent(step.value_iterated_to()), step.count_at_value()));
     Histogram { counts: counts.collect() }

@@ -1,29 +1,18 @@
 //! `farshore-load pagerank`, as it is called: graphs in memory and in files.
 
+mod common;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use farshore_load::outcome::{Event, MEASURE, Outcome};
+use common::told;
+use farshore_load::outcome::{MEASURE, Outcome};
 
 fn load(arguments: &[&str]) -> Output {
     let program = env!("CARGO_BIN_EXE_farshore-load");
     let command = Command::new("timeout").arg("120").arg(program).args(["--events", "pagerank"]).args(arguments).output();
     command.unwrap_or_else(|error| panic!("{program}: {error}"))
-}
-
-/// The phases and the outcome.
-fn told(output: &Output) -> (Vec<String>, Outcome) {
-    let text = String::from_utf8_lossy(&output.stdout);
-    let mut phases = Vec::new();
-    for line in text.lines() {
-        match Event::read(line) {
-            Some(Event::Phase { name }) => phases.push(name),
-            Some(Event::Outcome(outcome)) => return (phases, *outcome),
-            None => panic!("{line}"),
-        }
-    }
-    panic!("no outcome: {output:?}");
 }
 
 fn good(arguments: &[&str]) -> Outcome {

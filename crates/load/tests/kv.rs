@@ -1,5 +1,7 @@
 //! `farshore-load kv` against redis-server and memcached, where they are installed, and against a server that errs.
 
+mod common;
+
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,26 +12,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farshore_load::outcome::{Event, MEASURE, Outcome};
+use common::told;
+use farshore_load::outcome::{MEASURE, Outcome};
 
 fn load(arguments: &str) -> Output {
     let program = env!("CARGO_BIN_EXE_farshore-load");
     let words = ["120", program, "--events", "kv"];
     let command = Command::new("timeout").args(words).args(arguments.split_whitespace()).output();
     command.unwrap_or_else(|error| panic!("{program}: {error}"))
-}
-
-fn told(output: &Output) -> (Vec<String>, Outcome) {
-    let text = String::from_utf8_lossy(&output.stdout);
-    let mut phases = Vec::new();
-    for line in text.lines() {
-        match Event::read(line) {
-            Some(Event::Phase { name }) => phases.push(name),
-            Some(Event::Outcome(outcome)) => return (phases, *outcome),
-            None => panic!("{line}"),
-        }
-    }
-    panic!("no outcome: {output:?}");
 }
 
 fn good(arguments: &str) -> Outcome {

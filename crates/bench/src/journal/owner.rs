@@ -9,6 +9,7 @@ use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::{NEW, PREFIX, Record};
+use crate::proc;
 use crate::targets::tools;
 
 /// A process, so that no other can be taken for it.
@@ -46,7 +47,7 @@ impl Owner {
     /// /proc is not there.
     pub fn this(number: u32) -> Result<Owner, String> {
         let pid = std::process::id();
-        let start_time = start_time(pid).ok_or_else(|| format!("cannot read '/proc/{pid}/stat': mount /proc"))?;
+        let start_time = proc::start_time(pid).ok_or_else(|| format!("cannot read '/proc/{pid}/stat': mount /proc"))?;
         let uid = rustix::process::geteuid().as_raw();
         Ok(Owner { uid, pid, start_time, number, boot_id: boot_id(), pid_namespace: pid_namespace() })
     }
@@ -60,7 +61,7 @@ impl Owner {
         if self.pid_namespace != pid_namespace() {
             return Life::Unknown;
         }
-        if start_time(self.pid) == Some(self.start_time) { Life::Alive } else { Life::Dead }
+        if proc::start_time(self.pid) == Some(self.start_time) { Life::Alive } else { Life::Dead }
     }
 
     /// Whether the machine has not been started anew since.
@@ -92,15 +93,6 @@ pub fn read_directory_name(name: &OsStr) -> Option<Owner> {
     };
     // "+1" and "01" are numbers too, but not names that we give.
     (name == owner.directory_name().as_str()).then_some(owner)
-}
-
-/// When a process was started; `None` if it is not there, or has ended and nobody has taken notice yet.
-pub fn start_time(pid: u32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold anything, brackets and spaces too.
-    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
-    let state = fields.first()?;
-    if matches!(*state, "Z" | "X") { None } else { fields.get(22 - 3)?.parse().ok() }
 }
 
 fn boot_id() -> String {
@@ -178,7 +170,7 @@ impl Run {
                 let mut parts = name.to_str()?.strip_suffix(NEW)?.strip_suffix(".json")?.split('-');
                 Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
             };
-            if numbers().is_some_and(|(pid, start)| start_time(pid) != Some(start)) {
+            if numbers().is_some_and(|(pid, start)| proc::start_time(pid) != Some(start)) {
                 let _ = fs::remove_file(entry.path());
             }
         }

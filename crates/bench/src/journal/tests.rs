@@ -102,7 +102,7 @@ fn processes_are_told_from_each_other() {
     assert_eq!(Owner { pid_namespace: "pid:[1]".into(), ..owner.clone() }.life(), Life::Unknown);
     // A process that has ended, and which nobody has waited for yet, is gone.
     let mut child = std::process::Command::new("sh").args(["-c", "read x"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
-    let start_time = owner::start_time(child.id()).unwrap();
+    let start_time = crate::proc::start_time(child.id()).unwrap();
     let owner = Owner { pid: child.id(), start_time, ..owner };
     assert_eq!(owner.life(), Life::Alive);
     child.kill().unwrap();

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{directory, owner};
+use super::directory;
+use crate::proc;
 use crate::targets::{cgroup, swap, tools, zram, zswap};
 
 /// Something that must not stay behind.
@@ -76,7 +77,7 @@ impl Thing {
     /// A running process; `None` if it is gone.
     #[must_use]
     pub fn process(pid: u32) -> Option<Thing> {
-        owner::start_time(pid).map(|start_time| Thing::Process { pid, start_time })
+        proc::start_time(pid).map(|start_time| Thing::Process { pid, start_time })
     }
 
     /// Whether it can still be there when the machine was started anew.
@@ -186,7 +187,7 @@ fn end_process(pid: u32, start_time: u64) -> bool {
     let Some(id) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else { return false };
     // Held, the number cannot become another's between the look and the end.
     let Ok(held) = rustix::process::pidfd_open(id, rustix::process::PidfdFlags::empty()) else { return false };
-    if owner::start_time(pid) != Some(start_time) {
+    if proc::start_time(pid) != Some(start_time) {
         return false;
     }
     let is_leader = rustix::process::getpgid(Some(id)) == Ok(id);

@@ -42,9 +42,7 @@ pub fn write(results: &Results, directory: &Path) -> Result<PathBuf, String> {
     let failed = |path: &Path, error: &dyn std::fmt::Display| format!("cannot write the report to {}: {error}", path.display());
     fs::create_dir_all(directory).map_err(|error| failed(directory, &error))?;
     let (page, data) = (directory.join("index.html"), directory.join("results.json"));
-    let mut json = serde_json::to_string(results).map_err(|error| failed(&data, &error))?;
-    json.push('\n');
-    fs::write(&data, json).map_err(|error| failed(&data, &error))?;
+    fs::write(&data, results.to_json_line()?).map_err(|error| failed(&data, &error))?;
     fs::write(&page, page::page(results)).map_err(|error| failed(&page, &error))?;
     Ok(page)
 }

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use farshore_load::outcome::{Histogram, Timeline};
 use hdrhistogram::Histogram as Hdr;
+
+use crate::record;
 use rand::distr::Distribution;
 use rand_distr::Exp1;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -177,9 +179,7 @@ impl Record {
     /// The latencies.
     #[must_use]
     pub fn latency(&self) -> Histogram {
-        let recorded = self.latency.iter_recorded();
-        let value = |value| self.latency.median_equivalent(value);
-        Histogram { counts: recorded.map(|step| (value(step.value_iterated_to()), step.count_at_value())).collect() }
+        record::counts(&self.latency)
     }
 
     /// Answers over time, until the last one.
