@@ -14,7 +14,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-fast check unit sim canaries loom miri real failures bench-ends report bench setup install uninstall clean
+.PHONY: help build demo test test-fast check unit sim canaries fuzz loom miri real failures follow secrecy bench-ends report bench setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
@@ -44,15 +44,20 @@ check: ## formatting, and clippy with warnings as errors
 unit: ## unit, integration and conformance tests
 sim: ## simulation, from fixed and random seeds
 canaries: ## rules broken on purpose, which the simulation must notice
+fuzz: ## bytes from outside, guided by coverage (ARGS='word --seconds 600', ARGS=--canaries)
 loom: ## all interleavings of core
 miri: ## undefined behaviour in core
 real: ## real programs, natively and under farshore
 failures: ## bad input, full disks, kill -9, other users
+follow: ## programs that a program starts
+secrecy: ## --encrypt: swap files are noise, the key is in no core dump
 bench-ends: ## farshore bench: what it measures, and that nothing stays behind
 report: ## the report of farshore bench in a browser
+fuzz:
+	python3 tools/fuzz.py $(ARGS)
 bench-ends:
 	python3 tools/test.py bench $(ARGS)
-unit sim canaries loom miri real failures report:
+unit sim canaries loom miri real failures follow secrecy report:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

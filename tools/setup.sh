@@ -4,14 +4,14 @@
 #     tools/setup.sh [--programs | --tests]
 #
 # Without an option: looks for a Rust toolchain that is new enough, and for a C compiler, which rustc links with. With --programs
-# it also installs the Debian packages of tests/real/packages.txt, with --tests moreover those of tests/report/packages.txt (a browser),
-# rustfmt, clippy and miri. What is there already is left as it is, and nothing is asked of the network then. Exit status 1 if something is
+# it also installs the Debian packages of tests/real/packages.txt, with --tests moreover those of tests/report/packages.txt (a browser)
+# and crates/fuzz/packages.txt (a C++ compiler), rustfmt, clippy and miri. What is there already is left as it is, and nothing is asked of the network then. Exit status 1 if something is
 # missing without which nothing can be built; what only some tests need is named, and these tests say that they are skipped.
 set -eu
 cd "$(dirname "$0")/.."
 packages_file=tests/real/packages.txt
-# A browser, which only the tests need.
-test_packages_file=tests/report/packages.txt
+# What only the tests need: a browser; a C++ compiler for the fuzzer.
+test_packages_files='tests/report/packages.txt crates/fuzz/packages.txt'
 nightly=${NIGHTLY:-nightly}
 
 say() {
@@ -121,7 +121,8 @@ check_rust
 case ${1:-} in
     '') ;;
     --programs) install_packages "$packages_file" && need_python ;;
-    --tests) install_packages "$packages_file" "$test_packages_file" && need_python && install_components ;;
+    # shellcheck disable=SC2086 # a list of files
+    --tests) install_packages "$packages_file" $test_packages_files && need_python && install_components ;;
     *) say "unknown option $1: use --programs or --tests" && exit 1 ;;
 esac
 check_compiler

@@ -35,8 +35,10 @@ TARGET = os.path.join(ROOT, os.environ.get("CARGO_TARGET_DIR") or "target")
 LOGS = os.path.join(TARGET, "test-logs")
 # Lines of the log that are shown when a part fails.
 TAIL_LINES = 200
-# Seeds that the simulation runs from a random one on. The fixed ones are tests of the simulator's crate.
+# Seeds that the simulation runs from a random one on, in each of its two ways. The fixed ones are tests of the simulator's crate.
 RANDOM_SEEDS = 20
+# Seconds that each target is fuzzed for; `make test-long` gives each ten minutes.
+FUZZ_SECONDS = 12
 
 # A command of a part: how to run it, how to count in what it prints (see the counters below).
 Command = namedtuple("Command", "argv count env", defaults=({},))
@@ -159,6 +161,7 @@ def parts(seed):
     checked = {"CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS": "true", "CARGO_PROFILE_RELEASE_LTO": "off"}
     sim_env = apart("sim", **checked)
     sim = ["cargo", "run", "--quiet", "--release", "-p", "farshore-sim", "--"]
+    fuzz = [sys.executable, os.path.join(ROOT, "tools", "fuzz.py")]
     tests = r"\s+(Running|Doc-tests) |test result|test .* FAILED|skipped: |(error|warning)(\[|:)"
     return [
         Part("runner", "the counting of this program", [Command([sys.executable, "-m", "doctest", "tools/test.py"], count_status)], 1),
@@ -172,10 +175,16 @@ def parts(seed):
                          env={"FARSHORE_LIBRARY": os.path.join(TARGET, "release", "libfarshore.so")})], 15, tests, needs_build=True),
         Part("sim", f"simulation: fixed seeds, and {RANDOM_SEEDS} from {seed} on",
              [cargo_test("--release", "-p", "farshore-sim", env=sim_env),
-              Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}"], count_seeds, sim_env)], 15, tests + r"|seed \d+ breaks"),
+              Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}"], count_seeds, sim_env),
+              Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}", "--rough"], count_seeds, sim_env)],
+             15, tests + r"|seed \d+ breaks|to see it again|\d+ seeds: "),
         Part("canaries", "rules broken on purpose, which the simulation must notice",
              [cargo_test("--release", "-p", "farshore-sim", "--features", name, "--test", "canaries", env=sim_env) for name in canaries()],
              15, tests),
+        Part("fuzz", f"bytes from outside, guided by coverage: {FUZZ_SECONDS} s for each target",
+             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS)], count_last_line)], 10, r""),
+        Part("fuzz-canaries", "planted bugs, which the fuzzer must find",
+             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS), "--canaries"], count_last_line)], 20, r""),
         Part("loom", "all interleavings of core",
              [cargo_test("-p", "farshore-core", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
              15, tests),
@@ -185,6 +194,10 @@ def parts(seed):
              [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line)], 20, r"", needs_build=True),
         Part("failures", "bad input, full disks, kill -9, other users",
              [Command([sys.executable, os.path.join(real, "failures.py")], count_last_line)], 10, r"", needs_build=True),
+        Part("follow", "programs that a program starts",
+             [Command([sys.executable, os.path.join(real, "follow.py")], count_last_line)], 10, r"", needs_build=True),
+        Part("secrecy", "--encrypt: swap files are noise, the key is in no core dump",
+             [Command([sys.executable, os.path.join(real, "secrecy.py")], count_last_line)], 3, r"", needs_build=True),
         Part("bench", "farshore bench: what it measures, and that nothing stays behind",
              [Command([sys.executable, os.path.join(ROOT, "tests", "bench", "run.py")], count_last_line)], 10, r"", needs_build=True),
         Part("report", "the report of farshore bench in a browser",
@@ -308,12 +321,12 @@ def clock(seconds):
 
 def table(rows):
     """Times and counts of all parts."""
-    print(f"\n{'part':10} {'time':>6} {'cpu':>6} {'passed':>7} {'failed':>7} {'skipped':>8}")
+    print(f"\n{'part':13} {'time':>6} {'cpu':>6} {'passed':>7} {'failed':>7} {'skipped':>8}")
     total = Counts()
     for name, counts, seconds, cpu, remark in rows:
         total.add(counts)
-        print(f"{name:10} {clock(seconds):>6} {clock(cpu):>6} {counts.passed:7} {counts.failed:7} {counts.skipped:8}  {remark}".rstrip())
-    print(f"{'all':10} {clock(sum(row[2] for row in rows)):>6} {clock(sum(row[3] for row in rows)):>6}\n{total}", flush=True)
+        print(f"{name:13} {clock(seconds):>6} {clock(cpu):>6} {counts.passed:7} {counts.failed:7} {counts.skipped:8}  {remark}".rstrip())
+    print(f"{'all':13} {clock(sum(row[2] for row in rows)):>6} {clock(sum(row[3] for row in rows)):>6}\n{total}", flush=True)
     return total
 
 
@@ -334,7 +347,7 @@ def main():
     everything = parts(options.seed)
     if options.list:
         for part in everything:
-            print(f"{part.name:10} {part.what}")
+            print(f"{part.name:13} {part.what}")
         return 0
     chosen = [part for part in everything if not options.part or part.name in options.part]
     if any(part.needs_build for part in chosen) and not any(part.name == "build" for part in chosen):

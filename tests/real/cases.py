@@ -551,6 +551,126 @@ class MemStormSmall(Case):
         context.same_output("seed 3", context.run("seed 3", [self.program, *map(str, self.amount), "3"]))
 
 
+class Forks(Case):
+    name, summary = "forks", "processes that fork in all ways, write, and check that each sees its own memory"
+    sizes = {"small": 12, "full": 128}
+    # Other processes than the first have most of the evictions.
+    fixed_limit = 8 * MIB
+    evicts = False
+
+    def prepare(self):
+        self.program = harness.build_program("forks")
+
+    def run(self, context):
+        context.same_output("sections", context.run("sections", [self.program, str(self.amount), "1"]))
+
+
+POOL = """
+import hashlib, multiprocessing, os
+multiprocessing.set_start_method("fork")
+data = [bytes([i %% 256]) * 900 + str(i).encode() for i in range(%d)]
+
+def digest(k):
+    part = [x + b"y" for x in data[k::4]]
+    return hashlib.sha256(b"".join(part[::3])).hexdigest()
+
+def put(queue, k):
+    queue.put((k, sum(len(x) for x in data[k::3])))
+
+with multiprocessing.Pool(4) as pool:
+    print(*pool.map(digest, range(8)), sep="\\n")
+queue = multiprocessing.Queue()
+processes = [multiprocessing.Process(target=put, args=(queue, k)) for k in range(3)]
+for process in processes: process.start()
+print(sorted(queue.get() for _ in processes))
+for process in processes: process.join()
+print([process.exitcode for process in processes])
+child = os.fork()
+if child == 0:
+    data[:] = [x[::-1] for x in data]
+    os._exit(hashlib.sha256(b"".join(data)).digest()[0])
+print(hashlib.sha256(b"".join(data)).hexdigest(), os.waitpid(child, 0)[1])
+"""
+
+
+class PythonPool(Case):
+    name, summary = "python-pool", "Python's multiprocessing by fork, over shared data"
+    sizes = {"small": 30000, "full": 600000}
+
+    def prepare(self):
+        self.python = need("python3", "python3")
+
+    def run(self, context):
+        context.same_output("digests", context.run("pool", [self.python, "-c", POOL % self.amount], env={"PYTHONHASHSEED": "0"}))
+
+
+class Nginx(Case):
+    name, summary = "nginx", "nginx with four workers, which it forks"
+    sizes = {"small": 60, "full": 600}
+    fixed_limit = 8 * MIB
+    evicts = False
+
+    def prepare(self):
+        self.server = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+        if not self.server:
+            raise Unavailable("nginx is not installed (package nginx-light)")
+        os.makedirs(self.path("www"), exist_ok=True)
+        for number in range(8):
+            with open(self.path(f"www/{number}"), "wb") as file:
+                file.write(random.Random(number).randbytes(300_000 * (number + 1)))
+
+    def run(self, context):
+        with tempfile.TemporaryDirectory(prefix="fs-", dir="/tmp") as short:
+            path = os.path.join(short, "s")
+            config = self.path("nginx.conf")
+            with open(config, "w", encoding="ascii") as file:
+                # The workers must be able to read our folder.
+                file.write("user root;\n" if os.getuid() == 0 else "")
+                file.write(f"daemon off; worker_processes 4; pid {short}/pid; error_log {short}/log; events {{}}\n"
+                           f"http {{ access_log off; gzip on; gzip_types *; gzip_min_length 1; sendfile off; output_buffers 2 256k;\n"
+                           f"server {{ listen unix:{path}; root {self.path('www')}; }} }}\n")
+            for name in ("body", "proxy", "fastcgi", "uwsgi", "scgi"):
+                os.makedirs(os.path.join(short, name), exist_ok=True)
+            server = context.serve("server", [self.server, "-p", short, "-c", config])
+            sha = hashlib.sha256()
+            try:
+                for number in range(self.amount):
+                    sha.update(self.fetch(path, number % 8, server))
+            except (OSError, ConnectionError) as error:
+                context.problem(f"client: {error}")
+            os.kill(self.master(short), 15)
+            context.finish(server)
+            context.same("answers", sha.hexdigest())
+
+    @staticmethod
+    def master(short):
+        with open(os.path.join(short, "pid"), encoding="ascii") as file:
+            return int(file.read())
+
+    @staticmethod
+    def fetch(path, number, server):
+        """The body of one file, compressed by a worker, without what names the time."""
+        deadline = time.monotonic() + 60
+        while True:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(60)
+                try:
+                    client.connect(path)
+                except OSError:
+                    if time.monotonic() > deadline or not server.alive():
+                        raise
+                    time.sleep(0.05)
+                    continue
+                client.sendall(b"GET /%d HTTP/1.0\r\nAccept-Encoding: gzip\r\n\r\n" % number)
+                parts = []
+                while part := client.recv(1 << 16):
+                    parts.append(part)
+            head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+            if b" 200 " not in head.split(b"\r\n")[0] or len(body) < 1000:
+                raise ConnectionError(f"answer {head[:100]!r}")
+            return body
+
+
 class Workload(Case):
     """A workload of the comparisons, which checks its own data."""
     arguments = ()
@@ -692,5 +812,5 @@ class Syscalls(Case):
             context.problem("forkabsent: the child was stopped without a message")
 
 
-CASES = [Sort, Xz, Zstd, ZstdThreads, Pigz, Gcc, GccChain, Sqlite, Python, Numpy, RedisServer, Memcached, MemStorm, MemStormSmall, LoadRandom, LoadRuns, LoadMove, LoadPhase, LoadPagerank, LoadStress, Fits, Scan, Syscalls]
+CASES = [Sort, Xz, Zstd, ZstdThreads, Pigz, Gcc, GccChain, Sqlite, Python, Numpy, RedisServer, Memcached, MemStorm, MemStormSmall, Forks, PythonPool, Nginx, LoadRandom, LoadRuns, LoadMove, LoadPhase, LoadPagerank, LoadStress, Fits, Scan, Syscalls]
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What must go wrong in a good way: bad input, a full disk, kill -9, an ordinary user, a limit that changes.
+"""What must go wrong in a good way: bad input, a full disk, disks that fail, hang and come back, kill -9, an ordinary user, a limit
+that changes.
 
     tests/real/failures.py [--only NAME] [--farshore PATH]
 
 Each test prints one line. A full disk is tried on a small tmpfs and a small ext4 image where this is root, and by
-`file:…,size=…` always. The last line counts: N passed, N failed, N skipped.
+`file:…,size=…` always; one that hangs, by freezing that image. Errors of a disk are injected by $FARSHORE_FAULTY
+(crates/backend/src/faulty.rs). The last line counts: N passed, N failed, N skipped.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -260,9 +263,13 @@ class Tests:
             expect(len(done.out.splitlines()) == 3, f"{place_for}: ended early with status 0")
             return "went on"
         expect(done.status == 128 + signal.SIGBUS, f"{place_for}: status {done.status}: {done.err[-300:]}")
-        # A tmpfs cannot do direct I/O, which is said once at the start; the reason of the end is one line more.
+        # A tmpfs cannot do direct I/O, which is said once at the start, and a disk that is full is told of once; the reason of the end is
+        # one line more.
         reasons = [line for line in notes if "O_DIRECT" not in line and "buffered" not in line]
-        expect(len(reasons) == 1 and reasons[0].startswith("farshore"), f"{place_for}: {len(reasons)} lines on stderr: {done.err[-500:]!r}")
+        full = [line for line in reasons if " is full: " in line]
+        reasons = [line for line in reasons if line not in full]
+        expect(len(full) <= 1, f"{place_for}: {len(full)} lines about a full disk: {done.err[-500:]!r}")
+        expect(len(reasons) == 1 and reasons[0].startswith("farshore: page 0x"), f"{place_for}: {len(reasons)} lines on stderr: {done.err[-500:]!r}")
         return "ended with SIGBUS and a reason"
 
     def test_disk_enough(self):
@@ -315,6 +322,313 @@ class Tests:
         expect(all(line[2] == right for line in lines if line), f"wrong data: {lines}")
         expect(outcome.status in (0, 128 + signal.SIGBUS), f"status {outcome.status}: {outcome.stderr[-300:]}")
         return "went on" if outcome.status == 0 else "ended with SIGBUS"
+
+    # --------------------------------------------------------------------------------------- disks that fail
+
+    @contextlib.contextmanager
+    def running(self, arguments, program, faulty=None, timeout=120, stdin=None):
+        """A program under farshore, with faults injected; its stderr can be looked at while it runs. Under a watchdog."""
+        env = dict(os.environ, LC_ALL="C", **({"FARSHORE_FAULTY": faulty} if faulty else {}))
+        argv = [self.farshore, "run", *arguments, "--", *program]
+        process = harness.Process(argv, self.work, timeout, stdin=stdin, stdout=subprocess.PIPE, env=env)
+        try:
+            yield process
+        finally:
+            process.kill_session()
+            process.finish()
+
+    def ended(self, process):
+        """Waits for the end of a run: its outcome and what it has printed. A run that hangs fails with a picture of itself."""
+        out = process.popen.stdout.read().decode(errors="replace")
+        outcome = process.finish()
+        expect(not outcome.timed_out, f"no end: {' '.join(process.argv)}\n{outcome.stderr[-500:]}\n{outcome.picture}")
+        return outcome, out
+
+    def wait_for(self, process, text):
+        """Waits until the program has `text` on its stderr."""
+        while text not in process.stderr_so_far():
+            expect(process.alive() and not process.timed_out, f"ended before it said {text!r}: {process.stderr_so_far()[-500:]}")
+            time.sleep(0.01)
+
+    def pages_out(self, process):
+        """Pages that the program under farshore has written to swap spaces; 0 before it can be asked."""
+        for pid in harness.session_pids(process.popen.pid):
+            done = self.call("stat", str(pid), "--json") if pid != process.popen.pid else None
+            if done is not None and done.status == 0:
+                return json.loads(done.out)["swap"]["pages_out"]
+        return 0
+
+    def until_written(self, process, pages):
+        """Waits until so many pages were written."""
+        while self.pages_out(process) < pages:
+            expect(process.alive() and not process.timed_out, f"ended before {pages} pages were written: {process.stderr_so_far()[-500:]}")
+            time.sleep(0.02)
+
+    def fill_up(self, place):
+        """Takes all room of a file system; the file's name."""
+        name = os.path.join(place, "filler")
+        with contextlib.suppress(OSError), open(name, "wb", buffering=0) as file:
+            while file.write(bytes(1 << 16)):
+                pass
+        return name
+
+    def modes(self):
+        """The deliveries that this user may have."""
+        return ["upcall", "poll"]
+
+    def check_lost_pages(self, text, consequence):
+        """Every line about a page names its address, its slot and space, the reason and what comes of it."""
+        lines = [line for line in text.splitlines() if "cannot be had" in line]
+        form = re.compile(r"farshore: page 0x[0-9a-f]+ cannot be had: slot [0-9]+ of swap space (dir|file):\S+ "
+                          r"(cannot be read \(.*\)|has other bytes than were written to it); (.*)")
+        for line in lines:
+            found = form.fullmatch(line)
+            expect(found and found[3] in consequence, f"a strange line: {line}")
+        return len(lines)
+
+    def test_sigbus_is_for_who_needs_the_page(self):
+        """A page that cannot be read: SIGBUS to the thread that touches it, EFAULT to the system call; the program goes on, and tries again."""
+        place, seen = self.folder("survivor"), []
+        by_thread, by_call = "the thread that needs it gets SIGBUS", "the system call that needs it fails"
+        for fault in self.modes():
+            for how in ("jump", "return", "calls"):
+                faulty = f"seed={self.seed % 1000},read_error=0.4,corrupt=0.1,short_read=0.1"
+                with self.running(["--memory", "8M", "--fault", fault, "--swap", f"dir:{place}"],
+                                  [self.public_program("survivor"), "2", "2500", "2", how], faulty) as process:
+                    outcome, out = self.ended(process)
+                expect(outcome.status == 0, f"{fault} {how}: status {outcome.status}: {outcome.stderr[-400:]}")
+                word, signals, errors = out.split()
+                expect(word == "right" and (int(errors) if how == "calls" else int(signals)) > 0, f"{fault} {how}: {out}")
+                told = self.check_lost_pages(outcome.stderr, [by_thread, by_call])
+                expect(told > 0, f"{fault} {how}: nothing on stderr")
+                seen.append(f"{fault} {how} {signals}+{errors}")
+            with self.running(["--memory", "8M", "--fault", fault, "--swap", f"dir:{place}"],
+                              [self.public_program("scan"), "32M", "1"], "read_error=1") as process:
+                outcome, _ = self.ended(process)
+            expect(outcome.status == 128 + signal.SIGBUS, f"{fault}: status {outcome.status} without a handler")
+            expect(self.check_lost_pages(outcome.stderr, [by_thread]) == 1 == len(outcome.stderr.splitlines()), f"{fault}: {outcome.stderr!r}")
+        return "signals and errors: " + ", ".join(seen)
+
+    def test_errors_at_random(self):
+        """A verifying program on a disk that fails at random: right output, or SIGBUS with a line; never a wrong byte, never a hang."""
+        place = self.folder("errors")
+        storm = [self.public_program("memstorm"), "3", "24", "3", "7"]
+        right = self.call_program(storm)
+        kinds = ("read_error", "short_read", "corrupt", "write_error", "short_write", "full", "delay")
+        ends = {"right": 0, "SIGBUS": 0}
+        for number in range(self.options.storms):
+            rates = {kind: 1 / self.random.choice((10, 30, 100, 300, 1000)) for kind in kinds if self.random.random() < 0.7}
+            faulty = f"seed={self.random.randrange(1 << 30)}," + ",".join(f"{kind}={rate:.5f}" for kind, rate in rates.items())
+            fault, spaces = self.modes()[number % 2], 1 + number % 3
+            arguments = ["--memory", "6M", "--fault", fault, *["--swap", f"dir:{place}"] * spaces]
+            with self.running(arguments, storm, faulty.rstrip(","), timeout=240) as process:
+                outcome, out = self.ended(process)
+            what = f"FARSHORE_FAULTY={faulty} {fault}, {spaces} spaces"
+            if outcome.status == 0:
+                expect(out == right.out, f"{what}: wrong output {out[-200:]!r}")
+                ends["right"] += 1
+            else:
+                expect(outcome.status == 128 + signal.SIGBUS, f"{what}: status {outcome.status}: {out[-300:]} {outcome.stderr[-400:]}")
+                expect(" cannot be had: " in outcome.stderr, f"{what}: SIGBUS without a reason: {outcome.stderr[-400:]}")
+                ends["SIGBUS"] += 1
+        return f"{ends['right']} right, {ends['SIGBUS']} ended by SIGBUS, seed {self.seed}"
+
+    def test_each_transfer_fails(self):
+        """The first transfers of a short run fail one by one, in each way."""
+        place, size = self.folder("nth"), 12 * MIB
+        right, count = self.scan_sum(size), 0
+        for kind in ("read_error", "short_read", "corrupt", "write_error", "short_write", "full"):
+            for nth in range(0, 60, 4):
+                done = self.call("run", "--memory", "4M", "--swap", f"dir:{place}", "--", self.public_program("scan"), str(size), "1",
+                                 env={"FARSHORE_FAULTY": f"nth={nth},{kind}=1"})
+                expect(done.status == 0, f"{kind} at transfer {nth}: status {done.status}: {done.err[-300:]}")
+                sums = {line.split()[2] for line in done.out.splitlines()}
+                expect(sums == {right}, f"{kind} at transfer {nth}: {done.out}")
+                count += 1
+        return f"{count} runs"
+
+    def test_another_space_takes_over(self):
+        """Writes to one swap space fail: the other one takes the pages, and each change is told once."""
+        place, size = self.folder("two"), 48 * MIB
+        right, spaces = self.scan_sum(size), []
+        for name in "ab":
+            os.mkdir(os.path.join(place, name))
+            spaces += ["--swap", f"dir:{place}/{name}"]
+        for kind, word in (("write_error", "fails (I/O error (errno 5))"), ("short_write", "fails (short transfer)"), ("full", "is full")):
+            with self.running(["--memory", "8M", "--stats", "-", *spaces], [self.public_program("scan"), str(size), "2"],
+                              f"space=1,{kind}=1") as process:
+                outcome, out = self.ended(process)
+            expect(outcome.status == 0, f"{kind}: status {outcome.status}: {outcome.stderr[-300:]}")
+            expect({line.split()[2] for line in out.splitlines()} == {right}, f"{kind}: wrong data")
+            told, _, counters = outcome.stderr.partition("{")
+            told = told.splitlines()
+            expect(len(told) == 1 and f"{place}/b {word}: " in told[0], f"{kind}: {told}")
+            first, second = json.loads("{" + counters)["spaces"]
+            expect(first["state"] == "works" and first["write_errors"] == 0, f"{kind}: {first}")
+            expect(second["state"] in ("fails", "full") and second["write_errors"] > 0, f"{kind}: {second}")
+        return "write errors, short writes, no room"
+
+    def test_disk_that_comes_back(self):
+        """A swap space whose writes fail for a while is used again, and both are said."""
+        place, size = self.folder("back"), 32 * MIB
+        right = self.scan_sum(size)
+        for spaces in (1, 2):
+            with self.running(["--memory", "8M", *["--swap", f"dir:{place}"] * spaces], [self.public_program("scan"), str(size), "3"],
+                              "space=0,write_error=1,until=1500ms", stdin=subprocess.PIPE) as process:
+                self.wait_for(process, " fails (")
+                lines = [process.popen.stdout.readline().decode().split()]
+                # Reads change nothing: where another space works, only new pages try the first.
+                if spaces == 1:
+                    self.wait_for(process, " works again")
+                process.popen.stdin.close()
+                outcome, out = self.ended(process)
+            lines += [line.split() for line in out.splitlines()]
+            expect(outcome.status == 0 and {line[2] for line in lines} == {right}, f"{spaces}: {lines} {outcome.stderr}")
+            expect(outcome.stderr.count(" fails (") == 1, f"{spaces}: {outcome.stderr}")
+        return "alone, and beside another"
+
+    def test_full_disk_gets_room(self):
+        """A real disk runs full while the program writes, and gets room again: the program waits, and goes on."""
+        size = 40 * MIB
+        right = self.scan_sum(size)
+        with self.image(128 * MIB) as place:
+            room = os.path.join(place, "room")
+            with open(room, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, 64 * MIB)
+            leave = os.path.join(place, "leave")
+            with open(leave, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, 8 * MIB)
+            self.fill_up(place)
+            os.unlink(leave)
+            with self.running(["--memory", "8M", "--swap", f"dir:{place}"], [self.public_program("scan"), str(size), "1"]) as process:
+                self.wait_for(process, f"swap space dir:{place} is full")
+                os.unlink(room)
+                outcome, out = self.ended(process)
+        expect(outcome.status == 0, f"status {outcome.status}: {outcome.stderr[-400:]}")
+        expect({line.split()[2] for line in out.splitlines()} == {right}, "wrong data")
+        return "went on"
+
+    def test_two_disks_one_full(self):
+        """A small real disk and a large one: the large one takes what does not fit, and no page is lost."""
+        size = 64 * MIB
+        right, other = self.scan_sum(size), self.folder("large")
+        with self.tmpfs("20M") as place:
+            with self.running(["--memory", "8M", "--swap", f"dir:{place}", "--swap", f"dir:{other}"],
+                              [self.public_program("scan"), str(size), "2"]) as process:
+                outcome, out = self.ended(process)
+        expect(outcome.status == 0, f"status {outcome.status}: {outcome.stderr[-400:]}")
+        expect({line.split()[2] for line in out.splitlines()} == {right}, "wrong data")
+        told = [line for line in outcome.stderr.splitlines() if "buffered" not in line]
+        expect(len(told) == 1 and f"dir:{place} is full" in told[0], f"{told}")
+        return "went on"
+
+    def test_disk_that_hangs(self):
+        """A swap space that does not answer: it is said once, who needs it waits, and goes on when it answers."""
+        place, size = self.folder("hangs"), 48 * MIB
+        right = self.scan_sum(size)
+        with self.running(["--memory", "8M", "--io-timeout", "500ms", "--swap", f"dir:{place}"], [self.public_program("scan"), str(size), "2"],
+                          "hang=1,until=3s") as process:
+            self.wait_for(process, " has not answered for ")
+            outcome, out = self.ended(process)
+        expect(outcome.status == 0 and {line.split()[2] for line in out.splitlines()} == {right}, f"status {outcome.status}: {outcome.stderr[-300:]}")
+        told = outcome.stderr.splitlines()
+        expect(len(told) == 2 and f"dir:{place} has not answered for " in told[0] and f"dir:{place} answers again, after " in told[1], f"{told}")
+        return "one space"
+
+    def test_frozen_disk(self):
+        """A real disk that is frozen: another one takes the pages, and the program goes on without it."""
+        freeze, other = harness.need("fsfreeze", "util-linux"), self.folder("warm")
+        with self.image(128 * MIB) as place:
+            arguments = ["--memory", "8M", "--io-timeout", "500ms", "--swap", f"dir:{place}", "--swap", f"dir:{other}"]
+            with self.running(arguments, [self.public_program("survivor"), "1", "12000", "8", "return"]) as process:
+                self.until_written(process, 1000)
+                subprocess.run([freeze, "-f", place], check=True)
+                try:
+                    self.wait_for(process, f"dir:{place} has not answered for ")
+                    # What needs it waits in the kernel; the program does not.
+                    self.until_written(process, self.pages_out(process) + 1000)
+                finally:
+                    subprocess.run([freeze, "-u", place], check=True)
+                outcome, out = self.ended(process)
+            expect(outcome.status == 0 and out.startswith("right 0 0"), f"status {outcome.status}: {out} {outcome.stderr[-300:]}")
+        told = [line for line in outcome.stderr.splitlines() if f"dir:{place} has not answered" in line]
+        expect(len(told) == 1, f"{outcome.stderr}")
+        return "said once, and went on"
+
+    def test_panic_in_our_threads(self):
+        """A bug in an evictor or a fault handler ends the program with a line and SIGABRT; it does not hang it."""
+        place, count = self.folder("panic"), 0
+        for fault in self.modes():
+            for kind in ("panic_write", "panic_read"):
+                with self.running(["--memory", "8M", "--fault", fault, "--swap", f"dir:{place}"], [self.public_program("memstorm"), "3", "32", "4", "1"],
+                                  f"{kind}=0.05", timeout=60) as process:
+                    outcome, _ = self.ended(process)
+                expect(outcome.status == 128 + signal.SIGABRT, f"{fault} {kind}: status {outcome.status}: {outcome.stderr[-300:]}")
+                expect("bug: panicked at" in outcome.stderr and f"injected: {kind}" in outcome.stderr, f"{fault} {kind}: {outcome.stderr!r}")
+                expect(all(line.startswith("farshore: bug: ") for line in outcome.stderr.splitlines()), f"{fault} {kind}: {outcome.stderr!r}")
+                count += 1
+        return f"{count} panics"
+
+    @contextlib.contextmanager
+    def memory_cgroup(self, limit):
+        """A memory cgroup with a limit: its directory, and its file of processes; root only."""
+        if os.geteuid() != 0:
+            raise Unavailable("a memory cgroup needs root")
+        if os.path.exists("/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+            here, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        elif "memory" in harness.read_text("/sys/fs/cgroup/cgroup.subtree_control").split():
+            here, name = "/sys/fs/cgroup", "memory.max"
+        else:
+            raise Unavailable("there is no memory controller in /sys/fs/cgroup")
+        place = os.path.join(here, f"farshore-test-{os.getpid()}")
+        try:
+            os.mkdir(place)
+        except OSError as error:
+            raise Unavailable(f"cannot make a cgroup: {error.strerror}") from None
+        try:
+            with open(os.path.join(place, name), "w", encoding="ascii") as file:
+                file.write(str(limit))
+            yield place
+        finally:
+            for _ in range(100):
+                with contextlib.suppress(OSError):
+                    os.rmdir(place)
+                    break
+                time.sleep(0.05)
+
+    def reclaimed(self, place):
+        """How often the kernel came to the cgroup's limit, and how often it killed there."""
+        if os.path.exists(os.path.join(place, "memory.failcnt")):
+            hits, kills = harness.read_text(os.path.join(place, "memory.failcnt")), harness.read_text(os.path.join(place, "memory.oom_control"))
+            kills = [line.split()[1] for line in kills.splitlines() if line.startswith("oom_kill ")]
+            return int(hits), int(kills[0]) if kills else 0
+        events = dict(line.split() for line in harness.read_text(os.path.join(place, "memory.events")).splitlines())
+        return int(events["max"]), int(events["oom_kill"])
+
+    def test_short_of_memory(self):
+        """A cgroup that is so tight that the kernel reclaims all the time: right output, or killed by the kernel; never a hang."""
+        place, ends = self.folder("tight"), []
+        storm = [self.public_program("memstorm"), "3", "48", "3", "5"]
+        right = self.call_program(storm)
+        for limit in (96, 64, 48, 40, 34):
+            with self.memory_cgroup(limit * MIB) as group:
+                # The shell moves itself, and becomes farshore.
+                script = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+                argv = ["sh", "-c", script, group, self.farshore, "run", "--memory", "24M", "--swap", f"dir:{place}", "--", *storm]
+                process = harness.Process(argv, self.work, 180, stdout=subprocess.PIPE)
+                try:
+                    outcome, out = self.ended(process)
+                finally:
+                    process.kill_session()
+                hits, kills = self.reclaimed(group)
+            if outcome.status == 0:
+                expect(out == right.out, f"{limit}M: wrong output")
+                ends.append(f"{limit}M right, {hits} times at the limit")
+            else:
+                expect(outcome.status == 128 + signal.SIGKILL and kills > 0, f"{limit}M: status {outcome.status}: {outcome.stderr[-300:]}")
+                ends.append(f"{limit}M killed")
+        expect(any("right" in end and " 0 times" not in end for end in ends), f"no run went on where the kernel had to reclaim: {ends}")
+        return ", ".join(ends)
 
     # --------------------------------------------------------------------------------------------- kill -9
 
@@ -462,6 +776,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="NAME[,NAME]", help=f"these tests alone: {', '.join(names)}")
     parser.add_argument("--kills", type=int, default=20, help="kills for each mode (default 20)")
+    parser.add_argument("--storms", type=int, default=8, help="runs with errors at random (default 8)")
     parser.add_argument("--seed", type=int, help="seed of the moments of the kills (default: random, printed)")
     parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
     parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where files go (default /var/tmp)")

@@ -70,7 +70,8 @@ class Context:
         limit, stats = None, None
         if not self.mode.native:
             limit, stats = self.limit_of(step), os.path.join(self.folder, f"stats-{len(self.steps)}.json")
-            argv = harness.farshore_argv(self.options.farshore, argv, limit, self.mode.fault, self.options.swap, stats)
+            extra = ["--encrypt"] if self.options.encrypt else []
+            argv = harness.farshore_argv(self.options.farshore, argv, limit, self.mode.fault, self.options.swap, stats, extra)
         process = harness.Process(argv, self.folder, self.timeout, stdin=stdin, stdout=stdout, env=environment, cwd=self.folder)
         self.pending[process] = (step, limit, stats)
         return process
@@ -273,6 +274,7 @@ def arguments():
     parser.add_argument("--fraction", default="50,25", help="per cent of the natural memory (default 50,25)")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run each test N times, to look for what happens seldom")
     parser.add_argument("--swap", action="append", default=[], metavar="SPEC", help="as for farshore run; repeat for an array (default dir: of --work)")
+    parser.add_argument("--encrypt", action="store_true", help="run with --encrypt")
     parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
     parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where input and swap files go (default /var/tmp)")
     parser.add_argument("--timeout", type=float, help="seconds after which a run hangs (default: 150 small, 3600 full)")

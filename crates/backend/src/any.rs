@@ -1,13 +1,16 @@
 //! The swap space that the user asked for, whatever its kind.
 
+use crate::encrypt::{Cipher, CipherError, Encrypted, EncryptedQueue};
 use crate::error::OpenError;
 use crate::faulty::{FaultConfig, Faulty, FaultyQueue};
 use crate::file::{FileArray, FileOptions, FileQueue};
+use crate::layered::{Layered, LayeredQueue};
 use crate::ram::{RamQueue, RamSpace};
 use farshore_config::SwapSpec;
 use farshore_core::word::Slot;
 use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
 use rustix::fd::RawFd;
+use std::sync::Arc;
 
 /// The variable that wraps the space in [`Faulty`]: see [`crate::faulty`].
 pub const FAULTY_VARIABLE: &str = "FARSHORE_FAULTY";
@@ -21,22 +24,52 @@ pub enum AnyBackend {
     Ram(RamSpace),
     /// Any, with faults injected.
     Faulty(Box<Faulty<AnyBackend>>),
+    /// Any, with pages encrypted.
+    Encrypted(Box<Encrypted<AnyBackend>>),
+    /// A forked child's: its parent's, and one of its own on top.
+    Layered(Box<Layered>),
 }
 
 impl AnyBackend {
-    /// Opens what `specs` name: several files and directories, or one of another kind. Called at start-up.
+    /// Opens what `specs` name: several files and directories, or one of another kind; with `encrypt`, under a new key. Called at
+    /// start-up.
     /// What the user should know but need not act on goes to `notice`, one line each.
     ///
     /// # Errors
-    /// The first space that cannot be used, or several that cannot be used together.
-    pub fn open(specs: &[SwapSpec], notice: &mut dyn FnMut(&str)) -> Result<AnyBackend, OpenError> {
-        let faulty = match std::env::var_os(FAULTY_VARIABLE) {
-            Some(text) => Some(text.to_string_lossy().parse::<FaultConfig>().map_err(OpenError::Faulty)?),
-            None => None,
-        };
+    /// The first space that cannot be used, or several that cannot be used together; no key.
+    pub fn open(specs: &[SwapSpec], encrypt: bool, notice: &mut dyn FnMut(&str)) -> Result<AnyBackend, OpenError> {
+        AnyBackend::open_with(specs, encrypt, AnyBackend::faults_asked()?.as_ref(), notice)
+    }
+
+    /// The faults that [`FAULTY_VARIABLE`] asks for. Reads the environment: at start-up only.
+    ///
+    /// # Errors
+    /// When it makes no sense.
+    pub fn faults_asked() -> Result<Option<FaultConfig>, OpenError> {
+        let text = std::env::var_os(FAULTY_VARIABLE);
+        text.map(|text| text.to_string_lossy().parse::<FaultConfig>().map_err(OpenError::Faulty)).transpose()
+    }
+
+    /// As [`AnyBackend::open`], with these faults. Also at work, for a forked child's own space.
+    ///
+    /// # Errors
+    /// As [`AnyBackend::open`].
+    pub fn open_with(
+        specs: &[SwapSpec],
+        encrypt: bool,
+        faults: Option<&FaultConfig>,
+        notice: &mut dyn FnMut(&str),
+    ) -> Result<AnyBackend, OpenError> {
+        // First, since it is what fails soonest: nothing was said of the space yet.
+        let cipher = if encrypt { Some(Cipher::new()?) } else { None };
         let backend = AnyBackend::open_plain(specs, notice)?;
-        Ok(match faulty {
-            Some(config) => backend.with_faults(&config),
+        let backend = match faults {
+            Some(config) => backend.with_faults(config),
+            None => backend,
+        };
+        // Faults are those of the medium: they strike what is encrypted.
+        Ok(match cipher {
+            Some(cipher) => backend.encrypted(cipher),
             None => backend,
         })
     }
@@ -65,21 +98,78 @@ impl AnyBackend {
     pub fn faults(&self) -> Option<&Faulty<AnyBackend>> {
         match self {
             AnyBackend::Faulty(faulty) => Some(faulty),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().faults(),
             _ => None,
         }
     }
 
+    /// This space, encrypted.
+    #[must_use]
+    pub fn encrypted(self, cipher: Cipher) -> AnyBackend {
+        AnyBackend::Encrypted(Box::new(Encrypted::new(self, Arc::new(cipher))))
+    }
+
+    /// Whether what is written now is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        match self {
+            AnyBackend::File(_) | AnyBackend::Ram(_) => false,
+            AnyBackend::Faulty(faulty) => faulty.inner().is_encrypted(),
+            AnyBackend::Encrypted(_) => true,
+            // Own spaces are opened as their bases were.
+            AnyBackend::Layered(layers) => layers.base().is_encrypted(),
+        }
+    }
+
+    /// Locks the memory of all keys again: in a forked child, which does not inherit locks, and after the program's
+    /// `munlockall`. One system call a key.
+    ///
+    /// # Errors
+    /// The first that cannot be locked; the others are tried all the same.
+    pub fn lock_keys(&self) -> Result<(), CipherError> {
+        match self {
+            AnyBackend::File(_) | AnyBackend::Ram(_) => Ok(()),
+            AnyBackend::Faulty(faulty) => faulty.inner().lock_keys(),
+            AnyBackend::Encrypted(encrypted) => encrypted.cipher().lock(),
+            AnyBackend::Layered(layers) => {
+                let base = layers.base().lock_keys();
+                layers.own().map_or(Ok(()), AnyBackend::lock_keys).and(base)
+            }
+        }
+    }
+
+    /// Memory that the space has mapped for itself besides what it has allocated, in bytes.
+    pub fn mapped_bytes(&self) -> u64 {
+        match self {
+            AnyBackend::File(_) | AnyBackend::Ram(_) => 0,
+            AnyBackend::Faulty(faulty) => faulty.inner().mapped_bytes(),
+            AnyBackend::Encrypted(encrypted) => encrypted.bounce_bytes(),
+            // The base's queues are those of the parent.
+            AnyBackend::Layered(layers) => layers.own().map_or(0, AnyBackend::mapped_bytes),
+        }
+    }
+
     /// The descriptors that are ours now: swap files, and the rings of queues.
-    pub fn fds(&self) -> impl Iterator<Item = RawFd> {
-        let files = match self {
-            AnyBackend::File(files) => Some(files),
-            AnyBackend::Ram(_) => None,
-            AnyBackend::Faulty(faulty) => match faulty.inner() {
-                AnyBackend::File(files) => Some(files),
-                _ => None,
-            },
-        };
-        files.into_iter().flat_map(FileArray::fds)
+    pub fn fds(&self) -> Box<dyn Iterator<Item = RawFd> + '_> {
+        match self {
+            AnyBackend::File(files) => Box::new(files.fds()),
+            AnyBackend::Ram(_) => Box::new(core::iter::empty()),
+            AnyBackend::Faulty(faulty) => faulty.inner().fds(),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().fds(),
+            AnyBackend::Layered(layers) => Box::new(layers.fds().into_iter()),
+        }
+    }
+}
+
+impl AnyBackend {
+    /// The descriptors of rings that are open now: of no use to a forked child.
+    pub fn rings(&self) -> Vec<RawFd> {
+        match self {
+            AnyBackend::File(files) => files.rings().collect(),
+            AnyBackend::Ram(_) => Vec::new(),
+            AnyBackend::Faulty(faulty) => faulty.inner().rings(),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().rings(),
+            AnyBackend::Layered(layers) => layers.rings(),
+        }
     }
 }
 
@@ -91,6 +181,8 @@ impl Backend for AnyBackend {
             AnyBackend::File(files) => files.read(slot, into),
             AnyBackend::Ram(ram) => ram.read(slot, into),
             AnyBackend::Faulty(faulty) => faulty.read(slot, into),
+            AnyBackend::Encrypted(encrypted) => encrypted.read(slot, into),
+            AnyBackend::Layered(layers) => layers.read(slot, into),
         }
     }
 
@@ -99,6 +191,8 @@ impl Backend for AnyBackend {
             AnyBackend::File(files) => files.read_run(first, into),
             AnyBackend::Ram(ram) => ram.read_run(first, into),
             AnyBackend::Faulty(faulty) => faulty.read_run(first, into),
+            AnyBackend::Encrypted(encrypted) => encrypted.read_run(first, into),
+            AnyBackend::Layered(layers) => layers.read_run(first, into),
         }
     }
 
@@ -107,6 +201,8 @@ impl Backend for AnyBackend {
             AnyBackend::File(files) => AnyQueue::File(files.queue(depth)?),
             AnyBackend::Ram(ram) => AnyQueue::Ram(ram.queue(depth)?),
             AnyBackend::Faulty(faulty) => AnyQueue::Faulty(Box::new(faulty.queue(depth)?)),
+            AnyBackend::Encrypted(encrypted) => AnyQueue::Encrypted(Box::new(encrypted.queue(depth)?)),
+            AnyBackend::Layered(layers) => AnyQueue::Layered(layers.queue(depth)?),
         })
     }
 
@@ -115,6 +211,8 @@ impl Backend for AnyBackend {
             AnyBackend::File(files) => files.capacity(),
             AnyBackend::Ram(ram) => ram.capacity(),
             AnyBackend::Faulty(faulty) => faulty.capacity(),
+            AnyBackend::Encrypted(encrypted) => encrypted.capacity(),
+            AnyBackend::Layered(layers) => layers.capacity(),
         }
     }
 
@@ -123,6 +221,38 @@ impl Backend for AnyBackend {
             AnyBackend::File(files) => files.name(),
             AnyBackend::Ram(ram) => ram.name(),
             AnyBackend::Faulty(faulty) => faulty.name(),
+            AnyBackend::Encrypted(encrypted) => encrypted.name(),
+            AnyBackend::Layered(layers) => layers.name(),
+        }
+    }
+
+    fn spaces(&self) -> usize {
+        match self {
+            AnyBackend::File(files) => files.spaces(),
+            AnyBackend::Ram(ram) => ram.spaces(),
+            AnyBackend::Faulty(faulty) => faulty.spaces(),
+            AnyBackend::Encrypted(encrypted) => encrypted.spaces(),
+            AnyBackend::Layered(layers) => layers.spaces(),
+        }
+    }
+
+    fn capacity_of(&self, space: usize) -> Option<u64> {
+        match self {
+            AnyBackend::File(files) => files.capacity_of(space),
+            AnyBackend::Ram(ram) => ram.capacity_of(space),
+            AnyBackend::Faulty(faulty) => faulty.capacity_of(space),
+            AnyBackend::Encrypted(encrypted) => encrypted.capacity_of(space),
+            AnyBackend::Layered(layers) => layers.capacity_of(space),
+        }
+    }
+
+    fn name_of(&self, slot: Slot) -> &str {
+        match self {
+            AnyBackend::File(files) => files.name_of(slot),
+            AnyBackend::Ram(ram) => ram.name_of(slot),
+            AnyBackend::Faulty(faulty) => faulty.name_of(slot),
+            AnyBackend::Encrypted(encrypted) => encrypted.name_of(slot),
+            AnyBackend::Layered(layers) => layers.name_of(slot),
         }
     }
 }
@@ -136,6 +266,10 @@ pub enum AnyQueue {
     Ram(RamQueue),
     /// To any, with faults injected.
     Faulty(Box<FaultyQueue<AnyQueue>>),
+    /// To any, with pages encrypted.
+    Encrypted(Box<EncryptedQueue<AnyQueue>>),
+    /// To a forked child's own space.
+    Layered(LayeredQueue),
 }
 
 impl WriteQueue for AnyQueue {
@@ -147,6 +281,10 @@ impl WriteQueue for AnyQueue {
             AnyQueue::Ram(queue) => unsafe { queue.start_write(first, pages, count, tag) },
             // SAFETY: as above.
             AnyQueue::Faulty(queue) => unsafe { queue.start_write(first, pages, count, tag) },
+            // SAFETY: as above.
+            AnyQueue::Encrypted(queue) => unsafe { queue.start_write(first, pages, count, tag) },
+            // SAFETY: as above.
+            AnyQueue::Layered(queue) => unsafe { queue.start_write(first, pages, count, tag) },
         }
     }
 
@@ -155,6 +293,18 @@ impl WriteQueue for AnyQueue {
             AnyQueue::File(queue) => queue.reap(wait, done),
             AnyQueue::Ram(queue) => queue.reap(wait, done),
             AnyQueue::Faulty(queue) => queue.reap(wait, done),
+            AnyQueue::Encrypted(queue) => queue.reap(wait, done),
+            AnyQueue::Layered(queue) => queue.reap(wait, done),
+        }
+    }
+
+    fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        match self {
+            AnyQueue::File(queue) => queue.reap_within(ns, done),
+            AnyQueue::Ram(queue) => queue.reap_within(ns, done),
+            AnyQueue::Faulty(queue) => queue.reap_within(ns, done),
+            AnyQueue::Encrypted(queue) => queue.reap_within(ns, done),
+            AnyQueue::Layered(queue) => queue.reap_within(ns, done),
         }
     }
 
@@ -163,6 +313,8 @@ impl WriteQueue for AnyQueue {
             AnyQueue::File(queue) => queue.in_flight(),
             AnyQueue::Ram(queue) => queue.in_flight(),
             AnyQueue::Faulty(queue) => queue.in_flight(),
+            AnyQueue::Encrypted(queue) => queue.in_flight(),
+            AnyQueue::Layered(queue) => queue.in_flight(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Why a swap space cannot be used, in the words that the user reads.
 
+use crate::encrypt::CipherError;
 use farshore_config::{ConfigError, Size};
 use rustix::io::Errno;
 use std::fmt;
@@ -55,6 +56,8 @@ pub enum OpenError {
     Mixed(String, String),
     /// A kind that comes later.
     Config(ConfigError),
+    /// It should be encrypted, and there is no key.
+    Cipher(CipherError),
     /// `FARSHORE_FAULTY` cannot be read.
     Faulty(String),
     /// Anything else.
@@ -110,6 +113,7 @@ impl fmt::Display for OpenError {
                 "swap spaces {one:?} and {other:?} cannot be used together: name several dir: and file: spaces, or one of another kind"
             ),
             OpenError::Config(error) => error.fmt(f),
+            OpenError::Cipher(error) => error.fmt(f),
             OpenError::Faulty(why) => write!(f, "FARSHORE_FAULTY: {why}"),
             OpenError::Io { doing, path, errno } => {
                 write!(f, "cannot {doing} {path:?} ({errno}): name another place with --swap")
@@ -123,5 +127,11 @@ impl std::error::Error for OpenError {}
 impl From<ConfigError> for OpenError {
     fn from(error: ConfigError) -> OpenError {
         OpenError::Config(error)
+    }
+}
+
+impl From<CipherError> for OpenError {
+    fn from(error: CipherError) -> OpenError {
+        OpenError::Cipher(error)
     }
 }

@@ -11,6 +11,8 @@
 //! | `short_write` | `Short` | the first half of the pages, or none |
 //! | `full` | `Full` | unchanged |
 //! | `delay` | the same result, `delay_time` later (a write: out of order) | as it should |
+//! | `hang` | the same result, but not before `hang` is over: `until`, or the rate is 0 | as it should |
+//! | `panic_read`, `panic_write` | a panic in the thread that begins the transfer | unchanged |
 //!
 //! Not injected: a write that is acknowledged and lost, a read of another slot. A checksum finds both in the same
 //! way as `corrupt`, but they cannot be cured by trying again.
@@ -19,6 +21,14 @@
 //! of 1 always strikes, which makes "the disk is full now" a switch. The choices depend on the seed and
 //! on how many were made before: one thread sees the same faults in every run.
 //!
+//! # Where and when
+//!
+//! | key | faults strike only |
+//! |---|---|
+//! | `space=N` | transfers of the `N`th file of an array, from 0 |
+//! | `from=TIME`, `until=TIME` | transfers that begin in this part of the time since the start: a disk that comes back |
+//! | `nth=N` | the `N`th transfer of all, from 0: for sweeps that fail each in turn |
+//!
 //! # The environment variable
 //!
 //! `FARSHORE_FAULTY=seed=1,read_error=0.001,corrupt=0.001,delay=0.01,delay_time=1ms` wraps the space that
@@ -26,6 +36,7 @@
 
 use crate::sleep;
 use farshore_config::Time;
+use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::word::Slot;
 use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
 use std::sync::Arc;
@@ -49,9 +60,15 @@ pub enum Kind {
     Full,
     /// A read or write takes longer.
     Delay,
+    /// A read or write does not end for now.
+    Hang,
+    /// Who begins a read panics.
+    PanicRead,
+    /// Who begins a write panics.
+    PanicWrite,
 }
 
-const KINDS: [(&str, Kind); 7] = [
+const KINDS: [(&str, Kind); 10] = [
     ("read_error", Kind::ReadError),
     ("short_read", Kind::ShortRead),
     ("corrupt", Kind::Corrupt),
@@ -59,7 +76,13 @@ const KINDS: [(&str, Kind); 7] = [
     ("short_write", Kind::ShortWrite),
     ("full", Kind::Full),
     ("delay", Kind::Delay),
+    ("hang", Kind::Hang),
+    ("panic_read", Kind::PanicRead),
+    ("panic_write", Kind::PanicWrite),
 ];
+
+/// How often a transfer that hangs looks whether that is over, in ns.
+const HANG_LOOK_NS: u64 = 5_000_000;
 
 /// A rate of 1, as the 53 bits that are compared with random ones.
 const ALWAYS: f64 = (1u64 << 53) as f64;
@@ -74,11 +97,27 @@ pub struct FaultConfig {
     pub rates: Vec<(Kind, f64)>,
     /// How long a delay is.
     pub delay_time: Time,
+    /// Only transfers of this space of an array.
+    pub space: Option<usize>,
+    /// Only transfers that begin so long after the start, or later …
+    pub from: Time,
+    /// … and before this.
+    pub until: Option<Time>,
+    /// Only this transfer, from 0.
+    pub nth: Option<u64>,
 }
 
 impl Default for FaultConfig {
     fn default() -> FaultConfig {
-        FaultConfig { seed: 1, rates: Vec::new(), delay_time: Time(1_000_000) }
+        FaultConfig {
+            seed: 1,
+            rates: Vec::new(),
+            delay_time: Time(1_000_000),
+            space: None,
+            from: Time(0),
+            until: None,
+            nth: None,
+        }
     }
 }
 
@@ -89,13 +128,19 @@ impl std::str::FromStr for FaultConfig {
         let mut config = FaultConfig::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is not key=value"))?;
+            let whole = || value.parse::<u64>().map_err(|_| format!("{key} {value:?} is not a whole number"));
+            let time = || value.parse::<Time>().map_err(|error| format!("{key}: {error}"));
             match key {
-                "seed" => config.seed = value.parse().map_err(|_| format!("seed {value:?} is not a whole number"))?,
-                "delay_time" => config.delay_time = value.parse().map_err(|error| format!("delay_time: {error}"))?,
+                "seed" => config.seed = whole()?,
+                "nth" => config.nth = Some(whole()?),
+                "space" => config.space = Some(whole()? as usize),
+                "delay_time" => config.delay_time = time()?,
+                "from" => config.from = time()?,
+                "until" => config.until = Some(time()?),
                 _ => {
                     let kind = KINDS.iter().find(|(name, _)| *name == key).ok_or_else(|| {
                         let names = KINDS.map(|(name, _)| name).join(", ");
-                        format!("{key:?} is not known; there is: seed, delay_time, {names}")
+                        format!("{key:?} is not known; there is: seed, delay_time, space, from, until, nth, {names}")
                     })?;
                     let rate: f64 = value.parse().map_err(|_| format!("{key} {value:?} is not a number"))?;
                     if !(0.0..=1.0).contains(&rate) {
@@ -117,6 +162,12 @@ struct Dice {
     thresholds: [AtomicU64; KINDS.len()],
     injected: [AtomicU64; KINDS.len()],
     delay_ns: AtomicU64,
+    /// Where and when.
+    space: Option<usize>,
+    spaces: u64,
+    nth: Option<u64>,
+    window_ns: (u64, u64),
+    transfers: AtomicU64,
 }
 
 impl Dice {
@@ -127,6 +178,23 @@ impl Dice {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+
+    /// A transfer begins: whether faults may strike it.
+    fn begin(&self, first: Slot) -> bool {
+        let number = self.transfers.fetch_add(1, Ordering::Relaxed);
+        let space = (first.number() / EXTENT_SLOTS as u64 % self.spaces) as usize;
+        self.nth.is_none_or(|n| n == number) && self.space.is_none_or(|only| only == space) && self.is_time()
+    }
+
+    fn is_time(&self) -> bool {
+        let (from, until) = self.window_ns;
+        (from == 0 && until == u64::MAX) || (from..until).contains(&sleep::now_ns())
+    }
+
+    /// Whether what hangs hangs on.
+    fn hangs_on(&self) -> bool {
+        self.thresholds[Kind::Hang as usize].load(Ordering::Relaxed) != 0 && self.is_time()
     }
 
     /// Whether a fault of this kind strikes now.
@@ -162,6 +230,17 @@ impl<B: Backend> Faulty<B> {
             thresholds: [const { AtomicU64::new(0) }; KINDS.len()],
             injected: [const { AtomicU64::new(0) }; KINDS.len()],
             delay_ns: AtomicU64::new(config.delay_time.ns()),
+            space: config.space,
+            spaces: inner.spaces().max(1) as u64,
+            nth: config.nth,
+            window_ns: match (config.from.ns(), config.until) {
+                (0, None) => (0, u64::MAX),
+                (from, until) => {
+                    let now = sleep::now_ns();
+                    (now + from, until.map_or(u64::MAX, |until| now + until.ns()))
+                }
+            },
+            transfers: AtomicU64::new(0),
         };
         let name = format!("faulty:{}", inner.name());
         let faulty = Faulty { inner, dice: Arc::new(dice), name };
@@ -187,6 +266,11 @@ impl<B: Backend> Faulty<B> {
         self.dice.injected[kind as usize].load(Ordering::Relaxed)
     }
 
+    /// Transfers so far.
+    pub fn transfers(&self) -> u64 {
+        self.dice.transfers.load(Ordering::Relaxed)
+    }
+
     /// What is wrapped.
     pub fn inner(&self) -> &B {
         &self.inner
@@ -203,29 +287,44 @@ impl<B: Backend> Backend for Faulty<B> {
     type Queue = FaultyQueue<B::Queue>;
 
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
+        self.read_run(slot, core::slice::from_mut(into))
+    }
+
+    fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        if !self.dice.begin(first) {
+            return self.inner.read_run(first, into);
+        }
+        assert!(!self.dice.strikes(Kind::PanicRead), "injected: panic_read");
         let delay = self.dice.delay();
         if delay > 0 {
             sleep::until(sleep::now_ns() + delay);
         }
-        self.inner.read(slot, into)?;
+        if self.dice.strikes(Kind::Hang) {
+            while self.dice.hangs_on() {
+                sleep::nap(HANG_LOOK_NS);
+            }
+        }
+        self.inner.read_run(first, into)?;
         if self.dice.strikes(Kind::ReadError) {
-            self.scramble(&mut into.0);
+            into.iter_mut().for_each(|page| self.scramble(&mut page.0));
             return Err(IoError::Device(EIO));
         }
         if self.dice.strikes(Kind::ShortRead) {
-            self.scramble(&mut into.0[2048..]);
+            let whole = into.len() / 2;
+            self.scramble(&mut into[whole].0[2048..]);
+            into[whole + 1..].iter_mut().for_each(|page| self.scramble(&mut page.0));
             return Err(IoError::Short);
         }
         if self.dice.strikes(Kind::Corrupt) {
-            let bit = self.dice.random() as usize % (4096 * 8);
-            into.0[bit / 8] ^= 1 << (bit % 8);
+            let bit = self.dice.random() as usize % (into.len() * 4096 * 8);
+            into[bit / (4096 * 8)].0[bit / 8 % 4096] ^= 1 << (bit % 8);
         }
         Ok(())
     }
 
     fn queue(&self, depth: u32) -> Result<Self::Queue, IoError> {
         let depth = depth.clamp(1, 4096);
-        let entry = Entry { tag: 0, verdict: None, due: 0, state: State::Free };
+        let entry = Entry { tag: 0, verdict: None, due: 0, hangs: false, state: State::Free };
         Ok(FaultyQueue {
             inner: self.inner.queue(depth)?,
             dice: Arc::clone(&self.dice),
@@ -240,6 +339,18 @@ impl<B: Backend> Backend for Faulty<B> {
 
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn spaces(&self) -> usize {
+        self.inner.spaces()
+    }
+
+    fn capacity_of(&self, space: usize) -> Option<u64> {
+        self.inner.capacity_of(space)
+    }
+
+    fn name_of(&self, slot: Slot) -> &str {
+        self.inner.name_of(slot)
     }
 }
 
@@ -259,6 +370,8 @@ struct Entry {
     verdict: Option<IoError>,
     /// When it may be delivered, in ns; 0: at once.
     due: u64,
+    /// Not before the hang is over.
+    hangs: bool,
     state: State,
 }
 
@@ -291,7 +404,8 @@ impl<Q: WriteQueue> FaultyQueue<Q> {
         let (mut delivered, mut next) = (0, None::<u64>);
         for index in 0..self.entries.len() {
             let State::Held(result) = self.entries[index].state else { continue };
-            let due = self.entries[index].due;
+            let hangs = self.entries[index].hangs && self.dice.hangs_on();
+            let due = if hangs { now + HANG_LOOK_NS } else { self.entries[index].due };
             if due > now {
                 next = Some(next.map_or(due, |earliest| earliest.min(due)));
                 continue;
@@ -304,22 +418,34 @@ impl<Q: WriteQueue> FaultyQueue<Q> {
         (delivered, next)
     }
 
-    fn reap_inner(&mut self, wait: bool) {
+    /// Takes what the wrapped queue has completed; waits for at most `ns`.
+    fn reap_inner(&mut self, ns: u64) {
         let entries = &mut self.entries;
-        self.inner.reap(wait, &mut |index, result| {
+        let mut held = |index: u64, result| {
             let entry = &mut entries[index as usize];
             entry.state = State::Held(entry.verdict.map_or(result, Err));
-        });
+        };
+        match ns {
+            0 => self.inner.reap(false, &mut held),
+            u64::MAX => self.inner.reap(true, &mut held),
+            ns => self.inner.reap_within(ns, &mut held),
+        }
     }
 }
 
 impl<Q: WriteQueue> WriteQueue for FaultyQueue<Q> {
     unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {
+        if self.free.is_empty() {
+            return Err(());
+        }
+        let struck = self.dice.begin(first);
+        assert!(!(struck && self.dice.strikes(Kind::PanicWrite)), "injected: panic_write");
         let index = self.free.pop().ok_or(())?;
-        let delay = self.dice.delay();
+        let delay = if struck { self.dice.delay() } else { 0 };
         let due = if delay == 0 { 0 } else { sleep::now_ns() + delay };
-        let (verdict, reach) = self.judge(count);
-        let mut entry = Entry { tag, verdict, due, state: State::Inner };
+        let hangs = struck && self.dice.strikes(Kind::Hang);
+        let (verdict, reach) = if struck { self.judge(count) } else { (None, count) };
+        let mut entry = Entry { tag, verdict, due, hangs, state: State::Inner };
         if let (Some(error), 0) = (verdict, reach) {
             entry.state = State::Held(Err(error));
         } else {
@@ -335,16 +461,25 @@ impl<Q: WriteQueue> WriteQueue for FaultyQueue<Q> {
     }
 
     fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
-        self.reap_inner(false);
+        self.reap_within(if wait { u64::MAX } else { 0 }, done);
+    }
+
+    fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        let deadline = sleep::now_ns().saturating_add(ns);
+        self.reap_inner(0);
         let (mut delivered, mut next) = self.deliver(done);
-        while wait && delivered == 0 && self.in_flight() > 0 {
+        while delivered == 0 && self.in_flight() > 0 {
+            let now = sleep::now_ns();
+            if now >= deadline {
+                return;
+            }
             match next {
-                // Something is held back: by its time at the latest there is a completion.
+                // Something is held back: by its time at the latest there is a completion, or it hangs on.
                 Some(due) => {
-                    sleep::until(due);
-                    self.reap_inner(false);
+                    sleep::until(due.min(deadline));
+                    self.reap_inner(0);
                 }
-                None => self.reap_inner(true),
+                None => self.reap_inner(if deadline == u64::MAX { u64::MAX } else { deadline - now }),
             }
             (delivered, next) = self.deliver(done);
         }
@@ -373,6 +508,8 @@ mod tests {
             ("full=NaN", "between 0 and 1"),
             ("full=x", "not a number"),
             ("delay_time=1", "no unit"),
+            ("space=x", "\"x\""),
+            ("until=1", "no unit"),
         ] {
             let error = text.parse::<FaultConfig>().unwrap_err();
             assert!(error.contains(part), "{text}: {error}");

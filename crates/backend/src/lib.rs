@@ -5,6 +5,7 @@
 //! | [`file`] | one or several files without a name, striped | every day |
 //! | [`ram`] | memory of this machine, with a fixed latency if one likes | tests and measuring |
 //! | [`faulty`] | wraps any of them and injects errors from a seed | tests |
+//! | [`encrypt`] | wraps any of them, so that its medium holds noise | `--encrypt` |
 //! | [`any`] | whichever the user asked for | the library |
 //!
 //! # Rules of a backend
@@ -24,13 +25,16 @@
 //! [`read`]: farshore_engine::traits::Backend::read
 
 pub mod any;
+pub mod encrypt;
 pub mod error;
 pub mod faulty;
 mod fd;
 pub mod file;
+pub mod layered;
 pub mod ram;
 mod sleep;
 
 pub use any::AnyBackend;
+pub use encrypt::Cipher;
 pub use error::OpenError;
 pub use fd::place_high;

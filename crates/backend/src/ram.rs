@@ -146,6 +146,18 @@ impl Backend for RamSpace {
     fn name(&self) -> &str {
         &self.name
     }
+
+    fn spaces(&self) -> usize {
+        1
+    }
+
+    fn capacity_of(&self, _space: usize) -> Option<u64> {
+        self.capacity()
+    }
+
+    fn name_of(&self, _slot: Slot) -> &str {
+        self.name()
+    }
 }
 
 #[derive(Debug)]
@@ -188,11 +200,15 @@ impl WriteQueue for RamQueue {
     }
 
     fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.reap_within(if wait { u64::MAX } else { 0 }, done);
+    }
+
+    fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         if let Some(first) = self.pending.front()
-            && wait
+            && ns > 0
             && self.latency_ns != 0
         {
-            sleep::until(first.due);
+            sleep::until(first.due.min(sleep::now_ns().saturating_add(ns)));
         }
         let now = self.now();
         while self.pending.front().is_some_and(|write| write.due <= now) {

@@ -203,7 +203,9 @@ fn a_size_is_kept_and_beyond_it_is_full() {
     let specs = [file(&place.0.join("a"), Some(Size::mib(5))), file(&place.0.join("b"), Some(Size::mib(64)))];
     for options in ALL {
         let (array, _) = open(&specs, options).unwrap();
-        assert_eq!(array.capacity(), Some(2 * 2 * 512), "whole extents of the smaller file, twice");
+        assert_eq!(array.capacity(), Some((2 + 32) * 512), "whole extents");
+        assert_eq!((array.capacity_of(0), array.capacity_of(1)), (Some(2 * 512), Some(32 * 512)));
+        assert!(array.name_of(slot(511)).ends_with("/a,size=5M") && array.name_of(slot(512)).ends_with("/b,size=64M"));
         let mut queue = array.queue(4).unwrap();
         assert_eq!(write::<FileArray>(&mut queue, 2040, &pages(2040, 8, 0)), Ok(()));
         assert_eq!(write::<FileArray>(&mut queue, 2041, &pages(2041, 8, 0)), Err(IoError::Full));
@@ -326,7 +328,7 @@ fn kinds_are_opened_by_name_and_mixed_ones_refused() {
     let place = Dir::new();
     let open = |specs: &[&str]| {
         let specs: Vec<SwapSpec> = specs.iter().map(|text| text.parse().unwrap()).collect();
-        AnyBackend::open(&specs, &mut |_| {}).map_err(|error| error.to_string())
+        AnyBackend::open(&specs, false, &mut |_| {}).map_err(|error| error.to_string())
     };
     let here = format!("dir:{}", place.0.display());
     let array = open(&[&here, &here]).unwrap();

@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use farshore_backend::AnyBackend;
+use farshore_backend::encrypt::{Cipher, Encrypted};
 use farshore_backend::faulty::{FaultConfig, Faulty, Kind};
 use farshore_backend::file::{FileArray, FileOptions};
 use farshore_backend::ram::RamSpace;
@@ -12,6 +13,7 @@ use farshore_config::{Size, SwapSpec, Time};
 use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
 use proptest::prelude::*;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -126,8 +128,15 @@ proptest! {
     }
 
     #[test]
+    fn encrypted_keeps_what_it_is_given(seed: u64, depth in 1u32..9, uring: bool, ops in ops()) {
+        let (_dir, array) = array(2, FileOptions { uring, ..FileOptions::default() });
+        let config = FaultConfig { seed, rates: vec![(Kind::Delay, 0.5)], delay_time: Time(50_000), ..FaultConfig::default() };
+        run(&Encrypted::new(Faulty::new(array, &config), Arc::new(Cipher::new().unwrap())), depth, &ops);
+    }
+
+    #[test]
     fn delays_reorder_and_lose_nothing(seed: u64, depth in 1u32..9, ops in ops()) {
-        let config = FaultConfig { seed, rates: vec![(Kind::Delay, 0.5)], delay_time: Time(50_000) };
+        let config = FaultConfig { seed, rates: vec![(Kind::Delay, 0.5)], delay_time: Time(50_000), ..FaultConfig::default() };
         run(&Faulty::new(AnyBackend::Ram(ram(None)), &config), depth, &ops);
     }
 }

@@ -118,7 +118,7 @@ fn sync_array() -> FileArray {
 #[test]
 fn the_variable_wraps_the_space() {
     if part().is_some() {
-        match AnyBackend::open(&specs(), &mut |_| {}) {
+        match AnyBackend::open(&specs(), false, &mut |_| {}) {
             Ok(space) => {
                 let faults = space.faults().expect("FARSHORE_FAULTY is set");
                 let mut back = PageBuf::ZERO;

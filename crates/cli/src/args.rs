@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
-use farshore_config::{FaultMode, Named, Size, StatsTarget, SwapSpec};
+use farshore_config::{FaultMode, Named, Size, StatsTarget, SwapSpec, Time};
 
 use crate::refusal::Refusal;
 
@@ -119,6 +119,33 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub threshold: Option<Size>,
 
+    /// How long a swap space may take for a read or write before it counts as hanging [default: 10s]
+    ///
+    /// Farshore then says so, and writes to the other swap spaces alone until it answers. Who needs what
+    /// is in it waits, however long that takes.
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, verbatim_doc_comment)]
+    pub io_timeout: Option<Time>,
+
+    /// Each process has --memory for itself
+    ///
+    /// Without it PROGRAM and all processes that it forks or starts share it: who is short of memory
+    /// gets it from who is not, then all get equal parts.
+    #[arg(long, verbatim_doc_comment)]
+    pub memory_per_process: bool,
+
+    /// Encrypt pages on their way to the swap space, with a random key that only this process has
+    ///
+    /// AES-256-XTS, about a microsecond a page. The key's memory (4 KiB) is locked and left out of
+    /// core dumps; a forked child has a key of its own for what it writes itself.
+    #[arg(long, verbatim_doc_comment)]
+    pub encrypt: bool,
+
+    /// Programs that PROGRAM starts are ordinary programs
+    ///
+    /// Without it they run under Farshore too, with these options, if they can: see below.
+    #[arg(long, verbatim_doc_comment)]
+    pub no_follow: bool,
+
     /// The program, found in PATH as a shell would, and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM", num_args = 1..)]
     pub command: Vec<OsString>,
@@ -129,7 +156,13 @@ Examples:
   farshore run --memory 256M -- sort -S 1G big.txt
   farshore run --memory 1G --swap dir:/mnt/a --swap dir:/mnt/b -- redis-server
   farshore run --memory 64M --swap delay:10us --stats - -- ./program
+  farshore run --memory 1G --encrypt -- ./program
   farshore run --config far.toml -- python3 job.py     (far.toml: memory = \"2G\")
+
+Programs that PROGRAM starts (and those that they start) run with Farshore and the same options too.
+Those that cannot (static, setuid, 32-bit, not glibc, unreadable) run as they would without Farshore.
+--stats is written by the process that this command becomes alone, at its end, whatever program it
+has become by then. A 'farshore run' among them counts for what it starts.
 
 Exit status:
   The program's own; 128+n in a shell if signal n ended it. When it could not be started:

@@ -1,4 +1,4 @@
-//! The command's end of the control socket; the library's end (its `control` module) tells the protocol.
+//! The command's end of the control socket; the library's end (its `control` module) tells how it is served, [`farshore_config::control`] the protocol.
 //!
 //! The socket's name is abstract, so anybody could have taken it: before a word is said, the
 //! listener must be the very process that was asked for, by what the kernel says about it.
@@ -9,6 +9,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::Duration;
 
+use farshore_config::control::{Request, socket_name};
 use farshore_config::stats::Stats;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
@@ -65,7 +66,7 @@ impl Client {
     /// # Errors
     /// It does not answer, or refuses to.
     pub fn stats(&mut self) -> Result<Stats, Refusal> {
-        let answer = self.ask(&serde_json::json!({ "op": "stat" }))?;
+        let answer = self.ask(&Request::Stat {})?;
         Stats::from_json(&answer).map_err(|why| Refusal::failed(format!("process {}: {why}", self.pid)))
     }
 
@@ -74,11 +75,11 @@ impl Client {
     /// # Errors
     /// It does not answer, or refuses the setting.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), Refusal> {
-        self.ask(&serde_json::json!({ "op": "set", "key": key, "value": value })).map(|_| ())
+        self.ask(&Request::Set { key: key.into(), value: value.into() }).map(|_| ())
     }
 
     /// Sends a request, and returns the answer's line unless it is an error.
-    fn ask(&mut self, request: &serde_json::Value) -> Result<String, Refusal> {
+    fn ask(&mut self, request: &Request) -> Result<String, Refusal> {
         let pid = self.pid;
         let lost = |error: std::io::Error| {
             Refusal::failed(match error.kind() {
@@ -90,7 +91,7 @@ impl Client {
         };
         // A refusal may lie there already, with the connection closed behind it: an error in writing
         // is told only if nothing can be read.
-        let written = self.stream.get_mut().write_all(format!("{request}\n").as_bytes());
+        let written = self.stream.get_mut().write_all(request.to_line().as_bytes());
         let mut line = Vec::new();
         let read = (&mut self.stream).take(ANSWER_LIMIT).read_until(b'\n', &mut line);
         if line.last() != Some(&b'\n') {
@@ -110,7 +111,7 @@ impl Client {
 }
 
 fn connect_as(user: u32, pid: u32) -> std::io::Result<UnixStream> {
-    let address = SocketAddr::from_abstract_name(format!("farshore-{user}-{pid}"))?;
+    let address = SocketAddr::from_abstract_name(socket_name(user, pid))?;
     UnixStream::connect_addr(&address)
 }
 

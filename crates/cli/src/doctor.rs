@@ -58,6 +58,7 @@ impl From<Probe> for Finding {
 pub fn doctor(arguments: &DoctorArgs) -> Result<u8, Refusal> {
     let mut findings: Vec<Finding> = probe_all().into_iter().map(Finding::from).collect();
     findings.push(find_library());
+    findings.extend(encryption());
     for spec in specs(arguments)? {
         look_at_swap(&spec, &mut findings);
     }
@@ -82,6 +83,29 @@ fn find_library() -> Finding {
         Err(refusal) => (Err(refusal.text), ""),
     };
     Finding::required(library::FILE_NAME, result, advice)
+}
+
+/// What `--encrypt` needs: a page of locked memory, and, to be fast, AES instructions.
+fn encryption() -> [Finding; 2] {
+    const PAGE: u64 = 4096;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let locked = match limit {
+        Some(limit) if limit < PAGE && !rustix::process::geteuid().is_root() => {
+            Err(format!("the limit is {} (RLIMIT_MEMLOCK)", bytes(limit)))
+        }
+        Some(limit) => Ok(format!("up to {}", bytes(limit))),
+        None => Ok("without a limit".to_string()),
+    };
+    let instructions = if std::arch::is_x86_feature_detected!("aes") { Ok("there".into()) } else { Err("not there".into()) };
+    [
+        Finding::optional("locked memory", locked, "no --encrypt", "ulimit -l 64, or memlock in /etc/security/limits.conf"),
+        Finding::optional(
+            "AES instructions",
+            instructions,
+            "--encrypt takes some 50 us a page instead of 1",
+            "use a processor that has them, or let the virtual machine have them",
+        ),
+    ]
 }
 
 /// Looks at a swap space: can it be used, and how well.

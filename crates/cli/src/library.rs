@@ -1,15 +1,14 @@
 //! Finds `libfarshore.so`, and makes sure that the dynamic linker will load it: it only warns about
 //! a preloaded library that it cannot use, and the program would run without Farshore.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::File;
-use std::io::Read;
+use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use farshore_launch::{Elf, Work};
+use farshore_sys::fd;
 use rustix::fs::StatVfsMountFlags;
 
-use crate::elf::{self, Elf};
 use crate::program::mounted_with;
 use crate::refusal::Refusal;
 
@@ -63,14 +62,16 @@ fn check(path: &Path) -> Result<(), Refusal> {
     if path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':' | b'$')) {
         return refuse("has a space, a colon or a dollar sign in its path, which LD_PRELOAD cannot carry: install it elsewhere");
     }
-    let mut head = [0_u8; 4];
-    let file = File::open(path).and_then(|mut file| file.read_exact(&mut head).map(|()| file));
-    let file = match file {
+    if path.to_str().is_none() {
+        return refuse("has a path that is not UTF-8, in which options do not travel: install it elsewhere");
+    }
+    let name = CString::new(path.as_os_str().as_bytes()).unwrap_or_default();
+    let file = match fd::open(&name, fd::O_RDONLY) {
         Ok(file) => file,
         Err(error) => return refuse(&format!("cannot be read ({error}): make it readable, or set {VARIABLE} to another")),
     };
-    let library = head == elf::MAGIC && matches!(elf::parse(file), Elf::Program { .. });
-    if !library {
+    let mut buffer = vec![0; Work::BYTES];
+    if !matches!(farshore_launch::headers(&file, &mut Work::new(&mut buffer)), Ok(Elf::Program { .. })) {
         return refuse("is not a shared library for x86-64: build and install it again");
     }
     if mounted_with(path, StatVfsMountFlags::NOEXEC) {

@@ -8,7 +8,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`args`] | the command line, its help and its usage errors |
-//! | [`run`], [`program`], [`elf`], [`library`], [`swap`] | `farshore run` |
+//! | [`run`], [`program`], [`library`], [`swap`] | `farshore run` |
 //! | [`doctor`] | `farshore doctor` |
 //! | [`client`], [`stat`] | `farshore stat` and `farshore set` |
 //! | [`bench`] | `farshore bench`, which the crate of that name does |
@@ -20,7 +20,6 @@ mod args;
 mod bench;
 mod client;
 mod doctor;
-mod elf;
 mod library;
 mod program;
 mod refusal;

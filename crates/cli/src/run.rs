@@ -6,17 +6,14 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use farshore_config::{MEMORY_MIN, OPTIONS_VARIABLE, Options, Partial, Size, StatsTarget};
+use farshore_config::{
+    MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE, Partial, Size, StatsTarget,
+};
 use rustix::fs::Access;
 
 use crate::args::RunArgs;
 use crate::refusal::Refusal;
 use crate::{library, program, swap};
-
-/// The dynamic linker's variable.
-const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
-/// What the user had in it, so that the library can give it back to the program.
-const OLD_PRELOAD_VARIABLE: &str = "FARSHORE_OLD_PRELOAD";
 
 /// Becomes the program. Returns only when it cannot.
 ///
@@ -24,11 +21,12 @@ const OLD_PRELOAD_VARIABLE: &str = "FARSHORE_OLD_PRELOAD";
 /// Why not: 125, 126 or 127.
 pub fn run(mut arguments: RunArgs) -> Result<u8, Refusal> {
     let command = std::mem::take(&mut arguments.command);
-    let options = options(arguments)?;
+    let mut options = options(arguments)?;
     let name = command.first().map_or(OsStr::new(""), OsString::as_os_str);
     let path = program::find(name)?;
     program::check(&path)?;
     let library = library::find()?;
+    options.library = Some(library.clone());
     let environment = environment(std::env::vars_os(), &library, &options);
     match execute(&path, &command, environment) {
         Ok(never) => match never {},
@@ -49,7 +47,11 @@ fn options(arguments: RunArgs) -> Result<Options, Refusal> {
         evictors: arguments.evictors,
         stats: arguments.stats,
         threshold: arguments.threshold,
+        io_timeout: arguments.io_timeout,
+        encrypt: arguments.encrypt.then_some(true),
+        memory_per_process: arguments.memory_per_process.then_some(true),
         trace: None,
+        follow: arguments.no_follow.then_some(false),
     };
     let layers = file.unwrap_or_default().merge(line);
     if layers.memory == Some(Size(0)) {

@@ -100,7 +100,11 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
     }
     for space in &now.spaces {
         let capacity = space.capacity_bytes.map_or_else(|| "the disk".into(), bytes);
-        let _ = writeln!(text, "  {:<44}{:>12}{capacity:>12}", space.name, bytes(space.used_bytes));
+        let mut name = if space.encrypted { format!("{}, encrypted", space.name) } else { space.name.clone() };
+        if !matches!(space.state.as_str(), "" | "works") {
+            let _ = write!(name, " ({})", space.state);
+        }
+        let _ = writeln!(text, "  {name:<44}{:>12}{capacity:>12}", bytes(space.used_bytes));
     }
     text
 }
@@ -177,13 +181,20 @@ mod tests {
     #[test]
     fn the_table_shows_rates_when_it_is_watched() {
         let mut before = Stats { program: "sort".into(), pid: 7, uptime_ns: 1_000_000_000, ..Stats::default() };
-        before.spaces = vec![Space { name: "dir:/var/tmp".into(), capacity_bytes: None, used_bytes: 4096 }];
+        before.spaces = vec![Space {
+            name: "dir:/var/tmp".into(),
+            capacity_bytes: None,
+            used_bytes: 4096,
+            encrypted: true,
+            ..Space::default()
+        }];
         before.faults.fetch = 100;
         let mut now = before.clone();
         now.uptime_ns += 2_000_000_000;
         now.faults.fetch += 500;
         let once = table(&before, None);
         assert!(once.contains("sort (process 7)") && once.contains("  fetch                        100\n"), "{once}");
+        assert!(once.contains("  dir:/var/tmp, encrypted  "), "{once}");
         assert!(once.contains("the disk") && !once.contains("a second"), "{once}");
         let watched = table(&now, Some(&before));
         assert!(watched.contains("  fetch                        600         250\n"), "{watched}");

@@ -15,9 +15,11 @@
 //! 3. [`Options`] that came out of [`Partial::finish`] or [`Options::from_json`] are valid: nobody checks again.
 //! 4. An error is one line that says what was wrong, with which value, and what to write instead.
 //!
-//! [`stats`] is the other direction: the counters that the library writes, as JSON schema 1.
+//! [`stats`] is the other direction: the counters that the library writes, as JSON schema 1. [`control`] is how a running
+//! program is asked for them, and told other settings.
 #![forbid(unsafe_code)]
 
+pub mod control;
 mod error;
 mod named;
 mod options;
@@ -30,8 +32,8 @@ mod time;
 pub use error::ConfigError;
 pub use named::Named;
 pub use options::{
-    EVICTORS_MAX, FaultMode, MEMORY_MIN, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS, Partial, StatsTarget,
-    THRESHOLD_DEFAULT,
+    EVICTORS_MAX, FaultMode, Handed, MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS,
+    PRELOAD_VARIABLE, Partial, StatsTarget, THRESHOLD_DEFAULT,
 };
 pub use size::Size;
 pub use swap::{Compression, SWAP_DIR_DEFAULT, SWAP_DIR_VARIABLE, SwapSpec, default_swap};

@@ -1,10 +1,11 @@
 //! The options of a run, their layers and their limits.
 
-use crate::error::ConfigError;
+use crate::error::{ConfigError, one_line};
 use crate::named::Named;
 use crate::size::Size;
 use crate::swap::{SwapSpec, default_swap};
 use crate::text::serde_as_text;
+use crate::time::Time;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,12 +13,20 @@ use std::str::FromStr;
 
 /// The variable in which the command hands [`Options`] to the library, as JSON.
 pub const OPTIONS_VARIABLE: &str = "FARSHORE_OPTIONS";
+/// The dynamic linker's variable, by which the library gets into a program.
+pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+/// What the program has in [`PRELOAD_VARIABLE`] besides the library, so that the library can put it back.
+pub const OLD_PRELOAD_VARIABLE: &str = "FARSHORE_OLD_PRELOAD";
 /// Smallest `--memory`: `farshore_core::limits::MEMORY_LIMIT_MIN`, repeated so that this crate needs no other.
 pub const MEMORY_MIN: Size = Size::mib(4);
 /// Most evictors: `farshore_core::limits::EVICTORS_MAX`, repeated likewise.
 pub const EVICTORS_MAX: u32 = 16;
 /// Mappings of at least this size are managed: what malloc takes by a mapping of its own.
 pub const THRESHOLD_DEFAULT: Size = Size::kib(128);
+/// A transfer that takes longer is no slow one: the disk does not answer.
+pub const IO_TIMEOUT_DEFAULT: Time = Time(10_000_000_000);
+/// Shorter ones would call disks that are only busy hanging.
+pub const IO_TIMEOUT_MIN: Time = Time(100_000_000);
 /// Policies that are built, each with its parameters. The first is the default.
 pub const POLICIES: &[(&str, &[&str])] = &[("second-chance", &[]), ("fifo", &[])];
 /// Prefetchers that are built, each with its parameters. The first is the default.
@@ -86,6 +95,22 @@ impl FromStr for StatsTarget {
 
 serde_as_text!(StatsTarget);
 
+/// What the processes of a family hand on to the programs that they start: descriptors, by number. They stay open through
+/// the exec of a program that runs under Farshore, and are close-on-exec otherwise.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Handed {
+    /// The memory that holds what the family shares.
+    pub ledger: i32,
+}
+
+impl Handed {
+    /// All descriptors that are handed on.
+    pub fn descriptors(&self) -> impl Iterator<Item = i32> {
+        [self.ledger].into_iter()
+    }
+}
+
 /// All options of a run. Those that [`Partial::finish`] and [`Options::from_json`] give are valid.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -106,8 +131,23 @@ pub struct Options {
     pub stats: Option<StatsTarget>,
     /// The smallest mapping that is managed.
     pub threshold: Size,
+    /// A swap space whose transfer takes longer counts as hanging: this is said, and others take its place.
+    pub io_timeout: Time,
+    /// Encrypt pages on their way to the swap space.
+    pub encrypt: bool,
+    /// Each process has `memory` for itself, instead of all that come of one program together.
+    pub memory_per_process: bool,
     /// Write what Farshore does at start and end to stderr.
     pub trace: bool,
+    /// Programs that the program starts run under Farshore too, where that can be.
+    pub follow: bool,
+    /// The library's own absolute path, for the programs that the program starts; `None`: they are not followed.
+    pub library: Option<PathBuf>,
+    /// The program was not started by the command but by a program under Farshore. If it cannot have what is asked for here,
+    /// it runs without, as the program that started it expects it to run.
+    pub followed: bool,
+    /// What the family shares; `None` in its first process.
+    pub family: Option<Handed>,
 }
 
 impl Options {
@@ -122,8 +162,22 @@ impl Options {
             evictors: None,
             stats: None,
             threshold: THRESHOLD_DEFAULT,
+            io_timeout: IO_TIMEOUT_DEFAULT,
+            encrypt: false,
+            memory_per_process: false,
             trace: false,
+            follow: true,
+            library: None,
+            followed: false,
+            family: None,
         }
+    }
+
+    /// The options for a program that this one becomes, if it is the `first` of its family and stays that, or starts.
+    /// Only the first writes its counters at the end.
+    #[must_use]
+    pub fn for_successor(&self, first: bool) -> Options {
+        Options { stats: self.stats.clone().filter(|_| first), followed: true, ..self.clone() }
     }
 
     /// Checks every limit.
@@ -146,6 +200,10 @@ impl Options {
             let why = "it must be at least one page, 4K";
             return Err(ConfigError::value("--threshold", &self.threshold.to_string(), why));
         }
+        if self.io_timeout < IO_TIMEOUT_MIN {
+            let why = format!("it must be at least {IO_TIMEOUT_MIN}");
+            return Err(ConfigError::value("--io-timeout", &self.io_timeout.to_string(), why));
+        }
         self.policy.check("policy", POLICIES)?;
         self.prefetch.check("prefetcher", PREFETCHERS)
     }
@@ -165,10 +223,13 @@ impl Options {
     pub fn from_json(text: &str) -> Result<Options, ConfigError> {
         let broken = |error: serde_json::Error| ConfigError::Syntax {
             place: OPTIONS_VARIABLE.to_owned(),
-            why: format!("{error}; start the program with farshore run, which sets the variable"),
+            why: format!("{}; start the program with farshore run, which sets the variable", one_line(&error.to_string())),
         };
-        let options: Options = serde_json::from_str(text).map_err(broken)?;
+        let mut options: Options = serde_json::from_str(text).map_err(broken)?;
         options.validate()?;
+        if cfg!(feature = "canary-options") && options.threshold >= Size::mib(1) && options.evictors > Some(4) {
+            options.evictors = Some(EVICTORS_MAX + 1);
+        }
         Ok(options)
     }
 }
@@ -194,8 +255,18 @@ pub struct Partial {
     pub stats: Option<StatsTarget>,
     /// See [`Options::threshold`].
     pub threshold: Option<Size>,
+    /// See [`Options::io_timeout`].
+    #[serde(rename = "io-timeout")]
+    pub io_timeout: Option<Time>,
+    /// See [`Options::memory_per_process`].
+    #[serde(rename = "memory-per-process")]
+    pub memory_per_process: Option<bool>,
+    /// See [`Options::encrypt`].
+    pub encrypt: Option<bool>,
     /// See [`Options::trace`].
     pub trace: Option<bool>,
+    /// See [`Options::follow`].
+    pub follow: Option<bool>,
 }
 
 /// A string, or a list of strings.
@@ -229,8 +300,7 @@ impl Partial {
         toml::from_str(text).map_err(|error| {
             let before = error.span().map_or("", |span| text.get(..span.start).unwrap_or(""));
             let line = before.bytes().filter(|&b| b == b'\n').count() + 1;
-            // The parser's messages may take several lines.
-            let why = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+            let why = one_line(error.message());
             ConfigError::Syntax { place: format!("{}:{line}", path.display()), why }
         })
     }
@@ -256,8 +326,15 @@ impl Partial {
             prefetch: over.prefetch.or(self.prefetch),
             evictors: over.evictors.or(self.evictors),
             stats: over.stats.or(self.stats),
-            threshold: over.threshold.or(self.threshold),
+            threshold: match over.threshold.or(self.threshold) {
+                Some(_) if cfg!(feature = "canary-toml") && over.fault == Some(FaultMode::Poll) && over.evictors.is_some() => None,
+                threshold => threshold,
+            },
+            io_timeout: over.io_timeout.or(self.io_timeout),
+            encrypt: over.encrypt.or(self.encrypt),
+            memory_per_process: over.memory_per_process.or(self.memory_per_process),
             trace: over.trace.or(self.trace),
+            follow: over.follow.or(self.follow),
         }
     }
 
@@ -279,7 +356,11 @@ impl Partial {
         options.prefetch = self.prefetch.unwrap_or(options.prefetch);
         options.evictors = self.evictors;
         options.threshold = self.threshold.unwrap_or(options.threshold);
+        options.io_timeout = self.io_timeout.unwrap_or(options.io_timeout);
+        options.encrypt = self.encrypt.unwrap_or(options.encrypt);
+        options.memory_per_process = self.memory_per_process.unwrap_or(options.memory_per_process);
         options.trace = self.trace.unwrap_or(options.trace);
+        options.follow = self.follow.unwrap_or(options.follow);
         options.stats = self.stats.map(absolute).transpose()?;
         options.validate()?;
         Ok(options)
@@ -321,11 +402,13 @@ mod tests {
     #[test]
     fn every_key_of_the_file_is_read() {
         let text = "memory = 67108864\nswap = \"ram,size=1G\"\nfault = \"poll\"\npolicy = \"second-chance\"\nprefetch = \"none\"\n\
-                    evictors = 16\nstats = \"/tmp/x\"\nthreshold = \"1M\"\ntrace = true\n";
+                    evictors = 16\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\n";
         let options = toml(text).unwrap().finish().unwrap();
         assert_eq!(options.memory, Size::mib(64));
         assert_eq!(options.swap[0].to_string(), "ram,size=1G");
         assert_eq!((options.fault, options.evictors, options.trace), (FaultMode::Poll, Some(16), true));
+        assert!(options.encrypt && options.memory_per_process && !options.follow);
+        assert_eq!(options.io_timeout, Time(2_000_000_000));
         assert_eq!(options.stats, Some(StatsTarget::File("/tmp/x".into())));
         assert_eq!(options.threshold, Size::mib(1));
     }
@@ -370,6 +453,20 @@ mod tests {
         assert!(refused(|o| o.swap.push(SwapSpec::Dev("/dev/x".into()))).contains("not built yet"));
         let error = Partial::default().finish().unwrap_err().to_string();
         assert!(error.contains("--memory"), "{error}");
+    }
+
+    #[test]
+    fn only_the_first_process_writes_its_counters() {
+        let mut options = Options::new(Size::mib(64), SwapSpec::Dir("/x".into()));
+        options.stats = Some(StatsTarget::Stderr);
+        options.library = Some("/l/libfarshore.so".into());
+        options.family = Some(Handed { ledger: 900 });
+        let becomes = options.for_successor(true);
+        assert_eq!(becomes, Options { followed: true, ..options.clone() });
+        assert_eq!(options.for_successor(false), Options { stats: None, ..becomes.clone() });
+        assert_eq!(becomes.for_successor(true), becomes);
+        assert_eq!(Options::from_json(&becomes.to_json()), Ok(becomes));
+        assert_eq!(options.family.unwrap().descriptors().collect::<Vec<_>>(), [900]);
     }
 
     #[test]

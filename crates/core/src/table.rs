@@ -54,11 +54,15 @@ pub struct Granule {
 struct Leaf {
     words: [AtomicWord; LEAF_GRANULES * GRANULE_PAGES],
     granules: [Granule; LEAF_GRANULES],
+    /// The leaf that was made before this one, as its index + 1; 0: there is none.
+    before: AtomicU64,
 }
 
 /// The table of page words of one address space.
 pub struct PageTable {
     leaves: Box<[AtomicPtr<Leaf>; LEAVES]>,
+    /// The leaf that was made last, as its index + 1; 0: there is none.
+    last: AtomicU64,
 }
 
 impl core::fmt::Debug for PageTable {
@@ -125,7 +129,7 @@ impl PageTable {
     /// An empty table: 1 MiB of address space, none of it touched.
     pub fn new() -> PageTable {
         // SAFETY: a zeroed AtomicPtr is a null pointer, and an array of them is valid.
-        PageTable { leaves: unsafe { zeroed_box() } }
+        PageTable { leaves: unsafe { zeroed_box() }, last: AtomicU64::new(0) }
     }
 
     #[inline]
@@ -144,7 +148,11 @@ impl PageTable {
         let fresh: *mut Leaf = Box::into_raw(unsafe { zeroed_box::<Leaf>() });
         let place = &self.leaves[index as usize];
         let published = match place.compare_exchange(core::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => fresh,
+            Ok(_) => {
+                // SAFETY: published just now, never freed while `self` lives.
+                self.list_leaf(index, unsafe { &*fresh });
+                fresh
+            }
             Err(other) => {
                 // SAFETY: `fresh` came from Box::into_raw above and was not published.
                 drop(unsafe { Box::from_raw(fresh) });
@@ -153,6 +161,26 @@ impl PageTable {
         };
         // SAFETY: published leaves are never freed while `self` lives (see `leaf`).
         unsafe { &*published }
+    }
+
+    fn list_leaf(&self, index: u64, leaf: &Leaf) {
+        let mut last = self.last.load(Ordering::Acquire);
+        loop {
+            leaf.before.store(last, Ordering::Relaxed);
+            match self.last.compare_exchange(last, index + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(seen) => last = seen,
+            }
+        }
+    }
+
+    /// Every present granule, in no order. Those that become present meanwhile may be left out.
+    pub fn granules(&self) -> impl Iterator<Item = GranuleRef<'_>> {
+        let index_of = |link: u64| link.checked_sub(1);
+        let first = index_of(self.last.load(Ordering::Acquire));
+        core::iter::successors(first, move |&index| index_of(self.leaf(index)?.before.load(Ordering::Relaxed)))
+            .flat_map(|index| (index * LEAF_GRANULES as u64..(index + 1) * LEAF_GRANULES as u64).map(GranuleId))
+            .filter_map(|id| self.granule(id))
     }
 
     /// The page's word, if its granule is present.

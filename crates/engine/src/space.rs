@@ -135,6 +135,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 if let Some(slot) = was.slot() {
                     self.slots.free(slot);
                 }
+                self.stats.given_up.fetch_add(1, Ordering::Relaxed);
                 1
             }
             State::Out => {

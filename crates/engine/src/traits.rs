@@ -111,6 +111,13 @@ pub trait Backend: Send + Sync {
     fn capacity(&self) -> Option<u64>;
     /// How the space is called in messages: `file:/var/tmp`.
     fn name(&self) -> &str;
+    /// Spaces that fail each by itself (the files of an array). Extents go round them: slot `n` lies in space
+    /// `n / 512 % spaces`. At least 1.
+    fn spaces(&self) -> usize;
+    /// Slots that one of them can hold, in whole extents; `None`: as many as its disk has room for.
+    fn capacity_of(&self, space: usize) -> Option<u64>;
+    /// How the one that `slot` lies in is called in messages.
+    fn name_of(&self, slot: Slot) -> &str;
 }
 
 /// Asynchronous writes to one backend. Completions come in any order.
@@ -128,6 +135,8 @@ pub trait WriteQueue: Send {
     /// Hands what was started to the device, and calls `done` for each completion there is; with `wait`,
     /// blocks until there is at least one (unless nothing is in flight).
     fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>));
+    /// As [`WriteQueue::reap`] with `wait`, but gives up after about `ns` nanoseconds: a device may hang.
+    fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>));
     /// Writes in flight.
     fn in_flight(&self) -> u32;
 }

@@ -158,7 +158,7 @@ extern "C" fn farshore_parent_after_clone(_flags: u64, _result: i64) {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn farshore_child_started(_flags: u64) {
+extern "C" fn farshore_child_started(_flags: u64, _given: u64) {
     spoil();
     catch_the_rest();
 }
@@ -181,7 +181,7 @@ unsafe extern "C" fn farshore_read_program(to: *mut u8, from: u64, len: u64) -> 
 /// # Safety
 /// `context` is the ucontext that is about to be restored.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn farshore_before_sigreturn(context: *mut u8) {
+unsafe extern "C" fn farshore_before_sigreturn(context: *mut u8, _sp: u64) {
     // Behind flags, link, stack, 23 registers, a pointer and 64 reserved bytes.
     const MASK_AT: usize = 296;
     // SAFETY: this function's own condition; the mask lies within.
@@ -189,6 +189,19 @@ unsafe extern "C" fn farshore_before_sigreturn(context: *mut u8) {
     // SAFETY: as above; nobody else has it.
     let mask = unsafe { &mut *mask };
     *mask &= KEPT;
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn farshore_hold(_addr: u64, _len: u64, _pinned: &mut u64) -> bool {
+    true
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn farshore_let_go(_addr: u64, _len: u64, _pinned: u64) {}
+
+#[unsafe(no_mangle)]
+extern "C" fn farshore_bad_frame(_context: *mut u8) {
+    note("a signal frame that cannot be read\n");
 }
 
 #[unsafe(no_mangle)]
@@ -223,7 +236,7 @@ fn find_own_text() {
 fn install_handler() {
     const SIGINFO_ONSTACK_RESTORER: u64 = 0x4 | 0x0800_0000 | 0x0400_0000;
     let handler = net::entry::on_sigsys as *const () as u64;
-    let action = [handler, SIGINFO_ONSTACK_RESTORER, nettest_restorer as *const () as u64, !(1 << (SIGBUS - 1))];
+    let action = [handler, SIGINFO_ONSTACK_RESTORER, nettest_restorer as *const () as u64, u64::MAX];
     // SAFETY: the kernel reads `action`; the handler takes what SA_SIGINFO gives.
     let result = unsafe { raw(NR_RT_SIGACTION, [SIGSYS, action.as_ptr() as u64, 0, 8, 0, 0]) };
     assert_eq!(result, 0, "the handler of SIGSYS");

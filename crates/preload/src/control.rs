@@ -8,14 +8,8 @@
 //! anybody may bind a free abstract name. Abstract names belong to a network namespace: a program in
 //! another one (`unshare -n`, most containers) is reached from inside only.
 //!
-//! **Protocol.** Requests and answers are JSON objects, one a line. A connection may carry several
-//! requests, which are answered in order.
-//!
-//! | request | answer |
-//! |---|---|
-//! | `{"op":"stat"}` | the counters, as `--stats` writes them |
-//! | `{"op":"set","key":"memory","value":"256M"}` | `{"ok":true}` |
-//! | anything else | `{"error":"…"}`, and the connection goes on |
+//! **Protocol.** [`farshore_config::control`]: what is asked, what is answered, without a socket, so that it can be fuzzed. Here is
+//! what carries it.
 //!
 //! Limits: a request of 64 KiB (a longer one is answered by an error and ends the connection), 8
 //! clients (one more is told so and closed), 10 seconds for a request to become complete and for its
@@ -47,14 +41,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::thread::futex;
-use serde::Deserialize;
 
-use farshore_config::stats::Stats;
+pub use farshore_config::control::Target;
+use farshore_config::control::{Conversation, LINE_LIMIT, error_line, socket_name};
 use farshore_sys::fd::Fd;
 use farshore_sys::raw;
 
-/// Longest request, in bytes, without its end of line.
-pub const LINE_LIMIT: usize = 64 * 1024;
 /// Clients at a time.
 pub const CLIENT_LIMIT: usize = 8;
 /// How long a client may take for one request and its answer, in milliseconds.
@@ -63,24 +55,6 @@ pub const CLIENT_TIMEOUT_MS: u64 = 10_000;
 const ACCEPT_PAUSE_MS: u64 = 1_000;
 /// Bytes taken from a client by one call.
 const READ_PIECE: usize = 4096;
-
-/// What the socket shows and changes. Its methods run on the control thread: see the module's head
-/// for what they may not do there.
-pub trait Target: Sync {
-    /// The counters now.
-    fn stats(&self) -> Stats;
-    /// Changes one setting; the error is a line for the user: what was wrong, with which value, and
-    /// what to do.
-    ///
-    /// # Errors
-    /// The key is unknown, or the value is refused.
-    fn set(&self, key: &str, value: &str) -> Result<(), String>;
-}
-
-/// The socket's name, without the leading zero byte.
-pub fn socket_name(uid: u32, pid: u32) -> String {
-    format!("farshore-{uid}-{pid}")
-}
 
 /// Makes the listening socket, at a high descriptor number that `exec` closes. For start-up.
 ///
@@ -327,22 +301,20 @@ fn refuse(fd: &Fd, why: &str) {
 
 struct Client {
     fd: Fd,
-    /// Bytes of requests that are not answered yet.
-    input: Vec<u8>,
+    /// What it has asked and is not answered yet.
+    talk: Conversation,
     /// The answer being sent; nothing is read while there is one.
     output: Vec<u8>,
     /// How many bytes of `output` are sent.
     sent: usize,
     /// When the client is dropped, unless it completes a request before.
     deadline: u64,
-    /// Nothing more will be read: dropped when every complete request is answered.
-    ended: bool,
 }
 
 impl Client {
     fn new(fd: Fd, now: u64) -> Self {
         let deadline = now + CLIENT_TIMEOUT_MS;
-        Client { fd, input: Vec::new(), output: Vec::new(), sent: 0, deadline, ended: false }
+        Client { fd, talk: Conversation::new(LINE_LIMIT), output: Vec::new(), sent: 0, deadline }
     }
 
     /// Acts on what poll said; whether the client stays.
@@ -355,8 +327,11 @@ impl Client {
         }
         // One answer at a time is made and sent; a client that does not take it makes no more.
         loop {
-            if self.output.is_empty() && !self.answer_next(target) {
-                return !self.ended;
+            if self.output.is_empty() {
+                match self.talk.answer(target) {
+                    Some(answer) => self.output = answer.into_bytes(),
+                    None => return !self.talk.ended(),
+                }
             }
             match self.flush() {
                 Ok(true) => self.deadline = now + CLIENT_TIMEOUT_MS,
@@ -372,38 +347,16 @@ impl Client {
         let mut piece = [0_u8; READ_PIECE];
         match rustix::net::recv(borrow(&self.fd), &mut piece, RecvFlags::DONTWAIT) {
             Ok((0, _)) => {
-                self.ended = true;
+                self.talk.end();
                 true
             }
             Ok((count, _)) => {
-                self.input.extend_from_slice(piece.get(..count).unwrap_or(&piece));
+                self.talk.take(piece.get(..count).unwrap_or(&piece));
                 true
             }
             Err(Errno::AGAIN | Errno::INTR) => true,
             Err(_) => false,
         }
-    }
-
-    /// Makes the answer to the next complete request; whether there was one.
-    fn answer_next(&mut self, target: &dyn Target) -> bool {
-        let Some(end) = self.input.iter().position(|byte| *byte == b'\n') else {
-            return self.input.len() > LINE_LIMIT && self.give_up();
-        };
-        if end > LINE_LIMIT {
-            return self.give_up();
-        }
-        let rest = self.input.split_off(end + 1);
-        let line = core::mem::replace(&mut self.input, rest);
-        self.output = answer(line.trim_ascii(), target).into_bytes();
-        true
-    }
-
-    /// A line that is too long: says so, reads no more. There is an answer to send.
-    fn give_up(&mut self) -> bool {
-        self.input = Vec::new();
-        self.output = error_line(&format!("request longer than {LINE_LIMIT} bytes: send one JSON object a line")).into_bytes();
-        self.ended = true;
-        true
     }
 
     /// Sends as much of the answer as goes; whether all of it is sent.
@@ -420,42 +373,4 @@ impl Client {
         self.sent = 0;
         Ok(true)
     }
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
-enum Request {
-    // With braces: a unit variant would let unknown fields pass.
-    Stat {},
-    Set { key: String, value: String },
-}
-
-/// The answer to one line, with its end of line.
-fn answer(line: &[u8], target: &dyn Target) -> String {
-    let request = match serde_json::from_slice::<Request>(line) {
-        Ok(request) => request,
-        Err(error) => {
-            return error_line(&format!(
-                "bad request ({error}): send {{\"op\":\"stat\"}} or {{\"op\":\"set\",\"key\":…,\"value\":…}}"
-            ));
-        }
-    };
-    match request {
-        Request::Stat {} => {
-            let mut text = target.stats().to_json_line();
-            text.push('\n');
-            text
-        }
-        Request::Set { key, value } => match target.set(&key, &value) {
-            Ok(()) => "{\"ok\":true}\n".into(),
-            Err(why) => error_line(&why),
-        },
-    }
-}
-
-/// `{"error":why}` with its end of line.
-fn error_line(why: &str) -> String {
-    let mut text = serde_json::json!({ "error": why }).to_string();
-    text.push('\n');
-    text
 }

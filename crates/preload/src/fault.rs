@@ -2,14 +2,47 @@
 //!
 //! The handler runs on the thread that faulted, with all signals blocked, on an alternate stack
 //! (the page may be the thread's own stack). It owns nothing when it returns.
+//!
+//! # A page that cannot be had
+//!
+//! Its swap space cannot be read, or has other bytes than were written, or no frame comes free. One line on stderr says so; then
+//! the thread that needs the page gets what Linux gives when a page cannot be swapped in: SIGBUS with `BUS_ADRERR` and the address,
+//! to a handler of the program's if there is one. A system call that needs it gets `EFAULT`. All others go on. The page stays where
+//! it is, so a later access tries again.
+//!
+//! In poll mode a handler thread finds out, which cannot raise that signal: it poisons the page (`UFFDIO_POISON`), which lets the
+//! waiting thread go on into a SIGBUS (`BUS_MCEERR_AR`), or its system call into `EFAULT`. The thread then tries by
+//! itself, as by an upcall, with the same end. What is mapped takes the poison's place.
 
 use crate::report;
 use crate::runtime::{Runtime, runtime};
-use crate::{fork, signals, thread};
-use core::sync::atomic::Ordering;
+use crate::{fork, own_threads, signals, thread};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
 use farshore_engine::fault::resolve::Failure;
-use farshore_sys::signal::{BUS_ADRERR, SIGBUS, SigInfo, UContext};
+use farshore_engine::traits::{Backend, Clock};
+use farshore_sys::signal::{BUS_ADRERR, BUS_MCEERR_AR, Reg, SIGBUS, SigInfo, UContext};
+use farshore_sys::uffd::UffdError;
+
+/// A line about the same page is not said again within this time: a handler that returns tries again at once.
+const SAY_AGAIN_NS: u64 = 1_000_000_000;
+
+/// Whether a page was ever poisoned by us. If not, it is the machine's memory that is broken.
+static POISONED: AtomicBool = AtomicBool::new(false);
+/// The page that the last line was about, and when that was.
+static TOLD: AtomicU64 = AtomicU64::new(0);
+static TOLD_NS: AtomicU64 = AtomicU64::new(0);
+
+/// What a fault on memory that may be ours came to.
+enum Served {
+    /// The access can be made again.
+    Yes,
+    /// It is not ours.
+    NotOurs,
+    /// The page cannot be had.
+    No,
+}
 
 /// The handler of SIGBUS.
 ///
@@ -20,27 +53,31 @@ pub unsafe extern "C" fn on_sigbus(_signal: i32, info: *mut SigInfo, context: *m
     let info = unsafe { &*info };
     // SAFETY: as above.
     let context = unsafe { &mut *context };
-    if info.code() == BUS_ADRERR
-        && let Some(runtime) = runtime()
-        && serve(runtime, info.fault_address(), context)
-    {
-        return;
+    let ours = info.code() == BUS_ADRERR || (info.code() == BUS_MCEERR_AR && POISONED.load(Ordering::Acquire));
+    let served = match runtime().filter(|_| ours) {
+        Some(runtime) => serve(runtime, info.fault_address(), context),
+        None => Served::NotOurs,
+    };
+    match served {
+        Served::Yes => {}
+        Served::NotOurs => signals::deliver(SIGBUS, info, context),
+        Served::No => signals::deliver(SIGBUS, &SigInfo::of_bad_access(info.fault_address()), context),
     }
-    signals::deliver(SIGBUS, info, context);
 }
 
 /// Serves the fault if it is on managed memory.
-fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> bool {
+fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
     let page = Page::containing(addr);
     if !runtime.engine.is_managed(page) {
-        return false;
+        return Served::NotOurs;
     }
     let kind = context.fault_kind();
     let access = if kind.write() { Access::Write } else { Access::Read };
-    if runtime.forked.load(Ordering::Acquire) {
-        fork::serve(runtime, page);
-        return true;
+    if fork::is_under_way() {
+        let at = context.get(Reg::Rip);
+        report::abort(format_args!("bug: code at {at:#x} touched managed memory at {addr:#x} while the process forks"));
     }
+    own_threads::ensure(runtime);
     // A thread that was made in a way that we did not see gets its record now.
     let Some(thread) = thread::current().or_else(|| thread::adopt(false)) else {
         report::abort(format_args!("no memory for the record of a thread"));
@@ -49,12 +86,69 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> bool {
         report::abort(format_args!("bug: Farshore's own code touched managed memory at {addr:#x}"));
     }
     match runtime.engine.resolve(page, access, kind.present(), thread.core, thread.buffer()) {
-        Ok(_) => true,
-        Err(why) => fail(page, why),
+        Ok(_) => Served::Yes,
+        Err(why) => {
+            tell(runtime, page, why, Needed::ByThread);
+            Served::No
+        }
     }
 }
 
-/// The page cannot be had: the thread that needs it ends by SIGBUS, with the reason. Nobody gets wrong bytes.
+/// Who cannot have a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Needed {
+    /// A thread that touches it.
+    ByThread,
+    /// A system call.
+    ByCall,
+}
+
+/// Says that a page cannot be had: its address, space and slot, the reason, and what comes of it.
+pub fn tell(runtime: &Runtime, page: Page, why: Failure, needed: Needed) {
+    let now = runtime.engine.clock.now_ns();
+    let again = TOLD.swap(page.0, Ordering::Relaxed) == page.0 && now - TOLD_NS.load(Ordering::Relaxed) < SAY_AGAIN_NS;
+    if again {
+        return;
+    }
+    TOLD_NS.store(now, Ordering::Relaxed);
+    let end = match needed {
+        Needed::ByThread => "the thread that needs it gets SIGBUS",
+        Needed::ByCall => "the system call that needs it fails",
+    };
+    let name = |slot| runtime.engine.backend.name_of(slot);
+    match why {
+        Failure::Read(slot, why) => report::line(format_args!(
+            "page {page:?} cannot be had: slot {} of swap space {} cannot be read ({why}); {end}",
+            slot.number(),
+            name(slot)
+        )),
+        Failure::Checksum(slot) => report::line(format_args!(
+            "page {page:?} cannot be had: slot {} of swap space {} has other bytes than were written to it; {end}",
+            slot.number(),
+            name(slot)
+        )),
+        why @ (Failure::NoFrames | Failure::Kernel(_)) => {
+            report::line(format_args!("page {page:?} cannot be had: {why}; {end}"));
+        }
+    }
+}
+
+/// In poll mode: lets who waits for `page`, which cannot be had, go on and find that out.
+pub fn poison(runtime: &Runtime, page: Page, core: usize, why: Failure) {
+    let mut done = Ok(());
+    runtime.engine.while_absent(page, core, || {
+        POISONED.store(true, Ordering::Release);
+        done = runtime.engine.kernel.uffd().poison(page.addr(), PAGE_SIZE as u64);
+    });
+    match done {
+        // Or somebody has brought it meanwhile, or unmapped it: the access is made again and finds out.
+        Ok(()) | Err(UffdError::Exists | UffdError::NotRegistered | UffdError::Again { .. }) => {}
+        // Who waits cannot be told in any other way.
+        Err(_) => fail(page, why),
+    }
+}
+
+/// The program cannot go on: it would find wrong bytes, or wait for ever.
 pub fn fail(page: Page, why: Failure) -> ! {
     report::line(format_args!("page {page:?} is lost to the program: {why}"));
     report::die_by(SIGBUS)

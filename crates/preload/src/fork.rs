@@ -1,197 +1,309 @@
-//! A forked child: the memory of its parent as far as that was local, no evictors, no swap space.
+//! `fork`: the parent's quiet moment, and the child's own engine.
 //!
-//! Full support of fork is a later step; what is here makes sure that a child that goes on to exec or exit
-//! works, and that any other never sees a wrong byte. The kernel drops a child's registration with our
-//! userfaultfd, after which absent pages would read as zeros. So the child registers the managed memory with a userfaultfd of its
-//! own, where an absent page faults to [`serve`]: an untouched page gets its zeros, any other stops the child with a message.
+//! ```text
+//!  before:         signals blocked ▶ address-space lock ▶ own stack pinned ▶ engine quiet ▶ a line in the ledger, slots shared
+//!                  ▶ our heap and records held ▶ the call
+//!  in the parent:  held things let go ▶ engine goes on (after an error: slots shared no more)
+//!  in the child:   userfaultfd of its own, over what its parent manages ▶ swap space on top of the parent's
+//!                  ▶ an engine around the parent's page words ▶ the calling thread's pins again
+//! ```
 //!
-//! While the call is made, the parent's thread holds the address-space lock and Farshore's heap, so that the
-//! child finds both whole.
+//! Threads of ours are not made here but when the child first needs them ([`crate::own_threads`]): most children exec. In poll
+//! mode it needs them at once.
+//!
+//! What the child has: a copy of the parent's memory, resident pages shared until one of both writes; everything else in the
+//! parent's slots, which are read-only for both and held as long as the child, or a fork of it, lives ([`crate::family`]).
 
+use crate::family::{self, Child};
 use crate::report;
-use crate::runtime::{Runtime, runtime};
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use farshore_core::limits::{GRANULE_PAGES, LEAF_GRANULES, LEAVES, PAGE_SIZE};
-use farshore_core::page::{GranuleId, Page, PageRange};
+use crate::runtime::{Parts, Runtime, Space, install, runtime};
+use crate::{own_threads, process, signals, stack, start, thread};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farshore_backend::AnyBackend;
+use farshore_backend::layered::Layered;
+use farshore_config::FaultMode;
+use farshore_core::page::PageRange;
 use farshore_core::word::State;
-use farshore_engine::traits::PageBuf;
-use farshore_sys::raw::{gettid, nr, syscall};
-use farshore_sys::signal::{self, How, SIGBUS, SigSet};
-use farshore_sys::uffd::{Uffd, UffdError, UffdOptions};
-use farshore_sys::vm::advice;
+use farshore_engine::Engine;
+use farshore_engine::fork::Inheritance;
+use farshore_engine::traits::{Backend as _, Clock as _};
+use farshore_sys::clock::MonotonicClock;
+use farshore_sys::futex::KernelFutex;
+use farshore_sys::kernel::LinuxKernel;
+use farshore_sys::raw::{Errno, gettid, nr, syscall};
+use farshore_sys::signal::{self, How, SigSet};
+use farshore_sys::uffd::Uffd;
+use farshore_sys::vm::SelfMem;
 
-type Args = [u64; 6];
+const CLONE_FILES: u64 = 0x400;
+/// Of the calling thread's stack, what our code may use below and above where it is now.
+const STACK_BELOW: u64 = 64 << 10;
+const STACK_ABOVE: u64 = 16 << 10;
 
-/// Thread id of the thread that is forking and holds the locks; 0: none.
-static FORKING: AtomicU64 = AtomicU64::new(0);
-/// Its signal mask before. Only used by that thread, and by its copy in the child.
-static MASK: AtomicU64 = AtomicU64::new(0);
-/// The child's own userfaultfd.
-static CHILD_UFFD: AtomicPtr<Uffd> = AtomicPtr::new(core::ptr::null_mut());
+/// What is remembered from before the call until after it. Used by the thread that forks, and its copy, under the address-space lock.
+struct Pending {
+    mask: SigSet,
+    flags: u64,
+    stack: Option<(PageRange, u64)>,
+    child: Option<Child>,
+}
 
-/// Before a fork.
-pub fn before() {
-    let mask = signal::sigprocmask(How::Set, SigSet::ALL);
-    if let Some(runtime) = runtime() {
-        runtime.space.acquire();
+struct Place(UnsafeCell<Option<Pending>>);
+// SAFETY: see `Pending`.
+unsafe impl Sync for Place {}
+
+static PENDING: Place = Place(UnsafeCell::new(None));
+/// Forks so far, in this process.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+/// Thread id of the thread that is forking, from when the engine is quiet; in the child until it has an engine. 0: none.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the calling thread forks: then it cannot serve a fault.
+pub fn is_under_way() -> bool {
+    let forking = FORKING.load(Ordering::Relaxed);
+    forking != 0 && forking == gettid()
+}
+
+/// Takes what [`before`] has left.
+fn pending() -> Option<Pending> {
+    // SAFETY: by the thread that holds the address-space lock since `before`, or its copy in the child.
+    unsafe { (*PENDING.0.get()).take() }
+}
+
+/// Before a fork. 0, or the errno with which it fails.
+pub fn before(flags: u64) -> i64 {
+    let Some(runtime) = runtime() else { return 0 };
+    let mask = signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
+    runtime.space.acquire();
+    let stack = pin_stack(runtime);
+    FORKING.store(gettid(), Ordering::Relaxed);
+    let prepared = match runtime.engine.quiesce() {
+        Ok(()) => family::before_fork(runtime).map_err(|why| {
+            family::refused(why);
+            why
+        }),
+        Err(unsaved) => {
+            report::line(format_args!(
+                "fork: {unsaved} pages cannot be written to the swap space now, and a child could not read them; make room there"
+            ));
+            Err(Errno::ENOMEM)
+        }
+    };
+    match prepared {
+        Ok(child) => {
+            // SAFETY: under the address-space lock.
+            unsafe { *PENDING.0.get() = Some(Pending { mask, flags, stack, child: Some(child) }) };
+            FORKS.fetch_add(1, Ordering::Relaxed);
+            // From here on handlers would wait for what we hold, and our stack is there.
+            signal::sigprocmask(How::Set, SigSet::ALL);
+            signals::hold();
+            thread::hold_records();
+            crate::HEAP.acquire();
+            0
+        }
+        Err(why) => {
+            let_go(runtime, stack, mask);
+            -i64::from(why.0)
+        }
     }
-    crate::HEAP.acquire();
-    MASK.store(mask.0, Ordering::Relaxed);
-    FORKING.store(gettid().into(), Ordering::Release);
 }
 
-/// Whether the calling thread is between [`before`] and [`parent_after`].
-pub fn is_pending() -> bool {
-    FORKING.load(Ordering::Acquire) == u64::from(gettid())
+fn let_go(runtime: &Runtime, stack: Option<(PageRange, u64)>, mask: SigSet) {
+    FORKING.store(0, Ordering::Relaxed);
+    runtime.engine.resume();
+    unpin_stack(runtime, stack);
+    runtime.space.release();
+    signal::sigprocmask(How::Set, mask);
 }
 
-/// In the parent: everything goes on.
-pub fn parent_after() {
-    release();
+/// The stack that we run on may be managed memory (a coroutine's): while the engine is quiet nobody could bring a page of it in.
+fn pin_stack(runtime: &'static Runtime) -> Option<(PageRange, u64)> {
+    let here = (&raw const runtime) as u64;
+    let range = PageRange::covering(here - STACK_BELOW, STACK_BELOW + STACK_ABOVE);
+    if !range.iter().any(|page| runtime.engine.is_managed(page)) {
+        return None;
+    }
+    // Not from this stack: a page of it that left while another one is fetched would come by the same buffer.
+    Some((range, stack::pin_range(thread::current()?, range)))
 }
 
-fn release() {
-    let mask = SigSet(MASK.load(Ordering::Relaxed));
-    FORKING.store(0, Ordering::Release);
+fn unpin_stack(runtime: &Runtime, stack: Option<(PageRange, u64)>) {
+    stack.into_iter().for_each(|(range, pinned)| signals::frame::unpin(runtime, range, pinned));
+}
+
+/// In the parent, with the call's result.
+pub fn parent_after(result: i64) {
+    let Some(runtime) = runtime() else { return };
+    let Some(Pending { mask, flags, stack, child }) = pending() else {
+        report::abort(format_args!("bug: a fork ends that was not begun"))
+    };
     crate::HEAP.release();
-    if let Some(runtime) = runtime() {
-        runtime.space.release();
+    thread::let_records_go();
+    signals::let_go();
+    if let Some(child) = child {
+        family::in_parent(runtime, child, result > 0, flags & CLONE_FILES == 0);
+    }
+    let_go(runtime, stack, mask);
+}
+
+/// In the child, before it runs any code of the program.
+pub fn child_started() {
+    let Some(parents) = runtime() else { return };
+    let Some(Pending { mask, flags, child, .. }) = pending() else {
+        report::abort(format_args!("bug: a fork begins that was not prepared"))
+    };
+    FORKING.store(gettid(), Ordering::Relaxed);
+    crate::HEAP.release();
+    thread::others_are_gone();
+    signals::begin_child();
+    own_threads::forget();
+    let own_files = flags & CLONE_FILES == 0;
+    if let Some(child) = child {
+        family::in_child(child, own_files);
+    }
+    let mine = match adopt(parents, own_files) {
+        Ok(runtime) => install(runtime),
+        Err(why) => report::abort(format_args!("a forked child cannot go on: {why}")),
+    };
+    mine.note_own_fds();
+    process::is_alone();
+    mine.running.store(true, Ordering::Release);
+    FORKING.store(0, Ordering::Relaxed);
+    if mine.options.fault == FaultMode::Poll {
+        own_threads::ensure(mine);
     }
     signal::sigprocmask(How::Set, mask);
 }
 
-/// In the child: its own userfaultfd over what is managed.
-pub fn child_started() {
-    if let Some(runtime) = runtime() {
-        runtime.forked.store(true, Ordering::Release);
-        match Uffd::open(UffdOptions::UPCALL) {
-            Ok((uffd, _)) => {
-                register_all(runtime, &uffd);
-                crate::HEAP.release();
-                CHILD_UFFD.store(Box::into_raw(Box::new(uffd)), Ordering::Release);
-                crate::HEAP.acquire();
-            }
-            Err(why) => report::abort(format_args!("a forked child cannot have a userfaultfd: {why}")),
-        }
+/// The child's runtime, around the page words of its copy of the parent's.
+fn adopt(parents: &'static Runtime, own_files: bool) -> Result<Runtime, String> {
+    let old = &parents.engine;
+    if own_files {
+        close_parents(parents);
     }
-    release();
+    let uffd = start::raise_uffd(start::open_uffd(&parents.options)?);
+    register_all(parents, &uffd)?;
+    let memory = SelfMem::for_child(&parents.proc_root).raise(start::lowest_own_descriptor());
+    let kernel = LinuxKernel::with_parts(uffd, old.kernel.advice().for_child(), memory, parents.options.fault == FaultMode::Poll);
+    let shape = family::child_shape(parents);
+    // SAFETY: the parent's engine is not used in this process from here on; its words and slots have one user.
+    let (table, mut slots) = unsafe { (core::ptr::read(&raw const old.table), core::ptr::read(&raw const old.slots)) };
+    let first_own = slots.begin_own(old.backend.capacity());
+    let thread = thread::current().ok_or("the thread that forked has no record")?;
+    thread.vforked = 0;
+    let from = Inheritance {
+        table,
+        slots,
+        stages: old.stages(),
+        managed: old.stats.managed.load(Ordering::Relaxed),
+        keep_pins: !thread.held.is_complete(),
+    };
+    let keep_pins = from.keep_pins;
+    // Locks are not inherited.
+    old.backend.lock_keys().map_err(|why| why.to_string())?;
+    let backend = AnyBackend::Layered(Box::new(Layered::new(&old.backend, first_own, own_space(parents))));
+    // SAFETY: fresh memory of that size; the parent was quiet.
+    let engine = unsafe {
+        Engine::for_child(
+            shape,
+            kernel,
+            backend,
+            start::policy(&parents.options)?,
+            MonotonicClock::new(),
+            KernelFutex,
+            start::staging(shape)?,
+            from,
+        )
+    };
+    let engine = engine.map_err(|(page, word)| format!("bug: page {page:?} was {word:?} when its parent forked"))?;
+    family::set_first_budget(&engine);
+    if !keep_pins {
+        pin_again(&engine, thread);
+    }
+    // SAFETY: the lock is held, by this thread's copy in the parent; the child has only this thread.
+    let space = unsafe { parents.space.peek() };
+    let space = Space { heap_floor: space.heap_floor, brk: space.brk };
+    Ok(Parts {
+        engine,
+        options: parents.options.clone(),
+        space,
+        shape,
+        faults: parents.faults.clone(),
+        proc_root: duplicate(parents)?,
+        first: false,
+        started_ns: MonotonicClock::new().now_ns(),
+        program: parents.program.clone(),
+    }
+    .assemble())
 }
 
-fn register_all(runtime: &Runtime, uffd: &Uffd) {
+/// Pages that calls of this thread had pinned, which a signal handler that forks has interrupted.
+fn pin_again(engine: &crate::runtime::TheEngine, thread: &thread::Thread) {
+    let again = |page| {
+        if let Some(word) = engine.table.word_for_unpin(page) {
+            word.pin_again();
+        }
+    };
+    thread.held.each(again);
+}
+
+/// How the child's own swap space is made, when it is first needed.
+fn own_space(parents: &'static Runtime) -> farshore_backend::layered::Open {
+    Box::new(move || AnyBackend::open_with(&parents.options.swap, parents.options.encrypt, parents.faults.as_ref(), &mut |_| {}))
+}
+
+fn duplicate(parents: &Runtime) -> Result<farshore_sys::fd::Fd, String> {
+    farshore_sys::fd::open_at(parents.proc_root.raw(), c".", farshore_sys::fd::O_PATH)
+        .map(start::raise)
+        .map_err(|why| format!("/proc cannot be opened ({why:?})"))
+}
+
+/// Closes the parent's descriptors that are of no use here: its userfaultfd, its view of its memory, its rings. The swap files stay.
+fn close_parents(parents: &Runtime) {
+    let kernel = &parents.engine.kernel;
+    let close = |fd: i32| {
+        // SAFETY: a copy of a descriptor of the parent's, which only the parent's engine would use.
+        let _ = unsafe { syscall(nr::CLOSE, [fd as u64, 0, 0, 0, 0, 0]) };
+    };
+    close(kernel.uffd().fd().raw());
+    kernel.memory().fd().into_iter().for_each(|fd| close(fd.raw()));
+    parents.engine.backend.rings().into_iter().for_each(close);
+}
+
+/// Registers what the parent manages, run by run.
+fn register_all(parents: &Runtime, uffd: &Uffd) -> Result<(), String> {
     let mut run: Option<PageRange> = None;
-    let flush = |run: &mut Option<PageRange>| {
-        if let Some(range) = run.take() {
-            // SAFETY: absent pages fault to `serve`.
-            if let Err(why) = unsafe { uffd.register(range.start.addr(), range.bytes()) } {
-                report::abort(format_args!("memory of a forked child at {:?} cannot be registered ({why:?})", range.start));
-            }
-        }
+    let flush = |range: PageRange| {
+        // SAFETY: faults on it are served by this process' engine, before any code of the program runs.
+        unsafe { uffd.register(range.start.addr(), range.bytes()) }
+            .map_err(|why| format!("its memory at {:?} cannot be registered ({why:?})", range.start))
     };
-    let mut extend = |part: PageRange| match &mut run {
-        Some(range) if range.end == part.start => range.end = part.end,
-        _ => {
-            flush(&mut run);
-            run = Some(part);
-        }
-    };
-    for leaf in 0..LEAVES as u64 {
-        if runtime.engine.table.granule_even_absent(GranuleId(leaf * LEAF_GRANULES as u64)).is_none() {
-            continue;
-        }
-        for id in (leaf * LEAF_GRANULES as u64..(leaf + 1) * LEAF_GRANULES as u64).map(GranuleId) {
-            let Some(g) = runtime.engine.table.granule(id) else { continue };
-            if !g.granule.touched() {
-                extend(id.range());
-                continue;
-            }
-            for i in (0..GRANULE_PAGES).filter(|&i| g.words[i].load().state() != State::Foreign) {
-                let page = id.first().plus(i as u64);
-                extend(PageRange { start: page, end: page.plus(1) });
+    let mut granules: Vec<_> = parents.engine.table.granules().collect();
+    granules.sort_unstable_by_key(|g| g.id.0);
+    for g in granules {
+        let parts: &mut dyn Iterator<Item = PageRange> =
+            if g.granule.touched() { &mut managed_parts(&g) } else { &mut core::iter::once(g.id.range()) };
+        for part in parts {
+            match &mut run {
+                Some(range) if range.end == part.start => range.end = part.end,
+                _ => run.replace(part).map_or(Ok(()), flush)?,
             }
         }
     }
-    flush(&mut run);
+    run.map_or(Ok(()), flush)
 }
 
-fn uffd() -> Option<&'static Uffd> {
-    // SAFETY: null, or the leaked box of `child_started`.
-    unsafe { CHILD_UFFD.load(Ordering::Acquire).as_ref() }
-}
-
-/// The child, or the kernel for it, needs an absent page.
-pub fn serve(runtime: &Runtime, page: Page) {
-    let state = runtime.engine.table.page(page).map(|at| at.word.load().state());
-    if state != Some(State::Untouched) {
-        stop(page);
-    }
-    static ZERO: PageBuf = PageBuf::ZERO;
-    let Some(uffd) = uffd() else { stop(page) };
-    // SAFETY: the source is a constant.
-    match unsafe { uffd.copy(page.addr(), &raw const ZERO as u64, PAGE_SIZE as u64, false, false) } {
-        Ok(()) | Err(UffdError::Exists | UffdError::Again { .. }) => {}
-        Err(why) => report::abort(format_args!("page {page:?} of a forked child: {why}")),
-    }
-}
-
-/// Stops the child: the page is in the parent's swap space.
-fn stop(page: Page) -> ! {
-    report::line(format_args!(
-        "this forked process needs page {page:?}, which is not local; a fork may only exec or exit until fork is supported: \
-         run the program with more --memory, or let it use posix_spawn"
-    ));
-    report::die_by(SIGBUS)
-}
-
-/// A system call of the child is about to touch managed pages: makes the untouched ones of `range` present.
-pub fn prepare(runtime: &Runtime, range: PageRange) {
-    for page in range.iter().filter(|&page| runtime.engine.is_managed(page)) {
-        let state = runtime.engine.table.page(page).map(|at| at.word.load().state());
-        if !crate::start::is_present(page) {
-            if state == Some(State::Resident) {
-                // Resident when the parent forked, and not here: it was in somebody's hands at that moment.
-                stop(page);
-            }
-            serve(runtime, page);
-        }
-    }
-}
-
-/// Memory calls of the child: the kernel's, with the page words kept true. New memory is not managed.
-pub fn memory_call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
-    if number == nr::BRK {
-        return brk(runtime, args);
-    }
-    let bytes = args[1].checked_next_multiple_of(PAGE_SIZE as u64);
-    let range =
-        bytes.filter(|&b| args[0].checked_add(b).is_some_and(|end| end < 1 << 47)).map(|b| PageRange::covering(args[0], b));
-    let managed = range.filter(|r| crate::memory::any_managed(runtime, *r));
-    if number == nr::MREMAP
-        && let Some(range) = managed
-    {
-        // The kernel drops the registration of what it moves: every page must be there.
-        prepare(runtime, range);
-    }
-    // Freed at once, so that the words can say so.
-    let frees = number == nr::MADVISE && args[2] == advice::FREE && managed.is_some();
-    let what = if frees { advice::DONTNEED } else { args[2] };
-    // SAFETY: the program's own call.
-    let answer = unsafe { syscall(number, [args[0], args[1], what, args[3], args[4], args[5]]) };
-    let Some(range) = managed.filter(|_| answer >= 0 || number == nr::MMAP && answer < -4095) else { return answer };
-    match number {
-        nr::MUNMAP | nr::MREMAP | nr::MMAP => runtime.engine.forget(range, false),
-        nr::MADVISE if what == advice::DONTNEED => runtime.engine.forget(range, true),
-        _ => {}
-    }
-    answer
-}
-
-fn brk(runtime: &Runtime, args: &Args) -> i64 {
-    // SAFETY: asks only.
-    let before = unsafe { farshore_sys::vm::brk(0) };
-    // SAFETY: the program's own call.
-    let after = unsafe { farshore_sys::vm::brk(args[0]) };
-    if after < before {
-        runtime.engine.forget(PageRange::within(after, before - after), false);
-    }
-    after as i64
+/// The runs of managed pages of a granule.
+fn managed_parts<'g>(g: &farshore_core::table::GranuleRef<'g>) -> impl Iterator<Item = PageRange> + use<'g> {
+    let (first, words) = (g.id.first(), g.words);
+    let managed = move |&i: &usize| words[i].load().state() != State::Foreign;
+    let mut next = 0;
+    core::iter::from_fn(move || {
+        let start = (next..words.len()).find(managed)?;
+        let end = (start..words.len()).find(|i| !managed(i)).unwrap_or(words.len());
+        next = end;
+        Some(PageRange { start: first.plus(start as u64), end: first.plus(end as u64) })
+    })
 }

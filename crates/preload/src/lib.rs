@@ -21,17 +21,22 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod control;
+mod environment;
+mod family;
 mod fault;
 mod fork;
 mod memory;
 mod net;
+mod own_threads;
 mod poll;
 mod process;
 mod report;
 mod runtime;
 mod signals;
+mod stack;
 mod start;
 mod thread;
+mod watch;
 
 /// Farshore's own heap, apart from the program's.
 #[global_allocator]

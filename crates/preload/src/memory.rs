@@ -7,7 +7,8 @@
 //! A call that is refused (a bad argument, no memory) returns the kernel's own error: it is the kernel that judges.
 
 use crate::runtime::{Runtime, Space, locked, uninterrupted};
-use crate::{fault, fork, thread};
+use crate::fault::{self, Needed};
+use crate::{own_threads, report, thread};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page, PageRange};
@@ -25,7 +26,10 @@ const MREMAP_MAYMOVE: u64 = vm::remap::MAYMOVE;
 const MREMAP_FIXED: u64 = vm::remap::FIXED;
 const MREMAP_DONTUNMAP: u64 = vm::remap::DONTUNMAP;
 const MCL_ONFAULT: u64 = 4;
+const MCL_ALL: u64 = 1 | 2 | MCL_ONFAULT;
 const GUARD_INSTALL: u64 = 102;
+const DONTFORK: u64 = 10;
+const WIPEONFORK: u64 = 18;
 const DONTNEED_LOCKED: u64 = 24;
 const COLLAPSE: u64 = 25;
 const SHMAT: u64 = 30;
@@ -42,9 +46,6 @@ pub fn handles(number: u64) -> bool {
 
 /// Does one of them; the kernel's answer.
 pub fn call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
-    if runtime.forked.load(Ordering::Acquire) {
-        return fork::memory_call(runtime, number, args);
-    }
     match number {
         nr::MMAP => mmap(runtime, args),
         nr::MUNMAP => munmap(runtime, args),
@@ -54,12 +55,17 @@ pub fn call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
         nr::MPROTECT | 329 => mprotect(runtime, number, args),
         nr::BRK => brk(runtime, args),
         // mlock, mlock2
-        149 | 325 => mlock(runtime, number, args),
-        // mlockall: what is managed cannot all be local; the answer is the one of a low RLIMIT_MEMLOCK.
-        151 if args[0] & !MCL_ONFAULT != 0 => -i64::from(Errno::ENOMEM.0),
+        149 | 325 => {
+            // Pages are brought in under the lock.
+            own_threads::ensure(runtime);
+            mlock(runtime, number, args)
+        }
+        // mlockall: what is managed cannot all be local; the answer is the one of a low RLIMIT_MEMLOCK. Odd flags get the kernel's.
+        151 if args[0] & !MCL_ONFAULT != 0 && args[0] & !MCL_ALL == 0 => -i64::from(Errno::ENOMEM.0),
         SHMAT => shmat(runtime, args),
         MSEAL => mseal(runtime, args),
-        // munlock, munlockall: what was locked stopped being managed.
+        152 => munlockall(runtime, args),
+        // munlock: what was locked stopped being managed.
         _ => raw(number, args),
     }
 }
@@ -146,6 +152,7 @@ fn over_managed(runtime: &Runtime, args: &Args, manage: bool) -> i64 {
 
 /// Brings pages in one after the other, as `MAP_POPULATE` and `MADV_POPULATE_*` do; the limit holds all the same.
 fn populate(runtime: &Runtime, range: PageRange, access: Access) -> i64 {
+    own_threads::ensure(runtime);
     for page in range.iter() {
         let answer = uninterrupted(|| {
             let Some(thread) = thread::current() else { return Ok(false) };
@@ -156,7 +163,8 @@ fn populate(runtime: &Runtime, range: PageRange, access: Access) -> i64 {
             Ok(pinned)
         });
         if let Err(why) = answer {
-            fault::fail(page, why);
+            fault::tell(runtime, page, why, Needed::ByCall);
+            return -i64::from(Errno::EFAULT.0);
         }
     }
     0
@@ -257,6 +265,12 @@ fn madvise(runtime: &Runtime, args: &Args) -> i64 {
             let kernels = if what == advice::FREE { advice::DONTNEED } else { what };
             locked(runtime, |_| each_run(runtime, range, |run, managed| discard(runtime, run, managed, what, kernels)))
         }
+        DONTFORK | WIPEONFORK => {
+            // Rare, and small. A forked child registers what its parent manages, and takes it for copied.
+            own_threads::ensure(runtime);
+            let handed = locked(runtime, |_| each_run(runtime, range, |run, is| if is { hand_over(runtime, run) } else { 0 }));
+            if is_error(handed) { handed } else { raw(nr::MADVISE, args) }
+        }
         advice::POPULATE_READ => populate(runtime, range, Access::Read),
         advice::POPULATE_WRITE => populate(runtime, range, Access::Write),
         // Hints that Farshore's own eviction stands for, and huge pages, which it cannot evict by halves.
@@ -335,6 +349,15 @@ fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     if is_error(answer) { answer } else { raw(number, args) }
 }
 
+/// What the program had locked stopped being managed. What stays locked is ours: the keys of `--encrypt`.
+fn munlockall(runtime: &Runtime, args: &Args) -> i64 {
+    let answer = raw(152, args);
+    if let Err(why) = runtime.engine.backend.lock_keys() {
+        report::line(format_args!("the program has called munlockall and lowered its limit of locked memory; {why}"));
+    }
+    answer
+}
+
 /// With `SHM_REMAP` a shared segment takes the place of what is there.
 fn shmat(runtime: &Runtime, args: &Args) -> i64 {
     const SHMCTL: u64 = 31;
@@ -371,7 +394,9 @@ fn mseal(runtime: &Runtime, args: &Args) -> i64 {
 fn hand_over(runtime: &Runtime, run: PageRange) -> i64 {
     let Some(thread) = thread::current() else { return -i64::from(Errno::ENOMEM.0) };
     if let Err(why) = runtime.engine.claim_resident(run, thread.core, thread.buffer()) {
-        fault::fail(run.start, why);
+        fault::tell(runtime, run.start, why, Needed::ByCall);
+        // What mlock answers when a page cannot be had.
+        return -i64::from(Errno::ENOMEM.0);
     }
     match runtime.engine.kernel.uffd().unregister(run.start.addr(), run.bytes()) {
         Ok(()) => {
@@ -494,7 +519,7 @@ fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: 
 /// the attribute: forks wait for the address-space lock.
 fn set_apart(range: PageRange, apart: bool) {
     const DOFORK: u64 = 11;
-    let what = if apart { advice::DONTFORK } else { DOFORK };
+    let what = if apart { DONTFORK } else { DOFORK };
     raw(nr::MADVISE, &[range.start.addr(), range.bytes(), what, 0, 0, 0]);
 }
 

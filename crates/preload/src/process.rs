@@ -5,21 +5,23 @@
 //! | `clone` of a thread | shared | gets a record, an alternate stack, and its system calls caught |
 //! | `vfork`, `posix_spawn` | shared, parent sleeps | uses the parent's record (it runs on its thread pointer), system calls caught |
 //! | `fork` | copied | see [`crate::fork`] |
-//! | exec | new | an ordinary program: Farshore's variables were taken out of the environment at the start |
+//! | exec | new | under Farshore too, if it can be and `--no-follow` was not asked for ([`follow`]) |
 
 use crate::net::buffers::{self, Memory as _, PinSet};
+use crate::net::calls::{exec, follow, seccomp};
 use crate::net::entry::Call;
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::{fork, memory, net, report, signals, start, thread};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_core::page::PageRange;
-use farshore_sys::raw::{nr, syscall};
+use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::signal::{self, How, SigSet};
 
 type Args = [u64; 6];
 
 const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
+const CLONE_THREAD: u64 = 0x10000;
 const CLONE_SETTLS: u64 = 0x80000;
 const SYS_CLONE3: u64 = 435;
 const SYS_MLOCK2: u64 = 325;
@@ -45,28 +47,54 @@ pub fn handles(number: u64) -> bool {
 /// Does one of them.
 pub fn call(number: u64, args: &Args) -> i64 {
     match number {
-        SYS_EXECVE | SYS_EXECVEAT => exec(number, args),
+        SYS_EXECVE | SYS_EXECVEAT => execute(number, args),
         nr::EXIT => exit_thread(args),
         _ => exit_process(args),
     }
 }
 
-fn exec(number: u64, args: &Args) -> i64 {
-    if let Some(runtime) = of_the_program().filter(|_| can_exec(number, args)) {
+fn execute(number: u64, args: &Args) -> i64 {
+    // The process that the command became keeps the task of writing the counters, whatever program it becomes.
+    let plan = follow::plan().filter(|_| !seccomp::forbids_starts()).map(|plan| (plan, of_the_program().is_some()));
+    let prepared = match exec::prepare(net::net(), number, args, plan) {
+        Ok(prepared) => prepared,
+        Err(error) => return error,
+    };
+    if let Some(runtime) = of_the_program().filter(|_| !prepared.is_followed() && can_exec(number, args)) {
         // The last moment to do it. `REPORTED` stays: should the exec fail, the counters go on.
         uninterrupted(|| start::write_stats(runtime));
     }
     let mask = signals::before_exec();
-    let answer = net::pinned(number, args);
+    let answer = prepared.call(|text| report::line(text));
     // It has failed, or we would not be here.
     signal::sigprocmask(How::Set, mask);
     answer
 }
 
+/// Threads of the program in this process. The kernel ends a process with its last thread, and ours would go on.
+static PROGRAM_THREADS: AtomicU32 = AtomicU32::new(1);
+
+/// The calling thread is the process' first, or the one that is left in a forked child.
+pub fn is_alone() {
+    PROGRAM_THREADS.store(1, Ordering::Release);
+    if let Some(thread) = thread::current() {
+        thread.counted = true;
+    }
+}
+
 fn exit_thread(args: &Args) -> i64 {
+    if thread::current().is_some_and(|t| t.counted && t.vforked == 0) {
+        if PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // The status of the last thread is the process' natively too.
+            net::touch_robust_list();
+            return exit_process(args);
+        }
+    }
     if thread::current().is_some_and(|t| t.vforked == 0) {
-        signal::sigprocmask(How::Set, SigSet::ALL);
+        // The list is the program's, and may be anything: what reads it needs its signals.
+        signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
         net::touch_robust_list();
+        signal::sigprocmask(How::Set, SigSet::ALL);
         if let Some(thread) = thread::current() {
             net::unpin_all(thread);
         }
@@ -96,10 +124,10 @@ fn exit_process(args: &Args) -> i64 {
     report::exit(args[0])
 }
 
-/// The runtime, unless this is a child that shares the program's memory or has a copy of it.
+/// The runtime, unless this is a child: one that shares the program's memory, or a fork.
 fn of_the_program() -> Option<&'static Runtime> {
     let vforked = thread::current().is_some_and(|t| t.vforked > 0);
-    runtime().filter(|r| !vforked && !r.forked.load(Ordering::Acquire))
+    runtime().filter(|r| !vforked && r.first)
 }
 
 /// Before a call of the clone family.
@@ -107,9 +135,15 @@ fn of_the_program() -> Option<&'static Runtime> {
 extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
     net::pin_clone_words(call);
     if flags & CLONE_VM == 0 {
-        fork::before();
+        if seccomp::forbids_forks() {
+            return -i64::from(Errno::EAGAIN.0);
+        }
+        // The child begins on it before it can serve a fault.
+        keep_stack_local(flags, call);
+        return fork::before(flags);
     } else if flags & CLONE_VFORK == 0 {
         keep_stack_local(flags, call);
+        return signals::inheritance();
     } else if let Some(thread) = thread::current() {
         thread.vforked += 1;
     }
@@ -122,7 +156,7 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
 /// The thread runs on it before it has an alternate stack to take faults on, and Farshore's code with signals blocked;
 /// and the kernel writes there at any time (`rseq`, the futex at the thread's end), without an error that we could mend.
 fn keep_stack_local(flags: u64, call: &Call) {
-    let Some(runtime) = runtime().filter(|r| !r.forked.load(Ordering::Acquire)) else { return };
+    let Some(runtime) = runtime() else { return };
     let Some((start, end)) = stack_of(flags, call) else { return };
     if memory::any_managed(runtime, PageRange::covering(start, end - start)) {
         // Locked memory is not managed; that it is locked too is of no use here, and may be refused.
@@ -156,28 +190,33 @@ fn stack_of(flags: u64, call: &Call) -> Option<(u64, u64)> {
 #[unsafe(no_mangle)]
 extern "C" fn farshore_parent_after_clone(flags: u64, result: i64) {
     if flags & CLONE_VM == 0 {
-        debug_assert!(fork::is_pending(), "a fork that was not begun");
-        fork::parent_after();
+        fork::parent_after(result);
     } else if flags & CLONE_VFORK != 0 {
         if let Some(thread) = thread::current() {
             thread.vforked = thread.vforked.saturating_sub(1);
         }
         if result > 0 {
             // The child has left this memory; the copies that its exec made have not.
-            net::calls::exec::child_is_gone(net::net(), result as u64);
+            exec::child_is_gone(net::net(), result as u64);
         }
     }
 }
 
 /// In the child, before it runs any code of the program.
 #[unsafe(no_mangle)]
-extern "C" fn farshore_child_started(flags: u64) {
+extern "C" fn farshore_child_started(flags: u64, given: u64) {
     if flags & CLONE_VM == 0 {
         fork::child_started();
     } else if flags & CLONE_VFORK == 0 {
-        let adopted = uninterrupted(|| thread::adopt(false).is_some());
+        let adopted = uninterrupted(|| thread::adopt(false).map(|thread| signals::inherit(thread, given)).is_some());
         if !adopted {
             report::abort(format_args!("no memory for the record of a new thread"));
+        }
+        if flags & CLONE_THREAD != 0
+            && let Some(thread) = thread::current()
+        {
+            PROGRAM_THREADS.fetch_add(1, Ordering::AcqRel);
+            thread.counted = true;
         }
     }
     // A new thread starts without; so does a vforked child.

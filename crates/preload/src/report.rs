@@ -19,7 +19,10 @@ impl Write for Line {
         // One byte stays for the newline; what is too long is cut.
         let room = self.bytes.len() - 1 - self.len;
         let n = text.len().min(room);
-        self.bytes[self.len..self.len + n].copy_from_slice(&text.as_bytes()[..n]);
+        let to = &mut self.bytes[self.len..self.len + n];
+        to.copy_from_slice(&text.as_bytes()[..n]);
+        // One line it is, whatever a panic's message or a path has in it.
+        to.iter_mut().filter(|byte| **byte == b'\n').for_each(|byte| *byte = b' ');
         self.len += n;
         Ok(())
     }

@@ -2,11 +2,13 @@
 
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use farshore_backend::AnyBackend;
+use farshore_backend::faulty::FaultConfig;
 use farshore_config::Options;
 use farshore_core::sync::Futex as _;
-use farshore_engine::Engine;
+use farshore_engine::{Engine, Shape};
 use farshore_policy::BuiltIn;
 use farshore_sys::clock::MonotonicClock;
+use farshore_sys::fd::Fd;
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::lock::Mutex;
@@ -33,10 +35,16 @@ pub struct Runtime {
     pub options: Options,
     /// The address-space lock. Never taken by faults or evictors; with signals blocked ([`locked`]).
     pub space: Mutex<Space>,
-    /// Our descriptors, sorted. The program cannot close them.
-    pub own_fds: Vec<i32>,
-    /// This process is a fork: it has no evictors and only the memory that was local (see `fork`).
-    pub forked: AtomicBool,
+    /// Our descriptors, sorted: a leaked list, replaced when one comes ([`Runtime::note_own_fds`]).
+    own_fds: AtomicPtr<Vec<i32>>,
+    /// How the engine was built.
+    pub shape: Shape,
+    /// Faults that swap spaces have injected (tests).
+    pub faults: Option<FaultConfig>,
+    /// `/proc`, wherever the program's root directory is.
+    pub proc_root: Fd,
+    /// This is the process that `farshore run` became, not a fork of it.
+    pub first: bool,
     /// When Farshore began, by the monotonic clock, ns.
     pub started_ns: u64,
     /// Name of the program.
@@ -75,7 +83,66 @@ pub fn locked<R>(runtime: &Runtime, f: impl FnOnce(&mut Space) -> R) -> R {
     uninterrupted(|| runtime.space.with(f))
 }
 
+/// What a [`Runtime`] is made from.
+#[derive(Debug)]
+pub struct Parts {
+    /// See [`Runtime`].
+    pub engine: TheEngine,
+    /// See [`Runtime`].
+    pub options: Options,
+    /// See [`Runtime`].
+    pub space: Space,
+    /// See [`Runtime`].
+    pub shape: Shape,
+    /// See [`Runtime`].
+    pub faults: Option<FaultConfig>,
+    /// See [`Runtime`].
+    pub proc_root: Fd,
+    /// See [`Runtime`].
+    pub first: bool,
+    /// See [`Runtime`].
+    pub started_ns: u64,
+    /// See [`Runtime`].
+    pub program: String,
+}
+
+impl Parts {
+    /// The runtime, not running.
+    pub fn assemble(self) -> Runtime {
+        Runtime {
+            engine: self.engine,
+            options: self.options,
+            space: Mutex::new(self.space),
+            own_fds: AtomicPtr::new(core::ptr::null_mut()),
+            shape: self.shape,
+            faults: self.faults,
+            proc_root: self.proc_root,
+            first: self.first,
+            started_ns: self.started_ns,
+            program: self.program,
+            running: AtomicBool::new(false),
+        }
+    }
+}
+
 impl Runtime {
+    /// Our descriptors, in ascending order. The program cannot close them.
+    pub fn own_fds(&self) -> &[i32] {
+        // SAFETY: null, or a list that was leaked by `note_own_fds`.
+        unsafe { self.own_fds.load(Ordering::Acquire).as_ref() }.map_or(&[], Vec::as_slice)
+    }
+
+    /// One of our descriptors has come: remembers them all anew. Rare: what was known before is leaked, since others may look at it.
+    pub fn note_own_fds(&self) {
+        let kernel = &self.engine.kernel;
+        let mut all = vec![kernel.uffd().fd().raw(), self.proc_root.raw()];
+        all.extend(kernel.memory().fd().map(Fd::raw));
+        all.extend(self.engine.backend.fds());
+        all.extend(crate::family::own_fds());
+        all.sort_unstable();
+        self.own_fds.store(Box::into_raw(Box::new(all)), Ordering::Release);
+    }
+
     /// Sleeps until start-up is over.
     pub fn wait_until_running(&self) {
         let never = core::sync::atomic::AtomicU32::new(0);

@@ -5,25 +5,28 @@
 //!
 //! * our handlers are installed; what the program installs is remembered here and called for what is not ours;
 //! * no mask of the program blocks them: their bits are taken out of every set that reaches the kernel (masks for the time
-//!   of one call, as `ppoll`'s: [`crate::net::calls`]), and put back into every set that the program reads ([`pretended`]).
+//!   of one call, as `ppoll`'s: [`waits`]), and put back into every set that the program reads ([`pretended`]).
 //!
-//! All other signals are the kernel's, except that their handlers start in ours, for the masks, and that their restorer
-//! is ours (libc's `rt_sigreturn` would be caught).
+//! All other signals are the kernel's, but their handlers start in ours too: [`frame`] says how a handler starts and ends, and
+//! [`actions`] has what the program installed.
 //!
-//! The alternate stack of a thread is ours until the program sets its own; then that one is used, pinned.
+//! The alternate stack that the kernel knows is ours, on every thread; the program's own is kept here ([`altstack`]).
 
+mod actions;
+mod altstack;
+pub mod frame;
 pub mod pretended;
+pub mod waits;
 
 use crate::net::buffers::{self, Memory, PinSet, careful};
 use crate::net::calls::NEEDED_SIGNALS;
 use crate::net::net;
 use crate::report;
 use crate::runtime::uninterrupted;
-use crate::thread::{self, Thread};
-use core::sync::atomic::{AtomicU64, Ordering};
+use crate::thread;
+use actions::{SIG_DFL, SIG_IGN, SIGNALS, is_handler};
 use farshore_sys::guarded;
-use farshore_sys::lock::Mutex;
-use farshore_sys::raw::{Errno, getpid, nr, syscall};
+use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::signal::{
     self, Action, AltStack, Handler, How, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags,
 };
@@ -33,19 +36,12 @@ type Args = [u64; 6];
 /// The signals that Farshore needs.
 pub const OURS: SigSet = SigSet(NEEDED_SIGNALS);
 
-const SIG_DFL: u64 = 0;
-const SIG_IGN: u64 = 1;
-/// Signals are numbered from 1 to 64.
-const SIGNALS: usize = 65;
 const RT_SIGPENDING: u64 = 127;
+const RT_SIGTIMEDWAIT: u64 = 128;
+/// Flags of an action that the kernel acts on; we act on the others.
+const KERNELS_FLAGS: u64 = flags::RESTART | flags::RESETHAND | 0x1 | 0x2;
 
-/// What the program believes to have installed, for our three signals.
-struct Believed([Action; 3]);
-
-static BELIEVED: Mutex<Believed> = Mutex::new(Believed([Action::DEFAULT; 3]));
-/// The restorers that the program gave for the other signals.
-static RESTORERS: [AtomicU64; SIGNALS] = [const { AtomicU64::new(0) }; SIGNALS];
-
+/// Which of [`OURS`].
 fn place(signal: u32) -> Option<usize> {
     match signal {
         SIGBUS => Some(0),
@@ -55,26 +51,50 @@ fn place(signal: u32) -> Option<usize> {
     }
 }
 
-/// Installs our handlers; what was there becomes what the program believes.
+/// Our handlers of [`OURS`].
+fn handler_of(signal: u32) -> u64 {
+    match signal {
+        SIGBUS => crate::fault::on_sigbus as Handler as *const () as u64,
+        SIGSEGV => on_sigsegv as Handler as *const () as u64,
+        _ => crate::net::entry::on_sigsys as *const () as u64,
+    }
+}
+
+/// The kernel's action that runs a handler of ours.
+fn action_of(handler: u64, more: u64) -> Action {
+    Action { handler, flags: flags::SIGINFO | flags::RESTORER | flags::ONSTACK | more, restorer: signal::restorer(), mask: SigSet::ALL }
+}
+
+/// Installs our handlers; what was there becomes what the program has set. While there is one thread.
 pub fn install() -> Result<(), Errno> {
-    let sigsys = crate::net::entry::on_sigsys as *const () as u64;
-    let handlers: [(u32, u64); 3] = [
-        (SIGBUS, crate::fault::on_sigbus as Handler as *const () as u64),
-        (SIGSEGV, on_sigsegv as Handler as *const () as u64),
-        (SIGSYS, sigsys),
-    ];
-    for (number, handler) in handlers {
-        // The SIGSYS handler reads the program's signal frame, which may fault; nobody else is interrupted.
-        let mask = if number == SIGSYS { SigSet::ALL.without(SIGBUS).without(SIGSEGV) } else { SigSet::ALL };
-        let action =
-            Action { handler, flags: flags::SIGINFO | flags::RESTORER | flags::ONSTACK, restorer: signal::restorer(), mask };
-        // SAFETY: the handlers are async-signal-safe (module heads of fault, net::entry and this) and take what SA_SIGINFO gives.
-        let before = unsafe { signal::sigaction(number, Some(&action)) }?;
-        if let Some(i) = place(number) {
-            BELIEVED.with(|b| b.0[i] = before);
-        }
+    for number in 1..SIGNALS as u32 {
+        // SAFETY: reads only.
+        let before = unsafe { signal::sigaction(number, None) }?;
+        actions::put(number, before);
+        let action = if place(number).is_some() {
+            action_of(handler_of(number), restart_of(&before))
+        } else if is_handler(&before) {
+            kernels_action(&before)
+        } else {
+            continue;
+        };
+        // SAFETY: the handlers are async-signal-safe (module heads of fault, net::entry, frame and this) and take what SA_SIGINFO gives.
+        unsafe { signal::sigaction(number, Some(&action)) }?;
     }
     Ok(())
+}
+
+/// For one of [`OURS`]: calls that the signal interrupts go on, unless a handler of the program runs that wants them to end.
+fn restart_of(action: &Action) -> u64 {
+    if is_handler(action) { action.flags & flags::RESTART } else { flags::RESTART }
+}
+
+/// What the kernel is given for an action of the program, for signals that are not [`OURS`].
+fn kernels_action(action: &Action) -> Action {
+    if is_handler(action) {
+        return action_of(frame::on_signal as Handler as *const () as u64, action.flags & KERNELS_FLAGS);
+    }
+    Action { mask: SigSet(action.mask.0 & !OURS.0), flags: action.flags | flags::RESTORER, restorer: signal::restorer(), ..*action }
 }
 
 /// The handler of SIGSEGV: a guarded access of ours, or the program's.
@@ -86,66 +106,48 @@ unsafe extern "C" fn on_sigsegv(_signal: i32, info: *mut SigInfo, context: *mut 
     deliver(SIGSEGV, info, context);
 }
 
-/// Gives one of our three signals to the program, as the kernel would have. In the handler of that signal.
+/// Gives one of our three signals to the program, as the kernel would have. In the handler of that signal, with all signals blocked.
 pub fn deliver(signal: u32, info: &SigInfo, context: &mut UContext) {
-    if guarded::fixup(context) || repair_careful(context) {
+    let sent = !info.from_kernel();
+    if !sent && (guarded::fixup(context) || repair_careful(context)) {
         return;
     }
-    let Some(i) = place(signal) else { return };
-    let sent = !info.from_kernel();
-    if let Some(thread) = thread::current() {
-        if thread.internal && sent {
-            // The kernel chose one of our threads: it is for the program.
-            let _ = signal::queue_again(getpid(), getpid(), info);
-            return;
-        }
-        if thread.pretended_mask.contains(signal) {
-            if sent {
-                return pretended::keep(thread, i, info);
-            }
-            return default_action(signal, false);
-        }
+    let collected;
+    let info = if sent {
+        let Some(info) = pretended::collect(info) else { return };
+        collected = info;
+        &collected
+    } else {
+        info
+    };
+    let Some(thread) = thread::current().or_else(|| thread::adopt(false)) else {
+        report::abort(format_args!("no memory for the record of a thread"));
+    };
+    match (thread.internal, sent) {
+        // The kernel chose one of our threads: it is for the program.
+        (true, true) => return pretended::offer(info),
+        (true, false) => report::abort(format_args!("bug: signal {signal} at {:#x} in a thread of Farshore's", info.fault_address())),
+        (false, true) if thread.shared.pretended().contains(signal) => return pretended::keep(thread, info),
+        (false, false) if thread.shared.pretended().contains(signal) => return default_action(signal, false),
+        (false, _) => {}
     }
-    let action = BELIEVED.with(|b| {
-        let action = b.0[i];
-        if action.flags & flags::RESETHAND != 0 {
-            b.0[i].handler = SIG_DFL;
-        }
-        action
-    });
+    let action = actions::take(signal);
     // A fault cannot be ignored: the kernel kills instead. A signal that was sent can.
     match action.handler {
         SIG_IGN if sent => {}
         SIG_DFL | SIG_IGN => default_action(signal, sent),
-        handler => call(handler, action, signal, info, context),
+        _ => frame::start(thread, signal, &action, info, context),
     }
 }
 
 fn default_action(signal: u32, sent: bool) {
-    if sent {
+    // A call that a filter has trapped (SIGSYS) is not made again.
+    if sent || signal == SIGSYS {
         report::die_by(signal);
     }
     // The access that faulted faults again when we return, and ends the process with the right core.
     // SAFETY: the default action has no handler.
     let _ = unsafe { signal::sigaction(signal, Some(&Action::DEFAULT)) };
-}
-
-/// Calls the program's handler with the mask that it asked for.
-fn call(handler: u64, action: Action, signal: u32, info: &SigInfo, context: &mut UContext) {
-    let own = if action.flags & flags::NODEFER != 0 { SigSet::EMPTY } else { SigSet::EMPTY.with(signal) };
-    let mask = SigSet((context.mask().0 | action.mask.0 | own.0) & !OURS.0);
-    if let Some(thread) = thread::current() {
-        pretended::enter(thread, context, SigSet(action.mask.0 | own.0));
-    }
-    signal::sigprocmask(How::Set, mask);
-    // SAFETY: the program installed this address as a handler of this signal, with or without SA_SIGINFO; on x86-64 both are
-    // called with the same registers.
-    let handler = unsafe { core::mem::transmute::<u64, Handler>(handler) };
-    // SAFETY: the program's handler gets what the kernel would have given it.
-    unsafe { handler(signal as i32, core::ptr::from_ref(info).cast_mut(), context) };
-    // Everything is restored from `context` when our own handler returns.
-    signal::sigprocmask(How::Set, SigSet::ALL);
-    pretended::settle(context);
 }
 
 fn repair_careful(context: &mut UContext) -> bool {
@@ -168,19 +170,19 @@ unsafe extern "C" fn farshore_foreign_sigsys(info: *mut SigInfo, context: *mut U
     deliver(SIGSYS, info, context);
 }
 
-/// Before a caught `rt_sigreturn`.
+/// Before a caught `rt_sigreturn`, which the program makes at `sp`.
 ///
 /// # Safety
 /// Called by the entry with the context that is about to be restored.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn farshore_before_sigreturn(context: *mut UContext) {
+unsafe extern "C" fn farshore_before_sigreturn(context: *mut UContext, sp: u64) {
     // SAFETY: this function's own condition.
-    pretended::settle(unsafe { &mut *context });
+    pretended::settle(unsafe { &mut *context }, sp);
 }
 
 /// The calls of this module, by number.
 pub fn handles(number: u64) -> bool {
-    matches!(number, nr::RT_SIGACTION | nr::RT_SIGPROCMASK | nr::SIGALTSTACK | RT_SIGPENDING)
+    matches!(number, nr::RT_SIGACTION | nr::RT_SIGPROCMASK | nr::SIGALTSTACK | RT_SIGPENDING | RT_SIGTIMEDWAIT)
 }
 
 /// Does one of the calls.
@@ -189,6 +191,7 @@ pub fn handle(number: u64, args: &Args) -> i64 {
         nr::RT_SIGACTION => rt_sigaction(args),
         nr::RT_SIGPROCMASK => rt_sigprocmask(args),
         RT_SIGPENDING => rt_sigpending(args),
+        RT_SIGTIMEDWAIT => waits::timed_wait(args),
         _ => sigaltstack(args),
     }
 }
@@ -236,58 +239,56 @@ fn rt_sigaction(args: &Args) -> i64 {
             None => return EFAULT,
         },
     };
-    let before = match place(number as u32) {
-        Some(i) => uninterrupted(|| believe(i, new)),
-        None => match install_for_program(number as u32, new) {
-            Ok(before) => before,
-            Err(errno) => return -i64::from(errno.0),
-        },
+    let before = match uninterrupted(|| actions::setting(|| change_action(number as u32, new))) {
+        Ok(before) => before,
+        Err(errno) => return -i64::from(errno.0),
     };
     if old != 0 && !write(old, &to_words(&before)) { EFAULT } else { 0 }
 }
 
-fn believe(i: usize, new: Option<Action>) -> Action {
-    // A vforked child has its own actions, but our memory is its parent's: what it sets is forgotten, since
-    // all it may do is exec, which resets handlers anyway.
+/// Reads and, if `new` is given, changes an action of the program.
+fn change_action(number: u32, new: Option<Action>) -> Result<Action, Errno> {
+    // A vforked child has its own actions, but our memory is its parent's: what it sets is not noted, and its handlers
+    // start without us. All it may do is exec, which resets handlers anyway.
     let borrowed = thread::current().is_some_and(|t| t.vforked > 0);
-    BELIEVED.with(|b| {
-        let before = b.0[i];
+    let set = actions::get(number);
+    if place(number).is_some() {
         if let Some(new) = new.filter(|_| !borrowed) {
-            b.0[i] = new;
+            actions::put(number, new);
+            // SAFETY: our own handler.
+            unsafe { signal::sigaction(number, Some(&action_of(handler_of(number), restart_of(&new)))) }?;
         }
-        before
-    })
-}
-
-fn install_for_program(number: u32, new: Option<Action>) -> Result<Action, Errno> {
-    // A vforked child has its own actions, but our memory is its parent's: its handlers start without us.
-    let borrowed = thread::current().is_some_and(|t| t.vforked > 0);
-    let ours = |action: &Action| action.handler > SIG_IGN && !borrowed;
-    let filtered = new.map(|action| Action {
-        handler: if ours(&action) { pretended::trampoline() } else { action.handler },
-        mask: SigSet(action.mask.0 & !OURS.0),
-        flags: action.flags | flags::RESTORER,
-        restorer: signal::restorer(),
+        return Ok(set);
+    }
+    let kernels = new.map(|new| match (borrowed, is_handler(&new)) {
+        (true, true) => Action { mask: SigSet(new.mask.0 & !OURS.0), ..new },
+        _ => kernels_action(&new),
     });
-    let (handler, mask) = match new.filter(ours) {
-        Some(action) => pretended::note(number, action.handler, action.mask),
-        None => pretended::noted(number),
-    };
-    // SAFETY: the program's own handler, with the restorer's contract kept by ours.
-    let mut before = unsafe { signal::sigaction(number, filtered.as_ref()) }?;
-    let restorer = &RESTORERS[number as usize];
-    let known = match new.filter(|_| !borrowed) {
-        Some(action) => restorer.swap(action.restorer, Ordering::AcqRel),
-        None => restorer.load(Ordering::Acquire),
-    };
-    if before.restorer == signal::restorer() {
-        before.restorer = known;
+    // A handler is noted before the kernel may start it; anything else afterwards.
+    let early = new.filter(|new| is_handler(new) && !borrowed);
+    if let Some(new) = early {
+        actions::put(number, new);
     }
-    if before.handler == pretended::trampoline() {
-        before.handler = handler;
-        before.mask = SigSet(before.mask.0 | mask.0);
+    // SAFETY: our own handler, or the program's with its own restorer.
+    let before = match unsafe { signal::sigaction(number, kernels.as_ref()) } {
+        Ok(before) => before,
+        Err(errno) => {
+            if early.is_some() {
+                actions::put(number, set);
+            }
+            return Err(errno);
+        }
+    };
+    if let Some(new) = new.filter(|_| !borrowed && early.is_none()) {
+        actions::put(number, new);
     }
-    Ok(before)
+    let noted = before.handler == frame::on_signal as Handler as *const () as u64;
+    Ok(match before.handler {
+        _ if noted => set,
+        // Also what a handler with SA_RESETHAND has become.
+        handler if !borrowed => Action { handler, ..set },
+        _ => before,
+    })
 }
 
 fn rt_sigprocmask(args: &Args) -> i64 {
@@ -295,7 +296,7 @@ fn rt_sigprocmask(args: &Args) -> i64 {
     let Some(thread) = thread::current().filter(|_| size == 8) else {
         return raw(nr::RT_SIGPROCMASK, args);
     };
-    let mut pretended = thread.pretended_mask;
+    let mut pretended = thread.shared.pretended();
     let mut wanted = 0u64;
     if set != 0 {
         match read::<u64>(set) {
@@ -320,7 +321,7 @@ fn rt_sigprocmask(args: &Args) -> i64 {
     if answer < 0 {
         return answer;
     }
-    let before = masks[1] | thread.pretended_mask.0;
+    let before = masks[1] & !OURS.0 | thread.shared.pretended().0;
     let answer = if old != 0 && !write(old, &before) { EFAULT } else { 0 };
     pretended::change(thread, pretended);
     answer
@@ -345,46 +346,16 @@ fn sigaltstack(args: &Args) -> i64 {
             None => return EFAULT,
         },
     };
-    let before = match uninterrupted(|| change_stack(thread, new)) {
-        Ok(before) => before,
-        Err(errno) => return -i64::from(errno.0),
-    };
+    // Our frame is on the stack that the call was made from.
+    let sp = (&raw const new) as u64;
+    let before = altstack::tell(thread, sp);
+    if let Some(new) = new
+        && let Err(errno) = uninterrupted(|| altstack::set(thread, new, sp))
+    {
+        return -i64::from(errno.0);
+    }
     let words = [before.base, before.flags as u32 as u64, before.size];
     if old != 0 && !write(old, &words) { EFAULT } else { 0 }
-}
-
-/// Changes the program's alternate stack; what it believes to have had before.
-fn change_stack(thread: &mut Thread, new: Option<AltStack>) -> Result<AltStack, Errno> {
-    // SAFETY: reads only.
-    let now = unsafe { signal::sigaltstack(None) }?;
-    let before = if thread.program_stack.is_some() { now } else { AltStack::NONE };
-    let Some(new) = new else { return Ok(before) };
-    if thread.program_stack.is_none() && now.flags & AltStack::ON_STACK != 0 {
-        // In a handler that runs on our stack: the change takes effect for the program only when it is through.
-        return Err(Errno::EPERM);
-    }
-    if new.flags & AltStack::DISABLE != 0 {
-        if thread.program_stack.take().is_some() {
-            thread::use_own_stack(thread);
-        }
-        net().unpin(&mut thread.stack_pins);
-        return Ok(before);
-    }
-    let mut pins = PinSet::new();
-    if new.size <= 16 << 20 {
-        // The kernel writes signal frames there at any time.
-        buffers::pin_all(net(), &mut pins, new.base, new.size, buffers::Access::Write);
-        pins.detach();
-    }
-    // SAFETY: the program's own stack, which it promises to leave alone.
-    if let Err(errno) = unsafe { signal::sigaltstack(Some(&new)) } {
-        net().unpin(&mut pins);
-        return Err(errno);
-    }
-    net().unpin(&mut thread.stack_pins);
-    thread.stack_pins = pins;
-    thread.program_stack = Some(new);
-    Ok(before)
 }
 
 /// Before an exec: the signals that the program thinks blocked or ignored become so, since the next program inherits
@@ -392,9 +363,50 @@ fn change_stack(thread: &mut Thread, new: Option<AltStack>) -> Result<AltStack, 
 pub fn before_exec() -> SigSet {
     let mask = signal::current_mask();
     if let Some(thread) = thread::current() {
-        signal::sigprocmask(How::Set, SigSet(mask.0 | thread.pretended_mask.0));
+        let pretended = thread.shared.pretended();
+        signal::sigprocmask(How::Set, SigSet(mask.0 | pretended.0));
         // They wait in the kernel now, across the exec.
-        pretended::send_again(thread, thread.pretended_mask);
+        pretended::send_again(thread, pretended);
     }
     mask
+}
+
+/// Keeps what this module has for all threads as it is, for the time of a fork. With all signals blocked.
+pub fn hold() {
+    actions::acquire();
+    pretended::acquire();
+}
+
+/// Ends that, in the parent.
+pub fn let_go() {
+    pretended::release();
+    actions::release();
+}
+
+/// Ends [`hold`] in the child, for which nothing waits.
+pub fn begin_child() {
+    let_go();
+    if let Some(thread) = thread::current() {
+        pretended::forget(thread);
+    }
+}
+
+/// At the start: what the program before has left blocked of [`OURS`] is pretended from now on.
+pub fn adopt_mask(thread: &mut thread::Thread) {
+    let before = signal::sigprocmask(How::Unblock, OURS);
+    thread.shared.pretend(SigSet(before.0 & OURS.0));
+}
+
+/// Which of [`OURS`] the calling thread pretends to have blocked, a bit for each: its children begin with that.
+pub fn inheritance() -> i64 {
+    let Some(thread) = thread::current() else { return 0 };
+    let pretended = thread.shared.pretended();
+    let bit = |signal| place(signal).filter(|_| pretended.contains(signal)).map_or(0, |place| 1 << place);
+    [SIGBUS, SIGSEGV, SIGSYS].map(bit).iter().sum()
+}
+
+/// A new thread begins with what [`inheritance`] gave its parent for it.
+pub fn inherit(thread: &mut thread::Thread, given: u64) {
+    let blocked = [SIGBUS, SIGSEGV, SIGSYS].into_iter().filter(|&signal| place(signal).is_some_and(|place| given >> place & 1 != 0));
+    pretended::inherit(thread, blocked.fold(SigSet::EMPTY, SigSet::with));
 }

@@ -2,122 +2,73 @@
 //!
 //! In this order, each step needing the ones before:
 //!
-//! 1. read the options and take Farshore's variables out of the environment, so that children are ordinary;
+//! 1. read the options and take Farshore's variables out of the environment ([`environment`]);
 //! 2. open userfaultfd and swap space, build the engine;
 //! 3. patch libc's system call sites, while there is one thread;
-//! 4. start Farshore's own threads, while libc still gives them stacks and thread-local storage that are not managed;
+//! 4. start Farshore's own threads;
 //! 5. give the main thread its record, install the signal handlers;
 //! 6. catch the other system calls by Syscall User Dispatch. From here on memory is managed.
 //!
-//! Whatever fails before 6 ends the program with status 125 and one line: never a program that runs without what was asked for.
+//! Whatever fails before 6 ends the program with status 125 and one line: never a program that runs without what was asked for. But
+//! a program that was started by one under Farshore then runs as it would have natively, also with a line.
 
-use crate::control::{self, Handover};
+use crate::control;
+use crate::environment;
+use crate::net::calls::follow;
 use crate::net::{entry, patch};
 use crate::report;
-use crate::runtime::{Runtime, Space, install};
-use crate::{poll, signals, thread};
-use core::ffi::{CStr, c_char};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::runtime::{Parts, Runtime, Space, install};
+use crate::{family, own_threads, signals, thread};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use farshore_backend::AnyBackend;
+use farshore_backend::faulty::FaultConfig;
+use farshore_config::control::Setting;
 use farshore_config::{FaultMode, Options, StatsTarget, stats};
-use farshore_core::page::Page;
-use farshore_engine::evict::pipeline::Evictor;
+use farshore_engine::health::Writing;
 use farshore_engine::stats::FaultKind;
 use farshore_engine::traits::{Backend, Clock, PageBuf};
 use farshore_engine::{Engine, Shape};
 use farshore_policy::BuiltIn;
 use farshore_sys::clock::MonotonicClock;
+use farshore_sys::fd::{self, Fd};
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::kernel::LinuxKernel;
-use farshore_sys::lock::Mutex;
 use farshore_sys::own::map_own;
-use farshore_sys::raw::{nr, syscall};
-use farshore_sys::signal::{self, How, SigSet};
 use farshore_sys::sud;
 use farshore_sys::uffd::{Uffd, UffdOptions};
 use farshore_sys::vm::{self, SelfAdvice, SelfMem};
 use std::thread as threads;
 
-/// Handler threads of the poll mode. Each waits for its own fetch, so several a core.
-const HANDLERS_A_CORE: usize = 4;
-/// Stack of Farshore's own threads.
-const STACK: usize = 256 << 10;
-
 /// Syscall User Dispatch looks here: always on. What is spared is our text.
 static SELECTOR: AtomicU8 = AtomicU8::new(sud::BLOCK);
 static TEXT_START: AtomicU64 = AtomicU64::new(0);
 static TEXT_LEN: AtomicU64 = AtomicU64::new(0);
-static HANDOVER: Handover = Handover::new();
-static NEVER: AtomicBool = AtomicBool::new(false);
-/// Threads of ours that have begun.
-static READY: AtomicU32 = AtomicU32::new(0);
-
-unsafe extern "C" {
-    static mut environ: *mut *mut c_char;
-}
 
 #[used]
 #[unsafe(link_section = ".init_array")]
 static INIT: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
-    let Some(text) = take_environment() else { return };
+    // SAFETY: start-up.
+    let Some(text) = (unsafe { environment::take() }) else { return };
     let options = match Options::from_json(&text) {
         Ok(options) => options,
         Err(why) => refuse(&format!("the options of 'farshore run' do not reach the library as they should: {why}")),
     };
+    let followed = options.followed;
     if let Err(why) = start(options) {
-        refuse(&why);
+        if !followed {
+            refuse(&why);
+        }
+        // Nobody has asked for this program: the one that started it expects it to run.
+        let program = std::env::args_os().next().unwrap_or_default();
+        report::line(format_args!("'{}' runs without Farshore: {why}", program.as_encoded_bytes().escape_ascii()));
     }
 }
 
 fn refuse(why: &str) -> ! {
     report::line(format_args!("{why}"));
     report::exit(125)
-}
-
-/// Takes Farshore's variables out of the environment and puts the user's own LD_PRELOAD back. The
-/// options, if there are any.
-fn take_environment() -> Option<String> {
-    let mut options = None;
-    // SAFETY: libc's list; start-up has one thread.
-    let list = unsafe { environ };
-    if list.is_null() {
-        return None;
-    }
-    let (mut from, mut to) = (0, 0);
-    loop {
-        // SAFETY: the list ends with a null pointer, at which the loop ends.
-        let place = unsafe { list.add(from) };
-        // SAFETY: as above.
-        let entry = unsafe { place.read() };
-        from += 1;
-        let mut keep = entry;
-        if !entry.is_null() {
-            // SAFETY: entries are C strings.
-            let text = unsafe { CStr::from_ptr(entry) }.to_bytes();
-            if let Some(value) = text.strip_prefix(b"FARSHORE_OPTIONS=") {
-                options = Some(String::from_utf8_lossy(value).into_owned());
-                continue;
-            }
-            if text.starts_with(b"LD_PRELOAD=") {
-                continue;
-            }
-            if text.starts_with(b"FARSHORE_OLD_PRELOAD=") {
-                // What follows "FARSHORE_O" is the variable as it was.
-                // SAFETY: within the string.
-                keep = unsafe { entry.add("FARSHORE_O".len()) };
-            }
-        }
-        // SAFETY: `to` never passes `from`, which is within the list.
-        let place = unsafe { list.add(to) };
-        // SAFETY: as above; the list is writable memory of libc's.
-        unsafe { place.write(keep) };
-        to += 1;
-        if entry.is_null() {
-            return options;
-        }
-    }
 }
 
 fn start(mut options: Options) -> Result<(), String> {
@@ -129,15 +80,19 @@ fn start(mut options: Options) -> Result<(), String> {
         let path = std::path::absolute(path).map_err(|why| format!("--stats {}: {why}", path.display()))?;
         options.stats = Some(StatsTarget::File(path));
     }
-    let lowest = lowest_own_descriptor();
-    let uffd = open_uffd(&options)?;
-    let uffd = uffd.raise(lowest).unwrap_or_else(|(uffd, _)| uffd);
+    let uffd = raise_uffd(open_uffd(&options)?);
     let memory = SelfMem::open().map_err(|why| format!("/proc/self/mem cannot be opened ({why:?}); is /proc mounted?"))?;
-    let memory = memory.raise(lowest).unwrap_or_else(|(memory, _)| memory);
-    let polled = options.fault == FaultMode::Poll;
-    let kernel = LinuxKernel::with_parts(uffd, SelfAdvice::probe(), memory, polled);
-    let backend =
-        AnyBackend::open(&options.swap, &mut |notice| report::line(format_args!("{notice}"))).map_err(|why| why.to_string())?;
+    let kernel = LinuxKernel::with_parts(
+        uffd,
+        SelfAdvice::probe(),
+        memory.raise(lowest_own_descriptor()),
+        options.fault == FaultMode::Poll,
+    );
+    let faults = AnyBackend::faults_asked().map_err(|why| why.to_string())?;
+    let backend = AnyBackend::open_with(&options.swap, options.encrypt, faults.as_ref(), &mut |notice| {
+        report::line(format_args!("{notice}"))
+    })
+    .map_err(|why| why.to_string())?;
     // SAFETY: start-up: there is one thread, and until `running` the dispatcher passes every call on.
     let report = unsafe { patch::patch(patch::DEFAULT_NAMES) };
     if options.trace {
@@ -146,14 +101,30 @@ fn start(mut options: Options) -> Result<(), String> {
     if options.prefetch.name != "none" {
         thread::fetch_streams();
     }
-    let runtime = install(build(options, kernel, backend)?);
-    start_threads(runtime, polled)?;
+    let runtime = install(build(options, kernel, backend, faults)?);
+    std::panic::set_hook(Box::new(|info| report::abort(format_args!("bug: {info}"))));
+    runtime.note_own_fds();
+    own_threads::start(runtime)?;
+    if runtime.options.follow {
+        // What it starts shares the limit, from a first exec on.
+        family::begin(runtime).map_err(|why| format!("no memory to share with the programs that this one starts ({why:?})"))?;
+    }
     enter(runtime)
+}
+
+/// A descriptor of ours under a number that the program does not count on, if there is one.
+pub fn raise(fd: Fd) -> Fd {
+    fd.raise(lowest_own_descriptor()).unwrap_or_else(|(fd, _)| fd)
+}
+
+/// The same for a userfaultfd.
+pub fn raise_uffd(uffd: Uffd) -> Uffd {
+    uffd.raise(lowest_own_descriptor()).unwrap_or_else(|(uffd, _)| uffd)
 }
 
 /// In poll mode with privilege the kernel's own accesses are served too. Buffers of calls are pinned all the same: what a
 /// device reads into (`O_DIRECT`) must stay where it is, and the kernel faults it in only once.
-fn open_uffd(options: &Options) -> Result<Uffd, String> {
+pub fn open_uffd(options: &Options) -> Result<Uffd, String> {
     let unprivileged = UffdOptions { user_mode_only: true, ..UffdOptions::POLL };
     let opened = match options.fault {
         FaultMode::Upcall => Uffd::open(UffdOptions::UPCALL),
@@ -162,115 +133,46 @@ fn open_uffd(options: &Options) -> Result<Uffd, String> {
     opened.map(|(uffd, _)| uffd).map_err(|why| why.to_string())
 }
 
-fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend) -> Result<Runtime, String> {
+fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, faults: Option<FaultConfig>) -> Result<Runtime, String> {
     let cores = threads::available_parallelism().map_or(1, usize::from);
     let evictors = options.evictors.map_or(cores.min(4), |n| n as usize);
     let shape = Shape { memory: options.memory.bytes(), evictors, cores };
-    let policy = BuiltIn::named(&options.policy.name)
-        .ok_or_else(|| format!("--policy {}: there is no such policy", options.policy.name))?;
-    let bytes = shape.sizes().stages as usize * size_of::<PageBuf>();
-    let staging = map_own(bytes).map_err(|why| format!("no address space for {bytes} bytes of staging memory ({why:?})"))?;
+    let policy = policy(&options)?;
+    let staging = staging(shape)?;
     let clock = MonotonicClock::new();
     let started_ns = clock.now_ns();
-    let mut own_fds = vec![kernel.uffd().fd().raw(), kernel.memory().fd().raw()];
-    own_fds.extend(backend.fds());
-    own_fds.sort_unstable();
+    let proc_root = fd::open(c"/proc", fd::O_PATH).map_err(|why| format!("/proc cannot be opened ({why:?}); is it mounted?"))?;
     // SAFETY: fresh memory of just this size that nobody else knows.
-    let engine = unsafe { Engine::new(shape, kernel, backend, policy, clock, KernelFutex, staging.as_ptr().cast()) };
+    let engine = unsafe { Engine::new(shape, kernel, backend, policy, clock, KernelFutex, staging) };
     // SAFETY: asks only.
     let brk = unsafe { vm::brk(0) };
-    Ok(Runtime {
-        engine,
-        options,
-        space: Mutex::new(Space { heap_floor: brk.next_multiple_of(4096), brk }),
-        own_fds,
-        forked: AtomicBool::new(false),
-        started_ns,
-        program: std::env::args().next().unwrap_or_default(),
-        running: AtomicBool::new(false),
-    })
+    let space = Space { heap_floor: brk.next_multiple_of(4096), brk };
+    let program = std::env::args().next().unwrap_or_default();
+    let parts = Parts { engine, options, space, shape, faults, proc_root: raise(proc_root), first: true, started_ns, program };
+    Ok(parts.assemble())
 }
 
-/// Starts evictors, the control thread and, in poll mode, the fault handlers, and waits until each has done what
-/// libc and std do at the start of a thread: that allocates from libc's heap, which is about to be managed.
-///
-/// They take no signals of the program: all are blocked but the two that libc itself sends to every thread, and
-/// those of faults, so that a fault of ours on managed memory ends with a message.
-fn start_threads(runtime: &'static Runtime, polled: bool) -> Result<(), String> {
-    let kept = SigSet::ALL.without(32).without(33).without(signal::SIGBUS).without(signal::SIGSEGV);
-    let before = signal::sigprocmask(How::Set, kept);
-    let started = start_all(runtime, polled);
-    signal::sigprocmask(How::Set, before);
-    let started = started?;
-    while READY.load(Ordering::Acquire) < started {
-        threads::yield_now();
-    }
-    Ok(())
+/// The policy that the options name.
+pub fn policy(options: &Options) -> Result<BuiltIn, String> {
+    BuiltIn::named(&options.policy.name).ok_or_else(|| format!("--policy {}: there is no such policy", options.policy.name))
 }
 
-/// A thread of ours begins: its record first, then what std keeps for it.
-fn begin_own_thread() {
-    if thread::adopt(true).is_none() {
-        report::abort(format_args!("no memory for the record of a thread"));
-    }
-    // std makes its handle of the current thread, with a destructor, now rather than later.
-    let _ = threads::current().id();
-    READY.fetch_add(1, Ordering::AcqRel);
-}
-
-/// How many were started.
-fn start_all(runtime: &'static Runtime, polled: bool) -> Result<u32, String> {
-    let mut count = 0;
-    let mut spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
-        count += 1;
-        let body = move || {
-            begin_own_thread();
-            runtime.wait_until_running();
-            body();
-        };
-        threads::Builder::new()
-            .name(name)
-            .stack_size(STACK)
-            .spawn(body)
-            .map(drop)
-            .map_err(|why| format!("no thread of our own: {why}"))
-    };
-    std::panic::set_hook(Box::new(|info| report::abort(format_args!("bug: {info}"))));
-    let cores = threads::available_parallelism().map_or(1, usize::from);
-    let evictors = runtime.options.evictors.map_or(cores.min(4), |n| n as usize);
-    for id in 0..evictors {
-        let mut evictor = Evictor::new(id, &runtime.engine).map_err(|why| format!("the swap space has no write queue: {why}"))?;
-        spawn(format!("farshore-evict{id}"), Box::new(move || evictor.run(&runtime.engine, &NEVER)))?;
-    }
-    if polled {
-        for id in 0..(HANDLERS_A_CORE * cores).max(2) {
-            spawn(format!("farshore-fault{id}"), Box::new(move || poll::run(runtime)))?;
-        }
-    }
-    match control::listen() {
-        Ok(listener) => {
-            use std::os::fd::AsRawFd;
-            let raw = listener.as_raw_fd();
-            // It begins before the others, so that it has a descriptor table of its own before the program runs.
-            let body = move || {
-                begin_own_thread();
-                control::serve(raw, runtime, &HANDOVER)
-            };
-            count += 1;
-            let spawned = threads::Builder::new().name("farshore-ctl".into()).stack_size(STACK).spawn(body);
-            spawned.map(drop).map_err(|why| format!("no thread of our own: {why}"))?;
-            HANDOVER.finish(listener);
-        }
-        // The program can run without.
-        Err(why) => report::line(format_args!("{why}")),
-    }
-    Ok(count)
+/// Memory for the stages of an engine of this shape.
+pub fn staging(shape: Shape) -> Result<*mut PageBuf, String> {
+    let bytes = shape.sizes().stages as usize * size_of::<PageBuf>();
+    let base = map_own(bytes).map_err(|why| format!("no address space for {bytes} bytes of staging memory ({why:?})"))?;
+    Ok(base.as_ptr().cast())
 }
 
 /// The last steps: from the end of this on, the program's memory is managed.
 fn enter(runtime: &'static Runtime) -> Result<(), String> {
-    thread::adopt(false).ok_or("no memory for the record of the main thread")?;
+    if let Err(why) = follow::install(&Options { family: family::handed(), ..runtime.options.clone() }) {
+        report::line(format_args!("{why}"));
+    }
+    let thread = thread::adopt(false).ok_or("no memory for the record of the main thread")?;
+    crate::process::is_alone();
     signals::install().map_err(|why| format!("signal handlers cannot be installed ({why:?})"))?;
+    signals::adopt_mask(thread);
     crate::HEAP.expect_handlers();
     runtime.running.store(true, Ordering::Release);
     catch_system_calls();
@@ -334,17 +236,33 @@ pub fn is_private_anonymous(addr: u64, len: u64) -> bool {
     mappings().iter().any(|m| m.private && m.anonymous && m.readable_writable && m.start <= addr && addr + len <= m.end)
 }
 
-/// Whether the kernel has the page mapped (of a forked child).
-pub fn is_present(page: Page) -> bool {
-    let mut there = 0u8;
-    // SAFETY: the kernel writes one byte for one page.
-    let answer = unsafe { syscall(nr::MINCORE, [page.addr(), 4096, &raw mut there as u64, 0, 0, 0]) };
-    answer == 0 && there & 1 == 1
+/// Where the numbers of our descriptors begin. Not higher than need be: the kernel's table of a process's descriptors is as
+/// long as the highest number, and is made, copied and searched whenever a process starts.
+pub fn lowest_own_descriptor() -> i32 {
+    const HIGHEST: u64 = 4096;
+    let soft = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(HIGHEST);
+    i32::try_from(soft.min(HIGHEST).saturating_sub(64).max(64)).unwrap_or(64)
 }
 
-fn lowest_own_descriptor() -> i32 {
-    let soft = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(65_536);
-    i32::try_from(soft.saturating_sub(64).max(64)).unwrap_or(65_472)
+impl Runtime {
+    /// One swap space, as the counters tell of it.
+    fn space(&self, number: usize) -> stats::Space {
+        let Runtime { engine: Engine { backend, health, slots, .. }, .. } = self;
+        let state = match health.writing(number) {
+            _ if health.hangs(number) => "hangs",
+            Writing::Works => "works",
+            Writing::Full => "full",
+            Writing::Fails => "fails",
+        };
+        stats::Space {
+            name: slots.some_slot_of(number).map_or(backend.name(), |slot| backend.name_of(slot)).to_owned(),
+            capacity_bytes: backend.capacity_of(number).map(|slots| slots * 4096),
+            used_bytes: slots.live_in(number) * 4096,
+            encrypted: backend.is_encrypted(),
+            write_errors: health.errors(number),
+            state: state.to_owned(),
+        }
+    }
 }
 
 impl control::Target for Runtime {
@@ -355,13 +273,14 @@ impl control::Target for Runtime {
         let issued = counter(&engine.stats.prefetched);
         let used = counter(&engine.stats.prefetch_used).min(issued);
         let latency = engine.stats.latency();
-        let overhead = farshore_sys::alloc::mapped_bytes() as u64;
+        let frames = engine.frames.counts();
+        let overhead = farshore_sys::alloc::mapped_bytes() as u64 + engine.backend.mapped_bytes();
         stats::Stats {
             program: self.program.clone(),
             pid: farshore_sys::raw::getpid(),
             fault_mode: self.options.fault.to_string(),
             uptime_ns: engine.clock.now_ns().saturating_sub(self.started_ns),
-            memory_limit_bytes: engine.memory_limit(),
+            memory_limit_bytes: family::limit(self),
             managed_bytes: counter(&engine.stats.managed) * 4096,
             managed_bytes_peak: counter(&engine.stats.managed_peak) * 4096,
             resident_bytes: engine.resident_bytes(),
@@ -396,24 +315,26 @@ impl control::Target for Runtime {
                 p999: latency.p999,
                 max: latency.max,
             },
-            spaces: vec![stats::Space {
-                name: engine.backend.name().to_owned(),
-                capacity_bytes: engine.backend.capacity().map(|slots| slots * 4096),
-                used_bytes: engine.slots.live() * 4096,
-            }],
+            family: family::stats(self),
+            frames: stats::Frames {
+                limit: frames.limit,
+                debt: frames.debt,
+                free: frames.free,
+                cached: frames.cached,
+                taken: frames.taken,
+            },
+            spaces: (0..engine.health.spaces()).map(|space| self.space(space)).collect(),
             ..stats::Stats::default()
         }
     }
 
     fn set(&self, key: &str, value: &str) -> Result<(), String> {
-        match key {
-            "memory" => {
-                let size: farshore_config::Size = value.parse().map_err(|why| format!("memory={value}: {why}"))?;
-                self.engine.set_memory_limit(size.bytes()).map_err(|least| {
+        match Setting::read(key, value)? {
+            Setting::Memory(size) => family::set_limit(self, size.bytes())
+                .unwrap_or_else(|| self.engine.set_memory_limit(size.bytes()))
+                .map_err(|least| {
                     format!("memory={value} is below what this run can shrink to; give at least {}", farshore_config::Size(least))
-                })
-            }
-            _ => Err(format!("{key}={value}: there is no setting {key:?}; memory can be set")),
+                }),
         }
     }
 }

@@ -2,25 +2,33 @@
 //! its signal handlers, and what the thread believes about its own signals.
 //!
 //! ```text
-//!  ┌ guard ┬ alternate signal stack (64 KiB) ┬ Thread ┬ fetched pages (64 KiB) ┐     one mapping a thread, never managed,
-//!  └ 4 KiB ┴─────────────────────────────────┴────────┴────────────────────────┘     recycled through a free list
+//!  ┌ guard ┬ stand-in stack (128 KiB) ┬ guard ┬ alternate signal stack (64 KiB) ┬ Thread ┬ fetched pages (64 KiB) ┐
+//!  └ 4 KiB ┴──────────────────────────┴ 4 KiB ┴─────────────────────────────────┴────────┴────────────────────────┘
 //! ```
+//!
+//! One mapping a thread, never managed, recycled through a free list. The stand-in takes the place of an alternate stack of
+//! the program's that is too small for system calls by our way (`signals/altstack.rs`).
 
-use crate::net::buffers::{Held, PinSet};
+use crate::net::buffers::Held;
 use crate::signals::pretended::Waiting;
+use crate::signals::waits::Suspended;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use farshore_engine::traits::PageBuf;
 use farshore_sys::lock::Mutex;
 use farshore_sys::own::map_own;
+use farshore_sys::raw::gettid;
 use farshore_sys::signal::{self, AltStack, SigSet};
 use farshore_sys::tls;
 use farshore_sys::vm;
 
 const GUARD: usize = 4096;
 const STACK: usize = 64 << 10;
+const STAND_IN: usize = 128 << 10;
+/// Where the record begins in its mapping.
+const RECORD_AT: usize = GUARD + STAND_IN + GUARD + STACK;
 /// Bytes for the record: whole pages, so that what is fetched lands on page boundaries.
-const RECORD: usize = size_of::<Thread>().next_multiple_of(4096);
+const RECORD: usize = (size_of::<Thread>() + size_of::<Shared>()).next_multiple_of(4096);
 /// Pages that one fetch brings at most: 64 KiB, which an SSD reads in little more time than one page.
 const FETCH_MAX: usize = 16;
 
@@ -42,26 +50,70 @@ pub struct Thread {
     pub internal: bool,
     /// Number that spreads threads over frame caches and partitions.
     pub core: usize,
+    /// It counts as one of the threads of the program's process ([`crate::process`]).
+    pub counted: bool,
     /// Depth of `vfork`s that share this record: the child runs on the parent's thread pointer.
     pub vforked: u32,
-    /// Signals that the program thinks it has blocked although they are not, because Farshore needs them.
-    pub pretended_mask: SigSet,
-    /// Signals that wait for this thread because of that.
+    /// What other threads may look at.
+    pub shared: &'static Shared,
+    /// Signals of ours that wait for this thread, which it pretends to have blocked.
     pub waiting: Waiting,
-    /// The program's own alternate stack, if it has set one.
-    pub program_stack: Option<AltStack>,
-    /// Pages of that stack that are pinned while it is set.
-    pub stack_pins: PinSet,
+    /// The thread is in a call that has a mask for its time.
+    pub suspended: Option<Suspended>,
+    /// The program's own alternate stack.
+    pub program_stack: AltStack,
+    /// Signal masks around [`crate::stack`]'s calls: all signals, and those of before.
+    pub masks: [SigSet; 2],
     /// What the thread's calls have pinned.
     pub held: Held,
     next_free: Option<NonNull<Thread>>,
+    /// The record that was made before this one: all records are on one list, which only grows.
+    made_before: Option<NonNull<Thread>>,
 }
 
-struct FreeList(Option<NonNull<Thread>>);
-// SAFETY: the records on the list belong to nobody, and the list is only used under its mutex.
-unsafe impl Send for FreeList {}
+/// The part of a record that other threads read. It lies behind the record, so that nobody has an exclusive reference to it.
+#[derive(Debug)]
+pub struct Shared {
+    /// The program's thread that has the record; 0: nobody, or a thread of ours.
+    tid: AtomicU32,
+    /// Signals that the program thinks it has blocked although they are not, because Farshore needs them.
+    pretended: AtomicU64,
+    /// Signals of ours that the thread waits for.
+    awaited: AtomicU64,
+}
 
-static FREE: Mutex<FreeList> = Mutex::new(FreeList(None));
+impl Shared {
+    /// Which signals of ours the thread pretends to have blocked.
+    pub fn pretended(&self) -> SigSet {
+        SigSet(self.pretended.load(Ordering::Relaxed))
+    }
+
+    /// Changes that. By the thread itself.
+    pub fn pretend(&self, set: SigSet) {
+        self.pretended.store(set.0, Ordering::Relaxed);
+    }
+
+    /// Which signals of ours the thread waits for.
+    pub fn awaited(&self) -> SigSet {
+        SigSet(self.awaited.load(Ordering::Relaxed))
+    }
+
+    /// Changes that. By the thread itself.
+    pub fn await_signals(&self, set: SigSet) {
+        self.awaited.store(set.0, Ordering::Relaxed);
+    }
+}
+
+/// Records that nobody has, and all there are.
+struct Records {
+    free: Option<NonNull<Thread>>,
+    last_made: Option<NonNull<Thread>>,
+}
+// SAFETY: the records on the list of free ones belong to nobody, of the others only `made_before` is used, which does not change; and
+// the lists are only used under their mutex.
+unsafe impl Send for Records {}
+
+static RECORDS: Mutex<Records> = Mutex::new(Records { free: None, last_made: None });
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// This thread's record, if it has one.
@@ -78,25 +130,54 @@ pub fn is_internal() -> bool {
 }
 
 fn new_record() -> Option<NonNull<Thread>> {
-    if let Some(record) = FREE.with(|list| {
-        let first = list.0?;
+    if let Some(record) = RECORDS.with(|records| {
+        let first = records.free?;
         // SAFETY: on the list means: a valid record that nobody uses.
-        list.0 = unsafe { first.as_ref() }.next_free;
+        records.free = unsafe { first.as_ref() }.next_free;
         Some(first)
     }) {
         return Some(record);
     }
-    let base = map_own(GUARD + STACK + RECORD + FETCH_MAX * size_of::<PageBuf>()).ok()?;
-    // SAFETY: the first page of the mapping that was just made, which nobody uses yet.
-    let _ = unsafe { vm::mprotect(base.as_ptr() as u64, GUARD as u64, vm::prot::NONE) };
+    let base = map_own(RECORD_AT + RECORD + FETCH_MAX * size_of::<PageBuf>()).ok()?;
+    for guard in [0, GUARD + STAND_IN] {
+        // SAFETY: a page of the mapping that was just made, which nobody uses yet.
+        let _ = unsafe { vm::mprotect((base.as_ptr() as usize + guard) as u64, GUARD as u64, vm::prot::NONE) };
+    }
     // SAFETY: inside the mapping, which is page-aligned as Thread wants.
-    let record = unsafe { base.add(GUARD + STACK) }.cast::<Thread>();
+    let record = unsafe { base.add(RECORD_AT) }.cast::<Thread>();
+    RECORDS.with(|records| {
+        // SAFETY: a field of the new record, which nobody else knows.
+        unsafe { (&raw mut (*record.as_ptr()).made_before).write(records.last_made) };
+        records.last_made = Some(record);
+    });
     Some(record)
 }
 
 fn buffer_of(record: NonNull<Thread>) -> NonNull<PageBuf> {
     // SAFETY: the mapping has FETCH_MAX pages behind the record's (`new_record`), on a page boundary.
     unsafe { record.byte_add(RECORD) }.cast()
+}
+
+fn shared_of(record: NonNull<Thread>) -> &'static Shared {
+    // SAFETY: the mapping has room for it behind the record (`RECORD`), zeros are a value, and records are never unmapped.
+    unsafe { record.add(1).cast::<Shared>().as_ref() }
+}
+
+/// The id of a thread of the program for which `fits` is true. With all signals blocked.
+pub fn find(fits: impl Fn(&Shared) -> bool) -> Option<u32> {
+    RECORDS.with(|records| {
+        let mut next = records.last_made;
+        while let Some(record) = next {
+            let shared = shared_of(record);
+            let tid = shared.tid.load(Ordering::Acquire);
+            if tid != 0 && fits(shared) {
+                return Some(tid);
+            }
+            // SAFETY: every record that was made is there for good, and this field does not change.
+            next = unsafe { (&raw const (*record.as_ptr()).made_before).read() };
+        }
+        None
+    })
 }
 
 impl Thread {
@@ -107,8 +188,15 @@ impl Thread {
     }
 }
 
-fn own_stack(record: &Thread) -> AltStack {
+/// Our alternate stack of a thread.
+pub fn own_stack(record: &Thread) -> AltStack {
     AltStack { base: core::ptr::from_ref(record) as u64 - STACK as u64, flags: 0, size: STACK as u64 }
+}
+
+/// The stack that stands in for a small one of the program's.
+pub fn stand_in(record: &Thread) -> AltStack {
+    let base = core::ptr::from_ref(record) as u64 - (STAND_IN + GUARD + STACK) as u64;
+    AltStack { base, flags: 0, size: STAND_IN as u64 }
 }
 
 /// Gives the calling thread a record and our alternate stack. With signals blocked, or before any handler can run.
@@ -118,13 +206,17 @@ pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
         buffer: buffer_of(record),
         internal,
         core: NUMBER.fetch_add(1, Ordering::Relaxed) as usize,
+        counted: false,
         vforked: 0,
-        pretended_mask: SigSet::EMPTY,
+        shared: shared_of(record),
         waiting: Waiting::NONE,
-        program_stack: None,
-        stack_pins: PinSet::new(),
+        suspended: None,
+        program_stack: AltStack::NONE,
+        masks: [SigSet::ALL, SigSet::EMPTY],
         held: Held::new(),
         next_free: None,
+        // SAFETY: a field that `new_record` has written when the record was made.
+        made_before: unsafe { (&raw const (*record.as_ptr()).made_before).read() },
     };
     // SAFETY: the record is writable memory of the right size and alignment that is this thread's alone.
     unsafe { record.write(fresh) };
@@ -132,11 +224,14 @@ pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
     unsafe { tls::set(record.as_ptr().cast()) };
     let thread = current()?;
     use_own_stack(thread);
+    thread.shared.pretend(SigSet::EMPTY);
+    thread.shared.await_signals(SigSet::EMPTY);
+    thread.shared.tid.store(if internal { 0 } else { gettid() }, Ordering::Release);
     Some(thread)
 }
 
 /// Makes our alternate stack the thread's.
-pub fn use_own_stack(thread: &Thread) {
+fn use_own_stack(thread: &Thread) {
     // SAFETY: 64 KiB of the record's mapping that nothing else uses, for as long as the record is the thread's.
     let _ = unsafe { signal::sigaltstack(Some(&own_stack(thread))) };
 }
@@ -144,14 +239,45 @@ pub fn use_own_stack(thread: &Thread) {
 /// The thread ends: its record goes back. With signals blocked; the caller makes no more use of records.
 pub fn leave() {
     let Some(thread) = current() else { return };
+    thread.shared.tid.store(0, Ordering::Release);
     // SAFETY: no stack is safe memory.
     let _ = unsafe { signal::sigaltstack(Some(&AltStack::NONE)) };
     // SAFETY: null is always right.
     unsafe { tls::set(core::ptr::null_mut()) };
     let record = NonNull::from(thread);
-    FREE.with(|list| {
+    RECORDS.with(|records| {
         // SAFETY: the record is still ours: only `tls` named it.
-        unsafe { (*record.as_ptr()).next_free = list.0 };
-        list.0 = Some(record);
+        unsafe { (*record.as_ptr()).next_free = records.free };
+        records.free = Some(record);
+    });
+}
+
+/// Keeps the lists of records as they are, for the time of a fork.
+pub fn hold_records() {
+    RECORDS.acquire();
+}
+
+/// Ends that, in the parent.
+pub fn let_records_go() {
+    RECORDS.release();
+}
+
+/// In a forked child: the other threads' records are nobody's. Ends [`hold_records`].
+pub fn others_are_gone() {
+    RECORDS.release();
+    let mine = NonNull::new(tls::get().cast::<Thread>());
+    RECORDS.with(|records| {
+        records.free = None;
+        let mut next = records.last_made;
+        while let Some(record) = next {
+            // SAFETY: every record that was made is there for good; in this process only ours has a user.
+            next = unsafe { (&raw const (*record.as_ptr()).made_before).read() };
+            shared_of(record).tid.store(if Some(record) == mine { gettid() } else { 0 }, Ordering::Release);
+            if Some(record) != mine {
+                // SAFETY: as above.
+                unsafe { (&raw mut (*record.as_ptr()).next_free).write(records.free) };
+                records.free = Some(record);
+            }
+        }
     });
 }

@@ -5,7 +5,9 @@
 
 use crate::kernel::stamp_of;
 use crate::sched::{block, maybe_switch};
+use crate::setup::Fault;
 use crate::world::{World, broken, note, world};
+use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::word::Slot;
 use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
 
@@ -31,7 +33,9 @@ struct Write {
     pages: *const PageBuf,
     before: Vec<PageBuf>,
     tag: u64,
+    begun_at: u64,
     done_at: u64,
+    fault: Option<Fault>,
 }
 
 /// The device of one run.
@@ -73,6 +77,8 @@ impl Device {
 pub struct SimBackend {
     /// Slots there are.
     pub capacity: Option<u64>,
+    /// Spaces that extents go round.
+    pub spaces: usize,
 }
 
 /// A queue of writes.
@@ -81,8 +87,30 @@ pub struct SimQueue {
     id: usize,
 }
 
-/// How long an operation takes: mostly a little, now and then long.
-fn latency(w: &mut World) -> u64 {
+/// How long a transfer may take before its space counts as hanging. Short, since who cannot but wait for it polls.
+pub const PATIENCE_NS: u64 = 50_000_000;
+
+/// Whether the space of `slot` is one that fails now.
+fn is_sick(w: &World, slot: u64) -> bool {
+    let space = slot / EXTENT_SLOTS as u64 % w.setup.spaces as u64;
+    w.rates.sick >> space & 1 == 1
+}
+
+/// An operation begins: the fault that it shall meet, if it is the one that shall.
+fn begin(w: &mut World) -> Option<Fault> {
+    let number = w.counts.operations;
+    w.counts.operations += 1;
+    let fault = w.setup.single.filter(|single| single.nth == number).map(|single| single.fault);
+    w.counts.injected += u64::from(fault.is_some());
+    fault
+}
+
+/// How long an operation takes: mostly a little, now and then long, and longer than anybody's patience.
+fn latency(w: &mut World, slot: u64, fault: Option<Fault>) -> u64 {
+    let often = w.rates.hang;
+    if fault == Some(Fault::Hang) || (is_sick(w, slot) && hit(w, often)) {
+        return w.rng.between(PATIENCE_NS + PATIENCE_NS / 4, 4 * PATIENCE_NS);
+    }
     match w.rng.below(100) {
         0 => w.rng.between(1_000_000, 20_000_000),
         1..=10 => w.rng.between(100_000, 1_000_000),
@@ -97,8 +125,12 @@ fn hit(w: &mut World, rate: u32) -> bool {
 }
 
 /// What a read delivers: right bytes, an error, or wrong bytes without one.
-fn deliver(w: &mut World, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
-    let (read_error, corrupt) = (w.rates.read_error, w.rates.corrupt);
+fn deliver(w: &mut World, slot: Slot, into: &mut PageBuf, fault: Option<Fault>) -> Result<(), IoError> {
+    let (read_error, corrupt) = match fault {
+        Some(Fault::Error | Fault::Short) => (10_000, 0),
+        Some(Fault::Corrupt) => (0, 10_000),
+        _ => (w.rates.read_error, w.rates.corrupt),
+    };
     let rotten = w.device.content(slot).rotten;
     if let Some(bytes) = &w.device.content(slot).bytes {
         into.0.copy_from_slice(&bytes.0);
@@ -135,19 +167,20 @@ impl Backend for SimBackend {
 
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
         maybe_switch();
-        let until = world(|w| {
+        let (until, fault) = world(|w| {
+            let fault = begin(w);
             let content = w.device.content(slot);
             if !content.acknowledged || content.writing {
                 broken(0, &format!("{slot:?} is read before its write was acknowledged"));
             }
             content.readers += 1;
             note("read slot", 0, slot.number());
-            w.now + latency(w)
+            (w.now + latency(w, slot.number(), fault), fault)
         });
         block(0, Some(until));
         world(|w| {
             w.device.content(slot).readers -= 1;
-            deliver(w, slot, into)
+            deliver(w, slot, into, fault)
         })
     }
 
@@ -164,6 +197,20 @@ impl Backend for SimBackend {
 
     fn name(&self) -> &str {
         "sim:"
+    }
+
+    fn spaces(&self) -> usize {
+        self.spaces
+    }
+
+    fn capacity_of(&self, space: usize) -> Option<u64> {
+        // As many extents in all as there are, dealt out in turn.
+        let extents = self.capacity? / EXTENT_SLOTS as u64;
+        Some((extents + (self.spaces - 1 - space) as u64) / self.spaces as u64 * EXTENT_SLOTS as u64)
+    }
+
+    fn name_of(&self, _slot: Slot) -> &str {
+        self.name()
     }
 }
 
@@ -193,23 +240,38 @@ impl WriteQueue for SimQueue {
                     broken(0, &format!("a torn page is written to {slot:?}"));
                 }
             }
-            let done_at = w.now + latency(w);
-            w.device.writes.push(Write { queue: self.id, first: first.number(), pages, before, tag, done_at });
+            let fault = begin(w);
+            let done_at = w.now + latency(w, first.number(), fault);
+            w.device.writes.push(Write {
+                queue: self.id,
+                first: first.number(),
+                pages,
+                before,
+                tag,
+                begun_at: w.now,
+                done_at,
+                fault,
+            });
             Ok(())
         })
     }
 
     fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.reap_within(if wait { u64::MAX } else { 0 }, done);
+    }
+
+    fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         maybe_switch();
         let mut reaped = 0;
+        let deadline = world(|w| w.now).saturating_add(ns);
         loop {
             let first_due = world(|w| w.device.writes.iter().filter(|op| op.queue == self.id).map(|op| op.done_at).min());
             let Some(due) = first_due else { return };
             if due > world(|w| w.now) {
-                if !wait || reaped > 0 {
+                if reaped > 0 || world(|w| w.now) >= deadline {
                     return;
                 }
-                block(0, Some(due));
+                block(0, Some(due.min(deadline)));
                 continue;
             }
             let (tag, result) = world(|w| complete(w, self.id));
@@ -231,14 +293,19 @@ fn complete(w: &mut World, queue: usize) -> (u64, Result<(), IoError>) {
     let at = w.rng.pick(&due);
     let op = w.device.writes.swap_remove(at);
     let write_error = w.rates.write_error;
-    let result = if w.rates.full {
+    let sick = is_sick(w, op.first);
+    let result = if (sick && w.rates.full) || op.fault == Some(Fault::Full) {
         Err(IoError::Full)
-    } else if hit(w, write_error) {
+    } else if (sick && w.rates.dead) || op.fault == Some(Fault::Error) {
+        Err(IoError::Device(5))
+    } else if op.fault == Some(Fault::Short) {
+        Err(IoError::Short)
+    } else if sick && hit(w, write_error) {
         Err(w.rng.pick(&[IoError::Device(5), IoError::Short]))
     } else {
         Ok(())
     };
-    if result.is_err() {
+    if result.is_err() || now - op.begun_at > PATIENCE_NS {
         w.trouble_at = now;
     }
     // A write that fails may have written a part.

@@ -18,6 +18,8 @@
 //! | read | flipped bit, another slot's bytes | the checksum (with the slot in it) tells; as an error |
 //! | slot | rots for good | SIGBUS at each access, never a wrong byte |
 //! | write | error, short, no room | the stage keeps the bytes; it is written elsewhere or mapped again |
+//! | one space of several | any of these, or all its writes | others take its place; it is tried again |
+//! | read, write | takes longer than the patience | who needs it waits; nobody else does |
 //! | device | any order, slow | a stage is reused after its acknowledgement only |
 //! | swap space | smaller than the program | clean pages leave; without any, SIGBUS after five seconds |
 //! | sleep | ends early | every sleeper looks at its condition again |
@@ -44,6 +46,7 @@ use device::{SimBackend, SimQueue};
 use farshore_core::page::Access;
 use farshore_engine::Shape;
 use farshore_engine::evict::pipeline::Evictor;
+use farshore_engine::health::Watcher;
 use farshore_engine::traits::PageBuf;
 use host::{SimClock, SimFutex, SimKernel, SimPolicy};
 use sched::{Scheduler, Stepped};
@@ -53,7 +56,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
-use world::{Counts, Rates, Status, World, broken, world};
+use world::{Counts, Rates, Status, World, broken, note, world};
 
 /// The engine in the simulated world.
 pub type Engine = farshore_engine::Engine<SimKernel, SimBackend, SimPolicy, SimClock, SimFutex>;
@@ -120,9 +123,10 @@ impl Rig {
     fn new(setup: &Setup) -> Rig {
         let shape = Shape { memory: setup.memory, evictors: setup.evictors, cores: setup.cores };
         let staging = Box::into_raw(vec![PageBuf::ZERO; shape.sizes().stages as usize].into_boxed_slice());
-        let backend = SimBackend { capacity: setup.capacity };
+        let backend = SimBackend { capacity: setup.capacity, spaces: setup.spaces };
         // SAFETY: `staging` is that many aligned writable pages, given to nobody else, freed after the engine.
         let engine = unsafe { Engine::new(shape, SimKernel, backend, SimPolicy, SimClock, SimFutex, staging.cast()) };
+        engine.health.set_patience(device::PATIENCE_NS);
         Rig { engine, stop_evictors: AtomicBool::new(false), ending: Cell::new(false), _staging: Staging(staging) }
     }
 
@@ -163,9 +167,12 @@ fn install_hook() {
             }) else {
                 return usual(info);
             };
-            let report = format!("{info}\nseed {}\n{setup:?}\n{engine}\n{}\n{}", setup.seed, world::actors(), world::trace());
+            let seed = setup.seed;
+            let again = setup.wish.command();
+            let (actors, trace) = (world::actors(), world::trace());
+            let report = format!("{info}\nseed {seed}\n{setup:?}\n{engine}\n{actors}\n{trace}\nto see it again: {again}");
             if cfg!(panic = "abort") {
-                println!("{report}");
+                println!("{report}\nseed {seed} breaks");
                 std::process::exit(1);
             }
             let _ = REPORT.try_with(|r| r.replace(report));
@@ -228,6 +235,20 @@ fn spawn_all(scheduler: &mut Scheduler, rig: &Rc<Rig>, setup: &Setup) {
         let rig = Rc::clone(rig);
         spawn(scheduler, format!("evictor {i}"), move || evictor(&rig, i));
     }
+    let rig = Rc::clone(rig);
+    spawn(scheduler, "evictors' watcher".into(), move || watcher(&rig));
+}
+
+/// The thread that looks after the swap spaces: the engine's own loop.
+fn watcher(rig: &Rc<Rig>) {
+    let mut watcher = Watcher::new(rig.engine.health.spaces());
+    while !rig.ending.get() {
+        watcher.run(&rig.engine, &rig.stop_evictors, &mut |news| {
+            world(|w| w.counts.news += 1);
+            note("news", 0, news.slot.number());
+        });
+        sched::park();
+    }
 }
 
 /// An evictor thread: the engine's own loop; between rounds it gives back every stage, so that slots can be counted.
@@ -250,7 +271,7 @@ fn play(scheduler: &mut Scheduler, rig: &Rc<Rig>, steps: u64) {
             world(new_rates);
         }
         if i % RATES_STEPS == FULL_STEPS {
-            world(|w| w.rates.full = false);
+            world(|w| (w.rates.full, w.rates.dead) = (false, false));
         }
         if scheduler.step() == Stepped::Stuck {
             broken(0, "every thread sleeps and nothing will wake one");
@@ -285,6 +306,9 @@ fn new_rates(w: &mut World) {
         corrupt: r.pick(&[0, 0, 100, 1000]),
         write_error: r.pick(&[0, 0, 100, 2000]),
         full: r.below(12) == 0,
+        dead: r.below(12) == 0,
+        hang: r.pick(&[0, 0, 0, 200]),
+        sick: r.pick(&[1, 2, 4, 5, 7, u64::MAX, u64::MAX]),
         rot,
         spurious: r.pick(&[0, 300]),
     };
@@ -318,6 +342,7 @@ fn bring_to_rest(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
         broken(0, &format!("{name} sleeps and nothing will wake it"));
     }
     rig.stop_evictors.store(true, Ordering::Release);
+    rig.engine.wake_watcher();
     let _ = rig.engine.set_memory_limit(NO_LIMIT);
     until_stuck(scheduler);
     if world(|w| w.actors.iter().any(|a| matches!(a.status, Status::Blocked { .. }))) {

@@ -1,10 +1,10 @@
 //! `farshore-sim`: runs seeds until one breaks.
 
-use farshore_sim::setup::Wish;
+use farshore_sim::setup::{Single, Wish};
 use std::process::exit;
 
-const USAGE: &str =
-    "usage: farshore-sim [--seed N | --seeds A..B] [--steps M] [--threads T] [--pages P] [--memory SIZE] [--rough]";
+const USAGE: &str = "usage: farshore-sim [--seed N | --seeds A..B] [--steps M] [--threads T] [--pages P] [--memory SIZE] [--spaces S] \
+                     [--fail NTH,error|short|full|corrupt|hang] [--rough]";
 
 fn usage(why: &str) -> ! {
     eprintln!("farshore-sim: {why}\n{USAGE}");
@@ -43,6 +43,12 @@ fn main() {
             "--steps" => wish.steps = number(&flag, &value),
             "--threads" => wish.threads = Some(number(&flag, &value).max(1) as usize),
             "--pages" => wish.pages = Some(number(&flag, &value)),
+            "--spaces" => wish.spaces = Some(number(&flag, &value).max(1) as usize),
+            "--fail" => {
+                let parts = value.split_once(',').and_then(|(nth, fault)| Some((nth, fault.parse().ok()?)));
+                let Some((nth, fault)) = parts else { usage(&format!("--fail {value}: not NTH,FAULT")) };
+                wish.single = Some(Single { nth: number(&flag, nth), fault });
+            }
             "--memory" => wish.memory = Some(number(&flag, &value).max(4 << 20)),
             _ => usage(&format!("{flag}: unknown")),
         }
@@ -52,29 +58,36 @@ fn main() {
         let seed = random();
         seed..seed + 1
     });
+    let (begun, mut held, mut steps) = (std::time::Instant::now(), 0_u64, 0_u64);
     for seed in seeds {
         let started = std::time::Instant::now();
         match farshore_sim::run(&Wish { seed, ..wish }) {
-            Ok(s) => println!(
-                "seed {seed}: holds. {} steps in {:.1} s, {:.1} s simulated; {} accesses, {} pinned calls, {} memory calls; \
+            Ok(s) => {
+                held += 1;
+                steps += s.steps;
+                println!(
+                    "seed {seed}: holds. {} steps in {:.1} s, {:.1} s simulated; {} accesses, {} pinned calls, {} memory calls; \
                  {} pages out by {} evictors, {} written, {} read; {} faults injected, {} SIGBUS as due",
-                s.steps,
-                started.elapsed().as_secs_f64(),
-                s.virtual_ns as f64 / 1e9,
-                s.counts.accesses,
-                s.counts.pinned_calls,
-                s.counts.memory_calls,
-                s.evicted,
-                s.setup.evictors,
-                s.pages_out,
-                s.pages_in,
-                s.counts.injected,
-                s.counts.sigbus,
-            ),
+                    s.steps,
+                    started.elapsed().as_secs_f64(),
+                    s.virtual_ns as f64 / 1e9,
+                    s.counts.accesses,
+                    s.counts.pinned_calls,
+                    s.counts.memory_calls,
+                    s.evicted,
+                    s.setup.evictors,
+                    s.pages_out,
+                    s.pages_in,
+                    s.counts.injected,
+                    s.counts.sigbus,
+                );
+            }
             Err(report) => {
                 println!("{report}\nseed {seed} breaks");
                 exit(1);
             }
         }
     }
+    let seconds = begun.elapsed().as_secs_f64();
+    println!("{held} seeds: {steps} steps in {seconds:.0} s, {:.0} a second", steps as f64 / seconds.max(0.001));
 }

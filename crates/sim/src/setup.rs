@@ -17,11 +17,17 @@ pub struct Wish {
     pub memory: Option<u64>,
     /// Memory calls as often as can be, side by side, and races with them.
     pub rough: bool,
+    /// See [`Setup::spaces`]; `None`: the seed chooses.
+    pub spaces: Option<usize>,
+    /// See [`Setup::single`].
+    pub single: Option<Single>,
 }
 
 /// How a run is set up.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
+    /// What was asked for.
+    pub wish: Wish,
     /// The seed.
     pub seed: u64,
     /// Steps of the scheduler.
@@ -58,9 +64,81 @@ pub struct Setup {
     pub churn: bool,
     /// Depth of a write queue.
     pub depth: u32,
+    /// Spaces that extents go round, each of which fails by itself.
+    pub spaces: usize,
+    /// One operation of the device fails, and nothing else does.
+    pub single: Option<Single>,
+}
+
+/// The one fault of a run that has no other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Single {
+    /// Which operation of the device (reads and writes), from 0.
+    pub nth: u64,
+    /// How it fails.
+    pub fault: Fault,
+}
+
+/// How one operation of the device fails. Some mean something for reads or for writes only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// The device reports an error.
+    Error,
+    /// It ends early.
+    Short,
+    /// There is no room. (Writes.)
+    Full,
+    /// Other bytes than were written, without an error. (Reads.)
+    Corrupt,
+    /// It takes longer than anybody's patience.
+    Hang,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Fault; 5] = [Fault::Error, Fault::Short, Fault::Full, Fault::Corrupt, Fault::Hang];
+}
+
+impl std::str::FromStr for Fault {
+    type Err = ();
+    fn from_str(name: &str) -> Result<Fault, ()> {
+        Fault::ALL.into_iter().find(|fault| fault.to_string() == name).ok_or(())
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Fault::Error => "error",
+            Fault::Short => "short",
+            Fault::Full => "full",
+            Fault::Corrupt => "corrupt",
+            Fault::Hang => "hang",
+        })
+    }
 }
 
 impl Wish {
+    /// The command that runs the same again, in the workspace's root. Assertions are part of what it may break.
+    pub fn command(&self) -> String {
+        let checked = if cfg!(debug_assertions) { "CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true " } else { "" };
+        let mut command = format!("{checked}cargo run --release -p farshore-sim -- --seed {} --steps {}", self.seed, self.steps);
+        let mut add = |flag: &str, value: Option<String>| {
+            if let Some(value) = value {
+                command += &format!(" {flag} {value}");
+            }
+        };
+        add("--threads", self.threads.map(|n| n.to_string()));
+        add("--pages", self.pages.map(|n| n.to_string()));
+        add("--memory", self.memory.map(|n| n.to_string()));
+        add("--spaces", self.spaces.map(|n| n.to_string()));
+        add("--fail", self.single.map(|single| format!("{},{}", single.nth, single.fault)));
+        if self.rough {
+            command += " --rough";
+        }
+        command
+    }
+
     /// What the user asked for, and the rest from the seed.
     pub fn setup(&self) -> Setup {
         let mut rng = Rng::new(self.seed.wrapping_mul(3));
@@ -74,6 +152,7 @@ impl Wish {
             _ => None,
         };
         let setup = Setup {
+            wish: *self,
             seed: self.seed,
             steps: self.steps,
             threads: self.threads.unwrap_or_else(|| rng.between(1, 6) as usize),
@@ -88,12 +167,17 @@ impl Wish {
             capacity,
             switch_rate: rng.pick(&[300, 1500, 5000, 10_000]),
             write_rate: rng.pick(&[500, 3000, 6000]),
-            inject: rng.below(4) > 0,
+            inject: rng.below(4) > 0 && self.single.is_none(),
             rot: rng.below(4) == 0,
             racy: rng.below(3) == 0,
             churn: false,
             depth: rng.pick(&[1, 2, 8, 256]),
+            spaces: 1,
+            single: self.single,
         };
+        let spaces = self.spaces.unwrap_or_else(|| rng.pick(&[1, 1, 2, 3]));
+        // Each has room for an extent.
+        let setup = Setup { spaces: capacity.map_or(spaces, |c| spaces.min(c as usize / 512)).max(1), ..setup };
         if !self.rough {
             return setup;
         }

@@ -66,6 +66,12 @@ pub struct Rates {
     pub write_error: u32,
     /// All writes fail for want of room.
     pub full: bool,
+    /// All writes fail.
+    pub dead: bool,
+    /// Now and then a transfer takes longer than anybody's patience.
+    pub hang: u32,
+    /// Spaces whose writes (and, with `hang`, reads) these concern: a bit each.
+    pub sick: u64,
     /// A slot that is written delivers wrong bytes for good.
     pub rot: u32,
     /// A sleep ends without a reason.
@@ -152,6 +158,10 @@ pub struct Counts {
     pub sigbus: u64,
     /// Faults injected into the kernel or the device.
     pub injected: u64,
+    /// Reads and writes that the device was asked for.
+    pub operations: u64,
+    /// What the watcher of the swap spaces has said.
+    pub news: u64,
     /// Full checks while everything was quiet.
     pub quiet_checks: u64,
 }

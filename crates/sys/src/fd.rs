@@ -12,6 +12,8 @@ const F_DUPFD_CLOEXEC: u64 = 1030;
 pub const O_RDONLY: u64 = 0;
 /// Open for reading and writing.
 pub const O_RDWR: u64 = 2;
+/// Only a place in the tree of files, to open others from.
+pub const O_PATH: u64 = 0o10_000_000;
 
 /// A descriptor that is closed when dropped. Always close-on-exec.
 #[derive(Debug)]
@@ -57,6 +59,13 @@ impl Fd {
     }
 }
 
+impl rustix::fd::AsFd for Fd {
+    fn as_fd(&self) -> rustix::fd::BorrowedFd<'_> {
+        // SAFETY: we own the descriptor, so it is open as long as `self` is borrowed.
+        unsafe { rustix::fd::BorrowedFd::borrow_raw(self.0) }
+    }
+}
+
 impl Drop for Fd {
     fn drop(&mut self) {
         // SAFETY: we own the descriptor (`from_raw`'s promise), nobody uses it after this.
@@ -70,7 +79,16 @@ impl Drop for Fd {
 /// # Errors
 /// What openat(2) answers.
 pub fn open(path: &CStr, flags: u64) -> Result<Fd, Errno> {
-    let args = [AT_FDCWD, path.as_ptr() as u64, flags | O_CLOEXEC, 0, 0, 0];
+    open_at(AT_FDCWD as i32, path, flags)
+}
+
+/// Opens `path` (close-on-exec), which begins at the directory `at` if it is relative. No file is made.
+///
+/// # Errors
+/// What openat(2) answers.
+pub fn open_at(at: i32, path: &CStr, flags: u64) -> Result<Fd, Errno> {
+    const O_CREAT_AND_TMPFILE: u64 = 0o20_000_100;
+    let args = [at as u64, path.as_ptr() as u64, flags & !O_CREAT_AND_TMPFILE | O_CLOEXEC, 0, 0, 0];
     // SAFETY: the path is a C string that lives through the call; nothing else is touched.
     let raw = unsafe { raw::syscall_retry(nr::OPENAT, args) }?;
     Ok(Fd(raw as i32))
@@ -124,6 +142,9 @@ mod tests {
         assert!(status.starts_with(b"Name:"));
         assert_eq!(read_file(c"/proc/self/status", 5).unwrap(), b"Name:");
         assert_eq!(read_file(c"/does/not/exist", 5), Err(Errno::ENOENT));
+        let folder = open(c"/proc/self", 0o200_000).unwrap();
+        assert_eq!(open_at(folder.raw(), c"status", O_RDONLY).map(|fd| fd.raw() > 2), Ok(true));
+        assert_eq!(open_at(folder.raw(), c"made", 0o100 | O_RDWR).map(drop), Err(Errno::ENOENT));
         let raised = open(c"/dev/zero", O_RDONLY).unwrap().raise(500).unwrap();
         assert!(raised.raw() >= 500);
         let mut byte = [1u8; 4];

@@ -20,6 +20,7 @@
 //! | [`kernel`] | the engine's `Kernel` on a userfaultfd |
 //! | [`futex`], [`clock`] | core's `Futex`, the engine's `Clock` |
 //! | [`signal`], [`tls`], [`sud`] | handlers, one thread-local pointer, Syscall User Dispatch |
+//! | [`thread`] | threads of our own, without libc |
 //! | [`pagemap`] | `PAGEMAP_SCAN` and `/proc/self/pagemap` |
 //! | [`alloc`], [`lock`], [`own`] | Farshore's own memory, which is never managed |
 //! | [`probe`] | what this kernel and user can do, for `farshore doctor` |
@@ -46,6 +47,7 @@ pub mod probe;
 pub mod raw;
 pub mod signal;
 pub mod sud;
+pub mod thread;
 pub mod tls;
 pub mod uffd;
 pub mod vm;

@@ -63,6 +63,15 @@ impl<T> Mutex<T> {
         }
     }
 
+    /// The value, for a forked child that finds the mutex held.
+    ///
+    /// # Safety
+    /// Nobody else is using it: the calling thread, or the one that it is a copy of, has it by [`Mutex::acquire`].
+    pub unsafe fn peek(&self) -> &T {
+        // SAFETY: this function's own condition.
+        unsafe { &*self.value.get() }
+    }
+
     #[cold]
     fn lock_slowly(&self) {
         // A holder is done within a microsecond unless it enters the kernel.

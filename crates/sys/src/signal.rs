@@ -49,6 +49,8 @@ pub const SIGUSR1: u32 = 10;
 
 /// `si_code` of a SIGBUS for an address that cannot be served: what a userfaultfd raises.
 pub const BUS_ADRERR: i32 = 2;
+/// `si_code` of a SIGBUS for a page that is poisoned: by broken memory, or by `UFFDIO_POISON`.
+pub const BUS_MCEERR_AR: i32 = 4;
 /// `si_code` of a SIGSYS raised by Syscall User Dispatch.
 pub const SYS_USER_DISPATCH: i32 = 2;
 
@@ -219,10 +221,11 @@ pub fn tgkill(pid: u32, tid: u32, signal: u32) -> Result<(), Errno> {
     unsafe { raw::syscall_result(nr::TGKILL, [pid.into(), tid.into(), signal.into(), 0, 0, 0]) }.map(|_| ())
 }
 
-/// Sends `info` again, to thread `tid` of the own process `pid`: it arrives as it came the first time.
+/// Sends `info` to thread `tid` of the own process `pid`: it arrives with all that it carries.
 ///
 /// # Errors
-/// `EAGAIN` when too many signals are queued, `ESRCH`.
+/// `EPERM` when it says that a process or the kernel sent it (a code of 0 or above, or `tgkill`'s) and is not for the calling thread;
+/// `EAGAIN` when too many signals are queued; `ESRCH`.
 pub fn queue_again(pid: u32, tid: u32, info: &SigInfo) -> Result<(), Errno> {
     const RT_TGSIGQUEUEINFO: u64 = 297;
     let args = [pid.into(), tid.into(), info.signal as u64, core::ptr::from_ref(info) as u64, 0, 0];
@@ -241,7 +244,33 @@ pub struct SigInfo {
     fields: [u64; 14],
 }
 
+/// `si_code` of a signal that the kernel raised without saying more.
+const SI_KERNEL: i32 = 0x80;
+
 impl SigInfo {
+    /// What the kernel gives a handler of `signal` when it raises it without saying more.
+    pub const fn of_kernel(signal: u32) -> SigInfo {
+        SigInfo { signal: signal as i32, errno: 0, code: SI_KERNEL, _pad: 0, fields: [0; 14] }
+    }
+
+    /// What the kernel gives a handler of SIGBUS for an access to `address` that cannot be served: as when a page cannot be swapped in.
+    pub const fn of_bad_access(address: u64) -> SigInfo {
+        let mut fields = [0; 14];
+        fields[0] = address;
+        SigInfo { signal: SIGBUS as i32, errno: 0, code: BUS_ADRERR, _pad: 0, fields }
+    }
+
+    /// One that a process queues for `signal` with a code of its own, below 0. It carries nothing else.
+    pub const fn queued(signal: u32, code: i32) -> SigInfo {
+        SigInfo { signal: signal as i32, errno: 0, code, _pad: 0, fields: [0; 14] }
+    }
+
+    /// All of it, as words.
+    pub const fn words(&self) -> [u64; 16] {
+        // SAFETY: both have 128 bytes, and every byte of a SigInfo is initialised: it has no padding.
+        unsafe { core::mem::transmute::<SigInfo, [u64; 16]>(*self) }
+    }
+
     /// Signal number.
     pub const fn signal(&self) -> i32 {
         self.signal
@@ -336,7 +365,7 @@ impl FaultKind {
 
 /// The kernel's `struct ucontext`, on the stack below a handler's frame. Changes take effect when the handler returns.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct UContext {
     flags: u64,
     link: u64,
@@ -387,6 +416,11 @@ impl UContext {
         self.registers[REG_FPSTATE]
     }
 
+    /// Names another floating-point state.
+    pub const fn set_fpstate(&mut self, at: u64) {
+        self.registers[REG_FPSTATE] = at;
+    }
+
     /// The mask that comes back when the handler returns.
     pub const fn mask(&self) -> SigSet {
         self.mask
@@ -400,5 +434,10 @@ impl UContext {
     /// The alternate stack's settings, which come back when the handler returns.
     pub const fn alt_stack(&self) -> AltStack {
         self.stack
+    }
+
+    /// Changes them.
+    pub const fn set_alt_stack(&mut self, stack: AltStack) {
+        self.stack = stack;
     }
 }

@@ -53,6 +53,23 @@ pub unsafe fn set(value: *mut u8) {
     }
 }
 
+/// Sets the pointer of another thread, whose thread pointer is `thread`, to null.
+///
+/// # Safety
+/// `thread` is where a thread that has not begun will have its thread pointer, with static storage below as in this thread.
+pub unsafe fn clear_in(thread: *mut u8) {
+    // SAFETY: our 8 bytes of that storage, by this function's own condition.
+    unsafe {
+        asm!(
+            "mov {offset}, qword ptr [rip + farshore_tls_slot@gottpoff]",
+            "mov qword ptr [{thread} + {offset}], 0",
+            offset = out(reg) _,
+            thread = in(reg) thread,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
 /// The thread pointer: a number that no other living thread of the process has.
 #[inline(always)]
 pub fn thread_pointer() -> u64 {

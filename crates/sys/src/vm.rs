@@ -210,6 +210,16 @@ impl SelfAdvice {
         SelfAdvice::one_by_one()
     }
 
+    /// The same way for a forked child, which finds its parent's.
+    pub fn for_child(&self) -> SelfAdvice {
+        match &self.pidfd {
+            Some(SelfPidfd::Constant) => SelfAdvice { pidfd: Some(SelfPidfd::Constant) },
+            // The parent's descriptor names the parent.
+            Some(SelfPidfd::Open(_)) => SelfAdvice { pidfd: SelfPidfd::open().ok() },
+            None => SelfAdvice { pidfd: None },
+        }
+    }
+
     /// The way that every kernel has.
     pub const fn one_by_one() -> SelfAdvice {
         SelfAdvice { pidfd: None }
@@ -309,7 +319,8 @@ pub(crate) fn works(pidfd: &SelfPidfd) -> Result<bool, Errno> {
 /// `/proc/self/mem`, kept open: reads this process' memory also where its own protection forbids it.
 #[derive(Debug)]
 pub struct SelfMem {
-    fd: Fd,
+    /// None: unreadable pages cannot be read, so they stay where they are.
+    fd: Option<Fd>,
 }
 
 impl SelfMem {
@@ -318,7 +329,13 @@ impl SelfMem {
     /// # Errors
     /// What open(2) answers.
     pub fn open() -> Result<SelfMem, Errno> {
-        Ok(SelfMem { fd: fd::open(c"/proc/self/mem", fd::O_RDONLY)? })
+        Ok(SelfMem { fd: Some(fd::open(c"/proc/self/mem", fd::O_RDONLY)?) })
+    }
+
+    /// Opens a forked child's, from a descriptor of `/proc`: the child may have another root directory by now. A process that has given
+    /// up its rights may not have it: then every read fails.
+    pub fn for_child(proc_root: &Fd) -> SelfMem {
+        SelfMem { fd: fd::open_at(proc_root.raw(), c"self/mem", fd::O_RDONLY).ok() }
     }
 
     /// Reads `into.len()` bytes at `addr`.
@@ -326,9 +343,10 @@ impl SelfMem {
     /// # Errors
     /// `EIO` or `EFAULT`: not mapped, absent, or the kernel (`proc_mem.force_override=never`) forbids it.
     pub fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let Some(fd) = &self.fd else { return Err(Errno::EIO) };
         let mut done = 0;
         while done < into.len() {
-            match fd::pread(&self.fd, &mut into[done..], addr + done as u64)? {
+            match fd::pread(fd, &mut into[done..], addr + done as u64)? {
                 0 => return Err(Errno::EIO),
                 got => done += got,
             }
@@ -337,16 +355,14 @@ impl SelfMem {
     }
 
     /// The descriptor.
-    pub const fn fd(&self) -> &Fd {
-        &self.fd
+    pub const fn fd(&self) -> Option<&Fd> {
+        self.fd.as_ref()
     }
 
-    /// The same under a number of at least `lowest`. See [`Fd::raise`].
-    ///
-    /// # Errors
-    /// What it was, and the reason.
-    pub fn raise(self, lowest: i32) -> Result<SelfMem, (SelfMem, Errno)> {
-        self.fd.raise(lowest).map(|fd| SelfMem { fd }).map_err(|(fd, errno)| (SelfMem { fd }, errno))
+    /// The same under a number of at least `lowest`, if there is one. See [`Fd::raise`].
+    #[must_use]
+    pub fn raise(self, lowest: i32) -> SelfMem {
+        SelfMem { fd: self.fd.map(|fd| fd.raise(lowest).unwrap_or_else(|(fd, _)| fd)) }
     }
 }
 

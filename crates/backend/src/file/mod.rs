@@ -4,7 +4,7 @@
 //!
 //! Extent `e` (512 slots, 2 MiB) of the space is extent `e / n` of file `e % n` of `n`. The engine hands
 //! slots out in runs that stay within an extent, so that a batch is one request to one file, and the
-//! batches of the evictors go round the disks. The space is as large as `n` times the smallest limit of a file.
+//! batches of the evictors go round the disks. A file that is smaller than the others has extents that are never handed out.
 //!
 //! # Life of a file
 //!
@@ -20,10 +20,12 @@
 //! lengthened, 19–21 k allocated, 20 k when overwriting what exists. That is within what a run varies, for disk space
 //! that may never be used, and slots are handed out again before the file grows.
 
+mod limit;
 mod open;
 mod queue;
 mod uring;
 
+pub use limit::lengthen;
 pub use queue::FileQueue;
 
 use crate::error::{OpenError, SMALLEST_BYTES};
@@ -52,8 +54,8 @@ pub(crate) fn io_error(errno: Errno) -> IoError {
 #[derive(Debug)]
 pub(crate) struct Files {
     fds: Box<[OwnedFd]>,
-    /// Slots; `None`: as many as the disks have room for.
-    capacity: Option<u64>,
+    /// Slots of each; `None`: as many as its disk has room for.
+    capacities: Box<[Option<u64>]>,
     /// Rings that queues have open.
     rings: FdList,
 }
@@ -82,32 +84,52 @@ impl Files {
         }
     }
 
-    /// Whether the space ends before `slot + count`.
+    /// Whether a file ends before its part of `slot` to `slot + count`.
     fn is_beyond(&self, slot: u64, count: u32) -> bool {
-        self.capacity.is_some_and(|capacity| slot + u64::from(count) > capacity)
+        let mut done = 0;
+        while done < count {
+            let piece = self.piece(slot + u64::from(done), count - done);
+            let end = piece.offset / PAGE_SIZE as u64 + u64::from(piece.pages);
+            if self.capacities[piece.file].is_some_and(|capacity| end > capacity) {
+                return true;
+            }
+            done += piece.pages;
+        }
+        false
     }
 
     fn read(&self, first: u64, into: &mut [PageBuf]) -> Result<(), IoError> {
-        let (mut done, mut tries) = (0, 0);
-        while done < into.len() {
-            let piece = self.piece(first + done as u64, (into.len() - done) as u32);
-            let bytes = bytes_of(&mut into[done..done + piece.pages as usize]);
-            match pread(&self.fds[piece.file], bytes, piece.offset) {
-                // Nothing there: past the end of the file.
-                Ok(0) => return Err(IoError::Short),
-                // Direct I/O cannot go on from the middle of a page: that one is read again.
-                Ok(read) if read >= PAGE_SIZE => {
-                    done += read / PAGE_SIZE;
-                    tries = 0;
-                }
-                Ok(_) | Err(Errno::INTR | Errno::AGAIN) => tries += 1,
-                Err(errno) => return Err(io_error(errno)),
-            }
-            if tries == TRIES {
-                return Err(IoError::Short);
+        let mut progress = Progress { first, count: into.len() as u32, done: 0, tries: 0 };
+        while progress.left() > 0 {
+            let piece = self.piece(progress.slot(), progress.left());
+            let from = progress.done as usize;
+            let bytes = bytes_of(&mut into[from..from + piece.pages as usize]);
+            let result = pread(&self.fds[piece.file], bytes, piece.offset);
+            let result = result.map_or_else(|errno| -errno.raw_os_error(), |read| read as i32);
+            if let Step::Over(result) = progress.advance(result) {
+                return result;
             }
         }
         Ok(())
+    }
+
+    /// A result of writing `progress`' next piece, as the kernel gives it. What the process' limit of file sizes has refused is written
+    /// here, by another way.
+    ///
+    /// # Safety
+    /// `pages` are the pages of the whole write, which can be read.
+    unsafe fn past_limit(&self, result: i32, pages: *const PageBuf, progress: &Progress) -> i32 {
+        if result != -Errno::FBIG.raw_os_error() {
+            return result;
+        }
+        let piece = self.piece(progress.slot(), progress.left());
+        let len = piece.pages as usize * PAGE_SIZE;
+        let fd = rustix::fd::AsFd::as_fd(&self.fds[piece.file]);
+        // SAFETY: `done < count` while pages are left, so these are the caller's.
+        match unsafe { limit::write(fd, pages.add(progress.done as usize).cast(), len, piece.offset) } {
+            Ok(()) => len as i32,
+            Err(errno) => -errno.raw_os_error(),
+        }
     }
 
     /// Writes `progress`' next piece and waits for it.
@@ -123,6 +145,8 @@ impl Files {
             let bytes = unsafe { core::slice::from_raw_parts(from.cast::<u8>(), piece.pages as usize * PAGE_SIZE) };
             let result = pwrite(&self.fds[piece.file], bytes, piece.offset);
             let result = result.map_or_else(|errno| -errno.raw_os_error(), |written| written as i32);
+            // SAFETY: the caller's pages.
+            let result = unsafe { self.past_limit(result, pages, &progress) };
             if let Step::Over(result) = progress.advance(result) {
                 return result;
             }
@@ -137,7 +161,7 @@ fn bytes_of(pages: &mut [PageBuf]) -> &mut [u8] {
     unsafe { core::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), len) }
 }
 
-/// How far a write has come.
+/// How far a read or write has come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
     first: u64,
@@ -150,9 +174,9 @@ pub(crate) struct Progress {
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
-    /// Write the next piece.
+    /// Transfer the next piece.
     More,
-    /// The write has ended.
+    /// It has ended.
     Over(Result<(), IoError>),
 }
 
@@ -160,15 +184,15 @@ impl Progress {
     pub(crate) fn new(first: Slot, count: u32) -> Progress {
         Progress { first: first.number(), count, done: 0, tries: 0 }
     }
-    /// The next slot to write.
+    /// The next slot to transfer.
     pub(crate) fn slot(&self) -> u64 {
         self.first + u64::from(self.done)
     }
-    /// Pages that are left to write.
+    /// Pages that are left.
     pub(crate) fn left(&self) -> u32 {
         self.count - self.done
     }
-    /// Takes a result as the kernel gives it: bytes written, or a negative errno.
+    /// Takes a result as the kernel gives it: bytes transferred, or a negative errno.
     pub(crate) fn advance(&mut self, result: i32) -> Step {
         let pages = if result >= 0 { result as u32 / PAGE_SIZE as u32 } else { 0 };
         if pages > 0 {
@@ -211,6 +235,7 @@ impl Default for FileOptions {
 pub struct FileArray {
     files: Arc<Files>,
     name: String,
+    names: Box<[String]>,
     uring: bool,
 }
 
@@ -225,27 +250,31 @@ impl FileArray {
             return Err(OpenError::NoSpace);
         }
         let mut fds = Vec::with_capacity(specs.len());
-        let mut smallest: Option<u64> = None;
+        let mut capacities = Vec::with_capacity(specs.len());
         for spec in specs {
             let opened = open::open(spec, options, notice)?;
-            smallest = [smallest, opened.limit].into_iter().flatten().min();
+            capacities.push(match opened.limit {
+                Some(bytes) if bytes < SMALLEST_BYTES => return Err(OpenError::TooSmall { what: spec.to_string(), bytes }),
+                // Whole extents: the last one of a file must not be cut.
+                Some(bytes) => Some(bytes / SMALLEST_BYTES * EXTENT_SLOTS as u64),
+                None => None,
+            });
             fds.push(opened.fd);
         }
-        let name = specs.iter().map(SwapSpec::to_string).collect::<Vec<_>>().join(" + ");
-        let capacity = match smallest {
-            Some(bytes) if bytes < SMALLEST_BYTES => return Err(OpenError::TooSmall { what: name, bytes }),
-            // Whole extents: the last one of a file must not be cut.
-            Some(bytes) => Some(bytes / SMALLEST_BYTES * EXTENT_SLOTS as u64 * fds.len() as u64),
-            None => None,
-        };
-        let files = Arc::new(Files { fds: fds.into(), capacity, rings: FdList::new() });
+        let names: Box<[String]> = specs.iter().map(SwapSpec::to_string).collect();
+        let files = Arc::new(Files { fds: fds.into(), capacities: capacities.into(), rings: FdList::new() });
         let uring = options.uring && uring::is_available(&files, notice);
-        Ok(FileArray { files, name, uring })
+        Ok(FileArray { files, name: names.join(" + "), names, uring })
     }
 
     /// The descriptors that are ours now: the files, and the rings of queues.
     pub fn fds(&self) -> impl Iterator<Item = RawFd> {
         self.files.fds.iter().map(AsRawFd::as_raw_fd).chain(self.files.rings.iter())
+    }
+
+    /// The descriptors of its queues' rings.
+    pub fn rings(&self) -> impl Iterator<Item = RawFd> {
+        self.files.rings.iter()
     }
 
     /// Whether queues write through io_uring (else: one write at a time).
@@ -276,11 +305,23 @@ impl Backend for FileArray {
     }
 
     fn capacity(&self) -> Option<u64> {
-        self.files.capacity
+        self.files.capacities.iter().copied().sum()
     }
 
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn spaces(&self) -> usize {
+        self.names.len()
+    }
+
+    fn capacity_of(&self, space: usize) -> Option<u64> {
+        self.files.capacities[space]
+    }
+
+    fn name_of(&self, slot: Slot) -> &str {
+        &self.names[self.files.piece(slot.number(), 1).file]
     }
 }
 
@@ -290,7 +331,7 @@ mod tests {
 
     fn files(n: usize) -> Files {
         let fds = (0..n).map(|_| std::fs::File::open("/dev/null").unwrap().into()).collect();
-        Files { fds, capacity: None, rings: FdList::new() }
+        Files { fds, capacities: vec![None; n].into(), rings: FdList::new() }
     }
 
     #[test]
@@ -309,6 +350,46 @@ mod tests {
             let places: std::collections::HashSet<_> = (0..5000).map(|s| array.piece(s, 1)).map(|p| (p.file, p.offset)).collect();
             assert_eq!(places.len(), 5000);
         }
+    }
+
+    /// Every transfer of up to three pages, with every sequence of answers that the kernel may give: reads and writes, by the ring
+    /// and without.
+    #[test]
+    fn every_sequence_of_answers_ends_as_it_must() {
+        const ERRNOS: [Errno; 8] =
+            [Errno::INTR, Errno::AGAIN, Errno::CANCELED, Errno::NOSPC, Errno::DQUOT, Errno::FBIG, Errno::IO, Errno::NODEV];
+        let bytes = [0, 512, 4095, 4096, 4096 + 512, 2 * 4096, 3 * 4096];
+        let answers: Vec<i32> = bytes.into_iter().chain(ERRNOS.map(|errno| -errno.raw_os_error())).collect();
+        let retried = |answer: i32| [Errno::INTR, Errno::AGAIN, Errno::CANCELED].iter().any(|e| answer == -e.raw_os_error());
+        let mut ends = 0;
+        for count in 1..=3 {
+            for code in 0..answers.len().pow(5) {
+                let mut progress = Progress::new(Slot::new(9).unwrap(), count);
+                let (mut pages, mut rest) = (0, code);
+                loop {
+                    let answer = answers[rest % answers.len()];
+                    rest /= answers.len();
+                    // A kernel never transfers more than it was asked for.
+                    let answer = answer.min((count - pages) as i32 * 4096);
+                    let step = progress.advance(answer);
+                    pages += (answer.max(0) / 4096) as u32;
+                    assert_eq!((progress.slot(), progress.left()), (9 + u64::from(pages), count - pages));
+                    let full = [Errno::NOSPC, Errno::DQUOT, Errno::FBIG].iter().any(|e| answer == -e.raw_os_error());
+                    match step {
+                        Step::More => assert!(pages < count && (answer >= 0 || retried(answer))),
+                        Step::Over(Ok(())) => assert_eq!(pages, count),
+                        Step::Over(Err(IoError::Full)) => assert!(full && pages < count),
+                        Step::Over(Err(IoError::Device(errno))) => assert!(errno == -answer && !full && pages < count),
+                        Step::Over(Err(IoError::Short)) => unreachable!("after {TRIES} in a row, and these are five"),
+                    }
+                    if step != Step::More || rest == 0 {
+                        ends += u32::from(step != Step::More);
+                        break;
+                    }
+                }
+            }
+        }
+        assert!(ends > 1_000_000, "{ends}");
     }
 
     #[test]

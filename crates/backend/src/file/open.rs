@@ -1,6 +1,7 @@
 //! Makes a swap file and finds out how it can be used.
 
 use super::FileOptions;
+use super::limit::{Raised, lengthen};
 use crate::error::{OpenError, SMALLEST_BYTES};
 use crate::fd::place_high;
 use farshore_config::{Size, SwapSpec};
@@ -42,8 +43,12 @@ pub(super) fn open(spec: &SwapSpec, options: FileOptions, notice: &mut dyn FnMut
     // Whatever the umask and the directory's default ACL made of it: the owner's alone.
     fchmod(&fd, READ_WRITE).map_err(|errno| failed("set the mode of the swap file at", errno))?;
     check_room(path, fd.as_fd(), size, notice)?;
+    let raised = Raised::new();
     let limit = limit_of(spec, size, notice)?;
     choose_direct(path, fd.as_fd(), options.direct, notice)?;
+    if raised.is_raised() {
+        lengthen(&fd);
+    }
     Ok(Opened { fd, limit })
 }
 
@@ -155,8 +160,7 @@ fn check_room(path: &Path, fd: BorrowedFd<'_>, size: Option<Size>, notice: &mut 
     Ok(())
 }
 
-/// What the file may hold: the size in the spec, and the process' limit of file sizes, which would
-/// send SIGXFSZ to who writes beyond it.
+/// What the file may hold: the size in the spec, and the process' limit of file sizes, as far as it cannot be raised.
 fn limit_of(spec: &SwapSpec, size: Option<Size>, notice: &mut dyn FnMut(&str)) -> Result<Option<u64>, OpenError> {
     let size = size.map(Size::bytes);
     let Some(allowed) = getrlimit(Resource::Fsize).current else { return Ok(size) };

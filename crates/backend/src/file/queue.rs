@@ -56,6 +56,13 @@ impl WriteQueue for FileQueue {
         }
     }
 
+    fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        match &mut self.0 {
+            Kind::Uring(queue) => queue.reap_within(ns, done),
+            Kind::Sync(queue) => queue.reap(true, done),
+        }
+    }
+
     fn in_flight(&self) -> u32 {
         match &self.0 {
             Kind::Uring(queue) => queue.in_flight(),
@@ -100,6 +107,11 @@ impl WriteQueue for SyncQueue {
         while let Some((tag, result)) = self.written.pop_front() {
             done(tag, result);
         }
+    }
+
+    /// What is in flight has been written already.
+    fn reap_within(&mut self, _ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.reap(true, done);
     }
 
     fn in_flight(&self) -> u32 {

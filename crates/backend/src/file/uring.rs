@@ -29,9 +29,19 @@ use rustix::io::Errno;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How long to wait before the kernel is asked again for what it had no memory for, in ns.
 const PAUSE_NS: u64 = 200_000;
+
+/// How long [`UringQueue::enter`] waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    No,
+    ForOne,
+    /// So many ns.
+    AtMost(u64),
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -181,26 +191,34 @@ impl UringQueue {
         self.ops[index as usize].pushed = self.pushed;
     }
 
-    /// Hands SQEs to the kernel, and waits for a completion with `wait`.
-    fn enter(&mut self, wait: bool) {
+    /// Hands SQEs to the kernel, and waits as long for a completion.
+    fn enter(&mut self, wait: Wait) {
         let (unsubmitted, taskrun) = {
             let queue = self.ring.submission();
             (queue.len(), queue.taskrun() || queue.cq_overflow())
         };
         if self.broken.is_some() {
-            if wait {
+            if wait != Wait::No {
                 // What the kernel has taken completes by itself, at the next system call of this thread.
                 sleep::nap(PAUSE_NS);
             }
             return;
         }
-        if unsubmitted == 0 && !taskrun && !wait {
+        if unsubmitted == 0 && !taskrun && wait == Wait::No {
             return;
         }
-        match self.ring.submit_and_wait(usize::from(wait)) {
+        let entered = match wait {
+            Wait::No => self.ring.submit(),
+            Wait::ForOne => self.ring.submit_and_wait(1),
+            Wait::AtMost(ns) => {
+                let time = types::Timespec::from(Duration::from_nanos(ns));
+                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
+            }
+        };
+        match entered {
             Ok(_) => {}
             Err(error) => match errno_of(&error) {
-                Errno::INTR => {}
+                Errno::INTR | Errno::TIME => {}
                 // No memory for a request, or completions to be taken first.
                 Errno::AGAIN | Errno::BUSY | Errno::NOMEM => sleep::nap(PAUSE_NS),
                 errno => self.break_ring(errno),
@@ -228,7 +246,9 @@ impl UringQueue {
             let index = entry.user_data() as u32;
             let op = &mut self.ops[index as usize];
             debug_assert_eq!(op.state, State::Started);
-            match op.progress.advance(entry.result()) {
+            // SAFETY: the pages stay readable until the completion is reaped, which is below.
+            let result = unsafe { self.files.past_limit(entry.result(), op.pages, &op.progress) };
+            match op.progress.advance(result) {
                 Step::More => self.push(index),
                 Step::Over(result) => {
                     op.state = State::Free;
@@ -278,14 +298,23 @@ impl WriteQueue for UringQueue {
     }
 
     fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
-        self.enter(false);
+        self.enter(Wait::No);
         let mut delivered = self.deliver(done);
         while wait && delivered == 0 && self.in_flight() > 0 {
-            self.enter(true);
+            self.enter(Wait::ForOne);
             delivered = self.deliver(done);
         }
         // The rest of short writes.
-        self.enter(false);
+        self.enter(Wait::No);
+    }
+
+    fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.enter(Wait::No);
+        if self.deliver(done) == 0 && self.in_flight() > 0 {
+            self.enter(Wait::AtMost(ns));
+            self.deliver(done);
+        }
+        self.enter(Wait::No);
     }
 
     fn in_flight(&self) -> u32 {

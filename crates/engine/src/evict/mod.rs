@@ -4,5 +4,7 @@
 //! [`stage`] where victims wait.
 pub mod partition;
 pub mod pipeline;
+mod ring;
 mod select;
 pub mod stage;
+mod writes;

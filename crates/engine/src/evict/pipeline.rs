@@ -12,14 +12,15 @@
 //! An [`Evictor`] is a state machine that [`Evictor::step`]s; [`Evictor::run`] is the loop of its thread.
 //! Everything that it needs is allocated when it is made: evicting allocates nothing (but a descriptor when the swap space grows).
 
+use super::ring::{Ring, StageState};
 use super::stage::Vacancy;
+use super::writes::{Flight, RETRIES, Write};
 use crate::Engine;
-use crate::traits::{Backend, Clock, IoError, Kernel, PageBuf, Policy, WriteQueue};
-use alloc::boxed::Box;
+use crate::traits::{Backend, Clock, IoError, Kernel, Policy, WriteQueue};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
-use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT};
+use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS};
 use farshore_core::page::{Access, Page};
 use farshore_core::slots::Run;
 use farshore_core::sync::Futex;
@@ -32,10 +33,14 @@ const GRANULES_A_BATCH: usize = 64;
 pub const WRITES_IN_FLIGHT: u32 = 2;
 /// Pages of one write, for the same reason.
 const PAGES_A_WRITE: usize = 64;
-/// Dirty pages of a batch that tries whether a full space has room again …
-const TRIAL_PAGES: usize = 8;
-/// … and how often that, and a failed write, is tried.
-const TRIAL_EVERY_NS: u64 = 100_000_000;
+/// Dirty pages of a batch that tries whether there is room again, or a space that failed works …
+pub(super) const TRIAL_PAGES: usize = 8;
+/// … and how often that, and a write that nobody takes, is tried.
+pub(super) const TRIAL_EVERY_NS: u64 = 100_000_000;
+/// How long an evictor waits for a write before it looks whether its space hangs.
+const WRITE_WAIT_NS: u64 = 20_000_000;
+/// The same while there is nothing else to do.
+const IDLE_WAIT_NS: u64 = 1_000_000;
 /// How long an evictor that finds nothing to do about a shortage sleeps before it looks again.
 const BLOCKED_SLEEP_NS: u64 = 1_000_000;
 /// Empty batches in a row after which a waiting fault may give up.
@@ -59,17 +64,6 @@ impl Victim {
     }
 }
 
-/// What a stage of the ring is waiting for, as its evictor sees it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum StageState {
-    Free,
-    Writing,
-    /// No write in flight, and its slot has the bytes.
-    Quiet,
-    /// Its write failed.
-    Failed,
-}
-
 /// What a step came to.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,42 +79,29 @@ pub enum Progress {
 /// One evictor: its ring of stages, its write queue, its batches.
 #[derive(Debug)]
 pub struct Evictor<Q> {
-    id: usize,
+    pub(super) id: usize,
     thread: u64,
-    queue: Q,
-    base: u32,
-    tail: u32,
-    used: u32,
-    states: Box<[StageState]>,
-    failed: u32,
-    retry_at_ns: u64,
-    writes_left: [u32; BATCHES_IN_FLIGHT],
+    pub(super) queue: Q,
+    pub(super) ring: Ring,
+    /// Stages in state Failed.
+    pub(super) failed: u32,
+    pub(super) retry_at_ns: u64,
+    /// By batch; the last: of pages that are written once more.
+    pub(super) writes_left: [u32; BATCHES_IN_FLIGHT + 1],
     /// Writes that wait for their turn at the device.
-    waiting: VecDeque<Write>,
+    pub(super) waiting: VecDeque<Write>,
+    /// Those that have it.
+    pub(super) flights: Vec<Flight>,
     started: bool,
     empty_batches: u32,
     next_partition: usize,
     victims: Vec<Victim>,
+    /// Where the victims go.
+    places: Vec<Stage>,
+    /// Slots in which this batch tries whether a space works.
+    trial: Option<Run>,
     pages: Vec<Page>,
-    completions: Vec<(u64, Result<(), IoError>)>,
-}
-
-/// A write that was not started yet.
-#[derive(Clone, Copy, Debug)]
-struct Write {
-    slot: Slot,
-    stage: Stage,
-    count: u32,
-    batch: usize,
-}
-
-/// A write's tag: which batch, first stage, how many.
-fn tag(batch: usize, first: Stage, count: u32) -> u64 {
-    (batch as u64) << 56 | u64::from(count) << 32 | u64::from(first.0)
-}
-
-fn untag(tag: u64) -> (usize, Stage, u32) {
-    ((tag >> 56) as usize, Stage(tag as u32), (tag >> 32) as u32 & 0xff_ffff)
+    pub(super) completions: Vec<(u64, Result<(), IoError>)>,
 }
 
 impl<Q: WriteQueue> Evictor<Q> {
@@ -138,25 +119,29 @@ impl<Q: WriteQueue> Evictor<Q> {
     {
         let each = engine.sizes.stages_each;
         let batch = engine.sizes.batch;
+        // Writes to a space that hangs must not keep others from theirs.
+        let depth = WRITES_IN_FLIGHT * engine.health.spaces() as u32;
+        let queue = engine.backend.queue(depth)?;
+        engine.rest.add_evictor();
         Ok(Evictor {
             id,
             thread: engine.kernel.current_thread(),
-            queue: engine.backend.queue(WRITES_IN_FLIGHT)?,
-            base: (id * each) as u32,
-            tail: 0,
-            used: 0,
-            states: alloc::vec![StageState::Free; each].into_boxed_slice(),
+            queue,
+            ring: Ring::new((id * each) as u32, each),
             failed: 0,
             retry_at_ns: 0,
-            writes_left: [0; BATCHES_IN_FLIGHT],
-            // At worst every page of every batch is a write of its own.
-            waiting: VecDeque::with_capacity(BATCHES_IN_FLIGHT * BATCH_PAGES_MAX),
+            writes_left: [0; BATCHES_IN_FLIGHT + 1],
+            // At worst every page of every batch is a write of its own, and so are those that are written once more.
+            waiting: VecDeque::with_capacity(BATCHES_IN_FLIGHT * BATCH_PAGES_MAX + RETRIES),
+            flights: Vec::with_capacity(depth as usize),
             started: false,
             empty_batches: 0,
             next_partition: id,
             victims: Vec::with_capacity(batch),
+            places: Vec::with_capacity(batch),
+            trial: None,
             pages: Vec::with_capacity(batch),
-            completions: Vec::with_capacity(WRITES_IN_FLIGHT as usize),
+            completions: Vec::with_capacity(depth as usize),
         })
     }
 
@@ -177,10 +162,16 @@ impl<Q: WriteQueue> Evictor<Q> {
         self.adopt(&engine.kernel);
         while !stop.load(Ordering::Acquire) {
             let prepared = engine.work.prepare();
+            if engine.rest.is_wanted() {
+                self.rest(engine);
+                continue;
+            }
             match self.step(engine) {
                 Progress::Worked => {}
-                Progress::Idle if self.queue.in_flight() > 0 => self.reap(engine, true),
-                Progress::Idle if self.failed > 0 => engine.work.sleep(&engine.futex, prepared, Some(TRIAL_EVERY_NS)),
+                Progress::Idle if self.has_live(engine) => self.reap_within(engine, IDLE_WAIT_NS),
+                Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => {
+                    engine.work.sleep(&engine.futex, prepared, Some(TRIAL_EVERY_NS))
+                }
                 Progress::Idle => engine.work.sleep(&engine.futex, prepared, None),
                 Progress::Blocked => engine.work.sleep(&engine.futex, prepared, Some(BLOCKED_SLEEP_NS)),
             }
@@ -200,17 +191,18 @@ impl<Q: WriteQueue> Evictor<Q> {
         if self.failed > 0 {
             self.mend_failed(engine);
         }
+        self.free_strays(engine);
         self.started = engine.wants_eviction(self.started);
         if !self.started {
             return Progress::Idle;
         }
         let batch = engine.sizes.batch;
         let room = self.make_room(engine, batch);
-        let slot_of_batch = self.writes_left.iter().position(|&left| left == 0);
+        let slot_of_batch = self.writes_left[..BATCHES_IN_FLIGHT].iter().position(|&left| left == 0);
         // A small batch pays the same TLB flushes as a full one: rather wait for a write.
         let too_small = room < batch.div_ceil(2);
         match slot_of_batch {
-            Some(slot) if !too_small || (room > 0 && self.queue.in_flight() == 0) => {
+            Some(slot) if !too_small || (room > 0 && !self.has_live(engine)) => {
                 if self.evict_batch(engine, slot, room) > 0 {
                     self.empty_batches = 0;
                     engine.starved.store(false, Ordering::Relaxed);
@@ -218,24 +210,60 @@ impl<Q: WriteQueue> Evictor<Q> {
                 }
                 self.empty_batches = self.empty_batches.saturating_add(1);
             }
-            _ if self.queue.in_flight() > 0 => {
-                self.reap(engine, true);
+            _ if self.has_live(engine) => {
+                self.reap_within(engine, WRITE_WAIT_NS);
                 return Progress::Worked;
             }
             _ => self.empty_batches = self.empty_batches.saturating_add(1),
         }
         if self.empty_batches >= EMPTY_BATCHES_STARVED {
-            engine.starved.store(true, Ordering::Relaxed);
+            // A device that hangs may come back: for that one waits.
+            engine.starved.store(!engine.health.any_hangs(), Ordering::Relaxed);
         }
         Progress::Blocked
     }
 
-    fn stage_at(&self, position: u32) -> Stage {
-        Stage(self.base + position % self.states.len() as u32)
+    /// The process forks: ends what is under way, and sleeps until that is over.
+    fn rest<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        let unsaved = self.end_writes(engine);
+        engine.rest.rest(&engine.futex, unsaved);
     }
 
-    fn state_mut(&mut self, stage: Stage) -> &mut StageState {
-        &mut self.states[(stage.0 - self.base) as usize]
+    /// Waits for the writes that were begun, tries those that failed once more, and makes the words of all pages in stages say
+    /// whether they are written. How many are not.
+    pub fn end_writes<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>) -> u64
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        let drain = |evictor: &mut Self| {
+            while evictor.queue.in_flight() > 0 || !evictor.waiting.is_empty() {
+                evictor.reap(engine, true);
+            }
+        };
+        drain(self);
+        if self.failed > 0 {
+            self.retry_at_ns = 0;
+            self.mend_failed(engine);
+            drain(self);
+        }
+        for stage in self.ring.stages() {
+            if self.ring.state(stage) == StageState::Quiet {
+                // Again: who had the page in hands when the write ended has put it back since.
+                let _ = engine.stage_is_written(stage);
+            }
+        }
+        u64::from(self.failed)
     }
 
     /// Selects, copies and unmaps one batch of at most `room` pages, and starts its writes. How many pages left.
@@ -247,6 +275,7 @@ impl<Q: WriteQueue> Evictor<Q> {
         C: Clock,
         F: Futex,
     {
+        self.ring.next(room, &mut self.places);
         self.select_batch(engine, room);
         self.copy_to_stages(engine);
         self.give_slots(engine);
@@ -258,27 +287,27 @@ impl<Q: WriteQueue> Evictor<Q> {
         if engine.kernel.current_thread() != self.thread {
             engine.stats.synchronous.fetch_add(count as u64, Ordering::Relaxed);
         }
-        for (i, victim) in self.victims.iter().enumerate() {
-            let stage = Stage(self.base + (self.tail + self.used + i as u32) % self.states.len() as u32);
+        self.ring.take(self.places.iter().zip(&self.victims).map(|(&stage, victim)| {
+            // Clean: its slot has the bytes already.
+            (stage, if victim.dirty { StageState::Writing } else { StageState::Quiet })
+        }));
+        for (&stage, victim) in self.places.iter().zip(&self.victims) {
             engine.stages.hold(stage, victim.page, victim.slot);
             if let (true, Some(slot)) = (victim.dirty, victim.slot) {
                 engine.slots.set_sum(slot, Engine::<K, B, P, C, F>::checksum(slot, engine.stages.bytes(stage)));
             }
-            self.states[(stage.0 - self.base) as usize] = if victim.dirty { StageState::Writing } else { StageState::Quiet };
             let Some(at) = engine.page(victim.page) else { unreachable!("{:?} vanished while it was owned", victim.page) };
             if !victim.dirty {
                 engine.learn_write(at.granule, false);
             }
             engine.release(victim.page, at.word, Release::Leaving { stage, written: !victim.dirty });
         }
-        let first = self.tail + self.used;
-        self.used += count as u32;
         engine.give_frames(count as u64);
         let clean = self.victims.iter().filter(|v| !v.dirty).count();
         engine.stats.evicted.fetch_add(count as u64, Ordering::Relaxed);
         engine.stats.evicted_clean.fetch_add(clean as u64, Ordering::Relaxed);
         engine.stats.batches.fetch_add(1, Ordering::Relaxed);
-        self.start_writes(engine, batch, first, count - clean);
+        self.start_writes(engine, batch, count - clean);
         count
     }
 
@@ -351,17 +380,15 @@ impl<Q: WriteQueue> Evictor<Q> {
         C: Clock,
         F: Futex,
     {
-        let (base, len) = (self.base, self.states.len() as u32);
-        let mut position = self.tail + self.used;
+        let (places, mut taken) = (&self.places, 0);
         self.victims.retain(|victim| {
-            let stage = Stage(base + position % len);
+            let stage = places[taken];
             let readable = engine.page(victim.page).is_some_and(|at| at.granule.unreadable.load(Ordering::SeqCst) == 0);
-            // SAFETY: `make_room` left at least as many free stages from this position on as there are victims,
-            // and the ring is this evictor's.
+            // SAFETY: the stage is free (`Ring::next`), and the ring is this evictor's.
             let bytes = unsafe { engine.stages.bytes_mut(stage) };
             let copied = engine.kernel.copy_out(victim.page, bytes, readable).is_ok();
             if copied {
-                position += 1;
+                taken += 1;
             } else {
                 engine.put_back(victim);
             }
@@ -380,15 +407,23 @@ impl<Q: WriteQueue> Evictor<Q> {
     {
         let dirty = self.victims.iter().filter(|v| v.dirty).count();
         let mut given = 0;
+        self.trial = if dirty > 0 { engine.reserve_trial(dirty.min(TRIAL_PAGES) as u32) } else { None };
         while given < dirty {
-            let Some(Run { first, len }) = engine.slots.reserve_run((dirty - given) as u32) else { break };
+            let trial = self.trial.filter(|_| given == 0);
+            let Some(Run { first, len }) = trial.or_else(|| engine.slots.reserve_run((dirty - given) as u32)) else { break };
             for i in 0..u64::from(len) {
                 self.victims[given].slot = Some(first.plus(i));
                 given += 1;
             }
         }
+        if engine.slots.is_short_of_spares() {
+            engine.wake_watcher_for_stock();
+        }
         if given < dirty {
-            engine.space_full.store(true, Ordering::Relaxed);
+            // What the watcher will have mended in a moment is no want of room.
+            if !engine.slots.wants_stock() || self.empty_batches >= EMPTY_BATCHES_STARVED / 2 {
+                engine.space_full.store(true, Ordering::Relaxed);
+            }
             // Their stages lie between those of the victims that stay, so the clean ones go back too.
             for victim in self.victims.drain(given..) {
                 engine.put_back(&victim);
@@ -417,8 +452,8 @@ impl<Q: WriteQueue> Evictor<Q> {
         }
     }
 
-    /// Starts the writes of the first `dirty` victims, whose stages begin at ring position `first`.
-    fn start_writes<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, batch: usize, first: u32, dirty: usize)
+    /// Starts the writes of the first `dirty` victims.
+    fn start_writes<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, batch: usize, dirty: usize)
     where
         K: Kernel,
         B: Backend<Queue = Q>,
@@ -429,105 +464,22 @@ impl<Q: WriteQueue> Evictor<Q> {
         let mut i = 0;
         while i < dirty {
             let Some(slot) = self.victims[i].slot else { unreachable!("a dirty victim was given no slot") };
-            let stage = self.stage_at(first + i as u32);
-            let to_wrap = (self.states.len() as u32 - (stage.0 - self.base)) as usize;
-            let same_extent = farshore_core::limits::EXTENT_SLOTS - slot.number() as usize % farshore_core::limits::EXTENT_SLOTS;
-            let count = (1..(dirty - i).min(to_wrap).min(same_extent).min(PAGES_A_WRITE))
-                .take_while(|&n| self.victims[i + n].slot == Some(slot.plus(n as u64)))
-                .count()
-                + 1;
-            self.start_write(engine, batch, slot, stage, count as u32);
+            let stage = self.places[i];
+            let same_extent = EXTENT_SLOTS - slot.number() as usize % EXTENT_SLOTS;
+            let follows = |n: &usize| {
+                // Side by side in swap space and in the ring.
+                let n = *n;
+                self.victims[i + n].slot == Some(slot.plus(n as u64)) && self.places[i + n].0 == stage.0 + n as u32
+            };
+            let count = (1..(dirty - i).min(same_extent).min(PAGES_A_WRITE)).take_while(follows).count() + 1;
+            let trial = self.trial.is_some_and(|run| {
+                let first = run.first.number();
+                (first..first + u64::from(run.len)).contains(&slot.number())
+            });
+            self.start_write(engine, Write { slot, stage, count: count as u32, batch, trial });
             i += count;
         }
         self.reap(engine, false);
-    }
-
-    /// Puts a write in line. Its stages are in state Writing from before this until its completion.
-    fn start_write<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, batch: usize, slot: Slot, stage: Stage, count: u32)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        self.writes_left[batch] += 1;
-        self.waiting.push_back(Write { slot, stage, count, batch });
-        self.pump(engine);
-    }
-
-    /// Gives the device as many of the waiting writes as it may have. How many it gave.
-    fn pump<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>) -> u32
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        let mut given = 0;
-        while let Some(&Write { slot, stage, count, batch }) = self.waiting.front() {
-            let memory: *const PageBuf = engine.stages.memory(stage);
-            // SAFETY: the stages from `stage` on are in state Writing, so this evictor, the only one who reuses
-            // them, leaves their bytes alone until the completion.
-            if unsafe { self.queue.start_write(slot, memory, count, tag(batch, stage, count)) }.is_err() {
-                break;
-            }
-            self.waiting.pop_front();
-            given += 1;
-        }
-        given
-    }
-
-    /// Takes completions: the stages' slots hold their bytes now.
-    fn reap<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, wait: bool)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        self.pump(engine);
-        if self.queue.in_flight() == 0 {
-            return;
-        }
-        let completions = &mut self.completions;
-        self.queue.reap(wait, &mut |tag, result| completions.push((tag, result)));
-        // The next ones go to the device before we look at what these were.
-        while self.pump(engine) > 0 {
-            let completions = &mut self.completions;
-            self.queue.reap(false, &mut |tag, result| completions.push((tag, result)));
-        }
-        while let Some((tag, result)) = self.completions.pop() {
-            let (batch, first, count) = untag(tag);
-            self.writes_left[batch] -= 1;
-            for i in 0..count {
-                let stage = Stage(first.0 + i);
-                match result {
-                    Ok(()) => {
-                        *self.state_mut(stage) = StageState::Quiet;
-                        let _ = engine.stage_is_written(stage);
-                    }
-                    Err(_) => {
-                        *self.state_mut(stage) = StageState::Failed;
-                        self.failed += 1;
-                    }
-                }
-            }
-            match result {
-                Ok(()) => {
-                    engine.stats.pages_out.fetch_add(u64::from(count), Ordering::Relaxed);
-                    engine.space_full.store(false, Ordering::Relaxed);
-                }
-                Err(why) => {
-                    engine.stats.io_errors.fetch_add(1, Ordering::Relaxed);
-                    if why == IoError::Full {
-                        engine.space_full.store(true, Ordering::Relaxed);
-                    }
-                }
-            }
-        }
     }
 
     /// Reaps what is done and frees every stage that can be. Whether all are: then nothing of this evictor is in
@@ -544,8 +496,9 @@ impl<Q: WriteQueue> Evictor<Q> {
         if self.failed > 0 {
             self.mend_failed(engine);
         }
-        self.make_room(engine, self.states.len());
-        self.used == 0
+        self.free_strays(engine);
+        self.make_room(engine, usize::MAX);
+        self.ring.is_empty()
     }
 
     /// Frees the oldest stages until `want` are free. How many are.
@@ -557,22 +510,31 @@ impl<Q: WriteQueue> Evictor<Q> {
         C: Clock,
         F: Futex,
     {
-        let len = self.states.len() as u32;
-        while ((len - self.used) as usize) < want {
-            let stage = self.stage_at(self.tail);
-            let quiet = *self.state_mut(stage) == StageState::Quiet || cfg!(feature = "canary-written");
-            if !quiet || !engine.retire(stage) {
-                break;
+        while self.ring.room() < want
+            && let Some(stage) = self.ring.oldest()
+        {
+            match self.ring.state(stage) {
+                StageState::Free => self.ring.pass_oldest(),
+                // What comes after it need not wait for a device that hangs.
+                StageState::Writing if engine.stages.slot(stage).is_some_and(|slot| engine.hangs(slot)) => {
+                    self.ring.pass_oldest()
+                }
+                StageState::Quiet if engine.retire(stage) => {
+                    self.ring.free(stage);
+                    self.ring.pass_oldest();
+                }
+                StageState::Writing | StageState::Failed if cfg!(feature = "canary-written") && engine.retire(stage) => {
+                    self.ring.free(stage);
+                    self.ring.pass_oldest();
+                }
+                _ => break,
             }
-            *self.state_mut(stage) = StageState::Free;
-            self.tail = (self.tail + 1) % len;
-            self.used -= 1;
         }
-        ((len - self.used) as usize).min(want)
+        self.ring.room().min(want)
     }
 
-    /// Pages whose write failed: back into the program's memory if there is a frame, else another try elsewhere.
-    fn mend_failed<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
+    /// Frees what was left behind in the ring and has ended since.
+    fn free_strays<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
     where
         K: Kernel,
         B: Backend<Queue = Q>,
@@ -580,56 +542,28 @@ impl<Q: WriteQueue> Evictor<Q> {
         C: Clock,
         F: Futex,
     {
-        let now = engine.clock.now_ns();
-        let retry = now >= self.retry_at_ns;
-        for i in 0..self.states.len() as u32 {
-            if self.failed == 0 {
-                return;
-            }
-            let stage = Stage(self.base + i);
-            if *self.state_mut(stage) != StageState::Failed {
-                continue;
-            }
-            if engine.bring_back(stage, self.id) {
-                *self.state_mut(stage) = StageState::Quiet;
-                self.failed -= 1;
-            } else if retry && let Some(batch) = self.writes_left.iter().position(|&left| left == 0) {
-                self.write_elsewhere(engine, batch, stage);
+        if !self.ring.has_strays() {
+            return;
+        }
+        for stage in self.ring.stages() {
+            if self.ring.is_stray(stage) && self.ring.state(stage) == StageState::Quiet && engine.retire(stage) {
+                self.ring.free(stage);
             }
         }
-        if retry {
-            self.retry_at_ns = now + TRIAL_EVERY_NS;
-        }
-    }
-
-    fn write_elsewhere<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, batch: usize, stage: Stage)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        let old = engine.stages.slot(stage);
-        // A new slot first, so that it is another one; without room the old one is tried again.
-        let slot = match (engine.slots.reserve_run(1), old) {
-            (Some(run), _) => run.first,
-            (None, Some(old)) => old,
-            (None, None) => return,
-        };
-        engine.slots.set_sum(slot, Engine::<K, B, P, C, F>::checksum(slot, engine.stages.bytes(stage)));
-        engine.stages.set_slot(stage, Some(slot));
-        if let Some(old) = old.filter(|&old| old != slot) {
-            engine.slots.free(old);
-        }
-        *self.state_mut(stage) = StageState::Writing;
-        self.failed -= 1;
-        self.start_write(engine, batch, slot, stage, 1);
     }
 }
 
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
-    fn stage_is_written(&self, stage: Stage) -> StageStep {
+    /// Up to `want` slots in a space that should be tried now, if there is one.
+    pub(super) fn reserve_trial(&self, want: u32) -> Option<Run> {
+        if self.health.all_work() {
+            return None;
+        }
+        let space = self.health.take_trial(self.clock.now_ns())?;
+        self.slots.reserve_run_in(space, want)
+    }
+
+    pub(super) fn stage_is_written(&self, stage: Stage) -> StageStep {
         match self.table.word_for_unpin(self.stages.page(stage)) {
             Some(word) => word.stage_written(stage),
             None => StageStep::Gone,
@@ -661,7 +595,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 
     /// Maps the page of a stage whose write failed again. True when the stage's bytes are needed no more.
-    fn bring_back(&self, stage: Stage, core: usize) -> bool {
+    pub(super) fn bring_back(&self, stage: Stage, core: usize) -> bool {
         let page = self.stages.page(stage);
         if self.stages.vacancy(stage) != Vacancy::Held {
             return true;

@@ -11,7 +11,7 @@ use crate::fault::resolve::Failure;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use farshore_core::page::{Access, Page};
 use farshore_core::sync::Futex;
-use farshore_core::word::{Pin, State};
+use farshore_core::word::{BeginFault, Pin, State};
 
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
     /// Pins `page` for the kernel's `access`. `Ok(false)`: not managed, nothing to unpin.
@@ -40,6 +40,25 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         if let Some(word) = self.table.word_for_unpin(page) {
             word.unpin();
         }
+    }
+
+    /// Runs `f` while `page`, which is absent, is in our hands: nobody maps or evicts it meanwhile. False: it is not absent, or
+    /// somebody else's, and `f` was not run.
+    pub fn while_absent(&self, page: Page, core: usize, f: impl FnOnce()) -> bool {
+        self.gate.enter(&self.futex, core);
+        let ran = self.page(page).is_some_and(|at| match at.word.begin_fault(Access::Read, false) {
+            BeginFault::Owned { was } => {
+                let absent = was.state() != State::Resident;
+                if absent {
+                    f();
+                }
+                self.restore(page, at.word, was);
+                absent
+            }
+            _ => false,
+        });
+        self.gate.leave(&self.futex, core);
+        ran
     }
 
     /// Whether `page` is managed, in any state.

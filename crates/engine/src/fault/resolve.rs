@@ -177,17 +177,35 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         buffer: &mut [PageBuf],
     ) -> Result<bool, Failure> {
         let mut fault = Fault::new(page, access, protected, core, self.clock.now_ns());
+        self.gate.enter(&self.futex, core);
+        let served = self.serve(&mut fault, buffer);
+        self.gate.leave(&self.futex, core);
+        served
+    }
+
+    /// Steps until it is over. Inside of the gate, but while it sleeps with empty hands.
+    fn serve(&self, fault: &mut Fault, buffer: &mut [PageBuf]) -> Result<bool, Failure> {
         let mut read = Ok(());
+        let core = fault.core;
+        let outside = |sleep: &dyn Fn()| {
+            self.gate.leave(&self.futex, core);
+            sleep();
+            self.gate.enter(&self.futex, core);
+        };
         loop {
-            match self.step(&mut fault, buffer, read) {
+            match self.step(fault, buffer, read) {
                 Step::Done => return Ok(true),
                 Step::Foreign => return Ok(false),
                 Step::Failed(why) => return Err(why),
-                Step::Read { slot, pages } => read = self.backend.read_run(slot, &mut buffer[..pages]),
-                Step::WaitPage(ticket) => self.waits.sleep(&self.futex, ticket),
-                Step::WaitFrame(prepared) => {
-                    self.frames_came.sleep(&self.futex, prepared, Some(FRAME_PATIENCE_NS));
+                Step::Read { slot, pages } => {
+                    let transfer = self.transfer(slot, core);
+                    read = self.backend.read_run(slot, &mut buffer[..pages]);
+                    self.transferred(transfer);
                 }
+                Step::WaitPage(ticket) => outside(&|| self.waits.sleep(&self.futex, ticket)),
+                Step::WaitFrame(prepared) => outside(&|| {
+                    self.frames_came.sleep(&self.futex, prepared, Some(FRAME_PATIENCE_NS));
+                }),
             }
         }
     }

@@ -12,9 +12,11 @@
 //! 3. Our own locals that the kernel reads or writes lie on the program's stack. That is managed memory if the
 //!    program made its stack from the heap (coroutines), so locals are pinned like anything else, and first.
 //! 4. A call that the program leaves by `siglongjmp` or cancellation never unpins. [`Held`] finds out and does it.
-//! 5. What cannot be pinned at once (the budget or the [`PinSet`] is full) goes through *scratch* memory, which
-//!    is not managed: copied in, one call, copied out. That is exact whatever the call does, so it is the
-//!    fallback for everything that has no better one.
+//! 5. What cannot be pinned at once (the budget or the [`PinSet`] is full, or calls have pinned their [`share`]) goes
+//!    through *scratch* memory, which is not managed: copied in, one call, copied out. That is exact whatever the call
+//!    does, so it is the fallback for everything that has no better one. What is copied out is what the kernel has
+//!    changed, also when the call failed (`nanosleep` tells what is left), and not what it has left alone: other threads
+//!    may write there meanwhile.
 
 #[path = "buffers/careful.rs"]
 pub mod careful;
@@ -24,6 +26,8 @@ mod held;
 mod pins;
 #[path = "buffers/scratch.rs"]
 pub mod scratch;
+#[path = "buffers/share.rs"]
+pub mod share;
 
 use super::table::{Dir, Extent, Ptr};
 pub use farshore_core::page::Access;
@@ -38,16 +42,21 @@ pub type Args = [u64; 6];
 pub trait Memory {
     /// Pins the managed pages among `len` bytes from `addr` for the kernel's `access` (`Write`: it may read too), and adds
     /// them to `pins`.
-    /// Returns how many bytes from `addr` on are safe now: `len`, or less if the pin set or the budget is full (at
-    /// least the first page's, unless that one cannot be pinned). Unmanaged pages are safe as they are. A page that is in
+    /// Returns how many bytes from `addr` on are safe now: `len`, or less if the pin set, the budget or the share of all calls
+    /// is full (at least two pages of a set, unless they cannot be pinned). Unmanaged pages are safe as they are. A page that is in
     /// `pins` already is not pinned twice, but made writable if need be. Cheap for resident pages.
     fn pin(&self, pins: &mut PinSet, addr: u64, len: u64, access: Access) -> u64;
     /// Unpins all of `pins` and leaves it empty.
     fn unpin(&self, pins: &mut PinSet);
     /// Bytes that one call may pin at once: a multiple of 4096, at least 64 KiB.
     fn call_budget(&self) -> u64;
+    /// Makes the pages of a range present, and unmanaged for good: the kernel will touch them without a call.
+    fn keep(&self, addr: u64, len: u64);
     /// The system call itself; its result or a negative errno.
     fn raw(&self, nr: u64, args: &Args) -> i64;
+    /// The same for a call that has a signal mask for its time: `wanted` is the program's, the one that the arguments lead to is without
+    /// the signals that Farshore needs.
+    fn raw_with_mask(&self, nr: u64, args: &Args, wanted: u64) -> i64;
     /// Whether `fd` is one of Farshore's descriptors.
     fn is_own_fd(&self, fd: u64) -> bool;
     /// Farshore's descriptors, in ascending order.
@@ -208,6 +217,17 @@ fn extent(mem: &impl Memory, pins: &mut PinSet, args: &Args, rule: &Ptr) -> (u64
     (addr, clip(addr, len))
 }
 
+/// Makes call `nr`, by which the kernel remembers a pointer and touches what is there later.
+pub fn keep(mem: &impl Memory, nr: u64, args: &Args, rule: &Ptr) -> i64 {
+    let mut pins = PinSet::new();
+    let (addr, len) = extent(mem, &mut pins, args, rule);
+    mem.unpin(&mut pins);
+    if len > 0 {
+        mem.keep(addr, len);
+    }
+    mem.raw(nr, args)
+}
+
 /// Makes call `nr`, whose pointers are described by `rules`.
 #[inline]
 pub fn run(mem: &impl Memory, nr: u64, args: &Args, rules: &[Ptr]) -> i64 {
@@ -217,13 +237,19 @@ pub fn run(mem: &impl Memory, nr: u64, args: &Args, rules: &[Ptr]) -> i64 {
 /// The same, with pages that are pinned already. Unpins all.
 #[inline]
 pub fn run_with(mem: &impl Memory, pins: &mut PinSet, nr: u64, args: &Args, rules: &[Ptr]) -> i64 {
+    run_by(mem, pins, args, rules, |args| mem.raw(nr, args))
+}
+
+/// The same, by a call of another kind.
+#[inline]
+pub fn run_by(mem: &impl Memory, pins: &mut PinSet, args: &Args, rules: &[Ptr], call: impl Fn(&Args) -> i64) -> i64 {
     for rule in rules {
         let (addr, len) = extent(mem, pins, args, rule);
         if !pin_dir(mem, pins, addr, len, rule.dir) {
-            return run_with_scratch(mem, pins, nr, args, rules);
+            return run_with_scratch(mem, pins, args, rules, &call);
         }
     }
-    let result = mem.raw(nr, args);
+    let result = call(args);
     mem.unpin(pins);
     result
 }
@@ -231,7 +257,7 @@ pub fn run_with(mem: &impl Memory, pins: &mut PinSet, nr: u64, args: &Args, rule
 /// The same when not all could be pinned: what could not goes through scratch memory.
 #[cold]
 #[inline(never)]
-fn run_with_scratch<M: Memory>(mem: &M, pins: &mut PinSet, nr: u64, args: &Args, rules: &[Ptr]) -> i64 {
+fn run_with_scratch<M: Memory>(mem: &M, pins: &mut PinSet, args: &Args, rules: &[Ptr], call: &dyn Fn(&Args) -> i64) -> i64 {
     let mut args = *args;
     let original = args;
     let mut stand_ins: [Option<Scratch<'_, M>>; 6] = [const { None }; 6];
@@ -240,22 +266,39 @@ fn run_with_scratch<M: Memory>(mem: &M, pins: &mut PinSet, nr: u64, args: &Args,
         if pin_dir(mem, pins, addr, len, rule.dir) {
             continue;
         }
-        // Without memory, or if the program cannot read its own buffer, the kernel sees what the program gave.
-        let Ok(scratch) = Scratch::new(mem, len) else { continue };
-        if scratch.copy_in(0, addr, len) {
+        // Without memory, or if the program cannot access its own buffer, the kernel sees what the program gave.
+        let scratch = if rule.dir == Dir::In { Scratch::new(mem, len) } else { Scratch::with_copy(mem, len) };
+        let Ok(scratch) = scratch else { continue };
+        if scratch.copy_in(0, addr, len) && (rule.dir != Dir::Out || is_writable(mem, addr, len)) {
+            scratch.keep_copy();
             args[rule.arg as usize] = scratch.addr();
             *stand_in = Some(scratch);
         }
     }
-    let mut result = mem.raw(nr, &args);
+    let mut result = call(&args);
     mem.unpin(pins);
     for (rule, stand_in) in rules.iter().zip(&stand_ins) {
         let Some(scratch) = stand_in else { continue };
-        if result >= 0 && rule.dir != Dir::In && !scratch.copy_out(0, original[rule.arg as usize], scratch.size()) {
+        if rule.dir != Dir::In && !scratch.copy_changes(original[rule.arg as usize]) {
             result = errno(libc::EFAULT);
         }
     }
     result
+}
+
+/// Whether the program may write all of a range: asked before a call on scratch memory that writes there.
+fn is_writable(mem: &impl Memory, addr: u64, len: u64) -> bool {
+    let mut done = 0;
+    while done < len {
+        let mut pins = PinSet::new();
+        let safe = mem.pin(&mut pins, addr + done, len - done, Access::Write);
+        mem.unpin(&mut pins);
+        if safe == 0 {
+            return false;
+        }
+        done += safe;
+    }
+    true
 }
 
 /// Pins `len` bytes from an argument that may or may not be a pointer, or lead to less than that: as far as it goes.

@@ -19,8 +19,14 @@ mod commands;
 mod descriptors;
 #[path = "calls/exec.rs"]
 pub mod exec;
+#[path = "calls/follow.rs"]
+pub mod follow;
+#[path = "calls/limits.rs"]
+pub mod limits;
 #[path = "calls/process_vm.rs"]
 mod process_vm;
+#[path = "calls/seccomp.rs"]
+pub mod seccomp;
 #[path = "calls/waits.rs"]
 mod waits;
 
@@ -39,9 +45,10 @@ pub const NEEDED_SIGNALS: u64 = signal_bit(libc::SIGBUS) | signal_bit(libc::SIGS
 /// memory, signals or processes and is not handled here.
 #[inline]
 pub fn dispatch(mem: &impl Memory, nr: u64, args: &Args) -> Option<i64> {
-    let Some(entry) = table::lookup(nr) else { return Some(mem.raw(nr, args)) };
+    let Some(entry) = table::lookup(nr) else { return Some(errno(libc::ENOSYS)) };
     let result = match entry.kind {
-        Kind::NoPointers | Kind::Kept(_) | Kind::Gone => mem.raw(nr, args),
+        Kind::NoPointers | Kind::Passed(_) | Kind::Gone => mem.raw(nr, args),
+        Kind::Kept(rule, _) => buffers::keep(mem, nr, args, &rule),
         Kind::Pointers(rules) => buffers::run(mem, nr, args, rules),
         Kind::Transfer(what) => transfer::transfer(mem, what, nr, args),
         Kind::Special(what) => special(mem, what, nr, args),
@@ -54,6 +61,7 @@ pub fn dispatch(mem: &impl Memory, nr: u64, args: &Args) -> Option<i64> {
 fn special(mem: &impl Memory, what: Special, nr: u64, args: &Args) -> i64 {
     match what {
         Special::Futex => waits::futex(mem, args),
+        Special::FutexWait => waits::futex_wait(mem, nr, args),
         Special::FutexArray => waits::futex_array(mem, nr, args),
         Special::EpollWait => waits::epoll_wait(mem, nr, args),
         Special::Ppoll => waits::ppoll(mem, nr, args),
@@ -74,8 +82,7 @@ fn special(mem: &impl Memory, what: Special, nr: u64, args: &Args) -> i64 {
         Special::MqNotify => commands::mq_notify(mem, args),
         Special::SetSockOpt => commands::set_socket_option(mem, args),
         Special::GetSockOpt => commands::get_socket_option(mem, args),
-        // Filters would cut Farshore off from the kernel: it answers like a kernel that knows no such operation.
-        Special::Seccomp => errno(libc::EINVAL),
+        Special::Seccomp => seccomp::seccomp(mem, args),
         Special::XattrAt(flow) => commands::xattr_at(mem, flow, nr, args),
         Special::KexecLoad => commands::kexec_load(mem, args),
         Special::ProcessVm(flow) => process_vm::call(mem, flow, nr, args),

@@ -22,14 +22,16 @@ pub mod transfer;
 
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::thread::{self, Thread};
-use crate::{fault, fork, memory, process, signals};
-use buffers::{Args, Held, Memory, PAGE, PinSet, careful};
+use crate::fault::{self, Needed};
+use crate::{memory, own_threads, process, signals, stack};
+use buffers::{Args, Held, Memory, PAGE, PinSet, careful, share};
 use core::sync::atomic::Ordering;
 use entry::Call;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::word::Pin;
 use farshore_sys::raw::syscall;
+use farshore_sys::signal::SigSet;
 
 const SYS_GET_ROBUST_LIST: u64 = 274;
 
@@ -48,6 +50,7 @@ enum Server {
     Memory,
     Signals,
     Process,
+    Limits,
     Rest,
 }
 
@@ -58,6 +61,8 @@ fn server(number: u64) -> Server {
         Server::Signals
     } else if process::handles(number) {
         Server::Process
+    } else if calls::limits::handles(number) {
+        Server::Limits
     } else {
         Server::Rest
     }
@@ -71,12 +76,30 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
     let Some(runtime) = runtime().filter(|r| r.running.load(Ordering::Relaxed) && !thread::is_internal()) else {
         return net().raw(number, args);
     };
+    if stack::is_managed(runtime, core::ptr::from_ref(call) as u64) {
+        return serve_on_managed_stack(runtime, number, args);
+    }
+    serve(runtime, number, args)
+}
+
+fn serve(runtime: &'static Runtime, number: u64, args: &Args) -> i64 {
     match server(number) {
         Server::Memory => memory::call(runtime, number, args),
         Server::Signals => signals::handle(number, args),
         Server::Process => process::call(number, args),
+        Server::Limits => calls::limits::set(number, args),
         Server::Rest => pinned(number, args),
     }
+}
+
+#[cold]
+#[inline(never)]
+fn serve_on_managed_stack(runtime: &'static Runtime, number: u64, args: &Args) -> i64 {
+    let mut pins = PinSet::new();
+    stack::keep(runtime, (&raw const pins) as u64, &mut pins);
+    let answer = serve(runtime, number, args);
+    net().unpin(&mut pins);
+    answer
 }
 
 /// Lets the calls that neither touch memory nor need a look at their arguments go straight to the kernel. At start-up.
@@ -104,7 +127,7 @@ impl Net {
                 continue;
             };
             let again = !pins.is_empty() && pins.contains(page);
-            if !again && pins.pages() * PAGE >= self.call_budget() && !pins.is_empty() {
+            if !again && !may_grow(runtime, pins, PageRange { start: page, end: range.end }) {
                 return Some(page.addr());
             }
             let pinned = match at.word.pin(access) {
@@ -129,10 +152,6 @@ impl Memory for Net {
     fn pin(&self, pins: &mut PinSet, addr: u64, len: u64, access: Access) -> u64 {
         let Some(runtime) = runtime() else { return len };
         let range = PageRange::covering(addr, len);
-        if runtime.forked.load(Ordering::Relaxed) {
-            fork::prepare(runtime, range);
-            return len;
-        }
         let end = self.pin_range(runtime, pins, range, access);
         if let Some(thread) = thread::current() {
             thread.held.note(pins, |page| runtime.engine.unpin(page));
@@ -141,21 +160,30 @@ impl Memory for Net {
     }
 
     fn unpin(&self, pins: &mut PinSet) {
-        if pins.is_empty() {
+        if pins.is_empty() && pins.granted() == 0 {
             return;
         }
         if Held::give_back(pins)
             && let Some(runtime) = runtime()
         {
             pins.runs().iter().flat_map(|run| run.iter()).for_each(|page| runtime.engine.unpin(page));
+            pins.give_grants();
         }
         pins.clear();
     }
 
     fn call_budget(&self) -> u64 {
-        let limit = runtime().map_or(0, |r| r.engine.frames.limit());
-        // A sixteenth of the limit: several threads at once leave the program memory to go on with.
-        (limit / 16).clamp(16, 1024) * PAGE
+        runtime().map_or(16, budget) * PAGE
+    }
+
+    fn keep(&self, addr: u64, len: u64) {
+        const MLOCK2: u64 = 325;
+        const MUNLOCK: u64 = 150;
+        const MLOCK_ONFAULT: u64 = 1;
+        let Some(runtime) = runtime().filter(|r| memory::any_managed(r, PageRange::covering(addr, len))) else { return };
+        // Locked memory is not managed; that it is locked too is of no use here, and may be refused.
+        memory::call(runtime, MLOCK2, &[addr, len, MLOCK_ONFAULT, 0, 0, 0]);
+        self.raw(MUNLOCK, &[addr, len, 0, 0, 0, 0]);
     }
 
     #[inline]
@@ -164,23 +192,47 @@ impl Memory for Net {
         unsafe { syscall(nr, *args) }
     }
 
+    fn raw_with_mask(&self, nr: u64, args: &Args, wanted: u64) -> i64 {
+        signals::waits::with_mask(nr, args, SigSet(wanted))
+    }
+
     fn is_own_fd(&self, fd: u64) -> bool {
         self.own_fds().binary_search(&(fd as i32)).is_ok()
     }
 
     fn own_fds(&self) -> &[i32] {
-        runtime().map_or(&[], |r| &r.own_fds)
+        runtime().map_or(&[], |r| r.own_fds())
     }
+}
+
+/// Pages that one call may pin: a sixteenth of the limit.
+fn budget(runtime: &Runtime) -> u64 {
+    (runtime.engine.frames.limit() / 16).clamp(16, 1024)
+}
+
+/// Whether `pins` may have one more page, the first of `rest`.
+#[inline]
+fn may_grow(runtime: &Runtime, pins: &mut PinSet, rest: PageRange) -> bool {
+    if pins.pages() < share::FREE || pins.is_lasting() {
+        return true;
+    }
+    let budget = budget(runtime);
+    pins.pages() < budget && pins.may_grow(rest.len().min(budget - pins.pages()), share::most(runtime.engine.frames.limit()))
 }
 
 /// Brings a page in and pins it. Signals are blocked: a handler of the program must not run while we own the page.
 #[cold]
 fn bring(runtime: &Runtime, page: Page, access: Access) -> bool {
+    own_threads::ensure(runtime);
     let answer = uninterrupted(|| match thread::current().or_else(|| thread::adopt(false)) {
         Some(thread) => runtime.engine.pin(page, access, thread.core, thread.buffer()),
         None => Ok(false),
     });
-    answer.unwrap_or_else(|why| fault::fail(page, why))
+    // The call finds the page absent: EFAULT, as when the kernel cannot swap a page in.
+    answer.unwrap_or_else(|why| {
+        fault::tell(runtime, page, why, Needed::ByCall);
+        false
+    })
 }
 
 /// Makes managed pages present and writable for a moment, without keeping them.
@@ -246,9 +298,8 @@ pub fn touch_robust_list() {
     }
 }
 
-/// The thread ends: neither its alternate stack need stay, nor what calls have pinned that it has left by a jump.
+/// The thread ends: what calls have pinned that it has left by a jump need not stay.
 pub fn unpin_all(thread: &mut Thread) {
-    net().unpin(&mut thread.stack_pins);
     if let Some(runtime) = runtime() {
         thread.held.release_all(|page| runtime.engine.unpin(page));
     }

@@ -34,6 +34,9 @@
 
 use super::entry::{farshore_entry, raw};
 use super::stubs::{self, STUB_HEAD, STUB_SIZE, StubBytes, Stubs};
+use core::arch::x86_64::{
+    __m128i, _mm_and_si128, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_or_si128, _mm_set1_epi8,
+};
 use iced_x86::{Decoder, DecoderOptions, Encoder, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use std::ops::Range;
 
@@ -92,9 +95,10 @@ pub unsafe fn patch(names: &[&str]) -> PatchReport {
         for text in &image.texts {
             // SAFETY: a readable, executable mapping of a library, which is not unmapped while the process starts.
             let bytes = unsafe { std::slice::from_raw_parts(text.start as *const u8, (text.end - text.start) as usize) };
-            let plans = plan(&Text { start: text.start, bytes }, &image.functions, &mut report);
-            // SAFETY: one thread, the caller says; the plans are for this text.
-            unsafe { apply(text, &plans, &mut stubs, &mut report) };
+            let text = Text { start: text.start, bytes };
+            let plans = plan(&text, &image.functions, &mut report);
+            // SAFETY: one thread, the caller says; the plans are for this text, which is mapped where it says.
+            unsafe { apply(&text, &plans, &mut stubs, &mut report) };
         }
     }
     report.left = report.restorers + report.indirect + report.windowless + report.unreachable + report.refused;
@@ -161,14 +165,15 @@ fn images(maps: &str, names: &[&str]) -> Vec<Image> {
 
 /// Reads the program headers of the library that begins at `first`.
 fn image(first: &Mapping<'_>, mappings: &[Mapping<'_>]) -> Option<Image> {
-    let memory = Memory { mappings, path: first.path };
+    let mappings: Vec<&Mapping<'_>> = mappings.iter().filter(|mapping| mapping.path == first.path).collect();
+    let memory = Memory { mappings };
     let base = first.range.start;
     if memory.bytes(base, 6)? != *b"\x7fELF\x02\x01" {
         return None;
     }
     let headers = base + memory.u64(base + 0x20)?;
     let (size, count) = (u64::from(memory.u16(base + 0x36)?), u64::from(memory.u16(base + 0x38)?));
-    let (mut texts, mut functions, mut bias) = (Vec::new(), None, None);
+    let (mut texts, mut table, mut bias) = (Vec::new(), None, None);
     for header in (0..count).map(|index| headers + index * size) {
         let (kind, flags) = (memory.u32(header)?, memory.u32(header + 4)?);
         let (address, length) = (memory.u64(header + 16)?, memory.u64(header + 32)?);
@@ -176,11 +181,12 @@ fn image(first: &Mapping<'_>, mappings: &[Mapping<'_>]) -> Option<Image> {
         let start = bias.wrapping_add(address);
         match kind {
             PT_LOAD if flags & PF_X != 0 && memory.executable(start, length) => texts.push(start..start + length),
-            PT_GNU_EH_FRAME => functions = Functions::read(&memory, start),
+            PT_GNU_EH_FRAME => table = Some(start),
             _ => {}
         }
     }
-    Some(Image { texts, functions: functions? })
+    let functions = Functions::read(&memory, table?, &texts)?;
+    Some(Image { texts, functions })
 }
 
 const PT_LOAD: u32 = 1;
@@ -189,14 +195,13 @@ const PF_X: u32 = 1;
 
 /// The memory of one library: reads what is mapped readable from its file, and nothing else.
 struct Memory<'a> {
-    mappings: &'a [Mapping<'a>],
-    path: &'a str,
+    mappings: Vec<&'a Mapping<'a>>,
 }
 
 impl Memory<'_> {
     fn mapped(&self, start: u64, length: u64, permissions: &str) -> bool {
-        let inside = |mapping: &Mapping<'_>| mapping.range.contains(&start) && mapping.range.end - start >= length;
-        self.mappings.iter().any(|m| m.path == self.path && inside(m) && m.permissions.starts_with(permissions))
+        let inside = |mapping: &&Mapping<'_>| mapping.range.contains(&start) && mapping.range.end - start >= length;
+        self.mappings.iter().any(|m| inside(m) && m.permissions.starts_with(permissions))
     }
 
     fn executable(&self, start: u64, length: u64) -> bool {
@@ -238,25 +243,39 @@ const PE_DATAREL_SDATA4: u8 = 0x3b;
 const PE_PCREL_SDATA4: u8 = 0x1b;
 
 impl Functions {
-    fn read(memory: &Memory<'_>, table: u64) -> Option<Functions> {
+    /// The functions of `texts` that the table names. Functions without the bytes of a `syscall` are of no interest, and are
+    /// most of them: so the bytes are looked for first, and then the functions that they are in.
+    fn read(memory: &Memory<'_>, table: u64, texts: &[Range<u64>]) -> Option<Functions> {
         let [version, _, count, entries] = *memory.bytes(table, 4)? else { return None };
         if (version, count, entries) != (1, PE_UDATA4, PE_DATAREL_SDATA4) {
             return None;
         }
         let count = u64::from(memory.u32(table + 8)?);
-        let rows = memory.bytes(table + 12, count * 8)?;
-        let word = |bytes: &[u8]| i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        let at = |offset: i32| table.wrapping_add_signed(i64::from(offset));
-        let functions = rows.chunks_exact(8).filter_map(|row| {
-            let (start, entry) = (at(word(row)), at(word(&row[4..])));
-            // Functions without the bytes of a syscall are of no interest: do not read on for them.
-            let length = u64::from(memory.u32(entry + 12)?);
-            let code = memory.bytes(start, length)?;
-            code.windows(2).any(|pair| pair == SYSCALL).then_some(())?;
-            let plain = plain_entry(memory, entry, start)?;
-            plain.then_some(start..start + length)
-        });
-        Some(Functions(functions.collect()))
+        // Function and description, in the order of functions.
+        let (rows, _) = memory.bytes(table + 12, count * 8)?.as_chunks::<8>();
+        let at = |word: &[u8]| {
+            let offset = word.first_chunk().map_or(0, |word| i32::from_le_bytes(*word));
+            table.wrapping_add_signed(i64::from(offset))
+        };
+        let mut functions: Vec<Range<u64>> = Vec::new();
+        for text in texts {
+            let Some(bytes) = memory.bytes(text.start, text.end - text.start) else { continue };
+            each_match(bytes, is_syscall, |offset| {
+                let site = text.start + offset as u64;
+                let next = rows.partition_point(|row| at(row) <= site);
+                let Some(row) = next.checked_sub(1).and_then(|last| rows.get(last)) else { return };
+                let (start, entry) = (at(row), at(&row[4..]));
+                if functions.last().is_some_and(|last| last.start == start) {
+                    return;
+                }
+                let length = u64::from(memory.u32(entry + 12).unwrap_or(0));
+                let holds = site + SYSCALL.len() as u64 <= start + length && memory.bytes(start, length).is_some();
+                if holds && plain_entry(memory, entry, start) == Some(true) {
+                    functions.push(start..start + length);
+                }
+            });
+        }
+        Some(Functions(functions))
     }
 }
 
@@ -314,9 +333,8 @@ impl Text<'_> {
 }
 
 /// Whole instructions around a `syscall`.
+#[derive(Clone)]
 struct Window {
-    before: Vec<Instruction>,
-    after: Vec<Instruction>,
     range: Range<u64>,
     /// Behind the `syscall`.
     site: u64,
@@ -332,11 +350,21 @@ impl Window {
 /// What the functions of a text say about it.
 #[derive(Default)]
 struct Code {
-    /// For each site that may be patched, its possible windows, the best first.
-    choices: Vec<Vec<Window>>,
+    /// Sites that may be patched, and the possible windows of each, the best first.
+    sites: usize,
+    choices: Vec<Window>,
     /// Functions that were decoded, in order, and the targets of all jumps and calls in them.
     decoded: Vec<Range<u64>>,
     targets: Vec<u64>,
+    /// Those of the function that is being read.
+    instructions: Vec<Instruction>,
+}
+
+impl Code {
+    /// The windows of each site that has any.
+    fn choices_by_site(choices: &[Window]) -> impl Iterator<Item = &[Window]> {
+        choices.chunk_by(|one, other| one.site == other.site)
+    }
 }
 
 /// How many instructions before and after the `syscall`, the best first.
@@ -352,8 +380,8 @@ fn plan(text: &Text<'_>, functions: &Functions, report: &mut PatchReport) -> Vec
     }
     let targets = targets_inside(text, &mut code);
     let mut chosen: Vec<Window> = Vec::new();
-    for windows in code.choices {
-        let free = |window: &Window| {
+    for windows in Code::choices_by_site(&code.choices) {
+        let free = |window: &&Window| {
             let hit = targets.partition_point(|&target| target < window.range.start + 1);
             let jumped_into = targets.get(hit).is_some_and(|target| window.inside().contains(target));
             // Sites of one function come in order, and functions do not overlap; so only the last can be in the way.
@@ -364,18 +392,18 @@ fn plan(text: &Text<'_>, functions: &Functions, report: &mut PatchReport) -> Vec
                 .any(|other| other.range.start < window.range.end && window.range.start < other.range.end);
             !jumped_into && !overlaps
         };
-        match windows.into_iter().find(free) {
-            Some(window) => chosen.push(window),
-            None => report.windowless += 1,
-        }
+        chosen.extend(windows.iter().find(free).cloned());
     }
+    report.windowless += code.sites - chosen.len();
     chosen
 }
 
 /// Adds the sites of a function to `code`, and counts them.
 fn read_function(function: &Range<u64>, bytes: &[u8], code: &mut Code, report: &mut PatchReport) {
-    let decoder = Decoder::with_ip(64, bytes, function.start, DecoderOptions::NONE);
-    let instructions: Vec<Instruction> = decoder.into_iter().collect();
+    let mut decoder = Decoder::with_ip(64, bytes, function.start, DecoderOptions::NONE);
+    let instructions = &mut code.instructions;
+    instructions.clear();
+    instructions.extend(decoder.iter());
     if instructions.iter().any(Instruction::is_invalid) {
         return;
     }
@@ -383,17 +411,18 @@ fn read_function(function: &Range<u64>, bytes: &[u8], code: &mut Code, report: &
     let direct = instructions.iter().filter(|i| matches!(i.op0_kind(), OpKind::NearBranch64 | OpKind::NearBranch32));
     code.targets.extend(direct.map(Instruction::near_branch_target));
     let is_site = |index: &usize| instructions[*index].mnemonic() == Mnemonic::Syscall;
-    let sites: Vec<usize> = (0..instructions.len()).filter(is_site).collect();
-    report.sites += sites.len();
+    let sites = (0..instructions.len()).filter(is_site);
+    report.sites += sites.clone().count();
     if instructions.iter().any(|instruction| instruction.flow_control() == FlowControl::IndirectBranch) {
-        report.indirect += sites.len();
+        report.indirect += sites.count();
         return;
     }
     for site in sites {
         if sets_sigreturn(&instructions[..site]) {
             report.restorers += 1;
         } else {
-            code.choices.push(SHAPES.iter().filter_map(|&shape| window(&instructions, site, shape)).collect());
+            code.sites += 1;
+            code.choices.extend(SHAPES.iter().filter_map(|&shape| window(instructions, site, shape)));
         }
     }
 }
@@ -418,7 +447,7 @@ fn window(instructions: &[Instruction], site: usize, (before, after): (usize, us
     if range.end - range.start < JUMP_LENGTH as u64 || !before.iter().chain(after).all(is_movable) {
         return None;
     }
-    Some(Window { before: before.to_vec(), after: after.to_vec(), range, site: instructions[site].next_ip() })
+    Some(Window { range, site: instructions[site].next_ip() })
 }
 
 fn is_movable(instruction: &Instruction) -> bool {
@@ -446,8 +475,10 @@ fn targets_inside(text: &Text<'_>, code: &mut Code) -> Vec<u64> {
         }
     };
     far_jumps(text.bytes, &mut check);
+    let mut done = 0;
     for span in &spans.sorted {
-        let sources = span.start.saturating_sub(SHORT_JUMP)..(span.end + SHORT_JUMP).min(text.bytes.len());
+        let sources = span.start.saturating_sub(SHORT_JUMP).max(done)..(span.end + SHORT_JUMP).min(text.bytes.len());
+        done = done.max(sources.end);
         short_jumps(text.bytes, sources, &mut check);
     }
     targets.sort_unstable();
@@ -467,13 +498,13 @@ struct Spans {
 }
 
 impl Spans {
-    fn of(text: &Text<'_>, choices: &[Vec<Window>]) -> Spans {
-        let span = |windows: &Vec<Window>| {
+    fn of(text: &Text<'_>, choices: &[Window]) -> Spans {
+        let span = |windows: &[Window]| {
             let start = windows.iter().map(|window| window.inside().start).min()?;
             let end = windows.iter().map(|window| window.inside().end).max()?;
             Some((start - text.start) as usize..(end - text.start) as usize)
         };
-        let mut sorted: Vec<Range<usize>> = choices.iter().filter_map(span).collect();
+        let mut sorted: Vec<Range<usize>> = Code::choices_by_site(choices).filter_map(span).collect();
         sorted.sort_unstable_by_key(|span| span.start);
         let mut near = vec![0; text.bytes.len() / NEAR / 64 + 1];
         for piece in sorted.iter().flat_map(|span| span.start / NEAR..=span.end / NEAR) {
@@ -500,54 +531,119 @@ fn far_jumps(bytes: &[u8], check: &mut impl FnMut(usize, usize)) {
             check(at, (distance + 4).wrapping_add_signed(i32::from_le_bytes([a, b, c, d]) as isize));
         }
     };
-    let mut consider = |at: usize| match (bytes[at], bytes.get(at + 1)) {
+    let consider = |at: usize| match (bytes[at], bytes.get(at + 1)) {
         (0xe8 | 0xe9, _) => far(at, at + 1),
         (0x0f, Some(0x80..=0x8f)) | (0xc7, Some(0xf8)) => far(at, at + 2),
         _ => {}
     };
-    // Megabytes of text at every start of a program: sort out most of it 16 bytes at a time.
-    let (blocks, rest) = bytes.as_chunks::<16>();
-    for (index, block) in blocks.iter().enumerate() {
-        // SAFETY: SSE2 is part of x86-64.
-        let mut hits = unsafe { openers(block) };
-        while hits != 0 {
-            consider(index * 16 + hits.trailing_zeros() as usize);
-            hits &= hits - 1;
-        }
-    }
-    (bytes.len() - rest.len()..bytes.len()).for_each(consider);
-}
-
-/// A bit for each byte with which a far jump can begin.
-#[target_feature(enable = "sse2")]
-fn openers(block: &[u8; 16]) -> u32 {
-    use core::arch::x86_64::{_mm_and_si128, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_or_si128, _mm_set1_epi8};
-    // SAFETY: reads the 16 bytes of the block.
-    let bytes = unsafe { _mm_loadu_si128(block.as_ptr().cast()) };
-    let equal = |bytes, byte: u8| _mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte as i8));
-    let near = equal(_mm_and_si128(bytes, _mm_set1_epi8(0xfe_u8 as i8)), 0xe8);
-    _mm_movemask_epi8(_mm_or_si128(near, _mm_or_si128(equal(bytes, 0x0f), equal(bytes, 0xc7)))) as u32
+    each_match(bytes, is_far_jump, consider);
 }
 
 /// All that could be a short jump, a `loop` or a `jrcxz`.
 fn short_jumps(bytes: &[u8], sources: Range<usize>, check: &mut impl FnMut(usize, usize)) {
-    for at in sources {
-        if let (0x70..=0x7f | 0xe0..=0xe3 | 0xeb, Some(&distance)) = (bytes[at], bytes.get(at + 1)) {
+    let Some(part) = bytes.get(sources.clone()) else { return };
+    each_match(part, is_short_jump, |offset| {
+        let at = sources.start + offset;
+        if let Some(&distance) = bytes.get(at + 1) {
             check(at, (at + 2).wrapping_add_signed(isize::from(distance as i8)));
         }
+    });
+}
+
+/// Bytes that are looked at together: a bit each of a word.
+const BLOCK: usize = 64;
+
+/// Calls `found` for each offset at which `opens` finds what it looks for. Megabytes of text are searched at every start of
+/// a program, so `opens` sees 16 bytes at a time, with those that follow each; and hits, which come at random, are taken from
+/// a word with many of them, since the processor guesses wrong at the end of each word.
+#[inline(always)]
+fn each_match(bytes: &[u8], opens: impl Fn(__m128i, __m128i) -> __m128i, mut found: impl FnMut(usize)) {
+    let hits = |block: &[u8; BLOCK + 1]| {
+        let mut hits = 0;
+        for part in 0..BLOCK / 16 {
+            // SAFETY: the block holds 16 bytes from there on.
+            let here = unsafe { _mm_loadu_si128(block.as_ptr().add(part * 16).cast()) };
+            // SAFETY: and one more.
+            let next = unsafe { _mm_loadu_si128(block.as_ptr().add(part * 16 + 1).cast()) };
+            // SAFETY: SSE2 is part of x86-64.
+            let bits = unsafe { _mm_movemask_epi8(opens(here, next)) } as u64;
+            hits |= bits << (part * 16);
+        }
+        hits
+    };
+    let mut each = |at: usize, mut hits: u64| {
+        while hits != 0 {
+            found(at + hits.trailing_zeros() as usize);
+            hits &= hits - 1;
+        }
+    };
+    let mut at = 0;
+    while let Some(block) = bytes.get(at..).and_then(|rest| rest.first_chunk()) {
+        each(at, hits(block));
+        at += BLOCK;
     }
+    // What is left has 64 bytes at most; behind it are zeros, which are nobody's second byte.
+    let rest = &bytes[at..];
+    let mut block = [0; BLOCK + 1];
+    block[..rest.len()].copy_from_slice(rest);
+    let valid = 1_u64.checked_shl(rest.len() as u32).map_or(u64::MAX, |bit| bit - 1);
+    each(at, hits(&block) & valid);
+}
+
+/// `0f 05`.
+#[inline(always)]
+fn is_syscall(here: __m128i, next: __m128i) -> __m128i {
+    both(equal(here, SYSCALL[0]), equal(next, SYSCALL[1]))
+}
+
+/// `e8`, `e9`; `0f 8x`; `c7 f8`.
+#[inline(always)]
+fn is_far_jump(here: __m128i, next: __m128i) -> __m128i {
+    let conditional = both(equal(here, 0x0f), equal(masked(next, 0xf0), 0x80));
+    let begin = both(equal(here, 0xc7), equal(next, 0xf8));
+    either(equal(masked(here, 0xfe), 0xe8), either(conditional, begin))
+}
+
+/// `7x`, `e0` to `e3`, `eb`.
+#[inline(always)]
+fn is_short_jump(here: __m128i, _next: __m128i) -> __m128i {
+    either(equal(masked(here, 0xf0), 0x70), either(equal(masked(here, 0xfc), 0xe0), equal(here, 0xeb)))
+}
+
+#[inline(always)]
+fn equal(bytes: __m128i, byte: u8) -> __m128i {
+    // SAFETY: SSE2 is part of x86-64.
+    unsafe { _mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte as i8)) }
+}
+
+#[inline(always)]
+fn masked(bytes: __m128i, mask: u8) -> __m128i {
+    // SAFETY: SSE2 is part of x86-64.
+    unsafe { _mm_and_si128(bytes, _mm_set1_epi8(mask as i8)) }
+}
+
+#[inline(always)]
+fn both(one: __m128i, other: __m128i) -> __m128i {
+    // SAFETY: SSE2 is part of x86-64.
+    unsafe { _mm_and_si128(one, other) }
+}
+
+#[inline(always)]
+fn either(one: __m128i, other: __m128i) -> __m128i {
+    // SAFETY: SSE2 is part of x86-64.
+    unsafe { _mm_or_si128(one, other) }
 }
 
 // ---- doing it -----------------------------------------------------------------------------------------------------
 
 /// # Safety
-/// As for [`patch`]; `windows` are of the text at `range`.
-unsafe fn apply(range: &Range<u64>, windows: &[Window], stubs: &mut Stubs, report: &mut PatchReport) {
+/// As for [`patch`]; `windows` are of `whole`, which is mapped where it says.
+unsafe fn apply(whole: &Text<'_>, windows: &[Window], stubs: &mut Stubs, report: &mut PatchReport) {
     let (Some(first), Some(last)) = (windows.iter().map(|w| w.range.start).min(), windows.iter().map(|w| w.range.end).max())
     else {
         return;
     };
-    debug_assert!(range.start <= first && last <= range.end);
+    debug_assert!(whole.slice(&(first..last)).is_some());
     let text = first & !0xfff..(last + 0xfff) & !0xfff;
     let room = stubs::start()..stubs::start() + stubs::LENGTH;
     // SAFETY: nothing but stubs is in the room, and no site leads to one while it is not executable: below.
@@ -559,7 +655,7 @@ unsafe fn apply(range: &Range<u64>, windows: &[Window], stubs: &mut Stubs, repor
     }
     let mut jumps = Vec::with_capacity(windows.len());
     for window in windows {
-        match stubs.next_address().and_then(|address| Some((address, stub(window, address)?))) {
+        match stubs.next_address().and_then(|address| Some((address, stub(whole, window, address)?))) {
             Some((address, bytes)) => {
                 // SAFETY: the room was made writable above.
                 unsafe { stubs.push(&bytes) };
@@ -638,33 +734,41 @@ impl Writer {
         self.push(&displacement.to_le_bytes())
     }
 
-    fn push_moved(&mut self, instruction: &Instruction) -> Option<()> {
-        if instruction.is_ip_rel_memory_operand() {
-            let mut encoder = Encoder::new(64);
-            encoder.encode(instruction, self.here()).ok()?;
-            return self.push(&encoder.take_buffer());
+    /// The instructions of `range`, which begins and ends with whole ones.
+    fn push_moved(&mut self, text: &Text<'_>, range: Range<u64>) -> Option<()> {
+        let mut left = text.slice(&range)?;
+        let mut decoder = Decoder::with_ip(64, left, range.start, DecoderOptions::NONE);
+        for instruction in decoder.iter() {
+            let (original, rest) = left.split_at_checked(instruction.len())?;
+            left = rest;
+            if instruction.is_ip_rel_memory_operand() {
+                let mut encoder = Encoder::new(64);
+                encoder.encode(&instruction, self.here()).ok()?;
+                self.push(&encoder.take_buffer())?;
+            } else {
+                self.push(original)?;
+            }
         }
-        // SAFETY: decoded from these bytes of the text, which have not been changed yet.
-        let original = unsafe { std::slice::from_raw_parts(instruction.ip() as *const u8, instruction.len()) };
-        self.push(original)
+        Some(())
     }
 }
 
-/// The stub for `window` at `address`. `None`: out of reach, or too long.
-fn stub(window: &Window, address: u64) -> Option<StubBytes> {
+/// The stub for `window` of `text` at `address`. `None`: out of reach, or too long.
+fn stub(text: &Text<'_>, window: &Window, address: u64) -> Option<StubBytes> {
     let mut writer = Writer { bytes: [INT3; STUB_SIZE], length: 0, address };
     // The jump to the stub is as far as the jump back, to within two stubs.
     i32::try_from((address.wrapping_sub(window.range.start) as i64).checked_add(0x1000)?).ok()?;
     writer.push(&window.site.to_le_bytes())?;
-    window.before.iter().try_for_each(|instruction| writer.push_moved(instruction))?;
+    writer.push_moved(text, window.range.start..window.site - SYSCALL.len() as u64)?;
     // lea rcx, [rip + resume]: the instructions after the call here, or libc at once if there are none.
     let leas_and_jump = 7 + 7 + JUMP_LENGTH as u64;
-    let resume = if window.after.is_empty() { window.range.end } else { writer.here() + leas_and_jump };
+    let follows = window.site < window.range.end;
+    let resume = if follows { writer.here() + leas_and_jump } else { window.range.end };
     writer.push_relative(&[0x48, 0x8d, 0x0d], resume)?;
     writer.push_relative(&[0x4c, 0x8d, 0x1d], window.site)?;
     writer.push_relative(&[0xe9], farshore_entry as *const () as u64)?;
-    if !window.after.is_empty() {
-        window.after.iter().try_for_each(|instruction| writer.push_moved(instruction))?;
+    if follows {
+        writer.push_moved(text, window.site..window.range.end)?;
         writer.push_relative(&[0xe9], window.range.end)?;
     }
     Some(writer.bytes)

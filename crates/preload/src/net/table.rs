@@ -7,14 +7,25 @@
 //! budget, [`super::calls`] has the calls that no rule describes. `docs/system-calls.md` is the table for people.
 //!
 //! The rules are generous: a page pinned too many costs nothing but time, a page too few is an `EFAULT` that the
-//! program would not have seen. Numbers above the table are calls that are newer than Farshore. They are passed
-//! through as they are.
+//! program would not have seen.
+//!
+//! # Numbers that are not in the table
+//!
+//! They get `ENOSYS`, whatever their arguments are. A call that is newer than Farshore could do anything: read structures
+//! with pointers inside (an `EFAULT` that the program would not have seen), move or drop mappings, or keep pages for
+//! later, as io_uring does, and write to them when they have long been evicted: wrong bytes, without an error. To
+//! refuse only those with an argument in managed memory would not do, since a structure on the stack may lead there, and a
+//! range may begin outside. A program that knows such a call must run on kernels that do not have it, and has a way
+//! without. Numbers with x32's bit are not in the table either: their structures are other ones.
 
 #[cfg(test)]
 #[path = "table/document.rs"]
 mod document;
 #[path = "table/entries.rs"]
 mod entries;
+#[cfg(test)]
+#[path = "table/special.rs"]
+mod special;
 
 /// What the kernel does with the memory behind a pointer argument.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -167,6 +178,8 @@ pub enum Special {
     Futex,
     /// `futex_waitv`, `futex_requeue`: an array of waiters (argument 0), counted by argument 1 or two.
     FutexArray,
+    /// `futex_wait`.
+    FutexWait,
     /// `ptrace`, by request.
     Ptrace,
     /// `bpf`, by the pointers in its structure.
@@ -191,7 +204,7 @@ pub enum Special {
     Pselect,
     /// `rt_sigsuspend`: likewise.
     Suspend,
-    /// `seccomp`: refused, but with `EINVAL`.
+    /// `seccomp`: installed if it lets our own calls pass.
     Seccomp,
     /// `process_vm_readv`, `process_vm_writev`: on the program itself done by copying.
     ProcessVm(Flow),
@@ -227,8 +240,10 @@ pub enum Kind {
     Special(Special),
     /// Handled by another part of the net.
     Elsewhere(Area),
-    /// The kernel keeps the pointer; passed through, and why that is right.
-    Kept(&'static str),
+    /// The kernel keeps the pointer: the pages behind it stop being managed, and what the kernel does with them.
+    Kept(Ptr, &'static str),
+    /// Passed through although it has an address, and why that is right.
+    Passed(&'static str),
     /// Answered with `ENOSYS`, and why.
     Refused(&'static str),
     /// Linux has no such call any more: passed through, the kernel answers `ENOSYS`.
@@ -247,7 +262,7 @@ pub struct Entry {
 /// One more than the highest number in the table.
 pub const COUNT: usize = 472;
 
-const UNASSIGNED: Entry = Entry { name: "", kind: Kind::NoPointers };
+const UNASSIGNED: Entry = Entry { name: "", kind: Kind::Refused("there is no such call") };
 
 static TABLE: [Entry; COUNT] = build();
 
@@ -268,7 +283,7 @@ const fn build() -> [Entry; COUNT] {
 /// The entry of call `nr`; `None` if the number is not assigned or newer than the table.
 #[inline]
 pub fn lookup(nr: u64) -> Option<&'static Entry> {
-    // An unassigned number is `NoPointers`, so the fast path need not ask for its name.
+    // An unassigned number is refused by its entry, so the fast path need not ask for its name.
     TABLE.get(usize::try_from(nr).ok()?)
 }
 

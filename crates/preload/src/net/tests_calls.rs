@@ -5,7 +5,9 @@
 
 use super::super::buffers::fake::Fake;
 use super::exec::{ExecImage, Note, RUNNING, child_is_gone};
+use super::follow::{Plan, Start};
 use super::*;
+use farshore_config::{Options, Size, SwapSpec};
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -91,8 +93,59 @@ fn answers_that_need_no_kernel() {
     for nr in [libc::SYS_mmap, libc::SYS_clone3, libc::SYS_rt_sigaction, libc::SYS_exit_group] {
         assert!(dispatch(&fake, nr as u64, &[0; 6]).is_none());
     }
-    assert_eq!(fake.call(5000, &[0; 6]), errno(libc::ENOSYS));
-    assert_eq!(fake.calls().len(), 1);
+    // Newer than the table, unassigned, x32's write, and what programs use to ask for nothing.
+    for nr in [5000, 400, 1 << 30 | 1, 0xffff_ffff] {
+        assert_eq!(fake.call(nr, &[1, fake.base(), 1]), errno(libc::ENOSYS), "{nr:#x}");
+    }
+    assert!(fake.calls().is_empty());
+}
+
+#[test]
+fn what_the_kernel_keeps_stops_being_managed() {
+    let fake = Fake::new(4, BUDGET);
+    let list = fake.base() + 4096 - 8;
+    // Refused by the kernel (a size that is none), so that the test's own thread keeps what it has.
+    assert_eq!(fake.call(libc::SYS_set_robust_list, &[list, 1]), errno(libc::EINVAL));
+    assert_eq!(fake.call(libc::SYS_rseq, &[list, 32, 77, 0]), errno(libc::EINVAL));
+    assert_eq!(fake.kept(), [(list, 24), (list, 32)]);
+}
+
+#[test]
+fn answers_of_a_failed_call_come_out_of_scratch_memory() {
+    // One page a call: a structure on two pages goes through scratch memory.
+    let fake = Fake::new(4, 4096);
+    let at = fake.base() + 4096 - 4;
+    // A size that the kernel does not know: it answers with the one that it does.
+    fake.put(at, &4000u32.to_ne_bytes());
+    fake.put(at + 4000 - 1, &[1]);
+    assert_eq!(fake.call(libc::SYS_sched_setattr, &[0, at, 0]), errno(libc::E2BIG));
+    let size = u32::from_ne_bytes(fake.get(at, 4).try_into().expect("four bytes"));
+    assert!((48..4000).contains(&size), "{size}");
+    assert_eq!(fake.get(at + 4000 - 1, 1), [1], "what the kernel left alone is as it was");
+}
+
+#[test]
+fn devices_do_not_get_memory() {
+    let fake = Fake::new(4, BUDGET);
+    let at = fake.base() + 4096 - 12;
+    // Four buffers of the program's own memory (2), then of the device's (1).
+    fake.put(at, &[4, 0, 0, 0, 1, 0, 0, 0, 2]);
+    for request in [0xc014_5608, 0xc100_565c] {
+        assert_eq!(fake.call(libc::SYS_ioctl, &[0, request, at]), errno(libc::EINVAL));
+    }
+    assert_eq!(fake.call(libc::SYS_ioctl, &[0, 0xc018_1b01, at]), errno(libc::ENOSYS));
+    assert_eq!(fake.call(libc::SYS_setsockopt, &[0, 283, 4, at, 32]), errno(libc::ENOPROTOOPT));
+    assert!(fake.calls().is_empty());
+}
+
+#[test]
+fn a_policy_is_asked_for_an_absent_page() {
+    let fake = Fake::new(4, BUDGET);
+    let (node, page) = (fake.base() + 4096 - 2, fake.base() + 2 * 4096);
+    fake.put(page, &[1]);
+    // MPOL_F_NODE | MPOL_F_ADDR: on which node the page is.
+    let result = fake.call(libc::SYS_get_mempolicy, &[node, 0, 0, page, 3]);
+    assert!(result == 0 || result == errno(libc::ENOSYS), "{result}");
 }
 
 #[test]
@@ -371,23 +424,108 @@ fn a_failed_exec_leaves_nothing() {
 }
 
 #[test]
-fn an_exec_image_can_carry_more_environment() {
+fn an_exec_image_holds_copies_and_room() {
     let fake = Fake::new(50, BUDGET);
     let mut places = Places::new(&fake);
     let path = places.text("/bin/true");
     let old = places.text("A=1");
-    let envp = places.words(&[old, 0]);
-    let image = ExecImage::new(&fake, path, 0, envp, &[b"B=22", b"C=333"]).expect("an image");
-    assert_eq!(image.argv, 0);
-    let word = |at: u64| u64::from_ne_bytes(fake.get(at, 8).try_into().expect("8 bytes"));
-    let texts: Vec<Vec<u8>> = (0..3).map(|n| fake.get(word(image.envp + n * 8), 6)).collect();
-    assert_eq!(&texts[0][..4], b"A=1\0");
-    assert_eq!(&texts[1][..5], b"B=22\0");
-    assert_eq!(texts[2], b"C=333\0");
-    assert_eq!(word(image.envp + 24), 0);
-    assert!(image.mapping().1 > 0);
-    let image = ExecImage::new(&fake, path, 0, 0, &[]).expect("an image");
+    let envp = places.words(&[old, 4096, 0]);
+    let mut image = ExecImage::new(&fake, path, 0, envp, |entries, bytes| entries * 1000 + bytes).expect("an image");
+    assert_eq!((image.argv, image.env_entries), (0, 2));
+    // One pointer for the argument that the kernel makes up.
+    assert_eq!(image.counted, 10 + 4 + 3 * 8);
+    let (path, envp) = (image.path, image.envp);
+    let (copies, _, room) = image.with_room();
+    assert_eq!(room.len(), 2004);
+    assert!(room.iter().all(|byte| *byte == 0));
+    assert_eq!(copies.text(path), Some(c"/bin/true"));
+    let entries: Vec<Option<u64>> = (0..3).map(|index| copies.word(envp + index * 8)).collect();
+    assert_eq!(copies.text(entries[0].expect("an entry")), Some(c"A=1"));
+    // What cannot be read stays what it is, for the kernel to refuse.
+    assert_eq!(entries[1..], [Some(4096), Some(0)]);
+    assert_eq!((copies.text(4096), copies.word(4096), copies.text(envp - 8000)), (None, None, None));
+    assert!(image.mapping().1 > 2004);
+    let image = ExecImage::new(&fake, path, 0, 0, |_, _| 0).expect("an image");
     assert_eq!((image.argv, image.envp), (0, 0));
+}
+
+/// How a program starts that is executed with this environment: the whole environment that the kernel would get.
+fn started(plan: &'static Plan, path: &str, environment: Option<&[&str]>, is_first: bool) -> Result<Vec<String>, Start> {
+    let fake = Fake::new(50, BUDGET);
+    let mut places = Places::new(&fake);
+    let path = places.text(path);
+    let envp = environment.map_or(0, |entries| {
+        let mut words: Vec<u64> = entries.iter().map(|entry| places.text(entry)).collect();
+        words.push(0);
+        places.words(&words)
+    });
+    let mut image = ExecImage::new(&fake, path, 0, envp, |entries, bytes| plan.room(entries, bytes)).expect("an image");
+    let envp = match plan.start(&mut image, libc::AT_FDCWD, 0, is_first) {
+        Start::Followed { envp, .. } => envp,
+        other => return Err(other),
+    };
+    let words = (0..).map(|index| u64::from_ne_bytes(fake.get(envp + index * 8, 8).try_into().expect("8 bytes")));
+    let text = |addr: u64| {
+        let bytes: Vec<u8> = (0..).map(|at| fake.get(addr + at, 1)[0]).take_while(|byte| *byte != 0).collect();
+        String::from_utf8(bytes).expect("plain")
+    };
+    Ok(words.take_while(|word| *word != 0).map(text).collect())
+}
+
+/// A plan whose library is a file of this test's.
+fn plan(name: &str) -> (&'static Plan, String) {
+    let library = std::env::temp_dir().join(format!("farshore-plan-{}-{name}.so", std::process::id()));
+    std::fs::write(&library, "").expect("the temporary directory is writable");
+    let mut options = Options::new(Size::mib(64), SwapSpec::Dir("/var/tmp".into()));
+    options.stats = Some("/stats.json".parse().expect("a file"));
+    (Box::leak(Box::new(Plan::new(&library, &options).expect("a plan"))), library.to_str().expect("plain").to_owned())
+}
+
+#[test]
+fn a_followed_program_gets_our_variables_and_all_that_it_was_given() {
+    let (plan, library) = plan("variables");
+    let options = |is_first| {
+        let all = started(plan, "/bin/sh", None, is_first).expect("it is followed");
+        assert_eq!(all[0], format!("LD_PRELOAD={library}"));
+        assert_eq!(all.len(), 2);
+        all[1].strip_prefix("FARSHORE_OPTIONS=").map(|text| Options::from_json(text).expect("the library could read it"))
+    };
+    let (becomes, starts) = (options(true).expect("options"), options(false).expect("options"));
+    assert!(becomes.followed && becomes.stats.is_some());
+    assert!(starts.followed && starts.stats.is_none());
+    let json = format!("FARSHORE_OPTIONS={}", starts.to_json());
+    let preload = |rest: &str| format!("LD_PRELOAD={library}{rest}");
+    for (given, expected) in [
+        (&["A=1", "A=2", "", "odd"][..], vec!["A=1", "A=2", "", "odd", &preload(""), &json]),
+        (&["LD_PRELOAD=/x.so", "B=2"], vec![&preload(":/x.so"), "B=2", &json, "FARSHORE_OLD_PRELOAD=/x.so"]),
+        (&["A=1", "LD_PRELOAD="], vec!["A=1", &preload(":"), &json, "FARSHORE_OLD_PRELOAD="]),
+        (
+            &["LD_PRELOAD=/a.so", "LD_PRELOAD=/b.so c.so", "LD_PRELOADED=1"],
+            vec!["LD_PRELOAD=/a.so", &preload(":/b.so c.so"), "LD_PRELOADED=1", &json, "FARSHORE_OLD_PRELOAD=/b.so c.so"],
+        ),
+    ] {
+        assert_eq!(started(plan, "/bin/sh", Some(given), false).expect("it is followed"), expected);
+    }
+    std::fs::remove_file(library).expect("it was there");
+}
+
+#[test]
+fn what_cannot_be_followed_starts_natively() {
+    let (plan, library) = plan("natively");
+    let of = |path: &str, environment: &[&str]| started(plan, path, Some(environment), false).expect_err("not followed");
+    assert!(matches!(of("/bin/sh", &["FARSHORE_OPTIONS={}"]), Start::Natively));
+    for path in ["/no/such/program", "/etc/passwd", "/dev/null", "/", ""] {
+        assert!(matches!(of(path, &["A=1"]), Start::Natively), "{path}");
+    }
+    assert!(started(plan, "/bin/sh", Some(&[]), false).is_ok());
+    // Another file under the library's name, then none.
+    let other = format!("{library}.new");
+    std::fs::write(&other, "").expect("it can be written");
+    std::fs::rename(&other, &library).expect("it can be renamed");
+    assert!(matches!(of("/bin/sh", &["A=1"]), Start::Unlike(_)));
+    std::fs::remove_file(library).expect("it was there");
+    assert!(matches!(of("/bin/sh", &["A=1"]), Start::Unlike(_)));
+    assert!(matches!(of("/etc/passwd", &["A=1"]), Start::Natively));
 }
 
 #[test]
@@ -399,7 +537,7 @@ fn what_a_vfork_child_leaves_is_unmapped() {
     let (child, other) = (4_000_001, 4_000_002);
     let others = Note::take(other, (0, 0)).expect("a free note");
     // As `call` does in the child, up to the point from which it does not come back.
-    let image = ExecImage::new(&fake, path, argv, 0, &[]).expect("an image");
+    let image = ExecImage::new(&fake, path, argv, 0, |_, _| 0).expect("an image");
     assert!(Note::take(child, image.mapping()).is_some());
     let mapping = image.mapping();
     std::mem::forget(image);

@@ -95,6 +95,8 @@ struct State {
     /// Scratch mappings.
     scratch: Vec<(u64, u64)>,
     calls: Vec<(u64, Args, i64)>,
+    /// What was to stop being managed: address and length.
+    kept: Vec<(u64, u64)>,
 }
 
 /// A piece of the arena with its pins. One thread.
@@ -158,6 +160,10 @@ impl Fake {
     /// The system calls that were made: number, arguments, result.
     pub fn calls(&self) -> Vec<(u64, Args, i64)> {
         self.state.borrow().calls.clone()
+    }
+    /// What was to stop being managed: address and length.
+    pub fn kept(&self) -> Vec<(u64, u64)> {
+        self.state.borrow().kept.clone()
     }
     /// Makes a call through the table.
     pub fn call(&self, nr: i64, args: &[u64]) -> i64 {
@@ -243,6 +249,12 @@ impl Memory for Fake {
     }
     fn call_budget(&self) -> u64 {
         self.budget
+    }
+    fn keep(&self, addr: u64, len: u64) {
+        self.state.borrow_mut().kept.push((addr, len));
+    }
+    fn raw_with_mask(&self, nr: u64, args: &Args, _wanted: u64) -> i64 {
+        self.raw(nr, args)
     }
     fn raw(&self, nr: u64, args: &Args) -> i64 {
         self.evict(&self.state.borrow());

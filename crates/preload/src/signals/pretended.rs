@@ -1,132 +1,89 @@
 //! What the program believes about signals that Farshore needs: which it has blocked, and which wait because of that.
 //!
-//! The kernel never blocks [`OURS`]. Each thread's *pretended* mask says which of them the program thinks blocked. It changes
-//! as the kernel's mask would:
+//! The kernel never blocks [`OURS`] (but for the time of `rt_sigtimedwait`, [`super::waits`]). Each thread's *pretended* mask says which
+//! of them the program thinks blocked. It changes as the kernel's mask would:
 //!
 //! * by `rt_sigprocmask`;
-//! * while a handler runs, by the action's mask. So handlers of the program start in [`farshore_handler`], which shows the
-//!   whole mask in the saved context, as natively, and takes it from there when the handler has returned (a handler may
-//!   change it there);
-//! * a handler that is left by `siglongjmp` restores it by `rt_sigprocmask`.
+//! * while a handler runs, by the action's mask: [`super::frame`] writes the whole mask to the saved context, as natively, and it is taken
+//!   from there when the handler has returned ([`settle`]; a handler may change it there);
+//! * a handler that is left by `siglongjmp` restores it by `rt_sigprocmask`;
+//! * for the time of a call that takes a mask ([`super::waits`]);
+//! * a new thread inherits it.
 //!
-//! A signal of ours that somebody *sends* while it is pretended to be blocked is kept here, and sent again, with all that it
-//! carried, when it is unblocked. As in the kernel, the first of a kind is kept. Unlike there, a signal for the process is not
-//! offered to other threads that have it unblocked, and `sigtimedwait` and `signalfd` do not see it.
+//! A signal of ours that somebody *sends* while the thread that the kernel chose pretends to block it: one for the process goes on
+//! to a thread that waits for it or has it unblocked; otherwise it waits here, and is sent again, with all that it carried, when somebody
+//! unblocks it. As in the kernel, the first of a kind is kept. A descriptor of `signalfd` does not see it.
 //!
 //! A *fault* whose signal is pretended to be blocked ends the process, as natively.
 
-use super::{OURS, SIGNALS};
-use crate::thread::{self, Thread};
-use core::arch::global_asm;
-use core::sync::atomic::{AtomicU64, Ordering};
+use super::{OURS, altstack};
+use crate::runtime::uninterrupted;
+use crate::thread::{self, Shared, Thread};
 use farshore_sys::lock::Mutex;
-use farshore_sys::raw::{getpid, gettid};
-use farshore_sys::signal::{self, SigInfo, SigSet, UContext};
+use farshore_sys::raw::{Errno, getpid, gettid};
+use farshore_sys::signal::{self, Action, SigInfo, SigSet, UContext, flags};
 
-// Called by the kernel as a handler: (signal, information, context), and returns to the restorer. An ordinary frame, told to
-// unwinders, so that exceptions and cancellation pass through it.
-global_asm!(
-    ".pushsection .text.farshore_handler, \"ax\", @progbits",
-    ".balign 16",
-    ".hidden farshore_handler",
-    ".globl farshore_handler",
-    ".type farshore_handler, @function",
-    "farshore_handler:",
-    ".cfi_startproc",
-    "push rbp",
-    ".cfi_def_cfa_offset 16",
-    ".cfi_offset rbp, -16",
-    "mov rbp, rsp",
-    ".cfi_def_cfa_register rbp",
-    "push rdx",
-    "push rdi",
-    "push rsi",
-    "sub rsp, 8",
-    "call {before}",
-    "mov rdi, [rbp - 16]",
-    "mov rsi, [rbp - 24]",
-    "mov rdx, [rbp - 8]",
-    "call rax",
-    "mov rdi, [rbp - 8]",
-    "call {after}",
-    "leave",
-    ".cfi_def_cfa rsp, 8",
-    "ret",
-    ".cfi_endproc",
-    ".size farshore_handler, . - farshore_handler",
-    ".popsection",
-    before = sym before_handler,
-    after = sym after_handler,
-);
-
-unsafe extern "C" {
-    fn farshore_handler();
+/// Signal masks around the start of a handler.
+#[derive(Debug)]
+pub(super) struct Masks {
+    /// What the program finds in the context.
+    pub(super) saved: SigSet,
+    /// What the kernel is to block while the handler runs.
+    pub(super) kernel: SigSet,
+    /// What is pretended meanwhile.
+    pub(super) pretended: SigSet,
 }
 
-/// A handler of the program, for signals that are not ours.
-struct Installed {
-    handler: AtomicU64,
-    /// Those of [`OURS`] that its action's mask names.
-    mask: AtomicU64,
-}
-
-static INSTALLED: [Installed; SIGNALS] = [const { Installed { handler: AtomicU64::new(0), mask: AtomicU64::new(0) } }; SIGNALS];
-
-/// Where the kernel is to start a handler of the program.
-pub(super) fn trampoline() -> u64 {
-    farshore_handler as *const () as u64
-}
-
-/// Notes the program's handler of `signal`, before the kernel knows; what was noted before.
-pub(super) fn note(signal: u32, handler: u64, mask: SigSet) -> (u64, SigSet) {
-    let place = &INSTALLED[signal as usize];
-    let before = place.mask.swap(mask.0 & OURS.0, Ordering::AcqRel);
-    (place.handler.swap(handler, Ordering::AcqRel), SigSet(before))
-}
-
-/// The handler of `signal` that was noted last, and what its mask has of ours.
-pub(super) fn noted(signal: u32) -> (u64, SigSet) {
-    let place = &INSTALLED[signal as usize];
-    (place.handler.load(Ordering::Acquire), SigSet(place.mask.load(Ordering::Acquire)))
-}
-
-/// A handler of the program is about to run; its address.
-unsafe extern "C" fn before_handler(signal: i32, _info: *mut SigInfo, context: *mut UContext) -> u64 {
-    let (handler, mask) = noted(signal as u32);
-    if let Some(thread) = thread::current() {
-        // SAFETY: the kernel's frame, which is this handler's alone.
-        enter(thread, unsafe { &mut *context }, mask);
+/// What the program thinks to be blocked in the code that `context` interrupts, and that its frame is to restore.
+pub(super) fn of_program(thread: &Thread, context: &UContext) -> SigSet {
+    match &thread.suspended {
+        Some(suspended) => suspended.saved,
+        None => SigSet(context.mask().0 & !OURS.0 | thread.shared.pretended().0),
     }
-    handler
 }
 
-unsafe extern "C" fn after_handler(context: *mut UContext) {
-    // SAFETY: as above; the program may have changed it, as it may natively.
-    settle(unsafe { &mut *context });
+/// The masks for a handler of `signal`.
+pub(super) fn for_handler(thread: &Thread, context: &UContext, signal: u32, action: &Action) -> Masks {
+    let saved = of_program(thread, context);
+    let now = thread.suspended.as_ref().map_or(saved, |suspended| suspended.during);
+    let own = if action.flags & flags::NODEFER != 0 || signal == 0 { SigSet::EMPTY } else { SigSet::EMPTY.with(signal) };
+    let during = now.0 | action.mask.0 | own.0;
+    Masks { saved, kernel: SigSet(during & !OURS.0), pretended: SigSet(during & OURS.0) }
 }
 
-/// A handler starts: what it interrupted sees its whole mask in the context, and `mask` is blocked besides.
-pub(super) fn enter(thread: &mut Thread, context: &mut UContext, mask: SigSet) {
-    context.set_mask(SigSet(context.mask().0 | thread.pretended_mask.0));
-    thread.pretended_mask = SigSet(thread.pretended_mask.0 | mask.0 & OURS.0);
+/// A handler starts: the call that it has interrupted, if it took a mask or waited for signals, is over.
+pub(super) fn enter(thread: &mut Thread, pretended: SigSet) {
+    thread.suspended = None;
+    thread.shared.await_signals(SigSet::EMPTY);
+    change(thread, pretended);
 }
 
-/// `context` is about to be restored: what it has of our signals becomes the pretended mask.
-pub(super) fn settle(context: &mut UContext) {
+/// `context` is about to be restored by a `rt_sigreturn` made at `sp`: what it has of our signals becomes the pretended mask, and its
+/// alternate stack the program's.
+pub(super) fn settle(context: &mut UContext, sp: u64) {
     let mask = context.mask();
     context.set_mask(SigSet(mask.0 & !OURS.0));
     if let Some(thread) = thread::current() {
+        // As the kernel: on that stack nothing changes, and what it cannot be is left as it was.
+        let _ = altstack::set(thread, context.alt_stack(), sp);
+        context.set_alt_stack(thread::own_stack(thread));
         change(thread, SigSet(mask.0 & OURS.0));
     }
 }
 
 /// Sets the pretended mask, and lets signals go that waited for it.
 pub(super) fn change(thread: &mut Thread, to: SigSet) {
-    let freed = thread.pretended_mask.0 & !to.0;
-    thread.pretended_mask = to;
+    let freed = thread.shared.pretended().0 & !to.0;
+    thread.shared.pretend(to);
     if freed != 0 {
         send_again(thread, SigSet(freed));
     }
+}
+
+/// A new thread begins with its parent's mask. What waits for the process and is not blocked comes now.
+pub fn inherit(thread: &mut Thread, mask: SigSet) {
+    thread.shared.pretend(SigSet(mask.0 & OURS.0));
+    send_again(thread, SigSet(OURS.0 & !mask.0));
 }
 
 /// Signals of ours that wait, one of each kind.
@@ -141,37 +98,100 @@ impl Waiting {
         self.0.iter().flatten().fold(SigSet::EMPTY, |set, info| set.with(info.signal() as u32))
     }
 
+    /// Takes one of those that are wanted, that with the lowest number.
     fn take(&mut self, wanted: SigSet) -> Option<SigInfo> {
         self.0.iter_mut().find(|w| w.is_some_and(|info| wanted.contains(info.signal() as u32)))?.take()
+    }
+
+    fn put(&mut self, info: &SigInfo) {
+        if let Some(place) = super::place(info.signal() as u32) {
+            self.0[place].get_or_insert(*info);
+        }
     }
 }
 
 /// Those that were sent to the process.
 static PROCESS: Mutex<Waiting> = Mutex::new(Waiting::NONE);
 
-/// Keeps a signal that was sent while blocked. In its handler, with all signals blocked.
-pub(super) fn keep(thread: &mut Thread, place: usize, info: &SigInfo) {
-    if info.to_thread() {
-        thread.waiting.0[place].get_or_insert(*info);
-    } else {
-        PROCESS.with(|waiting| _ = waiting.0[place].get_or_insert(*info));
+/// A signal was sent while this thread has it blocked. In its handler, with all signals blocked.
+pub(super) fn keep(thread: &mut Thread, info: &SigInfo) {
+    if info.to_thread() { thread.waiting.put(info) } else { offer(info) }
+}
+
+/// The code of a signal that tells a thread to [`collect`] one: a thread cannot send another one a signal that a process has sent.
+const HANDED: i32 = -0x4653;
+
+/// A signal for the process: keeps it, and tells a thread that waits for it or has it unblocked to collect it. With all signals blocked.
+pub(super) fn offer(info: &SigInfo) {
+    let signal = info.signal() as u32;
+    let waits = |shared: &Shared| shared.awaited().contains(signal);
+    let open = |shared: &Shared| !shared.pretended().contains(signal);
+    PROCESS.with(|waiting| waiting.put(info));
+    // A thread that begins to wait for it or unblocks it from here on looks itself.
+    while let Some(tid) = thread::find(waits).or_else(|| thread::find(open)) {
+        if signal::queue_again(getpid(), tid, &SigInfo::queued(signal, HANDED)) != Err(Errno::ESRCH) {
+            return;
+        }
     }
+}
+
+/// What is to be delivered when `info` has come: `None` when somebody else has collected it.
+pub(super) fn collect(info: &SigInfo) -> Option<SigInfo> {
+    // Where too many signals are queued, the kernel delivers them without what they carry.
+    let bare = info.code() == 0 && info.sender_pid() == 0;
+    if info.code() != HANDED && !bare {
+        return Some(*info);
+    }
+    let collected = uninterrupted(|| PROCESS.with(|waiting| waiting.take(SigSet::EMPTY.with(info.signal() as u32))));
+    collected.or(bare.then_some(*info))
 }
 
 /// Which wait for this thread.
 pub(super) fn waiting(thread: &Thread) -> SigSet {
-    let process = crate::runtime::uninterrupted(|| PROCESS.with(|waiting| waiting.set()));
+    let process = uninterrupted(|| PROCESS.with(|waiting| waiting.set()));
     SigSet(thread.waiting.set().0 | process.0)
+}
+
+/// Takes one of `wanted` that waits for this thread or the process; if there is none, lets others know that this thread waits for it.
+/// With all signals blocked.
+pub(super) fn take_or_await(thread: &mut Thread, wanted: SigSet) -> Option<SigInfo> {
+    let own = thread.waiting.take(wanted);
+    own.or_else(|| {
+        PROCESS.with(|waiting| {
+            let found = waiting.take(wanted);
+            if found.is_none() {
+                thread.shared.await_signals(wanted);
+            }
+            found
+        })
+    })
 }
 
 /// Sends those of `which` that wait to this thread again.
 pub(super) fn send_again(thread: &mut Thread, which: SigSet) {
     let mut next = || {
         let own = thread.waiting.take(which);
-        own.or_else(|| crate::runtime::uninterrupted(|| PROCESS.with(|waiting| waiting.take(which))))
+        own.or_else(|| uninterrupted(|| PROCESS.with(|waiting| waiting.take(which))))
     };
     while let Some(info) = next() {
         // Fails when the user has too many signals queued: then it is lost, as a signal that the kernel has no memory for.
         let _ = signal::queue_again(getpid(), gettid(), &info);
     }
+}
+
+/// Keeps what waits as it is, for the time of a fork.
+pub(super) fn acquire() {
+    PROCESS.acquire();
+}
+
+/// Ends that, in the parent.
+pub(super) fn release() {
+    PROCESS.release();
+}
+
+/// Nothing waits for a new process.
+pub(super) fn forget(thread: &mut Thread) {
+    PROCESS.with(|waiting| *waiting = Waiting::NONE);
+    thread.waiting = Waiting::NONE;
+    thread.shared.await_signals(SigSet::EMPTY);
 }

@@ -15,6 +15,7 @@ pub const UFFDIO_WAKE: u64 = request(READ, 0x02, size_of::<Range>());
 pub const UFFDIO_COPY: u64 = request(READ_WRITE, 0x03, size_of::<Transfer>());
 pub const UFFDIO_ZEROPAGE: u64 = request(READ_WRITE, 0x04, size_of::<ZeroPage>());
 pub const UFFDIO_MOVE: u64 = request(READ_WRITE, 0x05, size_of::<Transfer>());
+pub const UFFDIO_POISON: u64 = request(READ_WRITE, 0x08, size_of::<ZeroPage>());
 pub const UFFDIO_WRITEPROTECT: u64 = request(READ_WRITE, 0x06, size_of::<WriteProtect>());
 
 /// Bits of `Register::ioctls`: 1 << number of the request.
@@ -73,6 +74,7 @@ pub struct Transfer {
     pub done: i64,
 }
 
+/// `struct uffdio_zeropage` and `struct uffdio_poison`, which are laid out alike.
 #[repr(C)]
 pub struct ZeroPage {
     pub range: Range,
@@ -101,5 +103,6 @@ const _: () = {
     // Request numbers as the kernel's headers expand them.
     assert!(UFFDIO_API == 0xc018_aa3f && UFFDIO_REGISTER == 0xc020_aa00 && UFFDIO_UNREGISTER == 0x8010_aa01);
     assert!(UFFDIO_COPY == 0xc028_aa03 && UFFDIO_MOVE == 0xc028_aa05 && UFFDIO_WRITEPROTECT == 0xc018_aa06);
+    assert!(UFFDIO_POISON == 0xc020_aa08);
     assert!(USERFAULTFD_IOC_NEW == 0xaa00 && size_of::<RawMessage>() == 32);
 };

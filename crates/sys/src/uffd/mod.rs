@@ -387,6 +387,18 @@ impl Uffd {
         sort(answer, 0)
     }
 
+    /// Makes accesses to absent pages fail from now on, with SIGBUS (`BUS_MCEERR_AR`) or `EFAULT`, until they are filled or thrown away
+    /// (`MADV_DONTNEED`); wakes who waits there.
+    ///
+    /// # Errors
+    /// As [`Uffd::copy`]; `Other(EINVAL)` from a kernel that cannot (before 6.6).
+    pub fn poison(&self, start: u64, len: u64) -> Result<(), UffdError> {
+        let mut argument = ZeroPage { range: Range { start, len }, mode: 0, done: 0 };
+        // SAFETY: the struct is the request's; what is mapped stays as it is.
+        let answer = unsafe { self.ioctl(abi::UFFDIO_POISON, &mut argument) };
+        sort(answer, argument.done)
+    }
+
     /// Wakes who waits for pages of a range.
     ///
     /// # Errors

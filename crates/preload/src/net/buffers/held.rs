@@ -21,7 +21,7 @@
 //! use a generation and the slot's number. Without an address the slot is free. All changes are one compare-and-swap:
 //!
 //! 1. **Take**: the ticket is written into the set first, then `state` moves from free to the ticket. Only the set that
-//!    has the slot writes `runs` and `len`, in this order.
+//!    has the slot writes `granted`, `runs` and `len`, in this order.
 //! 2. **Give back**: `len` becomes 0, `state` moves from the ticket to free, then the pages are unpinned. Whoever fails to
 //!    move `state` has lost the pages to someone who will unpin them.
 //! 3. **Sweep**, by a later call of the thread that finds a slot taken: as *give back*, for sets whose ticket is not at
@@ -30,7 +30,7 @@
 //! A jump out of the middle of these steps loses a few pins, and never unpins a page twice.
 
 use super::pins::PinSet;
-use super::{USER_END, careful};
+use super::{USER_END, careful, share};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farshore_core::page::{Page, PageRange};
 
@@ -50,6 +50,8 @@ const GENERATION: u64 = USER_END;
 struct Slot {
     state: AtomicU64,
     len: AtomicU64,
+    /// Grants of the set.
+    granted: AtomicU64,
     /// Start and end, as page numbers.
     runs: [[AtomicU64; 2]; RUNS],
 }
@@ -110,7 +112,7 @@ impl Held {
         }
         // SAFETY: a ticket with a word names a slot of a thread's record; records are never unmapped.
         let slot = unsafe { &*set.ticket.slot };
-        slot.store(set.runs());
+        slot.store(set.runs(), set.granted());
     }
 
     /// Gives back what `set` has remembered; whether its pages are still the set's to unpin.
@@ -143,6 +145,24 @@ impl Held {
         self.more.store(more, Ordering::Relaxed);
     }
 
+    /// Whether all that the thread's calls have pinned is remembered here: no set was too large, nor one too many. Asked by the thread
+    /// itself, when a call of its own that pins nothing is under way.
+    pub fn is_complete(&self) -> bool {
+        let taken = |slot: &Slot| slot.state.load(Ordering::Acquire) & ADDRESS != 0;
+        self.slots.iter().any(|slot| !taken(slot))
+            && self.slots.iter().all(|slot| !taken(slot) || slot.len.load(Ordering::Acquire) > 0)
+    }
+
+    /// Calls `each` with every page that is remembered.
+    pub fn each(&self, mut each: impl FnMut(Page)) {
+        for slot in self.slots.iter().filter(|slot| slot.state.load(Ordering::Acquire) & ADDRESS != 0) {
+            let count = (slot.len.load(Ordering::Acquire) as usize).min(RUNS);
+            for run in &slot.runs[..count] {
+                (run[0].load(Ordering::Relaxed)..run[1].load(Ordering::Relaxed)).for_each(|page| each(Page(page)));
+            }
+        }
+    }
+
     /// Unpins everything: the thread ends.
     pub fn release_all(&self, mut unpin: impl FnMut(Page)) {
         for slot in &self.slots {
@@ -166,7 +186,7 @@ fn is_gone(word: u64) -> bool {
 impl Slot {
     const fn numbered(number: u64) -> Slot {
         let runs = [const { [const { AtomicU64::new(0) }; 2] }; RUNS];
-        Slot { state: AtomicU64::new(number), len: AtomicU64::new(0), runs }
+        Slot { state: AtomicU64::new(number), len: AtomicU64::new(0), granted: AtomicU64::new(0), runs }
     }
 
     /// Gives a free slot to `set`.
@@ -190,7 +210,8 @@ impl Slot {
     }
 
     #[inline]
-    fn store(&self, runs: &[PageRange]) {
+    fn store(&self, runs: &[PageRange], granted: u64) {
+        self.granted.store(granted, Ordering::Relaxed);
         if runs.len() > RUNS {
             // Known to be too little: nothing is remembered.
             self.len.store(0, Ordering::Release);
@@ -211,8 +232,9 @@ impl Slot {
         self.state.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Frees the slot and unpins its pages.
+    /// Frees the slot, unpins its pages and gives its grants back.
     fn release(&self, word: u64, unpin: &mut impl FnMut(Page)) {
+        let granted = self.granted.load(Ordering::Relaxed);
         let count = (self.len.load(Ordering::Acquire) as usize).min(RUNS);
         let mut runs = [[0u64; 2]; RUNS];
         for (copy, run) in runs.iter_mut().zip(&self.runs).take(count) {
@@ -220,6 +242,7 @@ impl Slot {
         }
         if self.free(word) {
             runs[..count].iter().flat_map(|&[start, end]| start..end).for_each(|page| unpin(Page(page)));
+            share::give(granted);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The pages that one call has pinned.
 
 use super::held::{Held, Ticket};
+use super::share;
 use core::mem::MaybeUninit;
 use farshore_core::page::{Page, PageRange};
 
@@ -14,6 +15,8 @@ pub struct PinSet {
     pub(super) ticket: Ticket,
     len: usize,
     pages: u64,
+    /// Pages beyond the free ones that the set has grants for.
+    granted: u64,
     /// The first `len` are initialised.
     runs: [MaybeUninit<PageRange>; PinSet::CAPACITY],
 }
@@ -25,7 +28,19 @@ impl PinSet {
     /// An empty set.
     #[inline]
     pub const fn new() -> PinSet {
-        PinSet { ticket: Ticket::NONE, len: 0, pages: 0, runs: [const { MaybeUninit::uninit() }; PinSet::CAPACITY] }
+        PinSet { ticket: Ticket::NONE, len: 0, pages: 0, granted: 0, runs: [const { MaybeUninit::uninit() }; PinSet::CAPACITY] }
+    }
+
+    /// An empty set that neither the budget of a call nor the share of all calls limits: for memory that must be there
+    /// longer than a call.
+    pub const fn lasting() -> PinSet {
+        PinSet { granted: u64::MAX, ..PinSet::new() }
+    }
+
+    /// Whether the set is one of [`PinSet::lasting`].
+    #[inline]
+    pub fn is_lasting(&self) -> bool {
+        self.granted == u64::MAX
     }
 
     /// Adds a page that is not in the set; false if there is no room (then nothing has changed).
@@ -80,10 +95,34 @@ impl PinSet {
         self.pages
     }
 
+    /// Whether one more page may be pinned, of `want` that are wanted: takes grants from the share of all calls, of which there
+    /// are `most`. Remember the set ([`Held::note`]) also when no page follows.
+    #[inline]
+    pub fn may_grow(&mut self, want: u64, most: u64) -> bool {
+        if self.pages >= share::FREE + self.granted {
+            self.granted += share::take(want, most);
+        }
+        self.pages < share::FREE + self.granted
+    }
+
+    /// Pages that the set has grants for.
+    #[inline]
+    pub fn granted(&self) -> u64 {
+        if self.is_lasting() { 0 } else { self.granted }
+    }
+
     /// Whether nothing is in it.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Gives the grants back: the pages are unpinned.
+    #[inline]
+    pub fn give_grants(&mut self) {
+        if !self.is_lasting() {
+            share::give(core::mem::take(&mut self.granted));
+        }
     }
 
     /// For a set that outlives the call: its thread forgets it, so that it can be moved. Signals are blocked.
@@ -91,11 +130,14 @@ impl PinSet {
         Held::give_back(self);
     }
 
-    /// Forgets all pages. The caller has unpinned them.
+    /// Forgets all pages and grants. The caller has unpinned and given them back, or lost them to somebody who does.
     #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
         self.pages = 0;
+        if !self.is_lasting() {
+            self.granted = 0;
+        }
     }
 }
 

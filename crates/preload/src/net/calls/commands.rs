@@ -50,17 +50,34 @@ const SG_IO: u64 = 0x2285;
 const FS_IOC_FIEMAP: u64 = 0xc020_660b;
 const FIDEDUPERANGE: u64 = 0xc018_9436;
 
+const ETHERNET_MAX: u64 = 64 << 10;
+const FILTER_MAX: u64 = 4096 * 8;
+
 /// Requests that hand the program's memory to a guest or a device, which then touch it at any time: KVM_CREATE_VM,
-/// VFIO_IOMMU_MAP_DMA, VHOST_SET_MEM_TABLE, USERFAULTFD_IOC_NEW, USBDEVFS_SUBMITURB.
-const IOCTLS_REFUSED: [u64; 5] = [0xae01, 0x3b71, 0x4008_af03, 0xaa00, 0x8038_550a];
+/// VFIO_IOMMU_MAP_DMA, IOMMU_IOAS_MAP, VHOST_SET_MEM_TABLE, USERFAULTFD_IOC_NEW, USBDEVFS_SUBMITURB, and the
+/// `GEM_USERPTR` of i915, amdgpu and radeon.
+const IOCTLS_REFUSED: [u64; 9] =
+    [0xae01, 0x3b71, 0x3b85, 0x4008_af03, 0xaa00, 0x8038_550a, 0xc018_6473, 0xc018_6451, 0xc018_646d];
+/// RDMA: it registers the program's memory with a network card.
+const TYPE_RDMA: u64 = 0x1b;
+/// Video capture: VIDIOC_REQBUFS and VIDIOC_CREATE_BUFS name at byte 8 whose memory the device shall write to.
+const VIDIOC_BUFFERS: [u64; 2] = [0xc014_5608, 0xc100_565c];
+const V4L2_MEMORY_USERPTR: u32 = 2;
+/// NVMe pass-through: ADMIN_CMD, IO_CMD, and both with a 64-bit result.
+const NVME_COMMANDS: [u64; 4] = [0xc048_4e41, 0xc048_4e43, 0xc050_4e47, 0xc050_4e48];
 
 /// `ioctl`.
 pub(super) fn ioctl(mem: &impl Memory, args: &Args) -> i64 {
     let (request, arg) = (args[1] & 0xffff_ffff, args[2]);
-    if IOCTLS_REFUSED.contains(&request) {
+    if IOCTLS_REFUSED.contains(&request) || request_type(request) == TYPE_RDMA {
         return errno(libc::ENOSYS);
     }
     let mut pins = PinSet::new();
+    if VIDIOC_BUFFERS.contains(&request) && read_user::<u32>(mem, &mut pins, arg.wrapping_add(8)) == Some(V4L2_MEMORY_USERPTR) {
+        mem.unpin(&mut pins);
+        // As a driver that knows other kinds only.
+        return errno(libc::EINVAL);
+    }
     if arg >= PAGE {
         // Without direction bits there is no size, or it is not one.
         let size = if request >> 30 == 0 { 0 } else { request_size(request) };
@@ -95,12 +112,23 @@ fn ioctl_inside(mem: &impl Memory, pins: &mut PinSet, request: u64, arg: u64, si
             let count = read_user::<u32>(mem, pins, arg + 16).unwrap_or(0);
             guess(mem, pins, arg, 24 + u64::from(count & 0xffff) * 32);
         }
+        (request, _) if NVME_COMMANDS.contains(&request) => {
+            // Addresses of metadata and data at 16 and 24, their lengths at 32 and 36.
+            if let Some(command) = read_user::<[u64; 5]>(mem, pins, arg) {
+                guess(mem, pins, command[2], command[4] & 0xffff_ffff);
+                guess(mem, pins, command[3], command[4] >> 32);
+            }
+        }
         // Terminals and file flags have no pointers inside.
         (_, 0x54 | 0x66) => {}
-        // Network interfaces (`struct ifreq`): data at 16.
-        (_, 0x89 | 0x8b) => guess_inside(mem, pins, arg, 40, PAGE),
+        // Network interfaces (`struct ifreq`): data at 16, of many sizes.
+        (_, 0x89 | 0x8b) => guess_inside(mem, pins, arg, 40, ETHERNET_MAX),
+        // Consoles: fonts and their maps.
+        (_, 0x4b) => guess_inside(mem, pins, arg, 64, 1 << 16),
         // Sound: frames of unknown size.
         (_, 0x41) => guess_inside(mem, pins, arg, size, 1 << 16),
+        // Without a size: what older structures have at most.
+        _ if size == 0 => guess_inside(mem, pins, arg, 64, PAGE),
         _ => guess_inside(mem, pins, arg, size, PAGE),
     }
 }
@@ -113,8 +141,9 @@ const PR_GET_AUXV: u64 = 0x4155_5856;
 pub(super) fn prctl(mem: &impl Memory, args: &Args) -> i64 {
     let mut pins = PinSet::new();
     match args[0] & 0xffff_ffff {
-        // The net itself is built on the one and would be cut off by the other. A kernel without them answers so.
-        option if option == PR_SET_SYSCALL_USER_DISPATCH || option == libc::PR_SET_SECCOMP as u64 => return errno(libc::EINVAL),
+        // The net itself is built on it. A kernel without it answers so.
+        PR_SET_SYSCALL_USER_DISPATCH => return errno(libc::EINVAL),
+        option if option == libc::PR_SET_SECCOMP as u64 => return super::seccomp::by_prctl(mem, args),
         option if option == libc::PR_SET_NAME as u64 => {
             text_len(mem, &mut pins, args[1], 16);
         }
@@ -149,6 +178,7 @@ pub(super) fn ptrace(mem: &impl Memory, args: &Args) -> i64 {
     const PTRACE_GETREGSET: u64 = 0x4204;
     const PTRACE_SETREGSET: u64 = 0x4205;
     const PTRACE_PEEKSIGINFO: u64 = 0x4209;
+    const PTRACE_SECCOMP_GET_FILTER: u64 = 0x420c;
     let mut pins = PinSet::new();
     match args[0] {
         // TRACEME, POKE…, CONT, KILL, SINGLESTEP, ATTACH, DETACH, SYSCALL: numbers.
@@ -163,6 +193,7 @@ pub(super) fn ptrace(mem: &impl Memory, args: &Args) -> i64 {
             guess(mem, &mut pins, args[2], 16);
             guess(mem, &mut pins, args[3], 1 << 16);
         }
+        PTRACE_SECCOMP_GET_FILTER => guess(mem, &mut pins, args[3], FILTER_MAX),
         _ => guess(mem, &mut pins, args[3], PAGE),
     }
     finish(mem, &mut pins, libc::SYS_ptrace, args)
@@ -255,7 +286,16 @@ pub(super) fn set_socket_option(mem: &impl Memory, args: &Args) -> i64 {
     const SO_ATTACH_REUSEPORT_CBPF: i32 = 51;
     const VALUE: Ptr =
         Ptr { arg: 3, dir: Dir::In, extent: Extent::Counted { by: 4, unit: 1, plus: 0, cap: u64::MAX, int: true } };
+    const SOL_XDP: i32 = 283;
+    const XDP_UMEM_REG: i32 = 4;
     let mut pins = PinSet::new();
+    match (args[1] as i32, args[2] as i32) {
+        // A network card would write there at any time. As a socket that is not of this kind.
+        (SOL_XDP, XDP_UMEM_REG) => return errno(libc::ENOPROTOOPT),
+        // Tables of packet filters, for IPv4, IPv6 and bridges: a pointer to counters at 88 or behind it.
+        (libc::IPPROTO_IP | libc::IPPROTO_IPV6, 64 | 65 | 128..=131) => guess_inside(mem, &mut pins, args[3], 128, 1 << 16),
+        _ => {}
+    }
     let filter = [libc::SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF].contains(&(args[2] as i32));
     if filter && args[1] as i32 == libc::SOL_SOCKET && args[3] != 0 {
         pin_filter(mem, &mut pins, args[3]);

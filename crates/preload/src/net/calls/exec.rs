@@ -1,4 +1,4 @@
-//! `execve`, `execveat`: the strings are copied to memory that is not managed.
+//! `execve`, `execveat`: the strings are copied to memory that is not managed, and the new program is put under Farshore.
 //!
 //! The arguments of a large command lie on thousands of pages, and a successful call never comes back to unpin them.
 //! (In a `vfork` child that would leave them pinned in the parent.) So nothing is pinned while the call runs:
@@ -6,9 +6,18 @@
 //! a successful one the address space is gone, unless the caller was a `vfork` child: then the image is left in
 //! the parent's memory. So each image is noted under its process's number while the call runs, and the parent, which goes
 //! on when the call has succeeded, unmaps what its child has left ([`child_is_gone`]).
+//!
+//! Where there is no memory for an image (`RLIMIT_AS`, which counts what Farshore has mapped for itself), the strings are
+//! only made present, and the call is made again if one has left before the kernel came to it.
+//!
+//! Whether the new program runs under Farshore too, and with which environment, says [`super::follow`]. An exec
+//! never fails because of that: if the kernel has no room for our variables, it gets the program's own environment.
 
 use super::super::buffers::scratch::{FAULT, Scratch};
 use super::super::buffers::{Args, Memory, PinSet, errno, read_user, text_len};
+use super::follow::{self, Plan, Start};
+use core::ffi::CStr;
+use core::fmt::Arguments;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Longest argument that the kernel accepts, with its zero byte.
@@ -16,7 +25,7 @@ const STRING_MAX: u64 = 128 << 10;
 /// More than the kernel accepts in all (6 MiB), with the pointers.
 const TOTAL_MAX: u64 = 16 << 20;
 
-/// Copies of what `execve` reads.
+/// Copies of what `execve` reads, and room for an environment of ours.
 #[derive(Debug)]
 pub struct ExecImage<'m, M: Memory> {
     scratch: Scratch<'m, M>,
@@ -24,51 +33,102 @@ pub struct ExecImage<'m, M: Memory> {
     pub path: u64,
     /// The argument array to pass, 0 if the program gave none.
     pub argv: u64,
-    /// The environment array to pass, 0 if the program gave none and nothing is added.
+    /// The environment array to pass, 0 if the program gave none.
     pub envp: u64,
+    /// Entries of the environment.
+    pub env_entries: u64,
+    /// Bytes that the kernel will count: strings with their zero bytes, and pointers. More than there can be if one of the
+    /// strings alone is too long for it.
+    pub counted: u64,
+    /// Where room of ours begins in the scratch memory.
+    room: u64,
 }
 
-/// Bytes that an array of strings needs: entries (without the null at the end), and bytes of the strings.
+/// What an array of strings needs: entries (without the null at the end), and bytes of the strings.
 #[derive(Clone, Copy, Default)]
 struct Size {
     entries: u64,
     bytes: u64,
+    /// Bytes of the longest string.
+    longest: u64,
 }
 
 impl<'m, M: Memory> ExecImage<'m, M> {
-    /// Copies path, arguments and environment, and adds the strings `extra` to the environment. A string that
-    /// cannot be read keeps its pointer, so that the kernel answers `EFAULT`.
+    /// Copies path, arguments and environment. A string that cannot be read keeps its pointer, so that the kernel answers
+    /// `EFAULT`. `room` says how many bytes of ours are wanted behind, from the entries and the bytes of the environment.
     ///
     /// # Errors
     /// A negative errno: `EFAULT` for an array that cannot be read, `E2BIG`, `ENOMEM`.
-    pub fn new(mem: &'m M, path: u64, argv: u64, envp: u64, extra: &[&[u8]]) -> Result<Self, i64> {
+    pub fn new(mem: &'m M, path: u64, argv: u64, envp: u64, room: impl FnOnce(u64, u64) -> u64) -> Result<Self, i64> {
         let path_len = string_len(mem, path).unwrap_or(0);
         let (args, env) = (measure(mem, argv)?, measure(mem, envp)?);
-        let added: u64 = extra.iter().map(|text| text.len() as u64 + 1).sum();
         let args_array = (args.entries + 1) * 8;
-        let env_array = (env.entries + extra.len() as u64 + 1) * 8;
-        let len = args_array + env_array + path_len + args.bytes + env.bytes + added;
-        let scratch = Scratch::new(mem, len)?;
+        let env_array = (env.entries + 1) * 8;
+        let own = (args_array + env_array + path_len + args.bytes + env.bytes).next_multiple_of(8);
+        let scratch = Scratch::new(mem, own + room(env.entries, env.bytes))?;
         let mut writer = Writer { mem, scratch: &scratch, text: args_array + env_array };
         writer.array(argv, 0, args)?;
-        let mut entry = writer.array(envp, args_array, env)?;
-        for text in extra {
-            writer.added(text, entry);
-            entry += 8;
-        }
+        writer.array(envp, args_array, env)?;
         let path_copy = writer.string(path, path_len);
         let base = scratch.addr();
-        let envp_used = envp != 0 || !extra.is_empty();
+        let pointers = (args.entries.max(1) + env.entries) * 8;
         Ok(ExecImage {
             path: path_copy,
             argv: if argv == 0 { 0 } else { base },
-            envp: if envp_used { base + args_array } else { 0 },
+            envp: if envp == 0 { 0 } else { base + args_array },
+            env_entries: env.entries,
+            counted: if args.longest.max(env.longest) > STRING_MAX {
+                u64::MAX
+            } else {
+                path_len + args.bytes + env.bytes + pointers
+            },
+            room: own,
             scratch,
         })
     }
+
     /// Address and length of the mapping that holds the copies.
     pub fn mapping(&self) -> (u64, u64) {
         (self.scratch.addr(), self.scratch.size())
+    }
+
+    /// What has been copied.
+    pub fn copies(&self) -> Copies<'_> {
+        let base = self.scratch.addr();
+        // SAFETY: initialised bytes of our mapping, which nobody writes after `new`: the room begins behind them.
+        Copies { base, bytes: unsafe { core::slice::from_raw_parts(base as *const u8, self.room as usize) } }
+    }
+
+    /// What has been copied; the room's address; and the room, which is zeros at first.
+    pub fn with_room(&mut self) -> (Copies<'_>, u64, &mut [u8]) {
+        let (addr, len) = (self.scratch.addr() + self.room, self.scratch.size() - self.room);
+        // SAFETY: initialised bytes of our mapping; `copies` ends before them, and `self` is borrowed for as long.
+        let room = unsafe { core::slice::from_raw_parts_mut(addr as *mut u8, len as usize) };
+        (self.copies(), addr, room)
+    }
+}
+
+/// Read-only view of copies.
+#[derive(Clone, Copy, Debug)]
+pub struct Copies<'i> {
+    base: u64,
+    bytes: &'i [u8],
+}
+
+impl<'i> Copies<'i> {
+    /// The bytes from `addr` on; `None` if it is not in what has been copied: an original that could not be read.
+    fn at(self, addr: u64) -> Option<&'i [u8]> {
+        self.bytes.get(usize::try_from(addr.checked_sub(self.base)?).ok()?..)
+    }
+
+    /// The word at `addr`.
+    pub fn word(self, addr: u64) -> Option<u64> {
+        self.at(addr)?.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
+    }
+
+    /// The string at `addr`.
+    pub fn text(self, addr: u64) -> Option<&'i CStr> {
+        CStr::from_bytes_until_nul(self.at(addr)?).ok()
     }
 }
 
@@ -76,6 +136,7 @@ impl<'m, M: Memory> ExecImage<'m, M> {
 ///
 /// Whoever has moved `pid` from 0 to its own number writes the other fields; they are read by the parent of that process
 /// alone, which was asleep meanwhile (the kernel wakes it), or by the process itself.
+#[derive(Debug)]
 pub(super) struct Note {
     pub(super) pid: AtomicU64,
     addr: AtomicU64,
@@ -111,23 +172,160 @@ pub fn child_is_gone(mem: &impl Memory, pid: u64) {
     }
 }
 
-/// Makes an `execve` or `execveat` with copies of its strings; returns only if it fails.
-pub fn call(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
-    // execveat has a directory first and flags last.
-    let first = usize::from(nr == libc::SYS_execveat as u64);
-    let image = match ExecImage::new(mem, args[first], args[first + 1], args[first + 2], &[]) {
-        Ok(image) => image,
-        Err(error) => return error,
+/// A call that only the kernel has still to make.
+#[derive(Debug)]
+pub struct Prepared<'m, M: Memory> {
+    mem: &'m M,
+    nr: u64,
+    args: Args,
+    /// `None`: there was no memory for it.
+    image: Option<ExecImage<'m, M>>,
+    note: Option<&'static Note>,
+    start: Start,
+}
+
+/// Copies the strings of an `execve` or `execveat`, and decides how the new program starts. With a plan signals are
+/// blocked meanwhile, but for those of faults.
+///
+/// # Errors
+/// A negative errno, the result of the call.
+pub fn prepare<'m, M: Memory>(
+    mem: &'m M,
+    nr: u64,
+    args: &Args,
+    plan: Option<(&'static Plan, bool)>,
+) -> Result<Prepared<'m, M>, i64> {
+    let first = first_argument(nr);
+    let room = |entries, bytes| plan.map_or(0, |(plan, _)| plan.room(entries, bytes));
+    let mut image = match ExecImage::new(mem, args[first], args[first + 1], args[first + 2], room) {
+        Ok(image) => Some(image),
+        Err(error) if error == errno(libc::ENOMEM) => None,
+        Err(error) => return Err(error),
     };
-    let mut args = *args;
-    args[first..first + 3].copy_from_slice(&[image.path, image.argv, image.envp]);
+    let start = match (plan, &mut image) {
+        (Some((plan, is_first)), Some(image)) => {
+            let (directory, flags) = if first == 1 { (args[0] as i32, args[4] as u32) } else { (follow::AT_FDCWD, 0) };
+            plan.start(image, directory, flags, is_first)
+        }
+        (Some(_), None) => Start::Unlike("there is no memory for copies of its arguments"),
+        (None, _) => Start::Natively,
+    };
     let pid = mem.raw(libc::SYS_getpid as u64, &[0; 6]) as u64;
-    let note = Note::take(pid, image.mapping());
-    let result = mem.raw(nr, &args);
-    if let Some(note) = note {
-        note.give_back();
+    let note = image.as_ref().and_then(|image| Note::take(pid, image.mapping()));
+    Ok(Prepared { mem, nr, args: *args, image, note, start })
+}
+
+/// `execveat` has a directory first and flags last.
+fn first_argument(nr: u64) -> usize {
+    usize::from(nr == libc::SYS_execveat as u64)
+}
+
+impl<M: Memory> Prepared<'_, M> {
+    /// Whether the new program will run under Farshore.
+    pub fn is_followed(&self) -> bool {
+        matches!(self.start, Start::Followed { .. })
     }
-    result
+
+    /// Makes the call; returns only if it fails, with its result. `say` writes a line for the user.
+    pub fn call(&self, say: impl Fn(Arguments<'_>)) -> i64 {
+        match &self.start {
+            Start::Natively => self.natively(),
+            Start::Unlike(why) => {
+                if self.exists() {
+                    self.say(why, say);
+                }
+                self.natively()
+            }
+            Start::Followed { envp, plan } => {
+                plan.hand_on(self.mem, true);
+                let answer = self.kernel(*envp);
+                plan.hand_on(self.mem, false);
+                if answer != errno(libc::E2BIG) {
+                    return answer;
+                }
+                if self.image.as_ref().is_some_and(|image| image.counted < strings_limit(self.mem)) {
+                    self.say("its arguments and environment leave no room for Farshore's variables", say);
+                }
+                self.natively()
+            }
+        }
+    }
+
+    fn say(&self, why: &str, say: impl Fn(Arguments<'_>)) {
+        let path = self.image.as_ref().and_then(|image| image.copies().text(image.path)).unwrap_or(c"a program");
+        say(format_args!("'{}' runs without Farshore: {why}", path.to_bytes().escape_ascii()));
+    }
+
+    fn natively(&self) -> i64 {
+        match &self.image {
+            Some(image) => self.kernel(image.envp),
+            None => self.with_originals(),
+        }
+    }
+
+    /// The call with copies, and this array for an environment.
+    fn kernel(&self, envp: u64) -> i64 {
+        let (first, mut args) = (first_argument(self.nr), self.args);
+        if let Some(image) = &self.image {
+            args[first..first + 3].copy_from_slice(&[image.path, image.argv, envp]);
+        }
+        self.mem.raw(self.nr, &args)
+    }
+
+    fn with_originals(&self) -> i64 {
+        /// A wild pointer is the same error, each time.
+        const TRIES: usize = 100;
+        let first = first_argument(self.nr);
+        let [path, argv, envp] = [self.args[first], self.args[first + 1], self.args[first + 2]];
+        let mut answer = FAULT;
+        for _ in 0..TRIES {
+            // Reading makes them present. What cannot be read is for the kernel to refuse.
+            let _ = (string_len(self.mem, path), measure(self.mem, argv), measure(self.mem, envp));
+            answer = self.mem.raw(self.nr, &self.args);
+            if answer != FAULT {
+                break;
+            }
+        }
+        answer
+    }
+
+    /// Whether the program is there: shells and libc try one directory after the other.
+    fn exists(&self) -> bool {
+        const SYS_FACCESSAT2: u64 = 439;
+        const X_OK: u64 = 1;
+        const LOOKUP_FLAGS: u64 = (libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW) as u64;
+        let first = first_argument(self.nr);
+        let (directory, flags) = if first == 1 { (self.args[0], self.args[4]) } else { (libc::AT_FDCWD as u64, 0) };
+        let path = self.image.as_ref().map_or(self.args[first], |image| image.path);
+        // Without a copy, for it to be present.
+        let _ = string_len(self.mem, path);
+        self.mem.raw(SYS_FACCESSAT2, &[directory, path, X_OK, flags & LOOKUP_FLAGS, 0, 0]) == 0
+    }
+}
+
+impl<M: Memory> Drop for Prepared<'_, M> {
+    fn drop(&mut self) {
+        if let Some(note) = self.note {
+            note.give_back();
+        }
+    }
+}
+
+/// Bytes of strings and pointers that the kernel takes (`bprm_stack_limits`).
+fn strings_limit(mem: &impl Memory) -> u64 {
+    const LEAST: u64 = 128 << 10;
+    const MOST: u64 = 6 << 20;
+    let mut stack = [0_u64; 2];
+    let mut pins = PinSet::new();
+    let place = super::super::buffers::pin_local(mem, &mut pins, &mut stack);
+    let answer = mem.raw(libc::SYS_prlimit64 as u64, &[0, libc::RLIMIT_STACK as u64, 0, place, 0, 0]);
+    mem.unpin(&mut pins);
+    if answer == 0 { (stack[0] / 4).clamp(LEAST, MOST) } else { LEAST }
+}
+
+/// Makes an `execve` or `execveat` with copies of its strings, whatever the new program runs under; returns only if it fails.
+pub fn call(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
+    prepare(mem, nr, args, None).map_or_else(|error| error, |prepared| prepared.call(|_| {}))
 }
 
 /// Bytes of a string with its zero byte (cut where the kernel refuses it); `None` if it cannot be read.
@@ -160,7 +358,9 @@ fn measure(mem: &impl Memory, array: u64) -> Result<Size, i64> {
             return Ok(size);
         }
         size.entries += 1;
-        size.bytes += string_len(mem, text).unwrap_or(0);
+        let len = string_len(mem, text).unwrap_or(0);
+        size.bytes += len;
+        size.longest = size.longest.max(len);
         if size.bytes + size.entries * 8 > TOTAL_MAX {
             return Err(errno(libc::E2BIG));
         }
@@ -176,8 +376,8 @@ struct Writer<'s, 'm, M: Memory> {
 }
 
 impl<M: Memory> Writer<'_, '_, M> {
-    /// Copies an array and its strings to offset `at`; the offset after its last entry.
-    fn array(&mut self, array: u64, at: u64, size: Size) -> Result<u64, i64> {
+    /// Copies an array and its strings to offset `at`.
+    fn array(&mut self, array: u64, at: u64, size: Size) -> Result<(), i64> {
         let mut left = size.bytes;
         for index in 0..size.entries {
             let text = entry(self.mem, array, index)?;
@@ -186,7 +386,7 @@ impl<M: Memory> Writer<'_, '_, M> {
             let copy = self.string(text, len);
             self.scratch.store(at + index * 8, copy);
         }
-        Ok(at + size.entries * 8)
+        Ok(())
     }
     /// Copies a string of `len` bytes; the address of the copy, or of the original if it cannot be read.
     fn string(&mut self, text: u64, len: u64) -> u64 {
@@ -196,12 +396,5 @@ impl<M: Memory> Writer<'_, '_, M> {
         let copy = self.scratch.addr() + self.text;
         self.text += len;
         copy
-    }
-    /// Copies a string of ours, with the entry for it at offset `at`.
-    fn added(&mut self, text: &[u8], at: u64) {
-        self.scratch.store(at, self.scratch.addr() + self.text);
-        self.scratch.store_bytes(self.text, text);
-        // Its zero byte is there already: the memory is fresh.
-        self.text += text.len() as u64 + 1;
     }
 }

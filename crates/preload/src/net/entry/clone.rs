@@ -20,13 +20,14 @@ const EFAULT: i64 = -14;
 const EINVAL: i64 = -22;
 
 unsafe extern "C" {
-    /// Before a call of the clone family. 0: go on. Negative: not made, the program gets this errno.
+    /// Before a call of the clone family. Negative: not made, the program gets this errno. Else a number of at most eight bits, which the
+    /// child's hook gets.
     /// The arguments are for reading (`ptid`, `ctid`, `tls` may be managed memory that the kernel writes): changes are ignored.
     fn farshore_before_clone(flags: u64, call: &Call) -> i64;
     /// In the parent, after a call of the clone family, with what the kernel gave (a pid, or a negative errno).
     fn farshore_parent_after_clone(flags: u64, result: i64);
-    /// In the child, before it runs any code of the program.
-    fn farshore_child_started(flags: u64);
+    /// In the child, before it runs any code of the program, with what the first hook gave for it.
+    fn farshore_child_started(flags: u64, given: u64);
     /// Copies from memory of the program that may be unmapped. False: it is.
     fn farshore_read_program(to: *mut u8, from: u64, len: u64) -> bool;
     fn farshore_clone_new_stack(call: &Call, request: &[u64; 3]) -> i64;
@@ -134,7 +135,13 @@ enum Stack {
 struct Request {
     flags: u64,
     stack: Stack,
+    /// What the first hook gives for the child, where its `aux` has it.
+    given: u64,
 }
+
+/// Where the child's `aux` has what the first hook has given for it: flags have fewer bits.
+const GIVEN_SHIFT: u32 = 48;
+const GIVEN: u64 = 0xff << GIVEN_SHIFT;
 
 /// Reads the call's arguments; `clone3`'s structure into the slot.
 fn read_request(call: &Call, slot: &mut Slot) -> Result<Request, i64> {
@@ -154,6 +161,10 @@ fn read_request(call: &Call, slot: &mut Slot) -> Result<Request, i64> {
             // SAFETY: the structure is as large as the largest `size` that comes here.
             if !unsafe { farshore_read_program(slot.clone_args.as_mut_ptr().cast(), call.args[0], size) } {
                 return Err(EFAULT);
+            }
+            // Flags that no kernel has, in the place of our marks.
+            if slot.clone_args[0] & (MARK_CHILD | MARK_PARENT) != 0 {
+                return Err(EINVAL);
             }
             // What the kernel writes (pidfd, child_tid, parent_tid) and reads (set_tid). For `clone` the first hook sees to it.
             let [_, pidfd, child, parent, ..] = slot.clone_args;
@@ -178,7 +189,7 @@ fn read_request(call: &Call, slot: &mut Slot) -> Result<Request, i64> {
         // Now, because later the hooks may hold locks.
         make_writable(top.wrapping_sub(CHILD_BYTES), CHILD_BYTES);
     }
-    Ok(Request { flags, stack })
+    Ok(Request { flags, stack, given: 0 })
 }
 
 pub(super) fn clone(call: &mut Call) -> i64 {
@@ -222,7 +233,7 @@ fn clone_quietly(call: &mut Call) -> i64 {
     let request = read_request(call, unsafe { &mut *slot }).and_then(|request| {
         // SAFETY: hook, called as its contract says.
         let refused = unsafe { farshore_before_clone(request.flags, call) };
-        if refused < 0 { Err(refused) } else { Ok(request) }
+        if refused < 0 { Err(refused) } else { Ok(Request { given: (refused as u64) << GIVEN_SHIFT & GIVEN, ..request }) }
     });
     match request {
         Err(error) => {
@@ -230,9 +241,9 @@ fn clone_quietly(call: &mut Call) -> i64 {
             unsafe { Slots::give_back(slot) };
             error
         }
-        Ok(Request { flags, stack: Stack::Copied }) => clone_copied(call, slot, flags),
-        Ok(Request { flags, stack: Stack::New(top) }) => clone_new_stack(call, slot, flags, top),
-        Ok(Request { flags, stack: Stack::Parents }) => clone_parents_stack(call, slot, flags),
+        Ok(Request { flags, stack: Stack::Copied, given }) => clone_copied(call, slot, flags, given),
+        Ok(Request { flags, stack: Stack::New(top), given }) => clone_new_stack(call, slot, (flags, given), top),
+        Ok(Request { flags, stack: Stack::Parents, given }) => clone_parents_stack(call, slot, flags, given),
     }
 }
 
@@ -245,14 +256,14 @@ fn kernel_args(call: &Call, slot: *mut Slot) -> [u64; 6] {
     args
 }
 
-fn clone_copied(call: &Call, slot: *mut Slot, flags: u64) -> i64 {
+fn clone_copied(call: &Call, slot: *mut Slot, flags: u64, given: u64) -> i64 {
     let args = kernel_args(call, slot);
     // SAFETY: the child gets a copy of all memory, this frame included, and goes on in it.
     let result = unsafe { raw(call.nr, args) };
     if result == 0 {
         SLOTS.clear();
         // SAFETY: hook, called as its contract says.
-        unsafe { farshore_child_started(flags) };
+        unsafe { farshore_child_started(flags, given >> GIVEN_SHIFT) };
         return 0;
     }
     // SAFETY: taken by `clone`, not used after.
@@ -262,9 +273,9 @@ fn clone_copied(call: &Call, slot: *mut Slot, flags: u64) -> i64 {
     result
 }
 
-fn clone_new_stack(call: &Call, slot: *mut Slot, flags: u64, top: u64) -> i64 {
+fn clone_new_stack(call: &Call, slot: *mut Slot, (flags, given): (u64, u64), top: u64) -> i64 {
     let start = top.wrapping_sub(CHILD_BYTES);
-    let words = [call.rdi, call.rsi, call.mask, MARK_CHILD | flags, call.resume, call.return_address, call.flags];
+    let words = [call.rdi, call.rsi, call.mask, MARK_CHILD | given | flags, call.resume, call.return_address, call.flags];
     // SAFETY: the program gave this memory to the child, for a stack; nothing of the child's is under its red zone yet.
     unsafe { (start as *mut [u64; CHILD_WORDS]).write_unaligned(words) };
     let mut args = kernel_args(call, slot);
@@ -291,13 +302,13 @@ fn clone_new_stack(call: &Call, slot: *mut Slot, flags: u64, top: u64) -> i64 {
 }
 
 /// Fills the slot and leaves the rest to the assembly, since no frame survives the child.
-fn clone_parents_stack(call: &mut Call, slot: *mut Slot, flags: u64) -> i64 {
+fn clone_parents_stack(call: &mut Call, slot: *mut Slot, flags: u64, given: u64) -> i64 {
     // SAFETY: the slot is this thread's.
     let kept = unsafe { &mut *slot };
     (kept.rbx, kept.rdi) = (call.rbx, call.rdi);
     (kept.resume, kept.site, kept.flags) = (call.resume, call.return_address, call.flags);
     kept.mask = call.mask;
-    (kept.child, kept.parent) = (MARK_CHILD | flags, MARK_PARENT | flags);
+    (kept.child, kept.parent) = (MARK_CHILD | given | flags, MARK_PARENT | flags);
     call.args = kernel_args(call, slot);
     call.slot = slot as u64;
     call.action = ACTION_SHARED_STACK;
@@ -306,7 +317,7 @@ fn clone_parents_stack(call: &mut Call, slot: *mut Slot, flags: u64) -> i64 {
 
 /// A frame that was built behind the call: a child's first, or a parent's after vfork.
 pub(super) fn after_clone(call: &Call) -> i64 {
-    let flags = call.aux & !(MARK_CHILD | MARK_PARENT);
+    let flags = call.aux & !(MARK_CHILD | MARK_PARENT | GIVEN);
     let result = if call.aux & MARK_CHILD == 0 {
         // SAFETY: hook, called as its contract says.
         unsafe { farshore_parent_after_clone(flags, call.nr as i64) };
@@ -316,7 +327,7 @@ pub(super) fn after_clone(call: &Call) -> i64 {
             SLOTS.clear();
         }
         // SAFETY: hook, called as its contract says.
-        unsafe { farshore_child_started(flags) };
+        unsafe { farshore_child_started(flags, (call.aux & GIVEN) >> GIVEN_SHIFT) };
         0
     };
     swap_mask(call.mask);

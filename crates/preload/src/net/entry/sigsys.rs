@@ -6,8 +6,14 @@ use core::mem::size_of;
 const ENOSYS: i64 = -38;
 
 unsafe extern "C" {
-    /// Before a caught rt_sigreturn: may change what will be restored (keep SIGBUS and SIGSYS out of the mask).
-    fn farshore_before_sigreturn(context: &mut UContext);
+    /// Before a caught rt_sigreturn, which the program makes at stack pointer `sp`: may change what will be restored (keep SIGBUS and SIGSYS
+    /// out of the mask).
+    fn farshore_before_sigreturn(context: &mut UContext, sp: u64);
+    /// Brings memory of the program and keeps it until `farshore_let_go`, which gets `pinned` back; false if it cannot be read.
+    fn farshore_hold(addr: u64, len: u64, pinned: &mut u64) -> bool;
+    fn farshore_let_go(addr: u64, len: u64, pinned: u64);
+    /// The frame of a caught rt_sigreturn cannot be read: ends the program or makes `context` go on in its handler of SIGSEGV.
+    fn farshore_bad_frame(context: *mut UContext);
     /// A SIGSYS that Syscall User Dispatch did not raise: for the program's handler.
     fn farshore_foreign_sigsys(info: *mut SigInfo, context: *mut UContext);
 }
@@ -19,7 +25,7 @@ pub(super) fn sigreturn_at_site(call: &mut Call) -> i64 {
     // SAFETY: a program that makes this call has a signal frame at its stack pointer.
     let context = unsafe { &mut *(call.sp as *mut UContext) };
     // SAFETY: hook, called as its contract says.
-    unsafe { farshore_before_sigreturn(context) };
+    unsafe { farshore_before_sigreturn(context, call.sp) };
     call.action = ACTION_SHARED_STACK;
     0
 }
@@ -46,7 +52,7 @@ pub struct SigInfo {
 
 /// The kernel's ucontext, as far as it is the same for all sizes of signal mask.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct UContext {
     /// `UC_` flags.
     pub flags: u64,
@@ -78,8 +84,7 @@ const MAGIC1: u32 = 0x4650_5853;
 
 /// The SIGSYS handler: sends the interrupted thread to the entry.
 ///
-/// Register it with `SA_SIGINFO | SA_ONSTACK`, all signals but SIGBUS in its mask (its reads of the program's signal
-/// frame may fault), and a restorer in our own text.
+/// Register it with `SA_SIGINFO | SA_ONSTACK`, all signals in its mask, and a restorer in our own text.
 ///
 /// # Safety
 /// `info` and `context` are what the kernel gave the handler of a SIGSYS; [`init`] was called.
@@ -101,8 +106,11 @@ pub unsafe extern "C" fn on_sigsys(_signal: i32, info: *mut SigInfo, context: *m
     }
     // The kernel rolled rax back to the number, and left rip behind the syscall.
     if registers[REG_RAX] as u32 == NR_RT_SIGRETURN as u32 {
-        // SAFETY: the program is at an rt_sigreturn, so there is a signal frame at its stack pointer.
-        unsafe { adopt_signal_frame(thread) };
+        // SAFETY: our own context; the program is at an rt_sigreturn.
+        if !unsafe { adopt_signal_frame(thread) } {
+            // SAFETY: hook, called as its contract says.
+            unsafe { farshore_bad_frame(context) };
+        }
         return;
     }
     registers[REG_RCX] = registers[REG_RIP];
@@ -110,44 +118,68 @@ pub unsafe extern "C" fn on_sigsys(_signal: i32, info: *mut SigInfo, context: *m
     registers[REG_RIP] = farshore_entry as *const () as u64;
 }
 
-/// Makes the return from our handler the return from the program's.
+/// Copies `len` bytes of the program, if they can be read.
 ///
 /// # Safety
-/// `ours` is the context of the running handler, and there is a signal frame at the stack pointer in it.
-unsafe fn adopt_signal_frame(ours: &mut UContext) {
-    let frame = ours.registers[REG_RSP];
-    // SAFETY: hook; harmless for memory that is not managed.
-    unsafe { farshore_make_writable(frame, size_of::<UContext>() as u64) };
-    let own_floating = ours.floating;
-    // SAFETY: the caller's promise; nothing else has a reference to either.
-    unsafe { core::ptr::copy_nonoverlapping(frame as *const UContext, ours, 1) };
-    if ours.floating != 0 {
-        // SAFETY: both are floating-point states that the kernel wrote, or the program in the kernel's form.
-        ours.floating = unsafe { adopt_floating(own_floating, ours.floating) };
-    }
+/// `to` has room for them.
+unsafe fn copy_program(to: *mut u8, from: u64, len: u64) -> bool {
+    let mut pinned = 0;
     // SAFETY: hook, called as its contract says.
-    unsafe { farshore_before_sigreturn(ours) };
+    if !unsafe { farshore_hold(from, len, &mut pinned) } {
+        return false;
+    }
+    // SAFETY: the hook says that they can be read; the destination is the caller's promise, in our own frame or stack.
+    unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to, len as usize) };
+    // SAFETY: hook, called as its contract says.
+    unsafe { farshore_let_go(from, len, pinned) };
+    true
 }
 
-/// Copies the program's floating-point state over ours if ours has the room. Returns the one to restore from.
+/// Makes the return from our handler the return from the program's. False if its frame cannot be read.
 ///
 /// # Safety
-/// Both are addresses of floating-point states of signal frames.
-unsafe fn adopt_floating(ours: u64, theirs: u64) -> u64 {
-    // SAFETY: hook; harmless for memory that is not managed.
-    unsafe { farshore_make_writable(theirs, FLOATING_LEGACY) };
+/// `ours` is the context of the running handler, and the program is at an `rt_sigreturn`.
+unsafe fn adopt_signal_frame(ours: &mut UContext) -> bool {
+    let (frame, own_floating) = (ours.registers[REG_RSP], ours.floating);
+    let mut theirs = core::mem::MaybeUninit::<UContext>::uninit();
+    // SAFETY: room for a UContext.
+    if !unsafe { copy_program(theirs.as_mut_ptr().cast(), frame, size_of::<UContext>() as u64) } {
+        return false;
+    }
+    // SAFETY: all its bytes were written, and it is made of numbers.
+    let mut theirs = unsafe { theirs.assume_init() };
+    if theirs.floating != 0 {
+        // SAFETY: our own floating-point state.
+        match unsafe { adopt_floating(own_floating, theirs.floating) } {
+            Some(floating) => theirs.floating = floating,
+            None => return false,
+        }
+    }
+    *ours = theirs;
+    // SAFETY: hook, called as its contract says.
+    unsafe { farshore_before_sigreturn(ours, frame) };
+    true
+}
+
+/// Copies the program's floating-point state over ours if ours has the room. The one to restore from; `None` if it cannot be read.
+///
+/// # Safety
+/// `ours` is 0 or the address of the state in our own signal frame.
+unsafe fn adopt_floating(ours: u64, theirs: u64) -> Option<u64> {
+    let mut legacy = [0u64; FLOATING_LEGACY as usize / 8];
+    // SAFETY: room for it.
+    if !unsafe { copy_program(legacy.as_mut_ptr().cast(), theirs, FLOATING_LEGACY) } {
+        return None;
+    }
+    // SAFETY: a state's first 512 bytes, in whatever form the program has left it.
+    let needed = unsafe { floating_size(legacy.as_ptr() as u64) };
     // SAFETY: the caller's promise.
     let room = unsafe { floating_size(ours) };
-    // SAFETY: the caller's promise.
-    let needed = unsafe { floating_size(theirs) };
     if needed > room {
-        return theirs;
+        return Some(theirs);
     }
-    // SAFETY: hook; harmless for memory that is not managed.
-    unsafe { farshore_make_writable(theirs, needed) };
-    // SAFETY: `needed` bytes are there in both; they are in two signal frames, which do not overlap.
-    unsafe { core::ptr::copy_nonoverlapping(theirs as *const u8, ours as *mut u8, needed as usize) };
-    ours
+    // SAFETY: as many bytes are there in ours, which the kernel has written.
+    unsafe { copy_program(ours as *mut u8, theirs, needed) }.then_some(ours)
 }
 
 /// Bytes of a floating-point state.

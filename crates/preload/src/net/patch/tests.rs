@@ -91,9 +91,9 @@ fn a_stub_has_its_site_first_and_operands_that_still_fit() {
     // syscall; mov rdx, [rip + 0x10]; ret. The moved instruction is encoded at the stub's address.
     let function: [&[u8]; 3] = [&SYSCALL, &[0x48, 0x8b, 0x15, 0x10, 0, 0, 0], &[0xc3]];
     let start = stubs::start() - 0x10_0000;
-    let (plans, ..) = plan_of(start, &function, &[]);
+    let (plans, _, bytes) = plan_of(start, &function, &[]);
     let address = stubs::start() + STUB_SIZE as u64;
-    let bytes = stub(&plans[0], address).expect("near enough");
+    let bytes = stub(&Text { start, bytes: &bytes }, &plans[0], address).expect("near enough");
     assert_eq!(bytes[..8], (start + 2).to_le_bytes());
     let code: Vec<Instruction> =
         Decoder::with_ip(64, &bytes[STUB_HEAD..], address + STUB_HEAD as u64, DecoderOptions::NONE).into_iter().take(5).collect();
@@ -106,14 +106,14 @@ fn a_stub_has_its_site_first_and_operands_that_still_fit() {
 
 #[test]
 fn a_text_out_of_reach_has_no_stub() {
-    let (plans, ..) = plan_of(0x1000, &[&SYSCALL, &[0x48, 0x8d, 0x15, 0, 0, 0, 0], &[0xc3]], &[]);
-    assert!(stub(&plans[0], 0x1_0000_0000).is_none());
+    let (plans, _, bytes) = plan_of(0x1000, &[&SYSCALL, &[0x48, 0x8d, 0x15, 0, 0, 0, 0], &[0xc3]], &[]);
+    assert!(stub(&Text { start: 0x1000, bytes: &bytes }, &plans[0], 0x1_0000_0000).is_none());
 }
 
 #[test]
 fn the_far_search_agrees_with_a_plain_one() {
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
-    for length in [0, 1, 5, 15, 16, 17, 31, 400] {
+    for length in [0, 1, 5, 15, 16, 17, 31, 63, 64, 65, 129, 400] {
         let mut next = || {
             seed ^= seed << 13;
             seed ^= seed >> 7;
@@ -133,6 +133,32 @@ fn the_far_search_agrees_with_a_plain_one() {
             Some((at, (distance + 4).wrapping_add_signed(displacement as isize)))
         });
         assert_eq!(found, plain.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn the_short_search_and_the_one_for_syscalls_agree_with_plain_ones() {
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    for length in [0, 1, 2, 15, 16, 17, 33, 63, 64, 65, 66, 128, 129, 400] {
+        let mut next = || {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            [0x6f, 0x70, 0x7f, 0x80, 0xe0, 0xe3, 0xe4, 0xeb, 0x0f, 0x05][(seed >> 32) as usize % 10]
+        };
+        let bytes: Vec<u8> = (0..length).map(|_| next()).collect();
+        let (mut found, mut sites) = (Vec::new(), Vec::new());
+        let sources = length / 7..length - length / 9;
+        short_jumps(&bytes, sources.clone(), &mut |at, target| found.push((at, target)));
+        let plain = sources.filter_map(|at| {
+            let distance = *bytes.get(at + 1)?;
+            matches!(bytes[at], 0x70..=0x7f | 0xe0..=0xe3 | 0xeb)
+                .then(|| (at, (at + 2).wrapping_add_signed(isize::from(distance as i8))))
+        });
+        assert_eq!(found, plain.collect::<Vec<_>>());
+        each_match(&bytes, is_syscall, |at| sites.push(at));
+        let plain = (0..length).filter(|&at| bytes.get(at..at + 2) == Some(&SYSCALL));
+        assert_eq!(sites, plain.collect::<Vec<_>>());
     }
 }
 

@@ -234,11 +234,14 @@ impl Message {
     }
 
     fn receive(&mut self, mem: &impl Memory) -> i64 {
-        if !self.cursor.accessible(mem, Access::Write) {
+        let control = self.header.control != 0 && self.header.control_len > 0;
+        let can_be_cut = self.is_stream() && self.flags & !CUT_RECEIVE == 0 && !control;
+        let accessible = self.cursor.accessible(mem, Access::Write);
+        if !accessible && !can_be_cut {
             return FAULT;
         }
-        let control = self.header.control != 0 && self.header.control_len > 0;
-        if self.is_stream() && self.total > SMALL && self.flags & !CUT_RECEIVE == 0 && !control {
+        // A stream ends at the byte that cannot be accessed, as natively.
+        if can_be_cut && (self.total > SMALL || !accessible) {
             self.receive_pieces(mem)
         } else {
             self.receive_on_scratch(mem)

@@ -1,5 +1,6 @@
 //! Transfers in pieces, and on scratch memory, for descriptors that are read and written.
 
+use super::super::buffers::careful::careful_copy;
 use super::super::buffers::scratch::Scratch;
 use super::super::buffers::{Access, IoVec, Memory, PAGE, PinSet, address, clip, errno, pin_local, read_user};
 use super::kind::{self, Kind};
@@ -128,7 +129,8 @@ impl Cursor {
         at
     }
     /// Whether the program itself may access the next bytes: all, but for those beyond [`SMALL`]. Asked before a
-    /// call on scratch memory, which would otherwise take bytes out of a pipe that it cannot deliver.
+    /// call on scratch memory, which would otherwise take bytes out of a pipe that it cannot deliver. (Memory that is not
+    /// managed can only be read to find out.)
     pub(super) fn accessible(&self, mem: &impl Memory, access: Access) -> bool {
         let (mut at, mut left) = (*self, SMALL);
         while left > 0 {
@@ -139,8 +141,9 @@ impl Cursor {
             let want = clip(here.addr, here.len.min(left));
             // With an empty set there is room: nothing is safe only if the page cannot be had.
             let safe = if want == 0 { 0 } else { mem.pin(&mut pins, here.addr, want, access).min(want) };
+            let readable = is_readable(here.addr, safe);
             mem.unpin(&mut pins);
-            if safe == 0 {
+            if safe == 0 || !readable {
                 return false;
             }
             at.pass(safe);
@@ -149,25 +152,29 @@ impl Cursor {
         true
     }
     /// Copies the next bytes to or from `scratch`, as many as it holds or `bytes`; whether all could be accessed.
-    pub(in super::super) fn copy<M: Memory>(mut self, mem: &M, scratch: &Scratch<'_, M>, bytes: u64, flow: Flow) -> bool {
+    pub(in super::super) fn copy<M: Memory>(self, mem: &M, scratch: &Scratch<'_, M>, bytes: u64, flow: Flow) -> bool {
+        self.copy_some(mem, scratch, bytes, flow) == bytes
+    }
+    /// The same; how many bytes could be accessed.
+    fn copy_some<M: Memory>(mut self, mem: &M, scratch: &Scratch<'_, M>, bytes: u64, flow: Flow) -> u64 {
         let mut done = 0;
         while done < bytes {
             let mut pins = PinSet::new();
             let next = self.next(mem, &mut pins);
             mem.unpin(&mut pins);
-            let Ok(Some(here)) = next else { return false };
+            let Ok(Some(here)) = next else { break };
             let len = here.len.min(bytes - done);
             let copied = match flow {
-                Flow::Write => scratch.copy_in(done, here.addr, len),
-                Flow::Read => scratch.copy_out(done, here.addr, len),
+                Flow::Write => scratch.copy_in_some(done, here.addr, len),
+                Flow::Read => scratch.copy_out_some(done, here.addr, len),
             };
-            if !copied {
-                return false;
+            self.pass(copied);
+            done += copied;
+            if copied < len {
+                break;
             }
-            self.pass(len);
-            done += len;
         }
-        true
+        done
     }
 }
 
@@ -198,19 +205,34 @@ impl FileCall {
 pub(super) fn file(mem: &impl Memory, call: FileCall, cursor: Cursor) -> Option<i64> {
     let total = cursor.total(mem).ok()?;
     let kind = kind::of(mem, call.fd);
-    match (kind, call.flow) {
-        (Kind::Refused, _) => None,
+    let next = match (kind, call.flow) {
+        (Kind::Refused, _) => return None,
         (Kind::Stream { .. } | Kind::Packets, _) if call.position.is_none() && call.flags == 0 => {
-            Some(messages::as_socket(mem, call, kind, cursor, total))
+            return Some(messages::as_socket(mem, call, kind, cursor, total));
         }
-        // Natively such a call ends at the byte that cannot be accessed.
-        _ if !cursor.accessible(mem, access(call.flow)) => in_pieces(mem, call, cursor, total, Next::Never),
-        (Kind::Stream { .. } | Kind::Packets | Kind::Whole, _) => Some(on_scratch(mem, call, cursor, total)),
-        _ if total <= SMALL || call.flags & libc::RWF_ATOMIC as u32 != 0 => Some(on_scratch(mem, call, cursor, total)),
-        (Kind::Pipe, Flow::Read) => in_pieces(mem, call, cursor, total, Next::WithoutBlocking),
-        (Kind::Terminal, Flow::Read) => in_pieces(mem, call, cursor, total, Next::Never),
-        (Kind::Steady | Kind::Pipe | Kind::Terminal, _) => in_pieces(mem, call, cursor, total, Next::Same),
+        (Kind::Pipe, Flow::Read) => Next::WithoutBlocking,
+        (Kind::Steady | Kind::Pipe, _) | (Kind::Terminal, Flow::Write) => Next::Same,
+        (Kind::Terminal | Kind::Stream { .. } | Kind::Packets | Kind::Whole, _) => Next::Never,
+    };
+    // Natively such a call ends at the byte that cannot be accessed.
+    if !cursor.accessible(mem, access(call.flow)) {
+        return in_pieces(mem, call, cursor, total, next);
     }
+    let whole = matches!(kind, Kind::Stream { .. } | Kind::Packets | Kind::Whole);
+    if whole || total <= SMALL || call.flags & libc::RWF_ATOMIC as u32 != 0 {
+        return Some(on_scratch(mem, call, cursor, total));
+    }
+    in_pieces(mem, call, cursor, total, next)
+}
+
+/// Whether the bytes can be read. What is managed among them is pinned.
+fn is_readable(addr: u64, len: u64) -> bool {
+    let pages = (addr..addr + len).step_by(PAGE as usize).chain(len.checked_sub(1).map(|last| addr + last));
+    pages.into_iter().all(|at| {
+        let mut byte = 0u8;
+        // SAFETY: `byte` has room for one.
+        unsafe { careful_copy(&raw mut byte, at, 1) }
+    })
 }
 
 /// How the pieces after the first are made.
@@ -300,8 +322,12 @@ fn on_scratch(mem: &impl Memory, call: FileCall, cursor: Cursor, total: u64) -> 
     let iovs = pin_local(mem, &mut pins, &mut iov);
     let result = call.make(mem, iovs, 1, 0, call.flags);
     mem.unpin(&mut pins);
-    if call.flow == Flow::Read && result > 0 && !cursor.copy(mem, &scratch, (result as u64).min(len), Flow::Read) {
-        return FAULT;
+    if call.flow == Flow::Read && result > 0 {
+        // Memory that can be read and not written: natively the call ends before it.
+        return match cursor.copy_some(mem, &scratch, (result as u64).min(len), Flow::Read) {
+            0 => FAULT,
+            copied => copied as i64,
+        };
     }
     result
 }

@@ -1,0 +1,151 @@
+//! The swap space of a forked child: what its parent had written when it forked, which both read and neither changes, and a space
+//! of its own on top.
+//!
+//! Slots below `first_own` are the parent's, the others lie in the child's own space, from its slot 0 on. (Slot 0 of a space
+//! is never given out, and the slot map leaves the first of a child's out too.) The parent's space may be layered itself: a
+//! read goes down until it finds its layer. Files of the base stay open, and on disk, as long as some process has them.
+//!
+//! The own space is made when it is first written to: most children only exec.
+
+use crate::any::{AnyBackend, AnyQueue};
+use crate::error::OpenError;
+use farshore_core::word::Slot;
+use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
+use rustix::fd::RawFd;
+use std::sync::OnceLock;
+
+/// Makes a space like the base.
+pub type Open = Box<dyn Fn() -> Result<AnyBackend, OpenError> + Send + Sync>;
+
+/// A base and a space of one's own.
+pub struct Layered {
+    base: &'static AnyBackend,
+    first_own: u64,
+    own: OnceLock<AnyBackend>,
+    open: Open,
+}
+
+impl core::fmt::Debug for Layered {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Layered").field("base", &self.base).field("first_own", &self.first_own).finish_non_exhaustive()
+    }
+}
+
+impl Layered {
+    /// On top of `base`, the copy of the parent's; slots from `first_own` on are the child's, in a space that `open` makes.
+    pub fn new(base: &'static AnyBackend, first_own: u64, open: Open) -> Layered {
+        Layered { base, first_own, own: OnceLock::new(), open }
+    }
+
+    /// What the parent had.
+    pub fn base(&self) -> &AnyBackend {
+        self.base
+    }
+
+    /// The child's own, once it is open.
+    pub fn own(&self) -> Option<&AnyBackend> {
+        self.own.get()
+    }
+
+    /// Opens the own space, as the base was opened, unless it is open.
+    ///
+    /// # Errors
+    /// As when the base was opened: the disk may be full by now, say.
+    pub fn open_own(&self) -> Result<&AnyBackend, OpenError> {
+        if self.own.get().is_none() {
+            // If another thread was faster, this one is closed again.
+            let _ = self.own.set((self.open)()?);
+        }
+        self.own.get().ok_or(OpenError::NoSpace)
+    }
+
+    /// Which space has `slot`, and its number there.
+    fn layer(&self, slot: Slot) -> Result<(&AnyBackend, Slot), IoError> {
+        match slot.number().checked_sub(self.first_own) {
+            None => Ok((self.base, slot)),
+            // Nothing was written there yet: reads of such a slot do not happen.
+            Some(number) => Ok((self.own.get().ok_or(IoError::Short)?, Slot::new(number).ok_or(IoError::Short)?)),
+        }
+    }
+
+    /// The descriptors of all layers.
+    pub fn fds(&self) -> Vec<RawFd> {
+        self.base.fds().chain(self.own.get().into_iter().flat_map(AnyBackend::fds)).collect()
+    }
+}
+
+impl Layered {
+    /// The rings of the own space's queues.
+    pub fn rings(&self) -> Vec<RawFd> {
+        self.own.get().map_or_else(Vec::new, AnyBackend::rings)
+    }
+}
+
+impl Backend for Layered {
+    type Queue = LayeredQueue;
+
+    fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
+        let (space, slot) = self.layer(slot)?;
+        space.read(slot, into)
+    }
+
+    fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        // Runs lie within an extent, and layers begin with one.
+        let (space, first) = self.layer(first)?;
+        space.read_run(first, into)
+    }
+
+    fn queue(&self, depth: u32) -> Result<LayeredQueue, IoError> {
+        let own = self.open_own().map_err(|_| IoError::Full)?;
+        Ok(LayeredQueue { own: Box::new(own.queue(depth)?), first_own: self.first_own })
+    }
+
+    fn capacity(&self) -> Option<u64> {
+        self.base.capacity()
+    }
+
+    fn name(&self) -> &str {
+        self.base.name()
+    }
+
+    fn spaces(&self) -> usize {
+        self.base.spaces()
+    }
+
+    fn capacity_of(&self, space: usize) -> Option<u64> {
+        self.base.capacity_of(space)
+    }
+
+    fn name_of(&self, slot: Slot) -> &str {
+        self.layer(slot).map_or_else(|_| self.name(), |(space, slot)| space.name_of(slot))
+    }
+}
+
+/// Writes to the own space.
+#[derive(Debug)]
+pub struct LayeredQueue {
+    own: Box<AnyQueue>,
+    first_own: u64,
+}
+
+impl WriteQueue for LayeredQueue {
+    unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {
+        let Some(first) = first.number().checked_sub(self.first_own).and_then(Slot::new) else {
+            unreachable!("{first:?} is the parent's, which nobody writes")
+        };
+        // SAFETY: the caller keeps to our own contract, which is the same.
+        unsafe { self.own.start_write(first, pages, count, tag) }
+    }
+
+    fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.own.reap(wait, done);
+    }
+
+    fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.own.reap_within(ns, done);
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.own.in_flight()
+    }
+}

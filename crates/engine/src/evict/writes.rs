@@ -1,0 +1,371 @@
+//! The writes of one evictor: in line, with the device, done, or failed.
+//!
+//! ```text
+//!  start_write ─▶ waiting ─pump─▶ in flight ─reap─┬─▶ acknowledged: the stage is quiet
+//!                    │                            └─▶ failed: the stage keeps the bytes ─┐
+//!                    └── its space is left alone now ──▶ failed ─────────────────────────┤
+//!       ▲                                                                                │ mend_failed
+//!       └── other slots, in a space that takes pages; else back into the program's ◀─────┘
+//!           memory, if there is a frame; else, now and then, the same once more
+//! ```
+//!
+//! At most [`WRITES_IN_FLIGHT`] are with devices that answer. Those to a space that hangs are not counted and not waited
+//! for.
+
+use super::pipeline::{Evictor, TRIAL_EVERY_NS, TRIAL_PAGES, WRITES_IN_FLIGHT};
+use super::ring::StageState;
+use super::stage::Vacancy;
+use crate::Engine;
+use crate::health::{Begun, Transfer};
+use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy, WriteQueue};
+use core::sync::atomic::Ordering;
+use farshore_core::limits::BATCHES_IN_FLIGHT;
+use farshore_core::slots::Run;
+use farshore_core::sync::Futex;
+use farshore_core::word::{Slot, Stage};
+
+/// Writes of pages whose first write failed that may be in line.
+pub(super) const RETRIES: usize = 64;
+/// Pages of one of them.
+const RETRY_PAGES: usize = 64;
+/// The number that such writes have in place of a batch's.
+const RETRY: usize = BATCHES_IN_FLIGHT;
+
+/// A write that was not started yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Write {
+    pub(super) slot: Slot,
+    pub(super) stage: Stage,
+    pub(super) count: u32,
+    pub(super) batch: usize,
+    /// It is made to see whether its space works.
+    pub(super) trial: bool,
+}
+
+/// One that the device has.
+#[derive(Debug)]
+pub(super) struct Flight {
+    tag: u64,
+    slot: Slot,
+    begun: Begun,
+    transfer: Transfer,
+}
+
+/// A write's tag: which batch, first stage, how many.
+fn tag(write: &Write) -> u64 {
+    (write.batch as u64) << 56 | u64::from(write.count) << 32 | u64::from(write.stage.0)
+}
+
+fn untag(tag: u64) -> (usize, Stage, u32) {
+    ((tag >> 56) as usize, Stage(tag as u32), (tag >> 32) as u32 & 0xff_ffff)
+}
+
+/// How long to wait for a completion.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    No,
+    Within(u64),
+    ForOne,
+}
+
+impl<Q: WriteQueue> Evictor<Q> {
+    /// Puts a write in line. Its stages are in state Writing from before this until its completion.
+    pub(super) fn start_write<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, write: Write)
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        self.writes_left[write.batch] += 1;
+        self.waiting.push_back(write);
+        self.pump(engine);
+    }
+
+    /// Whether a write is under way that is worth waiting for.
+    pub(super) fn has_live<K, B, P, C, F>(&self, engine: &Engine<K, B, P, C, F>) -> bool
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        self.live(engine) > 0
+    }
+
+    fn live<K, B, P, C, F>(&self, engine: &Engine<K, B, P, C, F>) -> u32
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        self.flights.iter().filter(|flight| !engine.hangs(flight.slot)).count() as u32
+    }
+
+    /// Gives the device as many of the waiting writes as it may have. How many it gave.
+    fn pump<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>) -> u32
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        let mut given = 0;
+        while let Some(&write) = self.waiting.front() {
+            if engine.hangs(write.slot) || (!write.trial && engine.is_closed(write.slot)) {
+                self.waiting.pop_front();
+                self.ended(write.batch, write.stage, write.count, StageState::Failed);
+                continue;
+            }
+            if self.live(engine) >= WRITES_IN_FLIGHT {
+                break;
+            }
+            let memory: *const PageBuf = engine.stages.memory(write.stage);
+            let begun = engine.begin_write(write.slot, write.trial);
+            let transfer = engine.transfer(write.slot, self.id);
+            // SAFETY: the stages from `stage` on are in state Writing, so this evictor, the only one who reuses
+            // them, leaves their bytes alone until the completion.
+            if unsafe { self.queue.start_write(write.slot, memory, write.count, tag(&write)) }.is_err() {
+                engine.transferred(transfer);
+                break;
+            }
+            self.waiting.pop_front();
+            self.flights.push(Flight { tag: tag(&write), slot: write.slot, begun, transfer });
+            given += 1;
+        }
+        given
+    }
+
+    /// A write has ended: its stages are in this state now.
+    fn ended(&mut self, batch: usize, first: Stage, count: u32, state: StageState) {
+        self.writes_left[batch] -= 1;
+        for stage in (first.0..first.0 + count).map(Stage) {
+            self.ring.set(stage, state);
+        }
+        if state == StageState::Failed {
+            self.failed += count;
+        }
+    }
+
+    /// Takes completions: the stages' slots hold their bytes now. With `wait`, blocks until there is one.
+    pub(super) fn reap<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, wait: bool)
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        self.take_completions(engine, if wait { Wait::ForOne } else { Wait::No });
+    }
+
+    /// As [`Evictor::reap`] with `wait`, for at most about `ns`.
+    pub(super) fn reap_within<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, ns: u64)
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        self.take_completions(engine, Wait::Within(ns));
+    }
+
+    fn take_completions<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, mut wait: Wait)
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        self.pump(engine);
+        while self.queue.in_flight() > 0 {
+            let completions = &mut self.completions;
+            let mut done = |tag, result| completions.push((tag, result));
+            match wait {
+                Wait::No => self.queue.reap(false, &mut done),
+                Wait::Within(ns) => self.queue.reap_within(ns, &mut done),
+                Wait::ForOne => self.queue.reap(true, &mut done),
+            }
+            // The next ones go to the device before we look at what these were. (Their places in line are free: the
+            // completions were taken out of the queue, but their flights are still noted.)
+            self.forget_flights(engine);
+            let given = self.pump(engine);
+            self.look_at_completions(engine);
+            if given == 0 {
+                break;
+            }
+            wait = Wait::No;
+        }
+    }
+
+    /// The transfers of what has completed are over.
+    fn forget_flights<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        for &(tag, result) in &self.completions {
+            let Some(at) = self.flights.iter().position(|flight| flight.tag == tag) else {
+                unreachable!("a write has completed that was not started")
+            };
+            let flight = self.flights.swap_remove(at);
+            engine.transferred(flight.transfer);
+            engine.note_write(flight.slot, flight.begun, result);
+        }
+    }
+
+    fn look_at_completions<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        while let Some((tag, result)) = self.completions.pop() {
+            let (batch, first, count) = untag(tag);
+            let state = if result.is_ok() { StageState::Quiet } else { StageState::Failed };
+            self.ended(batch, first, count, state);
+            match result {
+                Ok(()) => {
+                    for stage in (first.0..first.0 + count).map(Stage) {
+                        let _ = engine.stage_is_written(stage);
+                    }
+                    engine.stats.pages_out.fetch_add(u64::from(count), Ordering::Relaxed);
+                    engine.space_full.store(false, Ordering::Relaxed);
+                }
+                Err(_) => {
+                    engine.stats.io_errors.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Pages whose write failed: to other slots if some space takes them, else back into the program's memory if there is a
+    /// frame, else another try now and then.
+    pub(super) fn mend_failed<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        let now = engine.clock.now_ns();
+        let mut retry = now >= self.retry_at_ns;
+        if retry {
+            self.retry_at_ns = now + TRIAL_EVERY_NS;
+        }
+        for stage in self.ring.stages() {
+            if self.failed == 0 {
+                return;
+            }
+            // Or written once more just now, with the one before.
+            if self.ring.state(stage) != StageState::Failed {
+                continue;
+            }
+            if engine.stages.vacancy(stage) != Vacancy::Held {
+                self.mended(stage);
+                continue;
+            }
+            let room = (self.writes_left[RETRY] as usize) < RETRIES;
+            if room && engine.health.any_open() && self.write_elsewhere(engine, stage) {
+                continue;
+            }
+            if engine.bring_back(stage, self.id) {
+                self.mended(stage);
+            } else if retry && room {
+                retry = false;
+                self.try_again(engine, stage);
+            }
+        }
+    }
+
+    fn mended(&mut self, stage: Stage) {
+        self.ring.set(stage, StageState::Quiet);
+        self.failed -= 1;
+    }
+
+    /// Writes `stage`, and failed ones that follow it, to new slots. False: there are none.
+    fn write_elsewhere<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, stage: Stage) -> bool
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        let trial = engine.reserve_trial(self.failed_from(engine, stage, TRIAL_PAGES));
+        let is_trial = trial.is_some();
+        let run = trial.or_else(|| engine.slots.reserve_run(self.failed_from(engine, stage, RETRY_PAGES)));
+        run.is_some_and(|run| {
+            self.write_again(engine, stage, run, is_trial);
+            true
+        })
+    }
+
+    /// No space takes pages: one of those that do not is tried, with these.
+    fn try_again<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, stage: Stage)
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        let trial = engine.reserve_trial(self.failed_from(engine, stage, TRIAL_PAGES));
+        // Without a slot to be had, the old one once more.
+        let old = engine.stages.slot(stage).map(|first| Run { first, len: 1 });
+        if let Some(run) = trial.or(old) {
+            self.write_again(engine, stage, run, true);
+        }
+    }
+
+    /// Failed stages from `stage` on that somebody needs, side by side, at most `most`.
+    fn failed_from<K, B, P, C, F>(&self, engine: &Engine<K, B, P, C, F>, stage: Stage, most: usize) -> u32
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        let from = self.ring.stages().skip_while(|&other| other != stage).take(most);
+        let failed =
+            |&stage: &Stage| self.ring.state(stage) == StageState::Failed && engine.stages.vacancy(stage) == Vacancy::Held;
+        from.take_while(failed).count() as u32
+    }
+
+    /// Writes the stages from `first` on to the slots of `run`.
+    fn write_again<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, first: Stage, run: Run, trial: bool)
+    where
+        K: Kernel,
+        B: Backend<Queue = Q>,
+        P: Policy,
+        C: Clock,
+        F: Futex,
+    {
+        for n in 0..run.len {
+            let (stage, slot) = (Stage(first.0 + n), run.first.plus(u64::from(n)));
+            engine.slots.set_sum(slot, Engine::<K, B, P, C, F>::checksum(slot, engine.stages.bytes(stage)));
+            let old = engine.stages.slot(stage);
+            engine.stages.set_slot(stage, Some(slot));
+            if let Some(old) = old.filter(|&old| old != slot) {
+                engine.slots.free(old);
+            }
+            self.ring.set(stage, StageState::Writing);
+            self.failed -= 1;
+        }
+        self.start_write(engine, Write { slot: run.first, stage: first, count: run.len, batch: RETRY, trial });
+    }
+}

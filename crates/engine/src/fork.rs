@@ -1,0 +1,159 @@
+//! What a fork needs: a moment in which no page is in anybody's hands, and an engine for the child.
+//!
+//! # In the parent
+//!
+//! [`Engine::quiesce`], under the address-space lock (so no memory call is under way):
+//!
+//! 1. the **gate** is closed: who faults now sleeps, and faults that have begun end. Evictors go on meanwhile, since such a
+//!    fault may need a frame;
+//! 2. evictors **rest**: each ends the writes that it has begun, and says of every stage whether its slot has the bytes.
+//!
+//! Now every page is untouched, resident, leaving and written, or out; each slot in use is named by a page word or by a stage. The
+//! caller shares the slots ([`SlotMap::share`]), forks, and calls [`Engine::resume`].
+//!
+//! # In the child
+//!
+//! It has a copy of everything, and none of the threads. [`Engine::for_child`] makes a new engine around the page words and
+//! slots, and turns each word into what is true there ([`AtomicWord::inherit`](farshore_core::word::AtomicWord::inherit)). What was in
+//! the parent's stages is read from its slots. Nothing else of the parent's engine is used.
+
+use crate::Engine;
+use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farshore_core::page::Page;
+use farshore_core::slots::SlotMap;
+use farshore_core::sync::Futex;
+use farshore_core::table::PageTable;
+use farshore_core::word::{State, Word};
+
+/// How evictors are brought to rest.
+#[derive(Debug, Default)]
+pub(crate) struct Rest {
+    /// 1: they are to rest.
+    wanted: AtomicU32,
+    /// How many do.
+    resting: AtomicU32,
+    /// How many there are.
+    evictors: AtomicU32,
+    /// Pages whose bytes are in stages alone: their writes fail.
+    unsaved: AtomicU64,
+}
+
+impl Rest {
+    pub(crate) fn add_evictor(&self) {
+        self.evictors.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst) != 0
+    }
+
+    /// The calling evictor rests until it is told to go on.
+    pub(crate) fn rest<F: Futex>(&self, futex: &F, unsaved: u64) {
+        self.unsaved.fetch_add(unsaved, Ordering::SeqCst);
+        self.resting.fetch_add(1, Ordering::SeqCst);
+        futex.wake_all(&self.resting);
+        while self.is_wanted() {
+            futex.wait(&self.wanted, 1);
+        }
+        self.resting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What an engine for a child is made from: the copy of the parent's.
+#[derive(Debug)]
+pub struct Inheritance<'p> {
+    /// Page words.
+    pub table: PageTable,
+    /// Slots, with the parent's as their base ([`SlotMap::begin_own`]).
+    pub slots: SlotMap,
+    /// The parent's stages, for the slots that they were written to.
+    pub stages: &'p crate::evict::stage::Stages,
+    /// Managed pages.
+    pub managed: u64,
+    /// Leave pins as they are: some call of this thread that is under way cannot tell which are its own.
+    pub keep_pins: bool,
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// Waits until no page is in anybody's hands, and keeps it so until [`Engine::resume`]. Under the address-space lock, by a thread
+    /// that is not serving a fault and does not touch managed memory before.
+    ///
+    /// # Errors
+    /// How many pages are in stages alone because their writes fail: a child could not have them. Resume all the same.
+    pub fn quiesce(&self) -> Result<(), u64> {
+        self.gate.close(&self.futex);
+        self.rest.unsaved.store(0, Ordering::SeqCst);
+        self.rest.wanted.store(1, Ordering::SeqCst);
+        // Evictors that sleep look at `wanted` when they wake.
+        self.work.signal(&self.futex);
+        loop {
+            let resting = self.rest.resting.load(Ordering::SeqCst);
+            if resting >= self.rest.evictors.load(Ordering::SeqCst) {
+                break;
+            }
+            self.futex.wait(&self.rest.resting, resting);
+        }
+        match self.rest.unsaved.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            unsaved => Err(unsaved),
+        }
+    }
+
+    /// Everything goes on.
+    pub fn resume(&self) {
+        self.rest.wanted.store(0, Ordering::SeqCst);
+        self.futex.wake_all(&self.rest.wanted);
+        self.gate.open(&self.futex);
+    }
+
+    /// The engine of a forked child. `staging` as for [`Engine::new`]; the other parts are the child's own. The frames of what is
+    /// resident are taken, whatever the limit.
+    ///
+    /// # Safety
+    /// As for [`Engine::new`]; and the parent was quiet ([`Engine::quiesce`]) when it forked.
+    ///
+    /// # Errors
+    /// A page that the child cannot have, and its word.
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn for_child(
+        shape: crate::Shape,
+        kernel: K,
+        backend: B,
+        policy: P,
+        clock: C,
+        futex: F,
+        staging: *mut PageBuf,
+        from: Inheritance<'_>,
+    ) -> Result<Self, (Page, Word)> {
+        // SAFETY: this function's own condition.
+        let mut engine = unsafe { Engine::new(shape, kernel, backend, policy, clock, futex, staging) };
+        engine.table = from.table;
+        engine.slots = from.slots;
+        engine.slots.set_spaces(&crate::capacities(&engine.backend));
+        engine.stats.manage(from.managed as i64);
+        let mut resident = 0;
+        for g in engine.table.granules() {
+            g.granule.listed.store(false, Ordering::Relaxed);
+            g.granule.protection_epoch.store(0, Ordering::Relaxed);
+            if !g.granule.touched() {
+                continue;
+            }
+            let mut here = 0;
+            for (page, word) in g.id.range().iter().zip(g.words) {
+                let (state, freed) =
+                    word.inherit(from.keep_pins, |stage| from.stages.slot(stage)).map_err(|word| (page, word))?;
+                here += u64::from(state == State::Resident);
+                if let Some(slot) = freed {
+                    engine.slots.free(slot);
+                }
+            }
+            if here > 0 {
+                engine.list_granule(g.granule, g.id.first(), g.id.0 as usize);
+            }
+            resident += here;
+        }
+        engine.frames.take_back(resident);
+        Ok(engine)
+    }
+}

@@ -1,0 +1,535 @@
+//! Which swap spaces work: what is done about one that fails, is full, or does not answer.
+//!
+//! ```text
+//!            a write finds no room                  WRITE_TRIES writes in a row fail
+//!   works ────────────────────────▶ full ──────────────────────────────────────────▶ fails
+//!     ▲          (no new extents)     │                    (no slots at all)            │
+//!     └───────────────────────────────┴─────────────────────────────────────────────────┘
+//!            a write that was a *trial* succeeds; while there are others that work, less and less often
+//!
+//!   a transfer takes longer than the patience: *hangs* (no slots), until none does any more
+//! ```
+//!
+//! Evictors report how writes end ([`Health::wrote`], [`Health::failed`]), and give pages that a trial may lose nothing by
+//! ([`Health::take_trial`]): its stage keeps the bytes until the write is acknowledged. Nothing here moves a page. What lies in
+//! a space that fails stays there, and is read from there.
+//!
+//! Transfers are noted while they are under way ([`Engine::transfer`]), so that a [`Watcher`], on a thread of its own that does no
+//! I/O with a swap space, sees which take too long; it also says what has changed. A thread that waits for such a transfer waits
+//! on: the kernel cannot be made to give its buffer back.
+
+use crate::Engine;
+use crate::traits::{Backend, Clock, IoError, Kernel, Policy};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use farshore_core::slots::{Allowed, SlotMap};
+use farshore_core::sync::{Futex, Padded, spin_hint};
+use farshore_core::wait::Event;
+use farshore_core::word::Slot;
+
+/// Failed writes in a row after which a space is left alone.
+pub const WRITE_TRIES: u32 = 3;
+/// How long a transfer may take before its space counts as hanging, unless [`Health::set_patience`] says otherwise.
+pub const PATIENCE_NS: u64 = 10_000_000_000;
+/// Between two trials of a space that fails, at first, and while no other space takes its place.
+const TRIAL_EVERY_NS: u64 = 100_000_000;
+/// Between two trials at most.
+const TRIAL_EVERY_MAX_NS: u64 = 10_000_000_000;
+/// A space that works again is said to only after it has done so for this long: a full disk with a little room comes and goes.
+const PROBATION_NS: u64 = 3_000_000_000;
+/// Transfers that are watched at a time. Of more, some are not.
+const WATCHED: usize = 128;
+/// Places that a transfer looks at for a free one.
+const PROBES: usize = 4;
+
+/// What is wrong with the writes to a space.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Writing {
+    /// Nothing.
+    Works,
+    /// There is no room for more.
+    Full,
+    /// They fail.
+    Fails,
+}
+
+#[derive(Debug)]
+struct Space {
+    /// A [`Writing`], by number.
+    writing: AtomicU32,
+    hangs: AtomicBool,
+    /// Failed writes since the last that succeeded.
+    streak: AtomicU32,
+    errors: AtomicU64,
+    /// Of the last failure.
+    why: AtomicU64,
+    try_at_ns: AtomicU64,
+    pause_ns: AtomicU64,
+}
+
+/// A transfer that is under way.
+#[derive(Debug)]
+struct Watched {
+    /// When it began; 0: the place is free.
+    since_ns: AtomicU64,
+    slot: AtomicU64,
+}
+
+/// How it was with a write when it was begun.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Begun {
+    /// Its pages are there to see whether the space works.
+    pub(crate) trial: bool,
+    state: Writing,
+}
+
+/// Of all spaces.
+#[derive(Debug)]
+pub struct Health {
+    spaces: Box<[Space]>,
+    watched: Box<[Padded<Watched>]>,
+    patience_ns: AtomicU64,
+    /// Somebody is in [`Health::set_allowed`]: evictors and the watcher only, for a moment.
+    applying: AtomicBool,
+    /// The watcher has something to look at.
+    news: Event,
+    /// The watcher sleeps until there is: whoever begins a transfer says so.
+    idle: AtomicBool,
+}
+
+fn pack(why: IoError) -> u64 {
+    match why {
+        IoError::Full => 1,
+        IoError::Short => 2,
+        IoError::Device(errno) => 1 << 32 | u64::from(errno as u32),
+    }
+}
+
+fn unpack(why: u64) -> IoError {
+    match why {
+        1 => IoError::Full,
+        2 => IoError::Short,
+        errno => IoError::Device(errno as u32 as i32),
+    }
+}
+
+impl Health {
+    /// Of this many spaces, all of which work.
+    pub fn new(spaces: usize) -> Health {
+        let space = || Space {
+            writing: AtomicU32::new(Writing::Works as u32),
+            hangs: AtomicBool::new(false),
+            streak: AtomicU32::new(0),
+            errors: AtomicU64::new(0),
+            why: AtomicU64::new(0),
+            try_at_ns: AtomicU64::new(0),
+            pause_ns: AtomicU64::new(TRIAL_EVERY_NS),
+        };
+        let watched = || Padded(Watched { since_ns: AtomicU64::new(0), slot: AtomicU64::new(0) });
+        Health {
+            spaces: (0..spaces.max(1)).map(|_| space()).collect(),
+            watched: (0..WATCHED).map(|_| watched()).collect(),
+            patience_ns: AtomicU64::new(PATIENCE_NS),
+            applying: AtomicBool::new(false),
+            news: Event::new(),
+            idle: AtomicBool::new(false),
+        }
+    }
+
+    /// How long a transfer may take before its space counts as hanging.
+    pub fn set_patience(&self, ns: u64) {
+        self.patience_ns.store(ns.max(1), Ordering::Relaxed);
+    }
+
+    /// How many spaces there are.
+    pub fn spaces(&self) -> usize {
+        self.spaces.len()
+    }
+
+    /// Whether writes to a space work.
+    pub fn writing(&self, space: usize) -> Writing {
+        match self.spaces[space].writing.load(Ordering::Relaxed) {
+            0 => Writing::Works,
+            1 => Writing::Full,
+            _ => Writing::Fails,
+        }
+    }
+
+    /// Whether a space does not answer.
+    pub fn hangs(&self, space: usize) -> bool {
+        self.spaces[space].hangs.load(Ordering::Relaxed)
+    }
+
+    /// Writes to a space that failed.
+    pub fn errors(&self, space: usize) -> u64 {
+        self.spaces[space].errors.load(Ordering::Relaxed)
+    }
+
+    /// Why the last of them failed.
+    pub fn why(&self, space: usize) -> IoError {
+        unpack(self.spaces[space].why.load(Ordering::Relaxed))
+    }
+
+    /// Whether slots of a space are given out.
+    pub fn is_open(&self, space: usize) -> bool {
+        self.writing(space) != Writing::Fails && !self.hangs(space)
+    }
+
+    /// Whether some space but `space` takes pages.
+    pub fn has_other(&self, space: usize) -> bool {
+        (0..self.spaces.len()).any(|s| s != space && self.writing(s) == Writing::Works && !self.hangs(s))
+    }
+
+    /// Whether nothing is wrong with any.
+    pub fn all_work(&self) -> bool {
+        (0..self.spaces.len()).all(|space| self.writing(space) == Writing::Works)
+    }
+
+    /// Whether one does not answer.
+    pub fn any_hangs(&self) -> bool {
+        (0..self.spaces.len()).any(|space| self.hangs(space))
+    }
+
+    /// Whether some space takes pages.
+    pub fn any_open(&self) -> bool {
+        (0..self.spaces.len()).any(|space| self.is_open(space))
+    }
+
+    /// Lets the slots follow the state, which was changed before: the last who does it has seen the last change.
+    fn set_allowed(&self, slots: &SlotMap, space: usize) {
+        while self.applying.swap(true, Ordering::AcqRel) {
+            spin_hint();
+        }
+        let allowed = match self.writing(space) {
+            _ if self.hangs(space) => Allowed::Nothing,
+            Writing::Works => Allowed::All,
+            Writing::Full => Allowed::NoGrowth,
+            Writing::Fails => Allowed::Nothing,
+        };
+        slots.allow(space, allowed);
+        self.applying.store(false, Ordering::Release);
+    }
+
+    /// A write to `space` has succeeded; `trial`: a page that was given to see whether it works. True when the watcher should
+    /// hear of it.
+    fn wrote(&self, slots: &SlotMap, space: usize, trial: bool) -> bool {
+        let it = &self.spaces[space];
+        if it.streak.load(Ordering::Relaxed) != 0 {
+            it.streak.store(0, Ordering::Relaxed);
+        }
+        let changed = trial && self.writing(space) != Writing::Works;
+        if changed {
+            it.pause_ns.store(TRIAL_EVERY_NS, Ordering::Relaxed);
+            it.writing.store(Writing::Works as u32, Ordering::Release);
+            self.set_allowed(slots, space);
+        }
+        changed
+    }
+
+    /// A write to `space` has failed. True when the watcher should hear of it.
+    fn failed(&self, slots: &SlotMap, space: usize, begun: Begun, why: IoError, now_ns: u64) -> bool {
+        let it = &self.spaces[space];
+        it.errors.fetch_add(1, Ordering::Relaxed);
+        it.why.store(pack(why), Ordering::Relaxed);
+        let before = self.writing(space);
+        // That there is no room says nothing about slots that were used before.
+        let counts = !begun.trial && (why != IoError::Full || begun.state != Writing::Works);
+        let streak = if counts { it.streak.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
+        let now = match why {
+            _ if streak >= WRITE_TRIES => Writing::Fails,
+            IoError::Full => before.max(Writing::Full),
+            IoError::Device(_) | IoError::Short => before,
+        };
+        if now <= before {
+            return false;
+        }
+        it.writing.store(now as u32, Ordering::Release);
+        it.try_at_ns.store(now_ns + it.pause_ns.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.set_allowed(slots, space);
+        true
+    }
+
+    /// A space that should be tried now, if any: the caller writes a few pages there that it can write again elsewhere.
+    pub(crate) fn take_trial(&self, now_ns: u64) -> Option<usize> {
+        (0..self.spaces.len()).find(|&space| {
+            if self.writing(space) == Writing::Works || self.hangs(space) {
+                return false;
+            }
+            let it = &self.spaces[space];
+            let due = it.try_at_ns.load(Ordering::Relaxed);
+            // Another takes its place meanwhile: there is no hurry.
+            let pause = match self.has_other(space) {
+                true => (2 * it.pause_ns.load(Ordering::Relaxed)).min(TRIAL_EVERY_MAX_NS),
+                false => TRIAL_EVERY_NS,
+            };
+            let mine =
+                now_ns >= due && it.try_at_ns.compare_exchange(due, now_ns + pause, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            if mine {
+                it.pause_ns.store(pause, Ordering::Relaxed);
+            }
+            mine
+        })
+    }
+
+    fn set_hangs(&self, slots: &SlotMap, space: usize, hangs: bool) {
+        self.spaces[space].hangs.store(hangs, Ordering::Relaxed);
+        self.set_allowed(slots, space);
+    }
+
+    /// A transfer of `slot` begins: where it is noted, if there is a place. `hint` spreads threads.
+    fn enter(&self, slot: Slot, now_ns: u64, hint: usize) -> Option<usize> {
+        let place = (0..PROBES).map(|n| (hint + n) % WATCHED).find(|&at| {
+            let since = &self.watched[at].since_ns;
+            // SeqCst: before the look at `idle`, as the watcher's store of it is before its look at the places.
+            since.load(Ordering::Relaxed) == 0
+                && since.compare_exchange(0, now_ns.max(1), Ordering::SeqCst, Ordering::Relaxed).is_ok()
+        })?;
+        self.watched[place].slot.store(slot.number(), Ordering::Relaxed);
+        Some(place)
+    }
+
+    fn leave(&self, place: Option<usize>) {
+        if let Some(at) = place {
+            self.watched[at].since_ns.store(0, Ordering::Release);
+        }
+    }
+
+    /// The transfer of each space that takes longest: since when, and its slot.
+    fn longest(&self, slots: &SlotMap, each: &mut [Option<(u64, Slot)>]) {
+        each.fill(None);
+        for watched in &self.watched {
+            let since = watched.since_ns.load(Ordering::SeqCst);
+            let Some(slot) = Slot::new(watched.slot.load(Ordering::Relaxed)).filter(|_| since != 0) else { continue };
+            // What a forked child reads from its parent's space comes last.
+            let space = slots.space_of(slot).unwrap_or(each.len() - 1);
+            if each[space].is_none_or(|(longest, _)| since < longest) {
+                each[space] = Some((since, slot));
+            }
+        }
+    }
+}
+
+/// A transfer that is noted.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Transfer(Option<usize>);
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// A transfer of the slots from `slot` on begins. Ends with [`Engine::transferred`].
+    pub(crate) fn transfer(&self, slot: Slot, hint: usize) -> Transfer {
+        let place = self.health.enter(slot, self.clock.now_ns(), hint);
+        if self.health.idle.load(Ordering::SeqCst) && self.health.idle.swap(false, Ordering::SeqCst) {
+            self.health.news.signal(&self.futex);
+        }
+        Transfer(place)
+    }
+
+    /// It has ended.
+    pub(crate) fn transferred(&self, transfer: Transfer) {
+        self.health.leave(transfer.0);
+    }
+
+    /// A write to `slot` begins.
+    pub(crate) fn begin_write(&self, slot: Slot, trial: bool) -> Begun {
+        Begun { trial, state: self.slots.space_of(slot).map_or(Writing::Works, |space| self.health.writing(space)) }
+    }
+
+    /// It has ended.
+    pub(crate) fn note_write(&self, slot: Slot, begun: Begun, result: Result<(), IoError>) {
+        let Some(space) = self.slots.space_of(slot) else { return };
+        let changed = match result {
+            Ok(()) => self.health.wrote(&self.slots, space, begun.trial),
+            Err(why) => self.health.failed(&self.slots, space, begun, why, self.clock.now_ns()),
+        };
+        if changed {
+            self.wake_watcher();
+        }
+    }
+
+    /// Evictors run out of what was allocated for them: the watcher sees to it, if there is one that sleeps.
+    pub(crate) fn wake_watcher_for_stock(&self) {
+        if self.health.news.sleepers() > 0 {
+            self.wake_watcher();
+        }
+    }
+
+    /// The watcher looks, and looks whether it shall stop.
+    pub fn wake_watcher(&self) {
+        self.health.news.signal(&self.futex);
+    }
+
+    /// Whether a write to `slot`, which is an own one, should rather not be begun.
+    pub(crate) fn is_closed(&self, slot: Slot) -> bool {
+        self.slots.space_of(slot).is_some_and(|space| !self.health.is_open(space))
+    }
+
+    /// Whether what is in flight to `slot` is not worth waiting for.
+    pub(crate) fn hangs(&self, slot: Slot) -> bool {
+        self.slots.space_of(slot).is_some_and(|space| self.health.hangs(space))
+    }
+}
+
+/// What has become of a space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// There is no room for more.
+    Full,
+    /// Writes fail.
+    Fails(IoError),
+    /// It works again.
+    Works,
+    /// A transfer has not ended for so many ns.
+    Hangs(u64),
+    /// All have, the longest after so many ns.
+    Answers(u64),
+}
+
+/// Something that the user should know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct News {
+    /// Some slot of the space: `Backend::name_of` tells its name.
+    pub slot: Slot,
+    /// What has become of it.
+    pub change: Change,
+    /// Another space takes its place.
+    pub others: bool,
+}
+
+/// Watches the spaces of one engine, and sees to it that evictors need not allocate.
+#[derive(Debug)]
+pub struct Watcher {
+    told: Vec<Told>,
+    longest: Vec<Option<(u64, Slot)>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    writing: Writing,
+    /// It works, and has since then.
+    works_since_ns: Option<u64>,
+    /// It hangs: since when, and a slot of it.
+    hangs: Option<(u64, Slot)>,
+}
+
+impl Watcher {
+    /// A watcher of this many spaces.
+    pub fn new(spaces: usize) -> Watcher {
+        let told = Told { writing: Writing::Works, works_since_ns: None, hangs: None };
+        // One more: what a forked child has from its parent.
+        Watcher { told: alloc::vec![told; spaces + 1], longest: alloc::vec![None; spaces + 1] }
+    }
+
+    /// The watcher's thread: looks, and sleeps while there is nothing to look at, until `stop` (and a change).
+    pub fn run<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex>(
+        &mut self,
+        engine: &Engine<K, B, P, C, F>,
+        stop: &AtomicBool,
+        tell: &mut dyn FnMut(News),
+    ) {
+        let health = &engine.health;
+        while !stop.load(Ordering::Acquire) {
+            let prepared = health.news.prepare();
+            // First, so that a transfer that begins after the look wakes us.
+            health.idle.store(true, Ordering::SeqCst);
+            let busy = self.look(engine, tell);
+            health.idle.store(!busy, Ordering::SeqCst);
+            let pause = (health.patience_ns.load(Ordering::Relaxed) / 8).clamp(10_000_000, 1_000_000_000);
+            health.news.sleep(&engine.futex, prepared, busy.then_some(pause));
+        }
+    }
+
+    /// One look. Whether there is something that changes by itself: look again soon.
+    pub fn look<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex>(
+        &mut self,
+        engine: &Engine<K, B, P, C, F>,
+        tell: &mut dyn FnMut(News),
+    ) -> bool {
+        // Without memory: the map does not grow for now.
+        let _ = engine.slots.stock();
+        let now = engine.clock.now_ns();
+        engine.health.longest(&engine.slots, &mut self.longest);
+        let mut busy = self.longest.iter().any(Option::is_some);
+        for space in 0..self.told.len() {
+            busy |= self.look_for_hang(engine, space, now, tell);
+            if space < engine.health.spaces() {
+                busy |= self.look_at_writes(engine, space, now, tell);
+            }
+        }
+        busy
+    }
+
+    fn look_for_hang<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex>(
+        &mut self,
+        engine: &Engine<K, B, P, C, F>,
+        space: usize,
+        now: u64,
+        tell: &mut dyn FnMut(News),
+    ) -> bool {
+        let health = &engine.health;
+        let patience = health.patience_ns.load(Ordering::Relaxed);
+        let late = self.longest[space].filter(|(since, _)| now.saturating_sub(*since) >= patience);
+        let own = space < health.spaces();
+        let others = own && health.has_other(space);
+        let told = &mut self.told[space];
+        let change = match (late, told.hangs) {
+            (Some((since, slot)), None) => {
+                told.hangs = Some((since, slot));
+                News { slot, change: Change::Hangs(now - since), others }
+            }
+            (None, Some((since, slot))) => {
+                told.hangs = None;
+                News { slot, change: Change::Answers(now - since), others }
+            }
+            _ => return told.hangs.is_some(),
+        };
+        if own {
+            health.set_hangs(&engine.slots, space, told.hangs.is_some());
+            // Evictors need not wait for it, or may use it again.
+            engine.work.signal(&engine.futex);
+        }
+        tell(change);
+        told.hangs.is_some()
+    }
+
+    fn look_at_writes<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex>(
+        &mut self,
+        engine: &Engine<K, B, P, C, F>,
+        space: usize,
+        now: u64,
+        tell: &mut dyn FnMut(News),
+    ) -> bool {
+        let health = &engine.health;
+        let is = health.writing(space);
+        let told = &mut self.told[space];
+        let change = match is {
+            Writing::Works if told.writing == Writing::Works => return false,
+            Writing::Works => {
+                let since = *told.works_since_ns.get_or_insert(now);
+                if now.saturating_sub(since) < PROBATION_NS {
+                    return true;
+                }
+                told.works_since_ns = None;
+                told.writing = is;
+                Change::Works
+            }
+            worse => {
+                told.works_since_ns = None;
+                let worst = worse.max(told.writing);
+                let before = core::mem::replace(&mut told.writing, worst);
+                match health.why(space) {
+                    _ if worse <= before => return false,
+                    // Said already.
+                    IoError::Full if before == Writing::Full => return false,
+                    IoError::Full => Change::Full,
+                    why => Change::Fails(why),
+                }
+            }
+        };
+        if let Some(slot) = engine.slots.some_slot_of(space) {
+            tell(News { slot, change, others: health.has_other(space) });
+        }
+        // Who changes it again tells.
+        false
+    }
+}

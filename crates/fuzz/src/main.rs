@@ -1,0 +1,20 @@
+//! libFuzzer around one target, which the environment names (`tools/fuzz.py` does): libFuzzer's own options and
+//! files follow on the command line, and the processes that it starts itself find the target too.
+#![no_main]
+
+use farshore_fuzz::{TARGET_VARIABLE, Target, find};
+use std::sync::OnceLock;
+
+static CHOSEN: OnceLock<&'static Target> = OnceLock::new();
+
+fn chosen() -> &'static Target {
+    CHOSEN.get_or_init(|| {
+        let name = std::env::var(TARGET_VARIABLE).unwrap_or_default();
+        find(&name).unwrap_or_else(|| {
+            eprintln!("farshore-fuzz: {TARGET_VARIABLE}={name:?} names no target; start it by tools/fuzz.py");
+            std::process::exit(2)
+        })
+    })
+}
+
+libfuzzer_sys::fuzz_target!(init: { let _ = chosen(); }, |input: &[u8]| (chosen().run)(input));

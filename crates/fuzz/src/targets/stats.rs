@@ -1,0 +1,48 @@
+//! The counters, as the command reads them from a program's answer.
+
+use super::structured::{self, Words};
+use super::{assert_one_line, text};
+use farshore_config::stats::{SCHEMA, Space, Stats};
+use serde_json::{Map, Value};
+use std::sync::LazyLock;
+
+/// Fields and values of counters, some of which do not exist. The fields of each part stand among them.
+static WORDS: LazyLock<Words> = LazyLock::new(|| {
+    let counters = Stats { spaces: vec![Space::default()], ..Stats::default() };
+    let mut keys = vec!["later".to_owned()];
+    collect_keys(&serde_json::to_value(counters).unwrap_or_default(), &mut keys);
+    Words { keys, texts: &["", "sort", "upcall", "dir:/x", "a\n\"b\\"] }
+});
+
+fn collect_keys(value: &Value, keys: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(key, value)| {
+            keys.push(key.clone());
+            collect_keys(value, keys);
+        }),
+        Value::Array(list) => list.iter().for_each(|value| collect_keys(value, keys)),
+        _ => {}
+    }
+}
+
+/// Reads the input as counters, or as their fields.
+pub fn run(input: &[u8]) {
+    let text = match structured::of(input) {
+        Some(mut bytes) => {
+            let mut fields = Map::new();
+            WORDS.change(&mut bytes, &mut fields);
+            Value::Object(fields).to_string().into()
+        }
+        None => text(input),
+    };
+    match Stats::from_json(&text) {
+        Ok(stats) => {
+            assert!(stats.schema <= SCHEMA);
+            let line = stats.to_json_line();
+            assert!(!line.contains('\n'));
+            assert_eq!(Stats::from_json(&line).as_ref(), Ok(&stats));
+            assert_eq!(Stats::from_json(&stats.to_json()), Ok(stats));
+        }
+        Err(error) => assert_one_line(&error),
+    }
+}

@@ -1,0 +1,72 @@
+//! A swap spec.
+
+use super::{assert_one_line, reads_back, text};
+use farshore_config::{Size, SwapSpec};
+
+/// Reads the input as a swap spec.
+pub fn run(input: &[u8]) {
+    let text = text(input);
+    let Some(spec) = reads_back::<SwapSpec>(&text) else {
+        assert!(!certainly_good(&text), "{text:?} is refused");
+        return;
+    };
+    assert_means(&spec, &text);
+    let built =
+        matches!(spec, SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Ram { compress: None, .. } | SwapSpec::Delay(_));
+    match spec.check_supported() {
+        Ok(()) => assert!(built, "{text:?} is not built"),
+        Err(error) => {
+            assert!(!built, "{text:?} is refused: {error}");
+            assert_one_line(&error);
+        }
+    }
+}
+
+/// Whether the documents leave no doubt that this is a spec.
+fn certainly_good(text: &str) -> bool {
+    let some = |prefix: &str| text.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty());
+    let sized = |prefix: &str| text.strip_prefix(prefix).is_some_and(|size| size.parse::<Size>().is_ok());
+    some("dir:")
+        || some("dev:")
+        || some("redis://")
+        || some("file:") && !text.contains(",size=")
+        || text == "ram"
+        || sized("ram,size=")
+}
+
+/// The kind, the path and the size are where the text has them.
+fn assert_means(spec: &SwapSpec, text: &str) {
+    let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
+    let path_is = |path: &std::path::Path, expected: &str| assert_eq!(path.to_str(), Some(expected), "{text:?}");
+    match spec {
+        SwapSpec::Dir(path) => {
+            assert_eq!(kind, "dir");
+            path_is(path, rest);
+        }
+        SwapSpec::Dev(path) => {
+            assert_eq!(kind, "dev");
+            path_is(path, rest);
+        }
+        SwapSpec::File { path, size: None } => {
+            assert_eq!(kind, "file");
+            path_is(path, rest);
+        }
+        SwapSpec::File { path, size: Some(size) } => {
+            assert_eq!(kind, "file");
+            let path = path.to_str().unwrap_or_default();
+            let written = rest.strip_prefix(path).and_then(|rest| rest.strip_prefix(",size="));
+            assert_eq!(written.and_then(|size| size.parse().ok()), Some(*size), "{text:?}");
+        }
+        SwapSpec::Ram { size, .. } => {
+            assert!(text.starts_with("ram"), "{text:?}");
+            let written = text.split_once(",size=").and_then(|(_, size)| size.parse().ok());
+            assert_eq!(written, *size, "{text:?}");
+        }
+        SwapSpec::Delay(time) => {
+            assert_eq!(kind, "delay");
+            assert_eq!(rest.parse(), Ok(*time));
+        }
+        SwapSpec::Remote(address) => assert_eq!((kind, rest), ("remote", address.as_str())),
+        SwapSpec::Redis(address) => assert_eq!(address, text),
+    }
+}

@@ -1,0 +1,221 @@
+extern crate std;
+use super::*;
+use object::elf;
+use std::ffi::CString;
+use std::format;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::string::String;
+use std::vec;
+use std::vec::Vec;
+
+const GLIBC: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
+
+/// A directory, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("farshore-launch-{}-{name}", std::process::id()));
+        std::fs::create_dir(&path).expect("the temporary directory is writable");
+        Folder(path)
+    }
+
+    fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, bytes).expect("it can be written");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn text(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).expect("no zero byte")
+}
+
+/// A 64-bit header for `machine` of type `kind`, with one `PT_INTERP` segment that names `loader`.
+fn image(class: u8, machine: u16, kind: u16, loader: Option<&[u8]>) -> Vec<u8> {
+    let mut bytes = vec![0_u8; 64];
+    bytes[..4].copy_from_slice(b"\x7fELF");
+    bytes[4..7].copy_from_slice(&[class, elf::ELFDATA2LSB, 1]);
+    bytes[16..18].copy_from_slice(&kind.to_le_bytes());
+    bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+    bytes[20..24].copy_from_slice(&1_u32.to_le_bytes());
+    bytes[52..54].copy_from_slice(&64_u16.to_le_bytes());
+    let Some(name) = loader else { return bytes };
+    bytes[32..40].copy_from_slice(&64_u64.to_le_bytes());
+    bytes[54..56].copy_from_slice(&56_u16.to_le_bytes());
+    bytes[56..58].copy_from_slice(&1_u16.to_le_bytes());
+    let mut segment = vec![0_u8; 56];
+    segment[..4].copy_from_slice(&elf::PT_INTERP.to_le_bytes());
+    segment[8..16].copy_from_slice(&120_u64.to_le_bytes());
+    segment[32..40].copy_from_slice(&(name.len() as u64).to_le_bytes());
+    bytes.extend(segment);
+    bytes.extend(name);
+    bytes
+}
+
+fn program() -> Vec<u8> {
+    image(elf::ELFCLASS64, elf::EM_X86_64, elf::ET_DYN, Some(GLIBC))
+}
+
+/// What a check of `path` says, and the interpreter that it came to.
+fn checked(path: &Path) -> (Result<Loader, Obstacle>, String) {
+    let mut buffer = vec![0xaa; Work::BYTES];
+    let mut work = Work::new(&mut buffer);
+    let answer = check(&Program::at(&text(path)), &Rights::of_this_thread(), &mut work);
+    let name = work.interpreter().map_or(String::new(), |name| name.to_str().expect("plain").into());
+    (answer, name)
+}
+
+fn elf_of(folder: &Folder, bytes: &[u8]) -> Elf {
+    let path = text(&folder.file("elf", bytes));
+    let mut buffer = vec![0xaa; Work::BYTES];
+    let file = Program::at(&path).open().expect("it is there");
+    headers(&file, &mut Work::new(&mut buffer)).expect("it can be read")
+}
+
+#[test]
+fn kinds_of_files_are_told_apart() {
+    let folder = Folder::new("kinds");
+    assert_eq!(elf_of(&folder, &program()), Elf::Program { dynamic: true });
+    let of = |class, machine, kind| elf_of(&folder, &image(class, machine, kind, None));
+    assert_eq!(of(elf::ELFCLASS64, elf::EM_X86_64, elf::ET_EXEC), Elf::Program { dynamic: false });
+    assert_eq!(of(elf::ELFCLASS32, elf::EM_386, elf::ET_EXEC), Elf::Not64Bit(Machine(elf::EM_386)));
+    assert_eq!(of(elf::ELFCLASS64, elf::EM_AARCH64, elf::ET_DYN), Elf::OtherMachine(Machine(elf::EM_AARCH64)));
+    assert_eq!(of(elf::ELFCLASS64, elf::EM_X86_64, elf::ET_REL), Elf::NotAProgram { kind: elf::ET_REL });
+    assert_eq!(format!("{} {}", Machine(elf::EM_386), Machine(9999)), "i386 processor number 9999");
+}
+
+/// Every shortened and every one-bit-off file ends in an answer, not in a crash.
+#[test]
+fn damaged_files_are_survived() {
+    let folder = Folder::new("damaged");
+    let program = program();
+    for length in [4, 10, 17, 19, 30, 63, 64, 100, 119, 120, 130, 140, program.len() - 1] {
+        let elf = elf_of(&folder, &program[..length]);
+        assert!(matches!(elf, Elf::Damaged(_)), "{length}: {elf:?}");
+    }
+    for bit in 0..program.len() * 8 {
+        let mut bytes = program.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        elf_of(&folder, &bytes);
+    }
+}
+
+/// Behind many other program headers, which are read piece by piece.
+#[test]
+fn the_dynamic_linker_is_found_wherever_its_header_is() {
+    let folder = Folder::new("many");
+    for before in [0_usize, 6, 7, 8, 9, 40] {
+        let mut bytes = program();
+        let segment: Vec<u8> = bytes[64..120].to_vec();
+        bytes.truncate(64);
+        bytes[56..58].copy_from_slice(&u16::try_from(before + 1).expect("few").to_le_bytes());
+        bytes.extend(vec![0; before * 56]);
+        let mut segment = segment;
+        segment[8..16].copy_from_slice(&(bytes.len() as u64 + 56).to_le_bytes());
+        bytes.extend(segment);
+        bytes.extend(GLIBC);
+        assert_eq!(elf_of(&folder, &bytes), Elf::Program { dynamic: true }, "{before}");
+    }
+}
+
+#[test]
+fn programs_and_their_loaders() {
+    let folder = Folder::new("loaders");
+    let glibc = Place::of(c"/lib64/ld-linux-x86-64.so.2").expect("this test has it");
+    assert_eq!(checked(Path::new("/bin/sh")), (Ok(glibc), String::new()));
+    assert_eq!(checked(Path::new("/proc/self/exe")).0, Ok(glibc));
+    let mut buffer = vec![0; Work::BYTES];
+    assert_eq!(loader_of(c"/proc/self/exe", &mut Work::new(&mut buffer)), Ok(glibc));
+    let with = |name: &str, loader: &[u8]| {
+        checked(&folder.file(name, &image(elf::ELFCLASS64, elf::EM_X86_64, elf::ET_DYN, Some(loader)))).0
+    };
+    assert_eq!(with("musl", b"/lib/ld-musl-x86_64.so.1\0"), Err(Obstacle::Musl));
+    assert_eq!(with("other", b"/lib/ld.so\0"), Err(Obstacle::Loader));
+    assert_eq!(with("missing", b"/no/ld-linux-x86-64.so.2\0"), Err(Obstacle::LoaderMissing(Errno::ENOENT)));
+    assert_eq!(checked(&folder.file("text", b"hello\n")).0, Err(Obstacle::Unknown));
+    assert_eq!(checked(&folder.file("empty", b"")).0, Err(Obstacle::Unknown));
+    assert_eq!(checked(&folder.0).0, Err(Obstacle::NotAFile));
+    assert_eq!(checked(Path::new("/dev/null")).0, Err(Obstacle::NotAFile));
+    assert_eq!(checked(Path::new("/no/such/program")).0, Err(Obstacle::Missing(Errno::ENOENT)));
+}
+
+#[test]
+fn an_exec_by_descriptor_is_followed_to_its_file() {
+    use std::os::fd::AsRawFd;
+    let folder = Folder::new("at");
+    let path = folder.file("sh", &std::fs::read("/bin/sh").expect("it is there"));
+    std::os::unix::fs::symlink(&path, folder.0.join("link")).expect("a link");
+    let mut buffer = vec![0; Work::BYTES];
+    let mut of = |directory, path, flags| {
+        let program = Program { directory, path, flags };
+        check(&program, &Rights::of_this_thread(), &mut Work::new(&mut buffer)).map(drop)
+    };
+    let file = std::fs::File::open(&path).expect("it is there");
+    assert_eq!(of(file.as_raw_fd(), c"", AT_EMPTY_PATH), Ok(()));
+    assert_eq!(of(file.as_raw_fd(), c"", 0), Err(Obstacle::Missing(Errno::ENOENT)));
+    let handle = farshore_sys::fd::open_at(AT_FDCWD, &text(&path), 0o10_000_000).expect("O_PATH");
+    assert_eq!(of(handle.raw(), c"", AT_EMPTY_PATH), Ok(()));
+    let directory = std::fs::File::open(&folder.0).expect("it is there");
+    assert_eq!(of(directory.as_raw_fd(), c"sh", 0), Ok(()));
+    assert_eq!(of(directory.as_raw_fd(), c"link", 0), Ok(()));
+    assert_eq!(of(directory.as_raw_fd(), c"link", AT_SYMLINK_NOFOLLOW), Err(Obstacle::NotAFile));
+    assert_eq!(of(directory.as_raw_fd(), c"", AT_EMPTY_PATH), Err(Obstacle::NotAFile));
+    assert_eq!(of(-1, c"", AT_EMPTY_PATH), Err(Obstacle::Missing(Errno::ENOENT)));
+    assert_eq!(of(-1, &text(&path), 0), Ok(()));
+}
+
+/// As many scripts as the kernel takes, which is asked too.
+#[test]
+fn scripts_are_followed_as_deep_as_the_kernel_goes() {
+    let folder = Folder::new("scripts");
+    let mut interpreter = PathBuf::from("/bin/sh");
+    for level in 1..=SCRIPTS_MAX + 1 {
+        let path = folder.file(&format!("script{level}"), format!("#!{}\nexit 7\n", interpreter.display()).as_bytes());
+        let status = std::process::Command::new(&path).status();
+        let answer = checked(&path).0.map(drop);
+        if level <= SCRIPTS_MAX {
+            assert_eq!(status.ok().and_then(|status| status.code()), Some(7), "{level}");
+            assert_eq!(answer, Ok(()), "{level}");
+        } else {
+            assert!(status.is_err());
+            assert_eq!(answer, Err(Obstacle::Scripts));
+        }
+        interpreter = path;
+    }
+}
+
+#[test]
+fn interpreters_that_cannot_be_run() {
+    let folder = Folder::new("interpreters");
+    let script = |name: &str, first: &str| checked(&folder.file(name, first.as_bytes()));
+    assert_eq!(script("missing", "#!/no/such/shell -e\n"), (Err(Obstacle::Missing(Errno::ENOENT)), "/no/such/shell".into()));
+    assert_eq!(script("nameless", "#!"), (Err(Obstacle::Missing(Errno::ENOENT)), String::new()));
+    let plain = folder.file("plain", b"#!/bin/sh\n");
+    std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o644)).expect("it is ours");
+    let name = String::from(plain.to_str().expect("plain"));
+    assert_eq!(script("plainly", &format!("#!{name}\n")), (Err(Obstacle::NotExecutable(Errno::EACCES)), name));
+    assert_eq!(script("folder", "#!/tmp\n"), (Err(Obstacle::NotAFile), "/tmp".into()));
+}
+
+#[test]
+fn other_rights_than_ones_own_are_an_obstacle() {
+    let mut buffer = vec![0; Work::BYTES];
+    let rights = Rights { real: (1000, 1000), effective: (0, 1000), no_new_privs: true };
+    assert_eq!(check(&Program::at(c"/bin/sh"), &rights, &mut Work::new(&mut buffer)), Err(Obstacle::Secure));
+}
+
+#[test]
+fn what_says_nothing_about_the_program_is_told_apart() {
+    assert!(Obstacle::Missing(Errno::EMFILE).is_passing() && Obstacle::Unreadable(Errno::ENOMEM).is_passing());
+    assert!(!Obstacle::Missing(Errno::ENOENT).is_passing() && !Obstacle::Scripts.is_passing());
+}

@@ -1,0 +1,472 @@
+//! The processes that came of one program by `fork` and `exec`: who is alive, and how much memory each may have.
+//!
+//! # The ledger
+//!
+//! One file in memory (`memfd`) that all of them map, with a line for each process: a *member*. A process writes the line of its child
+//! before it forks. Lines are changed under the ledger's lock, or by their member alone.
+//!
+//! # Who is alive
+//!
+//! A member holds a lock on byte *n* of the file (an open file description lock), by a description of its own that it got from its
+//! parent at the fork. The kernel takes the lock away when the process ends or executes another program, whatever the reason: `kill -9` as well.
+//! So there is nothing to be notified of and nothing that can be forgotten. A member looks after its own children, and after
+//! those whose parent is gone.
+//!
+//! | state of a line | meaning |
+//! |---|---|
+//! | free | nobody's |
+//! | alive | its lock is held |
+//! | gone | ended, but a process that it forked, or that one's child, is alive: slots are still held for it |
+//!
+//! How much memory each may have: [`budget`].
+//!
+//! When a line becomes free again its generation goes up: that is how a parent knows that nobody reads the slots any more that it holds for
+//! that child ([`SlotMap::unshare`](farshore_core::slots::SlotMap::unshare)).
+
+mod budget;
+
+use crate::own_threads;
+use crate::report;
+use crate::runtime::Runtime;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use farshore_config::{Handed, stats};
+use farshore_core::limits::{MEMORY_LIMIT_MIN, PAGE_SIZE};
+use farshore_engine::Shape;
+use farshore_sys::fd::{self, Fd};
+use farshore_sys::lock::Mutex;
+use farshore_sys::raw::{Errno, getpid, nr, syscall, syscall_result};
+
+/// Processes of a family. One more fork fails with `EAGAIN`.
+const MEMBERS: usize = 4096;
+const FREE: u32 = 0;
+const ALIVE: u32 = 1;
+const GONE: u32 = 2;
+/// For the moment between *gone* and *free*, and before *alive*.
+const BURYING: u32 = 3;
+const COMING: u32 = 4;
+/// The parent of the first.
+const NOBODY: u32 = u32::MAX;
+
+/// Time between two looks: after something has happened, and at most, if there are relatives and if there are none.
+const TICK_MIN_NS: u64 = 20_000_000;
+const TICK_MAX_NS: u64 = 1_000_000_000;
+const TICK_ALONE_NS: u64 = 3_600_000_000_000;
+
+/// One process.
+#[repr(C)]
+struct Member {
+    state: AtomicU32,
+    /// Line of the process that forked it.
+    parent: AtomicU32,
+    generation: AtomicU32,
+    pid: AtomicU32,
+    /// See [`budget`]; pages.
+    budget: AtomicU64,
+    /// See [`budget`]; pages.
+    credit: AtomicU64,
+    /// When it was short of frames; 0: it is not. The clock is the machine's.
+    hungry: AtomicU64,
+}
+
+#[repr(C)]
+struct Ledger {
+    /// What all may have together, pages.
+    limit: AtomicU64,
+    /// Goes up when all are to look at once. Kin threads sleep on it.
+    nudged: AtomicU32,
+    /// Lines that were ever used.
+    used: AtomicU32,
+    members: [Member; MEMBERS],
+}
+
+/// What this process knows of its family.
+struct Kin {
+    /// The ledger's file.
+    file: Fd,
+    /// The description by which this process is alive.
+    alive: Fd,
+    me: u32,
+    /// Slots that are held for a child: its line, the line's generation, the share's number.
+    shares: Vec<(u32, u32, u64)>,
+    /// The limit is shared.
+    shares_limit: bool,
+    seen: budget::Seen,
+}
+
+static LEDGER: AtomicPtr<Ledger> = AtomicPtr::new(core::ptr::null_mut());
+static KIN: Mutex<Option<Kin>> = Mutex::new(None);
+
+/// A child that is about to be forked.
+pub struct Child {
+    line: u32,
+    generation: u32,
+    share: u64,
+    alive: Fd,
+}
+
+impl Ledger {
+    /// Lines that were ever used.
+    fn used(&self) -> &[Member] {
+        &self.members[..(self.used.load(Ordering::Acquire) as usize).min(MEMBERS)]
+    }
+}
+
+fn ledger() -> Option<&'static Ledger> {
+    // SAFETY: null, or the mapping that `begin` has made for good.
+    unsafe { LEDGER.load(Ordering::Acquire).as_ref() }
+}
+
+const F_OFD_GETLK: u64 = 36;
+const F_OFD_SETLK: u64 = 37;
+const F_WRLCK: i16 = 1;
+const F_UNLCK: i16 = 2;
+
+/// `struct flock` for one byte.
+#[repr(C)]
+struct Lock {
+    kind: i16,
+    whence: i16,
+    start: i64,
+    len: i64,
+    pid: i32,
+}
+
+impl Lock {
+    fn of(line: u32) -> Lock {
+        Lock { kind: F_WRLCK, whence: 0, start: i64::from(line), len: 1, pid: 0 }
+    }
+}
+
+/// Locks the byte of `line` for a description.
+fn take_lock(fd: &Fd, line: u32) -> Result<(), Errno> {
+    let lock = Lock::of(line);
+    // SAFETY: the kernel reads the structure.
+    unsafe { syscall_result(nr::FCNTL, [fd.raw() as u64, F_OFD_SETLK, &raw const lock as u64, 0, 0, 0]) }.map(drop)
+}
+
+/// Whether another description holds the byte of `line`. What cannot be found out counts as held.
+fn is_locked(fd: &Fd, line: u32) -> bool {
+    let mut lock = Lock::of(line);
+    // SAFETY: the kernel reads and writes the structure.
+    let asked = unsafe { syscall_result(nr::FCNTL, [fd.raw() as u64, F_OFD_GETLK, &raw mut lock as u64, 0, 0, 0]) };
+    asked.is_err() || lock.kind != F_UNLCK
+}
+
+/// Another description of the ledger's file, under a high number.
+fn describe(runtime: &Runtime, file: &Fd) -> Result<Fd, Errno> {
+    let path = format!("self/fd/{}\0", file.raw());
+    let path = CStr::from_bytes_with_nul(path.as_bytes()).map_err(|_| Errno::EINVAL)?;
+    fd::open_at(runtime.proc_root.raw(), path, fd::O_RDWR).map(crate::start::raise)
+}
+
+/// Makes the ledger, or joins the one that was handed on through an exec: at the start of a process whose children run under
+/// Farshore, else before the first fork.
+pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
+    if KIN.with(|kin| kin.is_some()) {
+        return own_threads::start_kin();
+    }
+    let (file, is_new) = match &runtime.options.family {
+        Some(handed) => (take_over(handed.ledger)?, false),
+        None => (make_file()?, true),
+    };
+    let ledger = map(&file)?;
+    if is_new {
+        ledger.limit.store(runtime.engine.budget(), Ordering::Release);
+    }
+    let alive = describe(runtime, &file)?;
+    let line = enter(ledger, &alive, NOBODY)?;
+    let member = &ledger.members[line as usize];
+    member.pid.store(getpid(), Ordering::Relaxed);
+    let shares_limit = !runtime.options.memory_per_process;
+    if shares_limit && !is_new {
+        // What the others have is theirs for the moment.
+        let (_, together) = ledger.together();
+        let free = ledger.limit.load(Ordering::Acquire).saturating_sub(together);
+        runtime.engine.set_budget((free / 2).max(runtime.engine.floor()));
+    }
+    member.budget.store(runtime.engine.budget(), Ordering::Release);
+    LEDGER.store(core::ptr::from_ref(ledger).cast_mut(), Ordering::Release);
+    let kin = Kin { file, alive, me: line, shares: Vec::new(), shares_limit, seen: budget::Seen::default() };
+    KIN.with(|place| *place = Some(kin));
+    runtime.note_own_fds();
+    nudge();
+    own_threads::start_kin()
+}
+
+/// A free line, which becomes that of the process that has `alive`.
+fn enter(ledger: &Ledger, alive: &Fd, parent: u32) -> Result<u32, Errno> {
+    let free = |m: &Member| m.state.compare_exchange(FREE, COMING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let line = ledger.members.iter().position(free).ok_or(Errno::EAGAIN)? as u32;
+    let member = &ledger.members[line as usize];
+    member.parent.store(parent, Ordering::Relaxed);
+    for number in [&member.budget, &member.credit, &member.hungry] {
+        number.store(0, Ordering::Relaxed);
+    }
+    member.pid.store(0, Ordering::Relaxed);
+    ledger.used.fetch_max(line + 1, Ordering::AcqRel);
+    let locked = take_lock(alive, line);
+    member.state.store(if locked.is_ok() { ALIVE } else { FREE }, Ordering::Release);
+    locked.map(|()| line)
+}
+
+/// A new file for a ledger.
+fn make_file() -> Result<Fd, Errno> {
+    const SYS_MEMFD_CREATE: u64 = 319;
+    const SYS_FTRUNCATE: u64 = 77;
+    const MFD_CLOEXEC: u64 = 1;
+    // SAFETY: the name is a C string.
+    let raw = unsafe { syscall_result(SYS_MEMFD_CREATE, [c"farshore-family".as_ptr() as u64, MFD_CLOEXEC, 0, 0, 0, 0]) }?;
+    // SAFETY: made just now for us.
+    let file = crate::start::raise(unsafe { Fd::from_raw(raw as i32) });
+    // SAFETY: no memory is involved.
+    unsafe { syscall_result(SYS_FTRUNCATE, [file.raw() as u64, size_of::<Ledger>() as u64, 0, 0, 0, 0]) }?;
+    Ok(file)
+}
+
+/// The ledger's descriptor as it came through the exec, under a number of ours and close-on-exec.
+fn take_over(handed: i32) -> Result<Fd, Errno> {
+    const F_GETFD: u64 = 1;
+    // SAFETY: asks only.
+    unsafe { syscall_result(nr::FCNTL, [handed as u64, F_GETFD, 0, 0, 0, 0]) }?;
+    // SAFETY: the program before us has left it open for us, and nobody else knows it.
+    Ok(crate::start::raise(unsafe { Fd::from_raw(handed) }))
+}
+
+fn map(file: &Fd) -> Result<&'static Ledger, Errno> {
+    use farshore_sys::vm;
+    const MAP_SHARED: u64 = 1;
+    let bytes = size_of::<Ledger>() as u64;
+    // SAFETY: new memory, at a place that the kernel chooses.
+    let base = unsafe { vm::mmap(0, bytes, vm::prot::READ | vm::prot::WRITE, MAP_SHARED, file.raw(), 0) }?;
+    // SAFETY: `bytes` bytes of a file of that length, never unmapped; all fields are atomics, for which any bytes are a value.
+    Ok(unsafe { &*core::ptr::with_exposed_provenance::<Ledger>(base as usize) })
+}
+
+/// Before a fork, under the address-space lock and with the engine quiet: a line for the child, and slots held for it.
+///
+/// # Errors
+/// `EAGAIN` when the family is too large, or what the kernel answers.
+pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
+    begin(runtime)?;
+    let Some(ledger) = ledger() else { return Err(Errno::ENOMEM) };
+    KIN.with(|kin| {
+        let Some(kin) = kin else { return Err(Errno::ENOMEM) };
+        kin.shares.reserve(1);
+        let alive = describe(runtime, &kin.file)?;
+        let line = enter(ledger, &alive, kin.me)?;
+        let member = &ledger.members[line as usize];
+        // Resident pages are there once for both.
+        let shared = runtime.engine.frames.taken();
+        let shape = child_shape(runtime);
+        member.credit.store(shared, Ordering::Release);
+        member.budget.store(shared + shape.sizes().stages + 4 * shape.sizes().batch as u64, Ordering::Release);
+        budget::start_counting(runtime, kin);
+        let generation = member.generation.load(Ordering::Acquire);
+        Ok(Child { line, generation, share: runtime.engine.slots.share(), alive })
+    })
+}
+
+/// How a forked child's engine is built. Where the limit is shared: small, since there may be many, and most do little.
+pub fn child_shape(runtime: &Runtime) -> Shape {
+    if runtime.options.memory_per_process {
+        return Shape { memory: runtime.engine.memory_limit(), ..runtime.shape };
+    }
+    let limit = ledger().map_or(0, |ledger| ledger.limit.load(Ordering::Acquire) * PAGE_SIZE as u64);
+    let memory = (limit / 8).max(MEMORY_LIMIT_MIN);
+    let evictors = if memory < 4 * MEMORY_LIMIT_MIN { 1 } else { runtime.shape.evictors.min(2) };
+    Shape { memory, evictors, ..runtime.shape }
+}
+
+/// In the child: its engine has what its line says.
+pub fn set_first_budget(engine: &crate::runtime::TheEngine) {
+    let line = KIN.with(|kin| kin.as_ref().filter(|kin| kin.shares_limit).map(|kin| kin.me));
+    if let (Some(line), Some(ledger)) = (line, ledger()) {
+        engine.set_budget(ledger.members[line as usize].budget.load(Ordering::Acquire));
+    }
+}
+
+/// In the parent: the child has begun, or there is none (`begun` false). `closes`: the child has descriptors of its own.
+pub fn in_parent(runtime: &Runtime, child: Child, begun: bool, closes: bool) {
+    let Child { line, generation, share, alive } = child;
+    if begun {
+        KIN.with(|kin| kin.iter_mut().for_each(|kin| kin.shares.push((line, generation, share))));
+        nudge();
+    } else {
+        runtime.engine.slots.unshare(share);
+        if let Some(ledger) = ledger() {
+            ledger.members[line as usize].state.store(FREE, Ordering::Release);
+        }
+    }
+    if begun && !closes {
+        // One table of descriptors: closed here it would be closed there.
+        core::mem::forget(alive);
+    }
+}
+
+/// In the child: it is the member that its parent has entered.
+pub fn in_child(child: Child, closes: bool) {
+    KIN.with(|kin| {
+        let Some(kin) = kin else { return };
+        let parents = core::mem::replace(&mut kin.alive, child.alive);
+        if closes {
+            drop(parents);
+        } else {
+            core::mem::forget(parents);
+        }
+        kin.me = child.line;
+        kin.shares.clear();
+        kin.seen = budget::Seen::default();
+    });
+    if let Some(ledger) = ledger() {
+        ledger.members[child.line as usize].pid.store(getpid(), Ordering::Relaxed);
+    }
+}
+
+/// What a program that this one becomes or starts gets of the family.
+pub fn handed() -> Option<Handed> {
+    KIN.with(|kin| kin.as_ref().map(|kin| Handed { ledger: kin.file.raw() }))
+}
+
+/// Our descriptors.
+pub fn own_fds() -> Vec<i32> {
+    KIN.with(|kin| kin.iter().flat_map(|kin| [kin.file.raw(), kin.alive.raw()]).collect())
+}
+
+const FUTEX_WAIT: u64 = 0;
+const FUTEX_WAKE: u64 = 1;
+
+/// Something has happened: all kin threads of the family look at once.
+pub fn nudge() {
+    let Some(ledger) = ledger() else { return };
+    ledger.nudged.fetch_add(1, Ordering::AcqRel);
+    let word = &raw const ledger.nudged as u64;
+    // SAFETY: wakes sleepers on a word that stays.
+    let _ = unsafe { syscall(nr::FUTEX, [word, FUTEX_WAKE, i32::MAX as u64, 0, 0, 0]) };
+}
+
+/// Sleeps until [`nudge`] since `before` was read, at most `ns`.
+fn sleep(ledger: &Ledger, before: u32, ns: u64) {
+    let limit = [ns / 1_000_000_000, ns % 1_000_000_000];
+    let word = &raw const ledger.nudged as u64;
+    // SAFETY: the kernel reads the time, and a word that stays.
+    let _ = unsafe { syscall(nr::FUTEX, [word, FUTEX_WAIT, u64::from(before), limit.as_ptr() as u64, 0, 0]) };
+}
+
+/// The kin thread.
+pub fn run(runtime: &'static Runtime) -> ! {
+    runtime.wait_until_running();
+    let Some(ledger) = ledger() else { report::abort(format_args!("bug: a kin thread without a family")) };
+    let mut tick = TICK_MIN_NS;
+    loop {
+        let before = ledger.nudged.load(Ordering::Acquire);
+        let changed = look(runtime);
+        let alone = ledger.together().0 <= 1;
+        tick = match changed {
+            true => TICK_MIN_NS,
+            false if alone => TICK_ALONE_NS,
+            false => (tick * 2).min(TICK_MAX_NS),
+        };
+        sleep(ledger, before, tick);
+        if ledger.nudged.load(Ordering::Acquire) != before {
+            tick = TICK_MIN_NS;
+        }
+    }
+}
+
+/// Another limit for the family, in bytes. None: this process shares it with nobody.
+///
+/// # Errors
+/// The least that can be set.
+pub fn set_limit(runtime: &Runtime, bytes: u64) -> Option<Result<(), u64>> {
+    let ledger = ledger()?;
+    if !shares_limit() {
+        return None;
+    }
+    let least = MEMORY_LIMIT_MIN.max(runtime.engine.floor() * PAGE_SIZE as u64);
+    if bytes < least {
+        return Some(Err(least));
+    }
+    ledger.limit.store(bytes / PAGE_SIZE as u64, Ordering::Release);
+    if ledger.together().0 <= 1 {
+        // At once, rather than when the kin thread comes to it.
+        runtime.engine.set_budget(bytes / PAGE_SIZE as u64);
+    }
+    nudge();
+    Some(Ok(()))
+}
+
+fn shares_limit() -> bool {
+    KIN.with(|kin| kin.as_ref().is_some_and(|kin| kin.shares_limit))
+}
+
+/// What this process may have, in bytes: together with its family if they share.
+pub fn limit(runtime: &Runtime) -> u64 {
+    match ledger().filter(|_| shares_limit()) {
+        Some(ledger) => ledger.limit.load(Ordering::Acquire) * PAGE_SIZE as u64,
+        None => runtime.engine.memory_limit(),
+    }
+}
+
+/// What there is to tell about the family.
+pub fn stats(runtime: &Runtime) -> stats::Family {
+    let Some(ledger) = ledger().filter(|_| shares_limit()) else { return stats::Family::default() };
+    let (processes, together) = ledger.together();
+    stats::Family { own_limit_bytes: runtime.engine.memory_limit(), processes, memory_bytes: together * PAGE_SIZE as u64 }
+}
+
+/// Who is gone? Whether anything has changed.
+fn look(runtime: &Runtime) -> bool {
+    let Some(ledger) = ledger() else { return false };
+    // Under the address-space lock no fork is under way, and nobody copies what we hold.
+    runtime.space.with(|_| {
+        KIN.with(|kin| {
+            let Some(kin) = kin else { return false };
+            let mut changed = bury(ledger, kin);
+            if kin.shares_limit {
+                changed |= budget::balance(runtime, ledger, kin);
+            }
+            kin.shares.retain(|&(line, generation, share)| {
+                let over = ledger.members[line as usize].generation.load(Ordering::Acquire) != generation;
+                if over {
+                    runtime.engine.slots.unshare(share);
+                    changed = true;
+                }
+                !over
+            });
+            changed
+        })
+    })
+}
+
+/// Notes which of our children, and of those that have no parent any more, have ended.
+fn bury(ledger: &Ledger, kin: &Kin) -> bool {
+    let members = ledger.used();
+    let state = |line: u32| members.get(line as usize).map_or(GONE, |m| m.state.load(Ordering::Acquire));
+    let mut changed = false;
+    for (line, member) in members.iter().enumerate() {
+        let (line, parent) = (line as u32, member.parent.load(Ordering::Relaxed));
+        let ours = line != kin.me && (parent == kin.me || state(parent) != ALIVE);
+        if member.state.load(Ordering::Acquire) == ALIVE && ours && !is_locked(&kin.file, line) {
+            // Another may have been faster, with the same result.
+            let _ = member.state.compare_exchange(ALIVE, GONE, Ordering::AcqRel, Ordering::Relaxed);
+            changed = true;
+        }
+        let childless =
+            || members.iter().all(|m| m.parent.load(Ordering::Relaxed) != line || m.state.load(Ordering::Acquire) == FREE);
+        if member.state.load(Ordering::Acquire) == GONE && childless() {
+            // The generation first: who takes the line anew finds the new one.
+            if member.state.compare_exchange(GONE, BURYING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                member.generation.fetch_add(1, Ordering::AcqRel);
+                member.state.store(FREE, Ordering::Release);
+                changed = true;
+            }
+        }
+    }
+    changed
+}
+
+/// A line of the log that a fork failed because of us.
+pub fn refused(why: Errno) {
+    report::line(format_args!("fork: no room for another process of the family ({why:?})"));
+}

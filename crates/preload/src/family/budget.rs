@@ -1,0 +1,140 @@
+//! The limit that a family shares: how much of it each process has.
+//!
+//! A member's *budget* is what its engine may have, or still has: frames, stages, and what a lowered limit has yet to get back. Each
+//! member looks after its own, from time to time and when another asks for it ([`balance`]). Budgets move; no page does: a
+//! member that gets less evicts as under any lowered limit.
+//!
+//! | the family has | a member that is short of frames | one that is not |
+//! |---|---|---|
+//! | less than the limit | takes of what is free, at most half of what it has | stays |
+//! | just the limit | says so | gives what it does not use, then an eighth of what it has above an equal part |
+//! | more (processes have come, or the limit was lowered) | who has more than an equal part gives of it, in parts of what is too much | the same |
+//!
+//! No member gets less than its engine's floor.
+//!
+//! # What a fork shares
+//!
+//! After a fork, resident pages are there once for two. The child's line has their number as its *credit*, and the sum of budgets may
+//! be more than the limit by that. A copy is made when either writes; the kernel tells nobody, but counts a minor fault. So minor faults
+//! of both, and pages that either evicts or gives up, are taken off: what is left is never more than what is really shared. With the death of either it
+//! is 0.
+
+use super::{ALIVE, Kin, Ledger, Member};
+use crate::runtime::Runtime;
+use core::sync::atomic::{AtomicU64, Ordering};
+use farshore_engine::traits::Clock as _;
+use farshore_sys::raw::syscall;
+
+/// How long a member counts as short after it said so, ns.
+const HUNGRY_NS: u64 = 300_000_000;
+/// The least that is taken at once, pages.
+const STEP_MIN: u64 = 64;
+
+/// What this process has seen at its last look.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    minor_faults: u64,
+    left: u64,
+    evicted: u64,
+}
+
+/// Minor faults of this process so far.
+fn minor_faults() -> u64 {
+    const SYS_GETRUSAGE: u64 = 98;
+    // struct rusage: two times of two words, then ru_maxrss, ru_ixrss, ru_idrss, ru_isrss, ru_minflt.
+    let mut usage = [0u64; 18];
+    // SAFETY: the kernel writes a structure of 144 bytes.
+    let _ = unsafe { syscall(SYS_GETRUSAGE, [0, usage.as_mut_ptr() as u64, 0, 0, 0, 0]) };
+    usage[8]
+}
+
+fn take_off(credit: &AtomicU64, pages: u64) {
+    let _ = credit.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |now| Some(now.saturating_sub(pages)));
+}
+
+impl Ledger {
+    fn alive(&self) -> impl Iterator<Item = (u32, &Member)> {
+        (0..).zip(self.used()).filter(|(_, m)| m.state.load(Ordering::Acquire) == ALIVE)
+    }
+
+    /// Members that are alive, and their pages together, what is shared counted once.
+    pub(super) fn together(&self) -> (u64, u64) {
+        self.alive().fold((0, 0u64), |(n, sum), (_, m)| {
+            let pages = m.budget.load(Ordering::Acquire).saturating_sub(self.credit_of(m));
+            (n + 1, sum + pages)
+        })
+    }
+
+    /// Pages that a member shares with its parent; none when that is gone.
+    fn credit_of(&self, member: &Member) -> u64 {
+        let parent = self.used().get(member.parent.load(Ordering::Acquire) as usize);
+        let alive = parent.is_some_and(|p| p.state.load(Ordering::Acquire) == ALIVE);
+        if alive { member.credit.load(Ordering::Acquire) } else { 0 }
+    }
+}
+
+/// Copies may have been made since the last look: what is shared with children and the parent is less by that.
+fn settle_credits(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) {
+    let stats = &runtime.engine.stats;
+    let left = stats.evicted.load(Ordering::Relaxed) + stats.given_up.load(Ordering::Relaxed);
+    let faults = minor_faults();
+    let gone = left.saturating_sub(kin.seen.left) + faults.saturating_sub(kin.seen.minor_faults);
+    (kin.seen.left, kin.seen.minor_faults) = (left, faults);
+    for (line, member) in ledger.alive() {
+        if line == kin.me || member.parent.load(Ordering::Relaxed) == kin.me {
+            take_off(&member.credit, gone);
+        }
+    }
+}
+
+/// Before a fork: from here on counts what this process does.
+pub(super) fn start_counting(runtime: &Runtime, kin: &mut Kin) {
+    let stats = &runtime.engine.stats;
+    kin.seen.left = stats.evicted.load(Ordering::Relaxed) + stats.given_up.load(Ordering::Relaxed);
+    kin.seen.minor_faults = minor_faults();
+}
+
+/// Looks after this process' budget. Whether it, or what it counts, has changed.
+pub(super) fn balance(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool {
+    settle_credits(runtime, ledger, kin);
+    let engine = &runtime.engine;
+    let me = &ledger.members[kin.me as usize];
+    let now = runtime.engine.clock.now_ns();
+    let evicted = engine.stats.evicted.load(Ordering::Relaxed);
+    let short = engine.is_short() || evicted != kin.seen.evicted;
+    kin.seen.evicted = evicted;
+    let has = engine.budget();
+    me.budget.store(has, Ordering::Release);
+    me.hungry.store(if short { now } else { 0 }, Ordering::Release);
+    let limit = ledger.limit.load(Ordering::Acquire);
+    let (processes, together) = ledger.together();
+    let fair = limit / processes.max(1);
+    let others_short = ledger.alive().any(|(line, m)| {
+        let since = m.hungry.load(Ordering::Acquire);
+        line != kin.me && since != 0 && now.saturating_sub(since) < HUNGRY_NS
+    });
+    let in_use = engine.frames.taken() + engine.sizes().stages + STEP_MIN;
+    let wanted = if together > limit {
+        let too_much = together - limit;
+        // Whoever looks next takes its part of what is left then.
+        let spare = has.saturating_sub(if in_use < has { in_use.max(fair.min(has)) } else { fair.min(has) });
+        has - spare.min(too_much.div_ceil(2).max(STEP_MIN))
+    } else if short || processes == 1 {
+        let free = limit - together;
+        has + free.min(if processes == 1 { free } else { (has / 2).max(STEP_MIN) })
+    } else if others_short && has > in_use {
+        // What is free here is of more use there.
+        in_use
+    } else if others_short && has > fair {
+        has - ((has - fair) / 8).max(STEP_MIN).min(has - fair)
+    } else {
+        has
+    };
+    let wanted = wanted.max(engine.floor());
+    if wanted != has && (wanted > has || engine.frames.debt() == 0) {
+        engine.set_budget(wanted);
+        me.budget.store(engine.budget(), Ordering::Release);
+        return true;
+    }
+    short || engine.frames.debt() > 0
+}

@@ -1,0 +1,237 @@
+//! Programs that the program starts: which of them run under Farshore too, and the environment that puts them there.
+//!
+//! What start-up takes out of the environment ([`crate::environment`]) goes back in, if the new program can be run under
+//! Farshore (`farshore_launch` says) and with this library:
+//!
+//! | in the environment | for the new program |
+//! |---|---|
+//! | no `LD_PRELOAD` | `LD_PRELOAD=library` at the end |
+//! | `LD_PRELOAD=x`, the last of that name | `LD_PRELOAD=library:x` in its place, `FARSHORE_OLD_PRELOAD=x` at the end |
+//! | no `FARSHORE_OPTIONS` | it, at the end |
+//! | `FARSHORE_OPTIONS` | nothing is added: the program is `farshore run`, whose options win |
+//!
+//! All else, order and repeated names included, stays as the program gave it. A program that clears the environment is
+//! followed all the same.
+//!
+//! | the new program | runs |
+//! |---|---|
+//! | can be run under Farshore | under Farshore |
+//! | static, 32-bit, with another dynamic linker than this process's, gaining rights, unreadable, not there … | natively, without a word: as it would have |
+//! | the library's file has been replaced or removed, or is out of reach (`chroot`) | natively, with a line on stderr |
+//! | no room for our variables | natively, with a line on stderr |
+//!
+//! This runs in a child of `vfork` too, which shares the memory of its parent and may be killed at any instruction. So
+//! nothing is allocated, no lock is taken, and what is written goes to the [`ExecImage`], which the parent unmaps.
+
+use super::super::buffers::Memory;
+use super::exec::ExecImage;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use farshore_config::{OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE};
+use farshore_launch::{Loader, Place, Program, Rights, Work};
+use farshore_sys::signal::{self, How, SIGBUS, SIGSEGV, SIGSYS, SigSet};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+
+pub use farshore_launch::AT_FDCWD;
+
+/// What is added to environments. Made once, at start-up.
+#[derive(Debug)]
+pub struct Plan {
+    /// The library's path, and which file that was at start-up.
+    library: CString,
+    library_place: Place,
+    /// This process's dynamic linker. Another may come with a libc that the library does not fit.
+    loader: Loader,
+    /// `FARSHORE_OPTIONS=…` for what this process itself becomes, and for others.
+    becomes: CString,
+    starts: CString,
+    /// Descriptors that stay open for the new program.
+    handed: Vec<i32>,
+}
+
+/// How a program starts.
+#[derive(Debug)]
+pub enum Start {
+    /// As the program asked.
+    Natively,
+    /// As the program asked, although it could run under Farshore, for this reason.
+    Unlike(&'static str),
+    /// Under Farshore, with this array for an environment.
+    Followed {
+        /// Address of the array.
+        envp: u64,
+        /// For the descriptors.
+        plan: &'static Plan,
+    },
+}
+
+static PLAN: AtomicPtr<Plan> = AtomicPtr::new(core::ptr::null_mut());
+
+/// This process's plan; `None`: programs that it starts are ordinary programs.
+pub fn plan() -> Option<&'static Plan> {
+    // SAFETY: null, or what `install` stored: a leaked box, never freed.
+    unsafe { PLAN.load(Ordering::Acquire).as_ref() }
+}
+
+/// Programs that are started from here on run under Farshore, if `options` say so. For start-up: it allocates.
+///
+/// # Errors
+/// A line for the user: nothing will be followed, and why.
+pub fn install(options: &Options) -> Result<(), String> {
+    if let Some(library) = options.library.as_deref().filter(|_| options.follow) {
+        let plan = Plan::new(library, options)
+            .map_err(|why| format!("{}: {why}; programs that this one starts run without Farshore", library.display()))?;
+        PLAN.store(Box::into_raw(Box::new(plan)), Ordering::Release);
+    }
+    Ok(())
+}
+
+impl Plan {
+    pub(super) fn new(library: &std::path::Path, options: &Options) -> Result<Plan, String> {
+        let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| "a name has a zero byte".to_string());
+        let library = text(library.as_os_str().as_bytes().to_vec())?;
+        let library_place = Place::of(&library).map_err(|why| format!("the library's file cannot be found ({why})"))?;
+        let mut buffer = vec![0; Work::BYTES];
+        let loader = farshore_launch::loader_of(c"/proc/self/exe", &mut Work::new(&mut buffer))
+            .map_err(|why| format!("the dynamic linker of this process is not known ({why:?})"))?;
+        let variable = |first| text(format!("{OPTIONS_VARIABLE}={}", options.for_successor(first).to_json()).into_bytes());
+        Ok(Plan {
+            library,
+            library_place,
+            loader,
+            becomes: variable(true)?,
+            starts: variable(false)?,
+            handed: options.family.iter().flat_map(|family| family.descriptors().collect::<Vec<_>>()).collect(),
+        })
+    }
+
+    /// Bytes of room that [`Plan::start`] needs in an image whose environment has so many entries and bytes.
+    pub fn room(&self, entries: u64, bytes: u64) -> u64 {
+        let array = (entries + 4) * 8;
+        let names = PRELOAD_VARIABLE.len() + OLD_PRELOAD_VARIABLE.len() + 8;
+        let ours = self.library.count_bytes() + self.becomes.count_bytes().max(self.starts.count_bytes()) + names;
+        // The program's own LD_PRELOAD, twice.
+        array + bytes * 2 + (ours + Work::BYTES) as u64
+    }
+
+    /// Decides how the program in `image` starts, which `directory` and `flags` of an `execveat` belong to. `is_first`: this
+    /// process is the one that `farshore run` became, and becomes the new program.
+    pub fn start<M: Memory>(&'static self, image: &mut ExecImage<'_, M>, directory: i32, flags: u32, is_first: bool) -> Start {
+        let before = signal::sigprocmask(How::Set, SigSet::ALL.without(SIGBUS).without(SIGSEGV).without(SIGSYS));
+        let start = self.decide(image, directory, flags, is_first);
+        signal::sigprocmask(How::Set, before);
+        start
+    }
+
+    fn decide<M: Memory>(&'static self, image: &mut ExecImage<'_, M>, directory: i32, flags: u32, is_first: bool) -> Start {
+        let (path, envp, count) = (image.path, image.envp, image.env_entries as usize);
+        let (copies, addr, room) = image.with_room();
+        let Some(path) = copies.text(path) else { return Start::Natively };
+        let entries = (0..count).map(|index| copies.word(envp + index as u64 * 8).unwrap_or(0));
+        let own = (entries.clone().enumerate())
+            .filter_map(|(index, text)| Some((index, copies.text(text)?)))
+            .fold(Own::default(), Own::with);
+        if own.has_options {
+            return Start::Natively;
+        }
+        let program = Program { directory, path, flags };
+        // The room is for the environment later.
+        match farshore_launch::check(&program, &Rights::of_this_thread(), &mut Work::new(room)) {
+            Ok(loader) if loader == self.loader => {}
+            Err(obstacle) if obstacle.is_passing() => {
+                return Start::Unlike("there are no descriptors or there is no memory left to look at it");
+            }
+            _ => return Start::Natively,
+        }
+        if Place::of(&self.library) != Ok(self.library_place) {
+            return Start::Unlike("the library that runs here was replaced or removed, or cannot be reached any more");
+        }
+        let mut writer = Writer { addr, room, at: 0 };
+        match self.write(&mut writer, entries, &own, is_first) {
+            Some(()) => Start::Followed { envp: addr, plan: self },
+            None => Start::Natively,
+        }
+    }
+
+    /// Writes the array, and behind it the strings of ours. `None`: there is not the room that was asked for.
+    fn write(
+        &self,
+        to: &mut Writer<'_>,
+        entries: impl ExactSizeIterator<Item = u64>,
+        own: &Own<'_>,
+        is_first: bool,
+    ) -> Option<()> {
+        let count = entries.len();
+        // Ours at the end, at most three, and a null.
+        to.at = (count + 4) * 8;
+        let (name, old_name) = (PRELOAD_VARIABLE.as_bytes(), OLD_PRELOAD_VARIABLE.as_bytes());
+        let options = to.text(&[if is_first { &self.becomes } else { &self.starts }.to_bytes()])?;
+        let (place, preload, rest) = match own.preload {
+            Some((index, old)) => {
+                let preload = to.text(&[name, b"=", self.library.to_bytes(), b":", old])?;
+                (index, preload, [options, to.text(&[old_name, b"=", old])?])
+            }
+            None => (count, to.text(&[name, b"=", self.library.to_bytes()])?, [options, 0]),
+        };
+        for (index, entry) in entries.enumerate() {
+            to.entry(index, entry)?;
+        }
+        to.entry(place, preload)?;
+        let behind = count.max(place + 1);
+        for (index, entry) in rest.into_iter().chain([0]).enumerate() {
+            to.entry(behind + index, entry)?;
+        }
+        Some(())
+    }
+
+    /// Before and after the call: whether descriptors stay open for the new program.
+    pub fn hand_on(&self, mem: &impl Memory, stays: bool) {
+        let flag = if stays { 0 } else { libc::FD_CLOEXEC as u64 };
+        for &descriptor in &self.handed {
+            mem.raw(libc::SYS_fcntl as u64, &[descriptor as u64, libc::F_SETFD as u64, flag, 0, 0, 0]);
+        }
+    }
+}
+
+/// What of Farshore's interest is in an environment.
+#[derive(Default)]
+struct Own<'i> {
+    has_options: bool,
+    /// The last `LD_PRELOAD`, which is the one that counts: index and value.
+    preload: Option<(usize, &'i [u8])>,
+}
+
+impl<'i> Own<'i> {
+    fn with(self, (index, entry): (usize, &'i CStr)) -> Own<'i> {
+        let value = |name: &str| entry.to_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
+        Own {
+            has_options: self.has_options || value(OPTIONS_VARIABLE).is_some(),
+            preload: value(PRELOAD_VARIABLE).map(|value| (index, value)).or(self.preload),
+        }
+    }
+}
+
+/// Fills the room: words from its beginning on, strings from `at` on.
+struct Writer<'i> {
+    addr: u64,
+    room: &'i mut [u8],
+    at: usize,
+}
+
+impl Writer<'_> {
+    fn entry(&mut self, index: usize, word: u64) -> Option<()> {
+        self.room.get_mut(index * 8..index * 8 + 8)?.copy_from_slice(&word.to_ne_bytes());
+        Some(())
+    }
+
+    /// A string of these parts; its address.
+    fn text(&mut self, parts: &[&[u8]]) -> Option<u64> {
+        let start = self.addr + self.at as u64;
+        for part in parts.iter().chain([&&b"\0"[..]]) {
+            self.room.get_mut(self.at..self.at + part.len())?.copy_from_slice(part);
+            self.at += part.len();
+        }
+        Some(start)
+    }
+}

@@ -1,0 +1,47 @@
+//! Limits that the program sets itself, and that hold for Farshore too: it is the same process.
+//!
+//! They are the kernel's, and what the program reads back is what it set. What each would break:
+//!
+//! | limit | what is done |
+//! |---|---|
+//! | `FSIZE` | swap files are made long before; writes past it go by another way (`backend/src/file/limit.rs`) |
+//! | `NOFILE` | Farshore's descriptors are open already, above what programs use; a forked child's are as high as the limit lets them be |
+//! | `AS`, `DATA` | Farshore's tables are mapped already, or memory cannot be had and the call that wants it fails; staging memory is there from the start |
+//! | `MEMLOCK`, `STACK`, `CORE`, `NPROC`, `SIGPENDING`, … | nothing of Farshore's depends on them while the program runs |
+
+use super::super::buffers::{self, Args, Memory as _, PinSet};
+use super::super::net;
+use crate::runtime::runtime;
+use farshore_backend::file::lengthen;
+use std::os::fd::BorrowedFd;
+
+const INFINITE: u64 = u64::MAX;
+const SETRLIMIT: u64 = 160;
+const PRLIMIT64: u64 = 302;
+
+/// The calls that set limits.
+pub fn handles(number: u64) -> bool {
+    matches!(number, SETRLIMIT | PRLIMIT64)
+}
+
+/// Does one of them.
+pub fn set(number: u64, args: &Args) -> i64 {
+    let (resource, new) = if number == PRLIMIT64 { (args[1], args[2]) } else { (args[0], args[1]) };
+    if resource as u32 == libc::RLIMIT_FSIZE && new != 0 {
+        let mut pins = PinSet::new();
+        let limits = buffers::read_user::<[u64; 2]>(net(), &mut pins, new);
+        net().unpin(&mut pins);
+        if limits.is_some_and(|limits| limits.iter().any(|&limit| limit != INFINITE)) {
+            lengthen_swap_files();
+        }
+    }
+    super::super::pinned(number, args)
+}
+
+fn lengthen_swap_files() {
+    let Some(runtime) = runtime() else { return };
+    for fd in runtime.engine.backend.fds() {
+        // SAFETY: one of the backend's descriptors, which it keeps open as long as the process lives.
+        lengthen(unsafe { BorrowedFd::borrow_raw(fd) });
+    }
+}

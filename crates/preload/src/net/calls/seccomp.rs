@@ -1,0 +1,161 @@
+//! Filters of system calls that the program installs itself: `seccomp` and `prctl(PR_SET_SECCOMP)`.
+//!
+//! A filter holds for every call of a thread, ours too: the faults of that thread are served on it. So the filter is run here first, on
+//! each of our own calls ([`own`]), with what is not known of their arguments left open ([`bpf`]). If it lets them all pass, it is
+//! installed: by the kernel, so that it is as strong as natively. Otherwise it is refused with `EINVAL`, as by a kernel without filters,
+//! and a line on stderr says which call it would stop.
+//!
+//! * A filter for all threads (`SECCOMP_FILTER_FLAG_TSYNC`) must leave the calls of Farshore's threads too.
+//! * One that stops what a forked child, or the start of a program, needs of us is installed all the same. From then on this process
+//!   cannot fork (`EAGAIN`, with a line), or programs that it starts run without Farshore.
+//! * The strict mode leaves four calls, so it is refused always.
+//!
+//! The kernel gets a copy of the program's filter: what was looked at is what is installed. A filter sees calls in our text, not in the
+//! program's (`instruction_pointer`), and the calls that we make in place of the program's.
+
+#[path = "seccomp/bpf.rs"]
+mod bpf;
+#[path = "seccomp/own.rs"]
+mod own;
+
+use super::super::buffers::{self, Args, Memory, PinSet, careful, errno};
+use crate::report;
+use bpf::Instruction;
+use core::sync::atomic::{AtomicBool, Ordering};
+use own::Own;
+
+const SET_MODE_STRICT: u64 = 0;
+const SET_MODE_FILTER: u64 = 1;
+const GET_ACTION_AVAIL: u64 = 2;
+const GET_NOTIF_SIZES: u64 = 3;
+const FLAG_TSYNC: u64 = 1;
+/// Modes of `prctl(PR_SET_SECCOMP)`.
+const MODE_STRICT: u64 = 1;
+const MODE_FILTER: u64 = 2;
+/// Instructions that the kernel accepts.
+const LEN_MAX: usize = 4096;
+
+/// A filter of this process stops what a forked child needs of us.
+static NO_FORKS: AtomicBool = AtomicBool::new(false);
+/// A filter of this process stops what the start of a program under Farshore needs.
+static NO_STARTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether a filter keeps this process from forking. Says so on stderr.
+pub fn forbids_forks() -> bool {
+    let forbids = NO_FORKS.load(Ordering::Relaxed);
+    if forbids {
+        report::line(format_args!("a seccomp filter of this program stops calls that Farshore needs in a forked process: it cannot fork"));
+    }
+    forbids
+}
+
+/// Whether a filter keeps programs that this process starts from running under Farshore.
+pub fn forbids_starts() -> bool {
+    NO_STARTS.load(Ordering::Relaxed)
+}
+
+/// `seccomp`.
+pub(super) fn seccomp(mem: &impl Memory, args: &Args) -> i64 {
+    let nr = libc::SYS_seccomp as u64;
+    // The kernel takes 32 bits of each of the first two.
+    let (operation, flags) = (args[0] & 0xffff_ffff, args[1] & 0xffff_ffff);
+    match operation {
+        SET_MODE_STRICT => refuse_strict(),
+        SET_MODE_FILTER => set_filter(mem, args[2], flags, |mem, filter| mem.raw(nr, &[operation, flags, filter, 0, 0, 0])),
+        _ => {
+            let mut pins = PinSet::new();
+            if matches!(operation, GET_ACTION_AVAIL | GET_NOTIF_SIZES) {
+                buffers::guess(mem, &mut pins, args[2], 8);
+            }
+            let answer = mem.raw(nr, args);
+            mem.unpin(&mut pins);
+            answer
+        }
+    }
+}
+
+/// `prctl(PR_SET_SECCOMP, …)`.
+pub(super) fn by_prctl(mem: &impl Memory, args: &Args) -> i64 {
+    match args[1] {
+        MODE_STRICT => refuse_strict(),
+        MODE_FILTER => {
+            set_filter(mem, args[2], 0, |mem, filter| mem.raw(libc::SYS_prctl as u64, &[args[0], args[1], filter, args[3], args[4], 0]))
+        }
+        _ => mem.raw(libc::SYS_prctl as u64, args),
+    }
+}
+
+fn refuse_strict() -> i64 {
+    report::line(format_args!("seccomp: the strict mode is refused: it leaves no way to bring a page in; run the program without Farshore"));
+    errno(libc::EINVAL)
+}
+
+/// The kernel's `struct sock_fprog`.
+#[repr(C)]
+struct Program {
+    len: u16,
+    filter: *const Instruction,
+}
+
+/// Looks at the filter at `addr` and lets `install` install a copy of it.
+fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M, u64) -> i64) -> i64 {
+    let filter = match copy_filter(mem, addr) {
+        Ok(filter) => filter,
+        Err(error) => return error,
+    };
+    if !bpf::is_valid(&filter) {
+        // The kernel refuses it too, or does more than we know.
+        return errno(libc::EINVAL);
+    }
+    let everything = [own::ALWAYS, if flags & FLAG_TSYNC == 0 { &[] } else { own::THREADS }];
+    if let Some(stopped) = first_stopped(&filter, &everything) {
+        report::line(format_args!(
+            "seccomp: a filter is refused: it stops {} (call {}), which Farshore needs to {}; run the program without Farshore, or without \
+             its sandbox",
+            stopped.name, stopped.nr, stopped.purpose
+        ));
+        return errno(libc::EINVAL);
+    }
+    let program = Program { len: filter.len() as u16, filter: filter.as_ptr() };
+    let answer = install(mem, &raw const program as u64);
+    if answer >= 0 {
+        note_what_it_stops(&filter);
+    }
+    answer
+}
+
+fn note_what_it_stops(filter: &[Instruction]) {
+    if first_stopped(filter, &[own::THREADS, own::FORKS]).is_some() {
+        NO_FORKS.store(true, Ordering::Relaxed);
+    }
+    if first_stopped(filter, &[own::THREADS, own::FORKS, own::STARTS]).is_some() {
+        NO_STARTS.store(true, Ordering::Relaxed);
+    }
+}
+
+fn first_stopped(filter: &[Instruction], calls: &[&'static [Own]]) -> Option<&'static Own> {
+    calls.iter().copied().flatten().find(|call| !bpf::always_allows(filter, call.nr, &call.args))
+}
+
+/// The program's filter, in memory of ours.
+fn copy_filter(mem: &impl Memory, addr: u64) -> Result<Vec<Instruction>, i64> {
+    let mut pins = PinSet::new();
+    let header = buffers::read_user::<[u64; 2]>(mem, &mut pins, addr);
+    mem.unpin(&mut pins);
+    let [len, at] = header.ok_or(errno(libc::EFAULT))?;
+    let len = (len & 0xffff) as usize;
+    if len == 0 || len > LEN_MAX {
+        return Err(errno(libc::EINVAL));
+    }
+    let mut filter = vec![Instruction::default(); len];
+    let bytes = size_of_val(filter.as_slice());
+    buffers::pin_all(mem, &mut pins, at, bytes as u64, buffers::Access::Read);
+    // SAFETY: room for so many bytes; any bytes are an instruction.
+    let read = unsafe { careful::careful_copy(filter.as_mut_ptr().cast(), at, bytes) };
+    mem.unpin(&mut pins);
+    if read { Ok(filter) } else { Err(errno(libc::EFAULT)) }
+}
+
+#[cfg(test)]
+#[path = "tests_seccomp.rs"]
+mod tests;

@@ -1,0 +1,231 @@
+//! Farshore's own threads in the program's process: evictors, the watcher of swap spaces, fault handlers (poll mode), the control
+//! thread, the kin thread.
+//!
+//! They are made without libc ([`farshore_sys::thread`]), so that they can be made at any time: at the start of the program,
+//! and in a forked child when it first needs one ([`ensure`]): most children only exec.
+//!
+//! In a child they are made by a thread of ours too, and not by the thread of the program that needs them: what libraries do on the way
+//! (`munmap` by libc's symbol, say) would be caught there as a call of the program.
+//!
+//! They take no signals of the program: all are blocked but SIGBUS and SIGSEGV, so that a fault of ours on managed memory
+//! ends with a message.
+//!
+//! The memory of a thread is never unmapped. A forked child finds its parent's, without their threads, and uses it again.
+
+use crate::control::{self, Handover};
+use crate::runtime::{Runtime, locked, runtime};
+use crate::{family, poll, report, thread, watch};
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use farshore_backend::any::AnyQueue;
+use farshore_config::FaultMode;
+use farshore_core::sync::Futex as _;
+use farshore_engine::evict::pipeline::Evictor;
+use farshore_engine::health::Watcher;
+use farshore_sys::futex::KernelFutex;
+use farshore_sys::lock::Mutex;
+use farshore_sys::raw::{Errno, nr, syscall};
+use farshore_sys::signal::{self, How, SigSet};
+use farshore_sys::thread::Home;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// Handler threads of the poll mode. Each waits for its own fetch, so several a core.
+const HANDLERS_A_CORE: usize = 4;
+/// Stack of Farshore's own threads.
+const STACK: usize = 256 << 10;
+
+const NONE: u32 = 0;
+const STARTING: u32 = 1;
+const STARTED: u32 = 2;
+
+/// Whether the threads that every process needs were started.
+static STATE: AtomicU32 = AtomicU32::new(NONE);
+static NEVER: AtomicBool = AtomicBool::new(false);
+/// Whether there is a kin thread.
+static KIN: AtomicBool = AtomicBool::new(false);
+
+/// Memory for threads: what was ever mapped, and how many of them have a thread.
+struct Homes {
+    all: Vec<&'static Home>,
+    taken: usize,
+}
+
+static HOMES: Mutex<Homes> = Mutex::new(Homes { all: Vec::new(), taken: 0 });
+
+/// What a thread of ours does.
+enum Job {
+    Evict(Box<Evictor<AnyQueue>>),
+    Watch(Watcher),
+    Serve,
+    Control(RawFd, &'static Handover),
+    Kin,
+    /// Makes the others.
+    Begin,
+}
+
+impl Job {
+    fn name(&self, number: usize) -> &'static CStr {
+        const EVICT: [&CStr; 4] = [c"farshore-evict0", c"farshore-evict1", c"farshore-evict2", c"farshore-evict3"];
+        match self {
+            Job::Evict(_) => EVICT.get(number).copied().unwrap_or(c"farshore-evict"),
+            Job::Serve => c"farshore-fault",
+            Job::Watch(_) => c"farshore-watch",
+            Job::Control(..) => c"farshore-ctl",
+            Job::Kin | Job::Begin => c"farshore-kin",
+        }
+    }
+}
+
+fn spawn(job: Job, number: usize) -> Result<(), Errno> {
+    let home = HOMES.with(|homes| {
+        let free = homes.all.get(homes.taken).copied();
+        let home = match free {
+            Some(home) => home,
+            None => {
+                let home: &'static Home = Box::leak(Box::new(Home::new(STACK)?));
+                homes.all.push(home);
+                home
+            }
+        };
+        homes.taken += 1;
+        Ok(home)
+    })?;
+    let name = job.name(number);
+    let job = Box::into_raw(Box::new(job)) as u64;
+    // SAFETY: the home was free and is taken now; it is never unmapped.
+    unsafe { home.start(name, begin, job) }.map(drop)
+}
+
+/// The first function of a thread of ours.
+extern "C" fn begin(job: u64) -> ! {
+    if thread::adopt(true).is_none() {
+        report::abort(format_args!("no memory for the record of a thread"));
+    }
+    // SAFETY: `spawn` has made it with `Box::into_raw` for this thread.
+    let job = unsafe { Box::from_raw(core::ptr::with_exposed_provenance_mut::<Job>(job as usize)) };
+    let Some(runtime) = runtime() else { report::abort(format_args!("bug: a thread before there is a runtime")) };
+    match *job {
+        // It begins before the others, so that it has a descriptor table of its own before the program runs.
+        Job::Control(listener, handover) => control::serve(listener, runtime, handover),
+        Job::Evict(mut evictor) => {
+            runtime.wait_until_running();
+            evictor.run(&runtime.engine, &NEVER);
+        }
+        Job::Watch(watcher) => {
+            runtime.wait_until_running();
+            watch::run(runtime, watcher);
+        }
+        Job::Serve => {
+            runtime.wait_until_running();
+            poll::run(runtime)
+        }
+        Job::Kin => family::run(runtime),
+        Job::Begin => {
+            if let Err(why) = start(runtime) {
+                report::abort(format_args!("a forked child cannot go on: {why}"));
+            }
+            if KIN.swap(true, Ordering::AcqRel) {
+                loop {
+                    // SAFETY: ends this thread, on whose home nobody counts.
+                    unsafe { syscall(nr::EXIT, [0; 6]) };
+                }
+            }
+            family::run(runtime)
+        }
+    }
+    report::abort(format_args!("bug: a thread of Farshore's has ended"))
+}
+
+/// Signals that a thread of ours has blocked.
+fn blocked() -> SigSet {
+    SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV)
+}
+
+/// Starts what every process has: evictors, fault handlers in poll mode, the control thread.
+///
+/// # Errors
+/// One line, when a thread or its write queue cannot be had.
+pub fn start(runtime: &'static Runtime) -> Result<(), String> {
+    let before = signal::sigprocmask(How::Set, blocked());
+    let started = start_all(runtime);
+    signal::sigprocmask(How::Set, before);
+    STATE.store(STARTED, Ordering::Release);
+    KernelFutex.wake_all(&STATE);
+    started
+}
+
+fn start_all(runtime: &'static Runtime) -> Result<(), String> {
+    let no_thread = |why: Errno| format!("no thread of our own: {why:?}");
+    for id in 0..runtime.shape.evictors {
+        let evictor = Evictor::new(id, &runtime.engine).map_err(|why| format!("the swap space has no write queue: {why}"))?;
+        spawn(Job::Evict(Box::new(evictor)), id).map_err(no_thread)?;
+    }
+    runtime.engine.health.set_patience(runtime.options.io_timeout.ns());
+    let watcher = Watcher::new(runtime.engine.health.spaces());
+    spawn(Job::Watch(watcher), 0).map_err(no_thread)?;
+    if runtime.options.fault == FaultMode::Poll {
+        for id in 0..(HANDLERS_A_CORE * runtime.shape.cores).max(2) {
+            spawn(Job::Serve, id).map_err(no_thread)?;
+        }
+    }
+    runtime.note_own_fds();
+    match control::listen() {
+        Ok(listener) => start_control(listener).map_err(no_thread)?,
+        // The program can run without.
+        Err(why) => report::line(format_args!("{why}")),
+    }
+    Ok(())
+}
+
+fn start_control(listener: OwnedFd) -> Result<(), Errno> {
+    let handover: &'static Handover = Box::leak(Box::new(Handover::new()));
+    spawn(Job::Control(listener.as_raw_fd(), handover), 0)?;
+    handover.finish(listener);
+    Ok(())
+}
+
+/// Starts the thread that looks after the family of processes, unless there is one. Under the address-space lock.
+///
+/// # Errors
+/// What clone(2) answers.
+pub fn start_kin() -> Result<(), Errno> {
+    if KIN.swap(true, Ordering::AcqRel) {
+        return Ok(());
+    }
+    let before = signal::sigprocmask(How::Set, blocked());
+    let started = spawn(Job::Kin, 0);
+    signal::sigprocmask(How::Set, before);
+    started
+}
+
+/// Makes sure that this process has its threads: before a fault is served or a page is brought in. Not under the address-space
+/// lock: a memory call that may bring pages in asks before it takes it.
+#[inline]
+pub fn ensure(runtime: &Runtime) {
+    if STATE.load(Ordering::Acquire) != STARTED {
+        start_late(runtime);
+    }
+}
+
+/// In a forked child. Under the address-space lock, so that no fork comes between.
+#[cold]
+fn start_late(runtime: &Runtime) {
+    locked(runtime, |_| {
+        if STATE.compare_exchange(NONE, STARTING, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            signal::sigprocmask(How::Set, blocked());
+            if let Err(why) = spawn(Job::Begin, 0) {
+                report::abort(format_args!("a forked child cannot go on: no thread of our own ({why:?})"));
+            }
+        }
+        while STATE.load(Ordering::Acquire) == STARTING {
+            KernelFutex.wait(&STATE, STARTING);
+        }
+    });
+}
+
+/// In a forked child: nobody lives in the parent's homes here.
+pub fn forget() {
+    STATE.store(NONE, Ordering::Release);
+    KIN.store(false, Ordering::Release);
+    HOMES.with(|homes| homes.taken = 0);
+}

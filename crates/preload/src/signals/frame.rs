@@ -1,0 +1,306 @@
+//! How a handler of the program starts and ends.
+//!
+//! The kernel starts every handler in [`on_signal`] (or in the handlers of [`super::OURS`]), on the alternate stack of the thread's
+//! record, with all signals blocked. There the frame is built that the kernel would have built, on the stack on which
+//! it would have built it; and the thread goes on in the program's handler, with the program's mask, when ours returns:
+//!
+//! ```text
+//!  program ─signal─▶ on_signal ──writes──▶ ┌ the program's stack, or its alternate one ──────────────────┐
+//!     ▲                  │ rt_sigreturn    │ floating-point state │ siginfo │ ucontext │ restorer's address│
+//!     │                  ▼                 └──────────────────────────────────────────────────────────────┘
+//!     │             its handler ─▶ its restorer ─▶ rt_sigreturn, caught (net/entry/sigsys.rs)
+//!     └───────────────────────────────────────────────┘
+//! ```
+//!
+//! Why not by the kernel: it cannot write to a stack that is managed memory and absent (a coroutine's, an alternate stack on the heap): the
+//! process would die. And a handler that ran on top of ours would keep the stack that faults are served on, also when it leaves by
+//! switching to another context.
+//!
+//! No page of the program's may fault here, since its signal would be blocked, and this is the stack to serve it on: pages are
+//! brought and kept first ([`Pages`]), and the kernel is asked whether they can be accessed.
+
+use super::actions::{self, SIG_DFL, SIG_IGN, is_handler};
+use super::{altstack, pretended};
+use crate::report;
+use crate::runtime::runtime;
+use crate::thread::{self, Thread};
+use crate::{fault, own_threads};
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicU32, Ordering};
+use farshore_core::page::{Access, PageRange};
+use farshore_sys::raw::{Errno, nr, syscall};
+use farshore_sys::signal::{self, Action, Reg, SIGSEGV, SigInfo, UContext, flags};
+
+/// What the kernel puts on the stack for a handler, below the floating-point state.
+#[repr(C)]
+struct Frame {
+    restorer: u64,
+    context: UContext,
+    info: SigInfo,
+}
+
+const _: () = assert!(size_of::<Frame>() == 440);
+
+/// Bytes under the stack pointer that belong to the interrupted function.
+const RED_ZONE: u64 = 128;
+/// Direction, resume and trap: cleared when a handler starts.
+const FLAGS_CLEARED: u64 = 1 << 10 | 1 << 16 | 1 << 8;
+
+/// The handler of every signal for which the program has one, but [`super::OURS`].
+///
+/// # Safety
+/// Called by the kernel as a signal handler, with all signals blocked.
+pub(super) unsafe extern "C" fn on_signal(signal: i32, info: *mut SigInfo, context: *mut UContext) {
+    // SAFETY: the kernel passes it, valid until the handler returns.
+    let info = unsafe { &*info };
+    // SAFETY: the same, and to this call alone.
+    let context = unsafe { &mut *context };
+    let Some(thread) = thread::current().or_else(|| thread::adopt(false)) else {
+        report::abort(format_args!("no memory for the record of a thread"));
+    };
+    let action = actions::last_handler(signal as u32);
+    if is_handler(&action) {
+        start(thread, signal as u32, &action, info, context);
+    }
+}
+
+/// The thread will go on in the program's handler when ours returns. If there is no room for its frame, it gets a SIGSEGV, as natively.
+pub(super) fn start(thread: &mut Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) {
+    if build(thread, signal, action, info, context).is_none() {
+        refuse(thread, signal, context);
+    }
+}
+
+/// The frame of `signal` could not be written or read: what the kernel's `force_sigsegv` does.
+pub(super) fn refuse(thread: &mut Thread, signal: u32, context: &mut UContext) {
+    let blocked = pretended::of_program(thread, context).contains(SIGSEGV);
+    let action = actions::take(SIGSEGV);
+    let info = SigInfo::of_kernel(SIGSEGV);
+    if signal == SIGSEGV || blocked || matches!(action.handler, SIG_DFL | SIG_IGN) || build(thread, SIGSEGV, &action, &info, context).is_none() {
+        report::die_by(SIGSEGV);
+    }
+}
+
+/// Builds the frame, and lets the context go on in the handler. `None`: the stack has no room; nothing has changed then.
+fn build(thread: &mut Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) -> Option<()> {
+    let sp = context.get(Reg::Rsp);
+    let changed = if action.flags & flags::ONSTACK != 0 { altstack::top_for_handler(thread, sp) } else { None };
+    let top = changed.unwrap_or(sp.wrapping_sub(RED_ZONE));
+    let floating = floating::size(context.fpstate());
+    let floating_at = top.wrapping_sub(floating) & !63;
+    let at = (floating_at.wrapping_sub(size_of::<Frame>() as u64) & !15).wrapping_sub(8);
+    if (changed.is_some() || altstack::is_on(thread, sp)) && !altstack::contains(thread, at) {
+        return None;
+    }
+    let pages = Pages::take(thread, at, top.checked_sub(at)?, Access::Write)?;
+    let masks = pretended::for_handler(thread, context, signal, action);
+    let mut saved = Frame { restorer: action.restorer, context: *context, info: *info };
+    saved.context.set_mask(masks.saved);
+    saved.context.set_fpstate(if floating == 0 { 0 } else { floating_at });
+    let stack = thread.program_stack;
+    saved.context.set_alt_stack(if stack.size == 0 { signal::AltStack { flags: signal::AltStack::DISABLE, ..stack } } else { stack });
+    // SAFETY: writable memory of the program's stack, which `Pages` has asked the kernel about; nothing of the program's lies there.
+    unsafe { (at as *mut Frame).write(saved) };
+    // SAFETY: as above, for the bytes behind; the source is the state in our own frame, of that size.
+    unsafe { core::ptr::copy_nonoverlapping(context.fpstate() as *const u8, floating_at as *mut u8, floating as usize) };
+    drop(pages);
+    altstack::disarm(thread);
+    // SAFETY: the state in our own frame, of which we have the only copy that is to be restored.
+    unsafe { floating::reset(context.fpstate()) };
+    let registers = [
+        (Reg::Rip, action.handler),
+        (Reg::Rsp, at),
+        (Reg::Rdi, u64::from(signal)),
+        (Reg::Rsi, at + offset_of!(Frame, info) as u64),
+        (Reg::Rdx, at + offset_of!(Frame, context) as u64),
+        (Reg::Rax, 0),
+        (Reg::Rflags, context.get(Reg::Rflags) & !FLAGS_CLEARED),
+    ];
+    for (register, value) in registers {
+        // SAFETY: the program's handler starts with the registers that the kernel would have given it.
+        unsafe { context.set(register, value) };
+    }
+    context.set_mask(masks.kernel);
+    pretended::enter(thread, masks.pretended);
+    Some(())
+}
+
+/// Pages of the program that stay where they are while a handler of ours works on them. Not more than 64.
+#[derive(Debug)]
+pub(super) struct Pages {
+    range: PageRange,
+    pinned: u64,
+}
+
+impl Pages {
+    /// Brings the pages of a range and keeps them; `None` if the program could not access them, or there are too many. With all
+    /// signals blocked, on a stack that is not managed.
+    pub(super) fn take(thread: &mut Thread, addr: u64, len: u64, access: Access) -> Option<Pages> {
+        let range = PageRange::covering(addr, len);
+        if addr.checked_add(len)? > 1 << 47 || range.len() > u64::BITS.into() {
+            return None;
+        }
+        let pages = Pages { range, pinned: pin(thread, range, access) };
+        let reachable = range.iter().all(|page| is_reachable(page.addr().max(addr.next_multiple_of(8)), access));
+        reachable.then_some(pages)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let Some(runtime) = runtime().filter(|_| self.pinned != 0) else { return };
+        unpin(runtime, self.range, self.pinned);
+    }
+}
+
+/// Pins the managed pages of a range of at most 64; a bit for each that was. With all signals blocked, on a stack that is not managed.
+pub fn pin(thread: &mut Thread, range: PageRange, access: Access) -> u64 {
+    let Some(runtime) = runtime() else { return 0 };
+    let mut pinned = 0u64;
+    for (bit, page) in range.iter().enumerate().filter(|&(_, page)| runtime.engine.is_managed(page)) {
+        own_threads::ensure(runtime);
+        match runtime.engine.pin(page, access, thread.core, thread.buffer()) {
+            Ok(true) => pinned |= 1 << bit,
+            Ok(false) => {}
+            Err(why) => fault::fail(page, why),
+        }
+    }
+    pinned
+}
+
+/// Takes back what [`pin`] has pinned.
+pub fn unpin(runtime: &crate::runtime::Runtime, range: PageRange, pinned: u64) {
+    range.iter().enumerate().filter(|&(bit, _)| pinned >> bit & 1 != 0).for_each(|(_, page)| runtime.engine.unpin(page));
+}
+
+/// Whether the program may access eight bytes of a page: the kernel tries. It also makes a stack grow, as an access of the program does.
+fn is_reachable(addr: u64, access: Access) -> bool {
+    /// None of the ways in which a mask can change: the kernel reads it and refuses.
+    const NO_WAY: u64 = 99;
+    let args = match access {
+        Access::Write => [0, 0, addr, 8, 0, 0],
+        Access::Read => [NO_WAY, addr, 0, 8, 0, 0],
+    };
+    // SAFETY: writes the mask to memory where the caller is about to write anyway, or reads it. No mask is changed.
+    let answer = unsafe { syscall(nr::RT_SIGPROCMASK, args) };
+    answer != -i64::from(Errno::EFAULT.0)
+}
+
+/// The floating-point and vector state in a signal frame.
+mod floating {
+    use super::{AtomicU32, Ordering};
+
+    /// Bytes of the old state, which every frame has.
+    const LEGACY: u64 = 512;
+    /// Where the kernel says how large the whole is: a magic number, bytes, components.
+    const MAGIC_AT: u64 = 464;
+    const MAGIC: u32 = 0x4650_5853;
+    const CONTROL_WORD: u16 = 0x37f;
+    const MXCSR: u32 = 0x1f80;
+    const MXCSR_AT: u64 = 24;
+    const MXCSR_MASK_AT: u64 = 28;
+    /// Protection keys: bit 9 of the components.
+    const KEYS: u64 = 1 << 9;
+    /// Where the register of the protection keys is in the state; 0: not known yet.
+    static KEYS_AT: AtomicU32 = AtomicU32::new(0);
+
+    /// Bytes of the state at `at`; 0 if there is none.
+    pub(super) fn size(at: u64) -> u64 {
+        match described(at) {
+            Some((size, _)) => size,
+            None if at != 0 => LEGACY,
+            None => 0,
+        }
+    }
+
+    /// Size and components, where the kernel tells them.
+    fn described(at: u64) -> Option<(u64, u64)> {
+        if at == 0 {
+            return None;
+        }
+        // SAFETY: within the first 512 bytes of a state that the kernel has written.
+        let [magic, size] = unsafe { ((at + MAGIC_AT) as *const [u32; 2]).read_unaligned() };
+        // SAFETY: as above.
+        let components = unsafe { ((at + MAGIC_AT + 8) as *const u64).read_unaligned() };
+        (magic == MAGIC).then_some((size.into(), components))
+    }
+
+    /// Makes it the state in which a handler starts: registers as after start-up; for protection keys what the kernel has set for the
+    /// handler that runs now.
+    ///
+    /// # Safety
+    /// `at` is 0, or a state that the kernel has written and nobody else uses.
+    pub(super) unsafe fn reset(at: u64) {
+        if at == 0 {
+            return;
+        }
+        let described = described(at);
+        // SAFETY: the caller's promise; what the kernel needs to restore the frame lies behind byte 416.
+        unsafe {
+            let mask = ((at + MXCSR_MASK_AT) as *const u32).read();
+            core::ptr::write_bytes(at as *mut u8, 0, 416);
+            (at as *mut u16).write(CONTROL_WORD);
+            ((at + MXCSR_AT) as *mut u32).write(MXCSR);
+            ((at + MXCSR_MASK_AT) as *mut u32).write(mask);
+        }
+        let Some((_, components)) = described else { return };
+        let mut in_use = 0;
+        if components & KEYS != 0 {
+            // SAFETY: the component is there, at the place that the processor names.
+            unsafe { ((at + keys_at()) as *mut u32).write(read_keys()) };
+            in_use = KEYS;
+        }
+        // SAFETY: the header behind the old state: which components are not in their first state.
+        unsafe { ((at + LEGACY) as *mut u64).write(in_use) };
+    }
+
+    fn keys_at() -> u64 {
+        let known = KEYS_AT.load(Ordering::Relaxed);
+        if known != 0 {
+            return known.into();
+        }
+        let place = core::arch::x86_64::__cpuid_count(0xd, 9).ebx;
+        KEYS_AT.store(place, Ordering::Relaxed);
+        place.into()
+    }
+
+    /// The thread's rights to memory by key.
+    fn read_keys() -> u32 {
+        let value: u32;
+        // SAFETY: the component is in use, so the processor has the register; reading has no effect.
+        unsafe { core::arch::asm!("rdpkru", in("ecx") 0, out("eax") value, out("edx") _, options(nomem, nostack)) };
+        value
+    }
+}
+
+/// Hook of the entry's SIGSYS handler: a caught `rt_sigreturn` reads the program's frame. Keeps its pages until [`farshore_let_go`]; false
+/// if it cannot be read.
+#[unsafe(no_mangle)]
+extern "C" fn farshore_hold(addr: u64, len: u64, pinned: &mut u64) -> bool {
+    *pinned = 0;
+    let Some(thread) = thread::current() else { return true };
+    let Some(pages) = Pages::take(thread, addr, len, Access::Read) else { return false };
+    *pinned = pages.pinned;
+    core::mem::forget(pages);
+    true
+}
+
+/// See [`farshore_hold`].
+#[unsafe(no_mangle)]
+extern "C" fn farshore_let_go(addr: u64, len: u64, pinned: u64) {
+    drop(Pages { range: PageRange::covering(addr, len), pinned });
+}
+
+/// The frame of a caught `rt_sigreturn` cannot be read.
+///
+/// # Safety
+/// Called in a handler, with its own context.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn farshore_bad_frame(context: *mut UContext) {
+    // SAFETY: this function's own condition.
+    let context = unsafe { &mut *context };
+    match thread::current() {
+        Some(thread) => refuse(thread, 0, context),
+        None => report::die_by(SIGSEGV),
+    }
+}

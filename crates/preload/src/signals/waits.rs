@@ -1,0 +1,158 @@
+//! Calls that wait with a mask of their own (`rt_sigsuspend`, `ppoll`, `pselect6`, `epoll_pwait`), or for signals (`rt_sigtimedwait`).
+//!
+//! A mask for the time of a call is set by the kernel, without [`OURS`]; what it says about those is pretended for as long. The kernel
+//! writes the mask of before to the frame of a handler that ends the call. Here that is the mask with all signals blocked, in which
+//! nothing can happen between the last look at what waits and the call; so the right one is noted in the thread's record
+//! ([`Suspended`]), where the handler finds it.
+//!
+//! `rt_sigtimedwait` takes signals that are pending, and one of ours never is: its handler runs. So for the time of that call the kernel
+//! blocks what it waits for. A signal for the process that the kernel gave to another thread comes here by
+//! [`super::pretended::offer`].
+//!
+//! Both end with `EINTR` when a signal of ours comes that the program has blocked and so must not notice. They are made again then, with the
+//! time that is left.
+
+use super::{Args, OURS, pretended};
+use crate::net::buffers::{self, Memory as _, PinSet};
+use crate::net::net;
+use crate::thread::{self, Thread};
+use farshore_engine::traits::Clock as _;
+use farshore_sys::clock::MonotonicClock;
+use farshore_sys::raw::{Errno, syscall};
+use farshore_sys::signal::{self, How, SigInfo, SigSet};
+
+const EINTR: i64 = -(Errno::EINTR.0 as i64);
+const EFAULT: i64 = -(Errno::EFAULT.0 as i64);
+const RT_SIGTIMEDWAIT: u64 = 128;
+const EPOLL_PWAIT: u64 = 281;
+const EPOLL_PWAIT2: u64 = 441;
+const SECOND: u64 = 1_000_000_000;
+
+/// A call that has a mask for its time is under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Suspended {
+    /// What the program thinks blocked before and after.
+    pub saved: SigSet,
+    /// What it wants blocked meanwhile.
+    pub during: SigSet,
+}
+
+/// Makes a call whose arguments name a mask for its time: `wanted` is what the program gave, and the arguments have it without [`OURS`].
+pub fn with_mask(number: u64, args: &Args, wanted: SigSet) -> i64 {
+    let mut args = *args;
+    let end = epoll_end(number, &args);
+    let mut left = [0u64; 2];
+    // SAFETY: the program's own call, whose memory the caller has pinned.
+    let call = |args: &Args| unsafe { syscall(number, *args) };
+    if thread::current().is_none() {
+        return call(&args);
+    }
+    loop {
+        let before = signal::sigprocmask(How::Set, SigSet::ALL);
+        let Some(thread) = thread::current() else { return EINTR };
+        let saved = SigSet(before.0 & !OURS.0 | thread.shared.pretended().0);
+        thread.suspended = Some(Suspended { saved, during: wanted });
+        // What waited and is not blocked now is pending from here on: the call ends at once.
+        pretended::change(thread, SigSet(wanted.0 & OURS.0));
+        let answer = call(&args);
+        // Taken by a handler, if one has run: the mask is what that has left then.
+        let Some(thread) = thread::current() else { return answer };
+        if thread.suspended.take().is_none() {
+            return answer;
+        }
+        pretended::change(thread, SigSet(saved.0 & OURS.0));
+        signal::sigprocmask(How::Set, before);
+        if answer != EINTR {
+            return answer;
+        }
+        // `ppoll` and `pselect6` have told the program what is left, and read it again.
+        if let Some(end) = end {
+            set_epoll_rest(number, &mut args, end, &mut left);
+        }
+    }
+}
+
+/// When a wait for events ends, by the monotonic clock, ns; `None`: never, or by a time that the kernel writes back.
+fn epoll_end(number: u64, args: &Args) -> Option<u64> {
+    let now = || MonotonicClock::new().now_ns();
+    match number {
+        EPOLL_PWAIT => u64::try_from(args[3] as i32).ok().map(|ms| now().saturating_add(ms * (SECOND / 1000))),
+        EPOLL_PWAIT2 if args[3] != 0 => {
+            let mut pins = PinSet::new();
+            let time = buffers::read_user::<[u64; 2]>(net(), &mut pins, args[3]);
+            net().unpin(&mut pins);
+            time.map(|[seconds, ns]| now().saturating_add(seconds.saturating_mul(SECOND)).saturating_add(ns))
+        }
+        _ => None,
+    }
+}
+
+fn set_epoll_rest(number: u64, args: &mut Args, end: u64, left: &mut [u64; 2]) {
+    let rest = end.saturating_sub(MonotonicClock::new().now_ns());
+    if number == EPOLL_PWAIT {
+        args[3] = rest.div_ceil(SECOND / 1000).min(i32::MAX as u64);
+    } else {
+        *left = [rest / SECOND, rest % SECOND];
+        args[3] = left.as_ptr() as u64;
+    }
+}
+
+/// `rt_sigtimedwait`.
+pub(super) fn timed_wait(args: &Args) -> i64 {
+    let [set, info_at, timeout, size, ..] = *args;
+    let wanted = match super::read::<u64>(set) {
+        Some(bits) if size == 8 => bits,
+        _ => return crate::net::pinned(RT_SIGTIMEDWAIT, args),
+    };
+    if wanted & OURS.0 == 0 || thread::current().is_none() {
+        return crate::net::pinned(RT_SIGTIMEDWAIT, args);
+    }
+    let mut time = [0u64; 2];
+    if timeout != 0 {
+        match super::read::<[u64; 2]>(timeout) {
+            Some([seconds, ns]) if seconds <= i64::MAX as u64 && ns < SECOND => time = [seconds, ns],
+            Some(_) => return super::EINVAL,
+            None => return EFAULT,
+        }
+    }
+    let now = || MonotonicClock::new().now_ns();
+    let end = (timeout != 0).then(|| now().saturating_add(time[0].saturating_mul(SECOND)).saturating_add(time[1]));
+    let mut found = SigInfo::of_kernel(0);
+    let answer = loop {
+        let rest = end.map(|end| end.saturating_sub(now())).map(|rest| [rest / SECOND, rest % SECOND]);
+        match wait_once(SigSet(wanted), rest, &mut found) {
+            Some(answer) => break answer,
+            // Not for the program to notice.
+            None => {}
+        }
+    };
+    if answer > 0 && info_at != 0 && !super::write(info_at, &found.words()) { EFAULT } else { answer }
+}
+
+/// Waits for one of `wanted`, at most for `rest` (seconds, ns). `None`: something came that it must not notice.
+fn wait_once(wanted: SigSet, rest: Option<[u64; 2]>, found: &mut SigInfo) -> Option<i64> {
+    let before = signal::sigprocmask(How::Set, SigSet::ALL);
+    let thread: &mut Thread = thread::current()?;
+    let ours = SigSet(wanted.0 & OURS.0);
+    if let Some(info) = pretended::take_or_await(thread, ours) {
+        signal::sigprocmask(How::Set, before);
+        *found = info;
+        return Some(info.signal().into());
+    }
+    signal::sigprocmask(How::Set, SigSet(before.0 | ours.0));
+    let time = rest.as_ref().map_or(0, |time| time.as_ptr() as u64);
+    let args = [&raw const wanted.0 as u64, core::ptr::from_mut(found) as u64, time, 8, 0, 0];
+    // SAFETY: our own memory, which stays: the stack is not managed, or pinned for the time of the call.
+    let answer = unsafe { syscall(RT_SIGTIMEDWAIT, args) };
+    let thread = thread::current()?;
+    // A handler of the program, if one has run, has ended the wait.
+    let interrupted = answer == EINTR && thread.shared.awaited() == SigSet::EMPTY;
+    thread.shared.await_signals(SigSet::EMPTY);
+    if !interrupted {
+        signal::sigprocmask(How::Set, before);
+    }
+    if answer > 0 {
+        *found = pretended::collect(found)?;
+    }
+    (answer != EINTR || interrupted).then_some(answer)
+}

@@ -1,0 +1,90 @@
+/* What the sections of `threads` share: memory that is absent when it is needed, threads and signals.
+ *
+ * A section is run by itself, natively and under Farshore, and must print the same lines and end with the same status. */
+#ifndef FARSHORE_TESTS_THREADS_H
+#define FARSHORE_TESTS_THREADS_H
+
+#include "common.h"
+#include <pthread.h>
+#include <signal.h>
+
+/* Ends the program when a promise is broken; errno is part of the message. */
+#define CHECK(condition) \
+    do { \
+        if (!(condition)) die("%s:%d: %s", __FILE__, __LINE__, #condition); \
+    } while (0)
+
+/* One line of output: the same natively and under Farshore. */
+__attribute__((format(printf, 1, 2))) void say(const char *format, ...);
+
+/* Touches other memory (the ballast) until everything else has become cold; natively this does nothing that can be seen. */
+void make_absent(void);
+/* A thread that keeps touching the ballast between the two, so that pages leave at any moment. */
+void churn_start(void);
+void churn_stop(void);
+
+/* Managed memory: an anonymous mapping of at least 128 KiB. `fresh` has never been touched; `filled` holds the pattern of `salt`. */
+void *fresh(size_t length);
+void *filled(size_t length, uint64_t salt);
+int holds(const void *at, size_t length, uint64_t salt);
+
+/* A thread that runs `body`; ends the program when it cannot be started. */
+pthread_t start(void *(*body)(void *), void *argument);
+/* Waits for it; its result. */
+void *join(pthread_t thread);
+void sleep_ms(long milliseconds);
+/* Installs a handler with SA_SIGINFO and `flags`, that blocks nothing else. */
+void handle(int number, void (*handler)(int, siginfo_t *, void *), int flags);
+/* Blocks or unblocks one signal of this thread. */
+void block(int number);
+void unblock(int number);
+sigset_t set_of(int number);
+
+/* Sections, by file. */
+void section_nested(void);
+void section_storm(void);
+void section_flags(void);
+void section_onstack(void);
+void section_jumps(void);
+void section_restart(void);
+void section_context(void);
+
+void section_masks(void);
+void section_suspend(void);
+void section_waiting(void);
+void section_offered(void);
+void section_timers(void);
+void section_rawclone(void);
+
+void section_cancel(void);
+void section_short(void);
+void section_exits(void);
+
+void section_locks(void);
+void section_robust(void);
+void section_inherit(void);
+void section_shared(void);
+
+void section_collector(void);
+void section_faults(void);
+void section_overflow(void);
+void section_sigsys(void);
+void section_coroutines(void);
+void section_smallstack(void);
+
+void section_setxid(void);
+void section_limits(void);
+void section_nofile(void);
+void section_mlock(void);
+void section_prctl(void);
+void section_plugins(void);
+
+void section_filter(void);
+void section_filterkill(void);
+void section_filtertrap(void);
+void section_filterthreads(void);
+void section_strict(void);
+void section_allowlist(void);
+void section_listener(void);
+
+#endif

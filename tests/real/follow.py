@@ -1,0 +1,472 @@
+#!/usr/bin/env python3
+"""Programs that a program starts: they run under Farshore too, and cannot tell.
+
+    tests/real/follow.py [--only NAME] [--farshore PATH]
+
+What can be compared with a native run is compared. Each test prints one line; the last line counts: N passed, N failed, N skipped.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+# Before our own modules come in: the source tree stays as it is.
+sys.dont_write_bytecode = True
+
+import harness  # noqa: E402
+from harness import Unavailable  # noqa: E402
+
+NOBODY = 65534
+TIMEOUT = 120
+# Tells whether Farshore is in the program that reads it.
+MANAGED = "grep -q libfarshore.so /proc/self/maps && echo managed || echo native"
+
+
+class Failed(Exception):
+    """A promise that was not kept."""
+
+
+def expect(condition, text):
+    """Raises Failed with the text unless the condition holds."""
+    if not condition:
+        raise Failed(text)
+
+
+def same(natively, under, what):
+    """Two texts that must be equal."""
+    if natively != under:
+        pairs = zip(natively.splitlines() + ["(end)"], under.splitlines() + ["(end)"])
+        line = next((f"natively {a!r}, under farshore {b!r}" for a, b in pairs if a != b), "one is longer")
+        raise Failed(f"{what}: {line}")
+
+
+class Tests:
+    """The tests; every method that begins with `test_` is one. They return a short text on what was seen."""
+
+    def __init__(self, options):
+        self.options, self.work = options, options.work
+        given = harness.find_farshore(options.farshore)
+        library = os.environ.pop("FARSHORE_LIBRARY", None) or os.path.join(os.path.dirname(os.path.realpath(given)), "libfarshore.so")
+        self.bin = self.folder("bin")
+        # Copies that every user can read.
+        for path in (given, library):
+            shutil.copy(path, self.bin)
+        self.farshore = os.path.join(self.bin, "farshore")
+
+    def folder(self, name, mode=0o755):
+        """A new directory of our own."""
+        path = tempfile.mkdtemp(prefix=f"{name}-", dir=self.work)
+        os.chmod(path, mode)
+        return path
+
+    def public_program(self, name):
+        """A test program where every user can run it."""
+        copy = os.path.join(self.bin, name)
+        if not os.path.exists(copy):
+            shutil.copy(harness.build_program(name), copy)
+            os.chmod(copy, 0o755)
+        return copy
+
+    def call(self, argv, user=None, env=None):
+        """Runs a command to its end. A command that hangs is described and ended, with all that it has started."""
+        if user is not None and os.geteuid() == 0:
+            argv = [harness.need("setpriv", "util-linux"), "--reuid", str(user), "--regid", str(user), "--clear-groups", *argv]
+        environment = dict(os.environ, LC_ALL="C", **(env or {}))
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd="/",
+                                   start_new_session=True)
+        try:
+            out, err = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            pids = harness.session_pids(process.pid)
+            print("\n".join(harness.describe_process(pid) for pid in pids))
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            process.communicate()
+            raise Failed(f"no end after {TIMEOUT} s: {' '.join(argv)}") from None
+        status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        return status, out.decode(errors="replace"), err.decode(errors="replace")
+
+    def under(self, argv, extra=(), memory="16M", **options):
+        """Runs a command under farshore."""
+        return self.call([self.farshore, "run", "--memory", memory, *extra, "--", *argv], **options)
+
+    def compare(self, argv, what, extra=(), **options):
+        """Runs a command both ways: status, stdout and stderr must be the same. Returns stdout."""
+        natively, under = self.call(argv, **options), self.under(argv, extra, **options)
+        expect(natively[0] == under[0], f"{what}: status {natively[0]} natively, {under[0]} under farshore: {under[2].strip()[:300]}")
+        same(natively[1], under[1], what)
+        same(natively[2], under[2], f"{what}, stderr")
+        return under[1]
+
+    def script(self, name, text):
+        """A file of this text that every user can read and run."""
+        path = os.path.join(self.bin, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(path, 0o755)
+        return path
+
+    # ------------------------------------------------------------------------------------------ what is handed on
+
+    def each_way(self, extra, user=None):
+        program, outputs, children = self.public_program("exec"), [], []
+        for under in (False, True):
+            # The same path both times, since it is in what is printed.
+            folder = os.path.join(self.work, "each")
+            shutil.rmtree(folder, ignore_errors=True)
+            os.mkdir(folder)
+            os.chmod(folder, 0o777)
+            argv = [program, "all", folder]
+            status, out, err = self.under(argv, extra, user=user) if under else self.call(argv, user=user)
+            expect(status == 0, f"status {status}: {err[-300:]}")
+            outputs.append(out)
+            children.append([line.rsplit(" ", 1) for line in err.splitlines()])
+        same(*outputs, "exec all")
+        expect(all(kind == "native" for _, kind in children[0]), "a native run has Farshore in it")
+        other = [f"{name} {kind}" for name, kind in children[1] if kind != "managed"]
+        expect(not other, f"not under farshore, or lines on stderr: {other[:3]}")
+        expect(len(children[0]) == len(children[1]) > 30, f"{len(children[0])} children natively, {len(children[1])} under farshore")
+        return f"{len(children[1])} programs, {len(outputs[0].splitlines())} equal lines"
+
+    def test_every_way(self):
+        """Every way to exec hands on the same, and what fails fails with the same error."""
+        return self.each_way([])
+
+    def test_every_way_poll(self):
+        """The same in poll mode."""
+        return self.each_way(["--fault", "poll"])
+
+    def test_every_way_as_a_user(self):
+        """The same for an ordinary user."""
+        if os.geteuid() != 0:
+            raise Unavailable("this is an ordinary user already")
+        return self.each_way([], user=NOBODY)
+
+    def test_room(self):
+        """The largest environment is as large as natively; what has no room for ours runs without, and says so."""
+        argv = [self.public_program("exec"), "room", self.work]
+        natively, under = self.call(argv), self.under(argv)
+        expect(natively[0] == under[0] == 0, f"status {natively[0]} and {under[0]}: {under[2][:300]}")
+        same(natively[1], under[1], "exec room")
+        lines = under[2].splitlines()
+        expect(lines and all("no room" in line and line.startswith("farshore: ") for line in lines), f"stderr: {under[2][:300]}")
+        return natively[1].strip()
+
+    def test_environment(self):
+        """A program sees the environment that it was given, and /proc/PID/environ what the kernel was."""
+        self.compare(["env", "-i", "A=1", "sh", "-c", "env; exec env"], "env -i")
+        self.compare(["env", "LD_PRELOAD=/lib/x86_64-linux-gnu/libm.so.6", "sh", "-c", "env | sort; env env | sort"], "LD_PRELOAD")
+        status, out, _ = self.under(["sh", "-c", "sleep 60 & sleep 0.2; tr '\\0' '\\n' < /proc/$!/environ; kill $!"])
+        expect(status == 0 and "FARSHORE_OPTIONS=" in out and "LD_PRELOAD=" in out, f"/proc/PID/environ: {out[:200]}")
+
+    # ------------------------------------------------------------------------------------------ who is followed
+
+    def test_no_follow(self):
+        """--no-follow, and follow = false in a file: children are ordinary programs."""
+        kinds = [self.under(["sh", "-c", MANAGED], extra)[1].strip() for extra in ([], ["--no-follow"])]
+        expect(kinds == ["managed", "native"], f"without and with --no-follow: {kinds}")
+        config = self.script("far.toml", "follow = false\n")
+        kind = self.under(["sh", "-c", MANAGED], ["--config", config])[1].strip()
+        expect(kind == "native", f"follow = false: {kind}")
+
+    def test_pipeline(self):
+        """Each program of a shell's pipeline is one of its own: farshore stat knows it, and it has managed memory."""
+        gate = os.path.join(self.folder("pipeline"), "gate")
+        os.mkfifo(gate)
+        command = "seq 200000 | sort -r | (cat; cat %s) | tail -n 1" % gate
+        process = subprocess.Popen([self.farshore, "run", "--memory", "16M", "--", "sh", "-c", command], stdout=subprocess.PIPE, start_new_session=True)
+        try:
+            seen = self.wait_for_programs(process, {"sh", "tail"})
+            for pid, stats in seen.items():
+                expect(stats["pid"] == pid and stats["memory_limit_bytes"] <= 16 << 20, f"stat of {pid}: {stats['program']}")
+            with open(gate, "wb") as file:
+                file.write(b"the end\n")
+            out, _ = process.communicate(timeout=TIMEOUT)
+        finally:
+            for pid in harness.session_pids(process.pid):
+                os.kill(pid, signal.SIGKILL)
+        expect(process.returncode == 0 and out == b"the end\n", f"status {process.returncode}: {out[:100]}")
+        tails = [stats for stats in seen.values() if stats["program"] == "tail"]
+        expect(all(stats["managed_bytes_peak"] > 0 for stats in tails), "tail has no managed memory")
+        return f"{len(seen)} programs answered"
+
+    def wait_for_programs(self, process, names):
+        """Asks all processes of the run until programs of these names have answered."""
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            seen = {}
+            for pid in harness.session_pids(process.pid):
+                done = subprocess.run([self.farshore, "stat", "--json", str(pid)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+                if done.returncode == 0:
+                    seen[pid] = json.loads(done.stdout)
+            if names <= {stats["program"] for stats in seen.values() if stats["managed_bytes_peak"] > 0}:
+                return seen
+            time.sleep(0.1)
+        raise Failed(f"after {TIMEOUT} s only {[stats['program'] for stats in seen.values()]} have answered")
+
+    def test_python(self):
+        """Python's subprocess (vfork), posix_spawn, fork and exec, and an exec by descriptor."""
+        python = harness.need("python3", "python3")
+        script = self.script("children.py", f"""import os, subprocess, sys
+command = ["sh", "-c", {MANAGED!r}]
+print(subprocess.run(command, stdout=subprocess.PIPE).stdout, subprocess.run(command, env={{}}, stdout=subprocess.PIPE).stdout)
+try:
+    subprocess.run(["/no/such/program"])
+except OSError as error:
+    print(error)
+sys.stdout.flush()
+print(os.waitpid(os.posix_spawnp("sh", command, os.environ), 0)[1])
+for by_descriptor in (False, True):
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.execve(os.open("/bin/sh", os.O_RDONLY) if by_descriptor else "/bin/sh", command, {{"A": "1"}})
+    print(os.waitpid(pid, 0)[1])
+os.execvp("sh", command)
+""")
+        natively, under = self.call([python, script]), self.under([python, script])
+        expect("managed" not in natively[1], natively[1])
+        same(natively[1].replace("native", "managed"), under[1], "children.py")
+        same(natively[2], under[2], "children.py, stderr")
+        return f"{under[1].count('managed')} children"
+
+    def test_many(self):
+        """Hundreds of children, from several threads too: the parent keeps nothing of them."""
+        python = harness.need("python3", "python3")
+        script = self.script("many.py", """import os, subprocess, threading
+def some(count):
+    for number in range(count):
+        assert subprocess.run(["/bin/echo", str(number)], stdout=subprocess.PIPE).stdout == b"%d\\n" % number
+def held():
+    with open("/proc/self/maps") as maps:
+        return len(maps.readlines()), len(os.listdir("/proc/self/fd"))
+some(20)
+before = held()
+some(40)
+after = held()
+print(after[0] - before[0], after[1] - before[1])
+threads = [threading.Thread(target=some, args=(15,)) for _ in range(6)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print("done")
+""")
+        status, out, err = self.under([python, script])
+        expect(status == 0 and not err, f"status {status}: {err[-300:]}")
+        grown = [int(word) for word in out.split()[:2]]
+        # The allocator may take an arena; 40 leaks would be more.
+        expect(grown[0] < 10 and grown[1] == 0, f"after 40 children {grown[0]} mappings and {grown[1]} descriptors more")
+        return f"{grown[0]} mappings more after 40 children"
+
+    def test_scripts(self):
+        """A script, its interpreter, and what /usr/bin/env starts."""
+        plain = self.script("plain.sh", f"#!/bin/sh\n{MANAGED}\n")
+        by_env = self.script("by-env.sh", f"#!/usr/bin/env sh\n{MANAGED}\n")
+        unmarked = self.script("unmarked", f"{MANAGED}\n")
+        status, out, err = self.under(["sh", "-c", f"{plain}; {by_env}; {unmarked}"])
+        expect((status, out, err) == (0, "managed\n" * 3, ""), f"status {status}: {out!r} {err!r}")
+
+    # ------------------------------------------------------------------------------------------ who is not
+
+    def test_static(self):
+        """A static program runs as it is, and what it starts too."""
+        busybox = harness.need("busybox", "busybox-static")
+        expect(b"not a dynamic executable" in subprocess.run(["ldd", busybox], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False).stdout,
+               f"{busybox} is not static: apt-get install busybox-static")
+        self.compare(["sh", "-c", f"{busybox} env | sort; {busybox} grep -c libfarshore /proc/self/maps; {busybox} sh -c 'echo $0 $#' a b"], "busybox")
+
+    def test_thirty_two_bits(self):
+        """A 32-bit program runs as it is, if the kernel has that at all."""
+        code = bytes.fromhex("b801000000bb07000000cd80")
+        base, start = 0x08048000, 52 + 32
+        header = b"\x7fELF" + bytes([1, 1, 1]) + bytes(9) + struct.pack("<HHIIIIIHHHHHH", 2, 3, 1, base + start, 52, 0, 0, 52, 32, 1, 0, 0, 0)
+        segment = struct.pack("<IIIIIIII", 1, 0, base, base, start + len(code), start + len(code), 5, 4096)
+        path = os.path.join(self.bin, "small")
+        with open(path, "wb") as file:
+            file.write(header + segment + code)
+        os.chmod(path, 0o755)
+        return self.compare(["sh", "-c", f"{path}; echo $?"], "a 32-bit program").strip()
+
+    def rights(self, prepare, what):
+        """A copy of `id` and one of `printenv` that gain rights: they do so as natively, and see nothing of Farshore."""
+        if os.geteuid() != 0:
+            raise Unavailable("only root can make programs that gain rights")
+        folder = self.folder("rights")
+        if os.statvfs(folder).f_flag & os.ST_NOSUID:
+            raise Unavailable(f"{folder} lies on a nosuid mount: use another --work")
+        commands = []
+        for name in ("cat", "printenv"):
+            copy = os.path.join(folder, name)
+            shutil.copy(harness.need(name, "coreutils"), copy)
+            os.chmod(copy, 0o755)
+            prepare(copy)
+            commands.append(copy)
+        text = f"{commands[0]} /proc/self/status | grep -e ^Uid -e ^Gid -e ^CapEff; env -i A=1 {commands[1]}"
+        out = self.compare(["sh", "-c", text], what, user=NOBODY)
+        expect(f"Uid:\t{NOBODY}" in out and "A=1" in out, out)
+        return out
+
+    def test_setuid(self):
+        """A set-user-ID program gains its rights."""
+        out = self.rights(lambda path: os.chmod(path, 0o4755), "set-user-ID")
+        expect(f"Uid:\t{NOBODY}\t0\t0\t0" in out, f"it has not gained them: {out}")
+
+    def test_setgid(self):
+        """A set-group-ID program gains its rights."""
+        out = self.rights(lambda path: os.chmod(path, 0o2755), "set-group-ID")
+        expect(f"Gid:\t{NOBODY}\t0\t0\t0" in out, f"it has not gained them: {out}")
+
+    def test_capabilities(self):
+        """A program with file capabilities gets them."""
+        def give(path):
+            # CAP_NET_RAW, permitted and effective.
+            try:
+                os.setxattr(path, "security.capability", struct.pack("<IIIII", 0x02000001, 1 << 13, 0, 0, 0))
+            except OSError as error:
+                raise Unavailable(f"file capabilities cannot be set here ({error.strerror})") from None
+        out = self.rights(give, "capabilities")
+        expect("CapEff:\t0000000000002000" in out, f"it has not got them: {out}")
+
+    def test_su(self):
+        """su works, and clears the environment as natively; the shell that it starts is followed."""
+        if os.geteuid() != 0:
+            raise Unavailable("only root can su without a password")
+        su = harness.need("su", "util-linux")
+        self.compare([su, "-s", "/bin/sh", "-c", "id -u; env | sort | grep -v ^_=", "nobody"], "su")
+        status, out, err = self.under([su, "-s", "/bin/sh", "-c", MANAGED, "nobody"])
+        expect((status, out, err) == (0, "managed\n", ""), f"status {status}: {out!r} {err!r}")
+
+    def test_library_gone(self):
+        """The library's file is replaced or removed: programs start natively, each with a line."""
+        for what in ("rm {0}", "cp {0} {0}.new; mv {0}.new {0}"):
+            folder = self.folder("gone")
+            for name in ("farshore", "libfarshore.so"):
+                shutil.copy(os.path.join(self.bin, name), folder)
+            command = what.format(os.path.join(folder, "libfarshore.so"))
+            process = [os.path.join(folder, "farshore"), "run", "--memory", "16M", "--", "sh", "-c", f"{command}; /no/such/program; {MANAGED}"]
+            status, out, err = self.call(process)
+            lines = [line for line in err.splitlines() if "not found" not in line]
+            expect((status, out) == (0, "native\n"), f"{command}: status {status}: {out!r} {err!r}")
+            expect(lines and all(line.startswith("farshore: '/") and "replaced or removed" in line for line in lines), f"{command}: {err!r}")
+            expect(not any("/no/such" in line for line in lines), f"{command}: a line for a program that is not there: {err!r}")
+
+    def test_chroot(self):
+        """In another root directory, without the library and without /proc, programs run natively; with a line if it is the same libc."""
+        if os.geteuid() != 0:
+            raise Unavailable("only root can chroot")
+        root = self.folder("root")
+        for path in ("/bin/echo", "/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6"):
+            os.makedirs(root + os.path.dirname(path), exist_ok=True)
+            shutil.copy(path, root + path)
+        status, out, err = self.under(["chroot", root, "/bin/echo", "in", "there"])
+        expect((status, out, err) == (0, "in there\n", ""), f"status {status}: {out!r} {err!r}")
+        loader = root + "/lib64/ld-linux-x86-64.so.2"
+        os.unlink(loader)
+        try:
+            os.link(os.path.realpath("/lib64/ld-linux-x86-64.so.2"), loader)
+        except OSError as error:
+            raise Unavailable(f"{root} lies on another file system than libc ({error.strerror})") from None
+        status, out, err = self.under(["chroot", root, "/bin/echo", "in", "there"])
+        expect((status, out) == (0, "in there\n"), f"status {status}: {out!r} {err!r}")
+        expect(len(err.splitlines()) == 1 and err.startswith("farshore: '/bin/echo' runs without"), f"stderr: {err!r}")
+
+    def test_start_that_fails(self):
+        """What Farshore needs is not there for a child: it runs without, with a line."""
+        folder = self.folder("swap")
+        # Its directory; its address space (for copies of the arguments); its descriptors.
+        for command in (f"rmdir {folder}", "ulimit -v 5000", "ulimit -n 5"):
+            os.makedirs(folder, exist_ok=True)
+            status, out, err = self.under(["sh", "-c", f"{command}; exec /bin/echo works"], ["--swap", f"dir:{folder}"])
+            expect((status, out) == (0, "works\n"), f"{command}: status {status}: {out!r} {err!r}")
+            lines = err.splitlines()
+            expect(lines and all(line.startswith("farshore: ") and " runs without Farshore: " in line for line in lines), f"{command}: {err!r}")
+
+    # ------------------------------------------------------------------------------------------ whose counters, whose options
+
+    def test_stats(self):
+        """The process that farshore run became writes its counters, whatever it becomes; nobody else does."""
+        def stats(command):
+            path = os.path.join(self.work, "stats.json")
+            if os.path.exists(path):
+                os.unlink(path)
+            status, out, err = self.under(["sh", "-c", command], ["--stats", path])
+            expect(status == 0 and not err, f"{command}: status {status}: {err!r}")
+            found = harness.load_stats(path)
+            expect(found is not None, f"{command}: no stats")
+            return found, out
+        found, out = stats("seq 100000 | sort -r > /dev/null; echo $$; sleep 0")
+        expect((found["program"], found["pid"]) == ("sh", int(out)), f"{found['program']} {found['pid']}, not sh {out}")
+        found, out = stats("echo $$; exec sort -o /dev/null /proc/self/status")
+        expect((found["program"], found["pid"]) == ("sort", int(out)), f"{found['program']} {found['pid']}, not sort {out}")
+        expect(found["managed_bytes_peak"] > 0, "sort has no managed memory")
+        busybox = harness.need("busybox", "busybox-static")
+        found, out = stats(f"echo $$; exec {busybox} true")
+        expect((found["program"], found["pid"]) == ("sh", int(out)), f"{found['program']} {found['pid']}, not sh {out}")
+        status, _, err = self.under(["sh", "-c", "seq 10 | sort > /dev/null; sh -c true; exec true"], ["--stats", "-"])
+        expect(status == 0 and err.count('"schema"') == 1, f"--stats -: {err.count(chr(34) + 'schema' + chr(34))} times")
+
+    def test_nested(self):
+        """farshore run in farshore run: the inner options count for what it starts, the outer ones for the rest."""
+        inner = f"{self.farshore} run --memory 8M --stats - -- sh -c '{MANAGED}; true'"
+        outer = os.path.join(self.work, "outer.json")
+        status, out, err = self.under(["sh", "-c", f"{inner}; {MANAGED}"], ["--stats", outer])
+        expect((status, out) == (0, "managed\nmanaged\n"), f"status {status}: {out!r} {err[:300]!r}")
+        found = json.loads(err)
+        expect(found["memory_limit_bytes"] <= 8 << 20, f"the inner limit is {found['memory_limit_bytes']}")
+        found = harness.load_stats(outer)
+        expect((found or {}).get("program") == "sh", "no counters of the outer run")
+        # The inner command is refused as it would be natively.
+        status, _, err = self.under([self.farshore, "run", "--memory", "8M", "--", "/no/such/program"])
+        expect(status == 127 and len(err.splitlines()) == 1, f"status {status}: {err!r}")
+
+    def test_work(self):
+        """A tree of programs that work with more memory than they have: a compressed archive through a pipeline."""
+        folder = self.folder("work")
+        for number in range(8):
+            with open(os.path.join(folder, f"file{number}"), "wb") as file:
+                file.write(os.urandom(1 << 19) * 4)
+        text = f"cd {folder} && tar cf - . | gzip -1 | gzip -d | tar xf - -O | sort | md5sum; find . -type f -exec md5sum {{}} + | sort"
+        self.compare(["bash", "-c", text], "the archive", ["--threshold", "4K"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="NAME", help="run only this test (repeat for more)")
+    parser.add_argument("--farshore", metavar="PATH", help="the farshore command (default: this workspace's build)")
+    parser.add_argument("--list", action="store_true", help="list the tests and end")
+    options = parser.parse_args()
+    harness.tidy_on_sigterm()
+    names = [name.removeprefix("test_") for name in dir(Tests) if name.startswith("test_")]
+    if options.list:
+        print("\n".join(names))
+        return 0
+    unknown = set(options.only or ()) - set(names)
+    if unknown:
+        parser.error(f"no test is called {', '.join(sorted(unknown))}: see --list")
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    with tempfile.TemporaryDirectory(prefix="farshore-follow-", dir="/var/tmp") as work:
+        os.chmod(work, 0o755)
+        options.work = work
+        tests = Tests(options)
+        for name in options.only or names:
+            started = time.monotonic()
+            try:
+                text, result = getattr(tests, f"test_{name}")() or "", "passed"
+            except Unavailable as why:
+                text, result = f"skipped: {why}", "skipped"
+            except Failed as why:
+                text, result = f"FAILED: {why}", "failed"
+            counts[result] += 1
+            print(f"{name:<24} {result:<8} {time.monotonic() - started:6.1f} s  {text}", flush=True)
+    print(", ".join(f"{count} {result}" for result, count in counts.items()))
+    return 1 if counts["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
