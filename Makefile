@@ -14,7 +14,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-fast check unit sim canaries fuzz loom miri real failures follow secrecy bench-ends report bench setup install uninstall clean
+.PHONY: help build demo test test-long test-fast check unit sim canaries fuzz loom miri real failures follow secrecy bench-ends report suites suites-long soak soak-long bench setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
@@ -34,6 +34,9 @@ demo: ## run real programs natively and in half of their memory, and compare
 test: setup ## all tests: what CI runs (15 to 30 minutes)
 	python3 tools/test.py $(ARGS)
 
+test-long: setup ## the same with the whole of other people's suites and ten minutes of soak (hours)
+	python3 tools/test.py --long $(ARGS)
+
 test-fast: setup ## formatting, clippy, unit tests and simulation
 	python3 tools/test.py $(FAST) $(ARGS)
 
@@ -52,12 +55,16 @@ failures: ## bad input, full disks, kill -9, other users
 follow: ## programs that a program starts
 secrecy: ## --encrypt: swap files are noise, the key is in no core dump
 bench-ends: ## farshore bench: what it measures, and that nothing stays behind
+suites: ## other people's test suites, natively and under farshore (a part of each)
+suites-long: ## other people's test suites as a whole
+soak: ## stress-ng under changing limits and a failing swap space (40 s)
+soak-long: ## the same for ten minutes
 report: ## the report of farshore bench in a browser
 fuzz:
 	python3 tools/fuzz.py $(ARGS)
 bench-ends:
 	python3 tools/test.py bench $(ARGS)
-unit sim canaries loom miri real failures follow secrecy report:
+unit sim canaries loom miri real failures follow secrecy report suites suites-long soak soak-long:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

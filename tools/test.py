@@ -2,6 +2,7 @@
 """All tests of Farshore, part by part, and one line that counts them.
 
     tools/test.py                 every part, as `make test` does
+    tools/test.py --long          with the long form of suites and soak, as `make test-long` does (hours)
     tools/test.py unit sim        these parts alone
     tools/test.py --seed 4711     the simulation's random seeds from here on, to see a failure again
 
@@ -42,6 +43,8 @@ FUZZ_SECONDS = 12
 
 # A command of a part: how to run it, how to count in what it prints (see the counters below).
 Command = namedtuple("Command", "argv count env", defaults=({},))
+# What the name of a long form ends in: it takes the place of the part without that ending, where --long asks for it.
+LONG = "-long"
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs.
 Part = namedtuple("Part", "name what commands minutes shown missing needs_build", defaults=(r"(?!)", lambda: None, False))
 
@@ -157,6 +160,7 @@ def canaries():
 def parts(seed):
     """Every part, in the order in which they run: what fails quickest comes first."""
     real = os.path.join(ROOT, "tests", "real")
+    suites, soak = (os.path.join(ROOT, "tests", name, "run.py") for name in ("suites", "soak"))
     # Assertions are what the simulator is for; link-time optimisation only costs time in a check.
     checked = {"CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS": "true", "CARGO_PROFILE_RELEASE_LTO": "off"}
     sim_env = apart("sim", **checked)
@@ -198,6 +202,14 @@ def parts(seed):
              [Command([sys.executable, os.path.join(real, "follow.py")], count_last_line)], 10, r"", needs_build=True),
         Part("secrecy", "--encrypt: swap files are noise, the key is in no core dump",
              [Command([sys.executable, os.path.join(real, "secrecy.py")], count_last_line)], 3, r"", needs_build=True),
+        Part("suites", "other people's suites, natively and under farshore: a part of each",
+             [Command([sys.executable, suites, "--short"], count_last_line)], 15, r" +\d+ s ", needs_build=True),
+        Part("suites-long", "other people's suites as a whole, in a quarter of their memory and in 16 MiB",
+             [Command([sys.executable, suites], count_last_line)], 480, r" +\d+ s ", needs_build=True),
+        Part("soak", "stress-ng under changing limits and a failing swap space",
+             [Command([sys.executable, soak, "--seconds", "40", "--seed", str(seed)], count_last_line)], 10, r"round|    ", needs_build=True),
+        Part("soak-long", "the same for ten minutes",
+             [Command([sys.executable, soak, "--seconds", "600", "--seed", str(seed)], count_last_line)], 60, r"round|    |left out", needs_build=True),
         Part("bench", "farshore bench: what it measures, and that nothing stays behind",
              [Command([sys.executable, os.path.join(ROOT, "tests", "bench", "run.py")], count_last_line)], 10, r"", needs_build=True),
         Part("report", "the report of farshore bench in a browser",
@@ -334,12 +346,24 @@ def arguments(known):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="*", help=f"these parts alone: {', '.join(known)}")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="first of the random seeds")
+    parser.add_argument("--long", action="store_true", help="the long form of each part that has one")
     parser.add_argument("--list", action="store_true", help="name the parts and end")
     options = parser.parse_args()
     unknown = [name for name in options.part if name not in known]
     if unknown:
         parser.error(f"there is no part {', '.join(unknown)}: it must be one of {', '.join(known)}")
     return options
+
+
+def usual(names, long):
+    """The parts that run when none is named.
+
+    >>> usual(["unit", "soak", "soak-long"], False), usual(["unit", "soak", "soak-long"], True)
+    (['unit', 'soak'], ['unit', 'soak-long'])
+    """
+    if long:
+        return [name for name in names if name + LONG not in names]
+    return [name for name in names if not name.endswith(LONG)]
 
 
 def main():
@@ -349,7 +373,7 @@ def main():
         for part in everything:
             print(f"{part.name:13} {part.what}")
         return 0
-    chosen = [part for part in everything if not options.part or part.name in options.part]
+    chosen = [part for part in everything if part.name in (options.part or usual([part.name for part in everything], options.long))]
     if any(part.needs_build for part in chosen) and not any(part.name == "build" for part in chosen):
         chosen.insert(0, next(part for part in everything if part.name == "build"))
     os.makedirs(LOGS, exist_ok=True)

@@ -9,6 +9,7 @@ What can be compared with a native run is compared. Each test prints one line; t
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import struct
@@ -341,6 +342,11 @@ print("done")
         self.compare([su, "-s", "/bin/sh", "-c", "id -u; env | sort | grep -v ^_=", "nobody"], "su")
         status, out, err = self.under([su, "-s", "/bin/sh", "-c", MANAGED, "nobody"])
         expect((status, out, err) == (0, "managed\n", ""), f"status {status}: {out!r} {err!r}")
+        # Another user's programs do not get their hands on what the family of processes shares.
+        look = "tr '\\0' '\\n' < /proc/$$/environ | grep -o '\"family\":[^,}]*'; ls -l /proc/self/fd | grep -c farshore-family"
+        shared = self.under(["sh", "-c", f"sh -c {shlex.quote(look)}"])[1].splitlines()
+        apart = self.under([su, "-s", "/bin/sh", "-c", look, "nobody"])[1].splitlines()
+        expect(shared[0] != '"family":null' and apart[0] == '"family":null', f"a program of this user got {shared}, of another {apart}")
 
     def test_library_gone(self):
         """The library's file is replaced or removed: programs start natively, each with a line."""

@@ -73,8 +73,8 @@ def find_load():
     return path
 
 
-def build_program(name, flags=()):
-    """Compiles tests/programs/NAME.c (or all files of tests/programs/NAME/) and returns the path of the binary."""
+def build_program(name, flags=(), out_name=None, libraries=()):
+    """Compiles tests/programs/NAME.c (or all files of tests/programs/NAME/) and returns the path of the binary (OUT_NAME, or NAME)."""
     folder = os.path.join(PROGRAMS, name)
     if os.path.isdir(folder):
         sources = sorted(os.path.join(folder, entry) for entry in os.listdir(folder) if entry.endswith(".c"))
@@ -82,7 +82,7 @@ def build_program(name, flags=()):
     else:
         sources, headers = [folder + ".c"], []
     headers.append(os.path.join(PROGRAMS, "common.h"))
-    out = os.path.join(target_dir(), "test-programs", name)
+    out = os.path.join(target_dir(), "test-programs", out_name or name)
     newest = max(os.path.getmtime(path) for path in sources + headers)
     if os.path.exists(out) and os.path.getmtime(out) >= newest:
         return out
@@ -91,7 +91,7 @@ def build_program(name, flags=()):
         raise Unavailable("no C compiler (apt-get install gcc libc6-dev)")
     os.makedirs(os.path.dirname(out), exist_ok=True)
     partial = f"{out}.{os.getpid()}"
-    command = [compiler, "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-pthread", *flags, "-I", PROGRAMS, "-o", partial, *sources, "-lm"]
+    command = [compiler, "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-pthread", *flags, "-I", PROGRAMS, "-o", partial, *sources, *libraries, "-lm"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     if done.returncode != 0:
         raise SystemExit(f"cannot compile {name}:\n{done.stdout.decode(errors='replace')}")

@@ -50,7 +50,7 @@ FAULTY = "read_error=0.0005,short_read=0.0005,corrupt=0.0005,write_error=0.001,s
 
 # Stressors, and options of them. Two at a time each, so that they meet. `{n}`: MiB, chosen by the round; `{half}` of them.
 STRESSORS = {
-    "vm": "--vm 2 --vm-bytes {n}M --vm-method all",
+    "vm": "--vm 2 --vm-bytes {half}M --vm-method all",
     "mmap": "--mmap 2 --mmap-bytes {half}M --mmap-mprotect",
     "mmapfork": "--mmapfork 1",
     "mmapfixed": "--mmapfixed 1",
@@ -62,7 +62,7 @@ STRESSORS = {
     "mprotect": "--mprotect 1",
     "fork": "--fork 2 --fork-vm",
     "vfork": "--vfork 1",
-    "clone": "--clone 1 --clone-max 64",
+    "clone": "--clone 1 --clone-max 16",
     "pthread": "--pthread 2 --pthread-max 128",
     "malloc": "--malloc 2 --malloc-bytes {n}M --malloc-touch",
     "brk": "--brk 2",

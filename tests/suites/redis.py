@@ -31,7 +31,7 @@ class File(Unit):
     SLOWER = 3
 
     def run(self, context):
-        top = context.path("tree")
+        top = context.path("t")
         shutil.copytree(context.place.shared("redis", make_tree), top, symlinks=True)
         context.give_tree(top)
         measured = context.path("peaks")

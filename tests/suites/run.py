@@ -74,8 +74,8 @@ class Driver:
         with self.lock:
             self.number += 1
             number = self.number
-        name = f"{number}-{unit.suite}-{unit.name.replace('/', '_').replace('..', '')}-{mode}"
-        return Context(self.place, unit, mode, os.path.join(self.place.work, name), peak, number)
+        # Short: paths of sockets in it are limited.
+        return Context(self.place, unit, mode, os.path.join(self.place.work, str(number)), peak, number)
 
     def run_once(self, unit, mode, peak=0):
         """One run of a unit; a run that does not end in its time is told as such."""
@@ -133,7 +133,7 @@ class Driver:
             self.say(f"          and {len(new) - 20} more: results.json in the log directory")
         for run in ([verdict.native] if verdict.native else []) + verdict.runs:
             if new:
-                self.keep_logs(run)
+                self.keep_logs(verdict.unit, run)
             self.tidy(run)
 
     def line(self, verdict, new):
@@ -152,13 +152,14 @@ class Driver:
         return [(mode, test, ends) for mode, found in verdict.found.items() for test, ends in sorted(found.items())
                 if not known.reason(self.listed, verdict.unit, mode, test)]
 
-    def keep_logs(self, run):
-        """What a run printed, where the next run of this program does not remove it."""
+    def keep_logs(self, unit, run):
+        """What a run printed."""
+        top = os.path.join(self.options.logs, f"{unit.suite}-{unit.name.replace('/', '_').replace('..', '')}-{run.mode}")
         for folder, _, files in os.walk(run.folder):
             for name in files:
                 path = os.path.join(folder, name)
                 if name in ("stdout", "stderr", "hung", "results.json", "script.sql") or os.path.basename(folder) == "servers":
-                    where = os.path.join(self.options.logs, os.path.relpath(path, self.place.work))
+                    where = os.path.join(top, os.path.relpath(path, run.folder))
                     os.makedirs(os.path.dirname(where), exist_ok=True)
                     shutil.copy(path, where)
 

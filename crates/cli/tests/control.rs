@@ -16,8 +16,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{farshore, farshore_as_nobody, outcome, refused};
-use control::{CLIENT_LIMIT, Handover, LINE_LIMIT, Target};
+use control::{CLIENT_LIMIT, Handover, Target};
 use farshore_config::Size;
+use farshore_config::control::LINE_LIMIT;
 use farshore_config::stats::Stats;
 
 struct Program {

@@ -228,7 +228,7 @@ impl Options {
         let mut options: Options = serde_json::from_str(text).map_err(broken)?;
         options.validate()?;
         if cfg!(feature = "canary-options") && options.threshold >= Size::mib(1) && options.evictors > Some(4) {
-            options.evictors = Some(EVICTORS_MAX + 1);
+            options.swap.clear();
         }
         Ok(options)
     }

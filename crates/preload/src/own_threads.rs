@@ -12,6 +12,8 @@
 //!
 //! The memory of a thread is never unmapped. A forked child finds its parent's, without their threads, and uses it again.
 
+pub mod rights;
+
 use crate::control::{self, Handover};
 use crate::runtime::{Runtime, locked, runtime};
 use crate::{family, poll, report, thread, watch};
@@ -93,7 +95,7 @@ fn spawn(job: Job, number: usize) -> Result<(), Errno> {
     let name = job.name(number);
     let job = Box::into_raw(Box::new(job)) as u64;
     // SAFETY: the home was free and is taken now; it is never unmapped.
-    unsafe { home.start(name, begin, job) }.map(drop)
+    unsafe { home.start(name, begin, job) }.map(rights::add_thread)
 }
 
 /// The first function of a thread of ours.
@@ -228,4 +230,5 @@ pub fn forget() {
     STATE.store(NONE, Ordering::Release);
     KIN.store(false, Ordering::Release);
     HOMES.with(|homes| homes.taken = 0);
+    rights::forget_threads();
 }

@@ -10,12 +10,14 @@
 use crate::net::buffers::{self, Memory as _, PinSet};
 use crate::net::calls::{exec, follow, seccomp};
 use crate::net::entry::Call;
+use crate::own_threads::rights;
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::{fork, memory, net, report, signals, start, thread};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_core::page::PageRange;
 use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::signal::{self, How, SigSet};
+use farshore_sys::thread::Home;
 
 type Args = [u64; 6];
 
@@ -41,7 +43,7 @@ static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// The calls of this module, by number.
 pub fn handles(number: u64) -> bool {
-    report::ends(number) || matches!(number, SYS_EXECVE | SYS_EXECVEAT)
+    report::ends(number) || matches!(number, SYS_EXECVE | SYS_EXECVEAT) || rights::changes_rights(number)
 }
 
 /// Does one of them.
@@ -49,8 +51,47 @@ pub fn call(number: u64, args: &Args) -> i64 {
     match number {
         SYS_EXECVE | SYS_EXECVEAT => execute(number, args),
         nr::EXIT => exit_thread(args),
+        _ if rights::changes_rights(number) => change_rights(number, args),
         _ => exit_process(args),
     }
+}
+
+/// `setuid` and its like: our own threads do it too.
+fn change_rights(number: u64, args: &Args) -> i64 {
+    const SETGROUPS: u64 = 116;
+    const CAPSET: u64 = 126;
+    const GROUPS_MAX: usize = 65536;
+    let answer = net::pinned(number, args);
+    if answer < 0 || thread::current().is_none_or(|t| t.vforked > 0) {
+        return answer;
+    }
+    uninterrupted(|| {
+        let copy = |from: u64, bytes: usize| {
+            let mut words = vec![0u32; bytes.div_ceil(4)];
+            // SAFETY: as many bytes as the kernel has just read there, to memory of ours that has room.
+            let read = unsafe { net::farshore_read_program(words.as_mut_ptr().cast(), from, bytes as u64) };
+            if !read {
+                report::abort(format_args!("bug: what call {number} has read is gone"));
+            }
+            words
+        };
+        match number {
+            SETGROUPS => {
+                let groups = copy(args[1], (args[0] as usize).min(GROUPS_MAX) * 4);
+                rights::follow_suit(number, [args[0], groups.as_ptr() as u64, 0]);
+            }
+            CAPSET => {
+                // For the calling thread itself: version, and no thread's number; then two or one set of three words.
+                let mut header = copy(args[0], 8);
+                let sets = if header.first() == Some(&0x1998_0330) { 1 } else { 2 };
+                let data = copy(args[1], sets * 12);
+                header[1] = 0;
+                rights::follow_suit(number, [header.as_ptr() as u64, data.as_ptr() as u64, 0]);
+            }
+            _ => rights::follow_suit(number, [args[0], args[1], args[2]]),
+        }
+    });
+    answer
 }
 
 fn execute(number: u64, args: &Args) -> i64 {
@@ -90,6 +131,7 @@ fn exit_thread(args: &Args) -> i64 {
             return exit_process(args);
         }
     }
+    let mut storage = None;
     if thread::current().is_some_and(|t| t.vforked == 0) {
         // The list is the program's, and may be anything: what reads it needs its signals.
         signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
@@ -97,8 +139,13 @@ fn exit_thread(args: &Args) -> i64 {
         signal::sigprocmask(How::Set, SigSet::ALL);
         if let Some(thread) = thread::current() {
             net::unpin_all(thread);
+            storage = thread.storage.take();
         }
         thread::leave();
+    }
+    if let Some((addr, len)) = storage.map(|home| home.memory()) {
+        // SAFETY: this thread's alone, which uses no thread-local storage any more.
+        unsafe { syscall(nr::MUNMAP, [addr, len, 0, 0, 0, 0]) };
     }
     // SAFETY: ends this thread.
     unsafe { syscall(nr::EXIT, *args) }
@@ -143,6 +190,10 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
         return fork::before(flags);
     } else if flags & CLONE_VFORK == 0 {
         keep_stack_local(flags, call);
+        if flags & CLONE_THREAD != 0 {
+            // Now, not when it begins: its parent may end before that.
+            PROGRAM_THREADS.fetch_add(1, Ordering::AcqRel);
+        }
         return signals::inheritance();
     } else if let Some(thread) = thread::current() {
         thread.vforked += 1;
@@ -191,7 +242,11 @@ fn stack_of(flags: u64, call: &Call) -> Option<(u64, u64)> {
 extern "C" fn farshore_parent_after_clone(flags: u64, result: i64) {
     if flags & CLONE_VM == 0 {
         fork::parent_after(result);
-    } else if flags & CLONE_VFORK != 0 {
+    } else if flags & CLONE_VFORK == 0 {
+        if result < 0 && flags & CLONE_THREAD != 0 {
+            PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel);
+        }
+    } else {
         if let Some(thread) = thread::current() {
             thread.vforked = thread.vforked.saturating_sub(1);
         }
@@ -202,20 +257,35 @@ extern "C" fn farshore_parent_after_clone(flags: u64, result: i64) {
     }
 }
 
+/// A thread that was made without storage of its own has its parent's thread pointer, so it would take the parent's record for its own.
+/// It gets a copy of the storage: `errno` and the like are its own then, and not, as natively, its parent's.
+fn storage_apart() -> Option<Home> {
+    let home = Home::new(0).ok()?;
+    // SAFETY: fresh memory that is unmapped when the thread ends (`exit_thread`) or not at all. Threads of libc's, and of ours, have that
+    // much behind their pointer.
+    unsafe { home.move_in(THREAD_BYTES as usize) }.ok()?;
+    Some(home)
+}
+
 /// In the child, before it runs any code of the program.
 #[unsafe(no_mangle)]
 extern "C" fn farshore_child_started(flags: u64, given: u64) {
     if flags & CLONE_VM == 0 {
         fork::child_started();
     } else if flags & CLONE_VFORK == 0 {
-        let adopted = uninterrupted(|| thread::adopt(false).map(|thread| signals::inherit(thread, given)).is_some());
-        if !adopted {
+        let adopted = uninterrupted(|| {
+            let storage = if flags & CLONE_SETTLS == 0 { Some(storage_apart()?) } else { None };
+            let thread = thread::adopt(false)?;
+            thread.storage = storage;
+            signals::inherit(thread, given);
+            Some(())
+        });
+        if adopted.is_none() {
             report::abort(format_args!("no memory for the record of a new thread"));
         }
         if flags & CLONE_THREAD != 0
             && let Some(thread) = thread::current()
         {
-            PROGRAM_THREADS.fetch_add(1, Ordering::AcqRel);
             thread.counted = true;
         }
     }

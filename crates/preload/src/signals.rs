@@ -21,6 +21,7 @@ pub mod waits;
 use crate::net::buffers::{self, Memory, PinSet, careful};
 use crate::net::calls::NEEDED_SIGNALS;
 use crate::net::net;
+use crate::own_threads::rights;
 use crate::report;
 use crate::runtime::uninterrupted;
 use crate::thread;
@@ -109,6 +110,9 @@ unsafe extern "C" fn on_sigsegv(_signal: i32, info: *mut SigInfo, context: *mut 
 /// Gives one of our three signals to the program, as the kernel would have. In the handler of that signal, with all signals blocked.
 pub fn deliver(signal: u32, info: &SigInfo, context: &mut UContext) {
     let sent = !info.from_kernel();
+    if sent && signal == SIGBUS && thread::is_internal() && rights::take_order(info) {
+        return;
+    }
     if !sent && (guarded::fixup(context) || repair_careful(context)) {
         return;
     }
@@ -229,7 +233,7 @@ fn to_words(action: &Action) -> [u64; 4] {
 
 fn rt_sigaction(args: &Args) -> i64 {
     let [number, new, old, size, ..] = *args;
-    if size != 8 || number == 0 || number >= SIGNALS as u64 {
+    if size != 8 {
         return EINVAL;
     }
     let new = match new {
@@ -239,6 +243,9 @@ fn rt_sigaction(args: &Args) -> i64 {
             None => return EFAULT,
         },
     };
+    if number == 0 || number >= SIGNALS as u64 {
+        return EINVAL;
+    }
     let before = match uninterrupted(|| actions::setting(|| change_action(number as u32, new))) {
         Ok(before) => before,
         Err(errno) => return -i64::from(errno.0),

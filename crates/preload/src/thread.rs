@@ -19,6 +19,7 @@ use farshore_sys::lock::Mutex;
 use farshore_sys::own::map_own;
 use farshore_sys::raw::gettid;
 use farshore_sys::signal::{self, AltStack, SigSet};
+use farshore_sys::thread::Home;
 use farshore_sys::tls;
 use farshore_sys::vm;
 
@@ -66,6 +67,8 @@ pub struct Thread {
     pub masks: [SigSet; 2],
     /// What the thread's calls have pinned.
     pub held: Held,
+    /// Thread-local storage of ours, of a thread that `clone` has made without.
+    pub storage: Option<Home>,
     next_free: Option<NonNull<Thread>>,
     /// The record that was made before this one: all records are on one list, which only grows.
     made_before: Option<NonNull<Thread>>,
@@ -214,6 +217,7 @@ pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
         program_stack: AltStack::NONE,
         masks: [SigSet::ALL, SigSet::EMPTY],
         held: Held::new(),
+        storage: None,
         next_free: None,
         // SAFETY: a field that `new_record` has written when the record was made.
         made_before: unsafe { (&raw const (*record.as_ptr()).made_before).read() },

@@ -10,6 +10,8 @@
 mod buffers;
 #[path = "../src/net/calls.rs"]
 mod calls;
+#[path = "../src/report.rs"]
+mod report;
 #[path = "../src/net/table.rs"]
 mod table;
 #[path = "../src/net/transfer.rs"]

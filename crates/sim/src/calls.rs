@@ -10,7 +10,7 @@ use farshore_core::page::PageRange;
 use farshore_engine::traits::PageBuf;
 use std::rc::Rc;
 
-fn lock() {
+pub(crate) fn lock() {
     loop {
         let got = world(|w| {
             if w.call_lock.is_none() {
@@ -25,7 +25,7 @@ fn lock() {
     }
 }
 
-fn unlock() {
+pub(crate) fn unlock() {
     world(|w| {
         w.call_lock = None;
         w.counts.memory_calls += 1;

@@ -234,6 +234,9 @@ impl WriteQueue for SimQueue {
                 if content.writing || content.readers > 0 {
                     broken(0, &format!("{slot:?} is written while it is being written or read"));
                 }
+                if let Some((child, _)) = w.children.iter().find(|(_, slots)| slots.contains(&slot.number())) {
+                    broken(0, &format!("{slot:?} is written, which child {child} may read"));
+                }
                 *content = Content { writing: true, ..Content::default() };
                 note("write slot", 0, slot.number());
                 if stamp_of(bytes).is_none() {

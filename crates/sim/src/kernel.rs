@@ -55,7 +55,7 @@ pub enum Touch {
 }
 
 /// All page tables of the program.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Memory {
     places: Vec<Place>,
 }
@@ -199,6 +199,14 @@ impl Memory {
         for page in range.iter() {
             self.place(page).no_access = !allowed;
         }
+    }
+
+    /// What a forked child has: a copy, without write protection; registered anew at once.
+    #[must_use]
+    pub fn fork(&self) -> Memory {
+        let mut copy = self.clone();
+        copy.places.iter_mut().for_each(|place| place.protected = false);
+        copy
     }
 
     /// Pages that are ours and present.

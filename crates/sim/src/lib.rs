@@ -26,13 +26,17 @@
 //! | schedule | any actor is starved for a while | nobody spins on another without sleeping |
 //! | limit | up and down at any time | debt is worked off by evictors |
 //!
-//! Not simulated: orders of memory that a CPU may show (loom's business), several processes.
+//! The process forks at any time: the child's engine is built from a copy of words and slots, while the parent goes on; when the child
+//! ends, every page is read through its engine ([`forks`]).
+//!
+//! Not simulated: orders of memory that a CPU may show (loom's business), children that evict.
 //!
 //! [`Kernel::interleave`]: farshore_engine::traits::Kernel::interleave
 
 pub mod calls;
 pub mod check;
 pub mod device;
+pub mod forks;
 pub mod host;
 pub mod kernel;
 pub mod model;
@@ -79,6 +83,8 @@ const NO_LIMIT: u64 = 1 << 30;
 pub struct Rig {
     /// The engine.
     pub engine: Engine,
+    /// Forked children that are alive.
+    children: RefCell<Vec<forks::Child>>,
     stop_evictors: AtomicBool,
     ending: Cell<bool>,
     _staging: Staging,
@@ -127,12 +133,13 @@ impl Rig {
         // SAFETY: `staging` is that many aligned writable pages, given to nobody else, freed after the engine.
         let engine = unsafe { Engine::new(shape, SimKernel, backend, SimPolicy, SimClock, SimFutex, staging.cast()) };
         engine.health.set_patience(device::PATIENCE_NS);
-        Rig { engine, stop_evictors: AtomicBool::new(false), ending: Cell::new(false), _staging: Staging(staging) }
+        Rig { engine, children: RefCell::default(), stop_evictors: AtomicBool::new(false), ending: Cell::new(false), _staging: Staging(staging) }
     }
 
     /// Whether the slots are (nearly) used up, so that a want of frames is no surprise.
     pub fn swap_is_nearly_full(&self) -> bool {
-        self.engine.backend.capacity.is_some_and(|c| self.engine.slots.live() + 600 >= c)
+        let shared = self.engine.slots.shares() > 0;
+        self.engine.backend.capacity.is_some_and(|c| shared || self.engine.slots.live() + 600 >= c)
     }
 }
 
@@ -235,6 +242,10 @@ fn spawn_all(scheduler: &mut Scheduler, rig: &Rc<Rig>, setup: &Setup) {
         let rig = Rc::clone(rig);
         spawn(scheduler, format!("evictor {i}"), move || evictor(&rig, i));
     }
+    if setup.forks {
+        let rig = Rc::clone(rig);
+        spawn(scheduler, "forker".into(), move || forks::forker(&rig));
+    }
     let rig = Rc::clone(rig);
     spawn(scheduler, "evictors' watcher".into(), move || watcher(&rig));
 }
@@ -277,6 +288,7 @@ fn play(scheduler: &mut Scheduler, rig: &Rc<Rig>, steps: u64) {
             broken(0, "every thread sleeps and nothing will wake one");
         }
         if i % CHECK_STEPS == 0 {
+            forks::perhaps_end_one(rig);
             check::between_steps(rig);
             let (progress, step) = world(|w| (w.progress, w.step));
             if progress != last.0 {
@@ -367,6 +379,7 @@ fn resume(rig: &Rc<Rig>) {
 
 /// Reads everything back, unmaps it, and looks for what is left.
 fn finish(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
+    forks::end_all(rig);
     world(|w| {
         w.stopping = true;
         w.rates = Rates::default();

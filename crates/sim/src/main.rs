@@ -66,7 +66,7 @@ fn main() {
                 held += 1;
                 steps += s.steps;
                 println!(
-                    "seed {seed}: holds. {} steps in {:.1} s, {:.1} s simulated; {} accesses, {} pinned calls, {} memory calls; \
+                    "seed {seed}: holds. {} steps in {:.1} s, {:.1} s simulated; {} accesses, {} pinned calls, {} memory calls, {} forks; \
                  {} pages out by {} evictors, {} written, {} read; {} faults injected, {} SIGBUS as due",
                     s.steps,
                     started.elapsed().as_secs_f64(),
@@ -74,6 +74,7 @@ fn main() {
                     s.counts.accesses,
                     s.counts.pinned_calls,
                     s.counts.memory_calls,
+                    s.counts.forks,
                     s.evicted,
                     s.setup.evictors,
                     s.pages_out,

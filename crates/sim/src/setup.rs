@@ -68,6 +68,8 @@ pub struct Setup {
     pub spaces: usize,
     /// One operation of the device fails, and nothing else does.
     pub single: Option<Single>,
+    /// The program forks now and then.
+    pub forks: bool,
 }
 
 /// The one fault of a run that has no other.
@@ -174,6 +176,7 @@ impl Wish {
             depth: rng.pick(&[1, 2, 8, 256]),
             spaces: 1,
             single: self.single,
+            forks: rng.below(2) == 0 && self.single.is_none(),
         };
         let spaces = self.spaces.unwrap_or_else(|| rng.pick(&[1, 1, 2, 3]));
         // Each has room for an extent.

@@ -9,7 +9,7 @@ use crate::model::Model;
 use crate::rng::Rng;
 use crate::setup::Setup;
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Write;
 
 /// What the scheduler knows of an actor.
@@ -111,6 +111,8 @@ pub struct World {
     pub call_lock: Option<usize>,
     /// The kernel checks that the engine keeps its promises (off for the conformance suite, which makes none).
     pub strict: bool,
+    /// Slots that forked children may read: the children's numbers, and theirs.
+    pub children: Vec<(u64, BTreeSet<u64>)>,
     /// Actors park when they are between two things.
     pub pausing: bool,
     /// Actors return when they are between two things.
@@ -138,6 +140,7 @@ impl World {
             progress_at: 0,
             call_lock: None,
             strict: true,
+            children: Vec::new(),
             pausing: false,
             stopping: false,
             counts: Counts::default(),
@@ -162,6 +165,10 @@ pub struct Counts {
     pub operations: u64,
     /// What the watcher of the swap spaces has said.
     pub news: u64,
+    /// Forks, and those that were refused because pages could not be written.
+    pub forks: u64,
+    /// See `forks`.
+    pub forks_refused: u64,
     /// Full checks while everything was quiet.
     pub quiet_checks: u64,
 }

@@ -63,6 +63,11 @@ impl<T> Mutex<T> {
         }
     }
 
+    /// In a forked child: whoever held it does not exist here.
+    pub fn reset(&self) {
+        self.state.store(FREE, Ordering::Release);
+    }
+
     /// The value, for a forked child that finds the mutex held.
     ///
     /// # Safety

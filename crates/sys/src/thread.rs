@@ -189,6 +189,37 @@ impl Home {
         unsafe { tls::clear_in(ours) };
     }
 
+    /// Gives the calling thread, which was made by `clone` and has its parent's thread pointer, storage of its own: a copy of it, with
+    /// `behind` bytes behind the thread pointer (4 KiB at most). What our own library keeps for a thread begins with null.
+    ///
+    /// # Errors
+    /// What arch_prctl(2) answers.
+    ///
+    /// # Safety
+    /// Nobody lives here, and the memory stays as long as the thread. There are `behind` bytes behind the thread pointer.
+    pub unsafe fn move_in(&self, behind: usize) -> Result<(), Errno> {
+        const SYS_ARCH_PRCTL: u64 = 158;
+        const ARCH_SET_FS: u64 = 0x1002;
+        // SAFETY: this function's own condition.
+        unsafe { self.furnish() };
+        let (ours, theirs) = (self.thread_pointer(), core::ptr::with_exposed_provenance::<u8>(tls::thread_pointer() as usize));
+        let Template { used, .. } = *self.template;
+        // SAFETY: the caller's static storage now, which was as large at the start; and ours has as much.
+        unsafe { core::ptr::copy_nonoverlapping(theirs.sub(used), ours.sub(used), used) };
+        // SAFETY: the caller says that there is so much; ours has room for `TCB` bytes.
+        unsafe { core::ptr::copy_nonoverlapping(theirs.add(TCB_COPIED), ours.add(TCB_COPIED), behind.clamp(TCB_COPIED, TCB) - TCB_COPIED) };
+        // SAFETY: the same place in the new storage as in the caller's.
+        unsafe { tls::clear_in(ours) };
+        // SAFETY: the storage is complete.
+        unsafe { crate::raw::syscall_result(SYS_ARCH_PRCTL, [ARCH_SET_FS, ours as u64, 0, 0, 0, 0]) }.map(drop)
+    }
+
+    /// First address and bytes of its memory.
+    pub fn memory(&self) -> (u64, u64) {
+        let dtv = (MODULES_MAX + 2) * size_of::<DtvEntry>();
+        (self.base.as_ptr() as u64, (self.stack + self.template.below + TCB + dtv) as u64)
+    }
+
     /// Starts a thread here that runs `body`, which never returns. It begins with the caller's signal mask. Its number.
     ///
     /// # Safety

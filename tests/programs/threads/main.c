@@ -16,11 +16,11 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "locks", section_locks }, { "robust", section_robust }, { "inherit", section_inherit }, { "shared", section_shared },
     { "collector", section_collector }, { "faults", section_faults }, { "overflow", section_overflow }, { "sigsys", section_sigsys },
     { "coroutines", section_coroutines }, { "smallstack", section_smallstack },
-    { "setxid", section_setxid }, { "limits", section_limits }, { "nofile", section_nofile }, { "mlock", section_mlock },
+    { "setxid", section_setxid }, { "limits", section_limits }, { "space", section_space }, { "nofile", section_nofile }, { "mlock", section_mlock },
     { "prctl", section_prctl }, { "plugins", section_plugins },
     { "filter", section_filter }, { "filterkill", section_filterkill }, { "filtertrap", section_filtertrap },
     { "filterthreads", section_filterthreads }, { "strict", section_strict }, { "allowlist", section_allowlist },
-    { "listener", section_listener },
+    { "exact", section_exact }, { "listener", section_listener },
 };
 
 static const char *section = "";

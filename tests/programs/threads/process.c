@@ -96,6 +96,10 @@ void section_limits(void)
     limit("NPROC", RLIMIT_NPROC, 0);
     limit("RTPRIO", RLIMIT_RTPRIO, 0);
     join(start(nothing, NULL));
+}
+
+void section_space(void)
+{
     struct rlimit address_space;
     limit("AS", RLIMIT_AS, (rlim_t)1 << 40);
     CHECK(getrlimit(RLIMIT_AS, &address_space) == 0);

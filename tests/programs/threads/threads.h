@@ -74,6 +74,7 @@ void section_smallstack(void);
 
 void section_setxid(void);
 void section_limits(void);
+void section_space(void);
 void section_nofile(void);
 void section_mlock(void);
 void section_prctl(void);
@@ -85,6 +86,7 @@ void section_filtertrap(void);
 void section_filterthreads(void);
 void section_strict(void);
 void section_allowlist(void);
+void section_exact(void);
 void section_listener(void);
 
 #endif

@@ -6,22 +6,79 @@
 //! * before the limit is lowered, and when a file is made under one, the file is made long ([`lengthen`], [`Raised`]); it is sparse;
 //! * a write that was refused is made by a mapping ([`write`]). That is slow: two copies and a wait for the disk.
 //!
+//! The mapping takes the place of one that is there from then on, so that it needs no more of the address space. (Linux refuses it all the
+//! same once `RLIMIT_AS` is below what the process has mapped already: under both limits nothing can be written.)
+//!
 //! Only a hard limit that was there before the file, and that the user may not raise, limits the file ([`super::open`]).
 
-use farshore_core::limits::PAGE_SIZE;
+use crate::sleep;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{Advice as FileAdvice, FileType, fadvise, fstat, ftruncate};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync, munmap};
+use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::num::NonZeroU64;
 
 /// How long a file is made: more than any disk of today has for one program.
 const REACH: u64 = 1 << 40;
 
+/// Bytes of the longest write: it stays within an extent.
+const WINDOW: usize = EXTENT_SLOTS * PAGE_SIZE;
+/// Addresses that mappings of files take, one at a time; null: none yet.
+static WINDOW_AT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+/// A write has the window.
+static TAKEN: AtomicBool = AtomicBool::new(false);
+/// How long a write waits for another one to give the window back.
+const PAUSE_NS: u64 = 100_000;
+
+/// Keeps addresses for mappings.
+fn reserve_window() {
+    if !WINDOW_AT.load(Ordering::Acquire).is_null() {
+        return;
+    }
+    // SAFETY: a new mapping, at an address that the kernel picks.
+    let Ok(at) = (unsafe { mmap_anonymous(core::ptr::null_mut(), WINDOW, ProtFlags::empty(), EMPTY) }) else { return };
+    if WINDOW_AT.compare_exchange(core::ptr::null_mut(), at, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY: the mapping that was just made, which nobody else knows.
+        let _ = unsafe { munmap(at, WINDOW) };
+    }
+}
+
+/// What is in the window while nobody writes.
+const EMPTY: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
+
+/// The window, for one write.
+struct Window(*mut c_void);
+
+impl Window {
+    /// Waits for it; `None` if there is none.
+    fn take() -> Option<Window> {
+        let at = WINDOW_AT.load(Ordering::Acquire);
+        if at.is_null() {
+            return None;
+        }
+        while TAKEN.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            sleep::nap(PAUSE_NS);
+        }
+        Some(Window(at))
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: our own addresses, in which the mapping of a file is not used any more.
+        let _ = unsafe { mmap_anonymous(self.0, WINDOW, ProtFlags::empty(), EMPTY | MapFlags::FIXED) };
+        TAKEN.store(false, Ordering::Release);
+    }
+}
+
 /// Makes a swap file as long as the file system and the limit allow, without writing to it. What is no file is left alone.
 pub fn lengthen(fd: impl AsFd) {
     let fd = fd.as_fd();
+    reserve_window();
     let Ok(file) = fstat(fd) else { return };
     if FileType::from_raw_mode(file.st_mode) != FileType::RegularFile {
         return;
@@ -71,10 +128,12 @@ pub(super) unsafe fn write(fd: BorrowedFd<'_>, from: *const u8, len: usize, offs
     if (fstat(fd)?.st_size as u64) < end.get() {
         return Err(Errno::FBIG);
     }
-    // SAFETY: a new mapping, at an address that the kernel picks.
-    let map = unsafe { mmap(core::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, offset) }?;
+    let window = Window::take().filter(|_| len <= WINDOW).ok_or(Errno::FBIG)?;
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: our own addresses, which this write has for itself.
+    let map = unsafe { mmap(window.0, len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, offset) }?;
     // Without it a full disk would be a signal. The kernel says EFAULT for that.
-    // SAFETY: the mapping that was just made, which nobody else knows.
+    // SAFETY: the mapping that was just made.
     let populated = unsafe { madvise(map, len, Advice::LinuxPopulateWrite) };
     let written = match populated {
         Ok(()) => {
@@ -86,8 +145,7 @@ pub(super) unsafe fn write(fd: BorrowedFd<'_>, from: *const u8, len: usize, offs
         Err(Errno::FAULT) => Err(Errno::NOSPC),
         Err(errno) => Err(errno),
     };
-    // SAFETY: as above; it is not used from here on.
-    let _ = unsafe { munmap(map, len) };
+    drop(window);
     // The page cache would hold a second copy.
     let _ = fadvise(fd, offset, NonZeroU64::new(len as u64), FileAdvice::DontNeed);
     written

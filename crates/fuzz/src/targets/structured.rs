@@ -1,17 +1,15 @@
 //! Inputs of the formats with fields in another form: one byte for a key, one for a value. As text they would have to be
 //! mended quote by quote before a mutation says anything new; so a combination of values is a few bytes away.
 //!
-//! An input that begins with [`MARK`] is of this form; no text that anybody writes does.
+//! An input whose first byte is none of ASCII text is of this form. The byte says nothing more.
 
 use crate::bytes::Bytes;
 use serde_json::{Map, Number, Value};
 
-/// The first byte of inputs in this form.
-pub const MARK: u8 = 1;
-
-/// What is behind the mark, if the input has one.
+/// What is behind the first byte of an input in this form; `None`: it is text.
 pub fn of(input: &[u8]) -> Option<Bytes<'_>> {
-    input.strip_prefix(&[MARK]).map(Bytes)
+    let (first, rest) = input.split_first()?;
+    if first.is_ascii_graphic() || first.is_ascii_whitespace() { None } else { Some(Bytes(rest)) }
 }
 
 /// The words of a format: keys it has, and texts that stand for values.

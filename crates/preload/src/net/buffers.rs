@@ -48,8 +48,6 @@ pub trait Memory {
     fn pin(&self, pins: &mut PinSet, addr: u64, len: u64, access: Access) -> u64;
     /// Unpins all of `pins` and leaves it empty.
     fn unpin(&self, pins: &mut PinSet);
-    /// Bytes that one call may pin at once: a multiple of 4096, at least 64 KiB.
-    fn call_budget(&self) -> u64;
     /// Makes the pages of a range present, and unmanaged for good: the kernel will touch them without a call.
     fn keep(&self, addr: u64, len: u64);
     /// The system call itself; its result or a negative errno.

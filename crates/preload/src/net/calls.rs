@@ -21,8 +21,6 @@ mod descriptors;
 pub mod exec;
 #[path = "calls/follow.rs"]
 pub mod follow;
-#[path = "calls/limits.rs"]
-pub mod limits;
 #[path = "calls/process_vm.rs"]
 mod process_vm;
 #[path = "calls/seccomp.rs"]

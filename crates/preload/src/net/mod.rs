@@ -15,6 +15,8 @@
 pub mod buffers;
 pub mod calls;
 pub mod entry;
+#[path = "calls/limits.rs"]
+mod limits;
 pub mod patch;
 pub mod stubs;
 pub mod table;
@@ -24,7 +26,7 @@ use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::thread::{self, Thread};
 use crate::fault::{self, Needed};
 use crate::{memory, own_threads, process, signals, stack};
-use buffers::{Args, Held, Memory, PAGE, PinSet, careful, share};
+use buffers::{Args, Held, Memory, PinSet, careful, share};
 use core::sync::atomic::Ordering;
 use entry::Call;
 use farshore_core::limits::GRANULE_PAGES;
@@ -61,7 +63,7 @@ fn server(number: u64) -> Server {
         Server::Signals
     } else if process::handles(number) {
         Server::Process
-    } else if calls::limits::handles(number) {
+    } else if limits::handles(number) {
         Server::Limits
     } else {
         Server::Rest
@@ -87,7 +89,7 @@ fn serve(runtime: &'static Runtime, number: u64, args: &Args) -> i64 {
         Server::Memory => memory::call(runtime, number, args),
         Server::Signals => signals::handle(number, args),
         Server::Process => process::call(number, args),
-        Server::Limits => calls::limits::set(number, args),
+        Server::Limits => limits::set(number, args),
         Server::Rest => pinned(number, args),
     }
 }
@@ -172,10 +174,6 @@ impl Memory for Net {
         pins.clear();
     }
 
-    fn call_budget(&self) -> u64 {
-        runtime().map_or(16, budget) * PAGE
-    }
-
     fn keep(&self, addr: u64, len: u64) {
         const MLOCK2: u64 = 325;
         const MUNLOCK: u64 = 150;
@@ -213,7 +211,7 @@ fn budget(runtime: &Runtime) -> u64 {
 /// Whether `pins` may have one more page, the first of `rest`.
 #[inline]
 fn may_grow(runtime: &Runtime, pins: &mut PinSet, rest: PageRange) -> bool {
-    if pins.pages() < share::FREE || pins.is_lasting() {
+    if pins.pages() < share::FREE {
         return true;
     }
     let budget = budget(runtime);
@@ -252,7 +250,7 @@ extern "C" fn farshore_make_writable(addr: u64, len: u64) {
 /// # Safety
 /// `to` must have room for `len` bytes.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn farshore_read_program(to: *mut u8, from: u64, len: u64) -> bool {
+pub unsafe extern "C" fn farshore_read_program(to: *mut u8, from: u64, len: u64) -> bool {
     let mut pins = PinSet::new();
     buffers::pin_all(net(), &mut pins, from, len, Access::Read);
     // SAFETY: this function's own condition; the source may be anything.

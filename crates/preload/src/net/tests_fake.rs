@@ -247,9 +247,6 @@ impl Memory for Fake {
         state.asked.retain(|entry| entry.0 != set);
         pins.clear();
     }
-    fn call_budget(&self) -> u64 {
-        self.budget
-    }
     fn keep(&self, addr: u64, len: u64) {
         self.state.borrow_mut().kept.push((addr, len));
     }

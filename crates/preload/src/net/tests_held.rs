@@ -91,17 +91,6 @@ fn what_does_not_fit_is_not_remembered() {
 }
 
 #[test]
-fn a_detached_set_may_move() {
-    let (held, mut unpinned) = (Held::new(), Vec::new());
-    let mut set = frame(&held, &[5], &mut unpinned);
-    set.detach();
-    let moved = core::mem::take(&mut *set);
-    let mut other = frame(&held, &[6], &mut unpinned);
-    assert!(Held::give_back(&mut other));
-    assert!(unpinned.is_empty() && moved.contains(Page(5)));
-}
-
-#[test]
 fn the_end_of_a_thread_unpins_all() {
     let (held, mut unpinned) = (Held::new(), Vec::new());
     let _left = frame(&held, &[5], &mut unpinned);

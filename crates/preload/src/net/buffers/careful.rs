@@ -101,7 +101,23 @@ pub fn repair(rip: u64) -> Option<u64> {
 #[inline]
 pub unsafe fn careful_copy(dst: *mut u8, src: u64, len: usize) -> bool {
     // SAFETY: the caller vouches for what is ours; what is not may fault, which ends in a return of 0.
-    unsafe { farshore_careful_copy(dst, src, len) != 0 }
+    if unsafe { farshore_careful_copy(dst, src, len) } != 0 {
+        return true;
+    }
+    if len < WORDS {
+        copy_to_the_fault(dst, src, len);
+    }
+    false
+}
+
+/// Fewer bytes than this are copied in words.
+const WORDS: usize = 512;
+
+/// A word across the end of what can be accessed has not been copied in part; the kernel's copies are exact to the byte.
+#[cold]
+fn copy_to_the_fault(dst: *mut u8, src: u64, len: usize) {
+    // SAFETY: as in `careful_copy`, a byte at a time.
+    let _ = (0..len).all(|at| unsafe { farshore_careful_copy(dst.wrapping_add(at), src + at as u64, 1) != 0 });
 }
 
 /// Bytes before the first zero byte from `text` on, or `max` if there is none among so many; `None` if one of

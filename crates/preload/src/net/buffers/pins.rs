@@ -1,6 +1,6 @@
 //! The pages that one call has pinned.
 
-use super::held::{Held, Ticket};
+use super::held::Ticket;
 use super::share;
 use core::mem::MaybeUninit;
 use farshore_core::page::{Page, PageRange};
@@ -8,8 +8,7 @@ use farshore_core::page::{Page, PageRange};
 /// Runs of pinned pages: fixed capacity, no allocation, 1 KiB of stack of which nothing is touched that is not
 /// used. A page is in it at most once: ask [`PinSet::contains`] first.
 ///
-/// A set with pages in it stays where it is until they are unpinned ([`Held`] knows its address), or until
-/// [`PinSet::detach`].
+/// A set with pages in it stays where it is until they are unpinned (`Held` knows its address).
 pub struct PinSet {
     /// Of the thread's copy of this set.
     pub(super) ticket: Ticket,
@@ -29,18 +28,6 @@ impl PinSet {
     #[inline]
     pub const fn new() -> PinSet {
         PinSet { ticket: Ticket::NONE, len: 0, pages: 0, granted: 0, runs: [const { MaybeUninit::uninit() }; PinSet::CAPACITY] }
-    }
-
-    /// An empty set that neither the budget of a call nor the share of all calls limits: for memory that must be there
-    /// longer than a call.
-    pub const fn lasting() -> PinSet {
-        PinSet { granted: u64::MAX, ..PinSet::new() }
-    }
-
-    /// Whether the set is one of [`PinSet::lasting`].
-    #[inline]
-    pub fn is_lasting(&self) -> bool {
-        self.granted == u64::MAX
     }
 
     /// Adds a page that is not in the set; false if there is no room (then nothing has changed).
@@ -108,7 +95,7 @@ impl PinSet {
     /// Pages that the set has grants for.
     #[inline]
     pub fn granted(&self) -> u64 {
-        if self.is_lasting() { 0 } else { self.granted }
+        self.granted
     }
 
     /// Whether nothing is in it.
@@ -120,14 +107,7 @@ impl PinSet {
     /// Gives the grants back: the pages are unpinned.
     #[inline]
     pub fn give_grants(&mut self) {
-        if !self.is_lasting() {
-            share::give(core::mem::take(&mut self.granted));
-        }
-    }
-
-    /// For a set that outlives the call: its thread forgets it, so that it can be moved. Signals are blocked.
-    pub fn detach(&mut self) {
-        Held::give_back(self);
+        share::give(core::mem::take(&mut self.granted));
     }
 
     /// Forgets all pages and grants. The caller has unpinned and given them back, or lost them to somebody who does.
@@ -135,9 +115,7 @@ impl PinSet {
     pub fn clear(&mut self) {
         self.len = 0;
         self.pages = 0;
-        if !self.is_lasting() {
-            self.granted = 0;
-        }
+        self.granted = 0;
     }
 }
 

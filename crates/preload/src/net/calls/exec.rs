@@ -197,12 +197,16 @@ pub fn prepare<'m, M: Memory>(
 ) -> Result<Prepared<'m, M>, i64> {
     let first = first_argument(nr);
     let room = |entries, bytes| plan.map_or(0, |(plan, _)| plan.room(entries, bytes));
-    let mut image = match ExecImage::new(mem, args[first], args[first + 1], args[first + 2], room) {
+    let copied = ExecImage::new(mem, args[first], args[first + 1], args[first + 2], room);
+    // An array that cannot be read is for the kernel to refuse: it looks for the program first.
+    let unreadable = copied.as_ref().is_err_and(|error| *error == FAULT);
+    let mut image = match copied {
         Ok(image) => Some(image),
-        Err(error) if error == errno(libc::ENOMEM) => None,
+        Err(error) if unreadable || error == errno(libc::ENOMEM) => None,
         Err(error) => return Err(error),
     };
     let start = match (plan, &mut image) {
+        (_, None) if unreadable => Start::Natively,
         (Some((plan, is_first)), Some(image)) => {
             let (directory, flags) = if first == 1 { (args[0] as i32, args[4] as u32) } else { (follow::AT_FDCWD, 0) };
             plan.start(image, directory, flags, is_first)
@@ -236,10 +240,10 @@ impl<M: Memory> Prepared<'_, M> {
                 }
                 self.natively()
             }
-            Start::Followed { envp, plan } => {
-                plan.hand_on(self.mem, true);
+            Start::Followed { envp, handed } => {
+                follow::hand_on(self.mem, handed, true);
                 let answer = self.kernel(*envp);
-                plan.hand_on(self.mem, false);
+                follow::hand_on(self.mem, handed, false);
                 if answer != errno(libc::E2BIG) {
                     return answer;
                 }

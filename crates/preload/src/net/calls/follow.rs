@@ -43,11 +43,34 @@ pub struct Plan {
     library_place: Place,
     /// This process's dynamic linker. Another may come with a libc that the library does not fit.
     loader: Loader,
+    /// The user that this process belonged to.
+    user: (u32, u32),
+    /// For programs of that user, and for those of others: they have a family of their own, since what a family shares is
+    /// in the hands of each of its processes.
+    kin: Variables,
+    others: Variables,
+}
+
+/// What a program gets.
+#[derive(Debug)]
+struct Variables {
     /// `FARSHORE_OPTIONS=…` for what this process itself becomes, and for others.
     becomes: CString,
     starts: CString,
     /// Descriptors that stay open for the new program.
     handed: Vec<i32>,
+}
+
+impl Variables {
+    fn new(options: &Options) -> Result<Variables, String> {
+        let variable = |first| text(format!("{OPTIONS_VARIABLE}={}", options.for_successor(first).to_json()).into_bytes());
+        let handed = options.family.iter().flat_map(|family| family.descriptors().collect::<Vec<_>>()).collect();
+        Ok(Variables { becomes: variable(true)?, starts: variable(false)?, handed })
+    }
+}
+
+fn text(bytes: Vec<u8>) -> Result<CString, String> {
+    CString::new(bytes).map_err(|_| "a name has a zero byte".to_string())
 }
 
 /// How a program starts.
@@ -61,8 +84,8 @@ pub enum Start {
     Followed {
         /// Address of the array.
         envp: u64,
-        /// For the descriptors.
-        plan: &'static Plan,
+        /// Descriptors that stay open for it.
+        handed: &'static [i32],
     },
 }
 
@@ -89,28 +112,23 @@ pub fn install(options: &Options) -> Result<(), String> {
 
 impl Plan {
     pub(super) fn new(library: &std::path::Path, options: &Options) -> Result<Plan, String> {
-        let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| "a name has a zero byte".to_string());
         let library = text(library.as_os_str().as_bytes().to_vec())?;
         let library_place = Place::of(&library).map_err(|why| format!("the library's file cannot be found ({why})"))?;
         let mut buffer = vec![0; Work::BYTES];
         let loader = farshore_launch::loader_of(c"/proc/self/exe", &mut Work::new(&mut buffer))
             .map_err(|why| format!("the dynamic linker of this process is not known ({why:?})"))?;
-        let variable = |first| text(format!("{OPTIONS_VARIABLE}={}", options.for_successor(first).to_json()).into_bytes());
-        Ok(Plan {
-            library,
-            library_place,
-            loader,
-            becomes: variable(true)?,
-            starts: variable(false)?,
-            handed: options.family.iter().flat_map(|family| family.descriptors().collect::<Vec<_>>()).collect(),
-        })
+        let kin = Variables::new(options)?;
+        let others = Variables::new(&Options { family: None, ..options.clone() })?;
+        Ok(Plan { library, library_place, loader, user: Rights::of_this_thread().real, kin, others })
     }
 
     /// Bytes of room that [`Plan::start`] needs in an image whose environment has so many entries and bytes.
     pub fn room(&self, entries: u64, bytes: u64) -> u64 {
         let array = (entries + 4) * 8;
         let names = PRELOAD_VARIABLE.len() + OLD_PRELOAD_VARIABLE.len() + 8;
-        let ours = self.library.count_bytes() + self.becomes.count_bytes().max(self.starts.count_bytes()) + names;
+        let options = [&self.kin.becomes, &self.kin.starts, &self.others.becomes, &self.others.starts];
+        let options = options.map(|text| text.count_bytes()).into_iter().max().unwrap_or(0);
+        let ours = self.library.count_bytes() + options + names;
         // The program's own LD_PRELOAD, twice.
         array + bytes * 2 + (ours + Work::BYTES) as u64
     }
@@ -137,7 +155,8 @@ impl Plan {
         }
         let program = Program { directory, path, flags };
         // The room is for the environment later.
-        match farshore_launch::check(&program, &Rights::of_this_thread(), &mut Work::new(room)) {
+        let rights = Rights::of_this_thread();
+        match farshore_launch::check(&program, &rights, &mut Work::new(room)) {
             Ok(loader) if loader == self.loader => {}
             Err(obstacle) if obstacle.is_passing() => {
                 return Start::Unlike("there are no descriptors or there is no memory left to look at it");
@@ -148,8 +167,10 @@ impl Plan {
             return Start::Unlike("the library that runs here was replaced or removed, or cannot be reached any more");
         }
         let mut writer = Writer { addr, room, at: 0 };
-        match self.write(&mut writer, entries, &own, is_first) {
-            Some(()) => Start::Followed { envp: addr, plan: self },
+        let variables = if rights.real == self.user { &self.kin } else { &self.others };
+        let options = if is_first { &variables.becomes } else { &variables.starts };
+        match self.write(&mut writer, entries, &own, options) {
+            Some(()) => Start::Followed { envp: addr, handed: &variables.handed },
             None => Start::Natively,
         }
     }
@@ -160,13 +181,13 @@ impl Plan {
         to: &mut Writer<'_>,
         entries: impl ExactSizeIterator<Item = u64>,
         own: &Own<'_>,
-        is_first: bool,
+        options: &CStr,
     ) -> Option<()> {
         let count = entries.len();
         // Ours at the end, at most three, and a null.
         to.at = (count + 4) * 8;
         let (name, old_name) = (PRELOAD_VARIABLE.as_bytes(), OLD_PRELOAD_VARIABLE.as_bytes());
-        let options = to.text(&[if is_first { &self.becomes } else { &self.starts }.to_bytes()])?;
+        let options = to.text(&[options.to_bytes()])?;
         let (place, preload, rest) = match own.preload {
             Some((index, old)) => {
                 let preload = to.text(&[name, b"=", self.library.to_bytes(), b":", old])?;
@@ -184,13 +205,13 @@ impl Plan {
         }
         Some(())
     }
+}
 
-    /// Before and after the call: whether descriptors stay open for the new program.
-    pub fn hand_on(&self, mem: &impl Memory, stays: bool) {
-        let flag = if stays { 0 } else { libc::FD_CLOEXEC as u64 };
-        for &descriptor in &self.handed {
-            mem.raw(libc::SYS_fcntl as u64, &[descriptor as u64, libc::F_SETFD as u64, flag, 0, 0, 0]);
-        }
+/// Before and after the call: whether descriptors stay open for the new program.
+pub fn hand_on(mem: &impl Memory, descriptors: &[i32], stay: bool) {
+    let flag = if stay { 0 } else { libc::FD_CLOEXEC as u64 };
+    for &descriptor in descriptors {
+        mem.raw(libc::SYS_fcntl as u64, &[descriptor as u64, libc::F_SETFD as u64, flag, 0, 0, 0]);
     }
 }
 

@@ -9,8 +9,8 @@
 //! | `AS`, `DATA` | Farshore's tables are mapped already, or memory cannot be had and the call that wants it fails; staging memory is there from the start |
 //! | `MEMLOCK`, `STACK`, `CORE`, `NPROC`, `SIGPENDING`, … | nothing of Farshore's depends on them while the program runs |
 
-use super::super::buffers::{self, Args, Memory as _, PinSet};
-use super::super::net;
+use super::buffers::{self, Args, Memory as _, PinSet};
+use super::net;
 use crate::runtime::runtime;
 use farshore_backend::file::lengthen;
 use std::os::fd::BorrowedFd;
@@ -35,7 +35,7 @@ pub fn set(number: u64, args: &Args) -> i64 {
             lengthen_swap_files();
         }
     }
-    super::super::pinned(number, args)
+    super::pinned(number, args)
 }
 
 fn lengthen_swap_files() {

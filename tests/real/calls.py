@@ -1,0 +1,459 @@
+#!/usr/bin/env python3
+"""System calls of a program under Farshore, and the program as others see it: what is natively, is so here.
+
+    tests/real/calls.py                       everything, as `make test` does
+    tests/real/calls.py --only walk --mode upcall --rounds 20
+
+walk      every system call of the net's table (farshore-walk, crates/walk), natively and under Farshore: with buffers that are resident,
+          absent, half absent, across the edges and the end of managed memory, write-protected, and leaving at that moment. Each line
+          of output must be the native one; the states of the pages, as the kernel tells them, must have been those.
+blocked   hundreds of threads blocked in calls with large buffers, and many that pin much at one time: the others go on
+outside   gdb, strace, SIGSTOP, /proc/PID/mem and a core dump of a managed program
+
+A row of the table is one test in each mode. The last line counts.
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+
+import harness  # noqa: E402
+from harness import MIB, PAGE, Unavailable, need  # noqa: E402
+
+TIMEOUT = 240
+# What must be seen of each way, as shares of the pages that the walk's buffers lie on: state and least share.
+WANTED = {
+    "resident": ("absent", None, 0.1), "absent": ("absent", 0.9, None), "half": ("absent", 0.2, 0.8), "edge-out": ("absent", 0.9, None),
+    "edge-in": ("absent", 0.9, None), "end": ("absent", 0.9, None), "clean": ("protected", 0.1, None), "leaving": ("absent", 0.01, 0.99),
+}
+
+
+class Runner:
+    """Counts, and what all tests need."""
+
+    def __init__(self, options):
+        self.options, self.passed, self.failed, self.skipped = options, 0, 0, 0
+
+    def test(self, name, problems):
+        """Counts one test."""
+        self.passed, self.failed = self.passed + (not problems), self.failed + bool(problems)
+        print(f"{name:28} {'FAILED' if problems else 'ok'}", flush=True)
+        for text in problems[:8]:
+            print(f"    {text[:600]}", flush=True)
+
+    def skip(self, name, why):
+        """Counts one that cannot run here."""
+        self.skipped += 1
+        print(f"{name:28} skipped: {why}", flush=True)
+
+    def under_farshore(self, argv, limit, mode, *more):
+        """The command line of a managed run."""
+        argv = harness.farshore_argv(self.options.farshore, argv, limit, mode, [f"dir:{self.options.work}"], None)
+        at = argv.index("--")
+        return argv[:at] + list(more) + argv[at:]
+
+    def environment(self):
+        """Without settings of Farshore's."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("FARSHORE_") and key != "LD_PRELOAD"}
+        return {**kept, "LC_ALL": "C"}
+
+    def finish(self, argv, folder, timeout=TIMEOUT, stdin=None):
+        """Runs a program to its end: (outcome, lines of its output)."""
+        path = tempfile.mktemp(prefix="out-", dir=self.options.work)
+        with open(path, "wb") as stdout:
+            process = harness.Process(argv, self.options.work, timeout, stdin=stdin, stdout=stdout, env=self.environment(), cwd=folder)
+            outcome = process.finish()
+        if outcome.timed_out:
+            print(f"\n{' '.join(argv)} hangs:\n{outcome.picture}\n", file=sys.stderr)
+        return outcome, harness.read_text(path, 1 << 26).splitlines()
+
+    @contextlib.contextmanager
+    def folder(self):
+        """A directory for one run: always the same name, which some calls tell."""
+        path = os.path.join(self.options.work, "here")
+        os.makedirs(path)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def ended_badly(outcome, expected=0):
+    """What is wrong about how a run ended."""
+    if outcome.timed_out:
+        return ["no end"]
+    return [] if outcome.status == expected else [f"status {outcome.status}: {outcome.stderr.strip()[-400:]}"]
+
+
+# ------------------------------------------------------------------------------------------------ the walk
+
+
+def namespaces():
+    """A command that gives the walk mounts, host names and message queues of its own; none if that is not allowed here."""
+    for more in ([], ["-U", "-r"]):
+        argv = ["unshare", *more, "-m", "-u", "-i", "--propagation", "private"]
+        if shutil.which("unshare") and subprocess.run([*argv, "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0:
+            return argv
+    return []
+
+
+def row_of(line):
+    """The call that a line of the walk is about."""
+    return re.match(r"\w*", line)[0]
+
+
+def compare(native, managed):
+    """Rows of the table, each with the lines that differ."""
+    rows = collections.OrderedDict()
+    for line in native:
+        rows.setdefault(row_of(line), [])
+    for ours, theirs in zip(native, managed):
+        if ours != theirs:
+            rows[row_of(ours)].append(f"{theirs}\n      natively {ours}")
+    if len(native) != len(managed):
+        rows["rows"].append(f"{len(managed)} lines, natively {len(native)}")
+    return rows
+
+
+def states(path):
+    """What the counts of page states lack."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            counts = json.load(file)
+    except (OSError, ValueError) as error:
+        return [f"no counts: {error}"]
+    wrong = []
+    for way, (state, least, most) in WANTED.items():
+        pages = counts[way]["pages"]
+        share = counts[way][state] / pages
+        if (least is not None and share < least) or (most is not None and share > most):
+            wrong.append(f"{way}: {counts[way][state]} of {pages} pages were {state}")
+    return wrong
+
+
+def walk(runner):
+    """The table, natively and in each mode."""
+    program = os.environ.get("FARSHORE_WALK") or os.path.join(os.path.dirname(runner.options.farshore), "farshore-walk")
+    if not os.access(program, os.X_OK):
+        raise SystemExit(f"no farshore-walk at {program}: build it with `cargo build --release`, or name it by FARSHORE_WALK")
+    apart = namespaces()
+    argv = [program] + (["--apart"] if apart else [])
+    with runner.folder() as folder:
+        outcome, native = runner.finish([*apart, *argv], folder)
+    problems = ended_badly(outcome)
+    runner.test("walk natively", problems)
+    if problems:
+        return
+    for mode in runner.options.mode:
+        counts = os.path.join(runner.options.work, f"counts-{mode}.json")
+        more = ["--managed", "--rounds", str(runner.options.rounds), "--counts", counts]
+        with runner.folder() as folder:
+            # Children that the walk looks at from outside are ordinary programs.
+            managed = runner.under_farshore([*argv, *more], 5 * MIB, mode, "--no-follow")
+            outcome, lines = runner.finish([*apart, *managed], folder)
+        problems = ended_badly(outcome)
+        rows = {} if problems else compare(native, lines)
+        different = {row: wrong for row, wrong in rows.items() if wrong}
+        runner.passed += len(rows) - len(different)
+        runner.failed += len(different)
+        print(f"walk {mode}: {len(rows)} rows, {len(different)} differ", flush=True)
+        for wrong in list(different.values())[:10]:
+            print("    " + "\n    ".join(wrong[:3]), flush=True)
+        runner.test(f"walk {mode}", problems)
+        if not problems:
+            runner.test(f"states of pages, {mode}", states(counts))
+    print("\n".join(line for line in native if row_of(line) in ("rows", "")))
+    if not apart:
+        runner.skip("mounts and names", "namespaces cannot be made here (unshare): those calls were made with arguments that are refused")
+
+
+# ----------------------------------------------------------------------------------------- blocked threads
+
+
+def blocked(runner):
+    """Threads that block, or pin much, in a limit that does not hold what they name."""
+    program = harness.build_program("blocked")
+    for name, arguments, limit in [("600 threads wait", ["600", "40"], 16 * MIB), ("300 threads wait in 5M", ["300", "20"], 5 * MIB),
+                                   ("64 threads at once", ["--busy", "64"], 5 * MIB)]:
+        with runner.folder() as folder:
+            outcome, native = runner.finish([program, *arguments], folder)
+        problems = ended_badly(outcome)
+        for mode in [] if problems else runner.options.mode:
+            with runner.folder() as folder:
+                outcome, lines = runner.finish(runner.under_farshore([program, *arguments], limit, mode), folder)
+            problems = ended_badly(outcome)
+            if not problems and lines != native:
+                problems = [f"{lines}, natively {native}"]
+            runner.test(f"{name}, {mode}", problems)
+
+
+# --------------------------------------------------------------------------------------------- from outside
+
+
+class Debugged:
+    """The program `debugged` under Farshore in a fifth of its memory, which runs until its input ends."""
+
+    MIB = 40
+
+    def __init__(self, runner, mode, folder, before=(), arguments=()):
+        self.runner, self.before = runner, list(before)
+        argv = [harness.build_program("debugged"), str(self.MIB), *arguments]
+        argv = [*before, *runner.under_farshore(argv, 8 * MIB, mode)]
+        self.output = os.path.join(folder, "out")
+        with open(self.output, "wb") as stdout:
+            self.process = harness.Process(argv, runner.options.work, TIMEOUT, stdin=subprocess.PIPE, stdout=stdout, env=runner.environment(), cwd=folder)
+        self.pid, self.start, self.size = self.where()
+
+    def where(self):
+        """What the program says about itself."""
+        while self.process.alive():
+            found = re.search(r"^(\d+) (0x[0-9a-f]+) (\d+)$", self.process.stderr_so_far(), re.M)
+            if found:
+                return int(found[1]), int(found[2], 16), int(found[3])
+            time.sleep(0.05)
+        raise Unavailable(f"debugged has not started: {self.process.stderr_so_far()[-300:]}")
+
+    def pages(self):
+        """Addresses of pages, by whether they are there."""
+        with open(f"/proc/{self.pid}/pagemap", "rb") as file:
+            file.seek(self.start // PAGE * 8)
+            entries = file.read(self.size // PAGE * 8)
+        there = [int.from_bytes(entries[at:at + 8], "little") >> 63 for at in range(0, len(entries), 8)]
+        return [[self.start + index * PAGE for index, present in enumerate(there) if present == wanted] for wanted in (0, 1)]
+
+    def word(self, address):
+        """What the program has written there."""
+        return 3 * ((address - self.start) // 8) + 1
+
+    def rounds(self):
+        """How often it has checked everything: only that this goes on is looked at."""
+        return harness.read_text(f"/proc/{self.pid}/task/{self.pid}/stat").rpartition(")")[2].split()[11]
+
+    def finish(self, expected=0, lines=("right",)):
+        """Ends its input, and looks at how it ended."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.popen.stdin.close()
+        outcome = self.process.finish()
+        if outcome.timed_out:
+            print(f"\ndebugged hangs:\n{outcome.picture}\n", file=sys.stderr)
+        problems = ended_badly(outcome, expected)
+        found = harness.read_text(self.output).split("\n")[:-1]
+        return problems if problems or found == list(lines) else [f"it said {found}"]
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    """All threads of a process are stopped meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for _ in range(500):
+            if all(harness.read_text(f"/proc/{pid}/task/{task}/stat").rpartition(")")[2].split()[:1] == ["T"] for task in os.listdir(f"/proc/{pid}/task")):
+                break
+            time.sleep(0.01)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def memory_file(program):
+    """`/proc/PID/mem` while the program is stopped: pages that are there can be read, the others are an error, never zeros."""
+    wrong = []
+    with stopped(program.pid), open(f"/proc/{program.pid}/mem", "rb", buffering=0) as file:
+        absent, present = program.pages()
+        if not absent or not present:
+            wrong.append(f"{len(absent)} pages are absent, {len(present)} present")
+        for address in present[:200]:
+            if os.pread(file.fileno(), 8, address) != program.word(address).to_bytes(8, "little"):
+                wrong.append(f"the page at {address:#x} reads wrong")
+        for address in absent[:200]:
+            try:
+                data = os.pread(file.fileno(), 8, address)
+                wrong.append(f"the absent page at {address:#x} reads {data}")
+            except OSError as error:
+                if error.errno != 5:
+                    wrong.append(f"the absent page at {address:#x}: {error}")
+    return wrong
+
+
+# What a user types first; documented in docs/farshore.1.
+GDB = ["-nx", "-batch", "-ex", "set pagination off", "-ex", "set debuginfod enabled off", "-ex", "handle SIGBUS SIGSYS SIGSEGV nostop noprint pass"]
+
+
+def run_gdb(program, gdb, *commands):
+    """Attaches, does commands, detaches; its output."""
+    argv = [gdb, *GDB, "-p", str(program.pid)] + [word for command in (*commands, "detach") for word in ("-ex", command)]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT / 2, check=False)
+    return done.stdout.decode(errors="replace")
+
+
+def debugger(program, gdb, folder):
+    """gdb attaches, shows a backtrace, a variable, present and absent memory, stops at a breakpoint, and goes."""
+    # Which pages are there is known only when the program has been stopped by gdb: a command of gdb's finds out then.
+    chosen, script = os.path.join(folder, "chosen"), os.path.join(folder, "choose.py")
+    with open(script, "w", encoding="ascii") as file:
+        file.write(f"""import struct
+pages = open("/proc/{program.pid}/pagemap", "rb")
+pages.seek({program.start // PAGE * 8})
+there = [entry >> 63 for entry, in struct.iter_unpack("<Q", pages.read({program.size // PAGE * 8}))]
+for name, wanted in (("absent", 0), ("present", 1)):
+    print("echo", name + "\\\\n")
+    print("x/1gx", hex({program.start} + {PAGE} * there.index(wanted)))
+""")
+    text = run_gdb(program, gdb, "backtrace", "print marker", f"shell {sys.executable} {script} > {chosen}", f"source {chosen}")
+    # A command that fails ends a script: the present page comes first in a second look.
+    with open(chosen, encoding="ascii") as file:
+        absent = int(file.read().split("x/1gx")[1].split()[0], 16)
+    wrong = [] if "main" in text else [f"no backtrace: {text[-600:]}"]
+    if 'number = 4711, text = "there is such a variable"' not in text:
+        wrong.append(f"no variable: {text[-600:]}")
+    if f"Cannot access memory at address {absent:#x}" not in text:
+        wrong.append(f"the absent page at {absent:#x} is not an error: {text[-600:]}")
+    text = run_gdb(program, gdb, f"shell {sys.executable} {script} | tail -n 1 > {chosen}", f"source {chosen}")
+    with open(chosen, encoding="ascii") as file:
+        present = int(file.read().split()[1], 16)
+    if not re.search(rf"{present:#x}:\s+0x{program.word(present):016x}", text):
+        wrong.append(f"the present page at {present:#x} reads wrong: {text[-600:]}")
+    text = run_gdb(program, gdb, "break work", "continue", "print words", "continue", "print rounds", "delete")
+    if text.count("Breakpoint 1, ") != 2 or f"= {program.size // 8}\n" not in text:
+        wrong.append(f"no breakpoint: {text[-600:]}")
+    return wrong
+
+
+def core_file(pid, folder):
+    """Where the kernel puts a core dump of a process, or why it cannot be found."""
+    pattern = harness.read_text("/proc/sys/kernel/core_pattern").strip()
+    if pattern.startswith("|") or not pattern:
+        raise Unavailable(f"core dumps go elsewhere: kernel.core_pattern is {pattern!r}")
+    name = pattern.replace("%p", str(pid))
+    if "%" in name:
+        raise Unavailable(f"core dumps have other names: kernel.core_pattern is {pattern!r}")
+    if "%p" not in pattern and harness.read_text("/proc/sys/kernel/core_uses_pid").strip() == "1":
+        name += f".{pid}"
+    return os.path.join(folder, name)
+
+
+def core_dump(runner, gdb, mode):
+    """A core dump has a backtrace; pages that were there have their bytes, the others are zeros."""
+    with runner.folder() as folder:
+        soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+        try:
+            program = Debugged(runner, mode, folder, arguments=["abort"])
+        finally:
+            resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+        path = None
+        try:
+            path = core_file(program.pid, folder)
+        finally:
+            wrong = program.finish(128 + signal.SIGABRT)
+        if not os.path.exists(path):
+            raise Unavailable(f"the kernel has written no core dump to {path} (a hard limit of {hard} bytes?)")
+        # The first and the last page of the memory: checked from its start to its end, so the last is there.
+        last = program.start + program.size - PAGE
+        argv = [gdb, "-nx", "-batch", "-ex", "set debuginfod enabled off", harness.build_program("debugged"), path, "-ex", "backtrace",
+                "-ex", f"x/1gx {program.start:#x}", "-ex", f"x/1gx {last:#x}"]
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT / 2, check=False)
+        os.unlink(path)
+        text = done.stdout.decode(errors="replace")
+        if "abort" not in text or "main" not in text:
+            wrong.append(f"no backtrace: {text[-600:]}")
+        for address, values in ((program.start, (0, program.word(program.start))), (last, (program.word(last),))):
+            found = re.search(rf"{address:#x}:\s+(0x[0-9a-f]+)", text)
+            if not found or int(found[1], 16) not in values:
+                wrong.append(f"the page at {address:#x}: {found and found[1]}")
+        runner.test(f"core dump, {mode}", wrong)
+
+
+def outside(runner):
+    """What others see of a managed program, and that it does not mind."""
+    gdb = need("gdb", "gdb")
+    for mode in runner.options.mode:
+        with runner.folder() as folder:
+            program = Debugged(runner, mode, folder)
+            looks = [("/proc/PID/mem", lambda: memory_file(program)), ("gdb", lambda: debugger(program, gdb, folder))]
+            for name, look in looks:
+                try:
+                    runner.test(f"{name}, {mode}", look())
+                except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+                    runner.test(f"{name}, {mode}", [f"{type(error).__name__}: {error}"])
+            runner.test(f"it goes on, {mode}", program.finish())
+        try:
+            core_dump(runner, gdb, mode)
+        except Unavailable as reason:
+            runner.skip(f"core dump, {mode}", reason)
+        try:
+            strace = need("strace", "strace")
+        except Unavailable as reason:
+            runner.skip(f"strace -f, {mode}", reason)
+            continue
+        with runner.folder() as folder:
+            trace = os.path.join(folder, "trace")
+            program = Debugged(runner, mode, folder, before=[strace, "-f", "-o", trace, "-e", "trace=poll,write"])
+            wrong = program.finish()
+            # The program's own calls are there, by its own number.
+            if not re.search(r"poll\(.*fd=0, events=POLLIN", harness.read_text(trace)):
+                wrong.append(f"no call of the program's in the trace: {harness.read_text(trace, 400)}")
+            runner.test(f"strace -f, {mode}", wrong)
+
+
+# ----------------------------------------------------------------------------------------------------- main
+
+PARTS = {"walk": walk, "blocked": blocked, "outside": outside}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help=f"these parts alone: {', '.join(PARTS)}")
+    parser.add_argument("--mode", default="upcall,poll", help="upcall, poll or both (default both)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="how often the walk is made while pages leave (default 3)")
+    parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
+    parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where files go (default /var/tmp)")
+    options = parser.parse_args()
+    options.parts = options.only.split(",") if options.only else list(PARTS)
+    unknown = set(options.parts) - set(PARTS)
+    if unknown:
+        parser.error(f"there is no part {', '.join(sorted(unknown))}")
+    options.mode = options.mode.split(",")
+    if set(options.mode) - {"upcall", "poll"}:
+        parser.error("--mode is upcall, poll or upcall,poll")
+    return options
+
+
+def main():
+    harness.tidy_on_sigterm()
+    options = arguments()
+    options.farshore = harness.find_farshore(options.farshore)
+    options.work = tempfile.mkdtemp(prefix="farshore-calls-", dir=options.work)
+    runner = Runner(options)
+    try:
+        if "poll" in options.mode and not harness.poll_allowed():
+            options.mode.remove("poll")
+            runner.skip("poll mode", "it needs CAP_SYS_PTRACE, vm.unprivileged_userfaultfd=1 or rights to /dev/userfaultfd")
+        for part in options.parts if options.mode else []:
+            try:
+                PARTS[part](runner)
+            except Unavailable as reason:
+                runner.skip(part, reason)
+    finally:
+        shutil.rmtree(options.work, ignore_errors=True)
+    print(f"{runner.passed} passed, {runner.failed} failed, {runner.skipped} skipped")
+    return 1 if runner.failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

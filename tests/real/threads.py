@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Threads, signals, limits, filters and allocators: each program natively and under Farshore, with pages that leave all the time.
+
+    tests/real/threads.py                        everything
+    tests/real/threads.py --only storm,unwind    these alone
+    tests/real/threads.py --mode poll            one delivery of faults alone
+
+What a program prints, and how it ends, must be the same. `tests/programs/threads` has most of it, a section a run; beside it are a
+program in C++ (exceptions), one in Rust (panics), and a storm of allocations under several allocators, which real programs use as well. What is
+refused under Farshore (REFUSED) says so in a line on stderr; nothing else does.
+
+A run that hangs is described (threads, kernel stacks, backtraces) before it is killed. The last line is `N passed, N failed, N skipped`.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+import harness  # noqa: E402
+from harness import MIB, Unavailable  # noqa: E402
+
+# Memory of the small programs, and MiB of ballast: more than twice of it.
+LIMIT, BALLAST = 5 * MIB, "12"
+SECONDS = 60
+# Sections that a program natively may do and Farshore refuses: what they print then, and the line on stderr.
+REFUSED = {
+    "strict": ("strict: refused: Invalid argument\nstrict: done\n", "the strict mode is refused"),
+    "allowlist": ("allowlist: refused: Invalid argument\nallowlist: done\n", "a filter is refused"),
+}
+ALLOCATORS = {
+    "glibc": None,
+    "jemalloc": ("libjemalloc.so.2", "libjemalloc2"),
+    "mimalloc": ("libmimalloc.so.2", "libmimalloc2.0"),
+    "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
+}
+LIBRARY_DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
+
+PYTHON = """
+import collections, hashlib, random, threading
+random.seed(5)
+table = {i: bytes([i % 251]) * random.randrange(10, 400) for i in range(30000)}
+def work(n):
+    rows = [[j * n for j in range(50)] for _ in range(4000)]
+    out[n] = sum(map(sum, rows))
+out = {}
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+order = collections.OrderedDict(sorted(table.items(), key=lambda item: (len(item[1]), item[0])))
+print(sorted(out.items()), hashlib.sha256(b"".join(order.values())).hexdigest())
+"""
+
+SQL = """
+CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT, c REAL);
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40000)
+INSERT INTO t SELECT i, printf('%032d', i * 7919 % 40009), i * 0.5 FROM n;
+CREATE INDEX by_b ON t(b);
+SELECT count(*), sum(c), min(b), max(b) FROM t;
+SELECT count(*) FROM t AS x JOIN t AS y ON x.b = y.b WHERE x.a % 3 = 0;
+SELECT group_concat(b) FROM (SELECT b FROM t ORDER BY b LIMIT 20);
+"""
+
+
+def compiled(name, source, compiler, package, *flags):
+    """A program of one file in another language; its path."""
+    path = os.path.join(harness.PROGRAMS, "threads", source)
+    out = os.path.join(harness.target_dir(), "test-programs", name)
+    if os.path.exists(out) and os.path.getmtime(out) >= os.path.getmtime(path):
+        return out
+    tool = shutil.which(compiler)
+    if tool is None:
+        raise Unavailable(f"no {compiler} ({package})")
+    os.makedirs(os.path.dirname(out), exist_ok=True)
+    partial = f"{out}.{os.getpid()}"
+    done = subprocess.run([tool, *flags, "-o", partial, path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"cannot compile {source}:\n{done.stdout.decode(errors='replace')}")
+    os.replace(partial, out)
+    return out
+
+
+def library(name):
+    """Path of an allocator's library; None for libc's own."""
+    if ALLOCATORS[name] is None:
+        return None
+    file, package = ALLOCATORS[name]
+    for directory in LIBRARY_DIRECTORIES:
+        path = os.path.join(directory, file)
+        if os.path.exists(path):
+            return path
+    raise Unavailable(f"no {file} (apt-get install {package})")
+
+
+class Case:
+    """A program and its arguments, run natively and under each delivery of faults."""
+
+    def __init__(self, name, prepare, limit=LIMIT, env=None, stdin=None, refused=None):
+        self.name, self.prepare, self.limit, self.env, self.stdin, self.refused = name, prepare, limit, env or {}, stdin, refused
+
+
+class Runner:
+    """Runs cases and compares."""
+
+    def __init__(self, options):
+        self.options, self.farshore = options, harness.find_farshore(options.farshore)
+
+    def run(self, argv, env, stdin, folder):
+        """One run: (stdout, status, the outcome)."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FARSHORE") and key != "LD_PRELOAD"}
+        environment.update(env, TMPDIR=folder, PYTHONHASHSEED="0", LC_ALL="C")
+        out = tempfile.TemporaryFile(dir=folder)
+        given = tempfile.TemporaryFile(dir=folder)
+        given.write((stdin or "").encode())
+        given.seek(0)
+        with out, given:
+            outcome = harness.run(argv, folder, SECONDS, stdin=given, stdout=out, env=environment, cwd=folder)
+            out.seek(0)
+            return out.read().decode(errors="replace"), outcome
+
+    def case(self, case, modes):
+        """Runs one case; lines about it, whether it was good in each mode."""
+        folder = tempfile.mkdtemp(prefix="case-", dir=self.options.work)
+        try:
+            argv = case.prepare()
+            native, outcome = self.run(argv, case.env, case.stdin, folder)
+            if outcome.timed_out:
+                return [(mode, f"natively: no end after {SECONDS} s\n{outcome.picture}") for mode in modes]
+            return [(mode, self.under_farshore(case, argv, mode, native, outcome.status, folder)) for mode in modes]
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def under_farshore(self, case, argv, mode, native, status, folder):
+        """What was wrong in one mode, or None."""
+        command = harness.farshore_argv(self.farshore, argv, case.limit, mode, swap=[f"dir:{folder}"])
+        printed, outcome = self.run(command, case.env, case.stdin, folder)
+        if outcome.timed_out:
+            return f"no end after {SECONDS} s\n{outcome.picture}"
+        wanted, said = case.refused or (native, None)
+        wanted_status = 0 if case.refused else status
+        ours = [line for line in outcome.stderr.splitlines() if line.startswith("farshore")]
+        if printed != wanted or outcome.status != wanted_status:
+            return (f"status {outcome.status}, natively {wanted_status}\n--- printed\n{printed[-3000:]}\n--- instead of\n{wanted[-3000:]}\n"
+                    f"--- stderr\n{outcome.stderr[-3000:]}")
+        if said is None and ours:
+            return f"a line on stderr: {ours[0]}"
+        if said is not None and not any(said in line for line in ours):
+            return f"no line with {said!r} on stderr"
+        return None
+
+
+def redis(folder):
+    """A server that fills itself, saves and ends: one command line."""
+    server = harness.need("redis-server", "redis-server")
+    client = harness.need("redis-cli", "redis-tools")
+    script = os.path.join(folder, "redis.sh")
+    with open(script, "w", encoding="utf-8") as file:
+        file.write(f"""set -e
+socket=$TMPDIR/redis.$$
+"{server}" --port 0 --unixsocket "$socket" --save '' --appendonly no --dir "$TMPDIR" --loglevel warning >/dev/null &
+for i in $(seq 200); do [ -S "$socket" ] && break; sleep 0.05; done
+call() {{ env -u LD_PRELOAD "{client}" -s "$socket" "$@"; }}
+call debug populate 30000 key 300
+call eval 'local n = 0 for i = 0, 29999, 7 do n = n + #redis.call("get", "key:" .. i) end return n' 0
+call eval 'for i = 0, 20000 do redis.call("hset", "hash:" .. i % 500, "field" .. i, string.rep("x", i % 200)) end return redis.call("dbsize")' 0
+call eval 'local n = 0 for i = 0, 499 do n = n + redis.call("hlen", "hash:" .. i) end return n' 0
+call bgsave
+for i in $(seq 400); do [ "$(call info persistence | grep -c rdb_bgsave_in_progress:0)" = 1 ] && break; sleep 0.05; done
+call info persistence | grep rdb_last_bgsave_status
+call shutdown nosave || true
+wait
+""")
+    return ["/bin/sh", script]
+
+
+def cases(options):
+    """All of them."""
+    plugin = harness.build_program("threads_plugin", ("-shared", "-fPIC"))
+    program = harness.build_program("threads")
+    listed = subprocess.run([program, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()
+    found = [Case(section, lambda section=section: [program, BALLAST, section], env={"THREADS_PLUGIN": plugin}, refused=REFUSED.get(section)) for section in listed]
+    harness.build_program("allocators")
+    found.append(Case("unwind", lambda: [compiled("unwind", "unwind.cc", "g++", "apt-get install g++", "-O2", "-g", "-std=c++17", "-pthread"), BALLAST]))
+    found.append(Case("panics", lambda: [compiled("panics", "panics.rs", "rustc", "rustup", "--edition", "2021", "-O"), BALLAST]))
+    for name in ALLOCATORS:
+        preload = (lambda name=name: library(name))
+        try:
+            env = {"LD_PRELOAD": preload()} if preload() else {}
+        except Unavailable as why:
+            found.append(Case(f"{name}-storm", lambda why=why: (_ for _ in ()).throw(why)))
+            continue
+        found.append(Case(f"{name}-storm", lambda: [harness.build_program("allocators"), "4", "2500"], 12 * MIB, env))
+        if preload():
+            linked = f"-l:{os.path.basename(preload())}"
+            found.append(Case(f"{name}-linked", lambda name=name, linked=linked: [harness.build_program("allocators", out_name=f"allocators-{name}", libraries=(linked,)), "4", "1500"], 12 * MIB))
+            found.append(Case(f"{name}-python", lambda: [harness.need("python3", "python3"), "-c", PYTHON], 12 * MIB, env))
+            found.append(Case(f"{name}-sqlite", lambda: [harness.need("sqlite3", "sqlite3"), "-batch", ":memory:"], 6 * MIB, env, stdin=SQL))
+            found.append(Case(f"{name}-redis", lambda: redis(options.work), 12 * MIB, env))
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="NAME[,NAME]", help="these cases alone")
+    parser.add_argument("--mode", choices=("upcall", "poll"), help="one delivery of faults alone")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time (default: one a processor)")
+    parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
+    parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where files go (default /var/tmp)")
+    options = parser.parse_args()
+    harness.tidy_on_sigterm()
+    options.work = tempfile.mkdtemp(prefix="farshore-threads-", dir=options.work)
+    os.chmod(options.work, 0o755)
+    modes = [options.mode] if options.mode else ["upcall"] + (["poll"] if harness.poll_allowed() else [])
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    try:
+        harness.build_program("peak")
+        everything = cases(options)
+        wanted = options.only.split(",") if options.only else [case.name for case in everything]
+        unknown = set(wanted) - {case.name for case in everything}
+        if unknown:
+            parser.error(f"there is no case {', '.join(sorted(unknown))}")
+        runner = Runner(options)
+        with concurrent.futures.ThreadPoolExecutor(max(1, options.jobs)) as pool:
+            running = [(case, pool.submit(runner.case, case, modes)) for case in everything if case.name in wanted]
+            for case, future in running:
+                try:
+                    results = future.result()
+                except Unavailable as why:
+                    counts["skipped"] += 1
+                    print(f"{case.name:18} skipped: {why}", flush=True)
+                    continue
+                for mode, wrong in results:
+                    counts["failed" if wrong else "passed"] += 1
+                    print(f"{case.name:18} {mode:7} {'FAILED: ' + wrong if wrong else 'ok'}", flush=True)
+    finally:
+        shutil.rmtree(options.work, ignore_errors=True)
+    print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    return 1 if counts["failed"] or not counts["passed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
