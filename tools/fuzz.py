@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Coverage-guided fuzzing of the targets in crates/fuzz, with libFuzzer and the stable toolchain.
 
-    tools/fuzz.py                            every target, some seconds each
+    tools/fuzz.py                            every target, some seconds of a processor each
     tools/fuzz.py word control --seconds 600 these targets alone, for longer
     tools/fuzz.py --canaries                 a bug is planted for each target: it must be found, from the seeds alone
     tools/fuzz.py word --input FILE          one input, to see a failure again
@@ -18,9 +18,11 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -48,8 +50,10 @@ VARIABLE = "FARSHORE_FUZZ_TARGET"
 LENGTH, PATIENCE = 4096, 10
 # A target that ran fewer inputs was not fuzzed.
 LEAST_RUNS = 1000
-# A canary is looked for until it is found: on a machine that does much else, this many times the seconds that are asked for.
+# A canary is looked for until it is found: for this many times the seconds that are asked for, at most.
 CANARY_TIMES = 5
+# The seconds are a processor's. On a machine that does much else they take this many times as long, at most.
+SLOWEST = 10
 # Lines of a failure that are shown.
 LINES = 40
 
@@ -79,20 +83,46 @@ def build(*features):
     return program
 
 
+def used(pid):
+    """Seconds of a processor that a process has used."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def run(program, target, arguments, seconds):
-    """Runs libFuzzer; returns its exit status and its lines."""
+    """Runs libFuzzer until it has had this much of a processor; returns its exit status and its lines."""
     environment = dict(os.environ, RUST_BACKTRACE="0", **{VARIABLE: target})
-    # It ends by itself; where it does not, its alarm for one input has failed too.
-    done = subprocess.run([program, f"-timeout={PATIENCE}", *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, timeout=seconds + 120, check=False)
-    return done.returncode, done.stdout.decode(errors="replace").splitlines()
+    command = [program, f"-timeout={PATIENCE}", f"-max_total_time={seconds * SLOWEST}", *arguments]
+    with tempfile.TemporaryFile(dir=WORK) as output:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            # It ends by itself when it is told to, and its alarm ends an input that does not.
+            told, deadline = False, time.monotonic() + seconds * SLOWEST + 120
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+                if not told and used(process.pid) >= seconds:
+                    process.send_signal(signal.SIGUSR1)
+                    told = True
+        finally:
+            hung = process.poll() is None
+            if hung:
+                process.kill()
+                process.wait()
+        output.seek(0)
+        lines = output.read().decode(errors="replace").splitlines()
+    if hung:
+        raise Failed(f"{target}: the fuzzer did not end; its last lines:\n" + "\n".join(lines[-LINES:]))
+    return process.returncode, lines
 
 
 def fuzz(program, target, kept, failures, seconds):
     """Fuzzes for a time. Returns the input that fails (or None), the lines, and how many inputs were run."""
     prefix = os.path.join(failures, f"{target}-")
-    arguments = [f"-max_total_time={seconds}", f"-max_len={LENGTH}", "-rss_limit_mb=1024", "-print_final_stats=1",
-                 f"-artifact_prefix={prefix}"]
+    arguments = [f"-max_len={LENGTH}", "-rss_limit_mb=1024", "-print_final_stats=1", f"-artifact_prefix={prefix}"]
     words = os.path.join(CRATE, "dictionaries", f"{target}.dict")
     if os.path.exists(words):
         arguments.append(f"-dict={words}")
@@ -159,7 +189,7 @@ def show(program, target, path):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="*", help=f"these alone: {', '.join(targets())}")
-    parser.add_argument("--seconds", type=int, default=12, help="for each target")
+    parser.add_argument("--seconds", type=int, default=12, help="of a processor, for each target")
     parser.add_argument("--canaries", action="store_true", help="find planted bugs")
     parser.add_argument("--input", metavar="FILE", help="run this input alone")
     options = parser.parse_args()
@@ -181,7 +211,7 @@ def all_of(jobs):
             try:
                 print(job.result(), flush=True)
                 passed += 1
-            except (Failed, subprocess.TimeoutExpired) as why:
+            except Failed as why:
                 print(why, flush=True)
                 failed += 1
     print(f"{passed} passed, {failed} failed, 0 skipped")

@@ -32,6 +32,7 @@ int main(int argc, char **argv)
     }
     work(memory, words);
     puts(marker.number == 4711 ? "right" : "the debugger was here");
+    fflush(stdout);
     /* For a look at what is left of it. */
     if (argc > 2) abort();
     return 0;

@@ -60,9 +60,7 @@ class Runner:
 
     def under_farshore(self, argv, limit, mode, *more):
         """The command line of a managed run."""
-        argv = harness.farshore_argv(self.options.farshore, argv, limit, mode, [f"dir:{self.options.work}"], None)
-        at = argv.index("--")
-        return argv[:at] + list(more) + argv[at:]
+        return harness.farshore_argv(self.options.farshore, argv, limit, mode, [f"dir:{self.options.work}"], extra=more)
 
     def environment(self):
         """Without settings of Farshore's."""
@@ -208,7 +206,6 @@ class Debugged:
     MIB = 40
 
     def __init__(self, runner, mode, folder, before=(), arguments=()):
-        self.runner, self.before = runner, list(before)
         argv = [harness.build_program("debugged"), str(self.MIB), *arguments]
         argv = [*before, *runner.under_farshore(argv, 8 * MIB, mode)]
         self.output = os.path.join(folder, "out")
@@ -236,10 +233,6 @@ class Debugged:
     def word(self, address):
         """What the program has written there."""
         return 3 * ((address - self.start) // 8) + 1
-
-    def rounds(self):
-        """How often it has checked everything: only that this goes on is looked at."""
-        return harness.read_text(f"/proc/{self.pid}/task/{self.pid}/stat").rpartition(")")[2].split()[11]
 
     def finish(self, expected=0, lines=("right",)):
         """Ends its input, and looks at how it ended."""
@@ -288,7 +281,7 @@ def memory_file(program):
 
 
 # What a user types first; documented in docs/farshore.1.
-GDB = ["-nx", "-batch", "-ex", "set pagination off", "-ex", "set debuginfod enabled off", "-ex", "handle SIGBUS SIGSYS SIGSEGV nostop noprint pass"]
+GDB = ["-nx", "-batch", "-ex", "set pagination off", "-ex", "set debuginfod enabled off", "-ex", "set language c", "-ex", "handle SIGBUS SIGSYS SIGSEGV nostop noprint pass"]
 
 
 def run_gdb(program, gdb, *commands):
@@ -403,7 +396,7 @@ def outside(runner):
             program = Debugged(runner, mode, folder, before=[strace, "-f", "-o", trace, "-e", "trace=poll,write"])
             wrong = program.finish()
             # The program's own calls are there, by its own number.
-            if not re.search(r"poll\(.*fd=0, events=POLLIN", harness.read_text(trace)):
+            if not re.search(r"poll\(.*fd=0, events=POLLIN", harness.read_text(trace, 1 << 28)):
                 wrong.append(f"no call of the program's in the trace: {harness.read_text(trace, 400)}")
             runner.test(f"strace -f, {mode}", wrong)
 

@@ -561,7 +561,7 @@ class Tests:
         freeze, other = harness.need("fsfreeze", "util-linux"), self.folder("warm")
         with self.image(128 * MIB) as place:
             arguments = ["--memory", "8M", "--io-timeout", "500ms", "--swap", f"dir:{place}", "--swap", f"dir:{other}"]
-            with self.running(arguments, [self.public_program("survivor"), "1", "12000", "8", "return"]) as process:
+            with self.running(arguments, [self.public_program("survivor"), "1", "12000", "5", "return"]) as process:
                 self.until_written(process, 1000)
                 subprocess.run([freeze, "-f", place], check=True)
                 try:

@@ -27,7 +27,7 @@ from harness import MIB, Unavailable  # noqa: E402
 # Memory of the small programs, and MiB of ballast: more than twice of it.
 LIMIT, BALLAST = 5 * MIB, "12"
 SECONDS = 60
-# Sections that a program natively may do and Farshore refuses: what they print then, and the line on stderr.
+# Sections that a program natively may do and Farshore refuses: what they print then (None: the same), and the line on stderr.
 REFUSED = {
     "strict": ("strict: refused: Invalid argument\nstrict: done\n", "the strict mode is refused"),
     "allowlist": ("allowlist: refused: Invalid argument\nallowlist: done\n", "a filter is refused"),
@@ -39,6 +39,14 @@ ALLOCATORS = {
     "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc-minimal4"),
 }
 LIBRARY_DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
+
+# A program that puts itself in a sandbox, and goes on without one.
+MANUAL = """.TH X 1
+.SH NAME
+x \\- y
+.SH TEXT
+some text, \\fBbold\\fR too
+"""
 
 PYTHON = """
 import collections, hashlib, random, threading
@@ -140,8 +148,8 @@ class Runner:
         printed, outcome = self.run(command, case.env, case.stdin, folder)
         if outcome.timed_out:
             return f"no end after {SECONDS} s\n{outcome.picture}"
-        wanted, said = case.refused or (native, None)
-        wanted_status = 0 if case.refused else status
+        wanted, said = case.refused or (None, None)
+        wanted, wanted_status = (native, status) if wanted is None else (wanted, 0)
         ours = [line for line in outcome.stderr.splitlines() if line.startswith("farshore")]
         if printed != wanted or outcome.status != wanted_status:
             return (f"status {outcome.status}, natively {wanted_status}\n--- printed\n{printed[-3000:]}\n--- instead of\n{wanted[-3000:]}\n"
@@ -177,6 +185,16 @@ wait
     return ["/bin/sh", script]
 
 
+def manual(folder):
+    """man, which filters its own calls, on a page of ours."""
+    man = harness.need("man", "man-db")
+    harness.need("groff", "groff-base")
+    page = os.path.join(folder, "x.1")
+    with open(page, "w", encoding="utf-8") as file:
+        file.write(MANUAL)
+    return [man, "-l", page]
+
+
 def cases(options):
     """All of them."""
     plugin = harness.build_program("threads_plugin", ("-shared", "-fPIC"))
@@ -186,6 +204,7 @@ def cases(options):
     harness.build_program("allocators")
     found.append(Case("unwind", lambda: [compiled("unwind", "unwind.cc", "g++", "apt-get install g++", "-O2", "-g", "-std=c++17", "-pthread"), BALLAST]))
     found.append(Case("panics", lambda: [compiled("panics", "panics.rs", "rustc", "rustup", "--edition", "2021", "-O"), BALLAST]))
+    found.append(Case("man", lambda: manual(options.work), 16 * MIB, refused=(None, "a filter is refused")))
     for name in ALLOCATORS:
         preload = (lambda name=name: library(name))
         try:

@@ -80,10 +80,7 @@ pub fn before(flags: u64) -> i64 {
     let stack = pin_stack(runtime);
     FORKING.store(gettid(), Ordering::Relaxed);
     let prepared = match runtime.engine.quiesce() {
-        Ok(()) => family::before_fork(runtime).map_err(|why| {
-            family::refused(why);
-            why
-        }),
+        Ok(()) => family::before_fork(runtime).inspect_err(|&why| family::refused(why)),
         Err(unsaved) => {
             report::line(format_args!(
                 "fork: {unsaved} pages cannot be written to the swap space now, and a child could not read them; make room there"
@@ -189,8 +186,10 @@ fn adopt(parents: &'static Runtime, own_files: bool) -> Result<Runtime, String> 
     let memory = SelfMem::for_child(&parents.proc_root).raise(start::lowest_own_descriptor());
     let kernel = LinuxKernel::with_parts(uffd, old.kernel.advice().for_child(), memory, parents.options.fault == FaultMode::Poll);
     let shape = family::child_shape(parents);
-    // SAFETY: the parent's engine is not used in this process from here on; its words and slots have one user.
-    let (table, mut slots) = unsafe { (core::ptr::read(&raw const old.table), core::ptr::read(&raw const old.slots)) };
+    // SAFETY: the parent's engine is not used in this process from here on; its words have one user.
+    let table = unsafe { core::ptr::read(&raw const old.table) };
+    // SAFETY: as above, its slots.
+    let mut slots = unsafe { core::ptr::read(&raw const old.slots) };
     let first_own = slots.begin_own(old.backend.capacity());
     let thread = thread::current().ok_or("the thread that forked has no record")?;
     thread.vforked = 0;

@@ -25,6 +25,7 @@ const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
 const CLONE_THREAD: u64 = 0x10000;
 const CLONE_SETTLS: u64 = 0x80000;
+const CLONE_CHILD_CLEARTID: u64 = 0x20_0000;
 const SYS_CLONE3: u64 = 435;
 const SYS_MLOCK2: u64 = 325;
 const SYS_MUNLOCK: u64 = 150;
@@ -106,7 +107,7 @@ fn execute(number: u64, args: &Args) -> i64 {
         uninterrupted(|| start::write_stats(runtime));
     }
     let mask = signals::before_exec();
-    let answer = prepared.call(|text| report::line(text));
+    let answer = prepared.call(report::line);
     // It has failed, or we would not be here.
     signal::sigprocmask(How::Set, mask);
     answer
@@ -124,18 +125,16 @@ pub fn is_alone() {
 }
 
 fn exit_thread(args: &Args) -> i64 {
-    if thread::current().is_some_and(|t| t.counted && t.vforked == 0) {
-        if PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // The status of the last thread is the process' natively too.
-            net::touch_robust_list();
-            return exit_process(args);
-        }
+    if thread::current().is_some_and(|t| t.counted && t.vforked == 0) && PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel) == 1 {
+        // The status of the last thread is the process' natively too.
+        net::robust::give_up_all();
+        return exit_process(args);
     }
     let mut storage = None;
     if thread::current().is_some_and(|t| t.vforked == 0) {
         // The list is the program's, and may be anything: what reads it needs its signals.
         signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
-        net::touch_robust_list();
+        net::robust::give_up_all();
         signal::sigprocmask(How::Set, SigSet::ALL);
         if let Some(thread) = thread::current() {
             net::unpin_all(thread);
@@ -181,6 +180,9 @@ fn of_the_program() -> Option<&'static Runtime> {
 #[unsafe(no_mangle)]
 extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
     net::pin_clone_words(call);
+    if flags & CLONE_CHILD_CLEARTID != 0 {
+        keep_end_word(call);
+    }
     if flags & CLONE_VM == 0 {
         if seccomp::forbids_forks() {
             return -i64::from(Errno::EAGAIN.0);
@@ -199,6 +201,23 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
         thread.vforked += 1;
     }
     0
+}
+
+/// The word that the kernel clears when the new thread ends, and at which it wakes others, stops being managed: a thread that
+/// ends takes no faults. (libc's lies in the thread's storage, which never is.)
+fn keep_end_word(call: &Call) {
+    let word = if call.nr == SYS_CLONE3 {
+        let mut pins = PinSet::new();
+        // struct clone_args: flags, pidfd, child_tid.
+        let words = buffers::read_user::<[u64; 3]>(net::net(), &mut pins, call.args[0]);
+        net::net().unpin(&mut pins);
+        words.map_or(0, |words| words[2])
+    } else {
+        call.args[3]
+    };
+    if word != 0 {
+        net::net().keep(word, 4);
+    }
 }
 
 /// A new thread's stack, and its thread-local storage above, stop being managed if the program has taken them from

@@ -13,7 +13,7 @@ use crate::net::buffers::Held;
 use crate::signals::pretended::Waiting;
 use crate::signals::waits::Suspended;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use farshore_engine::traits::PageBuf;
 use farshore_sys::lock::Mutex;
 use farshore_sys::own::map_own;
@@ -69,9 +69,6 @@ pub struct Thread {
     pub held: Held,
     /// Thread-local storage of ours, of a thread that `clone` has made without.
     pub storage: Option<Home>,
-    next_free: Option<NonNull<Thread>>,
-    /// The record that was made before this one: all records are on one list, which only grows.
-    made_before: Option<NonNull<Thread>>,
 }
 
 /// The part of a record that other threads read. It lies behind the record, so that nobody has an exclusive reference to it.
@@ -83,6 +80,10 @@ pub struct Shared {
     pretended: AtomicU64,
     /// Signals of ours that the thread waits for.
     awaited: AtomicU64,
+    /// The next record that nobody has; under the lock of [`RECORDS`].
+    next_free: AtomicPtr<Thread>,
+    /// The record that was made before this one: all records are on one list, which only grows.
+    made_before: AtomicPtr<Thread>,
 }
 
 impl Shared {
@@ -135,8 +136,7 @@ pub fn is_internal() -> bool {
 fn new_record() -> Option<NonNull<Thread>> {
     if let Some(record) = RECORDS.with(|records| {
         let first = records.free?;
-        // SAFETY: on the list means: a valid record that nobody uses.
-        records.free = unsafe { first.as_ref() }.next_free;
+        records.free = NonNull::new(shared_of(first).next_free.load(Ordering::Relaxed));
         Some(first)
     }) {
         return Some(record);
@@ -149,8 +149,7 @@ fn new_record() -> Option<NonNull<Thread>> {
     // SAFETY: inside the mapping, which is page-aligned as Thread wants.
     let record = unsafe { base.add(RECORD_AT) }.cast::<Thread>();
     RECORDS.with(|records| {
-        // SAFETY: a field of the new record, which nobody else knows.
-        unsafe { (&raw mut (*record.as_ptr()).made_before).write(records.last_made) };
+        shared_of(record).made_before.store(address(records.last_made), Ordering::Relaxed);
         records.last_made = Some(record);
     });
     Some(record)
@@ -162,8 +161,14 @@ fn buffer_of(record: NonNull<Thread>) -> NonNull<PageBuf> {
 }
 
 fn shared_of(record: NonNull<Thread>) -> &'static Shared {
+    let behind = record.as_ptr().wrapping_add(1).cast::<Shared>();
     // SAFETY: the mapping has room for it behind the record (`RECORD`), zeros are a value, and records are never unmapped.
-    unsafe { record.add(1).cast::<Shared>().as_ref() }
+    unsafe { &*behind }
+}
+
+/// A link to a record.
+fn address(record: Option<NonNull<Thread>>) -> *mut Thread {
+    record.map_or(core::ptr::null_mut(), NonNull::as_ptr)
 }
 
 /// The id of a thread of the program for which `fits` is true. With all signals blocked.
@@ -176,8 +181,7 @@ pub fn find(fits: impl Fn(&Shared) -> bool) -> Option<u32> {
             if tid != 0 && fits(shared) {
                 return Some(tid);
             }
-            // SAFETY: every record that was made is there for good, and this field does not change.
-            next = unsafe { (&raw const (*record.as_ptr()).made_before).read() };
+            next = NonNull::new(shared.made_before.load(Ordering::Relaxed));
         }
         None
     })
@@ -218,9 +222,6 @@ pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
         masks: [SigSet::ALL, SigSet::EMPTY],
         held: Held::new(),
         storage: None,
-        next_free: None,
-        // SAFETY: a field that `new_record` has written when the record was made.
-        made_before: unsafe { (&raw const (*record.as_ptr()).made_before).read() },
     };
     // SAFETY: the record is writable memory of the right size and alignment that is this thread's alone.
     unsafe { record.write(fresh) };
@@ -250,8 +251,7 @@ pub fn leave() {
     unsafe { tls::set(core::ptr::null_mut()) };
     let record = NonNull::from(thread);
     RECORDS.with(|records| {
-        // SAFETY: the record is still ours: only `tls` named it.
-        unsafe { (*record.as_ptr()).next_free = records.free };
+        shared_of(record).next_free.store(address(records.free), Ordering::Relaxed);
         records.free = Some(record);
     });
 }
@@ -274,12 +274,11 @@ pub fn others_are_gone() {
         records.free = None;
         let mut next = records.last_made;
         while let Some(record) = next {
-            // SAFETY: every record that was made is there for good; in this process only ours has a user.
-            next = unsafe { (&raw const (*record.as_ptr()).made_before).read() };
-            shared_of(record).tid.store(if Some(record) == mine { gettid() } else { 0 }, Ordering::Release);
+            let shared = shared_of(record);
+            next = NonNull::new(shared.made_before.load(Ordering::Relaxed));
+            shared.tid.store(if Some(record) == mine { gettid() } else { 0 }, Ordering::Release);
             if Some(record) != mine {
-                // SAFETY: as above.
-                unsafe { (&raw mut (*record.as_ptr()).next_free).write(records.free) };
+                shared.next_free.store(address(records.free), Ordering::Relaxed);
                 records.free = Some(record);
             }
         }

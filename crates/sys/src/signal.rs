@@ -7,27 +7,28 @@
 //! A handler returns into the *restorer*, which makes the `rt_sigreturn` call. libc's restorer lies in
 //! libc's text, where Syscall User Dispatch would catch it, so [`Action::new`] names our own. Its bytes are exactly
 //! `48 c7 c0 0f 00 00 00 0f 05`, and a `nop` comes before them: debuggers and C++'s unwinder recognise a signal frame by these
-//! bytes, and look one byte before the return address for a function.
+//! bytes, and look one byte before the return address for a function. gdb looks at the bytes only if the symbol there has
+//! `sigaction` in its name.
 
 use crate::raw::{self, Errno, nr};
 use core::arch::global_asm;
 
 global_asm!(
-    ".pushsection .text.farshore_restorer,\"ax\",@progbits",
+    ".pushsection .text.farshore_sigaction_restorer,\"ax\",@progbits",
     ".balign 16",
     "nop",
-    ".globl farshore_restorer",
-    ".hidden farshore_restorer",
-    ".type farshore_restorer,@function",
-    "farshore_restorer:",
+    ".globl farshore_sigaction_restorer",
+    ".hidden farshore_sigaction_restorer",
+    ".type farshore_sigaction_restorer,@function",
+    "farshore_sigaction_restorer:",
     ".byte 0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00", // mov rax, 15
     "syscall",
-    ".size farshore_restorer, . - farshore_restorer",
+    ".size farshore_sigaction_restorer, . - farshore_sigaction_restorer",
     ".popsection",
 );
 
 unsafe extern "C" {
-    fn farshore_restorer();
+    fn farshore_sigaction_restorer();
 }
 
 /// Bytes of [`restorer`]'s code.
@@ -35,7 +36,7 @@ pub const RESTORER_LEN: u64 = 9;
 
 /// Address of our own `rt_sigreturn`.
 pub fn restorer() -> u64 {
-    farshore_restorer as *const () as u64
+    farshore_sigaction_restorer as *const () as u64
 }
 
 /// Signal numbers that Farshore deals with.

@@ -107,10 +107,10 @@ impl Template {
         let from = core::ptr::with_exposed_provenance::<u8>(here - used);
         // SAFETY: this thread's static storage from its lowest module to the thread pointer, and the head that every thread of libc's, and
         // of ours, has behind it; the copy is fresh and has room for both.
-        unsafe { core::ptr::copy_nonoverlapping(from, bytes.as_ptr().add(below - used), used + TCB_COPIED) };
+        unsafe { core::ptr::copy_nonoverlapping(from, bytes.as_ptr().wrapping_add(below - used), used + TCB_COPIED) };
         let dtv = core::ptr::with_exposed_provenance::<*const DtvEntry>(here);
         // SAFETY: tcbhead_t: the thread pointer itself, then the DTV.
-        let dtv = unsafe { dtv.add(1).read() };
+        let dtv = unsafe { dtv.wrapping_add(1).read() };
         // SAFETY: a DTV has at least its generation.
         let generation = if dtv.is_null() { [0; 2] } else { unsafe { dtv.read() } };
         Ok(Template { below, used, bytes, modules, generation })
@@ -121,15 +121,15 @@ impl Template {
 fn dtv_of(thread: usize) -> impl Iterator<Item = usize> {
     let head = core::ptr::with_exposed_provenance::<*const DtvEntry>(thread);
     // SAFETY: tcbhead_t: the thread pointer itself, then the DTV.
-    let dtv = unsafe { head.add(1).read() };
+    let dtv = unsafe { head.wrapping_add(1).read() };
     let modules = if dtv.is_null() {
         0
     } else {
         // SAFETY: the entry before the first has the number of entries that there is room for.
-        unsafe { dtv.sub(1).read()[0] }.min(MODULES_MAX)
+        unsafe { dtv.wrapping_sub(1).read()[0] }.min(MODULES_MAX)
     };
     // SAFETY: entries from 1 to that number.
-    (1..=modules).map(move |module| unsafe { dtv.add(module).read()[0] })
+    (1..=modules).map(move |module| unsafe { dtv.wrapping_add(module).read()[0] })
 }
 
 impl Home {
@@ -165,25 +165,17 @@ impl Home {
         let Template { below, used, bytes, modules, generation } = *self.template;
         let ours = self.thread_pointer();
         // SAFETY: the template's storage and TCB; ours is as long, and nobody's.
-        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr().add(below - used), ours.sub(used), used + TCB) };
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr().wrapping_add(below - used), ours.wrapping_sub(used), used + TCB) };
         let dtv = self.at(self.stack + below + TCB).cast::<DtvEntry>();
         // SAFETY: the first two entries of the room for the DTV: how many there are, and their generation.
-        unsafe {
-            dtv.write([MODULES_MAX, 0]);
-            dtv.add(1).write(generation);
-        }
+        unsafe { dtv.cast::<[DtvEntry; 2]>().write([[MODULES_MAX, 0], generation]) };
         for (module, distance) in (1..).zip(modules) {
             let storage = if distance > 0 { ours as usize - distance } else { UNALLOCATED };
             // SAFETY: there is room for `MODULES_MAX` entries behind the first two.
-            unsafe { dtv.add(1 + module).write([storage, 0]) };
+            unsafe { dtv.wrapping_add(1 + module).write([storage, 0]) };
         }
-        let words = ours.cast::<usize>();
         // SAFETY: tcbhead_t: self at 0 and 16, the DTV at 8.
-        unsafe {
-            words.write(ours as usize);
-            words.add(1).write(dtv.add(1) as usize);
-            words.add(2).write(ours as usize);
-        }
+        unsafe { ours.cast::<[usize; 3]>().write([ours as usize, dtv.wrapping_add(1) as usize, ours as usize]) };
         // What our own library keeps for a thread begins with null.
         // SAFETY: the same place in the new storage as in the caller's.
         unsafe { tls::clear_in(ours) };
@@ -205,9 +197,15 @@ impl Home {
         let (ours, theirs) = (self.thread_pointer(), core::ptr::with_exposed_provenance::<u8>(tls::thread_pointer() as usize));
         let Template { used, .. } = *self.template;
         // SAFETY: the caller's static storage now, which was as large at the start; and ours has as much.
-        unsafe { core::ptr::copy_nonoverlapping(theirs.sub(used), ours.sub(used), used) };
+        unsafe { core::ptr::copy_nonoverlapping(theirs.wrapping_sub(used), ours.wrapping_sub(used), used) };
         // SAFETY: the caller says that there is so much; ours has room for `TCB` bytes.
-        unsafe { core::ptr::copy_nonoverlapping(theirs.add(TCB_COPIED), ours.add(TCB_COPIED), behind.clamp(TCB_COPIED, TCB) - TCB_COPIED) };
+        unsafe {
+            core::ptr::copy_nonoverlapping(
+                theirs.wrapping_add(TCB_COPIED),
+                ours.wrapping_add(TCB_COPIED),
+                behind.clamp(TCB_COPIED, TCB) - TCB_COPIED,
+            )
+        };
         // SAFETY: the same place in the new storage as in the caller's.
         unsafe { tls::clear_in(ours) };
         // SAFETY: the storage is complete.
@@ -230,16 +228,12 @@ impl Home {
     pub unsafe fn start(&self, name: &'static CStr, body: extern "C" fn(u64) -> !, argument: u64) -> Result<u32, Errno> {
         // SAFETY: this function's own condition.
         unsafe { self.furnish() };
-        let top = self.at(self.stack).cast::<u64>();
+        let words = [begin as *const () as u64, name.as_ptr() as u64, body as usize as u64, argument];
+        let stack = self.at(self.stack - size_of_val(&words));
         // SAFETY: the stack's highest words.
-        unsafe {
-            top.sub(1).write(argument);
-            top.sub(2).write(body as usize as u64);
-            top.sub(3).write(name.as_ptr() as u64);
-            top.sub(4).write(begin as *const () as u64);
-        }
+        unsafe { stack.cast::<[u64; 4]>().write(words) };
         // SAFETY: flags of a thread; the stack has the four words that the routine takes off; storage was made above.
-        let answer = unsafe { farshore_start_thread(CLONE_FLAGS, top.sub(4).cast(), self.thread_pointer()) };
+        let answer = unsafe { farshore_start_thread(CLONE_FLAGS, stack, self.thread_pointer()) };
         if answer < 0 { Err(Errno(-answer as i32)) } else { Ok(answer as u32) }
     }
 }

@@ -5,7 +5,7 @@
 
 static int pair[2];
 static uint64_t *cleaned;
-static volatile int started, cleanups;
+static volatile int started, cleanups, told;
 
 static void clean(void *argument)
 {
@@ -73,7 +73,7 @@ static void *masked(void *argument)
 {
     CHECK(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL) == 0);
     __atomic_fetch_add(&started, 1, __ATOMIC_RELAXED);
-    sleep_ms(30);
+    while (!told) sleep_ms(1);
     make_absent();
     *(uint64_t *)argument = 99;
     CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL) == 0);
@@ -85,12 +85,13 @@ static void *masked(void *argument)
 static void cancel_all(const char *name, void *(*body)(void *), void *argument, int count)
 {
     pthread_t threads[16];
-    started = cleanups = 0;
+    started = cleanups = told = 0;
     for (int i = 0; i < count; i++) threads[i] = start(body, (char *)argument + (size_t)i * 16 * PAGE);
     while (__atomic_load_n(&started, __ATOMIC_RELAXED) < count) sleep_ms(1);
     make_absent();
     int ended = 0;
     for (int i = 0; i < count; i++) CHECK(pthread_cancel(threads[i]) == 0);
+    told = 1;
     for (int i = 0; i < count; i++) ended += join(threads[i]) == PTHREAD_CANCELED;
     say("%s: %d cancelled, %d cleanups", name, ended, cleanups);
 }
@@ -110,6 +111,9 @@ void section_cancel(void)
     for (int i = 0; i < 8; i++) CHECK(sem_init((sem_t *)((char *)semaphores + (size_t)i * 16 * PAGE), 0, 0) == 0);
     cancel_all("in a semaphore", in_semaphore, semaphores, 8);
     cancel_all("late", masked, cleaned, 4);
+    for (int i = 0; i < 8; i++) {
+        say("place %d: %016llx %016llx", i, (unsigned long long)cleaned[i * 8192], (unsigned long long)cleaned[i * 8192 + 512]);
+    }
     say("digest %016llx", (unsigned long long)digest(0, cleaned, MIB));
 }
 

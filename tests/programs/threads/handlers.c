@@ -200,7 +200,6 @@ static void where(int number, siginfo_t *info, void *context)
     where_ran = on_alternate(&here);
     context_stack = (uintptr_t)saved->uc_stack.ss_sp;
     if (!where_ran) go_deep();
-    make_absent();
 }
 
 static void *wheres(void *unused)

@@ -325,6 +325,15 @@ static int raw_child(void *argument)
     return (int)(sum & 63);
 }
 
+static int slow_child(void *argument)
+{
+    struct timespec t = { 0, 60000000 };
+    (void)argument;
+    syscall(SYS_nanosleep, &t, NULL);
+    syscall(SYS_exit, 0);
+    return 0;
+}
+
 /* A thread made by clone alone has its parent's mask. */
 void section_rawclone(void)
 {
@@ -346,5 +355,15 @@ void section_rawclone(void)
         CHECK(waitpid(pid, &status, 0) == pid);
         say("clone %d: mask %d, %s", i, child_mask, WIFEXITED(status) && WEXITSTATUS(status) == (int)(expected & 63) ? "right sum" : "WRONG");
     }
+    /* The kernel clears a word of ours at the thread's end, and wakes us. */
+    volatile pid_t *word = fresh(sizeof *word);
+    for (int i = 0; i < 3; i++) {
+        *word = 1;
+        int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_CHILD_CLEARTID;
+        CHECK(clone(slow_child, stack + 256 * 1024, flags, NULL, NULL, NULL, (void *)word) > 0);
+        make_absent();
+        for (pid_t now; (now = *word) != 0;) syscall(SYS_futex, word, 0 /* FUTEX_WAIT */, now, NULL, NULL, 0);
+    }
+    say("3 threads have cleared their word");
     CHECK(pthread_sigmask(SIG_SETMASK, &old, NULL) == 0);
 }

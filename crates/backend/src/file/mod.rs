@@ -126,7 +126,7 @@ impl Files {
         let len = piece.pages as usize * PAGE_SIZE;
         let fd = rustix::fd::AsFd::as_fd(&self.fds[piece.file]);
         // SAFETY: `done < count` while pages are left, so these are the caller's.
-        match unsafe { limit::write(fd, pages.add(progress.done as usize).cast(), len, piece.offset) } {
+        match unsafe { limit::write(fd, pages.wrapping_add(progress.done as usize).cast(), len, piece.offset) } {
             Ok(()) => len as i32,
             Err(errno) => -errno.raw_os_error(),
         }

@@ -11,7 +11,7 @@ static WORDS: LazyLock<Words> = LazyLock::new(|| {
     let counters = Stats { spaces: vec![Space::default()], ..Stats::default() };
     let mut keys = vec!["later".to_owned()];
     collect_keys(&serde_json::to_value(counters).unwrap_or_default(), &mut keys);
-    Words { keys, texts: &["", "sort", "upcall", "dir:/x", "a\n\"b\\"] }
+    Words::new(keys, &["", "sort", "upcall", "dir:/x", "a\n\"b\\"])
 });
 
 fn collect_keys(value: &Value, keys: &mut Vec<String>) {

@@ -4,7 +4,7 @@
 //! An input whose first byte is none of ASCII text is of this form. The byte says nothing more.
 
 use crate::bytes::Bytes;
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
 
 /// What is behind the first byte of an input in this form; `None`: it is text.
 pub fn of(input: &[u8]) -> Option<Bytes<'_>> {
@@ -12,17 +12,26 @@ pub fn of(input: &[u8]) -> Option<Bytes<'_>> {
     if first.is_ascii_graphic() || first.is_ascii_whitespace() { None } else { Some(Bytes(rest)) }
 }
 
-/// The words of a format: keys it has, and texts that stand for values.
+/// The words of a format.
 #[derive(Clone, Debug)]
 pub struct Words {
     /// Names of fields.
-    pub keys: Vec<String>,
-    /// Values.
-    pub texts: &'static [&'static str],
+    keys: Vec<String>,
+    /// Values without parts.
+    values: Vec<Value>,
 }
 
 impl Words {
-    /// Changes fields of `object` until the bytes end.
+    /// These names and texts; numbers and the other values that JSON has come by themselves.
+    pub fn new(keys: impl IntoIterator<Item = String>, texts: &[&str]) -> Words {
+        let texts = texts.iter().map(|&text| Value::from(text));
+        let small = (0..=20).map(Value::from);
+        let large = [1 << 12, 1 << 26, 1 << 32, i64::MAX as u64, u64::MAX].map(Value::from);
+        let other = [Value::from(-1), Value::from(0.5), Value::from(1e300), Value::Null, Value::from(true), Value::from(false)];
+        Words { keys: keys.into_iter().collect(), values: texts.chain(small).chain(large).chain(other).collect() }
+    }
+
+    /// Changes fields of `object` until the bytes end: a byte for the key, one for the value (or more, if it has parts).
     pub fn change(&self, bytes: &mut Bytes<'_>, object: &mut Map<String, Value>) {
         while let Some(key) = bytes.byte() {
             let key = &self.keys[usize::from(key) % self.keys.len()];
@@ -35,34 +44,22 @@ impl Words {
 
     /// The next value; `None`: the field goes.
     fn value(&self, bytes: &mut Bytes<'_>, depth: u32) -> Option<Value> {
-        let kind = bytes.byte()?;
-        Some(match kind % 12 {
-            0..=3 => self.text(bytes),
-            4 | 5 => Value::Number(Number::from(bytes.byte()?)),
-            6 => Value::Number(Number::from(bytes.pick(&[0, 1, 1 << 20, 1 << 32, i64::MAX as u64, u64::MAX]))),
-            7 => Value::Number(bytes.pick(&[Some(-1.0), Some(0.5), Some(1e300)]).and_then(Number::from_f64)?),
-            8 => Value::Bool(kind < 128),
-            9 => Value::Null,
-            10 if depth > 0 => (0..bytes.byte()? % 4).filter_map(|_| self.value(bytes, depth - 1)).collect(),
-            11 if depth > 0 => {
+        let which = usize::from(bytes.byte()?) % (self.values.len() + 4);
+        if let Some(value) = self.values.get(which) {
+            return Some(value.clone());
+        }
+        let parts = if depth > 0 { bytes.byte()? % 4 } else { 0 };
+        match which - self.values.len() {
+            0 => None,
+            1 | 2 => Some((0..parts).filter_map(|_| self.value(bytes, depth - 1)).collect()),
+            _ => {
                 let mut object = Map::new();
-                for _ in 0..bytes.byte()? % 4 {
+                for _ in 0..parts {
                     let key = &self.keys[usize::from(bytes.byte()?) % self.keys.len()];
                     object.extend(self.value(bytes, depth - 1).map(|value| (key.clone(), value)));
                 }
-                Value::Object(object)
+                Some(Value::Object(object))
             }
-            _ => return None,
-        })
-    }
-
-    /// A text of the format, or one with a byte more.
-    fn text(&self, bytes: &mut Bytes<'_>) -> Value {
-        let which = bytes.byte().unwrap_or(0);
-        let mut text = self.texts[usize::from(which) % self.texts.len()].to_owned();
-        if usize::from(which) >= 256 / self.texts.len() * self.texts.len() {
-            text.push(char::from(bytes.byte().unwrap_or(b' ')));
         }
-        Value::String(text)
     }
 }

@@ -18,6 +18,7 @@ pub mod entry;
 #[path = "calls/limits.rs"]
 mod limits;
 pub mod patch;
+pub mod robust;
 pub mod stubs;
 pub mod table;
 pub mod transfer;
@@ -34,8 +35,6 @@ use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::word::Pin;
 use farshore_sys::raw::syscall;
 use farshore_sys::signal::SigSet;
-
-const SYS_GET_ROBUST_LIST: u64 = 274;
 
 /// The engine as the net sees it.
 #[derive(Debug)]
@@ -265,33 +264,6 @@ pub fn pin_clone_words(call: &Call) {
     if call.nr == SYS_CLONE {
         for addr in [call.args[2], call.args[3]] {
             touch(addr, 4);
-        }
-    }
-}
-
-/// The kernel walks the robust list of a thread that ends: its entries must be there.
-pub fn touch_robust_list() {
-    const ENTRIES_MAX: usize = 2048;
-    let (mut head, mut len) = (0u64, 0u64);
-    let args = [0, &raw mut head as u64, &raw mut len as u64, 0, 0, 0];
-    if net().raw(SYS_GET_ROBUST_LIST, &args) != 0 || head == 0 {
-        return;
-    }
-    let read = |addr: u64| {
-        let mut pins = PinSet::new();
-        let value = buffers::read_user::<[u64; 2]>(net(), &mut pins, addr);
-        net().unpin(&mut pins);
-        value
-    };
-    let Some([mut entry, offset]) = read(head) else { return };
-    for _ in 0..ENTRIES_MAX {
-        if entry & !1 == head {
-            return;
-        }
-        touch((entry & !1).wrapping_add(offset), 4);
-        match read(entry & !1) {
-            Some([next, _]) => entry = next,
-            None => return,
         }
     }
 }

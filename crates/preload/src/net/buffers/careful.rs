@@ -21,6 +21,9 @@ global_asm!(
     ".hidden farshore_careful_fault",
     ".hidden farshore_careful_copy",
     ".hidden farshore_careful_strnlen",
+    ".globl farshore_careful_exchange",
+    ".hidden farshore_careful_exchange",
+    ".type farshore_careful_exchange, @function",
     ".type farshore_careful_copy, @function",
     ".type farshore_careful_strnlen, @function",
     "farshore_careful_start:",
@@ -67,6 +70,16 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size farshore_careful_strnlen, . - farshore_careful_strnlen",
+    // rdi: word, esi: what it should be, edx: what it becomes then; rax: what it was, with bit 32 set. 0 after a fault.
+    "farshore_careful_exchange:",
+    ".cfi_startproc",
+    "mov eax, esi",
+    "lock cmpxchg dword ptr [rdi], edx",
+    "mov eax, eax",
+    "bts rax, 32",
+    "ret",
+    ".cfi_endproc",
+    ".size farshore_careful_exchange, . - farshore_careful_exchange",
     "farshore_careful_end:",
     "farshore_careful_fault:",
     ".cfi_startproc",
@@ -82,6 +95,7 @@ unsafe extern "C" {
     static farshore_careful_fault: u8;
     fn farshore_careful_copy(to: *mut u8, from: u64, len: usize) -> u32;
     fn farshore_careful_strnlen(text: u64, max: usize) -> usize;
+    fn farshore_careful_exchange(word: u64, old: u32, new: u32) -> u64;
 }
 
 /// For the SIGSEGV and SIGBUS handlers: where to go on if the fault at `rip`, which could not be resolved, was taken
@@ -118,6 +132,15 @@ const WORDS: usize = 512;
 fn copy_to_the_fault(dst: *mut u8, src: u64, len: usize) {
     // SAFETY: as in `careful_copy`, a byte at a time.
     let _ = (0..len).all(|at| unsafe { farshore_careful_copy(dst.wrapping_add(at), src + at as u64, 1) != 0 });
+}
+
+/// Replaces an aligned word of the program, if it is `old`, by `new` in one step; what it was. `None` if it cannot be read or written.
+pub fn careful_exchange(word: u64, old: u32, new: u32) -> Option<u32> {
+    // SAFETY: the routine changes one word of the program's, which is the caller's business, and a fault ends in a return of 0.
+    match unsafe { farshore_careful_exchange(word, old, new) } {
+        0 => None,
+        found => Some(found as u32),
+    }
 }
 
 /// Bytes before the first zero byte from `text` on, or `max` if there is none among so many; `None` if one of

@@ -60,7 +60,8 @@ pub(super) fn seccomp(mem: &impl Memory, args: &Args) -> i64 {
     // The kernel takes 32 bits of each of the first two.
     let (operation, flags) = (args[0] & 0xffff_ffff, args[1] & 0xffff_ffff);
     match operation {
-        SET_MODE_STRICT => refuse_strict(),
+        // Otherwise it is refused natively, by which libraries find out what there is.
+        SET_MODE_STRICT if flags == 0 && args[2] == 0 => refuse_strict(),
         SET_MODE_FILTER => set_filter(mem, args[2], flags, |mem, filter| mem.raw(nr, &[operation, flags, filter, 0, 0, 0])),
         _ => {
             let mut pins = PinSet::new();
@@ -99,9 +100,9 @@ struct Program {
 
 /// Looks at the filter at `addr` and lets `install` install a copy of it.
 fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M, u64) -> i64) -> i64 {
-    let filter = match copy_filter(mem, addr) {
-        Ok(filter) => filter,
-        Err(error) => return error,
+    let Some(filter) = copy_filter(mem, addr) else {
+        // The kernel's answer, which depends on the flags too.
+        return install(mem, 0);
     };
     if !bpf::is_valid(&filter) {
         // The kernel refuses it too, or does more than we know.
@@ -137,15 +138,15 @@ fn first_stopped(filter: &[Instruction], calls: &[&'static [Own]]) -> Option<&'s
     calls.iter().copied().flatten().find(|call| !bpf::always_allows(filter, call.nr, &call.args))
 }
 
-/// The program's filter, in memory of ours.
-fn copy_filter(mem: &impl Memory, addr: u64) -> Result<Vec<Instruction>, i64> {
+/// The program's filter, in memory of ours; `None` if it cannot be read. One of a length that the kernel refuses is empty.
+fn copy_filter(mem: &impl Memory, addr: u64) -> Option<Vec<Instruction>> {
     let mut pins = PinSet::new();
     let header = buffers::read_user::<[u64; 2]>(mem, &mut pins, addr);
     mem.unpin(&mut pins);
-    let [len, at] = header.ok_or(errno(libc::EFAULT))?;
+    let [len, at] = header?;
     let len = (len & 0xffff) as usize;
-    if len == 0 || len > LEN_MAX {
-        return Err(errno(libc::EINVAL));
+    if len > LEN_MAX {
+        return Some(Vec::new());
     }
     let mut filter = vec![Instruction::default(); len];
     let bytes = size_of_val(filter.as_slice());
@@ -153,7 +154,7 @@ fn copy_filter(mem: &impl Memory, addr: u64) -> Result<Vec<Instruction>, i64> {
     // SAFETY: room for so many bytes; any bytes are an instruction.
     let read = unsafe { careful::careful_copy(filter.as_mut_ptr().cast(), at, bytes) };
     mem.unpin(&mut pins);
-    if read { Ok(filter) } else { Err(errno(libc::EFAULT)) }
+    read.then_some(filter)
 }
 
 #[cfg(test)]

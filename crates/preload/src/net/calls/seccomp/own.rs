@@ -40,6 +40,7 @@ const COPY: u64 = 0xc028_aa03;
 const WRITE_PROTECT: u64 = 0xc018_aa06;
 const FUTEX_WAIT: u64 = 128;
 const FUTEX_WAKE: u64 = 129;
+const FUTEX_WAKE_SHARED: u64 = 1;
 const STDERR: u64 = 2;
 
 /// On threads of the program: `fault.rs`, the engine, `backend/src/file`, `signals`, `memory.rs`, `net`, `report.rs`.
@@ -51,6 +52,7 @@ pub(super) const ALWAYS: &[Own] = &[
     call(17, "pread64", FAULTS),
     with(202, "futex(FUTEX_WAIT)", 1, FUTEX_WAIT, FAULTS),
     with(202, "futex(FUTEX_WAKE)", 1, FUTEX_WAKE, FAULTS),
+    with(202, "futex(FUTEX_WAKE)", 1, FUTEX_WAKE_SHARED, ENDS),
     // The kernel's, when a wait with a timeout goes on after an interruption.
     call(219, "restart_syscall", FAULTS),
     call(228, "clock_gettime", FAULTS),
