@@ -196,6 +196,8 @@ def parts(seed):
              [cargo_test("-p", "farshore-core", toolchain=NIGHTLY, env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 15, tests, miri_missing),
         Part("real", "real programs, natively and under farshore",
              [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line)], 20, r"", needs_build=True),
+        Part("calls", "every system call, blocked threads, debuggers: natively and under farshore",
+             [Command([sys.executable, os.path.join(real, "calls.py")], count_last_line)], 10, r"", needs_build=True),
         Part("threads", "threads, signals, limits, filters, allocators: natively and under farshore",
              [Command([sys.executable, os.path.join(real, "threads.py")], count_last_line)], 10, r"", needs_build=True),
         Part("failures", "bad input, full disks, kill -9, other users",

@@ -19,6 +19,12 @@ __attribute__((noinline)) static void work(const uint64_t *memory, size_t words)
     rounds++;
 }
 
+/* For a debugger to call. */
+__attribute__((noinline, used)) uint64_t look(const uint64_t *memory, size_t word)
+{
+    return memory[word];
+}
+
 int main(int argc, char **argv)
 {
     size_t words = (argc > 1 ? (size_t)atoi(argv[1]) : 8) * MIB / 8;

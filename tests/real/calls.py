@@ -321,6 +321,11 @@ for name, wanted in (("absent", 0), ("present", 1)):
     text = run_gdb(program, gdb, "break work", "continue", "print words", "continue", "print rounds", "delete")
     if text.count("Breakpoint 1, ") != 2 or f"= {program.size // 8}\n" not in text:
         wrong.append(f"no breakpoint: {text[-600:]}")
+    # The program itself fetches what a function needs that the debugger calls.
+    words = [program.size // 8 * part // 7 for part in range(7)]
+    text = run_gdb(program, gdb, "break work", "continue", "delete", *(f"print look(memory, {word})" for word in words))
+    if [int(value) for value in re.findall(r"^\$\d+ = (\d+)$", text, re.M)] != [3 * word + 1 for word in words]:
+        wrong.append(f"a function that is called reads wrong: {text[-600:]}")
     return wrong
 
 

@@ -184,9 +184,9 @@ fn of_loader(obstacle: Obstacle, whose: &str, work: &Work<'_>) -> Refusal {
         Obstacle::Musl => Refusal::cannot_start(format!(
             "{whose} is linked with musl ('{shown}'), Farshore works with glibc only: use a glibc build of it"
         )),
-        Obstacle::LoaderMissing(_) => Refusal::not_found(format!(
-            "{whose} needs the dynamic linker '{shown}', which does not exist: install glibc there"
-        )),
+        Obstacle::LoaderMissing(_) => {
+            Refusal::not_found(format!("{whose} needs the dynamic linker '{shown}', which does not exist: install glibc there"))
+        }
         _ => Refusal::cannot_start(format!(
             "{whose} is loaded by '{shown}', Farshore works with glibc's ld-linux-x86-64.so only: use a glibc build of it"
         )),

@@ -323,7 +323,9 @@ impl Partial {
             swap: over.swap.or(self.swap),
             fault: over.fault.or(self.fault),
             policy: match over.policy.or(self.policy) {
-                Some(_) if cfg!(feature = "canary-toml") && over.fault == Some(FaultMode::Poll) && over.evictors.is_some() => None,
+                Some(_) if cfg!(feature = "canary-toml") && over.fault == Some(FaultMode::Poll) && over.evictors.is_some() => {
+                    None
+                }
                 policy => policy,
             },
             prefetch: over.prefetch.or(self.prefetch),

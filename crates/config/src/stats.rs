@@ -265,7 +265,14 @@ mod tests {
 
     #[test]
     fn reads_back_and_forgives_neighbouring_versions() {
-        let space = Space { name: "dir:/var/tmp".into(), capacity_bytes: None, used_bytes: 7, encrypted: true, write_errors: 1, state: "fails".into() };
+        let space = Space {
+            name: "dir:/var/tmp".into(),
+            capacity_bytes: None,
+            used_bytes: 7,
+            encrypted: true,
+            write_errors: 1,
+            state: "fails".into(),
+        };
         let stats = Stats { pid: 3, program: "a \"b\"\n".into(), spaces: vec![space], ..Stats::default() };
         assert_eq!(Stats::from_json(&stats.to_json()), Ok(stats.clone()));
         assert_eq!(Stats::from_json(&stats.to_json_line()), Ok(stats.clone()));

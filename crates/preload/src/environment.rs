@@ -38,7 +38,7 @@ pub unsafe fn take() -> Option<String> {
     }
     let mut count = 0;
     // SAFETY: the list ends with a null pointer, at which the loop ends.
-    while !unsafe { *list.add(count) }.is_null() {
+    while !unsafe { list.wrapping_add(count).read() }.is_null() {
         count += 1;
     }
     // SAFETY: so many pointers, and the null, which may be written: it is the process's own list.

@@ -6,8 +6,8 @@
 //!
 //! A call that is refused (a bad argument, no memory) returns the kernel's own error: it is the kernel that judges.
 
-use crate::runtime::{Runtime, Space, locked, uninterrupted};
 use crate::fault::{self, Needed};
+use crate::runtime::{Runtime, Space, locked, uninterrupted};
 use crate::{own_threads, report, thread};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::PAGE_SIZE;

@@ -22,6 +22,7 @@ use farshore_sys::thread::Home;
 type Args = [u64; 6];
 
 const CLONE_VM: u64 = 0x100;
+const CLONE_FILES: u64 = 0x400;
 const CLONE_VFORK: u64 = 0x4000;
 const CLONE_THREAD: u64 = 0x10000;
 const CLONE_SETTLS: u64 = 0x80000;
@@ -272,6 +273,9 @@ extern "C" fn farshore_parent_after_clone(flags: u64, result: i64) {
         if result > 0 {
             // The child has left this memory; the copies that its exec made have not.
             exec::child_is_gone(net::net(), result as u64);
+            if flags & CLONE_FILES != 0 {
+                follow::take_back(net::net());
+            }
         }
     }
 }
@@ -294,7 +298,8 @@ extern "C" fn farshore_child_started(flags: u64, given: u64) {
     } else if flags & CLONE_VFORK == 0 {
         let adopted = uninterrupted(|| {
             let storage = if flags & CLONE_SETTLS == 0 { Some(storage_apart()?) } else { None };
-            let thread = thread::adopt(false)?;
+            // A fault may have needed the record before.
+            let thread = thread::current().or_else(|| thread::adopt(false))?;
             thread.storage = storage;
             signals::inherit(thread, given);
             Some(())

@@ -27,7 +27,7 @@ use crate::runtime::uninterrupted;
 use crate::thread;
 use actions::{SIG_DFL, SIG_IGN, SIGNALS, is_handler};
 use farshore_sys::guarded;
-use farshore_sys::raw::{Errno, nr, syscall};
+use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
 use farshore_sys::signal::{
     self, Action, AltStack, Handler, How, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags,
 };
@@ -63,7 +63,12 @@ fn handler_of(signal: u32) -> u64 {
 
 /// The kernel's action that runs a handler of ours.
 fn action_of(handler: u64, more: u64) -> Action {
-    Action { handler, flags: flags::SIGINFO | flags::RESTORER | flags::ONSTACK | more, restorer: signal::restorer(), mask: SigSet::ALL }
+    Action {
+        handler,
+        flags: flags::SIGINFO | flags::RESTORER | flags::ONSTACK | more,
+        restorer: signal::restorer(),
+        mask: SigSet::ALL,
+    }
 }
 
 /// Installs our handlers; what was there becomes what the program has set. While there is one thread.
@@ -95,7 +100,12 @@ fn kernels_action(action: &Action) -> Action {
     if is_handler(action) {
         return action_of(frame::on_signal as Handler as *const () as u64, action.flags & KERNELS_FLAGS);
     }
-    Action { mask: SigSet(action.mask.0 & !OURS.0), flags: action.flags | flags::RESTORER, restorer: signal::restorer(), ..*action }
+    Action {
+        mask: SigSet(action.mask.0 & !OURS.0),
+        flags: action.flags | flags::RESTORER,
+        restorer: signal::restorer(),
+        ..*action
+    }
 }
 
 /// The handler of SIGSEGV: a guarded access of ours, or the program's.
@@ -124,13 +134,21 @@ pub fn deliver(signal: u32, info: &SigInfo, context: &mut UContext) {
     } else {
         info
     };
+    if sent && thread::current().is_none() {
+        // A new thread that has not begun: natively it has all signals blocked. It waits in the kernel until it has begun.
+        context.set_mask(context.mask().with(signal));
+        let _ = signal::queue_again(getpid(), gettid(), info);
+        return;
+    }
     let Some(thread) = thread::current().or_else(|| thread::adopt(false)) else {
         report::abort(format_args!("no memory for the record of a thread"));
     };
     match (thread.internal, sent) {
         // The kernel chose one of our threads: it is for the program.
         (true, true) => return pretended::offer(info),
-        (true, false) => report::abort(format_args!("bug: signal {signal} at {:#x} in a thread of Farshore's", info.fault_address())),
+        (true, false) => {
+            report::abort(format_args!("bug: signal {signal} at {:#x} in a thread of Farshore's", info.fault_address()))
+        }
         (false, true) if thread.shared.pretended().contains(signal) => return pretended::keep(thread, info),
         (false, false) if thread.shared.pretended().contains(signal) => return default_action(signal, false),
         (false, _) => {}
@@ -414,6 +432,7 @@ pub fn inheritance() -> i64 {
 
 /// A new thread begins with what [`inheritance`] gave its parent for it.
 pub fn inherit(thread: &mut thread::Thread, given: u64) {
-    let blocked = [SIGBUS, SIGSEGV, SIGSYS].into_iter().filter(|&signal| place(signal).is_some_and(|place| given >> place & 1 != 0));
+    let blocked =
+        [SIGBUS, SIGSEGV, SIGSYS].into_iter().filter(|&signal| place(signal).is_some_and(|place| given >> place & 1 != 0));
     pretended::inherit(thread, blocked.fold(SigSet::EMPTY, SigSet::with));
 }

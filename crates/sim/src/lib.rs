@@ -133,7 +133,13 @@ impl Rig {
         // SAFETY: `staging` is that many aligned writable pages, given to nobody else, freed after the engine.
         let engine = unsafe { Engine::new(shape, SimKernel, backend, SimPolicy, SimClock, SimFutex, staging.cast()) };
         engine.health.set_patience(device::PATIENCE_NS);
-        Rig { engine, children: RefCell::default(), stop_evictors: AtomicBool::new(false), ending: Cell::new(false), _staging: Staging(staging) }
+        Rig {
+            engine,
+            children: RefCell::default(),
+            stop_evictors: AtomicBool::new(false),
+            ending: Cell::new(false),
+            _staging: Staging(staging),
+        }
     }
 
     /// Whether the slots are (nearly) used up, so that a want of frames is no surprise.

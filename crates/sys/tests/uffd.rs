@@ -71,6 +71,28 @@ fn memory_that_cannot_be_registered() {
 }
 
 #[test]
+fn poison_fails_accesses_until_something_takes_its_place() {
+    install_fixup();
+    let Some(uffd) = open(UffdOptions::UPCALL) else { return };
+    let range = managed(&uffd, 4);
+    let at = |n: u64| range.start.plus(n).addr();
+    assert_eq!(uffd.poison(at(0), 2 * PAGE), Ok(()));
+    assert!(read(at(0)).is_err() && read(at(1)).is_err());
+    let null = std::fs::OpenOptions::new().read(true).open("/dev/zero").unwrap();
+    // SAFETY: the kernel fails to write there.
+    let answer = unsafe { farshore_sys::raw::syscall(0, [std::os::fd::AsRawFd::as_raw_fd(&null) as u64, at(0), PAGE, 0, 0, 0]) };
+    assert_eq!(answer, -i64::from(Errno::EFAULT.0));
+    // What is mapped takes its place …
+    assert_eq!((copy(&uffd, range.start, 7, false), read(at(0))), (Ok(()), Ok(7)));
+    // … and what is there is not poisoned.
+    assert_eq!(uffd.poison(at(0), PAGE), Err(UffdError::Exists));
+    // SAFETY: nobody needs the bytes.
+    unsafe { vm::madvise(at(1), PAGE, vm::advice::DONTNEED) }.unwrap();
+    assert!(absent(at(1)), "an ordinary absent page again");
+    assert_eq!((copy(&uffd, range.start.plus(1), 8, true), read(at(1))), (Ok(()), Ok(8)));
+}
+
+#[test]
 fn copying() {
     install_fixup();
     let Some(uffd) = open(UffdOptions::UPCALL) else { return };

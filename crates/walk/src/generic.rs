@@ -55,5 +55,9 @@ fn pointer(rule: &Ptr, call: &mut Call) {
         }
     };
     // All ones: no valid time, flag or length.
-    if rule.dir == Dir::Out { call.volatile_room(len) } else { call.input(&vec![0xff; len]) };
+    if rule.dir == Dir::Out {
+        call.volatile_room(len)
+    } else {
+        call.input(&vec![0xff; len])
+    };
 }

@@ -25,8 +25,30 @@ fn left_out(name: &str) -> bool {
 fn has_pointers(name: &str, kind: &Kind) -> bool {
     // Calls that other code looks after, and have addresses at most.
     const ADDRESSES_ONLY: &[&str] = &[
-        "mmap", "mprotect", "munmap", "brk", "mremap", "madvise", "mlock", "munlock", "mlockall", "munlockall", "mlock2", "pkey_mprotect",
-        "mseal", "shmat", "rt_sigreturn", "fork", "vfork", "exit", "exit_group", "close", "dup", "dup2", "dup3", "close_range",
+        "mmap",
+        "mprotect",
+        "munmap",
+        "brk",
+        "mremap",
+        "madvise",
+        "mlock",
+        "munlock",
+        "mlockall",
+        "munlockall",
+        "mlock2",
+        "pkey_mprotect",
+        "mseal",
+        "shmat",
+        "rt_sigreturn",
+        "fork",
+        "vfork",
+        "exit",
+        "exit_group",
+        "close",
+        "dup",
+        "dup2",
+        "dup3",
+        "close_range",
     ];
     match kind {
         Kind::NoPointers | Kind::Passed(_) | Kind::Gone => false,

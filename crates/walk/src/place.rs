@@ -30,8 +30,7 @@ pub enum Way {
 }
 
 /// All of them.
-pub const WAYS: [Way; 8] =
-    [Way::Resident, Way::Absent, Way::Half, Way::EdgeOut, Way::EdgeIn, Way::End, Way::Clean, Way::Leaving];
+pub const WAYS: [Way; 8] = [Way::Resident, Way::Absent, Way::Half, Way::EdgeOut, Way::EdgeIn, Way::End, Way::Clean, Way::Leaving];
 
 impl Way {
     /// As the output says it.

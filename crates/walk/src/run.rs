@@ -59,7 +59,8 @@ pub fn walk(options: &Options) -> Result<(), String> {
     let mut cases = cases::all(options.apart);
     cases.retain(|case| case.title().contains(&options.only));
     let ballast = Ballast::new(options.ballast)?;
-    let mut walk = Walk { options, cases, ballast, pagemap: PageMap::open()?, counts: BTreeMap::new(), seen: Seen::default(), made: 0 };
+    let mut walk =
+        Walk { options, cases, ballast, pagemap: PageMap::open()?, counts: BTreeMap::new(), seen: Seen::default(), made: 0 };
     for way in WAYS {
         let lines = if way == Way::Leaving { walk.leaving()? } else { walk.once(way)? };
         lines.iter().for_each(|line| println!("{line}"));
@@ -242,7 +243,7 @@ impl Walk<'_> {
                 Way::Clean => place.managed.iter().for_each(|&at| memory::touch(at)),
                 Way::Resident => place.managed.iter().for_each(|&at| memory::dirty(at)),
                 // Half of them leave by a write, the others are clean.
-                Way::Leaving if self.made % 2 == 0 => place.managed.iter().for_each(|&at| memory::dirty(at)),
+                Way::Leaving if self.made.is_multiple_of(2) => place.managed.iter().for_each(|&at| memory::dirty(at)),
                 Way::Leaving => place.managed.iter().for_each(|&at| memory::touch(at)),
                 _ => {}
             }

@@ -23,9 +23,9 @@ pub mod stubs;
 pub mod table;
 pub mod transfer;
 
+use crate::fault::{self, Needed};
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::thread::{self, Thread};
-use crate::fault::{self, Needed};
 use crate::{memory, own_threads, process, signals, stack};
 use buffers::{Args, Held, Memory, PinSet, careful, share};
 use core::sync::atomic::Ordering;

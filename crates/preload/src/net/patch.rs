@@ -562,9 +562,9 @@ fn each_match(bytes: &[u8], opens: impl Fn(__m128i, __m128i) -> __m128i, mut fou
         let mut hits = 0;
         for part in 0..BLOCK / 16 {
             // SAFETY: the block holds 16 bytes from there on.
-            let here = unsafe { _mm_loadu_si128(block.as_ptr().add(part * 16).cast()) };
+            let here = unsafe { _mm_loadu_si128(block.as_ptr().wrapping_add(part * 16).cast()) };
             // SAFETY: and one more.
-            let next = unsafe { _mm_loadu_si128(block.as_ptr().add(part * 16 + 1).cast()) };
+            let next = unsafe { _mm_loadu_si128(block.as_ptr().wrapping_add(part * 16 + 1).cast()) };
             // SAFETY: SSE2 is part of x86-64.
             let bits = unsafe { _mm_movemask_epi8(opens(here, next)) } as u64;
             hits |= bits << (part * 16);
@@ -613,13 +613,17 @@ fn is_short_jump(here: __m128i, _next: __m128i) -> __m128i {
 #[inline(always)]
 fn equal(bytes: __m128i, byte: u8) -> __m128i {
     // SAFETY: SSE2 is part of x86-64.
-    unsafe { _mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte as i8)) }
+    let all = unsafe { _mm_set1_epi8(byte as i8) };
+    // SAFETY: as above.
+    unsafe { _mm_cmpeq_epi8(bytes, all) }
 }
 
 #[inline(always)]
 fn masked(bytes: __m128i, mask: u8) -> __m128i {
     // SAFETY: SSE2 is part of x86-64.
-    unsafe { _mm_and_si128(bytes, _mm_set1_epi8(mask as i8)) }
+    let all = unsafe { _mm_set1_epi8(mask as i8) };
+    // SAFETY: as above.
+    unsafe { _mm_and_si128(bytes, all) }
 }
 
 #[inline(always)]

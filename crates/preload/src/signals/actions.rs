@@ -15,7 +15,8 @@ pub(super) const SIG_DFL: u64 = 0;
 pub(super) const SIG_IGN: u64 = 1;
 
 /// The flags that the kernel keeps; others read back as 0.
-const FLAGS: u64 = 0x1 | 0x2 | 0x800 | flags::SIGINFO | flags::RESTORER | flags::ONSTACK | flags::RESTART | flags::NODEFER | flags::RESETHAND;
+const FLAGS: u64 =
+    0x1 | 0x2 | 0x800 | flags::SIGINFO | flags::RESTORER | flags::ONSTACK | flags::RESTART | flags::NODEFER | flags::RESETHAND;
 const UNBLOCKABLE: SigSet = SigSet::EMPTY.with(9).with(19);
 
 #[derive(Clone, Copy, Debug)]

@@ -35,6 +35,11 @@ fn within(stack: AltStack, addr: u64) -> bool {
     addr > stack.base && addr - stack.base <= stack.size
 }
 
+/// Whether `sp` lies on our own alternate stack.
+pub(super) fn is_ours(thread: &Thread, sp: u64) -> bool {
+    within(thread::own_stack(thread), sp)
+}
+
 /// Whether `sp` lies on the program's alternate stack, as the kernel sees it.
 pub(super) fn is_on(thread: &Thread, sp: u64) -> bool {
     is_set(thread) && (within(thread.program_stack, sp) || within(real(thread), sp))

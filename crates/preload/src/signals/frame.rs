@@ -43,6 +43,8 @@ const _: () = assert!(size_of::<Frame>() == 440);
 
 /// Bytes under the stack pointer that belong to the interrupted function.
 const RED_ZONE: u64 = 128;
+/// What a handler of ours takes of the stack, at most, once it builds a frame.
+const OWN_DEPTH: u64 = 16 << 10;
 /// Direction, resume and trap: cleared when a handler starts.
 const FLAGS_CLEARED: u64 = 1 << 10 | 1 << 16 | 1 << 8;
 
@@ -76,7 +78,11 @@ pub(super) fn refuse(thread: &mut Thread, signal: u32, context: &mut UContext) {
     let blocked = pretended::of_program(thread, context).contains(SIGSEGV);
     let action = actions::take(SIGSEGV);
     let info = SigInfo::of_kernel(SIGSEGV);
-    if signal == SIGSEGV || blocked || matches!(action.handler, SIG_DFL | SIG_IGN) || build(thread, SIGSEGV, &action, &info, context).is_none() {
+    if signal == SIGSEGV
+        || blocked
+        || matches!(action.handler, SIG_DFL | SIG_IGN)
+        || build(thread, SIGSEGV, &action, &info, context).is_none()
+    {
         report::die_by(SIGSEGV);
     }
 }
@@ -86,6 +92,9 @@ fn build(thread: &mut Thread, signal: u32, action: &Action, info: &SigInfo, cont
     let sp = context.get(Reg::Rsp);
     let changed = if action.flags & flags::ONSTACK != 0 { altstack::top_for_handler(thread, sp) } else { None };
     let top = changed.unwrap_or(sp.wrapping_sub(RED_ZONE));
+    // Without our stack, on a thread that we did not see begin, this handler runs where the frame belongs: below it then.
+    let here = (&raw const sp) as u64;
+    let top = if altstack::is_ours(thread, here) { top } else { top.min(here.wrapping_sub(OWN_DEPTH)) };
     let floating = floating::size(context.fpstate());
     let floating_at = top.wrapping_sub(floating) & !63;
     let at = (floating_at.wrapping_sub(size_of::<Frame>() as u64) & !15).wrapping_sub(8);
@@ -98,7 +107,11 @@ fn build(thread: &mut Thread, signal: u32, action: &Action, info: &SigInfo, cont
     saved.context.set_mask(masks.saved);
     saved.context.set_fpstate(if floating == 0 { 0 } else { floating_at });
     let stack = thread.program_stack;
-    saved.context.set_alt_stack(if stack.size == 0 { signal::AltStack { flags: signal::AltStack::DISABLE, ..stack } } else { stack });
+    saved.context.set_alt_stack(if stack.size == 0 {
+        signal::AltStack { flags: signal::AltStack::DISABLE, ..stack }
+    } else {
+        stack
+    });
     // SAFETY: writable memory of the program's stack, which `Pages` has asked the kernel about; nothing of the program's lies there.
     unsafe { (at as *mut Frame).write(saved) };
     // SAFETY: as above, for the bytes behind; the source is the state in our own frame, of that size.
@@ -235,14 +248,16 @@ mod floating {
             return;
         }
         let described = described(at);
-        // SAFETY: the caller's promise; what the kernel needs to restore the frame lies behind byte 416.
-        unsafe {
-            let mask = ((at + MXCSR_MASK_AT) as *const u32).read();
-            core::ptr::write_bytes(at as *mut u8, 0, 416);
-            (at as *mut u16).write(CONTROL_WORD);
-            ((at + MXCSR_AT) as *mut u32).write(MXCSR);
-            ((at + MXCSR_MASK_AT) as *mut u32).write(mask);
-        }
+        // SAFETY: the caller's promise: the legacy part of a state.
+        let mask = unsafe { ((at + MXCSR_MASK_AT) as *const u32).read() };
+        // SAFETY: as above; what the kernel needs to restore the frame lies behind byte 416.
+        unsafe { core::ptr::write_bytes(at as *mut u8, 0, 416) };
+        // SAFETY: as above.
+        unsafe { (at as *mut u16).write(CONTROL_WORD) };
+        // SAFETY: as above.
+        unsafe { ((at + MXCSR_AT) as *mut u32).write(MXCSR) };
+        // SAFETY: as above.
+        unsafe { ((at + MXCSR_MASK_AT) as *mut u32).write(mask) };
         let Some((_, components)) = described else { return };
         let mut in_use = 0;
         if components & KEYS != 0 {

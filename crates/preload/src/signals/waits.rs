@@ -120,10 +120,9 @@ pub(super) fn timed_wait(args: &Args) -> i64 {
     let mut found = SigInfo::of_kernel(0);
     let answer = loop {
         let rest = end.map(|end| end.saturating_sub(now())).map(|rest| [rest / SECOND, rest % SECOND]);
-        match wait_once(SigSet(wanted), rest, &mut found) {
-            Some(answer) => break answer,
-            // Not for the program to notice.
-            None => {}
+        // None: not for the program to notice.
+        if let Some(answer) = wait_once(SigSet(wanted), rest, &mut found) {
+            break answer;
         }
     };
     if answer > 0 && info_at != 0 && !super::write(info_at, &found.words()) { EFAULT } else { answer }

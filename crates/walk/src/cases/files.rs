@@ -142,7 +142,8 @@ fn closed(call: &mut Call) {
         if done.result != 0 {
             return String::new();
         }
-        let fds: Vec<u64> = done.buffers[buffer].chunks(4).map(|fd| u64::from(u32::from_ne_bytes([fd[0], fd[1], fd[2], fd[3]]))).collect();
+        let fds: Vec<u64> =
+            done.buffers[buffer].chunks(4).map(|fd| u64::from(u32::from_ne_bytes([fd[0], fd[1], fd[2], fd[3]]))).collect();
         format!("{:?}", fds.iter().map(|&fd| sys("close", &[fd])).collect::<Vec<_>>())
     });
 }

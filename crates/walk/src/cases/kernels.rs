@@ -67,7 +67,10 @@ fn programs(cases: &mut Cases) {
         cases.add("bpf", what, move |call| {
             let fd = bpf_array(call)?;
             let (key, value) = (call.place(&1u32.to_ne_bytes()), call.place(&pattern(1000)));
-            call.number(command).structure(Structure::new().u32(fd as u32).u32(0).pointer(key).pointer(value).u64(0)).volatile(0..4).number(32);
+            call.number(command)
+                .structure(Structure::new().u32(fd as u32).u32(0).pointer(key).pointer(value).u64(0))
+                .volatile(0..4)
+                .number(32);
             Ok(())
         });
     }

@@ -206,7 +206,8 @@ fn changing(cases: &mut Cases) {
         let name = call.name("f");
         move |_: i64| {
             use std::os::unix::fs::MetadataExt;
-            std::fs::metadata(&name).map_or_else(|error| format!("{:?}", error.kind()), |data| format!("[{} {}]", data.atime(), data.mtime()))
+            std::fs::metadata(&name)
+                .map_or_else(|error| format!("{:?}", error.kind()), |data| format!("[{} {}]", data.atime(), data.mtime()))
         }
     };
     cases.add("utime", "", move |call| {

@@ -170,7 +170,10 @@ fn scheduling(cases: &mut Cases) {
     cases.add("sched_setattr", "", |call| {
         let mut attributes = [0u32; 14];
         sys("sched_getattr", &[0, at_mut(&mut attributes), 56, 0])?;
-        call.number(0).input(&attributes.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>()).volatile(0..56).number(0);
+        call.number(0)
+            .input(&attributes.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>())
+            .volatile(0..56)
+            .number(0);
         Ok(())
     });
     cases.add("sched_setattr", "a size that is not known", |call| {

@@ -15,12 +15,11 @@ extern "C" fn nothing(_signal: i32) {}
 
 /// SIGALRM calls a handler that does nothing, and does not restart what it interrupts.
 fn handle_alarms() -> Result<(), String> {
-    // SAFETY: all zeros are a valid sigaction, of which the fields that matter are set; the handler does nothing.
-    let done = unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = nothing as *const () as usize;
-        libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut())
-    };
+    // SAFETY: all zeros are a valid sigaction.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as *const () as usize;
+    // SAFETY: the handler does nothing.
+    let done = unsafe { libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()) };
     if done == 0 { Ok(()) } else { Err("sigaction".into()) }
 }
 

@@ -59,7 +59,10 @@ fn addresses(cases: &mut Cases) {
         let name = format!("\0walk-{}-{}", std::process::id(), call.name("s"));
         let len = 2 + name.len();
         // The number of the process is in it.
-        call.number(fd).structure(Structure::new().u16(libc::AF_UNIX as u16).bytes(name.as_bytes())).volatile(2..len).number(len as i128);
+        call.number(fd)
+            .structure(Structure::new().u16(libc::AF_UNIX as u16).bytes(name.as_bytes()))
+            .volatile(2..len)
+            .number(len as i128);
         Ok(())
     });
     cases.add("connect", "", |call| {
@@ -107,7 +110,13 @@ fn sending(cases: &mut Cases) {
     });
     cases.add("sendto", "stream", |call| {
         let [left, right] = pair(call, libc::SOCK_STREAM)?;
-        call.number(left).input(&pattern(90_000)).number(90_000).number(libc::MSG_DONTWAIT).number(0).number(0).after(drained(right));
+        call.number(left)
+            .input(&pattern(90_000))
+            .number(90_000)
+            .number(libc::MSG_DONTWAIT)
+            .number(0)
+            .number(0)
+            .after(drained(right));
         Ok(())
     });
     cases.add("sendto", "packet", |call| {
@@ -264,7 +273,11 @@ fn many(cases: &mut Cases) {
 fn options(cases: &mut Cases) {
     cases.add("setsockopt", "", |call| {
         let fd = socket(call, STREAM)?;
-        call.number(fd).number(libc::SOL_SOCKET).number(libc::SO_RCVTIMEO).structure(Structure::new().u64(3).u64(500_000)).number(16);
+        call.number(fd)
+            .number(libc::SOL_SOCKET)
+            .number(libc::SO_RCVTIMEO)
+            .structure(Structure::new().u64(3).u64(500_000))
+            .number(16);
         Ok(())
     });
     cases.add("setsockopt", "a filter", |call| {

@@ -88,12 +88,12 @@ fn setting() -> Structure {
 
 fn timers(cases: &mut Cases) {
     cases.add("getitimer", "", |call| {
-        call.number(libc::ITIMER_PROF as i32).room(32);
+        call.number(libc::ITIMER_PROF).room(32);
         Ok(())
     });
     cases.add("setitimer", "", |call| {
         call.finally(|| _ = sys("setitimer", &[libc::ITIMER_VIRTUAL as u64, at(&[0u64; 4]), 0]));
-        call.number(libc::ITIMER_VIRTUAL as i32).structure(setting()).room(32);
+        call.number(libc::ITIMER_VIRTUAL).structure(setting()).room(32);
         Ok(())
     });
     cases.add("timer_create", "", |call| {

@@ -132,7 +132,12 @@ fn vectored(cases: &mut Cases) {
         cases.add(name, "a buffer that is nowhere", move |call| {
             let fd = file(call, "f", 9000)?;
             let good = call.place_room(5000);
-            call.number(fd).structure(Structure::new().pointer(good).u64(5000).u64(64).u64(100)).number(2).number(0).number(0).number(0);
+            call.number(fd)
+                .structure(Structure::new().pointer(good).u64(5000).u64(64).u64(100))
+                .number(2)
+                .number(0)
+                .number(0)
+                .number(0);
             Ok(())
         });
     }
@@ -177,7 +182,11 @@ fn direct(cases: &mut Cases) {
             let fd = file_with(call, "f", 65536, libc::O_DIRECT)?;
             let after = contents(call, "f");
             call.number(fd);
-            if reads { call.room(LEN) } else { call.input(&pattern(LEN)) }.aligned(4096).number(LEN as i128).number(8192).after(after);
+            if reads { call.room(LEN) } else { call.input(&pattern(LEN)) }
+                .aligned(4096)
+                .number(LEN as i128)
+                .number(8192)
+                .after(after);
             Ok(())
         });
     }
@@ -258,7 +267,13 @@ fn other(cases: &mut Cases) {
             let child = super::process::Sleeper::start()?;
             // The child's text begins where ours does not have to: an address that it surely has not.
             let local = vectors(call, &parts());
-            call.number(child.pid()).at(local).number(3).structure(Structure::new().u64(64).u64(100)).number(1).number(0).keep(child);
+            call.number(child.pid())
+                .at(local)
+                .number(3)
+                .structure(Structure::new().u64(64).u64(100))
+                .number(1)
+                .number(0)
+                .keep(child);
             Ok(())
         });
     }

@@ -202,7 +202,10 @@ fn new_futexes(cases: &mut Cases) {
     let waiter = |word: usize, value: u64| Structure::new().u64(value).pointer(word).u32(FLAGS).u32(0);
     cases.add("futex_waitv", "another value", move |call| {
         let words: Vec<usize> = (0..70).map(|n| word(call, n)).collect();
-        let array = words.iter().enumerate().fold(Structure::new(), |all, (n, &word)| all.append(waiter(word, if n == 69 { 0 } else { n as u64 })));
+        let array = words
+            .iter()
+            .enumerate()
+            .fold(Structure::new(), |all, (n, &word)| all.append(waiter(word, if n == 69 { 0 } else { n as u64 })));
         call.structure(array).number(70).number(0).number(0).number(0);
         Ok(())
     });
@@ -330,7 +333,8 @@ fn messages(cases: &mut Cases) {
 const ATTRIBUTES: [u64; 8] = [0, 4, 1000, 0, 0, 0, 0, 0];
 
 fn mailbox(call: &mut Call) -> Result<u64, String> {
-    let name = std::ffi::CString::new(format!("walk-{}-{}", std::process::id(), call.name("q"))).map_err(|error| error.to_string())?;
+    let name =
+        std::ffi::CString::new(format!("walk-{}-{}", std::process::id(), call.name("q"))).map_err(|error| error.to_string())?;
     let flags = (libc::O_CREAT | libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC) as u64;
     let fd = sys("mq_open", &[name.as_ptr() as u64, flags, 0o600, at(&ATTRIBUTES)])?;
     sys("mq_unlink", &[name.as_ptr() as u64])?;

@@ -215,6 +215,14 @@ pub fn hand_on(mem: &impl Memory, descriptors: &[i32], stay: bool) {
     }
 }
 
+/// For the parent of a `vfork` child that shared its descriptors (`CLONE_FILES`): the child has let them stay open for its
+/// program, and was gone before it could take that back.
+pub fn take_back(mem: &impl Memory) {
+    if let Some(plan) = plan() {
+        hand_on(mem, &plan.kin.handed, false);
+    }
+}
+
 /// What of Farshore's interest is in an environment.
 #[derive(Default)]
 struct Own<'i> {

@@ -44,7 +44,9 @@ static NO_STARTS: AtomicBool = AtomicBool::new(false);
 pub fn forbids_forks() -> bool {
     let forbids = NO_FORKS.load(Ordering::Relaxed);
     if forbids {
-        report::line(format_args!("a seccomp filter of this program stops calls that Farshore needs in a forked process: it cannot fork"));
+        report::line(format_args!(
+            "a seccomp filter of this program stops calls that Farshore needs in a forked process: it cannot fork"
+        ));
     }
     forbids
 }
@@ -79,15 +81,17 @@ pub(super) fn seccomp(mem: &impl Memory, args: &Args) -> i64 {
 pub(super) fn by_prctl(mem: &impl Memory, args: &Args) -> i64 {
     match args[1] {
         MODE_STRICT => refuse_strict(),
-        MODE_FILTER => {
-            set_filter(mem, args[2], 0, |mem, filter| mem.raw(libc::SYS_prctl as u64, &[args[0], args[1], filter, args[3], args[4], 0]))
-        }
+        MODE_FILTER => set_filter(mem, args[2], 0, |mem, filter| {
+            mem.raw(libc::SYS_prctl as u64, &[args[0], args[1], filter, args[3], args[4], 0])
+        }),
         _ => mem.raw(libc::SYS_prctl as u64, args),
     }
 }
 
 fn refuse_strict() -> i64 {
-    report::line(format_args!("seccomp: the strict mode is refused: it leaves no way to bring a page in; run the program without Farshore"));
+    report::line(format_args!(
+        "seccomp: the strict mode is refused: it leaves no way to bring a page in; run the program without Farshore"
+    ));
     errno(libc::EINVAL)
 }
 

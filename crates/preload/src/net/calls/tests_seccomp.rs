@@ -33,7 +33,9 @@ fn a_filter_that_denies_another_call_stops_none_of_ours() {
 
 #[test]
 fn logging_is_allowing_and_everything_else_is_not() {
-    for (verdict, allows) in [(ALLOW, true), (LOG | 7, true), (ERRNO, false), (KILL, false), (0, false), (0x0003_0000, false), (0x7fc0_0000, false)] {
+    for (verdict, allows) in
+        [(ALLOW, true), (LOG | 7, true), (ERRNO, false), (KILL, false), (0, false), (0x0003_0000, false), (0x7fc0_0000, false)]
+    {
         assert_eq!(bpf::always_allows(&[give(verdict)], 9, &ANY), allows, "{verdict:#x}");
     }
 }

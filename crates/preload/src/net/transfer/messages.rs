@@ -241,11 +241,7 @@ impl Message {
             return FAULT;
         }
         // A stream ends at the byte that cannot be accessed, as natively.
-        if can_be_cut && (self.total > SMALL || !accessible) {
-            self.receive_pieces(mem)
-        } else {
-            self.receive_on_scratch(mem)
-        }
+        if can_be_cut && (self.total > SMALL || !accessible) { self.receive_pieces(mem) } else { self.receive_on_scratch(mem) }
     }
 
     fn send_pieces(&self, mem: &impl Memory) -> i64 {
