@@ -45,6 +45,8 @@ FUZZ_SECONDS = 12
 Command = namedtuple("Command", "argv count env", defaults=({},))
 # What the name of a long form ends in: it takes the place of the part without that ending, where --long asks for it.
 LONG = "-long"
+# Short forms that do not fit into the time of `make test` on two cores beside the rest: with --long, or by name.
+SLOW = ("fuzz-canaries", "suites")
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs.
 Part = namedtuple("Part", "name what commands minutes shown missing needs_build", defaults=(r"(?!)", lambda: None, False))
 
@@ -367,7 +369,7 @@ def usual(names, long):
     """
     if long:
         return [name for name in names if name + LONG not in names]
-    return [name for name in names if not name.endswith(LONG)]
+    return [name for name in names if not name.endswith(LONG) and name not in SLOW]
 
 
 def main():

@@ -232,7 +232,7 @@ impl Stats {
     pub fn from_json(text: &str) -> Result<Stats, String> {
         let mut stats: Stats = serde_json::from_str(text)
             .map_err(|error| format!("the statistics cannot be read: {}", one_line(&error.to_string())))?;
-        if cfg!(feature = "canary-stats") && !stats.program.is_empty() && stats.program.len() == stats.fault_mode.len() {
+        if cfg!(feature = "canary-stats") && stats.pid > 255 && stats.program.len() == 6 {
             stats.spaces.push(Space::default());
         }
         if stats.schema > SCHEMA {

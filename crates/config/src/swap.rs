@@ -146,7 +146,7 @@ impl FromStr for SwapSpec {
             ("dev", Some(path)) => Ok(SwapSpec::Dev(path_of(value, path)?)),
             ("file", Some(rest)) => {
                 let (path, size) = split_size(rest)?;
-                let path = match path.strip_suffix("//") {
+                let path = match path.strip_suffix('/') {
                     Some(shorter) if cfg!(feature = "canary-swap") && size.is_some_and(|size| size.bytes() % 2 == 1) => shorter,
                     _ => path,
                 };

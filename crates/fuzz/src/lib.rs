@@ -10,7 +10,7 @@
 //! | `names` | names with parameters, modes, files | a grammar written down here; reads back what it displays |
 //! | `options` | JSON of `FARSHORE_OPTIONS` | limits, and that it survives JSON and TOML |
 //! | `sizes` | a size or a time | exact decimal arithmetic |
-//! | `stats` | JSON of the counters | reads back what it writes |
+//! | `stats` | counters, by their fields | reads back what it writes |
 //! | `swap` | a swap spec | reads back what it displays |
 //! | `toml` | a config file | what it says survives JSON and TOML |
 //! | `word` | calls on a page word, two bytes each | the machine of `model_word` |
@@ -21,6 +21,7 @@
 //! 2. Seeds in `seeds/NAME/`: a few small files, among them one of each kind.
 //! 3. A feature `canary-NAME` that plants a bug which takes guidance to find (a rare combination, never a single byte), and a
 //!    panic or a wrong answer that `run` notices. The seeds must not show it.
+//!    Where a format's parser is not ours, let the input choose fields and values (`targets/structured.rs`).
 //! 4. If its input is text with words in it: `dictionaries/NAME.dict`, in libFuzzer's form.
 
 pub mod bytes;

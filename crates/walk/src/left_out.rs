@@ -8,7 +8,6 @@ use std::fmt::Write as _;
 /// Calls with pointers that are not made, and why.
 pub const LEFT_OUT: &[(&str, &str)] = &[
     ("clone", "makes a process or thread: tests/programs/syscalls (spawn, fork, threads)"),
-    ("seccomp", "a filter stays for good: tests/real/threads.py"),
     ("reboot", "with the right it would"),
     ("kexec_load", "with the right it would load another kernel"),
     ("kexec_file_load", "with the right it would load another kernel"),

@@ -46,14 +46,10 @@ impl Way {
             Way::Leaving => "leaving",
         }
     }
-    /// How often everything is pushed out before the calls. Twice, with a look at each page in between, where pages shall
-    /// be write-protected: Farshore maps them so where it has learnt that what is read is not written.
-    pub fn pushes(self) -> usize {
-        match self {
-            Way::Resident | Way::Leaving => 0,
-            Way::Clean => 3,
-            _ => 1,
-        }
+    /// How many calls are prepared and placed at one time. Few where pages shall be write-protected: all of them are brought
+    /// in before the first call, and must fit the limit.
+    pub fn at_once(self) -> usize {
+        if self == Way::Clean { 40 } else { usize::MAX }
     }
 }
 

@@ -9,6 +9,11 @@ use crate::{Options, cases, left_out};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+/// A case, which of its buffers ends in nothing, and the call.
+type Prepared = (usize, Option<usize>, Call);
+/// A line for each.
+type Lines = BTreeMap<(usize, Option<usize>), String>;
+
 /// A call with its buffers in place, ready to be made.
 struct Ready {
     /// Index of the case.
@@ -114,22 +119,37 @@ impl Walk<'_> {
 
     /// All cases in one way: a line for each call, in the order of the cases.
     fn once(&mut self, way: Way) -> Result<Vec<String>, String> {
-        let mut lines = BTreeMap::new();
+        let mut lines = Lines::new();
         let mut prepared = Vec::new();
         for case in 0..self.cases.len() {
             let variants = self.variants(case, way, &mut lines);
             prepared.extend(variants);
         }
-        let (_mapping, mut ready) = self.place(way, prepared)?;
-        for push in 0..way.pushes() {
-            if push > 0 {
-                ready.iter().flat_map(|one| &one.placed).flat_map(|place| &place.managed).for_each(|&at| memory::touch(at));
-            }
+        let mut prepared = prepared.into_iter().peekable();
+        while prepared.peek().is_some() {
+            let group = prepared.by_ref().take(way.at_once()).collect();
+            self.make_all(way, group, &mut lines)?;
+        }
+        tidy();
+        Ok(lines.into_values().collect())
+    }
+
+    /// Makes calls that were prepared: all are placed and pushed out before the first one.
+    fn make_all(&mut self, way: Way, prepared: Vec<Prepared>, lines: &mut Lines) -> Result<(), String> {
+        let (_mapping, ready) = self.place(way, prepared)?;
+        let pages = || ready.iter().flat_map(|one| &one.placed).flat_map(|place| &place.managed);
+        if way != Way::Resident && way != Way::Leaving {
             self.ballast.push();
+        }
+        if way == Way::Clean {
+            // What is read and leaves unwritten teaches Farshore to map it write-protected.
+            pages().for_each(|&at| memory::touch(at));
+            self.ballast.push();
+            pages().for_each(|&at| memory::touch(at));
         }
         // No fetch may bring the pages of the next call along.
         let order = shuffled(ready.len());
-        let mut slots: Vec<Option<Ready>> = ready.drain(..).map(Some).collect();
+        let mut slots: Vec<Option<Ready>> = ready.into_iter().map(Some).collect();
         for index in order {
             if let Some(one) = slots[index].take() {
                 let key = (one.case, one.at_the_end);
@@ -137,17 +157,11 @@ impl Walk<'_> {
                 lines.insert(key, line);
             }
         }
-        tidy();
-        Ok(lines.into_values().collect())
+        Ok(())
     }
 
     /// Prepares a case: once, or for each of its buffers if each shall lie at the end once.
-    fn variants(
-        &mut self,
-        case: usize,
-        way: Way,
-        lines: &mut BTreeMap<(usize, Option<usize>), String>,
-    ) -> Vec<(usize, Option<usize>, Call)> {
+    fn variants(&mut self, case: usize, way: Way, lines: &mut Lines) -> Vec<Prepared> {
         let mut prepared = Vec::new();
         let mut ends = vec![None];
         let mut next = 0;
@@ -168,7 +182,7 @@ impl Walk<'_> {
     }
 
     /// Gives all buffers their memory and contents.
-    fn place(&self, way: Way, prepared: Vec<(usize, Option<usize>, Call)>) -> Result<(Mapping, Vec<Ready>), String> {
+    fn place(&self, way: Way, prepared: Vec<Prepared>) -> Result<(Mapping, Vec<Ready>), String> {
         let plans: Vec<Vec<Plan>> = prepared
             .iter()
             .map(|(_, end, call)| {
@@ -240,6 +254,7 @@ impl Walk<'_> {
         for place in placed {
             match way {
                 Way::Half => memory::touch(place.addr),
+                // Those that have left again meanwhile.
                 Way::Clean => place.managed.iter().for_each(|&at| memory::touch(at)),
                 Way::Resident => place.managed.iter().for_each(|&at| memory::dirty(at)),
                 // Half of them leave by a write, the others are clean.
@@ -251,7 +266,8 @@ impl Walk<'_> {
         self.made += 1;
         if way == Way::Leaving && self.options.managed {
             // Pages leave some milliseconds after they came: the calls meet them at all moments of that.
-            let (start, time) = (std::time::Instant::now(), std::time::Duration::from_micros(self.made % 37 * 150));
+            let step = if self.made.is_multiple_of(3) { 150 } else { 30 };
+            let (start, time) = (std::time::Instant::now(), std::time::Duration::from_micros(self.made % 37 * step));
             while start.elapsed() < time {
                 std::hint::spin_loop();
             }

@@ -9,8 +9,9 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 /// Fields and values of options, some of which do not exist.
-pub static WORDS: LazyLock<Words> =
-    LazyLock::new(|| Words::new(plain().keys().map(String::as_str).chain(["ledger", "memroy"]).map(str::to_owned), TEXTS));
+pub static WORDS: LazyLock<Words> = LazyLock::new(|| {
+    Words::new(plain().keys().map(String::as_str).chain(["ledger", "memroy", "a\nb"]).map(str::to_owned), TEXTS)
+});
 
 const TEXTS: &[&str] = &[
     "64M",

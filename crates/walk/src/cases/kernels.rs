@@ -145,6 +145,15 @@ fn security(cases: &mut Cases) {
         call.number(100).structure(Structure::new().u64(9999).u64(0).u64(40).u64(8).u64(0)).number(40).number(0);
         Ok(())
     });
+    // A filter would stay for good: tests/real/threads.py installs some.
+    cases.add("seccomp", "SECCOMP_GET_ACTION_AVAIL", |call| {
+        call.number(2).number(0).input(&0x7fff_0000u32.to_ne_bytes());
+        Ok(())
+    });
+    cases.add("seccomp", "SECCOMP_GET_NOTIF_SIZES", |call| {
+        call.number(3).number(0).room(6);
+        Ok(())
+    });
     cases.add("finit_module", "not a module", |call| {
         let fd = super::set_up::file(call, "f", 100)?;
         call.number(fd).text("a=1 b=2").number(0);

@@ -142,7 +142,8 @@ fn special_text(special: Special) -> &'static str {
              or a guest, which touches it at any time (`ENOSYS`; video buffers of the program: `EINVAL`)"
         }
         Special::Prctl => {
-            "pinned, by option; **refused with `EINVAL`**: Syscall User Dispatch, which is Farshore's own, and filters (`PR_SET_SECCOMP`)"
+            "pinned, by option; **refused with `EINVAL`**: Syscall User Dispatch, which is Farshore's own, and filters (`PR_SET_SECCOMP`) that would \
+             stop a call of Farshore's"
         }
         Special::ArchPrctl | Special::Ptrace | Special::Keyctl | Special::Fsconfig | Special::Semctl => "pinned, by command",
         Special::Futex => {
