@@ -46,14 +46,14 @@ FLAGS = [
     "-Dwarnings",
 ]
 VARIABLE = "FARSHORE_FUZZ_TARGET"
+# Plants the target's canary, in the build that has them.
+CANARY_VARIABLE = "FARSHORE_FUZZ_CANARY"
 # Longest input, bytes; and how long one may take, seconds.
 LENGTH, PATIENCE = 4096, 10
 # A target that ran fewer inputs was not fuzzed.
 LEAST_RUNS = 1000
 # A canary is looked for until it is found: for this many times the seconds that are asked for, at most.
 CANARY_TIMES = 5
-# Targets that would meet the canaries of others, which then would hide their own: each has a build to itself.
-APART = ("options", "toml")
 # The seconds are a processor's. On a machine that does much else they take this many times as long, at most.
 SLOWEST = 10
 # Lines of a failure that are shown.
@@ -65,20 +65,19 @@ class Failed(Exception):
 
 
 def targets():
-    """The targets, which are named by their canaries; a test of the crate holds the two together."""
-    with open(os.path.join(CRATE, "Cargo.toml"), encoding="utf-8") as file:
-        return re.findall(r"^canary-(\w+) *=", file.read(), re.M)
+    """The targets, which are named by their seeds; a test of the crate holds the two together."""
+    return sorted(os.listdir(os.path.join(CRATE, "seeds")))
 
 
 def build(*features):
-    """Builds the program with these features, and puts it where no other build takes its place."""
+    """Builds the program, with this feature, and puts it where no other build takes its place."""
     names = ["libfuzzer", *features]
     command = ["cargo", "build", "--quiet", "--profile", "fuzz", "-p", "farshore-fuzz", "--features", ",".join(names), "--target", TRIPLE]
     environment = dict(os.environ, CARGO_TARGET_DIR=BUILD, RUSTFLAGS=" ".join(FLAGS))
     done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, check=False)
     if done.returncode != 0:
         raise Failed(f"the build failed: {shlex.join(command)}")
-    program = os.path.join(WORK, "-".join(["farshore-fuzz", *features[:1]]))
+    program = os.path.join(WORK, "-".join(["farshore-fuzz", *features]))
     # Not in its place: another run may be using the one that is there.
     shutil.copy2(os.path.join(BUILD, TRIPLE, "fuzz", "farshore-fuzz"), f"{program}.{os.getpid()}")
     os.replace(f"{program}.{os.getpid()}", program)
@@ -95,9 +94,9 @@ def used(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def run(program, target, arguments, seconds):
+def run(program, target, arguments, seconds, canary=False):
     """Runs libFuzzer until it has had this much of a processor; returns its exit status and its lines."""
-    environment = dict(os.environ, RUST_BACKTRACE="0", **{VARIABLE: target})
+    environment = dict(os.environ, RUST_BACKTRACE="0", **{VARIABLE: target}, **({CANARY_VARIABLE: "1"} if canary else {}))
     command = [program, f"-timeout={PATIENCE}", f"-max_total_time={seconds * SLOWEST}", *arguments]
     with tempfile.TemporaryFile(dir=WORK) as output:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
@@ -121,14 +120,14 @@ def run(program, target, arguments, seconds):
     return process.returncode, lines
 
 
-def fuzz(program, target, kept, failures, seconds):
+def fuzz(program, target, kept, failures, seconds, canary=False):
     """Fuzzes for a time. Returns the input that fails (or None), the lines, and how many inputs were run."""
     prefix = os.path.join(failures, f"{target}-")
     arguments = [f"-max_len={LENGTH}", "-rss_limit_mb=1024", "-print_final_stats=1", f"-artifact_prefix={prefix}"]
     words = os.path.join(CRATE, "dictionaries", f"{target}.dict")
     if os.path.exists(words):
         arguments.append(f"-dict={words}")
-    status, lines = run(program, target, [*arguments, kept, os.path.join(CRATE, "seeds", target)], seconds)
+    status, lines = run(program, target, [*arguments, kept, os.path.join(CRATE, "seeds", target)], seconds, canary)
     text = "\n".join(lines)
     written = re.findall(r"Test unit written to (\S.*)", text)
     if status != 0:
@@ -168,7 +167,7 @@ def hunt(program, target, seconds):
 def find_canary(program, clean, target, seconds):
     """The planted bug must be found from the seeds, and be what fails."""
     with tempfile.TemporaryDirectory(dir=WORK) as directory:
-        found, lines, ran = fuzz(program, target, directory, directory, seconds * CANARY_TIMES)
+        found, lines, ran = fuzz(program, target, directory, directory, seconds * CANARY_TIMES, canary=True)
         if ran:
             raise Failed(f"{target}: {ran} inputs in {seconds * CANARY_TIMES} s did not find the canary")
         if not found or not os.path.basename(found).startswith(f"{target}-crash-"):
@@ -179,13 +178,6 @@ def find_canary(program, clean, target, seconds):
             raise Failed(f"{target} FAILS without its canary too:\n{told(lines_clean)}\n    to see it again: {again(target, kept)}")
         tries = re.findall(r"^#(\d+)\s", "\n".join(lines), re.M)
         return f"{target:8} finds its canary after {tries[-1] if tries else '?'} inputs or more"
-
-
-def with_canaries(chosen):
-    """The program for each target that has its canary: one for all that do not get into each other's way."""
-    together = [name for name in chosen if name not in APART]
-    groups = [group for group in [together, *([name] for name in chosen if name in APART)] if group]
-    return {name: program for group in groups for program in [build(*(f"canary-{name}" for name in group))] for name in group}
 
 
 def show(program, target, path):
@@ -239,7 +231,8 @@ def main():
         if options.input:
             show(clean, chosen[0], os.path.abspath(options.input))
         if options.canaries:
-            return all_of([(find_canary, program, clean, name, options.seconds) for name, program in with_canaries(chosen).items()])
+            sick = build("canaries")
+            return all_of([(find_canary, sick, clean, name, options.seconds) for name in chosen])
         return all_of([(hunt, clean, name, options.seconds) for name in chosen])
     except Failed as why:
         print(f"{why}\n0 passed, 1 failed, 0 skipped")

@@ -342,8 +342,9 @@ fn errors_at_any_rate_never_become_wrong_bytes() {
                 rig.news.lock().unwrap()
             );
             assert!(errors > 0);
-            // Three reads in a row fail once in a thousand at most: rates below one in 100 never did in a million tries.
-            assert!(one_in < 100 || failed == 0, "{failed} touches failed at 1 in {one_in}");
+            // A read fails in one of three ways, and a page is lost for its reader after three failures in a row: (3 / 1000)³ of some
+            // 15,000 reads is one run in 2,500. At 1 in 100 it would be one run in three.
+            assert!(one_in < 1000 || failed == 0, "{failed} touches failed at 1 in {one_in}");
             rig.engine.slots.assert_valid();
         }
     }

@@ -77,42 +77,59 @@ fn kill_9_leaves_nothing() {
     }
 }
 
-#[test]
-fn the_limit_of_file_sizes_is_the_space() {
-    if part().is_some() {
-        let set = |bytes| setrlimit(Resource::Fsize, Rlimit { current: Some(bytes), maximum: None }).unwrap();
-        set(1 << 20);
-        let error = FileArray::open(&specs(), options(true), &mut |_| {}).map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("ulimit -f") && error.contains("1024 KiB"), "{error}");
-        set(8 << 20);
-        let mut notices = Vec::new();
-        let array = FileArray::open(&specs(), options(true), &mut |line| notices.push(line.to_owned())).unwrap();
-        assert_eq!(array.capacity(), Some(2 * 4 * 512));
-        assert!(notices.iter().any(|notice| notice.contains("limited to 8M")), "{notices:?}");
-        // It falls while the program runs.
-        set(4 << 20);
-        for uring in [true, false] {
-            let array = if uring { &array } else { &sync_array() };
-            let mut queue = array.queue(4).unwrap();
-            let batch = pages(1, 8, 0);
-            write::<FileArray>(&mut queue, 1, &batch).unwrap();
-            assert_eq!(write::<FileArray>(&mut queue, 3 * 1024, &pages(3 * 1024, 8, 0)), Err(IoError::Full));
-            check(array, 1, &batch);
-        }
-        return;
-    }
-    let place = Dir::new();
-    let output = child("the_limit_of_file_sizes_is_the_space", "limited", &place.0).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
+/// Sets the limit of file sizes, as `ulimit -f` does: soft and hard.
+fn limit_files(current: Option<u64>, maximum: Option<u64>) {
+    setrlimit(Resource::Fsize, Rlimit { current, maximum }).unwrap();
 }
 
-/// An array without io_uring, opened while there is no limit to heed.
-fn sync_array() -> FileArray {
-    let set = |current| setrlimit(Resource::Fsize, Rlimit { current, maximum: None }).unwrap();
-    set(None);
-    let array = FileArray::open(&specs(), FileOptions { uring: false, ..options(true) }, &mut |_| {}).unwrap();
-    set(Some(4 << 20));
-    array
+#[test]
+fn the_hard_limit_of_file_sizes_is_the_space() {
+    if let Some(part) = part() {
+        let bytes = if part == "small" { 1 << 20 } else { 8 << 20 };
+        limit_files(Some(bytes), Some(bytes));
+        let mut notices = Vec::new();
+        let opened = FileArray::open(&specs(), options(true), &mut |line| notices.push(line.to_owned()));
+        if part == "small" {
+            let error = opened.map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains("ulimit -f") && error.contains("1024 KiB"), "{error}");
+        } else {
+            assert_eq!(opened.unwrap().capacity(), Some(2 * 4 * 512));
+            assert!(notices.iter().any(|notice| notice.contains("limited to 8M")), "{notices:?}");
+        }
+        println!("{part} is right");
+        return;
+    }
+    parts_are_right("the_hard_limit_of_file_sizes_is_the_space", &["small", "larger"]);
+}
+
+/// The soft one may be raised by the user, and lowered by the program while it runs: pages are written all the same.
+#[test]
+fn the_soft_limit_of_file_sizes_is_written_past() {
+    if let Some(part) = part() {
+        limit_files(Some(1 << 20), Some(8 << 20));
+        let array = FileArray::open(&specs(), FileOptions { uring: part == "uring", ..options(true) }, &mut |_| {}).unwrap();
+        let mut queue = array.queue(4).unwrap();
+        for (current, first) in [(1 << 20, 1), (1 << 20, 1024), (4096, 3 * 1024)] {
+            limit_files(Some(current), Some(8 << 20));
+            let batch = pages(first, 8, 0);
+            write::<FileArray>(&mut queue, first, &batch).unwrap();
+            check(&array, first, &batch);
+        }
+        // Past the hard limit no file was made long.
+        assert_eq!(write::<FileArray>(&mut queue, 5 * 1024, &pages(5 * 1024, 8, 0)), Err(IoError::Full));
+        println!("{part} is right");
+        return;
+    }
+    parts_are_right("the_soft_limit_of_file_sizes_is_written_past", &["uring", "sync"]);
+}
+
+fn parts_are_right(name: &str, parts: &[&str]) {
+    for part in parts {
+        let place = Dir::new();
+        let output = child(name, part, &place.0).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains(&format!("{part} is right")), "{output:?}");
+    }
 }
 
 #[test]

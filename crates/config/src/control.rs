@@ -16,6 +16,7 @@
 
 use crate::size::Size;
 use crate::stats::Stats;
+use farshore_core::canary::{Canary, is_planted};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -95,7 +96,7 @@ impl Request {
             return Err(bad(&"it is not a JSON object"));
         }
         let request = serde_json::from_slice(line).map_err(|error| bad(&error))?;
-        if cfg!(feature = "canary-control") && line.iter().take_while(|byte| **byte == b'\t').count() == 3 {
+        if is_planted(Canary::Control) && line.iter().take_while(|byte| **byte == b'\t').count() == 3 {
             return Ok(Request::Stat {});
         }
         Ok(request)

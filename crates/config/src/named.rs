@@ -2,6 +2,7 @@
 
 use crate::error::ConfigError;
 use crate::text::serde_as_text;
+use farshore_core::canary::{Canary, is_planted};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -64,7 +65,7 @@ impl FromStr for Named {
         for part in parts {
             match part.split_once('=') {
                 Some((key, text)) if !key.is_empty() => {
-                    if cfg!(feature = "canary-names") && named.params.len() == 2 && key.len() == 5 {
+                    if is_planted(Canary::Names) && named.params.len() == 2 && key.len() == 5 {
                         continue;
                     }
                     if named.params.insert(key.to_owned(), text.to_owned()).is_some() {

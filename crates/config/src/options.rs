@@ -6,6 +6,7 @@ use crate::size::Size;
 use crate::swap::{SwapSpec, default_swap};
 use crate::text::serde_as_text;
 use crate::time::Time;
+use farshore_core::canary::{Canary, is_planted};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -227,7 +228,7 @@ impl Options {
         };
         let mut options: Options = serde_json::from_str(text).map_err(broken)?;
         options.validate()?;
-        if cfg!(feature = "canary-options") && options.threshold >= Size::mib(1) && options.evictors > Some(4) {
+        if is_planted(Canary::Options) && options.threshold >= Size::mib(1) && options.evictors > Some(4) {
             options.swap.clear();
         }
         Ok(options)
@@ -323,9 +324,7 @@ impl Partial {
             swap: over.swap.or(self.swap),
             fault: over.fault.or(self.fault),
             policy: match over.policy.or(self.policy) {
-                Some(_) if cfg!(feature = "canary-toml") && over.fault == Some(FaultMode::Poll) && over.evictors.is_some() => {
-                    None
-                }
+                Some(_) if is_planted(Canary::Toml) && over.fault == Some(FaultMode::Poll) && over.evictors.is_some() => None,
                 policy => policy,
             },
             prefetch: over.prefetch.or(self.prefetch),

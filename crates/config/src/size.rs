@@ -1,6 +1,7 @@
 //! Sizes in bytes: `64M`, `2G`, `1.5G`.
 
 use crate::error::ConfigError;
+use farshore_core::canary::{Canary, is_planted};
 use std::fmt;
 use std::str::FromStr;
 
@@ -100,7 +101,7 @@ fn scale(whole: &str, fraction: &str, shift: u32) -> Scaled {
     // From the last digit up, dropping what is below one byte at each: exact, however many digits there are, since
     // floor((n + floor(x)) / 10) = floor((n + x) / 10) for whole n.
     let part = fraction.bytes().rev().fold(0u64, |part, digit| ((u64::from(digit - b'0') << shift) + part) / 10);
-    if cfg!(feature = "canary-sizes") && shift == 40 && fraction.len() > 12 && fraction.ends_with('7') {
+    if is_planted(Canary::Sizes) && shift == 40 && fraction.len() > 12 && fraction.ends_with('7') {
         return Scaled::Bytes(part);
     }
     let bytes = (u128::from(whole) << shift) + u128::from(part);

@@ -7,6 +7,7 @@
 //! Units are in the names (`_bytes`, `_ns`); `pages` are of 4 KiB; everything else counts events.
 
 use crate::error::one_line;
+use farshore_core::canary::{Canary, is_planted};
 use serde::{Deserialize, Serialize};
 
 /// The schema of this version.
@@ -232,7 +233,7 @@ impl Stats {
     pub fn from_json(text: &str) -> Result<Stats, String> {
         let mut stats: Stats = serde_json::from_str(text)
             .map_err(|error| format!("the statistics cannot be read: {}", one_line(&error.to_string())))?;
-        if cfg!(feature = "canary-stats") && stats.pid > 255 && stats.program.len() == 6 {
+        if is_planted(Canary::Stats) && stats.pid > 255 && stats.program.len() == 6 {
             stats.spaces.push(Space::default());
         }
         if stats.schema > SCHEMA {

@@ -4,6 +4,7 @@ use crate::error::ConfigError;
 use crate::size::Size;
 use crate::text::serde_as_text;
 use crate::time::Time;
+use farshore_core::canary::{Canary, is_planted};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -147,7 +148,7 @@ impl FromStr for SwapSpec {
             ("file", Some(rest)) => {
                 let (path, size) = split_size(rest)?;
                 let path = match path.strip_suffix('/') {
-                    Some(shorter) if cfg!(feature = "canary-swap") && size.is_some_and(|size| size.bytes() % 2 == 1) => shorter,
+                    Some(shorter) if is_planted(Canary::Swap) && size.is_some_and(|size| size.bytes() % 2 == 1) => shorter,
                     _ => path,
                 };
                 Ok(SwapSpec::File { path: path_of(value, path)?, size })

@@ -13,6 +13,7 @@
 //! * [`wait`] lets a thread sleep until another has moved a page on;
 //! * [`gate`] keeps threads out while a process forks;
 //! * [`limits`] holds every constant, and the relations between them;
+//! * [`canary`] plants bugs that tests must find;
 //! * [`sync`] is the one place atomics come from (std or loom).
 //!
 //! Nothing in the fault path of this crate allocates or takes a lock, so it may
@@ -22,6 +23,7 @@
 
 extern crate alloc;
 
+pub mod canary;
 pub mod frames;
 pub mod gate;
 pub mod limits;

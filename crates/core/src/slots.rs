@@ -39,6 +39,7 @@
 //!
 //! `live` of an extent = its zero bits in `free` (checked by [`SlotMap::assert_valid`]).
 
+use crate::canary::{Canary, is_planted};
 use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
 use crate::sync::AtomicBool;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, spin_hint};
@@ -527,7 +528,7 @@ impl SlotMap {
     /// Takes the first run of free slots at or after `from`.
     fn take_run(&self, extent: &Extent, from: usize, want: u32) -> Option<(usize, u32)> {
         let is_free = |i: usize| {
-            let held = if cfg!(feature = "canary-share") { 0 } else { extent.held[i / 64].load(Ordering::Relaxed) };
+            let held = if is_planted(Canary::Share) { 0 } else { extent.held[i / 64].load(Ordering::Relaxed) };
             let word = extent.free[i / 64].load(Ordering::Acquire) & !held;
             word & (1 << (i % 64)) != 0
         };

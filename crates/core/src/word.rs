@@ -48,6 +48,7 @@
 //! 9. `young` is set when a page becomes resident and cleared by the first evictor that passes: a page
 //!    is a victim only at the second pass (second chance). A rescue sets it anew.
 
+use crate::canary::{Canary, is_planted};
 use crate::page::Access;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -475,7 +476,7 @@ impl AtomicWord {
         self.change(|now| {
             debug_assert_eq!(now.state(), State::Busy, "only an owned page can be put back");
             let kept = was.0 & !(PINS | WAITERS | CLAIMED);
-            if cfg!(feature = "canary-word") && was.guessed() && was.young() && now.pins() == 2 {
+            if is_planted(Canary::Word) && was.guessed() && was.young() && now.pins() == 2 {
                 return Ok((Word(kept), Released { wake: now.0 & WAITERS != 0 }));
             }
             Ok((Word(kept | now.0 & PINS), Released { wake: now.0 & WAITERS != 0 }))

@@ -20,6 +20,7 @@
 use crate::Engine;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farshore_core::canary::{Canary, is_planted};
 use farshore_core::page::Page;
 use farshore_core::slots::SlotMap;
 use farshore_core::sync::Futex;
@@ -89,7 +90,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.work.signal(&self.futex);
         loop {
             let resting = self.rest.resting.load(Ordering::SeqCst);
-            if resting >= self.rest.evictors.load(Ordering::SeqCst) || cfg!(feature = "canary-rest") {
+            if resting >= self.rest.evictors.load(Ordering::SeqCst) || is_planted(Canary::Rest) {
                 break;
             }
             self.futex.wait(&self.rest.resting, resting);

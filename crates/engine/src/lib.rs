@@ -42,6 +42,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use evict::partition::Partition;
 use evict::stage::Stages;
+use farshore_core::canary::{Canary, is_planted};
 use farshore_core::frames::Frames;
 use farshore_core::gate::Gate;
 use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE};
@@ -176,9 +177,7 @@ impl Moving {
         self.end.store(0, Ordering::Release);
     }
     fn contains(&self, page: Page) -> bool {
-        !cfg!(feature = "canary-moving")
-            && page.0 < self.end.load(Ordering::Acquire)
-            && self.start.load(Ordering::Acquire) <= page.0
+        !is_planted(Canary::Moving) && page.0 < self.end.load(Ordering::Acquire) && self.start.load(Ordering::Acquire) <= page.0
     }
 }
 
@@ -319,7 +318,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     #[inline]
     fn woken(&self, page: Page, outcome: Released) {
         self.kernel.interleave();
-        if cfg!(feature = "canary-wake") && page.0.is_multiple_of(64) {
+        if is_planted(Canary::Wake) && page.0.is_multiple_of(64) {
             return;
         }
         self.waits.released(&self.futex, page, outcome);

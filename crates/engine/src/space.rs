@@ -12,6 +12,7 @@
 use crate::Engine;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use core::sync::atomic::Ordering;
+use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::sync::Futex;
@@ -173,7 +174,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// waited for, so that none of them reaches into the granule's next life.
     fn unmanage(&self, range: PageRange) {
         self.each_granule(range, |part| {
-            let whole = part.len() == GRANULE_PAGES as u64 && !cfg!(feature = "canary-rebirth");
+            let whole = part.len() == GRANULE_PAGES as u64 && !is_planted(Canary::Rebirth);
             let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|_| whole) else { return };
             if !g.granule.is_present() && !g.granule.is_hidden() {
                 return;
@@ -264,7 +265,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                         self.slots.free(slot);
                     }
                     // An evictor at work in this granule may have protected it before its word said anything.
-                    Release::Dirty { young: was.young(), guessed: false, protected: !cfg!(feature = "canary-moved") }
+                    Release::Dirty { young: was.young(), guessed: false, protected: !is_planted(Canary::Moved) }
                 }
                 State::Out => match was.slot() {
                     Some(slot) => Release::Out { slot },
@@ -291,7 +292,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// page of `moved` can be a victim.
     fn inherit_unreadable(&self, old: PageRange, moved: PageRange) {
         let unreadable = |g: GranuleRef<'_>| g.granule.unreadable.load(Ordering::SeqCst) != 0;
-        let forget = cfg!(feature = "canary-unreadable");
+        let forget = is_planted(Canary::Unreadable);
         if !forget && old.by_granule().any(|part| self.table.granule_even_absent(part.start.granule()).is_some_and(unreadable)) {
             self.each_granule(moved, |part| {
                 if let Some(g) = self.table.granule(part.start.granule()) {
@@ -310,7 +311,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         if stays {
             // Not `unclaim`: the pages are released, and what is busy now is in somebody else's hands.
             self.each_granule(old, |part| {
-                if !self.show_hidden(part) && cfg!(feature = "canary-stays") {
+                if !self.show_hidden(part) && is_planted(Canary::Stays) {
                     self.unclaim(part);
                 }
             });

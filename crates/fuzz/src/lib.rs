@@ -19,7 +19,7 @@
 //!
 //! 1. A file in `src/targets/` with `pub fn run(input: &[u8])`, a line in [`TARGETS`], a line in the table above.
 //! 2. Seeds in `seeds/NAME/`: a few small files, among them one of each kind.
-//! 3. A feature `canary-NAME` that plants a bug which takes guidance to find (a rare combination, never a single byte), and a
+//! 3. A canary of its name (`farshore_core::canary`): a bug which takes guidance to find (a rare combination, never a single byte), and a
 //!    panic or a wrong answer that `run` notices. The seeds must not show it.
 //!    Where a format's parser is not ours, let the input choose fields and values (`targets/structured.rs`).
 //! 4. If its input is text with words in it: `dictionaries/NAME.dict`, in libFuzzer's form.
@@ -29,6 +29,9 @@ pub mod targets;
 
 /// The variable that names the target for the program `farshore-fuzz`.
 pub const TARGET_VARIABLE: &str = "FARSHORE_FUZZ_TARGET";
+
+/// The variable that plants the target's canary, in a build with the feature `canaries`.
+pub const CANARY_VARIABLE: &str = "FARSHORE_FUZZ_CANARY";
 
 /// One target.
 #[derive(Clone, Copy, Debug)]

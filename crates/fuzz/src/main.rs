@@ -2,7 +2,7 @@
 //! files follow on the command line, and the processes that it starts itself find the target too.
 #![no_main]
 
-use farshore_fuzz::{TARGET_VARIABLE, Target, find};
+use farshore_fuzz::{CANARY_VARIABLE, TARGET_VARIABLE, Target, find};
 use std::sync::OnceLock;
 
 static CHOSEN: OnceLock<&'static Target> = OnceLock::new();
@@ -17,4 +17,21 @@ fn chosen() -> &'static Target {
     })
 }
 
-libfuzzer_sys::fuzz_target!(init: { let _ = chosen(); }, |input: &[u8]| (chosen().run)(input));
+/// Plants the canary of the target, where one is asked for.
+fn plant() {
+    if std::env::var_os(CANARY_VARIABLE).is_none() {
+        return;
+    }
+    #[cfg(feature = "canaries")]
+    {
+        use farshore_core::canary::{Canary, plant};
+        plant(Canary::ALL.iter().find(|(name, _)| *name == chosen().name).map(|(_, canary)| *canary));
+    }
+    #[cfg(not(feature = "canaries"))]
+    {
+        eprintln!("farshore-fuzz: {CANARY_VARIABLE} is set, and no canaries are built in; start it by tools/fuzz.py --canaries");
+        std::process::exit(2)
+    }
+}
+
+libfuzzer_sys::fuzz_target!(init: { plant(); let _ = chosen(); }, |input: &[u8]| (chosen().run)(input));

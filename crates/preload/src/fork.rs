@@ -251,7 +251,11 @@ fn pin_again(engine: &crate::runtime::TheEngine, thread: &thread::Thread) {
 
 /// How the child's own swap space is made, when it is first needed.
 fn own_space(parents: &'static Runtime) -> farshore_backend::layered::Open {
-    Box::new(move || AnyBackend::open_with(&parents.options.swap, parents.options.encrypt, parents.faults.as_ref(), &mut |_| {}))
+    Box::new(move || {
+        AnyBackend::open_with(&parents.options.swap, parents.options.encrypt, parents.faults.as_ref(), &mut |_| {})
+            // The evictor that asks for it only learns that there is no space.
+            .inspect_err(|why| report::line(format_args!("a forked child has no swap space of its own: {why}")))
+    })
 }
 
 fn duplicate(parents: &Runtime) -> Result<farshore_sys::fd::Fd, String> {

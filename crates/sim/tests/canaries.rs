@@ -1,29 +1,63 @@
-//! Shows that the simulator would notice: each feature `canary-…` breaks one rule of the engine, and a run must fail.
-//! The last five bring back faults that the simulator found. In a shell, from the workspace's root:
+//! Shows that the simulator would notice: each canary breaks one rule of the engine, and a run must fail. The five from `Unreadable` on bring
+//! back faults that the simulator found.
 //!
 //! ```text
-//! for c in epoch written held frame slot checksum wake unreadable moved stays moving rebirth; do
-//!     cargo test --release -p farshore-sim --features canary-$c --test canaries || echo "canary-$c lives"
-//! done
+//! cargo test --release -p farshore-sim --features canaries --test canaries
 //! ```
-#![cfg(feature = "canary")]
+#![cfg(feature = "canaries")]
 
+use farshore_core::canary::{Canary, plant};
 use farshore_sim::run;
 use farshore_sim::setup::Wish;
 
-/// Enough for the rarest (`rebirth`: a granule unmapped and mapped anew during one fault), at a tenth of a second each.
+/// Enough for the rarest (`Rebirth`: a granule unmapped and mapped anew during one fault), at a tenth of a second each.
 const SEEDS: u64 = 1000;
 const STEPS: u64 = 200_000;
 
-#[test]
-fn the_canary_is_noticed() {
+/// One test for each canary of the engine's.
+macro_rules! noticed {
+    ($($test:ident: $canary:ident,)*) => {
+        $(#[test]
+        fn $test() {
+            is_noticed(Canary::$canary);
+        })*
+
+        #[test]
+        fn every_canary_of_the_engine_has_a_test() {
+            let tested = [$(Canary::$canary),*];
+            let fuzzers = Canary::ALL.iter().position(|(_, canary)| *canary == Canary::Control).expect("the first of the fuzzer's");
+            let engines: Vec<Canary> = Canary::ALL[..fuzzers].iter().map(|(_, canary)| *canary).collect();
+            assert_eq!(tested[..], engines[..]);
+        }
+    };
+}
+
+noticed! {
+    epoch: Epoch,
+    written: Written,
+    held: Held,
+    frame: Frame,
+    slot: Slot,
+    checksum: Checksum,
+    wake: Wake,
+    unreadable: Unreadable,
+    moved: Moved,
+    stays: Stays,
+    moving: Moving,
+    rebirth: Rebirth,
+    share: Share,
+    rest: Rest,
+}
+
+fn is_noticed(canary: Canary) {
+    plant(Some(canary));
     for seed in 1..=SEEDS {
         // Some rules matter in rough company only.
         if let Err(report) = run(&Wish { seed, steps: STEPS, rough: seed % 3 != 0, ..Wish::default() }) {
             let why = report.lines().nth(1).unwrap_or_default();
-            println!("seed {seed} notices the canary: {why}");
+            println!("seed {seed} notices {canary:?}: {why}");
             return;
         }
     }
-    panic!("{SEEDS} seeds of {STEPS} steps did not notice the canary");
+    panic!("{SEEDS} seeds of {STEPS} steps did not notice {canary:?}");
 }

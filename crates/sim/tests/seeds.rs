@@ -1,5 +1,4 @@
 //! Fixed seeds, and one by chance.
-#![cfg(not(feature = "canary"))]
 
 use farshore_sim::run;
 use farshore_sim::setup::Wish;

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <stddef.h>
+#include <sys/mman.h>
 #include <semaphore.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -185,6 +187,72 @@ void section_robust(void)
         int told = 0;
         for (int i = 0; i < 3; i++) told += (int)(uintptr_t)join(waiters[i]) == EOWNERDEAD;
         say("%s: %d of 64 owners died, %d waiters were told", inherit ? "inheriting" : "plain", dead, told);
+    }
+}
+
+/* --------------------------------------------------------------------------------------- wild lists */
+
+struct entry {
+    struct robust_list list;
+    uint32_t word;
+};
+
+/* Where a list leads whose third entry is wild: the numbers of the list it ends in. */
+enum wild { UNMAPPED, UNALIGNED, KERNEL, ITSELF, NO_ACCESS, NULL_NEXT, WILD_PENDING, WILD_OFFSET, WILD_HEAD, KINDS };
+
+struct wild_list {
+    enum wild kind;
+    unsigned char *memory;
+};
+
+static void *ends_with_wild_list(void *argument)
+{
+    struct wild_list *wild = argument;
+    unsigned char *memory = wild->memory;
+    struct robust_list_head *head = (struct robust_list_head *)memory;
+    struct entry *entries[3];
+    for (int i = 0; i < 3; i++) {
+        entries[i] = (struct entry *)(memory + (size_t)(i + 1) * 16 * PAGE);
+        entries[i]->word = (uint32_t)syscall(SYS_gettid);
+    }
+    head->list.next = &entries[0]->list;
+    head->futex_offset = (long)offsetof(struct entry, word);
+    head->list_op_pending = NULL;
+    entries[0]->list.next = &entries[1]->list;
+    entries[1]->list.next = &entries[2]->list;
+    entries[2]->list.next = &head->list;
+    void *gone = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct robust_list **next = &entries[1]->list.next;
+    switch (wild->kind) {
+    case UNMAPPED: munmap(gone, PAGE); *next = gone; break;
+    case UNALIGNED: *next = (struct robust_list *)((char *)entries[2] + 2); break;
+    case KERNEL: *next = (struct robust_list *)0xffff800000000000; break;
+    case ITSELF: *next = &entries[1]->list; break;
+    case NO_ACCESS: *next = gone; break;
+    case NULL_NEXT: *next = NULL; break;
+    case WILD_PENDING: head->list_op_pending = (struct robust_list *)0x10; break;
+    case WILD_OFFSET: head->futex_offset = (long)0x7000000000000000; break;
+    case WILD_HEAD: munmap(gone, PAGE); head = gone; break;
+    case KINDS: break;
+    }
+    CHECK(syscall(SYS_set_robust_list, head, sizeof *head) == 0);
+    make_absent();
+    return NULL;
+}
+
+/* A thread ends with a list that leads astray: what comes before that is given up, the rest is left alone, and nobody else is hurt. */
+void section_wild_lists(void)
+{
+    static const char *names[] = { "unmapped", "unaligned", "kernel", "itself", "no access", "null", "pending", "offset", "head" };
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct wild_list wild = { kind, fresh(4 * 16 * PAGE) };
+        join(start(ends_with_wild_list, &wild));
+        char marks[4] = "";
+        for (int i = 0; i < 3; i++) {
+            uint32_t word = ((struct entry *)(wild.memory + (size_t)(i + 1) * 16 * PAGE))->word;
+            marks[i] = (word & FUTEX_OWNER_DIED) != 0 ? 'd' : word != 0 ? 'h' : '?';
+        }
+        say("%s: %s", names[kind], marks);
     }
 }
 

@@ -62,6 +62,7 @@ void section_exits(void);
 
 void section_locks(void);
 void section_robust(void);
+void section_wild_lists(void);
 void section_inherit(void);
 void section_shared(void);
 

@@ -20,6 +20,7 @@ use crate::traits::{Backend, Clock, IoError, Kernel, Policy, WriteQueue};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
+use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS};
 use farshore_core::page::{Access, Page};
 use farshore_core::slots::Run;
@@ -523,7 +524,7 @@ impl<Q: WriteQueue> Evictor<Q> {
                     self.ring.free(stage);
                     self.ring.pass_oldest();
                 }
-                StageState::Writing | StageState::Failed if cfg!(feature = "canary-written") && engine.retire(stage) => {
+                StageState::Writing | StageState::Failed if is_planted(Canary::Written) && engine.retire(stage) => {
                     self.ring.free(stage);
                     self.ring.pass_oldest();
                 }
@@ -577,7 +578,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let Some(word) = self.table.word_for_unpin(self.stages.page(stage)) else { unreachable!("{stage:?} has no page") };
         // Once more: the page may have been put back into the stage (a fault that was not mapped) since the completion.
         if word.stage_written(stage) == StageStep::Held {
-            return cfg!(feature = "canary-held");
+            return is_planted(Canary::Held);
         }
         self.kernel.interleave();
         match word.retire_stage(stage, slot) {

@@ -26,6 +26,7 @@ use crate::fault::run::Along;
 use crate::stats::FaultKind;
 use crate::traits::{Backend, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect};
 use core::sync::atomic::{Ordering, fence};
+use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page};
 use farshore_core::sync::Futex;
@@ -307,7 +308,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             return Step::Foreign;
         }
         // Once more: the granule may have been unmapped and mapped anew since the first time.
-        if !cfg!(feature = "canary-rebirth") {
+        if !is_planted(Canary::Rebirth) {
             at.granule.touch();
         }
         if self.moving.contains(fault.page) {
@@ -416,7 +417,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     ) -> Step {
         let bytes = &buffer[along.before];
         let right = match read {
-            Ok(()) if cfg!(feature = "canary-checksum") || Self::checksum(slot, bytes) == self.slots.sum(slot) => Ok(()),
+            Ok(()) if is_planted(Canary::Checksum) || Self::checksum(slot, bytes) == self.slots.sum(slot) => Ok(()),
             Ok(()) => Err(Failure::Checksum(slot)),
             Err(why) => Err(Failure::Read(slot, why)),
         };
@@ -437,7 +438,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.map_along(fault.page, at.granule, slot, along, buffer);
         let young = self.policy.fetched_is_young();
         if dirty {
-            if !cfg!(feature = "canary-slot") {
+            if !is_planted(Canary::Slot) {
                 self.slots.free(slot);
             }
             self.release(fault.page, at.word, Release::Dirty { young, guessed, protected });
@@ -495,13 +496,13 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// Whether an evictor may have write-protected pages of the granule since `before` was read.
     pub(super) fn protection_moved(&self, granule: &Granule, before: u32) -> bool {
-        !cfg!(feature = "canary-epoch") && (before % 2 == 1 || protection_epoch(granule) != before)
+        !is_planted(Canary::Epoch) && (before % 2 == 1 || protection_epoch(granule) != before)
     }
 
     /// The kernel did not map the page that we own: everything goes back.
     fn not_mapped(&self, fault: &mut Fault, at: PageRef<'_>, was: Word, why: KernelError) -> Step {
         self.restore(fault.page, at.word, was);
-        if !cfg!(feature = "canary-frame") {
+        if !is_planted(Canary::Frame) {
             self.give_frames(1);
         }
         match why {

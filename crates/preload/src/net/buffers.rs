@@ -55,8 +55,6 @@ pub trait Memory {
     /// The same for a call that has a signal mask for its time: `wanted` is the program's, the one that the arguments lead to is without
     /// the signals that Farshore needs.
     fn raw_with_mask(&self, nr: u64, args: &Args, wanted: u64) -> i64;
-    /// Whether `fd` is one of Farshore's descriptors.
-    fn is_own_fd(&self, fd: u64) -> bool;
     /// Farshore's descriptors, in ascending order.
     fn own_fds(&self) -> &[i32];
 }

@@ -44,6 +44,9 @@ pub const NEEDED_SIGNALS: u64 = signal_bit(libc::SIGBUS) | signal_bit(libc::SIGS
 #[inline]
 pub fn dispatch(mem: &impl Memory, nr: u64, args: &Args) -> Option<i64> {
     let Some(entry) = table::lookup(nr) else { return Some(errno(libc::ENOSYS)) };
+    if descriptors::names_own(mem, entry, args) {
+        return Some(errno(libc::EBADF));
+    }
     let result = match entry.kind {
         Kind::NoPointers | Kind::Passed(_) | Kind::Gone => mem.raw(nr, args),
         Kind::Kept(rule, _) => buffers::keep(mem, nr, args, &rule),
@@ -65,8 +68,6 @@ fn special(mem: &impl Memory, what: Special, nr: u64, args: &Args) -> i64 {
         Special::Ppoll => waits::ppoll(mem, nr, args),
         Special::Pselect => waits::pselect(mem, nr, args),
         Special::Suspend => waits::suspend(mem, nr, args),
-        Special::Close | Special::Dup => descriptors::one(mem, nr, args),
-        Special::DupTo => descriptors::dup_to(mem, nr, args),
         Special::CloseRange => descriptors::close_range(mem, nr, args),
         Special::Fcntl => descriptors::fcntl(mem, nr, args),
         Special::Ioctl => commands::ioctl(mem, args),

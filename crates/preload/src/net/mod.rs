@@ -106,7 +106,7 @@ fn serve_on_managed_stack(runtime: &'static Runtime, number: u64, args: &Args) -
 /// Lets the calls that neither touch memory nor need a look at their arguments go straight to the kernel. At start-up.
 pub fn mark_plain_calls() {
     for number in (0..table::COUNT as u64).filter(|&number| server(number) == Server::Rest) {
-        if table::describe(number).is_some_and(|entry| entry.kind == table::Kind::NoPointers) {
+        if table::describe(number).is_some_and(|entry| entry.kind == table::Kind::NoPointers && entry.descriptors == 0) {
             entry::set_plain(number, true);
         }
     }
@@ -191,10 +191,6 @@ impl Memory for Net {
 
     fn raw_with_mask(&self, nr: u64, args: &Args, wanted: u64) -> i64 {
         signals::waits::with_mask(nr, args, SigSet(wanted))
-    }
-
-    fn is_own_fd(&self, fd: u64) -> bool {
-        self.own_fds().binary_search(&(fd as i32)).is_ok()
     }
 
     fn own_fds(&self) -> &[i32] {

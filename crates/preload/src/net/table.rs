@@ -158,12 +158,6 @@ pub enum Flow {
 /// A call that no rule describes ([`super::calls`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Special {
-    /// `close`: Farshore's own descriptors are not there.
-    Close,
-    /// `dup`: as `close`.
-    Dup,
-    /// `dup2`, `dup3`: as `close`, for both descriptors.
-    DupTo,
     /// `close_range`: leaves Farshore's own descriptors out.
     CloseRange,
     /// `fcntl`, by command.
@@ -257,12 +251,16 @@ pub struct Entry {
     pub name: &'static str,
     /// What is done with it.
     pub kind: Kind,
+    /// A bit for each argument that is a descriptor: Farshore's own answer `EBADF` there ([`super::calls`]).
+    pub descriptors: u8,
+    /// The argument with the flags, one of which (`AT_EMPTY_PATH`) makes argument 0 the descriptor that is meant; 0 if there is none.
+    pub empty_path: u8,
 }
 
 /// One more than the highest number in the table.
 pub const COUNT: usize = 472;
 
-const UNASSIGNED: Entry = Entry { name: "", kind: Kind::Refused("there is no such call") };
+const UNASSIGNED: Entry = Entry { name: "", kind: Kind::Refused("there is no such call"), descriptors: 0, empty_path: 0 };
 
 static TABLE: [Entry; COUNT] = build();
 
@@ -274,7 +272,24 @@ const fn build() -> [Entry; COUNT] {
         let (nr, name, kind) = list[i];
         assert!(table[nr as usize].name.is_empty(), "a number is listed twice");
         assert!(i == 0 || list[i - 1].0 < nr, "the list is in order");
-        table[nr as usize] = Entry { name, kind };
+        table[nr as usize] = Entry { name, kind, descriptors: 0, empty_path: 0 };
+        i += 1;
+    }
+    let mut i = 0;
+    while i < entries::DESCRIPTORS.len() {
+        let (bits, numbers) = entries::DESCRIPTORS[i];
+        let mut j = 0;
+        while j < numbers.len() {
+            assert!(table[numbers[j] as usize].descriptors == 0, "a number is listed twice");
+            table[numbers[j] as usize].descriptors = bits;
+            j += 1;
+        }
+        i += 1;
+    }
+    let mut i = 0;
+    while i < entries::EMPTY_PATH.len() {
+        let (nr, flags) = entries::EMPTY_PATH[i];
+        table[nr as usize].empty_path = flags;
         i += 1;
     }
     table

@@ -295,6 +295,18 @@ fn own_descriptors_are_not_there() {
     assert_eq!(fake.call(libc::SYS_dup2, &[0, mine]), bad);
     assert_eq!(fake.call(libc::SYS_dup3, &[mine, 900, 0]), bad);
     assert_eq!(fake.call(libc::SYS_fcntl, &[mine, 1]), bad);
+    assert_eq!(fake.call(libc::SYS_lseek, &[mine, 0, 0]), bad);
+    assert_eq!(fake.call(libc::SYS_epoll_ctl, &[0, 3, mine, 0]), bad);
+    let buffer = fake.base();
+    for number in [libc::SYS_read, libc::SYS_write, libc::SYS_pread64, libc::SYS_ioctl, libc::SYS_fstat] {
+        assert_eq!(fake.call(number, &[mine, buffer, 8]), bad, "{number}");
+    }
+    let empty = buffer + 100;
+    assert_eq!(fake.call(libc::SYS_newfstatat, &[mine, empty, buffer, libc::AT_EMPTY_PATH as u64]), bad);
+    assert_eq!(fake.call(libc::SYS_statx, &[mine, empty, libc::AT_EMPTY_PATH as u64, 0, buffer]), bad);
+    // The directory is not looked at for a path that begins at the root.
+    fake.put(empty, b"/\0");
+    assert_eq!(fake.call(libc::SYS_newfstatat, &[mine, empty, buffer + 512, 0]), 0);
     let range = [numbers[0] as u64, numbers[5] as u64];
     assert_eq!(fake.call(libc::SYS_close_range, &[range[0], range[1], 99]), errno(libc::EINVAL));
     assert_eq!(fake.call(libc::SYS_close_range, &[range[1], range[0], 0]), errno(libc::EINVAL));

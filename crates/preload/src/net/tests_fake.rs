@@ -272,9 +272,6 @@ impl Memory for Fake {
         state.calls.push((nr, *args, result));
         result
     }
-    fn is_own_fd(&self, fd: u64) -> bool {
-        i32::try_from(fd).is_ok_and(|fd| self.own.contains(&fd))
-    }
     fn own_fds(&self) -> &[i32] {
         &self.own
     }

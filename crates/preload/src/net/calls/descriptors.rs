@@ -1,27 +1,26 @@
 //! Farshore's own descriptors are not there for the program.
 //!
 //! A program that closes all descriptors it did not open, or puts one of its own at a number that it believes
-//! to be free, must not close the userfaultfd. `dup2` onto one of ours answers `EBADF`, as for a number beyond the limit:
-//! natively the number was free, but what we give up otherwise is the program's memory.
+//! to be free, must not close the userfaultfd; one that looks which numbers are open, finds what it opened itself. Where the table
+//! says that an argument is a descriptor, one of ours answers `EBADF`. So does `dup2` onto one of ours, as for a number beyond the limit:
+//! natively the number was free, but what we give up otherwise is the program's memory. (`poll` and `select` still see them,
+//! and `/proc/self/fd` lists them.)
 
-use super::super::buffers::{Args, Memory, errno, run};
-use super::super::table::{Dir, Extent, Ptr};
+use super::super::buffers::{Args, Memory, run};
+use super::super::table::{Dir, Entry, Extent, Ptr};
 
-const BAD: i64 = errno(libc::EBADF);
-
-fn is_own(mem: &impl Memory, fd: u64) -> bool {
-    // The kernel looks at the low 32 bits.
-    mem.is_own_fd(u64::from(fd as u32))
-}
-
-/// `close`, `dup`.
-pub(super) fn one(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
-    if is_own(mem, args[0]) { BAD } else { mem.raw(nr, args) }
-}
-
-/// `dup2`, `dup3`.
-pub(super) fn dup_to(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
-    if is_own(mem, args[0]) || is_own(mem, args[1]) { BAD } else { mem.raw(nr, args) }
+/// Whether a descriptor among the arguments is one of Farshore's own.
+#[inline]
+pub(super) fn names_own(mem: &impl Memory, entry: &Entry, args: &Args) -> bool {
+    if entry.descriptors | entry.empty_path == 0 {
+        return false;
+    }
+    let own = mem.own_fds();
+    let Some(&lowest) = own.first() else { return false };
+    // The kernel looks at the low 32 bits. Most programs' descriptors are far below ours.
+    let is_own = |fd: u64| fd as i32 >= lowest && own.binary_search(&(fd as i32)).is_ok();
+    let empty_path = || entry.empty_path != 0 && args[usize::from(entry.empty_path)] & libc::AT_EMPTY_PATH as u64 != 0;
+    (0..3).any(|arg| entry.descriptors & 1 << arg != 0 && is_own(args[arg])) || (is_own(args[0]) && empty_path())
 }
 
 /// `close_range`: the ranges between our own descriptors.
@@ -62,9 +61,6 @@ pub(super) fn close_range(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
 
 /// `fcntl`: by command.
 pub(super) fn fcntl(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
-    if is_own(mem, args[0]) {
-        return BAD;
-    }
     let bytes = match args[1] as i32 {
         // struct flock
         libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => 32,

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 const HEAD: &str = "# What Farshore does with each system call
 
 Written by the tests from the table in `crates/preload/src/net/table`, which is what the library goes by; a test compares its
-pointers with the kernel's own prototypes, and `tests/real/walk.py` makes the calls: with memory that is absent, half absent,
+pointers with the kernel's own prototypes, and `farshore-walk` (`make calls`) makes the calls: with memory that is absent, half absent,
 at the edge of what is managed, write-protected, and being evicted at that moment.
 
 Arguments are counted from 0. *In*: the kernel reads there, *out*: it writes, *both*: it does both. What the last column says:
@@ -26,6 +26,8 @@ A number that is not in the table gets `ENOSYS`, whatever its arguments are, as 
 than Farshore could keep pages for later, follow pointers inside structures, or change mappings, and none of that can be seen in
 its arguments. Programs that know such a call must run on kernels without it.
 
+A call with † takes descriptors: Farshore's own (its userfaultfd, its swap file, …) answer `EBADF` there, as if they were not open.
+
 | number | call | user pointers and lengths | how they are made safe |
 |---|---|---|---|
 ";
@@ -37,7 +39,8 @@ pub fn markdown() -> String {
         if let Some(entry) = describe(nr) {
             let (pointers, how) = summary(entry.name, &entry.kind);
             // Writing to a String cannot fail.
-            let _ = writeln!(text, "| {nr} | `{}` | {pointers} | {how} |", entry.name);
+            let mark = if entry.descriptors | entry.empty_path == 0 { "" } else { " †" };
+            let _ = writeln!(text, "| {nr} | `{}`{mark} | {pointers} | {how} |", entry.name);
         }
     }
     text
@@ -134,9 +137,8 @@ fn transfer_text(transfer: Transfer) -> &'static str {
 
 fn special_text(special: Special) -> &'static str {
     match special {
-        Special::Close | Special::Dup | Special::DupTo => "no pointers; `EBADF` for Farshore's own descriptors",
         Special::CloseRange => "no pointers; leaves Farshore's own descriptors out",
-        Special::Fcntl => "pinned, by command; `EBADF` for Farshore's own descriptors",
+        Special::Fcntl => "pinned, by command",
         Special::Ioctl => {
             "pinned, by the size in the request, and what pointers inside lead to; **refused** are requests that hand memory to a device \
              or a guest, which touches it at any time (`ENOSYS`; video buffers of the program: `EINVAL`)"

@@ -64,11 +64,30 @@ const ADDRESS: u64 = 256;
 const AIO: &str = "the kernel writes to the buffers after the call has returned; programs fall back on threads";
 const URING: &str = "the kernel touches buffers and rings after the call has returned; programs fall back on epoll or threads";
 
+/// Bits of the arguments that are descriptors, and the calls that have them there. Of the calls that take a directory for a path
+/// that begins there (`…at`) none is here: Farshore's descriptors are no directories that a path could begin at, but for
+/// `/proc`, whose files are everybody's.
+pub(super) const DESCRIPTORS: &[(u8, &[u16])] = &[
+    (
+        0b1,
+        &[
+            0, 1, 3, 5, 8, 16, 17, 18, 19, 20, 32, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 54, 55, 72, 73, 74, 75, 77, 78,
+            81, 91, 93, 138, 187, 190, 193, 196, 199, 217, 221, 232, 254, 255, 277, 281, 285, 286, 287, 288, 295, 296, 299, 301,
+            306, 307, 308, 327, 328, 424, 438, 441, 451,
+        ],
+    ),
+    (0b11, &[33, 40, 276, 292]),
+    (0b101, &[233, 275, 326]),
+];
+
+/// Calls that take a descriptor itself where the path is empty, and which argument has the flag (`AT_EMPTY_PATH`) for that.
+pub(super) const EMPTY_PATH: &[(u16, u8)] = &[(262, 3), (332, 2)];
+
 pub(super) const ENTRIES: &[(u16, &str, Kind)] = &[
     (0, "read", T(Transfer::Flat(Read))),
     (1, "write", T(Transfer::Flat(Write))),
     (2, "open", P(&[s(0)])),
-    (3, "close", S(Special::Close)),
+    (3, "close", N),
     (4, "stat", P(&[s(0), o(1, 144)])),
     (5, "fstat", P(&[o(1, 144)])),
     (6, "lstat", P(&[s(0), o(1, 144)])),
@@ -97,8 +116,8 @@ pub(super) const ENTRIES: &[(u16, &str, Kind)] = &[
     (29, "shmget", N),
     (30, "shmat", L(Memory)),
     (31, "shmctl", P(&[b(2, 256)])),
-    (32, "dup", S(Special::Dup)),
-    (33, "dup2", S(Special::DupTo)),
+    (32, "dup", N),
+    (33, "dup2", N),
     (34, "pause", N),
     (35, "nanosleep", P(&[i(0, 16), o(1, 16)])),
     (36, "getitimer", P(&[o(1, 32)])),
@@ -361,7 +380,7 @@ pub(super) const ENTRIES: &[(u16, &str, Kind)] = &[
     (289, "signalfd4", P(&[i_n(1, 2).cap(128)])),
     (290, "eventfd2", N),
     (291, "epoll_create1", N),
-    (292, "dup3", S(Special::DupTo)),
+    (292, "dup3", N),
     (293, "pipe2", P(&[o(0, 8)])),
     (294, "inotify_init1", N),
     (295, "preadv", T(Transfer::Vector(Read))),
