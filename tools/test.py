@@ -6,7 +6,7 @@
     tools/test.py unit sim        these parts alone
     tools/test.py --seed 4711     the simulation's random seeds from here on, to see a failure again
 
-A part that fails does not stop the later ones. What a part prints goes to a log in the target directory; the screen shows how
+A part that fails does not stop the later ones. Once the build is made, parts that use one processor run beside the others. What a part prints goes to a log in the target directory; the screen shows how
 it goes on, and the end of the log if it fails. The counts are the parts' own (cargo's tests, simulated seeds, real programs), so a
 test that says "skipped: why" counts as skipped and not as passed, and a part in which nothing ran has failed. Each
 part has a time after which it counts as hung: its processes are described (threads, kernel stacks) and ended.
@@ -18,11 +18,11 @@ import argparse
 import os
 import random
 import re
-import resource
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import namedtuple
 
@@ -47,8 +47,11 @@ Command = namedtuple("Command", "argv count env", defaults=({},))
 LONG = "-long"
 # Short forms that do not fit into the time of `make test` on two cores beside the rest: with --long, or by name.
 SLOW = ("fuzz-canaries", "suites")
-# A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs.
-Part = namedtuple("Part", "name what commands minutes shown missing needs_build", defaults=(r"(?!)", lambda: None, False))
+# A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs;
+# `aside`: it uses one processor, and runs beside the others.
+Part = namedtuple("Part", "name what commands minutes shown missing needs_build aside", defaults=(r"(?!)", lambda: None, False, False))
+# What came of a part.
+Row = namedtuple("Row", "counts seconds cpu remark")
 
 
 class Counts:
@@ -189,9 +192,10 @@ def parts(seed):
              [cargo_test("-p", "farshore-core", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
              15, tests),
         Part("miri", "undefined behaviour in core",
-             [cargo_test("-p", "farshore-core", toolchain=NIGHTLY, env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 15, tests, miri_missing),
+             [cargo_test("-p", "farshore-core", toolchain=NIGHTLY, env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 15, tests, miri_missing, aside=True),
         Part("real", "real programs, natively and under farshore",
-             [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line)], 20, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line)], 30, r"", needs_build=True,
+             aside=True),
         Part("calls", "every system call, blocked threads, debuggers: natively and under farshore",
              [Command([sys.executable, os.path.join(real, "calls.py")], count_last_line)], 10, r"", needs_build=True),
         Part("threads", "threads, signals, limits, filters, allocators: natively and under farshore",
@@ -213,7 +217,7 @@ def parts(seed):
         Part("bench", "farshore bench: what it measures, and that nothing stays behind",
              [Command([sys.executable, os.path.join(ROOT, "tests", "bench", "run.py")], count_last_line)], 10, r"", needs_build=True),
         Part("report", "the report of farshore bench in a browser",
-             [Command([sys.executable, os.path.join(ROOT, "tests", "report", "check.py")], count_last_line)], 10, r""),
+             [Command([sys.executable, os.path.join(ROOT, "tests", "report", "check.py")], count_last_line)], 10, r"", aside=True),
     ]
 
 
@@ -223,8 +227,11 @@ def parts(seed):
 class Running:
     """One command of a part: its output to the log and, filtered, to the screen; ended when its time is over."""
 
+    # All that run now.
+    now = set()
+
     def __init__(self, command, part, log, seconds):
-        self.log, self.shown, self.lines, self.hung = log, re.compile(part.shown), [], False
+        self.log, self.name, self.shown, self.lines, self.hung, self.cpu = log, part.name, re.compile(part.shown), [], False, 0
         self.deadline = time.monotonic() + seconds
         environment = {key: value for key, value in os.environ.items() if key not in ("FARSHORE_OPTIONS", "FARSHORE_FAULTY", "LD_PRELOAD")}
         environment.update(CARGO_TARGET_DIR=TARGET, CARGO_TERM_COLOR="never", PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1")
@@ -233,6 +240,7 @@ class Running:
         # A session of its own: so that all of it can be found and ended.
         self.process = subprocess.Popen(command.argv, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, start_new_session=True)
+        Running.now.add(self)
 
     def write(self, text):
         """To the log, at once: whoever watches a hang reads it."""
@@ -249,7 +257,7 @@ class Running:
                     self.line(line)
             if rest:
                 self.line(rest)
-            return self.process.wait(max(1, self.deadline - time.monotonic()))
+            return self.wait()
         except subprocess.TimeoutExpired:
             self.hung = True
             for pid in harness.session_pids(self.process.pid):
@@ -258,6 +266,18 @@ class Running:
         finally:
             if self.process.poll() is None or self.hung:
                 self.end()
+            Running.now.discard(self)
+
+    def wait(self):
+        """Waits for the end; returns the exit status."""
+        while os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() > self.deadline:
+                raise subprocess.TimeoutExpired(self.process.args, 0)
+            time.sleep(0.02)
+        # Of itself and of all that it waited for. Unlike the time by the clock, it does not depend on what else the machine does.
+        with open(f"/proc/{self.process.pid}/stat", encoding="utf-8", errors="replace") as file:
+            self.cpu = sum(map(int, file.read().rpartition(")")[2].split()[11:15])) / os.sysconf("SC_CLK_TCK")
+        return self.process.wait()
 
     def read(self):
         """What there is; nothing at the end. Not a plain read: a process that outlives its session could keep the pipe open."""
@@ -271,7 +291,7 @@ class Running:
         self.lines.append(text)
         self.write(text)
         if self.shown.match(text):
-            print(f"    {text}", flush=True)
+            say(f"    {self.name}: {text}")
 
     def end(self):
         """Ends what is left: first as Ctrl-C does, so that drivers take down what they made."""
@@ -284,17 +304,18 @@ class Running:
 
 
 def run_part(part):
-    """Runs all commands of a part; returns its Counts, seconds and what to remark."""
+    """Runs all commands of a part."""
     reason = part.missing()
     if reason:
-        return Counts(skipped=1), 0, f"skipped: {reason}"
-    total, remark, started = Counts(), "", time.monotonic()
+        return Row(Counts(skipped=1), 0, 0, f"skipped: {reason}")
+    total, cpu, remark, started = Counts(), 0, "", time.monotonic()
     path = os.path.join(LOGS, f"{part.name}.log")
     with open(path, "w", encoding="utf-8") as log:
         for command in part.commands:
             running = Running(command, part, log, max(1, part.minutes * 60 - (time.monotonic() - started)))
             status = running.follow()
             counts = command.count(running.lines)
+            cpu += running.cpu
             if running.hung:
                 remark = f"no end after {part.minutes} minutes"
             elif status != 0:
@@ -309,36 +330,66 @@ def run_part(part):
                 break
     if total.failed:
         show_tail(path)
-    return total, time.monotonic() - started, remark
+    return Row(total, time.monotonic() - started, cpu, remark)
+
+
+screen = threading.Lock()
+
+
+def say(text):
+    """To the screen, whole: two parts may want to."""
+    with screen:
+        print(text, flush=True)
 
 
 def show_tail(path):
     """The end of a log."""
     with open(path, encoding="utf-8") as log:
         lines = log.read().splitlines()
-    print(f"--- the last lines of {path}")
-    print("\n".join(lines[-TAIL_LINES:]))
-    print("---", flush=True)
+    say("\n".join([f"--- the last lines of {path}", *lines[-TAIL_LINES:], "---"]))
 
 
-def cpu_seconds():
-    """Processor time of all commands so far: unlike the time by the clock, it does not depend on what else the machine does."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+class Results:
+    """Runs parts one after the other, in more than one thread at a time, and keeps what came of them."""
+
+    def __init__(self):
+        self.rows, self.built = {}, True
+
+    def run(self, some):
+        """These parts."""
+        for part in some:
+            say(f"{part.name}: {part.what}")
+            if part.needs_build and not self.built:
+                row = Row(Counts(failed=1), 0, 0, "not run: the build failed")
+            else:
+                row = run_part(part)
+            if part.name == "build":
+                self.built = row.counts.failed == 0
+            say(f"{part.name}: {row.counts}, {clock(row.seconds)}{', ' + row.remark if row.remark else ''}")
+            self.rows[part.name] = row
+
+    def run_all(self, chosen):
+        """All of them, those that need one processor beside the others."""
+        first = next((n + 1 for n, part in enumerate(chosen) if part.name == "build"), 0)
+        self.run(chosen[:first])
+        aside = threading.Thread(target=self.run, args=([part for part in chosen[first:] if part.aside],), daemon=True)
+        aside.start()
+        self.run([part for part in chosen[first:] if not part.aside])
+        aside.join()
 
 
 def clock(seconds):
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
-def table(rows):
+def table(rows, seconds):
     """Times and counts of all parts."""
-    print(f"\n{'part':13} {'time':>6} {'cpu':>6} {'passed':>7} {'failed':>7} {'skipped':>8}")
-    total = Counts()
-    for name, counts, seconds, cpu, remark in rows:
-        total.add(counts)
-        print(f"{name:13} {clock(seconds):>6} {clock(cpu):>6} {counts.passed:7} {counts.failed:7} {counts.skipped:8}  {remark}".rstrip())
-    print(f"{'all':13} {clock(sum(row[2] for row in rows)):>6} {clock(sum(row[3] for row in rows)):>6}\n{total}", flush=True)
+    lines, total = [f"\n{'part':13} {'time':>6} {'cpu':>6} {'passed':>7} {'failed':>7} {'skipped':>8}"], Counts()
+    for name, row in rows:
+        total.add(row.counts)
+        numbers = f"{row.counts.passed:7} {row.counts.failed:7} {row.counts.skipped:8}"
+        lines.append(f"{name:13} {clock(row.seconds):>6} {clock(row.cpu):>6} {numbers}  {row.remark}".rstrip())
+    say("\n".join([*lines, f"{'all':13} {clock(seconds):>6} {clock(sum(row.cpu for _, row in rows)):>6}", str(total)]))
     return total
 
 
@@ -377,23 +428,17 @@ def main():
     if any(part.needs_build for part in chosen) and not any(part.name == "build" for part in chosen):
         chosen.insert(0, next(part for part in everything if part.name == "build"))
     os.makedirs(LOGS, exist_ok=True)
-    rows, built = [], True
-    for part in chosen:
-        print(f"{part.name}: {part.what}", flush=True)
-        cpu = cpu_seconds()
-        if part.needs_build and not built:
-            counts, seconds, remark = Counts(failed=1), 0, "not run: the build failed"
-        else:
-            counts, seconds, remark = run_part(part)
-        if part.name == "build":
-            built = counts.failed == 0
-        print(f"{part.name}: {counts}, {clock(seconds)}{', ' + remark if remark else ''}", flush=True)
-        rows.append((part.name, counts, seconds, cpu_seconds() - cpu, remark))
-    return 1 if table(rows).failed else 0
+    results, started = Results(), time.monotonic()
+    results.run_all(chosen)
+    # A part without a row: its thread died of a bug of ours, and said so.
+    rows = [(part.name, results.rows.get(part.name, Row(Counts(failed=1), 0, 0, "not run"))) for part in chosen]
+    return 1 if table(rows, time.monotonic() - started).failed else 0
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
+        for left in list(Running.now):
+            left.end()
         sys.exit(130)

@@ -23,9 +23,9 @@ LEFT_OUT = {
 # What memory, processes, threads, signals and descriptors are to a program: they come first, since they take longest and find most.
 FIRST = ("test_concurrent_futures", "test_multiprocessing_fork", "test_multiprocessing_spawn", "test_multiprocessing_forkserver", "test_asyncio", "test_signal",
          "test_ssl", "test_io", "test_socket", "test_subprocess", "test_threading", "test_mmap", "test_logging", "test_faulthandler", "test_largefile")
-# The short form: half a minute natively, for what a fast change breaks first.
-SHORT = ("test_mmap", "test_signal", "test_fork1", "test_thread", "test_array", "test_memoryview", "test_bytes", "test_struct", "test_select",
-         "test_os", "test_posix", "test_fcntl", "test_selectors", "test_dict", "test_list")
+# The short form: ten seconds natively, for what a fast change breaks first.
+SHORT = ("test_mmap", "test_fork1", "test_thread", "test_array", "test_memoryview", "test_bytes", "test_struct", "test_select",
+         "test_os", "test_posix", "test_fcntl", "test_dict", "test_list")
 
 
 class Module(Unit):

@@ -19,7 +19,7 @@ LEFT_OUT = {
     "unit/tls": "needs the certificates of a build",
     "unit/printver": "prints the version, and tests nothing",
 }
-SHORT = ("unit/dump", "unit/type/incr", "unit/type/string", "unit/bitops", "unit/sort", "unit/keyspace", "integration/rdb", "unit/aofrw")
+SHORT = ("unit/dump", "unit/type/incr", "unit/bitops", "unit/keyspace", "integration/rdb")
 # Ports of a unit: servers, and 10000 above them the buses of clusters.
 FIRST_PORT, PORTS = 21000, 400
 

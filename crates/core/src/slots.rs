@@ -57,7 +57,7 @@ const SEARCH_MAX: u32 = 4096;
 /// Children whose slots are held apart from each other's. More have the last one's.
 const SHARES_MAX: usize = 32;
 /// Extents that are kept ready: 64 MiB of swap space.
-const SPARES: usize = 32;
+const SPARES: usize = if cfg!(miri) { 8 } else { 32 };
 
 struct Extent {
     /// Bit set: slot free.
@@ -740,13 +740,13 @@ mod tests {
 
     #[test]
     fn what_a_child_may_read_is_not_given_out_again() {
-        let map = SlotMap::new(Some(12 * EXTENT_SLOTS as u64));
+        let map = SlotMap::new(Some(if cfg!(miri) { 4 } else { 12 } * EXTENT_SLOTS as u64));
         let first = map.reserve_run(300).unwrap();
         let share = map.share();
         (0..300).for_each(|i| map.free(first.first.plus(i)));
         assert_eq!(map.live(), 0);
         let mut later = BTreeSet::new();
-        for _ in 0..20 {
+        for _ in 0..if cfg!(miri) { 4 } else { 20 } {
             let run = map.reserve_run(256).unwrap();
             (0..u64::from(run.len)).for_each(|i| assert!(later.insert(run.first.plus(i).number())));
         }
@@ -882,7 +882,7 @@ mod tests {
     fn runs_lie_side_by_side_and_never_overlap() {
         let map = SlotMap::new(None);
         let mut used = BTreeSet::new();
-        for _ in 0..20 {
+        for _ in 0..if cfg!(miri) { 4 } else { 20 } {
             let run = map.reserve_run(100).unwrap();
             for i in 0..u64::from(run.len) {
                 assert!(used.insert(run.first.plus(i).number()));
@@ -914,7 +914,7 @@ mod tests {
     #[test]
     fn freed_room_is_used_before_the_space_grows() {
         let map = SlotMap::new(None);
-        for _ in 0..if cfg!(miri) { 5 } else { 50 } {
+        for _ in 0..if cfg!(miri) { 2 } else { 50 } {
             let runs: Vec<Run> = (0..8).map(|_| map.reserve_run(256).unwrap()).collect();
             for run in runs {
                 for i in 0..u64::from(run.len) {

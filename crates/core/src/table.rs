@@ -198,7 +198,7 @@ impl PageTable {
     }
 
     /// The page's word, if its granule is present.
-    #[inline]
+    #[inline(always)]
     pub fn page(&self, page: Page) -> Option<PageRef<'_>> {
         let id = page.granule();
         let leaf = self.leaf(id.0 / LEAF_GRANULES as u64)?;
@@ -212,6 +212,7 @@ impl PageTable {
     }
 
     /// The page's word even if its granule is absent: for unpinning a page that has been unmapped since.
+    #[inline(always)]
     pub fn word_for_unpin(&self, page: Page) -> Option<&AtomicWord> {
         let id = page.granule();
         let leaf = self.leaf(id.0 / LEAF_GRANULES as u64)?;

@@ -161,6 +161,11 @@ impl Word {
     fn place(self) -> u64 {
         self.0 >> PLACE_SHIFT
     }
+    /// Whether the kernel lets a resident page be accessed like this.
+    #[inline(always)]
+    fn may_be_accessed(self, access: Access) -> bool {
+        access == Access::Read || (Slot::new(self.place()).is_none() && !self.protected())
+    }
     /// The slot that holds the page's bytes: of an `Out` page always, of a `Resident` one when it is clean.
     #[inline]
     pub fn slot(self) -> Option<Slot> {
@@ -536,7 +541,7 @@ impl AtomicWord {
     pub fn pin(&self, access: Access) -> Pin {
         self.change(|was| match was.state() {
             State::Foreign => Err(Pin::Foreign),
-            State::Resident if access == Access::Read || (was.slot().is_none() && !was.protected()) => {
+            State::Resident if was.may_be_accessed(access) => {
                 assert!(was.pins() < 0xffff, "a page is pinned by 65,535 system calls at once");
                 Ok((Word(was.0 + PIN_ONE), Pin::Pinned))
             }
@@ -544,7 +549,20 @@ impl AtomicWord {
         })
     }
 
+    /// [`AtomicWord::pin`] for code that may neither panic nor call anything; whether the page is pinned now. If not, ask that one.
+    #[inline(always)]
+    pub fn pin_quickly(&self, access: Access) -> bool {
+        self.change(|was| {
+            if was.0 & STATE == State::Resident as u64 && was.may_be_accessed(access) && was.pins() < 0x8000 {
+                Ok((Word(was.0 + PIN_ONE), true))
+            } else {
+                Err(false)
+            }
+        })
+    }
+
     /// The system call is over.
+    #[inline(always)]
     pub fn unpin(&self) {
         let before = Word(self.0.fetch_sub(PIN_ONE, Ordering::AcqRel));
         debug_assert!(before.pins() > 0, "{before:?} was unpinned more often than pinned");

@@ -6,7 +6,7 @@
 //! are patched), `sud` (Syscall User Dispatch), or `both`; without it nothing is caught.
 //!
 //! Two calls that Linux does not have are answered here, so that the program can steer the test: [`CALL_SPOIL`] and
-//! [`CALL_SET_PLAIN`].
+//! [`CALL_SET_WAY`].
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 /// The modules under test.
@@ -29,13 +29,13 @@ pub mod net {
 
 use core::arch::{asm, global_asm};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use net::entry::Call;
+use net::entry::{Answer, Call};
 use net::raw;
 
 /// Argument 0: what the dispatcher spoils before and after each call. 0: nothing; 1: xmm; 2: ymm; 3: zmm, masks, MXCSR.
 pub const CALL_SPOIL: u64 = 0x7001;
-/// Arguments: number, and whether calls with it go straight to the kernel.
-pub const CALL_SET_PLAIN: u64 = 0x7003;
+/// Arguments: number, and which way calls with it take. 0: dispatched; 1: straight to the kernel; 2: the quick way, if it takes them.
+pub const CALL_SET_WAY: u64 = 0x7003;
 
 const NR_WRITE: u64 = 1;
 const NR_RT_SIGACTION: u64 = 13;
@@ -115,6 +115,30 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
     result
 }
 
+/// Two of three calls are made; the third is left to the dispatcher. Spoils all that it may.
+extern "C" fn quick(call: &[u64; 7]) -> Answer {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let mut answer = Answer { result: 0x7777, done: 0 };
+    if !COUNT.fetch_add(1, Relaxed).is_multiple_of(3) {
+        // SAFETY: the program's own call.
+        answer = Answer { result: unsafe { raw(call[0], [call[1], call[2], call[3], call[4], call[5], call[6]]) }, done: 1 };
+    }
+    if SPOIL.load(Relaxed) >= 1 {
+        // SAFETY: the clobbers are declared; the flags may be anything.
+        unsafe {
+            asm!(
+                ".irp n, 0,1,2,3",
+                "pcmpeqd xmm\\n, xmm\\n",
+                ".endr",
+                "mov rcx, -1", "mov rsi, -2", "mov rdi, -3", "mov r8, -4", "mov r9, -5", "mov r10, -6", "mov r11, -7", "cmp rcx, 1",
+                out("rcx") _, out("rsi") _, out("rdi") _, out("r8") _, out("r9") _, out("r10") _, out("r11") _,
+                out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _, options(nostack, nomem),
+            );
+        }
+    }
+    answer
+}
+
 /// Makes the call, with our two signals kept out of every mask.
 fn pass_on(call: &mut Call) -> i64 {
     let mut words = [0u64; 4];
@@ -135,8 +159,11 @@ fn pass_on(call: &mut Call) -> i64 {
             SPOIL.store(call.args[0], Relaxed);
             return 0;
         }
-        CALL_SET_PLAIN => {
-            net::entry::set_plain(call.args[0], call.args[1] != 0);
+        CALL_SET_WAY => {
+            match call.args[1] {
+                2 => net::entry::set_quick(call.args[0], quick),
+                way => net::entry::set_plain(call.args[0], way == 1),
+            }
             return 0;
         }
         _ => {}

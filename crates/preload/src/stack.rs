@@ -94,6 +94,13 @@ pub fn is_managed(runtime: &Runtime, here: u64) -> bool {
     runtime.engine.is_managed(Page::containing(here)) || runtime.engine.is_managed(Page::containing(here.saturating_sub(BELOW)))
 }
 
+/// The same, but true too where others share pages with it that are not managed. For code that may not call anything.
+#[inline(always)]
+pub fn may_be_managed(runtime: &Runtime, here: u64) -> bool {
+    let is_there = |addr: u64| runtime.engine.table.page(Page::containing(addr)).is_some();
+    is_there(here) || is_there(here.saturating_sub(BELOW))
+}
+
 /// Pins the managed stack around `here`, until `pins` are unpinned.
 pub fn keep(runtime: &Runtime, here: u64, pins: &mut PinSet) {
     let Some(thread) = thread::current() else { return };

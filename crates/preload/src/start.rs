@@ -74,6 +74,7 @@ fn refuse(why: &str) -> ! {
 fn start(mut options: Options) -> Result<(), String> {
     entry::init()?;
     crate::net::mark_plain_calls();
+    crate::net::mark_quick_calls();
     find_own_text()?;
     if let Some(StatsTarget::File(path)) = &options.stats {
         // The program may change its directory.

@@ -24,9 +24,10 @@
         }                                                                                                                        \
     } while (0)
 
-/* The library's own calls: what its dispatcher spoils; which numbers go straight to the kernel. */
+/* The library's own calls: what its dispatcher spoils; which way calls take. */
 static inline void spoil(long level) { syscall(0x7001, level); }
-static inline void set_plain(long number, int plain) { syscall(0x7003, number, plain); }
+enum way { DISPATCHED, PLAIN, QUICK, WAYS };
+static inline void set_way(long number, enum way way) { syscall(0x7003, number, way); }
 
 /* A call by an instruction of our own: never at a patched site. */
 static inline long inline_read(int fd, void *buffer, size_t size)

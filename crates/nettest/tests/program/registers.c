@@ -164,11 +164,14 @@ void test_registers(void)
     probe_target = (uint64_t)getppid;
     for (int level = 0; level <= spoil_max(); level++) {
         spoil(level);
-        for (int round = 0; round < 200; round++)
+        for (int round = 0; round < 200; round++) {
+            set_way(SYS_getppid, (enum way)(round % WAYS));
             for (int i = 0; i < level_count; i++)
                 for (int libc = 0; libc < 2; libc++)
                     check_one(levels[i], libc, flags[round % 5]);
+        }
     }
+    set_way(SYS_getppid, DISPATCHED);
     spoil(0);
 }
 

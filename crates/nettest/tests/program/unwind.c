@@ -43,7 +43,7 @@ static void on_trap(int signal, siginfo_t *info, void *context)
         fprintf(stderr, "lost at %llx\n", registers[REG_RIP]);
 }
 
-/* Patched and not, in a leaf and not, marked plain and not. */
+/* Patched and not, in a leaf and not. */
 enum kind { GETPPID, CLOSE, INLINE, GETPGID, KINDS };
 
 __attribute__((noinline)) static long walk(enum kind kind)
@@ -80,11 +80,11 @@ void test_unwind(void)
     getppid();
     close(-1);
     getpgid(0);
-    for (int plain = 0; plain < 2; plain++) {
-        set_plain(SYS_getppid, plain);
-        set_plain(SYS_close, plain);
-        set_plain(SYS_read, plain);
-        set_plain(SYS_getpgid, plain);
+    for (enum way way = 0; way < WAYS; way++) {
+        set_way(SYS_getppid, way);
+        set_way(SYS_close, way);
+        set_way(SYS_read, way);
+        set_way(SYS_getpgid, way);
         for (enum kind kind = 0; kind < KINDS; kind++) {
             steps = lost = 0;
             walk(kind);

@@ -31,7 +31,7 @@ pub mod share;
 
 use super::table::{Dir, Extent, Ptr};
 pub use farshore_core::page::Access;
-pub use held::Held;
+pub use held::{Held, Ticket};
 pub use pins::PinSet;
 use scratch::Scratch;
 

@@ -34,7 +34,8 @@
 //! # Calls that go straight on
 //!
 //! For numbers marked by [`set_plain`] nothing is saved: the entry makes the call itself. Right for calls that neither
-//! touch memory nor need a look at their arguments.
+//! touch memory nor need a look at their arguments. For numbers marked by [`set_quick`] a function is asked first that gets along with
+//! general registers and four of the others (`quick.rs`).
 //!
 //! # Calls that make threads
 //!
@@ -82,7 +83,7 @@
 
 use core::arch::{asm, global_asm};
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 mod clone;
 mod sigsys;
@@ -91,7 +92,7 @@ use clone::{CHILD_WORDS, Slot, after_clone, clone};
 pub use sigsys::on_sigsys;
 use sigsys::sigreturn_at_site;
 
-/// Numbers under this can be marked by [`set_plain`].
+/// Numbers under this can be marked by [`set_plain`] and [`set_quick`].
 const PLAIN_NUMBERS: usize = 512;
 /// Words at the top of a frame that are not pushed from registers: mask, aux, resume, site, flags.
 const TOP_WORDS: usize = 5;
@@ -112,7 +113,26 @@ const LEVEL_AVX512: u8 = 2;
 const LEVEL_XINUSE: u8 = 4;
 /// What [`init`] found; until then only xmm 0-15 are saved.
 static VECTOR_LEVEL: AtomicU8 = AtomicU8::new(0);
-static PLAIN: [AtomicU8; PLAIN_NUMBERS] = [const { AtomicU8::new(0) }; PLAIN_NUMBERS];
+/// Makes one system call (number, arguments), if it can do that with little. `quick.rs` says what it may not do.
+pub type Quick = extern "C" fn(&[u64; 7]) -> Answer;
+
+/// What the assembly has in two registers after that.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Answer {
+    /// The call's result.
+    pub result: i64,
+    /// 0: nothing was done.
+    pub done: u64,
+}
+
+/// Set before a number is marked that leads there.
+static QUICK: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+/// How a call goes: 0, dispatched.
+static WAYS: [AtomicU8; PLAIN_NUMBERS] = [const { AtomicU8::new(0) }; PLAIN_NUMBERS];
+const WAY_PLAIN: u8 = 1;
+const WAY_QUICK: u8 = 2;
 
 const NR_RT_SIGRETURN: u64 = 15;
 const NR_CLONE: u64 = 56;
@@ -267,8 +287,11 @@ farshore_entry:
     cmp rax, {plain_numbers}
     jae 2f
     lea r11, [rip + {plain}]
-    cmp byte ptr [r11 + rax], 0
+    movzx r11d, byte ptr [r11 + rax]
+    test r11d, r11d
     je 2f
+    cmp r11d, {quick}
+    je 1f
     # A plain call. rsp stays under the three words: a signal handler that interrupts the call may write below it.
     syscall
     .cfi_remember_state
@@ -283,6 +306,63 @@ farshore_entry:
     .cfi_def_cfa_offset 0
     .cfi_register rip, rcx
     jmp rcx
+    .cfi_restore_state
+1:
+    # Perhaps a quick one: what the code uses of the registers is saved (its head says which those are).
+    .cfi_remember_state
+    push rbp
+    .cfi_def_cfa_offset 160
+    .cfi_offset rbp, -160
+    mov rbp, rsp
+    .cfi_def_cfa_register rbp
+    push r9
+    push r8
+    push r10
+    push rdx
+    push rsi
+    push rdi
+    push rax
+    mov rdi, rsp
+    sub rsp, 64
+    and rsp, -16
+    movaps [rsp], xmm0
+    movaps [rsp + 16], xmm1
+    movaps [rsp + 32], xmm2
+    movaps [rsp + 48], xmm3
+    cld
+    call qword ptr [rip + {quick_function}]
+    movaps xmm0, [rsp]
+    movaps xmm1, [rsp + 16]
+    movaps xmm2, [rsp + 32]
+    movaps xmm3, [rsp + 48]
+    mov rcx, rdx
+    mov r11, rax
+    lea rsp, [rbp - 56]
+    pop rax
+    pop rdi
+    pop rsi
+    pop rdx
+    pop r10
+    pop r8
+    pop r9
+    pop rbp
+    .cfi_def_cfa rsp, 152
+    .cfi_restore rbp
+    test rcx, rcx
+    je 3f
+    mov rax, r11
+    pop rcx
+    .cfi_def_cfa_offset 144
+    pop r11
+    .cfi_def_cfa_offset 136
+    mov r11, [rsp]
+    popfq
+    .cfi_def_cfa_offset 128
+    lea rsp, [rsp + {red_zone}]
+    .cfi_def_cfa_offset 0
+    .cfi_register rip, rcx
+    jmp rcx
+3:
     .cfi_restore_state
 2:
     push 0
@@ -580,7 +660,9 @@ farshore_clone_new_stack:
     l_avx = const LEVEL_AVX,
     l_avx512 = const LEVEL_AVX512,
     l_xinuse = const LEVEL_XINUSE,
-    plain = sym PLAIN,
+    plain = sym WAYS,
+    quick = const WAY_QUICK,
+    quick_function = sym QUICK,
     plain_numbers = const PLAIN_NUMBERS,
     enter = sym enter,
     action_return = const ACTION_RETURN,
@@ -655,8 +737,18 @@ fn extended_states() -> u64 {
 /// `rt_sigreturn` never do, nor numbers of 512 and more.
 pub fn set_plain(nr: u64, plain: bool) {
     let special = matches!(nr, NR_RT_SIGRETURN | NR_CLONE | NR_FORK | NR_VFORK | NR_CLONE3);
-    if let Some(mark) = PLAIN.get(nr as usize) {
-        mark.store(u8::from(plain && !special), Ordering::Relaxed);
+    mark(nr, if plain && !special { WAY_PLAIN } else { 0 });
+}
+
+/// From now on, calls with this number are offered to `function`, the same for all numbers.
+pub fn set_quick(nr: u64, function: Quick) {
+    QUICK.store(function as *mut (), Ordering::Release);
+    mark(nr, WAY_QUICK);
+}
+
+fn mark(nr: u64, way: u8) {
+    if let Some(mark) = WAYS.get(nr as usize) {
+        mark.store(way, Ordering::Relaxed);
     }
 }
 

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! [`table`] says of every system call which memory it touches, [`buffers`] pins it, [`transfer`] does calls whose buffers are
-//! larger than may be pinned at once in pieces, [`calls`] holds the odd ones. [`patch`] and [`entry`] do the catching.
+//! larger than may be pinned at once in pieces, [`calls`] holds the odd ones; [`quick`] is a shorter way for small reads and writes. [`patch`] and [`entry`] do the catching.
 
 pub mod buffers;
 pub mod calls;
@@ -18,6 +18,7 @@ pub mod entry;
 #[path = "calls/limits.rs"]
 mod limits;
 pub mod patch;
+pub mod quick;
 pub mod robust;
 pub mod stubs;
 pub mod table;
@@ -26,7 +27,7 @@ pub mod transfer;
 use crate::fault::{self, Needed};
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::thread::{self, Thread};
-use crate::{memory, own_threads, process, signals, stack};
+use crate::{memory, own_threads, process, report, signals, stack};
 use buffers::{Args, Held, Memory, PinSet, careful, share};
 use core::sync::atomic::Ordering;
 use entry::Call;
@@ -109,6 +110,16 @@ pub fn mark_plain_calls() {
         if table::describe(number).is_some_and(|entry| entry.kind == table::Kind::NoPointers && entry.descriptors == 0) {
             entry::set_plain(number, true);
         }
+    }
+}
+
+/// Lets small reads and writes take the quick way, if the compiler has made it as it must be. At start-up.
+pub fn mark_quick_calls() {
+    match quick::check() {
+        Ok(()) => quick::NUMBERS.iter().for_each(|&number| entry::set_quick(number, quick::make)),
+        // Built without optimisation it never is.
+        Err(_) if cfg!(debug_assertions) => {}
+        Err(why) => report::line(format_args!("reads and writes are slower than they should be: the compiler has put {why}")),
     }
 }
 

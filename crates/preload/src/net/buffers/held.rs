@@ -17,7 +17,7 @@
 //! # Protocol
 //!
 //! Between any two instructions a signal handler may run on the same thread, make calls of its own, and leave by a jump or
-//! come back. A slot's `state` is the ticket of the set that has it: the set's address, and in the bits that it does not
+//! come back; no other thread does, so an exchange need not lock the bus ([`exchange`]: 1 ns for 5). A slot's `state` is the ticket of the set that has it: the set's address, and in the bits that it does not
 //! use a generation and the slot's number. Without an address the slot is free. All changes are one compare-and-swap:
 //!
 //! 1. **Take**: the ticket is written into the set first, then `state` moves from free to the ticket. Only the set that
@@ -31,6 +31,7 @@
 
 use super::pins::PinSet;
 use super::{USER_END, careful, share};
+use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farshore_core::page::{Page, PageRange};
 
@@ -66,14 +67,27 @@ pub struct Held {
 
 /// What a set knows of its copy.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub struct Ticket {
     /// The slot's state while the set has it; 0: it has none.
     word: u64,
     slot: *const Slot,
 }
 
 impl Ticket {
-    pub(super) const NONE: Ticket = Ticket { word: 0, slot: core::ptr::null() };
+    /// Of nothing.
+    pub const NONE: Ticket = Ticket { word: 0, slot: core::ptr::null() };
+
+    /// Gives back what was remembered; whether the pages are still the caller's to unpin.
+    #[inline(always)]
+    pub fn give_back(&mut self) -> bool {
+        let word = core::mem::replace(&mut self.word, 0);
+        if word == 0 {
+            return true;
+        }
+        // SAFETY: a ticket with a word names a slot of a thread's record; records are never unmapped.
+        let slot = unsafe { &*self.slot };
+        slot.free(word)
+    }
 }
 
 impl Default for Held {
@@ -106,7 +120,7 @@ impl Held {
             if self.slots[0].state.load(Ordering::Relaxed) & ADDRESS != 0 || self.more.load(Ordering::Relaxed) {
                 self.sweep(unpin);
             }
-            if !self.slots.iter().any(|slot| slot.take(set)) {
+            if !self.slots.iter().any(|slot| slot.take(&mut set.ticket)) {
                 return;
             }
         }
@@ -118,13 +132,19 @@ impl Held {
     /// Gives back what `set` has remembered; whether its pages are still the set's to unpin.
     #[inline]
     pub fn give_back(set: &mut PinSet) -> bool {
-        let word = core::mem::replace(&mut set.ticket.word, 0);
-        if word == 0 {
-            return true;
+        set.ticket.give_back()
+    }
+
+    /// Remembers one range without a set, in the simplest case: the first slot is free, and no other waits to be swept. Otherwise false,
+    /// and nothing is remembered. `ticket` must not be moved until [`Ticket::give_back`].
+    #[inline(always)]
+    pub fn note_range(&self, ticket: &mut Ticket, range: PageRange) -> bool {
+        let first = &self.slots[0];
+        if self.more.load(Ordering::Relaxed) || !first.take(ticket) {
+            return false;
         }
-        // SAFETY: as in `note`.
-        let slot = unsafe { &*set.ticket.slot };
-        slot.free(word)
+        first.store_range(range);
+        true
     }
 
     /// Unpins the pages of calls that are gone.
@@ -183,27 +203,42 @@ fn is_gone(word: u64) -> bool {
     read && found != word
 }
 
+/// Puts `then` in place of `now`, unless something else is there: in one instruction, which a signal handler of this thread cannot
+/// divide. Whether it did. Other threads do not use `state`.
+#[inline(always)]
+fn exchange(state: &AtomicU64, now: u64, then: u64) -> bool {
+    let done: u8;
+    // SAFETY: eight bytes that are ours to write. The compiler takes it for a change of any memory, so nothing moves across it.
+    unsafe {
+        asm!(
+            "cmpxchg qword ptr [{state}], {then}", "sete {done}",
+            state = in(reg) state.as_ptr(), then = in(reg) then, inout("rax") now => _, done = lateout(reg_byte) done, options(nostack)
+        );
+    }
+    done != 0
+}
+
 impl Slot {
     const fn numbered(number: u64) -> Slot {
         let runs = [const { [const { AtomicU64::new(0) }; 2] }; RUNS];
         Slot { state: AtomicU64::new(number), len: AtomicU64::new(0), granted: AtomicU64::new(0), runs }
     }
 
-    /// Gives a free slot to `set`.
-    #[inline]
-    fn take(&self, set: &mut PinSet) -> bool {
+    /// Gives a free slot to a set, or a range, with this ticket.
+    #[inline(always)]
+    fn take(&self, ticket: &mut Ticket) -> bool {
         let free = self.state.load(Ordering::Relaxed);
-        let address = (&raw mut set.ticket.word).expose_provenance() as u64;
+        let address = (&raw mut ticket.word).expose_provenance() as u64;
         if free & ADDRESS != 0 || address & !ADDRESS != 0 {
             return false;
         }
         let word = free | address;
         // Volatile, because a sweep looks at it, which the compiler does not see.
-        // SAFETY: a field of the set.
-        unsafe { (&raw mut set.ticket.word).write_volatile(word) };
-        set.ticket.slot = self;
-        if self.state.compare_exchange(free, word, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            set.ticket.word = 0;
+        // SAFETY: a field of the ticket.
+        unsafe { (&raw mut ticket.word).write_volatile(word) };
+        ticket.slot = self;
+        if !exchange(&self.state, free, word) {
+            ticket.word = 0;
             return false;
         }
         true
@@ -224,12 +259,21 @@ impl Slot {
         self.len.store(runs.len() as u64, Ordering::Release);
     }
 
+    /// As `store`, for one run without grants.
+    #[inline(always)]
+    fn store_range(&self, range: PageRange) {
+        self.granted.store(0, Ordering::Relaxed);
+        self.runs[0][0].store(range.start.0, Ordering::Relaxed);
+        self.runs[0][1].store(range.end.0, Ordering::Relaxed);
+        self.len.store(1, Ordering::Release);
+    }
+
     /// Frees the slot if `word` still has it.
-    #[inline]
+    #[inline(always)]
     fn free(&self, word: u64) -> bool {
         self.len.store(0, Ordering::Relaxed);
         let free = (word & !ADDRESS).wrapping_add(GENERATION);
-        self.state.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        exchange(&self.state, word, free)
     }
 
     /// Frees the slot, unpins its pages and gives its grants back.
