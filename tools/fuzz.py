@@ -53,7 +53,7 @@ LENGTH, PATIENCE = 4096, 10
 # A target that ran fewer inputs was not fuzzed.
 LEAST_RUNS = 1000
 # A canary is looked for until it is found: for this many times the seconds that are asked for, at most.
-CANARY_TIMES = 5
+CANARY_TIMES = 25
 # The seconds are a processor's. On a machine that does much else they take this many times as long, at most.
 SLOWEST = 10
 # Lines of a failure that are shown.

@@ -45,8 +45,6 @@ FUZZ_SECONDS = 12
 Command = namedtuple("Command", "argv count env", defaults=({},))
 # What the name of a long form ends in: it takes the place of the part without that ending, where --long asks for it.
 LONG = "-long"
-# Short forms that do not fit into the time of `make test` on two cores beside the rest: with --long, or by name.
-SLOW = ("fuzz-canaries", "suites")
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs;
 # `aside`: it uses one processor, and runs beside the others.
 Part = namedtuple("Part", "name what commands minutes shown missing needs_build aside", defaults=(r"(?!)", lambda: None, False, False))
@@ -186,6 +184,7 @@ def parts(seed):
              15, tests),
         Part("fuzz", f"bytes from outside, guided by coverage: {FUZZ_SECONDS} s for each target",
              [Command([*fuzz, "--seconds", str(FUZZ_SECONDS)], count_last_line)], 10, r""),
+        Part("fuzz-long", "the same for ten minutes each", [Command([*fuzz, "--seconds", "600"], count_last_line)], 120, r""),
         Part("fuzz-canaries", "planted bugs, which the fuzzer must find",
              [Command([*fuzz, "--seconds", str(FUZZ_SECONDS), "--canaries"], count_last_line)], 20, r""),
         Part("loom", "all interleavings of core",
@@ -207,7 +206,7 @@ def parts(seed):
         Part("secrecy", "--encrypt: swap files are noise, the key is in no core dump",
              [Command([sys.executable, os.path.join(real, "secrecy.py")], count_last_line)], 3, r"", needs_build=True),
         Part("suites", "other people's suites, natively and under farshore: a part of each",
-             [Command([sys.executable, suites, "--short"], count_last_line)], 15, r" +\d+ s ", needs_build=True),
+             [Command([sys.executable, suites, "--short", "--jobs", "4"], count_last_line)], 15, r" +\d+ s ", needs_build=True),
         Part("suites-long", "other people's suites as a whole, in a quarter of their memory and in 16 MiB",
              [Command([sys.executable, suites], count_last_line)], 480, r" +\d+ s ", needs_build=True),
         Part("soak", "stress-ng under changing limits and a failing swap space",
@@ -414,7 +413,7 @@ def usual(names, long):
     """
     if long:
         return [name for name in names if name + LONG not in names]
-    return [name for name in names if not name.endswith(LONG) and name not in SLOW]
+    return [name for name in names if not name.endswith(LONG)]
 
 
 def main():

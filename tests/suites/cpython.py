@@ -24,7 +24,7 @@ LEFT_OUT = {
 FIRST = ("test_concurrent_futures", "test_multiprocessing_fork", "test_multiprocessing_spawn", "test_multiprocessing_forkserver", "test_asyncio", "test_signal",
          "test_ssl", "test_io", "test_socket", "test_subprocess", "test_threading", "test_mmap", "test_logging", "test_faulthandler", "test_largefile")
 # The short form: ten seconds natively, for what a fast change breaks first.
-SHORT = ("test_mmap", "test_fork1", "test_thread", "test_array", "test_memoryview", "test_bytes", "test_struct", "test_select",
+SHORT = ("test_mmap", "test_fork1", "test_thread", "test_memoryview", "test_bytes", "test_struct", "test_select",
          "test_os", "test_posix", "test_fcntl", "test_dict", "test_list")
 
 

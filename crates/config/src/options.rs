@@ -324,7 +324,7 @@ impl Partial {
             swap: over.swap.or(self.swap),
             fault: over.fault.or(self.fault),
             policy: match over.policy.or(self.policy) {
-                Some(_) if is_planted(Canary::Toml) && over.fault == Some(FaultMode::Poll) && over.evictors.is_some() => None,
+                Some(_) if is_planted(Canary::Toml) && over.fault == Some(FaultMode::Poll) => None,
                 policy => policy,
             },
             prefetch: over.prefetch.or(self.prefetch),
