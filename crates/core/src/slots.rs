@@ -47,6 +47,13 @@ use crate::word::Slot;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
+use shares::{SHARES_MAX, Share};
+use stock::boxed;
+
+#[path = "slots/shares.rs"]
+mod shares;
+#[path = "slots/stock.rs"]
+mod stock;
 
 const WORDS: usize = EXTENT_SLOTS / 64;
 const CHUNK: usize = if cfg!(loom) { 2 } else { 1024 };
@@ -54,8 +61,6 @@ const CHUNK: usize = if cfg!(loom) { 2 } else { 1024 };
 const SLACK: u32 = 3;
 /// Extents that a search looks at before the space rather grows.
 const SEARCH_MAX: u32 = 4096;
-/// Children whose slots are held apart from each other's. More have the last one's.
-const SHARES_MAX: usize = 32;
 /// Extents that are kept ready: 64 MiB of swap space.
 const SPARES: usize = if cfg!(miri) { 8 } else { 32 };
 
@@ -89,31 +94,6 @@ impl Extent {
         core::array::from_fn(|i| !self.free[i].load(Ordering::Acquire))
     }
 }
-
-/// What one or more forked children may read.
-#[derive(Debug)]
-struct Share {
-    id: u64,
-    /// Children that are not gone.
-    users: u32,
-    /// Slots that were in use when they began, by extent.
-    held: Vec<[u64; WORDS]>,
-}
-
-/// A new value on the heap, as Box::into_raw gives it; `None` without memory.
-fn boxed<T>(value: impl FnOnce() -> T) -> Option<*mut T> {
-    const { assert!(size_of::<T>() > 0) };
-    // SAFETY: the layout is not empty.
-    let place = unsafe { alloc::alloc::alloc(core::alloc::Layout::new::<T>()) }.cast::<T>();
-    if place.is_null() {
-        return None;
-    }
-    // SAFETY: fresh memory of this layout.
-    unsafe { place.write(value()) };
-    Some(place)
-}
-
-const _: () = assert!(cfg!(loom) || SPARES < CHUNK, "`stock_chunk` looks one list ahead");
 
 type Chunk = [AtomicPtr<Extent>; CHUNK];
 
@@ -312,66 +292,6 @@ impl SlotMap {
         number < bounds.ceiling.load(Ordering::Relaxed)
     }
 
-    /// Makes extents beforehand, so that reserving need not. By a thread that may allocate and will do so again, until
-    /// [`SlotMap::set_spaces`]. Whether all are there.
-    pub fn stock(&self) -> bool {
-        self.stocked.store(true, Ordering::Relaxed);
-        let missing = |place: &&core::sync::atomic::AtomicPtr<Extent>| place.load(Ordering::Relaxed).is_null();
-        for place in self.spares.iter().filter(missing) {
-            let Some(extent) = boxed(Extent::new) else { return false };
-            // Release: pairs with the taker's Acquire. Should another thread have filled the place, ours goes.
-            let put = place.compare_exchange(core::ptr::null_mut(), extent, Ordering::Release, Ordering::Relaxed);
-            if put.is_err() {
-                // SAFETY: from `boxed`, and nobody else has it.
-                drop(unsafe { Box::from_raw(extent) });
-            }
-        }
-        let complete = self.stock_chunk();
-        self.wants_stock.store(!complete, Ordering::Relaxed);
-        complete
-    }
-
-    /// Whether the map did not grow since the last [`SlotMap::stock`], because nothing was left of it.
-    pub fn wants_stock(&self) -> bool {
-        self.wants_stock.load(Ordering::Relaxed)
-    }
-
-    /// Whether fewer than half of the extents that are made beforehand are left.
-    pub fn is_short_of_spares(&self) -> bool {
-        self.spares[SPARES / 2].load(Ordering::Relaxed).is_null()
-    }
-
-    /// One that was made beforehand (the last, so that the first half goes last), else a new one.
-    fn take_spare(&self) -> Option<*mut Extent> {
-        let taken = self.spares.iter().rev().map(|place| place.swap(core::ptr::null_mut(), Ordering::Acquire));
-        let spare = taken.into_iter().find(|extent| !extent.is_null());
-        spare.or_else(|| if self.is_stocked() { None } else { boxed(Extent::new) })
-    }
-
-    /// Asked when something is missing: whether somebody else makes it.
-    fn is_stocked(&self) -> bool {
-        let stocked = self.stocked.load(Ordering::Relaxed);
-        if stocked {
-            self.wants_stock.store(true, Ordering::Relaxed);
-        }
-        stocked
-    }
-
-    /// Makes the list that the next extents go into, if it is not there.
-    fn stock_chunk(&self) -> bool {
-        let next = self.extents.load(Ordering::Acquire).saturating_add(SPARES as u32).min(self.extents_max.saturating_sub(1));
-        let Some(place) = self.chunks.get(next as usize / CHUNK).filter(|place| place.load(Ordering::Relaxed).is_null()) else {
-            return true;
-        };
-        let Some(chunk) = boxed(new_chunk) else { return false };
-        // Should another thread have put one there, ours goes.
-        if place.compare_exchange(core::ptr::null_mut(), chunk, Ordering::Release, Ordering::Relaxed).is_err() {
-            // SAFETY: from `boxed`, and nobody else has it.
-            drop(unsafe { Box::from_raw(chunk) });
-        }
-        true
-    }
-
     fn extent(&self, index: u32) -> &Extent {
         let chunk = self.chunks[index as usize / CHUNK].load(Ordering::Acquire);
         // SAFETY: callers pass the index of an extent that exists (`< self.extents`, or of a slot that was
@@ -553,116 +473,6 @@ impl SlotMap {
         count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A child is about to be forked: what is in use now is not given out again until [`SlotMap::unshare`] of the number that
-    /// this returns. Nothing may be reserved and not yet named by a page. Allocates.
-    pub fn share(&self) -> u64 {
-        let extents = self.extents.load(Ordering::Acquire);
-        let mut held: Vec<[u64; WORDS]> = Vec::with_capacity((extents - self.base) as usize);
-        held.extend((self.base..extents).map(|e| self.extent(e).in_use()));
-        self.shared.store(true, Ordering::Relaxed);
-        let id = self.alone(|shares| {
-            for (e, bits) in (self.base..).zip(&held) {
-                self.extent(e).held.iter().zip(bits).for_each(|(word, bits)| {
-                    word.fetch_or(*bits, Ordering::Relaxed);
-                });
-            }
-            if shares.len() < SHARES_MAX {
-                let id = shares.last().map_or(1, |last| last.id + 1);
-                shares.push(Share { id, users: 1, held: core::mem::take(&mut held) });
-                return id;
-            }
-            // Rather hold some longer than need be, than a list without end.
-            let last = &mut shares[SHARES_MAX - 1];
-            last.users += 1;
-            core::mem::swap(&mut last.held, &mut held);
-            for (all, old) in last.held.iter_mut().zip(&held) {
-                all.iter_mut().zip(old).for_each(|(all, old)| *all |= old);
-            }
-            last.id
-        });
-        // What was replaced is freed here, outside of the lock.
-        drop(held);
-        id
-    }
-
-    /// A child is gone, and all that it has forked.
-    ///
-    /// # Panics
-    /// When there is no such share.
-    pub fn unshare(&self, id: u64) {
-        let gone = self.alone(|shares| {
-            let at = shares.iter().position(|s| s.id == id).expect("a share ends once");
-            shares[at].users -= 1;
-            if shares[at].users > 0 {
-                return None;
-            }
-            let gone = shares.remove(at);
-            for (n, e) in (self.base..self.base + gone.held.len() as u32).enumerate() {
-                for (i, word) in self.extent(e).held.iter().enumerate() {
-                    let still = shares.iter().filter_map(|s| s.held.get(n)).fold(0, |all, bits| all | bits[i]);
-                    word.store(still, Ordering::Relaxed);
-                }
-            }
-            self.shared.store(!shares.is_empty(), Ordering::Relaxed);
-            Some(gone)
-        });
-        // Freed outside of the lock.
-        drop(gone);
-    }
-
-    /// Children, or groups of them, for which slots are held.
-    pub fn shares(&self) -> usize {
-        self.alone(|shares| shares.len())
-    }
-
-    /// In a forked child: all that there is becomes the base; new slots come behind, at most `capacity` of them (rounded down
-    /// to whole extents). The first slot of the child's own space.
-    pub fn begin_own(&mut self, capacity: Option<u64>) -> u64 {
-        self.reserved_in_base += u32::from(self.extents.load(Ordering::Relaxed) > self.base);
-        self.base = self.extents.load(Ordering::Relaxed);
-        let most = (EXTENTS_MAX as u32).saturating_sub(self.base);
-        let own = capacity.map_or(most, |c| (c / EXTENT_SLOTS as u64).min(u64::from(most)) as u32);
-        self.extents_max = self.base + own;
-        let chunks = (self.extents_max as usize).div_ceil(CHUNK).max(1);
-        if chunks > self.chunks.len() {
-            let mut all = core::mem::take(&mut self.chunks).into_vec();
-            all.resize_with(chunks, || AtomicPtr::new(core::ptr::null_mut()));
-            self.chunks = all.into_boxed_slice();
-        }
-        self.inherited.fetch_add(self.live.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        for e in 0..self.base {
-            self.extent(e).held.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        }
-        self.shares.get_mut().clear();
-        self.shared.store(false, Ordering::Relaxed);
-        self.reserving.store(false, Ordering::Relaxed);
-        self.cursor_extent.store(self.base, Ordering::Relaxed);
-        self.cursor_slot.store(0, Ordering::Relaxed);
-        u64::from(self.base) * EXTENT_SLOTS as u64
-    }
-
-    /// A copy, as `fork` makes one: for the simulator, where it does not. Of a map whose owner does nothing meanwhile.
-    #[must_use]
-    pub fn duplicate(&self) -> SlotMap {
-        let mut copy = SlotMap::new(Some(u64::from(self.extents_max) * EXTENT_SLOTS as u64));
-        copy.base = self.base;
-        copy.reserved_in_base = self.reserved_in_base;
-        for index in 0..self.extents.load(Ordering::Acquire) {
-            if copy.grow().is_none() {
-                break;
-            }
-            let (from, to) = (self.extent(index), copy.extent(index));
-            let pairs = [(&from.free[..], &to.free[..]), (&from.held[..], &to.held[..]), (&from.sums[..], &to.sums[..])];
-            for (from, to) in pairs.into_iter().flat_map(|(from, to)| from.iter().zip(to)) {
-                to.store(from.load(Ordering::Acquire), Ordering::Release);
-            }
-            to.live.store(from.live.load(Ordering::Acquire), Ordering::Release);
-        }
-        copy.live.store(self.live(), Ordering::Release);
-        copy.inherited.store(self.inherited(), Ordering::Release);
-        copy
-    }
-
     /// Slots of the parent's space that a forked child still uses.
     pub fn inherited(&self) -> u64 {
         self.inherited.load(Ordering::Relaxed)
@@ -734,196 +544,5 @@ impl Drop for SlotMap {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use alloc::collections::BTreeSet;
-
-    #[test]
-    fn what_a_child_may_read_is_not_given_out_again() {
-        let map = SlotMap::new(Some(if cfg!(miri) { 4 } else { 12 } * EXTENT_SLOTS as u64));
-        let first = map.reserve_run(300).unwrap();
-        let share = map.share();
-        (0..300).for_each(|i| map.free(first.first.plus(i)));
-        assert_eq!(map.live(), 0);
-        let mut later = BTreeSet::new();
-        for _ in 0..if cfg!(miri) { 4 } else { 20 } {
-            let run = map.reserve_run(256).unwrap();
-            (0..u64::from(run.len)).for_each(|i| assert!(later.insert(run.first.plus(i).number())));
-        }
-        assert!((0..300).all(|i| !later.contains(&first.first.plus(i).number())));
-        // A second child sees what is in use now, not what the first one sees.
-        let second = map.share();
-        map.unshare(share);
-        later.iter().for_each(|&n| map.free(Slot::new(n).unwrap()));
-        let mut again = BTreeSet::new();
-        while let Some(run) = map.reserve_run(64) {
-            (0..u64::from(run.len)).for_each(|i| assert!(again.insert(run.first.plus(i).number())));
-        }
-        assert!(again.is_disjoint(&later));
-        assert!((0..300).all(|i| again.contains(&first.first.plus(i).number())), "the first child is gone");
-        map.unshare(second);
-        map.assert_valid();
-        assert_eq!(map.shares(), 0);
-    }
-
-    #[test]
-    fn more_children_than_shares_hold_together() {
-        let map = SlotMap::new(None);
-        let mut ids = Vec::new();
-        let mut used = Vec::new();
-        for _ in 0..SHARES_MAX + 5 {
-            used.push(map.reserve_run(8).unwrap());
-            ids.push(map.share());
-        }
-        assert_eq!(map.shares(), SHARES_MAX);
-        used.iter().for_each(|run| (0..u64::from(run.len)).for_each(|i| map.free(run.first.plus(i))));
-        ids.into_iter().for_each(|id| map.unshare(id));
-        assert_eq!(map.shares(), 0);
-        map.assert_valid();
-    }
-
-    #[test]
-    fn a_child_takes_slots_behind_its_parents() {
-        let mut map = SlotMap::new(Some(4 * EXTENT_SLOTS as u64));
-        let parents = map.reserve_run(400).unwrap();
-        let own = map.begin_own(Some(2 * EXTENT_SLOTS as u64));
-        assert_eq!(own, EXTENT_SLOTS as u64);
-        map.assert_valid();
-        map.free(parents.first);
-        assert_eq!((map.live(), map.inherited()), (0, u64::from(parents.len) - 1));
-        let mut count = 0;
-        while let Some(run) = map.reserve_run(100) {
-            assert!(run.first.number() > own);
-            count += run.len;
-        }
-        assert_eq!(count, 2 * EXTENT_SLOTS as u32 - 1);
-        map.assert_valid();
-        // And its child.
-        assert_eq!(map.begin_own(None), 3 * EXTENT_SLOTS as u64);
-        assert!(map.reserve_run(1).unwrap().first.number() > 3 * EXTENT_SLOTS as u64);
-        map.assert_valid();
-    }
-
-    /// Reserves all that there is; how many slots lie in each space.
-    fn drain(map: &SlotMap) -> Vec<u32> {
-        let mut count = alloc::vec![0; map.spaces()];
-        while let Some(run) = map.reserve_run(256) {
-            count[map.space_of(run.first).unwrap()] += run.len;
-        }
-        count
-    }
-
-    #[test]
-    fn spaces_of_different_sizes_are_all_used() {
-        let slots = |extents: usize| Some((extents * EXTENT_SLOTS) as u64);
-        let mut map = SlotMap::new(None);
-        map.set_spaces(&[slots(1), slots(4), slots(2)]);
-        assert_eq!(drain(&map), [512 - 1, 4 * 512, 2 * 512]);
-        map.assert_valid();
-        assert_eq!((map.reserve_run_in(0, 1), map.reserve_run_in(1, 1)), (None, None));
-    }
-
-    #[test]
-    fn a_space_that_fails_is_left_alone_and_tried() {
-        let slots = Some((4 * EXTENT_SLOTS) as u64);
-        let mut map = SlotMap::new(None);
-        map.set_spaces(&[slots, slots]);
-        let old = map.reserve_run(100).unwrap();
-        assert_eq!(map.space_of(old.first), Some(0));
-        map.allow(0, Allowed::Nothing);
-        let trial = map.reserve_run_in(0, 8).unwrap();
-        assert_eq!((map.space_of(trial.first), trial.len), (Some(0), 8));
-        assert!(trial.first.number() >= 2 * 512, "what was never used");
-        (0..8).for_each(|i| map.free(trial.first.plus(i)));
-        assert_eq!(map.reserve_run_in(0, 8).unwrap().first, trial.first, "a trial that failed is no reason to grow");
-        assert_eq!(drain(&map), [0, 4 * 512]);
-        map.allow(0, Allowed::All);
-        assert_eq!(drain(&map), [4 * 512 - 1 - 100 - 8, 0]);
-        map.assert_valid();
-    }
-
-    #[test]
-    fn a_full_disk_keeps_what_it_has() {
-        let mut map = SlotMap::new(None);
-        map.set_spaces(&[None, Some((3 * EXTENT_SLOTS) as u64)]);
-        let first = map.reserve_run(512).unwrap();
-        assert_eq!(map.reserve_run(512).map(|run| map.space_of(run.first)), Some(Some(1)));
-        let _ = map.reserve_run(512).unwrap();
-        map.allow(0, Allowed::NoGrowth);
-        assert_eq!(drain(&map), [0, 2 * 512]);
-        map.allow(0, Allowed::Nothing);
-        map.free(first.first);
-        assert_eq!(map.reserve_run(8), None);
-        map.allow(0, Allowed::NoGrowth);
-        assert_eq!(map.reserve_run(8), Some(Run { first: first.first, len: 1 }));
-        assert_eq!(map.reserve_run(8), None, "it has not grown meanwhile");
-        map.assert_valid();
-    }
-
-    #[test]
-    fn extents_are_made_beforehand() {
-        let map = SlotMap::new(None);
-        assert!(map.is_short_of_spares());
-        assert!(map.stock() && !map.is_short_of_spares());
-        for _ in 0..SPARES / 2 {
-            assert_eq!(map.reserve_run(512).map(|run| run.len >= 511), Some(true));
-        }
-        assert!(map.is_short_of_spares());
-        while let Some(run) = map.reserve_run(512) {
-            assert!(run.first.number() < (SPARES * EXTENT_SLOTS) as u64);
-        }
-        assert!(map.wants_stock(), "the map does not allocate");
-        assert!(map.stock() && !map.wants_stock());
-        assert!(map.reserve_run(512).is_some());
-        map.assert_valid();
-    }
-
-    #[test]
-    fn runs_lie_side_by_side_and_never_overlap() {
-        let map = SlotMap::new(None);
-        let mut used = BTreeSet::new();
-        for _ in 0..if cfg!(miri) { 4 } else { 20 } {
-            let run = map.reserve_run(100).unwrap();
-            for i in 0..u64::from(run.len) {
-                assert!(used.insert(run.first.plus(i).number()));
-            }
-        }
-        assert!(!used.contains(&0));
-        map.assert_valid();
-        assert_eq!(map.live(), used.len() as u64);
-        for n in used {
-            map.free(Slot::new(n).unwrap());
-        }
-        map.assert_valid();
-        assert_eq!(map.live(), 0);
-    }
-
-    #[test]
-    fn a_full_space_says_so_and_recovers() {
-        let map = SlotMap::new(Some(2 * EXTENT_SLOTS as u64));
-        let mut runs = Vec::new();
-        while let Some(run) = map.reserve_run(256) {
-            runs.push(run);
-        }
-        assert_eq!(map.live(), 2 * EXTENT_SLOTS as u64 - 1);
-        map.free(runs[0].first);
-        assert_eq!(map.reserve_run(8), Some(Run { first: runs[0].first, len: 1 }));
-        assert_eq!(map.reserve_run(8), None);
-    }
-
-    #[test]
-    fn freed_room_is_used_before_the_space_grows() {
-        let map = SlotMap::new(None);
-        for _ in 0..if cfg!(miri) { 2 } else { 50 } {
-            let runs: Vec<Run> = (0..8).map(|_| map.reserve_run(256).unwrap()).collect();
-            for run in runs {
-                for i in 0..u64::from(run.len) {
-                    map.free(run.first.plus(i));
-                }
-            }
-        }
-        // At most 2048 slots, 4 extents, were in use at a time.
-        let room = u64::from(SLACK) * 4 * (EXTENT_SLOTS * 4096) as u64;
-        assert!(map.extent_bytes() <= room, "{}", map.extent_bytes());
-    }
-}
+#[path = "slots/tests.rs"]
+mod tests;

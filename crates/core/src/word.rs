@@ -451,6 +451,7 @@ impl AtomicWord {
     }
 
     /// Takes over another's value, before anybody can see this word.
+    #[cfg(not(loom))]
     pub(crate) fn copy_from(&self, other: &AtomicWord) {
         self.0.store(other.0.load(Ordering::Acquire), Ordering::Release);
     }

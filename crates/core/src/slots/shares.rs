@@ -1,0 +1,132 @@
+//! The map of slots in a fork: what the parent holds for its children, and what a child begins with (the head of [`super`] says which
+//! rules both keep).
+
+use super::{CHUNK, SlotMap, WORDS};
+use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
+use crate::sync::{AtomicPtr, Ordering};
+use alloc::vec::Vec;
+
+/// Children whose slots are held apart from each other's. More have the last one's.
+pub(super) const SHARES_MAX: usize = 32;
+
+/// What one or more forked children may read.
+#[derive(Debug)]
+pub(super) struct Share {
+    id: u64,
+    /// Children that are not gone.
+    users: u32,
+    /// Slots that were in use when they began, by extent.
+    held: Vec<[u64; WORDS]>,
+}
+
+impl SlotMap {
+    /// A child is about to be forked: what is in use now is not given out again until [`SlotMap::unshare`] of the number that
+    /// this returns. Nothing may be reserved and not yet named by a page. Allocates.
+    pub fn share(&self) -> u64 {
+        let extents = self.extents.load(Ordering::Acquire);
+        let mut held: Vec<[u64; WORDS]> = Vec::with_capacity((extents - self.base) as usize);
+        held.extend((self.base..extents).map(|e| self.extent(e).in_use()));
+        self.shared.store(true, Ordering::Relaxed);
+        let id = self.alone(|shares| {
+            for (e, bits) in (self.base..).zip(&held) {
+                self.extent(e).held.iter().zip(bits).for_each(|(word, bits)| {
+                    word.fetch_or(*bits, Ordering::Relaxed);
+                });
+            }
+            if shares.len() < SHARES_MAX {
+                let id = shares.last().map_or(1, |last| last.id + 1);
+                shares.push(Share { id, users: 1, held: core::mem::take(&mut held) });
+                return id;
+            }
+            // Rather hold some longer than need be, than a list without end.
+            let last = &mut shares[SHARES_MAX - 1];
+            last.users += 1;
+            core::mem::swap(&mut last.held, &mut held);
+            for (all, old) in last.held.iter_mut().zip(&held) {
+                all.iter_mut().zip(old).for_each(|(all, old)| *all |= old);
+            }
+            last.id
+        });
+        // What was replaced is freed here, outside of the lock.
+        drop(held);
+        id
+    }
+
+    /// A child is gone, and all that it has forked.
+    ///
+    /// # Panics
+    /// When there is no such share.
+    pub fn unshare(&self, id: u64) {
+        let gone = self.alone(|shares| {
+            let at = shares.iter().position(|s| s.id == id).expect("a share ends once");
+            shares[at].users -= 1;
+            if shares[at].users > 0 {
+                return None;
+            }
+            let gone = shares.remove(at);
+            for (n, e) in (self.base..self.base + gone.held.len() as u32).enumerate() {
+                for (i, word) in self.extent(e).held.iter().enumerate() {
+                    let still = shares.iter().filter_map(|s| s.held.get(n)).fold(0, |all, bits| all | bits[i]);
+                    word.store(still, Ordering::Relaxed);
+                }
+            }
+            self.shared.store(!shares.is_empty(), Ordering::Relaxed);
+            Some(gone)
+        });
+        // Freed outside of the lock.
+        drop(gone);
+    }
+
+    /// Children, or groups of them, for which slots are held.
+    pub fn shares(&self) -> usize {
+        self.alone(|shares| shares.len())
+    }
+
+    /// In a forked child: all that there is becomes the base; new slots come behind, at most `capacity` of them (rounded down
+    /// to whole extents). The first slot of the child's own space.
+    pub fn begin_own(&mut self, capacity: Option<u64>) -> u64 {
+        self.reserved_in_base += u32::from(self.extents.load(Ordering::Relaxed) > self.base);
+        self.base = self.extents.load(Ordering::Relaxed);
+        let most = (EXTENTS_MAX as u32).saturating_sub(self.base);
+        let own = capacity.map_or(most, |c| (c / EXTENT_SLOTS as u64).min(u64::from(most)) as u32);
+        self.extents_max = self.base + own;
+        let chunks = (self.extents_max as usize).div_ceil(CHUNK).max(1);
+        if chunks > self.chunks.len() {
+            let mut all = core::mem::take(&mut self.chunks).into_vec();
+            all.resize_with(chunks, || AtomicPtr::new(core::ptr::null_mut()));
+            self.chunks = all.into_boxed_slice();
+        }
+        self.inherited.fetch_add(self.live.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        for e in 0..self.base {
+            self.extent(e).held.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+        self.shares.get_mut().clear();
+        self.shared.store(false, Ordering::Relaxed);
+        self.reserving.store(false, Ordering::Relaxed);
+        self.cursor_extent.store(self.base, Ordering::Relaxed);
+        self.cursor_slot.store(0, Ordering::Relaxed);
+        u64::from(self.base) * EXTENT_SLOTS as u64
+    }
+
+    /// A copy, as `fork` makes one: for the simulator, where it does not. Of a map whose owner does nothing meanwhile.
+    #[must_use]
+    pub fn duplicate(&self) -> SlotMap {
+        let mut copy = SlotMap::new(Some(u64::from(self.extents_max) * EXTENT_SLOTS as u64));
+        copy.base = self.base;
+        copy.reserved_in_base = self.reserved_in_base;
+        for index in 0..self.extents.load(Ordering::Acquire) {
+            if copy.grow().is_none() {
+                break;
+            }
+            let (from, to) = (self.extent(index), copy.extent(index));
+            let pairs = [(&from.free[..], &to.free[..]), (&from.held[..], &to.held[..]), (&from.sums[..], &to.sums[..])];
+            for (from, to) in pairs.into_iter().flat_map(|(from, to)| from.iter().zip(to)) {
+                to.store(from.load(Ordering::Acquire), Ordering::Release);
+            }
+            to.live.store(from.live.load(Ordering::Acquire), Ordering::Release);
+        }
+        copy.live.store(self.live(), Ordering::Release);
+        copy.inherited.store(self.inherited(), Ordering::Release);
+        copy
+    }
+}
