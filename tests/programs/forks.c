@@ -312,6 +312,53 @@ static void in_a_handler(void)
     check_all("the handler's process");
 }
 
+/* fork in a signal handler, at any instruction of small reads and writes: the child goes on with the call that was interrupted, and makes more. */
+static volatile sig_atomic_t generation;
+
+static void forks_anywhere(int signal)
+{
+    (void)signal;
+    int saved = errno;
+    pid_t child = fork();
+    if (child == 0) {
+        generation++;
+        errno = saved;
+        return;
+    }
+    expect_child(child, 0, "fork at any moment");
+    handled++;
+    errno = saved;
+}
+
+static void at_any_moment(void)
+{
+    struct sigaction action = {.sa_handler = forks_anywhere, .sa_flags = SA_RESTART};
+    sigaction(SIGALRM, &action, NULL);
+    int zero = open("/dev/zero", O_RDWR | O_CLOEXEC);
+    size_t buffers = pages / 4;
+    for (size_t i = 0; i < buffers; i++) version[i] = 0; /* not checked any more */
+    memset(area, 0, buffers * PAGE);
+    int forks = 0;
+    for (uint64_t round = 0; forks < 150; round++) {
+        handled = 0;
+        ualarm((useconds_t)(100 + mix(round + seed) % 400), 0);
+        while (!handled) {
+            for (size_t i = 0; i < 64 && !handled; i++) {
+                unsigned char *buffer = area + mix(round * 64 + i) % (buffers - 2) * PAGE + 3000 * (i % 2);
+                if (read(zero, buffer, 2000) != 2000 || write(zero, buffer, 2000) != 2000) _exit(95);
+            }
+            if (generation > 0) {
+                check_all("a child made at any moment");
+                _exit(0);
+            }
+        }
+        forks += handled;
+    }
+    signal(SIGALRM, SIG_DFL);
+    close(zero);
+    check_all("the parent of children made at any moment");
+}
+
 /* Other ways to make a process. */
 static int in_clone(void *argument)
 {
@@ -358,7 +405,7 @@ struct section { const char *name; void (*run)(void); };
 
 static const struct section sections[] = {
     {"both", both_write}, {"generations", generations}, {"chain", chain}, {"workers", workers}, {"short", short_lived},
-    {"memory", memory_calls}, {"threads", threads}, {"handler", in_a_handler}, {"ways", other_ways},
+    {"memory", memory_calls}, {"threads", threads}, {"handler", in_a_handler}, {"anywhere", at_any_moment}, {"ways", other_ways},
 };
 
 int main(int argc, char **argv)

@@ -74,11 +74,11 @@ def find_load():
 
 
 def build_program(name, flags=(), out_name=None, libraries=()):
-    """Compiles tests/programs/NAME.c (or all files of tests/programs/NAME/) and returns the path of the binary (OUT_NAME, or NAME)."""
+    """Compiles tests/programs/NAME.c (or all files of tests/programs/NAME/, and what such programs share) and returns the path of the binary (OUT_NAME, or NAME)."""
     folder = os.path.join(PROGRAMS, name)
     if os.path.isdir(folder):
-        sources = sorted(os.path.join(folder, entry) for entry in os.listdir(folder) if entry.endswith(".c"))
-        headers = [os.path.join(folder, entry) for entry in os.listdir(folder) if entry.endswith(".h")]
+        files = [os.path.join(place, entry) for place in (folder, os.path.join(PROGRAMS, "absent")) for entry in os.listdir(place)]
+        sources, headers = (sorted(path for path in files if path.endswith(ending)) for ending in (".c", ".h"))
     else:
         sources, headers = [folder + ".c"], []
     headers.append(os.path.join(PROGRAMS, "common.h"))

@@ -175,7 +175,7 @@ impl<B: Backend> Rig<B> {
                     let mut evictor = Evictor::new(id, engine).unwrap();
                     ready.wait();
                     FORBIDDEN.set(true);
-                    evictor.run(engine, stop);
+                    evictor.run(stop);
                     FORBIDDEN.set(false);
                 });
             }

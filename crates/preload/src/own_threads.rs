@@ -15,14 +15,12 @@
 pub mod rights;
 
 use crate::control::{self, Handover};
-use crate::runtime::{Runtime, locked, runtime};
+use crate::runtime::{Runtime, TheEvictor, locked, runtime};
 use crate::{family, poll, report, thread, watch};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use farshore_backend::any::AnyQueue;
 use farshore_config::FaultMode;
 use farshore_core::sync::Futex as _;
-use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::health::Watcher;
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::lock::Mutex;
@@ -56,7 +54,7 @@ static HOMES: Mutex<Homes> = Mutex::new(Homes { all: Vec::new(), taken: 0 });
 
 /// What a thread of ours does.
 enum Job {
-    Evict(Box<Evictor<AnyQueue>>),
+    Evict(Box<TheEvictor>),
     Watch(Watcher),
     Serve,
     Control(RawFd, &'static Handover),
@@ -111,7 +109,7 @@ extern "C" fn begin(job: u64) -> ! {
         Job::Control(listener, handover) => control::serve(listener, runtime, handover),
         Job::Evict(mut evictor) => {
             runtime.wait_until_running();
-            evictor.run(&runtime.engine, &NEVER);
+            evictor.run(&NEVER);
         }
         Job::Watch(watcher) => {
             runtime.wait_until_running();
@@ -159,7 +157,7 @@ pub fn start(runtime: &'static Runtime) -> Result<(), String> {
 fn start_all(runtime: &'static Runtime) -> Result<(), String> {
     let no_thread = |why: Errno| format!("no thread of our own: {why:?}");
     for id in 0..runtime.shape.evictors {
-        let evictor = Evictor::new(id, &runtime.engine).map_err(|why| format!("the swap space has no write queue: {why}"))?;
+        let evictor = TheEvictor::new(id, &runtime.engine).map_err(|why| format!("the swap space has no write queue: {why}"))?;
         spawn(Job::Evict(Box::new(evictor)), id).map_err(no_thread)?;
     }
     runtime.engine.health.set_patience(runtime.options.io_timeout.ns());

@@ -5,6 +5,7 @@ use farshore_backend::AnyBackend;
 use farshore_backend::faulty::FaultConfig;
 use farshore_config::Options;
 use farshore_core::sync::Futex as _;
+use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::{Engine, Shape};
 use farshore_policy::BuiltIn;
 use farshore_sys::clock::MonotonicClock;
@@ -16,6 +17,8 @@ use farshore_sys::signal::{self, How, SigSet};
 
 /// The engine that ships.
 pub type TheEngine = Engine<LinuxKernel, AnyBackend, BuiltIn, MonotonicClock, KernelFutex>;
+/// Its evictors.
+pub type TheEvictor = Evictor<'static, LinuxKernel, AnyBackend, BuiltIn, MonotonicClock, KernelFutex>;
 
 /// What only memory calls use; its mutex is the address-space lock.
 #[derive(Debug)]

@@ -104,6 +104,7 @@ pub fn may_be_managed(runtime: &Runtime, here: u64) -> bool {
 /// Pins the managed stack around `here`, until `pins` are unpinned.
 pub fn keep(runtime: &Runtime, here: u64, pins: &mut PinSet) {
     let Some(thread) = thread::current() else { return };
+    thread.held.announce();
     let (range, pinned) = pin(thread, here);
     for (_, page) in range.iter().enumerate().filter(|&(bit, _)| pinned >> bit & 1 != 0) {
         if !pins.push_page(page) {
@@ -111,6 +112,7 @@ pub fn keep(runtime: &Runtime, here: u64, pins: &mut PinSet) {
         }
     }
     thread.held.note(pins, |page| runtime.engine.unpin(page));
+    thread.held.settle();
 }
 
 /// Pins the stack around `here`: which pages were looked at, and a bit for each that is pinned now ([`frame::unpin`]).

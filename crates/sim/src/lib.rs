@@ -46,7 +46,7 @@ pub mod sched;
 pub mod setup;
 pub mod world;
 
-use device::{SimBackend, SimQueue};
+use device::SimBackend;
 use farshore_core::page::Access;
 use farshore_engine::Shape;
 use farshore_engine::evict::pipeline::Evictor;
@@ -270,10 +270,10 @@ fn watcher(rig: &Rc<Rig>) {
 
 /// An evictor thread: the engine's own loop; between rounds it gives back every stage, so that slots can be counted.
 fn evictor(rig: &Rc<Rig>, id: usize) {
-    let Ok(mut evictor) = Evictor::<SimQueue>::new(id, &rig.engine) else { broken(0, "no queue") };
+    let Ok(mut evictor) = Evictor::new(id, &rig.engine) else { broken(0, "no queue") };
     while !rig.ending.get() {
-        evictor.run(&rig.engine, &rig.stop_evictors);
-        while !evictor.settle(&rig.engine) {
+        evictor.run(&rig.stop_evictors);
+        while !evictor.settle() {
             sched::sleep_ns(20_000);
         }
         sched::park();

@@ -2,34 +2,11 @@
 #ifndef FARSHORE_TESTS_CHECK_H
 #define FARSHORE_TESTS_CHECK_H
 
-#include "common.h"
-#include <pthread.h>
+#include "absent/absent.h"
 
-/* Ends the program when a promise is broken; errno is part of the message. */
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) die("%s:%d: %s", __FILE__, __LINE__, #condition); \
-    } while (0)
-
-/* One line of output: the same natively and under Farshore. */
-__attribute__((format(printf, 1, 2))) void say(const char *format, ...);
-
-/* Touches other memory (the ballast) until everything else has become cold; natively this does nothing that can be seen. */
-void make_absent(void);
-
-/* A thread that keeps touching the ballast between `churn_start` and `churn_stop`, so that pages leave while calls run. */
-void churn_start(void);
-void churn_stop(void);
-
-/* Managed memory: an anonymous mapping of at least 128 KiB. `fresh` has never been touched; `filled` holds the pattern of `salt`. */
-void *fresh(size_t length);
-void *filled(size_t length, uint64_t salt);
 /* A copy of `data` that lies alone in a managed mapping, so that it can be absent. */
 void *placed(const void *data, size_t length);
 char *placed_text(const char *text);
-
-void fill(void *at, size_t length, uint64_t salt);
-int holds(const void *at, size_t length, uint64_t salt);
 
 /* A path in the test's own directory, in ordinary memory that nobody frees. */
 char *path_of(const char *name);
@@ -37,11 +14,6 @@ char *path_of(const char *name);
 int file_of(const char *name, size_t length, uint64_t salt);
 /* The path of this program. */
 extern const char *self;
-
-/* A thread that runs `body`; ends the program when it cannot be started. */
-pthread_t start(void *(*body)(void *), void *argument);
-void join(pthread_t thread);
-void sleep_ms(long milliseconds);
 
 void section_files(void);
 void section_big(void);

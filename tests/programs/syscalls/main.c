@@ -24,81 +24,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
 };
 
 const char *self;
-static const char *section = "";
 static char directory[512];
-static volatile unsigned char *ballast;
-static size_t ballast_pages;
-static volatile int churning;
-static pthread_t churner;
-
-void say(const char *format, ...)
-{
-    char line[4096];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    printf("%s: %s\n", section, line);
-    fflush(stdout);
-}
-
-void make_absent(void)
-{
-    for (size_t i = 0; i < ballast_pages; i++) ballast[i * PAGE] += 1;
-}
-
-static void *churn(void *unused)
-{
-    (void)unused;
-    while (churning) {
-        for (size_t i = 0; i < ballast_pages && churning; i++) ballast[i * PAGE] += 1;
-    }
-    return NULL;
-}
-
-void churn_start(void)
-{
-    churning = 1;
-    churner = start(churn, NULL);
-}
-
-void churn_stop(void)
-{
-    churning = 0;
-    join(churner);
-}
-
-void *fresh(size_t length)
-{
-    return map_anonymous(length < 128 * 1024 ? 128 * 1024 : (length + PAGE - 1) / PAGE * PAGE);
-}
-
-void fill(void *at, size_t length, uint64_t salt)
-{
-    unsigned char *p = at;
-    for (size_t i = 0; i < length; i += 8) {
-        uint64_t word = mix(salt ^ i);
-        memcpy(p + i, &word, length - i < 8 ? length - i : 8);
-    }
-}
-
-int holds(const void *at, size_t length, uint64_t salt)
-{
-    const unsigned char *p = at;
-    for (size_t i = 0; i < length; i += 8) {
-        uint64_t word = mix(salt ^ i);
-        if (memcmp(p + i, &word, length - i < 8 ? length - i : 8) != 0) return 0;
-    }
-    return 1;
-}
-
-void *filled(size_t length, uint64_t salt)
-{
-    void *at = fresh(length);
-    fill(at, length, salt);
-    return at;
-}
-
 void *placed(const void *data, size_t length)
 {
     return memcpy(fresh(length), data, length);
@@ -131,26 +57,6 @@ int file_of(const char *name, size_t length, uint64_t salt)
     }
     CHECK(lseek(fd, 0, SEEK_SET) == 0);
     return fd;
-}
-
-pthread_t start(void *(*body)(void *), void *argument)
-{
-    pthread_t thread;
-    int error = pthread_create(&thread, NULL, body, argument);
-    if (error != 0) die("pthread_create: %s", strerror(error));
-    return thread;
-}
-
-void join(pthread_t thread)
-{
-    int error = pthread_join(thread, NULL);
-    if (error != 0) die("pthread_join: %s", strerror(error));
-}
-
-void sleep_ms(long milliseconds)
-{
-    struct timespec t = { milliseconds / 1000, milliseconds % 1000 * 1000000 };
-    while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
 }
 
 /* What section_exec and section_spawn start: prints its arguments and the test's variables of its environment. */
@@ -186,8 +92,7 @@ int main(int argc, char **argv)
     }
     if (argc < 3) die("usage: syscalls BALLAST_MIB SECTION... | syscalls --list");
     self = argv[0];
-    ballast_pages = (size_t)atoi(argv[1]) * MIB / PAGE;
-    ballast = map_anonymous(ballast_pages * PAGE);
+    make_ballast(argv[1]);
     const char *base = getenv("TMPDIR");
     snprintf(directory, sizeof directory, "%s/farshore-syscalls-XXXXXX", base ? base : "/tmp");
     if (mkdtemp(directory) == NULL) die("cannot make %s", directory);

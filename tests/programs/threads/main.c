@@ -24,94 +24,6 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "exact", section_exact }, { "listener", section_listener },
 };
 
-static const char *section = "";
-static volatile unsigned char *ballast;
-static size_t ballast_pages;
-static volatile int churning;
-static pthread_t churner;
-
-void say(const char *format, ...)
-{
-    char line[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    printf("%s: %s\n", section, line);
-    fflush(stdout);
-}
-
-void make_absent(void)
-{
-    for (size_t i = 0; i < ballast_pages; i++) __atomic_fetch_add(&ballast[i * PAGE], 1, __ATOMIC_RELAXED);
-}
-
-static void *churn(void *unused)
-{
-    sigset_t all;
-    sigfillset(&all);
-    CHECK(pthread_sigmask(SIG_SETMASK, &all, NULL) == 0);
-    while (churning) {
-        for (size_t i = 0; i < ballast_pages && churning; i++) __atomic_fetch_add(&ballast[i * PAGE], 1, __ATOMIC_RELAXED);
-    }
-    return unused;
-}
-
-void churn_start(void)
-{
-    churning = 1;
-    churner = start(churn, NULL);
-}
-
-void churn_stop(void)
-{
-    churning = 0;
-    join(churner);
-}
-
-void *fresh(size_t length)
-{
-    return map_anonymous(length < 128 * 1024 ? 128 * 1024 : (length + PAGE - 1) / PAGE * PAGE);
-}
-
-void *filled(size_t length, uint64_t salt)
-{
-    uint64_t *at = fresh(length);
-    for (size_t i = 0; i < length / 8; i++) at[i] = mix(salt ^ i);
-    return at;
-}
-
-int holds(const void *at, size_t length, uint64_t salt)
-{
-    const uint64_t *words = at;
-    for (size_t i = 0; i < length / 8; i++) {
-        if (words[i] != mix(salt ^ i)) return 0;
-    }
-    return 1;
-}
-
-pthread_t start(void *(*body)(void *), void *argument)
-{
-    pthread_t thread;
-    int error = pthread_create(&thread, NULL, body, argument);
-    if (error != 0) die("pthread_create: %s", strerror(error));
-    return thread;
-}
-
-void *join(pthread_t thread)
-{
-    void *result;
-    int error = pthread_join(thread, &result);
-    if (error != 0) die("pthread_join: %s", strerror(error));
-    return result;
-}
-
-void sleep_ms(long milliseconds)
-{
-    struct timespec t = { milliseconds / 1000, milliseconds % 1000 * 1000000 };
-    while (nanosleep(&t, &t) != 0 && errno == EINTR) {}
-}
-
 void handle(int number, void (*handler)(int, siginfo_t *, void *), int flags)
 {
     struct sigaction action = { .sa_sigaction = handler, .sa_flags = SA_SIGINFO | flags };
@@ -147,8 +59,7 @@ int main(int argc, char **argv)
         return 0;
     }
     if (argc != 3) die("usage: threads BALLAST_MIB SECTION | threads --list");
-    ballast_pages = (size_t)atoi(argv[1]) * MIB / PAGE;
-    ballast = map_anonymous(ballast_pages * PAGE);
+    make_ballast(argv[1]);
     size_t s = 0;
     while (s < count && strcmp(sections[s].name, argv[2]) != 0) s++;
     if (s == count) die("there is no section %s", argv[2]);

@@ -4,35 +4,9 @@
 #ifndef FARSHORE_TESTS_THREADS_H
 #define FARSHORE_TESTS_THREADS_H
 
-#include "common.h"
-#include <pthread.h>
+#include "absent/absent.h"
 #include <signal.h>
 
-/* Ends the program when a promise is broken; errno is part of the message. */
-#define CHECK(condition) \
-    do { \
-        if (!(condition)) die("%s:%d: %s", __FILE__, __LINE__, #condition); \
-    } while (0)
-
-/* One line of output: the same natively and under Farshore. */
-__attribute__((format(printf, 1, 2))) void say(const char *format, ...);
-
-/* Touches other memory (the ballast) until everything else has become cold; natively this does nothing that can be seen. */
-void make_absent(void);
-/* A thread that keeps touching the ballast between the two, so that pages leave at any moment. */
-void churn_start(void);
-void churn_stop(void);
-
-/* Managed memory: an anonymous mapping of at least 128 KiB. `fresh` has never been touched; `filled` holds the pattern of `salt`. */
-void *fresh(size_t length);
-void *filled(size_t length, uint64_t salt);
-int holds(const void *at, size_t length, uint64_t salt);
-
-/* A thread that runs `body`; ends the program when it cannot be started. */
-pthread_t start(void *(*body)(void *), void *argument);
-/* Waits for it; its result. */
-void *join(pthread_t thread);
-void sleep_ms(long milliseconds);
 /* Installs a handler with SA_SIGINFO and `flags`, that blocks nothing else. */
 void handle(int number, void (*handler)(int, siginfo_t *, void *), int flags);
 /* Blocks or unblocks one signal of this thread. */

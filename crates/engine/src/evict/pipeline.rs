@@ -78,11 +78,11 @@ pub enum Progress {
 }
 
 /// One evictor: its ring of stages, its write queue, its batches.
-#[derive(Debug)]
-pub struct Evictor<Q> {
+pub struct Evictor<'e, K, B: Backend, P, C, F> {
+    pub(super) engine: &'e Engine<K, B, P, C, F>,
     pub(super) id: usize,
     thread: u64,
-    pub(super) queue: Q,
+    pub(super) queue: B::Queue,
     pub(super) ring: Ring,
     /// Stages in state Failed.
     pub(super) failed: u32,
@@ -105,19 +105,18 @@ pub struct Evictor<Q> {
     pub(super) completions: Vec<(u64, Result<(), IoError>)>,
 }
 
-impl<Q: WriteQueue> Evictor<Q> {
+impl<K, B: Backend, P, C, F> core::fmt::Debug for Evictor<'_, K, B, P, C, F> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Evictor").field("id", &self.id).field("failed", &self.failed).finish_non_exhaustive()
+    }
+}
+
+impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B, P, C, F> {
     /// Evictor number `id` of `engine`, to be run on the calling thread or one that says so by [`Evictor::adopt`].
     ///
     /// # Errors
     /// When the backend has no queue for it.
-    pub fn new<K, B, P, C, F>(id: usize, engine: &Engine<K, B, P, C, F>) -> Result<Evictor<Q>, IoError>
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    pub fn new(id: usize, engine: &'e Engine<K, B, P, C, F>) -> Result<Self, IoError> {
         let each = engine.sizes.stages_each;
         let batch = engine.sizes.batch;
         // Writes to a space that hangs must not keep others from theirs.
@@ -125,6 +124,7 @@ impl<Q: WriteQueue> Evictor<Q> {
         let queue = engine.backend.queue(depth)?;
         engine.rest.add_evictor();
         Ok(Evictor {
+            engine,
             id,
             thread: engine.kernel.current_thread(),
             queue,
@@ -147,29 +147,23 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// The calling thread is the evictor's from now on.
-    pub fn adopt<K: Kernel>(&mut self, kernel: &K) {
-        self.thread = kernel.current_thread();
+    pub fn adopt(&mut self) {
+        self.thread = self.engine.kernel.current_thread();
     }
 
     /// The evictor thread: steps, and sleeps while there is nothing to do, until `stop`.
-    pub fn run<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, stop: &AtomicBool)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        self.adopt(&engine.kernel);
+    pub fn run(&mut self, stop: &AtomicBool) {
+        let engine = self.engine;
+        self.adopt();
         while !stop.load(Ordering::Acquire) {
             let prepared = engine.work.prepare();
             if engine.rest.is_wanted() {
-                self.rest(engine);
+                self.rest();
                 continue;
             }
-            match self.step(engine) {
+            match self.step() {
                 Progress::Worked => {}
-                Progress::Idle if self.has_live(engine) => self.reap_within(engine, IDLE_WAIT_NS),
+                Progress::Idle if self.has_live() => self.reap_within(IDLE_WAIT_NS),
                 Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => {
                     engine.work.sleep(&engine.futex, prepared, Some(TRIAL_EVERY_NS))
                 }
@@ -180,39 +174,33 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// One step: completions, then a batch if frames are short.
-    pub fn step<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>) -> Progress
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        self.reap(engine, false);
+    pub fn step(&mut self) -> Progress {
+        let engine = self.engine;
+        self.reap(false);
         if self.failed > 0 {
-            self.mend_failed(engine);
+            self.mend_failed();
         }
-        self.free_strays(engine);
+        self.free_strays();
         self.started = engine.wants_eviction(self.started);
         if !self.started {
             return Progress::Idle;
         }
         let batch = engine.sizes.batch;
-        let room = self.make_room(engine, batch);
+        let room = self.make_room(batch);
         let slot_of_batch = self.writes_left[..BATCHES_IN_FLIGHT].iter().position(|&left| left == 0);
         // A small batch pays the same TLB flushes as a full one: rather wait for a write.
         let too_small = room < batch.div_ceil(2);
         match slot_of_batch {
-            Some(slot) if !too_small || (room > 0 && !self.has_live(engine)) => {
-                if self.evict_batch(engine, slot, room) > 0 {
+            Some(slot) if !too_small || (room > 0 && !self.has_live()) => {
+                if self.evict_batch(slot, room) > 0 {
                     self.empty_batches = 0;
                     engine.starved.store(false, Ordering::Relaxed);
                     return Progress::Worked;
                 }
                 self.empty_batches = self.empty_batches.saturating_add(1);
             }
-            _ if self.has_live(engine) => {
-                self.reap_within(engine, WRITE_WAIT_NS);
+            _ if self.has_live() => {
+                self.reap_within(WRITE_WAIT_NS);
                 return Progress::Worked;
             }
             _ => self.empty_batches = self.empty_batches.saturating_add(1),
@@ -225,37 +213,25 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// The process forks: ends what is under way, and sleeps until that is over.
-    fn rest<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        let unsaved = self.end_writes(engine);
+    fn rest(&mut self) {
+        let engine = self.engine;
+        let unsaved = self.end_writes();
         engine.rest.rest(&engine.futex, unsaved);
     }
 
     /// Waits for the writes that were begun, tries those that failed once more, and makes the words of all pages in stages say
     /// whether they are written. How many are not.
-    pub fn end_writes<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>) -> u64
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    pub fn end_writes(&mut self) -> u64 {
+        let engine = self.engine;
         let drain = |evictor: &mut Self| {
             while evictor.queue.in_flight() > 0 || !evictor.waiting.is_empty() {
-                evictor.reap(engine, true);
+                evictor.reap(true);
             }
         };
         drain(self);
         if self.failed > 0 {
             self.retry_at_ns = 0;
-            self.mend_failed(engine);
+            self.mend_failed();
             drain(self);
         }
         for stage in self.ring.stages() {
@@ -268,19 +244,13 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// Selects, copies and unmaps one batch of at most `room` pages, and starts its writes. How many pages left.
-    fn evict_batch<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, batch: usize, room: usize) -> usize
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn evict_batch(&mut self, batch: usize, room: usize) -> usize {
+        let engine = self.engine;
         self.ring.next(room, &mut self.places);
-        self.select_batch(engine, room);
-        self.copy_to_stages(engine);
-        self.give_slots(engine);
-        self.unmap(engine);
+        self.select_batch(room);
+        self.copy_to_stages();
+        self.give_slots();
+        self.unmap();
         let count = self.victims.len();
         if count == 0 {
             return 0;
@@ -308,21 +278,15 @@ impl<Q: WriteQueue> Evictor<Q> {
         engine.stats.evicted.fetch_add(count as u64, Ordering::Relaxed);
         engine.stats.evicted_clean.fetch_add(clean as u64, Ordering::Relaxed);
         engine.stats.batches.fetch_add(1, Ordering::Relaxed);
-        self.start_writes(engine, batch, count - clean);
+        self.start_writes(batch, count - clean);
         count
     }
 
     /// Fills `self.victims` from the partitions, starting at the next in turn (MAGE §4.2.2). Dirty ones come first.
-    fn select_batch<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, room: usize)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn select_batch(&mut self, room: usize) {
+        let engine = self.engine;
         self.victims.clear();
-        let dirty_max = self.dirty_allowed(engine);
+        let dirty_max = self.dirty_allowed();
         let partitions = engine.partitions.len();
         for turn in 0..partitions {
             let Some(walk) = engine.partitions[(self.next_partition + turn) % partitions].walk(&engine.table) else { continue };
@@ -353,14 +317,8 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// Dirty pages that this batch may take: all, unless the space is full.
-    fn dirty_allowed<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>) -> usize
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn dirty_allowed(&mut self) -> usize {
+        let engine = self.engine;
         if !engine.space_full.load(Ordering::Relaxed) {
             return usize::MAX;
         }
@@ -373,14 +331,8 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// Copies the victims' bytes into the next stages; those that cannot be read are put back.
-    fn copy_to_stages<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn copy_to_stages(&mut self) {
+        let engine = self.engine;
         let (places, mut taken) = (&self.places, 0);
         self.victims.retain(|victim| {
             let stage = places[taken];
@@ -398,14 +350,8 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// Gives each dirty victim a slot, side by side; those for which there is none are put back.
-    fn give_slots<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn give_slots(&mut self) {
+        let engine = self.engine;
         let dirty = self.victims.iter().filter(|v| v.dirty).count();
         let mut given = 0;
         self.trial = if dirty > 0 { engine.reserve_trial(dirty.min(TRIAL_PAGES) as u32) } else { None };
@@ -433,14 +379,8 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// Unmaps the victims with one TLB flush. What the kernel refuses is put back.
-    fn unmap<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn unmap(&mut self) {
+        let engine = self.engine;
         self.pages.clear();
         self.pages.extend(self.victims.iter().map(|v| v.page));
         if let Err((done, _)) = engine.kernel.unmap(&self.pages) {
@@ -454,14 +394,7 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// Starts the writes of the first `dirty` victims.
-    fn start_writes<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, batch: usize, dirty: usize)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn start_writes(&mut self, batch: usize, dirty: usize) {
         let mut i = 0;
         while i < dirty {
             let Some(slot) = self.victims[i].slot else { unreachable!("a dirty victim was given no slot") };
@@ -477,40 +410,27 @@ impl<Q: WriteQueue> Evictor<Q> {
                 let first = run.first.number();
                 (first..first + u64::from(run.len)).contains(&slot.number())
             });
-            self.start_write(engine, Write { slot, stage, count: count as u32, batch, trial });
+            self.start_write(Write { slot, stage, count: count as u32, batch, trial });
             i += count;
         }
-        self.reap(engine, false);
+        self.reap(false);
     }
 
     /// Reaps what is done and frees every stage that can be. Whether all are: then nothing of this evictor is in
     /// flight, and each slot in use is named by a page word.
-    pub fn settle<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>) -> bool
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        self.reap(engine, false);
+    pub fn settle(&mut self) -> bool {
+        self.reap(false);
         if self.failed > 0 {
-            self.mend_failed(engine);
+            self.mend_failed();
         }
-        self.free_strays(engine);
-        self.make_room(engine, usize::MAX);
+        self.free_strays();
+        self.make_room(usize::MAX);
         self.ring.is_empty()
     }
 
     /// Frees the oldest stages until `want` are free. How many are.
-    fn make_room<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, want: usize) -> usize
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn make_room(&mut self, want: usize) -> usize {
+        let engine = self.engine;
         while self.ring.room() < want
             && let Some(stage) = self.ring.oldest()
         {
@@ -535,14 +455,8 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// Frees what was left behind in the ring and has ended since.
-    fn free_strays<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn free_strays(&mut self) {
+        let engine = self.engine;
         if !self.ring.has_strays() {
             return;
         }

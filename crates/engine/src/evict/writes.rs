@@ -68,53 +68,27 @@ enum Wait {
     ForOne,
 }
 
-impl<Q: WriteQueue> Evictor<Q> {
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, C, F> {
     /// Puts a write in line. Its stages are in state Writing from before this until its completion.
-    pub(super) fn start_write<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, write: Write)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    pub(super) fn start_write(&mut self, write: Write) {
         self.writes_left[write.batch] += 1;
         self.waiting.push_back(write);
-        self.pump(engine);
+        self.pump();
     }
 
     /// Whether a write is under way that is worth waiting for.
-    pub(super) fn has_live<K, B, P, C, F>(&self, engine: &Engine<K, B, P, C, F>) -> bool
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        self.live(engine) > 0
+    pub(super) fn has_live(&self) -> bool {
+        self.live() > 0
     }
 
-    fn live<K, B, P, C, F>(&self, engine: &Engine<K, B, P, C, F>) -> u32
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn live(&self) -> u32 {
+        let engine = self.engine;
         self.flights.iter().filter(|flight| !engine.hangs(flight.slot)).count() as u32
     }
 
     /// Gives the device as many of the waiting writes as it may have. How many it gave.
-    fn pump<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>) -> u32
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn pump(&mut self) -> u32 {
+        let engine = self.engine;
         let mut given = 0;
         while let Some(&write) = self.waiting.front() {
             if engine.hangs(write.slot) || (!write.trial && engine.is_closed(write.slot)) {
@@ -122,7 +96,7 @@ impl<Q: WriteQueue> Evictor<Q> {
                 self.ended(write.batch, write.stage, write.count, StageState::Failed);
                 continue;
             }
-            if self.live(engine) >= WRITES_IN_FLIGHT {
+            if self.live() >= WRITES_IN_FLIGHT {
                 break;
             }
             let memory: *const PageBuf = engine.stages.memory(write.stage);
@@ -153,38 +127,17 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// Takes completions: the stages' slots hold their bytes now. With `wait`, blocks until there is one.
-    pub(super) fn reap<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, wait: bool)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        self.take_completions(engine, if wait { Wait::ForOne } else { Wait::No });
+    pub(super) fn reap(&mut self, wait: bool) {
+        self.take_completions(if wait { Wait::ForOne } else { Wait::No });
     }
 
     /// As [`Evictor::reap`] with `wait`, for at most about `ns`.
-    pub(super) fn reap_within<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, ns: u64)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        self.take_completions(engine, Wait::Within(ns));
+    pub(super) fn reap_within(&mut self, ns: u64) {
+        self.take_completions(Wait::Within(ns));
     }
 
-    fn take_completions<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, mut wait: Wait)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        self.pump(engine);
+    fn take_completions(&mut self, mut wait: Wait) {
+        self.pump();
         while self.queue.in_flight() > 0 {
             let completions = &mut self.completions;
             let mut done = |tag, result| completions.push((tag, result));
@@ -195,9 +148,9 @@ impl<Q: WriteQueue> Evictor<Q> {
             }
             // The next ones go to the device before we look at what these were. (Their places in line are free: the
             // completions were taken out of the queue, but their flights are still noted.)
-            self.forget_flights(engine);
-            let given = self.pump(engine);
-            self.look_at_completions(engine);
+            self.forget_flights();
+            let given = self.pump();
+            self.look_at_completions();
             if given == 0 {
                 break;
             }
@@ -206,14 +159,8 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// The transfers of what has completed are over.
-    fn forget_flights<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn forget_flights(&mut self) {
+        let engine = self.engine;
         for &(tag, result) in &self.completions {
             let Some(at) = self.flights.iter().position(|flight| flight.tag == tag) else {
                 unreachable!("a write has completed that was not started")
@@ -224,14 +171,8 @@ impl<Q: WriteQueue> Evictor<Q> {
         }
     }
 
-    fn look_at_completions<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn look_at_completions(&mut self) {
+        let engine = self.engine;
         while let Some((tag, result)) = self.completions.pop() {
             let (batch, first, count) = untag(tag);
             let state = if result.is_ok() { StageState::Quiet } else { StageState::Failed };
@@ -253,14 +194,8 @@ impl<Q: WriteQueue> Evictor<Q> {
 
     /// Pages whose write failed: to other slots if some space takes them, else back into the program's memory if there is a
     /// frame, else another try now and then.
-    pub(super) fn mend_failed<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    pub(super) fn mend_failed(&mut self) {
+        let engine = self.engine;
         let now = engine.clock.now_ns();
         let mut retry = now >= self.retry_at_ns;
         if retry {
@@ -279,14 +214,14 @@ impl<Q: WriteQueue> Evictor<Q> {
                 continue;
             }
             let room = (self.writes_left[RETRY] as usize) < RETRIES;
-            if room && engine.health.any_open() && self.write_elsewhere(engine, stage) {
+            if room && engine.health.any_open() && self.write_elsewhere(stage) {
                 continue;
             }
             if engine.bring_back(stage, self.id) {
                 self.mended(stage);
             } else if retry && room {
                 retry = false;
-                self.try_again(engine, stage);
+                self.try_again(stage);
             }
         }
     }
@@ -297,49 +232,31 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// Writes `stage`, and failed ones that follow it, to new slots. False: there are none.
-    fn write_elsewhere<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, stage: Stage) -> bool
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        let trial = engine.reserve_trial(self.failed_from(engine, stage, TRIAL_PAGES));
+    fn write_elsewhere(&mut self, stage: Stage) -> bool {
+        let engine = self.engine;
+        let trial = engine.reserve_trial(self.failed_from(stage, TRIAL_PAGES));
         let is_trial = trial.is_some();
-        let run = trial.or_else(|| engine.slots.reserve_run(self.failed_from(engine, stage, RETRY_PAGES)));
+        let run = trial.or_else(|| engine.slots.reserve_run(self.failed_from(stage, RETRY_PAGES)));
         run.is_some_and(|run| {
-            self.write_again(engine, stage, run, is_trial);
+            self.write_again(stage, run, is_trial);
             true
         })
     }
 
     /// No space takes pages: one of those that do not is tried, with these.
-    fn try_again<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, stage: Stage)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
-        let trial = engine.reserve_trial(self.failed_from(engine, stage, TRIAL_PAGES));
+    fn try_again(&mut self, stage: Stage) {
+        let engine = self.engine;
+        let trial = engine.reserve_trial(self.failed_from(stage, TRIAL_PAGES));
         // Without a slot to be had, the old one once more.
         let old = engine.stages.slot(stage).map(|first| Run { first, len: 1 });
         if let Some(run) = trial.or(old) {
-            self.write_again(engine, stage, run, true);
+            self.write_again(stage, run, true);
         }
     }
 
     /// Failed stages from `stage` on that somebody needs, side by side, at most `most`.
-    fn failed_from<K, B, P, C, F>(&self, engine: &Engine<K, B, P, C, F>, stage: Stage, most: usize) -> u32
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn failed_from(&self, stage: Stage, most: usize) -> u32 {
+        let engine = self.engine;
         let from = self.ring.stages().skip_while(|&other| other != stage).take(most);
         let failed =
             |&stage: &Stage| self.ring.state(stage) == StageState::Failed && engine.stages.vacancy(stage) == Vacancy::Held;
@@ -347,14 +264,8 @@ impl<Q: WriteQueue> Evictor<Q> {
     }
 
     /// Writes the stages from `first` on to the slots of `run`.
-    fn write_again<K, B, P, C, F>(&mut self, engine: &Engine<K, B, P, C, F>, first: Stage, run: Run, trial: bool)
-    where
-        K: Kernel,
-        B: Backend<Queue = Q>,
-        P: Policy,
-        C: Clock,
-        F: Futex,
-    {
+    fn write_again(&mut self, first: Stage, run: Run, trial: bool) {
+        let engine = self.engine;
         for n in 0..run.len {
             let (stage, slot) = (Stage(first.0 + n), run.first.plus(u64::from(n)));
             engine.slots.set_sum(slot, Engine::<K, B, P, C, F>::checksum(slot, engine.stages.bytes(stage)));
@@ -366,6 +277,6 @@ impl<Q: WriteQueue> Evictor<Q> {
             self.ring.set(stage, StageState::Writing);
             self.failed -= 1;
         }
-        self.start_write(engine, Write { slot: run.first, stage: first, count: run.len, batch: RETRY, trial });
+        self.start_write(Write { slot: run.first, stage: first, count: run.len, batch: RETRY, trial });
     }
 }

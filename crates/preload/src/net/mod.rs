@@ -164,9 +164,12 @@ impl Memory for Net {
     fn pin(&self, pins: &mut PinSet, addr: u64, len: u64, access: Access) -> u64 {
         let Some(runtime) = runtime() else { return len };
         let range = PageRange::covering(addr, len);
+        let held = thread::current().map(|thread| &thread.held);
+        held.inspect(|held| held.announce());
         let end = self.pin_range(runtime, pins, range, access);
-        if let Some(thread) = thread::current() {
-            thread.held.note(pins, |page| runtime.engine.unpin(page));
+        if let Some(held) = held {
+            held.note(pins, |page| runtime.engine.unpin(page));
+            held.settle();
         }
         end.map_or(len, |end| end.saturating_sub(addr))
     }
@@ -175,6 +178,8 @@ impl Memory for Net {
         if pins.is_empty() && pins.granted() == 0 {
             return;
         }
+        let held = thread::current().map(|thread| &thread.held);
+        held.inspect(|held| held.announce());
         if Held::give_back(pins)
             && let Some(runtime) = runtime()
         {
@@ -182,6 +187,7 @@ impl Memory for Net {
             pins.give_grants();
         }
         pins.clear();
+        held.inspect(|held| held.settle());
     }
 
     fn keep(&self, addr: u64, len: u64) {

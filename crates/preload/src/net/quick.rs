@@ -58,21 +58,28 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
         // SAFETY: the program's own call; its buffer is pinned, or not managed.
         unsafe { syscall(nr, [fd, addr, len, a3, a4, a5]) }
     };
-    let Some(pinned) = pin(runtime, PageRange { start: first, end: Page(last.0.wrapping_add(1)) }, access) else {
-        return NOT_HERE;
-    };
-    if pinned.start.0 == pinned.end.0 {
-        return Answer { result: raw(), done: 1 };
-    }
+    let held = &thread.held;
     let mut ticket = Ticket::NONE;
-    if !thread.held.note_range(&mut ticket, pinned) {
-        unpin(runtime, pinned);
-        return NOT_HERE;
-    }
+    held.announce();
+    let pinned = pin(runtime, PageRange { start: first, end: Page(last.0.wrapping_add(1)) }, access);
+    let remembered = match pinned {
+        // Nothing of it is managed.
+        Some(range) if range.start.0 == range.end.0 => true,
+        Some(range) if held.note_range(&mut ticket, range) => true,
+        Some(range) => {
+            unpin(runtime, range);
+            false
+        }
+        None => false,
+    };
+    held.settle();
+    let (Some(pinned), true) = (pinned, remembered) else { return NOT_HERE };
     let result = raw();
+    held.announce();
     if ticket.give_back() {
         unpin(runtime, pinned);
     }
+    held.settle();
     Answer { result, done: 1 }
 }
 

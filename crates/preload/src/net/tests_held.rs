@@ -98,3 +98,42 @@ fn the_end_of_a_thread_unpins_all() {
     held.release_all(|page| unpinned.push(page.0));
     assert_eq!(unpinned, [5, 9, 10]);
 }
+
+#[test]
+fn a_range_is_remembered_as_a_set_is() {
+    let (held, mut unpinned) = (Held::new(), Vec::new());
+    let range = PageRange { start: Page(7), end: Page(9) };
+    let mut ticket = Box::new(Ticket::NONE);
+    assert!(held.note_range(&mut ticket, range));
+    let mut pages = Vec::new();
+    held.each(|page| pages.push(page.0));
+    assert_eq!(pages, [7, 8]);
+    // One at a time; sets take the next slots.
+    let mut second = Box::new(Ticket::NONE);
+    assert!(!held.note_range(&mut second, range));
+    assert!(second.give_back(), "it has remembered nothing");
+    let mut set = frame(&held, &[100], &mut unpinned);
+    assert!(Held::give_back(&mut set));
+    assert!(ticket.give_back());
+    // Left by a jump: found by the next call, which is a set.
+    assert!(held.note_range(&mut ticket, range));
+    *ticket = Ticket::NONE;
+    assert!(!held.note_range(&mut second, range));
+    let mut set = frame(&held, &[101], &mut unpinned);
+    assert_eq!(unpinned, [7, 8]);
+    assert!(Held::give_back(&mut set));
+}
+
+#[test]
+fn pins_that_are_on_their_way_are_not_complete() {
+    let held = Held::new();
+    assert!(held.is_complete());
+    held.announce();
+    assert!(!held.is_complete());
+    // A handler's own calls come and go.
+    held.announce();
+    held.settle();
+    assert!(!held.is_complete());
+    held.settle();
+    assert!(held.is_complete());
+}

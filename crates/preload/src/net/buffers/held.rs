@@ -27,12 +27,14 @@
 //! 3. **Sweep**, by a later call of the thread that finds a slot taken: as *give back*, for sets whose ticket is not at
 //!    their address any more.
 //!
-//! A jump out of the middle of these steps loses a few pins, and never unpins a page twice.
+//! A jump out of the middle of these steps loses a few pins, and never unpins a page twice. A handler that forks in the middle leaves its
+//! child pins that are remembered nowhere and will be taken off: so the steps are *announced* ([`Held::announce`]), and a child that
+//! is forked meanwhile keeps every pin there is ([`Held::is_complete`]).
 
 use super::pins::PinSet;
 use super::{USER_END, careful, share};
 use core::arch::asm;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use farshore_core::page::{Page, PageRange};
 
 /// Sets that one thread can have in use: one or two for the call, as many for each handler on top. Beyond that, sets are not
@@ -63,6 +65,9 @@ pub struct Held {
     slots: [Slot; SLOTS],
     /// The last sweep has left a slot behind the first one taken. A hint: the first one is looked at by each call.
     more: AtomicBool,
+    /// Calls, one inside the other, that are between pinning and remembering, or between forgetting and unpinning. Too high after a jump out
+    /// of there, which costs forked children a few pins that stay.
+    announced: AtomicU32,
 }
 
 /// What a set knows of its copy.
@@ -105,7 +110,27 @@ impl Held {
             slots[number] = Slot::numbered(number as u64);
             number += 1;
         }
-        Held { slots, more: AtomicBool::new(false) }
+        Held { slots, more: AtomicBool::new(false), announced: AtomicU32::new(0) }
+    }
+
+    /// Pins are about to be made that are not remembered yet, or to be taken off that are not any more.
+    #[inline(always)]
+    pub fn announce(&self) {
+        self.count(1);
+    }
+
+    /// All pins are remembered again.
+    #[inline(always)]
+    pub fn settle(&self) {
+        self.count(u32::MAX);
+    }
+
+    #[inline(always)]
+    fn count(&self, change: u32) {
+        // Not one instruction: a handler that comes between leaves the number as it found it, or jumps.
+        compiler_fence(Ordering::SeqCst);
+        self.announced.store(self.announced.load(Ordering::Relaxed).wrapping_add(change), Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
     }
 
     /// Remembers what is in `set`. After each change of a set; it must not be moved until it was given back.
@@ -169,7 +194,8 @@ impl Held {
     /// itself, when a call of its own that pins nothing is under way.
     pub fn is_complete(&self) -> bool {
         let taken = |slot: &Slot| slot.state.load(Ordering::Acquire) & ADDRESS != 0;
-        self.slots.iter().any(|slot| !taken(slot))
+        self.announced.load(Ordering::Relaxed) == 0
+            && self.slots.iter().any(|slot| !taken(slot))
             && self.slots.iter().all(|slot| !taken(slot) || slot.len.load(Ordering::Acquire) > 0)
     }
 
