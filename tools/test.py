@@ -6,10 +6,11 @@
     tools/test.py unit sim        these parts alone
     tools/test.py --seed 4711     the simulation's random seeds from here on, to see a failure again
 
-A part that fails does not stop the later ones. Once the build is made, parts that use one processor run beside the others. What a part prints goes to a log in the target directory; the screen shows how
-it goes on, and the end of the log if it fails. The counts are the parts' own (cargo's tests, simulated seeds, real programs), so a
-test that says "skipped: why" counts as skipped and not as passed, and a part in which nothing ran has failed. Each
-part has a time after which it counts as hung: its processes are described (threads, kernel stacks) and ended.
+A part that fails does not stop the later ones. Once the build is made, parts that use one processor run beside the others. What a part
+prints goes to a log in the target directory; the screen shows how it goes on, and the end of the log if it fails. The counts are the
+parts' own (cargo's tests, simulated seeds, real programs), so a test that says "skipped: why" counts as skipped and not as passed, and a
+part in which nothing ran has failed. Each part has a time after which it counts as hung: its processes are described (threads, kernel
+stacks) and ended.
 
 The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed.
 """
@@ -200,7 +201,7 @@ def parts(seed):
         Part("threads", "threads, signals, limits, filters, allocators: natively and under farshore",
              [Command([sys.executable, os.path.join(real, "threads.py")], count_last_line)], 10, r"", needs_build=True),
         Part("failures", "bad input, full disks, kill -9, other users",
-             [Command([sys.executable, os.path.join(real, "failures.py")], count_last_line)], 10, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(real, "failures.py")], count_last_line)], 15, r"", needs_build=True, aside=True),
         Part("follow", "programs that a program starts",
              [Command([sys.executable, os.path.join(real, "follow.py")], count_last_line)], 10, r"", needs_build=True),
         Part("secrecy", "--encrypt: swap files are noise, the key is in no core dump",
@@ -214,7 +215,7 @@ def parts(seed):
         Part("soak-long", "the same for ten minutes",
              [Command([sys.executable, soak, "--seconds", "600", "--seed", str(seed)], count_last_line)], 60, r"round|    |left out", needs_build=True),
         Part("bench", "farshore bench: what it measures, and that nothing stays behind",
-             [Command([sys.executable, os.path.join(ROOT, "tests", "bench", "run.py")], count_last_line)], 10, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(ROOT, "tests", "bench", "run.py")], count_last_line)], 15, r"", needs_build=True, aside=True),
         Part("report", "the report of farshore bench in a browser",
              [Command([sys.executable, os.path.join(ROOT, "tests", "report", "check.py")], count_last_line)], 10, r"", aside=True),
     ]

@@ -38,7 +38,7 @@ use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, getpid, nr, syscall, syscall_result};
 
 /// Processes of a family. One more fork fails with `EAGAIN`.
-const MEMBERS: usize = 4096;
+const MEMBERS: usize = 16384;
 const FREE: u32 = 0;
 const ALIVE: u32 = 1;
 const GONE: u32 = 2;
@@ -254,7 +254,14 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
         let Some(kin) = kin else { return Err(Errno::ENOMEM) };
         kin.shares.reserve(1);
         let alive = describe(runtime, &kin.file)?;
-        let line = enter(ledger, &alive, kin.me)?;
+        let line = match enter(ledger, &alive, kin.me) {
+            // Those who are gone have their lines until somebody looks.
+            Err(Errno::EAGAIN) => {
+                while bury(ledger, kin) {}
+                enter(ledger, &alive, kin.me)
+            }
+            entered => entered,
+        }?;
         let member = &ledger.members[line as usize];
         // Resident pages are there once for both.
         let shared = runtime.engine.frames.taken();
@@ -439,28 +446,52 @@ fn look(runtime: &Runtime) -> bool {
     })
 }
 
-/// Notes which of our children, and of those that have no parent any more, have ended.
+/// A bit for each line.
+struct Lines([u64; MEMBERS / 64]);
+
+impl Lines {
+    const NONE: Lines = Lines([0; MEMBERS / 64]);
+
+    fn add(&mut self, line: usize) {
+        if let Some(word) = self.0.get_mut(line / 64) {
+            *word |= 1 << (line % 64);
+        }
+    }
+
+    fn has(&self, line: usize) -> bool {
+        self.0.get(line / 64).is_some_and(|word| word & 1 << (line % 64) != 0)
+    }
+}
+
+/// Notes which of our children, and of those that have no parent any more, have ended; whether anything has changed. A line is free again when its process
+/// and all that it forked are gone.
+#[inline(never)]
 fn bury(ledger: &Ledger, kin: &Kin) -> bool {
     let members = ledger.used();
     let state = |line: u32| members.get(line as usize).map_or(GONE, |m| m.state.load(Ordering::Acquire));
-    let mut changed = false;
+    let (mut changed, mut gone, mut parents) = (false, Lines::NONE, Lines::NONE);
     for (line, member) in members.iter().enumerate() {
-        let (line, parent) = (line as u32, member.parent.load(Ordering::Relaxed));
-        let ours = line != kin.me && (parent == kin.me || state(parent) != ALIVE);
-        if member.state.load(Ordering::Acquire) == ALIVE && ours && !is_locked(&kin.file, line) {
+        let parent = member.parent.load(Ordering::Relaxed);
+        let ours = line as u32 != kin.me && (parent == kin.me || state(parent) != ALIVE);
+        if member.state.load(Ordering::Acquire) == ALIVE && ours && !is_locked(&kin.file, line as u32) {
             // Another may have been faster, with the same result.
             let _ = member.state.compare_exchange(ALIVE, GONE, Ordering::AcqRel, Ordering::Relaxed);
             changed = true;
         }
-        let childless =
-            || members.iter().all(|m| m.parent.load(Ordering::Relaxed) != line || m.state.load(Ordering::Acquire) == FREE);
-        if member.state.load(Ordering::Acquire) == GONE && childless() {
-            // The generation first: who takes the line anew finds the new one.
-            if member.state.compare_exchange(GONE, BURYING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                member.generation.fetch_add(1, Ordering::AcqRel);
-                member.state.store(FREE, Ordering::Release);
-                changed = true;
-            }
+        if member.state.load(Ordering::Acquire) == GONE {
+            gone.add(line);
+        }
+    }
+    // Only now: who is gone forks no more, so all its children are seen.
+    for member in members.iter().filter(|m| m.state.load(Ordering::Acquire) != FREE) {
+        parents.add(member.parent.load(Ordering::Relaxed) as usize);
+    }
+    for (_, member) in members.iter().enumerate().filter(|&(line, _)| gone.has(line) && !parents.has(line)) {
+        // The generation first: who takes the line anew finds the new one.
+        if member.state.compare_exchange(GONE, BURYING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            member.generation.fetch_add(1, Ordering::AcqRel);
+            member.state.store(FREE, Ordering::Release);
+            changed = true;
         }
     }
     changed

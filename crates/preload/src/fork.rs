@@ -16,7 +16,7 @@
 
 use crate::family::{self, Child};
 use crate::report;
-use crate::runtime::{Parts, Runtime, Space, install, runtime};
+use crate::runtime::{Parts, Runtime, Space, replace, runtime};
 use crate::{own_threads, process, signals, stack, start, thread};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -162,7 +162,9 @@ pub fn child_started() {
         family::in_child(child, own_files);
     }
     let mine = match adopt(parents, own_files) {
-        Ok(runtime) => install(runtime),
+        // SAFETY: this is the child's only thread; a handler that forks has interrupted code that does not hold the lock, since
+        // that has signals blocked. `adopt` has moved what is used on.
+        Ok(runtime) => unsafe { replace(runtime) },
         Err(why) => report::abort(format_args!("a forked child cannot go on: {why}")),
     };
     mine.note_own_fds();
@@ -203,7 +205,9 @@ fn adopt(parents: &'static Runtime, own_files: bool) -> Result<Runtime, String> 
     let keep_pins = from.keep_pins;
     // Locks are not inherited.
     old.backend.lock_keys().map_err(|why| why.to_string())?;
-    let backend = AnyBackend::Layered(Box::new(Layered::new(&old.backend, first_own, own_space(parents))));
+    // SAFETY: the parent's copy is not used in this process from here on, and not dropped.
+    let base: &'static AnyBackend = Box::leak(Box::new(unsafe { core::ptr::read(&raw const old.backend) }));
+    let backend = AnyBackend::Layered(Box::new(Layered::new(base, first_own, own_space(parents))));
     // SAFETY: fresh memory of that size; the parent was quiet.
     let engine = unsafe {
         Engine::for_child(

@@ -73,6 +73,20 @@ pub fn install(runtime: Runtime) -> &'static Runtime {
     unsafe { &*leaked }
 }
 
+/// Puts a forked child's runtime where its parent's was: code that a signal handler has interrupted, which then forked, goes on in the child
+/// with a reference that it had before, and must find the child's there.
+///
+/// # Safety
+/// By the only thread of the child, with signals blocked, and nobody below it on the stack has the address-space lock. Nothing of the
+/// parent's is dropped; what is used on (`read` out of it) must be somewhere else by now.
+pub unsafe fn replace(runtime: Runtime) -> &'static Runtime {
+    let place = RUNTIME.load(Ordering::Acquire);
+    // SAFETY: a leaked box (`install`), which no other thread uses; the system call in between has made the compiler forget what was there.
+    unsafe { place.write(runtime) };
+    // SAFETY: as in `runtime`.
+    unsafe { &*place }
+}
+
 /// Runs `f` with all signals of this thread blocked, so that no handler of the program runs on top of it.
 pub fn uninterrupted<R>(f: impl FnOnce() -> R) -> R {
     let before = signal::sigprocmask(How::Set, SigSet::ALL);

@@ -1,7 +1,7 @@
 //! Calls that end in a way that nobody told us of.
 
 use super::*;
-use farshore_core::page::Page;
+use farshore_core::page::{Page, PageRange};
 
 /// A set in a place of its own, as in a stack frame. The caller overwrites it to let the frame be gone.
 fn frame(held: &Held, pages: &[u64], unpinned: &mut Vec<u64>) -> Box<PinSet> {
