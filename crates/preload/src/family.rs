@@ -80,6 +80,28 @@ struct Ledger {
     members: [Member; MEMBERS],
 }
 
+/// A child for which slots are held: its line, the line's generation, the share's number.
+struct Heir {
+    line: u32,
+    generation: u32,
+    share: u64,
+    /// Of a child with the parent's table of descriptors: its process, and the description by which it is alive. That does not end
+    /// with the process, so the process is looked for.
+    tied: Option<(u32, Fd)>,
+}
+
+impl Heir {
+    /// Whether the process of a tied one is not there any more.
+    fn has_ended(&self) -> bool {
+        const SYS_KILL: u64 = 62;
+        self.tied.as_ref().is_some_and(|&(pid, _)| {
+            // SAFETY: asks only.
+            let asked = unsafe { syscall_result(SYS_KILL, [u64::from(pid), 0, 0, 0, 0, 0]) };
+            asked == Err(Errno::ESRCH)
+        })
+    }
+}
+
 /// What this process knows of its family.
 struct Kin {
     /// The ledger's file.
@@ -87,8 +109,8 @@ struct Kin {
     /// The description by which this process is alive.
     alive: Fd,
     me: u32,
-    /// Slots that are held for a child: its line, the line's generation, the share's number.
-    shares: Vec<(u32, u32, u64)>,
+    /// Slots that are held for children.
+    heirs: Vec<Heir>,
     /// The limit is shared.
     shares_limit: bool,
     seen: budget::Seen,
@@ -187,7 +209,7 @@ pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
     }
     member.budget.store(runtime.engine.budget(), Ordering::Release);
     LEDGER.store(core::ptr::from_ref(ledger).cast_mut(), Ordering::Release);
-    let kin = Kin { file, alive, me: line, shares: Vec::new(), shares_limit, seen: budget::Seen::default() };
+    let kin = Kin { file, alive, me: line, heirs: Vec::new(), shares_limit, seen: budget::Seen::default() };
     KIN.with(|place| *place = Some(kin));
     runtime.note_own_fds();
     nudge();
@@ -196,18 +218,28 @@ pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
 
 /// A free line, which becomes that of the process that has `alive`.
 fn enter(ledger: &Ledger, alive: &Fd, parent: u32) -> Result<u32, Errno> {
-    let free = |m: &Member| m.state.compare_exchange(FREE, COMING, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-    let line = ledger.members.iter().position(free).ok_or(Errno::EAGAIN)? as u32;
-    let member = &ledger.members[line as usize];
-    member.parent.store(parent, Ordering::Relaxed);
-    for number in [&member.budget, &member.credit, &member.hungry] {
-        number.store(0, Ordering::Relaxed);
+    let take = |m: &&Member| {
+        m.state.load(Ordering::Relaxed) == FREE
+            && m.state.compare_exchange(FREE, COMING, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    };
+    for (line, member) in ledger.members.iter().enumerate().filter(|(_, member)| take(member)) {
+        let line = line as u32;
+        member.parent.store(parent, Ordering::Relaxed);
+        for number in [&member.budget, &member.credit, &member.hungry] {
+            number.store(0, Ordering::Relaxed);
+        }
+        member.pid.store(0, Ordering::Relaxed);
+        ledger.used.fetch_max(line + 1, Ordering::AcqRel);
+        let locked = take_lock(alive, line);
+        member.state.store(if locked.is_ok() { ALIVE } else { FREE }, Ordering::Release);
+        match locked {
+            Ok(()) => return Ok(line),
+            // A process that was forked at the wrong moment has a copy of a description that was to be closed.
+            Err(Errno::EAGAIN) => {}
+            Err(why) => return Err(why),
+        }
     }
-    member.pid.store(0, Ordering::Relaxed);
-    ledger.used.fetch_max(line + 1, Ordering::AcqRel);
-    let locked = take_lock(alive, line);
-    member.state.store(if locked.is_ok() { ALIVE } else { FREE }, Ordering::Release);
-    locked.map(|()| line)
+    Err(Errno::EAGAIN)
 }
 
 /// A new file for a ledger.
@@ -252,11 +284,12 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
     let Some(ledger) = ledger() else { return Err(Errno::ENOMEM) };
     KIN.with(|kin| {
         let Some(kin) = kin else { return Err(Errno::ENOMEM) };
-        kin.shares.reserve(1);
+        kin.heirs.reserve(1);
         let alive = describe(runtime, &kin.file)?;
         let line = match enter(ledger, &alive, kin.me) {
             // Those who are gone have their lines until somebody looks.
             Err(Errno::EAGAIN) => {
+                kin.heirs.iter_mut().filter(|heir| heir.has_ended()).for_each(|heir| heir.tied = None);
                 while bury(ledger, kin) {}
                 enter(ledger, &alive, kin.me)
             }
@@ -293,21 +326,25 @@ pub fn set_first_budget(engine: &crate::runtime::TheEngine) {
     }
 }
 
-/// In the parent: the child has begun, or there is none (`begun` false). `closes`: the child has descriptors of its own.
-pub fn in_parent(runtime: &Runtime, child: Child, begun: bool, closes: bool) {
+/// In the parent: the child has begun as process `pid`, or there is none (0). `closes`: the child has descriptors of its own.
+pub fn in_parent(runtime: &Runtime, child: Child, pid: u32, closes: bool) {
     let Child { line, generation, share, alive } = child;
-    if begun {
-        KIN.with(|kin| kin.iter_mut().for_each(|kin| kin.shares.push((line, generation, share))));
-        nudge();
-    } else {
-        runtime.engine.slots.unshare(share);
-        if let Some(ledger) = ledger() {
-            ledger.members[line as usize].state.store(FREE, Ordering::Release);
-        }
-    }
-    if begun && !closes {
+    if pid != 0 {
         // One table of descriptors: closed here it would be closed there.
-        core::mem::forget(alive);
+        let tied = (!closes).then_some((pid, alive));
+        KIN.with(|kin| {
+            if let Some(kin) = kin {
+                kin.heirs.push(Heir { line, generation, share, tied });
+            }
+        });
+        nudge();
+        return;
+    }
+    runtime.engine.slots.unshare(share);
+    // First the lock: who takes the line locks it anew.
+    drop(alive);
+    if let Some(ledger) = ledger() {
+        ledger.members[line as usize].state.store(FREE, Ordering::Release);
     }
 }
 
@@ -322,7 +359,10 @@ pub fn in_child(child: Child, closes: bool) {
             core::mem::forget(parents);
         }
         kin.me = child.line;
-        kin.shares.clear();
+        for heir in kin.heirs.drain(..) {
+            // Copies of descriptors in a copy of the table; or the table itself.
+            heir.tied.into_iter().filter(|_| !closes).for_each(core::mem::forget);
+        }
         kin.seen = budget::Seen::default();
     });
     if let Some(ledger) = ledger() {
@@ -429,14 +469,15 @@ fn look(runtime: &Runtime) -> bool {
     runtime.space.with(|_| {
         KIN.with(|kin| {
             let Some(kin) = kin else { return false };
+            kin.heirs.iter_mut().filter(|heir| heir.has_ended()).for_each(|heir| heir.tied = None);
             let mut changed = bury(ledger, kin);
             if kin.shares_limit {
                 changed |= budget::balance(runtime, ledger, kin);
             }
-            kin.shares.retain(|&(line, generation, share)| {
-                let over = ledger.members[line as usize].generation.load(Ordering::Acquire) != generation;
+            kin.heirs.retain(|heir| {
+                let over = ledger.members[heir.line as usize].generation.load(Ordering::Acquire) != heir.generation;
                 if over {
-                    runtime.engine.slots.unshare(share);
+                    runtime.engine.slots.unshare(heir.share);
                     changed = true;
                 }
                 !over

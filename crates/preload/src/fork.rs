@@ -140,7 +140,7 @@ pub fn parent_after(result: i64) {
     thread::let_records_go();
     signals::let_go();
     if let Some(child) = child {
-        family::in_parent(runtime, child, result > 0, flags & CLONE_FILES == 0);
+        family::in_parent(runtime, child, u32::try_from(result).unwrap_or(0), flags & CLONE_FILES == 0);
     }
     let_go(runtime, stack, mask);
 }
