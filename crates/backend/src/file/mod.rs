@@ -36,7 +36,8 @@ use farshore_core::word::Slot;
 use farshore_engine::traits::{Backend, IoError, PageBuf};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::{Errno, pread, pwrite};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use uring::UringQueue;
 
 /// Transfers of no page at all, or interrupted, in a row before a request is given up.
 const TRIES: u32 = 8;
@@ -237,6 +238,8 @@ pub struct FileArray {
     name: String,
     names: Box<[String]>,
     uring: bool,
+    /// The queue by which io_uring was tried out, until somebody wants one.
+    ready: Mutex<Option<Box<UringQueue>>>,
 }
 
 impl FileArray {
@@ -263,8 +266,8 @@ impl FileArray {
         }
         let names: Box<[String]> = specs.iter().map(SwapSpec::to_string).collect();
         let files = Arc::new(Files { fds: fds.into(), capacities: capacities.into(), rings: FdList::new() });
-        let uring = options.uring && uring::is_available(&files, notice);
-        Ok(FileArray { files, name: names.join(" + "), names, uring })
+        let ready = if options.uring { uring::try_out(&files, notice).map(Box::new) } else { None };
+        Ok(FileArray { files, name: names.join(" + "), names, uring: ready.is_some(), ready: Mutex::new(ready) })
     }
 
     /// The descriptors that are ours now: the files, and the rings of queues.
@@ -301,7 +304,7 @@ impl Backend for FileArray {
     }
 
     fn queue(&self, depth: u32) -> Result<FileQueue, IoError> {
-        FileQueue::new(&self.files, depth, self.uring)
+        FileQueue::new(&self.files, depth, self.uring, &self.ready)
     }
 
     fn capacity(&self) -> Option<u64> {

@@ -1,11 +1,11 @@
 //! What an evictor writes through: io_uring, or one write at a time where there is none.
 
-use super::uring::UringQueue;
+use super::uring::{self, UringQueue};
 use super::{Files, Progress};
 use farshore_core::word::Slot;
 use farshore_engine::traits::{IoError, PageBuf, WriteQueue};
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Most writes in flight of one queue, whatever is asked for: three batches of 256 single pages and more.
 const DEPTH_MAX: u32 = 4096;
@@ -21,12 +21,23 @@ enum Kind {
 }
 
 impl FileQueue {
-    pub(super) fn new(files: &Arc<Files>, depth: u32, uring: bool) -> Result<FileQueue, IoError> {
+    /// `ready`: a queue that was made before, of [`uring::FIRST_DEPTH`].
+    pub(super) fn new(
+        files: &Arc<Files>,
+        depth: u32,
+        uring: bool,
+        ready: &Mutex<Option<Box<UringQueue>>>,
+    ) -> Result<FileQueue, IoError> {
         let depth = depth.clamp(1, DEPTH_MAX);
-        Ok(FileQueue(match uring {
-            true => Kind::Uring(Box::new(UringQueue::new(Arc::clone(files), depth)?)),
-            false => Kind::Sync(SyncQueue::new(Arc::clone(files), depth)),
-        }))
+        if !uring {
+            return Ok(FileQueue(Kind::Sync(SyncQueue::new(Arc::clone(files), depth))));
+        }
+        let ready = ready.lock().ok().filter(|_| depth <= uring::FIRST_DEPTH).and_then(|mut ready| ready.take());
+        let queue = match ready {
+            Some(queue) => Box::new(queue.limited(depth)),
+            None => Box::new(UringQueue::new(Arc::clone(files), depth)?),
+        };
+        Ok(FileQueue(Kind::Uring(queue)))
     }
 
     /// The ring, to take away from under the queue in tests.

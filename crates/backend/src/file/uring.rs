@@ -109,24 +109,31 @@ fn build(depth: u32) -> Result<(IoUring, RawFd), Errno> {
     Ok((ring, fd))
 }
 
-/// Whether writes through io_uring work here; says so if not.
-pub(super) fn is_available(files: &Arc<Files>, notice: &mut dyn FnMut(&str)) -> bool {
-    let works = || -> Result<(), Errno> {
-        let mut queue = UringQueue::build(Arc::clone(files), 1)?;
+/// Writes in flight of the queue that [`try_out`] makes.
+pub(super) const FIRST_DEPTH: u32 = 64;
+
+/// Makes the first queue, if writes through io_uring work here; says so if not.
+///
+/// The queue is kept for who asks first. A ring that is taken down interrupts the thread that made it, some time later, as a signal
+/// does: the program's `read` from `/dev/zero` came back short, and its `epoll_wait` with `EINTR`.
+pub(super) fn try_out(files: &Arc<Files>, notice: &mut dyn FnMut(&str)) -> Option<UringQueue> {
+    let works = || -> Result<UringQueue, Errno> {
+        let mut queue = UringQueue::build(Arc::clone(files), FIRST_DEPTH)?;
         // SAFETY: a NOP uses no memory.
         let pushed = unsafe { queue.ring.submission().push(&opcode::Nop::new().build()) };
         pushed.map_err(|_| Errno::BUSY)?;
         queue.ring.submit_and_wait(1).map_err(|error| errno_of(&error))?;
-        queue.ring.completion().next().map(|_| ()).ok_or(Errno::IO)
+        let done = queue.ring.completion().next().is_some();
+        if done { Ok(queue) } else { Err(Errno::IO) }
     };
-    let result = works();
-    if let Err(errno) = result {
-        notice(&format!(
-            "io_uring cannot be used ({errno}): pages are written one batch at a time; \
-             see kernel.io_uring_disabled and the limits of the container"
-        ));
-    }
-    result.is_ok()
+    works()
+        .inspect_err(|errno| {
+            notice(&format!(
+                "io_uring cannot be used ({errno}): pages are written one batch at a time; \
+                 see kernel.io_uring_disabled and the limits of the container"
+            ));
+        })
+        .ok()
 }
 
 impl UringQueue {
@@ -153,6 +160,13 @@ impl UringQueue {
             pushed: 0,
             broken: None,
         })
+    }
+
+    /// The queue for at most `depth` writes: it was made for [`FIRST_DEPTH`], and has not been used.
+    pub(super) fn limited(mut self, depth: u32) -> UringQueue {
+        self.free = (0..depth.min(FIRST_DEPTH)).rev().collect();
+        self.ops = self.ops[..self.free.len()].into();
+        self
     }
 
     pub(super) fn ring_fd(&self) -> RawFd {
