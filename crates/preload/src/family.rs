@@ -350,6 +350,8 @@ pub fn in_parent(runtime: &Runtime, child: Child, pid: u32, closes: bool) {
 
 /// In the child: it is the member that its parent has entered.
 pub fn in_child(child: Child, closes: bool) {
+    // Another thread may have been reading. (Changes are made under the address-space lock, which the fork held.)
+    KIN.reset();
     KIN.with(|kin| {
         let Some(kin) = kin else { return };
         let parents = core::mem::replace(&mut kin.alive, child.alive);

@@ -44,6 +44,20 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 /// Whether there is a kin thread.
 static KIN: AtomicBool = AtomicBool::new(false);
 
+/// Threads that were made, and those that have their record.
+static MADE: AtomicU32 = AtomicU32::new(0);
+static BEGUN: AtomicU32 = AtomicU32::new(0);
+
+/// Waits until every thread has its record: a child that is forked then finds records for threads of its own, and needs no memory
+/// for them that a limit (`ulimit -v`) may deny.
+fn wait_for_records() {
+    let mut begun = BEGUN.load(Ordering::Acquire);
+    while begun != MADE.load(Ordering::Acquire) {
+        KernelFutex.wait(&BEGUN, begun);
+        begun = BEGUN.load(Ordering::Acquire);
+    }
+}
+
 /// Memory for threads: what was ever mapped, and how many of them have a thread.
 struct Homes {
     all: Vec<&'static Home>,
@@ -93,7 +107,10 @@ fn spawn(job: Job, number: usize) -> Result<(), Errno> {
     let name = job.name(number);
     let job = Box::into_raw(Box::new(job)) as u64;
     // SAFETY: the home was free and is taken now; it is never unmapped.
-    unsafe { home.start(name, begin, job) }.map(rights::add_thread)
+    let thread = unsafe { home.start(name, begin, job) }?;
+    MADE.fetch_add(1, Ordering::AcqRel);
+    rights::add_thread(thread);
+    Ok(())
 }
 
 /// The first function of a thread of ours.
@@ -101,6 +118,8 @@ extern "C" fn begin(job: u64) -> ! {
     if thread::adopt(true).is_none() {
         report::abort(format_args!("no memory for the record of a thread"));
     }
+    BEGUN.fetch_add(1, Ordering::AcqRel);
+    KernelFutex.wake_all(&BEGUN);
     // SAFETY: `spawn` has made it with `Box::into_raw` for this thread.
     let job = unsafe { Box::from_raw(core::ptr::with_exposed_provenance_mut::<Job>(job as usize)) };
     let Some(runtime) = runtime() else { report::abort(format_args!("bug: a thread before there is a runtime")) };
@@ -174,6 +193,7 @@ fn start_all(runtime: &'static Runtime) -> Result<(), String> {
         // The program can run without.
         Err(why) => report::line(format_args!("{why}")),
     }
+    wait_for_records();
     Ok(())
 }
 
@@ -194,6 +214,7 @@ pub fn start_kin() -> Result<(), Errno> {
     }
     let before = signal::sigprocmask(How::Set, blocked());
     let started = spawn(Job::Kin, 0);
+    wait_for_records();
     signal::sigprocmask(How::Set, before);
     started
 }
@@ -227,6 +248,8 @@ fn start_late(runtime: &Runtime) {
 pub fn forget() {
     STATE.store(NONE, Ordering::Release);
     KIN.store(false, Ordering::Release);
+    MADE.store(0, Ordering::Release);
+    BEGUN.store(0, Ordering::Release);
     HOMES.with(|homes| homes.taken = 0);
     rights::forget_threads();
 }
