@@ -290,6 +290,7 @@ def arguments():
     parser.add_argument("--seconds", type=int, default=600, help="of all rounds together")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31), help="what the rounds follow from")
     parser.add_argument("--only", help="these stressors alone")
+    parser.add_argument("--without", default="", help="not these stressors")
     parser.add_argument("--farshore", help="the command to test")
     parser.add_argument("--swap", action="append", default=[], metavar="SPEC", help="swap space for farshore")
     parser.add_argument("--logs", default=os.path.join(harness.target_dir(), "soak-logs"), help="where failed rounds keep what they printed")
@@ -314,6 +315,7 @@ def main():
     done = {}
     try:
         wanted = options.only.split(",") if options.only else list(STRESSORS)
+        wanted = [name for name in wanted if name not in options.without.split(",")]
         if options.seconds > 120:
             names, bad = works_natively(work, wanted)
         else:
