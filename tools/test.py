@@ -44,8 +44,6 @@ FUZZ_SECONDS = 12
 
 # A command of a part: how to run it, how to count in what it prints (see the counters below).
 Command = namedtuple("Command", "argv count env", defaults=({},))
-# An open bug (ARCHITECTURE.md, section 9): the short soak leaves it out, so that it says something of all else. The long one does not.
-SOAK_WITHOUT = ("--without", "clone")
 # What the name of a long form ends in: it takes the place of the part without that ending, where --long asks for it.
 LONG = "-long"
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs;
@@ -213,7 +211,7 @@ def parts(seed):
         Part("suites-long", "other people's suites as a whole, in a quarter of their memory and in 16 MiB",
              [Command([sys.executable, suites], count_last_line)], 480, r" +\d+ s ", needs_build=True),
         Part("soak", "stress-ng under changing limits and a failing swap space",
-             [Command([sys.executable, soak, "--seconds", "40", "--seed", str(seed), *SOAK_WITHOUT], count_last_line)], 10, r"round|    ", needs_build=True),
+             [Command([sys.executable, soak, "--seconds", "40", "--seed", str(seed)], count_last_line)], 10, r"round|    ", needs_build=True),
         Part("soak-long", "the same for ten minutes",
              [Command([sys.executable, soak, "--seconds", "600", "--seed", str(seed)], count_last_line)], 60, r"round|    |left out", needs_build=True),
         Part("bench", "farshore bench: what it measures, and that nothing stays behind",

@@ -147,7 +147,15 @@ pub fn parent_after(result: i64) {
 
 /// In the child, before it runs any code of the program.
 pub fn child_started() {
-    let Some(parents) = runtime() else { return };
+    // A child's stack may be as small as it likes (`clone`), and what lies below it is somebody's.
+    let Some(thread) = runtime().and_then(|_| thread::current()) else { return };
+    let mask = stack::on_own_stack(thread, begin_child);
+    signal::sigprocmask(How::Set, SigSet(mask));
+}
+
+/// The child's own engine; the signal mask that it had before the fork.
+extern "C" fn begin_child(_: u64) -> u64 {
+    let Some(parents) = runtime() else { return 0 };
     let Some(Pending { mask, flags, child, .. }) = pending() else {
         report::abort(format_args!("bug: a fork begins that was not prepared"))
     };
@@ -174,7 +182,7 @@ pub fn child_started() {
     if mine.options.fault == FaultMode::Poll {
         own_threads::ensure(mine);
     }
-    signal::sigprocmask(How::Set, mask);
+    mask.0
 }
 
 /// The child's runtime, around the page words of its copy of the parent's.

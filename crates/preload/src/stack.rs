@@ -129,6 +129,14 @@ pub fn pin_range(thread: &mut Thread, range: PageRange) -> u64 {
     unsafe { farshore_on_own_stack(pin_packed, range.start.0 << LEN_BITS | range.len(), top, masks) }
 }
 
+/// Runs `f` on the own stack of the calling thread's record, with all signals blocked: where the program's may be too small.
+pub fn on_own_stack(thread: &mut Thread, f: extern "C" fn(u64) -> u64) -> u64 {
+    let top = (&raw const *thread) as u64 & !15;
+    let masks = (&raw mut thread.masks).cast::<[u64; 2]>();
+    // SAFETY: as in `pin_range`.
+    unsafe { farshore_on_own_stack(f, 0, top, masks) }
+}
+
 /// Bits for a number of pages.
 const LEN_BITS: u32 = 8;
 
