@@ -49,8 +49,11 @@ LONG = "-long"
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs;
 # `aside`: it uses one processor, and runs beside the others.
 Part = namedtuple("Part", "name what commands minutes shown missing needs_build aside", defaults=(r"(?!)", lambda: None, False, False))
-# What came of a part.
-Row = namedtuple("Row", "counts seconds cpu remark")
+# What came of a part; `failures` are the lines of its log that tell which tests failed.
+Row = namedtuple("Row", "counts seconds cpu remark failures", defaults=((),))
+# Such a line, in what cargo, the simulator and our drivers print, and how many of a part are shown at the end.
+FAILURE = re.compile(r".*\bFAILED\b|seed \d+:? breaks|.* panicked at |error(\[|:)|.* differs?: ")
+FAILURES = 8
 
 
 class Counts:
@@ -328,9 +331,8 @@ def run_part(part):
             total.add(counts)
             if running.hung:
                 break
-    if total.failed:
-        show_tail(path)
-    return Row(total, time.monotonic() - started, cpu, remark)
+    failures = failures_in(path) if total.failed else ()
+    return Row(total, time.monotonic() - started, cpu, remark, failures)
 
 
 screen = threading.Lock()
@@ -342,11 +344,12 @@ def say(text):
         print(text, flush=True)
 
 
-def show_tail(path):
-    """The end of a log."""
+def failures_in(path):
+    """Shows the end of a log; returns the lines of it that tell of a failure."""
     with open(path, encoding="utf-8") as log:
         lines = log.read().splitlines()
     say("\n".join([f"--- the last lines of {path}", *lines[-TAIL_LINES:], "---"]))
+    return [line.strip()[:300] for line in lines if FAILURE.match(line)][:FAILURES]
 
 
 class Results:
@@ -389,7 +392,10 @@ def table(rows, seconds):
         total.add(row.counts)
         numbers = f"{row.counts.passed:7} {row.counts.failed:7} {row.counts.skipped:8}"
         lines.append(f"{name:13} {clock(row.seconds):>6} {clock(row.cpu):>6} {numbers}  {row.remark}".rstrip())
-    say("\n".join([*lines, f"{'all':13} {clock(seconds):>6} {clock(sum(row.cpu for _, row in rows)):>6}", str(total)]))
+    lines.append(f"{'all':13} {clock(seconds):>6} {clock(sum(row.cpu for _, row in rows)):>6}")
+    # Once more at the end: of a long log often no more than that is kept.
+    lines += [f"{name}: {line}" for name, row in rows for line in row.failures]
+    say("\n".join([*lines, str(total)]))
     return total
 
 
