@@ -480,7 +480,7 @@ class Tests:
         right = self.scan_sum(size)
         for spaces in (1, 2):
             with self.running(["--memory", "8M", *["--swap", f"dir:{place}"] * spaces], [self.public_program("scan"), str(size), "3"],
-                              "space=0,write_error=1,until=1500ms", stdin=subprocess.PIPE) as process:
+                              "space=0,write_error=1,until=3s", stdin=subprocess.PIPE) as process:
                 self.wait_for(process, " fails (")
                 lines = [process.popen.stdout.readline().decode().split()]
                 # Reads change nothing: where another space works, only new pages try the first.
@@ -531,7 +531,9 @@ class Tests:
     def test_limit_of_file_size(self):
         """The program's limit of file sizes falls while it runs: the swap file can grow no more, and nobody dies by SIGXFSZ."""
         prlimit, size = harness.need("prlimit", "util-linux"), 64 * MIB
-        with self.running(["--memory", "8M", "--swap", f"dir:{self.folder('fsize')}"], [self.public_program("scan"), str(size), "1"]) as process:
+        # Slow writes: most are still to come when the limit falls.
+        with self.running(["--memory", "8M", "--swap", f"dir:{self.folder('fsize')}"], [self.public_program("scan"), str(size), "1"],
+                          "delay=1,delay_time=20ms") as process:
             self.until_written(process, 100)
             for pid in harness.session_pids(process.popen.pid):
                 if pid != process.popen.pid:
@@ -543,6 +545,13 @@ class Tests:
         expect(" is full: " in outcome.stderr and " cannot be had: " in outcome.stderr, outcome.stderr[-400:])
         return "ended with SIGBUS and a reason"
 
+    def check_silences(self, text, space):
+        """Each silence of a space is told once, and that it is over. A disk that is busy with others' work may have a silence of its own,
+        beside the one that the test makes."""
+        told = [line for line in text.splitlines() if f"{space} " in line]
+        words = [(" has not answered for ", " answers again, after ")[number % 2] for number in range(len(told))]
+        expect(told and all(f"{space}{word}" in line for word, line in zip(words, told)), f"{text}")
+
     def test_disk_that_hangs(self):
         """A swap space that does not answer: it is said once, who needs it waits, and goes on when it answers."""
         place, size = self.folder("hangs"), 48 * MIB
@@ -552,8 +561,7 @@ class Tests:
             self.wait_for(process, " has not answered for ")
             outcome, out = self.ended(process)
         expect(outcome.status == 0 and {line.split()[2] for line in out.splitlines()} == {right}, f"status {outcome.status}: {outcome.stderr[-300:]}")
-        told = outcome.stderr.splitlines()
-        expect(len(told) == 2 and f"dir:{place} has not answered for " in told[0] and f"dir:{place} answers again, after " in told[1], f"{told}")
+        self.check_silences(outcome.stderr, f"dir:{place}")
         return "one space"
 
     def test_frozen_disk(self):
@@ -572,8 +580,7 @@ class Tests:
                     subprocess.run([freeze, "-u", place], check=True)
                 outcome, out = self.ended(process)
             expect(outcome.status == 0 and out.startswith("right 0 0"), f"status {outcome.status}: {out} {outcome.stderr[-300:]}")
-        told = [line for line in outcome.stderr.splitlines() if f"dir:{place} has not answered" in line]
-        expect(len(told) == 1, f"{outcome.stderr}")
+        self.check_silences(outcome.stderr, f"dir:{place}")
         return "said once, and went on"
 
     def test_panic_in_our_threads(self):
