@@ -169,6 +169,16 @@ class Tests:
 
     # ------------------------------------------------------------------------------------------ who is followed
 
+    def test_notices(self):
+        """What is to be said of a swap space is said once, not by every program that follows."""
+        place = next((path for path in ("/dev/shm", "/run/shm") if os.access(path, os.W_OK)), None)
+        if place is None:
+            raise Unavailable("there is no tmpfs to write to")
+        status, out, err = self.under(["sh", "-c", "env true; env echo done"], ["--swap", f"dir:{place}"])
+        expect((status, out) == (0, "done\n"), f"status {status}: {out} {err}")
+        expect(len(err.splitlines()) == 1 and place in err, f"not one line: {err!r}")
+        return "one line for five programs"
+
     def test_no_follow(self):
         """--no-follow, and follow = false in a file: children are ordinary programs."""
         kinds = [self.under(["sh", "-c", MANAGED], extra)[1].strip() for extra in ([], ["--no-follow"])]

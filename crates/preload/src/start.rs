@@ -91,7 +91,10 @@ fn start(mut options: Options) -> Result<(), String> {
     );
     let faults = AnyBackend::faults_asked().map_err(|why| why.to_string())?;
     let backend = AnyBackend::open_with(&options.swap, options.encrypt, faults.as_ref(), &mut |notice| {
-        report::line(format_args!("{notice}"))
+        // Once: those who are started by a program that has said it say nothing that they would not have said natively.
+        if !options.followed {
+            report::line(format_args!("{notice}"));
+        }
     })
     .map_err(|why| why.to_string())?;
     // SAFETY: start-up: there is one thread, and until `running` the dispatcher passes every call on.
