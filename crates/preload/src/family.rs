@@ -116,6 +116,13 @@ struct Kin {
     seen: budget::Seen,
 }
 
+impl Kin {
+    /// Gives up what kept the lines of tied children alive that are not there any more, so that they can be buried.
+    fn release_ended(&mut self) {
+        self.heirs.iter_mut().filter(|heir| heir.has_ended()).for_each(|heir| heir.tied = None);
+    }
+}
+
 static LEDGER: AtomicPtr<Ledger> = AtomicPtr::new(core::ptr::null_mut());
 static KIN: Mutex<Option<Kin>> = Mutex::new(None);
 
@@ -289,7 +296,7 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
         let line = match enter(ledger, &alive, kin.me) {
             // Those who are gone have their lines until somebody looks.
             Err(Errno::EAGAIN) => {
-                kin.heirs.iter_mut().filter(|heir| heir.has_ended()).for_each(|heir| heir.tied = None);
+                kin.release_ended();
                 while bury(ledger, kin) {}
                 enter(ledger, &alive, kin.me)
             }
@@ -471,7 +478,7 @@ fn look(runtime: &Runtime) -> bool {
     runtime.space.with(|_| {
         KIN.with(|kin| {
             let Some(kin) = kin else { return false };
-            kin.heirs.iter_mut().filter(|heir| heir.has_ended()).for_each(|heir| heir.tied = None);
+            kin.release_ended();
             let mut changed = bury(ledger, kin);
             if kin.shares_limit {
                 changed |= budget::balance(runtime, ledger, kin);

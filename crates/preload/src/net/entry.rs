@@ -265,6 +265,26 @@ global_asm!(
 25:
     .endm
 
+    # The way out, the flags on top of the stack: rcx is where the program goes on.
+    .macro farshore_leave
+    mov r11, [rsp]
+    popfq
+    .cfi_def_cfa_offset 128
+    lea rsp, [rsp + {red_zone}]
+    .cfi_def_cfa_offset 0
+    .cfi_register rip, rcx
+    jmp rcx
+    .endm
+
+    # The same with the words of the way in above them.
+    .macro farshore_leave_words
+    pop rcx
+    .cfi_def_cfa_offset 144
+    pop r11
+    .cfi_def_cfa_offset 136
+    farshore_leave
+    .endm
+
     .globl farshore_entry
     .hidden farshore_entry
     .type farshore_entry, @function
@@ -295,17 +315,7 @@ farshore_entry:
     # A plain call. rsp stays under the three words: a signal handler that interrupts the call may write below it.
     syscall
     .cfi_remember_state
-    pop rcx
-    .cfi_def_cfa_offset 144
-    pop r11
-    .cfi_def_cfa_offset 136
-    mov r11, [rsp]
-    popfq
-    .cfi_def_cfa_offset 128
-    lea rsp, [rsp + {red_zone}]
-    .cfi_def_cfa_offset 0
-    .cfi_register rip, rcx
-    jmp rcx
+    farshore_leave_words
     .cfi_restore_state
 1:
     # Perhaps a quick one: what the code uses of the registers is saved (its head says which those are).
@@ -351,17 +361,7 @@ farshore_entry:
     test rcx, rcx
     je 3f
     mov rax, r11
-    pop rcx
-    .cfi_def_cfa_offset 144
-    pop r11
-    .cfi_def_cfa_offset 136
-    mov r11, [rsp]
-    popfq
-    .cfi_def_cfa_offset 128
-    lea rsp, [rsp + {red_zone}]
-    .cfi_def_cfa_offset 0
-    .cfi_register rip, rcx
-    jmp rcx
+    farshore_leave_words
 3:
     .cfi_restore_state
 2:
@@ -519,13 +519,7 @@ farshore_entry:
     .cfi_def_cfa_offset 144
     lea rsp, [rsp + 8]
     .cfi_def_cfa_offset 136
-    mov r11, [rsp]
-    popfq
-    .cfi_def_cfa_offset 128
-    lea rsp, [rsp + {red_zone}]
-    .cfi_def_cfa_offset 0
-    .cfi_register rip, rcx
-    jmp rcx
+    farshore_leave
     .cfi_restore_state
 
     # ACTION_SHARED_STACK: give up the frame, make the call on the program's stack, rbx the slot.

@@ -11,7 +11,8 @@
 //! leave the upper halves be (no AVX), and call nothing. That is no promise of the compiler's: [`check`] looks at each instruction when the
 //! program starts, and the quick way is taken only if it has found nothing ([`super::entry::set_quick`]). The code has a section of its own for
 //! that, and everything that it uses is inlined. It must not panic either, since that would be a call.
-//! A build without optimisation never passes. For the shipped one, the test of the library's start says that it does.
+//! A build without optimisation never passes. The shipped one that does not says so on stderr, which the tests of real programs take for
+//! a failure.
 
 use super::buffers::{Ticket, share};
 use super::entry::Answer;
