@@ -12,6 +12,7 @@
 //! * [`slots`] hands out places in swap space, side by side;
 //! * [`wait`] lets a thread sleep until another has moved a page on;
 //! * [`gate`] keeps threads out while a process forks;
+//! * [`roll`] waits until threads of ours have begun;
 //! * [`limits`] holds every constant, and the relations between them;
 //! * [`canary`] plants bugs that tests must find;
 //! * [`sync`] is the one place atomics come from (std or loom).
@@ -28,6 +29,7 @@ pub mod frames;
 pub mod gate;
 pub mod limits;
 pub mod page;
+pub mod roll;
 pub mod slots;
 pub mod sync;
 #[cfg(not(loom))]

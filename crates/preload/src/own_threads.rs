@@ -20,6 +20,7 @@ use crate::{family, poll, report, thread, watch};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_config::FaultMode;
+use farshore_core::roll::Roll;
 use farshore_core::sync::Futex as _;
 use farshore_engine::health::Watcher;
 use farshore_sys::futex::KernelFutex;
@@ -44,19 +45,9 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 /// Whether there is a kin thread.
 static KIN: AtomicBool = AtomicBool::new(false);
 
-/// Threads that were made, and those that have their record.
-static MADE: AtomicU32 = AtomicU32::new(0);
-static BEGUN: AtomicU32 = AtomicU32::new(0);
-
-/// Waits until every thread has its record: a child that is forked then finds records for threads of its own, and needs no memory
-/// for them that a limit (`ulimit -v`) may deny.
-fn wait_for_records() {
-    let mut begun = BEGUN.load(Ordering::Acquire);
-    while begun != MADE.load(Ordering::Acquire) {
-        KernelFutex.wait(&BEGUN, begun);
-        begun = BEGUN.load(Ordering::Acquire);
-    }
-}
+/// Who has begun has its record: a child that is forked then finds records for threads of its own, and needs no memory for them that a
+/// limit (`ulimit -v`) may deny.
+static ROLL: Roll = Roll::new();
 
 /// Memory for threads: what was ever mapped, and how many of them have a thread.
 struct Homes {
@@ -106,9 +97,9 @@ fn spawn(job: Job, number: usize) -> Result<(), Errno> {
     })?;
     let name = job.name(number);
     let job = Box::into_raw(Box::new(job)) as u64;
+    ROLL.call();
     // SAFETY: the home was free and is taken now; it is never unmapped.
-    let thread = unsafe { home.start(name, begin, job) }?;
-    MADE.fetch_add(1, Ordering::AcqRel);
+    let thread = unsafe { home.start(name, begin, job) }.inspect_err(|_| ROLL.dismiss(&KernelFutex))?;
     rights::add_thread(thread);
     Ok(())
 }
@@ -118,8 +109,7 @@ extern "C" fn begin(job: u64) -> ! {
     if thread::adopt(true).is_none() {
         report::abort(format_args!("no memory for the record of a thread"));
     }
-    BEGUN.fetch_add(1, Ordering::AcqRel);
-    KernelFutex.wake_all(&BEGUN);
+    ROLL.answer(&KernelFutex);
     // SAFETY: `spawn` has made it with `Box::into_raw` for this thread.
     let job = unsafe { Box::from_raw(core::ptr::with_exposed_provenance_mut::<Job>(job as usize)) };
     let Some(runtime) = runtime() else { report::abort(format_args!("bug: a thread before there is a runtime")) };
@@ -193,7 +183,7 @@ fn start_all(runtime: &'static Runtime) -> Result<(), String> {
         // The program can run without.
         Err(why) => report::line(format_args!("{why}")),
     }
-    wait_for_records();
+    ROLL.wait(&KernelFutex);
     Ok(())
 }
 
@@ -214,7 +204,7 @@ pub fn start_kin() -> Result<(), Errno> {
     }
     let before = signal::sigprocmask(How::Set, blocked());
     let started = spawn(Job::Kin, 0);
-    wait_for_records();
+    ROLL.wait(&KernelFutex);
     signal::sigprocmask(How::Set, before);
     started
 }
@@ -248,8 +238,7 @@ fn start_late(runtime: &Runtime) {
 pub fn forget() {
     STATE.store(NONE, Ordering::Release);
     KIN.store(false, Ordering::Release);
-    MADE.store(0, Ordering::Release);
-    BEGUN.store(0, Ordering::Release);
+    ROLL.clear();
     HOMES.with(|homes| homes.taken = 0);
     rights::forget_threads();
 }
