@@ -52,7 +52,7 @@ Part = namedtuple("Part", "name what commands minutes shown missing needs_build 
 # What came of a part; `failures` are the lines of its log that tell which tests failed.
 Row = namedtuple("Row", "counts seconds cpu remark failures", defaults=((),))
 # Such a line, in what cargo, the simulator and our drivers print, and how many of a part are shown at the end.
-FAILURE = re.compile(r".*\bFAILED\b|seed \d+:? breaks|.* panicked at |error(\[|:)|.* differs?: ")
+FAILURE = re.compile(r".*\bFAILED\b|seed \d+:? breaks|.* panicked at |error(\[|:)|.* \d+ DIFFERENT\b|did nothing in any round")
 FAILURES = 8
 
 

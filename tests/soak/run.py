@@ -339,10 +339,8 @@ def main():
                 print(f"    logs: {options.logs}/{os.path.basename(one.work)}; again: tests/soak/run.py --seconds {options.seconds // rounds} --seed {one.seed}", flush=True)
             shutil.rmtree(one.work, ignore_errors=True)
         idle = [name for name, count in done.items() if count == 0]
-        if idle and rounds >= ROUNDS_FOR_ALL:
-            failed, skipped = failed + 1, 0
-        else:
-            skipped = len(idle)
+        skipped = 0 if rounds >= ROUNDS_FOR_ALL else len(idle)
+        failed += bool(idle) and not skipped
         if idle:
             print(f"did nothing in any round: {', '.join(idle)}")
     finally:

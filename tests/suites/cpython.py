@@ -9,7 +9,7 @@ import re
 import subprocess
 import xml.etree.ElementTree
 
-from suite import EXIT, FAIL, PASS, SKIP, Unavailable, Unit
+from suite import EXIT, FAIL, PASS, SKIP, Unavailable, Unit, keep_worst
 
 PYTHON = "/usr/bin/python3.11"
 TESTS = "/usr/lib/python3.11/test"
@@ -56,10 +56,8 @@ def read_report(path):
         kinds = {child.tag for child in case}
         ran = case.get("result") == "completed" and case.get("status") == "run"
         result = FAIL if kinds & {"failure", "error"} else PASS if ran and "skipped" not in kinds else SKIP
-        name = steady_name(case.get("name"))
-        # A test case that ran more than once (sub-tests have one line each): the worst counts.
-        order = [PASS, SKIP, FAIL]
-        results[name] = max(result, results.get(name, PASS), key=order.index)
+        # Sub-tests have one line each.
+        keep_worst(results, steady_name(case.get("name")), result)
     return results
 
 

@@ -79,8 +79,8 @@ def steady(name):
     """A test's name without what differs from run to run: addresses, files' names that are made of the process id, and long numbers, which
     are times and process ids.
 
-    >>> steady("12 open(my $f, '>', tmp_UME_B): 17.25 s, 12345, 0x7ffe01")
-    "12 open(my $f, '>', tmp_NAME): 17.25 s, NUMBER, ADDRESS"
+    >>> steady("12 open(my $f, '>', tmp_UME_B): 17.25 s, 12345, 0x7ffe01, '55e3ae3298b0'")
+    "12 open(my $f, '>', tmp_NAME): 17.25 s, NUMBER, ADDRESS, 'ADDRESS'"
     """
     name = re.sub(r"\btmp_[A-Z]+_[A-Z]+\b", "tmp_NAME", re.sub(r"0x[0-9a-f]{4,}|\b[0-9a-f]{12}\b", "ADDRESS", name))
     return re.sub(r"\b\d{4,}(\.\d+)?\b", "NUMBER", name).strip()[:100]

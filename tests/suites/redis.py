@@ -10,7 +10,7 @@ import re
 import shutil
 
 import sources
-from suite import EXIT, FAIL, PASS, SKIP, Unavailable, Unit, harness
+from suite import EXIT, FAIL, PASS, SKIP, Unavailable, Unit, harness, keep_worst
 
 SERVER = "/usr/bin/redis-server"
 TOOLS = ("redis-cli", "redis-benchmark", "redis-check-aof", "redis-check-rdb")
@@ -85,8 +85,7 @@ def read_results(lines):
             name, result = steady(name), {"ok": PASS, "err": FAIL}.get(word, SKIP)
             if RANDOM.match(name):
                 # As many of them as there is time for, in an order of chance: they are one, which passes if all do.
-                name = re.sub(r"#\d+", "#N", name)
-                results[name] = max(result, results.get(name, PASS), key=[PASS, SKIP, FAIL].index)
+                keep_worst(results, re.sub(r"#\d+", "#N", name), result)
             else:
                 results[numbered(name, results)] = result
         elif line.startswith("[exception]"):

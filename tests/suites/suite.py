@@ -194,6 +194,17 @@ class Place:
         return path
 
 
+def keep_worst(results, name, result):
+    """Notes the result of a test that may have run more than once: the worst counts.
+
+    >>> results = {}
+    >>> for result in (PASS, FAIL, SKIP): keep_worst(results, "a", result)
+    >>> results
+    {'a': 'fail'}
+    """
+    results[name] = max(result, results.get(name, PASS), key=(PASS, SKIP, FAIL).index)
+
+
 def find_library(farshore):
     """libfarshore.so of the command that is tested."""
     for path in (os.environ.get("FARSHORE_LIBRARY"), os.path.join(os.path.dirname(farshore), "libfarshore.so")):

@@ -149,7 +149,7 @@ pub fn parent_after(result: i64) {
 pub fn child_started() {
     // A child's stack may be as small as it likes (`clone`), and what lies below it is somebody's.
     let Some(thread) = runtime().and_then(|_| thread::current()) else { return };
-    let mask = stack::on_own_stack(thread, begin_child);
+    let mask = stack::on_own_stack(thread, begin_child, 0);
     signal::sigprocmask(How::Set, SigSet(mask));
 }
 

@@ -123,18 +123,15 @@ fn pin(thread: &mut Thread, here: u64) -> (PageRange, u64) {
 
 /// Pins a part of the stack that we run on, of at most 64 pages; a bit for each page that is pinned now ([`frame::unpin`]).
 pub fn pin_range(thread: &mut Thread, range: PageRange) -> u64 {
+    on_own_stack(thread, pin_packed, range.start.0 << LEN_BITS | range.len())
+}
+
+/// Runs `f` on the own stack of the calling thread's record, with all signals blocked: where the program's may be absent, or too small.
+pub fn on_own_stack(thread: &mut Thread, f: extern "C" fn(u64) -> u64, argument: u64) -> u64 {
     let top = (&raw const *thread) as u64 & !15;
     let masks = (&raw mut thread.masks).cast::<[u64; 2]>();
     // SAFETY: the own stack lies below the record; nothing else uses it while all signals are blocked, and this is not it.
-    unsafe { farshore_on_own_stack(pin_packed, range.start.0 << LEN_BITS | range.len(), top, masks) }
-}
-
-/// Runs `f` on the own stack of the calling thread's record, with all signals blocked: where the program's may be too small.
-pub fn on_own_stack(thread: &mut Thread, f: extern "C" fn(u64) -> u64) -> u64 {
-    let top = (&raw const *thread) as u64 & !15;
-    let masks = (&raw mut thread.masks).cast::<[u64; 2]>();
-    // SAFETY: as in `pin_range`.
-    unsafe { farshore_on_own_stack(f, 0, top, masks) }
+    unsafe { farshore_on_own_stack(f, argument, top, masks) }
 }
 
 /// Bits for a number of pages.
