@@ -39,6 +39,10 @@ LOGS = os.path.join(TARGET, "test-logs")
 TAIL_LINES = 200
 # Seeds that the simulation runs from a random one on, in each of its two ways. The fixed ones are tests of the simulator's crate.
 RANDOM_SEEDS = 20
+# Real programs that also run with a pool in front of the disk.
+POOLED = "sort,gcc,sqlite,python,numpy,redis,memstorm,memstorm-4m,python-pool,nginx,load-random,load-runs,load-pagerank,load-stress,scan"
+# Real programs that also run with each of the prefetchers that are not the default.
+PREFETCHED = "python,memstorm-4m,load-pagerank,scan"
 # Seconds that each target is fuzzed for; `make test-long` gives each ten minutes.
 FUZZ_SECONDS = 12
 
@@ -192,13 +196,21 @@ def parts(seed):
         Part("fuzz-canaries", "planted bugs, which the fuzzer must find",
              [Command([*fuzz, "--seconds", str(FUZZ_SECONDS), "--canaries"], count_last_line)], 20, r""),
         Part("loom", "all interleavings of core",
-             [cargo_test("-p", "farshore-core", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
+             [cargo_test("-p", "farshore-core", "--release", "--features", "canaries", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
              15, tests),
         Part("miri", "undefined behaviour in core",
              [cargo_test("-p", "farshore-core", toolchain=NIGHTLY, env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 15, tests, miri_missing, aside=True),
         Part("real", "real programs, natively and under farshore",
-             [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line)], 30, r"", needs_build=True,
-             aside=True),
+             [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line),
+              Command([sys.executable, os.path.join(real, "run.py"), "--size", "small", "--mode", "upcall", "--fraction", "50", "--only", POOLED,
+                       "--swap", "ram:lz4,size=6M", "--swap", f"dir:{os.environ.get('FARSHORE_SWAP_DIR', '/var/tmp')}"], count_last_line),
+              *[Command([sys.executable, os.path.join(real, "run.py"), "--size", "small", "--mode", "upcall", "--fraction", "25", "--only", PREFETCHED, "--prefetch", name],
+                        count_last_line) for name in ("stride", "majority", "none")]],
+             30, r"", needs_build=True, aside=True),
+        Part("pools", "compressed RAM, alone and in front of a disk",
+             [Command([sys.executable, os.path.join(real, "pools.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
+        Part("spaces", "swap spaces that come, go and die while a program runs",
+             [Command([sys.executable, os.path.join(real, "spaces.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
         Part("calls", "every system call, blocked threads, debuggers: natively and under farshore",
              [Command([sys.executable, os.path.join(real, "calls.py")], count_last_line)], 10, r"", needs_build=True),
         Part("threads", "threads, signals, limits, filters, allocators: natively and under farshore",

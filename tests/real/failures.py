@@ -637,9 +637,9 @@ class Tests:
     def in_cgroup(self, limit, arguments, program):
         """Runs a program under farshore in a memory cgroup: outcome, output, the cgroup's peak, limits met and kills."""
         with self.memory_cgroup(limit) as group:
-            # The shell moves itself, and becomes farshore.
-            script = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
-            argv = ["sh", "-c", script, group, self.farshore, "run", *arguments, "--", *program]
+            # The shell moves itself, leaves something in the cgroup that the kernel can reclaim (a file's pages, written), and becomes farshore.
+            script = 'echo $$ > "$0/cgroup.procs" && dd if=/dev/zero of="$1" bs=1M count=2 conv=fsync status=none && shift && exec "$@"'
+            argv = ["sh", "-c", script, group, os.path.join(self.work, "cached"), self.farshore, "run", *arguments, "--", *program]
             process = harness.Process(argv, self.work, 180, stdout=subprocess.PIPE)
             try:
                 outcome, out = self.ended(process)
@@ -790,19 +790,23 @@ class Tests:
         stats = json.loads(done.out)
         return stats["resident_bytes"], stats["memory_limit_bytes"]
 
+    def until_within(self, pid, size):
+        """Waits until a limit that was set has come to be, and is kept; its bytes."""
+        wanted, deadline = harness.parse_size(size), time.monotonic() + 10
+        while True:
+            resident, limit = self.resident(pid)
+            if limit == wanted and resident <= wanted:
+                return wanted
+            expect(time.monotonic() < deadline, f"set memory={size}: limit {limit}, resident {resident} after 10 s")
+            time.sleep(0.05)
+
     def test_set_memory(self):
         """The limit shrinks by evicting and grows at once, while the program runs."""
         with self.talking_scan(self.folder("set"), "32M", 40 * MIB) as (pid, go_on):
             for size in ("8M", "64M", "16M", "24M"):
                 done = self.call("set", str(pid), f"memory={size}")
                 expect(done.status == 0, f"set memory={size}: status {done.status}: {done.err}")
-                wanted, deadline = harness.parse_size(size), time.monotonic() + 10
-                while True:
-                    resident, limit = self.resident(pid)
-                    if limit == wanted and resident <= wanted:
-                        break
-                    expect(time.monotonic() < deadline, f"set memory={size}: limit {limit}, resident {resident} after 10 s")
-                    time.sleep(0.05)
+                wanted = self.until_within(pid, size)
                 line = go_on()
                 expect(line[2] == go_on.first, f"wrong data after memory={size}: {line}")
                 resident, _ = self.resident(pid)
@@ -812,25 +816,25 @@ class Tests:
         return "8M, 64M, 16M, 24M"
 
 
-def main():
-    names = [name[5:] for name in dir(Tests) if name.startswith("test_")]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run_tests(tests_class, doc, prefix, add_arguments=lambda parser: None):
+    """The main program of a file of tests: `tests_class` has them, those of its own class alone. The exit status."""
+    names = [name[5:] for name in vars(tests_class) if name.startswith("test_")]
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="NAME[,NAME]", help=f"these tests alone: {', '.join(names)}")
-    parser.add_argument("--kills", type=int, default=20, help="kills for each mode (default 20)")
-    parser.add_argument("--storms", type=int, default=8, help="runs with errors at random (default 8)")
-    parser.add_argument("--seed", type=int, help="seed of the moments of the kills (default: random, printed)")
     parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
     parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where files go (default /var/tmp)")
+    parser.add_argument("--seed", type=int, help="seed of what is random (default: random, printed)")
+    add_arguments(parser)
     options = parser.parse_args()
     chosen = options.only.split(",") if options.only else names
     if set(chosen) - set(names):
         parser.error(f"there is no test {', '.join(sorted(set(chosen) - set(names)))}")
     harness.tidy_on_sigterm()
-    options.work = tempfile.mkdtemp(prefix="farshore-failures-", dir=options.work)
+    options.work = tempfile.mkdtemp(prefix=f"farshore-{prefix}-", dir=options.work)
     os.chmod(options.work, 0o755)
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     try:
-        tests = Tests(options)
+        tests = tests_class(options)
         for name in chosen:
             test = getattr(tests, "test_" + name)
             started = time.monotonic()
@@ -849,8 +853,14 @@ def main():
     return 1 if counts["failed"] else 0
 
 
+def kills_and_storms(parser):
+    """The options of this file alone."""
+    parser.add_argument("--kills", type=int, default=20, help="kills for each mode (default 20)")
+    parser.add_argument("--storms", type=int, default=8, help="runs with errors at random (default 8)")
+
+
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(run_tests(Tests, __doc__, "failures", kills_and_storms))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -71,6 +71,7 @@ class Context:
         if not self.mode.native:
             limit, stats = self.limit_of(step), os.path.join(self.folder, f"stats-{len(self.steps)}.json")
             extra = ["--encrypt"] if self.options.encrypt else []
+            extra += ["--prefetch", self.options.prefetch] if self.options.prefetch else []
             argv = harness.farshore_argv(self.options.farshore, argv, limit, self.mode.fault, self.options.swap, stats, extra)
         process = harness.Process(argv, self.folder, self.timeout, stdin=stdin, stdout=stdout, env=environment, cwd=self.folder)
         self.pending[process] = (step, limit, stats)
@@ -276,6 +277,7 @@ def arguments():
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run each test N times, to look for what happens seldom")
     parser.add_argument("--swap", action="append", default=[], metavar="SPEC", help="as for farshore run; repeat for an array (default dir: of --work)")
     parser.add_argument("--encrypt", action="store_true", help="run with --encrypt")
+    parser.add_argument("--prefetch", metavar="NAME", help="as for farshore run")
     parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
     parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where input and swap files go (default /var/tmp)")
     parser.add_argument("--timeout", type=float, help="seconds after which a run hangs (default: 150 small, 3600 full)")

@@ -9,25 +9,21 @@ dumped on purpose), so that a test which sees nothing is known to see. Needs the
 the last one counts: N passed, N failed, N skipped.
 """
 
-import argparse
 import collections
 import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 import zlib
 
 # Before our own modules come in: the source tree stays as it is.
 sys.dont_write_bytecode = True
 
 import harness  # noqa: E402
-from failures import NOBODY, Failed, Tests, expect  # noqa: E402
+from failures import NOBODY, Tests, expect, run_tests  # noqa: E402
 from harness import MIB, Unavailable  # noqa: E402
 
 PARENT, CHILD = b"PARENTS-SECRET!!", b"CHILDREN-SECRET!"
@@ -273,41 +269,8 @@ class Secrecy(Tests):
         return "one line, status 125"
 
 
-def main():
-    names = [name[5:] for name in vars(Secrecy) if name.startswith("test_")]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"these tests alone: {', '.join(names)}")
-    parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
-    parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where files go (default /var/tmp)")
-    options = parser.parse_args()
-    chosen = options.only.split(",") if options.only else names
-    if set(chosen) - set(names):
-        parser.error(f"there is no test {', '.join(sorted(set(chosen) - set(names)))}")
-    harness.tidy_on_sigterm()
-    options.work, options.seed = tempfile.mkdtemp(prefix="farshore-secrecy-", dir=options.work), 0
-    os.chmod(options.work, 0o755)
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    try:
-        tests = Secrecy(options)
-        for name in chosen:
-            test, started = getattr(tests, "test_" + name), time.monotonic()
-            try:
-                verdict, text = "passed", test()
-            except Unavailable as reason:
-                verdict, text = "skipped", str(reason)
-            except (Failed, OSError, ValueError, IndexError, KeyError, subprocess.SubprocessError) as error:
-                verdict, text = "failed", str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
-            counts[verdict] += 1
-            label = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}[verdict]
-            print(f"{name:22} {time.monotonic() - started:6.2f} s  {label}: {text}", flush=True)
-    finally:
-        shutil.rmtree(options.work, ignore_errors=True)
-    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    return 1 if counts["failed"] else 0
-
-
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(run_tests(Secrecy, __doc__, "secrecy"))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -32,6 +32,8 @@ class Module(Unit):
     """One test module."""
 
     timeout = 400
+    # Modules that start hundreds of interpreters, which share a quarter of what one of them uses.
+    SLOWER = 10
 
     def run(self, context):
         report = context.path("junit.xml")

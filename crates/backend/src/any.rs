@@ -1,5 +1,6 @@
 //! The swap space that the user asked for, whatever its kind.
 
+use crate::compressed::{Compressed, CompressedQueue};
 use crate::encrypt::{Cipher, CipherError, Encrypted, EncryptedQueue};
 use crate::error::OpenError;
 use crate::faulty::{FaultConfig, Faulty, FaultyQueue};
@@ -7,8 +8,9 @@ use crate::file::{FileArray, FileOptions, FileQueue};
 use crate::layered::{Layered, LayeredQueue};
 use crate::ram::{RamQueue, RamSpace};
 use farshore_config::SwapSpec;
+use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
 use rustix::fd::RawFd;
 use std::sync::Arc;
 
@@ -28,6 +30,8 @@ pub enum AnyBackend {
     Encrypted(Box<Encrypted<AnyBackend>>),
     /// A forked child's: its parent's, and one of its own on top.
     Layered(Box<Layered>),
+    /// A pool of compressed pages in front of any, or alone.
+    Compressed(Box<Compressed>),
 }
 
 impl AnyBackend {
@@ -62,15 +66,31 @@ impl AnyBackend {
     ) -> Result<AnyBackend, OpenError> {
         // First, since it is what fails soonest: nothing was said of the space yet.
         let cipher = if encrypt { Some(Cipher::new()?) } else { None };
-        let backend = AnyBackend::open_plain(specs, notice)?;
-        let backend = match faults {
+        let (pool, specs) = match specs {
+            [first @ SwapSpec::Ram { compress: Some(kind), size }, lower @ ..] => {
+                match lower.iter().find(|spec| spec.is_pool()) {
+                    Some(second) => return Err(OpenError::Mixed(first.to_string(), second.to_string())),
+                    None => (Some((*kind, *size)), lower),
+                }
+            }
+            specs => (None, specs),
+        };
+        let mut backend = if pool.is_some() && specs.is_empty() { None } else { Some(AnyBackend::open_plain(specs, notice)?) };
+        // Faults are those of the medium: they strike what is encrypted. What stays in RAM is not.
+        backend = backend.map(|backend| match faults {
             Some(config) => backend.with_faults(config),
             None => backend,
-        };
-        // Faults are those of the medium: they strike what is encrypted.
-        Ok(match cipher {
+        });
+        backend = backend.map(|backend| match cipher {
             Some(cipher) => backend.encrypted(cipher),
             None => backend,
+        });
+        let Some((kind, size)) = pool else { return backend.ok_or(OpenError::NoSpace) };
+        let alone = backend.is_none();
+        let pool = AnyBackend::Compressed(Box::new(Compressed::open(kind, size, backend)?));
+        Ok(match faults {
+            Some(config) if alone => pool.with_faults(config),
+            _ => pool,
         })
     }
 
@@ -79,10 +99,10 @@ impl AnyBackend {
         let is_file = |spec: &&SwapSpec| matches!(spec, SwapSpec::Dir(_) | SwapSpec::File { .. });
         match (specs, specs.iter().find(|spec| !is_file(spec))) {
             (_, None) => Ok(AnyBackend::File(FileArray::open(specs, FileOptions::default(), notice)?)),
-            ([SwapSpec::Ram { size, .. }], _) => Ok(AnyBackend::Ram(RamSpace::open(*size, None)?)),
+            ([SwapSpec::Ram { compress: None, size }], _) => Ok(AnyBackend::Ram(RamSpace::open(*size, None)?)),
             ([SwapSpec::Delay(time)], _) => Ok(AnyBackend::Ram(RamSpace::open(None, Some(*time))?)),
             ([one, other, ..], Some(_)) => Err(OpenError::Mixed(one.to_string(), other.to_string())),
-            // `check_supported` has refused every other kind.
+            // `check_supported` has refused every other kind, and the caller has taken a pool off.
             ([one], Some(_)) => Err(farshore_config::ConfigError::NotBuilt { spec: one.to_string() }.into()),
             ([], Some(_)) => Err(OpenError::NoSpace),
         }
@@ -94,11 +114,42 @@ impl AnyBackend {
         AnyBackend::Faulty(Box::new(Faulty::new(self, config)))
     }
 
+    /// The pool of compressed pages that new pages go to, if there is one.
+    pub fn pool(&self) -> Option<&Compressed> {
+        match self {
+            AnyBackend::Compressed(pool) => Some(pool),
+            AnyBackend::Faulty(faulty) => faulty.inner().pool(),
+            AnyBackend::Layered(layers) => layers.own().map_or_else(|| layers.base().pool(), AnyBackend::pool),
+            AnyBackend::Encrypted(_) | AnyBackend::File(_) | AnyBackend::Ram(_) => None,
+        }
+    }
+
+    /// The files that new pages go to, if there are any: spaces can come and go there.
+    pub fn files(&self) -> Option<&FileArray> {
+        match self {
+            AnyBackend::File(files) => Some(files),
+            AnyBackend::Ram(_) => None,
+            AnyBackend::Faulty(faulty) => faulty.inner().files(),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().files(),
+            AnyBackend::Layered(layers) => layers.own().and_then(AnyBackend::files),
+            AnyBackend::Compressed(pool) => pool.lower().and_then(AnyBackend::files),
+        }
+    }
+
+    /// In a forked child: closes the files that its parent was about to close.
+    pub fn close_shut(&self) {
+        if let AnyBackend::Layered(layers) = self {
+            layers.base().close_shut();
+        }
+        self.files().into_iter().for_each(FileArray::close_shut);
+    }
+
     /// The wrapper that injects faults, if there is one: to change its rates.
     pub fn faults(&self) -> Option<&Faulty<AnyBackend>> {
         match self {
             AnyBackend::Faulty(faulty) => Some(faulty),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().faults(),
+            AnyBackend::Compressed(pool) => pool.lower().and_then(AnyBackend::faults),
             _ => None,
         }
     }
@@ -117,6 +168,7 @@ impl AnyBackend {
             AnyBackend::Encrypted(_) => true,
             // Own spaces are opened as their bases were.
             AnyBackend::Layered(layers) => layers.base().is_encrypted(),
+            AnyBackend::Compressed(pool) => pool.lower().is_some_and(AnyBackend::is_encrypted),
         }
     }
 
@@ -134,6 +186,7 @@ impl AnyBackend {
                 let base = layers.base().lock_keys();
                 layers.own().map_or(Ok(()), AnyBackend::lock_keys).and(base)
             }
+            AnyBackend::Compressed(pool) => pool.lower().map_or(Ok(()), AnyBackend::lock_keys),
         }
     }
 
@@ -145,6 +198,7 @@ impl AnyBackend {
             AnyBackend::Encrypted(encrypted) => encrypted.bounce_bytes(),
             // The base's queues are those of the parent.
             AnyBackend::Layered(layers) => layers.own().map_or(0, AnyBackend::mapped_bytes),
+            AnyBackend::Compressed(pool) => pool.mapped_bytes() + pool.lower().map_or(0, AnyBackend::mapped_bytes),
         }
     }
 
@@ -156,6 +210,10 @@ impl AnyBackend {
             AnyBackend::Faulty(faulty) => faulty.inner().fds(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().fds(),
             AnyBackend::Layered(layers) => Box::new(layers.fds().into_iter()),
+            AnyBackend::Compressed(pool) => match pool.lower() {
+                Some(lower) => lower.fds(),
+                None => Box::new(core::iter::empty()),
+            },
         }
     }
 }
@@ -169,6 +227,7 @@ impl AnyBackend {
             AnyBackend::Faulty(faulty) => faulty.inner().rings(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().rings(),
             AnyBackend::Layered(layers) => layers.rings(),
+            AnyBackend::Compressed(pool) => pool.lower().map_or_else(Vec::new, AnyBackend::rings),
         }
     }
 }
@@ -183,6 +242,7 @@ impl Backend for AnyBackend {
             AnyBackend::Faulty(faulty) => faulty.read(slot, into),
             AnyBackend::Encrypted(encrypted) => encrypted.read(slot, into),
             AnyBackend::Layered(layers) => layers.read(slot, into),
+            AnyBackend::Compressed(pool) => pool.read(slot, into),
         }
     }
 
@@ -193,6 +253,7 @@ impl Backend for AnyBackend {
             AnyBackend::Faulty(faulty) => faulty.read_run(first, into),
             AnyBackend::Encrypted(encrypted) => encrypted.read_run(first, into),
             AnyBackend::Layered(layers) => layers.read_run(first, into),
+            AnyBackend::Compressed(pool) => pool.read_run(first, into),
         }
     }
 
@@ -203,6 +264,7 @@ impl Backend for AnyBackend {
             AnyBackend::Faulty(faulty) => AnyQueue::Faulty(Box::new(faulty.queue(depth)?)),
             AnyBackend::Encrypted(encrypted) => AnyQueue::Encrypted(Box::new(encrypted.queue(depth)?)),
             AnyBackend::Layered(layers) => AnyQueue::Layered(layers.queue(depth)?),
+            AnyBackend::Compressed(pool) => AnyQueue::Compressed(Box::new(pool.queue(depth)?)),
         })
     }
 
@@ -213,6 +275,7 @@ impl Backend for AnyBackend {
             AnyBackend::Faulty(faulty) => faulty.capacity(),
             AnyBackend::Encrypted(encrypted) => encrypted.capacity(),
             AnyBackend::Layered(layers) => layers.capacity(),
+            AnyBackend::Compressed(pool) => pool.capacity(),
         }
     }
 
@@ -223,6 +286,7 @@ impl Backend for AnyBackend {
             AnyBackend::Faulty(faulty) => faulty.name(),
             AnyBackend::Encrypted(encrypted) => encrypted.name(),
             AnyBackend::Layered(layers) => layers.name(),
+            AnyBackend::Compressed(pool) => pool.name(),
         }
     }
 
@@ -233,6 +297,7 @@ impl Backend for AnyBackend {
             AnyBackend::Faulty(faulty) => faulty.spaces(),
             AnyBackend::Encrypted(encrypted) => encrypted.spaces(),
             AnyBackend::Layered(layers) => layers.spaces(),
+            AnyBackend::Compressed(pool) => pool.spaces(),
         }
     }
 
@@ -243,6 +308,7 @@ impl Backend for AnyBackend {
             AnyBackend::Faulty(faulty) => faulty.capacity_of(space),
             AnyBackend::Encrypted(encrypted) => encrypted.capacity_of(space),
             AnyBackend::Layered(layers) => layers.capacity_of(space),
+            AnyBackend::Compressed(pool) => pool.capacity_of(space),
         }
     }
 
@@ -253,6 +319,63 @@ impl Backend for AnyBackend {
             AnyBackend::Faulty(faulty) => faulty.name_of(slot),
             AnyBackend::Encrypted(encrypted) => encrypted.name_of(slot),
             AnyBackend::Layered(layers) => layers.name_of(slot),
+            AnyBackend::Compressed(pool) => pool.name_of(slot),
+        }
+    }
+
+    fn own_memory(&self) -> Option<u64> {
+        match self {
+            AnyBackend::File(_) | AnyBackend::Ram(_) => None,
+            AnyBackend::Faulty(faulty) => faulty.inner().own_memory(),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().own_memory(),
+            // What a child has inherited is its parent's.
+            AnyBackend::Layered(layers) => {
+                layers.own().map_or_else(|| layers.base().own_memory().map(|_| 0), AnyBackend::own_memory)
+            }
+            AnyBackend::Compressed(pool) => pool.own_memory(),
+        }
+    }
+
+    fn allow_memory(&self, bytes: u64) {
+        match self {
+            AnyBackend::File(_) | AnyBackend::Ram(_) => {}
+            AnyBackend::Faulty(faulty) => faulty.inner().allow_memory(bytes),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().allow_memory(bytes),
+            AnyBackend::Layered(layers) => layers.own().into_iter().for_each(|own| own.allow_memory(bytes)),
+            AnyBackend::Compressed(pool) => pool.allow_memory(bytes),
+        }
+    }
+
+    fn arrange(&self, first: u32, spaces: SpaceSet) {
+        match self {
+            AnyBackend::Ram(_) => {}
+            AnyBackend::File(files) => files.arrange(first, spaces),
+            AnyBackend::Faulty(faulty) => faulty.arrange(first, spaces),
+            AnyBackend::Encrypted(encrypted) => encrypted.arrange(first, spaces),
+            AnyBackend::Layered(layers) => layers.arrange(first, spaces),
+            AnyBackend::Compressed(pool) => pool.arrange(first, spaces),
+        }
+    }
+
+    fn shut_space(&self, space: usize) {
+        match self {
+            AnyBackend::Ram(_) => {}
+            AnyBackend::File(files) => files.shut_space(space),
+            AnyBackend::Faulty(faulty) => faulty.shut_space(space),
+            AnyBackend::Encrypted(encrypted) => encrypted.shut_space(space),
+            AnyBackend::Layered(layers) => layers.shut_space(space),
+            AnyBackend::Compressed(pool) => pool.shut_space(space),
+        }
+    }
+
+    fn close_space(&self, space: usize) {
+        match self {
+            AnyBackend::Ram(_) => {}
+            AnyBackend::File(files) => files.close_space(space),
+            AnyBackend::Faulty(faulty) => faulty.close_space(space),
+            AnyBackend::Encrypted(encrypted) => encrypted.close_space(space),
+            AnyBackend::Layered(layers) => layers.close_space(space),
+            AnyBackend::Compressed(pool) => pool.close_space(space),
         }
     }
 }
@@ -270,6 +393,8 @@ pub enum AnyQueue {
     Encrypted(Box<EncryptedQueue<AnyQueue>>),
     /// To a forked child's own space.
     Layered(LayeredQueue),
+    /// To a pool.
+    Compressed(Box<CompressedQueue>),
 }
 
 impl WriteQueue for AnyQueue {
@@ -285,6 +410,8 @@ impl WriteQueue for AnyQueue {
             AnyQueue::Encrypted(queue) => unsafe { queue.start_write(first, pages, count, tag) },
             // SAFETY: as above.
             AnyQueue::Layered(queue) => unsafe { queue.start_write(first, pages, count, tag) },
+            // SAFETY: as above.
+            AnyQueue::Compressed(queue) => unsafe { queue.start_write(first, pages, count, tag) },
         }
     }
 
@@ -295,6 +422,7 @@ impl WriteQueue for AnyQueue {
             AnyQueue::Faulty(queue) => queue.reap(wait, done),
             AnyQueue::Encrypted(queue) => queue.reap(wait, done),
             AnyQueue::Layered(queue) => queue.reap(wait, done),
+            AnyQueue::Compressed(queue) => queue.reap(wait, done),
         }
     }
 
@@ -305,6 +433,7 @@ impl WriteQueue for AnyQueue {
             AnyQueue::Faulty(queue) => queue.reap_within(ns, done),
             AnyQueue::Encrypted(queue) => queue.reap_within(ns, done),
             AnyQueue::Layered(queue) => queue.reap_within(ns, done),
+            AnyQueue::Compressed(queue) => queue.reap_within(ns, done),
         }
     }
 
@@ -315,6 +444,17 @@ impl WriteQueue for AnyQueue {
             AnyQueue::Faulty(queue) => queue.in_flight(),
             AnyQueue::Encrypted(queue) => queue.in_flight(),
             AnyQueue::Layered(queue) => queue.in_flight(),
+            AnyQueue::Compressed(queue) => queue.in_flight(),
+        }
+    }
+
+    fn tend(&mut self, free: &dyn FreeSlots) {
+        match self {
+            AnyQueue::File(_) | AnyQueue::Ram(_) => {}
+            AnyQueue::Faulty(queue) => queue.tend(free),
+            AnyQueue::Encrypted(queue) => queue.tend(free),
+            AnyQueue::Layered(queue) => queue.tend(free),
+            AnyQueue::Compressed(queue) => queue.tend(free),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::encrypt::CipherError;
 use farshore_config::{ConfigError, Size};
+use farshore_core::slots::arrangement::SPACES_MAX;
 use rustix::io::Errno;
 use std::fmt;
 use std::path::PathBuf;
@@ -60,6 +61,15 @@ pub enum OpenError {
     Cipher(CipherError),
     /// `FARSHORE_FAULTY` cannot be read.
     Faulty(String),
+    /// There are as many as there can be.
+    TooMany(usize),
+    /// The kernel does not take it for writes that are under way together.
+    Ring {
+        /// How it is called.
+        what: String,
+        /// The kernel's reason.
+        errno: Errno,
+    },
     /// Anything else.
     Io {
         /// What was tried.
@@ -110,11 +120,18 @@ impl fmt::Display for OpenError {
             }
             OpenError::Mixed(one, other) => write!(
                 f,
-                "swap spaces {one:?} and {other:?} cannot be used together: name several dir: and file: spaces, or one of another kind"
+                "swap spaces {one:?} and {other:?} cannot be used together: name several dir: and file: spaces, or one of another kind; \
+                 one pool (ram:lz4, ram:zstd) may come before them"
             ),
             OpenError::Config(error) => error.fmt(f),
             OpenError::Cipher(error) => error.fmt(f),
             OpenError::Faulty(why) => write!(f, "FARSHORE_FAULTY: {why}"),
+            OpenError::TooMany(count) => {
+                write!(f, "{count} swap spaces are more than the {SPACES_MAX} that can be used: name fewer, on the fastest disks")
+            }
+            OpenError::Ring { what, errno } => {
+                write!(f, "io_uring does not take the file of swap space {what:?} ({errno}): try again, or name another place")
+            }
             OpenError::Io { doing, path, errno } => {
                 write!(f, "cannot {doing} {path:?} ({errno}): name another place with --swap")
             }

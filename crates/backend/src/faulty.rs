@@ -37,8 +37,9 @@
 use crate::sleep;
 use farshore_config::Time;
 use farshore_core::limits::EXTENT_SLOTS;
+use farshore_core::slots::arrangement::{Arrangements, SpaceSet};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -164,7 +165,7 @@ struct Dice {
     delay_ns: AtomicU64,
     /// Where and when.
     space: Option<usize>,
-    spaces: u64,
+    arrangements: Arrangements,
     nth: Option<u64>,
     window_ns: (u64, u64),
     transfers: AtomicU64,
@@ -180,11 +181,14 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// A transfer begins: whether faults may strike it.
-    fn begin(&self, first: Slot) -> bool {
+    /// A transfer of `count` slots, within two extents, begins: whether faults may strike it.
+    fn begin(&self, first: Slot, count: u64) -> bool {
         let number = self.transfers.fetch_add(1, Ordering::Relaxed);
-        let space = (first.number() / EXTENT_SLOTS as u64 % self.spaces) as usize;
-        self.nth.is_none_or(|n| n == number) && self.space.is_none_or(|only| only == space) && self.is_time()
+        // Side by side in numbers, and perhaps in two files.
+        let ends = [first.number(), first.number() + count.saturating_sub(1)];
+        let is_in =
+            |only: usize| ends.iter().any(|slot| self.arrangements.place_of((slot / EXTENT_SLOTS as u64) as u32).space == only);
+        self.nth.is_none_or(|n| n == number) && self.space.is_none_or(is_in) && self.is_time()
     }
 
     fn is_time(&self) -> bool {
@@ -231,7 +235,7 @@ impl<B: Backend> Faulty<B> {
             injected: [const { AtomicU64::new(0) }; KINDS.len()],
             delay_ns: AtomicU64::new(config.delay_time.ns()),
             space: config.space,
-            spaces: inner.spaces().max(1) as u64,
+            arrangements: Arrangements::new(SpaceSet::first(inner.spaces().max(1))),
             nth: config.nth,
             window_ns: match (config.from.ns(), config.until) {
                 (0, None) => (0, u64::MAX),
@@ -291,7 +295,7 @@ impl<B: Backend> Backend for Faulty<B> {
     }
 
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
-        if !self.dice.begin(first) {
+        if !self.dice.begin(first, into.len() as u64) {
             return self.inner.read_run(first, into);
         }
         assert!(!self.dice.strikes(Kind::PanicRead), "injected: panic_read");
@@ -351,6 +355,19 @@ impl<B: Backend> Backend for Faulty<B> {
 
     fn name_of(&self, slot: Slot) -> &str {
         self.inner.name_of(slot)
+    }
+
+    fn arrange(&self, first: u32, spaces: SpaceSet) {
+        self.inner.arrange(first, spaces);
+        self.dice.arrangements.arrange(first, spaces);
+    }
+
+    fn shut_space(&self, space: usize) {
+        self.inner.shut_space(space);
+    }
+
+    fn close_space(&self, space: usize) {
+        self.inner.close_space(space);
     }
 }
 
@@ -438,7 +455,7 @@ impl<Q: WriteQueue> WriteQueue for FaultyQueue<Q> {
         if self.free.is_empty() {
             return Err(());
         }
-        let struck = self.dice.begin(first);
+        let struck = self.dice.begin(first, u64::from(count));
         assert!(!(struck && self.dice.strikes(Kind::PanicWrite)), "injected: panic_write");
         let index = self.free.pop().ok_or(())?;
         let delay = if struck { self.dice.delay() } else { 0 };
@@ -487,6 +504,10 @@ impl<Q: WriteQueue> WriteQueue for FaultyQueue<Q> {
 
     fn in_flight(&self) -> u32 {
         (self.entries.len() - self.free.len()) as u32
+    }
+
+    fn tend(&mut self, free: &dyn FreeSlots) {
+        self.inner.tend(free);
     }
 }
 

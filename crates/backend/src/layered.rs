@@ -9,8 +9,9 @@
 
 use crate::any::{AnyBackend, AnyQueue};
 use crate::error::OpenError;
+use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
 use rustix::fd::RawFd;
 use std::sync::OnceLock;
 
@@ -21,6 +22,8 @@ pub type Open = Box<dyn Fn() -> Result<AnyBackend, OpenError> + Send + Sync>;
 pub struct Layered {
     base: &'static AnyBackend,
     first_own: u64,
+    /// What each of the own spaces will be able to hold, in slots.
+    capacities: Box<[Option<u64>]>,
     own: OnceLock<AnyBackend>,
     open: Open,
 }
@@ -32,9 +35,10 @@ impl core::fmt::Debug for Layered {
 }
 
 impl Layered {
-    /// On top of `base`, the copy of the parent's; slots from `first_own` on are the child's, in a space that `open` makes.
-    pub fn new(base: &'static AnyBackend, first_own: u64, open: Open) -> Layered {
-        Layered { base, first_own, own: OnceLock::new(), open }
+    /// On top of `base`, the copy of the parent's; slots from `first_own` on are the child's, in spaces of these capacities (in slots;
+    /// `None`: as much as there is room for) that `open` makes.
+    pub fn new(base: &'static AnyBackend, first_own: u64, capacities: Box<[Option<u64>]>, open: Open) -> Layered {
+        Layered { base, first_own, capacities, own: OnceLock::new(), open }
     }
 
     /// What the parent had.
@@ -101,7 +105,7 @@ impl Backend for Layered {
     }
 
     fn capacity(&self) -> Option<u64> {
-        self.base.capacity()
+        self.own.get().map_or_else(|| self.capacities.iter().copied().sum(), AnyBackend::capacity)
     }
 
     fn name(&self) -> &str {
@@ -109,15 +113,27 @@ impl Backend for Layered {
     }
 
     fn spaces(&self) -> usize {
-        self.base.spaces()
+        self.own.get().map_or(self.capacities.len(), AnyBackend::spaces)
     }
 
     fn capacity_of(&self, space: usize) -> Option<u64> {
-        self.base.capacity_of(space)
+        self.own.get().map_or_else(|| self.capacities[space], |own| own.capacity_of(space))
     }
 
     fn name_of(&self, slot: Slot) -> &str {
         self.layer(slot).map_or_else(|_| self.name(), |(space, slot)| space.name_of(slot))
+    }
+
+    fn arrange(&self, first: u32, spaces: SpaceSet) {
+        self.own.get().into_iter().for_each(|own| own.arrange(first, spaces));
+    }
+
+    fn shut_space(&self, space: usize) {
+        self.own.get().into_iter().for_each(|own| own.shut_space(space));
+    }
+
+    fn close_space(&self, space: usize) {
+        self.own.get().into_iter().for_each(|own| own.close_space(space));
     }
 }
 
@@ -147,5 +163,22 @@ impl WriteQueue for LayeredQueue {
 
     fn in_flight(&self) -> u32 {
         self.own.in_flight()
+    }
+
+    fn tend(&mut self, free: &dyn FreeSlots) {
+        self.own.tend(&OwnSlots { free, first_own: self.first_own });
+    }
+}
+
+/// The slots of the own space, by its own numbers.
+struct OwnSlots<'f> {
+    free: &'f dyn FreeSlots,
+    first_own: u64,
+}
+
+impl FreeSlots for OwnSlots<'_> {
+    fn free_of(&self, first: u64) -> u64 {
+        // Layers begin with an extent.
+        self.free.free_of(first + self.first_own)
     }
 }

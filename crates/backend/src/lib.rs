@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`file`] | one or several files without a name, striped | every day |
 //! | [`ram`] | memory of this machine, with a fixed latency if one likes | tests and measuring |
+//! | [`compressed`] | a pool of compressed pages in RAM, in front of another space or alone | RAM is faster than a disk |
 //! | [`faulty`] | wraps any of them and injects errors from a seed | tests |
 //! | [`encrypt`] | wraps any of them, so that its medium holds noise | `--encrypt` |
 //! | [`any`] | whichever the user asked for | the library |
@@ -25,6 +26,7 @@
 //! [`read`]: farshore_engine::traits::Backend::read
 
 pub mod any;
+pub mod compressed;
 pub mod encrypt;
 pub mod error;
 pub mod faulty;
@@ -32,6 +34,7 @@ mod fd;
 pub mod file;
 pub mod layered;
 pub mod ram;
+mod reserved;
 mod sleep;
 
 pub use any::AnyBackend;

@@ -6,13 +6,13 @@
 //! been acknowledged gets the old bytes and its checksum fails.
 
 use crate::error::{OpenError, SMALLEST_BYTES};
+use crate::reserved::Reserved;
 use crate::sleep;
 use farshore_config::{Size, SwapSpec, Time};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::word::Slot;
 use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -22,23 +22,19 @@ const DEPTH_MAX: u32 = 4096;
 /// The mapping.
 #[derive(Debug)]
 struct Memory {
-    base: *mut PageBuf,
+    mapping: Reserved,
     pages: u64,
 }
 
-// SAFETY: the mapping is reached only through `read` and `write`, whose callers (the engine) never let a write
-// of a slot meet a read or another write of it: the contract of `Backend`.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
-
+// The mapping is reached only through `read` and `write`, whose callers (the engine) never let a write of a slot meet a read or
+// another write of it: the contract of `Backend`.
 impl Memory {
     fn reserve(bytes: u64) -> Result<Memory, Errno> {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        let len = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
-        // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
-        let base = unsafe { mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
-        Ok(Memory { base: base.cast(), pages: bytes / PAGE_SIZE as u64 })
+        Ok(Memory { mapping: Reserved::new(bytes)?, pages: bytes / PAGE_SIZE as u64 })
+    }
+
+    fn base(&self) -> *mut PageBuf {
+        self.mapping.base().cast()
     }
 
     fn read(&self, slot: u64, into: &mut PageBuf) -> Result<(), IoError> {
@@ -46,8 +42,8 @@ impl Memory {
             return Err(IoError::Device(Errno::INVAL.raw_os_error()));
         }
         // SAFETY: the slot lies in the mapping.
-        let from = unsafe { self.base.add(slot as usize) };
-        // SAFETY: one page of the mapping, into a page that we hold; nobody writes the slot now (see `Sync`).
+        let from = unsafe { self.base().add(slot as usize) };
+        // SAFETY: one page of the mapping, into a page that we hold; nobody writes the slot now (see above).
         unsafe { core::ptr::copy_nonoverlapping(from, into, 1) };
         Ok(())
     }
@@ -59,17 +55,10 @@ impl Memory {
             return Err(IoError::Full);
         }
         // SAFETY: the slots lie in the mapping.
-        let to = unsafe { self.base.add(slot as usize) };
-        // SAFETY: the caller's pages to slots of ours, which nobody reads or writes now (see `Sync`).
+        let to = unsafe { self.base().add(slot as usize) };
+        // SAFETY: the caller's pages to slots of ours, which nobody reads or writes now (see above).
         unsafe { core::ptr::copy_nonoverlapping(pages, to, count as usize) };
         Ok(())
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `reserve` with this length; the last user is gone. An error would leave it mapped.
-        let _ = unsafe { munmap(self.base.cast(), self.pages as usize * PAGE_SIZE) };
     }
 }
 
@@ -111,7 +100,8 @@ impl RamSpace {
     }
 }
 
-fn machine_bytes() -> u64 {
+/// RAM of this machine, in bytes.
+pub(crate) fn machine_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit.max(1)))
 }

@@ -17,7 +17,7 @@ use farshore_engine::fault::resolve::Failure;
 use farshore_engine::health::{Change, Watcher};
 use farshore_engine::traits::{Backend, Kernel, KernelError, PageBuf, Protect};
 use farshore_engine::{Engine, Shape};
-use farshore_policy::BuiltIn;
+use farshore_policy::{BuiltIn, Chosen, prefetch};
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::futex::KernelFutex;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -132,7 +132,7 @@ impl Kernel for Tables {
     }
 }
 
-type TheEngine<B> = Engine<Tables, B, BuiltIn, MonotonicClock, KernelFutex>;
+type TheEngine<B> = Engine<Tables, B, Chosen, MonotonicClock, KernelFutex>;
 
 struct Rig<B> {
     engine: TheEngine<B>,
@@ -148,8 +148,9 @@ impl<B: Backend> Rig<B> {
         let staging = vec![PageBuf::ZERO; shape.sizes().stages as usize].leak();
         let tables = Tables::new(pages as usize);
         let (clock, futex) = (MonotonicClock::new(), KernelFutex);
+        let policy = Chosen { evict: BuiltIn::SecondChance, prefetch: prefetch::BuiltIn::None };
         // SAFETY: `staging` is that many pages, leaked, and nobody else's.
-        let engine = unsafe { Engine::new(shape, tables, backend, BuiltIn::SecondChance, clock, futex, staging.as_mut_ptr()) };
+        let engine = unsafe { Engine::new(shape, tables, backend, policy, clock, futex, staging.as_mut_ptr()) };
         engine.manage(PageRange { start: Page(FIRST), end: Page(FIRST + pages) });
         Rig { engine, pages, stop: AtomicBool::new(false), news: Mutex::new(Vec::with_capacity(1000)) }
     }
@@ -181,7 +182,7 @@ impl<B: Backend> Rig<B> {
             }
             let ready = &ready;
             scope.spawn(move || {
-                let mut watcher = Watcher::new(self.engine.health.spaces());
+                let mut watcher = Watcher::new();
                 // Its first look stocks what evictors need.
                 watcher.look(&self.engine, &mut |_| {});
                 ready.wait();

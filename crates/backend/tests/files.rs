@@ -339,7 +339,12 @@ fn kinds_are_opened_by_name_and_mixed_ones_refused() {
     assert!(open(&["ram", &here]).unwrap_err().contains("together"));
     assert!(open(&[&here, "delay:1us"]).unwrap_err().contains("together"));
     assert!(open(&["ram", "ram"]).unwrap_err().contains("together"));
-    assert!(open(&["ram:lz4"]).unwrap_err().contains("not built yet"));
+    assert_eq!(open(&["ram:zstd,size=4M"]).unwrap().name(), "ram:zstd,size=4M");
+    let pooled = open(&["ram:lz4", &here, &here]).unwrap();
+    assert_eq!((pooled.name(), pooled.spaces()), (format!("ram:lz4 over {here} + {here}").as_str(), 2));
+    assert!(open(&[&here, "ram:lz4"]).unwrap_err().contains("before them"));
+    assert!(open(&["ram:lz4", &here, "ram:zstd"]).unwrap_err().contains("together"));
+    assert!(open(&["remote:a:1"]).unwrap_err().contains("not built yet"));
     assert!(open(&[]).unwrap_err().contains("--swap"));
     let mut queue = array.queue(4).unwrap();
     let batch = pages(500, 100, 0);

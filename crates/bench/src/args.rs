@@ -49,6 +49,13 @@ pub struct BenchArgs {
     #[arg(long, global = true, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory: Option<Bytes>,
 
+    /// RAM for compressed pages on top of it, for targets such as farshore:swap=ram:lz4, whose limit is both together
+    ///
+    /// zram takes what it needs on top of --memory, which its settings tell (compressed_bytes_peak); a pool of Farshore has its place
+    /// within its limit.
+    #[arg(long, global = true, value_name = "SIZE")]
+    pub pool: Option<Bytes>,
+
     /// What a cgroup gets on top of it, for text, stacks and page tables
     #[arg(long, global = true, value_name = "SIZE", default_value = "4M")]
     pub extra: Bytes,

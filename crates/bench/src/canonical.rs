@@ -17,8 +17,9 @@ use crate::targets::spec::{self, Spec};
 struct Entry {
     /// As `farshore bench` takes it.
     line: &'static str,
-    /// Local memory.
+    /// Local memory, and RAM for compressed pages on top.
     memory: &'static str,
+    pool: Option<&'static str>,
     /// What is compared.
     against: &'static str,
     /// Local memory in percent, for a sweep.
@@ -26,12 +27,17 @@ struct Entry {
 }
 
 const fn entry(line: &'static str, memory: &'static str, against: &'static str) -> Entry {
-    Entry { line, memory, against, sweep: &[] }
+    Entry { line, memory, pool: None, against, sweep: &[] }
+}
+
+const fn pooled(line: &'static str, memory: &'static str, pool: &'static str, against: &'static str) -> Entry {
+    Entry { line, memory, pool: Some(pool), against, sweep: &[] }
 }
 
 /// The set. What a user compares first comes first.
 const SET: &[Entry] = &[
     entry("random --size 512M --threads 8 --seconds 3 --warmup 1", "256M", "farshore,linux-swap,zram"),
+    pooled("random --size 512M --threads 2 --seconds 3 --warmup 1", "256M", "140M", "farshore:swap=ram:lz4,zram"),
     entry("random --size 512M --threads 1 --seconds 3 --warmup 1", "256M", "farshore,linux-swap"),
     entry("scan --size 256M --passes 3", "128M", "farshore,linux-swap"),
     entry("hotset --size 256M --threads 2 --seconds 3 --warmup 1", "64M", "farshore,linux-swap"),
@@ -44,6 +50,7 @@ const SET: &[Entry] = &[
     Entry {
         line: "random --size 128M --threads 4 --seconds 1.5 --warmup 0.5",
         memory: "64M",
+        pool: None,
         against: "farshore,linux-swap,native",
         sweep: &[100.0, 80.0, 60.0, 40.0, 20.0],
     },
@@ -83,7 +90,8 @@ fn read(entry: &Entry) -> Result<Vec<Experiment>, String> {
     let words = std::iter::once("canonical").chain(entry.line.split(' '));
     let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
     let memory: Bytes = entry.memory.parse()?;
-    let common = Common { memory: Some(memory), swap_size: None, swap_files: 1, targets: spec::parse_list(entry.against)? };
+    let pool = entry.pool.map(str::parse::<Bytes>).transpose()?;
+    let common = Common { memory: Some(memory), pool, swap_size: None, swap_files: 1, targets: spec::parse_list(entry.against)? };
     let sweep = (!entry.sweep.is_empty()).then(|| Sweep { axis: Axis::Memory, values: entry.sweep.to_vec() });
     plan::experiments(&Subject::Workload(Box::new(line.workload)), &common, sweep.as_ref())
 }

@@ -31,7 +31,9 @@ pub fn need(experiment: &Experiment, uses_device: &dyn Fn(&Spec) -> bool) -> Nee
         let (memory, disk) = match target.kind() {
             // Without a limit: all data, and as much again for programs of which nothing is known.
             "native" | "command" => (data.max(experiment.memory_bytes).saturating_add(data / 4), 0),
-            "farshore" if uses_device(target) => (experiment.memory_bytes, data.max(experiment.swap_bytes / 2)),
+            "farshore" if uses_device(target) => {
+                (experiment.memory_bytes.saturating_add(experiment.pool_bytes), data.max(experiment.swap_bytes / 2))
+            }
             // Spaces in RAM, and compressed RAM at its worst: nothing can be compressed.
             "farshore" | "zram" => (experiment.memory_bytes.saturating_add(data.max(experiment.swap_bytes / 2)), 0),
             // linux-swap and zswap: written in full.
@@ -98,6 +100,7 @@ mod tests {
             name: "x".into(),
             subject: Subject::Program(vec!["true".into()]),
             memory_bytes: 100 << 20,
+            pool_bytes: 0,
             swap_bytes: 400 << 20,
             swap_files: 1,
             sweep: None,

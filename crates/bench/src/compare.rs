@@ -130,7 +130,7 @@ pub fn compare(old: &Results, new: &Results) -> Comparison {
 
 fn is_same(one: &Experiment, other: &Experiment) -> bool {
     let key = |it: &Experiment| {
-        (it.name.clone(), it.workload.clone(), it.arguments.clone(), it.memory_bytes, it.threads, it.swap_files)
+        (it.name.clone(), it.workload.clone(), it.arguments.clone(), it.memory_bytes, it.pool_bytes, it.threads, it.swap_files)
     };
     key(one) == key(other) && one.sweep == other.sweep && one.figure == other.figure
 }

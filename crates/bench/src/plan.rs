@@ -34,6 +34,8 @@ pub struct Experiment {
     pub subject: Subject,
     /// Local memory, in bytes.
     pub memory_bytes: u64,
+    /// RAM for compressed pages, in bytes; 0: none was said.
+    pub pool_bytes: u64,
     /// What swap space must hold, in bytes.
     pub swap_bytes: u64,
     /// Swap files.
@@ -49,6 +51,8 @@ pub struct Experiment {
 pub struct Common {
     /// Local memory, if it was given.
     pub memory: Option<Bytes>,
+    /// RAM for compressed pages, if it was given.
+    pub pool: Option<Bytes>,
     /// Swap space, if it was given.
     pub swap_size: Option<Bytes>,
     /// Swap files.
@@ -61,7 +65,8 @@ impl Common {
     /// As the command line has them.
     #[must_use]
     pub fn of(arguments: &BenchArgs, targets: Vec<Spec>) -> Self {
-        Common { memory: arguments.memory, swap_size: arguments.swap_size, swap_files: arguments.swap_files, targets }
+        let (memory, pool, swap_size) = (arguments.memory, arguments.pool, arguments.swap_size);
+        Common { memory, pool, swap_size, swap_files: arguments.swap_files, targets }
     }
 }
 
@@ -113,6 +118,7 @@ fn experiment(subject: Subject, common: &Common, sweep: Option<SweepPoint>) -> R
         name,
         subject,
         memory_bytes,
+        pool_bytes: common.pool.map_or(0, |pool| pool.0),
         swap_bytes,
         swap_files: common.swap_files,
         sweep,
@@ -310,7 +316,7 @@ mod tests {
     }
 
     fn common(memory: Option<u64>) -> Common {
-        Common { memory: memory.map(Bytes), swap_size: None, swap_files: 1, targets: Vec::new() }
+        Common { memory: memory.map(Bytes), pool: None, swap_size: None, swap_files: 1, targets: Vec::new() }
     }
 
     #[test]

@@ -128,6 +128,8 @@ pub struct Experiment {
     pub data_bytes: u64,
     /// Local memory, in bytes.
     pub memory_bytes: u64,
+    /// RAM for compressed pages on top of it, in bytes; 0 if none was said.
+    pub pool_bytes: u64,
     /// Threads; 0 if not known.
     pub threads: u32,
     /// Swap files.

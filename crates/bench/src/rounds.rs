@@ -95,6 +95,7 @@ impl Turns<'_> {
             arguments: self.words(experiment),
             data_bytes,
             memory_bytes: experiment.memory_bytes,
+            pool_bytes: experiment.pool_bytes,
             threads: experiment.threads(),
             swap_files: experiment.swap_files,
             sweep: experiment.sweep.clone(),
@@ -128,6 +129,7 @@ impl Turns<'_> {
     fn sides(&self, experiment: &Experiment, progress: &mut Progress, skipped: &mut BTreeMap<String, String>) -> Vec<Side> {
         let place = Place {
             memory_bytes: experiment.memory_bytes,
+            pool_bytes: experiment.pool_bytes,
             extra_bytes: self.extra_bytes,
             swap_bytes: experiment.swap_bytes,
             swap_files: experiment.swap_files,

@@ -218,11 +218,10 @@ fn device_seconds(arguments: &BenchArgs) -> Option<f64> {
 fn plan(arguments: &BenchArgs) -> Result<Vec<Experiment>, Failure> {
     let targets = targets(arguments);
     if let (Some(What::Canonical(canonical)), true) = (&arguments.what, arguments.program.is_empty()) {
-        let set =
-            [arguments.memory.is_some(), arguments.swap_size.is_some(), arguments.sweep.is_some(), arguments.swap_files != 1];
-        if set.contains(&true) {
+        let sizes = [arguments.memory, arguments.pool, arguments.swap_size];
+        if sizes.iter().any(Option::is_some) || arguments.sweep.is_some() || arguments.swap_files != 1 {
             return Err(Failure::Usage(
-                "the canonical set has its own --memory, --swap-size, --swap-files and --sweep: leave them out".into(),
+                "the canonical set has its own --memory, --pool, --swap-size, --swap-files and --sweep: leave them out".into(),
             ));
         }
         return canonical::experiments(canonical, &targets).map_err(Failure::Usage);

@@ -79,6 +79,9 @@ pub struct RunArgs {
     /// SPEC is one of
     ///   dir:PATH               a file without a name in this directory;
     ///   file:PATH[,size=SIZE]  this file, made anew and removed at once;
+    ///   ram:lz4[,size=SIZE]    a pool of compressed pages in RAM, which counts within --memory:
+    ///                          alone, or before others, which then get its oldest when it is full;
+    ///   ram:zstd[,size=SIZE]   the same, smaller and slower;
     ///   ram[,size=SIZE]        RAM set aside, for tests;
     ///   delay:TIME             RAM that answers after TIME (10us, 1ms), for measuring.
     /// Without it: dir: of $FARSHORE_SWAP_DIR, else of /var/tmp.
@@ -99,7 +102,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME[,KEY=VALUE]...")]
     pub policy: Option<Named>,
 
-    /// What fetches pages before they are asked for: sequential (default) or none
+    /// What fetches pages before they are asked for: sequential (default), stride,
+    /// majority or none
     #[arg(long, value_name = "NAME[,KEY=VALUE]...")]
     pub prefetch: Option<Named>,
 
@@ -217,8 +221,16 @@ pub struct StatArgs {
 #[command(after_long_help = "\
 Keys:
   memory=SIZE   the local memory: more at once, less as fast as pages can leave
+  swap+=SPEC    one more swap space (dir: or file:), or one that is being drained after all
+  swap-=SPEC    a swap space, as 'farshore stat' shows it, goes away: what it holds moves to the others, then its file is
+                closed. This waits for it, and Ctrl-C leaves it going on; if the others have no room, it is used again
 
-Exit status: 0; 1 if a setting was refused, or there is no such program. Settings are made in order, up to the first that is refused.")]
+Exit status: 0; 1 if a setting was refused or failed, or there is no such program. Settings are made in order, up to the first that is
+refused.
+
+Examples:
+  farshore set 4242 memory=2G
+  farshore set 4242 swap+=dir:/mnt/new swap-=dir:/mnt/old")]
 pub struct SetArgs {
     /// The program's process id
     #[arg(value_name = "PID", value_parser = pid)]

@@ -70,12 +70,23 @@ impl Client {
         Stats::from_json(&answer).map_err(|why| Refusal::failed(format!("process {}: {why}", self.pid)))
     }
 
-    /// Changes one setting.
+    /// Changes one setting. The number of the change, if it takes its time.
     ///
     /// # Errors
     /// It does not answer, or refuses the setting.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<(), Refusal> {
-        self.ask(&Request::Set { key: key.into(), value: value.into() }).map(|_| ())
+    pub fn set(&mut self, key: &str, value: &str) -> Result<Option<u64>, Refusal> {
+        let answer = self.ask(&Request::Set { key: key.into(), value: value.into() })?;
+        Ok(member(&answer, "change").and_then(|id| id.as_u64()))
+    }
+
+    /// How far a change is, in per cent; `None`: it is made.
+    ///
+    /// # Errors
+    /// The program does not answer, or the change has failed.
+    pub fn change(&mut self, id: u64) -> Result<Option<u64>, Refusal> {
+        let answer = self.ask(&Request::Change { id })?;
+        let done = member(&answer, "done").and_then(|done| done.as_bool()).unwrap_or(false);
+        Ok((!done).then(|| member(&answer, "percent").and_then(|percent| percent.as_u64()).unwrap_or(0)))
     }
 
     /// Sends a request, and returns the answer's line unless it is an error.
@@ -108,6 +119,11 @@ impl Client {
             }
         }
     }
+}
+
+/// A member of an answer.
+fn member(answer: &str, name: &str) -> Option<serde_json::Value> {
+    serde_json::from_str::<serde_json::Value>(answer).ok()?.get(name).cloned()
 }
 
 fn connect_as(user: u32, pid: u32) -> std::io::Result<UnixStream> {

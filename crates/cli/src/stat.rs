@@ -1,15 +1,19 @@
 //! `farshore stat` and `farshore set`.
 
 use std::fmt::Write as _;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 use std::time::Duration;
 
+use farshore_config::SwapSpec;
 use farshore_config::stats::Stats;
 
 use crate::args::{SetArgs, StatArgs};
 use crate::client::Client;
-use crate::print;
 use crate::refusal::Refusal;
+use crate::{print, swap};
+
+/// How often a change that takes its time is asked for.
+const CHANGE_LOOK: Duration = Duration::from_millis(100);
 
 /// Shows the counters of a program, once or again and again.
 ///
@@ -51,16 +55,51 @@ fn gone(pid: u32) -> bool {
     state.starts_with(['X', 'Z'])
 }
 
-/// Makes settings, in order.
+/// Makes settings, in order, and waits for each.
 ///
 /// # Errors
-/// The first that is refused (1).
+/// The first that is refused or fails (1).
 pub fn set(arguments: &SetArgs) -> Result<u8, Refusal> {
     let mut client = Client::connect(arguments.pid)?;
     for (key, value) in &arguments.settings {
-        client.set(key, value)?;
+        let value = by_absolute_path(key, value)?;
+        if let Some(id) = client.set(key, &value)? {
+            follow(&mut client, id, &format!("{key}={value}"))?;
+        }
     }
     Ok(0)
+}
+
+/// A swap space by the path that it has from here; anything else as it is.
+fn by_absolute_path(key: &str, value: &str) -> Result<String, Refusal> {
+    match value.parse::<SwapSpec>() {
+        Ok(spec) if matches!(key, "swap+" | "swap-") => {
+            swap::absolute(spec).map(|spec| spec.to_string()).map_err(|refusal| Refusal::failed(refusal.text))
+        }
+        // The program says what is wrong with it.
+        _ => Ok(value.to_owned()),
+    }
+}
+
+/// Waits for a change to end, and shows on a terminal how far it is.
+fn follow(client: &mut Client, id: u64, what: &str) -> Result<(), Refusal> {
+    let shown = std::io::stderr().is_terminal();
+    let mut line = String::new();
+    loop {
+        let state = client.change(id);
+        if shown && (!line.is_empty() || matches!(state, Ok(Some(_)))) {
+            // In place of the line before.
+            line = match &state {
+                Ok(Some(percent)) => format!("{what}: {percent} % (it goes on if you leave with Ctrl-C)"),
+                _ => String::new(),
+            };
+            let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+        }
+        match state? {
+            Some(_) => std::thread::sleep(CHANGE_LOOK),
+            None => return Ok(()),
+        }
+    }
 }
 
 /// The counters for reading; with `since`, also what has happened in between, by second.
@@ -102,9 +141,28 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
         let capacity = space.capacity_bytes.map_or_else(|| "the disk".into(), bytes);
         let mut name = if space.encrypted { format!("{}, encrypted", space.name) } else { space.name.clone() };
         if !matches!(space.state.as_str(), "" | "works") {
-            let _ = write!(name, " ({})", space.state);
+            let _ = match space.state.as_str() {
+                "draining" => write!(name, " (draining, {} %)", space.drained_percent),
+                state => write!(name, " ({state})"),
+            };
         }
         let _ = writeln!(text, "  {name:<44}{:>12}{capacity:>12}", bytes(space.used_bytes));
+    }
+    if let Some(pool) = &now.pool {
+        let _ = writeln!(text, "\n{:<46}{:>12}{:>12}", "pool", "used", "capacity");
+        let _ = writeln!(text, "  {:<44}{:>12}{:>12}", pool.name, bytes(pool.used_bytes), bytes(pool.capacity_bytes));
+        for (name, pages) in [
+            ("pages", pool.pages),
+            ("  of one word", pool.repeated_pages),
+            ("not taken", pool.refused_pages),
+            ("moved on", pool.moved_pages),
+        ] {
+            let _ = writeln!(text, "  {name:<44}{pages:>12}");
+        }
+        if let Some(held) = pool.pages.checked_sub(pool.repeated_pages).filter(|held| *held > 0) {
+            let percent = pool.used_bytes as f64 / (held * 4096) as f64 * 100.0;
+            let _ = writeln!(text, "  {:<44}{percent:>10.0} %", "of their size");
+        }
     }
     text
 }
@@ -167,7 +225,7 @@ fn duration(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farshore_config::stats::Space;
+    use farshore_config::stats::{Pool, Space};
 
     #[test]
     fn numbers_are_readable() {
@@ -196,7 +254,22 @@ mod tests {
         assert!(once.contains("sort (process 7)") && once.contains("  fetch                        100\n"), "{once}");
         assert!(once.contains("  dir:/var/tmp, encrypted  "), "{once}");
         assert!(once.contains("the disk") && !once.contains("a second"), "{once}");
+        assert!(!once.contains("pool"), "{once}");
+        let mib = 1 << 20;
+        let (pages, repeated_pages) = (612, 100);
+        now.pool = Some(Pool {
+            name: "ram:lz4".into(),
+            used_bytes: mib,
+            capacity_bytes: 8 * mib,
+            pages,
+            repeated_pages,
+            ..Pool::default()
+        });
         let watched = table(&now, Some(&before));
+        assert!(
+            watched.contains("1.0 MiB     8.0 MiB\n") && watched.contains("of their size   ") && watched.contains(" 50 %\n"),
+            "{watched}"
+        );
         assert!(watched.contains("  fetch                        600         250\n"), "{watched}");
         assert!(watched.lines().all(|line| line.trim_end() == line), "{watched}");
     }

@@ -18,14 +18,16 @@ use std::time::{Duration, Instant};
 use common::{farshore, farshore_as_nobody, outcome, refused};
 use control::{CLIENT_LIMIT, Handover, Target};
 use farshore_config::Size;
-use farshore_config::control::LINE_LIMIT;
+use farshore_config::control::{Change, LINE_LIMIT, Set};
 use farshore_config::stats::Stats;
 
 struct Program {
     limit: AtomicU64,
+    /// Changes that were begun, in hundreds, and questions about them.
+    asked: AtomicU64,
 }
 
-static PROGRAM: Program = Program { limit: AtomicU64::new(256 << 20) };
+static PROGRAM: Program = Program { limit: AtomicU64::new(256 << 20), asked: AtomicU64::new(0) };
 static HANDOVER: Handover = Handover::new();
 
 impl Target for Program {
@@ -39,13 +41,26 @@ impl Target for Program {
         }
     }
 
-    fn set(&self, key: &str, value: &str) -> Result<(), String> {
+    fn set(&self, key: &str, value: &str) -> Result<Set, String> {
+        if key == "swap+" {
+            return Ok(Set::Begun(self.asked.fetch_add(100, Ordering::Relaxed) + 1));
+        }
         if key != "memory" {
             return Err(format!("unknown key {key:?}: there is memory"));
         }
         let size: Size = value.parse().map_err(|error: farshore_config::ConfigError| error.to_string())?;
         self.limit.store(size.bytes(), Ordering::Relaxed);
-        Ok(())
+        Ok(Set::Done)
+    }
+
+    /// The first is made at the third question; the next has failed.
+    fn change(&self, id: u64) -> Result<Change, String> {
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        match id {
+            1 if asked < 102 => Ok(Change::UnderWay(40)),
+            1 => Ok(Change::Done),
+            _ => Err(format!("change {id} has failed")),
+        }
     }
 }
 
@@ -130,6 +145,18 @@ fn set_changes_and_refuses() {
     // In order, up to the first that is refused.
     refused(farshore().args(["set", &pid, "memory=128M", "speed=9", "memory=1G"]), 1, &["\"speed\"", "memory"]);
     assert_eq!(PROGRAM.limit.load(Ordering::Relaxed), 128 << 20);
+}
+
+#[test]
+fn a_change_that_takes_its_time_is_waited_for() {
+    let _turn = server();
+    let pid = std::process::id().to_string();
+    PROGRAM.asked.store(0, Ordering::Relaxed);
+    let done = outcome(&farshore().args(["set", &pid, "swap+=dir:/x"]).output().expect("it starts"));
+    assert_eq!(done, (0, String::new()));
+    assert_eq!(PROGRAM.asked.load(Ordering::Relaxed), 103, "it was asked until it was made");
+    refused(farshore().args(["set", &pid, "swap+=dir:/y", "memory=1G"]), 1, &[&pid, "has failed"]);
+    assert_ne!(PROGRAM.limit.load(Ordering::Relaxed), 1 << 30);
 }
 
 #[test]

@@ -7,6 +7,8 @@
 //! |---|---|
 //! | `{"op":"stat"}` | the counters, as `--stats` writes them |
 //! | `{"op":"set","key":"memory","value":"256M"}` | `{"ok":true}` |
+//! | `{"op":"set","key":"swap+","value":"dir:/srv"}` | `{"ok":true,"change":7}`: it has begun, as change 7 |
+//! | `{"op":"change","id":7}` | `{"done":true}`, `{"done":false,"percent":42}`, or why it failed |
 //! | anything else | `{"error":"…"}`, and the connection goes on |
 //!
 //! 1. Each line gets exactly one answer, in the order of the lines, however the bytes were cut on their way.
@@ -16,6 +18,7 @@
 
 use crate::size::Size;
 use crate::stats::Stats;
+use crate::swap::SwapSpec;
 use farshore_core::canary::{Canary, is_planted};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -37,14 +40,41 @@ pub trait Target: Sync {
     ///
     /// # Errors
     /// The key is unknown, or the value is refused.
-    fn set(&self, key: &str, value: &str) -> Result<(), String>;
+    fn set(&self, key: &str, value: &str) -> Result<Set, String>;
+    /// What has become of a change that takes its time.
+    ///
+    /// # Errors
+    /// There is none of this number, or it has failed: a line for the user.
+    fn change(&self, id: u64) -> Result<Change, String>;
+}
+
+/// What [`Target::set`] came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Set {
+    /// It is so now.
+    Done,
+    /// It has begun, as the change of this number.
+    Begun(u64),
+}
+
+/// How far a change is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// It is made.
+    Done,
+    /// So many per cent are.
+    UnderWay(u64),
 }
 
 /// What can be set while a program runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Setting {
     /// `memory`: the local memory.
     Memory(Size),
+    /// `swap+`: a swap space comes.
+    AddSwap(SwapSpec),
+    /// `swap-`: a swap space goes.
+    RemoveSwap(SwapSpec),
 }
 
 impl Setting {
@@ -55,8 +85,22 @@ impl Setting {
     pub fn read(key: &str, value: &str) -> Result<Setting, String> {
         match key {
             "memory" => value.parse().map(Setting::Memory).map_err(|why| format!("memory={value}: {why}")),
-            _ => Err(format!("{key}={value}: there is no setting {key:?}; memory can be set")),
+            "swap+" => read_spec(key, value).map(Setting::AddSwap),
+            "swap-" => read_spec(key, value).map(Setting::RemoveSwap),
+            _ => Err(format!("{key}={value}: there is no setting {key:?}; there are memory=, swap+= and swap-=")),
         }
+    }
+}
+
+/// A swap space that this version can use, by a path that means the same everywhere.
+fn read_spec(key: &str, value: &str) -> Result<SwapSpec, String> {
+    let spec: SwapSpec = value.parse().map_err(|why| format!("{key}={value}: {why}"))?;
+    spec.check_supported().map_err(|why| format!("{key}={value}: {why}"))?;
+    match &spec {
+        SwapSpec::Dir(path) | SwapSpec::File { path, .. } | SwapSpec::Dev(path) if !path.is_absolute() => {
+            Err(format!("{key}={value}: where '{}' lies depends on who asks; give an absolute path", path.display()))
+        }
+        _ => Ok(spec),
     }
 }
 
@@ -72,6 +116,11 @@ pub enum Request {
         key: String,
         /// To what.
         value: String,
+    },
+    /// What has become of a change.
+    Change {
+        /// Which.
+        id: u64,
     },
 }
 
@@ -89,7 +138,9 @@ impl Request {
     /// Reads a line, without its end.
     fn read(line: &[u8]) -> Result<Request, String> {
         let bad = |why: &dyn std::fmt::Display| {
-            format!("bad request ({why}): send {{\"op\":\"stat\"}} or {{\"op\":\"set\",\"key\":…,\"value\":…}}")
+            format!(
+                "bad request ({why}): send {{\"op\":\"stat\"}}, {{\"op\":\"set\",\"key\":…,\"value\":…}} or {{\"op\":\"change\",\"id\":…}}"
+            )
         };
         // serde would take the members without their names too: `["stat"]`.
         if !line.trim_ascii_start().starts_with(b"{") {
@@ -155,7 +206,13 @@ impl Conversation {
                 text
             }
             Ok(Request::Set { key, value }) => match target.set(&key, &value) {
-                Ok(()) => "{\"ok\":true}\n".into(),
+                Ok(Set::Done) => "{\"ok\":true}\n".into(),
+                Ok(Set::Begun(id)) => format!("{{\"ok\":true,\"change\":{id}}}\n"),
+                Err(why) => error_line(&why),
+            },
+            Ok(Request::Change { id }) => match target.change(id) {
+                Ok(Change::Done) => "{\"done\":true}\n".into(),
+                Ok(Change::UnderWay(percent)) => format!("{{\"done\":false,\"percent\":{percent}}}\n"),
                 Err(why) => error_line(&why),
             },
             Err(why) => error_line(&why),
@@ -179,8 +236,16 @@ mod tests {
         fn stats(&self) -> Stats {
             Stats { pid: 7, ..Stats::default() }
         }
-        fn set(&self, key: &str, value: &str) -> Result<(), String> {
-            Setting::read(key, value).map(|_| ())
+        fn set(&self, key: &str, value: &str) -> Result<Set, String> {
+            Setting::read(key, value)
+                .map(|setting| if matches!(setting, Setting::AddSwap(_)) { Set::Begun(7) } else { Set::Done })
+        }
+        fn change(&self, id: u64) -> Result<Change, String> {
+            match id {
+                7 => Ok(Change::UnderWay(42)),
+                8 => Ok(Change::Done),
+                _ => Err(format!("there is no change {id}")),
+            }
         }
     }
 
@@ -217,8 +282,43 @@ mod tests {
     }
 
     #[test]
+    fn a_change_is_begun_and_asked_for() {
+        let asked = [
+            Request::Set { key: "swap+".into(), value: "dir:/srv".into() }.to_line(),
+            Request::Change { id: 7 }.to_line(),
+            Request::Change { id: 8 }.to_line(),
+            Request::Change { id: 9 }.to_line(),
+        ];
+        let (said, _) = answers(asked.concat().as_bytes(), 4096);
+        assert_eq!(said[..3], ["{\"ok\":true,\"change\":7}\n", "{\"done\":false,\"percent\":42}\n", "{\"done\":true}\n"]);
+        assert!(said.len() == 4 && said[3].starts_with("{\"error\":"), "{said:?}");
+    }
+
+    #[test]
+    fn swap_spaces_that_cannot_come_or_go_are_refused() {
+        for (value, part) in [
+            ("tape:/x", "tape:/x"),
+            ("dir:srv", "absolute"),
+            ("file:x,size=1G", "absolute"),
+            ("remote:a:1", "remote:a:1"),
+            ("", "\"\""),
+        ] {
+            for key in ["swap+", "swap-"] {
+                let why = Setting::read(key, value).unwrap_err();
+                assert!(why.starts_with(&format!("{key}={value}: ")) && why.contains(part) && !why.contains('\n'), "{why}");
+            }
+        }
+        assert_eq!(Setting::read("swap-", "dir:/a b"), Ok(Setting::RemoveSwap(SwapSpec::Dir("/a b".into()))));
+        assert!(Setting::read("swap", "dir:/x").unwrap_err().contains("swap+="));
+    }
+
+    #[test]
     fn only_what_the_table_says_is_a_request() {
         for line in [
+            "{\"op\":\"change\"}",
+            "{\"op\":\"change\",\"id\":\"7\"}",
+            "{\"op\":\"change\",\"id\":-1}",
+            "{\"op\":\"change\",\"id\":7,\"more\":1}",
             "{\"op\":\"stat\",\"more\":1}",
             "{\"op\":\"set\",\"key\":\"memory\"}",
             "{\"op\":\"set\",\"key\":\"memory\",\"value\":64}",

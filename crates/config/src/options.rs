@@ -31,7 +31,7 @@ pub const IO_TIMEOUT_MIN: Time = Time(100_000_000);
 /// Policies that are built, each with its parameters. The first is the default.
 pub const POLICIES: &[(&str, &[&str])] = &[("second-chance", &[]), ("fifo", &[])];
 /// Prefetchers that are built, each with its parameters. The first is the default.
-pub const PREFETCHERS: &[(&str, &[&str])] = &[("sequential", &[]), ("none", &[])];
+pub const PREFETCHERS: &[(&str, &[&str])] = &[("sequential", &[]), ("stride", &[]), ("majority", &[]), ("none", &[])];
 
 /// How a fault is delivered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -448,7 +448,7 @@ mod tests {
         assert!(refused(|o| o.evictors = Some(17)).contains("\"17\""));
         assert!(refused(|o| o.threshold = Size(1)).contains("4K"));
         assert!(refused(|o| o.policy = Named::new("lru")).contains("second-chance, fifo"));
-        assert!(refused(|o| o.prefetch = Named::new("stride")).contains("none"));
+        assert!(refused(|o| o.prefetch = Named::new("oracle")).contains("none"));
         assert!(refused(|o| o.policy = "fifo,a=1".parse().unwrap()).contains("\"a\""));
         assert!(refused(|o| o.swap = vec![]).contains("--swap"));
         assert!(refused(|o| o.swap.push(SwapSpec::Dev("/dev/x".into()))).contains("not built yet"));

@@ -57,6 +57,8 @@ pub struct Stats {
     pub family: Family,
     /// Each swap space.
     pub spaces: Vec<Space>,
+    /// The pool of compressed pages in front of them; `null`: there is none.
+    pub pool: Option<Pool>,
 }
 
 /// Frames (pages' worth of local memory) by where they are: `free + cached + taken = limit + debt`, but for what moves at that moment.
@@ -176,8 +178,32 @@ pub struct Space {
     pub encrypted: bool,
     /// Writes to it that failed, each try.
     pub write_errors: u64,
-    /// `works`, `full`, `fails` or `hangs`.
+    /// `works`, `full`, `fails` or `hangs`; `draining`: it is to go away; `left`: it was to, and holds nothing but what cannot be read.
     pub state: String,
+    /// While it is draining: how much of what it held has left, in per cent.
+    pub drained_percent: u64,
+}
+
+/// A pool of compressed pages (`ram:lz4`, `ram:zstd`). Its memory is part of `resident_bytes`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Pool {
+    /// Its name: `ram:lz4,size=1G`.
+    pub name: String,
+    /// What it may use at most.
+    pub capacity_bytes: u64,
+    /// Memory that it uses.
+    pub used_bytes: u64,
+    /// Pages that it holds.
+    pub pages: u64,
+    /// Of them, those that are one word repeated, zeros say, and use no memory.
+    pub repeated_pages: u64,
+    /// What the others were compressed to. `used_bytes` is more by what does not fit the sizes of chunks, and by chunks that are free.
+    pub compressed_bytes: u64,
+    /// Pages that it did not take, since they do not compress or there was no room.
+    pub refused_pages: u64,
+    /// Pages that it held and gave to the spaces behind it, oldest first.
+    pub moved_pages: u64,
 }
 
 impl Default for Stats {
@@ -203,6 +229,7 @@ impl Default for Stats {
             frames: Frames::default(),
             family: Family::default(),
             spaces: Vec::new(),
+            pool: None,
         }
     }
 }
@@ -273,8 +300,10 @@ mod tests {
             encrypted: true,
             write_errors: 1,
             state: "fails".into(),
+            drained_percent: 3,
         };
-        let stats = Stats { pid: 3, program: "a \"b\"\n".into(), spaces: vec![space], ..Stats::default() };
+        let pool = Some(Pool { name: "ram:lz4".into(), pages: 5, ..Pool::default() });
+        let stats = Stats { pid: 3, program: "a \"b\"\n".into(), spaces: vec![space], pool, ..Stats::default() };
         assert_eq!(Stats::from_json(&stats.to_json()), Ok(stats.clone()));
         assert_eq!(Stats::from_json(&stats.to_json_line()), Ok(stats.clone()));
         assert!(!stats.to_json_line().contains('\n'));

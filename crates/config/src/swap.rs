@@ -56,13 +56,18 @@ pub enum SwapSpec {
 }
 
 impl SwapSpec {
+    /// Whether it is a pool of compressed pages in RAM, which counts within the memory limit.
+    pub fn is_pool(&self) -> bool {
+        matches!(self, SwapSpec::Ram { compress: Some(_), .. })
+    }
+
     /// Says whether this version can use the space.
     ///
     /// # Errors
     /// [`ConfigError::NotBuilt`] for the kinds that come later.
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         match self {
-            SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Ram { compress: None, .. } | SwapSpec::Delay(_) => Ok(()),
+            SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Ram { .. } | SwapSpec::Delay(_) => Ok(()),
             _ => Err(ConfigError::NotBuilt { spec: self.to_string() }),
         }
     }
@@ -225,12 +230,12 @@ mod tests {
 
     #[test]
     fn what_comes_later_says_so() {
-        for text in ["dir:/x", "file:/x", "ram", "ram,size=1G", "delay:1us"] {
+        for text in ["dir:/x", "file:/x", "ram", "ram,size=1G", "ram:lz4", "ram:zstd,size=1G", "delay:1us"] {
             assert_eq!(text.parse::<SwapSpec>().unwrap().check_supported(), Ok(()), "{text}");
         }
-        for text in ["dev:/dev/x", "ram:lz4", "ram:zstd", "remote:a:1", "redis://a"] {
+        for text in ["dev:/dev/x", "remote:a:1", "redis://a"] {
             let error = text.parse::<SwapSpec>().unwrap().check_supported().unwrap_err().to_string();
-            assert_eq!(error, format!("swap space {text:?} is not built yet; use dir:, file:, ram or delay:"));
+            assert_eq!(error, format!("swap space {text:?} is not built yet; use dir:, file:, ram, ram:lz4, ram:zstd or delay:"));
         }
     }
 }

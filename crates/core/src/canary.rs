@@ -49,6 +49,11 @@ canaries! {
     Share = "share",
     /// A fork does not wait for evictors.
     Rest = "rest",
+    /// A space is taken away while something is still there.
+    Drain = "drain",
+    // Rules between two threads' memory: loom's (crates/core/tests).
+    /// Slots that are being reserved while their space is closed are given out.
+    Closed = "closed",
     // Wrong answers to bytes from outside: the fuzzer's, named as its targets (crates/fuzz).
     /// A line of the control socket.
     Control = "control",

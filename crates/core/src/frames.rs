@@ -210,6 +210,9 @@ impl Frames {
             less -= draw(&self.reserve, less);
             less -= draw(&self.shared, less);
             for cache in &self.caches {
+                if less == 0 {
+                    break;
+                }
                 let had = cache.swap(0, Ordering::AcqRel);
                 let pay = less.min(u64::from(had));
                 less -= pay;

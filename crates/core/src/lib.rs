@@ -10,9 +10,11 @@
 //! * [`table`] finds the word of an address;
 //! * [`frames`] counts the frames of the memory limit in three levels;
 //! * [`slots`] hands out places in swap space, side by side;
+//! * [`pooled`] says where a pool in RAM has the page of a slot;
 //! * [`wait`] lets a thread sleep until another has moved a page on;
 //! * [`gate`] keeps threads out while a process forks;
 //! * [`roll`] waits until threads of ours have begun;
+//! * [`spin`] is the lock of those who are not in the fault path;
 //! * [`limits`] holds every constant, and the relations between them;
 //! * [`canary`] plants bugs that tests must find;
 //! * [`sync`] is the one place atomics come from (std or loom).
@@ -29,8 +31,10 @@ pub mod frames;
 pub mod gate;
 pub mod limits;
 pub mod page;
+pub mod pooled;
 pub mod roll;
 pub mod slots;
+pub mod spin;
 pub mod sync;
 #[cfg(not(loom))]
 pub mod table;

@@ -24,10 +24,12 @@
 //!
 //! # Several spaces
 //!
-//! Extents go round the files of an array: of `n` spaces, a process' own extent `e` (counted from its base) lies in space `e % n`
-//! ([`SlotMap::set_spaces`]). A space that fails is left alone without any slot changing its place ([`SlotMap::allow`]): what is in
-//! use there stays, and new slots come from the others. Each space has a *ceiling*, in extents of its own: those at or above it
-//! are not given out.
+//! A process' own extents (counted from its base) go round the files of an array ([`arrangement`]). A space that fails is left alone
+//! without any slot changing its place ([`SlotMap::allow`]): what is in use there stays, and new slots come from the others. Each space
+//! has a *ceiling*, in extents of its own: those at or above it are not given out.
+//!
+//! Spaces come and go while slots are given out ([`spaces`]). A space that is to go is *closed* first: none of its slots is given out
+//! any more, whatever its ceiling says, and when none is in use it can be taken away.
 //!
 //! # Memory
 //!
@@ -41,17 +43,23 @@
 
 use crate::canary::{Canary, is_planted};
 use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
-use crate::sync::AtomicBool;
-use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering, spin_hint};
+use crate::spin::SpinLock;
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use crate::word::Slot;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::cell::UnsafeCell;
+use arrangement::{Arrangements, SpaceSet};
 use shares::{SHARES_MAX, Share};
+use spaces::Bounds;
+pub use spaces::{Allowed, Removal};
 use stock::boxed;
 
+#[path = "slots/arrangement.rs"]
+pub mod arrangement;
 #[path = "slots/shares.rs"]
 mod shares;
+#[path = "slots/spaces.rs"]
+mod spaces;
 #[path = "slots/stock.rs"]
 mod stock;
 
@@ -68,7 +76,7 @@ struct Extent {
     /// Bit set: slot free.
     free: [AtomicU64; WORDS],
     live: AtomicU32,
-    /// Bit set: a forked child may read the slot. Changed under `reserving`.
+    /// Bit set: a forked child may read the slot. Changed under the lock of `shares`.
     held: [AtomicU64; WORDS],
     /// Checksum of the page in each slot.
     sums: [AtomicU64; EXTENT_SLOTS],
@@ -101,40 +109,12 @@ fn new_chunk() -> Chunk {
     core::array::from_fn(|_| AtomicPtr::new(core::ptr::null_mut()))
 }
 
-/// Which slots of a space may be given out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Allowed {
-    /// Any, up to its capacity.
-    All,
-    /// Those in extents that are there already: the disk is full, and what it holds can be overwritten.
-    NoGrowth,
-    /// None: the space fails.
-    Nothing,
-}
-
-/// One space of an array. Plain atomics, in models too: a hint, every value of which is right.
-#[derive(Debug)]
-struct Bounds {
-    /// Extents that it can hold.
-    capacity: u32,
-    /// Its extents from here on are not given out.
-    ceiling: core::sync::atomic::AtomicU32,
-    /// What it had when it was found full; all ones: it is not.
-    grown: core::sync::atomic::AtomicU32,
-}
-
-impl Bounds {
-    fn new(capacity: u32) -> Bounds {
-        let number = core::sync::atomic::AtomicU32::new;
-        Bounds { capacity, ceiling: number(capacity), grown: number(u32::MAX) }
-    }
-}
-
 /// The slots of one swap space.
 pub struct SlotMap {
     chunks: Box<[AtomicPtr<Chunk>]>,
     extents: AtomicU32,
-    extents_max: u32,
+    /// Plain, in models too: changed while nobody grows the map.
+    extents_max: core::sync::atomic::AtomicU32,
     /// Extents below are the parent's.
     base: u32,
     /// Slots of the base that nobody has: the first of each space in it.
@@ -143,28 +123,27 @@ pub struct SlotMap {
     live: AtomicU64,
     /// Slots of the base that are in use.
     inherited: AtomicU64,
-    /// Under `reserving`.
-    shares: UnsafeCell<Vec<Share>>,
+    /// Held by the evictor that reserves, too. Never by the fault path, never across a system call.
+    shares: SpinLock<Vec<Share>>,
     /// Whether there are any.
     shared: AtomicBool,
-    /// Held by the evictor that reserves. Never by the fault path, never across a system call.
-    reserving: AtomicBool,
     cursor_extent: AtomicU32,
     cursor_slot: AtomicU32,
-    /// The spaces that own extents go round, at least one.
+    /// Which space an own extent lies in.
+    arrangements: Arrangements,
+    /// Spaces that there are or were.
     spaces: Box<[Bounds]>,
-    /// Extents that were made beforehand. Put in by `stock`, taken under `reserving`.
+    /// Those that are there, those that come, and how many there ever were.
+    known: core::sync::atomic::AtomicU32,
+    /// A bit for each space that gives out no slots, because it goes, or has gone.
+    closed: AtomicU64,
+    /// Extents that were made beforehand. Put in by `stock`, taken under the lock of `shares`.
     spares: [core::sync::atomic::AtomicPtr<Extent>; SPARES],
     /// Somebody sees to it that there are.
     stocked: core::sync::atomic::AtomicBool,
     /// It did not grow, for want of one.
     wants_stock: core::sync::atomic::AtomicBool,
 }
-
-// SAFETY: all fields are atomics but `shares`, which is used by the thread that holds `reserving` alone.
-unsafe impl Sync for SlotMap {}
-// SAFETY: as above.
-unsafe impl Send for SlotMap {}
 
 impl core::fmt::Debug for SlotMap {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -195,101 +174,23 @@ impl SlotMap {
         SlotMap {
             chunks: (0..chunks).map(|_| AtomicPtr::new(core::ptr::null_mut())).collect::<Vec<_>>().into_boxed_slice(),
             extents: AtomicU32::new(0),
-            extents_max: max as u32,
+            extents_max: core::sync::atomic::AtomicU32::new(max as u32),
             base: 0,
             reserved_in_base: 0,
             live: AtomicU64::new(0),
             inherited: AtomicU64::new(0),
-            shares: UnsafeCell::new(Vec::with_capacity(SHARES_MAX)),
+            shares: SpinLock::new(Vec::with_capacity(SHARES_MAX)),
             shared: AtomicBool::new(false),
-            reserving: AtomicBool::new(false),
             cursor_extent: AtomicU32::new(0),
             cursor_slot: AtomicU32::new(0),
-            spaces: Box::new([Bounds::new(u32::MAX)]),
+            arrangements: Arrangements::new(SpaceSet::first(1)),
+            spaces: spaces::bounds(&[None]),
+            known: core::sync::atomic::AtomicU32::new(1),
+            closed: AtomicU64::new(0),
             spares: [const { core::sync::atomic::AtomicPtr::new(core::ptr::null_mut()) }; SPARES],
             stocked: core::sync::atomic::AtomicBool::new(false),
             wants_stock: core::sync::atomic::AtomicBool::new(false),
         }
-    }
-
-    /// Own extents go round spaces of these capacities, in slots (`None`: as many as there can be). Before the first slot is
-    /// reserved, or just after [`SlotMap::begin_own`].
-    pub fn set_spaces(&mut self, capacities: &[Option<u64>]) {
-        let extents = |capacity: &Option<u64>| {
-            capacity.map_or(u64::from(u32::MAX), |slots| slots / EXTENT_SLOTS as u64).min(u64::from(u32::MAX)) as u32
-        };
-        let own_max = EXTENTS_MAX as u32 - self.base.min(EXTENTS_MAX as u32);
-        let largest = capacities.iter().map(extents).max().unwrap_or(0);
-        let count = capacities.len().max(1) as u32;
-        self.extents_max = self.base + largest.saturating_mul(count).min(own_max);
-        self.stocked.store(false, Ordering::Relaxed);
-        self.spaces = capacities.iter().map(|capacity| Bounds::new(extents(capacity))).collect();
-        let chunks = (self.extents_max as usize).div_ceil(CHUNK).max(1);
-        if chunks > self.chunks.len() {
-            let mut all = core::mem::take(&mut self.chunks).into_vec();
-            all.resize_with(chunks, || AtomicPtr::new(core::ptr::null_mut()));
-            self.chunks = all.into_boxed_slice();
-        }
-    }
-
-    /// Spaces that own extents go round.
-    pub fn spaces(&self) -> usize {
-        self.spaces.len()
-    }
-
-    /// The space of an own slot; `None` if it is in the base.
-    pub fn space_of(&self, slot: Slot) -> Option<usize> {
-        Some(locate(slot).0.checked_sub(self.base)? as usize % self.spaces.len())
-    }
-
-    /// Some own slot of `space`, there or not: to find its name by.
-    pub fn some_slot_of(&self, space: usize) -> Option<Slot> {
-        Slot::new((u64::from(self.base) + space as u64) * EXTENT_SLOTS as u64 + 1)
-    }
-
-    /// Slots in use in one space.
-    pub fn live_in(&self, space: usize) -> u64 {
-        let own = self.base..self.extents.load(Ordering::Acquire);
-        let first = u64::from(space == 0 && !own.is_empty());
-        let live = own.skip(space).step_by(self.spaces.len()).map(|e| u64::from(self.extent(e).live.load(Ordering::Relaxed)));
-        live.sum::<u64>() - first
-    }
-
-    /// Which slots of `space` may be given out from now on. One thread at a time.
-    ///
-    /// # Panics
-    /// When there is no such space.
-    pub fn allow(&self, space: usize, allowed: Allowed) {
-        let bounds = &self.spaces[space];
-        let ceiling = match allowed {
-            Allowed::All => {
-                bounds.grown.store(u32::MAX, Ordering::Relaxed);
-                bounds.capacity
-            }
-            Allowed::NoGrowth => {
-                if bounds.grown.load(Ordering::Relaxed) == u32::MAX {
-                    let own = self.extents.load(Ordering::Acquire) - self.base;
-                    // Of `own` extents that go round, this space has those with its number.
-                    let grown = own.saturating_sub(space as u32).div_ceil(self.spaces.len() as u32);
-                    bounds.grown.store(grown.min(bounds.capacity), Ordering::Relaxed);
-                }
-                bounds.grown.load(Ordering::Relaxed)
-            }
-            Allowed::Nothing => 0,
-        };
-        bounds.ceiling.store(ceiling, Ordering::Relaxed);
-    }
-
-    /// Where an own extent lies: its space, and its number there.
-    fn place_of(&self, extent: u32) -> (&Bounds, u32) {
-        let (own, count) = (extent - self.base, self.spaces.len() as u32);
-        (&self.spaces[(own % count) as usize], own / count)
-    }
-
-    /// Whether slots of an own extent may be given out.
-    fn is_allowed(&self, extent: u32) -> bool {
-        let (bounds, number) = self.place_of(extent);
-        number < bounds.ceiling.load(Ordering::Relaxed)
     }
 
     fn extent(&self, index: u32) -> &Extent {
@@ -302,10 +203,10 @@ impl SlotMap {
         unsafe { &*extent }
     }
 
-    /// Adds an extent. Under `reserving`.
+    /// Adds an extent. Under the lock of `shares`.
     fn grow_by_one(&self) -> Option<u32> {
         let index = self.extents.load(Ordering::Acquire);
-        if index >= self.extents_max {
+        if index >= self.extents_max.load(Ordering::Relaxed) {
             return None;
         }
         let place = &self.chunks[index as usize / CHUNK];
@@ -332,10 +233,11 @@ impl SlotMap {
         Some(index)
     }
 
-    /// Adds extents up to the next one whose slots may be given out. Under `reserving`.
+    /// Adds extents up to the next one whose slots may be given out. Under the lock of `shares`.
     fn grow(&self) -> Option<u32> {
         let first = self.extents.load(Ordering::Acquire);
-        let last = (first..first.saturating_add(self.spaces.len() as u32)).find(|&e| self.is_allowed(e))?;
+        let turn = self.arrangements.current().len() as u32;
+        let last = (first..first.saturating_add(turn)).find(|&e| self.is_allowed(e))?;
         let mut grown = None;
         while grown != Some(last) {
             grown = Some(self.grow_by_one()?);
@@ -350,16 +252,7 @@ impl SlotMap {
 
     /// Runs `f` while no other thread reserves or shares.
     fn alone<R>(&self, f: impl FnOnce(&mut Vec<Share>) -> R) -> R {
-        while self.reserving.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            // Reads while it is held: the holder's line stays where it is.
-            while self.reserving.load(Ordering::Relaxed) {
-                spin_hint();
-            }
-        }
-        // SAFETY: `reserving` is ours until the store below, so nobody else uses the list.
-        let result = f(unsafe { &mut *self.shares.get() });
-        self.reserving.store(false, Ordering::Release);
-        result
+        self.shares.with(f)
     }
 
     fn reserve_locked(&self, want: u32) -> Option<Run> {
@@ -370,6 +263,9 @@ impl SlotMap {
                 && self.is_allowed(index)
                 && let Some((at, len)) = self.take_run(self.extent(index), from, want)
             {
+                if self.closed_meanwhile(index, at, len) {
+                    continue;
+                }
                 self.cursor_slot.store((at + len as usize) as u32, Ordering::Relaxed);
                 self.live.fetch_add(u64::from(len), Ordering::Relaxed);
                 let first = Slot::new(u64::from(index) * EXTENT_SLOTS as u64 + at as u64)?;
@@ -410,41 +306,6 @@ impl SlotMap {
         (0..own).map(|step| turn(1 + step)).find(|&e| self.is_allowed(e) && used(e) < EXTENT_SLOTS as u32)
     }
 
-    /// Reserves up to `want` neighbouring slots of one space, also if it is left alone: to see whether it works (again). Slots
-    /// that were never used before those that were, since overwriting may work where there is no room for more.
-    pub fn reserve_run_in(&self, space: usize, want: u32) -> Option<Run> {
-        self.alone(|_| {
-            let is_there = |&e: &u32| {
-                let (bounds, number) = self.place_of(e);
-                core::ptr::eq(bounds, &raw const self.spaces[space]) && number < bounds.capacity
-            };
-            let own = || (self.base..self.extents.load(Ordering::Acquire)).rev().filter(is_there);
-            let unused = own().next().filter(|&e| self.extent(e).unavailable() == 0);
-            let index = unused
-                .or_else(|| self.grow_in(space))
-                .or_else(|| own().find(|&e| self.extent(e).unavailable() < EXTENT_SLOTS as u32))?;
-            let (at, len) = self.take_run(self.extent(index), 0, want.clamp(1, EXTENT_SLOTS as u32))?;
-            self.live.fetch_add(u64::from(len), Ordering::Relaxed);
-            Some(Run { first: Slot::new(u64::from(index) * EXTENT_SLOTS as u64 + at as u64)?, len })
-        })
-    }
-
-    /// Adds extents up to the next one of `space`, unless that is at its capacity. Under `reserving`.
-    fn grow_in(&self, space: usize) -> Option<u32> {
-        let count = self.spaces.len() as u32;
-        let next = self.extents.load(Ordering::Acquire);
-        let ahead = (space as u32 + count - (next - self.base) % count) % count;
-        let (bounds, number) = self.place_of(next.checked_add(ahead)?);
-        if number >= bounds.capacity {
-            return None;
-        }
-        let mut grown = None;
-        for _ in 0..=ahead {
-            grown = Some(self.grow_by_one()?);
-        }
-        grown
-    }
-
     /// Takes the first run of free slots at or after `from`.
     fn take_run(&self, extent: &Extent, from: usize, want: u32) -> Option<(usize, u32)> {
         let is_free = |i: usize| {
@@ -471,6 +332,17 @@ impl SlotMap {
         extent.live.fetch_sub(1, Ordering::AcqRel);
         let count = if index < self.base { &self.inherited } else { &self.live };
         count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Of the 64 slots from `first`, a multiple of 64, on: a bit for each that nobody has. One that is held for a child alone is free, too: the child has
+    /// read what it needs, or has a copy.
+    pub fn free_of(&self, first: u64) -> u64 {
+        let Some((index, i)) = Slot::new(first.max(1)).map(locate) else { return u64::MAX };
+        if index >= self.extents.load(Ordering::Acquire) {
+            return u64::MAX;
+        }
+        // Acquire: pairs with `take_run`, so that who is given the slot comes after who was told that it is free.
+        self.extent(index).free[i / 64].load(Ordering::Acquire)
     }
 
     /// Slots of the parent's space that a forked child still uses.

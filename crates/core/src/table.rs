@@ -44,8 +44,8 @@ pub struct Granule {
     pub protection_epoch: AtomicU32,
     /// How sure we are that pages here are written after they are read, 0 to 255.
     pub write_guess: AtomicU8,
-    /// Where the last fetches of two streams here ended and what came along (the engine's `fault::run`); hints.
-    pub streams: [AtomicU32; 2],
+    /// What a prefetcher remembers of fetches here (the engine's `prefetch`); hints.
+    pub notes: [AtomicU64; 2],
     /// The next granule of the partition's list, as `GranuleId + 1`; 0 ends it.
     pub next: AtomicU64,
 }
@@ -272,7 +272,7 @@ impl PageTable {
                 g.granule.touched.store(false, Ordering::Relaxed);
                 g.granule.unreadable.store(0, Ordering::Relaxed);
                 g.granule.write_guess.store(0, Ordering::Relaxed);
-                g.granule.streams.iter().for_each(|stream| stream.store(0, Ordering::Relaxed));
+                g.granule.notes.iter().for_each(|note| note.store(0, Ordering::Relaxed));
             } else {
                 // Foreign words differ from 0.
                 g.granule.touch();

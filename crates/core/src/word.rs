@@ -2,10 +2,10 @@
 //! one order of changes.
 //!
 //! ```text
-//!  63            24 23        8 7         6       5       4     3       2     0
-//! ┌────────────────┬───────────┬─────────┬───────┬───────┬─────┬───────┬───────┐
-//! │ place (40)     │ pins (16) │protected│guessed│written│young│waiters│ state │
-//! └────────────────┴───────────┴─────────┴───────┴───────┴─────┴───────┴───────┘
+//!  63     61 60        24 23        8 7         6       5       4       3       2     0
+//! ┌─────────┬────────────┬───────────┬─────────┬───────┬───────┬───────┬───────┬───────┐
+//! │ chances │ place (37) │ pins (16) │protected│guessed│written│rescued│waiters│ state │
+//! └─────────┴────────────┴───────────┴─────────┴───────┴───────┴───────┴───────┴───────┘
 //! ```
 //!
 //! # States, and what `place` means in them
@@ -42,11 +42,12 @@
 //!    it is not 0 the evictor leaves the page alone. It survives every change of state, so an unpin is one subtraction
 //!    whatever has happened to the page in between.
 //! 7. `waiters` is set by a thread before it sleeps; the owner's release clears it and must wake when it was set.
-//! 8. Whoever takes a page leaves the old state in the top three bits of `place`. So a memory call can still put
+//! 8. Whoever takes a page leaves the old state in the top three bits. So a memory call can still put
 //!    the page back when the kernel refuses the call ([`AtomicWord::claimed`]), and an evictor can tell that a page in
 //!    somebody's hands has its bytes in a stage of the evictor's, which it must not reuse ([`StageStep::Held`]).
-//! 9. `young` is set when a page becomes resident and cleared by the first evictor that passes: a page
-//!    is a victim only at the second pass (second chance). A rescue sets it anew.
+//! 9. `chances` of a resident page are how many times evictors still pass it over (a clock with counts). It has some when it comes, as the policy says,
+//!    and each evictor that passes takes one. `rescued` says that it came from a stage, and stays until its bytes are in a slot only: who is rescued
+//!    again has been used again all the time.
 
 use crate::canary::{Canary, is_planted};
 use crate::page::Access;
@@ -54,7 +55,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 const STATE: u64 = 0x7;
 const WAITERS: u64 = 1 << 3;
-const YOUNG: u64 = 1 << 4;
+const RESCUED: u64 = 1 << 4;
 const WRITTEN: u64 = 1 << 5;
 const GUESSED: u64 = 1 << 6;
 const PROTECTED: u64 = 1 << 7;
@@ -62,9 +63,11 @@ const PINS_SHIFT: u32 = 8;
 const PIN_ONE: u64 = 1 << PINS_SHIFT;
 const PINS: u64 = 0xffff << PINS_SHIFT;
 const PLACE_SHIFT: u32 = 24;
-/// Where a `Busy` word keeps the state that its owner found. Places are below 2^37 (see `limits`).
-const CLAIMED_SHIFT: u32 = 61;
-const CLAIMED: u64 = STATE << CLAIMED_SHIFT;
+/// Where a `Busy` word keeps the state that its owner found, and a `Resident` one its chances. Places are below 2^37 (see `limits`).
+const TOP_SHIFT: u32 = 61;
+const TOP: u64 = 0x7 << TOP_SHIFT;
+/// The most chances that a page can have.
+pub const CHANCES_MAX: u8 = 7;
 
 /// State of a page. The numbers are the bits of the word; `Untouched` is 0 so that
 /// fresh zeroed memory is a table of untouched pages.
@@ -123,9 +126,13 @@ impl core::fmt::Debug for Word {
         if self.place() != 0 || self.state() == State::Leaving {
             write!(f, "@{}", self.place())?;
         }
-        for (bit, name) in
-            [(WAITERS, "+waiters"), (YOUNG, "+young"), (WRITTEN, "+written"), (GUESSED, "+guessed"), (PROTECTED, "+protected")]
-        {
+        for (bit, name) in [
+            (WAITERS, "+waiters"),
+            (RESCUED, "+rescued"),
+            (WRITTEN, "+written"),
+            (GUESSED, "+guessed"),
+            (PROTECTED, "+protected"),
+        ] {
             if self.0 & bit != 0 {
                 f.write_str(name)?;
             }
@@ -159,7 +166,7 @@ impl Word {
     }
     #[inline]
     fn place(self) -> u64 {
-        self.0 >> PLACE_SHIFT
+        (self.0 & !TOP) >> PLACE_SHIFT
     }
     /// Whether the kernel lets a resident page be accessed like this.
     #[inline(always)]
@@ -184,10 +191,15 @@ impl Word {
     pub fn written(self) -> bool {
         self.0 & WRITTEN != 0
     }
-    /// Whether an evictor has not passed since the page became resident.
+    /// How often evictors still pass a resident page over.
     #[inline]
-    pub fn young(self) -> bool {
-        self.0 & YOUNG != 0
+    pub fn chances(self) -> u8 {
+        if self.0 & STATE == State::Resident as u64 { (self.0 >> TOP_SHIFT) as u8 } else { 0 }
+    }
+    /// Whether the page came from a stage since its bytes were in a slot only.
+    #[inline]
+    pub fn rescued(self) -> bool {
+        self.0 & RESCUED != 0
     }
     /// Whether a read fault mapped the page writable because its neighbours were all written.
     #[inline]
@@ -207,14 +219,12 @@ impl Word {
     /// The word of the same page in somebody's hands.
     #[inline]
     fn in_hands(self) -> Word {
-        Word(self.0 & !(STATE | CLAIMED) | State::Busy as u64 | (self.state() as u64) << CLAIMED_SHIFT)
+        Word(self.0 & !(STATE | TOP) | State::Busy as u64 | (self.state() as u64) << TOP_SHIFT)
     }
     /// Whether the page is in somebody's hands who found its bytes in `stage`.
     #[inline]
     fn held_in(self, stage: Stage) -> bool {
-        self.state() == State::Busy
-            && self.0 >> CLAIMED_SHIFT == State::Leaving as u64
-            && (self.0 & !CLAIMED) >> PLACE_SHIFT == u64::from(stage.0)
+        self.state() == State::Busy && self.0 >> TOP_SHIFT == State::Leaving as u64 && self.place() == u64::from(stage.0)
     }
     #[inline]
     fn with(self, state: State, place: u64, flags: u64) -> Word {
@@ -233,13 +243,13 @@ pub enum Release {
     Clean {
         /// Where the bytes are as well.
         slot: Slot,
-        /// Give it its second chance.
-        young: bool,
+        /// How often evictors pass it over, at most [`CHANCES_MAX`].
+        chances: u8,
     },
     /// Mapped; the only copy of the bytes.
     Dirty {
-        /// Give it its second chance.
-        young: bool,
+        /// How often evictors pass it over, at most [`CHANCES_MAX`].
+        chances: u8,
         /// Mapped writable on a guess.
         guessed: bool,
         /// The kernel's page may be write-protected all the same.
@@ -285,8 +295,8 @@ pub enum BeginEvict {
         /// The word as it was: `Resident`.
         was: Word,
     },
-    /// Its second chance: it was young and no longer is.
-    SecondChance,
+    /// It had a chance left, and has one less now.
+    PassedOver,
     /// Pinned, in somebody's hands, or not resident.
     Skip,
 }
@@ -397,13 +407,13 @@ impl AtomicWord {
         })
     }
 
-    /// An evictor looks at the page. With `second_chance` a young page is made old instead of taken.
-    pub fn begin_evict(&self, second_chance: bool) -> BeginEvict {
+    /// An evictor looks at the page. With `chances` one that has any loses one instead of being taken.
+    pub fn begin_evict(&self, chances: bool) -> BeginEvict {
         self.change(|was| {
             if was.state() != State::Resident || was.pins() != 0 {
                 Err(BeginEvict::Skip)
-            } else if second_chance && was.young() {
-                Ok((Word(was.0 & !YOUNG), BeginEvict::SecondChance))
+            } else if chances && was.chances() > 0 {
+                Ok((Word(was.0 - (1 << TOP_SHIFT)), BeginEvict::PassedOver))
             } else {
                 Ok((was.in_hands(), BeginEvict::Owned { was }))
             }
@@ -470,19 +480,19 @@ impl AtomicWord {
         })
     }
 
-    /// The word of a page that this thread claimed, as it was (with today's pins).
+    /// The word of a page that this thread claimed, as it was, with today's pins and without its chances.
     pub fn claimed(&self) -> Word {
         let now = self.0.load(Ordering::Acquire);
         debug_assert_eq!(Word(now).state(), State::Busy, "only a claimed page can be asked");
-        Word(now & !(STATE | CLAIMED | WAITERS) | now >> CLAIMED_SHIFT)
+        Word(now & !(STATE | TOP | WAITERS) | now >> TOP_SHIFT)
     }
 
     /// The owner puts a page that it took back as it was.
     pub fn restore(&self, was: Word) -> Released {
         self.change(|now| {
             debug_assert_eq!(now.state(), State::Busy, "only an owned page can be put back");
-            let kept = was.0 & !(PINS | WAITERS | CLAIMED);
-            if is_planted(Canary::Word) && was.guessed() && was.young() && now.pins() == 2 {
+            let kept = was.0 & !(PINS | WAITERS);
+            if is_planted(Canary::Word) && was.guessed() && was.protected() && now.pins() == 2 {
                 return Ok((Word(kept), Released { wake: now.0 & WAITERS != 0 }));
             }
             Ok((Word(kept | now.0 & PINS), Released { wake: now.0 & WAITERS != 0 }))
@@ -491,20 +501,26 @@ impl AtomicWord {
 
     /// The owner moves the page out of `Busy`.
     pub fn release(&self, to: Release) -> Released {
-        let young_bit = |young: bool| if young { YOUNG } else { 0 };
         self.change(|now| {
             debug_assert_eq!(now.state(), State::Busy, "only an owned page can be released");
+            // From its stage, or before.
+            let from_stage = now.0 >> TOP_SHIFT == State::Leaving as u64;
+            let rescued = if from_stage { RESCUED } else { now.0 & RESCUED };
+            let resident = |chances: u8| {
+                debug_assert!(chances <= CHANCES_MAX, "{chances} chances");
+                u64::from(chances.min(CHANCES_MAX)) << TOP_SHIFT | rescued
+            };
             let then = match to {
                 Release::Untouched => now.with(State::Untouched, 0, 0),
                 Release::Foreign => now.with(State::Foreign, 0, 0),
-                Release::Clean { slot, young } => now.with(State::Resident, slot.number(), young_bit(young)),
-                Release::Dirty { young, guessed, protected } => {
+                Release::Clean { slot, chances } => now.with(State::Resident, slot.number(), resident(chances)),
+                Release::Dirty { chances, guessed, protected } => {
                     let guessed = if guessed { GUESSED } else { 0 };
                     let protected = if protected { PROTECTED } else { 0 };
-                    now.with(State::Resident, 0, young_bit(young) | guessed | protected)
+                    now.with(State::Resident, 0, resident(chances) | guessed | protected)
                 }
                 Release::Leaving { stage, written } => {
-                    now.with(State::Leaving, u64::from(stage.0), if written { WRITTEN } else { 0 })
+                    now.with(State::Leaving, u64::from(stage.0), (now.0 & RESCUED) | if written { WRITTEN } else { 0 })
                 }
                 Release::Out { slot } => now.with(State::Out, slot.number(), 0),
             };
@@ -609,8 +625,8 @@ mod tests {
         assert!(matches!(w.begin_fault(Access::Write, false), BeginFault::Owned { was } if was == Word::UNTOUCHED));
         assert_eq!(w.begin_fault(Access::Read, false), BeginFault::Wait);
         assert!(w.announce_waiter());
-        assert_eq!(w.release(Release::Dirty { young: true, guessed: false, protected: false }), Released { wake: true });
-        assert_eq!(w.begin_evict(true), BeginEvict::SecondChance);
+        assert_eq!(w.release(Release::Dirty { chances: 1, guessed: false, protected: false }), Released { wake: true });
+        assert_eq!(w.begin_evict(true), BeginEvict::PassedOver);
         assert!(matches!(w.begin_evict(true), BeginEvict::Owned { was } if was.slot().is_none()));
         assert_eq!(w.release(Release::Leaving { stage: Stage(7), written: false }), Released { wake: false });
         assert_eq!(w.stage_written(Stage(6)), StageStep::Gone);
@@ -618,7 +634,7 @@ mod tests {
         assert_eq!(w.retire_stage(Stage(7), slot(99)), StageStep::Done);
         assert_eq!(w.load().slot(), Some(slot(99)));
         assert!(matches!(w.begin_fault(Access::Read, false), BeginFault::Owned { was } if was.slot() == Some(slot(99))));
-        let _ = w.release(Release::Clean { slot: slot(99), young: true });
+        let _ = w.release(Release::Clean { slot: slot(99), chances: 1 });
         assert_eq!(w.begin_fault(Access::Read, false), BeginFault::Satisfied);
         assert!(matches!(w.begin_fault(Access::Write, true), BeginFault::Owned { .. }));
     }
@@ -637,7 +653,7 @@ mod tests {
         let w = AtomicWord::new(Word::UNTOUCHED);
         assert_eq!(w.pin(Access::Read), Pin::Fault);
         let _ = w.claim();
-        let _ = w.release(Release::Clean { slot: slot(3), young: false });
+        let _ = w.release(Release::Clean { slot: slot(3), chances: 0 });
         assert_eq!(w.pin(Access::Write), Pin::Fault, "a clean page must be made writable first");
         assert_eq!(w.pin(Access::Read), Pin::Pinned);
         assert_eq!(w.begin_evict(true), BeginEvict::Skip);
@@ -671,11 +687,11 @@ mod tests {
             w
         };
         let no_stage = |_: Stage| None;
-        let clean = word(Release::Clean { slot, young: true });
+        let clean = word(Release::Clean { slot, chances: 1 });
         assert_eq!(clean.pin(Access::Read), Pin::Pinned);
         assert_eq!(clean.inherit(false, no_stage), Ok((State::Resident, Some(slot))));
-        assert_eq!((clean.load().slot(), clean.load().pins(), clean.load().young()), (None, 0, false));
-        let dirty = word(Release::Dirty { young: false, guessed: true, protected: true });
+        assert_eq!((clean.load().slot(), clean.load().pins(), clean.load().chances()), (None, 0, 0));
+        let dirty = word(Release::Dirty { chances: 0, guessed: true, protected: true });
         assert_eq!(dirty.inherit(false, no_stage), Ok((State::Resident, None)));
         assert!(!dirty.load().protected() && !dirty.load().guessed());
         let out = word(Release::Out { slot });
@@ -694,14 +710,14 @@ mod tests {
     fn restore_keeps_what_happened_meanwhile() {
         let w = AtomicWord::new(Word::UNTOUCHED);
         let _ = w.claim();
-        let _ = w.release(Release::Dirty { young: true, guessed: true, protected: false });
+        let _ = w.release(Release::Dirty { chances: 1, guessed: true, protected: false });
         assert_eq!(w.pin(Access::Write), Pin::Pinned);
         let Claim::Owned { was } = w.claim() else { panic!() };
         w.unpin();
         assert!(w.announce_waiter());
         assert!(w.restore(was).wake);
         assert_eq!(w.load().pins(), 0);
-        assert!(w.load().young() && w.load().guessed());
+        assert!(w.load().chances() == 1 && w.load().guessed());
         assert!(matches!(w.begin_evict(false), BeginEvict::Owned { .. }));
     }
 }

@@ -102,8 +102,8 @@ fn model_page(start: Start) -> ModelPage {
     };
     let _ = word.release(match start {
         Start::Out => Release::Out { slot: slot(1) },
-        Start::Clean => Release::Clean { slot: slot(1), young: false },
-        Start::Dirty => Release::Dirty { young: false, guessed: false, protected: false },
+        Start::Clean => Release::Clean { slot: slot(1), chances: 0 },
+        Start::Dirty => Release::Dirty { chances: 0, guessed: false, protected: false },
     });
     let bytes = if mapped { FIRST } else { 0 };
     ModelPage { word, kernel: KernelPage::new(Mapping { mapped, writable, bytes }), slot: UnsafeCell::new(FIRST) }
@@ -206,7 +206,7 @@ impl Granule {
                 }
                 let after = self.epoch.load(Ordering::Acquire);
                 let protected = self.judge(before, after);
-                self.release(page, Release::Dirty { young: false, guessed: false, protected });
+                self.release(page, Release::Dirty { chances: 0, guessed: false, protected });
             }
             BeginFault::Wait => {
                 if let Some(ticket) = self.waits.announce(Page(0), &page.word) {

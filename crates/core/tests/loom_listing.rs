@@ -23,7 +23,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use loom::thread;
 
-const DIRTY: Release = Release::Dirty { young: false, guessed: false, protected: false };
+const DIRTY: Release = Release::Dirty { chances: 0, guessed: false, protected: false };
 
 struct Granule {
     words: [AtomicWord; 2],

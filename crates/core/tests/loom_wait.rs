@@ -12,7 +12,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
-const DIRTY: Release = Release::Dirty { young: true, guessed: false, protected: false };
+const DIRTY: Release = Release::Dirty { chances: 1, guessed: false, protected: false };
 
 struct World {
     word: AtomicWord,

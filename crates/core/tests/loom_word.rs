@@ -12,7 +12,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
-const DIRTY: Release = Release::Dirty { young: false, guessed: false, protected: false };
+const DIRTY: Release = Release::Dirty { chances: 0, guessed: false, protected: false };
 
 /// A word that is in this state, by the way that an owner takes.
 fn word(state: Release) -> AtomicWord {
@@ -80,7 +80,7 @@ fn of_two_faults_on_one_page_one_owns_it() {
 #[test]
 fn a_fault_an_eviction_and_a_claim_take_turns() {
     explore(3, || {
-        let page = Arc::new((word(Release::Clean { slot: slot(3), young: false }), Owned::new(0u32)));
+        let page = Arc::new((word(Release::Clean { slot: slot(3), chances: 0 }), Owned::new(0u32)));
         let turn = |act: fn(&AtomicWord) -> Option<Release>| {
             let page = page.clone();
             thread::spawn(move || {

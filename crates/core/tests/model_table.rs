@@ -86,7 +86,7 @@ fn touch(table: &PageTable, model: &mut Model, page: u64) {
     match found.word.begin_fault(Access::Write, false) {
         BeginFault::Owned { .. } => {
             assert_eq!(model.insert(page, true), Some(false));
-            let _ = found.word.release(Release::Dirty { young: true, guessed: false, protected: false });
+            let _ = found.word.release(Release::Dirty { chances: 1, guessed: false, protected: false });
         }
         BeginFault::Satisfied => assert_eq!(model.get(&page), Some(&true)),
         BeginFault::Foreign => assert!(!model.contains_key(&page)),

@@ -12,9 +12,9 @@ fn specs() -> impl Strategy<Value = Spec> {
     prop_oneof![
         Just(Spec::Untouched),
         Just(Spec::Foreign),
-        (slots(), any::<bool>()).prop_map(|(slot, young)| Spec::Clean { slot, young }),
-        (any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(young, guessed, protected)| Spec::Dirty {
-            young,
+        (slots(), 0..8_u8).prop_map(|(slot, chances)| Spec::Clean { slot, chances }),
+        (0..8_u8, any::<bool>(), any::<bool>()).prop_map(|(chances, guessed, protected)| Spec::Dirty {
+            chances,
             guessed,
             protected
         }),
@@ -35,7 +35,7 @@ fn stages() -> impl Strategy<Value = u32> {
 fn ops() -> impl Strategy<Value = Op> {
     prop_oneof![
         3 => (any::<bool>(), any::<bool>()).prop_map(|(write, protected)| Op::Fault { write, protected }),
-        2 => any::<bool>().prop_map(|second_chance| Op::Evict { second_chance }),
+        2 => any::<bool>().prop_map(|chances| Op::Evict { chances }),
         1 => Just(Op::ExpectProtection),
         1 => Just(Op::Claim),
         6 => specs().prop_map(Op::Release),

@@ -45,6 +45,10 @@ impl Rest {
         self.evictors.fetch_add(1, Ordering::SeqCst);
     }
 
+    pub(crate) fn evictors(&self) -> usize {
+        self.evictors.load(Ordering::SeqCst) as usize
+    }
+
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::SeqCst) != 0
     }

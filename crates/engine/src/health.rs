@@ -10,6 +10,9 @@
 //!   a transfer takes longer than the patience: *hangs* (no slots), until none does any more
 //! ```
 //!
+//! That is about spaces that are *in use*. One that is to go away is *draining* ([`crate::drain`]): it gives out no slots, whatever
+//! its state. What could not be read may be *left* in it.
+//!
 //! Evictors report how writes end ([`Health::wrote`], [`Health::failed`]), and give pages that a trial may lose nothing by
 //! ([`Health::take_trial`]): its stage keeps the bytes until the write is acknowledged. Nothing here moves a page. What lies in
 //! a space that fails stays there, and is read from there.
@@ -22,9 +25,11 @@ use crate::Engine;
 use crate::traits::{Backend, Clock, IoError, Kernel, Policy};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
 use farshore_core::slots::{Allowed, SlotMap};
-use farshore_core::sync::{Futex, Padded, spin_hint};
+use farshore_core::spin::SpinLock;
+use farshore_core::sync::{Futex, Padded};
 use farshore_core::wait::Event;
 use farshore_core::word::Slot;
 
@@ -54,8 +59,33 @@ pub enum Writing {
     Fails,
 }
 
+/// What a space is there for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Usage {
+    /// Nothing: its number is free.
+    Absent,
+    /// Pages go there and come from there.
+    InUse,
+    /// It is to be empty, and goes away then.
+    Draining,
+    /// It was drained, but for what could not be read.
+    Left,
+    /// It is empty, and is being taken away.
+    Going,
+}
+
+const USAGES: [Usage; 5] = [Usage::Absent, Usage::InUse, Usage::Draining, Usage::Left, Usage::Going];
+
 #[derive(Debug)]
 struct Space {
+    /// A [`Usage`], by its place in [`USAGES`].
+    usage: AtomicU32,
+    /// Spaces that have had this number.
+    life: AtomicU32,
+    /// Slots in use when its drain began.
+    drained_from: AtomicU64,
+    /// Its drain was called off, since no other space has room.
+    no_room: AtomicBool,
     /// A [`Writing`], by number.
     writing: AtomicU32,
     hangs: AtomicBool,
@@ -87,15 +117,19 @@ pub(crate) struct Begun {
 /// Of all spaces.
 #[derive(Debug)]
 pub struct Health {
+    /// Room for all that there can be; the first `count` are there or were.
     spaces: Box<[Space]>,
+    count: AtomicUsize,
     watched: Box<[Padded<Watched>]>,
     patience_ns: AtomicU64,
     /// Somebody is in [`Health::set_allowed`]: evictors and the watcher only, for a moment.
-    applying: AtomicBool,
+    applying: SpinLock<()>,
     /// The watcher has something to look at.
     news: Event,
     /// The watcher sleeps until there is: whoever begins a transfer says so.
     idle: AtomicBool,
+    /// The drainer has something to do.
+    pub(crate) drains: Event,
 }
 
 fn pack(why: IoError) -> u64 {
@@ -117,7 +151,11 @@ fn unpack(why: u64) -> IoError {
 impl Health {
     /// Of this many spaces, all of which work.
     pub fn new(spaces: usize) -> Health {
-        let space = || Space {
+        let space = |number: usize| Space {
+            usage: AtomicU32::new(u32::from(number < spaces.max(1))),
+            life: AtomicU32::new(0),
+            drained_from: AtomicU64::new(0),
+            no_room: AtomicBool::new(false),
             writing: AtomicU32::new(Writing::Works as u32),
             hangs: AtomicBool::new(false),
             streak: AtomicU32::new(0),
@@ -128,12 +166,14 @@ impl Health {
         };
         let watched = || Padded(Watched { since_ns: AtomicU64::new(0), slot: AtomicU64::new(0) });
         Health {
-            spaces: (0..spaces.max(1)).map(|_| space()).collect(),
+            spaces: (0..SPACES_MAX).map(space).collect(),
+            count: AtomicUsize::new(spaces.clamp(1, SPACES_MAX)),
             watched: (0..WATCHED).map(|_| watched()).collect(),
             patience_ns: AtomicU64::new(PATIENCE_NS),
-            applying: AtomicBool::new(false),
+            applying: SpinLock::new(()),
             news: Event::new(),
             idle: AtomicBool::new(false),
+            drains: Event::new(),
         }
     }
 
@@ -142,9 +182,74 @@ impl Health {
         self.patience_ns.store(ns.max(1), Ordering::Relaxed);
     }
 
-    /// How many spaces there are.
+    /// How many spaces there are or were: their numbers are below.
     pub fn spaces(&self) -> usize {
-        self.spaces.len()
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// What a space is there for.
+    pub fn usage(&self, space: usize) -> Usage {
+        USAGES[self.spaces[space].usage.load(Ordering::Acquire) as usize]
+    }
+
+    /// Those that are there for this.
+    pub fn all_that_are(&self, usage: Usage) -> SpaceSet {
+        (0..self.spaces()).filter(|&space| self.usage(space) == usage).fold(SpaceSet::default(), SpaceSet::with)
+    }
+
+    fn is_in_use(&self, space: usize) -> bool {
+        self.usage(space) == Usage::InUse
+    }
+
+    /// Changes what a space is there for, and lets its slots follow; false: it was there for something else.
+    pub(crate) fn change_usage(&self, slots: &SlotMap, space: usize, from: Usage, to: Usage) -> bool {
+        let changed = self.spaces[space].usage.compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed);
+        if changed.is_ok() {
+            self.set_allowed(slots, space);
+        }
+        changed.is_ok()
+    }
+
+    /// A space comes, which nobody knows yet: nothing is wrong with it.
+    pub(crate) fn begin(&self, space: usize) {
+        let it = &self.spaces[space];
+        it.life.fetch_add(1, Ordering::Relaxed);
+        it.writing.store(Writing::Works as u32, Ordering::Relaxed);
+        it.hangs.store(false, Ordering::Relaxed);
+        it.no_room.store(false, Ordering::Relaxed);
+        for number in [&it.errors, &it.why, &it.try_at_ns] {
+            number.store(0, Ordering::Relaxed);
+        }
+        it.streak.store(0, Ordering::Relaxed);
+        it.pause_ns.store(TRIAL_EVERY_NS, Ordering::Relaxed);
+        self.count.fetch_max(space + 1, Ordering::AcqRel);
+    }
+
+    /// Of a drain that begins: so many slots are in use.
+    pub(crate) fn note_drain(&self, space: usize, live: u64) {
+        self.spaces[space].drained_from.store(live.max(1), Ordering::Relaxed);
+        self.spaces[space].no_room.store(false, Ordering::Relaxed);
+    }
+
+    /// How much of a drain is done if `live` slots are in use now, in per cent.
+    pub fn drained_percent(&self, space: usize, live: u64) -> u64 {
+        let from = self.spaces[space].drained_from.load(Ordering::Relaxed).max(1);
+        from.saturating_sub(live) * 100 / from
+    }
+
+    /// No space has room for what is drained: all drains are called off. Whether there was one.
+    pub(crate) fn call_off_drains(&self, slots: &SlotMap) -> bool {
+        let mut any = false;
+        for space in self.all_that_are(Usage::Draining).iter() {
+            self.spaces[space].no_room.store(true, Ordering::Relaxed);
+            any |= self.change_usage(slots, space, Usage::Draining, Usage::InUse);
+        }
+        any
+    }
+
+    /// Whether the last drain of the space was called off by [`Health::call_off_drains`].
+    pub(crate) fn wanted_room(&self, space: usize) -> bool {
+        self.spaces[space].no_room.load(Ordering::Relaxed)
     }
 
     /// Whether writes to a space work.
@@ -173,42 +278,49 @@ impl Health {
 
     /// Whether slots of a space are given out.
     pub fn is_open(&self, space: usize) -> bool {
-        self.writing(space) != Writing::Fails && !self.hangs(space)
+        self.is_in_use(space) && self.writing(space) != Writing::Fails && !self.hangs(space)
     }
 
     /// Whether some space but `space` takes pages.
     pub fn has_other(&self, space: usize) -> bool {
-        (0..self.spaces.len()).any(|s| s != space && self.writing(s) == Writing::Works && !self.hangs(s))
+        (0..self.spaces()).any(|s| s != space && self.is_open(s) && self.writing(s) == Writing::Works)
     }
 
     /// Whether nothing is wrong with any.
     pub fn all_work(&self) -> bool {
-        (0..self.spaces.len()).all(|space| self.writing(space) == Writing::Works)
+        (0..self.spaces()).all(|space| self.writing(space) == Writing::Works || !self.is_in_use(space))
+    }
+
+    /// Whether there is one that holds pages and gives out no slots.
+    pub(crate) fn some_are_closed(&self) -> bool {
+        (0..self.spaces()).any(|space| !self.is_open(space) && self.usage(space) != Usage::Absent)
     }
 
     /// Whether one does not answer.
     pub fn any_hangs(&self) -> bool {
-        (0..self.spaces.len()).any(|space| self.hangs(space))
+        (0..self.spaces()).any(|space| self.hangs(space))
     }
 
     /// Whether some space takes pages.
     pub fn any_open(&self) -> bool {
-        (0..self.spaces.len()).any(|space| self.is_open(space))
+        (0..self.spaces()).any(|space| self.is_open(space))
     }
 
     /// Lets the slots follow the state, which was changed before: the last who does it has seen the last change.
     fn set_allowed(&self, slots: &SlotMap, space: usize) {
-        while self.applying.swap(true, Ordering::AcqRel) {
-            spin_hint();
-        }
-        let allowed = match self.writing(space) {
-            _ if self.hangs(space) => Allowed::Nothing,
-            Writing::Works => Allowed::All,
-            Writing::Full => Allowed::NoGrowth,
-            Writing::Fails => Allowed::Nothing,
-        };
-        slots.allow(space, allowed);
-        self.applying.store(false, Ordering::Release);
+        self.applying.with(|()| {
+            let allowed = match self.writing(space) {
+                _ if self.hangs(space) => Allowed::Nothing,
+                Writing::Works => Allowed::All,
+                Writing::Full => Allowed::NoGrowth,
+                Writing::Fails => Allowed::Nothing,
+            };
+            slots.allow(space, allowed);
+            match self.is_in_use(space) {
+                true => slots.reopen(space),
+                false => slots.close(space),
+            }
+        });
     }
 
     /// A write to `space` has succeeded; `trial`: a page that was given to see whether it works. True when the watcher should
@@ -252,8 +364,8 @@ impl Health {
 
     /// A space that should be tried now, if any: the caller writes a few pages there that it can write again elsewhere.
     pub(crate) fn take_trial(&self, now_ns: u64) -> Option<usize> {
-        (0..self.spaces.len()).find(|&space| {
-            if self.writing(space) == Writing::Works || self.hangs(space) {
+        (0..self.spaces()).find(|&space| {
+            if self.writing(space) == Writing::Works || self.hangs(space) || !self.is_in_use(space) {
                 return false;
             }
             let it = &self.spaces[space];
@@ -399,12 +511,15 @@ pub struct News {
 /// Watches the spaces of one engine, and sees to it that evictors need not allocate.
 #[derive(Debug)]
 pub struct Watcher {
+    /// For all that there can be; the last: what a forked child has from its parent.
     told: Vec<Told>,
     longest: Vec<Option<(u64, Slot)>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Told {
+    /// Of which space of this number.
+    life: u32,
     writing: Writing,
     /// It works, and has since then.
     works_since_ns: Option<u64>,
@@ -412,12 +527,23 @@ struct Told {
     hangs: Option<(u64, Slot)>,
 }
 
+impl Told {
+    /// Of a space of which nothing was told.
+    fn nothing(life: u32) -> Told {
+        Told { life, writing: Writing::Works, works_since_ns: None, hangs: None }
+    }
+}
+
+impl Default for Watcher {
+    fn default() -> Watcher {
+        Watcher::new()
+    }
+}
+
 impl Watcher {
-    /// A watcher of this many spaces.
-    pub fn new(spaces: usize) -> Watcher {
-        let told = Told { writing: Writing::Works, works_since_ns: None, hangs: None };
-        // One more: what a forked child has from its parent.
-        Watcher { told: alloc::vec![told; spaces + 1], longest: alloc::vec![None; spaces + 1] }
+    /// A watcher.
+    pub fn new() -> Watcher {
+        Watcher { told: alloc::vec![Told::nothing(0); SPACES_MAX + 1], longest: alloc::vec![None; SPACES_MAX + 1] }
     }
 
     /// The watcher's thread: looks, and sleeps while there is nothing to look at, until `stop` (and a change).
@@ -450,13 +576,17 @@ impl Watcher {
         let now = engine.clock.now_ns();
         engine.health.longest(&engine.slots, &mut self.longest);
         let mut busy = self.longest.iter().any(Option::is_some);
-        for space in 0..self.told.len() {
-            busy |= self.look_for_hang(engine, space, now, tell);
-            if space < engine.health.spaces() {
+        for space in 0..engine.health.spaces() {
+            let life = engine.health.spaces[space].life.load(Ordering::Relaxed);
+            if self.told[space].life != life {
+                self.told[space] = Told::nothing(life);
+            }
+            if engine.health.usage(space) != Usage::Absent {
+                busy |= self.look_for_hang(engine, space, now, tell);
                 busy |= self.look_at_writes(engine, space, now, tell);
             }
         }
-        busy
+        busy | self.look_for_hang(engine, SPACES_MAX, now, tell)
     }
 
     fn look_for_hang<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex>(

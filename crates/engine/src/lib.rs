@@ -3,11 +3,14 @@
 //! ```text
 //!  fault/resolve ── a thread touched a page: what does it need?       (never evicts, rule 1)
 //!  fault/pins    ── a system call is about to touch pages
+//!  fault/ahead   ── threads that bring what a prefetcher has asked for
+//!  prefetch      ── what a prefetcher is, and its requests
 //!  evict/pipeline── evictor threads: select, protect, copy out, unmap, write, retire
 //!  evict/partition─ which granules an evictor looks at next
 //!  evict/stage   ── the RAM in which pages wait for their write, and for a second chance
 //!  space         ── munmap, madvise, mremap, mlock: pages change owner or name
 //!  health        ── which swap spaces work, and what is done about one that does not
+//!  drain         ── swap spaces that come and go while the program runs
 //!  fork          ── a quiet moment for the parent, an engine for the child
 //! ```
 //!
@@ -23,16 +26,20 @@
 //!   writes and for stages that a rescuer is copying from (no wait inside).
 //! * A memory call waits for pages in other hands, one at a time; it holds claimed pages while it does, and
 //!   the address-space lock, which neither faults nor evictors take.
+//! * The drainer owns pages as a fault does, each with its frame: it waits for one read while it does. It waits for spare frames, and for
+//!   evictors to look at their stages, with empty hands.
 //! * A fork holds the address-space lock, waits for faults (which may wait for evictors), then for evictors. A fault that
 //!   waits for the fork to end owns nothing.
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
 
+pub mod drain;
 pub mod evict;
 pub mod fault;
 pub mod fork;
 pub mod health;
+pub mod prefetch;
 pub mod space;
 pub mod stats;
 pub mod traits;
@@ -48,11 +55,13 @@ use farshore_core::gate::Gate;
 use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::slots::SlotMap;
+use farshore_core::spin::SpinLock;
 use farshore_core::sync::Futex;
 use farshore_core::table::{PageRef, PageTable};
 use farshore_core::wait::{Event, WaitTable};
 use farshore_core::word::{AtomicWord, Release, Released, Slot, Word};
 use health::Health;
+use prefetch::Requests;
 use stats::Stats;
 use traits::{Backend, Clock, Kernel, PageBuf, Policy};
 
@@ -143,9 +152,19 @@ pub struct Engine<K, B, P, C, F> {
     frames_came: Event,
     /// Evictors have work.
     work: Event,
+    /// Threads that read ahead have work.
+    requests: Requests,
     partitions: Box<[Partition]>,
     stages: Stages,
     sizes: Sizes,
+    /// The limit that was asked for, in pages.
+    limit: AtomicU64,
+    /// Held by who divides it.
+    dividing: SpinLock<()>,
+    /// Frames of pages that have left and that the swap space, which keeps pages in RAM, has not got yet.
+    withheld: AtomicU64,
+    /// The most that was ever resident together with such a space, in pages.
+    resident_peak: AtomicU64,
     watermarks: Watermarks,
     /// Writes fail for want of room: evictors take clean pages only, but for a trial now and then.
     space_full: AtomicBool,
@@ -156,6 +175,8 @@ pub struct Engine<K, B, P, C, F> {
     /// Faults go through it: closed while the process forks.
     gate: Gate,
     rest: fork::Rest,
+    /// What the drainer asks evictors.
+    asks: drain::Asks,
 }
 
 /// The range that a page move fills: there, *untouched* does not mean zeros yet.
@@ -219,16 +240,22 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             waits: WaitTable::new(),
             frames_came: Event::new(),
             work: Event::new(),
+            requests: Requests::default(),
             partitions: (0..partitions).map(|_| Partition::new()).collect::<Vec<_>>().into_boxed_slice(),
             // SAFETY: this function's own condition, for exactly this many pages.
             stages: unsafe { Stages::new(staging, sizes.stages as usize) },
             sizes,
+            limit: AtomicU64::new(sizes.frames + sizes.stages),
+            dividing: SpinLock::new(()),
+            withheld: AtomicU64::new(0),
+            resident_peak: AtomicU64::new(0),
             watermarks,
             space_full: AtomicBool::new(false),
             starved: AtomicBool::new(false),
             moving: Moving::default(),
             gate: Gate::new(shape.cores),
             rest: fork::Rest::default(),
+            asks: drain::Asks::default(),
             health,
         }
     }
@@ -245,17 +272,21 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// The memory limit, bytes.
     pub fn memory_limit(&self) -> u64 {
-        (self.frames.limit() + self.sizes.stages) * PAGE_SIZE as u64
+        self.limit.load(Ordering::Relaxed) * PAGE_SIZE as u64
     }
 
-    /// Managed pages in RAM, bytes: resident or about to be, and every stage that was ever used.
+    /// Managed pages in RAM, bytes: resident or about to be, every stage that was ever used, and what a swap space in RAM keeps.
     pub fn resident_bytes(&self) -> u64 {
-        (self.frames.taken() + self.stages.ever_used()) * PAGE_SIZE as u64
+        self.resident() * PAGE_SIZE as u64
     }
 
     /// The most that [`Engine::resident_bytes`] ever was, or a little more; never above the limit.
     pub fn resident_bytes_peak(&self) -> u64 {
-        (self.frames.taken_peak() + self.stages.ever_used()) * PAGE_SIZE as u64
+        let without = self.frames.taken_peak() + self.stages.ever_used();
+        match self.resident_peak.load(Ordering::Relaxed) {
+            0 => without * PAGE_SIZE as u64,
+            peak => peak * PAGE_SIZE as u64,
+        }
     }
 
     /// Changes the memory limit: up at once, down as evictors get to it.
@@ -279,16 +310,71 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// Pages that this engine may have or still has: its limit, and what a lowered limit has to get back.
     pub fn budget(&self) -> u64 {
-        self.frames.limit() + self.frames.debt() + self.sizes.stages
+        self.frames.limit() + self.frames.debt() + self.sizes.stages + self.kept_by_backend()
+    }
+
+    /// Pages of the budget that are in use.
+    pub fn in_use(&self) -> u64 {
+        self.frames.taken() + self.sizes.stages + self.kept_by_backend()
     }
 
     /// Changes the limit to `pages`, or [`Engine::floor`] if that is more. Up at once, down as evictors get to it.
     pub fn set_budget(&self, pages: u64) {
-        let frames = pages.max(self.floor()) - self.sizes.stages;
-        self.frames.set_limit(frames);
-        self.watermarks.set(frames, self.sizes.batch as u64);
+        self.limit.store(pages.max(self.floor()), Ordering::Relaxed);
+        self.divide_limit();
         self.frames_came.signal(&self.futex);
         self.work.signal(&self.futex);
+    }
+
+    /// Divides the limit: what a swap space keeps in RAM is not there for frames. By any thread.
+    pub(crate) fn divide_limit(&self) {
+        let more = self.dividing.with(|()| {
+            let pages = self.limit.load(Ordering::Relaxed);
+            let least = self.floor() - self.sizes.stages;
+            self.backend.allow_memory((pages - self.floor()) * PAGE_SIZE as u64);
+            // Who makes it more after this look divides again.
+            let frames = pages.saturating_sub(self.sizes.stages + self.kept_by_backend()).max(least);
+            let before = self.frames.limit();
+            if frames != before {
+                self.frames.set_limit(frames);
+                self.watermarks.set(frames, self.sizes.batch as u64);
+            }
+            frames > before
+        });
+        if more {
+            self.frames_came.signal(&self.futex);
+        }
+    }
+
+    /// Pages that the swap space keeps in RAM.
+    fn kept_by_backend(&self) -> u64 {
+        self.backend.own_memory().map_or(0, |bytes| bytes.div_ceil(PAGE_SIZE as u64))
+    }
+
+    /// Of a batch that leaves, `written` pages are to be written, the others are in their slots. Frames of the latter are free now. Those of
+    /// the former too, unless the swap space keeps pages in RAM itself: then when it has them and they were counted
+    /// ([`Engine::give_withheld`]), so that pages, stages and space are never more than the limit.
+    pub(crate) fn give_evicted(&self, count: u64, written: u64) {
+        let withheld = if self.backend.own_memory().is_some() { written } else { 0 };
+        self.withheld.fetch_add(withheld, Ordering::Relaxed);
+        self.give_frames(count - withheld);
+    }
+
+    /// The swap space was given `count` pages of a batch, or will not be.
+    pub(crate) fn give_withheld(&self, count: u64) {
+        if self.backend.own_memory().is_some() {
+            self.divide_limit();
+            self.give_frames(count);
+            self.withheld.fetch_sub(count, Ordering::Relaxed);
+            self.resident_peak.fetch_max(self.resident(), Ordering::Relaxed);
+        }
+    }
+
+    /// Pages of the limit that are in RAM.
+    fn resident(&self) -> u64 {
+        // First: frames that are given back meanwhile are in neither number rather than in both.
+        let withheld = self.withheld.load(Ordering::Acquire);
+        self.frames.taken().saturating_sub(withheld) + self.stages.ever_used() + self.kept_by_backend()
     }
 
     /// Whether free frames are short, so that more would be of use.

@@ -265,7 +265,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                         self.slots.free(slot);
                     }
                     // An evictor at work in this granule may have protected it before its word said anything.
-                    Release::Dirty { young: was.young(), guessed: false, protected: !is_planted(Canary::Moved) }
+                    Release::Dirty { chances: was.chances(), guessed: false, protected: !is_planted(Canary::Moved) }
                 }
                 State::Out => match was.slot() {
                     Some(slot) => Release::Out { slot },
@@ -322,29 +322,32 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 
     /// Brings every page of `range` in and takes it, so that the caller can hand the range over to the kernel
-    /// (`mlock`): afterwards [`Engine::hand_over`].
+    /// (`mlock`): afterwards [`Engine::hand_over`]. Without `fill`, pages that were never touched are taken as they are: the kernel has zeros for
+    /// them when they are.
     ///
     /// # Errors
     /// When a page cannot be brought in; what was claimed is put back.
     pub fn claim_resident(
         &self,
         range: PageRange,
+        fill: bool,
         core: usize,
         buffer: &mut [PageBuf],
     ) -> Result<(), crate::fault::resolve::Failure> {
+        let may_stay = |state: State| state == State::Resident || (!fill && state == State::Untouched);
         for page in range.iter() {
             loop {
                 if !self.is_managed(page) {
                     break;
                 }
                 if let Some(at) = self.page(page)
-                    && at.word.load().state() == State::Resident
+                    && may_stay(at.word.load().state())
                 {
                     match self.claim_page(page) {
-                        Some(was) if was.state() == State::Resident => {
+                        Some(was) if may_stay(was.state()) => {
                             // The frame goes back at once: what is locked is not managed memory any more, and
                             // the rest of the range must still find frames.
-                            self.frames.give(1);
+                            self.frames.give(u64::from(was.state() == State::Resident));
                             break;
                         }
                         Some(was) => self.restore(page, at.word, was),
@@ -365,7 +368,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// The kernel refused to lock the pages that [`Engine::claim_resident`] claimed: they are managed as before.
     pub fn unclaim_resident(&self, range: PageRange) {
         let mut back = 0;
-        self.each_claimed(range, |_, _, _| back += 1);
+        self.each_claimed(range, |_, _, was| back += u64::from(was.state() == State::Resident));
         self.frames.take_back(back);
         self.each_claimed(range, |page, word, was| self.restore(page, word, was));
         self.work.signal(&self.futex);

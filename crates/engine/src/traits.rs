@@ -2,7 +2,9 @@
 //! kernel and real backends, the simulator passes its own, and the code between
 //! is the same.
 
+use crate::prefetch::Prefetcher;
 use farshore_core::page::{Page, PageRange};
+use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::{Slot, Word};
 
 /// The bytes of one page, aligned as direct I/O wants them.
@@ -52,6 +54,17 @@ pub enum KernelError {
 pub trait Kernel: Sync {
     /// Maps `page`, absent until now, with a copy of `bytes`, and wakes kernel waiters if there are any.
     fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError>;
+    /// Maps the absent pages from `first` on with copies of `bytes`, as [`Kernel::map`] does one; how many were mapped (at least 1).
+    fn map_run(&self, first: Page, bytes: &[PageBuf], protect: Protect) -> Result<u64, KernelError> {
+        for (page, bytes) in (0..).zip(bytes) {
+            match self.map(first.plus(page), bytes, protect) {
+                Ok(()) => {}
+                Err(_) if page > 0 => return Ok(page),
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(bytes.len() as u64)
+    }
     /// Maps the absent pages from `first` on with zeros, writable; how many were mapped (at least 1).
     fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError>;
     /// Write-protects every mapped page of `range`, with one TLB flush.
@@ -111,13 +124,28 @@ pub trait Backend: Send + Sync {
     fn capacity(&self) -> Option<u64>;
     /// How the space is called in messages: `file:/var/tmp`.
     fn name(&self) -> &str;
-    /// Spaces that fail each by itself (the files of an array). Extents go round them: slot `n` lies in space
-    /// `n / 512 % spaces`. At least 1.
+    /// Spaces that fail each by itself (the files of an array), at least 1. Extents of 512 slots go round them, until
+    /// [`Backend::arrange`].
     fn spaces(&self) -> usize;
     /// Slots that one of them can hold, in whole extents; `None`: as many as its disk has room for.
     fn capacity_of(&self, space: usize) -> Option<u64>;
     /// How the one that `slot` lies in is called in messages.
     fn name_of(&self, slot: Slot) -> &str;
+    /// RAM in which the space keeps pages, in bytes: it is taken from the memory limit. A page that is written to it adds a page at most. `None`: it
+    /// keeps them elsewhere.
+    fn own_memory(&self) -> Option<u64> {
+        None
+    }
+    /// The most that it may be from now on.
+    fn allow_memory(&self, _bytes: u64) {}
+    /// Extents from `first` on, of which no slot was used yet, go round these spaces
+    /// ([`Arrangements`](farshore_core::slots::arrangement::Arrangements)): one has come, or goes. By one thread at a time.
+    fn arrange(&self, _first: u32, _spaces: SpaceSet) {}
+    /// `space` is empty and none of its slots is given out any more: no transfer begins there from now on. Waits for those that the space
+    /// makes by itself.
+    fn shut_space(&self, _space: usize) {}
+    /// Gives back what a space had that was shut. A page of it can be read no more.
+    fn close_space(&self, _space: usize) {}
 }
 
 /// Asynchronous writes to one backend. Completions come in any order.
@@ -139,6 +167,25 @@ pub trait WriteQueue: Send {
     fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>));
     /// Writes in flight.
     fn in_flight(&self) -> u32;
+    /// What the space does on the side, once a batch.
+    fn tend(&mut self, _free: &dyn FreeSlots) {}
+}
+
+/// Which slots have no page.
+pub trait FreeSlots {
+    /// Of the 64 slots from `first`, a multiple of 64, on: a bit for each that has none, until the next write to it.
+    fn free_of(&self, first: u64) -> u64;
+
+    /// Whether this one has none.
+    fn is_free(&self, slot: Slot) -> bool {
+        self.free_of(slot.number() & !63) >> (slot.number() & 63) & 1 != 0
+    }
+}
+
+impl FreeSlots for farshore_core::slots::SlotMap {
+    fn free_of(&self, first: u64) -> u64 {
+        farshore_core::slots::SlotMap::free_of(self, first)
+    }
 }
 
 /// Time, in nanoseconds from an arbitrary start.
@@ -152,17 +199,32 @@ pub trait Clock: Sync {
 pub enum Verdict {
     /// Evict it.
     Evict,
-    /// Evict it unless it is young; then make it old.
-    SecondChance,
+    /// Evict it unless it has chances left; then take one.
+    EvictUnlessChances,
     /// Leave it.
     Keep,
+}
+
+/// How a page came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Came {
+    /// A fault has fetched it.
+    Fetched,
+    /// A fault found it in a stage: it is used.
+    Rescued,
+    /// The same, and so it was when it came the last time: it is used all the time.
+    RescuedAgain,
 }
 
 /// Chooses victims. Called by evictors for each resident page that they pass, so O(1), no locks, no
 /// allocation. It never moves a page: a policy can be wrong, it cannot corrupt memory.
 pub trait Policy: Sync {
+    /// What guesses the pages that will be wanted next.
+    type Prefetch: Prefetcher;
+    /// It.
+    fn prefetcher(&self) -> &Self::Prefetch;
     /// What to do with a resident page.
     fn verdict(&self, page: Page, word: Word) -> Verdict;
-    /// Whether a page that was just fetched counts as young; one that was rescued always does.
-    fn fetched_is_young(&self) -> bool;
+    /// How many chances a page gets that became resident like this, at most [`farshore_core::word::CHANCES_MAX`].
+    fn chances(&self, came: Came) -> u8;
 }

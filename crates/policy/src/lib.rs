@@ -1,4 +1,4 @@
-//! Built-in policies: who is evicted. The example for writing another.
+//! Built-in policies: who is evicted, and what comes unasked ([`prefetch`]). The example for writing another.
 //!
 //! A policy is asked about each resident page that an evictor passes and answers
 //! [`Verdict`]; it never moves a page itself, so the worst that a wrong one does is
@@ -6,16 +6,21 @@
 #![forbid(unsafe_code)]
 #![no_std]
 
+extern crate alloc;
+
+pub mod prefetch;
+
 use farshore_core::page::Page;
 use farshore_core::word::Word;
-use farshore_engine::traits::{Policy, Verdict};
+use farshore_engine::traits::{Came, Policy, Verdict};
 
 /// The built-in policies by name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BuiltIn {
     /// Evicts each page that the hand meets, but for those that were rescued since it last came by: they have
     /// proved that they are used. Linux reads access bits for this; a process cannot, so a page is
-    /// unmapped, kept in RAM a while, and who comes back is young (Flexible Swapping §3 calls such a page hot).
+    /// unmapped, kept in RAM a while, and who comes back has proved it (Flexible Swapping §3 calls such a page hot). Who does so
+    /// again is left alone for longer.
     SecondChance,
     /// First in, first out: like `SecondChance` without the chance.
     Fifo,
@@ -35,16 +40,35 @@ impl BuiltIn {
     }
 }
 
-impl Policy for BuiltIn {
+/// What a process was told to use.
+#[derive(Debug)]
+pub struct Chosen {
+    /// Who leaves.
+    pub evict: BuiltIn,
+    /// What comes unasked.
+    pub prefetch: prefetch::BuiltIn,
+}
+
+impl Policy for Chosen {
+    type Prefetch = prefetch::BuiltIn;
+
+    fn prefetcher(&self) -> &prefetch::BuiltIn {
+        &self.prefetch
+    }
+
     fn verdict(&self, _page: Page, _word: Word) -> Verdict {
-        match self {
-            BuiltIn::SecondChance => Verdict::SecondChance,
+        match self.evict {
+            BuiltIn::SecondChance => Verdict::EvictUnlessChances,
             BuiltIn::Fifo => Verdict::Evict,
         }
     }
 
-    fn fetched_is_young(&self) -> bool {
-        false
+    fn chances(&self, came: Came) -> u8 {
+        match came {
+            Came::Fetched => 0,
+            Came::Rescued => 1,
+            Came::RescuedAgain => 3,
+        }
     }
 }
 
@@ -58,5 +82,9 @@ mod tests {
             assert!(BuiltIn::named(name).is_some(), "{name}");
         }
         assert_eq!(BuiltIn::named("lru"), None);
+        for name in prefetch::BuiltIn::NAMES {
+            assert!(prefetch::BuiltIn::named(name).is_some(), "{name}");
+        }
+        assert!(prefetch::BuiltIn::named("oracle").is_none());
     }
 }

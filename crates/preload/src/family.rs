@@ -123,6 +123,15 @@ impl Kin {
     }
 }
 
+/// Whether a forked child shares this process' table of descriptors.
+pub fn has_tied() -> bool {
+    KIN.with(|kin| {
+        let Some(kin) = kin else { return false };
+        kin.release_ended();
+        kin.heirs.iter().any(|heir| heir.tied.is_some())
+    })
+}
+
 static LEDGER: AtomicPtr<Ledger> = AtomicPtr::new(core::ptr::null_mut());
 static KIN: Mutex<Option<Kin>> = Mutex::new(None);
 

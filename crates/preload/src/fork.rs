@@ -21,8 +21,9 @@ use crate::{own_threads, process, signals, stack, start, thread};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farshore_backend::AnyBackend;
+use farshore_backend::faulty::FaultConfig;
 use farshore_backend::layered::Layered;
-use farshore_config::FaultMode;
+use farshore_config::{FaultMode, Options};
 use farshore_core::page::PageRange;
 use farshore_core::word::State;
 use farshore_engine::Engine;
@@ -215,7 +216,14 @@ fn adopt(parents: &'static Runtime, own_files: bool) -> Result<Runtime, String> 
     old.backend.lock_keys().map_err(|why| why.to_string())?;
     // SAFETY: the parent's copy is not used in this process from here on, and not dropped.
     let base: &'static AnyBackend = Box::leak(Box::new(unsafe { core::ptr::read(&raw const old.backend) }));
-    let backend = AnyBackend::Layered(Box::new(Layered::new(base, first_own, own_space(parents))));
+    let mut options = parents.options.clone();
+    let capacities;
+    (options.swap, capacities) = parents.swap_now();
+    let open = own_space(&options, parents.faults.clone());
+    let backend = AnyBackend::Layered(Box::new(Layered::new(base, first_own, capacities, open)));
+    if own_files {
+        backend.close_shut();
+    }
     // SAFETY: fresh memory of that size; the parent was quiet.
     let engine = unsafe {
         Engine::for_child(
@@ -239,7 +247,7 @@ fn adopt(parents: &'static Runtime, own_files: bool) -> Result<Runtime, String> 
     let space = Space { heap_floor: space.heap_floor, brk: space.brk };
     Ok(Parts {
         engine,
-        options: parents.options.clone(),
+        options,
         space,
         shape,
         faults: parents.faults.clone(),
@@ -262,9 +270,10 @@ fn pin_again(engine: &crate::runtime::TheEngine, thread: &thread::Thread) {
 }
 
 /// How the child's own swap space is made, when it is first needed.
-fn own_space(parents: &'static Runtime) -> farshore_backend::layered::Open {
+fn own_space(options: &Options, faults: Option<FaultConfig>) -> farshore_backend::layered::Open {
+    let (swap, encrypt) = (options.swap.clone(), options.encrypt);
     Box::new(move || {
-        AnyBackend::open_with(&parents.options.swap, parents.options.encrypt, parents.faults.as_ref(), &mut |_| {})
+        AnyBackend::open_with(&swap, encrypt, faults.as_ref(), &mut |_| {})
             // The evictor that asks for it only learns that there is no space.
             .inspect_err(|why| report::line(format_args!("a forked child has no swap space of its own: {why}")))
     })

@@ -33,6 +33,7 @@ mod process;
 mod report;
 mod runtime;
 mod signals;
+mod spaces;
 mod stack;
 mod start;
 mod thread;

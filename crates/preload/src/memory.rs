@@ -266,9 +266,10 @@ fn madvise(runtime: &Runtime, args: &Args) -> i64 {
             locked(runtime, |_| each_run(runtime, range, |run, managed| discard(runtime, run, managed, what, kernels)))
         }
         DONTFORK | WIPEONFORK => {
-            // Rare, and small. A forked child registers what its parent manages, and takes it for copied.
+            // A forked child registers what its parent manages, and takes it for copied. What was never touched stays so: V8 reserves half a GiB.
             own_threads::ensure(runtime);
-            let handed = locked(runtime, |_| each_run(runtime, range, |run, is| if is { hand_over(runtime, run) } else { 0 }));
+            let give = |run, is| if is { hand_over(runtime, run, false) } else { 0 };
+            let handed = locked(runtime, |_| each_run(runtime, range, give));
             if is_error(handed) { handed } else { raw(nr::MADVISE, args) }
         }
         advice::POPULATE_READ => populate(runtime, range, Access::Read),
@@ -345,7 +346,8 @@ fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     let range = args[0].checked_add(args[1]).and_then(|end| pages(start, end.checked_next_multiple_of(PAGE)? - start));
     let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(number, args) };
     // Locked memory is the kernel's business from here on: it stays where it is.
-    let answer = locked(runtime, |_| each_run(runtime, range, |run, managed| if managed { hand_over(runtime, run) } else { 0 }));
+    let answer =
+        locked(runtime, |_| each_run(runtime, range, |run, managed| if managed { hand_over(runtime, run, true) } else { 0 }));
     if is_error(answer) { answer } else { raw(number, args) }
 }
 
@@ -391,9 +393,10 @@ fn mseal(runtime: &Runtime, args: &Args) -> i64 {
     }
 }
 
-fn hand_over(runtime: &Runtime, run: PageRange) -> i64 {
+/// Managed memory is the kernel's from now on; `fill`: all of it, also what was never touched.
+fn hand_over(runtime: &Runtime, run: PageRange, fill: bool) -> i64 {
     let Some(thread) = thread::current() else { return -i64::from(Errno::ENOMEM.0) };
-    if let Err(why) = runtime.engine.claim_resident(run, thread.core, thread.buffer()) {
+    if let Err(why) = runtime.engine.claim_resident(run, fill, thread.core, thread.buffer()) {
         fault::tell(runtime, run.start, why, Needed::ByCall);
         // What mlock answers when a page cannot be had.
         return -i64::from(Errno::ENOMEM.0);

@@ -1,5 +1,5 @@
-//! Farshore's own threads in the program's process: evictors, the watcher of swap spaces, fault handlers (poll mode), the control
-//! thread, the kin thread.
+//! Farshore's own threads in the program's process: evictors, threads that read ahead, the watcher of swap spaces, the one that drains
+//! them, fault handlers (poll mode), the control thread, the kin thread.
 //!
 //! They are made without libc ([`farshore_sys::thread`]), so that they can be made at any time: at the start of the program,
 //! and in a forked child when it first needs one ([`ensure`]): most children only exec.
@@ -16,7 +16,7 @@ pub mod rights;
 
 use crate::control::{self, Handover};
 use crate::runtime::{Runtime, TheEvictor, locked, runtime};
-use crate::{family, poll, report, thread, watch};
+use crate::{family, poll, report, spaces, thread, watch};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_config::FaultMode;
@@ -32,6 +32,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Handler threads of the poll mode. Each waits for its own fetch, so several a core.
 const HANDLERS_A_CORE: usize = 4;
+/// Threads that read ahead. Each waits for its own read: pages that do not lie side by side are read by all of them.
+const READERS: usize = 4;
 /// Stack of Farshore's own threads.
 const STACK: usize = 256 << 10;
 
@@ -60,7 +62,9 @@ static HOMES: Mutex<Homes> = Mutex::new(Homes { all: Vec::new(), taken: 0 });
 /// What a thread of ours does.
 enum Job {
     Evict(Box<TheEvictor>),
+    ReadAhead,
     Watch(Watcher),
+    Drain,
     Serve,
     Control(RawFd, &'static Handover),
     Kin,
@@ -73,8 +77,10 @@ impl Job {
         const EVICT: [&CStr; 4] = [c"farshore-evict0", c"farshore-evict1", c"farshore-evict2", c"farshore-evict3"];
         match self {
             Job::Evict(_) => EVICT.get(number).copied().unwrap_or(c"farshore-evict"),
+            Job::ReadAhead => c"farshore-ahead",
             Job::Serve => c"farshore-fault",
             Job::Watch(_) => c"farshore-watch",
+            Job::Drain => c"farshore-drain",
             Job::Control(..) => c"farshore-ctl",
             Job::Kin | Job::Begin => c"farshore-kin",
         }
@@ -120,9 +126,18 @@ extern "C" fn begin(job: u64) -> ! {
             runtime.wait_until_running();
             evictor.run(&NEVER);
         }
+        Job::ReadAhead => {
+            runtime.wait_until_running();
+            let Some(thread) = thread::current() else { report::abort(format_args!("bug: a thread of ours has no record")) };
+            runtime.engine.read_ahead(thread.core, thread.buffer(), &NEVER);
+        }
         Job::Watch(watcher) => {
             runtime.wait_until_running();
             watch::run(runtime, watcher);
+        }
+        Job::Drain => {
+            runtime.wait_until_running();
+            spaces::run(runtime);
         }
         Job::Serve => {
             runtime.wait_until_running();
@@ -169,9 +184,16 @@ fn start_all(runtime: &'static Runtime) -> Result<(), String> {
         let evictor = TheEvictor::new(id, &runtime.engine).map_err(|why| format!("the swap space has no write queue: {why}"))?;
         spawn(Job::Evict(Box::new(evictor)), id).map_err(no_thread)?;
     }
+    if runtime.options.prefetch.name != "none" {
+        for id in 0..READERS {
+            spawn(Job::ReadAhead, id).map_err(no_thread)?;
+        }
+    }
     runtime.engine.health.set_patience(runtime.options.io_timeout.ns());
-    let watcher = Watcher::new(runtime.engine.health.spaces());
-    spawn(Job::Watch(watcher), 0).map_err(no_thread)?;
+    spawn(Job::Watch(Watcher::new()), 0).map_err(no_thread)?;
+    if runtime.engine.backend.files().is_some() {
+        spawn(Job::Drain, 0).map_err(no_thread)?;
+    }
     if runtime.options.fault == FaultMode::Poll {
         for id in 0..(HANDLERS_A_CORE * runtime.shape.cores).max(2) {
             spawn(Job::Serve, id).map_err(no_thread)?;

@@ -7,7 +7,7 @@ use farshore_config::Options;
 use farshore_core::sync::Futex as _;
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::{Engine, Shape};
-use farshore_policy::BuiltIn;
+use farshore_policy::Chosen;
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::fd::Fd;
 use farshore_sys::futex::KernelFutex;
@@ -16,9 +16,9 @@ use farshore_sys::lock::Mutex;
 use farshore_sys::signal::{self, How, SigSet};
 
 /// The engine that ships.
-pub type TheEngine = Engine<LinuxKernel, AnyBackend, BuiltIn, MonotonicClock, KernelFutex>;
+pub type TheEngine = Engine<LinuxKernel, AnyBackend, Chosen, MonotonicClock, KernelFutex>;
 /// Its evictors.
-pub type TheEvictor = Evictor<'static, LinuxKernel, AnyBackend, BuiltIn, MonotonicClock, KernelFutex>;
+pub type TheEvictor = Evictor<'static, LinuxKernel, AnyBackend, Chosen, MonotonicClock, KernelFutex>;
 
 /// What only memory calls use; its mutex is the address-space lock.
 #[derive(Debug)]
@@ -52,6 +52,8 @@ pub struct Runtime {
     pub started_ns: u64,
     /// Name of the program.
     pub program: String,
+    /// Swap spaces that were asked to come and go.
+    pub changes: crate::spaces::Changes,
     /// Threads of ours wait for this to become true: the net is up, the program is about to run.
     pub running: AtomicBool,
 }
@@ -137,6 +139,7 @@ impl Parts {
             first: self.first,
             started_ns: self.started_ns,
             program: self.program,
+            changes: crate::spaces::Changes::new(),
             running: AtomicBool::new(false),
         }
     }

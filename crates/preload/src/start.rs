@@ -21,14 +21,15 @@ use crate::runtime::{Parts, Runtime, Space, install};
 use crate::{family, own_threads, signals, thread};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use farshore_backend::AnyBackend;
+use farshore_backend::compressed::Compressed;
 use farshore_backend::faulty::FaultConfig;
-use farshore_config::control::Setting;
+use farshore_config::control::{Change, Set, Setting};
 use farshore_config::{FaultMode, Options, StatsTarget, stats};
-use farshore_engine::health::Writing;
+use farshore_engine::health::{Usage, Writing};
 use farshore_engine::stats::FaultKind;
 use farshore_engine::traits::{Backend, Clock, PageBuf};
 use farshore_engine::{Engine, Shape};
-use farshore_policy::BuiltIn;
+use farshore_policy::{BuiltIn, Chosen, prefetch};
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::fd::{self, Fd};
 use farshore_sys::futex::KernelFutex;
@@ -102,9 +103,6 @@ fn start(mut options: Options) -> Result<(), String> {
     if options.trace {
         report::line(format_args!("{} of {} system call sites patched", report.patched, report.sites));
     }
-    if options.prefetch.name != "none" {
-        thread::fetch_streams();
-    }
     let runtime = install(build(options, kernel, backend, faults)?);
     std::panic::set_hook(Box::new(|info| report::abort(format_args!("bug: {info}"))));
     runtime.note_own_fds();
@@ -156,9 +154,14 @@ fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, faults: Opt
     Ok(parts.assemble())
 }
 
-/// The policy that the options name.
-pub fn policy(options: &Options) -> Result<BuiltIn, String> {
-    BuiltIn::named(&options.policy.name).ok_or_else(|| format!("--policy {}: there is no such policy", options.policy.name))
+/// The policies that the options name.
+pub fn policy(options: &Options) -> Result<Chosen, String> {
+    let unknown = |what: &str, name: &str| format!("--{what} {name}: there is no such {what}");
+    let (policy, prefetcher) = (&options.policy.name, &options.prefetch.name);
+    Ok(Chosen {
+        evict: BuiltIn::named(policy).ok_or_else(|| unknown("policy", policy))?,
+        prefetch: prefetch::BuiltIn::named(prefetcher).ok_or_else(|| unknown("prefetch", prefetcher))?,
+    })
 }
 
 /// Memory for the stages of an engine of this shape.
@@ -252,8 +255,12 @@ impl Runtime {
     /// One swap space, as the counters tell of it.
     fn space(&self, number: usize) -> stats::Space {
         let Runtime { engine: Engine { backend, health, slots, .. }, .. } = self;
+        let used = slots.live_in(number);
+        let usage = health.usage(number);
         let state = match health.writing(number) {
             _ if health.hangs(number) => "hangs",
+            _ if usage == Usage::Left => "left",
+            _ if usage != Usage::InUse => "draining",
             Writing::Works => "works",
             Writing::Full => "full",
             Writing::Fails => "fails",
@@ -261,11 +268,28 @@ impl Runtime {
         stats::Space {
             name: slots.some_slot_of(number).map_or(backend.name(), |slot| backend.name_of(slot)).to_owned(),
             capacity_bytes: backend.capacity_of(number).map(|slots| slots * 4096),
-            used_bytes: slots.live_in(number) * 4096,
+            used_bytes: used * 4096,
             encrypted: backend.is_encrypted(),
             write_errors: health.errors(number),
             state: state.to_owned(),
+            drained_percent: if state == "draining" { health.drained_percent(number, used) } else { 0 },
         }
+    }
+}
+
+fn pool_stats(pool: &Compressed) -> stats::Pool {
+    let counters = pool.counters();
+    let counter = |c: &core::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
+    let (capacity_bytes, used_bytes) = pool.bytes();
+    stats::Pool {
+        name: pool.pool_name().to_owned(),
+        capacity_bytes,
+        used_bytes,
+        pages: counter(&counters.pages),
+        repeated_pages: counter(&counters.repeated),
+        compressed_bytes: counter(&counters.compressed_bytes),
+        refused_pages: counter(&counters.passed_on),
+        moved_pages: counter(&counters.moved),
     }
 }
 
@@ -327,15 +351,26 @@ impl control::Target for Runtime {
                 cached: frames.cached,
                 taken: frames.taken,
             },
-            spaces: (0..engine.health.spaces()).map(|space| self.space(space)).collect(),
+            spaces: (0..engine.health.spaces())
+                .filter(|&space| engine.health.usage(space) != Usage::Absent)
+                .map(|space| self.space(space))
+                .collect(),
+            pool: engine.backend.pool().map(pool_stats),
             ..stats::Stats::default()
         }
     }
 
-    fn set(&self, key: &str, value: &str) -> Result<(), String> {
+    fn change(&self, id: u64) -> Result<Change, String> {
+        self.change_now(id)
+    }
+
+    fn set(&self, key: &str, value: &str) -> Result<Set, String> {
         match Setting::read(key, value)? {
+            Setting::AddSwap(spec) => self.add_swap(spec),
+            Setting::RemoveSwap(spec) => self.remove_swap(spec),
             Setting::Memory(size) => family::set_limit(self, size.bytes())
                 .unwrap_or_else(|| self.engine.set_memory_limit(size.bytes()))
+                .map(|()| Set::Done)
                 .map_err(|least| {
                     format!("memory={value} is below what this run can shrink to; give at least {}", farshore_config::Size(least))
                 }),

@@ -241,7 +241,7 @@ fn keep(rig: &Rc<Rig>, range: PageRange, core: usize, buffer: &mut [PageBuf]) {
     }
     note("mlock", range.start.0, range.len());
     world(|w| w.model.call(range));
-    if let Err(why) = rig.engine.claim_resident(range, core, buffer) {
+    if let Err(why) = rig.engine.claim_resident(range, true, core, buffer) {
         accept(rig, range.start, why);
         restored(range, true);
         return;

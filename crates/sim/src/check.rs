@@ -18,6 +18,9 @@ impl Slots {
         if let Some(other) = self.0.insert(slot.number(), page.0) {
             broken(page.0, &format!("{slot:?} is also named by page {other:#x}"));
         }
+        if world(|w| w.device.is_gone(slot)) {
+            broken(page.0, &format!("{slot:?} is named, whose space has gone"));
+        }
         let (acknowledged, found) = world(|w| {
             let content = w.device.content(slot);
             (content.acknowledged && !content.writing, content.bytes.as_deref().map(stamp_of))

@@ -8,6 +8,7 @@ use crate::sched::{block, maybe_switch};
 use crate::setup::Fault;
 use crate::world::{World, broken, note, world};
 use farshore_core::limits::EXTENT_SLOTS;
+use farshore_core::slots::arrangement::{Arrangements, SPACES_MAX, SpaceSet};
 use farshore_core::word::Slot;
 use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
 
@@ -39,14 +40,56 @@ struct Write {
 }
 
 /// The device of one run.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub struct Device {
     slots: Vec<Content>,
     writes: Vec<Write>,
     depth: Vec<u32>,
+    /// Which space a slot lies in, and what each can hold.
+    arrangements: Arrangements,
+    capacities: Vec<Option<u64>>,
+    /// Spaces that are there.
+    open: SpaceSet,
 }
 
 impl Device {
+    /// Of this many spaces, with this many slots together.
+    pub fn new(spaces: usize, capacity: Option<u64>) -> Device {
+        let all = SpaceSet::first(spaces);
+        // As many extents in all as there are, dealt out in turn.
+        let extents = |space: usize| Some((capacity? / EXTENT_SLOTS as u64 + (spaces - 1 - space) as u64) / spaces as u64);
+        Device {
+            slots: Vec::new(),
+            writes: Vec::new(),
+            depth: Vec::new(),
+            arrangements: Arrangements::new(all),
+            capacities: (0..SPACES_MAX)
+                .map(|n| if n < spaces { Some(extents(n)? * EXTENT_SLOTS as u64) } else { None })
+                .collect(),
+            open: all,
+        }
+    }
+
+    /// What a space can hold, in slots.
+    pub fn capacity_of(&self, space: usize) -> Option<u64> {
+        self.capacities[space]
+    }
+
+    /// A space comes.
+    pub fn open(&mut self, space: usize, capacity: Option<u64>) {
+        self.open = self.open.with(space);
+        self.capacities[space] = capacity;
+    }
+
+    fn space_of(&self, slot: u64) -> usize {
+        self.arrangements.place_of((slot / EXTENT_SLOTS as u64) as u32).space
+    }
+
+    /// Whether the space of a slot has gone.
+    pub fn is_gone(&self, slot: Slot) -> bool {
+        !self.open.contains(self.space_of(slot.number()))
+    }
+
     /// A slot's content.
     pub fn content(&mut self, slot: Slot) -> &mut Content {
         let n = slot.number() as usize;
@@ -75,10 +118,10 @@ impl Device {
 /// The engine's side of the device.
 #[derive(Debug)]
 pub struct SimBackend {
-    /// Slots there are.
-    pub capacity: Option<u64>,
-    /// Spaces that extents go round.
+    /// Spaces that extents go round at first.
     pub spaces: usize,
+    /// A forked child's, which has the files of its parent open.
+    pub is_childs: bool,
 }
 
 /// A queue of writes.
@@ -92,8 +135,7 @@ pub const PATIENCE_NS: u64 = 50_000_000;
 
 /// Whether the space of `slot` is one that fails now.
 fn is_sick(w: &World, slot: u64) -> bool {
-    let space = slot / EXTENT_SLOTS as u64 % w.setup.spaces as u64;
-    w.rates.sick >> space & 1 == 1
+    w.rates.sick >> w.device.space_of(slot) & 1 == 1
 }
 
 /// An operation begins: the fault that it shall meet, if it is the one that shall.
@@ -129,6 +171,7 @@ fn deliver(w: &mut World, slot: Slot, into: &mut PageBuf, fault: Option<Fault>) 
     let (read_error, corrupt) = match fault {
         Some(Fault::Error | Fault::Short) => (10_000, 0),
         Some(Fault::Corrupt) => (0, 10_000),
+        _ if w.rates.mute && is_sick(w, slot.number()) => (10_000, 0),
         _ => (w.rates.read_error, w.rates.corrupt),
     };
     let rotten = w.device.content(slot).rotten;
@@ -169,6 +212,9 @@ impl Backend for SimBackend {
         maybe_switch();
         let (until, fault) = world(|w| {
             let fault = begin(w);
+            if w.device.is_gone(slot) && !self.is_childs {
+                broken(0, &format!("{slot:?} is read, whose space has gone"));
+            }
             let content = w.device.content(slot);
             if !content.acknowledged || content.writing {
                 broken(0, &format!("{slot:?} is read before its write was acknowledged"));
@@ -192,7 +238,7 @@ impl Backend for SimBackend {
     }
 
     fn capacity(&self) -> Option<u64> {
-        self.capacity
+        (0..self.spaces).map(|space| self.capacity_of(space)).sum()
     }
 
     fn name(&self) -> &str {
@@ -204,9 +250,33 @@ impl Backend for SimBackend {
     }
 
     fn capacity_of(&self, space: usize) -> Option<u64> {
-        // As many extents in all as there are, dealt out in turn.
-        let extents = self.capacity? / EXTENT_SLOTS as u64;
-        Some((extents + (self.spaces - 1 - space) as u64) / self.spaces as u64 * EXTENT_SLOTS as u64)
+        if self.is_childs { None } else { world(|w| w.device.capacity_of(space)) }
+    }
+
+    fn arrange(&self, first: u32, spaces: SpaceSet) {
+        world(|w| w.device.arrangements.arrange(first, spaces));
+    }
+
+    fn shut_space(&self, _space: usize) {
+        maybe_switch();
+    }
+
+    /// All that was there is gone, but for what children may read by their own descriptors.
+    fn close_space(&self, space: usize) {
+        note("space goes", 0, space as u64);
+        world(|w| {
+            let mine = |n: u64| w.device.space_of(n) == space;
+            if let Some(write) = w.device.writes.iter().find(|write| mine(write.first)) {
+                broken(0, &format!("space {space} goes while slot {} is being written", write.first));
+            }
+            let held = |n: u64| w.children.iter().any(|(_, slots)| slots.contains(&n));
+            let gone: Vec<usize> = (0..w.device.slots.len()).filter(|&n| mine(n as u64) && !held(n as u64)).collect();
+            if let Some(read) = gone.iter().find(|&&n| w.device.slots[n].readers > 0) {
+                broken(0, &format!("space {space} goes while slot {read} is being read"));
+            }
+            gone.into_iter().for_each(|n| w.device.slots[n] = Content::default());
+            w.device.open = w.device.open.without(space);
+        });
     }
 
     fn name_of(&self, _slot: Slot) -> &str {
@@ -230,6 +300,9 @@ impl WriteQueue for SimQueue {
             let before = unsafe { std::slice::from_raw_parts(pages, count as usize) }.to_vec();
             for (i, bytes) in before.iter().enumerate() {
                 let slot = Device::number(first.number(), i);
+                if w.device.is_gone(slot) {
+                    broken(0, &format!("{slot:?} is written, whose space has gone"));
+                }
                 let content = w.device.content(slot);
                 if content.writing || content.readers > 0 {
                     broken(0, &format!("{slot:?} is written while it is being written or read"));

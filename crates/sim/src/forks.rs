@@ -98,7 +98,7 @@ fn make_child(rig: &Rc<Rig>) {
         managed: parent.stats.managed.load(Ordering::Relaxed),
         keep_pins: false,
     };
-    let backend = SimBackend { capacity: None, spaces: parent.backend.spaces };
+    let backend = SimBackend { spaces: parent.backend.spaces, is_childs: true };
     // SAFETY: `staging` is that many aligned writable pages, given to nobody else, freed after the engine; the parent is quiet.
     let engine = unsafe { Engine::for_child(shape, SimKernel, backend, SimPolicy, SimClock, SimFutex, staging.cast(), from) };
     let engine = engine.unwrap_or_else(|(page, word)| broken(page.0, &format!("{word:?} when the process forked")));

@@ -7,7 +7,8 @@ use crate::world::{World, broken, note, world};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::sync::{AtomicU32, Futex, Ordering};
 use farshore_core::word::Word;
-use farshore_engine::traits::{Clock, Kernel, KernelError, PageBuf, Policy, Protect, Verdict};
+use farshore_engine::prefetch::{Ahead, Fetch, Prefetcher};
+use farshore_engine::traits::{Came, Clock, Kernel, KernelError, PageBuf, Policy, Protect, Verdict};
 
 /// The simulated kernel.
 #[derive(Debug)]
@@ -21,6 +22,9 @@ pub struct SimFutex;
 /// A policy that says anything.
 #[derive(Debug)]
 pub struct SimPolicy;
+/// A prefetcher that wishes for anything.
+#[derive(Debug)]
+pub struct SimPrefetcher;
 
 /// Does `what` to the world between two places where actors may switch, unless a fault of this likelihood is injected.
 fn call<R>(what: impl FnOnce(&mut World) -> R) -> R {
@@ -196,7 +200,30 @@ impl Futex for SimFutex {
     }
 }
 
+impl Prefetcher for SimPrefetcher {
+    fn fetch(&self, fetch: &dyn Fetch) -> Option<Ahead> {
+        maybe_switch();
+        let along = world(|w| if w.rng.chance(5000) { w.rng.between(0, 30) as i32 - 15 } else { 0 });
+        fetch.count_used(fetch.take(along));
+        maybe_switch();
+        world(|w| {
+            if !w.rng.chance(3000) {
+                return None;
+            }
+            let step = w.rng.pick(&[1, 1, 1, -1, -1, 2, 3, -7, 300]);
+            let first = Page(fetch.page().0.saturating_add_signed(w.rng.between(0, 40) as i64 - 20));
+            Some(Ahead { first, step, pages: w.rng.between(1, 20) as u32 })
+        })
+    }
+}
+
 impl Policy for SimPolicy {
+    type Prefetch = SimPrefetcher;
+
+    fn prefetcher(&self) -> &SimPrefetcher {
+        &SimPrefetcher
+    }
+
     fn verdict(&self, _page: Page, _word: Word) -> Verdict {
         if world(|w| {
             let often = w.setup.switch_rate / 8;
@@ -207,10 +234,10 @@ impl Policy for SimPolicy {
         match world(|w| w.rng.below(100)) {
             0 => Verdict::Keep,
             1..=30 => Verdict::Evict,
-            _ => Verdict::SecondChance,
+            _ => Verdict::EvictUnlessChances,
         }
     }
-    fn fetched_is_young(&self) -> bool {
-        world(|w| w.rng.chance(7000))
+    fn chances(&self, _came: Came) -> u8 {
+        world(|w| w.rng.pick(&[0, 1, 1, 1, 2, 7]))
     }
 }

@@ -19,6 +19,8 @@
 //! | slot | rots for good | SIGBUS at each access, never a wrong byte |
 //! | write | error, short, no room | the stage keeps the bytes; it is written elsewhere or mapped again |
 //! | one space of several | any of these, or all its writes | others take its place; it is tried again |
+//! | one space of several | all its reads | who needs a page that was only there gets SIGBUS; nobody else does |
+//! | spaces | come, are drained and go, at any time | what they held has moved, or stays and is told ([`spaces`]) |
 //! | read, write | takes longer than the patience | who needs it waits; nobody else does |
 //! | device | any order, slow | a stage is reused after its acknowledgement only |
 //! | swap space | smaller than the program | clean pages leave; without any, SIGBUS after five seconds |
@@ -44,6 +46,7 @@ pub mod program;
 pub mod rng;
 pub mod sched;
 pub mod setup;
+pub mod spaces;
 pub mod world;
 
 use device::SimBackend;
@@ -87,6 +90,8 @@ pub struct Rig {
     children: RefCell<Vec<forks::Child>>,
     stop_evictors: AtomicBool,
     ending: Cell<bool>,
+    /// Spaces that the drainer is to add.
+    spaces_to_come: Cell<u32>,
     _staging: Staging,
 }
 
@@ -129,7 +134,7 @@ impl Rig {
     fn new(setup: &Setup) -> Rig {
         let shape = Shape { memory: setup.memory, evictors: setup.evictors, cores: setup.cores };
         let staging = Box::into_raw(vec![PageBuf::ZERO; shape.sizes().stages as usize].into_boxed_slice());
-        let backend = SimBackend { capacity: setup.capacity, spaces: setup.spaces };
+        let backend = SimBackend { spaces: setup.spaces, is_childs: false };
         // SAFETY: `staging` is that many aligned writable pages, given to nobody else, freed after the engine.
         let engine = unsafe { Engine::new(shape, SimKernel, backend, SimPolicy, SimClock, SimFutex, staging.cast()) };
         engine.health.set_patience(device::PATIENCE_NS);
@@ -138,6 +143,7 @@ impl Rig {
             children: RefCell::default(),
             stop_evictors: AtomicBool::new(false),
             ending: Cell::new(false),
+            spaces_to_come: Cell::new(0),
             _staging: Staging(staging),
         }
     }
@@ -145,7 +151,7 @@ impl Rig {
     /// Whether the slots are (nearly) used up, so that a want of frames is no surprise.
     pub fn swap_is_nearly_full(&self) -> bool {
         let shared = self.engine.slots.shares() > 0;
-        self.engine.backend.capacity.is_some_and(|c| shared || self.engine.slots.live() + 600 >= c)
+        spaces::capacity(&self.engine).is_some_and(|c| shared || self.engine.slots.live() + 600 >= c)
     }
 }
 
@@ -252,13 +258,32 @@ fn spawn_all(scheduler: &mut Scheduler, rig: &Rc<Rig>, setup: &Setup) {
         let rig = Rc::clone(rig);
         spawn(scheduler, "forker".into(), move || forks::forker(&rig));
     }
+    for i in 0..setup.evictors {
+        let rig = Rc::clone(rig);
+        spawn(scheduler, format!("evictors' reader {i}"), move || reader(&rig, i));
+    }
+    if setup.changes {
+        let each = Rc::clone(rig);
+        spawn(scheduler, "evictors' drainer".into(), move || spaces::drainer(&each));
+        let each = Rc::clone(rig);
+        spawn(scheduler, "changer".into(), move || spaces::changer(&each));
+    }
     let rig = Rc::clone(rig);
     spawn(scheduler, "evictors' watcher".into(), move || watcher(&rig));
 }
 
+/// A thread that reads ahead: the engine's own loop.
+fn reader(rig: &Rc<Rig>, core: usize) {
+    let mut buffer = program::fetch_buffer();
+    while !rig.ending.get() {
+        rig.engine.read_ahead(core, &mut buffer, &rig.stop_evictors);
+        sched::park();
+    }
+}
+
 /// The thread that looks after the swap spaces: the engine's own loop.
 fn watcher(rig: &Rc<Rig>) {
-    let mut watcher = Watcher::new(rig.engine.health.spaces());
+    let mut watcher = Watcher::new();
     while !rig.ending.get() {
         watcher.run(&rig.engine, &rig.stop_evictors, &mut |news| {
             world(|w| w.counts.news += 1);
@@ -325,6 +350,7 @@ fn new_rates(w: &mut World) {
         write_error: r.pick(&[0, 0, 100, 2000]),
         full: r.below(12) == 0,
         dead: r.below(12) == 0,
+        mute: r.below(12) == 0,
         hang: r.pick(&[0, 0, 0, 200]),
         sick: r.pick(&[1, 2, 4, 5, 7, u64::MAX, u64::MAX]),
         rot,
@@ -361,6 +387,8 @@ fn bring_to_rest(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
     }
     rig.stop_evictors.store(true, Ordering::Release);
     rig.engine.wake_watcher();
+    rig.engine.wake_readers();
+    rig.engine.wake_drainer();
     let _ = rig.engine.set_memory_limit(NO_LIMIT);
     until_stuck(scheduler);
     if world(|w| w.actors.iter().any(|a| matches!(a.status, Status::Blocked { .. }))) {
@@ -392,7 +420,7 @@ fn finish(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
         w.device.heal();
     });
     // Where the swap space is too small for the program, only enough memory lets everything be read.
-    let tight = rig.engine.backend.capacity.is_some();
+    let tight = spaces::capacity(&rig.engine).is_some();
     let _ = rig.engine.set_memory_limit(if tight { NO_LIMIT } else { world(|w| w.setup.memory) });
     let reader = Rc::clone(rig);
     spawn(scheduler, "reader".into(), move || {

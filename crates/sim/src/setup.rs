@@ -70,6 +70,8 @@ pub struct Setup {
     pub single: Option<Single>,
     /// The program forks now and then.
     pub forks: bool,
+    /// Spaces come and go.
+    pub changes: bool,
 }
 
 /// The one fault of a run that has no other.
@@ -177,10 +179,12 @@ impl Wish {
             spaces: 1,
             single: self.single,
             forks: rng.below(2) == 0 && self.single.is_none(),
+            changes: false,
         };
         let spaces = self.spaces.unwrap_or_else(|| rng.pick(&[1, 1, 2, 3]));
         // Each has room for an extent.
         let setup = Setup { spaces: capacity.map_or(spaces, |c| spaces.min(c as usize / 512)).max(1), ..setup };
+        let setup = Setup { changes: rng.below(2) == 0 && self.single.is_none(), ..setup };
         if !self.rough {
             return setup;
         }

@@ -68,6 +68,8 @@ pub struct Rates {
     pub full: bool,
     /// All writes fail.
     pub dead: bool,
+    /// All reads fail.
+    pub mute: bool,
     /// Now and then a transfer takes longer than anybody's patience.
     pub hang: u32,
     /// Spaces whose writes (and, with `hang`, reads) these concern: a bit each.
@@ -132,7 +134,7 @@ impl World {
             current: 0,
             actors: Vec::new(),
             memory: Memory::new(setup.arena),
-            device: Device::default(),
+            device: Device::new(setup.spaces, setup.capacity),
             model: Model::new(setup.arena),
             rates: Rates::default(),
             trouble_at: 0,
@@ -171,6 +173,14 @@ pub struct Counts {
     pub forks_refused: u64,
     /// Full checks while everything was quiet.
     pub quiet_checks: u64,
+    /// Swap spaces that came, and that went.
+    pub spaces_added: u64,
+    /// See `spaces_added`.
+    pub spaces_gone: u64,
+    /// Drains that ended with pages that could not be read.
+    pub spaces_left: u64,
+    /// Drains that were called off, by somebody or for want of room.
+    pub drains_undone: u64,
 }
 
 /// One line of the trace.

@@ -97,6 +97,7 @@ pub fn run<K: Kernel>(kernel: &K, memory: &dyn Scratch) {
     suite.unmap_drops_protection();
     suite.unmap_stops_at_what_is_gone();
     suite.zeros();
+    suite.runs();
     suite.zeros_stop_at_mapped_page();
     suite.zeros_stop_at_the_end();
     suite.zeros_across_protections();
@@ -273,6 +274,27 @@ impl<K: Kernel> Suite<'_, K> {
         self.map_all_zeros(range);
         assert_eq!(self.write(range.start, 9), Ok(()));
         assert_eq!(self.read(range.start.plus(1)), Ok(0));
+    }
+
+    /// A run of pages, each with its bytes, all protected or none; one call stops at a page that is there.
+    fn runs(&self) {
+        for protect in [Protect::Writable, Protect::WriteProtected] {
+            let range = self.fresh(40);
+            let bytes: [PageBuf; 40] = core::array::from_fn(|n| filled(n as u8 + 1));
+            self.fill(range.start.plus(9), 99, Protect::Writable);
+            assert_eq!(self.kernel.map_run(range.start, &bytes[..20], protect), Ok(9));
+            assert_eq!(self.kernel.map_run(range.start.plus(9), &bytes[9..20], protect), Err(KernelError::Exists));
+            let mut done = 10;
+            while done < 40 {
+                done += self.kernel.map_run(range.start.plus(done), &bytes[done as usize..], protect).expect("map_run");
+            }
+            for (n, page) in range.iter().enumerate() {
+                let expected = if n == 9 { 99 } else { n as u8 + 1 };
+                assert_eq!(self.read(page), Ok(expected), "page {n}");
+                let written = self.write(page, 7);
+                assert_eq!(written.is_ok(), n == 9 || protect == Protect::Writable, "page {n}: {written:?}");
+            }
+        }
     }
 
     fn zeros_stop_at_mapped_page(&self) {

@@ -88,12 +88,16 @@ impl LinuxKernel {
         &self.memory
     }
 
-    /// One call that maps up to `count` (at most [`ZERO_PAGES`]) pages of zeros; how many it did, at least 1.
-    fn copy_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError> {
+    /// One call that maps up to `count` pages with what lies from `source` on; how many it did, at least 1.
+    ///
+    /// # Safety
+    /// So many pages can be read there, and nobody writes them.
+    unsafe fn copy_in(&self, first: Page, source: u64, count: u64, protect: Protect) -> Result<u64, KernelError> {
         let mut progress = 0;
         let answer = again(|| {
-            // SAFETY: the source is a static that nobody writes, and at least `count` pages long.
-            let answer = unsafe { self.uffd.copy(first.addr(), ZEROS.0.get() as u64, count * PAGE, false, self.wake) };
+            // SAFETY: our own condition.
+            let answer =
+                unsafe { self.uffd.copy(first.addr(), source, count * PAGE, protect == Protect::WriteProtected, self.wake) };
             if let Err(UffdError::Again { done }) = answer {
                 progress = done >> PAGE_SHIFT;
             }
@@ -193,17 +197,20 @@ fn pages_in(ranges: &[Range], done: usize) -> usize {
 
 impl Kernel for LinuxKernel {
     fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError> {
-        let source = bytes.0.as_ptr() as u64;
-        let protect = protect == Protect::WriteProtected;
+        self.map_run(page, core::slice::from_ref(bytes), protect).map(|_| ())
+    }
+
+    fn map_run(&self, first: Page, bytes: &[PageBuf], protect: Protect) -> Result<u64, KernelError> {
         // SAFETY: `bytes` is borrowed, so it is initialised and not being written.
-        again(|| unsafe { self.uffd.copy(page.addr(), source, PAGE, protect, self.wake) })
+        unsafe { self.copy_in(first, bytes.as_ptr() as u64, bytes.len() as u64, protect) }
     }
 
     fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError> {
         let (mut done, mut most) = (0, ZERO_PAGES as u64);
         while done < count {
             let wanted = (count - done).min(most);
-            match self.copy_zeros(first.plus(done), wanted) {
+            // SAFETY: a static of ZERO_PAGES pages, of which nobody writes any.
+            match unsafe { self.copy_in(first.plus(done), ZEROS.0.get() as u64, wanted, Protect::Writable) } {
                 Ok(mapped) => done += mapped,
                 // The kernel fills nothing if a part lies outside the mapping (a change of protection cuts a mapping in two).
                 Err(KernelError::Gone) if wanted > 1 => most = wanted / 2,

@@ -26,8 +26,9 @@ mod xts;
 pub use cipher::{Cipher, CipherError};
 
 use core::ptr::NonNull;
+use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::sync::Arc;
@@ -120,6 +121,18 @@ impl<B: Backend> Backend for Encrypted<B> {
 
     fn name_of(&self, slot: Slot) -> &str {
         self.inner.name_of(slot)
+    }
+
+    fn arrange(&self, first: u32, spaces: SpaceSet) {
+        self.inner.arrange(first, spaces)
+    }
+
+    fn shut_space(&self, space: usize) {
+        self.inner.shut_space(space)
+    }
+
+    fn close_space(&self, space: usize) {
+        self.inner.close_space(space)
     }
 }
 
@@ -273,6 +286,10 @@ impl<Q: WriteQueue> WriteQueue for EncryptedQueue<Q> {
 
     fn in_flight(&self) -> u32 {
         (self.ops.len() - self.free.len()) as u32
+    }
+
+    fn tend(&mut self, free: &dyn FreeSlots) {
+        self.inner.tend(free);
     }
 }
 

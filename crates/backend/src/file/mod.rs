@@ -2,8 +2,8 @@
 //!
 //! # Where a slot lies
 //!
-//! Extent `e` (512 slots, 2 MiB) of the space is extent `e / n` of file `e % n` of `n`. The engine hands
-//! slots out in runs that stay within an extent, so that a batch is one request to one file, and the
+//! Extents (512 slots, 2 MiB) go round the files, as the engine's map of slots has it
+//! ([`Arrangements`]); files come and go while it works ([`places`]). The engine hands slots out in runs that stay within an extent, so that a batch is one request to one file, and the
 //! batches of the evictors go round the disks. A file that is smaller than the others has extents that are never handed out.
 //!
 //! # Life of a file
@@ -22,19 +22,21 @@
 
 mod limit;
 mod open;
+mod places;
 mod queue;
 mod uring;
 
 pub use limit::lengthen;
 pub use queue::FileQueue;
 
-use crate::error::{OpenError, SMALLEST_BYTES};
-use crate::fd::FdList;
+use crate::error::OpenError;
 use farshore_config::SwapSpec;
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
+use farshore_core::slots::arrangement::{Arrangements, SPACES_MAX, SpaceSet};
 use farshore_core::word::Slot;
 use farshore_engine::traits::{Backend, IoError, PageBuf};
-use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use places::Places;
+use rustix::fd::{BorrowedFd, RawFd};
 use rustix::io::{Errno, pread, pwrite};
 use std::sync::{Arc, Mutex};
 use uring::UringQueue;
@@ -54,11 +56,8 @@ pub(crate) fn io_error(errno: Errno) -> IoError {
 /// The files of an array, shared with its queues.
 #[derive(Debug)]
 pub(crate) struct Files {
-    fds: Box<[OwnedFd]>,
-    /// Slots of each; `None`: as many as its disk has room for.
-    capacities: Box<[Option<u64>]>,
-    /// Rings that queues have open.
-    rings: FdList,
+    places: Places,
+    arrangements: Arrangements,
 }
 
 /// Part of a request that lies within one extent.
@@ -77,10 +76,11 @@ impl Files {
     fn piece(&self, slot: u64, count: u32) -> Piece {
         let per = EXTENT_SLOTS as u64;
         let (extent, within) = (slot / per, slot % per);
-        let n = self.fds.len() as u64;
+        // No space has more extents than a number of 32 bits counts.
+        let place = self.arrangements.place_of(extent as u32);
         Piece {
-            file: (extent % n) as usize,
-            offset: ((extent / n) * per + within) * PAGE_SIZE as u64,
+            file: place.space,
+            offset: (u64::from(place.number) * per + within) * PAGE_SIZE as u64,
             pages: count.min((per - within) as u32),
         }
     }
@@ -91,7 +91,7 @@ impl Files {
         while done < count {
             let piece = self.piece(slot + u64::from(done), count - done);
             let end = piece.offset / PAGE_SIZE as u64 + u64::from(piece.pages);
-            if self.capacities[piece.file].is_some_and(|capacity| end > capacity) {
+            if self.places.capacity(piece.file).is_some_and(|capacity| end > capacity) {
                 return true;
             }
             done += piece.pages;
@@ -105,7 +105,7 @@ impl Files {
             let piece = self.piece(progress.slot(), progress.left());
             let from = progress.done as usize;
             let bytes = bytes_of(&mut into[from..from + piece.pages as usize]);
-            let result = pread(&self.fds[piece.file], bytes, piece.offset);
+            let result = pread(self.places.file(piece.file)?, bytes, piece.offset);
             let result = result.map_or_else(|errno| -errno.raw_os_error(), |read| read as i32);
             if let Step::Over(result) = progress.advance(result) {
                 return result;
@@ -125,7 +125,7 @@ impl Files {
         }
         let piece = self.piece(progress.slot(), progress.left());
         let len = piece.pages as usize * PAGE_SIZE;
-        let fd = rustix::fd::AsFd::as_fd(&self.fds[piece.file]);
+        let Ok((_writer, fd)) = self.places.writer(piece.file) else { return -Errno::BADF.raw_os_error() };
         // SAFETY: `done < count` while pages are left, so these are the caller's.
         match unsafe { limit::write(fd, pages.wrapping_add(progress.done as usize).cast(), len, piece.offset) } {
             Ok(()) => len as i32,
@@ -144,7 +144,9 @@ impl Files {
             let from = unsafe { pages.add(progress.done as usize) };
             // SAFETY: `piece.pages` is at most what is left of the caller's readable pages.
             let bytes = unsafe { core::slice::from_raw_parts(from.cast::<u8>(), piece.pages as usize * PAGE_SIZE) };
-            let result = pwrite(&self.fds[piece.file], bytes, piece.offset);
+            let (writer, file) = self.places.writer(piece.file)?;
+            let result = pwrite(file, bytes, piece.offset);
+            drop(writer);
             let result = result.map_or_else(|errno| -errno.raw_os_error(), |written| written as i32);
             // SAFETY: the caller's pages.
             let result = unsafe { self.past_limit(result, pages, &progress) };
@@ -235,8 +237,9 @@ impl Default for FileOptions {
 #[derive(Debug)]
 pub struct FileArray {
     files: Arc<Files>,
+    /// How it was called at first.
     name: String,
-    names: Box<[String]>,
+    options: FileOptions,
     uring: bool,
     /// The queue by which io_uring was tried out, until somebody wants one.
     ready: Mutex<Option<Box<UringQueue>>>,
@@ -252,32 +255,47 @@ impl FileArray {
         if specs.is_empty() {
             return Err(OpenError::NoSpace);
         }
-        let mut fds = Vec::with_capacity(specs.len());
-        let mut capacities = Vec::with_capacity(specs.len());
-        for spec in specs {
-            let opened = open::open(spec, options, notice)?;
-            capacities.push(match opened.limit {
-                Some(bytes) if bytes < SMALLEST_BYTES => return Err(OpenError::TooSmall { what: spec.to_string(), bytes }),
-                // Whole extents: the last one of a file must not be cut.
-                Some(bytes) => Some(bytes / SMALLEST_BYTES * EXTENT_SLOTS as u64),
-                None => None,
-            });
-            fds.push(opened.fd);
+        if specs.len() > SPACES_MAX {
+            return Err(OpenError::TooMany(specs.len()));
         }
-        let names: Box<[String]> = specs.iter().map(SwapSpec::to_string).collect();
-        let files = Arc::new(Files { fds: fds.into(), capacities: capacities.into(), rings: FdList::new() });
+        let places = Places::new();
+        for (space, spec) in specs.iter().enumerate() {
+            places.open(space, spec, options, notice)?;
+        }
+        let names: Vec<String> = specs.iter().map(SwapSpec::to_string).collect();
+        let files = Arc::new(Files { places, arrangements: Arrangements::new(SpaceSet::first(specs.len())) });
         let ready = if options.uring { uring::try_out(&files, notice).map(Box::new) } else { None };
-        Ok(FileArray { files, name: names.join(" + "), names, uring: ready.is_some(), ready: Mutex::new(ready) })
+        Ok(FileArray { files, name: names.join(" + "), options, uring: ready.is_some(), ready: Mutex::new(ready) })
+    }
+
+    /// Opens one more file, as `space`, which has none now. Its slots are not used before [`Backend::arrange`] says so, or the number is one
+    /// that extents go round already. By one thread at a time, while others read and write. What it can hold, in slots (`None`: as much as its disk
+    /// has room for).
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn add(&self, space: usize, spec: &SwapSpec, notice: &mut dyn FnMut(&str)) -> Result<Option<u64>, OpenError> {
+        self.files.places.open(space, spec, self.options, notice)
+    }
+
+    /// What the file of `space` was made from, also when it is gone.
+    pub fn spec_of(&self, space: usize) -> Option<&SwapSpec> {
+        self.files.places.named(space).map(|named| &named.spec)
+    }
+
+    /// In a forked child: closes what its parent was about to close.
+    pub fn close_shut(&self) {
+        self.files.places.close_shut();
     }
 
     /// The descriptors that are ours now: the files, and the rings of queues.
     pub fn fds(&self) -> impl Iterator<Item = RawFd> {
-        self.files.fds.iter().map(AsRawFd::as_raw_fd).chain(self.files.rings.iter())
+        self.files.places.fds().chain(self.rings())
     }
 
     /// The descriptors of its queues' rings.
     pub fn rings(&self) -> impl Iterator<Item = RawFd> {
-        self.files.rings.iter()
+        self.files.places.rings.iter()
     }
 
     /// Whether queues write through io_uring (else: one write at a time).
@@ -288,7 +306,7 @@ impl FileArray {
     /// The files, to look at in tests.
     #[doc(hidden)]
     pub fn borrow(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.files.fds.iter().map(rustix::fd::AsFd::as_fd)
+        (0..self.spaces()).filter_map(|space| self.files.places.file(space).ok())
     }
 }
 
@@ -308,7 +326,7 @@ impl Backend for FileArray {
     }
 
     fn capacity(&self) -> Option<u64> {
-        self.files.capacities.iter().copied().sum()
+        (0..self.spaces()).map(|space| self.capacity_of(space)).sum()
     }
 
     fn name(&self) -> &str {
@@ -316,15 +334,27 @@ impl Backend for FileArray {
     }
 
     fn spaces(&self) -> usize {
-        self.names.len()
+        self.files.places.count()
     }
 
     fn capacity_of(&self, space: usize) -> Option<u64> {
-        self.files.capacities[space]
+        self.files.places.capacity(space)
     }
 
     fn name_of(&self, slot: Slot) -> &str {
-        &self.names[self.files.piece(slot.number(), 1).file]
+        self.files.places.named(self.files.piece(slot.number(), 1).file).map_or(&self.name, |named| &named.name)
+    }
+
+    fn arrange(&self, first: u32, spaces: SpaceSet) {
+        self.files.arrangements.arrange(first, spaces);
+    }
+
+    fn shut_space(&self, space: usize) {
+        self.files.places.shut(space);
+    }
+
+    fn close_space(&self, space: usize) {
+        self.files.places.close(space);
     }
 }
 
@@ -333,8 +363,7 @@ mod tests {
     use super::*;
 
     fn files(n: usize) -> Files {
-        let fds = (0..n).map(|_| std::fs::File::open("/dev/null").unwrap().into()).collect();
-        Files { fds, capacities: vec![None; n].into(), rings: FdList::new() }
+        Files { places: Places::new(), arrangements: Arrangements::new(SpaceSet::first(n)) }
     }
 
     #[test]

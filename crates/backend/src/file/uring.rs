@@ -143,11 +143,11 @@ impl UringQueue {
 
     fn build(files: Arc<Files>, depth: u32) -> Result<UringQueue, Errno> {
         let (ring, ring_fd) = build(depth)?;
-        let fds: Vec<RawFd> = files.fds.iter().map(AsRawFd::as_raw_fd).collect();
-        ring.submitter().register_files(&fds).map_err(|error| errno_of(&error))?;
-        if !files.rings.add(ring_fd) {
-            return Err(Errno::MFILE);
-        }
+        files.places.alone(|| {
+            // All that there can be, with holes.
+            ring.submitter().register_files(&files.places.table()).map_err(|error| errno_of(&error))?;
+            if files.places.rings.add(ring_fd) { Ok(()) } else { Err(Errno::MFILE) }
+        })?;
         let progress = Progress { first: 0, count: 0, done: 0, tries: 0 };
         let op = Op { state: State::Free, tag: 0, pages: core::ptr::null(), progress, pushed: 0 };
         Ok(UringQueue {
@@ -342,7 +342,7 @@ impl Drop for UringQueue {
         while self.in_flight() > 0 {
             self.reap(true, &mut |_, _| {});
         }
-        self.files.rings.remove(self.ring_fd);
+        self.files.places.alone(|| self.files.places.rings.remove(self.ring_fd));
         if self.broken.is_none() {
             // The kernel takes rings down later, and the files' disk space would stay in use until then.
             let _ = self.ring.submitter().unregister_files();

@@ -205,6 +205,7 @@ fn experiment(
         arguments: words(&["farshore-load", workload, "--size=512M", &format!("--threads={threads}"), "--seconds=6", "--seed=1"]),
         data_bytes: 512 << 20,
         memory_bytes: count(local * f64::from(512 << 20)),
+        pool_bytes: 0,
         threads,
         swap_files: files,
         sweep: sweep.map(|(axis, value)| SweepPoint { axis, value }),

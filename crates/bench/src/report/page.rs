@@ -182,6 +182,9 @@ fn facts(experiment: &Experiment, axis: Option<Axis>) -> Vec<String> {
     if experiment.memory_bytes > 0 && axis != Some(Axis::Memory) {
         facts.push(format!("{} local", text::bytes(experiment.memory_bytes)));
     }
+    if experiment.pool_bytes > 0 {
+        facts.push(format!("{} for compressed pages", text::bytes(experiment.pool_bytes)));
+    }
     if experiment.threads > 0 && axis != Some(Axis::Threads) {
         facts.push(format!("{} thread{}", experiment.threads, if experiment.threads == 1 { "" } else { "s" }));
     }

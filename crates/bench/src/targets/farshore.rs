@@ -108,6 +108,13 @@ fn is_on_device(options: &[(String, String)], directory: &Path) -> bool {
     swaps(options).next().is_none() || swaps(options).any(on)
 }
 
+/// The memory limit: with room for compressed pages, if they lie in RAM.
+fn memory_bytes(options: &[(String, String)], place: &Place) -> u64 {
+    let is_pool = |spec: &str| spec.parse::<SwapSpec>().is_ok_and(|spec| spec.is_pool());
+    let pool = if swaps(options).any(is_pool) { place.pool_bytes } else { 0 };
+    place.memory_bytes.saturating_add(pool)
+}
+
 /// What farshore's counters say of its promises.
 fn broken_promises(stats: &Stats, memory_bytes: u64) -> Vec<String> {
     let mut wrong = Vec::new();
@@ -190,7 +197,7 @@ impl Target for Farshore {
         let mut command = Command::new(&self.command);
         command.arg("run").envs(&self.environment);
         if let Some(place) = &self.place {
-            command.arg(format!("--memory={}", place.memory_bytes));
+            command.arg(format!("--memory={}", memory_bytes(&self.options, place)));
             if swaps(&self.options).next().is_none() {
                 let mut swap = OsString::from("--swap=dir:");
                 swap.push(&place.directory);
@@ -223,7 +230,7 @@ impl Target for Farshore {
                 round.counters.pages_in = counted.pages_in;
                 round.counters.pages_out = counted.pages_out;
                 round.peak_limited_bytes = stats.resident_bytes_peak;
-                round.wrong.extend(broken_promises(&stats, place.memory_bytes));
+                round.wrong.extend(broken_promises(&stats, memory_bytes(&self.options, place)));
                 round.stats = Some(value);
             }
             // A program that was killed leaves none.

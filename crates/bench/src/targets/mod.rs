@@ -35,6 +35,8 @@ use crate::result::{Counters, Round};
 pub struct Place {
     /// Local memory for the program's data, in bytes.
     pub memory_bytes: u64,
+    /// RAM for compressed pages on top of it, in bytes, for a pool that counts within a limit.
+    pub pool_bytes: u64,
     /// What a memory cgroup gets on top of it, in bytes: text, stacks and page tables, which Farshore's limit does not count.
     pub extra_bytes: u64,
     /// What swap space must be able to hold, in bytes.

@@ -234,6 +234,7 @@ fn run(play: &Play, told: &mut Told) -> Result<(), String> {
     let mut target = spec.build(&farshore, &journal);
     let place = Place {
         memory_bytes: 16 << 20,
+        pool_bytes: 0,
         extra_bytes: 8 << 20,
         swap_bytes: play.swap_bytes,
         swap_files: 2,

@@ -1,9 +1,9 @@
 //! The map of slots in a fork: what the parent holds for its children, and what a child begins with (the head of [`super`] says which
 //! rules both keep).
 
-use super::{CHUNK, SlotMap, WORDS};
+use super::{SlotMap, WORDS};
 use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
-use crate::sync::{AtomicPtr, Ordering};
+use crate::sync::Ordering;
 use alloc::vec::Vec;
 
 /// Children whose slots are held apart from each other's. More have the last one's.
@@ -89,20 +89,13 @@ impl SlotMap {
         self.base = self.extents.load(Ordering::Relaxed);
         let most = (EXTENTS_MAX as u32).saturating_sub(self.base);
         let own = capacity.map_or(most, |c| (c / EXTENT_SLOTS as u64).min(u64::from(most)) as u32);
-        self.extents_max = self.base + own;
-        let chunks = (self.extents_max as usize).div_ceil(CHUNK).max(1);
-        if chunks > self.chunks.len() {
-            let mut all = core::mem::take(&mut self.chunks).into_vec();
-            all.resize_with(chunks, || AtomicPtr::new(core::ptr::null_mut()));
-            self.chunks = all.into_boxed_slice();
-        }
+        self.set_extents_max(self.base + own);
         self.inherited.fetch_add(self.live.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         for e in 0..self.base {
             self.extent(e).held.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         }
-        self.shares.get_mut().clear();
+        self.shares.renew().clear();
         self.shared.store(false, Ordering::Relaxed);
-        self.reserving.store(false, Ordering::Relaxed);
         self.cursor_extent.store(self.base, Ordering::Relaxed);
         self.cursor_slot.store(0, Ordering::Relaxed);
         u64::from(self.base) * EXTENT_SLOTS as u64
@@ -111,7 +104,7 @@ impl SlotMap {
     /// A copy, as `fork` makes one: for the simulator, where it does not. Of a map whose owner does nothing meanwhile.
     #[must_use]
     pub fn duplicate(&self) -> SlotMap {
-        let mut copy = SlotMap::new(Some(u64::from(self.extents_max) * EXTENT_SLOTS as u64));
+        let mut copy = SlotMap::new(Some(u64::from(self.extents_max.load(Ordering::Relaxed)) * EXTENT_SLOTS as u64));
         copy.base = self.base;
         copy.reserved_in_base = self.reserved_in_base;
         for index in 0..self.extents.load(Ordering::Acquire) {

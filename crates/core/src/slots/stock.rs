@@ -67,7 +67,11 @@ impl SlotMap {
 
     /// Makes the list that the next extents go into, if it is not there.
     fn stock_chunk(&self) -> bool {
-        let next = self.extents.load(Ordering::Acquire).saturating_add(SPARES as u32).min(self.extents_max.saturating_sub(1));
+        let next = self
+            .extents
+            .load(Ordering::Acquire)
+            .saturating_add(SPARES as u32)
+            .min(self.extents_max.load(Ordering::Relaxed).saturating_sub(1));
         let Some(place) = self.chunks.get(next as usize / CHUNK).filter(|place| place.load(Ordering::Relaxed).is_null()) else {
             return true;
         };

@@ -11,8 +11,8 @@ use farshore_core::word::{
 pub enum Spec {
     Untouched,
     Foreign,
-    Clean { slot: u64, young: bool },
-    Dirty { young: bool, guessed: bool, protected: bool },
+    Clean { slot: u64, chances: u8 },
+    Dirty { chances: u8, guessed: bool, protected: bool },
     Leaving { stage: u32, written: bool },
     Out { slot: u64 },
 }
@@ -32,7 +32,7 @@ pub struct Machine {
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
     Fault { write: bool, protected: bool },
-    Evict { second_chance: bool },
+    Evict { chances: bool },
     ExpectProtection,
     Claim,
     Release(Spec),
@@ -57,10 +57,21 @@ fn as_release(to: Spec) -> Release {
     match to {
         Spec::Untouched => Release::Untouched,
         Spec::Foreign => Release::Foreign,
-        Spec::Clean { slot: n, young } => Release::Clean { slot: slot(n), young },
-        Spec::Dirty { young, guessed, protected } => Release::Dirty { young, guessed, protected },
+        Spec::Clean { slot: n, chances } => Release::Clean { slot: slot(n), chances },
+        Spec::Dirty { chances, guessed, protected } => Release::Dirty { chances, guessed, protected },
         Spec::Leaving { stage, written } => Release::Leaving { stage: Stage(stage), written },
         Spec::Out { slot: n } => Release::Out { slot: slot(n) },
+    }
+}
+
+impl Spec {
+    /// What [`AtomicWord::claimed`] knows of a page.
+    fn without_chances(self) -> Spec {
+        match self {
+            Spec::Clean { slot, .. } => Spec::Clean { slot, chances: 0 },
+            Spec::Dirty { guessed, protected, .. } => Spec::Dirty { chances: 0, guessed, protected },
+            other => other,
+        }
     }
 }
 
@@ -71,8 +82,8 @@ fn seen(word: Word) -> Spec {
         State::Foreign => Spec::Foreign,
         State::Busy => unreachable!("asked for owned pages only through `was`"),
         State::Resident => match word.slot() {
-            Some(slot) => Spec::Clean { slot: slot.number(), young: word.young() },
-            None => Spec::Dirty { young: word.young(), guessed: word.guessed(), protected: word.protected() },
+            Some(slot) => Spec::Clean { slot: slot.number(), chances: word.chances() },
+            None => Spec::Dirty { chances: word.chances(), guessed: word.guessed(), protected: word.protected() },
         },
         State::Leaving => Spec::Leaving { stage: word.stage().unwrap().0, written: word.written() },
         State::Out => Spec::Out { slot: word.slot().unwrap().number() },
@@ -116,13 +127,13 @@ impl Machine {
         let word = &self.word;
         match op {
             Op::Fault { write, protected } => self.fault(word.begin_fault(access(write), protected), write, protected),
-            Op::Evict { second_chance } => self.evict(word.begin_evict(second_chance), second_chance),
+            Op::Evict { chances } => self.evict(word.begin_evict(chances), chances),
             Op::ExpectProtection => self.expect_protection(word.expect_protection()),
             Op::Claim => match word.claim() {
                 Claim::Owned { was } => {
                     assert!(!self.owned);
                     assert_eq!(seen(was), self.own());
-                    assert_eq!(seen(self.word.claimed()), self.is);
+                    assert_eq!(seen(self.word.claimed()), self.is.without_chances());
                 }
                 Claim::Wait => assert!(self.owned),
                 Claim::Foreign => assert!(!self.owned && self.is == Spec::Foreign),
@@ -135,6 +146,7 @@ impl Machine {
             Op::Restore => {
                 // What the owner found, taken anew from the word: every owner may ask it.
                 let woke = word.restore(word.claimed());
+                self.is = self.is.without_chances();
                 self.let_go(woke);
             }
             Op::StageWritten(stage) => match (word.stage_written(Stage(stage)), self.is) {
@@ -193,17 +205,17 @@ impl Machine {
         }
     }
 
-    fn evict(&mut self, outcome: BeginEvict, second_chance: bool) {
-        let young = matches!(self.is, Spec::Clean { young: true, .. } | Spec::Dirty { young: true, .. });
+    fn evict(&mut self, outcome: BeginEvict, chances: bool) {
+        let left = matches!(self.is, Spec::Clean { chances: 1.., .. } | Spec::Dirty { chances: 1.., .. });
         match outcome {
             BeginEvict::Owned { was } => {
-                assert!(self.resident() && self.pins == 0 && !(second_chance && young));
+                assert!(self.resident() && self.pins == 0 && !(chances && left));
                 assert_eq!(seen(was), self.own());
             }
-            BeginEvict::SecondChance => {
-                assert!(self.resident() && self.pins == 0 && second_chance && young);
+            BeginEvict::PassedOver => {
+                assert!(self.resident() && self.pins == 0 && chances && left);
                 match &mut self.is {
-                    Spec::Clean { young, .. } | Spec::Dirty { young, .. } => *young = false,
+                    Spec::Clean { chances, .. } | Spec::Dirty { chances, .. } => *chances -= 1,
                     _ => unreachable!(),
                 }
             }

@@ -34,6 +34,8 @@ const GRANULES_A_BATCH: usize = 64;
 pub const WRITES_IN_FLIGHT: u32 = 2;
 /// Pages of one write, for the same reason.
 const PAGES_A_WRITE: usize = 64;
+/// Spaces that may come while the program runs without a queue being too short for those of them that hang.
+const SPACES_EXPECTED: usize = 8;
 /// Dirty pages of a batch that tries whether there is room again, or a space that failed works …
 pub(super) const TRIAL_PAGES: usize = 8;
 /// … and how often that, and a write that nobody takes, is tried.
@@ -44,6 +46,8 @@ const WRITE_WAIT_NS: u64 = 20_000_000;
 const IDLE_WAIT_NS: u64 = 1_000_000;
 /// How long an evictor that finds nothing to do about a shortage sleeps before it looks again.
 const BLOCKED_SLEEP_NS: u64 = 1_000_000;
+/// How often an evictor without work looks after a space that keeps pages in RAM.
+const TEND_EVERY_NS: u64 = 250_000_000;
 /// Empty batches in a row after which a waiting fault may give up.
 const EMPTY_BATCHES_STARVED: u32 = 64;
 
@@ -79,8 +83,8 @@ pub enum Progress {
 
 /// One evictor: its ring of stages, its write queue, its batches.
 pub struct Evictor<'e, K, B: Backend, P, C, F> {
-    pub(super) engine: &'e Engine<K, B, P, C, F>,
-    pub(super) id: usize,
+    pub(crate) engine: &'e Engine<K, B, P, C, F>,
+    pub(crate) id: usize,
     thread: u64,
     pub(super) queue: B::Queue,
     pub(super) ring: Ring,
@@ -94,6 +98,8 @@ pub struct Evictor<'e, K, B: Backend, P, C, F> {
     /// Those that have it.
     pub(super) flights: Vec<Flight>,
     started: bool,
+    /// What the drainer has asked that was answered.
+    pub(crate) answered: u32,
     empty_batches: u32,
     next_partition: usize,
     victims: Vec<Victim>,
@@ -120,9 +126,11 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         let each = engine.sizes.stages_each;
         let batch = engine.sizes.batch;
         // Writes to a space that hangs must not keep others from theirs.
-        let depth = WRITES_IN_FLIGHT * engine.health.spaces() as u32;
+        let depth = WRITES_IN_FLIGHT * engine.health.spaces().max(SPACES_EXPECTED) as u32;
         let queue = engine.backend.queue(depth)?;
         engine.rest.add_evictor();
+        // A space that keeps pages in RAM may have come with the queue.
+        engine.divide_limit();
         Ok(Evictor {
             engine,
             id,
@@ -136,6 +144,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             waiting: VecDeque::with_capacity(BATCHES_IN_FLIGHT * BATCH_PAGES_MAX + RETRIES),
             flights: Vec::with_capacity(depth as usize),
             started: false,
+            answered: 0,
             empty_batches: 0,
             next_partition: id,
             victims: Vec::with_capacity(batch),
@@ -167,6 +176,10 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
                 Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => {
                     engine.work.sleep(&engine.futex, prepared, Some(TRIAL_EVERY_NS))
                 }
+                // Pages are given up without a word to a space that keeps them in RAM.
+                Progress::Idle if engine.backend.own_memory().is_some_and(|bytes| bytes > 0) => {
+                    engine.work.sleep(&engine.futex, prepared, Some(TEND_EVERY_NS))
+                }
                 Progress::Idle => engine.work.sleep(&engine.futex, prepared, None),
                 Progress::Blocked => engine.work.sleep(&engine.futex, prepared, Some(BLOCKED_SLEEP_NS)),
             }
@@ -181,6 +194,8 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             self.mend_failed();
         }
         self.free_strays();
+        self.answer_drainer();
+        self.tend();
         self.started = engine.wants_eviction(self.started);
         if !self.started {
             return Progress::Idle;
@@ -210,6 +225,15 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             engine.starved.store(!engine.health.any_hangs(), Ordering::Relaxed);
         }
         Progress::Blocked
+    }
+
+    /// Lets the swap space do what it does on the side; it may keep less in RAM then.
+    fn tend(&mut self) {
+        let engine = self.engine;
+        if engine.backend.own_memory().is_some() {
+            self.queue.tend(&engine.slots);
+            engine.divide_limit();
+        }
     }
 
     /// The process forks: ends what is under way, and sleeps until that is over.
@@ -273,8 +297,8 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             }
             engine.release(victim.page, at.word, Release::Leaving { stage, written: !victim.dirty });
         }
-        engine.give_frames(count as u64);
         let clean = self.victims.iter().filter(|v| !v.dirty).count();
+        engine.give_evicted(count as u64, (count - clean) as u64);
         engine.stats.evicted.fetch_add(count as u64, Ordering::Relaxed);
         engine.stats.evicted_clean.fetch_add(clean as u64, Ordering::Relaxed);
         engine.stats.batches.fetch_add(1, Ordering::Relaxed);
@@ -357,7 +381,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         self.trial = if dirty > 0 { engine.reserve_trial(dirty.min(TRIAL_PAGES) as u32) } else { None };
         while given < dirty {
             let trial = self.trial.filter(|_| given == 0);
-            let Some(Run { first, len }) = trial.or_else(|| engine.slots.reserve_run((dirty - given) as u32)) else { break };
+            let Some(Run { first, len }) = trial.or_else(|| engine.reserve((dirty - given) as u32)) else { break };
             for i in 0..u64::from(len) {
                 self.victims[given].slot = Some(first.plus(i));
                 given += 1;
@@ -429,7 +453,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
     }
 
     /// Frees the oldest stages until `want` are free. How many are.
-    fn make_room(&mut self, want: usize) -> usize {
+    pub(crate) fn make_room(&mut self, want: usize) -> usize {
         let engine = self.engine;
         while self.ring.room() < want
             && let Some(stage) = self.ring.oldest()
@@ -469,6 +493,18 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
 }
 
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// Up to `want` neighbouring slots. When there are none, drains are called off, and their spaces have some again.
+    pub(super) fn reserve(&self, want: u32) -> Option<Run> {
+        self.slots.reserve_run(want).or_else(|| {
+            // What the watcher will have mended in a moment is no want of room.
+            let full = !self.slots.wants_stock() && self.health.call_off_drains(&self.slots);
+            full.then(|| {
+                self.health.drains.signal(&self.futex);
+                self.slots.reserve_run(want)
+            })?
+        })
+    }
+
     /// Up to `want` slots in a space that should be tried now, if there is one.
     pub(super) fn reserve_trial(&self, want: u32) -> Option<Run> {
         if self.health.all_work() {
@@ -524,7 +560,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 if self.kernel.map(page, self.stages.bytes(stage), crate::traits::Protect::Writable).is_ok() {
                     self.stages.vacate(stage, false);
                     // Whether an evictor protected it meanwhile is not worth finding out.
-                    self.release(page, at.word, Release::Dirty { young: true, guessed: false, protected: true });
+                    self.release(page, at.word, Release::Dirty { chances: 1, guessed: false, protected: true });
                     self.list_granule(at.granule, page, core);
                     return true;
                 }

@@ -18,14 +18,16 @@ use crate::traits::{Backend, Clock, Kernel, Policy, Verdict};
 use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::limits::GRANULE_PAGES;
-use farshore_core::page::PageRange;
+use farshore_core::page::{Page, PageRange};
 use farshore_core::sync::Futex;
 use farshore_core::table::GranuleRef;
-use farshore_core::word::{BeginEvict, Collateral, Release, State};
+use farshore_core::word::{AtomicWord, BeginEvict, Collateral, Release, State, Word};
 
 /// Between two victims there may be this many writable pages before two calls are better than one:
 /// each of them may cost a fault when it is written next, a call costs a TLB flush.
 const COLLATERAL_MAX: usize = 8;
+/// A page that is known to be used counts for so many.
+const COLLATERAL_USED: usize = 3;
 
 /// What a look at a granule found.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +52,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let first_victim = victims.len();
         let mut dirty = victims.iter().filter(|v| v.dirty).count();
         let mut look = Look { next: from, populated: false };
+        let some_are_closed = self.health.some_are_closed();
         while look.next < GRANULE_PAGES && victims.len() < room {
             let word = &g.words[look.next];
             let page = g.id.first().plus(look.next as u64);
@@ -59,12 +62,15 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             if now.state() != State::Resident || (now.slot().is_none() && dirty >= dirty_max) {
                 continue;
             }
-            let second_chance = match self.policy.verdict(page, now) {
+            let chances = match self.policy.verdict(page, now) {
                 Verdict::Keep => continue,
-                Verdict::SecondChance => true,
+                Verdict::EvictUnlessChances => true,
                 Verdict::Evict => false,
             };
-            if let BeginEvict::Owned { was } = word.begin_evict(second_chance) {
+            if let BeginEvict::Owned { was } = word.begin_evict(chances) {
+                if some_are_closed && dirty < dirty_max && self.save(page, word, was) {
+                    continue;
+                }
                 let victim = Victim::new(page, was);
                 dirty += usize::from(victim.dirty);
                 victims.push(victim);
@@ -76,6 +82,18 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             }
         }
         look
+    }
+
+    /// A clean page whose slot is in a space that fails, or is to go, would be there only: it is made dirty, and leaves later, to
+    /// another space. Whether it was.
+    fn save(&self, page: Page, word: &AtomicWord, was: Word) -> bool {
+        let Some(slot) = was.slot().filter(|&slot| self.is_closed(slot)) else { return false };
+        if !self.health.any_open() {
+            return false;
+        }
+        self.slots.free(slot);
+        self.release(page, word, Release::Dirty { chances: 0, guessed: was.guessed(), protected: true });
+        true
     }
 
     /// Protects the dirty ones of `victims`, all in granule `g` and in order. False when the kernel refused.
@@ -101,8 +119,17 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let mut reach = 1;
         for (i, victim) in victims.iter().enumerate().skip(1) {
             let between = victims[i - 1].page.index_in_granule() + 1..victim.page.index_in_granule();
-            let writable = |w: &farshore_core::word::Word| w.state() == State::Resident && w.slot().is_none();
-            let collateral = g.words[between.clone()].iter().filter(|w| writable(&w.load())).count();
+            let weight = |word: Word| match word.state() {
+                State::Resident if word.slot().is_none() && !word.protected() => {
+                    if word.chances() > 0 {
+                        COLLATERAL_USED
+                    } else {
+                        1
+                    }
+                }
+                _ => 0,
+            };
+            let collateral: usize = g.words[between.clone()].iter().map(|w| weight(w.load())).sum();
             if collateral > COLLATERAL_MAX || g.words[between].iter().any(|w| w.expect_protection() == Collateral::Avoid) {
                 break;
             }
@@ -117,7 +144,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     pub(super) fn put_back(&self, victim: &Victim) {
         let Some(at) = self.page(victim.page) else { return };
         if victim.dirty {
-            let to = Release::Dirty { young: false, guessed: victim.was.guessed(), protected: true };
+            let to = Release::Dirty { chances: 0, guessed: victim.was.guessed(), protected: true };
             self.release(victim.page, at.word, to);
         } else {
             self.restore(victim.page, at.word, victim.was);

@@ -92,7 +92,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
         let mut given = 0;
         while let Some(&write) = self.waiting.front() {
             if engine.hangs(write.slot) || (!write.trial && engine.is_closed(write.slot)) {
-                self.waiting.pop_front();
+                self.leave_line();
                 self.ended(write.batch, write.stage, write.count, StageState::Failed);
                 continue;
             }
@@ -108,11 +108,18 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
                 engine.transferred(transfer);
                 break;
             }
-            self.waiting.pop_front();
+            self.leave_line();
             self.flights.push(Flight { tag: tag(&write), slot: write.slot, begun, transfer });
             given += 1;
         }
         given
+    }
+
+    /// The first in line has been given to the device, or will not be.
+    fn leave_line(&mut self) {
+        if let Some(write) = self.waiting.pop_front().filter(|write| write.batch != RETRY) {
+            self.engine.give_withheld(u64::from(write.count));
+        }
     }
 
     /// A write has ended: its stages are in this state now.
@@ -236,7 +243,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
         let engine = self.engine;
         let trial = engine.reserve_trial(self.failed_from(stage, TRIAL_PAGES));
         let is_trial = trial.is_some();
-        let run = trial.or_else(|| engine.slots.reserve_run(self.failed_from(stage, RETRY_PAGES)));
+        let run = trial.or_else(|| engine.reserve(self.failed_from(stage, RETRY_PAGES)));
         run.is_some_and(|run| {
             self.write_again(stage, run, is_trial);
             true

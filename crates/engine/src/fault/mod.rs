@@ -1,6 +1,7 @@
 //! The fault path: what runs when a thread touches a page that is not mapped as the access needs.
 //!
-//! [`resolve`] decides and does; [`run`] lets pages of a stream come along; [`pins`] does the same for system calls.
+//! [`resolve`] decides and does; [`run`] lets neighbours come along; [`ahead`] brings what a prefetcher has asked for; [`pins`] does the same for system calls.
+pub mod ahead;
 pub mod pins;
 pub mod resolve;
-mod run;
+pub(crate) mod run;

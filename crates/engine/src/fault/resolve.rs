@@ -24,7 +24,7 @@
 use crate::Engine;
 use crate::fault::run::Along;
 use crate::stats::FaultKind;
-use crate::traits::{Backend, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect};
+use crate::traits::{Backend, Came, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect};
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
@@ -289,7 +289,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             State::Leaving => self.rescue(fault, at, was),
             State::Out => match was.slot() {
                 Some(slot) => {
-                    let along = self.claim_run(fault.page, at, slot, buffer.len() - 1);
+                    let along = self.claim_run(fault.page, fault.core, slot, buffer.len() - 1);
                     fault.phase = Phase::Reading { slot, was, tries: 0, along };
                     Step::Read { slot: along.first(slot), pages: along.pages() }
                 }
@@ -330,7 +330,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             }
         };
         self.release_zero_run(fault.page, count, 1 + more, protected);
-        self.release(fault.page, at.word, Release::Dirty { young: false, guessed: false, protected });
+        self.release(fault.page, at.word, Release::Dirty { chances: 0, guessed: false, protected });
         self.list_granule(at.granule, fault.page, fault.core);
         self.done(fault, FaultKind::Zero)
     }
@@ -375,7 +375,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             let page = first.plus(i);
             let Some(at) = self.page(page) else { continue };
             if i < mapped {
-                self.release(page, at.word, Release::Dirty { young: false, guessed: false, protected });
+                self.release(page, at.word, Release::Dirty { chances: 0, guessed: false, protected });
             } else {
                 self.release(page, at.word, Release::Untouched);
             }
@@ -395,9 +395,10 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let protected = self.protection_moved(at.granule, epoch);
         let slot = self.stages.slot(stage);
         self.stages.vacate(stage, clean);
+        let chances = self.policy.chances(if was.rescued() { Came::RescuedAgain } else { Came::Rescued });
         let to = match slot {
-            Some(slot) if clean => Release::Clean { slot, young: true },
-            _ => Release::Dirty { young: true, guessed: false, protected },
+            Some(slot) if clean => Release::Clean { slot, chances },
+            _ => Release::Dirty { chances, guessed: false, protected },
         };
         self.release(fault.page, at.word, to);
         self.list_granule(at.granule, fault.page, fault.core);
@@ -436,14 +437,14 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         }
         let protected = self.protection_moved(at.granule, epoch);
         self.map_along(fault.page, at.granule, slot, along, buffer);
-        let young = self.policy.fetched_is_young();
+        let chances = self.policy.chances(Came::Fetched);
         if dirty {
             if !is_planted(Canary::Slot) {
                 self.slots.free(slot);
             }
-            self.release(fault.page, at.word, Release::Dirty { young, guessed, protected });
+            self.release(fault.page, at.word, Release::Dirty { chances, guessed, protected });
         } else {
-            self.release(fault.page, at.word, Release::Clean { slot, young });
+            self.release(fault.page, at.word, Release::Clean { slot, chances });
         }
         self.list_granule(at.granule, fault.page, fault.core);
         self.done(fault, FaultKind::Fetch)
@@ -490,7 +491,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             self.slots.free(slot);
             self.learn_write(at.granule, true);
         }
-        self.release(fault.page, at.word, Release::Dirty { young: was.young(), guessed: was.guessed(), protected });
+        self.release(fault.page, at.word, Release::Dirty { chances: was.chances(), guessed: was.guessed(), protected });
         self.done(fault, FaultKind::WriteProtect)
     }
 

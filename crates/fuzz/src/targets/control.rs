@@ -2,7 +2,7 @@
 //! line, and with the same bytes cut into other pieces.
 
 use super::structured;
-use farshore_config::control::{Conversation, Setting, Target};
+use farshore_config::control::{Change, Conversation, Set, Setting, Target};
 use farshore_config::stats::Stats;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
@@ -24,9 +24,20 @@ impl Target for Program {
     fn stats(&self) -> Stats {
         Stats { pid: 4242, program: "a \"b\"\n".into(), ..Stats::default() }
     }
-    fn set(&self, key: &str, value: &str) -> Result<(), String> {
+    fn set(&self, key: &str, value: &str) -> Result<Set, String> {
         self.told.lock().expect("one thread").push((key.into(), value.into()));
-        Setting::read(key, value).map(|_| ())
+        // A space comes as the change of as many bytes as its spec has.
+        Setting::read(key, value).map(|setting| match setting {
+            Setting::AddSwap(_) => Set::Begun(value.len() as u64),
+            Setting::Memory(_) | Setting::RemoveSwap(_) => Set::Done,
+        })
+    }
+    fn change(&self, id: u64) -> Result<Change, String> {
+        match id % 3 {
+            0 => Ok(Change::Done),
+            1 => Ok(Change::UnderWay(id)),
+            _ => Err(format!("change {id} has failed")),
+        }
     }
 }
 
@@ -35,6 +46,11 @@ impl Target for Program {
 enum Answer {
     Counters,
     Done,
+    /// As a change of this number.
+    Begun(u64),
+    Changed,
+    /// So many per cent.
+    UnderWay(u64),
     Error,
 }
 
@@ -44,6 +60,9 @@ const PIECES: &[&str] = &[
     "{\"op\":\"set\",\"key\":\"memory\",\"value\":\"64M\"}\n",
     "{\"op\":\"set\",\"key\":\"memory\",\"value\":\"",
     "{\"op\":\"set\",\"key\":\"policy\",\"value\":\"fifo\"}\n",
+    "{\"op\":\"set\",\"key\":\"swap+\",\"value\":\"dir:/",
+    "{\"op\":\"set\",\"key\":\"swap-\",\"value\":\"file:/x,size=",
+    "{\"op\":\"change\",\"id\":",
     "\"}\n",
     "\n",
     " ",
@@ -106,8 +125,15 @@ fn kind(line: &str) -> Answer {
         assert!(why.as_str().is_some_and(|why| !why.is_empty()), "an error says nothing: {line:?}");
         return Answer::Error;
     }
-    assert_eq!(answer, serde_json::json!({ "ok": true }));
-    Answer::Done
+    let number = |name: &str| answer.get(name).and_then(Value::as_u64);
+    let (json, kind) = match (number("change"), number("percent")) {
+        (Some(id), _) => (serde_json::json!({ "ok": true, "change": id }), Answer::Begun(id)),
+        (None, Some(percent)) => (serde_json::json!({ "done": false, "percent": percent }), Answer::UnderWay(percent)),
+        (None, None) if answer.get("done").is_some() => (serde_json::json!({ "done": true }), Answer::Changed),
+        (None, None) => (serde_json::json!({ "ok": true }), Answer::Done),
+    };
+    assert_eq!(answer, json);
+    kind
 }
 
 /// What the documents say to these bytes.
@@ -124,14 +150,44 @@ fn expected(input: &[u8]) -> Outcome {
         let pairs = serde_json::from_slice::<Pairs>(&rest[..end]).map(|pairs| pairs.0).unwrap_or_default();
         rest = &rest[end + 1..];
         answers.push(match request(&pairs) {
-            Some(None) => Answer::Counters,
-            Some(Some((key, value))) => {
+            Some(Asked::Counters) => Answer::Counters,
+            Some(Asked::Setting(key, value)) => {
                 told.push((key.clone(), value.clone()));
-                let size = (key == "memory").then(|| value.parse::<farshore_config::Size>());
-                if matches!(size, Some(Ok(_))) { Answer::Done } else { Answer::Error }
+                setting(&key, &value)
             }
+            Some(Asked::Change(id)) => match id % 3 {
+                0 => Answer::Changed,
+                1 => Answer::UnderWay(id),
+                _ => Answer::Error,
+            },
             None => Answer::Error,
         });
+    }
+}
+
+/// The answer to a setting.
+fn setting(key: &str, value: &str) -> Answer {
+    let size = |text: &str| text.parse::<farshore_config::Size>().is_ok();
+    // What can be used in this version, by absolute paths.
+    let by_path = |path: &str| path.starts_with('/');
+    let in_ram = |text: &str| match text.split_once(",size=") {
+        None => matches!(text, "ram" | "ram:lz4" | "ram:zstd"),
+        Some((kind, bytes)) => matches!(kind, "ram" | "ram:lz4" | "ram:zstd") && size(bytes),
+    };
+    let is_spec = match value.split_once(':') {
+        Some(("dir", path)) => by_path(path),
+        Some(("file", rest)) => match rest.rsplit_once(",size=") {
+            None => by_path(rest),
+            Some((path, bytes)) => by_path(path) && size(bytes),
+        },
+        Some(("delay", time)) => time.parse::<farshore_config::Time>().is_ok(),
+        _ => in_ram(value),
+    };
+    match key {
+        "memory" if size(value) => Answer::Done,
+        "swap+" if is_spec => Answer::Begun(value.len() as u64),
+        "swap-" if is_spec => Answer::Done,
+        _ => Answer::Error,
     }
 }
 
@@ -159,16 +215,24 @@ impl<'de> Deserialize<'de> for Pairs {
     }
 }
 
-/// `Some(None)`: the counters are asked for; `Some(Some((key, value)))`: a setting; `None`: neither.
-fn request(pairs: &[(String, Value)]) -> Option<Option<(String, String)>> {
+/// What a request asks for.
+enum Asked {
+    Counters,
+    Setting(String, String),
+    Change(u64),
+}
+
+fn request(pairs: &[(String, Value)]) -> Option<Asked> {
     let member = |name: &str| {
         let mut found = pairs.iter().filter(|(key, _)| key == name);
-        let one = found.next()?.1.as_str();
-        if found.next().is_some() { None } else { one }
+        let one = &found.next()?.1;
+        if found.next().is_some() { None } else { Some(one) }
     };
-    match (member("op")?, pairs.len()) {
-        ("stat", 1) => Some(None),
-        ("set", 3) => Some(Some((member("key")?.to_owned(), member("value")?.to_owned()))),
+    let text = |name: &str| member(name)?.as_str().map(str::to_owned);
+    match (text("op")?.as_str(), pairs.len()) {
+        ("stat", 1) => Some(Asked::Counters),
+        ("set", 3) => Some(Asked::Setting(text("key")?, text("value")?)),
+        ("change", 2) => Some(Asked::Change(member("id")?.as_u64()?)),
         _ => None,
     }
 }

@@ -25,7 +25,7 @@ fn next(bytes: &mut Bytes<'_>) -> Option<Op> {
     let mut with = Bits(bytes.byte()?);
     Some(match which % 12 {
         0 => Op::Fault { write: with.bit(), protected: with.bit() },
-        1 => Op::Evict { second_chance: with.bit() },
+        1 => Op::Evict { chances: with.bit() },
         2 => Op::ExpectProtection,
         3 => Op::Claim,
         4 => Op::Release(spec(with)),
@@ -46,8 +46,8 @@ fn spec(mut with: Bits) -> Spec {
         kind => {
             with.0 /= 6;
             match kind {
-                2 => Spec::Clean { slot: with.of(SLOTS), young: with.bit() },
-                3 => Spec::Dirty { young: with.bit(), guessed: with.bit(), protected: with.bit() },
+                2 => Spec::Clean { slot: with.of(SLOTS), chances: with.of([0, 1, 2, 7]) },
+                3 => Spec::Dirty { chances: with.of([0, 1, 2, 7]), guessed: with.bit(), protected: with.bit() },
                 4 => Spec::Leaving { stage: with.of(STAGES), written: with.bit() },
                 _ => Spec::Out { slot: with.of(SLOTS) },
             }

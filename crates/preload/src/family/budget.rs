@@ -113,7 +113,7 @@ pub(super) fn balance(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool
         let since = m.hungry.load(Ordering::Acquire);
         line != kin.me && since != 0 && now.saturating_sub(since) < HUNGRY_NS
     });
-    let in_use = engine.frames.taken() + engine.sizes().stages + STEP_MIN;
+    let in_use = engine.in_use() + STEP_MIN;
     let wanted = if together > limit {
         let too_much = together - limit;
         // Whoever looks next takes its part of what is left then.

@@ -8,7 +8,14 @@ fn journal() -> (tempfile::TempDir, Arc<Journal>) {
 }
 
 fn place(directory: &Path) -> Place {
-    Place { memory_bytes: 16 << 20, extra_bytes: 0, swap_bytes: 64 << 20, swap_files: 2, directory: directory.to_path_buf() }
+    Place {
+        memory_bytes: 16 << 20,
+        pool_bytes: 0,
+        extra_bytes: 0,
+        swap_bytes: 64 << 20,
+        swap_files: 2,
+        directory: directory.to_path_buf(),
+    }
 }
 
 fn script(path: &Path, text: &str) {
@@ -38,6 +45,17 @@ fn the_command_line_has_everything() {
     let command = target.command(&["prog".into()]);
     assert!(!command.get_args().any(|word| word == swap.as_str()));
     assert_eq!(target.settings()["swap"], "ram delay:1us");
+}
+
+#[test]
+fn ram_for_compressed_pages_is_for_pools_alone() {
+    let (directory, _) = journal();
+    let place = Place { pool_bytes: 4 << 20, ..place(directory.path()) };
+    let limit = |all: &[(&str, &str)]| memory_bytes(&options(all), &place) >> 20;
+    assert_eq!(limit(&[]), 16);
+    assert_eq!(limit(&[("swap", "ram"), ("swap", "delay:1us")]), 16);
+    assert_eq!(limit(&[("swap", "ram:lz4")]), 20);
+    assert_eq!(limit(&[("swap", "ram:zstd,size=64M"), ("swap", "dir:/x")]), 20);
 }
 
 #[test]

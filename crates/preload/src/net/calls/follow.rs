@@ -110,6 +110,17 @@ pub fn install(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
+/// Programs that are started from here on get these options. Not by the control thread, which has descriptors of its own.
+pub fn renew(options: &Options) {
+    let Some(old) = plan() else { return };
+    let variables = |options| Variables::new(options).ok();
+    if let (Some(kin), Some(others)) = (variables(options), variables(&Options { family: None, ..options.clone() })) {
+        let plan = Plan { library: old.library.clone(), kin, others, ..*old };
+        // The one before stays: somebody may be using it.
+        PLAN.store(Box::into_raw(Box::new(plan)), Ordering::Release);
+    }
+}
+
 impl Plan {
     pub(super) fn new(library: &std::path::Path, options: &Options) -> Result<Plan, String> {
         let library = text(library.as_os_str().as_bytes().to_vec())?;

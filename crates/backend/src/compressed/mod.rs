@@ -1,0 +1,399 @@
+//! A pool of compressed pages in RAM, in front of other swap spaces or alone: `ram:lz4`, `ram:zstd`.
+//!
+//! ```text
+//!  evictor ──write──▶ one word repeated? ─▶ the word
+//!                     else compress ──────▶ pool ⋯⋯ oldest first, when it is full ⋯⋯▶ the tier below, same slot
+//!                     not worth it, no room ─────────────────────────────────────────▶ the tier below, same slot
+//!  fault ────read───▶ pool? decompress into the frame : the tier below
+//! ```
+//!
+//! A page keeps its slot wherever it lies, so nothing above knows. The pool is asked first; what it has is the page ([`farshore_core::pooled`] says
+//! why that is so while a copy is under way).
+//!
+//! # Who does what
+//!
+//! Evictors compress ([`CompressedQueue::start_write`]), and look after the pool once a batch ([`CompressedQueue::tend`]): they take out pages of slots
+//! that were freed (the fault path frees slots and cannot wait for the pool's lock), and move the oldest to the tier below. Faults read, without a
+//! lock.
+//!
+//! # Memory
+//!
+//! The pool counts as memory of the program: the engine takes it from the limit ([`Backend::own_memory`]). Entries of slots (16 bytes for each that was
+//! used) do not.
+//!
+//! # fork
+//!
+//! A forked child has a copy of the pool, as of all memory, and reads from it what it has inherited; its own pages go into a pool of its own
+//! ([`crate::layered`]). While a process forks no read and no write is under way, and so nothing here is locked or pinned.
+//!
+//! Decompressed on the way to the tier below: files hold pages.
+
+mod chunks;
+mod codec;
+mod pool;
+#[cfg(test)]
+mod tests;
+
+pub use pool::Counters;
+
+use crate::any::{AnyBackend, AnyQueue};
+use crate::error::{OpenError, SMALLEST_BYTES};
+use codec::{Encoder, WORTH_IT};
+use farshore_config::{Compression, Size, SwapSpec};
+use farshore_core::slots::arrangement::SpaceSet;
+use farshore_core::word::Slot;
+use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
+use pool::{Pool, Put};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Pages of one copy to the tier below, and copies of one evictor that are under way.
+const PAGES_A_COPY: usize = 32;
+const COPIES: usize = 2;
+/// Extents that are looked through for freed slots, once a batch. There are at most three slots for each page that lies somewhere, so of all pages less than one in
+/// a hundred is freed and not found yet.
+const EXTENTS_A_SWEEP: u64 = 256;
+/// The tag of a write below that is a copy.
+const COPY: u64 = 1 << 63;
+const EIO: i32 = 5;
+
+/// A pool, and what is under it.
+#[derive(Debug)]
+pub struct Compressed {
+    pool: Arc<Pool>,
+    lower: Option<Box<AnyBackend>>,
+    pool_name: String,
+    /// With what is under it.
+    name: String,
+}
+
+impl Compressed {
+    /// A pool of `size` bytes (default: as much as the machine has RAM; the memory limit bounds it in any case), on top of `lower`.
+    ///
+    /// # Errors
+    /// When it is smaller than 2 MiB, or cannot be reserved.
+    pub fn open(kind: Compression, size: Option<Size>, lower: Option<AnyBackend>) -> Result<Compressed, OpenError> {
+        let pool_name = SwapSpec::Ram { compress: Some(kind), size }.to_string();
+        let bytes = size.map_or_else(crate::ram::machine_bytes, Size::bytes);
+        if bytes < SMALLEST_BYTES {
+            return Err(OpenError::TooSmall { what: pool_name, bytes });
+        }
+        // However many there are below: others may come.
+        let pool = Pool::new(kind, bytes, None, lower.is_some()).map_err(|errno| OpenError::NoMemory { bytes, errno })?;
+        let name = lower.as_ref().map_or_else(|| pool_name.clone(), |lower| format!("{pool_name} over {}", lower.name()));
+        Ok(Compressed { pool: Arc::new(pool), lower: lower.map(Box::new), pool_name, name })
+    }
+
+    /// What is under the pool.
+    pub fn lower(&self) -> Option<&AnyBackend> {
+        self.lower.as_deref()
+    }
+
+    /// The pool as it was asked for: `ram:lz4,size=1G`.
+    pub fn pool_name(&self) -> &str {
+        &self.pool_name
+    }
+
+    /// Memory for entries of slots and for the bookkeeping of chunks, in bytes.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.pool.mapped_bytes()
+    }
+
+    /// What has gone through the pool.
+    pub fn counters(&self) -> &Counters {
+        &self.pool.counters
+    }
+
+    /// Bytes that the pool may use at most, and uses now.
+    pub fn bytes(&self) -> (u64, u64) {
+        self.pool.bytes()
+    }
+
+    fn below(&self) -> Result<&AnyBackend, IoError> {
+        // A page that nobody has: its checksum would not be right either.
+        self.lower.as_deref().ok_or(IoError::Device(EIO))
+    }
+}
+
+impl Backend for Compressed {
+    type Queue = CompressedQueue;
+
+    fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
+        match self.pool.read(slot, into) {
+            Some(true) => Ok(()),
+            Some(false) => Err(IoError::Device(EIO)),
+            None => self.below()?.read(slot, into),
+        }
+    }
+
+    /// Pages that lie below are read by one transfer, if no pooled one is between.
+    fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        let mut below: Option<(usize, usize)> = None;
+        for n in 0..=into.len() {
+            let pooled = match into.get_mut(n) {
+                Some(page) => self.pool.read(first.plus(n as u64), page),
+                None => Some(true),
+            };
+            match pooled {
+                None => below = Some((below.map_or(n, |(start, _)| start), n + 1)),
+                Some(false) => return Err(IoError::Device(EIO)),
+                Some(true) => {
+                    if let Some((start, end)) = below.take() {
+                        self.below()?.read_run(first.plus(start as u64), &mut into[start..end])?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn queue(&self, depth: u32) -> Result<CompressedQueue, IoError> {
+        let lower = self.lower.as_ref().map(|lower| lower.queue(depth + COPIES as u32)).transpose()?;
+        let copies = if lower.is_some() { COPIES } else { 0 };
+        Ok(CompressedQueue {
+            pool: Arc::clone(&self.pool),
+            lower,
+            encoder: Encoder::new(self.pool.kind()),
+            small: Box::new([0; WORTH_IT]),
+            writes: vec![None; depth.max(1) as usize].into_boxed_slice(),
+            passed_on: VecDeque::with_capacity(depth as usize * farshore_core::limits::BATCH_PAGES_MAX),
+            copies: (0..copies)
+                .map(|_| Copy { run: None, pages: vec![PageBuf::ZERO; PAGES_A_COPY].into_boxed_slice() })
+                .collect(),
+            copies_fail: false,
+        })
+    }
+
+    fn capacity(&self) -> Option<u64> {
+        match &self.lower {
+            Some(lower) => lower.capacity(),
+            None => Some(self.pool.slots()),
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn spaces(&self) -> usize {
+        self.lower.as_ref().map_or(1, |lower| lower.spaces())
+    }
+
+    fn capacity_of(&self, space: usize) -> Option<u64> {
+        match &self.lower {
+            Some(lower) => lower.capacity_of(space),
+            None => self.capacity(),
+        }
+    }
+
+    fn name_of(&self, slot: Slot) -> &str {
+        self.lower.as_ref().map_or(&self.name, |lower| lower.name_of(slot))
+    }
+
+    fn own_memory(&self) -> Option<u64> {
+        Some(self.pool.bytes().1)
+    }
+
+    fn allow_memory(&self, bytes: u64) {
+        self.pool.allow(bytes);
+    }
+
+    fn arrange(&self, first: u32, spaces: SpaceSet) {
+        self.lower.iter().for_each(|lower| lower.arrange(first, spaces));
+    }
+
+    fn shut_space(&self, space: usize) {
+        self.lower.iter().for_each(|lower| lower.shut_space(space));
+    }
+
+    fn close_space(&self, space: usize) {
+        self.lower.iter().for_each(|lower| lower.close_space(space));
+    }
+}
+
+/// A write that somebody waits for.
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    tag: u64,
+    /// Runs that were passed on and are not written.
+    left: u32,
+    result: Result<(), IoError>,
+}
+
+/// Pages that pass the pool by.
+#[derive(Clone, Copy, Debug)]
+struct PassedOn {
+    first: Slot,
+    pages: *const PageBuf,
+    count: u32,
+    /// Of which write.
+    write: usize,
+}
+
+/// A copy to the tier below, and the memory for one.
+#[derive(Debug)]
+struct Copy {
+    run: Option<(Slot, u32)>,
+    pages: Box<[PageBuf]>,
+}
+
+/// Writes to a [`Compressed`].
+#[derive(Debug)]
+pub struct CompressedQueue {
+    pool: Arc<Pool>,
+    lower: Option<AnyQueue>,
+    encoder: Encoder,
+    small: Box<[u8; WORTH_IT]>,
+    writes: Box<[Option<Write>]>,
+    /// Wait for their turn below.
+    passed_on: VecDeque<PassedOn>,
+    copies: Box<[Copy]>,
+    /// The last copy failed: once at a time until one goes well.
+    copies_fail: bool,
+}
+
+// SAFETY: the pointers in `passed_on` are to pages that may be read from any thread until their completion is reaped:
+// `start_write`'s contract.
+unsafe impl Send for CompressedQueue {}
+
+impl CompressedQueue {
+    /// Gives to the tier below what it takes.
+    fn pass_on(&mut self) {
+        let Some(lower) = &mut self.lower else { return };
+        while let Some(&PassedOn { first, pages, count, write }) = self.passed_on.front() {
+            // SAFETY: the caller of our own `start_write` keeps the pages until the completion of its write.
+            if unsafe { lower.start_write(first, pages, count, write as u64) }.is_err() {
+                return;
+            }
+            self.passed_on.pop_front();
+        }
+    }
+
+    /// What the tier below has done.
+    fn reap_lower(&mut self, wait_ns: u64) {
+        let Some(lower) = &mut self.lower else { return };
+        let (writes, copies, pool, fail) = (&mut self.writes, &mut self.copies, &self.pool, &mut self.copies_fail);
+        let mut done = |tag: u64, result: Result<(), IoError>| {
+            if tag & COPY != 0 {
+                if let Some((first, count)) = copies[(tag & !COPY) as usize].run.take() {
+                    pool.end_copies(first, count, result.is_ok());
+                    *fail = result.is_err();
+                }
+            } else if let Some(write) = &mut writes[tag as usize] {
+                write.left -= 1;
+                write.result = write.result.and(result);
+            }
+        };
+        match wait_ns {
+            0 => lower.reap(false, &mut done),
+            u64::MAX => lower.reap(true, &mut done),
+            ns => lower.reap_within(ns, &mut done),
+        }
+    }
+
+    /// Tells of the writes that are done; whether there were any.
+    fn deliver(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) -> bool {
+        let mut any = false;
+        for write in &mut self.writes {
+            if let Some(Write { tag, left: 0, result }) = *write {
+                *write = None;
+                any = true;
+                done(tag, result);
+            }
+        }
+        any
+    }
+
+    fn copies_under_way(&self) -> usize {
+        self.copies.iter().filter(|copy| copy.run.is_some()).count()
+    }
+}
+
+impl WriteQueue for CompressedQueue {
+    unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {
+        let Some(number) = self.writes.iter().position(Option::is_none) else { return Err(()) };
+        let mut write = Write { tag, left: 0, result: Ok(()) };
+        let mut run: Option<PassedOn> = None;
+        for n in 0..count {
+            let slot = first.plus(u64::from(n));
+            // SAFETY: the caller's pages are `count`.
+            let at = unsafe { pages.add(n as usize) };
+            // SAFETY: they stay as they are until the write's completion.
+            let page = unsafe { &*at };
+            match self.pool.put(slot, page, &mut self.encoder, &mut self.small) {
+                Put::Kept => self.passed_on.extend(run.take()),
+                Put::PassedOn => match &mut run {
+                    Some(run) => run.count += 1,
+                    None => {
+                        write.left += 1;
+                        run = Some(PassedOn { first: slot, pages: at, count: 1, write: number });
+                    }
+                },
+                Put::Full => write.result = Err(IoError::Full),
+            }
+        }
+        self.passed_on.extend(run);
+        self.writes[number] = Some(write);
+        self.pass_on();
+        Ok(())
+    }
+
+    fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        loop {
+            self.pass_on();
+            self.reap_lower(0);
+            let any = self.deliver(done);
+            if any || !wait || self.in_flight() == 0 {
+                return;
+            }
+            self.pass_on();
+            self.reap_lower(u64::MAX);
+            if self.writes.iter().all(Option::is_none) {
+                // Copies alone: nobody is told of them.
+                return;
+            }
+        }
+    }
+
+    fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.pass_on();
+        if !self.deliver(done) {
+            self.reap_lower(ns);
+            self.pass_on();
+            self.deliver(done);
+        }
+    }
+
+    fn in_flight(&self) -> u32 {
+        (self.writes.iter().flatten().count() + self.copies_under_way()) as u32
+    }
+
+    fn tend(&mut self, free: &dyn FreeSlots) {
+        let wants_room = self.pool.sweep(EXTENTS_A_SWEEP, free);
+        if !wants_room || (self.copies_fail && self.copies_under_way() > 0) {
+            return;
+        }
+        let Some(lower) = &mut self.lower else { return };
+        for (number, copy) in self.copies.iter_mut().enumerate().filter(|(_, copy)| copy.run.is_none()) {
+            let Some((first, count)) = self.pool.begin_copies(&mut copy.pages, free) else { break };
+            // SAFETY: the pages are the copy's, and are used for another only when this one has ended.
+            match unsafe { lower.start_write(first, copy.pages.as_ptr(), count, COPY | number as u64) } {
+                Ok(()) => copy.run = Some((first, count)),
+                Err(()) => {
+                    self.pool.end_copies(first, count, false);
+                    break;
+                }
+            }
+        }
+        self.reap_lower(0);
+    }
+}
+
+impl Drop for CompressedQueue {
+    /// What is written from our own memory must have been written.
+    fn drop(&mut self) {
+        while self.copies_under_way() > 0 {
+            self.reap_lower(u64::MAX);
+        }
+    }
+}

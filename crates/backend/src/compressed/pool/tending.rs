@@ -1,0 +1,122 @@
+//! What is done for the pool on the side: pages of freed slots are taken out, the oldest go to the tier below.
+
+use super::age::{Links, NOBODY};
+use super::{Entry, Pool, State};
+use core::sync::atomic::Ordering;
+use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
+use farshore_core::pooled::{CopyEnd, Place};
+use farshore_core::word::Slot;
+use farshore_engine::traits::{FreeSlots, PageBuf};
+
+impl Pool {
+    /// Looks at the next `extents` extents, and takes out pages of slots that are free. Whether the oldest should go to the tier below then.
+    pub fn sweep(&self, extents: u64, free: &dyn FreeSlots) -> bool {
+        self.with(|state| {
+            let words = state.end.div_ceil(64);
+            for _ in 0..words.min(extents * EXTENT_SLOTS as u64 / 64) {
+                let word = if state.sweep >= words { 0 } else { state.sweep };
+                state.sweep = word + 1;
+                let mut dead = self.present(word).load(Ordering::Relaxed);
+                if dead != 0 {
+                    // Asked under the lock: who is given a slot puts its page after this.
+                    dead &= free.free_of(word * 64);
+                }
+                while dead != 0 {
+                    let number = word * 64 + u64::from(dead.trailing_zeros());
+                    dead &= dead - 1;
+                    if let Some(entry) = self.entry(number) {
+                        let _ = self.drop_page(state, number, entry);
+                    }
+                }
+            }
+            self.empty_some(state);
+            self.has_lower && self.is_full(state, 15)
+        })
+    }
+
+    /// Whether more than so many sixteenths of what it may use are in use, copies under way taken as done; or a page had no room; or it may use less
+    /// than it does.
+    fn is_full(&self, state: &State, sixteenths: u64) -> bool {
+        let allowed = self.allowed.load(Ordering::Relaxed);
+        let stays = state.chunks.held().saturating_sub(state.copying);
+        state.pressed || state.chunks.touched() > allowed || stays > allowed / 16 * sixteenths
+    }
+
+    /// Begins to copy the oldest page and those that follow it, side by side, at most `pages.len()`: the first slot, and how many were decompressed to
+    /// `pages`. [`Pool::end_copies`] must follow.
+    pub fn begin_copies(&self, pages: &mut [PageBuf], free: &dyn FreeSlots) -> Option<(Slot, u32)> {
+        let (first, count) = self.with(|state| {
+            if !self.is_full(state, 14) {
+                return None;
+            }
+            let first = loop {
+                let slot = state.oldest;
+                let entry = self.entry(u64::from(slot)).filter(|_| slot != NOBODY)?;
+                if Slot::new(u64::from(slot)).is_some_and(|slot| free.is_free(slot)) {
+                    if !self.drop_page(state, u64::from(slot), entry) {
+                        return None;
+                    }
+                } else if self.begin_copy(state, slot, entry) {
+                    break slot;
+                } else {
+                    // It is being copied as another page's: later.
+                    self.unlist(state, slot);
+                    self.list(state, slot);
+                    return None;
+                }
+            };
+            state.pressed = false;
+            let mut count = 1;
+            while count < pages.len() as u32 && !(first + count).is_multiple_of(EXTENT_SLOTS as u32) {
+                let slot = first + count;
+                let is_listed = |entry: &&Entry| {
+                    matches!(entry.word.place(), Some(Place::Chunk { .. }))
+                        && Links::decode(entry.extra.load(Ordering::Relaxed)).listed
+                };
+                let Some(entry) = self.entry(u64::from(slot)).filter(is_listed) else { break };
+                if Slot::new(u64::from(slot)).is_none_or(|slot| free.is_free(slot)) || !self.begin_copy(state, slot, entry) {
+                    break;
+                }
+                count += 1;
+            }
+            Some((first, count))
+        })?;
+        let first = Slot::new(u64::from(first))?;
+        for (slot, page) in (0..).map(|n| first.plus(n)).zip(pages).take(count as usize) {
+            // One that is gone, or another by now, is not believed to be below when the copy ends.
+            let _ = self.read(slot, page);
+        }
+        Some((first, count))
+    }
+
+    fn begin_copy(&self, state: &mut State, slot: u32, entry: &Entry) -> bool {
+        let begun = entry.word.begin_copy();
+        if begun {
+            self.unlist(state, slot);
+            state.copying += PAGE_SIZE as u64 / 2;
+        }
+        begun
+    }
+
+    /// The copies of `count` slots have ended; `well`: the tier below has them.
+    pub fn end_copies(&self, first: Slot, count: u32, well: bool) {
+        self.with(|state| {
+            for number in first.number()..first.number() + u64::from(count) {
+                let Some(entry) = self.entry(number) else { continue };
+                state.copying -= PAGE_SIZE as u64 / 2;
+                match entry.word.end_copy(well) {
+                    CopyEnd::Moved(place) => {
+                        self.counters.moved.fetch_add(1, Ordering::Relaxed);
+                        self.forget(state, number, entry, place);
+                    }
+                    CopyEnd::Stays => {
+                        let is_chunk = matches!(entry.word.place(), Some(Place::Chunk { .. }));
+                        if is_chunk && !Links::decode(entry.extra.load(Ordering::Relaxed)).listed {
+                            self.list(state, number as u32);
+                        }
+                    }
+                }
+            }
+        });
+    }
+}

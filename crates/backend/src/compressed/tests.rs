@@ -1,0 +1,242 @@
+//! The pool as evictors and faults use it, against a map of what each slot holds.
+
+use super::*;
+use crate::faulty::{FaultConfig, Faulty, Kind};
+use crate::ram::RamSpace;
+use farshore_config::Time;
+use proptest::prelude::*;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+/// The smallest there is: 2 MiB.
+const SMALL: Size = Size::mib(2);
+const SLOTS: u64 = 2048;
+
+fn slot(number: u64) -> Slot {
+    Slot::new(number).expect("slot 0 means no slot")
+}
+
+/// Pages of all sorts: one word repeated, half noise, all noise.
+fn page(number: u64, version: u64) -> PageBuf {
+    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ version.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mut page = PageBuf::ZERO;
+    let noise = match (number / 7 + version) % 5 {
+        0 => {
+            codec::repeat(state, &mut page);
+            0
+        }
+        1 => 4096,
+        n => 500 * n as usize,
+    };
+    for byte in &mut page.0[..noise] {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        *byte = (state >> 56) as u8;
+    }
+    page
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write { near: u64, count: u64, queue: usize },
+    Free { near: u64, count: u64 },
+    Read { near: u64, count: u64 },
+    Tend { queue: usize },
+    Reap { queue: usize, wait: bool },
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let write = (1..SLOTS, 1u64..64, 0usize..2).prop_map(|(near, count, queue)| Op::Write { near, count, queue });
+    let free = (1..SLOTS, 1u64..128).prop_map(|(near, count)| Op::Free { near, count });
+    let read = (1..SLOTS, 1u64..16).prop_map(|(near, count)| Op::Read { near, count });
+    let tend = (0usize..2).prop_map(|queue| Op::Tend { queue });
+    let reap = (0usize..2, any::<bool>()).prop_map(|(queue, wait)| Op::Reap { queue, wait });
+    prop::collection::vec(prop_oneof![5 => write, 2 => free, 3 => read, 3 => tend, 2 => reap], 1..200)
+}
+
+/// What slots hold, as the engine knows it.
+#[derive(Default)]
+struct Model {
+    /// Versions of slots that were written.
+    holds: HashMap<u64, u64>,
+    /// In a write.
+    busy: HashMap<u64, ()>,
+    flights: HashMap<u64, (u64, u64, Vec<PageBuf>)>,
+    failed: usize,
+}
+
+/// As the engine tells it.
+struct Unused<'m>(&'m RefCell<Model>);
+
+impl FreeSlots for Unused<'_> {
+    fn free_of(&self, first: u64) -> u64 {
+        (0..64).filter(|n| self.0.borrow().is_unused(first + n)).fold(0, |bits, n| bits | 1 << n)
+    }
+}
+
+/// All slots are in use.
+struct NoneFree;
+
+impl FreeSlots for NoneFree {
+    fn free_of(&self, _: u64) -> u64 {
+        0
+    }
+}
+
+impl Model {
+    fn is_unused(&self, number: u64) -> bool {
+        !self.holds.contains_key(&number) && !self.busy.contains_key(&number)
+    }
+
+    fn landed(&mut self, tag: u64, result: Result<(), IoError>) {
+        let (first, version, pages) = self.flights.remove(&tag).expect("one completion for each write");
+        for number in first..first + pages.len() as u64 {
+            self.busy.remove(&number);
+            if result.is_ok() {
+                self.holds.insert(number, version);
+            }
+        }
+        self.failed += usize::from(result.is_err());
+    }
+}
+
+/// Runs `ops` as evictors and faults would; the model at the end.
+fn run(backend: &Compressed, ops: &[Op]) -> Model {
+    let model = RefCell::new(Model::default());
+    let mut queues = [backend.queue(3).unwrap(), backend.queue(3).unwrap()];
+    let check = |number: u64| {
+        let mut back = PageBuf::ZERO;
+        backend.read(slot(number), &mut back).unwrap();
+        assert!(back.0 == page(number, model.borrow().holds[&number]).0, "slot {number}");
+    };
+    for (version, op) in (1..).zip(ops) {
+        match *op {
+            Op::Write { near, count, queue } => {
+                let free = |number: &u64| model.borrow().is_unused(*number);
+                let Some(first) = (near..SLOTS).find(|number| free(number)) else { continue };
+                let count = (first..(first + count).min(SLOTS)).take_while(|number| free(number)).count() as u64;
+                let pages: Vec<PageBuf> = (first..first + count).map(|number| page(number, version)).collect();
+                // SAFETY: the pages stay in the model until the completion; their heap memory does not move.
+                if unsafe { queues[queue].start_write(slot(first), pages.as_ptr(), count as u32, version) }.is_ok() {
+                    let mut model = model.borrow_mut();
+                    model.busy.extend((first..first + count).map(|number| (number, ())));
+                    model.flights.insert(version, (first, version, pages));
+                }
+            }
+            Op::Free { near, count } => (near..near + count).for_each(|number| _ = model.borrow_mut().holds.remove(&number)),
+            Op::Read { near, count } => {
+                let known: Vec<u64> =
+                    (near..SLOTS).filter(|number| model.borrow().holds.contains_key(number)).take(count as usize).collect();
+                known.iter().for_each(|&number| check(number));
+                let run =
+                    known.iter().zip(known.first().copied().unwrap_or(0)..).take_while(|(number, n)| **number == *n).count();
+                let mut back = vec![PageBuf::ZERO; run];
+                if run > 0 {
+                    backend.read_run(slot(known[0]), &mut back).unwrap();
+                }
+                for (number, back) in known.iter().zip(&back) {
+                    assert!(back.0 == page(*number, model.borrow().holds[number]).0, "slot {number} in a run");
+                }
+            }
+            Op::Tend { queue } => queues[queue].tend(&Unused(&model)),
+            Op::Reap { queue, wait } => queues[queue].reap(wait, &mut |tag, result| model.borrow_mut().landed(tag, result)),
+        }
+    }
+    for queue in &mut queues {
+        while queue.in_flight() > 0 {
+            queue.reap(true, &mut |tag, result| model.borrow_mut().landed(tag, result));
+        }
+    }
+    assert!(model.borrow().flights.is_empty());
+    let known: Vec<u64> = model.borrow().holds.keys().copied().collect();
+    known.into_iter().for_each(check);
+    backend.pool.assert_valid();
+    for _ in 0..SLOTS / 512 {
+        queues[0].tend(&Unused(&model));
+    }
+    drop(queues);
+    backend.pool.assert_valid();
+    assert!(backend.counters().pages.load(core::sync::atomic::Ordering::Relaxed) <= model.borrow().holds.len() as u64);
+    model.into_inner()
+}
+
+fn ram(latency: Option<Time>) -> AnyBackend {
+    AnyBackend::Ram(RamSpace::open(Some(Size::mib(8)), latency).unwrap())
+}
+
+fn kind() -> impl Strategy<Value = Compression> {
+    prop_oneof![Just(Compression::Lz4), Just(Compression::Zstd)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn alone(kind in kind(), ops in ops()) {
+        let pool = Compressed::open(kind, Some(Size::mib(16)), None).unwrap();
+        prop_assert_eq!(run(&pool, &ops).failed, 0);
+    }
+
+    #[test]
+    fn alone_and_too_small(kind in kind(), ops in ops()) {
+        let pool = Compressed::open(kind, Some(SMALL), None).unwrap();
+        run(&pool, &ops);
+    }
+
+    #[test]
+    fn over_another_space(kind in kind(), delayed: bool, allowed in 0u64..32, ops in ops()) {
+        let pool = Compressed::open(kind, Some(SMALL), Some(ram(delayed.then_some(Time(20_000))))).unwrap();
+        pool.allow_memory(allowed << 16);
+        prop_assert_eq!(run(&pool, &ops).failed, 0);
+    }
+
+    #[test]
+    fn over_a_space_that_fails(kind in kind(), seed: u64, ops in ops()) {
+        let rates = vec![(Kind::WriteError, 0.2), (Kind::Full, 0.1), (Kind::ShortWrite, 0.1), (Kind::Delay, 0.3)];
+        let config = FaultConfig { seed, rates, delay_time: Time(20_000), ..FaultConfig::default() };
+        let lower = AnyBackend::Faulty(Box::new(Faulty::new(ram(None), &config)));
+        let pool = Compressed::open(kind, Some(SMALL), Some(lower)).unwrap();
+        pool.allow_memory(8 << 16);
+        run(&pool, &ops);
+    }
+}
+
+#[test]
+fn the_oldest_move_to_the_tier_below_when_it_is_full() {
+    let pool = Compressed::open(Compression::Lz4, Some(SMALL), Some(ram(None))).unwrap();
+    let mut queue = pool.queue(4).unwrap();
+    // They are compressed to a quarter: two thirds of them fill what it may use.
+    pool.allow_memory(1 << 20);
+    let half = |number: u64| page(number, (2 + 5 * number - number / 7 % 5) % 5 + 5);
+    for first in (1..1537).step_by(32) {
+        let pages: Vec<PageBuf> = (first..first + 32).map(half).collect();
+        // SAFETY: the pages live until the completion is reaped below.
+        unsafe { queue.start_write(slot(first), pages.as_ptr(), 32, 1) }.unwrap();
+        let mut done = 0;
+        while done == 0 {
+            queue.reap(true, &mut |_, result| {
+                assert_eq!(result, Ok(()));
+                done += 1;
+            });
+        }
+        queue.tend(&NoneFree);
+    }
+    let load = |counter: &core::sync::atomic::AtomicU64| counter.load(core::sync::atomic::Ordering::Relaxed);
+    let counters = pool.counters();
+    assert!(load(&counters.moved) > 0 && load(&counters.pages) > 0, "{counters:?}");
+    assert_eq!(pool.pool.read(slot(1), &mut PageBuf([0; 4096])), None, "the oldest is below");
+    assert_eq!(pool.pool.read(slot(1536), &mut PageBuf([0; 4096])), Some(true), "the newest is here");
+    for number in 1..1537 {
+        let mut back = PageBuf::ZERO;
+        pool.read(slot(number), &mut back).unwrap();
+        assert!(back.0 == half(number).0, "slot {number}");
+    }
+    drop(queue);
+    pool.pool.assert_valid();
+}
+
+#[test]
+fn sizes_have_limits() {
+    assert!(matches!(Compressed::open(Compression::Lz4, Some(Size::kib(4)), None), Err(OpenError::TooSmall { .. })));
+    let pool = Compressed::open(Compression::Zstd, Some(Size::mib(64)), None).unwrap();
+    assert_eq!((pool.name(), pool.spaces(), pool.bytes()), ("ram:zstd,size=64M", 1, (64 << 20, 0)));
+}

@@ -1,0 +1,243 @@
+//! The files of an array: a table that faults read without a lock, while files come and go.
+//!
+//! A file's place is filled before the engine hears of it, its descriptor last (Release). It is emptied when the engine has no slot in it any more
+//! ([`shut`](Places::shut), then [`close`](Places::close)). So who reads a slot finds its file. Who writes without a ring may still be about to
+//! write what nobody needs any more (a pool's copy of a page that was freed meanwhile): such writers are counted, and a file is closed when there is none. With a
+//! ring the kernel holds the file: each ring's table of files has the same places ([`Places::in_rings`]).
+
+use super::open::{self, Opened};
+use super::{FileOptions, io_error};
+use crate::error::{OpenError, SMALLEST_BYTES};
+use crate::fd::FdList;
+use crate::sleep;
+use farshore_config::SwapSpec;
+use farshore_core::limits::EXTENT_SLOTS;
+use farshore_core::slots::arrangement::SPACES_MAX;
+use farshore_engine::traits::IoError;
+use rustix::fd::{BorrowedFd, IntoRawFd, RawFd};
+use rustix::io::Errno;
+use rustix::io_uring::{IoringRegisterOp, io_uring_files_update, io_uring_ptr, io_uring_register};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// No file.
+pub(super) const NONE: RawFd = -1;
+/// The capacity of a file that has none.
+const ENDLESS: u64 = u64::MAX;
+/// How long to wait for a writer before looking again, in ns.
+const PAUSE_NS: u64 = 100_000;
+
+/// What a file was made from, and how that is written.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub(super) spec: SwapSpec,
+    pub(super) name: String,
+}
+
+#[derive(Debug)]
+struct Place {
+    fd: AtomicI32,
+    /// Slots.
+    capacity: AtomicU64,
+    /// Nobody begins to write.
+    shut: AtomicBool,
+    /// Threads that write by themselves now.
+    writers: AtomicU32,
+    /// Never freed: names are handed out.
+    named: AtomicPtr<Named>,
+}
+
+/// All places.
+#[derive(Debug)]
+pub(super) struct Places {
+    list: Box<[Place]>,
+    /// Places that have or had a file.
+    count: AtomicUsize,
+    /// Rings that queues have open.
+    pub(super) rings: FdList,
+    /// Held while a ring comes or goes, or the files of rings change.
+    pub(super) changing: Mutex<()>,
+}
+
+/// A thread that writes to a file by itself.
+pub(super) struct Writer<'f>(&'f Place);
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        self.0.writers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Slots of a file: whole extents, since the last one must not be cut.
+fn slots_of(spec: &SwapSpec, opened: &Opened) -> Result<Option<u64>, OpenError> {
+    match opened.limit {
+        Some(bytes) if bytes < SMALLEST_BYTES => Err(OpenError::TooSmall { what: spec.to_string(), bytes }),
+        Some(bytes) => Ok(Some(bytes / SMALLEST_BYTES * EXTENT_SLOTS as u64)),
+        None => Ok(None),
+    }
+}
+
+impl Places {
+    pub(super) fn new() -> Places {
+        let place = |_| Place {
+            fd: AtomicI32::new(NONE),
+            capacity: AtomicU64::new(0),
+            shut: AtomicBool::new(false),
+            writers: AtomicU32::new(0),
+            named: AtomicPtr::new(core::ptr::null_mut()),
+        };
+        let list = (0..SPACES_MAX).map(place).collect();
+        Places { list, count: AtomicUsize::new(0), rings: FdList::new(), changing: Mutex::new(()) }
+    }
+
+    /// Opens a file and puts it into `space`, which has none.
+    pub(super) fn open(
+        &self,
+        space: usize,
+        spec: &SwapSpec,
+        options: FileOptions,
+        notice: &mut dyn FnMut(&str),
+    ) -> Result<Option<u64>, OpenError> {
+        let opened = open::open(spec, options, notice)?;
+        let slots = slots_of(spec, &opened)?;
+        self.put(space, spec, opened.fd.into_raw_fd(), slots);
+        let registered = self.in_rings(space);
+        registered.map(|()| slots).map_err(|errno| {
+            self.shut(space);
+            self.close(space);
+            OpenError::Ring { what: spec.to_string(), errno }
+        })
+    }
+
+    fn put(&self, space: usize, spec: &SwapSpec, fd: RawFd, slots: Option<u64>) {
+        let place = &self.list[space];
+        let named = Box::new(Named { spec: spec.clone(), name: spec.to_string() });
+        place.named.store(Box::into_raw(named), Ordering::Release);
+        place.capacity.store(slots.unwrap_or(ENDLESS), Ordering::Relaxed);
+        place.shut.store(false, Ordering::Relaxed);
+        place.fd.store(fd, Ordering::Release);
+        self.count.fetch_max(space + 1, Ordering::AcqRel);
+    }
+
+    /// Places that have or had a file: their numbers are below.
+    pub(super) fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// The descriptors that there are.
+    pub(super) fn fds(&self) -> impl Iterator<Item = RawFd> {
+        self.list.iter().map(|place| place.fd.load(Ordering::Acquire)).filter(|&fd| fd != NONE)
+    }
+
+    /// What the file of `space` was made from, also when it is gone.
+    pub(super) fn named(&self, space: usize) -> Option<&Named> {
+        // SAFETY: null, or from Box::into_raw in `put`, and never freed.
+        unsafe { self.list[space].named.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Slots that the file of `space` can hold; `None`: as many as its disk has room for.
+    pub(super) fn capacity(&self, space: usize) -> Option<u64> {
+        Some(self.list[space].capacity.load(Ordering::Relaxed)).filter(|&slots| slots != ENDLESS)
+    }
+
+    /// The file, for who has a slot in it.
+    #[inline]
+    pub(super) fn file(&self, space: usize) -> Result<BorrowedFd<'_>, IoError> {
+        match self.list[space].fd.load(Ordering::Acquire) {
+            NONE => Err(io_error(Errno::BADF)),
+            // SAFETY: open, and closed only when nobody has a slot in it (module head).
+            fd => Ok(unsafe { BorrowedFd::borrow_raw(fd) }),
+        }
+    }
+
+    /// The file, for who writes by himself, perhaps what nobody needs any more.
+    pub(super) fn writer(&self, space: usize) -> Result<(Writer<'_>, BorrowedFd<'_>), IoError> {
+        let place = &self.list[space];
+        // SeqCst, and the look after it: pairs with `shut`, so that either we see it, or that sees us.
+        place.writers.fetch_add(1, Ordering::SeqCst);
+        let writer = Writer(place);
+        if place.shut.load(Ordering::SeqCst) {
+            return Err(io_error(Errno::BADF));
+        }
+        self.file(space).map(|file| (writer, file))
+    }
+
+    /// Nobody writes by himself any more: waits for who does.
+    pub(super) fn shut(&self, space: usize) {
+        let place = &self.list[space];
+        place.shut.store(true, Ordering::SeqCst);
+        while place.writers.load(Ordering::SeqCst) != 0 {
+            sleep::nap(PAUSE_NS);
+        }
+    }
+
+    /// Closes the file of `space`, which was shut.
+    pub(super) fn close(&self, space: usize) {
+        let fd = self.list[space].fd.swap(NONE, Ordering::AcqRel);
+        if fd != NONE {
+            // SAFETY: ours, and nobody's any more (module head).
+            unsafe { rustix::io::close(fd) };
+            // What a ring still holds keeps the disk space. An error here means that the ring is gone.
+            let _ = self.in_rings(space);
+        }
+    }
+
+    /// In a forked child: closes what was about to be closed in its parent.
+    pub(super) fn close_shut(&self) {
+        for place in self.list.iter().filter(|place| place.shut.load(Ordering::Acquire)) {
+            let fd = place.fd.swap(NONE, Ordering::AcqRel);
+            if fd != NONE {
+                // SAFETY: this process' copy of a descriptor that its parent was about to close.
+                unsafe { rustix::io::close(fd) };
+            }
+        }
+    }
+
+    /// The table of files that a new ring begins with.
+    pub(super) fn table(&self) -> Vec<RawFd> {
+        self.list.iter().map(|place| place.fd.load(Ordering::Acquire)).collect()
+    }
+
+    /// Runs `f` while no ring comes or goes, nor the files of any change. By threads of ours that may wait.
+    pub(super) fn alone<R>(&self, f: impl FnOnce() -> R) -> R {
+        // Not by sleeping in the lock: that would go through libc.
+        let held = loop {
+            match self.changing.try_lock() {
+                Ok(held) => break Some(held),
+                Err(std::sync::TryLockError::WouldBlock) => sleep::nap(PAUSE_NS),
+                Err(std::sync::TryLockError::Poisoned(_)) => break None,
+            }
+        };
+        let result = f();
+        drop(held);
+        result
+    }
+
+    /// Says to all rings which file is in `space` now, or that there is none.
+    fn in_rings(&self, space: usize) -> Result<(), Errno> {
+        self.alone(|| {
+            let mut fd = self.list[space].fd.load(Ordering::Acquire);
+            let pointer = io_uring_ptr::new((&raw mut fd).cast());
+            let mut all = Ok(());
+            for ring in self.rings.iter() {
+                // SAFETY: a ring's descriptor, which its queue takes off the list before it closes it, and not while we are alone.
+                let ring = unsafe { BorrowedFd::borrow_raw(ring) };
+                let mut update = io_uring_files_update::default();
+                (update.offset, update.fds) = (space as u32, pointer);
+                let update = (&raw const update).cast();
+                // SAFETY: the structure, and the one descriptor that it points to, are read during the call.
+                let updated = unsafe { io_uring_register(ring, IoringRegisterOp::RegisterFilesUpdate, update, 1) };
+                all = all.and(updated.map(drop));
+            }
+            all
+        })
+    }
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        for space in 0..self.list.len() {
+            self.close(space);
+        }
+    }
+}

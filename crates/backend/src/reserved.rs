@@ -1,0 +1,52 @@
+//! Address space that is reserved and not committed: what was never written takes no memory.
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+/// One private anonymous mapping, zeros at first. A forked child has a copy of it.
+#[derive(Debug)]
+pub struct Reserved {
+    base: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mapping is the owner's to give out; nothing here depends on the thread.
+unsafe impl Send for Reserved {}
+// SAFETY: nothing is read or written through a shared reference.
+unsafe impl Sync for Reserved {}
+
+impl Reserved {
+    /// Of `bytes` bytes.
+    ///
+    /// # Errors
+    /// What mmap(2) answers.
+    pub fn new(bytes: u64) -> Result<Reserved, Errno> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let bytes = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
+        // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
+        let base = unsafe { mmap_anonymous(core::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
+        Ok(Reserved { base: base.cast(), bytes })
+    }
+
+    /// Where it begins: aligned to a page.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// The `index`th of the `T` that lie in it, side by side.
+    ///
+    /// # Panics
+    /// When that is not inside.
+    pub fn nth<T>(&self, index: usize) -> *mut T {
+        assert!(index < self.bytes / size_of::<T>(), "{index} is not within {} bytes", self.bytes);
+        // SAFETY: within the mapping.
+        unsafe { self.base.cast::<T>().add(index) }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length; the last user is gone. An error would leave it mapped.
+        let _ = unsafe { munmap(self.base.cast(), self.bytes) };
+    }
+}

@@ -1,0 +1,282 @@
+//! The spaces that extents lie in: which slots of each may be given out, and how spaces come and go.
+//!
+//! # A space goes
+//!
+//! ```text
+//!  reserving            takes slots, counts them in `live` ─ fence ─ looks whether the space is closed: gives them back
+//!  who takes it away    closes the space                   ─ fence ─ looks at `live`
+//! ```
+//!
+//! One of the two sees the other. So once a closed space was found empty ([`SlotMap::is_empty`]) it stays so: no page word and no stage
+//! names a slot of it, and none will.
+//!
+//! Its extents stay in the map, and their slots are nobody's. A space that comes may take its number: then they lie in that one.
+
+use super::arrangement::{SPACES_MAX, SpaceSet};
+use super::{CHUNK, Run, SlotMap, locate};
+use crate::canary::{Canary, is_planted};
+use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
+use crate::sync::{AtomicPtr, Ordering, fence};
+use crate::word::Slot;
+use alloc::boxed::Box;
+use core::sync::atomic::AtomicU32;
+
+/// Which slots of a space may be given out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Allowed {
+    /// Any, up to its capacity.
+    All,
+    /// Those in extents that are there already: the disk is full, and what it holds can be overwritten.
+    NoGrowth,
+    /// None: the space fails.
+    Nothing,
+}
+
+/// One space of an array. Plain atomics, in models too: a hint, every value of which is right.
+#[derive(Debug)]
+pub(super) struct Bounds {
+    /// Extents that it can hold.
+    capacity: AtomicU32,
+    /// Its extents from here on are not given out.
+    ceiling: AtomicU32,
+    /// What it had when it was found full; all ones: it is not.
+    grown: AtomicU32,
+}
+
+impl Bounds {
+    fn set(&self, capacity: u32) {
+        self.capacity.store(capacity, Ordering::Relaxed);
+        self.ceiling.store(capacity, Ordering::Relaxed);
+        self.grown.store(u32::MAX, Ordering::Relaxed);
+    }
+}
+
+/// Room for all that there can be, of which the first have these capacities.
+pub(super) fn bounds(capacities: &[Option<u64>]) -> Box<[Bounds]> {
+    let number = AtomicU32::new;
+    let all: Box<[Bounds]> =
+        (0..SPACES_MAX).map(|_| Bounds { capacity: number(0), ceiling: number(0), grown: number(u32::MAX) }).collect();
+    all.iter().zip(capacities).for_each(|(bounds, capacity)| bounds.set(extents(*capacity)));
+    all
+}
+
+/// Whole extents of so many slots.
+fn extents(capacity: Option<u64>) -> u32 {
+    capacity.map_or(u64::from(u32::MAX), |slots| slots / EXTENT_SLOTS as u64).min(u64::from(u32::MAX)) as u32
+}
+
+/// What [`SlotMap::end_space`] came to.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Removal {
+    /// New extents go round the others.
+    LeftOut,
+    /// It keeps its turn, for a space that takes its number: its extents will not be used.
+    KeepsTurn,
+}
+
+impl SlotMap {
+    /// Own extents go round spaces of these capacities, in slots (`None`: as many as there can be). Before the first slot is
+    /// reserved, or just after [`SlotMap::begin_own`].
+    ///
+    /// # Panics
+    /// For more than [`SPACES_MAX`].
+    pub fn set_spaces(&mut self, capacities: &[Option<u64>]) {
+        assert!(capacities.len() <= SPACES_MAX, "{} swap spaces", capacities.len());
+        let own_max = EXTENTS_MAX as u32 - self.base.min(EXTENTS_MAX as u32);
+        let largest = capacities.iter().map(|capacity| extents(*capacity)).max().unwrap_or(0);
+        let count = capacities.len().max(1);
+        self.set_extents_max(self.base + largest.saturating_mul(count as u32).min(own_max));
+        self.stocked.store(false, Ordering::Relaxed);
+        self.spaces = bounds(capacities);
+        self.arrangements = super::Arrangements::new(SpaceSet::first(count));
+        self.known.store(count as u32, Ordering::Relaxed);
+        self.closed.store(0, Ordering::Relaxed);
+    }
+
+    /// Room for so many extents, and for as many as there can be, if spaces may come.
+    pub(super) fn set_extents_max(&mut self, extents: u32) {
+        self.extents_max.store(extents, Ordering::Relaxed);
+        // Reserved, and filled as the map grows.
+        let room = if cfg!(any(loom, miri)) { extents as usize } else { EXTENTS_MAX };
+        let chunks = room.div_ceil(CHUNK).max(1);
+        if chunks > self.chunks.len() {
+            let mut all = core::mem::take(&mut self.chunks).into_vec();
+            all.resize_with(chunks, || AtomicPtr::new(core::ptr::null_mut()));
+            self.chunks = all.into_boxed_slice();
+        }
+    }
+
+    /// Spaces that there are or were: their numbers are below.
+    pub fn spaces(&self) -> usize {
+        self.known.load(Ordering::Acquire) as usize
+    }
+
+    /// The space of an own slot; `None` if it is in the base.
+    pub fn space_of(&self, slot: Slot) -> Option<usize> {
+        Some(self.arrangements.place_of(locate(slot).0.checked_sub(self.base)?).space)
+    }
+
+    /// Some own slot of `space`, there or not: to find its name by.
+    pub fn some_slot_of(&self, space: usize) -> Option<Slot> {
+        let own = self.extents.load(Ordering::Acquire).saturating_sub(self.base);
+        // Those that come next among them.
+        let turn = self.arrangements.current().len() as u32;
+        let extent = self.arrangements.extents_of(space, own + turn).last()?;
+        Slot::new(u64::from(self.base + extent) * EXTENT_SLOTS as u64 + 1)
+    }
+
+    /// Slots in use in one space.
+    pub fn live_in(&self, space: usize) -> u64 {
+        let own = self.extents.load(Ordering::Acquire) - self.base;
+        let live = |e: u32| u64::from(self.extent(self.base + e).live.load(Ordering::Acquire));
+        let live = self.arrangements.extents_of(space, own).map(live).sum::<u64>();
+        // Nobody has the first slot of all, which counts as in use.
+        live - u64::from(own > 0 && self.arrangements.place_of(0).space == space)
+    }
+
+    /// Which slots of `space` may be given out from now on, unless it is closed. One thread at a time.
+    ///
+    /// # Panics
+    /// When there is no such space.
+    pub fn allow(&self, space: usize, allowed: Allowed) {
+        let bounds = &self.spaces[space];
+        let capacity = bounds.capacity.load(Ordering::Relaxed);
+        let ceiling = match allowed {
+            Allowed::All => {
+                bounds.grown.store(u32::MAX, Ordering::Relaxed);
+                capacity
+            }
+            Allowed::NoGrowth => {
+                if bounds.grown.load(Ordering::Relaxed) == u32::MAX {
+                    let own = self.extents.load(Ordering::Acquire) - self.base;
+                    let grown = self.arrangements.extents_of(space, own).count() as u32;
+                    bounds.grown.store(grown.min(capacity), Ordering::Relaxed);
+                }
+                bounds.grown.load(Ordering::Relaxed)
+            }
+            Allowed::Nothing => 0,
+        };
+        bounds.ceiling.store(ceiling, Ordering::Relaxed);
+    }
+
+    /// From now on `space` gives out no slots, not even to try whether it works, until [`SlotMap::reopen`]. What was reserved just before
+    /// may still be given back.
+    pub fn close(&self, space: usize) {
+        self.closed.fetch_or(1 << space, Ordering::SeqCst);
+    }
+
+    /// Undoes [`SlotMap::close`].
+    pub fn reopen(&self, space: usize) {
+        self.closed.fetch_and(!(1 << space), Ordering::SeqCst);
+    }
+
+    /// Whether no slot of `space`, which is closed, is in use. Then none will be.
+    pub fn is_empty(&self, space: usize) -> bool {
+        // Pairs with the fence in `closed_meanwhile`, after the close.
+        fence(Ordering::SeqCst);
+        self.live_in(space) == 0
+    }
+
+    fn is_closed(&self, space: usize) -> bool {
+        self.closed.load(Ordering::Relaxed) >> space & 1 != 0
+    }
+
+    /// Slots have been taken, and their count raised: gives them back if their space was closed before that could be seen.
+    pub(super) fn closed_meanwhile(&self, extent: u32, at: usize, len: u32) -> bool {
+        // Pairs with the fence in `is_empty`: either that sees our count, or we see that the space is closed.
+        fence(Ordering::SeqCst);
+        let closed = self.is_closed(self.arrangements.place_of(extent - self.base).space) && !is_planted(Canary::Closed);
+        if closed {
+            let extent = self.extent(extent);
+            for i in at..at + len as usize {
+                extent.free[i / 64].fetch_or(1 << (i % 64), Ordering::AcqRel);
+            }
+            extent.live.fetch_sub(len, Ordering::AcqRel);
+        }
+        closed
+    }
+
+    /// Whether slots of an own extent may be given out.
+    pub(super) fn is_allowed(&self, extent: u32) -> bool {
+        let place = self.arrangements.place_of(extent - self.base);
+        place.number < self.spaces[place.space].ceiling.load(Ordering::Relaxed) && !self.is_closed(place.space)
+    }
+
+    /// Reserves up to `want` neighbouring slots of one space, also if it is left alone: to see whether it works (again). Slots
+    /// that were never used before those that were, since overwriting may work where there is no room for more.
+    pub fn reserve_run_in(&self, space: usize, want: u32) -> Option<Run> {
+        self.alone(|_| {
+            if self.is_closed(space) {
+                return None;
+            }
+            let capacity = self.spaces[space].capacity.load(Ordering::Relaxed) as usize;
+            let there = self.extents.load(Ordering::Acquire) - self.base;
+            let own = || self.arrangements.extents_of(space, there).take(capacity).map(|e| self.base + e);
+            let unused = own().last().filter(|&e| self.extent(e).unavailable() == 0);
+            let room = || own().filter(|&e| self.extent(e).unavailable() < EXTENT_SLOTS as u32).last();
+            let index = unused.or_else(|| self.grow_in(space)).or_else(room)?;
+            let (at, len) = self.take_run(self.extent(index), 0, want.clamp(1, EXTENT_SLOTS as u32))?;
+            if self.closed_meanwhile(index, at, len) {
+                return None;
+            }
+            self.live.fetch_add(u64::from(len), Ordering::Relaxed);
+            Some(Run { first: Slot::new(u64::from(index) * EXTENT_SLOTS as u64 + at as u64)?, len })
+        })
+    }
+
+    /// Adds extents up to the next one of `space`, unless that is at its capacity. Under the lock of `shares`.
+    fn grow_in(&self, space: usize) -> Option<u32> {
+        let next = self.extents.load(Ordering::Acquire);
+        let turn = self.arrangements.current().len() as u32;
+        let place = |e: &u32| self.arrangements.place_of(e - self.base);
+        let last = (next..next.saturating_add(turn)).find(|e| place(e).space == space)?;
+        if place(&last).number >= self.spaces[space].capacity.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut grown = None;
+        while grown != Some(last) {
+            grown = Some(self.grow_by_one()?);
+        }
+        grown
+    }
+
+    /// A space of `capacity` slots comes, under a number that no other has now; it is closed until [`SlotMap::reopen`]. `tell` is called if
+    /// new extents go round other spaces than before: from which own extent on, and round which. Who reads slots must know before
+    /// the first is given out, which is not before this returns.
+    ///
+    /// # Panics
+    /// When the number is [`SPACES_MAX`] or above.
+    pub fn begin_space(&self, space: usize, capacity: Option<u64>, tell: impl FnOnce(u32, SpaceSet)) {
+        self.close(space);
+        self.alone(|_| {
+            self.spaces[space].set(extents(capacity));
+            self.known.fetch_max(space as u32 + 1, Ordering::AcqRel);
+            let set = self.arrangements.current();
+            if !set.contains(space) {
+                self.arrange(set.with(space), tell);
+            }
+            // However small the others are: what each may hold says its ceiling.
+            self.extents_max.store((self.chunks.len() * CHUNK).min(EXTENTS_MAX) as u32, Ordering::Relaxed);
+        });
+    }
+
+    /// `space`, which is closed and empty, goes. `tell` as for [`SlotMap::begin_space`].
+    pub fn end_space(&self, space: usize, tell: impl FnOnce(u32, SpaceSet)) -> Removal {
+        self.alone(|_| {
+            self.spaces[space].set(0);
+            let set = self.arrangements.current();
+            if !set.contains(space) || !self.arrangements.can_leave_out() {
+                return Removal::KeepsTurn;
+            }
+            self.arrange(set.without(space), tell);
+            Removal::LeftOut
+        })
+    }
+
+    fn arrange(&self, set: SpaceSet, tell: impl FnOnce(u32, SpaceSet)) {
+        let first = self.extents.load(Ordering::Acquire) - self.base;
+        tell(first, set);
+        self.arrangements.arrange(first, set);
+    }
+}

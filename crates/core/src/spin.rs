@@ -1,0 +1,45 @@
+//! A lock for what evictors and memory calls do now and then, for less than a microsecond at a time. The fault path takes none.
+//!
+//! A forked child has a copy of it, which nobody gives back if another thread held it at that moment: what a child goes on with is held by nobody while the
+//! process forks (evictors rest), and what it only reads needs no lock.
+
+use crate::sync::{AtomicBool, Ordering, spin_hint};
+use core::cell::UnsafeCell;
+
+/// Mutual exclusion by spinning.
+#[derive(Debug)]
+pub struct SpinLock<T> {
+    held: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `with` gives one thread at a time access, so sharing the lock sends `T` between threads and no more.
+unsafe impl<T: Send> Sync for SpinLock<T> {}
+
+impl<T> SpinLock<T> {
+    /// A free one.
+    pub fn new(value: T) -> SpinLock<T> {
+        SpinLock { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// For who has it to himself: free again, whoever held the original of which it is a copy (in a forked child); and the value.
+    pub fn renew(&mut self) -> &mut T {
+        self.held.store(false, Ordering::Relaxed);
+        self.value.get_mut()
+    }
+
+    /// Calls `f` while holding it. Not re-entrant, and `f` must not fault on managed memory.
+    pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        // Acquire: pairs with the release below.
+        while self.held.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            // Reads while it is held: the holder's line stays where it is.
+            while self.held.load(Ordering::Relaxed) {
+                spin_hint();
+            }
+        }
+        // SAFETY: `held` is ours until the store below, so this is the only reference.
+        let result = f(unsafe { &mut *self.value.get() });
+        self.held.store(false, Ordering::Release);
+        result
+    }
+}

@@ -1,0 +1,437 @@
+//! Swap spaces that come and go while the program runs.
+//!
+//! ```text
+//!             ┌────────────── called off, or no room elsewhere ─────────────┐
+//!             ▼                                                             │
+//!  absent ─▶ in use ─begin_drain─▶ draining ─ no slot of it is in use ─▶ going ─ shut, closed ─▶ absent
+//!             ▲                       └─ all but what cannot be read ─▶ left ─┐
+//!             └───────────────── take_back ───────────────────────────────────┘
+//! ```
+//!
+//! # A space comes
+//!
+//! Its file is open and known to the backend before anybody hears of it; then the backend is told which extents will lie there, and
+//! then the map of slots ([`SlotMap::begin_space`](farshore_core::slots::SlotMap::begin_space)). So who has a slot there can read it.
+//!
+//! # A space goes
+//!
+//! 1. It is closed: none of its slots is given out any more, not even as a trial. Writes that wait for their turn go elsewhere.
+//! 2. The **drainer**, a thread of its own, goes through all managed pages ([`Engine::run_drainer`]), again and again:
+//!
+//! | the page | what is done |
+//! |---|---|
+//! | out, with a slot there | brought in as for a write, with its neighbours: the slot is free. It is old, and leaves to another space |
+//! | clean, with a slot there | the slot is freed: the page is dirty, and protected (no call of the kernel is needed for that) |
+//! | in a stage | evictors are asked to give up the stages that they can: then it is out |
+//! | in somebody's hands | next time |
+//!
+//! 3. When no slot there is in use (new ones cannot come: head of the map's `spaces`), evictors are asked once more, so that whatever
+//!    they had begun has reached the device; then the file is closed.
+//!
+//! What cannot be read stays where it is. If that is all that there still is, the drain ends: the space is *left*, gives out no slots, and
+//! the pages are told one by one. If an evictor finds no slot in the other spaces, it calls all drains off
+//! (`Engine::reserve`): rather a space too many than a program without room.
+//!
+//! The program goes first: the drainer takes spare frames only, few pages at a time, and pauses while faults wait for frames.
+
+use crate::Engine;
+use crate::evict::pipeline::Evictor;
+use crate::fault::resolve::Failure;
+use crate::fault::run::Alike;
+use crate::health::Usage;
+use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use farshore_core::canary::{Canary, is_planted};
+use farshore_core::limits::{EVICTORS_MAX, EXTENT_SLOTS, GRANULE_PAGES};
+use farshore_core::page::{Access, Page, PageRange};
+use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
+use farshore_core::sync::Futex;
+use farshore_core::table::{GranuleRef, PageRef};
+use farshore_core::word::{BeginFault, Release, Slot, State, Word};
+
+/// Pages of one read: 64 KiB, behind which a fault's own read does not wait long.
+const RUN_MAX: usize = 16;
+/// How often a page is read before it counts as one that cannot be.
+const READ_TRIES: u32 = 3;
+/// How long to wait for frames, for evictors, and before all pages are looked at once more.
+const FRAME_PAUSE_NS: u64 = 5_000_000;
+const ANSWER_PAUSE_NS: u64 = 1_000_000;
+const PASS_PAUSE_NS: u64 = 20_000_000;
+
+/// What the drainer asks evictors: to give up their stages, and to have gone on since.
+#[derive(Debug, Default)]
+pub(crate) struct Asks {
+    asked: AtomicU32,
+    answered: [AtomicU32; EVICTORS_MAX],
+}
+
+impl Asks {
+    pub(crate) fn asked(&self) -> u32 {
+        self.asked.load(Ordering::Acquire)
+    }
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, C, F> {
+    /// Answers what the drainer has asked since the last time.
+    pub(crate) fn answer_drainer(&mut self) {
+        let asks = &self.engine.asks;
+        let asked = asks.asked();
+        if asked != self.answered {
+            self.make_room(usize::MAX);
+            self.answered = asked;
+            // Release: what was done before is seen by the drainer, which acquires it.
+            asks.answered[self.id].store(asked, Ordering::Release);
+        }
+    }
+}
+
+/// How a drain ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Drained {
+    /// The space is empty, and gone.
+    Gone,
+    /// So many pages cannot be read, the last one for this reason. They stay, and so does the space.
+    Unreadable(u64, Failure),
+    /// No other space has room: the space is used again.
+    NoRoom,
+    /// Somebody has called it off: the space is used again.
+    CalledOff,
+}
+
+/// Why a drain cannot begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoDrain {
+    /// It is under way.
+    UnderWay,
+    /// No other space is in use.
+    Last,
+}
+
+/// What the drainer needs of the process that it runs in.
+pub trait Host {
+    /// Looks after what was asked for meanwhile. Between any two steps.
+    fn serve(&mut self);
+    /// These pages lie in `space`, whose drain ends, and cannot be read.
+    fn unreadable(&mut self, space: usize, pages: PageRange);
+    /// A drain has ended.
+    fn ended(&mut self, space: usize, how: Drained);
+    /// Whether the files of a space may be closed now.
+    fn may_close(&mut self) -> bool;
+    /// Runs `f` while the process does not fork.
+    fn alone(&mut self, f: &mut dyn FnMut());
+}
+
+/// One look at all pages.
+struct Pass<'p> {
+    draining: SpaceSet,
+    /// Pages that cannot be read, by space.
+    unreadable: [u64; SPACES_MAX],
+    /// Why the last could not.
+    why: [Option<Failure>; SPACES_MAX],
+    buffer: &'p mut [PageBuf],
+    core: usize,
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// A number for a space that comes; `None`: there are as many as there can be. One thread at a time.
+    pub fn free_space(&self) -> Option<usize> {
+        (0..SPACES_MAX).find(|&space| space >= self.health.spaces() || self.health.usage(space) == Usage::Absent)
+    }
+
+    /// A space of `capacity` slots comes, under a number of [`Engine::free_space`], under which the backend knows it already. By the same
+    /// thread.
+    pub fn add_space(&self, space: usize, capacity: Option<u64>) {
+        self.health.begin(space);
+        self.slots.begin_space(space, capacity, |first, spaces| self.backend.arrange(first, spaces));
+        self.health.change_usage(&self.slots, space, Usage::Absent, Usage::InUse);
+        // Evictors that found no room find some.
+        self.space_full.store(false, Ordering::Relaxed);
+        self.work.signal(&self.futex);
+        self.frames_came.signal(&self.futex);
+    }
+
+    /// `space` is to go away. [`Host::ended`] says what came of it. One thread at a time.
+    ///
+    /// # Errors
+    /// Why it does not begin.
+    pub fn begin_drain(&self, space: usize) -> Result<(), NoDrain> {
+        if self.health.all_that_are(Usage::InUse).without(space).is_empty() {
+            return Err(NoDrain::Last);
+        }
+        self.health.note_drain(space, self.slots.live_in(space));
+        let begun =
+            [Usage::InUse, Usage::Left].iter().any(|&from| self.health.change_usage(&self.slots, space, from, Usage::Draining));
+        self.health.drains.signal(&self.futex);
+        if begun { Ok(()) } else { Err(NoDrain::UnderWay) }
+    }
+
+    /// A space that is draining, or was, is used again. False: it is too late, or it is in use anyway.
+    pub fn take_back(&self, space: usize) -> bool {
+        let back =
+            [Usage::Draining, Usage::Left].iter().any(|&from| self.health.change_usage(&self.slots, space, from, Usage::InUse));
+        self.health.drains.signal(&self.futex);
+        self.work.signal(&self.futex);
+        back
+    }
+
+    /// The drainer's thread has something to look at, or shall stop.
+    pub fn wake_drainer(&self) {
+        self.health.drains.signal(&self.futex);
+    }
+
+    /// The drainer's thread: drains what is to be drained, and sleeps while nothing is, until `stop` (and a wake). What it has begun goes on
+    /// when it is called again. `buffer`: pages to read into, `core`: where its fetches count.
+    pub fn run_drainer(&self, buffer: &mut [PageBuf], core: usize, stop: &AtomicBool, host: &mut dyn Host) {
+        let mut told = SpaceSet::default();
+        while !stop.load(Ordering::Acquire) {
+            let prepared = self.health.drains.prepare();
+            host.serve();
+            let draining = self.health.all_that_are(Usage::Draining);
+            for space in told.iter().filter(|&space| !draining.contains(space)) {
+                self.tell_of_end(space, host);
+            }
+            told = draining;
+            let going = self.health.all_that_are(Usage::Going);
+            if draining.is_empty() && going.is_empty() {
+                self.health.drains.sleep(&self.futex, prepared, None);
+                continue;
+            }
+            let pages = buffer.len().min(RUN_MAX);
+            let (unreadable, why) = ([0; SPACES_MAX], [None; SPACES_MAX]);
+            let mut pass = Pass { draining, unreadable, why, buffer: &mut buffer[..pages], core };
+            self.look_at_all(&mut pass, stop, host);
+            self.ask_evictors(stop, host);
+            let ended = draining.iter().filter(|&space| self.try_to_end(space, &pass, stop, host)).count();
+            going.iter().for_each(|space| self.take_away(space, stop, host));
+            if ended == 0 && !stop.load(Ordering::Acquire) {
+                self.health.drains.sleep(&self.futex, prepared, Some(PASS_PAUSE_NS));
+            }
+        }
+    }
+
+    /// Somebody else has ended a drain.
+    fn tell_of_end(&self, space: usize, host: &mut dyn Host) {
+        if self.health.usage(space) == Usage::InUse {
+            host.ended(space, if self.health.wanted_room(space) { Drained::NoRoom } else { Drained::CalledOff });
+        }
+    }
+
+    /// The evictors give up the stages that they can, and end the step that they are in.
+    fn ask_evictors(&self, stop: &AtomicBool, host: &mut dyn Host) {
+        let asked = self.asks.asked.fetch_add(1, Ordering::AcqRel) + 1;
+        let answered = |evictor: usize| self.asks.answered[evictor].load(Ordering::Acquire) == asked;
+        let mut prepared = self.health.drains.prepare();
+        self.work.signal(&self.futex);
+        while !(0..self.rest.evictors()).all(answered) && !stop.load(Ordering::Acquire) {
+            host.serve();
+            self.health.drains.sleep(&self.futex, prepared, Some(ANSWER_PAUSE_NS));
+            prepared = self.health.drains.prepare();
+            self.work.signal(&self.futex);
+        }
+    }
+
+    /// Ends the drain of a space that is empty, or holds nothing but what cannot be read. Whether it has.
+    fn try_to_end(&self, space: usize, pass: &Pass<'_>, stop: &AtomicBool, host: &mut dyn Host) -> bool {
+        if self.slots.is_empty(space) || (is_planted(Canary::Drain) && pass.unreadable[space] == 0) {
+            if self.health.change_usage(&self.slots, space, Usage::Draining, Usage::Going) {
+                self.take_away(space, stop, host);
+            }
+            return true;
+        }
+        let Some(why) = pass.why[space].filter(|_| self.slots.live_in(space) == pass.unreadable[space]) else { return false };
+        if self.health.change_usage(&self.slots, space, Usage::Draining, Usage::Left) {
+            let told = self.tell_unreadable(space, host);
+            host.ended(space, Drained::Unreadable(told, why));
+        }
+        true
+    }
+
+    /// Takes an empty space away, unless it is to stop before that.
+    fn take_away(&self, space: usize, stop: &AtomicBool, host: &mut dyn Host) {
+        // Whatever evictors had begun with slots that are free now has reached the device.
+        self.ask_evictors(stop, host);
+        while !host.may_close() && !stop.load(Ordering::Acquire) {
+            let prepared = self.health.drains.prepare();
+            host.serve();
+            self.health.drains.sleep(&self.futex, prepared, Some(PASS_PAUSE_NS));
+        }
+        if stop.load(Ordering::Acquire) {
+            return;
+        }
+        self.backend.shut_space(space);
+        host.alone(&mut || self.backend.close_space(space));
+        let _ = self.slots.end_space(space, |first, spaces| self.backend.arrange(first, spaces));
+        self.health.change_usage(&self.slots, space, Usage::Going, Usage::Absent);
+        host.ended(space, Drained::Gone);
+    }
+
+    /// Tells of each page that is in `space` only. How many there are.
+    fn tell_unreadable(&self, space: usize, host: &mut dyn Host) -> u64 {
+        let (mut told, mut run) = (0, None::<PageRange>);
+        for g in self.table.granules().filter(|g| g.granule.touched()) {
+            for (page, word) in g.id.range().iter().zip(g.words) {
+                if self.slot_in(word.load(), SpaceSet::default().with(space)).is_none() {
+                    continue;
+                }
+                told += 1;
+                match &mut run {
+                    Some(run) if run.end == page => run.end = page.plus(1),
+                    _ => {
+                        let next = PageRange { start: page, end: page.plus(1) };
+                        run.replace(next).into_iter().for_each(|run| host.unreadable(space, run));
+                    }
+                }
+            }
+        }
+        run.into_iter().for_each(|run| host.unreadable(space, run));
+        told
+    }
+
+    /// The slot of a page that has one in one of these spaces.
+    fn slot_in(&self, word: Word, spaces: SpaceSet) -> Option<Slot> {
+        let slot = word.slot().filter(|_| matches!(word.state(), State::Out | State::Resident))?;
+        self.slots.space_of(slot).filter(|&space| spaces.contains(space)).map(|_| slot)
+    }
+
+    fn look_at_all(&self, pass: &mut Pass<'_>, stop: &AtomicBool, host: &mut dyn Host) {
+        if pass.draining.is_empty() {
+            return;
+        }
+        for g in self.table.granules() {
+            if !g.granule.touched() {
+                continue;
+            }
+            let mut next = 0;
+            while next < GRANULE_PAGES {
+                let word = g.words[next].load();
+                let Some(slot) = self.slot_in(word, pass.draining) else {
+                    next += 1;
+                    continue;
+                };
+                if stop.load(Ordering::Acquire) {
+                    return;
+                }
+                if word.state() == State::Resident {
+                    self.make_dirty(g.id.first().plus(next as u64), pass);
+                    next += 1;
+                } else {
+                    match self.drain_run(&g, next, slot, pass) {
+                        Some(count) => next += count,
+                        None => self.wait_for_frames(),
+                    }
+                }
+                host.serve();
+                // One that was called off is left alone at once, and one that is to go now is not forgotten.
+                pass.draining = self.health.all_that_are(Usage::Draining);
+                if pass.draining.is_empty() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn wait_for_frames(&self) {
+        let prepared = self.frames_came.prepare();
+        self.work.signal(&self.futex);
+        self.frames_came.sleep(&self.futex, prepared, Some(FRAME_PAUSE_NS));
+    }
+
+    /// A clean page, whose slot is to be free: it is in memory alone from now on. Its mapping stays protected.
+    fn make_dirty(&self, page: Page, pass: &Pass<'_>) {
+        self.gate.enter(&self.futex, pass.core);
+        if let Some(at) = self.page(page)
+            && let BeginFault::Owned { was } = at.word.begin_fault(Access::Write, true)
+        {
+            match self.slot_in(was, pass.draining).filter(|_| was.state() == State::Resident) {
+                Some(slot) => {
+                    self.slots.free(slot);
+                    let to = Release::Dirty { chances: was.chances(), guessed: was.guessed(), protected: true };
+                    self.release(page, at.word, to);
+                }
+                None => self.restore(page, at.word, was),
+            }
+        }
+        self.gate.leave(&self.futex, pass.core);
+    }
+
+    /// Brings in page `index` of a granule, which is out, and those behind it whose slots lie behind its own. How many were looked at; `None`:
+    /// there is no spare frame.
+    fn drain_run(&self, g: &GranuleRef<'_>, index: usize, slot: Slot, pass: &mut Pass<'_>) -> Option<usize> {
+        // Nobody waits for a frame, and there are some to spare.
+        if self.frames_came.sleepers() > 0 {
+            return None;
+        }
+        let room = (GRANULE_PAGES - index).min(EXTENT_SLOTS - slot.number() as usize % EXTENT_SLOTS).min(pass.buffer.len());
+        let is_next = |&n: &usize| {
+            let word = g.words[index + n].load();
+            word.state() == State::Out && word.slot() == Some(slot.plus(n as u64))
+        };
+        let wanted = (0..room).take_while(is_next).count().max(1) as u64;
+        self.gate.enter(&self.futex, pass.core);
+        let spare = self.frames.take_spare(wanted, self.spare_mark());
+        if spare > 0 {
+            self.nudge_evictors();
+        }
+        let first = g.id.first().plus(index as u64);
+        let taken = (0..spare).take_while(|&n| self.take_beside(first.plus(n), slot.plus(n))).count();
+        self.give_frames(spare - taken as u64);
+        if taken > 0 {
+            self.bring(first, slot, taken, pass);
+        }
+        self.gate.leave(&self.futex, pass.core);
+        // A page that could not be taken is somebody else's: next time.
+        (spare > 0).then_some(taken.max(1))
+    }
+
+    /// Reads and maps pages that are ours, each with its frame.
+    fn bring(&self, first: Page, slot: Slot, count: usize, pass: &mut Pass<'_>) {
+        let Some(at) = self.page(first) else { unreachable!("{first:?} vanished while it was owned") };
+        let mut done = 0;
+        let is_right =
+            |slot: Slot, bytes: &PageBuf| is_planted(Canary::Checksum) || Self::checksum(slot, bytes) == self.slots.sum(slot);
+        if count > 1 && self.read_for_drain(slot, &mut pass.buffer[..count], pass.core).is_ok() {
+            let right = (0..count).take_while(|&n| is_right(slot.plus(n as u64), &pass.buffer[n])).count();
+            while done < right {
+                let (page, from) = (first.plus(done as u64), slot.plus(done as u64));
+                match self.map_alike(page, at.granule, from, &pass.buffer[done..right], Alike::Dirty) {
+                    0 => break,
+                    mapped => done += mapped,
+                }
+            }
+        }
+        let alone: usize = (done..count).map(|n| self.bring_one(first.plus(n as u64), at, slot.plus(n as u64), pass)).sum();
+        self.stats.pages_in.fetch_add((done + alone) as u64, Ordering::Relaxed);
+        self.list_granule(at.granule, first, pass.core);
+    }
+
+    /// One page, with several tries; how many were mapped.
+    fn bring_one(&self, page: Page, at: PageRef<'_>, slot: Slot, pass: &mut Pass<'_>) -> usize {
+        let mut why = None;
+        for _ in 0..READ_TRIES {
+            why = match self.read_for_drain(slot, &mut pass.buffer[..1], pass.core) {
+                Ok(()) if Self::checksum(slot, &pass.buffer[0]) == self.slots.sum(slot) => None,
+                Ok(()) => Some(Failure::Checksum(slot)),
+                Err(error) => Some(Failure::Read(slot, error)),
+            };
+            if why.is_none() {
+                break;
+            }
+            self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
+        }
+        if let (Some(_), Some(space)) = (why, self.slots.space_of(slot)) {
+            pass.unreadable[space] += 1;
+            pass.why[space] = why;
+        } else if self.map_alike(page, at.granule, slot, &pass.buffer[..1], Alike::Dirty) == 1 {
+            return 1;
+        }
+        self.drop_run(page, slot, 1);
+        0
+    }
+
+    fn read_for_drain(&self, first: Slot, into: &mut [PageBuf], core: usize) -> Result<(), crate::traits::IoError> {
+        let transfer = self.transfer(first, core);
+        let read = self.backend.read_run(first, into);
+        self.transferred(transfer);
+        read
+    }
+}

@@ -1,0 +1,113 @@
+//! Threads that read ahead: they bring the pages that a prefetcher has asked for (`crate::prefetch`), while the program works on those before.
+//!
+//! What they do to a page is what a fault does to pages that come along (`super::run`): taken only if it is out and a spare frame is there, mapped as
+//! old, put back if anything goes wrong, which is then for the page's own fault to report. A fault on a page that is on its way waits for it as it waits for
+//! another fault's. They pass the gate as faults do, so nothing is in their hands while the process forks.
+
+use crate::Engine;
+use crate::prefetch::Ahead;
+use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
+use core::sync::atomic::{AtomicBool, Ordering};
+use farshore_core::page::{Page, PageRange};
+use farshore_core::sync::Futex;
+use farshore_core::word::{Slot, State};
+
+/// Pages of a request that one read brings: taken, `step` pages apart, in slots side by side.
+#[derive(Clone, Copy)]
+struct Run {
+    first: Page,
+    step: u64,
+    slot: Slot,
+    count: usize,
+}
+
+impl Run {
+    fn page(self, n: usize) -> Page {
+        self.first.plus(self.step * n as u64)
+    }
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// The loop of a thread that reads ahead: until `stop`, after [`Engine::wake_readers`]. `buffer` is for one read; it counts on `core`.
+    pub fn read_ahead(&self, core: usize, buffer: &mut [PageBuf], stop: &AtomicBool) {
+        loop {
+            let prepared = self.requests.came().prepare();
+            match self.requests.take() {
+                Some(ahead) => {
+                    self.gate.enter(&self.futex, core);
+                    self.bring_ahead(ahead, core, buffer);
+                    self.gate.leave(&self.futex, core);
+                }
+                None if stop.load(Ordering::Acquire) => return,
+                None => self.requests.came().sleep(&self.futex, prepared, None),
+            }
+        }
+    }
+
+    /// Lets threads that read ahead look at `stop`.
+    pub fn wake_readers(&self) {
+        self.requests.came().signal(&self.futex);
+    }
+
+    fn bring_ahead(&self, ahead: Ahead, core: usize, buffer: &mut [PageBuf]) {
+        let step = u64::from(ahead.step.unsigned_abs());
+        let last = u64::from(ahead.pages - 1) * step;
+        // Upwards in any case: slots are.
+        let first = match ahead.step {
+            1.. => ahead.first,
+            _ => Page(ahead.first.0.saturating_sub(last)),
+        };
+        let mut n = 0;
+        while n < u64::from(ahead.pages) {
+            let left = (u64::from(ahead.pages) - n).min(buffer.len() as u64);
+            match self.claim_ahead(first.plus(n * step), step, left) {
+                Some(run) => {
+                    self.bring_run(run, core, &mut buffer[..run.count]);
+                    n += run.count as u64;
+                }
+                None => n += 1,
+            }
+        }
+    }
+
+    /// Takes the pages from `first` on, at most `most`, that lie side by side in swap space.
+    fn claim_ahead(&self, first: Page, step: u64, most: u64) -> Option<Run> {
+        let slot_of = |page: Page| {
+            let word = self.page(page)?.word.load();
+            word.slot().filter(|_| word.state() == State::Out)
+        };
+        let slot = slot_of(first)?;
+        let is_there = |&n: &u64| slot_of(first.plus(n * step)) == Some(slot.plus(n));
+        let wanted = 1 + (1..most).take_while(is_there).count() as u64;
+        let count = self.claim_each(wanted, |n| Some((first.plus((n - 1) * step), slot.plus(n - 1)))) as usize;
+        self.nudge_evictors();
+        (count > 0).then_some(Run { first, step, slot, count })
+    }
+
+    fn bring_run(&self, run: Run, core: usize, buffer: &mut [PageBuf]) {
+        let transfer = self.transfer(run.slot, core);
+        let read = self.backend.read_run(run.slot, buffer);
+        self.transferred(transfer);
+        if read.is_err() {
+            self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
+            (0..run.count).for_each(|n| self.drop_run(run.page(n), run.slot.plus(n as u64), 1));
+            return;
+        }
+        if run.step == 1 {
+            let pages = PageRange { start: run.first, end: run.page(run.count) };
+            for part in pages.by_granule() {
+                let from = (part.start.0 - run.first.0) as usize;
+                self.map_part(part.start, run.slot.plus(from as u64), core, &buffer[from..from + part.len() as usize]);
+            }
+        } else {
+            (0..run.count).for_each(|n| self.map_part(run.page(n), run.slot.plus(n as u64), core, &buffer[n..=n]));
+        }
+    }
+
+    /// Maps pages of one granule.
+    fn map_part(&self, first: Page, slot: Slot, core: usize, bytes: &[PageBuf]) {
+        let Some(at) = self.page(first) else { unreachable!("{first:?} vanished while it was owned") };
+        self.map_run(first, at.granule, slot, bytes);
+        self.list_granule(at.granule, first, core);
+    }
+}

@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""Pools of compressed pages (ram:lz4, ram:zstd): alone, in front of a disk, full, with a disk that fails, in forked children, under a limit that changes.
+
+    tests/real/pools.py [--only NAME] [--farshore PATH]
+
+The workloads check their own data. In every run pages and pool together stay within the limit. Each test prints one line; the last one
+counts: N passed, N failed, N skipped.
+"""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+
+# Before our own modules come in: the source tree stays as it is.
+sys.dont_write_bytecode = True
+
+import harness  # noqa: E402
+from failures import Tests, expect, run_tests  # noqa: E402
+from harness import MIB  # noqa: E402
+
+KINDS = ("lz4", "zstd")
+
+
+def swaps(specs):
+    """Options that name these swap spaces."""
+    return [word for spec in specs for word in ("--swap", spec)]
+
+
+class Pools(Tests):
+    """The tests; every method of this class that begins with `test_` is one."""
+
+    def stats(self, limit, swap, program, options=(), faulty=None):
+        """Runs a program that must end well; its counters and what it has printed. Within the limit, nothing evicted in a fault."""
+        with self.running(["--memory", limit, "--stats", "-", *options, *swaps(swap)], program, faulty) as process:
+            outcome, out = self.ended(process)
+        told, brace, counters = outcome.stderr.partition("{")
+        expect(outcome.status == 0, f"{swap} {faulty or ''}: status {outcome.status}: {told[-400:]}")
+        found = json.loads(brace + counters)
+        expect(found["resident_bytes_peak"] <= harness.parse_size(limit), f"{swap}: {found['resident_bytes_peak']} bytes in {limit}")
+        expect(found["evictions"]["synchronous"] == 0, f"{swap}: evictions in faults")
+        return found, out
+
+    def load(self, *arguments):
+        """A workload whose data compress to half; it fails if they are not what they were."""
+        return [harness.find_load(), *arguments]
+
+    def scan(self, limit, swap, size, passes=2, **more):
+        """A program whose data do not compress: its counters, after a look at its sums."""
+        found, out = self.stats(limit, swap, [self.public_program("scan"), str(size), str(passes)], **more)
+        expect({line.split()[2] for line in out.splitlines()} == {self.scan_sum(size)}, f"{swap}: wrong data: {out}")
+        return found
+
+    @contextlib.contextmanager
+    def loaded(self, limit, swap, *arguments):
+        """A workload while it runs: its process id. It must end well."""
+        with self.running(["--memory", limit, *swaps(swap)], self.load(*arguments)) as process:
+            yield self.managed(process)
+            outcome, _ = self.ended(process)
+        expect(outcome.status == 0, f"{swap}: status {outcome.status}: {outcome.stderr[-400:]}")
+
+    def counters(self, pid):
+        """What farshore stat says."""
+        done = self.call("stat", str(pid), "--json")
+        expect(done.status == 0, f"stat: {done.err}")
+        return json.loads(done.out)
+
+    def test_alone(self):
+        """Data that compress to half, in three quarters of their size and no swap space but the pool."""
+        seen = []
+        for kind in KINDS:
+            with self.loaded("30M", [f"ram:{kind}"], "random", "--size=40M", "--threads=4", "--seconds=3", "--warmup=0") as pid:
+                deadline = time.monotonic() + 20
+                while (now := self.counters(pid))["evictions"]["pages"] < 30000:
+                    expect(time.monotonic() < deadline, f"{kind}: {now['evictions']}")
+                    time.sleep(0.05)
+            pool = now["pool"]
+            expect(pool["name"] == f"ram:{kind}" and pool["pages"] > 5000 and pool["moved_pages"] == 0, f"{kind}: {pool}")
+            held = (pool["pages"] - pool["repeated_pages"]) * 4096
+            expect(pool["compressed_bytes"] <= pool["used_bytes"] < held * 0.72, f"{kind}: {pool}")
+            expect(now["resident_bytes_peak"] <= 30 * MIB, f"{kind}: {now['resident_bytes_peak']} bytes")
+            seen.append(f"{kind} {pool['compressed_bytes'] / held:.0%} in {pool['used_bytes'] / held:.0%}")
+        return ", ".join(seen)
+
+    def test_freed(self):
+        """Memory of the pool goes back when the program gives up its pages, also if it then does nothing."""
+        text = ("import mmap, os, time\n"
+                "m = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+                "for i in range(0, 64 << 20, 4096): m[i:i + 1500] = os.urandom(1500)\n"
+                "m.close()\n"
+                "print('freed', flush=True)\n"
+                "input()\n")
+        with self.running(["--memory", "40M", "--swap", "ram:lz4"], [sys.executable, "-c", text], stdin=subprocess.PIPE) as process:
+            pid = self.managed(process)
+            before = 0
+            expect(process.popen.stdout.readline() == b"freed\n", f"it ended: {process.stderr_so_far()[-300:]}")
+            deadline = time.monotonic() + 20
+            while (now := self.counters(pid)["pool"]["used_bytes"]) > 6 * MIB:
+                before = max(before, now)
+                expect(time.monotonic() < deadline, f"{now} bytes are used")
+                time.sleep(0.05)
+            process.popen.stdin.close()
+            self.ended(process)
+        return f"{now >> 10} KiB are left of {before >> 20} MiB or more"
+
+    def test_one_word(self):
+        """Pages of one word repeated take no memory."""
+        program = [sys.executable, "-c", "m = [bytearray(b'abcdefgh' * 512) * 256 for _ in range(64)]; assert all(p.count(b'h') == 131072 for p in m)"]
+        found, _ = self.stats("24M", ["ram:lz4"], program)
+        pool = found["pool"]
+        expect(pool["repeated_pages"] > 10000 and pool["used_bytes"] < 4 * MIB, f"{pool}")
+        return f"{pool['repeated_pages']} pages, {pool['used_bytes'] >> 10} KiB"
+
+    def test_in_front_of_a_disk(self):
+        """What does not compress goes on at once; of what does, the oldest when the pool is full. With and without encryption."""
+        place = self.folder("front")
+        for kind in KINDS:
+            noise = self.scan("16M", [f"ram:{kind}", f"dir:{place}"], 40 * MIB)
+            expect(noise["pool"]["refused_pages"] > 2000 and noise["pool"]["moved_pages"] == 0, f"{kind}: {noise['pool']}")
+            for options in ((), ("--encrypt",)):
+                swap = [f"ram:{kind},size=4M", f"dir:{place}", f"dir:{place}"]
+                half, _ = self.stats("16M", swap, self.load("random", "--size=48M", "--threads=4", "--seconds=1", "--warmup=0"), options)
+                pool = half["pool"]
+                expect(pool["moved_pages"] > 100 and 0 < pool["used_bytes"] <= 4 * MIB, f"{kind}: {pool}")
+                expect([space["encrypted"] for space in half["spaces"]] == [bool(options)] * 2, f"{kind}: {half['spaces']}")
+        return f"{pool['moved_pages']} of the last run moved on"
+
+    def test_full(self):
+        """No room, and nothing behind: SIGBUS and a reason, and no wrong data."""
+        how = self.overfull("ram:lz4", "pool", 8 * MIB, 64 * MIB)
+        expect(how != "went on", "64M of noise fit into 8M?")
+        done = self.call("run", "--memory", "64M", "--swap", "ram:lz4,size=4M", "--", *self.load("random", "--size=96M", "--seconds=1"))
+        expect(done.status == 128 + signal.SIGBUS, f"a pool of 4M: status {done.status}: {done.err[-300:]}")
+        return how
+
+    def test_errors_behind(self):
+        """The disk behind the pool fails now and then, and while the pool moves pages to it."""
+        place = self.folder("errors")
+        for kind in ("write_error", "short_write", "full", "read_error", "corrupt"):
+            swap = ["ram:lz4,size=4M", f"dir:{place}"]
+            program = self.load("random", "--size=32M", "--threads=4", "--seconds=1", "--warmup=0")
+            found, _ = self.stats("12M", swap, program, faulty=f"seed={self.seed},{kind}=0.02")
+            expect(found["pool"]["moved_pages"] > 0, f"{kind}: {found['pool']}")
+        return "write errors, short writes, no room, read errors, wrong bytes"
+
+    def test_disk_that_is_gone(self):
+        """All writes to the disk fail from the start: what fits into the pool goes on, and the disk is told of once if it is told of."""
+        swap = ["ram:lz4", f"dir:{self.folder('gone')}"]
+        program = self.load("random", "--size=36M", "--threads=2", "--seconds=1", "--warmup=0")
+        with self.running(["--memory", "30M", *swaps(swap)], program, "write_error=1") as process:
+            outcome, _ = self.ended(process)
+        expect(outcome.status == 0, f"status {outcome.status}: {outcome.stderr[-400:]}")
+        expect(outcome.stderr.count(" fails (") <= 1, f"{outcome.stderr}")
+        return "went on"
+
+    def test_fork(self):
+        """Children and grandchildren read what their parents' pools hold, and have pools of their own."""
+        for swap in (["ram:lz4"], ["ram:zstd,size=2M", f"dir:{self.folder('fork')}"]):
+            text = ("import os, sys\n"
+                    "def page(i, who): return (b'%d %d ' % (i, who)) * 300\n"
+                    "mine = [page(i, 0) for i in range(9000)]\n"
+                    "def check(who, turns):\n"
+                    "    for turn in range(turns):\n"
+                    "        for i in range(turn, 9000, 3): mine[i] = page(i, who)\n"
+                    "    assert all(mine[i] == page(i, who if i % 3 < turns else 0) for i in range(9000))\n"
+                    "children = []\n"
+                    "for who in (1, 2):\n"
+                    "    if (pid := os.fork()) == 0:\n"
+                    "        check(who, 2)\n"
+                    "        if (grandchild := os.fork()) == 0:\n"
+                    "            mine[0] = b'mine'\n"
+                    "            assert all(mine[i] == page(i, who if i % 3 < 2 else 0) for i in range(1, 9000))\n"
+                    "            os._exit(0)\n"
+                    "        os._exit(1 if os.waitpid(grandchild, 0)[1] else 0)\n"
+                    "    children.append(pid)\n"
+                    "check(3, 3)\n"
+                    "sys.exit(any(os.waitpid(pid, 0)[1] for pid in children))\n")
+            found, _ = self.stats("24M", swap, [sys.executable, "-c", text])
+            expect(found["pool"]["pages"] > 0, f"{swap}: {found['pool']}")
+        return "alone, and in front of a disk"
+
+    def test_set_memory(self):
+        """A limit that falls takes from the pool, too, and what it held is where it should be."""
+        size, swap = 40 * MIB, ["ram:lz4", f"dir:{self.folder('set')}"]
+        with self.loaded("30M", swap, "random", f"--size={size}", "--threads=2", "--seconds=6", "--warmup=0") as pid:
+            for limit in ("10M", "36M", "16M"):
+                done = self.call("set", str(pid), f"memory={limit}")
+                expect(done.status == 0, f"set memory={limit}: {done.err}")
+                wanted = self.until_within(pid, limit)
+                time.sleep(0.5)
+                resident = self.resident(pid)[0]
+                expect(resident <= wanted, f"memory={limit}: {resident} bytes after half a second")
+        return "10M, 36M, 16M"
+
+    def managed(self, process):
+        """The process id of the program once it answers."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            for pid in harness.session_pids(process.popen.pid):
+                if pid != process.popen.pid and self.call("stat", str(pid)).status == 0:
+                    return pid
+            time.sleep(0.05)
+        raise subprocess.SubprocessError("nobody answers farshore stat")
+
+    def test_refused(self):
+        """Sizes and orders that cannot be."""
+        some, true = ["run", "--memory", "64M"], ["--", "true"]
+        bad = [(["ram:lz4,size=1M"], "1M"), (["ram:lz4,size=x"], "x"), (["ram:gzip"], "gzip"), (["ram:lz4", "ram:zstd"], "ram:zstd"),
+               ([f"dir:{self.work}", "ram:lz4"], "ram:lz4")]
+        for swap, word in bad:
+            self.refused([*some, *swaps(swap), *true], {125}, word)
+        return f"{len(bad)} bad inputs, each with one line"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run_tests(Pools, __doc__, "pools"))
+    except KeyboardInterrupt:
+        sys.exit(130)
