@@ -159,7 +159,8 @@ def walk(runner):
         more = ["--managed", "--rounds", str(runner.options.rounds), "--counts", counts]
         with runner.folder() as folder:
             # Children that the walk looks at from outside are ordinary programs.
-            managed = runner.under_farshore([*argv, *more], 5 * MIB, mode, "--no-follow")
+            # Nothing is read ahead: what a call finds absent is what this puts out.
+            managed = runner.under_farshore([*argv, *more], 5 * MIB, mode, "--no-follow", "--prefetch", "none")
             outcome, lines = runner.finish([*apart, *managed], folder)
         problems = ended_badly(outcome)
         rows = {} if problems else compare(native, lines)
@@ -291,6 +292,24 @@ def run_gdb(program, gdb, *commands):
     return done.stdout.decode(errors="replace")
 
 
+def calls_natively(gdb):
+    """Whether this gdb can call a function of an ordinary program: not where it does not know all of the processor's registers."""
+    with subprocess.Popen([harness.build_program("debugged"), "1"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
+        try:
+            return "$1 = 10\n" in run_gdb(program, gdb, "break work", "continue", "delete", "print look(memory, 3)")
+        finally:
+            program.kill()
+
+
+def function_called(program, gdb):
+    """gdb calls a function of the program; the program itself fetches what that needs."""
+    words = [program.size // 8 * part // 7 for part in range(7)]
+    text = run_gdb(program, gdb, "break work", "continue", "delete", *(f"print look(memory, {word})" for word in words))
+    if [int(value) for value in re.findall(r"^\$\d+ = (\d+)$", text, re.M)] != [3 * word + 1 for word in words]:
+        return [f"a function that is called reads wrong: {text[-600:]}"]
+    return []
+
+
 def debugger(program, gdb, folder):
     """gdb attaches, shows a backtrace, a variable, present and absent memory, stops at a breakpoint, and goes."""
     # Which pages are there is known only when the program has been stopped by gdb: a command of gdb's finds out then.
@@ -321,11 +340,6 @@ for name, wanted in (("absent", 0), ("present", 1)):
     text = run_gdb(program, gdb, "break work", "continue", "print words", "continue", "print rounds", "delete")
     if text.count("Breakpoint 1, ") != 2 or f"= {program.size // 8}\n" not in text:
         wrong.append(f"no breakpoint: {text[-600:]}")
-    # The program itself fetches what a function needs that the debugger calls.
-    words = [program.size // 8 * part // 7 for part in range(7)]
-    text = run_gdb(program, gdb, "break work", "continue", "delete", *(f"print look(memory, {word})" for word in words))
-    if [int(value) for value in re.findall(r"^\$\d+ = (\d+)$", text, re.M)] != [3 * word + 1 for word in words]:
-        wrong.append(f"a function that is called reads wrong: {text[-600:]}")
     return wrong
 
 
@@ -377,10 +391,15 @@ def core_dump(runner, gdb, mode):
 def outside(runner):
     """What others see of a managed program, and that it does not mind."""
     gdb = need("gdb", "gdb")
+    calls = calls_natively(gdb)
     for mode in runner.options.mode:
         with runner.folder() as folder:
             program = Debugged(runner, mode, folder)
             looks = [("/proc/PID/mem", lambda: memory_file(program)), ("gdb", lambda: debugger(program, gdb, folder))]
+            if calls:
+                looks.append(("gdb calls", lambda: function_called(program, gdb)))
+            else:
+                runner.skip(f"gdb calls, {mode}", "this gdb cannot call a function of an ordinary program on this processor")
             for name, look in looks:
                 try:
                     runner.test(f"{name}, {mode}", look())
