@@ -181,7 +181,7 @@ def parts(seed):
         # Built for debugging: assertions and overflow checks are on, and it compiles faster.
         Part("unit", "unit, integration and conformance tests",
              [cargo_test("--workspace", "--exclude", "farshore-sim",
-                         env={"FARSHORE_LIBRARY": os.path.join(TARGET, "release", "libfarshore.so")})], 15, tests, needs_build=True),
+                         env={"FARSHORE_LIBRARY": os.path.join(TARGET, "release", "libfarshore.so")})], 30, tests, needs_build=True),
         Part("sim", f"simulation: fixed seeds, and {RANDOM_SEEDS} from {seed} on",
              [cargo_test("--release", "-p", "farshore-sim", env=sim_env),
               Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}"], count_seeds, sim_env),

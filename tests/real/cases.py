@@ -783,6 +783,38 @@ class Scan(Case):
         return before
 
 
+class Loop(Case):
+    name, summary = "loop", "passes over twice the limit: a part stays, and is not read again"
+    sizes = {"small": (96 * MIB, 9), "full": (512 * MIB, 9)}
+
+    def prepare(self):
+        self.program = harness.build_program("scan")
+        self.fixed_limit = self.amount[0] // 2
+
+    def run(self, context):
+        size, passes = self.amount
+        process = context.serve("loop", [self.program, str(size), str(passes)], talk=True)
+        lines, read = [], []
+        for _ in range(passes + 1):
+            line = process.popen.stdout.readline()
+            if not line:
+                break
+            lines.append(line.decode().strip())
+            if context.counters_wanted:
+                read.append((context.live_counters(process) or {"swap": {"pages_in": None}})["swap"]["pages_in"])
+            process.popen.stdin.write(b"\n")
+            process.popen.stdin.flush()
+        context.finish(process)
+        context.same("lines", lines)
+        if not context.counters_wanted:
+            return
+        if None in read or len(read) <= passes:
+            context.problem(f"counters are missing: {read}")
+        # Pages that leave in the order in which they came would be read again one and all, in each pass. Seen as a loop from the third on.
+        elif read[-1] - read[-5] > 0.95 * 4 * size / harness.PAGE:
+            context.problem(f"{read[-1] - read[-5]} pages were read in four passes over {size // harness.PAGE}")
+
+
 class Syscalls(Case):
     name, summary = "syscalls", "every kind of system call on absent memory"
     # MiB of ballast: more than twice the limit.
@@ -812,5 +844,5 @@ class Syscalls(Case):
             context.problem("forkabsent: the child was stopped without a message")
 
 
-CASES = [Sort, Xz, Zstd, ZstdThreads, Pigz, Gcc, GccChain, Sqlite, Python, Numpy, RedisServer, Memcached, MemStorm, MemStormSmall, Forks, PythonPool, Nginx, LoadRandom, LoadRuns, LoadMove, LoadPhase, LoadPagerank, LoadStress, Fits, Scan, Syscalls]
+CASES = [Sort, Xz, Zstd, ZstdThreads, Pigz, Gcc, GccChain, Sqlite, Python, Numpy, RedisServer, Memcached, MemStorm, MemStormSmall, Forks, PythonPool, Nginx, LoadRandom, LoadRuns, LoadMove, LoadPhase, LoadPagerank, LoadStress, Fits, Scan, Loop, Syscalls]
 

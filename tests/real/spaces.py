@@ -302,7 +302,7 @@ class Spaces(Tests):
             expect(program.tell("lost") == ["lost"] and program.tell("rest 1") == ["right"], "wrong data")
         return "drained in the end"
 
-    SLOW = "space=1,delay=1,delay_time=20ms"
+    SLOW = "space=1,delay=1,delay_time=60ms"
 
     def test_called_off(self):
         """A drain that is under way is shown, goes on without who asked for it, and is called off by swap+=."""

@@ -46,6 +46,12 @@ pub struct Granule {
     pub write_guess: AtomicU8,
     /// What a prefetcher remembers of fetches here (the engine's `prefetch`); hints.
     pub notes: [AtomicU64; 2],
+    /// When pages of it last left, in the time of the engine's `evict::loops`; a hint, as are the next two.
+    pub left_at: AtomicU32,
+    /// How often it has come back in a loop.
+    pub returns: AtomicU8,
+    /// Until when it may be kept.
+    pub loops_until: AtomicU32,
     /// The next granule of the partition's list, as `GranuleId + 1`; 0 ends it.
     pub next: AtomicU64,
 }
@@ -273,6 +279,9 @@ impl PageTable {
                 g.granule.unreadable.store(0, Ordering::Relaxed);
                 g.granule.write_guess.store(0, Ordering::Relaxed);
                 g.granule.notes.iter().for_each(|note| note.store(0, Ordering::Relaxed));
+                g.granule.left_at.store(0, Ordering::Relaxed);
+                g.granule.returns.store(0, Ordering::Relaxed);
+                g.granule.loops_until.store(0, Ordering::Relaxed);
             } else {
                 // Foreign words differ from 0.
                 g.granule.touch();

@@ -154,6 +154,7 @@ pub struct Engine<K, B, P, C, F> {
     work: Event,
     /// Threads that read ahead have work.
     requests: Requests,
+    loops: evict::loops::Loops,
     partitions: Box<[Partition]>,
     stages: Stages,
     sizes: Sizes,
@@ -241,6 +242,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             frames_came: Event::new(),
             work: Event::new(),
             requests: Requests::default(),
+            loops: evict::loops::Loops::default(),
             partitions: (0..partitions).map(|_| Partition::new()).collect::<Vec<_>>().into_boxed_slice(),
             // SAFETY: this function's own condition, for exactly this many pages.
             stages: unsafe { Stages::new(staging, sizes.stages as usize) },

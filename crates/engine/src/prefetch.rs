@@ -51,6 +51,8 @@ pub trait Fetch {
     /// Takes so many neighbours above the page (below, if negative), which the same read brings: as far as their slots lie side by side and frames are
     /// to spare. How many were taken. Once a fetch.
     fn take(&self, neighbours: i32) -> u32;
+    /// Says that the program goes through pages in order here, so that a part of a loop that is larger than memory can stay.
+    fn in_stream(&self);
     /// Counts pages that were brought before, and that this fetch proves to be used.
     fn count_used(&self, pages: u32);
 }

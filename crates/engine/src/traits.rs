@@ -216,6 +216,15 @@ pub enum Came {
     RescuedAgain,
 }
 
+/// Pages that have left came back, to a program that goes through them in order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Return {
+    /// How many pages left in between. If the program goes round in a loop, it has so many pages more than there are frames.
+    pub distance: u64,
+    /// Frames that there are.
+    pub frames: u64,
+}
+
 /// Chooses victims. Called by evictors for each resident page that they pass, so O(1), no locks, no
 /// allocation. It never moves a page: a policy can be wrong, it cannot corrupt memory.
 pub trait Policy: Sync {
@@ -227,4 +236,8 @@ pub trait Policy: Sync {
     fn verdict(&self, page: Page, word: Word) -> Verdict;
     /// How many chances a page gets that became resident like this, at most [`farshore_core::word::CHANCES_MAX`].
     fn chances(&self, came: Came) -> u8;
+    /// Which share of such a loop fits into all of memory, in 65,536ths; 0: no part of it should stay (`evict::loops`).
+    fn keep(&self, _returned: Return) -> u16 {
+        0
+    }
 }

@@ -12,7 +12,10 @@ pub mod prefetch;
 
 use farshore_core::page::Page;
 use farshore_core::word::Word;
-use farshore_engine::traits::{Came, Policy, Verdict};
+use farshore_engine::traits::{Came, Policy, Return, Verdict};
+
+/// A loop is kept in part up to so many times the size of memory: a smaller share of a larger one gains little.
+const LOOP_MEMORIES: u64 = 5;
 
 /// The built-in policies by name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,11 +73,32 @@ impl Policy for Chosen {
             Came::RescuedAgain => 3,
         }
     }
+
+    fn keep(&self, Return { distance, frames }: Return) -> u16 {
+        let pages = distance.saturating_add(frames);
+        if self.evict == BuiltIn::Fifo || frames == 0 || pages / frames >= LOOP_MEMORIES {
+            return 0;
+        }
+        (u128::from(frames) * u128::from(u16::MAX) / u128::from(pages)) as u16
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_loop_stays_what_fits() {
+        let chosen = |evict| Chosen { evict, prefetch: prefetch::BuiltIn::None };
+        let keep = |distance, frames| chosen(BuiltIn::SecondChance).keep(Return { distance, frames });
+        assert_eq!(keep(0, 1 << 20), u16::MAX, "all");
+        assert_eq!(keep(1 << 20, 1 << 20), u16::MAX / 2, "of twice as much, half of it");
+        assert_eq!(keep(4 << 20, 1 << 20), 0, "too large");
+        assert!(keep((4 << 20) - 1, 1 << 20) > 0);
+        assert_eq!(keep(100, 0), 0);
+        assert_eq!(keep(u64::MAX, u64::MAX), u16::MAX, "no overflow");
+        assert_eq!(chosen(BuiltIn::Fifo).keep(Return { distance: 0, frames: 100 }), 0);
+    }
 
     #[test]
     fn every_name_is_a_policy() {

@@ -8,7 +8,7 @@ use farshore_core::page::{Page, PageRange};
 use farshore_core::sync::{AtomicU32, Futex, Ordering};
 use farshore_core::word::Word;
 use farshore_engine::prefetch::{Ahead, Fetch, Prefetcher};
-use farshore_engine::traits::{Came, Clock, Kernel, KernelError, PageBuf, Policy, Protect, Verdict};
+use farshore_engine::traits::{Came, Clock, Kernel, KernelError, PageBuf, Policy, Protect, Return, Verdict};
 
 /// The simulated kernel.
 #[derive(Debug)]
@@ -205,6 +205,9 @@ impl Prefetcher for SimPrefetcher {
         maybe_switch();
         let along = world(|w| if w.rng.chance(5000) { w.rng.between(0, 30) as i32 - 15 } else { 0 });
         fetch.count_used(fetch.take(along));
+        if world(|w| w.rng.chance(5000)) {
+            fetch.in_stream();
+        }
         maybe_switch();
         world(|w| {
             if !w.rng.chance(3000) {
@@ -239,5 +242,8 @@ impl Policy for SimPolicy {
     }
     fn chances(&self, _came: Came) -> u8 {
         world(|w| w.rng.pick(&[0, 1, 1, 1, 2, 7]))
+    }
+    fn keep(&self, _returned: Return) -> u16 {
+        world(|w| w.rng.pick(&[0, 0, 10_000, u16::MAX]))
     }
 }

@@ -1,7 +1,8 @@
 //! The eviction path: what makes frames free, on threads of its own (MAGE §4.1, P1).
 //!
 //! [`pipeline`] is one evictor, [`partition`] the lists that evictors take victims from,
-//! [`stage`] where victims wait.
+//! [`stage`] where victims wait, `loops` what is left alone because a program goes round.
+pub(crate) mod loops;
 pub mod partition;
 pub mod pipeline;
 mod ring;

@@ -302,20 +302,37 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         engine.stats.evicted.fetch_add(count as u64, Ordering::Relaxed);
         engine.stats.evicted_clean.fetch_add(clean as u64, Ordering::Relaxed);
         engine.stats.batches.fetch_add(1, Ordering::Relaxed);
+        engine.judge_loops();
         self.start_writes(batch, count - clean);
         count
     }
 
     /// Fills `self.victims` from the partitions, starting at the next in turn (MAGE §4.2.2). Dirty ones come first.
     fn select_batch(&mut self, room: usize) {
-        let engine = self.engine;
         self.victims.clear();
         let dirty_max = self.dirty_allowed();
+        self.select_around(room, dirty_max, true);
+        if self.victims.is_empty() {
+            self.select_around(room, dirty_max, false);
+        }
+        self.next_partition = (self.next_partition + 1) % self.engine.partitions.len();
+        self.victims.sort_unstable_by_key(|v| (!v.dirty, v.page));
+    }
+
+    /// Goes round the partitions until one has victims. `keeping`: those that are kept are left alone ([`super::loops`]).
+    fn select_around(&mut self, room: usize, dirty_max: usize, keeping: bool) {
+        let engine = self.engine;
         let partitions = engine.partitions.len();
         for turn in 0..partitions {
             let Some(walk) = engine.partitions[(self.next_partition + turn) % partitions].walk(&engine.table) else { continue };
             for _ in 0..GRANULES_A_BATCH {
                 let Some((g, from)) = walk.hand() else { break };
+                if keeping && engine.is_kept(&g) {
+                    if walk.advance() {
+                        continue;
+                    }
+                    break;
+                }
                 let look = engine.select(&g, from, room, dirty_max, &mut self.victims);
                 if look.next < farshore_core::limits::GRANULE_PAGES {
                     walk.stay_at(look.next);
@@ -336,8 +353,6 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
                 break;
             }
         }
-        self.next_partition = (self.next_partition + 1) % partitions;
-        self.victims.sort_unstable_by_key(|v| (!v.dirty, v.page));
     }
 
     /// Dirty pages that this batch may take: all, unless the space is full.

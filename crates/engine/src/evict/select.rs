@@ -76,6 +76,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 victims.push(victim);
             }
         }
+        if victims.len() > first_victim {
+            self.note_leaving(g.granule);
+        }
         if victims[first_victim..].iter().any(|v| v.dirty) && !self.protect_victims(g, &victims[first_victim..]) {
             for victim in victims.drain(first_victim..) {
                 self.put_back(&victim);

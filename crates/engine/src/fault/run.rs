@@ -217,6 +217,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Fetch for Fetching<'_
         (self.along.get().pages() - 1) as u32
     }
 
+    fn in_stream(&self) {
+        if let Some(g) = self.engine.table.granule(self.page.granule()) {
+            self.engine.note_stream(g.granule);
+        }
+    }
+
     fn count_used(&self, pages: u32) {
         self.engine.stats.prefetch_used.fetch_add(pages.into(), Ordering::Relaxed);
     }

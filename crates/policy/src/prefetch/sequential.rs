@@ -177,6 +177,9 @@ impl Prefetcher for Sequential {
             window,
             along: (along + behind as u32).min(ALONG_MAX),
         };
+        if window >= AHEAD_FROM {
+            fetch.in_stream();
+        }
         let ahead = if window >= AHEAD_FROM { now.ask(fetch, stream.ahead) } else { None };
         now.store(&notes[which]);
         ahead

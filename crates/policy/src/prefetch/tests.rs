@@ -61,6 +61,8 @@ impl Fetch for At<'_> {
         taken
     }
 
+    fn in_stream(&self) {}
+
     fn count_used(&self, pages: u32) {
         self.world.used.set(self.world.used.get() + pages);
     }

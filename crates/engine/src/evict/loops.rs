@@ -1,0 +1,187 @@
+//! Loops: of what a program goes through in order again and again, a part stays.
+//!
+//! Pages that leave in the order in which they came are the worst choice for a loop that is larger than memory: each leaves just before it is wanted, and
+//! none is ever found. If instead a part is left alone, that part is found each time, and only the rest goes round (the idea of bimodal insertion in
+//! processors' caches: Qureshi et al., Adaptive Insertion Policies, ISCA 2007).
+//!
+//! # How a loop is seen
+//!
+//! Time is counted in pages that have left, in units of [`UNIT`]. A granule remembers when pages of it left; a stream that fetches them again tells how long ago that was,
+//! the *distance* (Linux' refault distance, `mm/workingset.c`). Since pages leave in order, a loop of `n` pages in `c` frames has the distance
+//! `n − c`, and so it stays while a part of it is kept: what is kept neither leaves nor takes part. So the policy can say, from distance and frames alone, which share of it
+//! would fit ([`Policy::keep`]). A granule is in a loop when it has come back twice: once may be a change of what the program does. A hash of its number says whether it is
+//! among those that are kept: the same ones in each round.
+//!
+//! # How much is kept
+//!
+//! What is kept leaves less room for all else, which must not come and go faster for it than it is used. Rescues tell: they are pages that left and were wanted at once.
+//! When they are many, the room for loops is halved; else it grows, up to 7/8 of memory.
+//!
+//! # What ends it
+//!
+//! * A kept granule is an ordinary one after [`KEPT_FOR`] memories full of pages have left. Wanted still, it comes back and is kept again.
+//! * When no loop has been seen for half a memory full, nothing is kept: the program does something else now.
+//! * When an evictor finds nothing but kept granules, they are ordinary ones for this batch.
+//!
+//! All of it is hints: words that any thread may change at any time. A wrong one costs reads.
+
+use crate::Engine;
+use crate::stats::FaultKind;
+use crate::traits::{Backend, Clock, Kernel, Policy, Return};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farshore_core::sync::{Futex, Padded};
+use farshore_core::table::{Granule, GranuleRef};
+
+/// Pages that leave in one unit of time.
+const UNIT: u64 = 64;
+/// How many memories full of pages leave until a kept granule is an ordinary one.
+const KEPT_FOR: u64 = 8;
+/// Times that a granule comes back before it is taken to be in a loop.
+const RETURNS: u8 = 2;
+/// Room for loops, in sixteenths of memory: at the start, …
+const ROOM_AT_FIRST: u32 = 8;
+/// … and at most.
+const ROOM_MAX: u32 = 14;
+/// One rescue for so many pages that leave is too many.
+const RESCUES_ONE_IN: u64 = 16;
+
+/// What is known of loops.
+#[derive(Debug)]
+pub(crate) struct Loops {
+    /// When one was last seen.
+    seen_at: Padded<AtomicU32>,
+    /// Which share of it would fit into all of memory, in 65,536ths.
+    fits: AtomicU32,
+    /// Room for loops, in sixteenths of memory.
+    room: AtomicU32,
+    /// When that was last thought about, …
+    judged_at: AtomicU32,
+    /// … and how many rescues there had been.
+    rescues: AtomicU64,
+}
+
+impl Default for Loops {
+    fn default() -> Loops {
+        Loops {
+            seen_at: Padded::default(),
+            fits: AtomicU32::new(0),
+            room: AtomicU32::new(ROOM_AT_FIRST),
+            judged_at: AtomicU32::new(0),
+            rescues: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Units from `then` to `now`, which may lie on either side.
+fn since(then: u32, now: u32) -> i32 {
+    now.wrapping_sub(then).cast_signed()
+}
+
+/// Room after some pages have left, and some of them were rescued.
+fn judged(room: u32, left: u64, rescued: u64) -> u32 {
+    if rescued * RESCUES_ONE_IN > left { room / 2 } else { (room + 1).min(ROOM_MAX) }
+}
+
+/// Whether a granule is among those that stay, of which there is `share` in 65,536ths. The upper bits of a multiplication by 2^64 / golden ratio: neighbours fall apart.
+fn is_among(id: u64, share: u32) -> bool {
+    id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48 < u64::from(share)
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// Never 0.
+    fn loop_time(&self) -> u32 {
+        ((self.stats.evicted.load(Ordering::Relaxed) / UNIT) as u32).max(1)
+    }
+
+    fn frames_in_units(&self) -> i32 {
+        (self.frames.limit() / UNIT).clamp(8, 1 << 24) as i32
+    }
+
+    /// Pages of `granule` leave.
+    pub(super) fn note_leaving(&self, granule: &Granule) {
+        granule.left_at.store(self.loop_time(), Ordering::Relaxed);
+    }
+
+    /// A stream fetches pages of granule `g`. By faults.
+    pub(crate) fn note_stream(&self, g: &Granule) {
+        let left_at = g.left_at.load(Ordering::Relaxed);
+        let now = self.loop_time();
+        let distance = since(left_at, now);
+        // Once for each time that it left.
+        if left_at == 0 || distance <= 0 {
+            return;
+        }
+        g.left_at.store(0, Ordering::Relaxed);
+        let fits = self.policy.keep(Return { distance: u64::from(distance.unsigned_abs()) * UNIT, frames: self.frames.limit() });
+        let returns = if fits == 0 { 0 } else { (g.returns.load(Ordering::Relaxed) + 1).min(RETURNS) };
+        g.returns.store(returns, Ordering::Relaxed);
+        if returns < RETURNS {
+            return;
+        }
+        g.loops_until.store(now.wrapping_add(KEPT_FOR as u32 * self.frames_in_units().unsigned_abs()).max(1), Ordering::Relaxed);
+        if self.loops.seen_at.load(Ordering::Relaxed) != now {
+            self.loops.seen_at.store(now, Ordering::Relaxed);
+            self.loops.fits.store(fits.into(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether evictors pass a granule over.
+    pub(super) fn is_kept(&self, g: &GranuleRef<'_>) -> bool {
+        let until = g.granule.loops_until.load(Ordering::Relaxed);
+        if until == 0 {
+            return false;
+        }
+        let now = self.loop_time();
+        if since(now, until) <= 0 {
+            g.granule.loops_until.store(0, Ordering::Relaxed);
+            return false;
+        }
+        let share = self.loops.fits.load(Ordering::Relaxed) * self.loops.room.load(Ordering::Relaxed) / 16;
+        is_among(g.id.0, share) && since(self.loops.seen_at.load(Ordering::Relaxed), now) <= self.frames_in_units() / 2
+    }
+
+    /// Thinks about the room for loops, now and then. By evictors, after a batch.
+    pub(super) fn judge_loops(&self) {
+        let loops = &self.loops;
+        let (at, now) = (loops.judged_at.load(Ordering::Relaxed), self.loop_time());
+        let left = since(at, now);
+        if left < self.frames_in_units() / 8
+            || loops.judged_at.compare_exchange(at, now, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
+            return;
+        }
+        let rescues = self.stats.faults(FaultKind::Rescue);
+        let rescued = rescues.saturating_sub(loops.rescues.swap(rescues, Ordering::Relaxed));
+        let room = loops.room.load(Ordering::Relaxed);
+        loops.room.store(judged(room, u64::from(left.unsigned_abs()) * UNIT, rescued), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_shrinks_fast_and_grows_slowly() {
+        assert_eq!(judged(8, 1600, 100), 9);
+        assert_eq!(judged(8, 1600, 101), 4);
+        assert_eq!(judged(ROOM_MAX, 1600, 0), ROOM_MAX);
+        assert_eq!(judged(1, 64, 64), 0);
+        assert_eq!(judged(0, 64, 0), 1);
+    }
+
+    #[test]
+    fn the_share_is_kept_and_those_of_a_smaller_one_are_among_it() {
+        for share in [0, 6_553, 32_768, 57_344] {
+            let kept = (0..10_000).filter(|&id| is_among(0x3f_0000 + id, share)).count();
+            assert!(kept.abs_diff(share as usize * 10_000 / 65_536) < 100, "{kept} of {share}");
+        }
+        assert!((0..10_000).all(|id| !is_among(id, 10_000) || is_among(id, 20_000)));
+    }
+
+    #[test]
+    fn time_goes_round() {
+        assert_eq!(since(u32::MAX, 4), 5);
+        assert_eq!(since(4, u32::MAX), -5);
+    }
+}
