@@ -54,6 +54,8 @@ canaries! {
     // Rules between two threads' memory: loom's (crates/core/tests).
     /// Slots that are being reserved while their space is closed are given out.
     Closed = "closed",
+    /// What was done for a core that has stopped waiting is not taken back.
+    Delegation = "delegation",
     // Wrong answers to bytes from outside: the fuzzer's, named as its targets (crates/fuzz).
     /// A line of the control socket.
     Control = "control",

@@ -8,16 +8,9 @@
 //! no line that others write.
 
 use crate::limits::FRAME_CACHES;
-use crate::sync::{AtomicU32, Futex, Ordering, Padded};
+use crate::sync::{AtomicU32, Futex, Ordering, Padded, both_sides};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-
-/// Between an access to one side's word and the look at the other's: SeqCst orders them, but loom takes SeqCst accesses for
-/// AcqRel ones, and knows fences alone.
-fn both_sides() {
-    #[cfg(loom)]
-    loom::sync::atomic::fence(Ordering::SeqCst);
-}
 
 /// The gate of one section.
 #[derive(Debug)]

@@ -10,6 +10,7 @@
 //! * [`table`] finds the word of an address;
 //! * [`frames`] counts the frames of the memory limit in three levels;
 //! * [`slots`] hands out places in swap space, side by side;
+//! * [`delegation`] lets one core ask another for work on what that one owns;
 //! * [`pooled`] says where a pool in RAM has the page of a slot;
 //! * [`wait`] lets a thread sleep until another has moved a page on;
 //! * [`gate`] keeps threads out while a process forks;
@@ -27,6 +28,7 @@
 extern crate alloc;
 
 pub mod canary;
+pub mod delegation;
 pub mod frames;
 pub mod gate;
 pub mod limits;

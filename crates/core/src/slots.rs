@@ -9,9 +9,13 @@
 //!
 //! # Life of a slot
 //!
-//! *reserve* ([`SlotMap::reserve_run`], evictors only, one at a time) → *in use* (a page
-//! word or a stage names it) → *forfeit* ([`SlotMap::free`], any thread, one atomic
-//! or; the fault path does this when a clean page becomes dirty).
+//! *reserve* ([`SlotMap::reserve_run`], evictors only) → *in use* (a page
+//! word or a stage names it) → *forfeit* ([`SlotMap::free`], any thread, without a lock;
+//! the fault path does this when a clean page becomes dirty).
+//!
+//! # Cores
+//!
+//! Each core has extents of its own, and fills them without touching what another core writes ([`owners`]).
 //!
 //! # fork
 //!
@@ -39,16 +43,19 @@
 //!
 //! # Equation
 //!
-//! `live` of an extent = its zero bits in `free` (checked by [`SlotMap::assert_valid`]).
+//! `live` of an extent = its slots in use, bit by bit; what each core has taken and got back = `live` of its extents (checked by
+//! [`SlotMap::assert_valid`]).
 
-use crate::canary::{Canary, is_planted};
 use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
 use crate::spin::SpinLock;
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use crate::word::Slot;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::ops::Range;
 use arrangement::{Arrangements, SpaceSet};
+use extent::{Extent, WORDS};
+use owners::Owners;
 use shares::{SHARES_MAX, Share};
 use spaces::Bounds;
 pub use spaces::{Allowed, Removal};
@@ -56,6 +63,10 @@ use stock::boxed;
 
 #[path = "slots/arrangement.rs"]
 pub mod arrangement;
+#[path = "slots/extent.rs"]
+mod extent;
+#[path = "slots/owners.rs"]
+pub mod owners;
 #[path = "slots/shares.rs"]
 mod shares;
 #[path = "slots/spaces.rs"]
@@ -63,45 +74,11 @@ mod spaces;
 #[path = "slots/stock.rs"]
 mod stock;
 
-const WORDS: usize = EXTENT_SLOTS / 64;
 const CHUNK: usize = if cfg!(loom) { 2 } else { 1024 };
 /// Room for each slot in use, while the space can grow.
 const SLACK: u32 = 3;
-/// Extents that a search looks at before the space rather grows.
-const SEARCH_MAX: u32 = 4096;
 /// Extents that are kept ready: 64 MiB of swap space.
 const SPARES: usize = if cfg!(miri) { 8 } else { 32 };
-
-struct Extent {
-    /// Bit set: slot free.
-    free: [AtomicU64; WORDS],
-    live: AtomicU32,
-    /// Bit set: a forked child may read the slot. Changed under the lock of `shares`.
-    held: [AtomicU64; WORDS],
-    /// Checksum of the page in each slot.
-    sums: [AtomicU64; EXTENT_SLOTS],
-}
-
-impl Extent {
-    fn new() -> Extent {
-        Extent {
-            free: core::array::from_fn(|_| AtomicU64::new(u64::MAX)),
-            live: AtomicU32::new(0),
-            held: core::array::from_fn(|_| AtomicU64::new(0)),
-            sums: core::array::from_fn(|_| AtomicU64::new(0)),
-        }
-    }
-
-    /// The slots that cannot be given out: in use here, or held for a child.
-    fn unavailable(&self) -> u32 {
-        let word = |i: usize| !self.free[i].load(Ordering::Acquire) | self.held[i].load(Ordering::Relaxed);
-        (0..WORDS).map(|i| word(i).count_ones()).sum()
-    }
-
-    fn in_use(&self) -> [u64; WORDS] {
-        core::array::from_fn(|i| !self.free[i].load(Ordering::Acquire))
-    }
-}
 
 type Chunk = [AtomicPtr<Extent>; CHUNK];
 
@@ -119,16 +96,14 @@ pub struct SlotMap {
     base: u32,
     /// Slots of the base that nobody has: the first of each space in it.
     reserved_in_base: u32,
-    /// Slots in use, but for those in the base.
-    live: AtomicU64,
-    /// Slots of the base that are in use.
-    inherited: AtomicU64,
-    /// Held by the evictor that reserves, too. Never by the fault path, never across a system call.
+    /// Slots of the base that were in use when this process began.
+    inherited: u64,
+    /// What each core has.
+    owners: Owners,
+    /// Held by who makes an extent, too. Never by the fault path, never across a system call.
     shares: SpinLock<Vec<Share>>,
     /// Whether there are any.
     shared: AtomicBool,
-    cursor_extent: AtomicU32,
-    cursor_slot: AtomicU32,
     /// Which space an own extent lies in.
     arrangements: Arrangements,
     /// Spaces that there are or were.
@@ -147,7 +122,7 @@ pub struct SlotMap {
 
 impl core::fmt::Debug for SlotMap {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("SlotMap").field("extents", &self.extents).field("live", &self.live).finish_non_exhaustive()
+        f.debug_struct("SlotMap").field("extents", &self.extents).field("live", &self.live()).finish_non_exhaustive()
     }
 }
 
@@ -161,14 +136,33 @@ pub struct Run {
     pub len: u32,
 }
 
+/// Why no extent was added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum NoGrowth {
+    /// None may be given out, until something else is allowed.
+    NoRoom,
+    /// There is no memory for it at the moment.
+    NoMemory,
+}
+
 fn locate(slot: Slot) -> (u32, usize) {
     let n = slot.number();
     ((n / EXTENT_SLOTS as u64) as u32, (n % EXTENT_SLOTS as u64) as usize)
 }
 
 impl SlotMap {
-    /// A space of at most `capacity` slots (rounded down to whole extents); `None`: as many as there can be.
+    /// A space of at most `capacity` slots (rounded down to whole extents), `None`: as many as there can be; for one core.
     pub fn new(capacity: Option<u64>) -> SlotMap {
+        SlotMap::for_cores(capacity, &[0])
+    }
+
+    /// As [`SlotMap::new`], for as many cores as `nodes` has: on which NUMA node each is. Of more than [`owners::OWNERS_MAX`] the later
+    /// ones share with the first.
+    ///
+    /// # Panics
+    /// Without any.
+    pub fn for_cores(capacity: Option<u64>, nodes: &[usize]) -> SlotMap {
+        assert!(!nodes.is_empty(), "slots for no core");
         let max = capacity.map_or(EXTENTS_MAX as u64, |c| (c / EXTENT_SLOTS as u64).min(EXTENTS_MAX as u64));
         let chunks = (max as usize).div_ceil(CHUNK).max(1);
         SlotMap {
@@ -177,12 +171,10 @@ impl SlotMap {
             extents_max: core::sync::atomic::AtomicU32::new(max as u32),
             base: 0,
             reserved_in_base: 0,
-            live: AtomicU64::new(0),
-            inherited: AtomicU64::new(0),
+            inherited: 0,
+            owners: Owners::new(nodes),
             shares: SpinLock::new(Vec::with_capacity(SHARES_MAX)),
             shared: AtomicBool::new(false),
-            cursor_extent: AtomicU32::new(0),
-            cursor_slot: AtomicU32::new(0),
             arrangements: Arrangements::new(SpaceSet::first(1)),
             spaces: spaces::bounds(&[None]),
             known: core::sync::atomic::AtomicU32::new(1),
@@ -203,135 +195,55 @@ impl SlotMap {
         unsafe { &*extent }
     }
 
-    /// Adds an extent. Under the lock of `shares`.
-    fn grow_by_one(&self) -> Option<u32> {
+    /// Adds an extent of `owner`'s, shelved. Under the lock of `shares`.
+    fn grow_by_one(&self, owner: usize) -> Result<(), NoGrowth> {
         let index = self.extents.load(Ordering::Acquire);
         if index >= self.extents_max.load(Ordering::Relaxed) {
-            return None;
+            return Err(NoGrowth::NoRoom);
         }
         let place = &self.chunks[index as usize / CHUNK];
         let mut chunk = place.load(Ordering::Acquire);
         if chunk.is_null() {
             if self.is_stocked() {
-                return None;
+                return Err(NoGrowth::NoMemory);
             }
-            chunk = boxed(new_chunk)?;
+            chunk = boxed(new_chunk).ok_or(NoGrowth::NoMemory)?;
             place.store(chunk, Ordering::Release);
         }
         // SAFETY: non-null, from `boxed` just now or in an earlier `grow`, never freed.
         let chunk = unsafe { &*chunk };
-        let fresh = self.take_spare()?;
+        let fresh = self.take_spare().ok_or(NoGrowth::NoMemory)?;
         // SAFETY: from `boxed`, and nobody else's.
-        let extent = unsafe { &*fresh };
+        let extent = unsafe { &mut *fresh };
+        extent.set_owner(owner);
         if index == self.base {
             // Slot 0 means "no slot" in a page word: nobody may have it. The same in a child's own space.
-            extent.free[0].fetch_and(!1, Ordering::Relaxed);
-            extent.live.store(1, Ordering::Relaxed);
+            extent.turn_taken(0, 1);
         }
         chunk[index as usize % CHUNK].store(fresh, Ordering::Release);
         self.extents.store(index + 1, Ordering::Release);
-        Some(index)
+        Ok(())
     }
 
-    /// Adds extents up to the next one whose slots may be given out. Under the lock of `shares`.
-    fn grow(&self) -> Option<u32> {
-        let first = self.extents.load(Ordering::Acquire);
-        let turn = self.arrangements.current().len() as u32;
-        let last = (first..first.saturating_add(turn)).find(|&e| self.is_allowed(e))?;
-        let mut grown = None;
-        while grown != Some(last) {
-            grown = Some(self.grow_by_one()?);
-        }
-        grown
+    /// Adds extents of `owner`'s up to the next one that `fits`. Which.
+    fn grow_to(&self, owner: usize, fits: impl Fn(u32) -> bool) -> Result<Range<u32>, NoGrowth> {
+        self.alone(|_| {
+            let first = self.extents.load(Ordering::Acquire);
+            let turn = self.arrangements.current().len() as u32;
+            let last = (first..first.saturating_add(turn)).find(|&e| fits(e)).ok_or(NoGrowth::NoRoom)?;
+            (first..=last).try_for_each(|_| self.grow_by_one(owner))?;
+            Ok(first..last + 1)
+        })
     }
 
-    /// Reserves up to `want` neighbouring slots; `None` when the space is full.
-    pub fn reserve_run(&self, want: u32) -> Option<Run> {
-        self.alone(|_| self.reserve_locked(want.clamp(1, EXTENT_SLOTS as u32)))
+    /// Adds extents of `owner`'s up to the next one whose slots may be given out.
+    fn grow(&self, owner: usize) -> Result<Range<u32>, NoGrowth> {
+        self.grow_to(owner, |e| self.is_allowed(e))
     }
 
-    /// Runs `f` while no other thread reserves or shares.
+    /// Runs `f` while no other thread adds an extent or shares.
     fn alone<R>(&self, f: impl FnOnce(&mut Vec<Share>) -> R) -> R {
         self.shares.with(f)
-    }
-
-    fn reserve_locked(&self, want: u32) -> Option<Run> {
-        loop {
-            let index = self.cursor_extent.load(Ordering::Relaxed);
-            let from = self.cursor_slot.load(Ordering::Relaxed) as usize;
-            if (self.base..self.extents.load(Ordering::Acquire)).contains(&index)
-                && self.is_allowed(index)
-                && let Some((at, len)) = self.take_run(self.extent(index), from, want)
-            {
-                if self.closed_meanwhile(index, at, len) {
-                    continue;
-                }
-                self.cursor_slot.store((at + len as usize) as u32, Ordering::Relaxed);
-                self.live.fetch_add(u64::from(len), Ordering::Relaxed);
-                let first = Slot::new(u64::from(index) * EXTENT_SLOTS as u64 + at as u64)?;
-                return Some(Run { first, len });
-            }
-            let next = self.next_extent(index)?;
-            self.cursor_extent.store(next, Ordering::Relaxed);
-            self.cursor_slot.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// The extent to fill next: one at most half full if the space is no tighter than that, else a
-    /// new one, else any that has room.
-    fn next_extent(&self, after: u32) -> Option<u32> {
-        let extents = self.extents.load(Ordering::Acquire);
-        let own = extents - self.base;
-        let room = u64::from(own) * EXTENT_SLOTS as u64;
-        // The `step`th own extent after `after`, round and round.
-        let turn = |step: u32| self.base + (after.saturating_sub(self.base) + step) % own.max(1);
-        // Acquire, here and below: pairs with `free`, so that who sees the count sees the free bit and finds it.
-        let shared = self.shared.load(Ordering::Relaxed);
-        let used = |e: u32| {
-            let extent = self.extent(e);
-            if shared { extent.unavailable() } else { extent.live.load(Ordering::Acquire) }
-        };
-        let roomy = |limit: u32| (1..=own.min(SEARCH_MAX)).map(turn).find(|&e| self.is_allowed(e) && used(e) <= limit);
-        // Two thirds of the room are free: then some extent is at most a third full, and the next of those in turn, the
-        // oldest, is emptier still if updates are spread.
-        if self.live.load(Ordering::Relaxed) * u64::from(SLACK) <= room
-            && let Some(e) = roomy(EXTENT_SLOTS as u32 / SLACK)
-        {
-            return Some(e);
-        }
-        if let Some(e) = self.grow() {
-            return Some(e);
-        }
-        // The cursor's own extent counts too: what was freed behind the cursor.
-        (0..own).map(|step| turn(1 + step)).find(|&e| self.is_allowed(e) && used(e) < EXTENT_SLOTS as u32)
-    }
-
-    /// Takes the first run of free slots at or after `from`.
-    fn take_run(&self, extent: &Extent, from: usize, want: u32) -> Option<(usize, u32)> {
-        let is_free = |i: usize| {
-            let held = if is_planted(Canary::Share) { 0 } else { extent.held[i / 64].load(Ordering::Relaxed) };
-            let word = extent.free[i / 64].load(Ordering::Acquire) & !held;
-            word & (1 << (i % 64)) != 0
-        };
-        let at = (from..EXTENT_SLOTS).find(|&i| is_free(i))?;
-        // Only the reserving evictor clears bits, so what it saw free stays free.
-        let len = (at..EXTENT_SLOTS).take(want as usize).take_while(|&i| is_free(i)).count();
-        for i in at..at + len {
-            extent.free[i / 64].fetch_and(!(1 << (i % 64)), Ordering::AcqRel);
-        }
-        extent.live.fetch_add(len as u32, Ordering::AcqRel);
-        Some((at, len as u32))
-    }
-
-    /// The bytes in `slot` are needed no more. No read or write of it may be in flight.
-    pub fn free(&self, slot: Slot) {
-        let (index, i) = locate(slot);
-        let extent = self.extent(index);
-        let before = extent.free[i / 64].fetch_or(1 << (i % 64), Ordering::AcqRel);
-        debug_assert!(before & (1 << (i % 64)) == 0, "{slot:?} was freed twice");
-        extent.live.fetch_sub(1, Ordering::AcqRel);
-        let count = if index < self.base { &self.inherited } else { &self.live };
-        count.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Of the 64 slots from `first`, a multiple of 64, on: a bit for each that nobody has. One that is held for a child alone is free, too: the child has
@@ -341,13 +253,12 @@ impl SlotMap {
         if index >= self.extents.load(Ordering::Acquire) {
             return u64::MAX;
         }
-        // Acquire: pairs with `take_run`, so that who is given the slot comes after who was told that it is free.
-        self.extent(index).free[i / 64].load(Ordering::Acquire)
+        self.extent(index).free_word(i / 64)
     }
 
     /// Slots of the parent's space that a forked child still uses.
     pub fn inherited(&self) -> u64 {
-        self.inherited.load(Ordering::Relaxed)
+        self.inherited - self.owners.freed_in_base()
     }
 
     /// Remembers the checksum of the bytes that are being written to `slot`.
@@ -364,8 +275,9 @@ impl SlotMap {
 
     /// Slots in use in this process' own space.
     pub fn live(&self) -> u64 {
-        self.live.load(Ordering::Relaxed)
+        self.owners.live()
     }
+
     /// Bytes of the space that have been in use at some time: an upper bound of the swap file's size.
     pub fn extent_bytes(&self) -> u64 {
         u64::from(self.extents.load(Ordering::Acquire) - self.base) * (EXTENT_SLOTS * crate::limits::PAGE_SIZE) as u64
@@ -378,12 +290,12 @@ impl SlotMap {
     pub fn assert_valid(&self) {
         let (mut live, mut inherited) = (0, 0);
         for index in 0..self.extents.load(Ordering::Acquire) {
-            let e = self.extent(index);
-            let zeros: u32 = e.free.iter().map(|w| w.load(Ordering::Acquire).count_zeros()).sum();
-            assert_eq!(zeros, e.live.load(Ordering::Acquire), "extent {index}");
+            let extent = self.extent(index);
+            extent.assert_valid(index);
             let count = if index < self.base { &mut inherited } else { &mut live };
-            *count += u64::from(zeros) - u64::from(index == self.base);
+            *count += u64::from(extent.live()) - u64::from(index == self.base);
         }
+        self.assert_owners_valid();
         inherited -= u64::from(self.reserved_in_base);
         assert_eq!((live, inherited), (self.live(), self.inherited()));
     }

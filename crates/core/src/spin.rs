@@ -30,14 +30,32 @@ impl<T> SpinLock<T> {
 
     /// Calls `f` while holding it. Not re-entrant, and `f` must not fault on managed memory.
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        // Acquire: pairs with the release below.
-        while self.held.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        while !self.take() {
             // Reads while it is held: the holder's line stays where it is.
             while self.held.load(Ordering::Relaxed) {
                 spin_hint();
             }
         }
-        // SAFETY: `held` is ours until the store below, so this is the only reference.
+        self.run(f)
+    }
+
+    /// As [`SpinLock::with`], unless another thread holds it and still does after `looks` more looks.
+    pub fn try_with<R>(&self, looks: u32, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let mut left = looks;
+        while self.held.load(Ordering::Relaxed) || !self.take() {
+            left = left.checked_sub(1)?;
+            spin_hint();
+        }
+        Some(self.run(f))
+    }
+
+    fn take(&self) -> bool {
+        // Acquire: pairs with the release in `run`.
+        self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    fn run<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: `held` is ours (`take`) until the store below, so this is the only reference.
         let result = f(unsafe { &mut *self.value.get() });
         self.held.store(false, Ordering::Release);
         result

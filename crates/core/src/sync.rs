@@ -16,6 +16,13 @@ pub fn spin_hint() {
     core::hint::spin_loop();
 }
 
+/// Between a change of one thing and a look at another, where another thread changes the second and looks at the first: one of the two sees the
+/// other. The accesses are SeqCst, which is enough where this is shipped; but loom takes SeqCst accesses for AcqRel ones, and knows fences alone.
+pub fn both_sides() {
+    #[cfg(loom)]
+    fence(Ordering::SeqCst);
+}
+
 /// Pads a value to a cache line of its own, so that two cores that write
 /// neighbouring values do not write one line.
 #[derive(Debug, Default)]

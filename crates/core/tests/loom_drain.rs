@@ -66,7 +66,7 @@ impl Rig {
     /// The evictor: the page leaves.
     fn evict(&self) {
         let BeginEvict::Owned { was } = self.page.begin_evict(false) else { return };
-        let run = if was.slot().is_none() { self.slots.reserve_run(1) } else { None };
+        let run = if was.slot().is_none() { self.slots.reserve_run(0, 1) } else { None };
         match was.slot().or(run.map(|run| run.first)) {
             Some(slot) => {
                 if was.slot().is_none() {

@@ -14,7 +14,7 @@ use loom::thread;
 fn nearly_full(free: u32) -> (Arc<SlotMap>, Run) {
     let map = SlotMap::new(Some(EXTENT_SLOTS as u64));
     // Slot 0 is nobody's.
-    let run = map.reserve_run(EXTENT_SLOTS as u32 - 1 - free).expect("an empty space has room");
+    let run = map.reserve_run(0, EXTENT_SLOTS as u32 - 1 - free).expect("an empty space has room");
     (Arc::new(map), run)
 }
 
@@ -29,9 +29,9 @@ fn two_evictors_get_different_runs() {
         let (map, held) = nearly_full(3);
         let other = {
             let map = map.clone();
-            thread::spawn(move || map.reserve_run(2))
+            thread::spawn(move || map.reserve_run(0, 2))
         };
-        let mine = map.reserve_run(2).expect("three are free");
+        let mine = map.reserve_run(0, 2).expect("three are free");
         let theirs = other.join().unwrap().expect("three are free");
         assert!(!overlap(mine, theirs) && !overlap(mine, held) && !overlap(theirs, held));
         assert_eq!(mine.len + theirs.len, 3);
@@ -48,12 +48,12 @@ fn a_slot_that_is_freed_is_there_for_the_next_search() {
             let map = map.clone();
             thread::spawn(move || map.free(held.first.plus(1)))
         };
-        let found = map.reserve_run(1);
+        let found = map.reserve_run(0, 1);
         fault.join().unwrap();
         map.assert_valid();
-        let found = found.or_else(|| map.reserve_run(1)).expect("one slot is free");
+        let found = found.or_else(|| map.reserve_run(0, 1)).expect("one slot is free");
         assert_eq!(found, Run { first: held.first.plus(1), len: 1 });
-        assert_eq!(map.reserve_run(1), None);
+        assert_eq!(map.reserve_run(0, 1), None);
         map.assert_valid();
     });
 }
@@ -67,11 +67,11 @@ fn two_faults_forfeit_slots_of_one_word() {
             thread::spawn(move || map.free(slot))
         };
         let faults = [forfeit(held.first), forfeit(held.first.plus(1))];
-        let early = map.reserve_run(2).map_or(0, |run| run.len);
+        let early = map.reserve_run(0, 2).map_or(0, |run| run.len);
         faults.into_iter().for_each(|t| t.join().unwrap());
         map.assert_valid();
         let mut found = early;
-        while let Some(run) = map.reserve_run(2) {
+        while let Some(run) = map.reserve_run(0, 2) {
             found += run.len;
         }
         assert_eq!(found, 2);
@@ -87,14 +87,14 @@ fn growing_is_seen_by_whoever_gets_a_slot_of_it() {
         let other = {
             let map = map.clone();
             thread::spawn(move || {
-                let run = map.reserve_run(1).expect("an empty space has room");
+                let run = map.reserve_run(0, 1).expect("an empty space has room");
                 map.set_sum(run.first, 42);
                 let sum = map.sum(run.first);
                 map.free(run.first);
                 sum
             })
         };
-        let mine = map.reserve_run(1).expect("an empty space has room");
+        let mine = map.reserve_run(0, 1).expect("an empty space has room");
         map.set_sum(mine.first, 43);
         assert_eq!(other.join().unwrap(), 42);
         assert_eq!(map.sum(mine.first), 43);

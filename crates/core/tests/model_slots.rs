@@ -37,7 +37,7 @@ struct Model {
 
 impl Model {
     fn reserve(&mut self, want: u32) {
-        let Some(run) = self.map.reserve_run(want) else {
+        let Some(run) = self.map.reserve_run(0, want) else {
             assert_eq!(Some(self.used.len() as u64), self.room, "a space that is not full said that it was");
             return;
         };
@@ -108,7 +108,7 @@ proptest! {
 
 #[test]
 fn a_space_smaller_than_an_extent_is_always_full() {
-    assert_eq!(SlotMap::new(Some(EXTENT_SLOTS as u64 - 1)).reserve_run(1), None);
+    assert_eq!(SlotMap::new(Some(EXTENT_SLOTS as u64 - 1)).reserve_run(0, 1), None);
 }
 
 /// Evictors reserve while faults forfeit: nothing twice, nothing lost.
@@ -121,7 +121,7 @@ fn threads_that_reserve_and_free() {
             let map = &map;
             threads.spawn(move || {
                 for round in 0..ROUNDS {
-                    let Some(run) = map.reserve_run(1 + round % 40) else { continue };
+                    let Some(run) = map.reserve_run(0, 1 + round % 40) else { continue };
                     let slots = (0..u64::from(run.len)).map(|i| run.first.plus(i));
                     slots.clone().for_each(|s| map.set_sum(s, thread));
                     slots.for_each(|s| {

@@ -73,6 +73,8 @@ impl SlotMap {
             self.shared.store(!shares.is_empty(), Ordering::Relaxed);
             Some(gone)
         });
+        // What was held may be given out.
+        self.owners.changed();
         // Freed outside of the lock.
         drop(gone);
     }
@@ -90,36 +92,32 @@ impl SlotMap {
         let most = (EXTENTS_MAX as u32).saturating_sub(self.base);
         let own = capacity.map_or(most, |c| (c / EXTENT_SLOTS as u64).min(u64::from(most)) as u32);
         self.set_extents_max(self.base + own);
-        self.inherited.fetch_add(self.live.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        self.inherited = self.inherited() + self.live();
+        self.owners.begin_own();
         for e in 0..self.base {
             self.extent(e).held.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         }
         self.shares.renew().clear();
         self.shared.store(false, Ordering::Relaxed);
-        self.cursor_extent.store(self.base, Ordering::Relaxed);
-        self.cursor_slot.store(0, Ordering::Relaxed);
         u64::from(self.base) * EXTENT_SLOTS as u64
     }
 
     /// A copy, as `fork` makes one: for the simulator, where it does not. Of a map whose owner does nothing meanwhile.
     #[must_use]
     pub fn duplicate(&self) -> SlotMap {
-        let mut copy = SlotMap::new(Some(u64::from(self.extents_max.load(Ordering::Relaxed)) * EXTENT_SLOTS as u64));
+        let capacity = u64::from(self.extents_max.load(Ordering::Relaxed)) * EXTENT_SLOTS as u64;
+        let mut copy = SlotMap::for_cores(Some(capacity), &alloc::vec![0; self.owners.all.len()]);
         copy.base = self.base;
         copy.reserved_in_base = self.reserved_in_base;
         for index in 0..self.extents.load(Ordering::Acquire) {
-            if copy.grow().is_none() {
+            let from = self.extent(index);
+            if copy.alone(|_| copy.grow_by_one(from.owner())).is_err() {
                 break;
             }
-            let (from, to) = (self.extent(index), copy.extent(index));
-            let pairs = [(&from.free[..], &to.free[..]), (&from.held[..], &to.held[..]), (&from.sums[..], &to.sums[..])];
-            for (from, to) in pairs.into_iter().flat_map(|(from, to)| from.iter().zip(to)) {
-                to.store(from.load(Ordering::Acquire), Ordering::Release);
-            }
-            to.live.store(from.live.load(Ordering::Acquire), Ordering::Release);
+            copy.extent(index).copy_from(from);
         }
-        copy.live.store(self.live(), Ordering::Release);
-        copy.inherited.store(self.inherited(), Ordering::Release);
+        copy.owners.copy_from(&self.owners);
+        copy.inherited = self.inherited;
         copy
     }
 }

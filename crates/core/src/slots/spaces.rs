@@ -13,7 +13,7 @@
 //! Its extents stay in the map, and their slots are nobody's. A space that comes may take its number: then they lie in that one.
 
 use super::arrangement::{SPACES_MAX, SpaceSet};
-use super::{CHUNK, Run, SlotMap, locate};
+use super::{CHUNK, SlotMap, locate};
 use crate::canary::{Canary, is_planted};
 use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
 use crate::sync::{AtomicPtr, Ordering, fence};
@@ -92,6 +92,7 @@ impl SlotMap {
         self.arrangements = super::Arrangements::new(SpaceSet::first(count));
         self.known.store(count as u32, Ordering::Relaxed);
         self.closed.store(0, Ordering::Relaxed);
+        self.owners.changed();
     }
 
     /// Room for so many extents, and for as many as there can be, if spaces may come.
@@ -129,7 +130,7 @@ impl SlotMap {
     /// Slots in use in one space.
     pub fn live_in(&self, space: usize) -> u64 {
         let own = self.extents.load(Ordering::Acquire) - self.base;
-        let live = |e: u32| u64::from(self.extent(self.base + e).live.load(Ordering::Acquire));
+        let live = |e: u32| u64::from(self.extent(self.base + e).live());
         let live = self.arrangements.extents_of(space, own).map(live).sum::<u64>();
         // Nobody has the first slot of all, which counts as in use.
         live - u64::from(own > 0 && self.arrangements.place_of(0).space == space)
@@ -157,7 +158,9 @@ impl SlotMap {
             }
             Allowed::Nothing => 0,
         };
-        bounds.ceiling.store(ceiling, Ordering::Relaxed);
+        if bounds.ceiling.swap(ceiling, Ordering::Relaxed) != ceiling {
+            self.owners.changed();
+        }
     }
 
     /// From now on `space` gives out no slots, not even to try whether it works, until [`SlotMap::reopen`]. What was reserved just before
@@ -168,7 +171,9 @@ impl SlotMap {
 
     /// Undoes [`SlotMap::close`].
     pub fn reopen(&self, space: usize) {
-        self.closed.fetch_and(!(1 << space), Ordering::SeqCst);
+        if self.closed.fetch_and(!(1 << space), Ordering::SeqCst) >> space & 1 != 0 {
+            self.owners.changed();
+        }
     }
 
     /// Whether no slot of `space`, which is closed, is in use. Then none will be.
@@ -178,7 +183,7 @@ impl SlotMap {
         self.live_in(space) == 0
     }
 
-    fn is_closed(&self, space: usize) -> bool {
+    pub(super) fn is_closed(&self, space: usize) -> bool {
         self.closed.load(Ordering::Relaxed) >> space & 1 != 0
     }
 
@@ -188,11 +193,10 @@ impl SlotMap {
         fence(Ordering::SeqCst);
         let closed = self.is_closed(self.arrangements.place_of(extent - self.base).space) && !is_planted(Canary::Closed);
         if closed {
-            let extent = self.extent(extent);
-            for i in at..at + len as usize {
-                extent.free[i / 64].fetch_or(1 << (i % 64), Ordering::AcqRel);
+            let it = self.extent(extent);
+            if it.turn_freed(at, len) {
+                self.send_back(extent, it);
             }
-            extent.live.fetch_sub(len, Ordering::AcqRel);
         }
         closed
     }
@@ -203,42 +207,24 @@ impl SlotMap {
         place.number < self.spaces[place.space].ceiling.load(Ordering::Relaxed) && !self.is_closed(place.space)
     }
 
-    /// Reserves up to `want` neighbouring slots of one space, also if it is left alone: to see whether it works (again). Slots
-    /// that were never used before those that were, since overwriting may work where there is no room for more.
-    pub fn reserve_run_in(&self, space: usize, want: u32) -> Option<Run> {
-        self.alone(|_| {
-            if self.is_closed(space) {
-                return None;
-            }
-            let capacity = self.spaces[space].capacity.load(Ordering::Relaxed) as usize;
-            let there = self.extents.load(Ordering::Acquire) - self.base;
-            let own = || self.arrangements.extents_of(space, there).take(capacity).map(|e| self.base + e);
-            let unused = own().last().filter(|&e| self.extent(e).unavailable() == 0);
-            let room = || own().filter(|&e| self.extent(e).unavailable() < EXTENT_SLOTS as u32).last();
-            let index = unused.or_else(|| self.grow_in(space)).or_else(room)?;
-            let (at, len) = self.take_run(self.extent(index), 0, want.clamp(1, EXTENT_SLOTS as u32))?;
-            if self.closed_meanwhile(index, at, len) {
-                return None;
-            }
-            self.live.fetch_add(u64::from(len), Ordering::Relaxed);
-            Some(Run { first: Slot::new(u64::from(index) * EXTENT_SLOTS as u64 + at as u64)?, len })
-        })
+    /// Own extents of one space, as far as it can hold them.
+    pub(super) fn extents_in(&self, space: usize) -> impl DoubleEndedIterator<Item = u32> {
+        let capacity = self.spaces[space].capacity.load(Ordering::Relaxed);
+        let there = self.extents.load(Ordering::Acquire) - self.base;
+        let base = self.base;
+        // Numbers in a space go up with those of extents.
+        let holds = move |extent: &u32| self.arrangements.place_of(*extent).number < capacity;
+        self.arrangements.extents_of(space, there).filter(holds).map(move |extent| base + extent)
     }
 
-    /// Adds extents up to the next one of `space`, unless that is at its capacity. Under the lock of `shares`.
-    fn grow_in(&self, space: usize) -> Option<u32> {
-        let next = self.extents.load(Ordering::Acquire);
-        let turn = self.arrangements.current().len() as u32;
-        let place = |e: &u32| self.arrangements.place_of(e - self.base);
-        let last = (next..next.saturating_add(turn)).find(|e| place(e).space == space)?;
-        if place(&last).number >= self.spaces[space].capacity.load(Ordering::Relaxed) {
-            return None;
-        }
-        let mut grown = None;
-        while grown != Some(last) {
-            grown = Some(self.grow_by_one()?);
-        }
-        grown
+    /// Adds extents of `owner`'s up to the next one of `space`, unless that is at its capacity.
+    pub(super) fn grow_in(&self, owner: usize, space: usize) -> Option<core::ops::Range<u32>> {
+        let capacity = self.spaces[space].capacity.load(Ordering::Relaxed);
+        let fits = |extent: u32| {
+            let place = self.arrangements.place_of(extent - self.base);
+            place.space == space && place.number < capacity
+        };
+        self.grow_to(owner, fits).ok()
     }
 
     /// A space of `capacity` slots comes, under a number that no other has now; it is closed until [`SlotMap::reopen`]. `tell` is called if
@@ -259,6 +245,7 @@ impl SlotMap {
             // However small the others are: what each may hold says its ceiling.
             self.extents_max.store((self.chunks.len() * CHUNK).min(EXTENTS_MAX) as u32, Ordering::Relaxed);
         });
+        self.owners.changed();
     }
 
     /// `space`, which is closed and empty, goes. `tell` as for [`SlotMap::begin_space`].

@@ -1,0 +1,210 @@
+//! One extent: 512 slots, whose owner takes them while anybody frees them.
+//!
+//! # Who writes which line
+//!
+//! A slot is in use when its bit in `taken` differs from its bit in `freed`. The owner turns the one over when it takes the slot, whoever forfeits the
+//! slot turns the other: so a fault on any core writes no line that the owner writes when it reserves. `live` = `reserved` − `freed` of the two
+//! counts, each on the line of its bits.
+//!
+//! # Who looks in which order
+//!
+//! *taken, then freed*, to say that a slot is free: while it is in use its owner leaves `taken` alone, so there was a moment between the two looks at
+//! which it was. (The other way round it may have been freed, taken again, and look free.) *freed, then taken* for counts that must not be too low.
+//!
+//! # Away
+//!
+//! An extent that its owner has no use for for now is *away*, with the number of slots in use at which it comes back. Who frees a slot looks
+//! at that after it has counted the slot; the owner sends it away first, and looks at the count then. Whoever finds it low enough, and changes
+//! `away` first, puts it back: so it is in one place, and never forgotten.
+
+use crate::canary::{Canary, is_planted};
+use crate::delegation::Node;
+use crate::limits::EXTENT_SLOTS;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, Padded, both_sides};
+
+pub(super) const WORDS: usize = EXTENT_SLOTS / 64;
+
+/// `away` of an extent that its owner fills or has on its list, or that is on its way there.
+const AT_HAND: u32 = 0;
+/// `away` of an extent that comes back when its owner looks for it, and not before.
+const SHELVED: u32 = u32::MAX;
+
+/// What the owner writes.
+struct Taken {
+    bits: [AtomicU64; WORDS],
+    count: AtomicU32,
+}
+
+/// What others write.
+struct Freed {
+    bits: [AtomicU64; WORDS],
+    count: AtomicU32,
+    away: AtomicU32,
+    /// Of the owner's list, or its queue.
+    link: AtomicU32,
+}
+
+pub(super) struct Extent {
+    taken: Padded<Taken>,
+    freed: Padded<Freed>,
+    /// Written before it can be seen, and never again.
+    owner: u32,
+    /// Bit set: a forked child may read the slot. Changed under the lock of `shares`.
+    pub(super) held: [AtomicU64; WORDS],
+    /// Checksum of the page in each slot.
+    pub(super) sums: [AtomicU64; EXTENT_SLOTS],
+}
+
+/// A bit for each slot of a word.
+fn bit(i: usize) -> u64 {
+    1 << (i % 64)
+}
+
+impl Extent {
+    pub(super) fn new() -> Extent {
+        let words = || core::array::from_fn(|_| AtomicU64::new(0));
+        let number = || AtomicU32::new(0);
+        Extent {
+            taken: Padded(Taken { bits: words(), count: number() }),
+            freed: Padded(Freed { bits: words(), count: number(), away: AtomicU32::new(SHELVED), link: number() }),
+            owner: 0,
+            held: words(),
+            sums: core::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+
+    /// Before anybody else sees it.
+    pub(super) fn set_owner(&mut self, owner: usize) {
+        self.owner = owner as u32;
+    }
+
+    pub(super) fn owner(&self) -> usize {
+        self.owner as usize
+    }
+
+    pub(super) fn link(&self) -> &AtomicU32 {
+        &self.freed.link
+    }
+
+    /// Slots in use; not too few (module head).
+    pub(super) fn live(&self) -> u32 {
+        let freed = self.freed.count.load(Ordering::SeqCst);
+        self.taken.count.load(Ordering::SeqCst).wrapping_sub(freed)
+    }
+
+    /// Bit set: nobody has the slot, or had for a moment. Acquire: who takes it comes after who freed it.
+    pub(super) fn free_word(&self, word: usize) -> u64 {
+        let taken = self.taken.bits[word].load(Ordering::Acquire);
+        !(taken ^ self.freed.bits[word].load(Ordering::Acquire))
+    }
+
+    pub(super) fn in_use(&self) -> [u64; WORDS] {
+        core::array::from_fn(|word| !self.free_word(word))
+    }
+
+    /// The slots that cannot be given out: in use here, or held for a child.
+    pub(super) fn unavailable(&self) -> u32 {
+        let word = |i: usize| !self.free_word(i) | self.held[i].load(Ordering::Relaxed);
+        (0..WORDS).map(|i| word(i).count_ones()).sum()
+    }
+
+    /// Takes the first run of free slots at or after `from`. By the owner.
+    pub(super) fn take_run(&self, from: usize, want: u32) -> Option<(usize, u32)> {
+        let is_free = |i: usize| {
+            let held = if is_planted(Canary::Share) { 0 } else { self.held[i / 64].load(Ordering::Relaxed) };
+            self.free_word(i / 64) & !held & bit(i) != 0
+        };
+        let at = (from..EXTENT_SLOTS).find(|&i| is_free(i))?;
+        // Only the owner takes, so what it saw free stays free.
+        let len = (at..EXTENT_SLOTS).take(want as usize).take_while(|&i| is_free(i)).count();
+        self.turn_taken(at, len as u32);
+        Some((at, len as u32))
+    }
+
+    /// Takes `len` slots from `at` on, which are free. By the owner.
+    pub(super) fn turn_taken(&self, at: usize, len: u32) {
+        for word in at / 64..(at + len as usize).div_ceil(64) {
+            self.taken.bits[word].fetch_xor(part(word, at, len), Ordering::AcqRel);
+        }
+        self.taken.count.fetch_add(len, Ordering::SeqCst);
+    }
+
+    /// `len` slots from `at` on, which are in use, are not any more. Whether the extent is to come back to its owner now: the caller sees to it.
+    #[must_use]
+    pub(super) fn turn_freed(&self, at: usize, len: u32) -> bool {
+        for word in at / 64..(at + len as usize).div_ceil(64) {
+            let bits = part(word, at, len);
+            let before = self.freed.bits[word].fetch_xor(bits, Ordering::AcqRel);
+            debug_assert!(
+                (self.taken.bits[word].load(Ordering::Acquire) ^ before) & bits == bits,
+                "one of {len} slots from {at} on in an extent was freed twice"
+            );
+        }
+        let freed = self.freed.count.fetch_add(len, Ordering::SeqCst).wrapping_add(len);
+        both_sides();
+        let away = self.freed.away.load(Ordering::SeqCst);
+        if away == AT_HAND || away == SHELVED {
+            return false;
+        }
+        let live = self.taken.count.load(Ordering::SeqCst).wrapping_sub(freed);
+        live <= away - 1 && self.bring(away)
+    }
+
+    /// From now on it comes back when `most` or fewer slots are in use. Whether it does at once: it is at hand again. By the owner, who has it at hand.
+    #[must_use]
+    pub(super) fn send_away(&self, most: u32) -> bool {
+        self.freed.away.swap(most + 1, Ordering::SeqCst);
+        both_sides();
+        self.live() <= most && self.bring(most + 1)
+    }
+
+    /// It comes back when its owner looks for it. By the owner, who has it at hand.
+    pub(super) fn shelve(&self) {
+        self.freed.away.store(SHELVED, Ordering::SeqCst);
+    }
+
+    /// The owner looks for it: whether it is at hand now, and was not before; and whether it had been shelved.
+    pub(super) fn fetch(&self) -> Option<bool> {
+        let away = self.freed.away.load(Ordering::SeqCst);
+        (away != AT_HAND && self.bring(away)).then_some(away == SHELVED)
+    }
+
+    fn bring(&self, from: u32) -> bool {
+        self.freed.away.compare_exchange(from, AT_HAND, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    /// As another one is. Of extents that nobody uses meanwhile.
+    pub(super) fn copy_from(&self, other: &Extent) {
+        let sides = [(&other.taken.bits, &self.taken.bits), (&other.freed.bits, &self.freed.bits), (&other.held, &self.held)];
+        let words = sides.into_iter().flat_map(|(from, to)| from.iter().zip(to)).chain(other.sums.iter().zip(&self.sums));
+        words.for_each(|(from, to)| to.store(from.load(Ordering::Acquire), Ordering::Release));
+        for (from, to) in [(&other.taken.count, &self.taken.count), (&other.freed.count, &self.freed.count)] {
+            to.store(from.load(Ordering::Acquire), Ordering::Release);
+        }
+    }
+
+    /// # Panics
+    /// When counts and bits disagree.
+    pub(super) fn assert_valid(&self, index: u32) {
+        let in_use: u32 = self.in_use().iter().map(|word| word.count_ones()).sum();
+        assert_eq!(in_use, self.live(), "extent {index}");
+    }
+}
+
+/// The bits of `word` for the `len` slots from `at` on.
+fn part(word: usize, at: usize, len: u32) -> u64 {
+    let first = word * 64;
+    let from = at.max(first) - first;
+    let to = (at + len as usize).min(first + 64) - first;
+    (u64::MAX >> (64 - (to - from))) << from
+}
+
+/// The number of an extent in a queue: behind those of tasks.
+pub(super) fn node_of(extent: u32, last_task: Node) -> Node {
+    last_task + 1 + extent
+}
+
+/// The extent of a node; `None`: it is a task.
+pub(super) fn extent_of(node: Node, last_task: Node) -> Option<u32> {
+    (node > last_task).then(|| node - last_task - 1)
+}

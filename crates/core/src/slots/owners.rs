@@ -1,0 +1,565 @@
+//! Each core has extents of its own, which it fills; cores ask each other for slots when theirs are full (ScaleSwap §4.4, §4.5).
+//!
+//! # What a core has
+//!
+//! Its extents say whose they are. One is being filled; those with room wait in a list, in the order in which they got it; all others are away
+//! ([`super::extent`]). All that is in [`Fill`], which belongs to who has the core's **token**: as a rule the evictor of this core, who reserves a run for
+//! each batch and writes lines that no other core writes. (A token and not a thread, since the evictor may be waiting for its device just then.)
+//!
+//! Who frees a slot, a fault on any core, writes the lines for freed slots alone: the extent's, and the owner's count. When that makes an extent
+//! worth filling, it goes back to its owner by the owner's queue: the task *Free*, whose node is in the extent, so a signal handler can post it.
+//!
+//! # Which slots
+//!
+//! 1. those behind the last run, in the extent that is being filled;
+//! 2. while two thirds of the core's room are free: of the extent that has waited longest with a third or less in use (why: ARCHITECTURE.md, "Room");
+//! 3. of a new extent;
+//! 4. of any own extent that has some;
+//! 5. from another core, of the same NUMA node first: the task *Reserve*.
+//!
+//! Nothing is searched on the way. What cannot change is not looked at again: an extent that may not be given out is *shelved*, and that the space
+//! cannot grow is remembered, until what is allowed changes (`changes` counts that); who is full says so in a word that all read (`full`).
+//!
+//! # Asking
+//!
+//! Only metadata is asked for: the asker writes and reads the pages itself. It pushes its task, then, until there is an answer, takes the owner's
+//! token if nobody has it and serves that queue, its own task among others, and serves its own queue. So it neither wakes nor waits for a thread
+//! that waits for a device. If whoever has the token does not go on (its thread was stopped), the task is cancelled, and so is a wait for the
+//! own token: the evictor has no slots *for now* ([`SlotMap::was_unanswered`]), puts its pages back, and comes again.
+
+use super::arrangement::SPACES_MAX;
+use super::extent::{Extent, extent_of, node_of};
+use super::{NoGrowth, Run, SLACK, SlotMap};
+use crate::delegation::{Node, Queue, Tasks};
+use crate::limits::EXTENT_SLOTS;
+use crate::spin::SpinLock;
+use crate::sync::{AtomicBool, AtomicU64, Ordering, Padded, fence, spin_hint};
+use crate::word::Slot;
+use alloc::boxed::Box;
+
+/// Cores that have extents of their own, one bit of a word each; others share by remainder.
+pub const OWNERS_MAX: usize = crate::limits::FRAME_CACHES;
+/// Looks for an answer, or at a token that another has, before a core goes on without: far longer than any work under a token takes, unless its thread
+/// does not run.
+const PATIENCE: u32 = if cfg!(loom) { 12 } else { 100_000 };
+/// A third: an extent with as many slots in use, or fewer, is worth filling again while there is room enough.
+const ROOMY: u32 = EXTENT_SLOTS as u32 / SLACK;
+const NOT_FULL: u32 = EXTENT_SLOTS as u32 - 1;
+
+/// What belongs to who has a core's token.
+#[derive(Debug, Default)]
+pub(super) struct Fill {
+    /// The extent that is being filled, and the slot in it to go on at.
+    current: Option<(u32, usize)>,
+    /// Those with room, oldest first, as nodes; 0: none.
+    oldest: Node,
+    newest: Node,
+    /// Tasks that wait for their turn, in the order in which they came.
+    tasks: Node,
+    /// Own extents that are not shelved.
+    usable: u64,
+    /// `changes`, when the extents were looked through last.
+    looked_at: u64,
+    /// It could not grow then.
+    stuck: bool,
+    /// There is so little room that every free slot counts.
+    tight: bool,
+    /// Who had slots last.
+    helper: usize,
+}
+
+/// Where slots come back: written by who frees.
+#[derive(Debug, Default)]
+pub(super) struct Returned {
+    /// Slots of own extents.
+    own: AtomicU64,
+    /// Slots of extents of the base.
+    base: AtomicU64,
+}
+
+/// What a core owns.
+#[derive(Debug)]
+pub(super) struct Owner {
+    pub(super) fill: Padded<SpinLock<Fill>>,
+    /// Slots of own extents that were taken. Written under the token.
+    taken: Padded<AtomicU64>,
+    returned: Padded<Returned>,
+    queue: Padded<Queue>,
+    /// The last reservation had to go on without an answer. Written by who reserves, when that changes.
+    unanswered: Padded<AtomicBool>,
+}
+
+/// What all owners share: read by all, written when something changes that concerns all.
+#[derive(Debug)]
+pub(super) struct Owners {
+    pub(super) all: Box<[Owner]>,
+    tasks: Tasks,
+    /// A bit for each owner that has no room.
+    full: Padded<AtomicU64>,
+    /// How often what is allowed has changed.
+    changes: Padded<AtomicU64>,
+    /// For each owner a bit for each that is on the same NUMA node.
+    near: Box<[u64]>,
+}
+
+/// What a task *Reserve* asks for: how many slots, and in which space (0: any).
+fn pack(want: u32, space: Option<usize>) -> u64 {
+    u64::from(want) << 32 | space.map_or(0, |space| space as u64 + 1)
+}
+
+fn unpack(request: u64) -> (u32, Option<usize>) {
+    const { assert!(SPACES_MAX < u32::MAX as usize) };
+    ((request >> 32) as u32, (request as u32).checked_sub(1).map(|space| space as usize))
+}
+
+impl Run {
+    /// As the answer to a task; 0: none.
+    fn pack(run: Option<Run>) -> u64 {
+        const { assert!(EXTENT_SLOTS < 1 << 16) };
+        run.map_or(0, |run| run.first.number() << 16 | u64::from(run.len))
+    }
+
+    fn unpack(answer: u64) -> Option<Run> {
+        Slot::new(answer >> 16).map(|first| Run { first, len: answer as u32 & 0xffff })
+    }
+}
+
+impl Owners {
+    /// One for each of `nodes`, which says on which NUMA node the core is.
+    pub(super) fn new(nodes: &[usize]) -> Owners {
+        let nodes = &nodes[..nodes.len().min(OWNERS_MAX)];
+        let owner = || Owner {
+            fill: Padded(SpinLock::new(Fill::default())),
+            taken: Padded(AtomicU64::new(0)),
+            returned: Padded(Returned { own: AtomicU64::new(0), base: AtomicU64::new(0) }),
+            queue: Padded(Queue::new()),
+            unanswered: Padded(AtomicBool::new(false)),
+        };
+        let near = |node: &usize| (0..nodes.len()).filter(|&other| nodes[other] == *node).fold(0, |all, other| all | 1 << other);
+        Owners {
+            all: nodes.iter().map(|_| owner()).collect(),
+            tasks: Tasks::new(nodes.len()),
+            full: Padded(AtomicU64::new(0)),
+            changes: Padded(AtomicU64::new(0)),
+            near: nodes.iter().map(near).collect(),
+        }
+    }
+
+    /// In a forked child: what all extents had is the base's.
+    pub(super) fn begin_own(&mut self) {
+        for owner in &mut self.all {
+            *owner.fill.0.renew() = Fill::default();
+            for count in [&*owner.taken, &owner.returned.own, &owner.returned.base] {
+                count.store(0, Ordering::Relaxed);
+            }
+            owner.queue.0 = Queue::new();
+        }
+        self.tasks.forget();
+        self.changed();
+    }
+
+    /// Something may be given out that could not be, or the other way round.
+    pub(super) fn changed(&self) {
+        // First: who finds itself full before it has seen the change says so before this, or looks again.
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        self.full.store(0, Ordering::SeqCst);
+    }
+
+    /// Slots in use in own extents; not too few.
+    pub(super) fn live(&self) -> u64 {
+        let freed: u64 = self.all.iter().map(|owner| owner.returned.own.load(Ordering::Acquire)).sum();
+        self.all.iter().map(|owner| owner.taken.load(Ordering::Acquire)).sum::<u64>().saturating_sub(freed)
+    }
+
+    /// Slots of the base that were freed here.
+    pub(super) fn freed_in_base(&self) -> u64 {
+        self.all.iter().map(|owner| owner.returned.base.load(Ordering::Relaxed)).sum()
+    }
+
+    /// As another map's are. Its extents are looked for when they are needed.
+    pub(super) fn copy_from(&self, other: &Owners) {
+        for (to, from) in self.all.iter().zip(&other.all) {
+            let counts =
+                [(&*from.taken, &*to.taken), (&from.returned.own, &to.returned.own), (&from.returned.base, &to.returned.base)];
+            counts.into_iter().for_each(|(from, to)| to.store(from.load(Ordering::Acquire), Ordering::Release));
+        }
+        self.changed();
+    }
+
+    fn note_full(&self, owner: usize) {
+        self.full.fetch_or(1 << owner, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    fn note_room(&self, owner: usize) {
+        if self.full.load(Ordering::SeqCst) >> owner & 1 != 0 {
+            self.full.fetch_and(!(1 << owner), Ordering::SeqCst);
+        }
+    }
+
+    /// Of the cores in `open`, whom `me` asks first: on its own node, and from `from` on round and round.
+    fn choose(&self, me: usize, open: u64, from: usize) -> Option<usize> {
+        let near = open & self.near[me];
+        let among = if near != 0 { near } else { open };
+        let after = among & (u64::MAX << from);
+        Some(if after != 0 { after } else { among }.trailing_zeros() as usize).filter(|_| among != 0)
+    }
+}
+
+impl SlotMap {
+    /// Reserves up to `want` neighbouring slots for `core`: its own, or those of another core; `None`: there are none, or none
+    /// can be had at the moment ([`SlotMap::was_unanswered`]).
+    pub fn reserve_run(&self, core: usize, want: u32) -> Option<Run> {
+        self.reserve(core, want, None)
+    }
+
+    /// As [`SlotMap::reserve_run`], in one space, also if it is left alone: to see whether it works (again). Slots
+    /// that were never used before those that were, since overwriting may work where there is no room for more.
+    pub fn reserve_run_in(&self, core: usize, space: usize, want: u32) -> Option<Run> {
+        self.reserve(core, want, Some(space))
+    }
+
+    /// Whether the last reservation for `core` found that another core did not answer: then it may have failed without any want of room.
+    pub fn was_unanswered(&self, core: usize) -> bool {
+        self.owner(core).unanswered.load(Ordering::Relaxed)
+    }
+
+    fn owner(&self, core: usize) -> &Owner {
+        &self.owners.all[core % self.owners.all.len()]
+    }
+
+    fn set_unanswered(&self, me: usize, now: bool) {
+        let unanswered = &self.owner(me).unanswered;
+        if unanswered.load(Ordering::Relaxed) != now {
+            unanswered.store(now, Ordering::Relaxed);
+        }
+    }
+
+    fn reserve(&self, core: usize, want: u32, space: Option<usize>) -> Option<Run> {
+        let me = core % self.owners.all.len();
+        let want = want.clamp(1, EXTENT_SLOTS as u32);
+        self.set_unanswered(me, false);
+        match self.with_token(me, PATIENCE, |fill| (self.find(me, fill, want, space), fill.helper)) {
+            Some((Some(run), _)) => Some(run),
+            Some((None, helper)) => self.delegate(me, want, space, helper),
+            None => {
+                self.set_unanswered(me, true);
+                None
+            }
+        }
+    }
+
+    /// With the token of `owner`: does what it was asked for before, then `f`, then what has come meanwhile.
+    fn with_token<R>(&self, owner: usize, looks: u32, f: impl FnOnce(&mut Fill) -> R) -> Option<R> {
+        self.owners.all[owner].fill.try_with(looks, |fill| {
+            self.serve(owner, fill);
+            let result = f(fill);
+            self.serve(owner, fill);
+            result
+        })
+    }
+
+    fn link(&self, node: Node) -> &crate::sync::AtomicU32 {
+        match extent_of(node, self.owners.tasks.last()) {
+            Some(extent) => self.extent(extent).link(),
+            None => self.owners.tasks.link(node),
+        }
+    }
+
+    /// Takes in what others have sent: extents go on the list, tasks wait for their turn.
+    fn take_in(&self, owner: usize, fill: &mut Fill) {
+        let mut node = self.owners.all[owner].queue.take(|node| self.link(node));
+        let mut last = fill.tasks;
+        while last != 0 && self.link(last).load(Ordering::Relaxed) != 0 {
+            last = self.link(last).load(Ordering::Relaxed);
+        }
+        while node != 0 {
+            let next = self.link(node).load(Ordering::Relaxed);
+            if let Some(extent) = extent_of(node, self.owners.tasks.last()) {
+                self.append(fill, extent);
+            } else {
+                self.link(node).store(0, Ordering::Relaxed);
+                match last {
+                    0 => fill.tasks = node,
+                    last => self.link(last).store(node, Ordering::Relaxed),
+                }
+                last = node;
+            }
+            node = next;
+        }
+    }
+
+    fn serve(&self, owner: usize, fill: &mut Fill) {
+        loop {
+            if fill.tasks == 0 {
+                self.take_in(owner, fill);
+            }
+            let task = fill.tasks;
+            if task == 0 {
+                return;
+            }
+            // Before it ends: its asker may use it again then.
+            fill.tasks = self.link(task).load(Ordering::Relaxed);
+            let Some(request) = self.owners.tasks.begin(task) else { continue };
+            let (want, space) = unpack(request);
+            let run = self.find(owner, fill, want, space);
+            if !self.owners.tasks.end(task, Run::pack(run))
+                && let Some(run) = run
+            {
+                (0..u64::from(run.len)).for_each(|n| self.free(run.first.plus(n)));
+            }
+        }
+    }
+
+    /// Asks others, from `helper` on, who had some the last time.
+    fn delegate(&self, me: usize, want: u32, space: Option<usize>, helper: usize) -> Option<Run> {
+        let owners = &self.owners;
+        let mut others = (u64::MAX >> (64 - owners.all.len())) & !(1 << me);
+        loop {
+            // A space that is tried may be another's alone, and is left alone by those who are full.
+            let full = if space.is_some() { 0 } else { owners.full.load(Ordering::SeqCst) };
+            let to = owners.choose(me, others & !full, helper)?;
+            others &= !(1 << to);
+            match self.ask(me, to, pack(want, space)) {
+                Ok(Some(run)) => {
+                    // A hint: without it the next search begins where this one did.
+                    let _ = owners.all[me].fill.try_with(0, |fill| fill.helper = to);
+                    return Some(run);
+                }
+                Ok(None) => {}
+                Err(()) => self.set_unanswered(me, true),
+            }
+        }
+    }
+
+    /// Asks `to` for slots; an error: it does not answer.
+    fn ask(&self, me: usize, to: usize, request: u64) -> Result<Option<Run>, ()> {
+        let tasks = &self.owners.tasks;
+        let asked = tasks.post(me, request).ok_or(())?;
+        self.owners.all[to].queue.push(asked.node(), tasks.link(asked.node()));
+        for _ in 0..PATIENCE {
+            let _ = self.with_token(to, 0, |_| ());
+            if let Some(answer) = tasks.answer(asked) {
+                return Ok(Run::unpack(answer));
+            }
+            if !self.owners.all[me].queue.is_empty() {
+                let _ = self.with_token(me, 0, |_| ());
+            }
+            spin_hint();
+        }
+        tasks.cancel(asked).map(Run::unpack).ok_or(())
+    }
+
+    /// Own slots, as the module head says.
+    fn find(&self, owner: usize, fill: &mut Fill, want: u32, space: Option<usize>) -> Option<Run> {
+        if let Some(space) = space {
+            return self.find_in(owner, fill, space, want);
+        }
+        loop {
+            let changes = self.owners.changes.load(Ordering::SeqCst);
+            let found = self.fill(owner, fill, want);
+            if found.is_some() {
+                return found;
+            }
+            self.owners.note_full(owner);
+            // One of the two sees the other: who puts an extent into the queue, or allows something, then looks whether we are full.
+            if self.owners.all[owner].queue.is_empty() && self.owners.changes.load(Ordering::SeqCst) == changes {
+                return None;
+            }
+            self.owners.note_room(owner);
+            self.take_in(owner, fill);
+        }
+    }
+
+    fn fill(&self, owner: usize, fill: &mut Fill, want: u32) -> Option<Run> {
+        loop {
+            let changes = self.owners.changes.load(Ordering::SeqCst);
+            if fill.looked_at != changes {
+                (fill.looked_at, fill.stuck, fill.tight) = (changes, false, false);
+                self.look_through(owner, fill);
+            }
+            let Some((index, from)) = fill.current else {
+                fill.current = Some((self.next_extent(owner, fill)?, 0));
+                continue;
+            };
+            if self.is_allowed(index)
+                && let Some((at, len)) = self.extent(index).take_run(from, want)
+            {
+                fill.current = Some((index, at + len as usize));
+                match self.count_run(owner, index, at, len) {
+                    Some(run) => return Some(run),
+                    None => continue,
+                }
+            }
+            fill.current = None;
+            self.put_away(fill, index);
+        }
+    }
+
+    /// Slots of an extent were taken; `None`: they went back, since their space was closed just then.
+    fn count_run(&self, owner: usize, index: u32, at: usize, len: u32) -> Option<Run> {
+        if self.closed_meanwhile(index, at, len) {
+            return None;
+        }
+        self.owners.all[owner].taken.fetch_add(u64::from(len), Ordering::Relaxed);
+        Some(Run { first: Slot::new(u64::from(index) * EXTENT_SLOTS as u64 + at as u64)?, len })
+    }
+
+    /// The extent to fill next.
+    fn next_extent(&self, owner: usize, fill: &mut Fill) -> Option<u32> {
+        let it = &self.owners.all[owner];
+        let live = it.taken.load(Ordering::Relaxed) - it.returned.own.load(Ordering::Relaxed);
+        let room = fill.usable * EXTENT_SLOTS as u64;
+        // Two thirds of the room are free: then some extent is at most a third full, and the one that has waited longest is emptier still.
+        if !fill.tight
+            && live * u64::from(SLACK) <= room
+            && let Some(extent) = self.oldest_with(fill, ROOMY)
+        {
+            return Some(extent);
+        }
+        if !fill.stuck {
+            match self.grow(owner) {
+                Ok(new) => {
+                    fill.tight = false;
+                    return self.adopt(fill, new);
+                }
+                Err(why) => fill.stuck = why == NoGrowth::NoRoom,
+            }
+        }
+        if !fill.tight {
+            fill.tight = true;
+            self.look_through(owner, fill);
+        }
+        self.oldest_with(fill, NOT_FULL)
+    }
+
+    /// New extents: those that may be given out go on the list, but for the last, which is to be filled now if it may.
+    fn adopt(&self, fill: &mut Fill, new: core::ops::Range<u32>) -> Option<u32> {
+        let last = new.end.checked_sub(1)?;
+        for index in new.filter(|&index| self.is_allowed(index)) {
+            // The others were made shelved, and stay so.
+            let _ = self.extent(index).fetch();
+            fill.usable += 1;
+            if index != last {
+                self.append(fill, index);
+            }
+        }
+        Some(last)
+    }
+
+    /// The first on the list that has so few slots in use. Those before it go away.
+    fn oldest_with(&self, fill: &mut Fill, most: u32) -> Option<u32> {
+        while let Some(index) = extent_of(fill.oldest, self.owners.tasks.last()) {
+            fill.oldest = self.extent(index).link().load(Ordering::Relaxed);
+            if self.is_allowed(index) && self.used(index) <= most {
+                return Some(index);
+            }
+            self.put_away(fill, index);
+        }
+        None
+    }
+
+    fn append(&self, fill: &mut Fill, index: u32) {
+        let node = node_of(index, self.owners.tasks.last());
+        self.extent(index).link().store(0, Ordering::Relaxed);
+        match fill.oldest {
+            0 => fill.oldest = node,
+            _ => self.link(fill.newest).store(node, Ordering::Relaxed),
+        }
+        fill.newest = node;
+    }
+
+    fn used(&self, index: u32) -> u32 {
+        let extent = self.extent(index);
+        if self.shared.load(Ordering::Relaxed) { extent.unavailable() } else { extent.live() }
+    }
+
+    /// There is no use for an own extent for now, which is at hand.
+    fn put_away(&self, fill: &mut Fill, index: u32) {
+        let extent = self.extent(index);
+        let most = if fill.tight { NOT_FULL } else { ROOMY };
+        let live = extent.live();
+        // What is held for children does not come back when slots are freed.
+        let most = if live <= most && self.used(index) > most { live.checked_sub(1) } else { Some(most) };
+        match most.filter(|_| self.is_allowed(index)) {
+            Some(most) if extent.send_away(most) => self.append(fill, index),
+            Some(_) => {}
+            None => {
+                extent.shelve();
+                fill.usable -= 1;
+            }
+        }
+    }
+
+    /// Something is allowed that was not, or the other way round, or room has become tight: all own extents that are away find their place.
+    fn look_through(&self, owner: usize, fill: &mut Fill) {
+        for index in self.base..self.extents.load(Ordering::Acquire) {
+            let extent = self.extent(index);
+            if extent.owner() != owner {
+                continue;
+            }
+            let Some(was_shelved) = extent.fetch() else { continue };
+            fill.usable += u64::from(was_shelved);
+            if self.is_allowed(index) && self.used(index) <= if fill.tight { NOT_FULL } else { ROOMY } {
+                self.append(fill, index);
+            } else {
+                self.put_away(fill, index);
+            }
+        }
+    }
+
+    /// Own slots in one space, whatever is allowed there.
+    fn find_in(&self, owner: usize, fill: &mut Fill, space: usize, want: u32) -> Option<Run> {
+        if self.is_closed(space) {
+            return None;
+        }
+        let own = || self.extents_in(space).filter(|&index| self.extent(index).owner() == owner);
+        let unused = own().last().filter(|&index| self.extent(index).unavailable() == 0);
+        let room = || own().filter(|&index| self.extent(index).unavailable() < EXTENT_SLOTS as u32).last();
+        let mut grown = || {
+            let last = self.grow_in(owner, space).and_then(|new| self.adopt(fill, new))?;
+            if self.is_allowed(last) {
+                self.append(fill, last);
+            }
+            Some(last)
+        };
+        let index = unused.or_else(&mut grown).or_else(room)?;
+        let (at, len) = self.extent(index).take_run(0, want)?;
+        self.count_run(owner, index, at, len)
+    }
+
+    /// The bytes in `slot` are needed no more. No read or write of it may be in flight.
+    pub fn free(&self, slot: Slot) {
+        let (index, at) = super::locate(slot);
+        let extent = self.extent(index);
+        let comes_back = extent.turn_freed(at, 1);
+        let owner = &self.owners.all[extent.owner()];
+        if index < self.base {
+            owner.returned.base.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        owner.returned.own.fetch_add(1, Ordering::Release);
+        if comes_back {
+            self.send_back(index, extent);
+        }
+    }
+
+    /// The task *Free*: the extent is worth filling again.
+    pub(super) fn send_back(&self, index: u32, extent: &Extent) {
+        self.owners.all[extent.owner()].queue.push(node_of(index, self.owners.tasks.last()), extent.link());
+        fence(Ordering::SeqCst);
+        self.owners.note_room(extent.owner());
+    }
+
+    /// Checks that what each core counts is what its extents say. Only exact while no other thread uses the map.
+    pub(super) fn assert_owners_valid(&self) {
+        for (number, owner) in self.owners.all.iter().enumerate() {
+            let own = (self.base..self.extents.load(Ordering::Acquire)).filter(|&index| self.extent(index).owner() == number);
+            // Nobody has the first slot of all, which counts as in use.
+            let live: u64 = own.map(|index| u64::from(self.extent(index).live()) - u64::from(index == self.base)).sum();
+            let counted = owner.taken.load(Ordering::Acquire) - owner.returned.own.load(Ordering::Acquire);
+            assert_eq!(live, counted, "slots of core {number}");
+        }
+    }
+}
