@@ -15,8 +15,9 @@ use farshore_core::page::{Access, Page, PageRange};
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::fault::resolve::Failure;
 use farshore_engine::health::{Change, Watcher};
+use farshore_engine::stats::Count;
 use farshore_engine::traits::{Backend, Kernel, KernelError, PageBuf, Protect};
-use farshore_engine::{Engine, Shape};
+use farshore_engine::{Engine, Nodes, Shape};
 use farshore_policy::{BuiltIn, Chosen, prefetch};
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::futex::KernelFutex;
@@ -144,7 +145,7 @@ struct Rig<B> {
 
 impl<B: Backend> Rig<B> {
     fn new(backend: B, pages: u64, evictors: usize) -> Rig<B> {
-        let shape = Shape { memory: 4 << 20, evictors, cores: 2 };
+        let shape = Shape { memory: 4 << 20, evictors, cores: 2, nodes: Nodes::ONE };
         let staging = vec![PageBuf::ZERO; shape.sizes().stages as usize].leak();
         let tables = Tables::new(pages as usize);
         let (clock, futex) = (MonotonicClock::new(), KernelFutex);
@@ -260,7 +261,7 @@ impl<B: Backend> Rig<B> {
     }
 
     fn evicted(&self) -> u64 {
-        self.engine.stats.evicted.load(Ordering::Relaxed)
+        self.engine.stats.total(Count::Evicted)
     }
 
     fn said(&self, is: impl Fn(&Change) -> bool) -> bool {
@@ -295,7 +296,7 @@ fn assert_none_allocated() {
 fn evict<B: Backend>(backend: B, pages: u64, count: u64) -> Rig<B> {
     let rig = Rig::new(backend, pages, 2);
     let failed = rig.run(2, || rig.work_all(2, || rig.evicted() < count));
-    assert_eq!((failed, rig.engine.stats.synchronous.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!((failed, rig.engine.stats.total(Count::Synchronous)), (0, 0));
     assert_none_allocated();
     rig
 }
@@ -337,7 +338,7 @@ fn errors_at_any_rate_never_become_wrong_bytes() {
             let backend = Faulty::new(files(&place, spaces, FileOptions::default()), &storm(seed, 1.0 / f64::from(one_in)));
             let rig = Rig::new(backend, 2500, 2);
             let failed = rig.run(2, || rig.work_all(2, || rig.evicted() < 12_000));
-            let errors = rig.engine.stats.io_errors.load(Ordering::Relaxed);
+            let errors = rig.engine.stats.total(Count::IoErrors);
             println!(
                 "1 in {one_in}, {spaces} spaces: {errors} errors, {failed} touches failed, said {:?}",
                 rig.news.lock().unwrap()

@@ -5,7 +5,7 @@
 //! ARCHITECTURE.md "Why pages come by copy"), so identical frames need no
 //! queue of identities and each level is a counter (MAGE §5.2 has lists here):
 //!
-//! 1. a **cache** a core: what faults on that core take from, one add;
+//! 1. a **cache** a core: what faults on that core take from, two adds on one line of the core's own;
 //! 2. the **shared** level, refilled by evictors, drained by caches in batches;
 //! 3. the **reserve**: frames of the limit that were never handed out.
 //!
@@ -16,7 +16,7 @@
 //! ```
 //!
 //! `debt` is what a lowered limit still has to get back: frames that are given
-//! pay it first. Every movement is an add or a compare-and-swap on one counter
+//! pay it first. *taken* is counted by core, and is what all count together: a frame may be given back on another core than it was taken on. Every movement is an add or a compare-and-swap on one counter
 //! each side, so the sum is exact whenever nobody is between the two sides.
 
 use crate::limits::{FRAME_CACHE_BATCH, FRAME_CACHES};
@@ -28,12 +28,22 @@ use alloc::vec::Vec;
 #[derive(Debug)]
 pub struct Frames {
     limit: AtomicU64,
+    /// The highest that there was.
+    limit_peak: AtomicU64,
     debt: Padded<AtomicI64>,
     reserve: Padded<AtomicU64>,
     shared: Padded<AtomicU64>,
-    taken: Padded<AtomicU64>,
-    taken_peak: AtomicU64,
-    caches: Box<[Padded<AtomicU32>]>,
+    handed_out_peak: Padded<AtomicU64>,
+    cores: Box<[Padded<Core>]>,
+}
+
+/// What one core writes.
+#[derive(Debug)]
+struct Core {
+    /// Free frames.
+    cache: AtomicU32,
+    /// Taken here less given here: below 0 if more are given here.
+    taken: AtomicI64,
 }
 
 /// Looks that [`Frames::counts`] takes until it sees both sides of the equation equal.
@@ -81,35 +91,45 @@ fn draw(counter: &AtomicU64, want: u64) -> u64 {
 impl Frames {
     /// All frames of `limit` in the reserve; `caches` cores get a cache each.
     pub fn new(limit: u64, caches: usize) -> Frames {
-        let caches = caches.clamp(1, FRAME_CACHES);
+        let core = || Padded(Core { cache: AtomicU32::new(0), taken: AtomicI64::new(0) });
         Frames {
             limit: AtomicU64::new(limit),
+            limit_peak: AtomicU64::new(limit),
             debt: Padded(AtomicI64::new(0)),
             reserve: Padded(AtomicU64::new(limit)),
             shared: Padded(AtomicU64::new(0)),
-            taken: Padded(AtomicU64::new(0)),
-            taken_peak: AtomicU64::new(0),
-            caches: (0..caches).map(|_| Padded(AtomicU32::new(0))).collect::<Vec<_>>().into_boxed_slice(),
+            handed_out_peak: Padded(AtomicU64::new(0)),
+            cores: (0..caches.clamp(1, FRAME_CACHES)).map(|_| core()).collect::<Vec<_>>().into_boxed_slice(),
         }
     }
 
-    fn cache(&self, core: usize) -> &AtomicU32 {
-        &self.caches[core % self.caches.len()]
+    fn core(&self, core: usize) -> &Core {
+        &self.cores[core % self.cores.len()]
     }
 
-    fn note_taken(&self, n: u64) {
-        let taken = self.taken.fetch_add(n, Ordering::AcqRel) + n;
-        if taken > self.taken_peak.load(Ordering::Relaxed) {
-            self.taken_peak.fetch_max(taken, Ordering::Relaxed);
+    fn note_taken(&self, core: usize, n: u64) {
+        self.core(core).taken.fetch_add(n as i64, Ordering::AcqRel);
+    }
+
+    /// After frames have left the shared level or the reserve: the only times at which more can be taken, or cached, than before.
+    fn note_handed_out(&self) {
+        // While the limit is being raised, its debt is for a moment counted with it.
+        let out = self.handed_out().min(self.limit_peak.load(Ordering::Relaxed));
+        if out > self.handed_out_peak.load(Ordering::Relaxed) {
+            self.handed_out_peak.fetch_max(out, Ordering::Relaxed);
         }
+    }
+
+    fn handed_out(&self) -> u64 {
+        (self.limit() + self.debt()).saturating_sub(self.free_uncached())
     }
 
     /// Takes one frame for a fault on `core`; `false` when there is none anywhere.
     #[must_use]
     pub fn take(&self, core: usize) -> bool {
-        let cache = self.cache(core);
+        let cache = &self.core(core).cache;
         if take_cached(cache) {
-            self.note_taken(1);
+            self.note_taken(core, 1);
             return true;
         }
         // Level 2, then 3: a batch, of which one is for us and the others for the cache.
@@ -123,51 +143,55 @@ impl Frames {
             if got > 1 {
                 cache.fetch_add(got as u32 - 1, Ordering::AcqRel);
             }
-            self.note_taken(1);
+            self.note_taken(core, 1);
+            self.note_handed_out();
             return true;
         }
         // Nothing shared: rather another core's last frame than a wait.
-        if self.caches.iter().any(|c| take_cached(c)) {
-            self.note_taken(1);
+        if self.cores.iter().any(|core| take_cached(&core.cache)) {
+            self.note_taken(core, 1);
             return true;
         }
         false
     }
 
-    /// Takes up to `want` frames at once (prefetch, populate), never the last ones that faults may need.
-    pub fn take_spare(&self, want: u64, keep_free: u64) -> u64 {
+    /// Takes up to `want` frames at once on `core` (prefetch, populate), never the last ones that faults may need.
+    pub fn take_spare(&self, core: usize, want: u64, keep_free: u64) -> u64 {
         let spare = self.free_uncached().saturating_sub(keep_free);
         let want = want.min(spare);
         let mut got = draw(&self.shared, want);
         got += draw(&self.reserve, want - got);
         if got > 0 {
-            self.note_taken(got);
+            self.note_taken(core, got);
+            self.note_handed_out();
         }
         got
     }
 
     /// Takes `n` frames whether there are any or not: pages that were handed over and come back
     /// because the call failed. What is not free becomes debt.
-    pub fn take_back(&self, n: u64) {
+    pub fn take_back(&self, core: usize, n: u64) {
         let mut short = n;
         short -= draw(&self.shared, short);
         short -= draw(&self.reserve, short);
         // What is cached is free too: as debt beside it, it could still be taken beyond the limit.
-        for cache in &self.caches {
-            while short > 0 && take_cached(cache) {
+        for core in &self.cores {
+            while short > 0 && take_cached(&core.cache) {
                 short -= 1;
             }
         }
         self.debt.fetch_add(short as i64, Ordering::AcqRel);
-        self.note_taken(n);
+        self.note_taken(core, n);
+        // More than the limit, maybe.
+        self.handed_out_peak.fetch_max(self.handed_out(), Ordering::Relaxed);
     }
 
-    /// Gives `n` frames back: debt first, the rest to the shared level.
-    pub fn give(&self, n: u64) {
+    /// Gives `n` frames back on `core`: debt first, the rest to the shared level.
+    pub fn give(&self, core: usize, n: u64) {
         if n == 0 {
             return;
         }
-        self.taken.fetch_sub(n, Ordering::AcqRel);
+        self.core(core).taken.fetch_sub(n as i64, Ordering::AcqRel);
         self.refund(n);
     }
 
@@ -189,6 +213,7 @@ impl Frames {
     /// Changes the limit, in frames. Growth is there at once; of a lower limit what is free
     /// goes at once and the rest as debt, which evictors work off.
     pub fn set_limit(&self, limit: u64) {
+        self.limit_peak.fetch_max(limit, Ordering::Relaxed);
         let old = self.limit.swap(limit, Ordering::AcqRel);
         if limit > old {
             let grown = limit - old;
@@ -209,11 +234,11 @@ impl Frames {
             let mut less = old - limit;
             less -= draw(&self.reserve, less);
             less -= draw(&self.shared, less);
-            for cache in &self.caches {
+            for core in &self.cores {
                 if less == 0 {
                     break;
                 }
-                let had = cache.swap(0, Ordering::AcqRel);
+                let had = core.cache.swap(0, Ordering::AcqRel);
                 let pay = less.min(u64::from(had));
                 less -= pay;
                 self.shared.fetch_add(u64::from(had) - pay, Ordering::AcqRel);
@@ -236,11 +261,12 @@ impl Frames {
     }
     /// Frames that hold a page, or are about to.
     pub fn taken(&self) -> u64 {
-        self.taken.load(Ordering::Acquire)
+        self.cores.iter().map(|core| core.taken.load(Ordering::Acquire)).sum::<i64>().max(0) as u64
     }
-    /// The most frames ever taken at once.
+    /// The most frames that were ever taken at once, and a few that were cached then; never above the limit (and what a lowered one had to
+    /// get back).
     pub fn taken_peak(&self) -> u64 {
-        self.taken_peak.load(Ordering::Relaxed)
+        self.handed_out_peak.load(Ordering::Relaxed)
     }
 
     /// Where the frames are, while other threads move them: the first of some looks at which none is missing, else the
@@ -258,7 +284,7 @@ impl Frames {
     }
 
     fn look(&self) -> FrameCounts {
-        let cached = self.caches.iter().map(|c| u64::from(c.load(Ordering::Acquire))).sum();
+        let cached = self.cores.iter().map(|core| u64::from(core.cache.load(Ordering::Acquire))).sum();
         FrameCounts { limit: self.limit(), debt: self.debt(), free: self.free_uncached(), cached, taken: self.taken() }
     }
 
@@ -299,7 +325,7 @@ mod tests {
         }
         assert!(!f.take(0));
         f.assert_valid();
-        f.give(1000);
+        f.give(0, 1000);
         f.assert_valid();
         assert_eq!(f.taken_peak(), 1000);
     }
@@ -313,7 +339,7 @@ mod tests {
         f.set_limit(50);
         f.assert_valid();
         assert_eq!((f.debt(), f.free_uncached()), (30, 0));
-        f.give(40);
+        f.give(1, 40);
         f.assert_valid();
         assert_eq!((f.debt(), f.free_uncached()), (0, 10));
         assert_eq!(f.counts().missing(), 0);

@@ -30,7 +30,7 @@ fn two_takers_share_what_there_is() {
 fn batches_and_the_other_core_s_cache() {
     explore(3, || {
         let frames = Arc::new(Frames::new(16, 2));
-        assert_eq!(frames.take_spare(u64::MAX, 16), 0);
+        assert_eq!(frames.take_spare(0, u64::MAX, 16), 0);
         let takers = [spawn(&frames, |f| f.take(0)), spawn(&frames, |f| f.take(1))];
         assert!(takers.map(|t| t.join().unwrap()).iter().all(|&took| took));
         frames.assert_valid();
@@ -43,7 +43,7 @@ fn a_last_cached_frame_goes_to_one_taker() {
     explore(3, || {
         let frames = Arc::new(Frames::new(16, 2));
         assert!(frames.take(0), "and the other of the batch is cached");
-        assert_eq!(frames.take_spare(u64::MAX, 0), 14);
+        assert_eq!(frames.take_spare(0, u64::MAX, 0), 14);
         let takers = [spawn(&frames, |f| f.take(0)), spawn(&frames, |f| f.take(1))];
         let got = takers.map(|t| t.join().unwrap());
         assert_eq!(got.iter().filter(|&&took| took).count(), 1);
@@ -66,7 +66,7 @@ fn take_give_and_a_lower_limit() {
         frames.assert_valid();
         assert_eq!(frames.taken(), u64::from(took));
         assert!(frames.taken_peak() <= 2);
-        frames.give(frames.taken());
+        frames.give(1, frames.taken());
         frames.assert_valid();
         assert_eq!((frames.debt(), frames.taken()), (0, 0));
         assert_eq!(frames.free_uncached(), 1, "all of the new limit is free and no more");
@@ -101,7 +101,7 @@ fn two_changes_of_the_limit_at_once() {
         lower.join().unwrap();
         frames.assert_valid();
         assert!([1, 6].contains(&frames.limit()));
-        frames.give(2);
+        frames.give(1, 2);
         frames.assert_valid();
     });
 }

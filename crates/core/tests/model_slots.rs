@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Reserve(u32),
+    Reserve(usize, u32),
     /// Frees one slot in use, found by going round.
     Free(usize),
     /// Frees every slot in use that leaves this remainder when divided by this number.
@@ -18,7 +18,8 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Op> {
     prop_oneof![
-        4 => prop_oneof![1u32..300, Just(1), Just(256), Just(u32::MAX), Just(0)].prop_map(Op::Reserve),
+        4 => prop_oneof![1u32..300, Just(1), Just(256), Just(u32::MAX), Just(0)]
+            .prop_flat_map(|want| (0usize..6).prop_map(move |core| Op::Reserve(core, want))),
         2 => any::<usize>().prop_map(Op::Free),
         1 => (1u64..5, 0u64..5).prop_map(|(by, rest)| Op::FreeEvery(by, rest)),
     ]
@@ -36,8 +37,8 @@ struct Model {
 }
 
 impl Model {
-    fn reserve(&mut self, want: u32) {
-        let Some(run) = self.map.reserve_run(0, want) else {
+    fn reserve(&mut self, core: usize, want: u32) {
+        let Some(run) = self.map.reserve_run(core, want) else {
             assert_eq!(Some(self.used.len() as u64), self.room, "a space that is not full said that it was");
             return;
         };
@@ -59,7 +60,7 @@ impl Model {
 
     fn step(&mut self, op: Op) {
         match op {
-            Op::Reserve(want) => self.reserve(want),
+            Op::Reserve(core, want) => self.reserve(core, want),
             Op::Free(at) if !self.used.is_empty() => {
                 let n = *self.used.iter().nth(at % self.used.len()).unwrap();
                 self.free(n);
@@ -85,11 +86,12 @@ proptest! {
 
     #[test]
     fn any_sequence(
+        cores in 1usize..5,
         extents in proptest::option::of(1u64..4),
         rest in 0u64..EXTENT_SLOTS as u64,
         ops in proptest::collection::vec(ops(), 1..if cfg!(miri) { 5 } else { 60 }),
     ) {
-        let map = SlotMap::new(extents.map(|e| e * EXTENT_SLOTS as u64 + rest));
+        let map = SlotMap::for_cores(extents.map(|e| e * EXTENT_SLOTS as u64 + rest), &[0, 1, 0, 1][..cores]);
         let room = extents.map(|e| e * EXTENT_SLOTS as u64 - 1);
         let mut model = Model { map, used: BTreeSet::new(), room };
         for op in ops {
@@ -98,9 +100,9 @@ proptest! {
         // What is full can be emptied and filled again, to the last slot.
         if let Some(room) = room.filter(|_| !cfg!(miri)) {
             while (model.used.len() as u64) < room {
-                model.reserve(256);
+                model.reserve(model.used.len() % 5, 256);
             }
-            model.reserve(1);
+            model.reserve(1, 1);
             model.map.assert_valid();
         }
     }
@@ -114,14 +116,21 @@ fn a_space_smaller_than_an_extent_is_always_full() {
 /// Evictors reserve while faults forfeit: nothing twice, nothing lost.
 #[test]
 fn threads_that_reserve_and_free() {
+    // Less room than cores that want an extent each: they ask one another.
+    for (cores, extents) in [(1, 4), (3, 8), (3, 1), (2, 2)] {
+        reserve_and_free(cores, extents);
+    }
+}
+
+fn reserve_and_free(cores: usize, extents: u64) {
     const ROUNDS: u32 = if cfg!(miri) { 4 } else { 2000 };
-    let map = SlotMap::new(Some(4 * EXTENT_SLOTS as u64));
+    let map = SlotMap::for_cores(Some(extents * EXTENT_SLOTS as u64), &vec![0; cores]);
     std::thread::scope(|threads| {
         for thread in 0..3u64 {
             let map = &map;
             threads.spawn(move || {
                 for round in 0..ROUNDS {
-                    let Some(run) = map.reserve_run(0, 1 + round % 40) else { continue };
+                    let Some(run) = map.reserve_run(thread as usize, 1 + round % 40) else { continue };
                     let slots = (0..u64::from(run.len)).map(|i| run.first.plus(i));
                     slots.clone().for_each(|s| map.set_sum(s, thread));
                     slots.for_each(|s| {

@@ -39,6 +39,7 @@ use crate::evict::pipeline::Evictor;
 use crate::fault::resolve::Failure;
 use crate::fault::run::Alike;
 use crate::health::Usage;
+use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_core::canary::{Canary, is_planted};
@@ -368,13 +369,13 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         };
         let wanted = (0..room).take_while(is_next).count().max(1) as u64;
         self.gate.enter(&self.futex, pass.core);
-        let spare = self.frames.take_spare(wanted, self.spare_mark());
+        let spare = self.frames.take_spare(pass.core, wanted, self.spare_mark());
         if spare > 0 {
             self.nudge_evictors();
         }
         let first = g.id.first().plus(index as u64);
         let taken = (0..spare).take_while(|&n| self.take_beside(first.plus(n), slot.plus(n))).count();
-        self.give_frames(spare - taken as u64);
+        self.give_frames(pass.core, spare - taken as u64);
         if taken > 0 {
             self.bring(first, slot, taken, pass);
         }
@@ -400,7 +401,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             }
         }
         let alone: usize = (done..count).map(|n| self.bring_one(first.plus(n as u64), at, slot.plus(n as u64), pass)).sum();
-        self.stats.pages_in.fetch_add((done + alone) as u64, Ordering::Relaxed);
+        self.stats.add(pass.core, Count::PagesIn, (done + alone) as u64);
         self.list_granule(at.granule, first, pass.core);
     }
 
@@ -416,7 +417,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             if why.is_none() {
                 break;
             }
-            self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
+            self.stats.add(pass.core, Count::IoErrors, 1);
         }
         if let (Some(_), Some(space)) = (why, self.slots.space_of(slot)) {
             pass.unreadable[space] += 1;
@@ -424,7 +425,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         } else if self.map_alike(page, at.granule, slot, &pass.buffer[..1], Alike::Dirty) == 1 {
             return 1;
         }
-        self.drop_run(page, slot, 1);
+        self.drop_run(page, pass.core, slot, 1);
         0
     }
 

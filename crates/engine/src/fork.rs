@@ -17,7 +17,7 @@
 //! slots, and turns each word into what is true there ([`AtomicWord::inherit`](farshore_core::word::AtomicWord::inherit)). What was in
 //! the parent's stages is read from its slots. Nothing else of the parent's engine is used.
 
-use crate::Engine;
+use crate::{Engine, MEMORY_CALLS};
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farshore_core::canary::{Canary, is_planted};
@@ -158,7 +158,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             }
             resident += here;
         }
-        engine.frames.take_back(resident);
+        engine.frames.take_back(MEMORY_CALLS, resident);
         Ok(engine)
     }
 }

@@ -55,6 +55,7 @@ use farshore_core::gate::Gate;
 use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::slots::SlotMap;
+use farshore_core::slots::owners::OWNERS_MAX;
 use farshore_core::spin::SpinLock;
 use farshore_core::sync::Futex;
 use farshore_core::table::{PageRef, PageTable};
@@ -74,6 +75,22 @@ pub struct Shape {
     pub evictors: usize,
     /// Cores of the machine.
     pub cores: usize,
+    /// Where they are.
+    pub nodes: Nodes,
+}
+
+/// On which NUMA node each core is; of cores beyond [`OWNERS_MAX`] nothing is said.
+#[derive(Clone, Copy, Debug)]
+pub struct Nodes([u8; OWNERS_MAX]);
+
+impl Nodes {
+    /// All on one.
+    pub const ONE: Nodes = Nodes([0; OWNERS_MAX]);
+
+    /// As `node` says of each core.
+    pub fn new(node: impl FnMut(usize) -> u8) -> Nodes {
+        Nodes(core::array::from_fn(node))
+    }
 }
 
 /// Sizes that follow from a [`Shape`].
@@ -155,6 +172,7 @@ pub struct Engine<K, B, P, C, F> {
     /// Threads that read ahead have work.
     requests: Requests,
     loops: evict::loops::Loops,
+    /// One a core, whose slots the pages on it get.
     partitions: Box<[Partition]>,
     stages: Stages,
     sizes: Sizes,
@@ -203,6 +221,9 @@ impl Moving {
     }
 }
 
+/// The core that memory calls count on: they are rare beside faults, and not told where they run.
+pub(crate) const MEMORY_CALLS: usize = 0;
+
 /// What each space of `backend` can hold, in slots.
 pub(crate) fn capacities(backend: &impl Backend) -> Vec<Option<u64>> {
     (0..backend.spaces()).map(|space| backend.capacity_of(space)).collect()
@@ -221,13 +242,14 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// `staging` must point to that many writable pages, aligned to 4096 bytes, that nobody else uses.
     pub unsafe fn new(shape: Shape, kernel: K, backend: B, policy: P, clock: C, futex: F, staging: *mut PageBuf) -> Self {
         let sizes = shape.sizes();
-        let mut slots = SlotMap::new(None);
+        // A core's pages are on its list, and get its slots: one evictor looks after both (MAGE §4.2.2, ScaleSwap §4.4 and §4.6).
+        let partitions = shape.evictors.max(shape.cores.min(OWNERS_MAX));
+        let nodes: Vec<usize> = (0..partitions).map(|core| shape.nodes.0[core % OWNERS_MAX.min(shape.cores.max(1))].into()).collect();
+        let mut slots = SlotMap::for_cores(None, &nodes);
         slots.set_spaces(&capacities(&backend));
         let health = Health::new(backend.spaces());
         let watermarks = Watermarks { low: AtomicU64::new(0), high: AtomicU64::new(0) };
         watermarks.set(sizes.frames, sizes.batch as u64);
-        // One partition a core group, at least one an evictor (MAGE §4.2.2).
-        let partitions = shape.evictors.max(shape.cores.min(8));
         Engine {
             kernel,
             backend,
@@ -265,6 +287,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Sizes that the engine was built with.
     pub fn sizes(&self) -> Sizes {
         self.sizes
+    }
+
+    /// Evictors that there may be.
+    fn evictors(&self) -> usize {
+        self.sizes.stages as usize / self.sizes.stages_each
     }
 
     /// The stages, to look at (tests, the simulator).
@@ -356,17 +383,19 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Of a batch that leaves, `written` pages are to be written, the others are in their slots. Frames of the latter are free now. Those of
     /// the former too, unless the swap space keeps pages in RAM itself: then when it has them and they were counted
     /// ([`Engine::give_withheld`]), so that pages, stages and space are never more than the limit.
-    pub(crate) fn give_evicted(&self, count: u64, written: u64) {
+    pub(crate) fn give_evicted(&self, core: usize, count: u64, written: u64) {
         let withheld = if self.backend.own_memory().is_some() { written } else { 0 };
-        self.withheld.fetch_add(withheld, Ordering::Relaxed);
-        self.give_frames(count - withheld);
+        if withheld > 0 {
+            self.withheld.fetch_add(withheld, Ordering::Relaxed);
+        }
+        self.give_frames(core, count - withheld);
     }
 
     /// The swap space was given `count` pages of a batch, or will not be.
-    pub(crate) fn give_withheld(&self, count: u64) {
+    pub(crate) fn give_withheld(&self, core: usize, count: u64) {
         if self.backend.own_memory().is_some() {
             self.divide_limit();
-            self.give_frames(count);
+            self.give_frames(core, count);
             self.withheld.fetch_sub(count, Ordering::Relaxed);
             self.resident_peak.fetch_max(self.resident(), Ordering::Relaxed);
         }
@@ -412,10 +441,10 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.waits.released(&self.futex, page, outcome);
     }
 
-    /// Frames went back: wakes faults that wait for one.
-    fn give_frames(&self, n: u64) {
+    /// Frames went back, on `core`: wakes faults that wait for one.
+    fn give_frames(&self, core: usize, n: u64) {
         if n > 0 {
-            self.frames.give(n);
+            self.frames.give(core, n);
             self.kernel.interleave();
             self.frames_came.signal(&self.futex);
         }

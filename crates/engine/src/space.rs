@@ -9,7 +9,8 @@
 //!
 //! So nothing is given up before the kernel has agreed, and nobody sees a page in between.
 
-use crate::Engine;
+use crate::{Engine, MEMORY_CALLS};
+use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
@@ -84,7 +85,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 frames += self.forfeit(was);
                 self.release(page, word, Release::Untouched);
             });
-            self.give_frames(frames);
+            self.give_frames(MEMORY_CALLS, frames);
         }
         Ok(())
     }
@@ -136,7 +137,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 if let Some(slot) = was.slot() {
                     self.slots.free(slot);
                 }
-                self.stats.given_up.fetch_add(1, Ordering::Relaxed);
+                self.stats.add(MEMORY_CALLS, Count::GivenUp, 1);
                 1
             }
             State::Out => {
@@ -166,7 +167,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         });
         self.unmanage(range);
         self.stats.manage(-(managed as i64));
-        self.give_frames(frames);
+        self.give_frames(MEMORY_CALLS, frames);
     }
 
     /// The claimed and released pages of `range` are managed no more. A fault that looked a granule up before (the program
@@ -347,7 +348,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                         Some(was) if may_stay(was.state()) => {
                             // The frame goes back at once: what is locked is not managed memory any more, and
                             // the rest of the range must still find frames.
-                            self.frames.give(u64::from(was.state() == State::Resident));
+                            self.frames.give(MEMORY_CALLS, u64::from(was.state() == State::Resident));
                             break;
                         }
                         Some(was) => self.restore(page, at.word, was),
@@ -369,7 +370,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     pub fn unclaim_resident(&self, range: PageRange) {
         let mut back = 0;
         self.each_claimed(range, |_, _, was| back += u64::from(was.state() == State::Resident));
-        self.frames.take_back(back);
+        self.frames.take_back(MEMORY_CALLS, back);
         self.each_claimed(range, |page, word, was| self.restore(page, word, was));
         self.work.signal(&self.futex);
     }

@@ -24,8 +24,38 @@ pub enum FaultKind {
     WriteProtect,
 }
 
+/// What else is counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Count {
+    /// Pages evicted.
+    Evicted,
+    /// Of them, pages that needed no write.
+    EvictedClean,
+    /// Batches.
+    Batches,
+    /// Evictions on a thread that is not an evictor. Stays 0 (rule 1).
+    Synchronous,
+    /// Pages read from swap space.
+    PagesIn,
+    /// Of them, pages that came along with a fault on another.
+    Prefetched,
+    /// Of these, pages whose stream went on behind them.
+    PrefetchUsed,
+    /// Pages written to it.
+    PagesOut,
+    /// Reads and writes that failed or did not match their checksum.
+    IoErrors,
+    /// Resident pages that the program has given up.
+    GivenUp,
+    /// Times a fault found no frame and slept.
+    FrameWaits,
+}
+
+const COUNTS: usize = Count::FrameWaits as usize + 1;
+
 #[derive(Debug)]
 struct PerCore {
+    counts: [AtomicU64; COUNTS],
     kinds: [AtomicU64; 5],
     latency: [AtomicU64; BUCKETS],
     latency_max: AtomicU64,
@@ -35,32 +65,10 @@ struct PerCore {
 #[derive(Debug)]
 pub struct Stats {
     cores: Box<[Padded<PerCore>]>,
-    /// Pages evicted.
-    pub evicted: AtomicU64,
-    /// Of them, pages that needed no write.
-    pub evicted_clean: AtomicU64,
-    /// Batches.
-    pub batches: AtomicU64,
-    /// Evictions on a thread that is not an evictor. Stays 0 (rule 1).
-    pub synchronous: AtomicU64,
-    /// Pages read from swap space.
-    pub pages_in: AtomicU64,
-    /// Of them, pages that came along with a fault on another.
-    pub prefetched: AtomicU64,
-    /// Of these, pages whose stream went on behind them.
-    pub prefetch_used: AtomicU64,
-    /// Pages written to it.
-    pub pages_out: AtomicU64,
-    /// Reads and writes that failed or did not match their checksum.
-    pub io_errors: AtomicU64,
-    /// Resident pages that the program has given up.
-    pub given_up: AtomicU64,
     /// Pages managed now, and at most.
     pub managed: AtomicU64,
     /// See [`Stats::managed`].
     pub managed_peak: AtomicU64,
-    /// Times a fault found no frame and slept.
-    pub frame_waits: AtomicU64,
 }
 
 /// Percentiles of the time from a fault's arrival in the handler to its end, nanoseconds.
@@ -95,6 +103,7 @@ impl Stats {
     pub fn new(cores: usize) -> Stats {
         let per_core = || {
             Padded(PerCore {
+                counts: core::array::from_fn(|_| AtomicU64::new(0)),
                 kinds: core::array::from_fn(|_| AtomicU64::new(0)),
                 latency: core::array::from_fn(|_| AtomicU64::new(0)),
                 latency_max: AtomicU64::new(0),
@@ -103,25 +112,28 @@ impl Stats {
         let zero = || AtomicU64::new(0);
         Stats {
             cores: (0..cores.clamp(1, 64)).map(|_| per_core()).collect::<Vec<_>>().into_boxed_slice(),
-            evicted: zero(),
-            evicted_clean: zero(),
-            batches: zero(),
-            synchronous: zero(),
-            pages_in: zero(),
-            prefetched: zero(),
-            prefetch_used: zero(),
-            pages_out: zero(),
-            io_errors: zero(),
-            given_up: zero(),
             managed: zero(),
             managed_peak: zero(),
-            frame_waits: zero(),
         }
+    }
+
+    fn core(&self, core: usize) -> &PerCore {
+        &self.cores[core % self.cores.len()]
+    }
+
+    /// `n` more, on `core`.
+    pub fn add(&self, core: usize, what: Count, n: u64) {
+        self.core(core).counts[what as usize].fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// How many on all cores.
+    pub fn total(&self, what: Count) -> u64 {
+        self.cores.iter().map(|core| core.counts[what as usize].load(Ordering::Relaxed)).sum()
     }
 
     /// A fault on `core` has ended after `ns` nanoseconds.
     pub fn fault(&self, core: usize, kind: FaultKind, ns: u64) {
-        let mine = &self.cores[core % self.cores.len()];
+        let mine = self.core(core);
         mine.kinds[kind as usize].fetch_add(1, Ordering::Relaxed);
         mine.latency[bucket(ns)].fetch_add(1, Ordering::Relaxed);
         if ns > mine.latency_max.load(Ordering::Relaxed) {

@@ -85,7 +85,7 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
     if thread.internal {
         report::abort(format_args!("bug: Farshore's own code touched managed memory at {addr:#x}"));
     }
-    match runtime.engine.resolve(page, access, kind.present(), thread.core, thread.buffer()) {
+    match runtime.engine.resolve(page, access, kind.present(), thread.core(), thread.buffer()) {
         Ok(_) => Served::Yes,
         Err(why) => {
             tell(runtime, page, why, Needed::ByThread);

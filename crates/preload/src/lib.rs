@@ -27,6 +27,7 @@ mod fault;
 mod fork;
 mod memory;
 mod net;
+mod nodes;
 mod own_threads;
 mod poll;
 mod process;

@@ -129,7 +129,7 @@ extern "C" fn begin(job: u64) -> ! {
         Job::ReadAhead => {
             runtime.wait_until_running();
             let Some(thread) = thread::current() else { report::abort(format_args!("bug: a thread of ours has no record")) };
-            runtime.engine.read_ahead(thread.core, thread.buffer(), &NEVER);
+            runtime.engine.read_ahead(thread.core(), thread.buffer(), &NEVER);
         }
         Job::Watch(watcher) => {
             runtime.wait_until_running();

@@ -34,12 +34,12 @@ pub fn run(runtime: &'static Runtime) -> ! {
             let Some(event) = message.fault() else { continue };
             let access = if event.write || event.protected { Access::Write } else { Access::Read };
             let page = Page::containing(event.address);
-            if let Err(why) = runtime.engine.resolve(page, access, event.protected, thread.core, thread.buffer()) {
+            if let Err(why) = runtime.engine.resolve(page, access, event.protected, thread.core(), thread.buffer()) {
                 if event.protected {
                     // It is there, and cannot be made writable: no memory in the kernel.
                     fault::fail(page, why);
                 }
-                fault::poison(runtime, page, thread.core, why);
+                fault::poison(runtime, page, thread.core(), why);
             }
             // Always: whether this call or another thread has resolved it, or nobody could and the access must be tried again.
             // Mapping wakes too, but only who already waited; somebody who came after that, for a page that looked

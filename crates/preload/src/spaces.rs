@@ -225,7 +225,7 @@ impl Runtime {
 /// The thread.
 pub fn run(runtime: &'static Runtime) {
     let Some(thread) = thread::current() else { report::abort(format_args!("the drainer has no record")) };
-    let core = thread.core;
+    let core = thread.core();
     runtime.engine.run_drainer(thread.buffer(), core, &NEVER, &mut Here(runtime));
 }
 

@@ -18,7 +18,7 @@ use crate::net::calls::follow;
 use crate::net::{entry, patch};
 use crate::report;
 use crate::runtime::{Parts, Runtime, Space, install};
-use crate::{family, own_threads, signals, thread};
+use crate::{family, nodes, own_threads, signals, thread};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use farshore_backend::AnyBackend;
 use farshore_backend::compressed::Compressed;
@@ -26,9 +26,9 @@ use farshore_backend::faulty::FaultConfig;
 use farshore_config::control::{Change, Set, Setting};
 use farshore_config::{FaultMode, Options, StatsTarget, stats};
 use farshore_engine::health::{Usage, Writing};
-use farshore_engine::stats::FaultKind;
+use farshore_engine::stats::{Count, FaultKind};
 use farshore_engine::traits::{Backend, Clock, PageBuf};
-use farshore_engine::{Engine, Shape};
+use farshore_engine::{Engine, Nodes, Shape};
 use farshore_policy::{BuiltIn, Chosen, prefetch};
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::fd::{self, Fd};
@@ -138,7 +138,7 @@ pub fn open_uffd(options: &Options) -> Result<Uffd, String> {
 fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, faults: Option<FaultConfig>) -> Result<Runtime, String> {
     let cores = threads::available_parallelism().map_or(1, usize::from);
     let evictors = options.evictors.map_or(cores.min(4), |n| n as usize);
-    let shape = Shape { memory: options.memory.bytes(), evictors, cores };
+    let shape = Shape { memory: options.memory.bytes(), evictors, cores, nodes: Nodes::new(nodes::of_cores()) };
     let policy = policy(&options)?;
     let staging = staging(shape)?;
     let clock = MonotonicClock::new();
@@ -297,9 +297,9 @@ impl control::Target for Runtime {
     fn stats(&self) -> stats::Stats {
         let engine = &self.engine;
         let counter = |c: &core::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
-        let (read, written) = (counter(&engine.stats.pages_in), counter(&engine.stats.pages_out));
-        let issued = counter(&engine.stats.prefetched);
-        let used = counter(&engine.stats.prefetch_used).min(issued);
+        let (read, written) = (engine.stats.total(Count::PagesIn), engine.stats.total(Count::PagesOut));
+        let issued = engine.stats.total(Count::Prefetched);
+        let used = engine.stats.total(Count::PrefetchUsed).min(issued);
         let latency = engine.stats.latency();
         let frames = engine.frames.counts();
         let overhead = farshore_sys::alloc::mapped_bytes() as u64 + engine.backend.mapped_bytes();
@@ -323,17 +323,17 @@ impl control::Target for Runtime {
                 write_protect: engine.stats.faults(FaultKind::WriteProtect),
             },
             evictions: stats::Evictions {
-                pages: counter(&engine.stats.evicted),
-                clean_pages: counter(&engine.stats.evicted_clean),
-                batches: counter(&engine.stats.batches),
-                synchronous: counter(&engine.stats.synchronous),
+                pages: engine.stats.total(Count::Evicted),
+                clean_pages: engine.stats.total(Count::EvictedClean),
+                batches: engine.stats.total(Count::Batches),
+                synchronous: engine.stats.total(Count::Synchronous),
             },
             swap: stats::Swap {
                 pages_in: read,
                 pages_out: written,
                 bytes_in: read * 4096,
                 bytes_out: written * 4096,
-                errors: counter(&engine.stats.io_errors),
+                errors: engine.stats.total(Count::IoErrors),
             },
             prefetch: stats::Prefetch { issued, used, wasted: issued - used },
             fault_latency_ns: stats::Latency {

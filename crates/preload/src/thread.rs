@@ -15,6 +15,7 @@ use crate::signals::waits::Suspended;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farshore_engine::traits::PageBuf;
+use farshore_sys::cpu;
 use farshore_sys::lock::Mutex;
 use farshore_sys::own::map_own;
 use farshore_sys::raw::gettid;
@@ -41,8 +42,6 @@ pub struct Thread {
     buffer: NonNull<PageBuf>,
     /// One of Farshore's own threads: it must not fault on managed memory, and its system calls are its own.
     pub internal: bool,
-    /// Number that spreads threads over frame caches and partitions.
-    pub core: usize,
     /// It counts as one of the threads of the program's process ([`crate::process`]).
     pub counted: bool,
     /// Depth of `vfork`s that share this record: the child runs on the parent's thread pointer.
@@ -110,7 +109,6 @@ struct Records {
 unsafe impl Send for Records {}
 
 static RECORDS: Mutex<Records> = Mutex::new(Records { free: None, last_made: None });
-static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// This thread's record, if it has one.
 #[inline(always)]
@@ -180,6 +178,11 @@ pub fn find(fits: impl Fn(&Shared) -> bool) -> Option<u32> {
 }
 
 impl Thread {
+    /// The core on which it runs just now: whose frames it takes, and on whose list its pages come.
+    pub fn core(&self) -> usize {
+        cpu::current()
+    }
+
     /// Where fetched pages land.
     pub fn buffer(&mut self) -> &mut [PageBuf] {
         // SAFETY: FETCH_MAX pages of the record's mapping, any bytes of which are pages; the record is borrowed for as long.
@@ -204,7 +207,6 @@ pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
     let fresh = Thread {
         buffer: buffer_of(record),
         internal,
-        core: NUMBER.fetch_add(1, Ordering::Relaxed) as usize,
         counted: false,
         vforked: 0,
         shared: shared_of(record),

@@ -6,6 +6,7 @@ use crate::world::{broken, world};
 use crate::{Engine, Rig};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::word::{Slot, State, Word};
+use farshore_engine::stats::Count;
 use std::collections::BTreeMap;
 
 /// Who names a slot.
@@ -61,7 +62,7 @@ pub fn between_steps(rig: &Rig) {
             &format!("{} frames are taken, the limit is {} and {} are owed", frames.taken(), frames.limit(), frames.debt()),
         );
     }
-    if rig.engine.stats.synchronous.load(std::sync::atomic::Ordering::Relaxed) != 0 {
+    if rig.engine.stats.total(Count::Synchronous) != 0 {
         broken(0, "a page was evicted by a thread that is not an evictor");
     }
 }

@@ -51,6 +51,7 @@ pub mod world;
 
 use device::SimBackend;
 use farshore_core::page::Access;
+use farshore_engine::stats::Count;
 use farshore_engine::Shape;
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::health::Watcher;
@@ -132,7 +133,7 @@ thread_local! {
 
 impl Rig {
     fn new(setup: &Setup) -> Rig {
-        let shape = Shape { memory: setup.memory, evictors: setup.evictors, cores: setup.cores };
+        let shape = Shape { memory: setup.memory, evictors: setup.evictors, cores: setup.cores, nodes: setup.nodes() };
         let staging = Box::into_raw(vec![PageBuf::ZERO; shape.sizes().stages as usize].into_boxed_slice());
         let backend = SimBackend { spaces: setup.spaces, is_childs: false };
         // SAFETY: `staging` is that many aligned writable pages, given to nobody else, freed after the engine.
@@ -224,15 +225,14 @@ fn run_inner(setup: Setup) -> Summary {
     }
     finish(&mut scheduler, &rig);
     let stats = &rig.engine.stats;
-    let count = |c: &std::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
     world(|w| Summary {
         setup,
         counts: w.counts,
         steps: w.step,
         virtual_ns: w.now,
-        evicted: count(&stats.evicted),
-        pages_in: count(&stats.pages_in),
-        pages_out: count(&stats.pages_out),
+        evicted: stats.total(Count::Evicted),
+        pages_in: stats.total(Count::PagesIn),
+        pages_out: stats.total(Count::PagesOut),
     })
 }
 

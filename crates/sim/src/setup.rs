@@ -122,6 +122,13 @@ impl std::fmt::Display for Fault {
     }
 }
 
+impl Setup {
+    /// Two cores to a NUMA node.
+    pub fn nodes(&self) -> farshore_engine::Nodes {
+        farshore_engine::Nodes::new(|core| (core / 2) as u8)
+    }
+}
+
 impl Wish {
     /// The command that runs the same again, in the workspace's root. Assertions are part of what it may break.
     pub fn command(&self) -> String {

@@ -21,12 +21,13 @@
 //! | [`futex`], [`clock`] | core's `Futex`, the engine's `Clock` |
 //! | [`signal`], [`tls`], [`sud`] | handlers, one thread-local pointer, Syscall User Dispatch |
 //! | [`thread`] | threads of our own, without libc |
+//! | [`cpu`] | on which processor the calling thread runs |
 //! | [`pagemap`] | `PAGEMAP_SCAN` and `/proc/self/pagemap` |
 //! | [`alloc`], [`lock`], [`own`] | Farshore's own memory, which is never managed |
 //! | [`probe`] | what this kernel and user can do, for `farshore doctor` |
 //!
 //! What runs in a signal handler or in the fault path ([`raw`], the methods of [`uffd::Uffd`], [`kernel`],
-//! [`futex`], [`clock`], [`guarded`], [`tls`], [`signal`]) does not allocate, takes no lock and does not panic.
+//! [`futex`], [`clock`], [`cpu`], [`guarded`], [`tls`], [`signal`]) does not allocate, takes no lock and does not panic.
 #![cfg_attr(not(test), no_std)]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -36,6 +37,7 @@ pub mod alloc;
 pub mod clock;
 #[doc(hidden)]
 pub mod conformance;
+pub mod cpu;
 pub mod fd;
 pub mod futex;
 pub mod guarded;

@@ -26,7 +26,7 @@
 //! All of it is hints: words that any thread may change at any time. A wrong one costs reads.
 
 use crate::Engine;
-use crate::stats::FaultKind;
+use crate::stats::{Count, FaultKind};
 use crate::traits::{Backend, Clock, Kernel, Policy, Return};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farshore_core::sync::{Futex, Padded};
@@ -90,7 +90,7 @@ fn is_among(id: u64, share: u32) -> bool {
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
     /// Never 0.
     fn loop_time(&self) -> u32 {
-        ((self.stats.evicted.load(Ordering::Relaxed) / UNIT) as u32).max(1)
+        ((self.stats.total(Count::Evicted) / UNIT) as u32).max(1)
     }
 
     fn frames_in_units(&self) -> i32 {

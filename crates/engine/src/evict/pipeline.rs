@@ -16,6 +16,7 @@ use super::ring::{Ring, StageState};
 use super::stage::Vacancy;
 use super::writes::{Flight, RETRIES, Write};
 use crate::Engine;
+use crate::stats::Count;
 use crate::traits::{Backend, Clock, IoError, Kernel, Policy, WriteQueue};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -101,7 +102,10 @@ pub struct Evictor<'e, K, B: Backend, P, C, F> {
     /// What the drainer has asked that was answered.
     pub(crate) answered: u32,
     empty_batches: u32,
-    next_partition: usize,
+    /// The core whose pages the last batch has taken, if it is one that this evictor looks after: their slots come from there.
+    pub(super) core: usize,
+    /// How many batches there were: cores that it looks after take turns.
+    turn: usize,
     victims: Vec<Victim>,
     /// Where the victims go.
     places: Vec<Stage>,
@@ -146,7 +150,8 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             started: false,
             answered: 0,
             empty_batches: 0,
-            next_partition: id,
+            core: id,
+            turn: 0,
             victims: Vec::with_capacity(batch),
             places: Vec::with_capacity(batch),
             trial: None,
@@ -209,7 +214,9 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             Some(slot) if !too_small || (room > 0 && !self.has_live()) => {
                 if self.evict_batch(slot, room) > 0 {
                     self.empty_batches = 0;
-                    engine.starved.store(false, Ordering::Relaxed);
+                    if engine.starved.load(Ordering::Relaxed) {
+                        engine.starved.store(false, Ordering::Relaxed);
+                    }
                     return Progress::Worked;
                 }
                 self.empty_batches = self.empty_batches.saturating_add(1);
@@ -280,7 +287,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             return 0;
         }
         if engine.kernel.current_thread() != self.thread {
-            engine.stats.synchronous.fetch_add(count as u64, Ordering::Relaxed);
+            engine.stats.add(self.core, Count::Synchronous, count as u64);
         }
         self.ring.take(self.places.iter().zip(&self.victims).map(|(&stage, victim)| {
             // Clean: its slot has the bytes already.
@@ -298,16 +305,17 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             engine.release(victim.page, at.word, Release::Leaving { stage, written: !victim.dirty });
         }
         let clean = self.victims.iter().filter(|v| !v.dirty).count();
-        engine.give_evicted(count as u64, (count - clean) as u64);
-        engine.stats.evicted.fetch_add(count as u64, Ordering::Relaxed);
-        engine.stats.evicted_clean.fetch_add(clean as u64, Ordering::Relaxed);
-        engine.stats.batches.fetch_add(1, Ordering::Relaxed);
+        engine.give_evicted(self.core, count as u64, (count - clean) as u64);
+        engine.stats.add(self.core, Count::Evicted, count as u64);
+        engine.stats.add(self.core, Count::EvictedClean, clean as u64);
+        engine.stats.add(self.core, Count::Batches, 1);
         engine.judge_loops();
         self.start_writes(batch, count - clean);
         count
     }
 
-    /// Fills `self.victims` from the partitions, starting at the next in turn (MAGE §4.2.2). Dirty ones come first.
+    /// Fills `self.victims` from one partition: those that this evictor looks after in turn, before others' (MAGE §4.2.2, ScaleSwap §4.6). Dirty
+    /// ones come first.
     fn select_batch(&mut self, room: usize) {
         self.victims.clear();
         let dirty_max = self.dirty_allowed();
@@ -315,16 +323,20 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         if self.victims.is_empty() {
             self.select_around(room, dirty_max, false);
         }
-        self.next_partition = (self.next_partition + 1) % self.engine.partitions.len();
+        self.turn += 1;
         self.victims.sort_unstable_by_key(|v| (!v.dirty, v.page));
     }
 
     /// Goes round the partitions until one has victims. `keeping`: those that are kept are left alone ([`super::loops`]).
     fn select_around(&mut self, room: usize, dirty_max: usize, keeping: bool) {
         let engine = self.engine;
-        let partitions = engine.partitions.len();
-        for turn in 0..partitions {
-            let Some(walk) = engine.partitions[(self.next_partition + turn) % partitions].walk(&engine.table) else { continue };
+        let (partitions, evictors) = (engine.partitions.len(), engine.evictors());
+        let (id, turn) = (self.id, self.turn);
+        let own = (partitions - id).div_ceil(evictors);
+        let owns = (0..own).map(|n| id + (turn + n) % own * evictors);
+        let others = (0..partitions).map(|n| (turn + n) % partitions).filter(|other| other % evictors != id);
+        for at in owns.chain(others) {
+            let Some(walk) = engine.partitions[at].walk(&engine.table) else { continue };
             for _ in 0..GRANULES_A_BATCH {
                 let Some((g, from)) = walk.hand() else { break };
                 if keeping && engine.is_kept(&g) {
@@ -350,6 +362,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             }
             drop(walk);
             if !self.victims.is_empty() {
+                self.core = if at % evictors == id { at } else { id };
                 break;
             }
         }
@@ -393,10 +406,10 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         let engine = self.engine;
         let dirty = self.victims.iter().filter(|v| v.dirty).count();
         let mut given = 0;
-        self.trial = if dirty > 0 { engine.reserve_trial(dirty.min(TRIAL_PAGES) as u32) } else { None };
+        self.trial = if dirty > 0 { engine.reserve_trial(self.core, dirty.min(TRIAL_PAGES) as u32) } else { None };
         while given < dirty {
             let trial = self.trial.filter(|_| given == 0);
-            let Some(Run { first, len }) = trial.or_else(|| engine.reserve((dirty - given) as u32)) else { break };
+            let Some(Run { first, len }) = trial.or_else(|| engine.reserve(self.core, (dirty - given) as u32)) else { break };
             for i in 0..u64::from(len) {
                 self.victims[given].slot = Some(first.plus(i));
                 given += 1;
@@ -406,8 +419,8 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             engine.wake_watcher_for_stock();
         }
         if given < dirty {
-            // What the watcher will have mended in a moment is no want of room.
-            if !engine.slots.wants_stock() || self.empty_batches >= EMPTY_BATCHES_STARVED / 2 {
+            // What will be mended in a moment is no want of room.
+            if !engine.may_have_slots(self.core) || self.empty_batches >= EMPTY_BATCHES_STARVED / 2 {
                 engine.space_full.store(true, Ordering::Relaxed);
             }
             // Their stages lie between those of the victims that stay, so the clean ones go back too.
@@ -508,25 +521,30 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
 }
 
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
-    /// Up to `want` neighbouring slots. When there are none, drains are called off, and their spaces have some again.
-    pub(super) fn reserve(&self, want: u32) -> Option<Run> {
-        self.slots.reserve_run(want).or_else(|| {
-            // What the watcher will have mended in a moment is no want of room.
-            let full = !self.slots.wants_stock() && self.health.call_off_drains(&self.slots);
+    /// Up to `want` neighbouring slots for `core`. When there are none, drains are called off, and their spaces have some again.
+    pub(super) fn reserve(&self, core: usize, want: u32) -> Option<Run> {
+        self.slots.reserve_run(core, want).or_else(|| {
+            let full = !self.may_have_slots(core) && self.health.call_off_drains(&self.slots);
             full.then(|| {
                 self.health.drains.signal(&self.futex);
-                self.slots.reserve_run(want)
+                self.slots.reserve_run(core, want)
             })?
         })
     }
 
+    /// There were no slots for `core`, but not for want of room: the watcher will have made memory for them in a moment, or another core
+    /// did not answer.
+    fn may_have_slots(&self, core: usize) -> bool {
+        self.slots.wants_stock() || self.slots.was_unanswered(core)
+    }
+
     /// Up to `want` slots in a space that should be tried now, if there is one.
-    pub(super) fn reserve_trial(&self, want: u32) -> Option<Run> {
+    pub(super) fn reserve_trial(&self, core: usize, want: u32) -> Option<Run> {
         if self.health.all_work() {
             return None;
         }
         let space = self.health.take_trial(self.clock.now_ns())?;
-        self.slots.reserve_run_in(space, want)
+        self.slots.reserve_run_in(core, space, want)
     }
 
     pub(super) fn stage_is_written(&self, stage: Stage) -> StageStep {
@@ -584,7 +602,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             BeginFault::Owned { was } => self.restore(page, at.word, was),
             _ => {}
         }
-        self.give_frames(1);
+        self.give_frames(core, 1);
         false
     }
 }

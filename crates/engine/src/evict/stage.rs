@@ -27,7 +27,9 @@ const HELD: u8 = 0;
 const VACATED_SLOT_KEPT: u8 = 1;
 const VACATED: u8 = 2;
 
+/// A line each: those of two evictors' rings lie side by side, and a rescuer vacates its own.
 #[derive(Debug)]
+#[repr(align(64))]
 struct Meta {
     page: AtomicU64,
     slot: AtomicU64,
@@ -93,7 +95,10 @@ impl Stages {
     /// The stage must be free and belong to the calling evictor's ring.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn bytes_mut(&self, stage: Stage) -> &mut PageBuf {
-        self.ever_used.fetch_max(u64::from(stage.0) + 1, Ordering::Relaxed);
+        // Once all are in use, nobody writes here: evictors share the line.
+        if self.ever_used.load(Ordering::Relaxed) <= u64::from(stage.0) {
+            self.ever_used.fetch_max(u64::from(stage.0) + 1, Ordering::Relaxed);
+        }
         // SAFETY: valid and aligned by `new`'s contract; unique by this function's own condition.
         unsafe { &mut *self.memory(stage) }
     }

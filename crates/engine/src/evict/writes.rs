@@ -17,6 +17,7 @@ use super::ring::StageState;
 use super::stage::Vacancy;
 use crate::Engine;
 use crate::health::{Begun, Transfer};
+use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy, WriteQueue};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::BATCHES_IN_FLIGHT;
@@ -101,7 +102,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
             }
             let memory: *const PageBuf = engine.stages.memory(write.stage);
             let begun = engine.begin_write(write.slot, write.trial);
-            let transfer = engine.transfer(write.slot, self.id);
+            let transfer = engine.transfer(write.slot, self.core);
             // SAFETY: the stages from `stage` on are in state Writing, so this evictor, the only one who reuses
             // them, leaves their bytes alone until the completion.
             if unsafe { self.queue.start_write(write.slot, memory, write.count, tag(&write)) }.is_err() {
@@ -118,7 +119,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
     /// The first in line has been given to the device, or will not be.
     fn leave_line(&mut self) {
         if let Some(write) = self.waiting.pop_front().filter(|write| write.batch != RETRY) {
-            self.engine.give_withheld(u64::from(write.count));
+            self.engine.give_withheld(self.core, u64::from(write.count));
         }
     }
 
@@ -189,11 +190,13 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
                     for stage in (first.0..first.0 + count).map(Stage) {
                         let _ = engine.stage_is_written(stage);
                     }
-                    engine.stats.pages_out.fetch_add(u64::from(count), Ordering::Relaxed);
-                    engine.space_full.store(false, Ordering::Relaxed);
+                    engine.stats.add(self.core, Count::PagesOut, u64::from(count));
+                    if engine.space_full.load(Ordering::Relaxed) {
+                        engine.space_full.store(false, Ordering::Relaxed);
+                    }
                 }
                 Err(_) => {
-                    engine.stats.io_errors.fetch_add(1, Ordering::Relaxed);
+                    engine.stats.add(self.core, Count::IoErrors, 1);
                 }
             }
         }
@@ -224,7 +227,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
             if room && engine.health.any_open() && self.write_elsewhere(stage) {
                 continue;
             }
-            if engine.bring_back(stage, self.id) {
+            if engine.bring_back(stage, self.core) {
                 self.mended(stage);
             } else if retry && room {
                 retry = false;
@@ -241,9 +244,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
     /// Writes `stage`, and failed ones that follow it, to new slots. False: there are none.
     fn write_elsewhere(&mut self, stage: Stage) -> bool {
         let engine = self.engine;
-        let trial = engine.reserve_trial(self.failed_from(stage, TRIAL_PAGES));
+        let trial = engine.reserve_trial(self.core, self.failed_from(stage, TRIAL_PAGES));
         let is_trial = trial.is_some();
-        let run = trial.or_else(|| engine.reserve(self.failed_from(stage, RETRY_PAGES)));
+        let run = trial.or_else(|| engine.reserve(self.core, self.failed_from(stage, RETRY_PAGES)));
         run.is_some_and(|run| {
             self.write_again(stage, run, is_trial);
             true
@@ -253,7 +256,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
     /// No space takes pages: one of those that do not is tried, with these.
     fn try_again(&mut self, stage: Stage) {
         let engine = self.engine;
-        let trial = engine.reserve_trial(self.failed_from(stage, TRIAL_PAGES));
+        let trial = engine.reserve_trial(self.core, self.failed_from(stage, TRIAL_PAGES));
         // Without a slot to be had, the old one once more.
         let old = engine.stages.slot(stage).map(|first| Run { first, len: 1 });
         if let Some(run) = trial.or(old) {

@@ -6,6 +6,7 @@
 
 use crate::Engine;
 use crate::prefetch::Ahead;
+use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_core::page::{Page, PageRange};
@@ -60,7 +61,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let mut n = 0;
         while n < u64::from(ahead.pages) {
             let left = (u64::from(ahead.pages) - n).min(buffer.len() as u64);
-            match self.claim_ahead(first.plus(n * step), step, left) {
+            match self.claim_ahead(core, first.plus(n * step), step, left) {
                 Some(run) => {
                     self.bring_run(run, core, &mut buffer[..run.count]);
                     n += run.count as u64;
@@ -71,7 +72,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 
     /// Takes the pages from `first` on, at most `most`, that lie side by side in swap space.
-    fn claim_ahead(&self, first: Page, step: u64, most: u64) -> Option<Run> {
+    fn claim_ahead(&self, core: usize, first: Page, step: u64, most: u64) -> Option<Run> {
         let slot_of = |page: Page| {
             let word = self.page(page)?.word.load();
             word.slot().filter(|_| word.state() == State::Out)
@@ -79,7 +80,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let slot = slot_of(first)?;
         let is_there = |&n: &u64| slot_of(first.plus(n * step)) == Some(slot.plus(n));
         let wanted = 1 + (1..most).take_while(is_there).count() as u64;
-        let count = self.claim_each(wanted, |n| Some((first.plus((n - 1) * step), slot.plus(n - 1)))) as usize;
+        let count = self.claim_each(core, wanted, |n| Some((first.plus((n - 1) * step), slot.plus(n - 1)))) as usize;
         self.nudge_evictors();
         (count > 0).then_some(Run { first, step, slot, count })
     }
@@ -89,8 +90,8 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let read = self.backend.read_run(run.slot, buffer);
         self.transferred(transfer);
         if read.is_err() {
-            self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
-            (0..run.count).for_each(|n| self.drop_run(run.page(n), run.slot.plus(n as u64), 1));
+            self.stats.add(core, Count::IoErrors, 1);
+            (0..run.count).for_each(|n| self.drop_run(run.page(n), core, run.slot.plus(n as u64), 1));
             return;
         }
         if run.step == 1 {
@@ -107,7 +108,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Maps pages of one granule.
     fn map_part(&self, first: Page, slot: Slot, core: usize, bytes: &[PageBuf]) {
         let Some(at) = self.page(first) else { unreachable!("{first:?} vanished while it was owned") };
-        self.map_run(first, at.granule, slot, bytes);
+        self.map_run(first, core, at.granule, slot, bytes);
         self.list_granule(at.granule, first, core);
     }
 }

@@ -23,7 +23,7 @@
 
 use crate::Engine;
 use crate::fault::run::Along;
-use crate::stats::FaultKind;
+use crate::stats::{Count, FaultKind};
 use crate::traits::{Backend, Came, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect};
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::canary::{Canary, is_planted};
@@ -240,7 +240,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             BeginFault::Owned { was } => self.owned(fault, at, was, framed, buffer),
             outcome => {
                 if framed {
-                    self.give_frames(1);
+                    self.give_frames(fault.core, 1);
                 }
                 match outcome {
                     BeginFault::Foreign => Step::Foreign,
@@ -265,7 +265,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     fn wait_for_frame(&self, fault: &mut Fault, prepared: u32) -> Step {
         if !fault.waited {
-            self.stats.frame_waits.fetch_add(1, Ordering::Relaxed);
+            self.stats.add(fault.core, Count::FrameWaits, 1);
         }
         fault.waited = true;
         self.work.signal(&self.futex);
@@ -304,7 +304,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         if !at.granule.is_present() {
             // munmap hid the granule between our look-up and our taking the page.
             self.restore(fault.page, at.word, was);
-            self.give_frames(1);
+            self.give_frames(fault.core, 1);
             return Step::Foreign;
         }
         // Once more: the granule may have been unmapped and mapped anew since the first time.
@@ -314,10 +314,10 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         if self.moving.contains(fault.page) {
             // `mremap` has not said yet what is here: the access is tried again and finds out.
             self.restore(fault.page, at.word, was);
-            self.give_frames(1);
+            self.give_frames(fault.core, 1);
             return self.done(fault, FaultKind::Wait);
         }
-        let more = self.claim_zero_run(fault.page);
+        let more = self.claim_zero_run(fault.page, fault.core);
         let epoch = protection_epoch(at.granule);
         let mapped = self.kernel.map_zeros(fault.page, 1 + more);
         let protected = self.protection_moved(at.granule, epoch);
@@ -325,11 +325,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             Ok(n) => n.clamp(1, 1 + more),
             Err(KernelError::Exists) => 1,
             Err(why) => {
-                self.release_zero_run(fault.page, 1, 1 + more, protected);
+                self.release_zero_run(fault, 1, 1 + more, protected);
                 return self.not_mapped(fault, at, was, why);
             }
         };
-        self.release_zero_run(fault.page, count, 1 + more, protected);
+        self.release_zero_run(fault, count, 1 + more, protected);
         self.release(fault.page, at.word, Release::Dirty { chances: 0, guessed: false, protected });
         self.list_granule(at.granule, fault.page, fault.core);
         self.done(fault, FaultKind::Zero)
@@ -337,7 +337,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// Takes the untouched pages after `page`, with frames, when memory is plenty and the page before was touched
     /// too: a program that fills its memory in order then faults once for 16 pages.
-    fn claim_zero_run(&self, page: Page) -> u64 {
+    fn claim_zero_run(&self, page: Page, core: usize) -> u64 {
         let index = page.index_in_granule() as u64;
         let plenty = self.frames.limit() / 8;
         if index == 0 || self.frames.free_uncached() <= plenty {
@@ -348,7 +348,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             return 0;
         }
         let want = (ZERO_RUN_MAX - 1).min(GRANULE_PAGES as u64 - 1 - index);
-        let frames = self.frames.take_spare(want, plenty);
+        let frames = self.frames.take_spare(core, want, plenty);
         let mut taken = 0;
         while taken < frames {
             let next = page.plus(1 + taken);
@@ -365,14 +365,14 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 _ => break,
             }
         }
-        self.give_frames(frames - taken);
+        self.give_frames(core, frames - taken);
         taken
     }
 
     /// Pages 1.. of a run: the first `mapped - 1` are resident, the others go back.
-    fn release_zero_run(&self, first: Page, mapped: u64, claimed: u64, protected: bool) {
+    fn release_zero_run(&self, fault: &Fault, mapped: u64, claimed: u64, protected: bool) {
         for i in 1..claimed {
-            let page = first.plus(i);
+            let page = fault.page.plus(i);
             let Some(at) = self.page(page) else { continue };
             if i < mapped {
                 self.release(page, at.word, Release::Dirty { chances: 0, guessed: false, protected });
@@ -380,7 +380,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 self.release(page, at.word, Release::Untouched);
             }
         }
-        self.give_frames(claimed.saturating_sub(mapped.max(1)));
+        self.give_frames(fault.core, claimed.saturating_sub(mapped.max(1)));
     }
 
     fn rescue(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
@@ -423,20 +423,20 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             Err(why) => Err(Failure::Read(slot, why)),
         };
         if let Err(why) = right {
-            self.drop_along(fault.page, slot, along);
+            self.drop_along(fault.page, fault.core, slot, along);
             return self.read_failed(fault, at, slot, was, along, why);
         }
-        self.stats.pages_in.fetch_add(1, Ordering::Relaxed);
+        self.stats.add(fault.core, Count::PagesIn, 1);
         let guessed = fault.access == Access::Read && self.guess_write(at.granule, fault.page);
         let dirty = guessed || fault.access == Access::Write;
         let protect = if dirty { Protect::Writable } else { Protect::WriteProtected };
         let epoch = protection_epoch(at.granule);
         if let Err(why) = self.kernel.map(fault.page, bytes, protect) {
-            self.drop_along(fault.page, slot, along);
+            self.drop_along(fault.page, fault.core, slot, along);
             return self.not_mapped(fault, at, was, why);
         }
         let protected = self.protection_moved(at.granule, epoch);
-        self.map_along(fault.page, at.granule, slot, along, buffer);
+        self.map_along(fault.page, fault.core, at.granule, slot, along, buffer);
         let chances = self.policy.chances(Came::Fetched);
         if dirty {
             if !is_planted(Canary::Slot) {
@@ -452,14 +452,14 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// The read failed, or its bytes are wrong: it is tried again, alone, a few times.
     fn read_failed(&self, fault: &mut Fault, at: PageRef<'_>, slot: Slot, was: Word, along: Along, why: Failure) -> Step {
-        self.stats.io_errors.fetch_add(1, Ordering::Relaxed);
+        self.stats.add(fault.core, Count::IoErrors, 1);
         // What was wrong may have been a page that came along: that try does not count.
         if along.pages() > 1 || fault.read_again().is_some_and(|tries| tries < READ_TRIES) {
             fault.alone();
             return Step::Read { slot, pages: 1 };
         }
         self.restore(fault.page, at.word, was);
-        self.give_frames(1);
+        self.give_frames(fault.core, 1);
         Step::Failed(why)
     }
 
@@ -504,7 +504,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     fn not_mapped(&self, fault: &mut Fault, at: PageRef<'_>, was: Word, why: KernelError) -> Step {
         self.restore(fault.page, at.word, was);
         if !is_planted(Canary::Frame) {
-            self.give_frames(1);
+            self.give_frames(fault.core, 1);
         }
         match why {
             // The program is unmapping or moving this memory, or the kernel is busy with the address

@@ -14,9 +14,10 @@
 use crate::Engine;
 use crate::fault::resolve::protection_epoch;
 use crate::prefetch::{Fetch, Prefetcher};
+use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy, Protect};
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::AtomicU64;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, GranuleId, Page};
 use farshore_core::sync::Futex;
@@ -71,7 +72,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         fetching.along.get()
     }
 
-    fn claim_along(&self, page: Page, slot: Slot, wished: i32) -> Along {
+    fn claim_along(&self, page: Page, core: usize, slot: Slot, wished: i32) -> Along {
         let up = wished >= 0;
         let beside = |n: u64| {
             if up { Some((page.plus(n), slot.plus(n))) } else { Some((Page(page.0 - n), back_from(slot, n)?)) }
@@ -81,18 +82,18 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let is_there =
             |&n: &u64| beside(n).is_some_and(|(page, slot)| self.page(page).is_some_and(|p| is_out_at(p.word.load(), slot)));
         let wanted = (1..=room.min(wished.unsigned_abs().into())).take_while(is_there).count() as u64;
-        let taken = self.claim_each(wanted, beside) as usize;
+        let taken = self.claim_each(core, wanted, beside) as usize;
         if up { Along { before: 0, after: taken } } else { Along { before: taken, after: 0 } }
     }
 
     /// Takes pages 1 to `wanted` with a spare frame each, up to the first that cannot be had; how many.
-    pub(super) fn claim_each(&self, wanted: u64, which: impl Fn(u64) -> Option<(Page, Slot)>) -> u64 {
-        let spare = if wanted == 0 { 0 } else { self.frames.take_spare(wanted, self.spare_mark()) };
+    pub(super) fn claim_each(&self, core: usize, wanted: u64, which: impl Fn(u64) -> Option<(Page, Slot)>) -> u64 {
+        let spare = if wanted == 0 { 0 } else { self.frames.take_spare(core, wanted, self.spare_mark()) };
         let mut taken = 0;
         while taken < spare && which(taken + 1).is_some_and(|(page, slot)| self.take_beside(page, slot)) {
             taken += 1;
         }
-        self.give_frames(spare - taken);
+        self.give_frames(core, spare - taken);
         taken
     }
 
@@ -112,14 +113,14 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// Maps the pages that came along with `page`, whose own slot is `slot`, from the buffer of the read; those that cannot be
     /// are put back.
-    pub(super) fn map_along(&self, page: Page, granule: &Granule, slot: Slot, along: Along, buffer: &[PageBuf]) {
+    pub(super) fn map_along(&self, page: Page, core: usize, granule: &Granule, slot: Slot, along: Along, buffer: &[PageBuf]) {
         let (before, after) = (&buffer[..along.before], &buffer[along.before + 1..along.pages()]);
-        self.map_run(Page(page.0 - along.before as u64), granule, along.first(slot), before);
-        self.map_run(page.plus(1), granule, slot.plus(1), after);
+        self.map_run(Page(page.0 - along.before as u64), core, granule, along.first(slot), before);
+        self.map_run(page.plus(1), core, granule, slot.plus(1), after);
     }
 
     /// Maps what can be mapped of pages that are ours, as many with one call as are mapped alike.
-    pub(super) fn map_run(&self, first: Page, granule: &Granule, slot: Slot, bytes: &[PageBuf]) {
+    pub(super) fn map_run(&self, first: Page, core: usize, granule: &Granule, slot: Slot, bytes: &[PageBuf]) {
         let (mut done, mut mapped) = (0, 0);
         // A page whose sum is wrong is for its own fault to report.
         let is_right = |n: usize| Self::checksum(slot.plus(n as u64), &bytes[n]) == self.slots.sum(slot.plus(n as u64));
@@ -137,12 +138,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             mapped += now as u64;
             done += now;
             if now == 0 {
-                self.drop_run(page, from, 1);
+                self.drop_run(page, core, from, 1);
                 done += 1;
             }
         }
-        self.stats.pages_in.fetch_add(mapped, Ordering::Relaxed);
-        self.stats.prefetched.fetch_add(mapped, Ordering::Relaxed);
+        self.stats.add(core, Count::PagesIn, mapped);
+        self.stats.add(core, Count::Prefetched, mapped);
     }
 
     /// One call: how many of them are mapped, and released, now.
@@ -166,18 +167,18 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 
     /// Puts back the pages that were to come along with `page`, whose own slot is `slot`.
-    pub(super) fn drop_along(&self, page: Page, slot: Slot, along: Along) {
-        self.drop_run(Page(page.0 - along.before as u64), along.first(slot), along.before);
-        self.drop_run(page.plus(1), slot.plus(1), along.after);
+    pub(super) fn drop_along(&self, page: Page, core: usize, slot: Slot, along: Along) {
+        self.drop_run(Page(page.0 - along.before as u64), core, along.first(slot), along.before);
+        self.drop_run(page.plus(1), core, slot.plus(1), along.after);
     }
 
-    pub(crate) fn drop_run(&self, first: Page, slot: Slot, count: usize) {
+    pub(crate) fn drop_run(&self, first: Page, core: usize, slot: Slot, count: usize) {
         for n in 0..count as u64 {
             if let Some(at) = self.page(first.plus(n)) {
                 self.release(first.plus(n), at.word, Release::Out { slot: slot.plus(n) });
             }
         }
-        self.give_frames(count as u64);
+        self.give_frames(core, count as u64);
     }
 }
 
@@ -213,7 +214,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Fetch for Fetching<'_
             return 0;
         }
         let most = self.most as i32;
-        self.along.set(self.engine.claim_along(self.page, self.slot, neighbours.clamp(-most, most)));
+        self.along.set(self.engine.claim_along(self.page, self.core, self.slot, neighbours.clamp(-most, most)));
         (self.along.get().pages() - 1) as u32
     }
 
@@ -224,7 +225,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Fetch for Fetching<'_
     }
 
     fn count_used(&self, pages: u32) {
-        self.engine.stats.prefetch_used.fetch_add(pages.into(), Ordering::Relaxed);
+        self.engine.stats.add(self.core, Count::PrefetchUsed, pages.into());
     }
 }
 

@@ -22,6 +22,7 @@
 use super::{ALIVE, Kin, Ledger, Member};
 use crate::runtime::Runtime;
 use core::sync::atomic::{AtomicU64, Ordering};
+use farshore_engine::stats::Count;
 use farshore_engine::traits::Clock as _;
 use farshore_sys::raw::syscall;
 
@@ -76,7 +77,7 @@ impl Ledger {
 /// Copies may have been made since the last look: what is shared with children and the parent is less by that.
 fn settle_credits(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) {
     let stats = &runtime.engine.stats;
-    let left = stats.evicted.load(Ordering::Relaxed) + stats.given_up.load(Ordering::Relaxed);
+    let left = stats.total(Count::Evicted) + stats.total(Count::GivenUp);
     let faults = minor_faults();
     let gone = left.saturating_sub(kin.seen.left) + faults.saturating_sub(kin.seen.minor_faults);
     (kin.seen.left, kin.seen.minor_faults) = (left, faults);
@@ -90,7 +91,7 @@ fn settle_credits(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) {
 /// Before a fork: from here on counts what this process does.
 pub(super) fn start_counting(runtime: &Runtime, kin: &mut Kin) {
     let stats = &runtime.engine.stats;
-    kin.seen.left = stats.evicted.load(Ordering::Relaxed) + stats.given_up.load(Ordering::Relaxed);
+    kin.seen.left = stats.total(Count::Evicted) + stats.total(Count::GivenUp);
     kin.seen.minor_faults = minor_faults();
 }
 
@@ -100,7 +101,7 @@ pub(super) fn balance(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool
     let engine = &runtime.engine;
     let me = &ledger.members[kin.me as usize];
     let now = runtime.engine.clock.now_ns();
-    let evicted = engine.stats.evicted.load(Ordering::Relaxed);
+    let evicted = engine.stats.total(Count::Evicted);
     let short = engine.is_short() || evicted != kin.seen.evicted;
     kin.seen.evicted = evicted;
     let has = engine.budget();

@@ -235,7 +235,7 @@ fn may_grow(runtime: &Runtime, pins: &mut PinSet, rest: PageRange) -> bool {
 fn bring(runtime: &Runtime, page: Page, access: Access) -> bool {
     own_threads::ensure(runtime);
     let answer = uninterrupted(|| match thread::current().or_else(|| thread::adopt(false)) {
-        Some(thread) => runtime.engine.pin(page, access, thread.core, thread.buffer()),
+        Some(thread) => runtime.engine.pin(page, access, thread.core(), thread.buffer()),
         None => Ok(false),
     });
     // The call finds the page absent: EFAULT, as when the kernel cannot swap a page in.
