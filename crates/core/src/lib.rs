@@ -18,6 +18,7 @@
 //! * [`spin`] is the lock of those who are not in the fault path;
 //! * [`limits`] holds every constant, and the relations between them;
 //! * [`canary`] plants bugs that tests must find;
+//! * `recorder` notes which cache lines a thread writes, for a test;
 //! * [`sync`] is the one place atomics come from (std or loom).
 //!
 //! Nothing in the fault path of this crate allocates or takes a lock, so it may
@@ -34,6 +35,8 @@ pub mod gate;
 pub mod limits;
 pub mod page;
 pub mod pooled;
+#[cfg(feature = "recorder")]
+pub mod recorder;
 pub mod roll;
 pub mod slots;
 pub mod spin;

@@ -91,7 +91,7 @@ pub struct SlotMap {
     chunks: Box<[AtomicPtr<Chunk>]>,
     extents: AtomicU32,
     /// Plain, in models too: changed while nobody grows the map.
-    extents_max: core::sync::atomic::AtomicU32,
+    extents_max: crate::sync::plain::AtomicU32,
     /// Extents below are the parent's.
     base: u32,
     /// Slots of the base that nobody has: the first of each space in it.
@@ -109,15 +109,15 @@ pub struct SlotMap {
     /// Spaces that there are or were.
     spaces: Box<[Bounds]>,
     /// Those that are there, those that come, and how many there ever were.
-    known: core::sync::atomic::AtomicU32,
+    known: crate::sync::plain::AtomicU32,
     /// A bit for each space that gives out no slots, because it goes, or has gone.
     closed: AtomicU64,
     /// Extents that were made beforehand. Put in by `stock`, taken under the lock of `shares`.
-    spares: [core::sync::atomic::AtomicPtr<Extent>; SPARES],
+    spares: [crate::sync::plain::AtomicPtr<Extent>; SPARES],
     /// Somebody sees to it that there are.
-    stocked: core::sync::atomic::AtomicBool,
+    stocked: crate::sync::plain::AtomicBool,
     /// It did not grow, for want of one.
-    wants_stock: core::sync::atomic::AtomicBool,
+    wants_stock: crate::sync::plain::AtomicBool,
 }
 
 impl core::fmt::Debug for SlotMap {
@@ -168,7 +168,7 @@ impl SlotMap {
         SlotMap {
             chunks: (0..chunks).map(|_| AtomicPtr::new(core::ptr::null_mut())).collect::<Vec<_>>().into_boxed_slice(),
             extents: AtomicU32::new(0),
-            extents_max: core::sync::atomic::AtomicU32::new(max as u32),
+            extents_max: crate::sync::plain::AtomicU32::new(max as u32),
             base: 0,
             reserved_in_base: 0,
             inherited: 0,
@@ -177,11 +177,11 @@ impl SlotMap {
             shared: AtomicBool::new(false),
             arrangements: Arrangements::new(SpaceSet::first(1)),
             spaces: spaces::bounds(&[None]),
-            known: core::sync::atomic::AtomicU32::new(1),
+            known: crate::sync::plain::AtomicU32::new(1),
             closed: AtomicU64::new(0),
-            spares: [const { core::sync::atomic::AtomicPtr::new(core::ptr::null_mut()) }; SPARES],
-            stocked: core::sync::atomic::AtomicBool::new(false),
-            wants_stock: core::sync::atomic::AtomicBool::new(false),
+            spares: [const { crate::sync::plain::AtomicPtr::new(core::ptr::null_mut()) }; SPARES],
+            stocked: crate::sync::plain::AtomicBool::new(false),
+            wants_stock: crate::sync::plain::AtomicBool::new(false),
         }
     }
 

@@ -29,6 +29,7 @@ impl<T> SpinLock<T> {
     }
 
     /// Calls `f` while holding it. Not re-entrant, and `f` must not fault on managed memory.
+    #[cfg_attr(feature = "recorder", track_caller)]
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         while !self.take() {
             // Reads while it is held: the holder's line stays where it is.
@@ -40,6 +41,7 @@ impl<T> SpinLock<T> {
     }
 
     /// As [`SpinLock::with`], unless another thread holds it and still does after `looks` more looks.
+    #[cfg_attr(feature = "recorder", track_caller)]
     pub fn try_with<R>(&self, looks: u32, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let mut left = looks;
         while self.held.load(Ordering::Relaxed) || !self.take() {
@@ -49,12 +51,16 @@ impl<T> SpinLock<T> {
         Some(self.run(f))
     }
 
+    #[cfg_attr(feature = "recorder", track_caller)]
     fn take(&self) -> bool {
         // Acquire: pairs with the release in `run`.
         self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
+    #[cfg_attr(feature = "recorder", track_caller)]
     fn run<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        #[cfg(feature = "recorder")]
+        crate::recorder::wrote(self.value.get().addr(), size_of::<T>());
         // SAFETY: `held` is ours (`take`) until the store below, so this is the only reference.
         let result = f(unsafe { &mut *self.value.get() });
         self.held.store(false, Ordering::Release);

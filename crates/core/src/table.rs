@@ -30,6 +30,7 @@ const HIDDEN: u8 = 2;
 
 /// What is true of 2 MiB of the program's memory as a whole.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct Granule {
     /// [`ABSENT`], [`PRESENT`] or [`HIDDEN`].
     presence: AtomicU8,

@@ -59,7 +59,7 @@ fn take_give_and_a_lower_limit() {
         let frames = Arc::new(Frames::new(2, 1));
         assert!(frames.take(0));
         let taker = spawn(&frames, |f| f.take(0));
-        let giver = spawn(&frames, |f| f.give(1));
+        let giver = spawn(&frames, |f| f.give(1, 1));
         frames.set_limit(1);
         let took = taker.join().unwrap();
         giver.join().unwrap();
@@ -81,7 +81,7 @@ fn take_give_and_a_higher_limit() {
         frames.set_limit(1);
         assert_eq!(frames.debt(), 1);
         let taker = spawn(&frames, |f| f.take(0));
-        let giver = spawn(&frames, |f| f.give(1));
+        let giver = spawn(&frames, |f| f.give(1, 1));
         frames.set_limit(3);
         let took = taker.join().unwrap();
         giver.join().unwrap();

@@ -19,7 +19,8 @@
 
 use crate::{Engine, MEMORY_CALLS};
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
+use farshore_core::sync::plain::{AtomicU32, AtomicU64};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::page::Page;
 use farshore_core::slots::SlotMap;

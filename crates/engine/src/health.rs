@@ -25,7 +25,9 @@ use crate::Engine;
 use crate::traits::{Backend, Clock, IoError, Kernel, Policy};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::Ordering;
+use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use farshore_core::limits::FRAME_CACHES;
 use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
 use farshore_core::slots::{Allowed, SlotMap};
 use farshore_core::spin::SpinLock;
@@ -44,8 +46,8 @@ const TRIAL_EVERY_MAX_NS: u64 = 10_000_000_000;
 /// A space that works again is said to only after it has done so for this long: a full disk with a little room comes and goes.
 const PROBATION_NS: u64 = 3_000_000_000;
 /// Transfers that are watched at a time. Of more, some are not.
-const WATCHED: usize = 128;
-/// Places that a transfer looks at for a free one.
+const WATCHED: usize = FRAME_CACHES * PROBES;
+/// Places of a core, which its transfers look at first for a free one; then they look at twice as many of others.
 const PROBES: usize = 4;
 
 /// What is wrong with the writes to a space.
@@ -389,9 +391,13 @@ impl Health {
         self.set_allowed(slots, space);
     }
 
-    /// A transfer of `slot` begins: where it is noted, if there is a place. `hint` spreads threads.
-    fn enter(&self, slot: Slot, now_ns: u64, hint: usize) -> Option<usize> {
-        let place = (0..PROBES).map(|n| (hint + n) % WATCHED).find(|&at| {
+    /// A transfer of `slot` begins on `core`: where it is noted, if there is a place.
+    fn enter(&self, slot: Slot, now_ns: u64, core: usize) -> Option<usize> {
+        let own = core % FRAME_CACHES * PROBES;
+        // Of more threads than that, each waits for its own read.
+        let shared = slot.number().wrapping_mul(0x9E37_79B9_7F4A_7C15) as usize >> 32;
+        let places = (own..own + PROBES).chain((shared..shared + 2 * PROBES).map(|at| at % WATCHED));
+        let place = { places }.find(|&at| {
             let since = &self.watched[at].since_ns;
             // SeqCst: before the look at `idle`, as the watcher's store of it is before its look at the places.
             since.load(Ordering::Relaxed) == 0
@@ -428,9 +434,9 @@ impl Health {
 pub(crate) struct Transfer(Option<usize>);
 
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
-    /// A transfer of the slots from `slot` on begins. Ends with [`Engine::transferred`].
-    pub(crate) fn transfer(&self, slot: Slot, hint: usize) -> Transfer {
-        let place = self.health.enter(slot, self.clock.now_ns(), hint);
+    /// A transfer of the slots from `slot` on begins on `core`. Ends with [`Engine::transferred`].
+    pub(crate) fn transfer(&self, slot: Slot, core: usize) -> Transfer {
+        let place = self.health.enter(slot, self.clock.now_ns(), core);
         if self.health.idle.load(Ordering::SeqCst) && self.health.idle.swap(false, Ordering::SeqCst) {
             self.health.news.signal(&self.futex);
         }

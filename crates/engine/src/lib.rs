@@ -46,7 +46,8 @@ pub mod traits;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
+use farshore_core::sync::plain::{AtomicBool, AtomicU64};
 use evict::partition::Partition;
 use evict::stage::Stages;
 use farshore_core::canary::{Canary, is_planted};

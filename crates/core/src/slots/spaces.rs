@@ -19,7 +19,7 @@ use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
 use crate::sync::{AtomicPtr, Ordering, fence};
 use crate::word::Slot;
 use alloc::boxed::Box;
-use core::sync::atomic::AtomicU32;
+use crate::sync::plain::AtomicU32;
 
 /// Which slots of a space may be given out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

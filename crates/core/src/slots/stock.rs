@@ -24,7 +24,7 @@ impl SlotMap {
     /// [`SlotMap::set_spaces`]. Whether all are there.
     pub fn stock(&self) -> bool {
         self.stocked.store(true, Ordering::Relaxed);
-        let missing = |place: &&core::sync::atomic::AtomicPtr<Extent>| place.load(Ordering::Relaxed).is_null();
+        let missing = |place: &&crate::sync::plain::AtomicPtr<Extent>| place.load(Ordering::Relaxed).is_null();
         for place in self.spares.iter().filter(missing) {
             let Some(extent) = boxed(Extent::new) else { return false };
             // Release: pairs with the taker's Acquire. Should another thread have filled the place, ours goes.

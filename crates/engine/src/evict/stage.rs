@@ -19,7 +19,8 @@
 use crate::traits::PageBuf;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
+use farshore_core::sync::plain::{AtomicU8, AtomicU64};
 use farshore_core::page::Page;
 use farshore_core::word::{Slot, Stage};
 

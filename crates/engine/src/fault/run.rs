@@ -17,7 +17,7 @@ use crate::prefetch::{Fetch, Prefetcher};
 use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy, Protect};
 use core::cell::Cell;
-use core::sync::atomic::AtomicU64;
+use farshore_core::sync::plain::AtomicU64;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, GranuleId, Page};
 use farshore_core::sync::Futex;
