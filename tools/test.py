@@ -182,6 +182,8 @@ def parts(seed):
         Part("unit", "unit, integration and conformance tests",
              [cargo_test("--workspace", "--exclude", "farshore-sim",
                          env={"FARSHORE_LIBRARY": os.path.join(TARGET, "release", "libfarshore.so")})], 30, tests, needs_build=True),
+        Part("lines", "no cache line is written by two cores on the way of a fault",
+             [cargo_test("-p", "farshore-engine", "--features", "recorder", "--test", "lines", env=apart("lines"))], 10, tests),
         Part("sim", f"simulation: fixed seeds, and {RANDOM_SEEDS} from {seed} on",
              [cargo_test("--release", "-p", "farshore-sim", env=sim_env),
               Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}"], count_seeds, sim_env),

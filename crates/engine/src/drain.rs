@@ -42,12 +42,12 @@ use crate::health::Usage;
 use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use core::sync::atomic::Ordering;
-use farshore_core::sync::plain::{AtomicBool, AtomicU32};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::{EVICTORS_MAX, EXTENT_SLOTS, GRANULE_PAGES};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
 use farshore_core::sync::Futex;
+use farshore_core::sync::plain::{AtomicBool, AtomicU32};
 use farshore_core::table::{GranuleRef, PageRef};
 use farshore_core::word::{BeginFault, Release, Slot, State, Word};
 

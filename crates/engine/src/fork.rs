@@ -17,14 +17,14 @@
 //! slots, and turns each word into what is true there ([`AtomicWord::inherit`](farshore_core::word::AtomicWord::inherit)). What was in
 //! the parent's stages is read from its slots. Nothing else of the parent's engine is used.
 
-use crate::{Engine, MEMORY_CALLS};
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
+use crate::{Engine, MEMORY_CALLS};
 use core::sync::atomic::Ordering;
-use farshore_core::sync::plain::{AtomicU32, AtomicU64};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::page::Page;
 use farshore_core::slots::SlotMap;
 use farshore_core::sync::Futex;
+use farshore_core::sync::plain::{AtomicU32, AtomicU64};
 use farshore_core::table::PageTable;
 use farshore_core::word::{State, Word};
 

@@ -47,7 +47,6 @@ pub mod traits;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use farshore_core::sync::plain::{AtomicBool, AtomicU64};
 use evict::partition::Partition;
 use evict::stage::Stages;
 use farshore_core::canary::{Canary, is_planted};
@@ -59,6 +58,7 @@ use farshore_core::slots::SlotMap;
 use farshore_core::slots::owners::OWNERS_MAX;
 use farshore_core::spin::SpinLock;
 use farshore_core::sync::Futex;
+use farshore_core::sync::plain::{AtomicBool, AtomicU64};
 use farshore_core::table::{PageRef, PageTable};
 use farshore_core::wait::{Event, WaitTable};
 use farshore_core::word::{AtomicWord, Release, Released, Slot, Word};
@@ -245,7 +245,8 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let sizes = shape.sizes();
         // A core's pages are on its list, and get its slots: one evictor looks after both (MAGE §4.2.2, ScaleSwap §4.4 and §4.6).
         let partitions = shape.evictors.max(shape.cores.min(OWNERS_MAX));
-        let nodes: Vec<usize> = (0..partitions).map(|core| shape.nodes.0[core % OWNERS_MAX.min(shape.cores.max(1))].into()).collect();
+        let nodes: Vec<usize> =
+            (0..partitions).map(|core| shape.nodes.0[core % OWNERS_MAX.min(shape.cores.max(1))].into()).collect();
         let mut slots = SlotMap::for_cores(None, &nodes);
         slots.set_spaces(&capacities(&backend));
         let health = Health::new(backend.spaces());

@@ -14,8 +14,8 @@
 //! the moment to ask for what lies behind the pages that are on their way already.
 
 use core::sync::atomic::Ordering;
-use farshore_core::sync::plain::AtomicU64;
 use farshore_core::page::{GranuleId, Page};
+use farshore_core::sync::plain::AtomicU64;
 use farshore_core::sync::{Futex, Padded};
 use farshore_core::wait::Event;
 

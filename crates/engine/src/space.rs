@@ -9,9 +9,9 @@
 //!
 //! So nothing is given up before the kernel has agreed, and nobody sees a page in between.
 
-use crate::{Engine, MEMORY_CALLS};
 use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
+use crate::{Engine, MEMORY_CALLS};
 use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;

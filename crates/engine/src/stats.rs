@@ -3,8 +3,8 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use farshore_core::sync::plain::AtomicU64;
 use farshore_core::sync::Padded;
+use farshore_core::sync::plain::AtomicU64;
 
 /// Buckets of the latency histogram: 16 a power of two, from 1 ns to 2^40 ns (18 minutes).
 const SUB: usize = 16;

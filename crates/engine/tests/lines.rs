@@ -20,14 +20,27 @@ use std::sync::{Arc, Barrier, Mutex};
 
 /// Where two cores may write one line: a file, a piece of the line of code, and why.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
-    ("frames.rs", "match counter.compare_exchange_weak(now, now - got", "a core's cache is filled from the shared level, once for up to 32 faults"),
-    ("frames.rs", "self.shared.fetch_add(n", "an evictor gives a batch to the shared level, from which frames go where they are wanted (MAGE §4.2.2)"),
+    (
+        "frames.rs",
+        "match counter.compare_exchange_weak(now, now - got",
+        "a core's cache is filled from the shared level, once for up to 32 faults",
+    ),
+    (
+        "frames.rs",
+        "self.shared.fetch_add(n",
+        "an evictor gives a batch to the shared level, from which frames go where they are wanted (MAGE §4.2.2)",
+    ),
     ("lib.rs", "self.frames_came.signal(", "once a batch: any core may wait for a frame, and must not miss it"),
     ("wait.rs", "self.number.fetch_add(1", "the same"),
+    ("loops.rs", "loops.", "the room for loops is thought about, once for an eighth of memory that has left"),
     ("slots.rs", "self.shares.with(f)", "an extent is added, once for 512 slots"),
     ("slots.rs", "self.extents.store(index + 1", "the same"),
     ("stock.rs", "place.swap(core::ptr::null_mut()", "the same: it was made beforehand"),
-    ("slots.rs", "chunk[index as usize % CHUNK].store(fresh", "the same: it is entered in the list of all, which faults only read"),
+    (
+        "slots.rs",
+        "chunk[index as usize % CHUNK].store(fresh",
+        "the same: it is entered in the list of all, which faults only read",
+    ),
 ];
 
 const FIRST: u64 = 1 << 20;
@@ -193,7 +206,12 @@ fn engine() -> TheEngine {
 }
 
 /// One core: touches its pages at random, and lets its evictor work when frames are short.
-fn work(engine: &TheEngine, evictor: &mut Evictor<'_, Tables, Space, Plain, Plain, Plain>, core: usize, planted: Option<&AtomicU64>) {
+fn work(
+    engine: &TheEngine,
+    evictor: &mut Evictor<'_, Tables, Space, Plain, Plain, Plain>,
+    core: usize,
+    planted: Option<&AtomicU64>,
+) {
     let mut buffer = vec![PageBuf::ZERO; 1];
     let mut random = 0x9e37_79b9 + core as u64;
     for touch in 0..TOUCHES {
@@ -239,7 +257,10 @@ fn written(planted: Option<&AtomicU64>) -> Vec<Lines> {
         let threads: Vec<_> = (0..CORES).map(core).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert!(engine.stats.total(Count::Evicted) > TOUCHES && engine.stats.total(Count::PagesIn) > TOUCHES / 2, "pages came and went");
+    assert!(
+        engine.stats.total(Count::Evicted) > TOUCHES && engine.stats.total(Count::PagesIn) > TOUCHES / 2,
+        "pages came and went"
+    );
     assert_eq!(engine.stats.total(Count::Synchronous), 0);
     engine.assert_valid_when_quiet();
     lines

@@ -51,10 +51,10 @@ pub mod world;
 
 use device::SimBackend;
 use farshore_core::page::Access;
-use farshore_engine::stats::Count;
 use farshore_engine::Shape;
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::health::Watcher;
+use farshore_engine::stats::Count;
 use farshore_engine::traits::PageBuf;
 use host::{SimClock, SimFutex, SimKernel, SimPolicy};
 use sched::{Scheduler, Stepped};

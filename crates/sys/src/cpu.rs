@@ -10,7 +10,9 @@ const SELECTOR: u32 = 15 * 8 + 3;
 pub fn current() -> usize {
     let mut limit: u32 = 0;
     // SAFETY: `lsl` reads a descriptor's limit and faults on none: for a selector that is not valid it leaves the register as it is.
-    unsafe { asm!("lsl {limit:e}, {selector:e}", limit = inout(reg) limit, selector = in(reg) SELECTOR, options(nomem, nostack)) };
+    unsafe {
+        asm!("lsl {limit:e}, {selector:e}", limit = inout(reg) limit, selector = in(reg) SELECTOR, options(nomem, nostack))
+    };
     (limit & 0xfff) as usize
 }
 

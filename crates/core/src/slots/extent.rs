@@ -134,11 +134,10 @@ impl Extent {
     pub(super) fn turn_freed(&self, at: usize, len: u32) -> bool {
         for word in at / 64..(at + len as usize).div_ceil(64) {
             let bits = part(word, at, len);
+            // Before: from then on the owner may take them again.
+            let taken = if cfg!(debug_assertions) { self.taken.bits[word].load(Ordering::Acquire) } else { 0 };
             let before = self.freed.bits[word].fetch_xor(bits, Ordering::AcqRel);
-            debug_assert!(
-                (self.taken.bits[word].load(Ordering::Acquire) ^ before) & bits == bits,
-                "one of {len} slots from {at} on in an extent was freed twice"
-            );
+            debug_assert!((taken ^ before) & bits == bits, "one of {len} slots from {at} on in an extent was freed twice");
         }
         let freed = self.freed.count.fetch_add(len, Ordering::SeqCst).wrapping_add(len);
         both_sides();
@@ -147,7 +146,7 @@ impl Extent {
             return false;
         }
         let live = self.taken.count.load(Ordering::SeqCst).wrapping_sub(freed);
-        live <= away - 1 && self.bring(away)
+        live < away && self.bring(away)
     }
 
     /// From now on it comes back when `most` or fewer slots are in use. Whether it does at once: it is at hand again. By the owner, who has it at hand.

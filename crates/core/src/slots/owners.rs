@@ -336,7 +336,9 @@ impl SlotMap {
     /// Asks `to` for slots; an error: it does not answer.
     fn ask(&self, me: usize, to: usize, request: u64) -> Result<Option<Run>, ()> {
         let tasks = &self.owners.tasks;
-        let asked = tasks.post(me, request).ok_or(())?;
+        // Those that were cancelled are free again when their queue is served, which its owner may not do for long.
+        let free_some = || self.with_token(to, 0, |_| tasks.post(me, request)).flatten();
+        let asked = tasks.post(me, request).or_else(free_some).ok_or(())?;
         self.owners.all[to].queue.push(asked.node(), tasks.link(asked.node()));
         for _ in 0..PATIENCE {
             let _ = self.with_token(to, 0, |_| ());

@@ -16,10 +16,10 @@ use super::arrangement::{SPACES_MAX, SpaceSet};
 use super::{CHUNK, SlotMap, locate};
 use crate::canary::{Canary, is_planted};
 use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
+use crate::sync::plain::AtomicU32;
 use crate::sync::{AtomicPtr, Ordering, fence};
 use crate::word::Slot;
 use alloc::boxed::Box;
-use crate::sync::plain::AtomicU32;
 
 /// Which slots of a space may be given out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -203,6 +203,8 @@ impl SlotMap {
 
     /// Whether slots of an own extent may be given out.
     pub(super) fn is_allowed(&self, extent: u32) -> bool {
+        #[cfg(all(test, not(loom)))]
+        super::tests::LOOKS.set(super::tests::LOOKS.get() + 1);
         let place = self.arrangements.place_of(extent - self.base);
         place.number < self.spaces[place.space].ceiling.load(Ordering::Relaxed) && !self.is_closed(place.space)
     }

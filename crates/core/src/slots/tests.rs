@@ -1,7 +1,12 @@
 //! The map of slots, one thread.
 
 use super::*;
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeSet, VecDeque};
+
+std::thread_local! {
+    /// Extents that were looked at: whether they may be given out.
+    pub(super) static LOOKS: core::cell::Cell<u64> = const { core::cell::Cell::new(0) };
+}
 
 #[test]
 fn what_a_child_may_read_is_not_given_out_again() {
@@ -190,4 +195,126 @@ fn freed_room_is_used_before_the_space_grows() {
     // At most 2048 slots, 4 extents, were in use at a time.
     let room = u64::from(SLACK) * 4 * (EXTENT_SLOTS * 4096) as u64;
     assert!(map.extent_bytes() <= room, "{}", map.extent_bytes());
+}
+
+/// Frees the oldest runs, so that `live` slots are in use.
+fn free_down_to(map: &SlotMap, runs: &mut VecDeque<Run>, live: u64) {
+    while map.live() > live {
+        let run = runs.pop_front().expect("what is in use was reserved");
+        (0..u64::from(run.len)).for_each(|i| map.free(run.first.plus(i)));
+    }
+}
+
+#[test]
+fn each_core_fills_extents_of_its_own() {
+    let map = SlotMap::for_cores(None, &[0; 3]);
+    let mut owner = alloc::collections::BTreeMap::new();
+    for round in 0..if cfg!(miri) { 6 } else { 60 } {
+        let core = round % 3;
+        let run = map.reserve_run(core, 200).unwrap();
+        assert_eq!(*owner.entry(locate(run.first).0).or_insert(core), core, "an extent has one owner");
+    }
+    assert!(owner.len() >= 3);
+    map.assert_valid();
+}
+
+#[test]
+fn a_core_whose_extents_are_full_asks_its_neighbours_first() {
+    // Cores 0 and 3 on one node, 1 and 2 on another.
+    let map = SlotMap::for_cores(Some(3 * EXTENT_SLOTS as u64), &[0, 1, 1, 0]);
+    for core in [0, 1, 3] {
+        assert!(map.reserve_run(core, 100).is_some());
+    }
+    let of = |run: Run| map.extent(locate(run.first).0).owner();
+    let asked: Vec<usize> = (0..6).map(|_| of(map.reserve_run(2, 256).unwrap())).collect();
+    assert_eq!(asked, [1, 1, 3, 3, 0, 0], "its own node, then the others");
+    assert_eq!(map.reserve_run(2, 1), None);
+    assert!(!map.was_unanswered(2));
+    map.assert_valid();
+}
+
+#[test]
+fn an_owner_that_stands_still_hangs_nobody() {
+    let map = SlotMap::for_cores(Some(2 * EXTENT_SLOTS as u64), &[0, 0]);
+    let mine = map.reserve_run(0, 1).unwrap();
+    let mut theirs = 0;
+    while theirs < EXTENT_SLOTS as u32 {
+        theirs += map.reserve_run(1, EXTENT_SLOTS as u32 - theirs).unwrap().len;
+    }
+    map.owners.all[0].fill.with(|_| {
+        for _ in 0..2 * crate::delegation::TASKS_A_CORE {
+            assert_eq!(map.reserve_run(1, 8), None);
+            assert!(map.was_unanswered(1), "no want of room");
+        }
+        assert_eq!(map.reserve_run(0, 8), None, "the owner itself does not wait for ever either");
+        assert!(map.was_unanswered(0));
+    });
+    // It goes on: what was cancelled is not done any more, and there are tasks again.
+    let run = map.reserve_run(1, 8).unwrap();
+    assert_eq!((map.extent(locate(run.first).0).owner(), run.len), (0, 8));
+    assert_eq!(map.live(), u64::from(theirs + mine.len + run.len));
+    map.assert_valid();
+}
+
+/// Seven of eight spaces are full: what a reservation looks at does not grow with what is full.
+#[test]
+fn nothing_full_is_searched() {
+    const EXTENTS: u64 = if cfg!(miri) { 2 } else { 24 };
+    for cores in [1, 4] {
+        let mut map = SlotMap::for_cores(None, &alloc::vec![0; cores]);
+        let extents = |n: u64| Some(n * EXTENT_SLOTS as u64);
+        map.set_spaces(&[
+            extents(EXTENTS),
+            extents(EXTENTS),
+            extents(EXTENTS),
+            extents(EXTENTS),
+            extents(EXTENTS),
+            extents(EXTENTS),
+            extents(EXTENTS),
+            None,
+        ]);
+        let full = 7 * EXTENTS * EXTENT_SLOTS as u64;
+        let mut first = 0;
+        while first < full {
+            let run = map.reserve_run(0, 512).unwrap();
+            first += if map.space_of(run.first) == Some(7) {
+                (0..u64::from(run.len)).for_each(|i| map.free(run.first.plus(i)));
+                0
+            } else {
+                u64::from(run.len) + u64::from(run.first.number() == 1)
+            };
+        }
+        let (mut runs, mut most, rounds) = (VecDeque::new(), 0, if cfg!(miri) { 8 } else { 2000 });
+        let before = LOOKS.get();
+        for round in 0..rounds {
+            let looks = LOOKS.get();
+            runs.push_back(map.reserve_run(round % cores, 64).unwrap());
+            most = most.max(LOOKS.get() - looks);
+            free_down_to(&map, &mut runs, map.live().min(first + 4096));
+        }
+        assert!((LOOKS.get() - before) / (rounds as u64) < 8, "{} looks for {rounds} runs", LOOKS.get() - before);
+        // A turn of the spaces, when one grows, and its list.
+        assert!(most < 100, "{most} looks for one run");
+        map.assert_valid();
+    }
+}
+
+/// All is full: that is known without a look at an extent, and one slot that comes back is found by any core.
+#[test]
+fn a_full_map_says_so_at_once() {
+    let map = SlotMap::for_cores(Some(16 * EXTENT_SLOTS as u64), &[0; 4]);
+    let mut runs = Vec::new();
+    while let Some(run) = map.reserve_run(runs.len() % 4, 512) {
+        runs.push(run);
+    }
+    assert_eq!(map.live(), 16 * EXTENT_SLOTS as u64 - 1);
+    (0..4).for_each(|core| assert_eq!(map.reserve_run(core, 1), None));
+    for (n, run) in runs.into_iter().enumerate() {
+        let looks = LOOKS.get();
+        assert_eq!(map.reserve_run(n % 4, 1), None);
+        assert!(LOOKS.get() - looks < 4, "{} looks", LOOKS.get() - looks);
+        map.free(run.first);
+        assert_eq!(map.reserve_run(n % 4, 8), Some(Run { first: run.first, len: 1 }));
+    }
+    map.assert_valid();
 }

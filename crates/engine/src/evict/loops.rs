@@ -28,7 +28,8 @@
 use crate::Engine;
 use crate::stats::{Count, FaultKind};
 use crate::traits::{Backend, Clock, Kernel, Policy, Return};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
+use farshore_core::sync::plain::{AtomicU32, AtomicU64};
 use farshore_core::sync::{Futex, Padded};
 use farshore_core::table::{Granule, GranuleRef};
 
@@ -105,10 +106,13 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// A stream fetches pages of granule `g`. By faults.
     pub(crate) fn note_stream(&self, g: &Granule) {
         let left_at = g.left_at.load(Ordering::Relaxed);
+        if left_at == 0 {
+            return;
+        }
         let now = self.loop_time();
         let distance = since(left_at, now);
         // Once for each time that it left.
-        if left_at == 0 || distance <= 0 {
+        if distance <= 0 {
             return;
         }
         g.left_at.store(0, Ordering::Relaxed);

@@ -18,8 +18,8 @@
 use crate::Engine;
 use crate::traits::{Backend, Clock, Kernel, Policy};
 use core::sync::atomic::{Ordering, fence};
-use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
 use farshore_core::page::{GranuleId, Page};
+use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
 use farshore_core::sync::{Futex, Padded};
 use farshore_core::table::{Granule, GranuleRef, PageTable};
 use farshore_core::word::State;

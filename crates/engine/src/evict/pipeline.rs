@@ -21,12 +21,12 @@ use crate::traits::{Backend, Clock, IoError, Kernel, Policy, WriteQueue};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use farshore_core::sync::plain::AtomicBool;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS};
 use farshore_core::page::{Access, Page};
 use farshore_core::slots::Run;
 use farshore_core::sync::Futex;
+use farshore_core::sync::plain::AtomicBool;
 use farshore_core::word::{BeginFault, Release, Slot, Stage, StageStep, Word};
 
 /// Granules that one batch looks at, at most.

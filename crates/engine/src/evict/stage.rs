@@ -20,8 +20,8 @@ use crate::traits::PageBuf;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use farshore_core::sync::plain::{AtomicU8, AtomicU64};
 use farshore_core::page::Page;
+use farshore_core::sync::plain::{AtomicU8, AtomicU64};
 use farshore_core::word::{Slot, Stage};
 
 const HELD: u8 = 0;

@@ -9,9 +9,9 @@ use crate::prefetch::Ahead;
 use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use core::sync::atomic::Ordering;
-use farshore_core::sync::plain::AtomicBool;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::sync::Futex;
+use farshore_core::sync::plain::AtomicBool;
 use farshore_core::word::{Slot, State};
 
 /// Pages of a request that one read brings: taken, `step` pages apart, in slots side by side.

@@ -17,10 +17,10 @@ use crate::prefetch::{Fetch, Prefetcher};
 use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy, Protect};
 use core::cell::Cell;
-use farshore_core::sync::plain::AtomicU64;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, GranuleId, Page};
 use farshore_core::sync::Futex;
+use farshore_core::sync::plain::AtomicU64;
 use farshore_core::table::Granule;
 use farshore_core::word::{BeginFault, Release, Slot, State, Word};
 
