@@ -6,6 +6,7 @@
 //!  fault/ahead   ── threads that bring what a prefetcher has asked for
 //!  prefetch      ── what a prefetcher is, and its requests
 //!  evict/pipeline── evictor threads: select, protect, copy out, unmap, write, retire
+//!  evict/control ── how hard they work: batch, writes in flight, evictors awake
 //!  evict/partition─ which granules an evictor looks at next
 //!  evict/stage   ── the RAM in which pages wait for their write, and for a second chance
 //!  space         ── munmap, madvise, mremap, mlock: pages change owner or name
@@ -47,12 +48,16 @@ pub mod traits;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use evict::control::Wanted;
+use evict::pace::Control;
 use evict::partition::Partition;
 use evict::stage::Stages;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::frames::Frames;
 use farshore_core::gate::Gate;
-use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE};
+use farshore_core::limits::{
+    BATCH_PAGES_MAX, BATCH_PAGES_MIN, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE, batch_pages_most,
+};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::slots::SlotMap;
 use farshore_core::spin::SpinLock;
@@ -74,12 +79,14 @@ pub struct Shape {
     pub evictors: usize,
     /// Cores of the machine.
     pub cores: usize,
+    /// What of the evictors' pace is fixed.
+    pub wanted: Wanted,
 }
 
 /// Sizes that follow from a [`Shape`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
-    /// Pages of a batch.
+    /// Pages of the largest batch.
     pub batch: usize,
     /// Stages of one evictor: what it may have in flight, and what lingers for a rescue.
     pub stages_each: usize,
@@ -101,7 +108,10 @@ impl Shape {
         let limit = self.memory / PAGE_SIZE as u64;
         let evictors = self.evictors as u64;
         // A batch is small enough that all pipelines together hold at most an eighth of the limit …
-        let batch = (limit / (8 * evictors * BATCHES_IN_FLIGHT as u64)).clamp(8, BATCH_PAGES_MAX as u64);
+        let chosen = (limit / (8 * evictors * BATCHES_IN_FLIGHT as u64)).clamp(BATCH_PAGES_MIN as u64, BATCH_PAGES_MAX as u64);
+        // … unless it was fixed; then as far as there is room. (Callers have refused what has none; a forked child may have less memory.)
+        let batch =
+            self.wanted.batch.map_or(chosen, |fixed| u64::from(fixed).min(batch_pages_most(self.memory, self.evictors) as u64));
         // … and what lingers for a rescue is a 64th of it, if that is more.
         let each = (batch * BATCHES_IN_FLIGHT as u64).max(limit / 64 / evictors);
         Sizes { batch: batch as usize, stages_each: each as usize, stages: each * evictors, frames: limit - each * evictors }
@@ -177,6 +187,8 @@ pub struct Engine<K, B, P, C, F> {
     rest: fork::Rest,
     /// What the drainer asks evictors.
     asks: drain::Asks,
+    /// How hard evictors work.
+    control: Control,
 }
 
 /// The range that a page move fills: there, *untouched* does not mean zeros yet.
@@ -224,7 +236,8 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         slots.set_spaces(&capacities(&backend));
         let health = Health::new(backend.spaces());
         let watermarks = Watermarks { low: AtomicU64::new(0), high: AtomicU64::new(0) };
-        watermarks.set(sizes.frames, sizes.batch as u64);
+        let control = Control::new(&shape, sizes.batch);
+        watermarks.set(sizes.frames, control.batch() as u64);
         // One partition a core group, at least one an evictor (MAGE §4.2.2).
         let partitions = shape.evictors.max(shape.cores.min(8));
         Engine {
@@ -256,6 +269,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             gate: Gate::new(shape.cores),
             rest: fork::Rest::default(),
             asks: drain::Asks::default(),
+            control,
             health,
         }
     }
@@ -323,7 +337,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.limit.store(pages.max(self.floor()), Ordering::Relaxed);
         self.divide_limit();
         self.frames_came.signal(&self.futex);
-        self.work.signal(&self.futex);
+        self.wake_all_evictors();
     }
 
     /// Divides the limit: what a swap space keeps in RAM is not there for frames. By any thread.
@@ -337,7 +351,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             let before = self.frames.limit();
             if frames != before {
                 self.frames.set_limit(frames);
-                self.watermarks.set(frames, self.sizes.batch as u64);
+                self.watermarks.set(frames, self.control.batch() as u64);
             }
             frames > before
         });

@@ -61,6 +61,8 @@ pub struct Stats {
     pub managed_peak: AtomicU64,
     /// Times a fault found no frame and slept.
     pub frame_waits: AtomicU64,
+    /// How long that was, all together, ns.
+    pub frame_wait_ns: AtomicU64,
 }
 
 /// Percentiles of the time from a fault's arrival in the handler to its end, nanoseconds.
@@ -116,6 +118,7 @@ impl Stats {
             managed: zero(),
             managed_peak: zero(),
             frame_waits: zero(),
+            frame_wait_ns: zero(),
         }
     }
 

@@ -12,6 +12,7 @@
 //! An [`Evictor`] is a state machine that [`Evictor::step`]s; [`Evictor::run`] is the loop of its thread.
 //! Everything that it needs is allocated when it is made: evicting allocates nothing (but a descriptor when the swap space grows).
 
+use super::control::Floors;
 use super::ring::{Ring, StageState};
 use super::stage::Vacancy;
 use super::writes::{Flight, RETRIES, Write};
@@ -21,18 +22,17 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_core::canary::{Canary, is_planted};
-use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS};
+use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS, WRITES_MAX};
 use farshore_core::page::{Access, Page};
 use farshore_core::slots::Run;
+use farshore_core::slots::arrangement::SPACES_MAX;
 use farshore_core::sync::Futex;
 use farshore_core::word::{BeginFault, Release, Slot, Stage, StageStep, Word};
 
 /// Granules that one batch looks at, at most.
 const GRANULES_A_BATCH: usize = 64;
-/// Writes that one evictor has given to the device at any moment. Few, and none of them long: reads that faults wait for
-/// queue behind them in the device (three writes of 1 MiB in flight took a read from 43 µs to up to 2.5 ms).
-pub const WRITES_IN_FLIGHT: u32 = 2;
-/// Pages of one write, for the same reason.
+/// Pages of one write. Few of them are with the device at any moment, and none is long: reads that faults wait for
+/// queue behind them (three writes of 1 MiB in flight took a read from 43 µs to up to 2.5 ms).
 const PAGES_A_WRITE: usize = 64;
 /// Spaces that may come while the program runs without a queue being too short for those of them that hang.
 const SPACES_EXPECTED: usize = 8;
@@ -97,7 +97,13 @@ pub struct Evictor<'e, K, B: Backend, P, C, F> {
     pub(super) waiting: VecDeque<Write>,
     /// Those that have it.
     pub(super) flights: Vec<Flight>,
+    /// The shortest that writes took of late.
+    pub(super) floors: Floors,
     started: bool,
+    /// As it was when this step began.
+    awake: bool,
+    /// Pages evicted since it had its turn.
+    pub(super) turn: usize,
     /// What the drainer has asked that was answered.
     pub(crate) answered: u32,
     empty_batches: u32,
@@ -126,7 +132,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         let each = engine.sizes.stages_each;
         let batch = engine.sizes.batch;
         // Writes to a space that hangs must not keep others from theirs.
-        let depth = WRITES_IN_FLIGHT * engine.health.spaces().max(SPACES_EXPECTED) as u32;
+        let depth = WRITES_MAX * engine.health.spaces().max(SPACES_EXPECTED) as u32;
         let queue = engine.backend.queue(depth)?;
         engine.rest.add_evictor();
         // A space that keeps pages in RAM may have come with the queue.
@@ -143,7 +149,10 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             // At worst every page of every batch is a write of its own, and so are those that are written once more.
             waiting: VecDeque::with_capacity(BATCHES_IN_FLIGHT * BATCH_PAGES_MAX + RETRIES),
             flights: Vec::with_capacity(depth as usize),
+            floors: Floors::new(SPACES_MAX),
             started: false,
+            awake: true,
+            turn: 0,
             answered: 0,
             empty_batches: 0,
             next_partition: id,
@@ -165,23 +174,29 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         let engine = self.engine;
         self.adopt();
         while !stop.load(Ordering::Acquire) {
-            let prepared = engine.work.prepare();
+            let (work, standby) = (engine.work.prepare(), engine.control.standby.prepare());
             if engine.rest.is_wanted() {
                 self.rest();
                 continue;
             }
-            match self.step() {
+            self.awake = engine.control.is_awake(self.id);
+            let began = engine.clock.now_ns();
+            let progress = self.step();
+            self.note_step(began, progress);
+            let sleep = |limit: Option<u64>| {
+                let (event, prepared) = if self.awake { (&engine.work, work) } else { (&engine.control.standby, standby) };
+                event.sleep(&engine.futex, prepared, limit);
+            };
+            match progress {
                 Progress::Worked => {}
                 Progress::Idle if self.has_live() => self.reap_within(IDLE_WAIT_NS),
-                Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => {
-                    engine.work.sleep(&engine.futex, prepared, Some(TRIAL_EVERY_NS))
-                }
+                Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => sleep(Some(TRIAL_EVERY_NS)),
                 // Pages are given up without a word to a space that keeps them in RAM.
-                Progress::Idle if engine.backend.own_memory().is_some_and(|bytes| bytes > 0) => {
-                    engine.work.sleep(&engine.futex, prepared, Some(TEND_EVERY_NS))
+                Progress::Idle if self.awake && engine.backend.own_memory().is_some_and(|bytes| bytes > 0) => {
+                    sleep(Some(TEND_EVERY_NS))
                 }
-                Progress::Idle => engine.work.sleep(&engine.futex, prepared, None),
-                Progress::Blocked => engine.work.sleep(&engine.futex, prepared, Some(BLOCKED_SLEEP_NS)),
+                Progress::Idle => sleep(None),
+                Progress::Blocked => sleep(Some(BLOCKED_SLEEP_NS)),
             }
         }
     }
@@ -196,11 +211,11 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         self.free_strays();
         self.answer_drainer();
         self.tend();
-        self.started = engine.wants_eviction(self.started);
+        self.started = self.awake && engine.wants_eviction(self.started);
         if !self.started {
             return Progress::Idle;
         }
-        let batch = engine.sizes.batch;
+        let batch = engine.control.batch();
         let room = self.make_room(batch);
         let slot_of_batch = self.writes_left[..BATCHES_IN_FLIGHT].iter().position(|&left| left == 0);
         // A small batch pays the same TLB flushes as a full one: rather wait for a write.
@@ -215,6 +230,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
                 self.empty_batches = self.empty_batches.saturating_add(1);
             }
             _ if self.has_live() => {
+                engine.control.gauges.0.stalls.fetch_add(1, Ordering::Relaxed);
                 self.reap_within(WRITE_WAIT_NS);
                 return Progress::Worked;
             }
@@ -303,6 +319,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         engine.stats.evicted_clean.fetch_add(clean as u64, Ordering::Relaxed);
         engine.stats.batches.fetch_add(1, Ordering::Relaxed);
         self.start_writes(batch, count - clean);
+        self.turn += count;
         count
     }
 

@@ -66,7 +66,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         }
         let fetching = Fetching { engine: self, page, core, slot, most, along: Cell::default() };
         if let Some(ahead) = self.policy.prefetcher().fetch(&fetching) {
-            self.requests.ask(&self.futex, core, ahead);
+            if self.requests.ask(&self.futex, core, ahead) {
+                self.wake_watcher();
+            }
         }
         fetching.along.get()
     }
@@ -88,6 +90,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Takes pages 1 to `wanted` with a spare frame each, up to the first that cannot be had; how many.
     pub(super) fn claim_each(&self, wanted: u64, which: impl Fn(u64) -> Option<(Page, Slot)>) -> u64 {
         let spare = if wanted == 0 { 0 } else { self.frames.take_spare(wanted, self.spare_mark()) };
+        if spare < wanted {
+            self.control.gauges.0.missed.fetch_add(wanted - spare, Ordering::Relaxed);
+        }
         let mut taken = 0;
         while taken < spare && which(taken + 1).is_some_and(|(page, slot)| self.take_beside(page, slot)) {
             taken += 1;
