@@ -18,8 +18,8 @@
 //!
 //! * The thresholds lie apart: after a step up the reason for a step down is not given by the same load (three quarters of the time of `n` is more than half
 //!   of that of `n`; a batch that was too small by demand is more than a quarter of the next).
-//! * Up at once, since faults wait; down only after `hold` windows in a row that asked for it. So a [`Level`] goes down at most once in `hold` windows,
-//!   and up no more often than that and its size, *whatever* the load does.
+//! * Up at once, since faults wait; down only after `hold` windows in a row that asked for it (a longer time without a decision counts as up to eight: evictors
+//!   slept). So a [`Level`] goes down at most once in `hold` windows, and up no more often than that and its size, *whatever* the load does.
 //! * Where a load lies between two levels after all, a step down is taken back. Each that is taken back within `hold` windows doubles `hold`, up to
 //!   [`HOLD_MOST`] (20 s): under a load that stays the same, changes become rare.
 
@@ -32,6 +32,8 @@ pub const WINDOW_NS: u64 = 10_000_000;
 pub const HOLD_LEAST: u32 = 32;
 /// … and at most.
 pub const HOLD_MOST: u32 = 2048;
+/// As how many windows a long one counts, at most.
+const WEIGHT_MOST: u64 = 8;
 /// Pages of the smallest batch that is chosen: one write.
 const BATCH_LEAST: u32 = 64;
 /// Writes of one evictor with the device: usually (at most: [`WRITES_MAX`]).
@@ -110,9 +112,9 @@ impl Level {
         Level { now, most, quiet: 0, hold: HOLD_LEAST, since_down: u32::MAX }
     }
 
-    /// Goes a step if it is time to; from `least` on.
-    fn vote(&mut self, vote: Vote, least: u32) {
-        self.since_down = self.since_down.saturating_add(1);
+    /// Goes a step if it is time to; from `least` on. The window counts as `weight`.
+    fn vote(&mut self, vote: Vote, least: u32, weight: u32) {
+        self.since_down = self.since_down.saturating_add(weight);
         match vote {
             Vote::Up if self.now < self.most => {
                 self.now += 1;
@@ -123,7 +125,7 @@ impl Level {
                 self.since_down = u32::MAX;
             }
             Vote::Down if self.now > least => {
-                self.quiet += 1;
+                self.quiet += weight;
                 if self.quiet >= self.hold {
                     // The one before was right.
                     if self.since_down != u32::MAX && self.since_down > 4 * self.hold {
@@ -201,12 +203,13 @@ impl Controller {
     /// A window is over: what holds from now on.
     pub fn decide(&mut self, window: &Window) -> Pace {
         let pace = self.pace();
-        self.batch.vote(vote_batch(window, pace.batch), 0);
-        self.evictors.vote(vote_evictors(window, pace.evictors), 1);
+        let weight = (window.ns / WINDOW_NS).clamp(1, WEIGHT_MOST) as u32;
+        self.batch.vote(vote_batch(window, pace.batch), 0, weight);
+        self.evictors.vote(vote_evictors(window, pace.evictors), 1, weight);
         self.ratios = (self.ratios.0 + window.ratios, self.ratios.1 + window.writes);
         if self.ratios.1 >= WRITES_A_VOTE {
             let ratio = (self.ratios.0 / self.ratios.1).max(ONE);
-            self.writes.vote(vote_writes(window, pace.writes, ratio), 1);
+            self.writes.vote(vote_writes(window, pace.writes, ratio), 1, weight);
             self.ratios = (0, 0);
         }
         self.pace()

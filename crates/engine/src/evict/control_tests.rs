@@ -44,6 +44,9 @@ fn batches_follow_the_demand() {
     changes(&mut it, 10 * HOLD_LEAST, |_| calm(10));
     changes(&mut it, 1, |_| Window { ns: 100 * MS, demand: 600, ..Window::default() });
     assert_eq!(it.pace().batch, 64, "of ten windows");
+    let mut it = auto(256, 1);
+    changes(&mut it, HOLD_LEAST / 8, |_| Window { ns: 1000 * MS, demand: 900, ..Window::default() });
+    assert_eq!(it.pace().batch, 128, "it slept most of the time");
 }
 
 #[test]
@@ -167,12 +170,14 @@ fn windows() -> impl Strategy<Value = Vec<Window>> {
 }
 
 proptest! {
-    /// Whatever the load: within bounds, a step at a time, and a step down at most once in so many windows.
+    /// Whatever the load: within bounds, a step at a time, and a step down at most once in the time of so many windows.
     #[test]
     fn any_load(windows in windows(), batch in 8..=256_u32, evictors in 1..=16_u32) {
         let mut it = auto(batch, evictors);
         let mut down = [None; 3];
-        for (n, window) in windows.iter().enumerate() {
+        let mut passed = 0;
+        for window in &windows {
+            passed += (window.ns / WINDOW_NS).max(1);
             let before = it.pace();
             let now = it.decide(window);
             prop_assert!((batch.min(BATCH_LEAST)..=batch).contains(&now.batch), "{now:?}");
@@ -181,8 +186,8 @@ proptest! {
             let steps = [(before.batch, now.batch), (before.evictors, now.evictors), (before.writes, now.writes)];
             for ((before, now), last) in steps.into_iter().zip(&mut down) {
                 if now < before {
-                    prop_assert!(last.is_none_or(|last| n - last >= HOLD_LEAST as usize), "two steps down after {last:?}");
-                    *last = Some(n);
+                    prop_assert!(last.is_none_or(|last| passed - last >= u64::from(HOLD_LEAST)), "two steps down after {last:?}");
+                    *last = Some(passed);
                 }
             }
         }

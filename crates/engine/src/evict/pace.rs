@@ -9,10 +9,11 @@
 //! of them is to wake, or all are asked for something (a fork, a drain). So they cost nothing.
 //!
 //! **Turns.** Stages belong to an evictor, and what lingers in them is rescued without a read. So that those of evictors on standby are of use too, the
-//! first evictor passes its turn on when it has gone round its ring, or when it finds nothing that it can do.
+//! first evictor offers its turn when it has gone round its ring, or when it finds nothing that it can do. The next on standby takes it when it has woken; until then
+//! the first goes on, so there is always somebody at work.
 //!
 //! **Nobody waits for one that is stuck.** The one that is awake may be inside of a call that does not return (a file system that hangs). A fault that has waited
-//! for a frame in vain for 100 ms raises the *alarm*: until the next decision everybody is awake.
+//! for a frame in vain for 100 ms raises the *alarm*: until the next decision everybody is awake, and then another is the first.
 //!
 //! An evictor looks whether it is awake after it has read the numbers of both events, and sleeps on the one that goes with what it saw; who changes
 //! that signals `standby` afterwards. So no wake-up is lost.
@@ -88,6 +89,8 @@ pub(crate) struct Control {
     writes: AtomicU32,
     /// The first that is awake.
     first: AtomicU32,
+    /// It offers its turn to the next on standby.
+    offer: AtomicBool,
     alarm: AtomicBool,
     /// How many are awake is fixed: there is no alarm.
     fixed: AtomicBool,
@@ -128,6 +131,7 @@ impl Control {
             batch: AtomicU32::new(pace.batch),
             writes: AtomicU32::new(pace.writes),
             first: AtomicU32::new(0),
+            offer: AtomicBool::new(false),
             alarm: AtomicBool::new(false),
             fixed: AtomicBool::new(shape.wanted.evictors.is_some()),
             standby: Event::new(),
@@ -147,10 +151,15 @@ impl Control {
         self.writes.load(Ordering::Relaxed)
     }
 
-    /// Whether this evictor is awake.
+    /// Whether this evictor, which asks, is awake. If a turn is offered and it is the next, it takes it.
     pub(super) fn is_awake(&self, id: usize) -> bool {
-        let place = (id as u32 + self.evictors - self.first.load(Ordering::SeqCst)) % self.evictors;
-        place < self.awake.load(Ordering::SeqCst) || self.alarm.load(Ordering::SeqCst)
+        let (first, awake) = (self.first.load(Ordering::SeqCst), self.awake.load(Ordering::SeqCst));
+        let place = (id as u32 + self.evictors - first) % self.evictors;
+        if place == awake && self.offer.swap(false, Ordering::SeqCst) {
+            let next = (first + 1) % self.evictors;
+            return self.first.compare_exchange(first, next, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        }
+        place < awake || self.alarm.load(Ordering::SeqCst)
     }
 
     /// A device has got a write.
@@ -266,16 +275,18 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         });
         self.set_pace(before, pace);
         if alarm {
+            // Who is stuck is not the first any more, and takes no turn that is offered.
+            let first = control.first.load(Ordering::SeqCst);
+            control.first.store((first + 1) % control.evictors, Ordering::SeqCst);
             control.alarm.store(false, Ordering::SeqCst);
         }
     }
 
-    /// The evictor's turn is over, if it is the first of those awake and others are on standby.
-    fn pass_turn(&self, id: usize) {
+    /// Offers the evictor's turn, if it is the first of those awake and others are on standby.
+    fn offer_turn(&self, id: usize) {
         let control = &self.control;
-        let first = control.first.load(Ordering::SeqCst);
-        if first == id as u32 && control.awake.load(Ordering::SeqCst) < control.evictors {
-            control.first.store((first + 1) % control.evictors, Ordering::SeqCst);
+        let is_first = control.first.load(Ordering::SeqCst) == id as u32;
+        if is_first && control.awake.load(Ordering::SeqCst) < control.evictors && !control.offer.swap(true, Ordering::SeqCst) {
             control.standby.signal(&self.futex);
         }
     }
@@ -295,7 +306,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
         engine.look(now);
         if self.turn >= engine.sizes.stages_each || progress == Progress::Blocked {
             self.turn = 0;
-            engine.pass_turn(self.id);
+            engine.offer_turn(self.id);
         }
     }
 }
