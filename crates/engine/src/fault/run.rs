@@ -65,10 +65,10 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             return Along::default();
         }
         let fetching = Fetching { engine: self, page, core, slot, most, along: Cell::default() };
-        if let Some(ahead) = self.policy.prefetcher().fetch(&fetching) {
-            if self.requests.ask(&self.futex, core, ahead) {
-                self.wake_watcher();
-            }
+        if let Some(ahead) = self.policy.prefetcher().fetch(&fetching)
+            && self.requests.ask(&self.futex, core, ahead)
+        {
+            self.wake_watcher();
         }
         fetching.along.get()
     }
