@@ -209,6 +209,8 @@ def parts(seed):
               *[Command([sys.executable, os.path.join(real, "run.py"), "--size", "small", "--mode", "upcall", "--fraction", "25", "--only", PREFETCHED, "--prefetch", name],
                         count_last_line) for name in ("stride", "majority", "none")]],
              30, r"", needs_build=True, aside=True),
+        Part("pace", "how hard evictors work: idle, crowded, on a slow disk, fixed",
+             [Command([sys.executable, os.path.join(real, "pace.py")], count_last_line)], 20, r"", needs_build=True),
         Part("pools", "compressed RAM, alone and in front of a disk",
              [Command([sys.executable, os.path.join(real, "pools.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
         Part("spaces", "swap spaces that come, go and die while a program runs",

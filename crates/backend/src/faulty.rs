@@ -11,6 +11,7 @@
 //! | `short_write` | `Short` | the first half of the pages, or none |
 //! | `full` | `Full` | unchanged |
 //! | `delay` | the same result, `delay_time` later (a write: out of order) | as it should |
+//! | `write_delay` | the same, of writes alone | as it should |
 //! | `hang` | the same result, but not before `hang` is over: `until`, or the rate is 0 | as it should |
 //! | `panic_read`, `panic_write` | a panic in the thread that begins the transfer | unchanged |
 //!
@@ -61,6 +62,8 @@ pub enum Kind {
     Full,
     /// A read or write takes longer.
     Delay,
+    /// A write takes longer.
+    WriteDelay,
     /// A read or write does not end for now.
     Hang,
     /// Who begins a read panics.
@@ -69,7 +72,7 @@ pub enum Kind {
     PanicWrite,
 }
 
-const KINDS: [(&str, Kind); 10] = [
+const KINDS: [(&str, Kind); 11] = [
     ("read_error", Kind::ReadError),
     ("short_read", Kind::ShortRead),
     ("corrupt", Kind::Corrupt),
@@ -77,6 +80,7 @@ const KINDS: [(&str, Kind); 10] = [
     ("short_write", Kind::ShortWrite),
     ("full", Kind::Full),
     ("delay", Kind::Delay),
+    ("write_delay", Kind::WriteDelay),
     ("hang", Kind::Hang),
     ("panic_read", Kind::PanicRead),
     ("panic_write", Kind::PanicWrite),
@@ -211,9 +215,9 @@ impl Dice {
         strikes
     }
 
-    /// How long a transfer is held back, in ns.
-    fn delay(&self) -> u64 {
-        if self.strikes(Kind::Delay) { self.delay_ns.load(Ordering::Relaxed) } else { 0 }
+    /// How long a transfer is held back that is struck by one of `kinds`, in ns.
+    fn delay(&self, kinds: &[Kind]) -> u64 {
+        if kinds.iter().any(|&kind| self.strikes(kind)) { self.delay_ns.load(Ordering::Relaxed) } else { 0 }
     }
 }
 
@@ -299,7 +303,7 @@ impl<B: Backend> Backend for Faulty<B> {
             return self.inner.read_run(first, into);
         }
         assert!(!self.dice.strikes(Kind::PanicRead), "injected: panic_read");
-        let delay = self.dice.delay();
+        let delay = self.dice.delay(&[Kind::Delay]);
         if delay > 0 {
             sleep::until(sleep::now_ns() + delay);
         }
@@ -458,7 +462,7 @@ impl<Q: WriteQueue> WriteQueue for FaultyQueue<Q> {
         let struck = self.dice.begin(first, u64::from(count));
         assert!(!(struck && self.dice.strikes(Kind::PanicWrite)), "injected: panic_write");
         let index = self.free.pop().ok_or(())?;
-        let delay = if struck { self.dice.delay() } else { 0 };
+        let delay = if struck { self.dice.delay(&[Kind::Delay, Kind::WriteDelay]) } else { 0 };
         let due = if delay == 0 { 0 } else { sleep::now_ns() + delay };
         let hangs = struck && self.dice.strikes(Kind::Hang);
         let (verdict, reach) = if struck { self.judge(count) } else { (None, count) };

@@ -14,7 +14,8 @@ use farshore_config::{Size, SwapSpec};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::fault::resolve::Failure;
-use farshore_engine::health::{Change, Watcher};
+use farshore_engine::health::{Change, News, Watcher};
+use farshore_engine::prefetch::Reader;
 use farshore_engine::stats::Count;
 use farshore_engine::traits::{Backend, Kernel, KernelError, PageBuf, Protect};
 use farshore_engine::{Engine, Nodes, Shape};
@@ -145,7 +146,7 @@ struct Rig<B> {
 
 impl<B: Backend> Rig<B> {
     fn new(backend: B, pages: u64, evictors: usize) -> Rig<B> {
-        let shape = Shape { memory: 4 << 20, evictors, cores: 2, nodes: Nodes::ONE };
+        let shape = Shape { memory: 4 << 20, evictors, cores: 2, nodes: Nodes::ONE, wanted: Default::default() };
         let staging = vec![PageBuf::ZERO; shape.sizes().stages as usize].leak();
         let tables = Tables::new(pages as usize);
         let (clock, futex) = (MonotonicClock::new(), KernelFutex);
@@ -187,9 +188,11 @@ impl<B: Backend> Rig<B> {
                 // Its first look stocks what evictors need.
                 watcher.look(&self.engine, &mut |_| {});
                 ready.wait();
-                watcher.run(&self.engine, &self.stop, &mut |news| {
+                let mut no_reader = || Reader::Never;
+                let mut tell = |news: News| {
                     self.news.lock().unwrap().push((self.engine.slots.space_of(news.slot), news.change));
-                });
+                };
+                watcher.run(&self.engine, &self.stop, &mut tell, &mut no_reader);
             });
             ready.wait();
             let result = work();

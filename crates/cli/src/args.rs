@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
+use farshore_config::pace::OrAuto;
 use farshore_config::{FaultMode, Named, Size, StatsTarget, SwapSpec, Time};
 
 use crate::refusal::Refusal;
@@ -107,9 +108,18 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME[,KEY=VALUE]...")]
     pub prefetch: Option<Named>,
 
-    /// Threads that move pages out, 1 to 16 [default: one a core, at most 4]
-    #[arg(long, value_name = "N")]
-    pub evictors: Option<u32>,
+    /// Threads that move pages out, 1 to 16 [default: auto: one a core, at most 4, awake as needed]
+    #[arg(long, value_name = "N|auto")]
+    pub evictors: Option<OrAuto>,
+
+    /// Pages that leave together, 8 to 256 [default: auto: 64 to 256, as fast as the program needs memory]
+    #[arg(long, value_name = "N|auto")]
+    pub batch: Option<OrAuto>,
+
+    /// Writes that each of these threads may have with the disk at a time, 1 to 4 [default: auto: 2, more
+    /// where the disk works on them side by side, fewer where reads would wait for them]
+    #[arg(long, value_name = "N|auto")]
+    pub writes: Option<OrAuto>,
 
     /// Write the counters as JSON to FILE when the program ends (- for stderr)
     #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
@@ -224,6 +234,8 @@ Keys:
   swap+=SPEC    one more swap space (dir: or file:), or one that is being drained after all
   swap-=SPEC    a swap space, as 'farshore stat' shows it, goes away: what it holds moves to the others, then its file is
                 closed. This waits for it, and Ctrl-C leaves it going on; if the others have no room, it is used again
+  evictors=N, batch=N, writes=N
+                as the options of 'farshore run', at most what the run was started with; auto: it adapts
 
 Exit status: 0; 1 if a setting was refused or failed, or there is no such program. Settings are made in order, up to the first that is
 refused.

@@ -45,6 +45,8 @@ fn options(arguments: RunArgs) -> Result<Options, Refusal> {
         policy: arguments.policy,
         prefetch: arguments.prefetch,
         evictors: arguments.evictors,
+        batch: arguments.batch,
+        writes: arguments.writes,
         stats: arguments.stats,
         threshold: arguments.threshold,
         io_timeout: arguments.io_timeout,

@@ -127,6 +127,7 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
         let line = format!("{name:<22}{value:>12}{:>12}", rate.map_or(String::new(), |rate| rate.to_string()));
         let _ = writeln!(text, "{}", line.trim_end());
     }
+    text.push_str(&pace(now));
     let latency = &now.fault_latency_ns;
     let _ = writeln!(text, "\nfault latency");
     for (name, value) in
@@ -167,6 +168,21 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
     text
 }
 
+/// How hard evictors work.
+fn pace(now: &Stats) -> String {
+    let it = &now.evictors;
+    let fixed = |is: bool| if is { ", fixed" } else { "" };
+    let rows = [
+        ("awake", format!("{} of {}{}", it.awake, it.count, fixed(it.awake_fixed))),
+        ("pages of a batch", format!("{}{}", it.batch_pages, fixed(it.batch_fixed))),
+        ("writes each", format!("{}{}", it.writes_each, fixed(it.writes_fixed))),
+        ("begin at free pages", it.low_pages.to_string()),
+        ("end at free pages", it.high_pages.to_string()),
+    ];
+    rows.iter()
+        .fold(format!("\n{:<22}{:>12}\n", "evictors", "now"), |text, (name, value)| text + &format!("  {name:<20}{value:>12}\n"))
+}
+
 /// Counters in the order of the table; those without a value are headings.
 fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
     let (faults, evictions, swap, prefetch) = (&stats.faults, &stats.evictions, &stats.swap, &stats.prefetch);
@@ -177,6 +193,7 @@ fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
         ("  rescue", Some(faults.rescue)),
         ("  wait", Some(faults.wait)),
         ("  write protect", Some(faults.write_protect)),
+        ("waits for memory", Some(stats.evictors.frame_waits)),
         ("evictions", None),
         ("  pages", Some(evictions.pages)),
         ("  clean pages", Some(evictions.clean_pages)),

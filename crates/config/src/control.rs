@@ -16,6 +16,7 @@
 //! 3. A line that is longer than the limit gets an error, and is the last one that is read.
 //! 4. What [`Conversation`] keeps is bounded: the limit and what was taken at once since the last answer was asked for.
 
+use crate::pace::Knob;
 use crate::size::Size;
 use crate::stats::Stats;
 use crate::swap::SwapSpec;
@@ -75,6 +76,8 @@ pub enum Setting {
     AddSwap(SwapSpec),
     /// `swap-`: a swap space goes.
     RemoveSwap(SwapSpec),
+    /// `evictors`, `batch`, `writes`: a number, or `None` for `auto`.
+    Pace(Knob, Option<u32>),
 }
 
 impl Setting {
@@ -87,7 +90,12 @@ impl Setting {
             "memory" => value.parse().map(Setting::Memory).map_err(|why| format!("memory={value}: {why}")),
             "swap+" => read_spec(key, value).map(Setting::AddSwap),
             "swap-" => read_spec(key, value).map(Setting::RemoveSwap),
-            _ => Err(format!("{key}={value}: there is no setting {key:?}; there are memory=, swap+= and swap-=")),
+            _ => match Knob::ALL.into_iter().find(|knob| knob.name() == key) {
+                Some(knob) => knob.read(value).map(|number| Setting::Pace(knob, number)),
+                None => Err(format!(
+                    "{key}={value}: there is no setting {key:?}; there are memory=, swap+=, swap-=, evictors=, batch= and writes="
+                )),
+            },
         }
     }
 }

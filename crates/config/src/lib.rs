@@ -16,13 +16,14 @@
 //! 4. An error is one line that says what was wrong, with which value, and what to write instead.
 //!
 //! [`stats`] is the other direction: the counters that the library writes, as JSON schema 1. [`control`] is how a running
-//! program is asked for them, and told other settings.
+//! program is asked for them, and told other settings. [`pace`] are the numbers by which evictors work.
 #![forbid(unsafe_code)]
 
 pub mod control;
 mod error;
 mod named;
 mod options;
+pub mod pace;
 mod size;
 pub mod stats;
 mod swap;
@@ -32,8 +33,8 @@ mod time;
 pub use error::ConfigError;
 pub use named::Named;
 pub use options::{
-    EVICTORS_MAX, FaultMode, Handed, MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS,
-    PRELOAD_VARIABLE, Partial, StatsTarget, THRESHOLD_DEFAULT,
+    FaultMode, Handed, MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS, PRELOAD_VARIABLE,
+    Partial, StatsTarget, THRESHOLD_DEFAULT,
 };
 pub use size::Size;
 pub use swap::{Compression, SWAP_DIR_DEFAULT, SWAP_DIR_VARIABLE, SwapSpec, default_swap};

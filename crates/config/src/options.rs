@@ -2,11 +2,13 @@
 
 use crate::error::{ConfigError, one_line};
 use crate::named::Named;
+use crate::pace::{Knob, OrAuto};
 use crate::size::Size;
 use crate::swap::{SwapSpec, default_swap};
 use crate::text::serde_as_text;
 use crate::time::Time;
 use farshore_core::canary::{Canary, is_planted};
+use farshore_core::limits::batch_pages_most;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,8 +22,6 @@ pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 pub const OLD_PRELOAD_VARIABLE: &str = "FARSHORE_OLD_PRELOAD";
 /// Smallest `--memory`: `farshore_core::limits::MEMORY_LIMIT_MIN`, repeated so that this crate needs no other.
 pub const MEMORY_MIN: Size = Size::mib(4);
-/// Most evictors: `farshore_core::limits::EVICTORS_MAX`, repeated likewise.
-pub const EVICTORS_MAX: u32 = 16;
 /// Mappings of at least this size are managed: what malloc takes by a mapping of its own.
 pub const THRESHOLD_DEFAULT: Size = Size::kib(128);
 /// A transfer that takes longer is no slow one: the disk does not answer.
@@ -126,8 +126,12 @@ pub struct Options {
     pub policy: Named,
     /// What fetches pages before they are asked for.
     pub prefetch: Named,
-    /// Evictor threads; `None`: one a core, at most four.
+    /// Evictor threads, all awake; `None`: one a core, at most four, awake as they are needed.
     pub evictors: Option<u32>,
+    /// Pages of a batch; `None`: it adapts.
+    pub batch: Option<u32>,
+    /// Writes that each evictor may have with the device; `None`: it adapts.
+    pub writes: Option<u32>,
     /// Where the counters go at the end.
     pub stats: Option<StatsTarget>,
     /// The smallest mapping that is managed.
@@ -161,6 +165,8 @@ impl Options {
             policy: Named::new(POLICIES[0].0),
             prefetch: Named::new(PREFETCHERS[0].0),
             evictors: None,
+            batch: None,
+            writes: None,
             stats: None,
             threshold: THRESHOLD_DEFAULT,
             io_timeout: IO_TIMEOUT_DEFAULT,
@@ -194,9 +200,7 @@ impl Options {
             return Err(ConfigError::Missing { option: "--swap", hint: "the list is empty; name a space, such as dir:/var/tmp" });
         }
         self.swap.iter().try_for_each(SwapSpec::check_supported)?;
-        if let Some(n) = self.evictors.filter(|n| !(1..=EVICTORS_MAX).contains(n)) {
-            return Err(ConfigError::value("--evictors", &n.to_string(), format!("write a number from 1 to {EVICTORS_MAX}")));
-        }
+        self.check_pace()?;
         if self.threshold < Size::kib(4) {
             let why = "it must be at least one page, 4K";
             return Err(ConfigError::value("--threshold", &self.threshold.to_string(), why));
@@ -207,6 +211,25 @@ impl Options {
         }
         self.policy.check("policy", POLICIES)?;
         self.prefetch.check("prefetcher", PREFETCHERS)
+    }
+
+    fn check_pace(&self) -> Result<(), ConfigError> {
+        Knob::Evictors.check(self.evictors)?;
+        Knob::Batch.check(self.batch)?;
+        Knob::Writes.check(self.writes)?;
+        // As many evictors as there is room for are made where their number is not fixed.
+        let evictors = self.evictors.unwrap_or(1);
+        let most = batch_pages_most(self.memory.bytes(), evictors as usize) as u32;
+        match self.batch.filter(|&batch| batch > most) {
+            None => Ok(()),
+            Some(batch) => {
+                let why = format!(
+                    "with --memory {} and {evictors} evictors there is room for batches of at most {most} pages",
+                    self.memory
+                );
+                Err(ConfigError::value("--batch", &batch.to_string(), why))
+            }
+        }
     }
 
     /// The text for [`OPTIONS_VARIABLE`]: one line of JSON.
@@ -251,7 +274,11 @@ pub struct Partial {
     /// See [`Options::prefetch`].
     pub prefetch: Option<Named>,
     /// See [`Options::evictors`].
-    pub evictors: Option<u32>,
+    pub evictors: Option<OrAuto>,
+    /// See [`Options::batch`].
+    pub batch: Option<OrAuto>,
+    /// See [`Options::writes`].
+    pub writes: Option<OrAuto>,
     /// See [`Options::stats`].
     pub stats: Option<StatsTarget>,
     /// See [`Options::threshold`].
@@ -329,6 +356,8 @@ impl Partial {
             },
             prefetch: over.prefetch.or(self.prefetch),
             evictors: over.evictors.or(self.evictors),
+            batch: over.batch.or(self.batch),
+            writes: over.writes.or(self.writes),
             stats: over.stats.or(self.stats),
             threshold: over.threshold.or(self.threshold),
             io_timeout: over.io_timeout.or(self.io_timeout),
@@ -355,7 +384,8 @@ impl Partial {
         options.fault = self.fault.unwrap_or(options.fault);
         options.policy = self.policy.unwrap_or(options.policy);
         options.prefetch = self.prefetch.unwrap_or(options.prefetch);
-        options.evictors = self.evictors;
+        let number = |given: Option<OrAuto>| given.and_then(|OrAuto(number)| number);
+        (options.evictors, options.batch, options.writes) = (number(self.evictors), number(self.batch), number(self.writes));
         options.threshold = self.threshold.unwrap_or(options.threshold);
         options.io_timeout = self.io_timeout.unwrap_or(options.io_timeout);
         options.encrypt = self.encrypt.unwrap_or(options.encrypt);
@@ -403,11 +433,12 @@ mod tests {
     #[test]
     fn every_key_of_the_file_is_read() {
         let text = "memory = 67108864\nswap = \"ram,size=1G\"\nfault = \"poll\"\npolicy = \"second-chance\"\nprefetch = \"none\"\n\
-                    evictors = 16\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\n";
+                    evictors = 16\nbatch = 64\nwrites = \"auto\"\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\n";
         let options = toml(text).unwrap().finish().unwrap();
         assert_eq!(options.memory, Size::mib(64));
         assert_eq!(options.swap[0].to_string(), "ram,size=1G");
         assert_eq!((options.fault, options.evictors, options.trace), (FaultMode::Poll, Some(16), true));
+        assert_eq!((options.batch, options.writes), (Some(64), None));
         assert!(options.encrypt && options.memory_per_process && !options.follow);
         assert_eq!(options.io_timeout, Time(2_000_000_000));
         assert_eq!(options.stats, Some(StatsTarget::File("/tmp/x".into())));
@@ -425,6 +456,8 @@ mod tests {
             ("swap = [\"tape:/x\"]\n", ["tape:/x", "dir:PATH"]),
             ("swap = 3\n", ["far.toml:1", "dir:/var/tmp"]),
             ("evictors = -2\n", ["far.toml:1", "-2"]),
+            ("batch = \"many\"\n", ["far.toml:1", "auto"]),
+            ("writes = 1.5\n", ["far.toml:1", "auto"]),
             ("[memory]\n", ["far.toml:1", "64M"]),
         ] {
             let error = toml(text).expect_err(text).to_string();
@@ -446,6 +479,9 @@ mod tests {
         assert!(refused(|o| o.memory = Size::mib(3)).contains("at least 4M"));
         assert!(refused(|o| o.evictors = Some(0)).contains("1 to 16"));
         assert!(refused(|o| o.evictors = Some(17)).contains("\"17\""));
+        assert!(refused(|o| o.batch = Some(7)).contains("8 to 256"));
+        assert!(refused(|o| o.writes = Some(5)).contains("1 to 4"));
+        assert!(refused(|o| (o.memory, o.evictors, o.batch) = (Size::mib(4), Some(4), Some(65))).contains("at most 64"));
         assert!(refused(|o| o.threshold = Size(1)).contains("4K"));
         assert!(refused(|o| o.policy = Named::new("lru")).contains("second-chance, fifo"));
         assert!(refused(|o| o.prefetch = Named::new("oracle")).contains("none"));

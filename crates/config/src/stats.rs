@@ -45,6 +45,8 @@ pub struct Stats {
     pub faults: Faults,
     /// What left.
     pub evictions: Evictions,
+    /// Who makes it leave.
+    pub evictors: Evictors,
     /// What went through the swap spaces.
     pub swap: Swap,
     /// What was fetched unasked.
@@ -120,6 +122,42 @@ pub struct Evictions {
     pub synchronous: u64,
 }
 
+/// The evictors, and how hard they work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Evictors {
+    /// Threads.
+    pub count: u64,
+    /// Those that are awake, or are woken by the next fault that needs them; the others are on standby.
+    pub awake: u64,
+    /// Whether that was fixed.
+    pub awake_fixed: bool,
+    /// Pages of a batch.
+    pub batch_pages: u64,
+    /// Whether that was fixed.
+    pub batch_fixed: bool,
+    /// The most that it can be.
+    pub batch_pages_most: u64,
+    /// Writes that each may have with the device.
+    pub writes_each: u64,
+    /// Whether that was fixed.
+    pub writes_fixed: bool,
+    /// Writes that devices have now.
+    pub writes_in_flight: u64,
+    /// The most they ever had.
+    pub writes_in_flight_peak: u64,
+    /// Free frames at which they start …
+    pub low_pages: u64,
+    /// … and stop.
+    pub high_pages: u64,
+    /// How often one of these numbers has changed.
+    pub changes: u64,
+    /// Times a fault found no free frame, and waited.
+    pub frame_waits: u64,
+    /// How long that was, all together.
+    pub frame_wait_ns: u64,
+}
+
 /// Traffic with the swap spaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -146,6 +184,8 @@ pub struct Prefetch {
     pub used: u64,
     /// The others, so far.
     pub wasted: u64,
+    /// Threads that read ahead.
+    pub threads: u64,
 }
 
 /// Percentiles of a latency, in ns.
@@ -223,6 +263,7 @@ impl Default for Stats {
             overhead_bytes_peak: 0,
             faults: Faults::default(),
             evictions: Evictions::default(),
+            evictors: Evictors::default(),
             swap: Swap::default(),
             prefetch: Prefetch::default(),
             fault_latency_ns: Latency::default(),
@@ -284,7 +325,10 @@ mod tests {
             overhead_bytes_peak faults/fetch faults/zero faults/rescue faults/wait faults/write_protect evictions/pages \
             evictions/clean_pages evictions/batches evictions/synchronous swap/pages_in swap/pages_out swap/bytes_in swap/bytes_out \
             swap/errors prefetch/issued prefetch/used prefetch/wasted fault_latency_ns/p50 fault_latency_ns/p90 \
-            fault_latency_ns/p99 fault_latency_ns/p999 fault_latency_ns/max frames/limit frames/debt frames/free frames/cached frames/taken";
+            fault_latency_ns/p99 fault_latency_ns/p999 fault_latency_ns/max frames/limit frames/debt frames/free frames/cached frames/taken \
+            evictors/count evictors/awake evictors/awake_fixed evictors/batch_pages evictors/batch_fixed evictors/batch_pages_most \
+            evictors/writes_each evictors/writes_fixed evictors/writes_in_flight evictors/writes_in_flight_peak evictors/low_pages \
+            evictors/high_pages evictors/changes evictors/frame_waits evictors/frame_wait_ns prefetch/threads";
         for name in names.split_whitespace() {
             assert!(json.pointer(&format!("/{name}")).is_some(), "{name}");
         }

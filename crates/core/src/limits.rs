@@ -23,10 +23,20 @@ pub const LEAVES: usize = if cfg!(miri) { 64 } else { 1 << 17 };
 
 /// Most pages of one eviction batch (MAGE §4.2.1: 256 pages a TLB shootdown).
 pub const BATCH_PAGES_MAX: usize = 256;
+/// Fewest pages of a batch.
+pub const BATCH_PAGES_MIN: usize = 8;
 /// Batches an evictor keeps in flight (MAGE §4.1: select and unmap, write, free).
 pub const BATCHES_IN_FLIGHT: usize = 3;
 /// Most evictors (MAGE §4.2.1: more than four only contend).
 pub const EVICTORS_MAX: usize = 16;
+/// Most writes that one evictor may have with a device: reads that faults wait for queue behind them.
+pub const WRITES_MAX: u32 = 4;
+
+/// Pages of the largest batch that so many evictors can have in this memory (bytes): with room for their stages and for four batches of frames.
+pub const fn batch_pages_most(memory: u64, evictors: usize) -> usize {
+    let most = memory / (PAGE_SIZE * (evictors * BATCHES_IN_FLIGHT + 4)) as u64;
+    if most < BATCH_PAGES_MAX as u64 { most as usize } else { BATCH_PAGES_MAX }
+}
 
 /// Frames that move at once between a core's cache and the shared level.
 pub const FRAME_CACHE_BATCH: u32 = 32;
@@ -48,6 +58,8 @@ pub const WAIT_BUCKETS: usize = if cfg!(loom) { 2 } else { 512 };
 
 const _: () = {
     assert!(GRANULE_PAGES == 1 << GRANULE_SHIFT);
+    // The smallest limit has room for the smallest batches of the most evictors.
+    assert!(batch_pages_most(MEMORY_LIMIT_MIN, EVICTORS_MAX) >= BATCH_PAGES_MIN);
     // A batch is taken from one granule, so that its pages can leave by one call.
     assert!(BATCH_PAGES_MAX <= GRANULE_PAGES);
     // The smallest limit holds every batch of the most evictors' share.

@@ -223,12 +223,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let asked = self.asks.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let answered = |evictor: usize| self.asks.answered[evictor].load(Ordering::Acquire) == asked;
         let mut prepared = self.health.drains.prepare();
-        self.work.signal(&self.futex);
+        self.wake_all_evictors();
         while !(0..self.rest.evictors()).all(answered) && !stop.load(Ordering::Acquire) {
             host.serve();
             self.health.drains.sleep(&self.futex, prepared, Some(ANSWER_PAUSE_NS));
             prepared = self.health.drains.prepare();
-            self.work.signal(&self.futex);
+            self.wake_all_evictors();
         }
     }
 

@@ -92,7 +92,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.rest.unsaved.store(0, Ordering::SeqCst);
         self.rest.wanted.store(1, Ordering::SeqCst);
         // Evictors that sleep look at `wanted` when they wake.
-        self.work.signal(&self.futex);
+        self.wake_all_evictors();
         loop {
             let resting = self.rest.resting.load(Ordering::SeqCst);
             if resting >= self.rest.evictors.load(Ordering::SeqCst) || is_planted(Canary::Rest) {

@@ -22,6 +22,7 @@
 //! on: the kernel cannot be made to give its buffer back.
 
 use crate::Engine;
+use crate::prefetch::Reader;
 use crate::traits::{Backend, Clock, IoError, Kernel, Policy};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -488,6 +489,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 }
 
+/// How long to wait before a thread that could not be made is tried again.
+const READER_PAUSE_NS: u64 = 10_000_000;
+
 /// What has become of a space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
@@ -552,12 +556,14 @@ impl Watcher {
         Watcher { told: alloc::vec![Told::nothing(0); SPACES_MAX + 1], longest: alloc::vec![None; SPACES_MAX + 1] }
     }
 
-    /// The watcher's thread: looks, and sleeps while there is nothing to look at, until `stop` (and a change).
+    /// The watcher's thread: looks, and sleeps while there is nothing to look at, until `stop` (and a change). It makes threads that read ahead, too, with
+    /// `make_reader`, which must not wait for what the watcher has to find out: a space that hangs.
     pub fn run<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex>(
         &mut self,
         engine: &Engine<K, B, P, C, F>,
         stop: &AtomicBool,
         tell: &mut dyn FnMut(News),
+        make_reader: &mut dyn FnMut() -> Reader,
     ) {
         let health = &engine.health;
         while !stop.load(Ordering::Acquire) {
@@ -566,8 +572,9 @@ impl Watcher {
             health.idle.store(true, Ordering::SeqCst);
             let busy = self.look(engine, tell);
             health.idle.store(!busy, Ordering::SeqCst);
-            let pause = (health.patience_ns.load(Ordering::Relaxed) / 8).clamp(10_000_000, 1_000_000_000);
-            health.news.sleep(&engine.futex, prepared, busy.then_some(pause));
+            let soon = engine.requests.serve(make_reader).then_some(READER_PAUSE_NS);
+            let pause = (health.patience_ns.load(Ordering::Relaxed) / 8).clamp(READER_PAUSE_NS, 1_000_000_000);
+            health.news.sleep(&engine.futex, prepared, soon.or(busy.then_some(pause)));
         }
     }
 

@@ -6,6 +6,7 @@
 //!  fault/ahead   ── threads that bring what a prefetcher has asked for
 //!  prefetch      ── what a prefetcher is, and its requests
 //!  evict/pipeline── evictor threads: select, protect, copy out, unmap, write, retire
+//!  evict/control ── how hard they work: batch, writes in flight, evictors awake
 //!  evict/partition─ which granules an evictor looks at next
 //!  evict/stage   ── the RAM in which pages wait for their write, and for a second chance
 //!  space         ── munmap, madvise, mremap, mlock: pages change owner or name
@@ -47,12 +48,16 @@ pub mod traits;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
+use evict::control::Wanted;
+use evict::pace::Control;
 use evict::partition::Partition;
 use evict::stage::Stages;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::frames::Frames;
 use farshore_core::gate::Gate;
-use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE};
+use farshore_core::limits::{
+    BATCH_PAGES_MAX, BATCH_PAGES_MIN, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE, batch_pages_most,
+};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::slots::SlotMap;
 use farshore_core::slots::owners::OWNERS_MAX;
@@ -78,6 +83,8 @@ pub struct Shape {
     pub cores: usize,
     /// Where they are.
     pub nodes: Nodes,
+    /// What of the evictors' pace is fixed.
+    pub wanted: Wanted,
 }
 
 /// On which NUMA node each core is; of cores beyond [`OWNERS_MAX`] nothing is said.
@@ -97,7 +104,7 @@ impl Nodes {
 /// Sizes that follow from a [`Shape`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
-    /// Pages of a batch.
+    /// Pages of the largest batch.
     pub batch: usize,
     /// Stages of one evictor: what it may have in flight, and what lingers for a rescue.
     pub stages_each: usize,
@@ -119,7 +126,10 @@ impl Shape {
         let limit = self.memory / PAGE_SIZE as u64;
         let evictors = self.evictors as u64;
         // A batch is small enough that all pipelines together hold at most an eighth of the limit …
-        let batch = (limit / (8 * evictors * BATCHES_IN_FLIGHT as u64)).clamp(8, BATCH_PAGES_MAX as u64);
+        let chosen = (limit / (8 * evictors * BATCHES_IN_FLIGHT as u64)).clamp(BATCH_PAGES_MIN as u64, BATCH_PAGES_MAX as u64);
+        // … unless it was fixed; then as far as there is room. (Callers have refused what has none; a forked child may have less memory.)
+        let batch =
+            self.wanted.batch.map_or(chosen, |fixed| u64::from(fixed).min(batch_pages_most(self.memory, self.evictors) as u64));
         // … and what lingers for a rescue is a 64th of it, if that is more.
         let each = (batch * BATCHES_IN_FLIGHT as u64).max(limit / 64 / evictors);
         Sizes { batch: batch as usize, stages_each: each as usize, stages: each * evictors, frames: limit - each * evictors }
@@ -197,6 +207,8 @@ pub struct Engine<K, B, P, C, F> {
     rest: fork::Rest,
     /// What the drainer asks evictors.
     asks: drain::Asks,
+    /// How hard evictors work.
+    control: Control,
 }
 
 /// The range that a page move fills: there, *untouched* does not mean zeros yet.
@@ -251,7 +263,8 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         slots.set_spaces(&capacities(&backend));
         let health = Health::new(backend.spaces());
         let watermarks = Watermarks { low: AtomicU64::new(0), high: AtomicU64::new(0) };
-        watermarks.set(sizes.frames, sizes.batch as u64);
+        let control = Control::new(&shape, sizes.batch);
+        watermarks.set(sizes.frames, control.batch() as u64);
         Engine {
             kernel,
             backend,
@@ -282,6 +295,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             gate: Gate::new(shape.cores),
             rest: fork::Rest::default(),
             asks: drain::Asks::default(),
+            control,
             health,
         }
     }
@@ -289,11 +303,6 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Sizes that the engine was built with.
     pub fn sizes(&self) -> Sizes {
         self.sizes
-    }
-
-    /// Evictors that there may be.
-    fn evictors(&self) -> usize {
-        self.sizes.stages as usize / self.sizes.stages_each
     }
 
     /// The stages, to look at (tests, the simulator).
@@ -354,7 +363,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.limit.store(pages.max(self.floor()), Ordering::Relaxed);
         self.divide_limit();
         self.frames_came.signal(&self.futex);
-        self.work.signal(&self.futex);
+        self.wake_all_evictors();
     }
 
     /// Divides the limit: what a swap space keeps in RAM is not there for frames. By any thread.
@@ -368,7 +377,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             let before = self.frames.limit();
             if frames != before {
                 self.frames.set_limit(frames);
-                self.watermarks.set(frames, self.sizes.batch as u64);
+                self.watermarks.set(frames, self.control.batch() as u64);
             }
             frames > before
         });

@@ -5,6 +5,9 @@
 //!                                               └─▶ Ahead: what another thread of ours brings meanwhile ─▶ Requests ─▶ fault::ahead
 //! ```
 //!
+//! Threads that read ahead are made when a request finds none that sleeps, up to a most: by the watcher, since a fault makes no threads. Until one is there, requests
+//! wait in their places.
+//!
 //! A prefetcher guesses and never moves a page, so a wrong one costs reads and spare frames, and nothing else.
 //!
 //! # Markers
@@ -13,7 +16,7 @@
 //! page out between what it has asked for and what it asks for next, the *marker*: its fault says that the program has come so far, and is
 //! the moment to ask for what lies behind the pages that are on their way already.
 
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_core::page::{GranuleId, Page};
 use farshore_core::sync::plain::AtomicU64;
 use farshore_core::sync::{Futex, Padded};
@@ -70,6 +73,22 @@ pub trait Prefetcher: Sync {
 pub struct Requests {
     places: [Padded<AtomicU64>; PLACES],
     came: Event,
+    /// Threads that read ahead, and the most that there may be.
+    readers: AtomicU32,
+    readers_most: AtomicU32,
+    /// One more would be of use.
+    wants_reader: AtomicBool,
+}
+
+/// What has become of a thread that was to be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reader {
+    /// There is one more.
+    Made,
+    /// Not now: ask again soon.
+    Later,
+    /// There will be no more.
+    Never,
 }
 
 const STEP_BITS: u32 = 20;
@@ -102,21 +121,59 @@ impl Ahead {
 
 impl Default for Requests {
     fn default() -> Requests {
-        Requests { places: core::array::from_fn(|_| Padded(AtomicU64::new(0))), came: Event::new() }
+        Requests {
+            places: core::array::from_fn(|_| Padded(AtomicU64::new(0))),
+            came: Event::new(),
+            readers: AtomicU32::new(0),
+            readers_most: AtomicU32::new(0),
+            wants_reader: AtomicBool::new(false),
+        }
     }
 }
 
 impl Requests {
-    /// Asks for pages, unless too much is asked for already or nobody listens. By a fault on `core`.
-    pub fn ask<F: Futex>(&self, futex: &F, core: usize, ahead: Ahead) {
+    /// Asks for pages, unless too much is asked for already. By a fault on `core`. True: more is asked for than there are threads that
+    /// sleep, and there may be one more: the watcher should make it. (A fault makes no threads.)
+    #[must_use]
+    pub fn ask<F: Futex>(&self, futex: &F, core: usize, ahead: Ahead) -> bool {
         let mut places = (0..PLACES).map(|n| &self.places[(core + n) % PLACES]);
         // Relaxed: a request is all in its word.
         let mut put =
             |word: u64| places.any(|place| place.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).is_ok());
         let placed = ahead.pieces().map_while(Ahead::pack).take_while(|&word| put(word)).count();
-        if placed > 0 {
-            self.came.signal(futex);
+        if placed == 0 {
+            return false;
         }
+        let free = self.came.sleepers() as usize;
+        self.came.signal(futex);
+        let readers = self.readers.load(Ordering::Relaxed);
+        placed > free && readers < self.readers_most.load(Ordering::Relaxed) && !self.wants_reader.swap(true, Ordering::AcqRel)
+    }
+
+    /// There may be so many threads that read ahead, which are made when they are of use.
+    pub fn allow_readers(&self, most: u32) {
+        self.readers_most.store(most, Ordering::Relaxed);
+    }
+
+    /// Threads that read ahead.
+    pub fn readers(&self) -> u32 {
+        self.readers.load(Ordering::Relaxed)
+    }
+
+    /// Makes a thread if one is wanted; by the watcher. Whether to come again soon.
+    pub(crate) fn serve(&self, make: &mut dyn FnMut() -> Reader) -> bool {
+        if !self.wants_reader.load(Ordering::Acquire) {
+            return false;
+        }
+        match make() {
+            Reader::Made => {
+                self.readers.fetch_add(1, Ordering::Relaxed);
+            }
+            Reader::Later => return true,
+            Reader::Never => self.allow_readers(0),
+        }
+        self.wants_reader.store(false, Ordering::Release);
+        false
     }
 
     /// Takes a request.
@@ -137,6 +194,35 @@ impl Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nobody sleeps here.
+    struct NoFutex;
+
+    impl Futex for NoFutex {
+        fn wait(&self, _: &AtomicU32, _: u32) {}
+        fn wait_for(&self, _: &AtomicU32, _: u32, _: u64) {}
+        fn wake_all(&self, _: &AtomicU32) {}
+    }
+
+    #[test]
+    fn readers_are_made_when_they_are_of_use() {
+        let requests = Requests::default();
+        let neighbours = Ahead { first: Page(1), step: 1, pages: 10 };
+        let none = &mut || panic!("none is wanted");
+        assert!(!requests.ask(&NoFutex, 0, neighbours), "there may be none");
+        assert!(!requests.serve(none));
+        requests.allow_readers(2);
+        assert!(requests.ask(&NoFutex, 0, neighbours) && !requests.ask(&NoFutex, 0, neighbours), "asked for once");
+        assert!(requests.serve(&mut || Reader::Later), "come again");
+        assert!(!requests.serve(&mut || Reader::Made) && !requests.serve(none));
+        assert!(requests.ask(&NoFutex, 0, neighbours) && !requests.serve(&mut || Reader::Made));
+        assert_eq!(requests.readers(), 2);
+        assert!(!requests.ask(&NoFutex, 0, neighbours), "no more than that");
+        requests.allow_readers(3);
+        assert!(requests.ask(&NoFutex, 0, neighbours) && !requests.serve(&mut || Reader::Never));
+        assert!(!requests.ask(&NoFutex, 0, neighbours), "it cannot be");
+        assert_eq!(core::iter::from_fn(|| requests.take()).count(), 7);
+    }
 
     #[test]
     fn a_request_is_one_word() {

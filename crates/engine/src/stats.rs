@@ -50,9 +50,13 @@ pub enum Count {
     GivenUp,
     /// Times a fault found no frame and slept.
     FrameWaits,
+    /// How long that was, all together, nanoseconds.
+    FrameWaitNs,
+    /// Pages that did not come along for want of a frame to spare.
+    Missed,
 }
 
-const COUNTS: usize = Count::FrameWaits as usize + 1;
+const COUNTS: usize = Count::Missed as usize + 1;
 
 #[derive(Debug)]
 struct PerCore {

@@ -325,13 +325,15 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
 
 /// How a forked child's engine is built. Where the limit is shared: small, since there may be many, and most do little.
 pub fn child_shape(runtime: &Runtime) -> Shape {
+    // What was set since the start holds for children too, as far as they have room for it.
+    let wanted = runtime.engine.paced().wanted;
     if runtime.options.memory_per_process {
-        return Shape { memory: runtime.engine.memory_limit(), ..runtime.shape };
+        return Shape { memory: runtime.engine.memory_limit(), wanted, ..runtime.shape };
     }
     let limit = ledger().map_or(0, |ledger| ledger.limit.load(Ordering::Acquire) * PAGE_SIZE as u64);
     let memory = (limit / 8).max(MEMORY_LIMIT_MIN);
     let evictors = if memory < 4 * MEMORY_LIMIT_MIN { 1 } else { runtime.shape.evictors.min(2) };
-    Shape { memory, evictors, ..runtime.shape }
+    Shape { memory, evictors, wanted, ..runtime.shape }
 }
 
 /// In the child: its engine has what its line says.

@@ -2,7 +2,8 @@
 //! them, fault handlers (poll mode), the control thread, the kin thread.
 //!
 //! They are made without libc ([`farshore_sys::thread`]), so that they can be made at any time: at the start of the program,
-//! and in a forked child when it first needs one ([`ensure`]): most children only exec.
+//! in a forked child when it first needs one ([`ensure`]; most children only exec), and those that read ahead when there is something to
+//! read ([`make_reader`]).
 //!
 //! In a child they are made by a thread of ours too, and not by the thread of the program that needs them: what libraries do on the way
 //! (`munmap` by libc's symbol, say) would be caught there as a call of the program.
@@ -15,6 +16,7 @@
 pub mod rights;
 
 use crate::control::{self, Handover};
+use crate::net::calls::seccomp;
 use crate::runtime::{Runtime, TheEvictor, locked, runtime};
 use crate::{family, poll, report, spaces, thread, watch};
 use core::ffi::CStr;
@@ -23,6 +25,7 @@ use farshore_config::FaultMode;
 use farshore_core::roll::Roll;
 use farshore_core::sync::Futex as _;
 use farshore_engine::health::Watcher;
+use farshore_engine::prefetch::Reader;
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, nr, syscall};
@@ -32,8 +35,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Handler threads of the poll mode. Each waits for its own fetch, so several a core.
 const HANDLERS_A_CORE: usize = 4;
-/// Threads that read ahead. Each waits for its own read: pages that do not lie side by side are read by all of them.
-const READERS: usize = 4;
+/// Most threads that read ahead ([`make_reader`]). Each waits for its own read: pages that do not lie side by side are read by all of them.
+const READERS: u32 = 4;
 /// Stack of Farshore's own threads.
 const STACK: usize = 256 << 10;
 
@@ -185,9 +188,7 @@ fn start_all(runtime: &'static Runtime) -> Result<(), String> {
         spawn(Job::Evict(Box::new(evictor)), id).map_err(no_thread)?;
     }
     if runtime.options.prefetch.name != "none" {
-        for id in 0..READERS {
-            spawn(Job::ReadAhead, id).map_err(no_thread)?;
-        }
+        runtime.engine.allow_readers(READERS);
     }
     runtime.engine.health.set_patience(runtime.options.io_timeout.ns());
     spawn(Job::Watch(Watcher::new()), 0).map_err(no_thread)?;
@@ -229,6 +230,27 @@ pub fn start_kin() -> Result<(), Errno> {
     ROLL.wait(&KernelFutex);
     signal::sigprocmask(How::Set, before);
     started
+}
+
+/// Makes one more thread that reads ahead; by the watcher. Under the address-space lock, so that no fork comes between, but it does not wait for that: who holds it may
+/// wait for a page in a space that hangs, which the watcher has to notice.
+pub fn make_reader(runtime: &'static Runtime) -> Reader {
+    if seccomp::stops_new_threads() {
+        return Reader::Never;
+    }
+    let made = runtime.space.try_with(|_| {
+        let made = spawn(Job::ReadAhead, 0);
+        ROLL.wait(&KernelFutex);
+        made
+    });
+    match made {
+        Some(Ok(())) => Reader::Made,
+        Some(Err(why)) => {
+            report::line(format_args!("no thread to read ahead ({why:?}): pages are fetched when they are needed"));
+            Reader::Never
+        }
+        None => Reader::Later,
+    }
 }
 
 /// Makes sure that this process has its threads: before a fault is served or a page is brought in. Not under the address-space

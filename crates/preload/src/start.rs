@@ -24,7 +24,10 @@ use farshore_backend::AnyBackend;
 use farshore_backend::compressed::Compressed;
 use farshore_backend::faulty::FaultConfig;
 use farshore_config::control::{Change, Set, Setting};
+use farshore_config::pace::Knob;
 use farshore_config::{FaultMode, Options, StatsTarget, stats};
+use farshore_core::limits::batch_pages_most;
+use farshore_engine::evict::control::Wanted;
 use farshore_engine::health::{Usage, Writing};
 use farshore_engine::stats::{Count, FaultKind};
 use farshore_engine::traits::{Backend, Clock, PageBuf};
@@ -137,8 +140,7 @@ pub fn open_uffd(options: &Options) -> Result<Uffd, String> {
 
 fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, faults: Option<FaultConfig>) -> Result<Runtime, String> {
     let cores = threads::available_parallelism().map_or(1, usize::from);
-    let evictors = options.evictors.map_or(cores.min(4), |n| n as usize);
-    let shape = Shape { memory: options.memory.bytes(), evictors, cores, nodes: Nodes::new(nodes::of_cores()) };
+    let shape = shape(&options, cores);
     let policy = policy(&options)?;
     let staging = staging(shape)?;
     let clock = MonotonicClock::new();
@@ -152,6 +154,22 @@ fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, faults: Opt
     let program = std::env::args().next().unwrap_or_default();
     let parts = Parts { engine, options, space, shape, faults, proc_root: raise(proc_root), first: true, started_ns, program };
     Ok(parts.assemble())
+}
+
+/// How the engine is built. Where the number of evictors is not fixed there are as many as there are cores, at most four, and at most as many as
+/// have room for batches that are.
+fn shape(options: &Options, cores: usize) -> Shape {
+    let Options { evictors, batch, writes, .. } = *options;
+    let memory = options.memory.bytes();
+    let has_room = |n: &usize| batch.is_none_or(|batch| batch as usize <= batch_pages_most(memory, *n));
+    let evictors = evictors.map_or_else(|| (1..=cores.min(4)).rev().find(has_room).unwrap_or(1), |n| n as usize);
+    Shape {
+        memory,
+        evictors,
+        cores,
+        nodes: Nodes::new(nodes::of_cores()),
+        wanted: Wanted { evictors: options.evictors, batch, writes },
+    }
 }
 
 /// The policies that the options name.
@@ -293,6 +311,56 @@ fn pool_stats(pool: &Compressed) -> stats::Pool {
     }
 }
 
+impl Runtime {
+    fn evictors(&self) -> stats::Evictors {
+        let paced = self.engine.paced();
+        let (pace, wanted) = (paced.pace, paced.wanted);
+        let counters = &self.engine.stats;
+        stats::Evictors {
+            count: paced.evictors.into(),
+            awake: pace.evictors.into(),
+            awake_fixed: wanted.evictors.is_some(),
+            batch_pages: pace.batch.into(),
+            batch_fixed: wanted.batch.is_some(),
+            batch_pages_most: self.engine.sizes().batch as u64,
+            writes_each: pace.writes.into(),
+            writes_fixed: wanted.writes.is_some(),
+            writes_in_flight: paced.writes_in_flight.into(),
+            writes_in_flight_peak: paced.writes_in_flight_peak.into(),
+            low_pages: paced.watermarks.0,
+            high_pages: paced.watermarks.1,
+            changes: paced.changes,
+            frame_waits: counters.total(Count::FrameWaits),
+            frame_wait_ns: counters.total(Count::FrameWaitNs),
+        }
+    }
+
+    /// Fixes one number of the evictors' pace, or lets it adapt.
+    ///
+    /// # Errors
+    /// It is more than this run has threads or stages for.
+    fn set_pace(&self, knob: Knob, number: Option<u32>) -> Result<(), String> {
+        let paced = self.engine.paced();
+        let (most, why) = match knob {
+            Knob::Evictors => (paced.evictors, "so many threads were started"),
+            Knob::Batch => (self.engine.sizes().batch as u32, "staging memory is for so many pages"),
+            Knob::Writes => (*knob.range().end(), "no evictor has room for more"),
+        };
+        if let Some(number) = number.filter(|&number| number > most) {
+            let name = knob.name();
+            return Err(format!("{name}={number}: at most {most} in this run: {why}; for more, start it with --{name} {number}"));
+        }
+        let mut wanted = paced.wanted;
+        *match knob {
+            Knob::Evictors => &mut wanted.evictors,
+            Knob::Batch => &mut wanted.batch,
+            Knob::Writes => &mut wanted.writes,
+        } = number;
+        self.engine.fix_pace(wanted);
+        Ok(())
+    }
+}
+
 impl control::Target for Runtime {
     fn stats(&self) -> stats::Stats {
         let engine = &self.engine;
@@ -328,6 +396,7 @@ impl control::Target for Runtime {
                 batches: engine.stats.total(Count::Batches),
                 synchronous: engine.stats.total(Count::Synchronous),
             },
+            evictors: self.evictors(),
             swap: stats::Swap {
                 pages_in: read,
                 pages_out: written,
@@ -335,7 +404,7 @@ impl control::Target for Runtime {
                 bytes_out: written * 4096,
                 errors: engine.stats.total(Count::IoErrors),
             },
-            prefetch: stats::Prefetch { issued, used, wasted: issued - used },
+            prefetch: stats::Prefetch { issued, used, wasted: issued - used, threads: u64::from(engine.readers()) },
             fault_latency_ns: stats::Latency {
                 p50: latency.p50,
                 p90: latency.p90,
@@ -368,6 +437,7 @@ impl control::Target for Runtime {
         match Setting::read(key, value)? {
             Setting::AddSwap(spec) => self.add_swap(spec),
             Setting::RemoveSwap(spec) => self.remove_swap(spec),
+            Setting::Pace(knob, number) => self.set_pace(knob, number).map(|()| Set::Done),
             Setting::Memory(size) => family::set_limit(self, size.bytes())
                 .unwrap_or_else(|| self.engine.set_memory_limit(size.bytes()))
                 .map(|()| Set::Done)

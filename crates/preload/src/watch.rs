@@ -1,7 +1,9 @@
-//! The thread that watches swap spaces: it says in one line what becomes of one, and keeps memory ready for evictors.
+//! The thread that watches swap spaces: it says in one line what becomes of one, keeps memory ready for evictors, and makes threads that read ahead when
+//! they are of use.
 //!
 //! Evictors do not write to stderr: it may be a pipe that nobody reads.
 
+use crate::own_threads;
 use crate::report;
 use crate::runtime::Runtime;
 use core::sync::atomic::AtomicBool;
@@ -11,8 +13,8 @@ use farshore_engine::traits::Backend;
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// The thread.
-pub fn run(runtime: &Runtime, mut watcher: Watcher) {
-    watcher.run(&runtime.engine, &NEVER, &mut |news| tell(runtime, news));
+pub fn run(runtime: &'static Runtime, mut watcher: Watcher) {
+    watcher.run(&runtime.engine, &NEVER, &mut |news| tell(runtime, news), &mut || own_threads::make_reader(runtime));
 }
 
 /// A time, in ns, as a person reads it.

@@ -87,7 +87,10 @@ fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
         (7 | 8, Some(range)) => relocate(rig, range),
         (9, Some(range)) => keep(rig, PageRange { start: range.start, end: range.start.plus(range.len().min(40)) }, core, buffer),
         (10, Some(range)) => protect(rig, range),
-        (11, _) => limit(rig),
+        (11, _) => {
+            limit(rig);
+            pace(rig);
+        }
         _ => {}
     }
 }
@@ -296,5 +299,14 @@ pub fn limit(rig: &Rc<Rig>) {
     if let Err(least) = rig.engine.set_memory_limit(bytes) {
         assert!(bytes < least, "the limit {bytes} was refused though it is not below {least}");
         let _ = rig.engine.set_memory_limit(least);
+    }
+}
+
+/// Another part of the evictors' pace is fixed, or adapts.
+fn pace(rig: &Rc<Rig>) {
+    let wanted = world(|w| w.setup.paces.then(|| crate::setup::draw_pace(&mut w.rng, w.setup.evictors)));
+    if let Some(wanted) = wanted {
+        note("pace", 0, u64::from(wanted.batch.unwrap_or(0)));
+        rig.engine.fix_pace(wanted);
     }
 }

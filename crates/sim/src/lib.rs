@@ -51,9 +51,11 @@ pub mod world;
 
 use device::SimBackend;
 use farshore_core::page::Access;
+use farshore_core::sync::Futex as _;
 use farshore_engine::Shape;
 use farshore_engine::evict::pipeline::Evictor;
-use farshore_engine::health::Watcher;
+use farshore_engine::health::{News, Watcher};
+use farshore_engine::prefetch::Reader;
 use farshore_engine::stats::Count;
 use farshore_engine::traits::PageBuf;
 use host::{SimClock, SimFutex, SimKernel, SimPolicy};
@@ -63,7 +65,7 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use world::{Counts, Rates, Status, World, broken, note, world};
 
 /// The engine in the simulated world.
@@ -91,6 +93,8 @@ pub struct Rig {
     children: RefCell<Vec<forks::Child>>,
     stop_evictors: AtomicBool,
     ending: Cell<bool>,
+    /// Threads that read ahead, of those that there may be, which were made.
+    readers: AtomicU32,
     /// Spaces that the drainer is to add.
     spaces_to_come: Cell<u32>,
     _staging: Staging,
@@ -124,6 +128,8 @@ pub struct Summary {
     pub pages_in: u64,
     /// See `evicted`.
     pub pages_out: u64,
+    /// How often the evictors' pace has changed.
+    pub paces: u64,
 }
 
 thread_local! {
@@ -133,17 +139,20 @@ thread_local! {
 
 impl Rig {
     fn new(setup: &Setup) -> Rig {
-        let shape = Shape { memory: setup.memory, evictors: setup.evictors, cores: setup.cores, nodes: setup.nodes() };
+        let Setup { memory, evictors, cores, wanted, .. } = *setup;
+        let shape = Shape { memory, evictors, cores, nodes: setup.nodes(), wanted };
         let staging = Box::into_raw(vec![PageBuf::ZERO; shape.sizes().stages as usize].into_boxed_slice());
         let backend = SimBackend { spaces: setup.spaces, is_childs: false };
         // SAFETY: `staging` is that many aligned writable pages, given to nobody else, freed after the engine.
         let engine = unsafe { Engine::new(shape, SimKernel, backend, SimPolicy, SimClock, SimFutex, staging.cast()) };
         engine.health.set_patience(device::PATIENCE_NS);
+        engine.allow_readers(setup.evictors as u32);
         Rig {
             engine,
             children: RefCell::default(),
             stop_evictors: AtomicBool::new(false),
             ending: Cell::new(false),
+            readers: AtomicU32::new(0),
             spaces_to_come: Cell::new(0),
             _staging: Staging(staging),
         }
@@ -233,6 +242,7 @@ fn run_inner(setup: Setup) -> Summary {
         evicted: stats.total(Count::Evicted),
         pages_in: stats.total(Count::PagesIn),
         pages_out: stats.total(Count::PagesOut),
+        paces: rig.engine.paced().changes,
     })
 }
 
@@ -276,19 +286,37 @@ fn spawn_all(scheduler: &mut Scheduler, rig: &Rc<Rig>, setup: &Setup) {
 fn reader(rig: &Rc<Rig>, core: usize) {
     let mut buffer = program::fetch_buffer();
     while !rig.ending.get() {
-        rig.engine.read_ahead(core, &mut buffer, &rig.stop_evictors);
+        let made = rig.readers.load(Ordering::Acquire);
+        if made as usize > core {
+            rig.engine.read_ahead(core, &mut buffer, &rig.stop_evictors);
+        } else if !rig.stop_evictors.load(Ordering::Acquire) {
+            // Not made yet.
+            SimFutex.wait(&rig.readers, made);
+            continue;
+        }
         sched::park();
     }
+}
+
+/// The watcher is asked for a thread that reads ahead.
+fn make_reader(rig: &Rig) -> Reader {
+    if world(|w| w.rng.chance(3000)) {
+        return Reader::Later;
+    }
+    rig.readers.fetch_add(1, Ordering::AcqRel);
+    SimFutex.wake_all(&rig.readers);
+    Reader::Made
 }
 
 /// The thread that looks after the swap spaces: the engine's own loop.
 fn watcher(rig: &Rc<Rig>) {
     let mut watcher = Watcher::new();
     while !rig.ending.get() {
-        watcher.run(&rig.engine, &rig.stop_evictors, &mut |news| {
+        let mut tell = |news: News| {
             world(|w| w.counts.news += 1);
             note("news", 0, news.slot.number());
-        });
+        };
+        watcher.run(&rig.engine, &rig.stop_evictors, &mut tell, &mut || make_reader(rig));
         sched::park();
     }
 }
@@ -388,6 +416,7 @@ fn bring_to_rest(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
     rig.stop_evictors.store(true, Ordering::Release);
     rig.engine.wake_watcher();
     rig.engine.wake_readers();
+    SimFutex.wake_all(&rig.readers);
     rig.engine.wake_drainer();
     let _ = rig.engine.set_memory_limit(NO_LIMIT);
     until_stuck(scheduler);

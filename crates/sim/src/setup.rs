@@ -1,6 +1,8 @@
 //! How a run is set up: from the command line, and from the seed where that is silent.
 
 use crate::rng::Rng;
+use farshore_core::limits::WRITES_MAX;
+use farshore_engine::evict::control::Wanted;
 
 /// What the user asked for.
 #[derive(Clone, Copy, Default, Debug)]
@@ -72,6 +74,10 @@ pub struct Setup {
     pub forks: bool,
     /// Spaces come and go.
     pub changes: bool,
+    /// What of the evictors' pace is fixed at first.
+    pub wanted: Wanted,
+    /// What is fixed changes while the run goes on.
+    pub paces: bool,
 }
 
 /// The one fault of a run that has no other.
@@ -187,11 +193,17 @@ impl Wish {
             single: self.single,
             forks: rng.below(2) == 0 && self.single.is_none(),
             changes: false,
+            wanted: Wanted::default(),
+            paces: false,
         };
         let spaces = self.spaces.unwrap_or_else(|| rng.pick(&[1, 1, 2, 3]));
         // Each has room for an extent.
         let setup = Setup { spaces: capacity.map_or(spaces, |c| spaces.min(c as usize / 512)).max(1), ..setup };
         let setup = Setup { changes: rng.below(2) == 0 && self.single.is_none(), ..setup };
+        // Dice of its own, so that a seed is otherwise the run that it was without.
+        let mut dice = Rng::new(self.seed.wrapping_mul(5) + 1);
+        let wanted = draw_pace(&mut dice, setup.evictors);
+        let setup = Setup { wanted, paces: dice.below(2) == 0, ..setup };
         if !self.rough {
             return setup;
         }
@@ -220,4 +232,12 @@ impl Wish {
             ..setup
         }
     }
+}
+
+/// What of the pace of so many evictors is fixed: each part in one of two cases. Batches that are too large are cut by the engine.
+pub fn draw_pace(rng: &mut Rng, evictors: usize) -> Wanted {
+    let (evictors, writes) = (rng.between(1, evictors as u64), rng.between(1, u64::from(WRITES_MAX)));
+    let batch = rng.pick(&[8, 30, 64, 146]);
+    let mut perhaps = |n: u64| (rng.below(2) == 0).then_some(n as u32);
+    Wanted { evictors: perhaps(evictors), batch: perhaps(batch), writes: perhaps(writes) }
 }

@@ -39,3 +39,14 @@ fn a_run_is_its_seed() {
         || run(&wish).map(|s| (s.steps, s.virtual_ns, s.evicted, s.pages_in, s.pages_out, s.counts.accesses, s.counts.injected));
     assert_eq!(key(), key());
 }
+
+/// Otherwise the runs above would prove nothing about what changes while pages are on their way.
+#[test]
+fn the_pace_of_evictors_varies() {
+    let paces = |fixed: bool| -> u64 {
+        let wishes = (1..=60).map(|seed| Wish { seed, steps: 60_000, ..Wish::default() });
+        wishes.filter(|wish| wish.setup().paces == fixed).map(|wish| run(&wish).map_or(0, |summary| summary.paces)).sum()
+    };
+    let (decided, asked) = (paces(false), paces(true));
+    assert!(decided > 20 && asked > 100, "{decided} changes were decided, {asked} asked for");
+}

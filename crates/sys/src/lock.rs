@@ -49,6 +49,15 @@ impl<T> Mutex<T> {
         f(unsafe { &mut *self.value.get() })
     }
 
+    /// The same, unless somebody else holds it.
+    pub fn try_with<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        // Acquire: as in `with`.
+        self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let _unlock = Unlock(&self.state);
+        // SAFETY: as in `with`.
+        Some(f(unsafe { &mut *self.value.get() }))
+    }
+
     /// Takes it and keeps it, until [`Mutex::release`]: around a `fork`, where it must be held in both copies.
     pub fn acquire(&self) {
         if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -98,6 +107,14 @@ impl<T> Mutex<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_try_does_not_wait() {
+        let mutex = Mutex::new(1);
+        assert_eq!(mutex.try_with(|value| *value), Some(1));
+        assert_eq!(mutex.with(|_| mutex.try_with(|value| *value)), None);
+        assert_eq!(mutex.try_with(|value| *value), Some(1));
+    }
 
     #[test]
     fn excludes() {

@@ -17,6 +17,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use farshore_config::pace::OrAuto;
 use farshore_config::{FaultMode, Named, Size, SwapSpec};
 
 use super::Target;
@@ -30,7 +31,7 @@ const NAMES: &str = "native, farshore[:OPTION+…], linux-swap, zram, zswap, com
 /// The options of every target, for messages.
 const COMMON: &str = "label=NAME, env.NAME=VALUE";
 /// Options of `farshore run` that a target can have. `memory` is every target's, by `--memory`.
-const KEYS: [&str; 6] = ["swap", "fault", "policy", "prefetch", "evictors", "threshold"];
+const KEYS: [&str; 8] = ["swap", "fault", "policy", "prefetch", "evictors", "batch", "writes", "threshold"];
 
 /// One target, as it was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -217,13 +218,11 @@ fn valid(target: &str) -> String {
 
 /// Refuses what no build of Farshore would take.
 fn check_value(key: &str, value: &str) -> Result<(), String> {
-    let whole =
-        |value: &str| value.parse::<u32>().map(|_| ()).map_err(|_| format!("invalid number {value:?}: write one such as 2"));
     match key {
         "swap" => value.parse::<SwapSpec>().map(|_| ()).map_err(|error| error.to_string()),
         "fault" => value.parse::<FaultMode>().map(|_| ()).map_err(|error| error.to_string()),
         "threshold" => value.parse::<Size>().map(|_| ()).map_err(|error| error.to_string()),
-        "evictors" => whole(value),
+        "evictors" | "batch" | "writes" => value.parse::<OrAuto>().map(|_| ()).map_err(|error| error.to_string()),
         _ => value.parse::<Named>().map(|_| ()).map_err(|error| error.to_string()),
     }
 }

@@ -12,6 +12,7 @@
 //! An [`Evictor`] is a state machine that [`Evictor::step`]s; [`Evictor::run`] is the loop of its thread.
 //! Everything that it needs is allocated when it is made: evicting allocates nothing (but a descriptor when the swap space grows).
 
+use super::control::Floors;
 use super::ring::{Ring, StageState};
 use super::stage::Vacancy;
 use super::writes::{Flight, RETRIES, Write};
@@ -22,19 +23,18 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
-use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS};
+use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS, WRITES_MAX};
 use farshore_core::page::{Access, Page};
 use farshore_core::slots::Run;
+use farshore_core::slots::arrangement::SPACES_MAX;
 use farshore_core::sync::Futex;
 use farshore_core::sync::plain::AtomicBool;
 use farshore_core::word::{BeginFault, Release, Slot, Stage, StageStep, Word};
 
 /// Granules that one batch looks at, at most.
 const GRANULES_A_BATCH: usize = 64;
-/// Writes that one evictor has given to the device at any moment. Few, and none of them long: reads that faults wait for
-/// queue behind them in the device (three writes of 1 MiB in flight took a read from 43 µs to up to 2.5 ms).
-pub const WRITES_IN_FLIGHT: u32 = 2;
-/// Pages of one write, for the same reason.
+/// Pages of one write. Few of them are with the device at any moment, and none is long: reads that faults wait for
+/// queue behind them (three writes of 1 MiB in flight took a read from 43 µs to up to 2.5 ms).
 const PAGES_A_WRITE: usize = 64;
 /// Spaces that may come while the program runs without a queue being too short for those of them that hang.
 const SPACES_EXPECTED: usize = 8;
@@ -99,14 +99,20 @@ pub struct Evictor<'e, K, B: Backend, P, C, F> {
     pub(super) waiting: VecDeque<Write>,
     /// Those that have it.
     pub(super) flights: Vec<Flight>,
+    /// The shortest that writes took of late.
+    pub(super) floors: Floors,
     started: bool,
+    /// As it was when this step began.
+    awake: bool,
+    /// Pages evicted since it had its turn.
+    pub(super) turn: usize,
     /// What the drainer has asked that was answered.
     pub(crate) answered: u32,
     empty_batches: u32,
     /// The core whose pages the last batch has taken, if it is one that this evictor looks after: their slots come from there.
     pub(super) core: usize,
     /// How many batches there were: cores that it looks after take turns.
-    turn: usize,
+    batches: usize,
     victims: Vec<Victim>,
     /// Where the victims go.
     places: Vec<Stage>,
@@ -131,7 +137,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         let each = engine.sizes.stages_each;
         let batch = engine.sizes.batch;
         // Writes to a space that hangs must not keep others from theirs.
-        let depth = WRITES_IN_FLIGHT * engine.health.spaces().max(SPACES_EXPECTED) as u32;
+        let depth = WRITES_MAX * engine.health.spaces().max(SPACES_EXPECTED) as u32;
         let queue = engine.backend.queue(depth)?;
         engine.rest.add_evictor();
         // A space that keeps pages in RAM may have come with the queue.
@@ -148,11 +154,14 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             // At worst every page of every batch is a write of its own, and so are those that are written once more.
             waiting: VecDeque::with_capacity(BATCHES_IN_FLIGHT * BATCH_PAGES_MAX + RETRIES),
             flights: Vec::with_capacity(depth as usize),
+            floors: Floors::new(SPACES_MAX),
             started: false,
+            awake: true,
+            turn: 0,
+            batches: 0,
             answered: 0,
             empty_batches: 0,
             core: id,
-            turn: 0,
             victims: Vec::with_capacity(batch),
             places: Vec::with_capacity(batch),
             trial: None,
@@ -171,23 +180,29 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         let engine = self.engine;
         self.adopt();
         while !stop.load(Ordering::Acquire) {
-            let prepared = engine.work.prepare();
+            let (work, standby) = (engine.work.prepare(), engine.control.standby.prepare());
             if engine.rest.is_wanted() {
                 self.rest();
                 continue;
             }
-            match self.step() {
+            self.awake = engine.control.is_awake(self.id);
+            let began = engine.clock.now_ns();
+            let progress = self.step();
+            self.note_step(began, progress);
+            let sleep = |limit: Option<u64>| {
+                let (event, prepared) = if self.awake { (&engine.work, work) } else { (&engine.control.standby, standby) };
+                event.sleep(&engine.futex, prepared, limit);
+            };
+            match progress {
                 Progress::Worked => {}
                 Progress::Idle if self.has_live() => self.reap_within(IDLE_WAIT_NS),
-                Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => {
-                    engine.work.sleep(&engine.futex, prepared, Some(TRIAL_EVERY_NS))
-                }
+                Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => sleep(Some(TRIAL_EVERY_NS)),
                 // Pages are given up without a word to a space that keeps them in RAM.
-                Progress::Idle if engine.backend.own_memory().is_some_and(|bytes| bytes > 0) => {
-                    engine.work.sleep(&engine.futex, prepared, Some(TEND_EVERY_NS))
+                Progress::Idle if self.awake && engine.backend.own_memory().is_some_and(|bytes| bytes > 0) => {
+                    sleep(Some(TEND_EVERY_NS))
                 }
-                Progress::Idle => engine.work.sleep(&engine.futex, prepared, None),
-                Progress::Blocked => engine.work.sleep(&engine.futex, prepared, Some(BLOCKED_SLEEP_NS)),
+                Progress::Idle => sleep(None),
+                Progress::Blocked => sleep(Some(BLOCKED_SLEEP_NS)),
             }
         }
     }
@@ -202,11 +217,11 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         self.free_strays();
         self.answer_drainer();
         self.tend();
-        self.started = engine.wants_eviction(self.started);
+        self.started = self.awake && engine.wants_eviction(self.started);
         if !self.started {
             return Progress::Idle;
         }
-        let batch = engine.sizes.batch;
+        let batch = engine.control.batch();
         let room = self.make_room(batch);
         let slot_of_batch = self.writes_left[..BATCHES_IN_FLIGHT].iter().position(|&left| left == 0);
         // A small batch pays the same TLB flushes as a full one: rather wait for a write.
@@ -223,6 +238,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
                 self.empty_batches = self.empty_batches.saturating_add(1);
             }
             _ if self.has_live() => {
+                engine.control.gauges.0.stalls.fetch_add(1, Ordering::Relaxed);
                 self.reap_within(WRITE_WAIT_NS);
                 return Progress::Worked;
             }
@@ -312,6 +328,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         engine.stats.add(self.core, Count::Batches, 1);
         engine.judge_loops();
         self.start_writes(batch, count - clean);
+        self.turn += count;
         count
     }
 
@@ -324,18 +341,19 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         if self.victims.is_empty() {
             self.select_around(room, dirty_max, false);
         }
-        self.turn += 1;
+        self.batches = self.batches.wrapping_add(1);
         self.victims.sort_unstable_by_key(|v| (!v.dirty, v.page));
     }
 
     /// Goes round the partitions until one has victims. `keeping`: those that are kept are left alone ([`super::loops`]).
     fn select_around(&mut self, room: usize, dirty_max: usize, keeping: bool) {
         let engine = self.engine;
-        let (partitions, evictors) = (engine.partitions.len(), engine.evictors());
-        let (id, turn) = (self.id, self.turn);
-        let own = (partitions - id).div_ceil(evictors);
-        let owns = (0..own).map(|n| id + (turn + n) % own * evictors);
-        let others = (0..partitions).map(|n| (turn + n) % partitions).filter(|other| other % evictors != id);
+        let (partitions, turn) = (engine.partitions.len(), self.batches);
+        // Those that are awake share what those on standby would look after.
+        let (place, awake) = engine.control.place_of(self.id);
+        let own = (partitions - place).div_ceil(awake);
+        let owns = (0..own).map(|n| place + (turn % own + n) % own * awake);
+        let others = (0..partitions).map(|n| (turn % partitions + n) % partitions).filter(|other| other % awake != place);
         for at in owns.chain(others) {
             let Some(walk) = engine.partitions[at].walk(&engine.table) else { continue };
             for _ in 0..GRANULES_A_BATCH {
@@ -363,7 +381,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             }
             drop(walk);
             if !self.victims.is_empty() {
-                self.core = if at % evictors == id { at } else { id };
+                self.core = if at % awake == place { at } else { self.id };
                 break;
             }
         }

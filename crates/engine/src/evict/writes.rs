@@ -9,10 +9,10 @@
 //!           memory, if there is a frame; else, now and then, the same once more
 //! ```
 //!
-//! At most [`WRITES_IN_FLIGHT`] are with devices that answer. Those to a space that hangs are not counted and not waited
+//! At most so many as the pace allows ([`super::pace`]) are with devices that answer. Those to a space that hangs are not counted and not waited
 //! for.
 
-use super::pipeline::{Evictor, TRIAL_EVERY_NS, TRIAL_PAGES, WRITES_IN_FLIGHT};
+use super::pipeline::{Evictor, TRIAL_EVERY_NS, TRIAL_PAGES};
 use super::ring::StageState;
 use super::stage::Vacancy;
 use crate::Engine;
@@ -22,6 +22,7 @@ use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy, WriteQueue};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::BATCHES_IN_FLIGHT;
 use farshore_core::slots::Run;
+use farshore_core::slots::arrangement::SPACES_MAX;
 use farshore_core::sync::Futex;
 use farshore_core::word::{Slot, Stage};
 
@@ -48,6 +49,7 @@ pub(super) struct Write {
 pub(super) struct Flight {
     tag: u64,
     slot: Slot,
+    began_ns: u64,
     begun: Begun,
     transfer: Transfer,
 }
@@ -97,10 +99,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
                 self.ended(write.batch, write.stage, write.count, StageState::Failed);
                 continue;
             }
-            if self.live() >= WRITES_IN_FLIGHT {
+            if self.live() >= engine.control.writes() {
                 break;
             }
             let memory: *const PageBuf = engine.stages.memory(write.stage);
+            let began_ns = engine.clock.now_ns();
             let begun = engine.begin_write(write.slot, write.trial);
             let transfer = engine.transfer(write.slot, self.core);
             // SAFETY: the stages from `stage` on are in state Writing, so this evictor, the only one who reuses
@@ -110,7 +113,8 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
                 break;
             }
             self.leave_line();
-            self.flights.push(Flight { tag: tag(&write), slot: write.slot, begun, transfer });
+            engine.control.write_begins();
+            self.flights.push(Flight { tag: tag(&write), slot: write.slot, began_ns, begun, transfer });
             given += 1;
         }
         given
@@ -156,7 +160,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
             }
             // The next ones go to the device before we look at what these were. (Their places in line are free: the
             // completions were taken out of the queue, but their flights are still noted.)
-            self.forget_flights();
+            self.forget_flights(wait != Wait::No);
             let given = self.pump();
             self.look_at_completions();
             if given == 0 {
@@ -166,15 +170,21 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
         }
     }
 
-    /// The transfers of what has completed are over.
-    fn forget_flights(&mut self) {
+    /// The transfers of what has completed are over. What was waited for was seen when it ended: its time tells of the device.
+    fn forget_flights(&mut self, waited: bool) {
         let engine = self.engine;
+        let now = if waited { engine.clock.now_ns() } else { 0 };
         for &(tag, result) in &self.completions {
             let Some(at) = self.flights.iter().position(|flight| flight.tag == tag) else {
                 unreachable!("a write has completed that was not started")
             };
             let flight = self.flights.swap_remove(at);
             engine.transferred(flight.transfer);
+            engine.control.write_ends();
+            if waited && result.is_ok() {
+                let space = engine.slots.space_of(flight.slot).unwrap_or(SPACES_MAX);
+                engine.control.note_ratio(self.floors.ratio(space, untag(tag).2, now.saturating_sub(flight.began_ns)));
+            }
             engine.note_write(flight.slot, flight.begun, result);
         }
     }

@@ -46,6 +46,16 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         }
     }
 
+    /// There may be so many threads that read ahead ([`Requests`](crate::prefetch::Requests)).
+    pub fn allow_readers(&self, most: u32) {
+        self.requests.allow_readers(most);
+    }
+
+    /// Threads that read ahead.
+    pub fn readers(&self) -> u32 {
+        self.requests.readers()
+    }
+
     /// Lets threads that read ahead look at `stop`.
     pub fn wake_readers(&self) {
         self.requests.came().signal(&self.futex);

@@ -46,7 +46,7 @@ const GUESS_UP: u8 = 48;
 const GUESS_DOWN: u8 = 24;
 /// One read fault in so many is not guessed, so that a change of habit is noticed.
 const GUESS_SAMPLE: u64 = 16;
-/// How long a fault sleeps for a frame before it asks whether there will ever be one.
+/// How long a fault sleeps for a frame before it calls all evictors, and asks whether there will ever be one.
 const FRAME_PATIENCE_NS: u64 = 100_000_000;
 /// How often it does that before it gives up, when evictors cannot make frames free.
 const FRAME_PATIENCE_TIMES: u32 = 50;
@@ -205,7 +205,13 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 }
                 Step::WaitPage(ticket) => outside(&|| self.waits.sleep(&self.futex, ticket)),
                 Step::WaitFrame(prepared) => outside(&|| {
+                    let began = self.clock.now_ns();
                     self.frames_came.sleep(&self.futex, prepared, Some(FRAME_PATIENCE_NS));
+                    let waited = self.clock.now_ns().saturating_sub(began);
+                    self.stats.add(core, Count::FrameWaitNs, waited);
+                    if waited >= FRAME_PATIENCE_NS {
+                        self.raise_alarm();
+                    }
                 }),
             }
         }

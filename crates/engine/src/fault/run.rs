@@ -66,8 +66,10 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             return Along::default();
         }
         let fetching = Fetching { engine: self, page, core, slot, most, along: Cell::default() };
-        if let Some(ahead) = self.policy.prefetcher().fetch(&fetching) {
-            self.requests.ask(&self.futex, core, ahead);
+        if let Some(ahead) = self.policy.prefetcher().fetch(&fetching)
+            && self.requests.ask(&self.futex, core, ahead)
+        {
+            self.wake_watcher();
         }
         fetching.along.get()
     }
@@ -89,6 +91,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Takes pages 1 to `wanted` with a spare frame each, up to the first that cannot be had; how many.
     pub(super) fn claim_each(&self, core: usize, wanted: u64, which: impl Fn(u64) -> Option<(Page, Slot)>) -> u64 {
         let spare = if wanted == 0 { 0 } else { self.frames.take_spare(core, wanted, self.spare_mark()) };
+        if spare < wanted {
+            self.stats.add(core, Count::Missed, wanted - spare);
+        }
         let mut taken = 0;
         while taken < spare && which(taken + 1).is_some_and(|(page, slot)| self.take_beside(page, slot)) {
             taken += 1;

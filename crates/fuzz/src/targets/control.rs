@@ -29,7 +29,7 @@ impl Target for Program {
         // A space comes as the change of as many bytes as its spec has.
         Setting::read(key, value).map(|setting| match setting {
             Setting::AddSwap(_) => Set::Begun(value.len() as u64),
-            Setting::Memory(_) | Setting::RemoveSwap(_) => Set::Done,
+            Setting::Memory(_) | Setting::RemoveSwap(_) | Setting::Pace(..) => Set::Done,
         })
     }
     fn change(&self, id: u64) -> Result<Change, String> {

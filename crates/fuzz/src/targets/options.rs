@@ -2,7 +2,7 @@
 
 use super::structured::{self, Words};
 use super::{assert_one_line, text};
-use farshore_config::{EVICTORS_MAX, MEMORY_MIN, Options, Partial, Size, SwapSpec};
+use farshore_config::{MEMORY_MIN, Options, Partial, Size, SwapSpec};
 use serde_json::{Map, Value};
 use std::fmt::Write;
 use std::path::Path;
@@ -76,7 +76,9 @@ pub fn run(input: &[u8]) {
 /// Valid options keep their limits, and are the same after a way through JSON, and through a config file.
 pub fn assert_survives(options: &Options) {
     assert!(options.memory >= MEMORY_MIN && options.threshold >= Size::kib(4) && !options.swap.is_empty());
-    assert!(options.evictors.is_none_or(|n| (1..=EVICTORS_MAX).contains(&n)));
+    for (number, range) in [(options.evictors, 1..=16), (options.batch, 8..=256), (options.writes, 1..=4)] {
+        assert!(number.is_none_or(|n| range.contains(&n)));
+    }
     assert_eq!(options.validate(), Ok(()));
     let json = options.to_json();
     assert!(!json.contains('\n'), "an environment variable of several lines: {json:?}");

@@ -60,7 +60,7 @@ fn what_is_not_known_is_refused_with_what_there_is() {
         ("farshore:evictors=", "invalid option \"evictors=\""),
         (
             "farshore:stats=x",
-            "unknown option \"stats\" of target \"farshore\": it takes swap, fault, policy, prefetch, evictors, threshold, build",
+            "unknown option \"stats\" of target \"farshore\": it takes swap, fault, policy, prefetch, evictors, batch, writes, threshold, build",
         ),
         ("farshore:memory=1G", "use --memory"),
         ("farshore:evictors=1+evictors=2", "\"evictors\" of target \"farshore\" is given twice"),
@@ -71,7 +71,7 @@ fn what_is_not_known_is_refused_with_what_there_is() {
         ("zram:build=a", "unknown option \"build\" of target \"zram\""),
         ("farshore:fault=push", "option \"fault\" of target \"farshore\": invalid fault mode \"push\""),
         ("farshore:swap=tape:x", "invalid swap space \"tape:x\""),
-        ("farshore:evictors=some", "invalid number \"some\""),
+        ("farshore:evictors=some", "number \"some\""),
         ("farshore:threshold=1Q", "invalid size \"1Q\""),
         ("farshore:policy==", "option \"policy\""),
         ("command", "no command"),

@@ -51,6 +51,11 @@ pub fn forbids_forks() -> bool {
     forbids
 }
 
+/// Whether a filter of this process may stop the call that makes a thread.
+pub fn stops_new_threads() -> bool {
+    NO_FORKS.load(Ordering::Relaxed)
+}
+
 /// Whether a filter keeps programs that this process starts from running under Farshore.
 pub fn forbids_starts() -> bool {
     NO_STARTS.load(Ordering::Relaxed)

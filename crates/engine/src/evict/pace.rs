@@ -1,0 +1,319 @@
+//! Carries out what [`super::control`] decides: who is awake, and what is measured.
+//!
+//! ```text
+//!  evictors, faults ─▶ gauges ─▶ Engine::look (an evictor, after a step, every 10 ms at most) ─▶ Controller ─▶ pace
+//! ```
+//!
+//! **Awake and on standby.** Of the evictors that there are, those from number `first` on are awake, as many as the pace says, round about. They sleep on
+//! the event `work`, which faults signal. The others are on standby: they end their writes, then sleep on an event of their own, which is signalled only if one
+//! of them is to wake, or all are asked for something (a fork, a drain). So they cost nothing.
+//!
+//! **Turns.** Stages belong to an evictor, and what lingers in them is rescued without a read. So that those of evictors on standby are of use too, the
+//! first evictor offers its turn when it has gone round its ring, or when it finds nothing that it can do. The next on standby takes it when it has woken; until then
+//! the first goes on, so there is always somebody at work.
+//!
+//! **Nobody waits for one that is stuck.** The one that is awake may be inside of a call that does not return (a file system that hangs). A fault that has waited
+//! for a frame in vain for 100 ms raises the *alarm*: until the next decision everybody is awake, and then another is the first.
+//!
+//! An evictor looks whether it is awake after it has read the numbers of both events, and sleeps on the one that goes with what it saw; who changes
+//! that signals `standby` afterwards. So no wake-up is lost.
+
+use super::control::{Controller, Pace, WINDOW_NS, Wanted, Window};
+use super::pipeline::{Evictor, Progress};
+use crate::stats::Count;
+use crate::traits::{Backend, Clock, Kernel, Policy};
+use crate::{Engine, Shape};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use farshore_core::spin::SpinLock;
+use farshore_core::sync::{Futex, Padded};
+use farshore_core::wait::Event;
+
+/// What evictors and faults have counted since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges {
+    occupied_ns: AtomicU64,
+    pub(super) stalls: AtomicU64,
+    writes: AtomicU64,
+    ratios: AtomicU64,
+    /// Writes that devices have now, and the most they ever had.
+    flying: AtomicU32,
+    flying_peak: AtomicU32,
+    changes: AtomicU64,
+}
+
+/// Who decides, and what it had seen when it last did.
+#[derive(Debug)]
+struct Decider {
+    controller: Controller,
+    seen: Seen,
+}
+
+/// Sums at one moment; a window is the difference of two.
+#[derive(Clone, Copy, Default, Debug)]
+struct Seen {
+    now_ns: u64,
+    /// Frames that were freed for others, plus those that are taken: goes up by one with each that is taken.
+    taken: u64,
+    waits: u64,
+    missed: u64,
+    occupied_ns: u64,
+    stalls: u64,
+    writes: u64,
+    ratios: u64,
+}
+
+impl Seen {
+    fn since(self, before: Seen) -> Window {
+        Window {
+            ns: self.now_ns.saturating_sub(before.now_ns),
+            // What the program gave up meanwhile is not asked for by anybody.
+            demand: self.taken.saturating_sub(before.taken),
+            waits: self.waits - before.waits,
+            missed: self.missed - before.missed,
+            occupied_ns: self.occupied_ns - before.occupied_ns,
+            stalls: self.stalls - before.stalls,
+            writes: self.writes - before.writes,
+            ratios: self.ratios - before.ratios,
+        }
+    }
+}
+
+/// The pace of the evictors.
+#[derive(Debug)]
+pub(crate) struct Control {
+    /// Evictors that there are.
+    evictors: u32,
+    awake: AtomicU32,
+    batch: AtomicU32,
+    writes: AtomicU32,
+    /// The first that is awake.
+    first: AtomicU32,
+    /// It offers its turn to the next on standby.
+    offer: AtomicBool,
+    alarm: AtomicBool,
+    /// How many are awake is fixed: there is no alarm.
+    fixed: AtomicBool,
+    /// What evictors on standby sleep on.
+    pub(super) standby: Event,
+    /// When the next decision is due, ns.
+    due_ns: AtomicU64,
+    pub(crate) gauges: Padded<Gauges>,
+    decider: SpinLock<Decider>,
+}
+
+/// Numbers about the evictors, to look at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Paced {
+    /// What holds now.
+    pub pace: Pace,
+    /// What of it was fixed.
+    pub wanted: Wanted,
+    /// Evictors that there are.
+    pub evictors: u32,
+    /// Free frames at which evictors start and stop.
+    pub watermarks: (u64, u64),
+    /// Writes that devices have now, all evictors together.
+    pub writes_in_flight: u32,
+    /// The most they ever had.
+    pub writes_in_flight_peak: u32,
+    /// How often the pace has changed.
+    pub changes: u64,
+}
+
+impl Control {
+    pub(crate) fn new(shape: &Shape, batch_most: usize) -> Control {
+        let controller = Controller::new(batch_most as u32, shape.evictors as u32, shape.wanted);
+        let pace = controller.pace();
+        Control {
+            evictors: shape.evictors as u32,
+            awake: AtomicU32::new(pace.evictors),
+            batch: AtomicU32::new(pace.batch),
+            writes: AtomicU32::new(pace.writes),
+            first: AtomicU32::new(0),
+            offer: AtomicBool::new(false),
+            alarm: AtomicBool::new(false),
+            fixed: AtomicBool::new(shape.wanted.evictors.is_some()),
+            standby: Event::new(),
+            due_ns: AtomicU64::new(0),
+            gauges: Padded(Gauges::default()),
+            decider: SpinLock::new(Decider { controller, seen: Seen::default() }),
+        }
+    }
+
+    /// Pages of a batch now.
+    pub(crate) fn batch(&self) -> usize {
+        self.batch.load(Ordering::Relaxed) as usize
+    }
+
+    /// Writes that an evictor may have with devices that answer.
+    pub(super) fn writes(&self) -> u32 {
+        self.writes.load(Ordering::Relaxed)
+    }
+
+    /// Whether this evictor, which asks, is awake. If a turn is offered and it is the next, it takes it.
+    pub(super) fn is_awake(&self, id: usize) -> bool {
+        let (first, awake) = (self.first.load(Ordering::SeqCst), self.awake.load(Ordering::SeqCst));
+        let place = (id as u32 + self.evictors - first) % self.evictors;
+        if place == awake && self.offer.swap(false, Ordering::SeqCst) {
+            let next = (first + 1) % self.evictors;
+            return self.first.compare_exchange(first, next, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        }
+        place < awake || self.alarm.load(Ordering::SeqCst)
+    }
+
+    /// Of so many evictors that share the work, the how manieth this one is. Its own number while all are awake, so that cores keep theirs.
+    pub(super) fn place_of(&self, id: usize) -> (usize, usize) {
+        let (first, awake) = (self.first.load(Ordering::Relaxed), self.awake.load(Ordering::Relaxed));
+        let place = (id as u32 + self.evictors - first) % self.evictors;
+        // Woken by an alarm: as if all were.
+        if awake >= self.evictors || place >= awake { (id, self.evictors as usize) } else { (place as usize, awake as usize) }
+    }
+
+    /// A device has got a write.
+    pub(super) fn write_begins(&self) {
+        let now = self.gauges.0.flying.fetch_add(1, Ordering::Relaxed) + 1;
+        self.gauges.0.flying_peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// A write has ended.
+    pub(super) fn write_ends(&self) {
+        self.gauges.0.flying.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A write that was waited for took so many times the floor, in 1/256.
+    pub(super) fn note_ratio(&self, ratio: u64) {
+        self.gauges.0.ratios.fetch_add(ratio, Ordering::Relaxed);
+        self.gauges.0.writes.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// How hard evictors work.
+    pub fn paced(&self) -> Paced {
+        let (pace, wanted) = self.control.decider.with(|decider| (decider.controller.pace(), decider.controller.wanted()));
+        let gauges = &self.control.gauges.0;
+        Paced {
+            pace,
+            wanted,
+            evictors: self.control.evictors,
+            watermarks: (self.watermarks.low.load(Ordering::Relaxed), self.watermarks.high.load(Ordering::Relaxed)),
+            writes_in_flight: gauges.flying.load(Ordering::Relaxed),
+            writes_in_flight_peak: gauges.flying_peak.load(Ordering::Relaxed),
+            changes: gauges.changes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Fixes some of the pace, from now on; the rest adapts. What is out of bounds ([`Sizes::batch`](crate::Sizes), the evictors that there are,
+    /// [`WRITES_MAX`](farshore_core::limits::WRITES_MAX)) is cut to them: callers check before.
+    pub fn fix_pace(&self, wanted: Wanted) {
+        let (before, pace) = self.control.decider.with(|decider| {
+            let before = decider.controller.pace();
+            decider.controller.fix(wanted);
+            (before, decider.controller.pace())
+        });
+        self.control.fixed.store(wanted.evictors.is_some(), Ordering::Relaxed);
+        self.set_pace(before, pace);
+    }
+
+    /// Wakes every evictor, whether it is awake or on standby.
+    pub(crate) fn wake_all_evictors(&self) {
+        self.work.signal(&self.futex);
+        self.control.standby.signal(&self.futex);
+    }
+
+    /// A fault has waited for a frame for long: whoever is awake may be stuck.
+    #[cold]
+    pub(crate) fn raise_alarm(&self) {
+        let control = &self.control;
+        let may_wake = control.awake.load(Ordering::SeqCst) < control.evictors && !control.fixed.load(Ordering::Relaxed);
+        if may_wake && !control.alarm.swap(true, Ordering::SeqCst) {
+            control.standby.signal(&self.futex);
+        }
+    }
+
+    fn set_pace(&self, before: Pace, pace: Pace) {
+        let control = &self.control;
+        if pace != before {
+            control.gauges.0.changes.fetch_add(1, Ordering::Relaxed);
+        }
+        control.writes.store(pace.writes, Ordering::Relaxed);
+        control.awake.store(pace.evictors, Ordering::SeqCst);
+        if control.batch.swap(pace.batch, Ordering::Relaxed) != pace.batch {
+            self.dividing.with(|()| self.watermarks.set(self.frames.limit(), u64::from(control.batch.load(Ordering::Relaxed))));
+        }
+        if pace.evictors > before.evictors {
+            control.standby.signal(&self.futex);
+        }
+    }
+
+    fn seen(&self, now_ns: u64) -> Seen {
+        let gauges = &self.control.gauges.0;
+        let sum = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Seen {
+            now_ns,
+            taken: self.stats.total(Count::Evicted) + self.frames.taken(),
+            waits: self.stats.total(Count::FrameWaits),
+            missed: self.stats.total(Count::Missed),
+            occupied_ns: sum(&gauges.occupied_ns),
+            stalls: sum(&gauges.stalls),
+            writes: sum(&gauges.writes),
+            ratios: sum(&gauges.ratios),
+        }
+    }
+
+    /// A decision, if one is due. By an evictor, so never while none has anything to do.
+    fn look(&self, now_ns: u64) {
+        let control = &self.control;
+        let due = control.due_ns.load(Ordering::Relaxed);
+        let next = now_ns + WINDOW_NS;
+        let first = now_ns >= due && control.due_ns.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !first {
+            return;
+        }
+        let alarm = control.alarm.load(Ordering::SeqCst);
+        let seen = self.seen(now_ns);
+        let (before, pace) = control.decider.with(|decider| {
+            let window = seen.since(core::mem::replace(&mut decider.seen, seen));
+            let before = decider.controller.pace();
+            if alarm {
+                decider.controller.alarm();
+            }
+            (before, decider.controller.decide(&window))
+        });
+        self.set_pace(before, pace);
+        if alarm {
+            // Who is stuck is not the first any more, and takes no turn that is offered.
+            let first = control.first.load(Ordering::SeqCst);
+            control.first.store((first + 1) % control.evictors, Ordering::SeqCst);
+            control.alarm.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Offers the evictor's turn, if it is the first of those awake and others are on standby.
+    fn offer_turn(&self, id: usize) {
+        let control = &self.control;
+        let is_first = control.first.load(Ordering::SeqCst) == id as u32;
+        if is_first && control.awake.load(Ordering::SeqCst) < control.evictors && !control.offer.swap(true, Ordering::SeqCst) {
+            control.standby.signal(&self.futex);
+        }
+    }
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, C, F> {
+    /// After a step that began then.
+    pub(super) fn note_step(&mut self, began_ns: u64, progress: Progress) {
+        let engine = self.engine;
+        if progress == Progress::Idle {
+            return;
+        }
+        let now = engine.clock.now_ns();
+        if progress == Progress::Worked {
+            engine.control.gauges.0.occupied_ns.fetch_add(now.saturating_sub(began_ns), Ordering::Relaxed);
+        }
+        engine.look(now);
+        if self.turn >= engine.sizes.stages_each || progress == Progress::Blocked {
+            self.turn = 0;
+            engine.offer_turn(self.id);
+        }
+    }
+}

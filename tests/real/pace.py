@@ -1,0 +1,310 @@
+#!/usr/bin/env python3
+"""How hard evictors work: idle they do nothing, on one processor and among many threads they neither starve nor are starved, a slow disk has few writes at a time,
+and each number can be fixed, at the start and while the program runs. Threads that read ahead come when there is something to read.
+
+    tests/real/pace.py [--only NAME] [--farshore PATH]
+
+Programs check their own data. Counters and progress are looked at, never times; a run that hangs is ended and described. Each test prints one line; the last one
+counts: N passed, N failed, N skipped.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+# Before our own modules come in: the source tree stays as it is.
+sys.dont_write_bytecode = True
+
+import harness  # noqa: E402
+from failures import Tests, expect, run_tests  # noqa: E402
+
+# Threads of a crowd.
+THREADS = 64
+# Numbers of processors that programs get.
+PROCESSORS = (1, 2)
+
+
+@contextlib.contextmanager
+def processors(count):
+    """What is started in here has so many processors."""
+    mine = os.sched_getaffinity(0)
+    if len(mine) < count:
+        raise harness.Unavailable(f"{len(mine)} processors, {count} are needed")
+    os.sched_setaffinity(0, set(sorted(mine)[:count]))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+class Program:
+    """A program that is running, and waits for a byte now and then."""
+
+    def __init__(self, tests, process):
+        self.tests, self.process, self.pid = tests, process, None
+
+    def line(self):
+        """What it says next."""
+        said = self.process.popen.stdout.readline().decode(errors="replace").split()
+        expect(said, f"it ended: {self.process.stderr_so_far()[-400:]}")
+        if self.pid is None:
+            self.pid = next(pid for pid in harness.session_pids(self.process.popen.pid)
+                            if pid != self.process.popen.pid and self.tests.call("stat", str(pid)).status == 0)
+        return said
+
+    def go_on(self):
+        """It need not wait any more."""
+        self.process.popen.stdin.write(b"\n")
+        self.process.popen.stdin.flush()
+
+    def counters(self):
+        """What farshore stat says now. Whatever else: nothing was evicted by a fault."""
+        done = self.tests.call("stat", str(self.pid), "--json")
+        expect(done.status == 0, f"stat: {done.err}")
+        found = json.loads(done.out)
+        expect(found["evictions"]["synchronous"] == 0, "evictions in faults")
+        return found
+
+    def pace(self):
+        """How hard evictors work now."""
+        return self.counters()["evictors"]
+
+    def set(self, *settings):
+        """Makes settings."""
+        done = self.tests.call("set", str(self.pid), *settings)
+        expect(done.status == 0, f"set {settings}: {done.err}")
+
+    def threads(self, prefix):
+        """Ids of threads whose names begin so."""
+        tasks = f"/proc/{self.pid}/task"
+        return [tid for tid in os.listdir(tasks) if harness.read_text(f"{tasks}/{tid}/comm").startswith(prefix)]
+
+    def switches(self, *prefixes):
+        """How often these threads were put on a processor."""
+        count = 0
+        for tid in (tid for prefix in prefixes for tid in self.threads(prefix)):
+            lines = harness.read_text(f"/proc/{self.pid}/task/{tid}/status").splitlines()
+            count += sum(int(line.split()[1]) for line in lines if "_ctxt_switches" in line)
+        return count
+
+    def until(self, what, condition, seconds=60):
+        """Waits until this is so."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            expect(time.monotonic() < deadline and not self.process.timed_out, f"not within {seconds} s: {what}; {self.pace()}")
+            time.sleep(0.05)
+
+
+class Pace(Tests):
+    """The tests; every method of this class that begins with `test_` is one."""
+
+    @contextlib.contextmanager
+    def program(self, limit, argv, options=(), faulty=None, count=None, swap=None):
+        """A program while it runs. It must end well."""
+        swap = swap or f"dir:{self.folder('pace')}"
+        with contextlib.ExitStack() as stack:
+            if count:
+                stack.enter_context(processors(count))
+            process = stack.enter_context(
+                self.running(["--memory", limit, "--swap", swap, *options], argv, faulty, timeout=240, stdin=subprocess.PIPE))
+            yield Program(self, process)
+            with contextlib.suppress(BrokenPipeError):
+                process.popen.stdin.close()
+            outcome, _ = self.ended(process)
+            expect(outcome.status == 0, f"status {outcome.status}: {outcome.stderr[-500:]}")
+
+    def crowd(self, size, passes, spinners):
+        """A thread that goes through memory, beside others that compute."""
+        return [self.public_program("crowd", ("-pthread",)), size, str(passes), str(spinners)]
+
+    def ways(self):
+        """Deliveries and processors."""
+        return [(fault, count) for fault in self.modes() for count in PROCESSORS if len(os.sched_getaffinity(0)) >= count]
+
+    # ------------------------------------------------------------------------------------------- starvation
+
+    def test_idle(self):
+        """While a program computes and touches no absent page, no evictor and no thread that reads ahead is ever put on a processor."""
+        seen = []
+        for fault, count in self.ways():
+            with self.program("8M", self.crowd("24M", 2, 4), ["--fault", fault], count=count) as program:
+                expect(program.line()[0] == "ready", "not ready")
+                program.go_on()
+                expect(program.line()[0] == "done", "not done")
+                ours = ("farshore-evict", "farshore-ahead", "farshore-drain")
+                at_rest = lambda: (before := program.switches(*ours)) == (time.sleep(0.3), program.switches(*ours))[1] and before > 0  # noqa: E731
+                program.until("evictors rest", at_rest)
+                before = program.switches(*ours)
+                time.sleep(1.5)
+                woken = program.switches(*ours) - before
+                expect(woken == 0, f"{fault}, {count} processors: {woken} wake-ups while nothing was to do")
+                seen.append(f"{fault} {count}: {before} before")
+        return "0 after " + ", ".join(seen)
+
+    def test_crowd(self):
+        """One thread needs memory while 64 others compute: it gets it, and each of them has its turns."""
+        seen = []
+        for fault, count in self.ways():
+            with self.program("8M", self.crowd("16M", 1, THREADS), ["--fault", fault], count=count) as program:
+                program.line()
+                program.go_on()
+                word, fewest = program.line()
+                found = program.counters()
+                expect(word == "done" and int(fewest) > 0 and found["evictions"]["pages"] > 2000, f"{fault} {count}: {fewest} {found['evictions']}")
+                seen.append(f"{fault} {count}: {found['evictors']['frame_waits']} waits")
+        return ", ".join(seen)
+
+    def test_many_faults(self):
+        """64 threads that all need memory, in a quarter of it: all of them come to their ends, with the right data."""
+        storm = [self.public_program("memstorm"), str(THREADS), "64", "1", "7"]
+        right = self.call_program(storm, timeout=240).out
+        seen = []
+        for fault, count in self.ways():
+            with processors(count):
+                done = self.call("run", "--memory", "16M", "--swap", f"dir:{self.folder('pace')}", "--fault", fault, "--stats", "-", "--", *storm, timeout=300)
+            expect(done.status == 0 and done.out == right, f"{fault} {count}: status {done.status}, {done.out!r} not {right!r}: {done.err[-300:]}")
+            found = json.loads(done.err[done.err.index("{"):])
+            expect(found["evictions"]["synchronous"] == 0 and found["evictors"]["count"] == count, f"{fault} {count}: {found['evictors']}")
+            seen.append(f"{fault} {count}: {found['evictors']['frame_waits']} waits")
+        return ", ".join(seen)
+
+    def test_slow_writes(self):
+        """A disk whose every write takes 20 ms never has more of them than it may, and reads go on meanwhile."""
+        seen = []
+        for fault in self.modes():
+            for evictors, writes in ((1, 1), (2, 2), (1, 4), (None, None)):
+                options = ["--fault", fault] + [word for name, value in (("--evictors", evictors), ("--writes", writes)) if value
+                                                for word in (name, str(value))]
+                faulty = "seed=1,write_delay=1,delay_time=20ms"
+                with self.program("8M", [self.public_program("scan"), "24M", "3"], options, faulty) as program:
+                    program.line()
+                    for _ in range(3):
+                        before = program.counters()
+                        program.go_on()
+                        program.line()
+                    after = program.counters()
+                    pace = after["evictors"]
+                    most = (evictors or pace["count"]) * (writes or 4)
+                    expect(0 < pace["writes_in_flight_peak"] <= most, f"{options}: at most {most} writes may be in flight: {pace}")
+                    expect(pace["writes_each"] == (writes or pace["writes_each"]), f"{options}: {pace}")
+                    read = after["swap"]["pages_in"] - before["swap"]["pages_in"]
+                    expect(read > 3000, f"{options}: {read} pages were read in the last pass")
+                    seen.append(f"{fault} {evictors or 'auto'}x{writes or 'auto'}: {pace['writes_in_flight_peak']}")
+        return "most in flight: " + ", ".join(seen)
+
+    # ------------------------------------------------------------------------------------------- numbers
+
+    def test_adapts(self):
+        """Batches shrink while little is asked for, and grow when much is."""
+        text = ("import mmap, sys, time\n"
+                "m = mmap.mmap(-1, 96 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+                "def touch(pause):\n"
+                "    for at in range(0, 96 << 20, 4096):\n"
+                "        m[at] = 1\n"
+                "        if pause and at % (1 << 14) == 0: time.sleep(0.004)\n"
+                "        yield\n"
+                "for _ in touch(False): pass\n"
+                "print('filled', flush=True)\n"
+                "input()\n"
+                "print('slow', flush=True)\n"
+                "for n, _ in enumerate(touch(True)):\n"
+                "    if n == 9000: break\n"
+                "print('walked', flush=True)\n"
+                "input()\n"
+                "for _ in range(3):\n"
+                "    for _ in touch(False): pass\n"
+                "print('end', flush=True)\n"
+                "input()\n")
+        with self.program("32M", [sys.executable, "-c", text], ["--evictors", "1", "--prefetch", "none"]) as program:
+            program.line()
+            filled = program.pace()
+            expect(filled["batch_pages_most"] == 256 and not filled["batch_fixed"], f"{filled}")
+            program.go_on()
+            expect(program.line() == ["slow"], "not slow")
+            program.until("small batches", lambda: program.pace()["batch_pages"] == 64)
+            small = program.pace()
+            expect(small["high_pages"] < filled["high_pages"] or filled["batch_pages"] == 64, f"{small} after {filled}")
+            expect(program.line() == ["walked"], "not walked")
+            walked = program.pace()
+            program.go_on()
+            program.line()
+            end = program.pace()
+            expect(end["changes"] > walked["changes"], f"much was asked for: {end} after {walked}")
+            program.go_on()
+        return f"{filled['batch_pages']}, {small['batch_pages']}, {end['batch_pages']} pages; {end['changes']} changes"
+
+    def test_fixed(self):
+        """What is fixed stays so under load, is shown, and can be changed while the program runs."""
+        options = ["--evictors", "2", "--batch", "40", "--writes", "1"]
+        with self.program("16M", [self.public_program("scan"), "40M", "2"], options) as program:
+            program.line()
+            wanted = {"count": 2, "awake": 2, "awake_fixed": True, "batch_pages": 40, "batch_fixed": True, "writes_each": 1, "writes_fixed": True, "changes": 0}
+            found = program.pace()
+            expect(found == {**found, **wanted}, f"{found}, not {wanted}")
+            shown = self.call("stat", str(program.pid)).out
+            expect("2 of 2, fixed" in shown and "40, fixed" in shown and "1, fixed" in shown, shown)
+            program.set("evictors=1", "batch=8", "writes=4")
+            found = program.pace()
+            expect((found["awake"], found["batch_pages"], found["writes_each"]) == (1, 8, 4), f"{found}")
+            before = program.counters()["evictions"]
+            program.go_on()
+            program.line()
+            after = program.counters()["evictions"]
+            pages, batches = (after[name] - before[name] for name in ("pages", "batches"))
+            expect(pages > 5000 and pages <= 8 * batches + 80, f"{pages} pages in {batches} batches of at most 8")
+            program.set("evictors=auto", "batch=auto", "writes=auto")
+            found = program.pace()
+            expect(not (found["awake_fixed"] or found["batch_fixed"] or found["writes_fixed"]), f"{found}")
+            for bad, word in (("evictors=3", "at most 2"), ("batch=41", "at most 40"), ("batch=257", "from 8 to 256"), ("writes=5", "from 1 to 4"),
+                              ("writes=0", "from 1 to 4"), ("evictors=many", "auto"), ("batch=", "batch=")):
+                self.refused(["set", str(program.pid), bad], (1, 125), word)
+            program.go_on()
+            program.line()
+        return f"{pages} pages in {batches} batches"
+
+    def test_refused(self):
+        """Numbers that cannot be, each with the reason."""
+        some, true = ["run", "--memory", "64M"], ["--", "true"]
+        for bad, word in ((["--evictors", "17"], "1 to 16"), (["--evictors", "few"], "few"), (["--batch", "7"], "8 to 256"), (["--batch", "1000"], "8 to 256"),
+                          (["--writes", "0"], "1 to 4"), (["--writes", "5"], "1 to 4"), (["--writes", ""], "auto"),
+                          (["--memory", "4M", "--evictors", "4", "--batch", "200"], "at most 64")):
+            options = bad if "--memory" in bad else [*some[1:], *bad]
+            self.refused(["run", *options, *true], (2, 125), word)
+        return "with their ranges"
+
+    # ------------------------------------------------------------------------------------------- reading ahead
+
+    def test_readers(self):
+        """Threads that read ahead are made when a stream is read, a few at most; not for a program without one, nor where nothing is fetched ahead."""
+        seen = []
+        for fault in self.modes():
+            with self.program("16M", [self.public_program("scan"), "64M", "2"], ["--fault", fault]) as program:
+                program.line()
+                expect(not program.threads("farshore-ahead"), f"{fault}: threads before anything was to be read")
+                program.go_on()
+                program.line()
+                count = len(program.threads("farshore-ahead"))
+                told = program.counters()["prefetch"]["threads"]
+                expect(1 <= count <= 4 and told == count, f"{fault}: {count} threads, {told} told")
+                seen.append(f"{fault} {count}")
+            with self.program("16M", [self.public_program("scan"), "64M", "1"], ["--fault", fault, "--prefetch", "none"]) as program:
+                program.line()
+                program.go_on()
+                program.line()
+                expect(not program.threads("farshore-ahead"), f"{fault}: threads that nothing asks")
+            with self.program("8M", self.crowd("6M", 3, 1), ["--fault", fault]) as program:
+                program.line()
+                program.go_on()
+                program.line()
+                expect(not program.threads("farshore-ahead"), f"{fault}: threads for a program that fits")
+        return ", ".join(seen)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run_tests(Pace, __doc__, "pace"))
+    except KeyboardInterrupt:
+        sys.exit(130)
