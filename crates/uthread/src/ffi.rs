@@ -1,0 +1,1 @@
+//! The C interface: `include/farshore_uthread.h`.
