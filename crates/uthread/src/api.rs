@@ -85,9 +85,15 @@ pub fn hold() -> Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if let Some((worker, _)) = worker::inside() {
-            worker.hold.set(worker.hold.get() - 1);
-        }
+        release();
+    }
+}
+
+/// The end of a [`Hold`].
+pub(crate) fn release() {
+    if let Some((worker, _)) = worker::inside() {
+        let held = worker.hold.get().checked_sub(1).expect("released more often than held");
+        worker.hold.set(held);
     }
 }
 

@@ -73,6 +73,13 @@ pub enum SpawnError {
     Full(usize),
     /// What is to be moved to the stack has so many bytes: more than a quarter of the stack. Box it.
     TooLarge(usize),
+    /// A request is longer than the request buffer.
+    TooLong {
+        /// Its bytes.
+        bytes: usize,
+        /// The buffer's.
+        room: usize,
+    },
     /// The runtime is being shut down.
     Stopping,
     /// The caller is no unithread, so there is no runtime to spawn on: use a `Handle`.
@@ -84,6 +91,7 @@ impl fmt::Display for SpawnError {
         match self {
             SpawnError::Full(count) => write!(f, "all {count} unithreads are in use"),
             SpawnError::TooLarge(bytes) => write!(f, "{bytes} bytes are more than a quarter of a unithread's stack: box them"),
+            SpawnError::TooLong { bytes, room } => write!(f, "a request of {bytes} bytes is longer than the request buffer ({room}): configure more"),
             SpawnError::Stopping => write!(f, "the runtime is being shut down"),
             SpawnError::NotInside => write!(f, "not called by a unithread: spawn with a handle of the runtime"),
         }

@@ -47,16 +47,57 @@ where
     F: FnOnce() -> T + Send + 'static,
     T: Send + 'static,
 {
-    let size = size_of::<F>().max(size_of::<thread::Result<T>>());
-    let align = align_of::<F>().max(align_of::<thread::Result<T>>()).max(16);
-    if size + align > shared.config.stack_bytes / 4 {
-        return Err(SpawnError::TooLarge(size));
+    check::<F, T>(shared)?;
+    let index = admit(shared)?;
+    begin_with(shared, index, work);
+    Ok(JoinHandle { shared: shared.clone(), index, result: PhantomData })
+}
+
+/// A unithread that nobody joins, whose request buffer begins with `request`.
+pub(crate) fn spawn_request<F>(shared: &Arc<Shared>, request: &[u8], work: F) -> Result<(), SpawnError>
+where
+    F: FnOnce() + Send + 'static,
+{
+    let room = shared.config.buffer_bytes;
+    if request.len() > room {
+        return Err(SpawnError::TooLong { bytes: request.len(), room });
     }
+    check::<F, ()>(shared)?;
+    let index = admit(shared)?;
+    // SAFETY: the slot was taken, so its buffer is nobody else's, and there is room.
+    unsafe { core::ptr::copy_nonoverlapping(request.as_ptr(), shared.pool.buffer(index), request.len()) };
+    begin_with(shared, index, work);
+    drop(JoinHandle::<()> { shared: shared.clone(), index, result: PhantomData });
+    Ok(())
+}
+
+/// A free slot, counted as live.
+fn admit(shared: &Shared) -> Result<u32, SpawnError> {
     shared.admit()?;
-    let Some(index) = shared.pool.take() else {
+    shared.pool.take().ok_or_else(|| {
         shared.dismiss();
-        return Err(SpawnError::Full(shared.config.unithreads));
-    };
+        SpawnError::Full(shared.config.unithreads)
+    })
+}
+
+/// Bytes and alignment of the place for `F` and its result.
+fn layout<F, T>() -> (usize, usize) {
+    let size = size_of::<F>().max(size_of::<thread::Result<T>>());
+    (size, align_of::<F>().max(align_of::<thread::Result<T>>()).max(16))
+}
+
+fn check<F, T>(shared: &Shared) -> Result<(), SpawnError> {
+    let (size, align) = layout::<F, T>();
+    if size + align > shared.config.stack_bytes / 4 { Err(SpawnError::TooLarge(size)) } else { Ok(()) }
+}
+
+/// Puts `work` onto the stack of slot `index`, which was taken, and the unithread into the queue.
+fn begin_with<F, T>(shared: &Shared, index: u32, work: F)
+where
+    F: FnOnce() -> T + Send + 'static,
+    T: Send + 'static,
+{
+    let (size, align) = layout::<F, T>();
     let unit = shared.pool.unit(index);
     let end = shared.pool.stack_end(index);
     let down = size + (end.addr() - size) % align;
@@ -66,6 +107,7 @@ where
     unit.place.set(place.expose_provenance());
     unit.entry.set(Some(run::<F, T>));
     unit.errno.set(0);
+    unit.reply_to.set(None);
     unit.life.store(RUNNING, Ordering::Relaxed);
     unit.joiner.store(0, Ordering::Relaxed);
     unit.stoppable.store(0, Ordering::Relaxed);
@@ -75,7 +117,6 @@ where
     // Who spawns may be the dispatcher for a moment, and must not be switched away from as such.
     let _hold = hold();
     shared.dispatch.submit(&shared.pool, index, |worker| shared.wake(worker));
-    Ok(JoinHandle { shared: shared.clone(), index, result: PhantomData })
 }
 
 /// The first function on a unithread's stack.
@@ -135,6 +176,8 @@ pub(crate) fn ended(shared: &Shared, index: u32) {
                 }
             }
         }
+        // Recycled, and dismissed, when it is sent.
+        Err(_) if unit.reply_to.get().is_some() => return shared.replies.post(&shared.pool, index),
         Err(_) => shared.pool.give(index),
     }
     shared.dismiss();

@@ -24,6 +24,8 @@ mod join;
 #[cfg(not(loom))]
 pub mod pool;
 #[cfg(not(loom))]
+mod request;
+#[cfg(not(loom))]
 mod ring;
 #[cfg(not(loom))]
 mod runtime;
@@ -40,5 +42,7 @@ pub use api::{Hold, checkpoint, hold, is_unithread, sleep, spawn, stopping, work
 pub use error::{Error, SpawnError, Stopped};
 #[cfg(not(loom))]
 pub use join::JoinHandle;
+#[cfg(not(loom))]
+pub use request::Request;
 #[cfg(not(loom))]
 pub use runtime::{Config, Handle, Panics, Runtime, WaitMode};

@@ -15,6 +15,7 @@ use crate::error::{Error, SpawnError};
 use crate::join::{self, JoinHandle};
 use crate::list::Inbox;
 use crate::pool::{Pool, Shape};
+use crate::request::{Replies, Request};
 use crate::ring::{Kick, Ring};
 use crate::seam::Base;
 use crate::wait::{Complete, Token};
@@ -107,6 +108,7 @@ pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) dispatch: Dispatch,
     sides: Vec<Padded<Side>>,
+    pub(crate) replies: Replies,
     stopping: AtomicU32,
     /// Unithreads that were spawned and have not ended. Who waits for the end sleeps on it.
     live: AtomicU32,
@@ -179,6 +181,7 @@ impl Shared {
 
     fn wake_all(&self) {
         (0..self.sides.len()).for_each(|worker| self.wake(worker));
+        self.replies.wake();
     }
 
     fn stop(&self) {
@@ -201,6 +204,20 @@ impl Handle {
         T: Send + 'static,
     {
         join::spawn(&self.shared, work)
+    }
+
+    /// Makes a unithread for a request, which is copied into its request buffer. Nobody joins it.
+    pub fn spawn_request<F>(&self, request: &[u8], work: F) -> Result<(), SpawnError>
+    where
+        F: FnOnce(Request<'_>) + Send + 'static,
+    {
+        let length = request.len();
+        join::spawn_request(&self.shared, request, move || Request::serve(length, work))
+    }
+
+    /// Replies that could not be sent, as a whole or in part: the peer is gone.
+    pub fn replies_failed(&self) -> u64 {
+        self.shared.replies.failed()
     }
 
     /// Unithreads that were spawned and have not ended.
@@ -250,6 +267,7 @@ impl Runtime {
             dispatch: Dispatch::new(config.workers, config.policy),
             sides: (0..config.workers).map(|_| side()).collect::<Result<_, Error>>()?,
             pool,
+            replies: Replies::new()?,
             config,
             stopping: AtomicU32::new(0),
             live: AtomicU32::new(0),
@@ -258,8 +276,12 @@ impl Runtime {
         // Dropped on an error below, it takes the threads down that were started.
         let mut runtime = Runtime { handle: Handle { shared: shared.clone() }, threads: Vec::new() };
         for number in 0..shared.config.workers {
-            runtime.threads.push(start_worker(&shared, number, cores[number % cores.len()])?);
+            let core = cores[number % cores.len()];
+            let work = move |shared: Arc<Shared>, (ring, base)| worker::run(shared, number, ring, base);
+            runtime.threads.push(start_thread(&shared, format!("unithreads{number}"), move |shared| prepare(shared, number, core), work)?);
         }
+        let work = |shared: Arc<Shared>, ring| shared.replies.run(&shared, ring);
+        runtime.threads.push(start_thread(&shared, "unireplies".into(), |shared| shared.replies.ring(), work)?);
         Ok(runtime)
     }
 
@@ -327,12 +349,17 @@ impl Drop for Runtime {
     }
 }
 
-fn start_worker(shared: &Arc<Shared>, number: usize, core: usize) -> Result<thread::JoinHandle<()>, Error> {
+/// Starts a thread; returns when it is prepared.
+fn start_thread<P: 'static>(
+    shared: &Arc<Shared>,
+    name: String,
+    prepare: impl FnOnce(&Shared) -> Result<P, Error> + Send + 'static,
+    run: impl FnOnce(Arc<Shared>, P) + Send + 'static,
+) -> Result<thread::JoinHandle<()>, Error> {
     let (tell, hear) = mpsc::channel();
     let shared = shared.clone();
     let work = move || {
-        let prepared = prepare(&shared, number, core);
-        let (ring, base) = match prepared {
+        let prepared = match prepare(&shared) {
             Ok(prepared) => prepared,
             // Who hears it starts no runtime; if he is gone, so is the runtime.
             Err(error) => return drop(tell.send(Err(error))),
@@ -341,15 +368,15 @@ fn start_worker(shared: &Arc<Shared>, number: usize, core: usize) -> Result<thre
         drop(tell);
         // A scheduler that is half way through something cannot go on.
         let end_all = AbortOnUnwind;
-        worker::run(shared, number, ring, base);
+        run(shared, prepared);
         core::mem::forget(end_all);
     };
-    let failed = |error| Error::System { what: "cannot start a worker's thread", value: number as u64, error };
-    let thread = thread::Builder::new().name(format!("unithreads{number}")).spawn(work).map_err(failed)?;
+    let failed = |error| Error::System { what: "cannot start a thread (ulimit -u?)", value: 0, error };
+    let thread = thread::Builder::new().name(name).spawn(work).map_err(failed)?;
     match hear.recv() {
         Ok(Ok(())) => Ok(thread),
         Ok(Err(error)) => Err(error),
-        Err(_) => unreachable!("a worker's thread tells how it began"),
+        Err(_) => unreachable!("a thread of ours tells how it began"),
     }
 }
 

@@ -345,6 +345,7 @@ impl Worker {
 
     /// The unithread has ended. Nothing comes back.
     pub(crate) fn end(&self, index: u32) -> ! {
+        assert!(self.hold.get() == 0, "a unithread ended while it holds (farshore_uthread_hold without _release)");
         self.leave(index, Why::Ended);
         unreachable!("an ended unithread was resumed")
     }

@@ -13,14 +13,14 @@ use farshore_uthread::wait::Token;
 use farshore_uthread::{Config, Handle, Runtime, WaitMode, hold, spawn, yield_now};
 use std::io::{PipeWriter, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
 /// What the handler needs. One test at a time has it.
 struct World {
-    handle: Mutex<Option<Handle>>,
+    handle: RwLock<Option<Handle>>,
     base: usize,
     uffd: Uffd,
     requests: PipeWriter,
@@ -68,8 +68,8 @@ extern "C" fn on_sigbus(_: c_int, info: *mut libc::siginfo_t, context: *mut c_vo
     if page >= PAGES {
         std::process::abort();
     }
-    // try_lock: it is only set between tests.
-    let handle = world.handle.try_lock().ok().and_then(|handle| handle.clone());
+    // It is only written between tests.
+    let handle = world.handle.try_read().ok().and_then(|handle| handle.clone());
     // SAFETY: the third argument of a handler that runs.
     let frame = unsafe { Base::of_frame(context) };
     match handle.as_ref().and_then(|handle| Some((handle, handle.begin(Some(frame))?))) {
@@ -97,7 +97,7 @@ fn fetcher(world: &World, mut requests: impl Read) {
             let page = u64::from_ne_bytes(message[..8].try_into().unwrap()) as usize;
             let token = Token::from_raw(u64::from_ne_bytes(message[8..].try_into().unwrap())).expect("ours");
             world.fill(page);
-            let handle = world.handle.lock().unwrap().clone().expect("its runtime lives while it waits");
+            let handle = world.handle.read().unwrap().clone().expect("its runtime lives while it waits");
             assert!(handle.complete(token, page as i32), "a wait was over before its fetch");
             assert!(!handle.complete(token, -1), "completed twice");
         }
@@ -123,7 +123,7 @@ fn world() -> Option<(&'static World, MutexGuard<'static, ()>)> {
         unsafe { uffd.register(base.addr() as u64, (PAGES * PAGE) as u64) }.expect("anonymous memory");
         let (reader, requests) = std::io::pipe().unwrap();
         let contents = (0..PAGES).map(|page| core::array::from_fn(|word| word_of(page, word))).collect();
-        let (handle, parked, in_place) = (Mutex::new(None), AtomicU64::new(0), AtomicU64::new(0));
+        let (handle, parked, in_place) = (RwLock::new(None), AtomicU64::new(0), AtomicU64::new(0));
         let world = World { handle, base: base.addr(), uffd, requests, contents, parked, in_place };
         assert!(WORLD.set(world).is_ok());
         install(libc::SIGBUS, on_sigbus as *const () as usize, HANDLER_FLAGS);
@@ -149,10 +149,10 @@ fn install(signal: c_int, handler: usize, flags: c_int) {
 /// Runs a test on a runtime of its own.
 fn with_runtime(world: &World, config: Config, test: impl FnOnce(&Runtime)) {
     let runtime = Runtime::start(config).unwrap();
-    *world.handle.lock().unwrap() = Some(runtime.handle());
+    *world.handle.write().unwrap() = Some(runtime.handle());
     test(&runtime);
     runtime.shutdown().unwrap();
-    *world.handle.lock().unwrap() = None;
+    *world.handle.write().unwrap() = None;
 }
 
 fn one_worker() -> Config {
