@@ -69,8 +69,8 @@ pub fn stopping() -> bool {
     worker::inside().is_some_and(|(worker, _)| worker.shared.is_stopping())
 }
 
-/// While it lives the caller is not switched away from: what it waits for it waits for in place, and the worker's other unithreads with it. For code that has a lock, or thread-local
-/// data in two minds. It must be short, and must not wait for another unithread of the same worker.
+/// While it lives the caller is not switched away from: what it waits for it waits for in place, and the worker's other unithreads with it. For code
+/// that has a lock, or thread-local data in two minds. It must be short, and must not wait for another unithread of the same worker.
 #[derive(Debug)]
 #[must_use]
 pub struct Hold(PhantomData<*const ()>);

@@ -1,7 +1,8 @@
 //! Bounded channels between unithreads, and between them and threads: first in, first out.
 //!
-//! The queue is behind a mutex, which a unithread has only while it [`crate::hold`]s: it is never switched away from with it. Who finds the queue full or empty puts himself down as a waiter, gives the
-//! mutex back, and waits; who changes the queue wakes one waiter of the other side. A waiter that was woken looks again, since another one may have been quicker.
+//! The queue is behind a mutex, which a unithread has only while it [`crate::hold`]s: it is never switched away from with it. Who finds the queue
+//! full or empty puts himself down as a waiter, gives the mutex back, and waits; who changes the queue wakes one waiter of the other side. A waiter
+//! that was woken looks again, since another one may have been quicker.
 
 use crate::api::{hold, wait_stoppable};
 use crate::runtime::{Handle, Shared};

@@ -1,8 +1,8 @@
 //! One queue of new unithreads to idle workers, first come first served (Adios, section 3.4, algorithm 1).
 //!
-//! The dispatcher is a role, not a thread: who has news plays it, be it one who spawns or a worker that got idle. `news` counts what was not looked at yet. Who
-//! raises it from 0 is the dispatcher; who raises it further goes on with his own work, since the dispatcher looks again until nothing came in
-//! between:
+//! The dispatcher is a role, not a thread: who has news plays it, be it one who spawns or a worker that got idle. `news` counts what was not looked
+//! at yet. Who raises it from 0 is the dispatcher; who raises it further goes on with his own work, since the dispatcher looks again until nothing
+//! came in between:
 //!
 //! ```text
 //!  spawn:   incoming ◀ unithread ─▶ news + 1 ┬ was 0 ─▶ pass ─▶ news unchanged? ─ yes ─▶ 0
@@ -10,9 +10,9 @@
 //!                                            └ was not 0 ─▶ someone else passes
 //! ```
 //!
-//! A pass moves unithreads in the order in which they came to idle workers, those first that have the fewest fetches under way. A worker that was given one is not idle
-//! until it says so again. On a machine with few cores this spares two switches of threads for each request, which a dispatcher with a thread
-//! of its own would cost. Nobody waits for the dispatcher; the fault path never comes here.
+//! A pass moves unithreads in the order in which they came to idle workers, those first that have the fewest fetches under way. A worker that was
+//! given one is not idle until it says so again. On a machine with few cores this spares two switches of threads for each request, which a dispatcher
+//! with a thread of its own would cost. Nobody waits for the dispatcher; the fault path never comes here.
 
 use crate::list::{Fifo, Inbox, Links};
 use core::cell::UnsafeCell;

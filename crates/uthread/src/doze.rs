@@ -28,20 +28,21 @@ impl Default for Doze {
 impl Doze {
     /// The owner is about to sleep. It looks for work after this and before the sleep.
     pub fn begin(&self) {
-        self.0.store(ASLEEP, Ordering::Relaxed);
+        // All changes are swaps, so that each sees the one before it: one order, in which no wake is behind a sleep that it did not see.
+        self.0.swap(ASLEEP, Ordering::AcqRel);
         // SeqCst: the store above must not pass the loads that look for work. Partner: the fence in `must_kick`.
         fence(Ordering::SeqCst);
     }
 
     /// The owner is awake.
     pub fn end(&self) {
-        self.0.store(AWAKE, Ordering::Relaxed);
+        self.0.swap(AWAKE, Ordering::AcqRel);
     }
 
     /// Work was put where the owner looks: whether it has to be kicked. Of several wakers one is told so.
     pub fn must_kick(&self) -> bool {
         // SeqCst: the work was stored before this, and must not pass the load below. Partner: the fence in `begin`.
         fence(Ordering::SeqCst);
-        self.0.load(Ordering::Relaxed) == ASLEEP && self.0.swap(AWAKE, Ordering::Relaxed) == ASLEEP
+        self.0.load(Ordering::Relaxed) == ASLEEP && self.0.swap(AWAKE, Ordering::AcqRel) == ASLEEP
     }
 }

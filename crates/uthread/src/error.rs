@@ -47,9 +47,15 @@ impl fmt::Display for Error {
             Error::Config { what, value, want } => write!(f, "{what} cannot be {value}: {want}"),
             Error::System { what, value, error } => write!(f, "{what}: {value}: {error}"),
             Error::CannotCatchPanics => {
-                write!(f, "panics cannot be reported in a program that is compiled with panic = \"abort\": choose Panics::End, or panic = \"unwind\"")
+                write!(
+                    f,
+                    "panics cannot be reported in a program that is compiled with panic = \"abort\": choose Panics::End, or panic = \"unwind\""
+                )
             }
-            Error::ShadowStack => write!(f, "this thread has a shadow stack, and stacks cannot be switched: start the program with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"),
+            Error::ShadowStack => write!(
+                f,
+                "this thread has a shadow stack, and stacks cannot be switched: start the program with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
+            ),
             Error::FromInside => write!(f, "a unithread cannot wait for the end of its own runtime: shut it down from a thread"),
             Error::NotEnded(left) => write!(f, "{left} unithreads have not ended in time"),
         }
@@ -91,7 +97,9 @@ impl fmt::Display for SpawnError {
         match self {
             SpawnError::Full(count) => write!(f, "all {count} unithreads are in use"),
             SpawnError::TooLarge(bytes) => write!(f, "{bytes} bytes are more than a quarter of a unithread's stack: box them"),
-            SpawnError::TooLong { bytes, room } => write!(f, "a request of {bytes} bytes is longer than the request buffer ({room}): configure more"),
+            SpawnError::TooLong { bytes, room } => {
+                write!(f, "a request of {bytes} bytes is longer than the request buffer ({room}): configure more")
+            }
             SpawnError::Stopping => write!(f, "the runtime is being shut down"),
             SpawnError::NotInside => write!(f, "not called by a unithread: spawn with a handle of the runtime"),
         }

@@ -1,7 +1,7 @@
 //! The C interface: `include/farshore_uthread.h` says what each function does. One runtime a process.
 
-use crate::error::{Error, SpawnError};
 use crate::dispatch::Policy;
+use crate::error::{Error, SpawnError};
 use crate::{Config, JoinHandle, Runtime, WaitMode, api, io, worker};
 use core::ffi::{c_int, c_void};
 use core::time::Duration;

@@ -28,7 +28,8 @@ pub fn write(file: impl AsFd, from: &[u8], offset: u64) -> io::Result<usize> {
 /// # Safety
 /// What it points to is valid until this returns.
 unsafe fn run(request: squeue::Entry) -> io::Result<usize> {
-    let not_inside = || io::Error::new(io::ErrorKind::Unsupported, "not called by a unithread, so there is no ring: use std's functions");
+    let not_inside =
+        || io::Error::new(io::ErrorKind::Unsupported, "not called by a unithread, so there is no ring: use std's functions");
     let (worker, index) = worker::inside().ok_or_else(not_inside)?;
     let unit = worker.shared.pool.unit(index);
     if worker.shared.is_stopping() {

@@ -1,7 +1,7 @@
 //! How a unithread begins and ends, and who waits for it.
 //!
-//! Its closure lies at the end of its own stack, and so does its result, in the closure's place: nothing is allocated. The slot goes back to the pool when the unithread has left its
-//! stack **and** nobody wants the result any more. `Unit::life` says so:
+//! Its closure lies at the end of its own stack, and so does its result, in the closure's place: nothing is allocated. The slot goes back to the pool
+//! when the unithread has left its stack **and** nobody wants the result any more. `Unit::life` says so:
 //!
 //! ```text
 //!            result written        off its stack (its worker)
@@ -10,8 +10,8 @@
 //!     └──────▶ DETACHED ◀────┘ ─────────────────────────▶ freed by its worker (a result that comes later is dropped by the unithread itself)
 //! ```
 //!
-//! Who waits puts himself down in `joiner` and looks at `life` again; its worker sets `life` and looks at `joiner` then. A slot can be used again between these two steps of
-//! the worker, so a joiner can be woken for nothing: he looks again.
+//! Who waits puts himself down in `joiner` and looks at `life` again; its worker sets `life` and looks at `joiner` then. A slot can be used again
+//! between these two steps of the worker, so a joiner can be woken for nothing: he looks again.
 
 use crate::api::hold;
 use crate::error::SpawnError;
@@ -49,7 +49,7 @@ where
 {
     check::<F, T>(shared)?;
     let index = admit(shared)?;
-    begin_with(shared, index, work);
+    begin_with(shared, index, RUNNING, work);
     Ok(JoinHandle { shared: shared.clone(), index, result: PhantomData })
 }
 
@@ -66,8 +66,7 @@ where
     let index = admit(shared)?;
     // SAFETY: the slot was taken, so its buffer is nobody else's, and there is room.
     unsafe { core::ptr::copy_nonoverlapping(request.as_ptr(), shared.pool.buffer(index), request.len()) };
-    begin_with(shared, index, work);
-    drop(JoinHandle::<()> { shared: shared.clone(), index, result: PhantomData });
+    begin_with(shared, index, DETACHED, work);
     Ok(())
 }
 
@@ -91,8 +90,8 @@ fn check<F, T>(shared: &Shared) -> Result<(), SpawnError> {
     if size + align > shared.config.stack_bytes / 4 { Err(SpawnError::TooLarge(size)) } else { Ok(()) }
 }
 
-/// Puts `work` onto the stack of slot `index`, which was taken, and the unithread into the queue.
-fn begin_with<F, T>(shared: &Shared, index: u32, work: F)
+/// Puts `work` onto the stack of slot `index`, which was taken, and the unithread into the queue. Its life begins as `life`: with a handle, or without.
+fn begin_with<F, T>(shared: &Shared, index: u32, life: u32, work: F)
 where
     F: FnOnce() -> T + Send + 'static,
     T: Send + 'static,
@@ -108,7 +107,7 @@ where
     unit.entry.set(Some(run::<F, T>));
     unit.errno.set(0);
     unit.reply_to.set(None);
-    unit.life.store(RUNNING, Ordering::Relaxed);
+    unit.life.store(life, Ordering::Relaxed);
     unit.joiner.store(0, Ordering::Relaxed);
     unit.stoppable.store(0, Ordering::Relaxed);
     let top = place.wrapping_sub(place.addr() % 16);

@@ -8,15 +8,15 @@
 //! ```
 //!
 //! Stack, control block and request buffer lie together (Adios, section 3.2), so that a small request touches one page. A stack that grows too far, and a
-//! buffer that is written past its end, meet a guard and not a neighbour; behind the last slot there is one more guard. A guard is as large as a usual stack, since C code without
-//! stack probes may step over a small one.
+//! buffer that is written past its end, meet a guard and not a neighbour; behind the last slot there is one more guard. A guard is as large as a
+//! usual stack, since C code without stack probes may step over a small one.
 //!
-//! **Memory of a unithread.** Addresses: `guard_bytes + stack_bytes`. RAM: the pages that it has touched, at least one (4 KiB); about three more while it waits in a
-//! signal handler, since the frame holds all vector registers. Nothing is touched before it is first used, a slot that was used is used again before a fresh one, and touched pages
-//! are kept: RAM follows the most unithreads that there were at a time.
+//! **Memory of a unithread.** Addresses: `guard_bytes + stack_bytes`. RAM: the pages that it has touched, at least one (4 KiB); about three more
+//! while it waits in a signal handler, since the frame holds all vector registers. Nothing is touched before it is first used, a slot that was used
+//! is used again before a fresh one, and touched pages are kept: RAM follows the most unithreads that there were at a time.
 //!
-//! **Guards** are markers in the page table (`MADV_GUARD_INSTALL`, Linux 6.13). Before that they are mappings without access, two mappings a slot, of which the kernel
-//! allows `vm.max_map_count` (65,530 by default) in a process.
+//! **Guards** are markers in the page table (`MADV_GUARD_INSTALL`, Linux 6.13). Before that they are mappings without access, two mappings a slot, of
+//! which the kernel allows `vm.max_map_count` (65,530 by default) in a process.
 
 use crate::error::Error;
 use crate::list::{Free, Links};
@@ -139,7 +139,8 @@ impl Pool {
     pub fn new(shape: Shape) -> Result<Pool, Error> {
         shape.check()?;
         let bytes = shape.slot_bytes().checked_mul(shape.count).and_then(|all| all.checked_add(shape.guard_bytes));
-        let bytes = bytes.ok_or(Error::Config { what: "unithreads", value: shape.count as u64, want: "fewer, or smaller ones" })?;
+        let bytes =
+            bytes.ok_or(Error::Config { what: "unithreads", value: shape.count as u64, want: "fewer, or smaller ones" })?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
         // SAFETY: a fresh mapping, wherever the kernel likes.
         let base = unsafe { libc::mmap(core::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
@@ -170,7 +171,10 @@ impl Pool {
         for slot in 0..=self.shape.count {
             let at = self.base.as_ptr().wrapping_add(slot * self.shape.slot_bytes());
             if guard(at, by_marker) != 0 {
-                return Err(Error::system("cannot guard all stacks (fewer unithreads, or a higher vm.max_map_count)", slot as u64));
+                return Err(Error::system(
+                    "cannot guard all stacks (fewer unithreads, or a higher vm.max_map_count)",
+                    slot as u64,
+                ));
             }
         }
         Ok(())
@@ -210,7 +214,8 @@ impl Pool {
     #[inline]
     pub fn unit(&self, index: u32) -> &Unit {
         let at = self.slot_end(index).wrapping_sub(self.shape.tail_bytes()).cast::<Unit>();
-        // SAFETY: inside the slot, aligned (slots end at pages, the tail is a multiple of the alignment), zeroed at first, which is a valid block, and only ever used as one.
+        // SAFETY: inside the slot, aligned (slots end at pages, the tail is a multiple of the alignment), zeroed at first, which is a valid block,
+        // and only ever used as one.
         unsafe { &*at }
     }
 

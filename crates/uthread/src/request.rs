@@ -1,10 +1,12 @@
 //! Requests, and polling delegation: replies are sent, and their completions reaped, by a thread that does nothing else (Adios, section 3.4).
 //!
-//! A request lies in the request buffer of its unithread, and the reply is made in its place. When the unithread has ended, its slot goes to the thread of replies, which sends the reply from the
-//! buffer and gives the slot back to the pool when the send is complete. So no worker waits for a peer.
+//! A request lies in the request buffer of its unithread, and the reply is made in its place. When the unithread has ended, its slot goes to the
+//! thread of replies, which sends the reply from the buffer and gives the slot back to the pool when the send is complete. So no worker waits for a
+//! peer.
 //!
-//! In the paper each worker sends by itself and only the completion goes to the dispatcher, since one completion queue can serve several send queues. A completion of io_uring comes to the ring that
-//! the request was made in, so here the request goes there too; many replies are then submitted with one call.
+//! In the paper each worker sends by itself and only the completion goes to the dispatcher, since one completion queue can serve several send queues.
+//! A completion of io_uring comes to the ring that the request was made in, so here the request goes there too; many replies are then submitted with
+//! one call.
 
 use crate::doze::Doze;
 use crate::error::Error;

@@ -1,7 +1,7 @@
 //! A worker's own io_uring, in which it also sleeps.
 //!
-//! A sleeping worker waits for a completion, a deadline, or a kick: another thread's write to its eventfd, which the ring has a read of under way. So one system call waits for all
-//! three. Completions are taken from memory, without a call.
+//! A sleeping worker waits for a completion, a deadline, or a kick: another thread's write to its eventfd, which the ring has a read of under way. So
+//! one system call waits for all three. Completions are taken from memory, without a call.
 
 use crate::error::Error;
 use core::sync::atomic::AtomicU64;
@@ -56,7 +56,11 @@ impl Ring {
             error,
         })?;
         if !uring.params().is_feature_ext_arg() || !uring.params().is_feature_nodrop() {
-            return Err(Error::Config { what: "the kernel's io_uring features", value: 0, want: "EXT_ARG and NODROP (Linux 5.11)" });
+            return Err(Error::Config {
+                what: "the kernel's io_uring features",
+                value: 0,
+                want: "EXT_ARG and NODROP (Linux 5.11)",
+            });
         }
         // Eight bytes for ever: the kernel may still write them while the ring is taken down.
         Ok(Ring { uring, kick, kicked: Box::leak(Box::new(AtomicU64::new(0))), armed: false })
@@ -107,7 +111,8 @@ impl Ring {
     /// Sleeps until a completion, a kick, or for `ns` nanoseconds; may return early. Starts what is in the queue.
     pub fn sleep(&mut self, ns: Option<u64>) {
         if !self.armed {
-            let read = opcode::Read::new(types::Fd(self.kick.0.as_raw_fd()), self.kicked.as_ptr().cast(), 8).build().user_data(KICKED);
+            let read =
+                opcode::Read::new(types::Fd(self.kick.0.as_raw_fd()), self.kicked.as_ptr().cast(), 8).build().user_data(KICKED);
             // SAFETY: the eight bytes are never freed.
             self.armed = unsafe { self.push(&read) }.is_ok();
         }
@@ -131,4 +136,3 @@ impl core::fmt::Debug for Ring {
         f.debug_struct("Ring").field("armed", &self.armed).finish_non_exhaustive()
     }
 }
-

@@ -4,8 +4,9 @@
 //!
 //! [`Runtime::shutdown`] is structured: it waits until every unithread has ended, so that all their destructors have run.
 //!
-//! 1. `stopping`: nothing is spawned any more. Each worker ends the waits of its unithreads that say so in their type (`sleep`, `recv`, `send`: [`crate::Stopped`]) and cancels their requests
-//!    in the ring (`io`: `ECANCELED`), once; waits that begin later end at once. Waits for fetches and for other unithreads end by themselves.
+//! 1. `stopping`: nothing is spawned any more. Each worker ends the waits of its unithreads that say so in their type (`sleep`, `recv`, `send`:
+//!    [`crate::Stopped`]) and cancels their requests in the ring (`io`: `ECANCELED`), once; waits that begin later end at once. Waits for fetches and
+//!    for other unithreads end by themselves.
 //! 2. The last unithread that ends (`live` is 0) wakes who waits for it.
 //! 3. Workers end when `stopping` is set and `live` is 0; then their threads are joined.
 
@@ -41,7 +42,8 @@ pub enum WaitMode {
 /// What happens when a unithread panics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Panics {
-    /// It is reported: by the panic hook on stderr, to who joins it, and in [`Handle::panics`]. The process goes on. Refused where panics cannot be caught (`panic = "abort"`).
+    /// It is reported: by the panic hook on stderr, to who joins it, and in [`Handle::panics`]. The process goes on. Refused where panics cannot be
+    /// caught (`panic = "abort"`).
     Report,
     /// It is reported on stderr, and the process is aborted.
     End,
@@ -54,7 +56,8 @@ pub struct Config {
     pub workers: usize,
     /// Unithreads that there can be at a time, 1 to 2²⁴.
     pub unithreads: usize,
-    /// Bytes of stack, control block and request buffer of one unithread together; a multiple of 4,096, at least 16,384. What is touched takes RAM, the rest addresses alone.
+    /// Bytes of stack, control block and request buffer of one unithread together; a multiple of 4,096, at least 16,384. What is touched takes RAM,
+    /// the rest addresses alone.
     pub stack_bytes: usize,
     /// Bytes of addresses without memory between two unithreads; a multiple of 4,096.
     pub guard_bytes: usize,
@@ -241,7 +244,7 @@ impl Handle {
     }
 }
 
-/// A runtime with its workers. Dropped, it is shut down, and waits for that.
+/// A runtime with its workers. Dropped, it is shut down, and waits for that; one of its own unithreads must not drop it, which aborts the process.
 #[derive(Debug)]
 pub struct Runtime {
     handle: Handle,
@@ -252,7 +255,8 @@ impl Runtime {
     /// Starts the workers.
     pub fn start(config: Config) -> Result<Runtime, Error> {
         let cores = os::allowed_cores()?;
-        let config = Config { workers: if config.workers == 0 { cores.len().min(WORKERS_MAX) } else { config.workers }, ..config };
+        let config =
+            Config { workers: if config.workers == 0 { cores.len().min(WORKERS_MAX) } else { config.workers }, ..config };
         if config.workers > WORKERS_MAX {
             return Err(Error::Config { what: "workers", value: config.workers as u64, want: "1 to 64, or 0 for one a core" });
         }
@@ -278,7 +282,12 @@ impl Runtime {
         for number in 0..shared.config.workers {
             let core = cores[number % cores.len()];
             let work = move |shared: Arc<Shared>, (ring, base)| worker::run(shared, number, ring, base);
-            runtime.threads.push(start_thread(&shared, format!("unithreads{number}"), move |shared| prepare(shared, number, core), work)?);
+            runtime.threads.push(start_thread(
+                &shared,
+                format!("unithreads{number}"),
+                move |shared| prepare(shared, number, core),
+                work,
+            )?);
         }
         let work = |shared: Arc<Shared>, ring| shared.replies.run(&shared, ring);
         runtime.threads.push(start_thread(&shared, "unireplies".into(), |shared| shared.replies.ring(), work)?);
@@ -299,7 +308,7 @@ impl Runtime {
         self.handle.spawn(work)
     }
 
-    /// Ends the runtime: see the module's head. Waits for as long as it takes.
+    /// Ends the runtime: see the module's head. Waits for as long as it takes. A unithread of this runtime is refused, and the runtime goes on.
     pub fn shutdown(mut self) -> Result<(), Error> {
         self.end(None)
     }
@@ -312,6 +321,7 @@ impl Runtime {
     fn end(&mut self, time: Option<Duration>) -> Result<(), Error> {
         let shared = &self.handle.shared;
         if worker::this().is_some_and(|worker| Arc::ptr_eq(&worker.shared, shared)) {
+            self.threads.clear();
             return Err(Error::FromInside);
         }
         shared.stop();

@@ -1,7 +1,7 @@
 //! A worker's timers: a binary heap in memory that is there from the start.
 //!
-//! A unithread sleeps at most once at a time, so a place for each unithread of the pool is enough and nothing is ever allocated. `place[index]` tells where in the heap
-//! a unithread's timer is, so that one that is not needed any more goes at once and does not linger until its time.
+//! A unithread sleeps at most once at a time, so a place for each unithread of the pool is enough and nothing is ever allocated. `place[index]` tells
+//! where in the heap a unithread's timer is, so that one that is not needed any more goes at once and does not linger until its time.
 //!
 //! | step | cost |
 //! |---|---|

@@ -8,8 +8,8 @@
 //!   └ zeroed memory    └───────────▶ ▲                   └─────────┴────────┴───┘
 //! ```
 //!
-//! - [`WaitWord::arm`] and [`WaitWord::park`] are the unithread's own, and run on its worker's thread. [`WaitWord::complete`] is anybody's, from any thread and from a signal
-//!   handler: it is one compare-and-swap loop.
+//! - [`WaitWord::arm`] and [`WaitWord::park`] are the unithread's own, and run on its worker's thread. [`WaitWord::complete`] is anybody's, from any
+//!   thread and from a signal handler: it is one compare-and-swap loop.
 //! - Who moves the word from `PARKED` to `DONE` makes the unithread ready, and is the only one to do so: it cannot be in two lists. Moved from
 //!   `ARMED`, the unithread has not left yet, and `park` tells it not to.
 //! - A [`Token`] is good for one wait: its number is in the word. A token of a wait that is over changes nothing ([`Complete::Stale`]), until 2³⁰ waits

@@ -13,12 +13,12 @@
 //!
 //! # Who may touch a worker
 //!
-//! All but the [`Side`] belongs to the worker's thread, which runs either the loop or one unithread, and perhaps a signal handler on top. So there are no locks, but there is `busy`: it is
-//! above 0 while ring, lists or timers are in use, and always on the worker's own stack. A signal handler that finds it above 0 does not switch (`seam.rs`).
-//! `hold` counts the program's own reasons not to switch ([`crate::hold`]).
+//! All but the [`Side`] belongs to the worker's thread, which runs either the loop or one unithread, and perhaps a signal handler on top. So there
+//! are no locks, but there is `busy`: it is above 0 while ring, lists or timers are in use, and always on the worker's own stack. A signal handler
+//! that finds it above 0 does not switch (`seam.rs`). `hold` counts the program's own reasons not to switch ([`crate::hold`]).
 //!
-//! A unithread stays on its worker. So its thread-local storage stays where it is, and code may keep addresses in it across a wait; but all unithreads of a worker share it: what a
-//! unithread leaves there half done while it waits, the next one finds.
+//! A unithread stays on its worker. So its thread-local storage stays where it is, and code may keep addresses in it across a wait; but all
+//! unithreads of a worker share it: what a unithread leaves there half done while it waits, the next one finds.
 
 use crate::dispatch::Desk;
 use crate::join;
@@ -40,8 +40,8 @@ const STREAK_MAX: u32 = 64;
 pub(crate) const BY_RING: u64 = 1 << 63;
 
 thread_local! {
-    /// The worker that this thread is, or null. Has a constant beginning and no destructor, so that a signal handler may read it; a worker has written it before it runs
-    /// anything, so that no first access allocates.
+    /// The worker that this thread is, or null. Has a constant beginning and no destructor, so that a signal handler may read it; a worker has
+    /// written it before it runs anything, so that no first access allocates.
     static WORKER: Cell<*const Worker> = const { Cell::new(core::ptr::null()) };
 }
 
@@ -99,8 +99,8 @@ pub(crate) fn this<'a>() -> Option<&'a Worker> {
     unsafe { WORKER.get().as_ref() }
 }
 
-/// The worker of this thread, if a unithread runs on it and the caller is that unithread: its stack pointer lies in its stack. Code of the scheduler, and handlers on another
-/// stack, are none. May be called in a signal handler.
+/// The worker of this thread, if a unithread runs on it and the caller is that unithread: its stack pointer lies in its stack. Code of the scheduler,
+/// and handlers on another stack, are none. May be called in a signal handler.
 #[inline]
 pub(crate) fn inside<'a>() -> Option<(&'a Worker, u32)> {
     let worker = this()?;
@@ -280,7 +280,10 @@ impl Worker {
             return;
         }
         side.doze.begin();
-        let nothing = side.inbox.is_empty() && self.desk().fresh.is_empty() && !shared.has_ended() && (inner.stopped || !shared.is_stopping());
+        let nothing = side.inbox.is_empty()
+            && self.desk().fresh.is_empty()
+            && !shared.has_ended()
+            && (inner.stopped || !shared.is_stopping());
         if nothing {
             let time = inner.timers.next().map(|deadline| deadline.saturating_sub(now()));
             inner.ring.sleep(time);
@@ -354,11 +357,15 @@ impl Worker {
     pub(crate) fn is_wanted(&self) -> bool {
         self.with(|inner| {
             self.collect(inner);
-            !inner.ready.is_empty() || !inner.yielded.is_empty() || !self.desk().fresh.is_empty() || self.shared.dispatch.has_waiting()
+            !inner.ready.is_empty()
+                || !inner.yielded.is_empty()
+                || !self.desk().fresh.is_empty()
+                || self.shared.dispatch.has_waiting()
         })
     }
 
-    /// Waits for the completion of `token`, which the unithread `index` has armed: as the mode says if it is a fetch, else by switching; in place where it may not switch.
+    /// Waits for the completion of `token`, which the unithread `index` has armed: as the mode says if it is a fetch, else by switching; in place
+    /// where it may not switch.
     pub(crate) fn wait(&self, index: u32, token: Token, mode: WaitMode) -> i32 {
         let unit = self.unit(index);
         if mode != WaitMode::Yield || !self.may_switch() {

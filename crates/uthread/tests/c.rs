@@ -8,7 +8,13 @@ use std::process::Command;
 
 fn compile(compiler: &str, arguments: &[&str], out: &Path) -> bool {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let done = Command::new(compiler).args(["-Wall", "-Wextra", "-Werror", "-O1", "-I"]).arg(here.join("include")).args(arguments).arg("-o").arg(out).output();
+    let done = Command::new(compiler)
+        .args(["-Wall", "-Wextra", "-Werror", "-O1", "-I"])
+        .arg(here.join("include"))
+        .args(arguments)
+        .arg("-o")
+        .arg(out)
+        .output();
     match done {
         Ok(done) => {
             assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

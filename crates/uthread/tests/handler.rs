@@ -1,12 +1,13 @@
 //! The heart: a unithread is switched away from inside a SIGBUS handler, on its own stack, and resumed later, as if nothing had been.
 //!
-//! Memory is registered with a userfaultfd that raises SIGBUS. The handler sends page and token to a thread, which fills pages in another order than they were asked
-//! for, and completes the tokens. Another thread throws pages away meanwhile, so that there is always something to fetch.
+//! Memory is registered with a userfaultfd that raises SIGBUS. The handler sends page and token to a thread, which fills pages in another order than
+//! they were asked for, and completes the tokens. Another thread throws pages away meanwhile, so that there is always something to fetch.
 #![cfg(not(loom))]
+
+mod common;
 
 use core::arch::asm;
 use core::ffi::{c_int, c_void};
-use core::time::Duration;
 use farshore_sys::uffd::{Uffd, UffdOptions};
 use farshore_uthread::seam::{Base, HANDLER_FLAGS, Parking};
 use farshore_uthread::wait::Token;
@@ -41,7 +42,8 @@ impl World {
     fn fill(&self, page: usize) {
         let words = &self.contents[page];
         // SAFETY: the range is ours and registered; a page that is there already stays.
-        let _ = unsafe { self.uffd.copy((self.base + page * PAGE) as u64, words.as_ptr().addr() as u64, PAGE as u64, false, false) };
+        let _ =
+            unsafe { self.uffd.copy((self.base + page * PAGE) as u64, words.as_ptr().addr() as u64, PAGE as u64, false, false) };
     }
 
     fn discard(&self, page: usize) {
@@ -62,8 +64,10 @@ impl World {
 
 extern "C" fn on_sigbus(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let world = WORLD.get().expect("set before any fault");
+    // SAFETY: the second argument of a handler that runs.
+    let info = unsafe { &*info };
     // SAFETY: SIGBUS has an address.
-    let address = unsafe { (*info).si_addr() }.addr();
+    let address = unsafe { info.si_addr() }.addr();
     let page = address.wrapping_sub(world.base) / PAGE;
     if page >= PAGES {
         std::process::abort();
@@ -127,7 +131,7 @@ fn world() -> Option<(&'static World, MutexGuard<'static, ()>)> {
         let world = World { handle, base: base.addr(), uffd, requests, contents, parked, in_place };
         assert!(WORLD.set(world).is_ok());
         install(libc::SIGBUS, on_sigbus as *const () as usize, HANDLER_FLAGS);
-        watchdog();
+        common::watchdog();
         std::thread::spawn(|| fetcher(WORLD.get().unwrap(), reader));
     }
     let world = WORLD.get().unwrap();
@@ -393,18 +397,5 @@ fn what_is_yielded_and_spawned_goes_on_beside_faults() {
             children.into_iter().for_each(|child| child.join().unwrap());
         });
         parent.unwrap().join().unwrap();
-    });
-}
-
-/// A test that hangs is ended, and says where its threads are.
-fn watchdog() {
-    std::thread::spawn(|| {
-        std::thread::sleep(Duration::from_secs(300));
-        for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
-            let call = std::fs::read_to_string(task.path().join("syscall")).unwrap_or_default();
-            eprintln!("{:?}: {call}", task.file_name());
-        }
-        eprintln!("hung for 300 s");
-        std::process::abort();
     });
 }

@@ -8,7 +8,8 @@ use core::time::Duration;
 use farshore_uthread::channel::{self, RecvError, SendError};
 use farshore_uthread::dispatch::Policy;
 use farshore_uthread::{
-    Config, Error, Panics, Runtime, SpawnError, Stopped, checkpoint, hold, io, is_unithread, sleep, spawn, stopping, worker_index, yield_now,
+    Config, Error, Panics, Runtime, SpawnError, Stopped, checkpoint, hold, io, is_unithread, sleep, spawn, stopping,
+    worker_index, yield_now,
 };
 use std::cell::Cell;
 use std::io::{Read, Write};
@@ -146,7 +147,8 @@ fn bad_configurations_say_why() {
 #[test]
 fn a_panic_ends_its_unithread_alone() {
     let runtime = runtime(1);
-    let panicked = runtime.spawn(|| -> u32 { panic!("on purpose {}", 7) }).unwrap();
+    let seven = std::hint::black_box(7);
+    let panicked = runtime.spawn(move || -> u32 { panic!("on purpose {seven}") }).unwrap();
     let why = panicked.join().unwrap_err();
     assert_eq!(why.downcast_ref::<String>().unwrap(), "on purpose 7");
     assert_eq!(runtime.handle().panics(), 1);
@@ -183,6 +185,7 @@ fn a_panic_ends_the_process_if_configured() {
 
 /// Uses stack without end.
 #[inline(never)]
+#[allow(unconditional_recursion)]
 fn deeper(depth: u64) -> u64 {
     let here = std::hint::black_box([depth; 64]);
     deeper(depth + 1) + here[(depth % 64) as usize]
@@ -381,17 +384,25 @@ fn a_shutdown_that_takes_too_long_says_how_many_are_left() {
 
 #[test]
 fn a_unithread_cannot_shut_its_runtime_down() {
-    let ends = in_child("a_unithread_cannot_shut_its_runtime_down", || {
+    let runtime = runtime(1);
+    let (to, from) = channel::bounded::<Runtime>(1);
+    let task = runtime.spawn(move || from.recv().unwrap().shutdown().unwrap_err().to_string()).unwrap();
+    assert!(to.send(runtime).is_ok());
+    assert!(task.join().unwrap().contains("shut it down from a thread"));
+}
+
+#[test]
+fn a_unithread_that_drops_its_runtime_ends_the_process() {
+    let ends = in_child("a_unithread_that_drops_its_runtime_ends_the_process", || {
         let runtime = Runtime::start(Config { workers: 1, ..Config::default() }).unwrap();
         let (to, from) = channel::bounded::<Runtime>(1);
-        let task = runtime.spawn(move || println!("{}", from.recv().unwrap().shutdown().unwrap_err())).unwrap();
+        let task = runtime.spawn(move || drop(from.recv().unwrap())).unwrap();
         assert!(to.send(runtime).is_ok());
         let _ = task.join();
     });
     let Some(ends) = ends else { return };
-    assert!(String::from_utf8_lossy(&ends.stdout).contains("shut it down from a thread"), "{ends:?}");
-    // There is nobody who could end it now, so it does not go on half ended.
     assert_eq!(ends.status.signal(), Some(libc::SIGABRT));
+    assert!(String::from_utf8_lossy(&ends.stderr).contains("shut it down from a thread"), "{ends:?}");
 }
 
 #[test]

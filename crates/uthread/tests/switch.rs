@@ -2,14 +2,15 @@
 #![cfg(not(loom))]
 
 use core::arch::asm;
+use core::cell::Cell;
 use farshore_uthread::switch::{CONTEXT_BYTES, prepare, switch};
 
 /// Two contexts, and what the second one saw.
 struct Both {
-    here: usize,
-    there: usize,
-    turns: u32,
-    control: (u32, u16),
+    here: Cell<usize>,
+    there: Cell<usize>,
+    turns: Cell<u32>,
+    control: Cell<(u32, u16)>,
 }
 
 fn control() -> (u32, u16) {
@@ -27,19 +28,18 @@ unsafe fn set_control(mxcsr: u32, fpucw: u16) {
 }
 
 extern "sysv64" fn other(both: usize) -> ! {
-    let both = core::ptr::with_exposed_provenance_mut::<Both>(both);
-    // SAFETY: the test waits in `switch` while this runs.
-    let both = unsafe { &mut *both };
-    both.control = control();
+    // SAFETY: the test lives for as long as this runs.
+    let both = unsafe { &*core::ptr::with_exposed_provenance::<Both>(both) };
+    both.control.set(control());
     // Rounds towards zero here: the test's own stack does not notice.
     // SAFETY: put back never; this stack ends with the test.
     unsafe { set_control(0x7f80, 0x0f7f) };
     loop {
-        both.turns += 1;
+        both.turns.set(both.turns.get() + 1);
         assert_eq!(control(), (0x7f80, 0x0f7f), "another stack's control words");
         clobber();
         // SAFETY: the test's context waits.
-        unsafe { switch(&raw mut both.there, both.here) };
+        unsafe { switch(both.there.as_ptr(), both.here.get()) };
     }
 }
 
@@ -57,21 +57,19 @@ fn clobber() {
     }
 }
 
-extern "sysv64" fn switch_of(both: *mut Both) {
+extern "sysv64" fn switch_of(both: &Both) {
     // SAFETY: the other context waits at `there`.
-    unsafe { switch(&raw mut (*both).here, (*both).there) };
+    unsafe { switch(both.here.as_ptr(), both.there.get()) };
 }
 
 #[test]
 fn registers_and_control_words_are_preserved() {
     let mut stack = vec![0u128; 4096];
     let top = stack.as_mut_ptr_range().end.cast::<u8>();
-    let mut both = Both { here: 0, there: 0, turns: 0, control: (0, 0) };
-    let both = &raw mut both;
+    let both = Both { here: Cell::new(0), there: Cell::new(0), turns: Cell::new(0), control: Cell::new((0, 0)) };
     // SAFETY: the stack has 64 KiB, and is aligned.
-    unsafe { (*both).there = prepare(top, other, both.expose_provenance()) };
-    // SAFETY: as above; `there` lies at the end of the stack.
-    assert_eq!(unsafe { (*both).there }, top.addr() - CONTEXT_BYTES);
+    both.there.set(unsafe { prepare(top, other, (&raw const both).expose_provenance()) });
+    assert_eq!(both.there.get(), top.addr() - CONTEXT_BYTES);
     // SAFETY: rounds up in this thread; put back below.
     unsafe { set_control(0x5f80, 0x0b7f) };
     for turn in 1..=100u64 {
@@ -89,7 +87,7 @@ fn registers_and_control_words_are_preserved() {
                 in("rsi") turn * 1000,
                 inout("rax") switch_of as *const () as u64 => rbx,
                 out("rcx") rbp, out("r12") r12, out("r13") r13, out("r14") r14, out("r15") r15,
-                in("rdi") both,
+                in("rdi") &raw const both,
                 clobber_abi("sysv64"),
             );
         }
@@ -99,6 +97,5 @@ fn registers_and_control_words_are_preserved() {
     }
     // SAFETY: what a thread begins with.
     unsafe { set_control(0x1f80, 0x037f) };
-    // SAFETY: the other context has run, and waits for ever.
-    assert_eq!(unsafe { ((*both).turns, (*both).control) }, (100, (0x1f80, 0x037f)));
+    assert_eq!((both.turns.get(), both.control.get()), (100, (0x1f80, 0x037f)));
 }
