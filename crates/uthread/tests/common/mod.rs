@@ -10,12 +10,12 @@ pub fn watchdog() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_secs(120));
+            std::thread::sleep(Duration::from_secs(300));
             for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
                 let call = std::fs::read_to_string(task.path().join("syscall")).unwrap_or_default();
                 eprintln!("{:?}: {call}", task.file_name());
             }
-            eprintln!("hung for 120 s");
+            eprintln!("hung for 300 s");
             std::process::abort();
         });
     });
