@@ -48,7 +48,7 @@ unit: ## unit, integration and conformance tests
 sim: ## simulation, from fixed and random seeds
 canaries: ## rules broken on purpose, which the simulation must notice
 fuzz: ## bytes from outside, guided by coverage (ARGS='word --seconds 600', ARGS=--canaries)
-loom: ## all interleavings of core
+loom: ## all interleavings of core and uthread
 miri: ## undefined behaviour in core
 real: ## real programs, natively and under farshore
 threads: ## threads, signals, limits, filters and allocators

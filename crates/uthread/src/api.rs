@@ -1,0 +1,114 @@
+//! What a unithread can do. On a thread that is none each function does what fits there.
+
+use crate::error::{SpawnError, Stopped};
+use crate::join::{self, JoinHandle};
+use crate::runtime::WaitMode;
+use crate::wait::Token;
+use crate::worker::{self, Worker};
+use core::marker::PhantomData;
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+
+/// Whether the caller is a unithread.
+pub fn is_unithread() -> bool {
+    worker::inside().is_some()
+}
+
+/// The number of the worker that the caller runs on, and always will.
+pub fn worker_index() -> Option<usize> {
+    worker::inside().map(|(worker, _)| worker.number)
+}
+
+/// Makes a unithread on the caller's runtime.
+pub fn spawn<F, T>(work: F) -> Result<JoinHandle<T>, SpawnError>
+where
+    F: FnOnce() -> T + Send + 'static,
+    T: Send + 'static,
+{
+    let (worker, _) = worker::inside().ok_or(SpawnError::NotInside)?;
+    join::spawn(&worker.shared, work)
+}
+
+/// Lets others run: those that are ready, then a new one. No effect while the caller [`hold`]s.
+pub fn yield_now() {
+    match worker::inside() {
+        Some((worker, index)) => worker.yield_now(index),
+        None => std::thread::yield_now(),
+    }
+}
+
+/// For long computations: yields if the caller has run for a slice (`Config::slice`) and others want to run. Costs one look at the clock.
+pub fn checkpoint() {
+    let Some((worker, index)) = worker::inside() else { return };
+    let start = &worker.shared.pool.unit(index).slice_start;
+    let now = worker::now();
+    if start.get() == 0 {
+        start.set(now);
+    } else if now.saturating_sub(start.get()) >= worker.shared.config.slice.as_nanos() as u64 {
+        start.set(now);
+        if worker.may_switch() && worker.is_wanted() {
+            worker.yield_now(index);
+        }
+    }
+}
+
+/// Sleeps for `time`. Ends early if the runtime is being shut down.
+pub fn sleep(time: Duration) -> Result<(), Stopped> {
+    let Some((worker, index)) = worker::inside().filter(|(worker, _)| worker.may_switch()) else {
+        std::thread::sleep(time);
+        return Ok(());
+    };
+    let deadline = worker::now().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    let outcome = wait_stoppable(worker, index, |token| worker.set_timer(deadline, token));
+    worker.remove_timer(index);
+    outcome
+}
+
+/// Whether the caller's runtime is being shut down, so that a loop without an end knows when to end.
+pub fn stopping() -> bool {
+    worker::inside().is_some_and(|(worker, _)| worker.shared.is_stopping())
+}
+
+/// While it lives the caller is not switched away from: what it waits for it waits for in place, and the worker's other unithreads with it. For code
+/// that has a lock, or thread-local data in two minds. It must be short, and must not wait for another unithread of the same worker.
+#[derive(Debug)]
+#[must_use]
+pub struct Hold(PhantomData<*const ()>);
+
+/// See [`Hold`].
+pub fn hold() -> Hold {
+    if let Some((worker, _)) = worker::inside() {
+        worker.hold.set(worker.hold.get() + 1);
+    }
+    Hold(PhantomData)
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        release();
+    }
+}
+
+/// The end of a [`Hold`].
+pub(crate) fn release() {
+    if let Some((worker, _)) = worker::inside() {
+        let held = worker.hold.get().checked_sub(1).expect("released more often than held");
+        worker.hold.set(held);
+    }
+}
+
+/// Waits for a token's completion, or for the shutdown. `announce` makes the token known.
+pub(crate) fn wait_stoppable(worker: &Worker, index: u32, announce: impl FnOnce(Token)) -> Result<(), Stopped> {
+    let unit = worker.shared.pool.unit(index);
+    let token = unit.wait.arm(index);
+    unit.stoppable.store(token.into_raw(), Ordering::Relaxed);
+    // The worker looks at `stoppable` once, on this thread, after `stopping` was set.
+    let result = if worker.shared.is_stopping() {
+        -libc::ECANCELED
+    } else {
+        announce(token);
+        worker.wait(index, token, WaitMode::Yield)
+    };
+    unit.stoppable.store(0, Ordering::Relaxed);
+    if result == -libc::ECANCELED { Err(Stopped) } else { Ok(()) }
+}

@@ -1,0 +1,48 @@
+//! Reading and writing by the worker's own ring: the unithread waits, the worker does not.
+
+use crate::seam;
+use crate::worker::{self, BY_RING};
+use core::sync::atomic::Ordering;
+use io_uring::{opcode, squeue, types};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Reads from `file` at `offset` (`u64::MAX`: at its position, or from a stream), as pread(2) does. The runtime's shutdown ends it with `ECANCELED`.
+pub fn read(file: impl AsFd, into: &mut [u8], offset: u64) -> io::Result<usize> {
+    let length = u32::try_from(into.len()).unwrap_or(u32::MAX);
+    let request = opcode::Read::new(types::Fd(file.as_fd().as_raw_fd()), into.as_mut_ptr(), length).offset(offset).build();
+    // SAFETY: `into` and `file` are borrowed for the whole of the wait.
+    unsafe { run(request) }
+}
+
+/// Writes to `file` at `offset` (`u64::MAX`: at its position, or to a stream), as pwrite(2) does. The runtime's shutdown ends it with `ECANCELED`.
+pub fn write(file: impl AsFd, from: &[u8], offset: u64) -> io::Result<usize> {
+    let length = u32::try_from(from.len()).unwrap_or(u32::MAX);
+    let request = opcode::Write::new(types::Fd(file.as_fd().as_raw_fd()), from.as_ptr(), length).offset(offset).build();
+    // SAFETY: as above.
+    unsafe { run(request) }
+}
+
+/// Carries a request out.
+///
+/// # Safety
+/// What it points to is valid until this returns.
+unsafe fn run(request: squeue::Entry) -> io::Result<usize> {
+    let not_inside =
+        || io::Error::new(io::ErrorKind::Unsupported, "not called by a unithread, so there is no ring: use std's functions");
+    let (worker, index) = worker::inside().ok_or_else(not_inside)?;
+    let unit = worker.shared.pool.unit(index);
+    if worker.shared.is_stopping() {
+        return Err(io::Error::from_raw_os_error(libc::ECANCELED));
+    }
+    let token = unit.wait.arm(index);
+    // SAFETY: the caller's duty: this waits until the completion has come.
+    unsafe { worker.request(&request.user_data(token.into_raw())) }?;
+    let fetches = &worker.desk().fetches;
+    fetches.fetch_add(1, Ordering::Relaxed);
+    unit.stoppable.store(token.into_raw() | BY_RING, Ordering::Relaxed);
+    let result = worker.wait(index, token, seam::mode(worker));
+    unit.stoppable.store(0, Ordering::Relaxed);
+    fetches.fetch_sub(1, Ordering::Relaxed);
+    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result as usize) }
+}

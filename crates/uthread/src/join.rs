@@ -1,0 +1,271 @@
+//! How a unithread begins and ends, and who waits for it.
+//!
+//! Its closure lies at the end of its own stack, and so does its result, in the closure's place: nothing is allocated. The slot goes back to the pool
+//! when the unithread has left its stack **and** nobody wants the result any more. `Unit::life` says so:
+//!
+//! ```text
+//!            result written        off its stack (its worker)
+//!  RUNNING ─────────────▶ ENDING ─────────────▶ DONE ───── handle takes the result, frees the slot
+//!     │ handle dropped       │ handle drops the result
+//!     └──────▶ DETACHED ◀────┘ ─────────────────────────▶ freed by its worker (a result that comes later is dropped by the unithread itself)
+//! ```
+//!
+//! Who waits puts himself down in `joiner` and looks at `life` again; its worker sets `life` and looks at `joiner` then. A slot can be used again
+//! between these two steps of the worker, so a joiner can be woken for nothing: he looks again.
+
+use crate::api::hold;
+use crate::error::SpawnError;
+use crate::pool::Unit;
+use crate::runtime::{Shared, WaitMode};
+use crate::wait::Token;
+use crate::{switch, worker};
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+
+const RUNNING: u32 = 0;
+const ENDING: u32 = 1;
+const DONE: u32 = 2;
+const DETACHED: u32 = 3;
+/// In `Unit::joiner`: a thread sleeps on `life`.
+const THREAD: u64 = u64::MAX;
+
+/// The right to a unithread's result. Dropped, the unithread goes on, and its result is dropped.
+#[derive(Debug)]
+pub struct JoinHandle<T> {
+    shared: Arc<Shared>,
+    index: u32,
+    result: PhantomData<fn() -> T>,
+}
+
+/// Makes a unithread of `work` and puts it into the queue.
+pub(crate) fn spawn<F, T>(shared: &Arc<Shared>, work: F) -> Result<JoinHandle<T>, SpawnError>
+where
+    F: FnOnce() -> T + Send + 'static,
+    T: Send + 'static,
+{
+    check::<F, T>(shared)?;
+    let index = admit(shared)?;
+    begin_with(shared, index, RUNNING, work);
+    Ok(JoinHandle { shared: shared.clone(), index, result: PhantomData })
+}
+
+/// A unithread that nobody joins, whose request buffer begins with `request`.
+pub(crate) fn spawn_request<F>(shared: &Arc<Shared>, request: &[u8], work: F) -> Result<(), SpawnError>
+where
+    F: FnOnce() + Send + 'static,
+{
+    let room = shared.config.buffer_bytes;
+    if request.len() > room {
+        return Err(SpawnError::TooLong { bytes: request.len(), room });
+    }
+    check::<F, ()>(shared)?;
+    let index = admit(shared)?;
+    // SAFETY: the slot was taken, so its buffer is nobody else's, and there is room.
+    unsafe { core::ptr::copy_nonoverlapping(request.as_ptr(), shared.pool.buffer(index), request.len()) };
+    begin_with(shared, index, DETACHED, work);
+    Ok(())
+}
+
+/// A free slot, counted as live.
+fn admit(shared: &Shared) -> Result<u32, SpawnError> {
+    shared.admit()?;
+    shared.pool.take().ok_or_else(|| {
+        shared.dismiss();
+        SpawnError::Full(shared.config.unithreads)
+    })
+}
+
+/// Bytes and alignment of the place for `F` and its result.
+fn layout<F, T>() -> (usize, usize) {
+    let size = size_of::<F>().max(size_of::<thread::Result<T>>());
+    (size, align_of::<F>().max(align_of::<thread::Result<T>>()).max(16))
+}
+
+fn check<F, T>(shared: &Shared) -> Result<(), SpawnError> {
+    let (size, align) = layout::<F, T>();
+    if size + align > shared.config.stack_bytes / 4 { Err(SpawnError::TooLarge(size)) } else { Ok(()) }
+}
+
+/// Puts `work` onto the stack of slot `index`, which was taken, and the unithread into the queue. Its life begins as `life`: with a handle, or without.
+fn begin_with<F, T>(shared: &Shared, index: u32, life: u32, work: F)
+where
+    F: FnOnce() -> T + Send + 'static,
+    T: Send + 'static,
+{
+    let (size, align) = layout::<F, T>();
+    let unit = shared.pool.unit(index);
+    let end = shared.pool.stack_end(index);
+    let down = size + (end.addr() - size) % align;
+    let place = end.wrapping_sub(down);
+    // SAFETY: inside the stack (checked above), aligned, and nobody else's: the slot was taken.
+    unsafe { place.cast::<F>().write(work) };
+    unit.place.set(place.expose_provenance());
+    unit.entry.set(Some(run::<F, T>));
+    unit.errno.set(0);
+    unit.reply_to.set(None);
+    unit.life.store(life, Ordering::Relaxed);
+    unit.joiner.store(0, Ordering::Relaxed);
+    unit.stoppable.store(0, Ordering::Relaxed);
+    let top = place.wrapping_sub(place.addr() % 16);
+    // SAFETY: the stack below `place` is free, and far larger than a context; `begin` never returns.
+    unit.stack_pointer.set(unsafe { switch::prepare(top, begin, index as usize) });
+    // Who spawns may be the dispatcher for a moment, and must not be switched away from as such.
+    let _hold = hold();
+    shared.dispatch.submit(&shared.pool, index, |worker| shared.wake(worker));
+}
+
+/// The first function on a unithread's stack.
+extern "sysv64" fn begin(index: usize) -> ! {
+    let index = index as u32;
+    let worker = worker::this().expect("unithreads run on workers");
+    let unit = worker.shared.pool.unit(index);
+    let entry = unit.entry.get().expect("set by spawn");
+    // SAFETY: `spawn` has set both together.
+    unsafe { entry(core::ptr::with_exposed_provenance_mut(unit.place.get()), unit) };
+    worker.end(index)
+}
+
+/// Runs the closure at `place` and leaves the result there.
+///
+/// # Safety
+/// `place` has an `F` that nobody else reads, and room for the result.
+unsafe fn run<F, T>(place: *mut u8, unit: &Unit)
+where
+    F: FnOnce() -> T,
+{
+    // SAFETY: the caller's duty.
+    let work = unsafe { place.cast::<F>().read() };
+    let result = catch_unwind(AssertUnwindSafe(work));
+    if result.is_err() {
+        note_panic();
+    }
+    // SAFETY: room and alignment are `spawn`'s.
+    unsafe { place.cast::<thread::Result<T>>().write(result) };
+    // Release: the handle that sees it reads the result.
+    if unit.life.compare_exchange(RUNNING, ENDING, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        return;
+    }
+    // SAFETY: written above; the handle is gone, so it is read here alone.
+    let result = unsafe { place.cast::<thread::Result<T>>().read() };
+    if catch_unwind(AssertUnwindSafe(move || drop(result))).is_err() {
+        note_panic();
+    }
+}
+
+fn note_panic() {
+    worker::this().expect("unithreads run on workers").shared.note_panic();
+}
+
+/// Unithread `index` has left its stack for good. Called by its worker.
+pub(crate) fn ended(shared: &Shared, index: u32) {
+    let unit = shared.pool.unit(index);
+    match unit.life.compare_exchange(ENDING, DONE, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            // SeqCst: `life` is written before `joiner` is read. Partner: the fence in `JoinHandle::wait`.
+            fence(Ordering::SeqCst);
+            match unit.joiner.load(Ordering::Relaxed) {
+                THREAD => futex_wake(&unit.life),
+                joiner => {
+                    // A joiner that has gone on by itself is no error.
+                    Token::from_raw(joiner).map(|token| shared.complete(token, 0));
+                }
+            }
+        }
+        // Recycled, and dismissed, when it is sent.
+        Err(_) if unit.reply_to.get().is_some() => return shared.replies.post(&shared.pool, index),
+        Err(_) => shared.pool.give(index),
+    }
+    shared.dismiss();
+}
+
+impl<T> JoinHandle<T> {
+    /// Waits until it has ended, and returns its result, or what it panicked with.
+    pub fn join(self) -> thread::Result<T> {
+        self.wait();
+        let this = ManuallyDrop::new(self);
+        let result = this.take();
+        this.shared.pool.give(this.index);
+        // SAFETY: `this` is not dropped, so its part is read once.
+        drop(unsafe { core::ptr::read(&raw const this.shared) });
+        result
+    }
+
+    /// Whether it has ended, so that `join` returns at once.
+    pub fn is_finished(&self) -> bool {
+        self.unit().life.load(Ordering::Acquire) == DONE
+    }
+
+    fn unit(&self) -> &Unit {
+        self.shared.pool.unit(self.index)
+    }
+
+    /// The result, which was written and not read yet.
+    fn take(&self) -> thread::Result<T> {
+        let place = core::ptr::with_exposed_provenance::<thread::Result<T>>(self.unit().place.get());
+        // SAFETY: `life` was seen as ENDING or DONE with Acquire, so it is there; the handle is used up.
+        unsafe { place.read() }
+    }
+
+    fn wait(&self) {
+        let unit = self.unit();
+        while !self.is_finished() {
+            match worker::inside() {
+                Some((worker, index)) => {
+                    assert!(Arc::ptr_eq(&worker.shared, &self.shared), "a unithread can join those of its own runtime alone");
+                    let token = worker.shared.pool.unit(index).wait.arm(index);
+                    self.put_down(unit, token.into_raw());
+                    if !self.is_finished() {
+                        worker.wait(index, token, WaitMode::Yield);
+                    }
+                }
+                None => {
+                    self.put_down(unit, THREAD);
+                    let life = unit.life.load(Ordering::Acquire);
+                    if life != DONE {
+                        futex_wait(&unit.life, life, None);
+                    }
+                }
+            }
+        }
+    }
+
+    fn put_down(&self, unit: &Unit, joiner: u64) {
+        unit.joiner.store(joiner, Ordering::Relaxed);
+        // SeqCst: `joiner` is written before `life` is read again. Partner: the fence in `ended`.
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl<T> Drop for JoinHandle<T> {
+    fn drop(&mut self) {
+        let life = &self.unit().life;
+        if life.compare_exchange(RUNNING, DETACHED, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            return;
+        }
+        let result = self.take();
+        if life.compare_exchange(ENDING, DETACHED, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            self.shared.pool.give(self.index);
+        }
+        drop(result);
+    }
+}
+
+/// Sleeps while `*word == expected`, for at most `ns` nanoseconds. May return early.
+pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, ns: Option<u64>) {
+    let time = ns.map(|ns| libc::timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
+    let time = time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: a word and a time of ours; whatever it answers, the caller looks again.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wait, expected, time) };
+}
+
+/// Wakes all who sleep on `word`.
+pub(crate) fn futex_wake(word: &AtomicU32) {
+    let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the address alone is used, and it is the pool's or the runtime's.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wake, i32::MAX) };
+}

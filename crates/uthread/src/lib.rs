@@ -1,0 +1,83 @@
+//! Unithreads: user-level threads that can be switched away from inside a signal handler (Adios, sections 3.2 to 3.4).
+//!
+//! A thread that waits for its page does nothing else meanwhile. A unithread that waits leaves its worker to the next one, and a switch is some forty
+//! instructions.
+//!
+//! ```text
+//!  spawn ─▶ dispatch ─▶ worker ─▶ unithread ─ waits ─▶ worker runs others ─ completed ─▶ unithread …
+//!           one queue   one a core, with a ring of its own
+//! ```
+//!
+//! | module | what it owns |
+//! |---|---|
+//! | [`switch`] | from one stack to another |
+//! | [`pool`] | stacks, control blocks, request buffers, guards |
+//! | [`wait`], [`list`], [`doze`] | what threads share: a wait and its token, queues without locks, who sleeps. Modelled with loom |
+//! | [`dispatch`] | one queue to idle workers, and which of them is next. Modelled with loom |
+//! | [`timers`] | a worker's deadlines |
+//! | `worker`, `ring` | the loop of a worker; its io_uring, in which it sleeps |
+//! | `runtime`, `join` | begin and end: of a runtime, of a unithread |
+//! | `request` | requests in the unithread's own buffer; replies, and their completions, by a thread for all |
+//! | [`seam`] | **how a fetch waits from inside a signal handler**, and why that is sound |
+//! | `api`, [`io`], [`channel`], `ffi` | what unithreads call, from Rust and from C |
+//!
+//! # What a unithread may rely on, and what not
+//!
+//! - It stays on its worker: addresses in thread-local storage stay valid. All unithreads of a worker share that storage. `errno` is each one's own.
+//! - It is switched away from where it waits, and **at any access to far memory** once a fetch path uses the [`seam`]. Who must not be, has a
+//!   [`Hold`]: around a lock that another unithread may want, or while a `RefCell` in thread-local storage is borrowed.
+//! - It is not preempted otherwise: long computations call [`checkpoint`].
+//! - The signal mask and the alternate stack are the worker's; a unithread leaves them as they are.
+//! - A forked child has no workers: it may `exec` or end.
+//! - A panic ends the unithread alone, or the process ([`Panics`]).
+//!
+//! Nothing is allocated to spawn, switch, wait, sleep or join; a [`channel`] allocates where more wait than ever did before. The C interface
+//! allocates a handle for who joins.
+// Under loom there are the modules alone that it models: the rest enters the kernel.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+pub mod dispatch;
+pub mod doze;
+pub mod list;
+pub mod timers;
+pub mod wait;
+
+#[cfg(not(loom))]
+mod api;
+#[cfg(not(loom))]
+pub mod channel;
+#[cfg(not(loom))]
+mod error;
+#[cfg(not(loom))]
+mod ffi;
+#[cfg(not(loom))]
+pub mod io;
+#[cfg(not(loom))]
+mod join;
+#[cfg(not(loom))]
+pub mod pool;
+#[cfg(not(loom))]
+mod request;
+#[cfg(not(loom))]
+mod ring;
+#[cfg(not(loom))]
+mod runtime;
+#[cfg(not(loom))]
+pub mod seam;
+#[cfg(not(loom))]
+pub mod switch;
+#[cfg(not(loom))]
+mod thread;
+#[cfg(not(loom))]
+mod worker;
+
+#[cfg(not(loom))]
+pub use api::{Hold, checkpoint, hold, is_unithread, sleep, spawn, stopping, worker_index, yield_now};
+#[cfg(not(loom))]
+pub use error::{Error, SpawnError, Stopped};
+#[cfg(not(loom))]
+pub use join::JoinHandle;
+#[cfg(not(loom))]
+pub use request::Request;
+#[cfg(not(loom))]
+pub use runtime::{Config, Handle, Panics, Runtime, WaitMode};

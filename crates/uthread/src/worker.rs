@@ -1,0 +1,431 @@
+//! A worker: one OS thread, pinned to a core, that runs unithreads one after another, each on its own stack.
+//!
+//! ```text
+//!  loop, on the worker's stack:
+//!    completions and inbox ─▶ ready          looked at once before each unithread
+//!    ready? ─────────▶ resume it             who has waited goes before who is new
+//!    fresh? ─────────▶ begin it              what the dispatcher gave
+//!    yielded? ───────▶ resume it             asks the dispatcher first
+//!    nothing ────────▶ sleep in the ring     until a completion, a deadline, a kick
+//! ```
+//!
+//! After [`STREAK_MAX`] resumed in a row a new or yielded one has a turn, so that two that keep each other ready starve nobody.
+//!
+//! # Who may touch a worker
+//!
+//! All but the [`Side`] belongs to the worker's thread, which runs either the loop or one unithread, and perhaps a signal handler on top. So there
+//! are no locks, but there is `busy`: it is above 0 while ring, lists or timers are in use, and always on the worker's own stack. A signal handler
+//! that finds it above 0 does not switch (`seam.rs`). `hold` counts the program's own reasons not to switch ([`crate::hold`]).
+//!
+//! A unithread stays on its worker. So its thread-local storage stays where it is, and code may keep addresses in it across a wait; but all
+//! unithreads of a worker share it: what a unithread leaves there half done while it waits, the next one finds.
+
+use crate::dispatch::Desk;
+use crate::join;
+use crate::list::{Fifo, NONE};
+use crate::pool::Unit;
+use crate::ring::Ring;
+use crate::runtime::{Shared, WaitMode};
+use crate::seam::Base;
+use crate::switch;
+use crate::timers::Timers;
+use crate::wait::{Complete, Park, Token};
+use core::cell::{Cell, UnsafeCell};
+use core::sync::atomic::{Ordering, compiler_fence};
+use std::sync::Arc;
+
+/// So many resumed unithreads in a row, then another one has a turn.
+const STREAK_MAX: u32 = 64;
+/// In `Unit::stoppable`: the wait is one for a request in the ring, which has to be cancelled there.
+pub(crate) const BY_RING: u64 = 1 << 63;
+
+thread_local! {
+    /// The worker that this thread is, or null. Has a constant beginning and no destructor, so that a signal handler may read it; a worker has
+    /// written it before it runs anything, so that no first access allocates.
+    static WORKER: Cell<*const Worker> = const { Cell::new(core::ptr::null()) };
+}
+
+/// Why a unithread switched back to its worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Why {
+    Yielded,
+    Parked,
+    Ended,
+}
+
+/// See the module's head.
+pub(crate) struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) number: usize,
+    /// What the kernel puts back at the end of each signal handler, as it was when this worker began.
+    pub(crate) base: Base,
+    inner: UnsafeCell<Inner>,
+    busy: Cell<u32>,
+    pub(crate) hold: Cell<u32>,
+    /// The unithread that runs, or [`NONE`].
+    current: Cell<u32>,
+    /// The loop's stack pointer while a unithread runs.
+    stack_pointer: Cell<usize>,
+    why: Cell<Why>,
+    /// Where this thread's `errno` is.
+    errno: *mut i32,
+}
+
+struct Inner {
+    ring: Ring,
+    ready: Fifo,
+    /// What the dispatcher gave.
+    fresh: Fifo,
+    yielded: Fifo,
+    timers: Timers,
+    streak: u32,
+    /// A new one came last: a yielded one is next.
+    fresh_last: bool,
+    stopped: bool,
+}
+
+/// Nanoseconds of the monotonic clock; never 0.
+pub(crate) fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes to `time`; this clock is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    (time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).max(1)
+}
+
+/// The worker that this thread is.
+#[inline]
+pub(crate) fn this<'a>() -> Option<&'a Worker> {
+    // SAFETY: set by `run` for as long as the worker lives, which is longer than anything that runs on this thread meanwhile.
+    unsafe { WORKER.get().as_ref() }
+}
+
+/// The worker of this thread, if a unithread runs on it and the caller is that unithread: its stack pointer lies in its stack. Code of the scheduler,
+/// and handlers on another stack, are none. May be called in a signal handler.
+#[inline]
+pub(crate) fn inside<'a>() -> Option<(&'a Worker, u32)> {
+    let worker = this()?;
+    let index = worker.current.get();
+    let here: *const u8 = (&raw const index).cast();
+    (index != NONE && worker.shared.pool.stack(index).contains(&here.addr())).then_some((worker, index))
+}
+
+/// Runs a worker on this thread until the runtime ends.
+pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring, base: Base) {
+    let count = shared.pool.shape().count;
+    let inner = Inner {
+        ring,
+        ready: Fifo::default(),
+        fresh: Fifo::default(),
+        yielded: Fifo::default(),
+        timers: Timers::new(count),
+        streak: 0,
+        fresh_last: false,
+        stopped: false,
+    };
+    let worker = Worker {
+        shared,
+        number,
+        base,
+        inner: UnsafeCell::new(inner),
+        // On the worker's own stack nothing may switch.
+        busy: Cell::new(1),
+        hold: Cell::new(0),
+        current: Cell::new(NONE),
+        stack_pointer: Cell::new(0),
+        why: Cell::new(Why::Ended),
+        // SAFETY: the address of this thread's errno.
+        errno: unsafe { libc::__errno_location() },
+    };
+    WORKER.set(&raw const worker);
+    while worker.turn() {}
+    WORKER.set(core::ptr::null());
+}
+
+impl Worker {
+    fn unit(&self, index: u32) -> &Unit {
+        self.shared.pool.unit(index)
+    }
+
+    pub(crate) fn desk(&self) -> &Desk {
+        self.shared.dispatch.desk(self.number)
+    }
+
+    /// Whether the structures of the worker are in use.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.get() != 0
+    }
+
+    /// Whether the unithread that runs may be switched away from.
+    pub(crate) fn may_switch(&self) -> bool {
+        // While a panic unwinds: the count of panics is the thread's, and would be the next unithread's.
+        !self.is_busy() && self.hold.get() == 0 && !std::thread::panicking()
+    }
+
+    /// Ring, lists and timers, for a moment in which nothing switches.
+    fn with<R>(&self, work: impl FnOnce(&mut Inner) -> R) -> R {
+        assert!(!self.is_busy(), "a signal handler called the scheduler that it interrupted");
+        self.with_busy(work)
+    }
+
+    /// The same on the worker's own stack, where `busy` is above 0 throughout.
+    fn with_busy<R>(&self, work: impl FnOnce(&mut Inner) -> R) -> R {
+        self.busy.set(self.busy.get() + 1);
+        // A signal handler on this thread is to see it before anything is touched, and see all of it done before it is taken back.
+        compiler_fence(Ordering::SeqCst);
+        // SAFETY: this thread alone has the worker; callers do not nest (`with` asserts it, the loop is one frame), and handlers that interrupt stay away.
+        let result = work(unsafe { &mut *self.inner.get() });
+        compiler_fence(Ordering::SeqCst);
+        self.busy.set(self.busy.get() - 1);
+        result
+    }
+
+    /// One round of the loop. False: the runtime has ended.
+    fn turn(&self) -> bool {
+        if let Some(index) = self.with_busy(|inner| self.choose(inner)) {
+            self.resume(index);
+            return true;
+        }
+        if self.shared.has_ended() {
+            return false;
+        }
+        self.with_busy(|inner| self.sleep(inner));
+        true
+    }
+
+    fn choose(&self, inner: &mut Inner) -> Option<u32> {
+        self.collect(inner);
+        inner.streak += 1;
+        if inner.streak <= STREAK_MAX
+            && let Some(index) = inner.ready.pop(&self.shared.pool)
+        {
+            return Some(index);
+        }
+        inner.streak = 0;
+        let first = if inner.fresh_last { inner.yielded.pop(&self.shared.pool) } else { None };
+        inner.fresh_last = false;
+        let next = first.or_else(|| self.fresh(inner)).or_else(|| inner.yielded.pop(&self.shared.pool));
+        next.or_else(|| inner.ready.pop(&self.shared.pool))
+    }
+
+    /// Completions, wakes by others, and deadlines that are over, to `ready`; requests to the kernel.
+    fn collect(&self, inner: &mut Inner) {
+        inner.ring.submit();
+        self.reap(inner);
+        self.shared.side(self.number).inbox.take(&self.shared.pool, &mut inner.ready);
+        if inner.timers.next().is_some() {
+            let time = now();
+            while let Some(token) = inner.timers.expire(time) {
+                self.complete_own(&mut inner.ready, token, 0);
+            }
+        }
+        if !inner.stopped && self.shared.is_stopping() {
+            inner.stopped = true;
+            self.stop_waits(inner);
+        }
+    }
+
+    fn reap(&self, inner: &mut Inner) {
+        let Inner { ring, ready, .. } = inner;
+        ring.reap(|raw, result| {
+            let token = Token::from_raw(raw).expect("our ring has tokens alone");
+            self.complete_own(ready, token, result);
+        });
+    }
+
+    /// Completes a wait of one of this worker's unithreads.
+    fn complete_own(&self, ready: &mut Fifo, token: Token, result: i32) {
+        match self.unit(token.index()).wait.complete(token, result) {
+            Complete::Resume => ready.push(&self.shared.pool, token.index()),
+            Complete::Noted | Complete::Stale => {}
+        }
+    }
+
+    /// The runtime is being shut down: waits that allow it are over.
+    fn stop_waits(&self, inner: &mut Inner) {
+        for index in 0..self.shared.pool.used() {
+            let unit = self.unit(index);
+            let raw = unit.stoppable.load(Ordering::Relaxed);
+            if raw == 0 || unit.home.load(Ordering::Relaxed) as usize != self.number {
+                continue;
+            }
+            if raw & BY_RING != 0 {
+                inner.ring.cancel(raw & !BY_RING);
+            } else if let Some(token) = Token::from_raw(raw) {
+                self.complete_own(&mut inner.ready, token, -libc::ECANCELED);
+            }
+        }
+    }
+
+    /// A new unithread, if there is one; else the dispatcher knows that this worker is idle.
+    fn fresh(&self, inner: &mut Inner) -> Option<u32> {
+        let shared = &*self.shared;
+        let desk = self.desk();
+        desk.fresh.take(&shared.pool, &mut inner.fresh);
+        if inner.fresh.is_empty() && (shared.dispatch.has_waiting() || inner.yielded.is_empty()) {
+            shared.dispatch.ask(&shared.pool, self.number, |worker| shared.wake(worker));
+            desk.fresh.take(&shared.pool, &mut inner.fresh);
+        }
+        let index = inner.fresh.pop(&shared.pool)?;
+        shared.dispatch.withdraw(self.number);
+        self.unit(index).home.store(self.number as u32, Ordering::Relaxed);
+        inner.fresh_last = true;
+        Some(index)
+    }
+
+    fn sleep(&self, inner: &mut Inner) {
+        let shared = &*self.shared;
+        let side = shared.side(self.number);
+        let until = shared.config.poll.as_nanos() as u64;
+        if until != 0 && self.desk().fetches.load(Ordering::Relaxed) != 0 && self.poll(inner, until) {
+            return;
+        }
+        side.doze.begin();
+        let nothing = side.inbox.is_empty()
+            && self.desk().fresh.is_empty()
+            && !shared.has_ended()
+            && (inner.stopped || !shared.is_stopping());
+        if nothing {
+            let time = inner.timers.next().map(|deadline| deadline.saturating_sub(now()));
+            inner.ring.sleep(time);
+        }
+        side.doze.end();
+    }
+
+    /// Looks for completions for `ns` nanoseconds. Whether something came.
+    fn poll(&self, inner: &mut Inner, ns: u64) -> bool {
+        let side = self.shared.side(self.number);
+        let end = now() + ns;
+        loop {
+            self.reap(inner);
+            if !inner.ready.is_empty() || !side.inbox.is_empty() || !self.desk().fresh.is_empty() {
+                return true;
+            }
+            if now() >= end {
+                return false;
+            }
+            core::hint::spin_loop();
+        }
+    }
+
+    /// Switches from the loop to unithread `index`, and comes back when it switches away.
+    fn resume(&self, index: u32) {
+        let unit = self.unit(index);
+        // It works now, so it is not idle, whatever it said before.
+        self.shared.dispatch.withdraw(self.number);
+        unit.slice_start.set(0);
+        self.current.set(index);
+        // SAFETY: this thread's errno.
+        unsafe { self.errno.write(unit.errno.get()) };
+        self.busy.set(0);
+        // SAFETY: saved by `leave`, or prepared by `spawn`; its stack is in the pool. A unithread is in one list at most, so nobody else switches to it.
+        unsafe { switch::switch(self.stack_pointer.as_ptr(), unit.stack_pointer.get()) };
+        // SAFETY: as above.
+        unit.errno.set(unsafe { self.errno.read() });
+        self.current.set(NONE);
+        match self.why.get() {
+            Why::Yielded => self.with_busy(|inner| inner.yielded.push(&self.shared.pool, index)),
+            Why::Parked => {}
+            Why::Ended => join::ended(&self.shared, index),
+        }
+    }
+
+    /// Switches from unithread `index`, which runs, to the loop. Returns when it is resumed.
+    fn leave(&self, index: u32, why: Why) {
+        self.why.set(why);
+        // Before the switch: a handler that interrupts it must not switch too.
+        self.busy.set(1);
+        compiler_fence(Ordering::SeqCst);
+        // SAFETY: the loop saved its pointer in `resume`, which waits for this.
+        unsafe { switch::switch(self.unit(index).stack_pointer.as_ptr(), self.stack_pointer.get()) };
+    }
+
+    /// Lets others run.
+    pub(crate) fn yield_now(&self, index: u32) {
+        if self.may_switch() {
+            self.leave(index, Why::Yielded);
+        }
+    }
+
+    /// The unithread has ended. Nothing comes back.
+    pub(crate) fn end(&self, index: u32) -> ! {
+        assert!(self.hold.get() == 0, "a unithread ended while it holds (farshore_uthread_hold without _release)");
+        self.leave(index, Why::Ended);
+        unreachable!("an ended unithread was resumed")
+    }
+
+    /// Others have something to do here.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.with(|inner| {
+            self.collect(inner);
+            !inner.ready.is_empty()
+                || !inner.yielded.is_empty()
+                || !self.desk().fresh.is_empty()
+                || self.shared.dispatch.has_waiting()
+        })
+    }
+
+    /// Waits for the completion of `token`, which the unithread `index` has armed: as the mode says if it is a fetch, else by switching; in place
+    /// where it may not switch.
+    pub(crate) fn wait(&self, index: u32, token: Token, mode: WaitMode) -> i32 {
+        let unit = self.unit(index);
+        if mode != WaitMode::Yield || !self.may_switch() {
+            return self.wait_in_place(unit, mode);
+        }
+        match unit.wait.park(token) {
+            Park::Stay(result) => result,
+            Park::Leave => {
+                self.leave(index, Why::Parked);
+                unit.wait.result().expect("resumed by a completion alone")
+            }
+        }
+    }
+
+    fn wait_in_place(&self, unit: &Unit, mode: WaitMode) -> i32 {
+        let side = self.shared.side(self.number);
+        loop {
+            if let Some(result) = unit.wait.result() {
+                return result;
+            }
+            self.with(|inner| {
+                // Others' completions too: they are ready when this one leaves.
+                self.collect(inner);
+                if mode == WaitMode::Busy {
+                    core::hint::spin_loop();
+                    return;
+                }
+                side.doze.begin();
+                if unit.wait.result().is_none() && (inner.stopped || !self.shared.is_stopping()) {
+                    inner.ring.sleep(None);
+                }
+                side.doze.end();
+            });
+        }
+    }
+
+    /// Sets a timer for `token`.
+    pub(crate) fn set_timer(&self, deadline: u64, token: Token) {
+        self.with(|inner| inner.timers.set(deadline, token));
+    }
+
+    /// Removes the timer of unithread `index`, if it is set.
+    pub(crate) fn remove_timer(&self, index: u32) {
+        self.with(|inner| inner.timers.remove(index));
+    }
+
+    /// Puts a request into this worker's ring. It starts before the worker does anything else.
+    ///
+    /// # Safety
+    /// As for [`Ring::push`].
+    pub(crate) unsafe fn request(&self, request: &io_uring::squeue::Entry) -> std::io::Result<()> {
+        self.with(|inner| {
+            // SAFETY: the caller's duty.
+            if unsafe { inner.ring.push(request) }.is_ok() {
+                return Ok(());
+            }
+            // The kernel takes nothing while completions wait.
+            self.reap(inner);
+            // SAFETY: the caller's duty; the first one was not taken.
+            unsafe { inner.ring.push(request) }
+        })
+    }
+}

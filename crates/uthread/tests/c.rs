@@ -1,0 +1,57 @@
+//! The header and the library, from C and, as far as the header goes, from C++.
+#![cfg(not(loom))]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn compile(compiler: &str, arguments: &[&str], out: &Path) -> bool {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let done = Command::new(compiler)
+        .args(["-Wall", "-Wextra", "-Werror", "-O1", "-I"])
+        .arg(here.join("include"))
+        .args(arguments)
+        .arg("-o")
+        .arg(out)
+        .output();
+    match done {
+        Ok(done) => {
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+            true
+        }
+        Err(error) => {
+            println!("skipped: {compiler}: {error}");
+            false
+        }
+    }
+}
+
+fn out(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()))
+}
+
+#[test]
+fn a_c_program_uses_it() {
+    common::watchdog();
+    // Cargo builds all forms of the library for its integration tests, beside them.
+    let libraries = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/uthread.c");
+    let (program, search) = (out("uthread-c"), format!("-L{}", libraries.display()));
+    if !compile("cc", &["-std=gnu11", source, &search, "-lfarshore_uthread"], &program) {
+        return;
+    }
+    let done = Command::new(&program).env("LD_LIBRARY_PATH", &libraries).output().unwrap();
+    let _ = std::fs::remove_file(&program);
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "ok\n", "{done:?}");
+    assert!(done.status.success(), "{done:?}");
+    assert_eq!(String::from_utf8_lossy(&done.stderr), "farshore-uthread: wait cannot be 7: 0 (yield), 1 (block) or 2 (busy)\n");
+}
+
+#[test]
+fn the_header_is_cxx() {
+    let (source, object) = (out("header.cc"), out("header.o"));
+    std::fs::write(&source, "#include \"farshore_uthread.h\"\nint main() { return farshore_uthread_worker(); }\n").unwrap();
+    compile("c++", &["-c", source.to_str().unwrap()], &object);
+    let _ = (std::fs::remove_file(&source), std::fs::remove_file(&object));
+}
