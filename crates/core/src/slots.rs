@@ -63,6 +63,8 @@ use stock::boxed;
 
 #[path = "slots/arrangement.rs"]
 pub mod arrangement;
+#[path = "slots/asking.rs"]
+mod asking;
 #[path = "slots/extent.rs"]
 mod extent;
 #[path = "slots/owners.rs"]

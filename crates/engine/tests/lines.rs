@@ -136,9 +136,9 @@ impl Backend for Space {
 
 impl WriteQueue for Queue {
     unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {
-        for n in 0..u64::from(count) {
-            // SAFETY: the caller's promise: `count` pages that stay as they are until the completion.
-            let page = unsafe { &*pages.add(n as usize) };
+        // SAFETY: the caller's promise: `count` pages that stay as they are until the completion.
+        let pages = unsafe { std::slice::from_raw_parts(pages, count as usize) };
+        for (n, page) in (0..).zip(pages) {
             self.0.0.lock().unwrap().insert(first.plus(n).number(), page.clone());
         }
         self.1.push(tag);

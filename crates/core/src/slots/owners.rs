@@ -20,20 +20,14 @@
 //! Nothing is searched on the way. What cannot change is not looked at again: an extent that may not be given out is *shelved*, and that the space
 //! cannot grow is remembered, until what is allowed changes (`changes` counts that); who is full says so in a word that all read (`full`).
 //!
-//! # Asking
-//!
-//! Only metadata is asked for: the asker writes and reads the pages itself. It pushes its task, then, until there is an answer, takes the owner's
-//! token if nobody has it and serves that queue, its own task among others, and serves its own queue. So it neither wakes nor waits for a thread
-//! that waits for a device. If whoever has the token does not go on (its thread was stopped), the task is cancelled, and so is a wait for the
-//! own token: the evictor has no slots *for now* ([`SlotMap::was_unanswered`]), puts its pages back, and comes again.
+//! How cores ask each other: [`super::asking`].
 
-use super::arrangement::SPACES_MAX;
 use super::extent::{Extent, extent_of, node_of};
 use super::{NoGrowth, Run, SLACK, SlotMap};
 use crate::delegation::{Node, Queue, Tasks};
 use crate::limits::EXTENT_SLOTS;
 use crate::spin::SpinLock;
-use crate::sync::{AtomicBool, AtomicU64, Ordering, Padded, fence, spin_hint};
+use crate::sync::{AtomicBool, AtomicU64, Ordering, Padded, fence};
 use crate::word::Slot;
 use alloc::boxed::Box;
 
@@ -41,7 +35,7 @@ use alloc::boxed::Box;
 pub const OWNERS_MAX: usize = crate::limits::FRAME_CACHES;
 /// Looks for an answer, or at a token that another has, before a core goes on without: far longer than any work under a token takes, unless its thread
 /// does not run.
-const PATIENCE: u32 = if cfg!(loom) { 12 } else { 100_000 };
+pub(super) const PATIENCE: u32 = if cfg!(loom) { 12 } else { 100_000 };
 /// A third: an extent with as many slots in use, or fewer, is worth filling again while there is room enough.
 const ROOMY: u32 = EXTENT_SLOTS as u32 / SLACK;
 const NOT_FULL: u32 = EXTENT_SLOTS as u32 - 1;
@@ -55,7 +49,7 @@ pub(super) struct Fill {
     oldest: Node,
     newest: Node,
     /// Tasks that wait for their turn, in the order in which they came.
-    tasks: Node,
+    pub(super) tasks: Node,
     /// Own extents that are not shelved.
     usable: u64,
     /// `changes`, when the extents were looked through last.
@@ -65,7 +59,7 @@ pub(super) struct Fill {
     /// There is so little room that every free slot counts.
     tight: bool,
     /// Who had slots last.
-    helper: usize,
+    pub(super) helper: usize,
 }
 
 /// Where slots come back: written by who frees.
@@ -84,7 +78,7 @@ pub(super) struct Owner {
     /// Slots of own extents that were taken. Written under the token.
     taken: Padded<AtomicU64>,
     returned: Padded<Returned>,
-    queue: Padded<Queue>,
+    pub(super) queue: Padded<Queue>,
     /// The last reservation had to go on without an answer. Written by who reserves, when that changes.
     unanswered: Padded<AtomicBool>,
 }
@@ -93,35 +87,13 @@ pub(super) struct Owner {
 #[derive(Debug)]
 pub(super) struct Owners {
     pub(super) all: Box<[Owner]>,
-    tasks: Tasks,
+    pub(super) tasks: Tasks,
     /// A bit for each owner that has no room.
-    full: Padded<AtomicU64>,
+    pub(super) full: Padded<AtomicU64>,
     /// How often what is allowed has changed.
     changes: Padded<AtomicU64>,
     /// For each owner a bit for each that is on the same NUMA node.
     near: Box<[u64]>,
-}
-
-/// What a task *Reserve* asks for: how many slots, and in which space (0: any).
-fn pack(want: u32, space: Option<usize>) -> u64 {
-    u64::from(want) << 32 | space.map_or(0, |space| space as u64 + 1)
-}
-
-fn unpack(request: u64) -> (u32, Option<usize>) {
-    const { assert!(SPACES_MAX < u32::MAX as usize) };
-    ((request >> 32) as u32, (request as u32).checked_sub(1).map(|space| space as usize))
-}
-
-impl Run {
-    /// As the answer to a task; 0: none.
-    fn pack(run: Option<Run>) -> u64 {
-        const { assert!(EXTENT_SLOTS < 1 << 16) };
-        run.map_or(0, |run| run.first.number() << 16 | u64::from(run.len))
-    }
-
-    fn unpack(answer: u64) -> Option<Run> {
-        Slot::new(answer >> 16).map(|first| Run { first, len: answer as u32 & 0xffff })
-    }
 }
 
 impl Owners {
@@ -199,7 +171,7 @@ impl Owners {
     }
 
     /// Of the cores in `open`, whom `me` asks first: on its own node, and from `from` on round and round.
-    fn choose(&self, me: usize, open: u64, from: usize) -> Option<usize> {
+    pub(super) fn choose(&self, me: usize, open: u64, from: usize) -> Option<usize> {
         let near = open & self.near[me];
         let among = if near != 0 { near } else { open };
         let after = among & (u64::MAX << from);
@@ -229,7 +201,7 @@ impl SlotMap {
         &self.owners.all[core % self.owners.all.len()]
     }
 
-    fn set_unanswered(&self, me: usize, now: bool) {
+    pub(super) fn set_unanswered(&self, me: usize, now: bool) {
         let unanswered = &self.owner(me).unanswered;
         if unanswered.load(Ordering::Relaxed) != now {
             unanswered.store(now, Ordering::Relaxed);
@@ -250,111 +222,8 @@ impl SlotMap {
         }
     }
 
-    /// With the token of `owner`: does what it was asked for before, then `f`, then what has come meanwhile.
-    fn with_token<R>(&self, owner: usize, looks: u32, f: impl FnOnce(&mut Fill) -> R) -> Option<R> {
-        self.owners.all[owner].fill.try_with(looks, |fill| {
-            self.serve(owner, fill);
-            let result = f(fill);
-            self.serve(owner, fill);
-            result
-        })
-    }
-
-    fn link(&self, node: Node) -> &crate::sync::AtomicU32 {
-        match extent_of(node, self.owners.tasks.last()) {
-            Some(extent) => self.extent(extent).link(),
-            None => self.owners.tasks.link(node),
-        }
-    }
-
-    /// Takes in what others have sent: extents go on the list, tasks wait for their turn.
-    fn take_in(&self, owner: usize, fill: &mut Fill) {
-        let mut node = self.owners.all[owner].queue.take(|node| self.link(node));
-        let mut last = fill.tasks;
-        while last != 0 && self.link(last).load(Ordering::Relaxed) != 0 {
-            last = self.link(last).load(Ordering::Relaxed);
-        }
-        while node != 0 {
-            let next = self.link(node).load(Ordering::Relaxed);
-            if let Some(extent) = extent_of(node, self.owners.tasks.last()) {
-                self.append(fill, extent);
-            } else {
-                self.link(node).store(0, Ordering::Relaxed);
-                match last {
-                    0 => fill.tasks = node,
-                    last => self.link(last).store(node, Ordering::Relaxed),
-                }
-                last = node;
-            }
-            node = next;
-        }
-    }
-
-    fn serve(&self, owner: usize, fill: &mut Fill) {
-        loop {
-            if fill.tasks == 0 {
-                self.take_in(owner, fill);
-            }
-            let task = fill.tasks;
-            if task == 0 {
-                return;
-            }
-            // Before it ends: its asker may use it again then.
-            fill.tasks = self.link(task).load(Ordering::Relaxed);
-            let Some(request) = self.owners.tasks.begin(task) else { continue };
-            let (want, space) = unpack(request);
-            let run = self.find(owner, fill, want, space);
-            if !self.owners.tasks.end(task, Run::pack(run))
-                && let Some(run) = run
-            {
-                (0..u64::from(run.len)).for_each(|n| self.free(run.first.plus(n)));
-            }
-        }
-    }
-
-    /// Asks others, from `helper` on, who had some the last time.
-    fn delegate(&self, me: usize, want: u32, space: Option<usize>, helper: usize) -> Option<Run> {
-        let owners = &self.owners;
-        let mut others = (u64::MAX >> (64 - owners.all.len())) & !(1 << me);
-        loop {
-            // A space that is tried may be another's alone, and is left alone by those who are full.
-            let full = if space.is_some() { 0 } else { owners.full.load(Ordering::SeqCst) };
-            let to = owners.choose(me, others & !full, helper)?;
-            others &= !(1 << to);
-            match self.ask(me, to, pack(want, space)) {
-                Ok(Some(run)) => {
-                    // A hint: without it the next search begins where this one did.
-                    let _ = owners.all[me].fill.try_with(0, |fill| fill.helper = to);
-                    return Some(run);
-                }
-                Ok(None) => {}
-                Err(()) => self.set_unanswered(me, true),
-            }
-        }
-    }
-
-    /// Asks `to` for slots; an error: it does not answer.
-    fn ask(&self, me: usize, to: usize, request: u64) -> Result<Option<Run>, ()> {
-        let tasks = &self.owners.tasks;
-        // Those that were cancelled are free again when their queue is served, which its owner may not do for long.
-        let free_some = || self.with_token(to, 0, |_| tasks.post(me, request)).flatten();
-        let asked = tasks.post(me, request).or_else(free_some).ok_or(())?;
-        self.owners.all[to].queue.push(asked.node(), tasks.link(asked.node()));
-        for _ in 0..PATIENCE {
-            let _ = self.with_token(to, 0, |_| ());
-            if let Some(answer) = tasks.answer(asked) {
-                return Ok(Run::unpack(answer));
-            }
-            if !self.owners.all[me].queue.is_empty() {
-                let _ = self.with_token(me, 0, |_| ());
-            }
-            spin_hint();
-        }
-        tasks.cancel(asked).map(Run::unpack).ok_or(())
-    }
-
     /// Own slots, as the module head says.
-    fn find(&self, owner: usize, fill: &mut Fill, want: u32, space: Option<usize>) -> Option<Run> {
+    pub(super) fn find(&self, owner: usize, fill: &mut Fill, want: u32, space: Option<usize>) -> Option<Run> {
         if let Some(space) = space {
             return self.find_in(owner, fill, space, want);
         }
@@ -462,7 +331,7 @@ impl SlotMap {
         None
     }
 
-    fn append(&self, fill: &mut Fill, index: u32) {
+    pub(super) fn append(&self, fill: &mut Fill, index: u32) {
         let node = node_of(index, self.owners.tasks.last());
         self.extent(index).link().store(0, Ordering::Relaxed);
         match fill.oldest {
