@@ -96,8 +96,7 @@ impl AnyBackend {
 
     fn open_plain(specs: &[SwapSpec], notice: &mut dyn FnMut(&str)) -> Result<AnyBackend, OpenError> {
         specs.iter().try_for_each(SwapSpec::check_supported)?;
-        let is_file = |spec: &&SwapSpec| matches!(spec, SwapSpec::Dir(_) | SwapSpec::File { .. });
-        match (specs, specs.iter().find(|spec| !is_file(spec))) {
+        match (specs, specs.iter().find(|spec| !spec.is_file())) {
             (_, None) => Ok(AnyBackend::File(FileArray::open(specs, FileOptions::default(), notice)?)),
             ([SwapSpec::Ram { compress: None, size }], _) => Ok(AnyBackend::Ram(RamSpace::open(*size, None)?)),
             ([SwapSpec::Delay(time)], _) => Ok(AnyBackend::Ram(RamSpace::open(None, Some(*time))?)),

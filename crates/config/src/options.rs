@@ -103,12 +103,27 @@ serde_as_text!(StatsTarget);
 pub struct Handed {
     /// The memory that holds what the family shares.
     pub ledger: i32,
+    /// Devices that the family has open for itself alone.
+    pub devices: Vec<HandedDevice>,
+}
+
+/// A block device that a family has open. It is opened once for all of them: the kernel gives it to nobody else.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HandedDevice {
+    /// How the options call it.
+    pub path: PathBuf,
+    /// It.
+    pub device: i32,
+    /// The memory on which its regions are claimed.
+    pub regions: i32,
 }
 
 impl Handed {
     /// All descriptors that are handed on.
     pub fn descriptors(&self) -> impl Iterator<Item = i32> {
-        [self.ledger].into_iter()
+        let devices = self.devices.iter().flat_map(|handed| [handed.device, handed.regions]);
+        [self.ledger].into_iter().chain(devices)
     }
 }
 
@@ -451,7 +466,7 @@ mod tests {
         assert!(refused(|o| o.prefetch = Named::new("oracle")).contains("none"));
         assert!(refused(|o| o.policy = "fifo,a=1".parse().unwrap()).contains("\"a\""));
         assert!(refused(|o| o.swap = vec![]).contains("--swap"));
-        assert!(refused(|o| o.swap.push(SwapSpec::Dev("/dev/x".into()))).contains("not built yet"));
+        assert!(refused(|o| o.swap.push(SwapSpec::Remote("x:1".into()))).contains("not built yet"));
         let error = Partial::default().finish().unwrap_err().to_string();
         assert!(error.contains("--memory"), "{error}");
     }
@@ -461,13 +476,14 @@ mod tests {
         let mut options = Options::new(Size::mib(64), SwapSpec::Dir("/x".into()));
         options.stats = Some(StatsTarget::Stderr);
         options.library = Some("/l/libfarshore.so".into());
-        options.family = Some(Handed { ledger: 900 });
+        options.family =
+            Some(Handed { ledger: 900, devices: vec![HandedDevice { path: "/dev/x".into(), device: 901, regions: 902 }] });
         let becomes = options.for_successor(true);
         assert_eq!(becomes, Options { followed: true, ..options.clone() });
         assert_eq!(options.for_successor(false), Options { stats: None, ..becomes.clone() });
         assert_eq!(becomes.for_successor(true), becomes);
         assert_eq!(Options::from_json(&becomes.to_json()), Ok(becomes));
-        assert_eq!(options.family.unwrap().descriptors().collect::<Vec<_>>(), [900]);
+        assert_eq!(options.family.unwrap().descriptors().collect::<Vec<_>>(), [900, 901, 902]);
     }
 
     #[test]

@@ -147,8 +147,8 @@ impl Runtime {
                 engine.backend.name()
             ));
         }
-        if !matches!(spec, SwapSpec::Dir(_) | SwapSpec::File { .. }) {
-            return no("only dir: and file: can be added while a program runs");
+        if !spec.is_file() {
+            return no("only dir:, file: and dev: can be added while a program runs");
         }
         let same = self.specs().filter(|(_, _, there)| **there == spec).map(|(space, usage, _)| (space, usage)).last();
         match same {
