@@ -151,6 +151,8 @@ pub struct Options {
     pub io_timeout: Time,
     /// Encrypt pages on their way to the swap space.
     pub encrypt: bool,
+    /// Give the disk room back that freed pages took.
+    pub trim: bool,
     /// Each process has `memory` for itself, instead of all that come of one program together.
     pub memory_per_process: bool,
     /// Write what Farshore does at start and end to stderr.
@@ -180,6 +182,7 @@ impl Options {
             threshold: THRESHOLD_DEFAULT,
             io_timeout: IO_TIMEOUT_DEFAULT,
             encrypt: false,
+            trim: true,
             memory_per_process: false,
             trace: false,
             follow: true,
@@ -279,6 +282,8 @@ pub struct Partial {
     pub memory_per_process: Option<bool>,
     /// See [`Options::encrypt`].
     pub encrypt: Option<bool>,
+    /// See [`Options::trim`].
+    pub trim: Option<bool>,
     /// See [`Options::trace`].
     pub trace: Option<bool>,
     /// See [`Options::follow`].
@@ -348,6 +353,7 @@ impl Partial {
             threshold: over.threshold.or(self.threshold),
             io_timeout: over.io_timeout.or(self.io_timeout),
             encrypt: over.encrypt.or(self.encrypt),
+            trim: over.trim.or(self.trim),
             memory_per_process: over.memory_per_process.or(self.memory_per_process),
             trace: over.trace.or(self.trace),
             follow: over.follow.or(self.follow),
@@ -374,6 +380,7 @@ impl Partial {
         options.threshold = self.threshold.unwrap_or(options.threshold);
         options.io_timeout = self.io_timeout.unwrap_or(options.io_timeout);
         options.encrypt = self.encrypt.unwrap_or(options.encrypt);
+        options.trim = self.trim.unwrap_or(options.trim);
         options.memory_per_process = self.memory_per_process.unwrap_or(options.memory_per_process);
         options.trace = self.trace.unwrap_or(options.trace);
         options.follow = self.follow.unwrap_or(options.follow);
@@ -418,12 +425,12 @@ mod tests {
     #[test]
     fn every_key_of_the_file_is_read() {
         let text = "memory = 67108864\nswap = \"ram,size=1G\"\nfault = \"poll\"\npolicy = \"second-chance\"\nprefetch = \"none\"\n\
-                    evictors = 16\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\n";
+                    evictors = 16\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\ntrim = false\n";
         let options = toml(text).unwrap().finish().unwrap();
         assert_eq!(options.memory, Size::mib(64));
         assert_eq!(options.swap[0].to_string(), "ram,size=1G");
         assert_eq!((options.fault, options.evictors, options.trace), (FaultMode::Poll, Some(16), true));
-        assert!(options.encrypt && options.memory_per_process && !options.follow);
+        assert!(options.encrypt && options.memory_per_process && !options.follow && !options.trim);
         assert_eq!(options.io_timeout, Time(2_000_000_000));
         assert_eq!(options.stats, Some(StatsTarget::File("/tmp/x".into())));
         assert_eq!(options.threshold, Size::mib(1));

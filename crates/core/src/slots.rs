@@ -31,6 +31,8 @@
 //! Spaces come and go while slots are given out ([`spaces`]). A space that is to go is *closed* first: none of its slots is given out
 //! any more, whatever its ceiling says, and when none is in use it can be taken away.
 //!
+//! Room on the disk that is not needed any more is given back, whole extents at a time ([`giving`]).
+//!
 //! # Memory
 //!
 //! An evictor must not wait for memory: extents are made beforehand by a thread that may ([`SlotMap::stock`]). Without any left the map
@@ -49,6 +51,8 @@ use crate::word::Slot;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use arrangement::{Arrangements, SpaceSet};
+pub use giving::Idle;
+use giving::Room;
 use shares::{SHARES_MAX, Share};
 use spaces::Bounds;
 pub use spaces::{Allowed, Removal};
@@ -56,6 +60,8 @@ use stock::boxed;
 
 #[path = "slots/arrangement.rs"]
 pub mod arrangement;
+#[path = "slots/giving.rs"]
+mod giving;
 #[path = "slots/shares.rs"]
 mod shares;
 #[path = "slots/spaces.rs"]
@@ -76,6 +82,8 @@ struct Extent {
     /// Bit set: slot free.
     free: [AtomicU64; WORDS],
     live: AtomicU32,
+    /// Whether it takes room on the disk.
+    room: Room,
     /// Bit set: a forked child may read the slot. Changed under the lock of `shares`.
     held: [AtomicU64; WORDS],
     /// Checksum of the page in each slot.
@@ -87,6 +95,7 @@ impl Extent {
         Extent {
             free: core::array::from_fn(|_| AtomicU64::new(u64::MAX)),
             live: AtomicU32::new(0),
+            room: Room::new(),
             held: core::array::from_fn(|_| AtomicU64::new(0)),
             sums: core::array::from_fn(|_| AtomicU64::new(0)),
         }
@@ -123,6 +132,8 @@ pub struct SlotMap {
     live: AtomicU64,
     /// Slots of the base that are in use.
     inherited: AtomicU64,
+    /// Own extents that take room on the disk.
+    roomy: AtomicU32,
     /// Held by the evictor that reserves, too. Never by the fault path, never across a system call.
     shares: SpinLock<Vec<Share>>,
     /// Whether there are any.
@@ -179,6 +190,7 @@ impl SlotMap {
             reserved_in_base: 0,
             live: AtomicU64::new(0),
             inherited: AtomicU64::new(0),
+            roomy: AtomicU32::new(0),
             shares: SpinLock::new(Vec::with_capacity(SHARES_MAX)),
             shared: AtomicBool::new(false),
             cursor_extent: AtomicU32::new(0),
@@ -282,7 +294,7 @@ impl SlotMap {
     fn next_extent(&self, after: u32) -> Option<u32> {
         let extents = self.extents.load(Ordering::Acquire);
         let own = extents - self.base;
-        let room = u64::from(own) * EXTENT_SLOTS as u64;
+        let room = u64::from(self.roomy_extents()) * EXTENT_SLOTS as u64;
         // The `step`th own extent after `after`, round and round.
         let turn = |step: u32| self.base + (after.saturating_sub(self.base) + step) % own.max(1);
         // Acquire, here and below: pairs with `free`, so that who sees the count sees the free bit and finds it.
@@ -291,11 +303,22 @@ impl SlotMap {
             let extent = self.extent(e);
             if shared { extent.unavailable() } else { extent.live.load(Ordering::Acquire) }
         };
-        let roomy = |limit: u32| (1..=own.min(SEARCH_MAX)).map(turn).find(|&e| self.is_allowed(e) && used(e) <= limit);
+        let roomy = |limit: u32| {
+            (1..=own.min(SEARCH_MAX))
+                .map(turn)
+                .find(|&e| self.is_allowed(e) && self.extent(e).room.is_there() && used(e) <= limit)
+        };
         // Two thirds of the room are free: then some extent is at most a third full, and the next of those in turn, the
         // oldest, is emptier still if updates are spread.
         if self.live.load(Ordering::Relaxed) * u64::from(SLACK) <= room
             && let Some(e) = roomy(EXTENT_SLOTS as u32 / SLACK)
+        {
+            return Some(e);
+        }
+        // What was given back, before what never was.
+        let given_back = |e: &u32| !self.extent(*e).room.is_there() && self.is_allowed(*e) && used(*e) == 0;
+        if self.roomy_extents() < own
+            && let Some(e) = (1..=own.min(SEARCH_MAX)).map(turn).find(given_back)
         {
             return Some(e);
         }
@@ -314,6 +337,7 @@ impl SlotMap {
             word & (1 << (i % 64)) != 0
         };
         let at = (from..EXTENT_SLOTS).find(|&i| is_free(i))?;
+        self.note_use(&extent.room);
         // Only the reserving evictor clears bits, so what it saw free stays free.
         let len = (at..EXTENT_SLOTS).take(want as usize).take_while(|&i| is_free(i)).count();
         for i in at..at + len {

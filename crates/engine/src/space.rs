@@ -86,6 +86,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             });
             self.give_frames(frames);
         }
+        self.wake_giver();
         Ok(())
     }
 
@@ -167,6 +168,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.unmanage(range);
         self.stats.manage(-(managed as i64));
         self.give_frames(frames);
+        self.wake_giver();
     }
 
     /// The claimed and released pages of `range` are managed no more. A fault that looked a granule up before (the program

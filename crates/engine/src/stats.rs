@@ -53,6 +53,8 @@ pub struct Stats {
     pub pages_out: AtomicU64,
     /// Reads and writes that failed or did not match their checksum.
     pub io_errors: AtomicU64,
+    /// Bytes of swap space that were freed and given back.
+    pub given_back: AtomicU64,
     /// Resident pages that the program has given up.
     pub given_up: AtomicU64,
     /// Pages managed now, and at most.
@@ -112,6 +114,7 @@ impl Stats {
             prefetch_used: zero(),
             pages_out: zero(),
             io_errors: zero(),
+            given_back: zero(),
             given_up: zero(),
             managed: zero(),
             managed_peak: zero(),

@@ -459,6 +459,7 @@ fn look(runtime: &Runtime) -> bool {
                 let over = ledger.members[heir.line as usize].generation.load(Ordering::Acquire) != heir.generation;
                 if over {
                     runtime.engine.slots.unshare(heir.share);
+                    runtime.engine.wake_giver();
                     changed = true;
                 }
                 !over

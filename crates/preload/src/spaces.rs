@@ -20,7 +20,7 @@ use farshore_config::{Options, SwapSpec};
 use farshore_core::page::PageRange;
 use farshore_engine::drain::{Drained, Host, NoDrain};
 use farshore_engine::health::Usage;
-use farshore_engine::traits::Backend as _;
+use farshore_engine::traits::{Backend as _, IoError};
 use farshore_sys::lock::Mutex;
 
 /// Changes that are remembered when they have ended.
@@ -299,6 +299,16 @@ impl Host for Here {
             report::line(format_args!("swap space {} stays: {why}", self.name(space)));
         }
         self.0.changes.end(|asked| asked.what == What::Drain(space), result);
+    }
+
+    fn cannot_give(&mut self, space: usize, why: IoError) {
+        // Of programs that the user has not asked for nothing is said that they would not have said natively.
+        if !self.0.options.followed {
+            let name = self.name(space);
+            report::line(format_args!(
+                "swap space {name} cannot give freed room back ({why}): it keeps it until the program ends"
+            ));
+        }
     }
 
     fn may_close(&mut self) -> bool {

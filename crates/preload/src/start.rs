@@ -337,6 +337,7 @@ impl control::Target for Runtime {
                 bytes_in: read * 4096,
                 bytes_out: written * 4096,
                 errors: counter(&engine.stats.io_errors),
+                bytes_given_back: counter(&engine.stats.given_back),
             },
             prefetch: stats::Prefetch { issued, used, wasted: issued - used },
             fault_latency_ns: stats::Latency {

@@ -72,6 +72,8 @@ pub struct Setup {
     pub forks: bool,
     /// Spaces come and go.
     pub changes: bool,
+    /// Room that is not needed any more is given back.
+    pub trims: bool,
 }
 
 /// The one fault of a run that has no other.
@@ -180,11 +182,13 @@ impl Wish {
             single: self.single,
             forks: rng.below(2) == 0 && self.single.is_none(),
             changes: false,
+            trims: false,
         };
         let spaces = self.spaces.unwrap_or_else(|| rng.pick(&[1, 1, 2, 3]));
         // Each has room for an extent.
         let setup = Setup { spaces: capacity.map_or(spaces, |c| spaces.min(c as usize / 512)).max(1), ..setup };
         let setup = Setup { changes: rng.below(2) == 0 && self.single.is_none(), ..setup };
+        let setup = Setup { trims: rng.below(3) > 0 && self.single.is_none(), ..setup };
         if !self.rough {
             return setup;
         }

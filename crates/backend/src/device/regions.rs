@@ -149,6 +149,15 @@ impl Regions {
         Err(IoError::Full)
     }
 
+    /// The layer needs these bytes no more, and nobody reads or writes there. Whether that was a whole region, which anybody of the family may have now.
+    pub(crate) fn give_back(&self, offset: u64, len: u64) -> bool {
+        let Some((place, 0)) = self.at(offset).filter(|_| len == self.bytes) else { return false };
+        if let Some(region) = place.swap(0, Ordering::AcqRel).checked_sub(1) {
+            self.give(region);
+        }
+        true
+    }
+
     fn give(&self, region: u32) {
         if let Some(fd) = self.fd() {
             // SAFETY: as in `take`.
@@ -222,6 +231,16 @@ mod tests {
         one.close();
         assert!((0..4).all(|n| other.claim(n * 2 * MIB).is_ok_and(|at| seen.contains(&(at + 4096)))));
         assert_eq!(one.claim(0), Err(IoError::Device(Errno::EBADF.0)));
+    }
+
+    #[test]
+    fn a_whole_region_that_was_given_back_is_anybodys() {
+        let [one, other] = layers(4 * MIB);
+        let places = [one.claim(0), one.claim(2 * MIB)];
+        assert!(!one.give_back(0, 4096) && other.claim(0) == Err(IoError::Full));
+        assert!(one.give_back(2 * MIB, 2 * MIB));
+        assert_eq!((one.find(2 * MIB), one.find(0).map(Ok)), (None, Some(places[0])));
+        assert_eq!((other.claim(0), one.claim(2 * MIB)), (places[1], Err(IoError::Full)));
     }
 
     #[test]

@@ -20,6 +20,7 @@
 //! lengthened, 19–21 k allocated, 20 k when overwriting what exists. That is within what a run varies, for disk space
 //! that may never be used, and slots are handed out again before the file grows.
 
+mod giving;
 mod limit;
 mod open;
 mod places;
@@ -370,6 +371,10 @@ impl Backend for FileArray {
 
     fn close_space(&self, space: usize) {
         self.files.places.close(space);
+    }
+
+    fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
+        self.files.give_back(first.number(), count)
     }
 }
 

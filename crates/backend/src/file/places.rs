@@ -133,7 +133,8 @@ impl Places {
         files.chain((0..self.list.len()).map(|space| self.claims(space)).filter(|&fd| fd != NONE)).chain(device::fds())
     }
 
-    fn regions(&self, space: usize) -> Option<&Regions> {
+    /// Of a device: where its parts are.
+    pub(super) fn regions(&self, space: usize) -> Option<&Regions> {
         self.named(space).and_then(|named| named.regions.as_ref())
     }
 

@@ -96,6 +96,7 @@ impl SlotMap {
         }
         self.shares.renew().clear();
         self.shared.store(false, Ordering::Relaxed);
+        self.forget_room();
         self.cursor_extent.store(self.base, Ordering::Relaxed);
         self.cursor_slot.store(0, Ordering::Relaxed);
         u64::from(self.base) * EXTENT_SLOTS as u64
