@@ -7,7 +7,8 @@
 //!
 //! What is given back and used again costs the disk twice. So
 //!
-//! * nothing is done before twice the extents that the map needs for its slots (and [`Giving::keep`]) have room, and then only until what it needs is left;
+//! * nothing is begun before twice the extents that the map needs for its slots (and [`Giving::keep`]) have room; then it goes on until only what it needs is left,
+//!   or nothing is idle;
 //! * an extent must have been idle at two looks, and unused between them, [`Giving::pause_ns`] apart;
 //! * slots are given out of extents that have room first.
 //!
@@ -65,6 +66,8 @@ impl Giving {
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
     next_ns: u64,
+    /// There was too much room, and there is still something to be done about it.
+    begun: bool,
     /// Spaces that have said that they cannot.
     cannot: SpaceSet,
 }
@@ -87,15 +90,19 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Slots may have come free: by any thread that may make a system call, and not in a fault.
     pub fn wake_giver(&self) {
         // The look before the swap: most calls find nobody asleep, and leave the line as it is.
-        if self.giving.asleep.load(Ordering::Relaxed) && self.surplus() > 0 && self.giving.asleep.swap(false, Ordering::Relaxed) {
+        if self.giving.asleep.load(Ordering::Relaxed)
+            && self.surplus(false) > 0
+            && self.giving.asleep.swap(false, Ordering::Relaxed)
+        {
             self.health.drains.signal(&self.futex);
         }
     }
 
-    /// Extents that may be given back.
-    fn surplus(&self) -> u32 {
+    /// Extents that may be given back, now that this was begun, or is not.
+    fn surplus(&self, begun: bool) -> u32 {
         let (roomy, needed, keep) = (self.slots.roomy_extents(), self.slots.extents_needed(), self.giving.keep());
-        if roomy > needed.saturating_mul(2).saturating_add(keep) { roomy - needed - keep } else { 0 }
+        let surplus = roomy.saturating_sub(needed.saturating_add(keep));
+        if begun || surplus > needed { surplus } else { 0 }
     }
 
     /// Looks whether something can be given back, if it is time to; how long to sleep, `None`: until somebody wakes the thread.
@@ -110,6 +117,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         // First: what is freed after the look wakes us.
         self.giving.asleep.store(true, Ordering::Relaxed);
         let again = self.look_for_room(looks, core, stop, host);
+        looks.begun = again;
         let pause = self.giving.pause_ns.load(Ordering::Relaxed);
         looks.next_ns = self.clock.now_ns() + pause;
         if again {
@@ -120,7 +128,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// Whether there is something that can be given back at the next look.
     fn look_for_room(&self, looks: &mut Looks, core: usize, stop: &AtomicBool, host: &mut dyn Host) -> bool {
-        let (mut left, mut again) = (self.surplus(), false);
+        let (mut left, mut again) = (self.surplus(looks.begun), false);
         for extent in self.slots.own_extents() {
             if left == 0 || stop.load(Ordering::Acquire) || !self.health.all_that_are(Usage::Draining).is_empty() {
                 break;

@@ -42,7 +42,7 @@ use codec::{Encoder, WORTH_IT};
 use farshore_config::{Compression, Size, SwapSpec};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, CANNOT, FreeSlots, IoError, PageBuf, WriteQueue};
 use pool::{Pool, Put};
 use std::collections::VecDeque;
 use std::sync::Arc;
