@@ -185,14 +185,14 @@ class Devices(Spaces):
 
     def test_forks(self):
         """Children and grandchildren have parts of the device of their own; programs that are started, too."""
-        forks = [self.public_program("forks"), "16", "7", "both", "generations", "chain", "workers", "short"]
+        forks = [self.public_program("forks"), "8", "7", "both", "generations", "workers"]
         right = self.call_program(forks, timeout=150)
         expect(right.status == 0, right.err)
         storm = [self.public_program("memstorm"), "2", "24", "4", "5"]
         stormed = self.call_program(storm).out
         with self.loop(1024 * MIB) as (device, _):
             for mode in self.modes():
-                done = self.run_on(f"dev:{device},force", forks, "--fault", mode, memory="8M")
+                done = self.run_on(f"dev:{device},force", forks, "--fault", mode, memory="6M")
                 expect(done.out == right.out, f"{done.out!r} natively {right.out!r}")
             # Three at a time, each in a process that another program has started, and the one that starts them becomes one itself.
             line = " ".join(storm)
