@@ -216,6 +216,8 @@ def parts(seed):
              [Command([sys.executable, os.path.join(real, "pools.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
         Part("spaces", "swap spaces that come, go and die while a program runs",
              [Command([sys.executable, os.path.join(real, "spaces.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
+        Part("devices", "block devices as swap space; room that goes back to the disk",
+             [Command([sys.executable, os.path.join(real, "devices.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
         Part("calls", "every system call, blocked threads, debuggers: natively and under farshore",
              [Command([sys.executable, os.path.join(real, "calls.py")], count_last_line)], 10, r"", needs_build=True),
         Part("threads", "threads, signals, limits, filters, allocators: natively and under farshore",

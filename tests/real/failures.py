@@ -385,7 +385,7 @@ class Tests:
     def check_lost_pages(self, text, consequence):
         """Every line about a page names its address, its slot and space, the reason and what comes of it."""
         lines = [line for line in text.splitlines() if "cannot be had" in line]
-        form = re.compile(r"farshore: page 0x[0-9a-f]+ cannot be had: slot [0-9]+ of swap space (dir|file):\S+ "
+        form = re.compile(r"farshore: page 0x[0-9a-f]+ cannot be had: slot [0-9]+ of swap space (dir|file|dev):\S+ "
                           r"(cannot be read \(.*\)|has other bytes than were written to it); (.*)")
         for line in lines:
             found = form.fullmatch(line)

@@ -10,7 +10,7 @@ use crate::ram::{RamQueue, RamSpace};
 use farshore_config::SwapSpec;
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, CANNOT, FreeSlots, IoError, PageBuf, WriteQueue};
 use rustix::fd::RawFd;
 use std::sync::Arc;
 
@@ -96,8 +96,7 @@ impl AnyBackend {
 
     fn open_plain(specs: &[SwapSpec], notice: &mut dyn FnMut(&str)) -> Result<AnyBackend, OpenError> {
         specs.iter().try_for_each(SwapSpec::check_supported)?;
-        let is_file = |spec: &&SwapSpec| matches!(spec, SwapSpec::Dir(_) | SwapSpec::File { .. });
-        match (specs, specs.iter().find(|spec| !is_file(spec))) {
+        match (specs, specs.iter().find(|spec| !spec.is_file())) {
             (_, None) => Ok(AnyBackend::File(FileArray::open(specs, FileOptions::default(), notice)?)),
             ([SwapSpec::Ram { compress: None, size }], _) => Ok(AnyBackend::Ram(RamSpace::open(*size, None)?)),
             ([SwapSpec::Delay(time)], _) => Ok(AnyBackend::Ram(RamSpace::open(None, Some(*time))?)),
@@ -376,6 +375,17 @@ impl Backend for AnyBackend {
             AnyBackend::Encrypted(encrypted) => encrypted.close_space(space),
             AnyBackend::Layered(layers) => layers.close_space(space),
             AnyBackend::Compressed(pool) => pool.close_space(space),
+        }
+    }
+
+    fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
+        match self {
+            AnyBackend::Ram(_) => Err(CANNOT),
+            AnyBackend::File(files) => files.give_back(first, count),
+            AnyBackend::Faulty(faulty) => faulty.give_back(first, count),
+            AnyBackend::Encrypted(encrypted) => encrypted.give_back(first, count),
+            AnyBackend::Layered(layers) => layers.give_back(first, count),
+            AnyBackend::Compressed(pool) => pool.give_back(first, count),
         }
     }
 }

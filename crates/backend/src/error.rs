@@ -32,6 +32,13 @@ pub enum OpenError {
         /// What it is.
         kind: &'static str,
     },
+    /// A block device cannot be used.
+    Device {
+        /// Its path.
+        path: PathBuf,
+        /// Why not, and what to do.
+        why: String,
+    },
     /// The disk has too little room.
     Full {
         /// A path on it.
@@ -102,11 +109,12 @@ impl fmt::Display for OpenError {
                 write!(f, "swap file {path:?} exists and holds {bytes} bytes: remove it, or name another with --swap file:PATH")
             }
             OpenError::NotAFile { path, kind: kind @ "a block device" } => {
-                write!(f, "swap file {path:?} is {kind}, which is not built yet: use dir: or file: on a file system")
+                write!(f, "swap file {path:?} is {kind}: write dev: instead of file:")
             }
             OpenError::NotAFile { path, kind } => {
                 write!(f, "swap file {path:?} is {kind}: name a file that does not exist yet with --swap file:PATH")
             }
+            OpenError::Device { path, why } => write!(f, "swap device {path:?} cannot be used: {why}"),
             OpenError::Full { path, free } => write!(
                 f,
                 "the disk of swap path {path:?} is full ({} KiB free, {smallest} needed at the least): make room, or name another with --swap",
@@ -120,7 +128,7 @@ impl fmt::Display for OpenError {
             }
             OpenError::Mixed(one, other) => write!(
                 f,
-                "swap spaces {one:?} and {other:?} cannot be used together: name several dir: and file: spaces, or one of another kind; \
+                "swap spaces {one:?} and {other:?} cannot be used together: name several dir:, file: and dev: spaces, or one of another kind; \
                  one pool (ram:lz4, ram:zstd) may come before them"
             ),
             OpenError::Config(error) => error.fmt(f),

@@ -373,6 +373,10 @@ impl<B: Backend> Backend for Faulty<B> {
     fn close_space(&self, space: usize) {
         self.inner.close_space(space);
     }
+
+    fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
+        self.inner.give_back(first, count)
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -135,6 +135,14 @@ impl Backend for Layered {
     fn close_space(&self, space: usize) {
         self.own.get().into_iter().for_each(|own| own.close_space(space));
     }
+
+    fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
+        let own = first.number().checked_sub(self.first_own).zip(self.own.get());
+        // What is the parent's stays; and an own space that is not open has nothing.
+        let Some((number, own)) = own else { return Ok(()) };
+        // Its very first extent is never given back: slot 0 is reserved.
+        Slot::new(number).map_or(Ok(()), |first| own.give_back(first, count))
+    }
 }
 
 /// Writes to the own space.

@@ -3,6 +3,7 @@
 //! | module | what | for |
 //! |---|---|---|
 //! | [`file`] | one or several files without a name, striped | every day |
+//! | [`device`] | block devices that a family shares; to [`file`] they are files | `dev:` |
 //! | [`ram`] | memory of this machine, with a fixed latency if one likes | tests and measuring |
 //! | [`compressed`] | a pool of compressed pages in RAM, in front of another space or alone | RAM is faster than a disk |
 //! | [`faulty`] | wraps any of them and injects errors from a seed | tests |
@@ -27,6 +28,7 @@
 
 pub mod any;
 pub mod compressed;
+pub mod device;
 pub mod encrypt;
 pub mod error;
 pub mod faulty;

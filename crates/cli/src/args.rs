@@ -80,6 +80,8 @@ pub struct RunArgs {
     /// SPEC is one of
     ///   dir:PATH               a file without a name in this directory;
     ///   file:PATH[,size=SIZE]  this file, made anew and removed at once;
+    ///   dev:PATH[,size=SIZE]   a block device that nothing else uses; what is on it is lost, which
+    ///                          must be said by ,force where it bears a file system or the like;
     ///   ram:lz4[,size=SIZE]    a pool of compressed pages in RAM, which counts within --memory:
     ///                          alone, or before others, which then get its oldest when it is full;
     ///   ram:zstd[,size=SIZE]   the same, smaller and slower;
@@ -153,6 +155,13 @@ pub struct RunArgs {
     /// core dumps; a forked child has a key of its own for what it writes itself.
     #[arg(long, verbatim_doc_comment)]
     pub encrypt: bool,
+
+    /// Keep the room that freed pages have on the disk
+    ///
+    /// Without it room that is not needed any more is given back some seconds later: swap files get
+    /// holes, devices are told (discard).
+    #[arg(long, verbatim_doc_comment)]
+    pub no_trim: bool,
 
     /// Programs that PROGRAM starts are ordinary programs
     ///
@@ -231,7 +240,7 @@ pub struct StatArgs {
 #[command(after_long_help = "\
 Keys:
   memory=SIZE   the local memory: more at once, less as fast as pages can leave
-  swap+=SPEC    one more swap space (dir: or file:), or one that is being drained after all
+  swap+=SPEC    one more swap space (dir:, file: or dev:), or one that is being drained after all
   swap-=SPEC    a swap space, as 'farshore stat' shows it, goes away: what it holds moves to the others, then its file is
                 closed. This waits for it, and Ctrl-C leaves it going on; if the others have no room, it is used again
   evictors=N, batch=N, writes=N

@@ -203,6 +203,7 @@ fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
         ("  pages in", Some(swap.pages_in)),
         ("  pages out", Some(swap.pages_out)),
         ("  errors", Some(swap.errors)),
+        ("  bytes given back", Some(swap.bytes_given_back)),
         ("prefetch", None),
         ("  issued", Some(prefetch.issued)),
         ("  used", Some(prefetch.used)),

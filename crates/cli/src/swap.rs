@@ -30,7 +30,7 @@ pub fn absolute(spec: SwapSpec) -> Result<SwapSpec, Refusal> {
     Ok(match spec {
         SwapSpec::Dir(path) => SwapSpec::Dir(whole(path)?),
         SwapSpec::File { path, size } => SwapSpec::File { path: whole(path)?, size },
-        SwapSpec::Dev(path) => SwapSpec::Dev(whole(path)?),
+        SwapSpec::Dev { path, size, force } => SwapSpec::Dev { path: whole(path)?, size, force },
         other => other,
     })
 }
@@ -48,6 +48,7 @@ pub fn check(spec: &SwapSpec) -> Result<(), Refusal> {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
             check_folder(spec, folder)
         }
+        SwapSpec::Dev { path, .. } => check_device(spec, path),
         _ => Ok(()),
     }
 }
@@ -81,13 +82,24 @@ fn check_folder(spec: &SwapSpec, folder: &Path) -> Result<(), Refusal> {
     )
 }
 
+/// Whether it is free the library finds out, when it takes it.
+fn check_device(spec: &SwapSpec, path: &Path) -> Result<(), Refusal> {
+    match std::fs::metadata(path) {
+        Ok(data) if data.file_type().is_block_device() => {}
+        Ok(_) => return refuse(spec, "it is not a block device: name one, such as /dev/nvme0n1p3, or use dir: or file:"),
+        Err(error) => return refuse(spec, &format!("it cannot be reached ({error}): name another")),
+    }
+    match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK) {
+        Ok(()) => Ok(()),
+        Err(errno) => refuse(spec, &format!("you may not read and write it ({errno}): change its permissions, or name another")),
+    }
+}
+
 fn check_file(spec: &SwapSpec, path: &Path) -> Result<(), Refusal> {
     let taken = |data: &Metadata| data.is_file() && data.len() > 0;
     match std::fs::symlink_metadata(path) {
         Ok(data) if data.is_dir() => refuse(spec, "it is a directory: write dir: before it"),
-        Ok(data) if data.file_type().is_block_device() => {
-            refuse(spec, "it is a block device: name a file, or a directory with dir:")
-        }
+        Ok(data) if data.file_type().is_block_device() => refuse(spec, "it is a block device: write dev: before it"),
         Ok(data) if taken(&data) => refuse(spec, "the file exists and is not empty: remove it, or name another"),
         _ => Ok(()),
     }

@@ -33,7 +33,9 @@ fn usage_errors() {
         (&["run", "--memory", "64M", "--swap", "redis://h:1", "ls"], &["redis://h:1", "not built yet"]),
         (&["stat", "abc"], &["\"abc\""]),
         (&["set", "1", "memory"], &["\"memory\"", "KEY=VALUE"]),
-        (&["doctor", "--swap", "dev:/dev/sda"], &["dev:/dev/sda", "not built yet"]),
+        (&["doctor", "--swap", "remote:h:1"], &["remote:h:1", "not built yet"]),
+        (&["run", "--memory", "64M", "--swap", "dev:/dev/null", "ls"], &["dev:/dev/null", "not a block device"]),
+        (&["run", "--memory", "64M", "--swap", "dev:/no/such", "ls"], &["dev:/no/such", "cannot be reached"]),
     ] {
         refused(farshore().args(words), 125, parts);
     }

@@ -33,8 +33,8 @@ mod time;
 pub use error::ConfigError;
 pub use named::Named;
 pub use options::{
-    FaultMode, Handed, MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS, PRELOAD_VARIABLE,
-    Partial, StatsTarget, THRESHOLD_DEFAULT,
+    FaultMode, Handed, HandedDevice, MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS,
+    PRELOAD_VARIABLE, Partial, StatsTarget, THRESHOLD_DEFAULT,
 };
 pub use size::Size;
 pub use swap::{Compression, SWAP_DIR_DEFAULT, SWAP_DIR_VARIABLE, SwapSpec, default_swap};

@@ -103,12 +103,27 @@ serde_as_text!(StatsTarget);
 pub struct Handed {
     /// The memory that holds what the family shares.
     pub ledger: i32,
+    /// Devices that the family has open for itself alone.
+    pub devices: Vec<HandedDevice>,
+}
+
+/// A block device that a family has open. It is opened once for all of them: the kernel gives it to nobody else.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HandedDevice {
+    /// How the options call it.
+    pub path: PathBuf,
+    /// It.
+    pub device: i32,
+    /// The memory on which its regions are claimed.
+    pub regions: i32,
 }
 
 impl Handed {
     /// All descriptors that are handed on.
     pub fn descriptors(&self) -> impl Iterator<Item = i32> {
-        [self.ledger].into_iter()
+        let devices = self.devices.iter().flat_map(|handed| [handed.device, handed.regions]);
+        [self.ledger].into_iter().chain(devices)
     }
 }
 
@@ -140,6 +155,8 @@ pub struct Options {
     pub io_timeout: Time,
     /// Encrypt pages on their way to the swap space.
     pub encrypt: bool,
+    /// Give the disk room back that freed pages took.
+    pub trim: bool,
     /// Each process has `memory` for itself, instead of all that come of one program together.
     pub memory_per_process: bool,
     /// Write what Farshore does at start and end to stderr.
@@ -171,6 +188,7 @@ impl Options {
             threshold: THRESHOLD_DEFAULT,
             io_timeout: IO_TIMEOUT_DEFAULT,
             encrypt: false,
+            trim: true,
             memory_per_process: false,
             trace: false,
             follow: true,
@@ -291,6 +309,8 @@ pub struct Partial {
     pub memory_per_process: Option<bool>,
     /// See [`Options::encrypt`].
     pub encrypt: Option<bool>,
+    /// See [`Options::trim`].
+    pub trim: Option<bool>,
     /// See [`Options::trace`].
     pub trace: Option<bool>,
     /// See [`Options::follow`].
@@ -362,6 +382,7 @@ impl Partial {
             threshold: over.threshold.or(self.threshold),
             io_timeout: over.io_timeout.or(self.io_timeout),
             encrypt: over.encrypt.or(self.encrypt),
+            trim: over.trim.or(self.trim),
             memory_per_process: over.memory_per_process.or(self.memory_per_process),
             trace: over.trace.or(self.trace),
             follow: over.follow.or(self.follow),
@@ -389,6 +410,7 @@ impl Partial {
         options.threshold = self.threshold.unwrap_or(options.threshold);
         options.io_timeout = self.io_timeout.unwrap_or(options.io_timeout);
         options.encrypt = self.encrypt.unwrap_or(options.encrypt);
+        options.trim = self.trim.unwrap_or(options.trim);
         options.memory_per_process = self.memory_per_process.unwrap_or(options.memory_per_process);
         options.trace = self.trace.unwrap_or(options.trace);
         options.follow = self.follow.unwrap_or(options.follow);
@@ -433,13 +455,13 @@ mod tests {
     #[test]
     fn every_key_of_the_file_is_read() {
         let text = "memory = 67108864\nswap = \"ram,size=1G\"\nfault = \"poll\"\npolicy = \"second-chance\"\nprefetch = \"none\"\n\
-                    evictors = 16\nbatch = 64\nwrites = \"auto\"\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\n";
+                    evictors = 16\nbatch = 64\nwrites = \"auto\"\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\ntrim = false\n";
         let options = toml(text).unwrap().finish().unwrap();
         assert_eq!(options.memory, Size::mib(64));
         assert_eq!(options.swap[0].to_string(), "ram,size=1G");
         assert_eq!((options.fault, options.evictors, options.trace), (FaultMode::Poll, Some(16), true));
         assert_eq!((options.batch, options.writes), (Some(64), None));
-        assert!(options.encrypt && options.memory_per_process && !options.follow);
+        assert!(options.encrypt && options.memory_per_process && !options.follow && !options.trim);
         assert_eq!(options.io_timeout, Time(2_000_000_000));
         assert_eq!(options.stats, Some(StatsTarget::File("/tmp/x".into())));
         assert_eq!(options.threshold, Size::mib(1));
@@ -487,7 +509,7 @@ mod tests {
         assert!(refused(|o| o.prefetch = Named::new("oracle")).contains("none"));
         assert!(refused(|o| o.policy = "fifo,a=1".parse().unwrap()).contains("\"a\""));
         assert!(refused(|o| o.swap = vec![]).contains("--swap"));
-        assert!(refused(|o| o.swap.push(SwapSpec::Dev("/dev/x".into()))).contains("not built yet"));
+        assert!(refused(|o| o.swap.push(SwapSpec::Remote("x:1".into()))).contains("not built yet"));
         let error = Partial::default().finish().unwrap_err().to_string();
         assert!(error.contains("--memory"), "{error}");
     }
@@ -497,13 +519,14 @@ mod tests {
         let mut options = Options::new(Size::mib(64), SwapSpec::Dir("/x".into()));
         options.stats = Some(StatsTarget::Stderr);
         options.library = Some("/l/libfarshore.so".into());
-        options.family = Some(Handed { ledger: 900 });
+        options.family =
+            Some(Handed { ledger: 900, devices: vec![HandedDevice { path: "/dev/x".into(), device: 901, regions: 902 }] });
         let becomes = options.for_successor(true);
         assert_eq!(becomes, Options { followed: true, ..options.clone() });
         assert_eq!(options.for_successor(false), Options { stats: None, ..becomes.clone() });
         assert_eq!(becomes.for_successor(true), becomes);
         assert_eq!(Options::from_json(&becomes.to_json()), Ok(becomes));
-        assert_eq!(options.family.unwrap().descriptors().collect::<Vec<_>>(), [900]);
+        assert_eq!(options.family.unwrap().descriptors().collect::<Vec<_>>(), [900, 901, 902]);
     }
 
     #[test]

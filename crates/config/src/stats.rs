@@ -172,6 +172,8 @@ pub struct Swap {
     pub bytes_out: u64,
     /// Reads and writes that failed, each try.
     pub errors: u64,
+    /// Room of freed pages that its disk has got back, in bytes.
+    pub bytes_given_back: u64,
 }
 
 /// Prefetching.
@@ -324,7 +326,7 @@ mod tests {
         let names = "schema pid program fault_mode memory_limit_bytes managed_bytes_peak resident_bytes resident_bytes_peak \
             overhead_bytes_peak faults/fetch faults/zero faults/rescue faults/wait faults/write_protect evictions/pages \
             evictions/clean_pages evictions/batches evictions/synchronous swap/pages_in swap/pages_out swap/bytes_in swap/bytes_out \
-            swap/errors prefetch/issued prefetch/used prefetch/wasted fault_latency_ns/p50 fault_latency_ns/p90 \
+            swap/errors swap/bytes_given_back prefetch/issued prefetch/used prefetch/wasted fault_latency_ns/p50 fault_latency_ns/p90 \
             fault_latency_ns/p99 fault_latency_ns/p999 fault_latency_ns/max frames/limit frames/debt frames/free frames/cached frames/taken \
             evictors/count evictors/awake evictors/awake_fixed evictors/batch_pages evictors/batch_fixed evictors/batch_pages_most \
             evictors/writes_each evictors/writes_fixed evictors/writes_in_flight evictors/writes_in_flight_peak evictors/low_pages \

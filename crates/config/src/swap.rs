@@ -14,8 +14,8 @@ pub const SWAP_DIR_VARIABLE: &str = "FARSHORE_SWAP_DIR";
 /// The directory when the variable does not either.
 pub const SWAP_DIR_DEFAULT: &str = "/var/tmp";
 
-const VALID: &str = "write dir:PATH, file:PATH[,size=SIZE], dev:PATH, ram[:lz4|zstd][,size=SIZE], delay:TIME, \
-                     remote:HOST:PORT or redis://…";
+const VALID: &str = "write dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd][,size=SIZE], \
+                     delay:TIME, remote:HOST:PORT or redis://…";
 
 /// How a pool in RAM compresses pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,8 +38,15 @@ pub enum SwapSpec {
         /// At most; `None`: as much as the disk has room for.
         size: Option<Size>,
     },
-    /// A block device.
-    Dev(PathBuf),
+    /// A block device: a disk, or a part of one.
+    Dev {
+        /// Where.
+        path: PathBuf,
+        /// At most; `None`: all of it.
+        size: Option<Size>,
+        /// Although it bears the signature of a file system or the like: what is on it is lost.
+        force: bool,
+    },
     /// Memory of this machine.
     Ram {
         /// How pages are compressed, if they are.
@@ -61,14 +68,19 @@ impl SwapSpec {
         matches!(self, SwapSpec::Ram { compress: Some(_), .. })
     }
 
+    /// Whether it is a file or a device: several of these make an array, and they come and go.
+    pub fn is_file(&self) -> bool {
+        matches!(self, SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. })
+    }
+
     /// Says whether this version can use the space.
     ///
     /// # Errors
     /// [`ConfigError::NotBuilt`] for the kinds that come later.
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         match self {
-            SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Ram { .. } | SwapSpec::Delay(_) => Ok(()),
-            _ => Err(ConfigError::NotBuilt { spec: self.to_string() }),
+            SwapSpec::Remote(_) | SwapSpec::Redis(_) => Err(ConfigError::NotBuilt { spec: self.to_string() }),
+            _ => Ok(()),
         }
     }
 }
@@ -93,7 +105,11 @@ impl fmt::Display for SwapSpec {
         };
         match self {
             SwapSpec::Dir(path) => write!(f, "dir:{}", path.display()),
-            SwapSpec::Dev(path) => write!(f, "dev:{}", path.display()),
+            SwapSpec::Dev { path, size, force } => {
+                write!(f, "dev:{}", path.display())?;
+                sized(f, size)?;
+                f.write_str(if *force { ",force" } else { "" })
+            }
             SwapSpec::File { path, size } => {
                 write!(f, "file:{}", path.display())?;
                 sized(f, size)
@@ -118,6 +134,17 @@ fn split_size(text: &str) -> Result<(&str, Option<Size>), ConfigError> {
     match text.rsplit_once(",size=") {
         None => Ok((text, None)),
         Some((rest, size)) => Ok((rest, Some(size.parse()?))),
+    }
+}
+
+/// Cuts `,size=SIZE` and `,force` from the end, in any order.
+fn split_device(text: &str) -> Result<(&str, Option<Size>, bool), ConfigError> {
+    let cut = |text: &'_ str| text.strip_suffix(",force").map(str::len);
+    let (rest, last) = cut(text).map_or((text, false), |len| (&text[..len], true));
+    let (rest, size) = split_size(rest)?;
+    match cut(rest).filter(|_| size.is_some() && !last) {
+        Some(len) => Ok((&rest[..len], size, true)),
+        None => Ok((rest, size, last)),
     }
 }
 
@@ -149,7 +176,10 @@ impl FromStr for SwapSpec {
         };
         match (kind, rest) {
             ("dir", Some(path)) => Ok(SwapSpec::Dir(path_of(value, path)?)),
-            ("dev", Some(path)) => Ok(SwapSpec::Dev(path_of(value, path)?)),
+            ("dev", Some(rest)) => {
+                let (path, size, force) = split_device(rest)?;
+                Ok(SwapSpec::Dev { path: path_of(value, path)?, size, force })
+            }
             ("file", Some(rest)) => {
                 let (path, size) = split_size(rest)?;
                 let path = match path.strip_suffix('/') {
@@ -179,13 +209,17 @@ mod tests {
     #[test]
     fn every_kind_reads_and_writes_back() {
         let ram = |compress, size| SwapSpec::Ram { compress, size };
+        let dev = |size, force| SwapSpec::Dev { path: "/dev/nvme0n1".into(), size, force };
         for (text, spec) in [
             ("dir:/var/tmp", SwapSpec::Dir("/var/tmp".into())),
             ("dir:a b,c", SwapSpec::Dir("a b,c".into())),
             ("file:/x", SwapSpec::File { path: "/x".into(), size: None }),
             ("file:/x,size=8G", SwapSpec::File { path: "/x".into(), size: Some(Size::gib(8)) }),
             ("file:/x,size=1,size=8G", SwapSpec::File { path: "/x,size=1".into(), size: Some(Size::gib(8)) }),
-            ("dev:/dev/nvme0n1", SwapSpec::Dev("/dev/nvme0n1".into())),
+            ("dev:/dev/nvme0n1", dev(None, false)),
+            ("dev:/dev/nvme0n1,size=2G", dev(Some(Size::gib(2)), false)),
+            ("dev:/dev/nvme0n1,force", dev(None, true)),
+            ("dev:/dev/nvme0n1,size=2G,force", dev(Some(Size::gib(2)), true)),
             ("ram", ram(None, None)),
             ("ram,size=64M", ram(None, Some(Size::mib(64)))),
             ("ram:lz4", ram(Some(Compression::Lz4), None)),
@@ -198,6 +232,7 @@ mod tests {
             assert_eq!(text.parse(), Ok(spec.clone()), "{text}");
             assert_eq!(spec.to_string(), text);
         }
+        assert_eq!("dev:/dev/nvme0n1,force,size=2G".parse(), Ok(dev(Some(Size::gib(2)), true)));
     }
 
     #[test]
@@ -209,6 +244,8 @@ mod tests {
             "file:",
             "file:,size=1G",
             "dev:",
+            "dev:,force",
+            "dev:,size=1G",
             "tape:/x",
             "ram:",
             "ram:gzip",
@@ -230,12 +267,15 @@ mod tests {
 
     #[test]
     fn what_comes_later_says_so() {
-        for text in ["dir:/x", "file:/x", "ram", "ram,size=1G", "ram:lz4", "ram:zstd,size=1G", "delay:1us"] {
+        for text in ["dir:/x", "file:/x", "ram", "ram,size=1G", "ram:lz4", "ram:zstd,size=1G", "delay:1us", "dev:/dev/x"] {
             assert_eq!(text.parse::<SwapSpec>().unwrap().check_supported(), Ok(()), "{text}");
         }
-        for text in ["dev:/dev/x", "remote:a:1", "redis://a"] {
+        for text in ["remote:a:1", "redis://a"] {
             let error = text.parse::<SwapSpec>().unwrap().check_supported().unwrap_err().to_string();
-            assert_eq!(error, format!("swap space {text:?} is not built yet; use dir:, file:, ram, ram:lz4, ram:zstd or delay:"));
+            assert_eq!(
+                error,
+                format!("swap space {text:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd or delay:")
+            );
         }
     }
 }

@@ -51,6 +51,8 @@ canaries! {
     Rest = "rest",
     /// A space is taken away while something is still there.
     Drain = "drain",
+    /// The room of an extent is given back that is in use.
+    Trim = "trim",
     // Rules between two threads' memory: loom's (crates/core/tests).
     /// Slots that are being reserved while their space is closed are given out.
     Closed = "closed",

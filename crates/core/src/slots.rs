@@ -35,6 +35,8 @@
 //! Spaces come and go while slots are given out ([`spaces`]). A space that is to go is *closed* first: none of its slots is given out
 //! any more, whatever its ceiling says, and when none is in use it can be taken away.
 //!
+//! Room on the disk that is not needed any more is given back, whole extents at a time ([`giving`]).
+//!
 //! # Memory
 //!
 //! An evictor must not wait for memory: extents are made beforehand by a thread that may ([`SlotMap::stock`]). Without any left the map
@@ -55,6 +57,7 @@ use alloc::vec::Vec;
 use arrangement::{Arrangements, SpaceSet};
 use core::ops::Range;
 use extent::{Extent, WORDS};
+pub use giving::Idle;
 use owners::Owners;
 use shares::{SHARES_MAX, Share};
 use spaces::Bounds;
@@ -67,6 +70,8 @@ pub mod arrangement;
 mod asking;
 #[path = "slots/extent.rs"]
 mod extent;
+#[path = "slots/giving.rs"]
+mod giving;
 #[path = "slots/owners.rs"]
 pub mod owners;
 #[path = "slots/shares.rs"]

@@ -38,9 +38,10 @@ use crate::Engine;
 use crate::evict::pipeline::Evictor;
 use crate::fault::resolve::Failure;
 use crate::fault::run::Alike;
+use crate::giving::Looks;
 use crate::health::Usage;
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
+use crate::traits::{Backend, Clock, IoError, Kernel, PageBuf, Policy};
 use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::{EVICTORS_MAX, EXTENT_SLOTS, GRANULE_PAGES};
@@ -117,6 +118,8 @@ pub trait Host {
     fn unreadable(&mut self, space: usize, pages: PageRange);
     /// A drain has ended.
     fn ended(&mut self, space: usize, how: Drained);
+    /// Freed room of `space` cannot be given back, for this reason: it is not tried again.
+    fn cannot_give(&mut self, space: usize, why: IoError);
     /// Whether the files of a space may be closed now.
     fn may_close(&mut self) -> bool;
     /// Runs `f` while the process does not fork.
@@ -185,6 +188,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// when it is called again. `buffer`: pages to read into, `core`: where its fetches count.
     pub fn run_drainer(&self, buffer: &mut [PageBuf], core: usize, stop: &AtomicBool, host: &mut dyn Host) {
         let mut told = SpaceSet::default();
+        let mut looks = Looks::default();
         while !stop.load(Ordering::Acquire) {
             let prepared = self.health.drains.prepare();
             host.serve();
@@ -195,9 +199,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             told = draining;
             let going = self.health.all_that_are(Usage::Going);
             if draining.is_empty() && going.is_empty() {
-                self.health.drains.sleep(&self.futex, prepared, None);
+                let pause = self.give_room_back(&mut looks, core, stop, host);
+                self.health.drains.sleep(&self.futex, prepared, pause);
                 continue;
             }
+            draining.iter().chain(going.iter()).for_each(|space| looks.forget(space));
             let pages = buffer.len().min(RUN_MAX);
             let (unreadable, why) = ([0; SPACES_MAX], [None; SPACES_MAX]);
             let mut pass = Pass { draining, unreadable, why, buffer: &mut buffer[..pages], core };
@@ -430,7 +436,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         0
     }
 
-    fn read_for_drain(&self, first: Slot, into: &mut [PageBuf], core: usize) -> Result<(), crate::traits::IoError> {
+    fn read_for_drain(&self, first: Slot, into: &mut [PageBuf], core: usize) -> Result<(), IoError> {
         let transfer = self.transfer(first, core);
         let read = self.backend.read_run(first, into);
         self.transferred(transfer);

@@ -586,6 +586,7 @@ impl Watcher {
     ) -> bool {
         // Without memory: the map does not grow for now.
         let _ = engine.slots.stock();
+        engine.wake_giver();
         let now = engine.clock.now_ns();
         engine.health.longest(&engine.slots, &mut self.longest);
         let mut busy = self.longest.iter().any(Option::is_some);

@@ -12,6 +12,7 @@
 //!  space         ── munmap, madvise, mremap, mlock: pages change owner or name
 //!  health        ── which swap spaces work, and what is done about one that does not
 //!  drain         ── swap spaces that come and go while the program runs
+//!  giving        ── room on the disk that is not needed any more
 //!  fork          ── a quiet moment for the parent, an engine for the child
 //! ```
 //!
@@ -29,6 +30,7 @@
 //!   the address-space lock, which neither faults nor evictors take.
 //! * The drainer owns pages as a fault does, each with its frame: it waits for one read while it does. It waits for spare frames, and for
 //!   evictors to look at their stages, with empty hands.
+//! * Who gives room back is inside the gate while it waits for the disk, as a fault is, and owns no page.
 //! * A fork holds the address-space lock, waits for faults (which may wait for evictors), then for evictors. A fault that
 //!   waits for the fork to end owns nothing.
 #![cfg_attr(not(test), no_std)]
@@ -39,6 +41,7 @@ pub mod drain;
 pub mod evict;
 pub mod fault;
 pub mod fork;
+pub mod giving;
 pub mod health;
 pub mod prefetch;
 pub mod space;
@@ -209,6 +212,7 @@ pub struct Engine<K, B, P, C, F> {
     asks: drain::Asks,
     /// How hard evictors work.
     control: Control,
+    giving: giving::Giving,
 }
 
 /// The range that a page move fills: there, *untouched* does not mean zeros yet.
@@ -296,6 +300,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             rest: fork::Rest::default(),
             asks: drain::Asks::default(),
             control,
+            giving: giving::Giving::new(),
             health,
         }
     }

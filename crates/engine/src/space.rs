@@ -87,6 +87,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             });
             self.give_frames(MEMORY_CALLS, frames);
         }
+        self.wake_giver();
         Ok(())
     }
 
@@ -168,6 +169,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.unmanage(range);
         self.stats.manage(-(managed as i64));
         self.give_frames(MEMORY_CALLS, frames);
+        self.wake_giver();
     }
 
     /// The claimed and released pages of `range` are managed no more. A fault that looked a granule up before (the program

@@ -46,6 +46,8 @@ pub enum Count {
     PagesOut,
     /// Reads and writes that failed or did not match their checksum.
     IoErrors,
+    /// Bytes of swap space that were freed and given back.
+    GivenBack,
     /// Resident pages that the program has given up.
     GivenUp,
     /// Times a fault found no frame and slept.

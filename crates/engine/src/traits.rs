@@ -94,6 +94,9 @@ pub enum IoError {
     Short,
 }
 
+/// What a backend answers that cannot give room back (`EOPNOTSUPP`).
+pub const CANNOT: IoError = IoError::Device(95);
+
 impl core::fmt::Display for IoError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
@@ -144,6 +147,14 @@ pub trait Backend: Send + Sync {
     /// `space` is empty and none of its slots is given out any more: no transfer begins there from now on. Waits for those that the space
     /// makes by itself.
     fn shut_space(&self, _space: usize) {}
+    /// The neighbouring slots from `first` on, within an extent, have no page: the medium need not keep what it has there. Nobody reads or writes them
+    /// meanwhile. Blocks, by a thread that may wait.
+    ///
+    /// # Errors
+    /// [`CANNOT`], or why else it did not work. What the slots hold is anything then, too.
+    fn give_back(&self, _first: Slot, _count: u32) -> Result<(), IoError> {
+        Err(CANNOT)
+    }
     /// Gives back what a space had that was shut. A page of it can be read no more.
     fn close_space(&self, _space: usize) {}
 }

@@ -28,14 +28,15 @@ mod budget;
 use crate::own_threads;
 use crate::report;
 use crate::runtime::Runtime;
-use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use farshore_backend::device;
 use farshore_config::{Handed, stats};
 use farshore_core::limits::{MEMORY_LIMIT_MIN, PAGE_SIZE};
 use farshore_engine::Shape;
 use farshore_sys::fd::{self, Fd};
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, getpid, nr, syscall, syscall_result};
+use rustix::fd::AsFd;
 
 /// Processes of a family. One more fork fails with `EAGAIN`.
 const MEMBERS: usize = 16384;
@@ -155,47 +156,9 @@ fn ledger() -> Option<&'static Ledger> {
     unsafe { LEDGER.load(Ordering::Acquire).as_ref() }
 }
 
-const F_OFD_GETLK: u64 = 36;
-const F_OFD_SETLK: u64 = 37;
-const F_WRLCK: i16 = 1;
-const F_UNLCK: i16 = 2;
-
-/// `struct flock` for one byte.
-#[repr(C)]
-struct Lock {
-    kind: i16,
-    whence: i16,
-    start: i64,
-    len: i64,
-    pid: i32,
-}
-
-impl Lock {
-    fn of(line: u32) -> Lock {
-        Lock { kind: F_WRLCK, whence: 0, start: i64::from(line), len: 1, pid: 0 }
-    }
-}
-
-/// Locks the byte of `line` for a description.
-fn take_lock(fd: &Fd, line: u32) -> Result<(), Errno> {
-    let lock = Lock::of(line);
-    // SAFETY: the kernel reads the structure.
-    unsafe { syscall_result(nr::FCNTL, [fd.raw() as u64, F_OFD_SETLK, &raw const lock as u64, 0, 0, 0]) }.map(drop)
-}
-
-/// Whether another description holds the byte of `line`. What cannot be found out counts as held.
-fn is_locked(fd: &Fd, line: u32) -> bool {
-    let mut lock = Lock::of(line);
-    // SAFETY: the kernel reads and writes the structure.
-    let asked = unsafe { syscall_result(nr::FCNTL, [fd.raw() as u64, F_OFD_GETLK, &raw mut lock as u64, 0, 0, 0]) };
-    asked.is_err() || lock.kind != F_UNLCK
-}
-
 /// Another description of the ledger's file, under a high number.
 fn describe(runtime: &Runtime, file: &Fd) -> Result<Fd, Errno> {
-    let path = format!("self/fd/{}\0", file.raw());
-    let path = CStr::from_bytes_with_nul(path.as_bytes()).map_err(|_| Errno::EINVAL)?;
-    fd::open_at(runtime.proc_root.raw(), path, fd::O_RDWR).map(crate::start::raise)
+    fd::describe(runtime.proc_root.as_fd(), file.as_fd()).map(crate::start::raise)
 }
 
 /// Makes the ledger, or joins the one that was handed on through an exec: at the start of a process whose children run under
@@ -246,7 +209,7 @@ fn enter(ledger: &Ledger, alive: &Fd, parent: u32) -> Result<u32, Errno> {
         }
         member.pid.store(0, Ordering::Relaxed);
         ledger.used.fetch_max(line + 1, Ordering::AcqRel);
-        let locked = take_lock(alive, line);
+        let locked = fd::lock_byte(alive.as_fd(), line);
         member.state.store(if locked.is_ok() { ALIVE } else { FREE }, Ordering::Release);
         match locked {
             Ok(()) => return Ok(line),
@@ -392,7 +355,7 @@ pub fn in_child(child: Child, closes: bool) {
 
 /// What a program that this one becomes or starts gets of the family.
 pub fn handed() -> Option<Handed> {
-    KIN.with(|kin| kin.as_ref().map(|kin| Handed { ledger: kin.file.raw() }))
+    KIN.with(|kin| kin.as_ref().map(|kin| Handed { ledger: kin.file.raw(), devices: device::handed() }))
 }
 
 /// Our descriptors.
@@ -498,6 +461,7 @@ fn look(runtime: &Runtime) -> bool {
                 let over = ledger.members[heir.line as usize].generation.load(Ordering::Acquire) != heir.generation;
                 if over {
                     runtime.engine.slots.unshare(heir.share);
+                    runtime.engine.wake_giver();
                     changed = true;
                 }
                 !over
@@ -534,7 +498,7 @@ fn bury(ledger: &Ledger, kin: &Kin) -> bool {
     for (line, member) in members.iter().enumerate() {
         let parent = member.parent.load(Ordering::Relaxed);
         let ours = line as u32 != kin.me && (parent == kin.me || state(parent) != ALIVE);
-        if member.state.load(Ordering::Acquire) == ALIVE && ours && !is_locked(&kin.file, line as u32) {
+        if member.state.load(Ordering::Acquire) == ALIVE && ours && !fd::is_byte_locked(kin.file.as_fd(), line as u32) {
             // Another may have been faster, with the same result.
             let _ = member.state.compare_exchange(ALIVE, GONE, Ordering::AcqRel, Ordering::Relaxed);
             changed = true;

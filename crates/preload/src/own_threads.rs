@@ -24,6 +24,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_config::FaultMode;
 use farshore_core::roll::Roll;
 use farshore_core::sync::Futex as _;
+use farshore_engine::giving;
 use farshore_engine::health::Watcher;
 use farshore_engine::prefetch::Reader;
 use farshore_sys::futex::KernelFutex;
@@ -193,6 +194,9 @@ fn start_all(runtime: &'static Runtime) -> Result<(), String> {
     runtime.engine.health.set_patience(runtime.options.io_timeout.ns());
     spawn(Job::Watch(Watcher::new()), 0).map_err(no_thread)?;
     if runtime.engine.backend.files().is_some() {
+        if runtime.options.trim {
+            runtime.engine.give_room_back_from(giving::KEEP, giving::PAUSE_NS);
+        }
         spawn(Job::Drain, 0).map_err(no_thread)?;
     }
     if runtime.options.fault == FaultMode::Poll {

@@ -20,7 +20,7 @@ use farshore_config::{Options, SwapSpec};
 use farshore_core::page::PageRange;
 use farshore_engine::drain::{Drained, Host, NoDrain};
 use farshore_engine::health::Usage;
-use farshore_engine::traits::Backend as _;
+use farshore_engine::traits::{Backend as _, IoError};
 use farshore_sys::lock::Mutex;
 
 /// Changes that are remembered when they have ended.
@@ -147,8 +147,8 @@ impl Runtime {
                 engine.backend.name()
             ));
         }
-        if !matches!(spec, SwapSpec::Dir(_) | SwapSpec::File { .. }) {
-            return no("only dir: and file: can be added while a program runs");
+        if !spec.is_file() {
+            return no("only dir:, file: and dev: can be added while a program runs");
         }
         let same = self.specs().filter(|(_, _, there)| **there == spec).map(|(space, usage, _)| (space, usage)).last();
         match same {
@@ -299,6 +299,16 @@ impl Host for Here {
             report::line(format_args!("swap space {} stays: {why}", self.name(space)));
         }
         self.0.changes.end(|asked| asked.what == What::Drain(space), result);
+    }
+
+    fn cannot_give(&mut self, space: usize, why: IoError) {
+        // Of programs that the user has not asked for nothing is said that they would not have said natively.
+        if !self.0.options.followed {
+            let name = self.name(space);
+            report::line(format_args!(
+                "swap space {name} cannot give freed room back ({why}): it keeps it until the program ends"
+            ));
+        }
     }
 
     fn may_close(&mut self) -> bool {

@@ -22,6 +22,7 @@ use crate::{family, nodes, own_threads, signals, thread};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use farshore_backend::AnyBackend;
 use farshore_backend::compressed::Compressed;
+use farshore_backend::device;
 use farshore_backend::faulty::FaultConfig;
 use farshore_config::control::{Change, Set, Setting};
 use farshore_config::pace::Knob;
@@ -94,6 +95,8 @@ fn start(mut options: Options) -> Result<(), String> {
         options.fault == FaultMode::Poll,
     );
     let faults = AnyBackend::faults_asked().map_err(|why| why.to_string())?;
+    let handed = options.family.as_ref().map_or(&[][..], |family| &family.devices);
+    device::adopt(handed).map_err(|why| why.to_string())?;
     let backend = AnyBackend::open_with(&options.swap, options.encrypt, faults.as_ref(), &mut |notice| {
         // Once: those who are started by a program that has said it say nothing that they would not have said natively.
         if !options.followed {
@@ -403,6 +406,7 @@ impl control::Target for Runtime {
                 bytes_in: read * 4096,
                 bytes_out: written * 4096,
                 errors: engine.stats.total(Count::IoErrors),
+                bytes_given_back: engine.stats.total(Count::GivenBack),
             },
             prefetch: stats::Prefetch { issued, used, wasted: issued - used, threads: u64::from(engine.readers()) },
             fault_latency_ns: stats::Latency {

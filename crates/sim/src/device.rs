@@ -10,7 +10,7 @@ use crate::world::{World, broken, note, world};
 use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::slots::arrangement::{Arrangements, SPACES_MAX, SpaceSet};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, CANNOT, IoError, PageBuf, WriteQueue};
 
 /// One slot of the device.
 #[derive(Clone, Default, Debug)]
@@ -25,6 +25,8 @@ pub struct Content {
     pub readers: u32,
     /// Every read delivers wrong bytes.
     pub rotten: bool,
+    /// Its room is being given back.
+    pub giving: bool,
 }
 
 #[derive(Debug)]
@@ -282,6 +284,38 @@ impl Backend for SimBackend {
     fn name_of(&self, _slot: Slot) -> &str {
         self.name()
     }
+
+    /// Takes time. Then nothing of what was there can be read.
+    fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
+        maybe_switch();
+        let slots = || (first.number()..first.number() + u64::from(count)).map(|n| Device::number(n, 0));
+        let until = world(|w| {
+            note("give back", 0, first.number());
+            for slot in slots() {
+                let held = w.children.iter().any(|(_, slots)| slots.contains(&slot.number()));
+                let content = w.device.content(slot);
+                if content.writing || content.readers > 0 || held {
+                    broken(
+                        0,
+                        &format!(
+                            "room of {slot:?} is given back while it is written or read, or a child may read it: {content:?}"
+                        ),
+                    );
+                }
+                content.giving = true;
+            }
+            w.now + latency(w, first.number(), None)
+        });
+        block(0, Some(until));
+        world(|w| {
+            let refused = w.rates.refused / 64;
+            let result = if hit(w, refused) { Err(CANNOT) } else { Ok(()) };
+            w.counts.given_back += u64::from(result.is_ok());
+            // An error may have done it all the same.
+            slots().for_each(|slot| *w.device.content(slot) = Content::default());
+            result
+        })
+    }
 }
 
 impl SimQueue {
@@ -306,6 +340,9 @@ impl WriteQueue for SimQueue {
                 let content = w.device.content(slot);
                 if content.writing || content.readers > 0 {
                     broken(0, &format!("{slot:?} is written while it is being written or read"));
+                }
+                if content.giving {
+                    broken(0, &format!("{slot:?} is written while its room is being given back"));
                 }
                 if let Some((child, _)) = w.children.iter().find(|(_, slots)| slots.contains(&slot.number())) {
                     broken(0, &format!("{slot:?} is written, which child {child} may read"));

@@ -81,6 +81,8 @@ const FULL_STEPS: u64 = 600;
 const ROUNDS: u64 = 5;
 /// Steps without an end of anything after which the run counts as hung.
 const HUNG_STEPS: u64 = 3_000_000;
+/// Between two looks for room that can be given back.
+const GIVE_PAUSE_NS: u64 = 500_000;
 /// A limit that nothing reaches, while the run is brought to rest.
 const NO_LIMIT: u64 = 1 << 30;
 
@@ -272,9 +274,14 @@ fn spawn_all(scheduler: &mut Scheduler, rig: &Rc<Rig>, setup: &Setup) {
         let rig = Rc::clone(rig);
         spawn(scheduler, format!("evictors' reader {i}"), move || reader(&rig, i));
     }
-    if setup.changes {
+    if setup.trims {
+        rig.engine.give_room_back_from(0, GIVE_PAUSE_NS);
+    }
+    if setup.changes || setup.trims {
         let each = Rc::clone(rig);
         spawn(scheduler, "evictors' drainer".into(), move || spaces::drainer(&each));
+    }
+    if setup.changes {
         let each = Rc::clone(rig);
         spawn(scheduler, "changer".into(), move || spaces::changer(&each));
     }

@@ -66,7 +66,7 @@ fn main() {
                 held += 1;
                 steps += s.steps;
                 println!(
-                    "seed {seed}: holds. {} steps in {:.1} s, {:.1} s simulated; {} accesses, {} pinned calls, {} memory calls, {} forks, {} spaces came and {} went ({} left, {} undone); \
+                    "seed {seed}: holds. {} steps in {:.1} s, {:.1} s simulated; {} accesses, {} pinned calls, {} memory calls, {} forks, {} spaces came and {} went ({} left, {} undone), {} extents given back; \
                  {} pages out by {} evictors, {} written, {} read; {} faults injected, {} SIGBUS as due",
                     s.steps,
                     started.elapsed().as_secs_f64(),
@@ -79,6 +79,7 @@ fn main() {
                     s.counts.spaces_gone,
                     s.counts.spaces_left,
                     s.counts.drains_undone,
+                    s.counts.given_back,
                     s.evicted,
                     s.setup.evictors,
                     s.pages_out,

@@ -78,6 +78,8 @@ pub struct Setup {
     pub wanted: Wanted,
     /// What is fixed changes while the run goes on.
     pub paces: bool,
+    /// Room that is not needed any more is given back.
+    pub trims: bool,
 }
 
 /// The one fault of a run that has no other.
@@ -195,6 +197,7 @@ impl Wish {
             changes: false,
             wanted: Wanted::default(),
             paces: false,
+            trims: false,
         };
         let spaces = self.spaces.unwrap_or_else(|| rng.pick(&[1, 1, 2, 3]));
         // Each has room for an extent.
@@ -204,6 +207,7 @@ impl Wish {
         let mut dice = Rng::new(self.seed.wrapping_mul(5) + 1);
         let wanted = draw_pace(&mut dice, setup.evictors);
         let setup = Setup { wanted, paces: dice.below(2) == 0, ..setup };
+        let setup = Setup { trims: dice.below(3) > 0 && self.single.is_none(), ..setup };
         if !self.rough {
             return setup;
         }

@@ -12,6 +12,7 @@ use farshore_core::page::PageRange;
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_engine::drain::{Drained, Host};
 use farshore_engine::health::Usage;
+use farshore_engine::traits::IoError;
 use std::rc::Rc;
 
 /// Spaces at a time.
@@ -53,6 +54,10 @@ impl Host for Here<'_> {
 
     fn unreadable(&mut self, space: usize, pages: PageRange) {
         note("unreadable", pages.start.0, space as u64);
+    }
+
+    fn cannot_give(&mut self, space: usize, _why: IoError) {
+        note("cannot give back", 0, space as u64);
     }
 
     fn ended(&mut self, space: usize, how: Drained) {

@@ -177,6 +177,8 @@ pub struct Counts {
     pub spaces_added: u64,
     /// See `spaces_added`.
     pub spaces_gone: u64,
+    /// Extents whose room was given back.
+    pub given_back: u64,
     /// Drains that ended with pages that could not be read.
     pub spaces_left: u64,
     /// Drains that were called off, by somebody or for want of room.

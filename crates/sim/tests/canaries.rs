@@ -48,6 +48,7 @@ noticed! {
     share: Share,
     rest: Rest,
     drain: Drain,
+    trim: Trim,
 }
 
 fn is_noticed(canary: Canary) {

@@ -3,6 +3,7 @@
 use crate::raw::{self, Errno, nr};
 use alloc_crate::vec::Vec;
 use core::ffi::CStr;
+use rustix::fd::{AsRawFd, BorrowedFd};
 
 const AT_FDCWD: u64 = -100i64 as u64;
 const O_CLOEXEC: u64 = 0o2000000;
@@ -114,6 +115,78 @@ pub fn pread(fd: &Fd, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
     Ok(unsafe { raw::syscall_retry(nr::PREAD64, args) }? as usize)
 }
 
+const F_OFD_GETLK: u64 = 36;
+const F_OFD_SETLK: u64 = 37;
+const F_WRLCK: i16 = 1;
+const F_UNLCK: i16 = 2;
+
+/// `struct flock` for one byte.
+#[repr(C)]
+struct Lock {
+    kind: i16,
+    whence: i16,
+    start: i64,
+    len: i64,
+    pid: i32,
+}
+
+impl Lock {
+    fn of(kind: i16, byte: u32) -> Lock {
+        Lock { kind, whence: 0, start: i64::from(byte), len: 1, pid: 0 }
+    }
+
+    fn set(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        // SAFETY: the kernel reads the structure.
+        unsafe { raw::syscall_result(nr::FCNTL, [fd.as_raw_fd() as u64, F_OFD_SETLK, (&raw const *self) as u64, 0, 0, 0]) }
+            .map(drop)
+    }
+}
+
+/// Locks a byte of a file for this description of it (not for the process): until it is unlocked, or the last descriptor of the description is closed.
+///
+/// # Errors
+/// `EAGAIN`: another description has it.
+pub fn lock_byte(fd: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
+    Lock::of(F_WRLCK, byte).set(fd)
+}
+
+/// Undoes [`lock_byte`].
+///
+/// # Errors
+/// What fcntl(2) answers.
+pub fn unlock_byte(fd: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
+    Lock::of(F_UNLCK, byte).set(fd)
+}
+
+/// Whether another description of the file holds the byte. What cannot be found out counts as held.
+pub fn is_byte_locked(fd: BorrowedFd<'_>, byte: u32) -> bool {
+    let mut lock = Lock::of(F_WRLCK, byte);
+    // SAFETY: the kernel reads and writes the structure.
+    let asked = unsafe { raw::syscall_result(nr::FCNTL, [fd.as_raw_fd() as u64, F_OFD_GETLK, (&raw mut lock) as u64, 0, 0, 0]) };
+    asked.is_err() || lock.kind != F_UNLCK
+}
+
+/// Another description of an open file, which is found by a descriptor of `/proc`.
+///
+/// # Errors
+/// What openat(2) answers.
+pub fn describe(proc: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> Result<Fd, Errno> {
+    let path = alloc_crate::format!("self/fd/{}\0", fd.as_raw_fd());
+    let path = CStr::from_bytes_with_nul(path.as_bytes()).map_err(|_| Errno::EINVAL)?;
+    open_at(proc.as_raw_fd(), path, O_RDWR)
+}
+
+/// Tells a block device that so many bytes from `offset` on are needed no more (`BLKDISCARD`). What they hold afterwards is anything.
+///
+/// # Errors
+/// `EOPNOTSUPP` when the device cannot.
+pub fn discard(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
+    const BLKDISCARD: u64 = 0x1277;
+    let range = [offset, len];
+    // SAFETY: the kernel reads the two numbers.
+    unsafe { raw::syscall_retry(nr::IOCTL, [fd.as_raw_fd() as u64, BLKDISCARD, range.as_ptr() as u64, 0, 0, 0]) }.map(drop)
+}
+
 /// Reads a whole file of at most `most` bytes (what is beyond is left out). Allocates.
 ///
 /// # Errors
@@ -151,5 +224,29 @@ mod tests {
         assert_eq!((pread(&raised, &mut byte, 0), byte), (Ok(4), [0; 4]));
         let (same, errno) = raised.raise(i32::MAX).unwrap_err();
         assert_eq!((same.raw() >= 500, errno), (true, Errno::EINVAL));
+    }
+
+    #[test]
+    fn a_byte_belongs_to_a_description() {
+        use rustix::fd::AsFd;
+        let path = std::ffi::CString::new(
+            std::env::temp_dir().join(std::format!("locks-{}", std::process::id())).into_os_string().into_encoded_bytes(),
+        );
+        let path = path.unwrap();
+        std::fs::write(path.to_str().unwrap(), b"x").unwrap();
+        let one = open(&path, O_RDWR).unwrap();
+        let proc = open(c"/proc", O_PATH).unwrap();
+        let other = describe(proc.as_fd(), one.as_fd()).unwrap();
+        std::fs::remove_file(path.to_str().unwrap()).unwrap();
+        assert_eq!(lock_byte(one.as_fd(), 7), Ok(()));
+        assert_eq!(lock_byte(other.as_fd(), 7), Err(Errno::EAGAIN));
+        assert_eq!((is_byte_locked(other.as_fd(), 7), is_byte_locked(one.as_fd(), 7)), (true, false));
+        assert_eq!(
+            (lock_byte(other.as_fd(), 8), unlock_byte(one.as_fd(), 7), lock_byte(other.as_fd(), 7)),
+            (Ok(()), Ok(()), Ok(()))
+        );
+        drop(other);
+        assert_eq!((lock_byte(one.as_fd(), 7), lock_byte(one.as_fd(), 8)), (Ok(()), Ok(())));
+        assert_eq!(discard(one.as_fd(), 0, 4096), Err(Errno::ENOTTY));
     }
 }

@@ -42,7 +42,7 @@ use codec::{Encoder, WORTH_IT};
 use farshore_config::{Compression, Size, SwapSpec};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, CANNOT, FreeSlots, IoError, PageBuf, WriteQueue};
 use pool::{Pool, Put};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -208,6 +208,11 @@ impl Backend for Compressed {
 
     fn close_space(&self, space: usize) {
         self.lower.iter().for_each(|lower| lower.close_space(space));
+    }
+
+    fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
+        // What the pool has is found dead as ever. A copy of a dead page that is on its way below fills a bit of the hole again, which nobody reads.
+        self.lower.as_ref().map_or(Err(CANNOT), |lower| lower.give_back(first, count))
     }
 }
 

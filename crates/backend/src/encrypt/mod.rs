@@ -134,6 +134,10 @@ impl<B: Backend> Backend for Encrypted<B> {
     fn close_space(&self, space: usize) {
         self.inner.close_space(space)
     }
+
+    fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
+        self.inner.give_back(first, count)
+    }
 }
 
 /// Bounce memory of a queue.

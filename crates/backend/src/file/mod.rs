@@ -20,6 +20,7 @@
 //! lengthened, 19–21 k allocated, 20 k when overwriting what exists. That is within what a run varies, for disk space
 //! that may never be used, and slots are handed out again before the file grows.
 
+mod giving;
 mod limit;
 mod open;
 mod places;
@@ -99,13 +100,27 @@ impl Files {
         false
     }
 
+    /// Sees to it that `count` pages can be written from `slot` on: that the files are that long, and that what of a device is needed is ours.
+    fn prepare(&self, slot: u64, count: u32) -> Result<(), IoError> {
+        if self.is_beyond(slot, count) {
+            return Err(IoError::Full);
+        }
+        let mut done = 0;
+        while done < count {
+            let piece = self.piece(slot + u64::from(done), count - done);
+            self.places.offset_to_write(piece.file, piece.offset)?;
+            done += piece.pages;
+        }
+        Ok(())
+    }
+
     fn read(&self, first: u64, into: &mut [PageBuf]) -> Result<(), IoError> {
         let mut progress = Progress { first, count: into.len() as u32, done: 0, tries: 0 };
         while progress.left() > 0 {
             let piece = self.piece(progress.slot(), progress.left());
             let from = progress.done as usize;
             let bytes = bytes_of(&mut into[from..from + piece.pages as usize]);
-            let result = pread(self.places.file(piece.file)?, bytes, piece.offset);
+            let result = pread(self.places.file(piece.file)?, bytes, self.places.offset(piece.file, piece.offset)?);
             let result = result.map_or_else(|errno| -errno.raw_os_error(), |read| read as i32);
             if let Step::Over(result) = progress.advance(result) {
                 return result;
@@ -126,8 +141,9 @@ impl Files {
         let piece = self.piece(progress.slot(), progress.left());
         let len = piece.pages as usize * PAGE_SIZE;
         let Ok((_writer, fd)) = self.places.writer(piece.file) else { return -Errno::BADF.raw_os_error() };
+        let Ok(offset) = self.places.offset(piece.file, piece.offset) else { return -Errno::BADF.raw_os_error() };
         // SAFETY: `done < count` while pages are left, so these are the caller's.
-        match unsafe { limit::write(fd, pages.wrapping_add(progress.done as usize).cast(), len, piece.offset) } {
+        match unsafe { limit::write(fd, pages.wrapping_add(progress.done as usize).cast(), len, offset) } {
             Ok(()) => len as i32,
             Err(errno) => -errno.raw_os_error(),
         }
@@ -145,7 +161,7 @@ impl Files {
             // SAFETY: `piece.pages` is at most what is left of the caller's readable pages.
             let bytes = unsafe { core::slice::from_raw_parts(from.cast::<u8>(), piece.pages as usize * PAGE_SIZE) };
             let (writer, file) = self.places.writer(piece.file)?;
-            let result = pwrite(file, bytes, piece.offset);
+            let result = pwrite(file, bytes, self.places.offset(piece.file, piece.offset)?);
             drop(writer);
             let result = result.map_or_else(|errno| -errno.raw_os_error(), |written| written as i32);
             // SAFETY: the caller's pages.
@@ -233,7 +249,7 @@ impl Default for FileOptions {
     }
 }
 
-/// A swap space of one file or several.
+/// A swap space of one file or several, some of which may be devices.
 #[derive(Debug)]
 pub struct FileArray {
     files: Arc<Files>,
@@ -246,7 +262,7 @@ pub struct FileArray {
 }
 
 impl FileArray {
-    /// Opens a file for each of `specs`, which must be `dir:` and `file:`. What the user should know but
+    /// Opens a file for each of `specs`, which must be `dir:`, `file:` and `dev:`. What the user should know but
     /// need not act on goes to `notice`, one line each.
     ///
     /// # Errors
@@ -355,6 +371,10 @@ impl Backend for FileArray {
 
     fn close_space(&self, space: usize) {
         self.files.places.close(space);
+    }
+
+    fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
+        self.files.give_back(first.number(), count)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::FileOptions;
 use super::limit::{Raised, lengthen};
+use crate::device::{self, regions::Regions};
 use crate::error::{OpenError, SMALLEST_BYTES};
 use crate::fd::place_high;
 use farshore_config::{Size, SwapSpec};
@@ -26,13 +27,39 @@ pub(super) struct Opened {
     pub fd: OwnedFd,
     /// Bytes that it may hold; `None`: as the disk has room.
     pub limit: Option<u64>,
+    /// Of a device: which parts of it are this space's.
+    pub regions: Option<Regions>,
 }
 
-/// Makes the file of a `dir:` or `file:` space.
+/// Opens a device.
+fn open_device(
+    spec: &SwapSpec,
+    path: &Path,
+    size: Option<Size>,
+    force: bool,
+    direct: bool,
+    notice: &mut dyn FnMut(&str),
+) -> Result<Opened, OpenError> {
+    let opened = device::open_device(path, force, direct, notice)?;
+    device::probe(&opened.fd).map_err(|errno| OpenError::Io {
+        doing: "read a page of the swap device",
+        path: path.to_owned(),
+        errno,
+    })?;
+    let whole = opened.regions.whole();
+    if let Some(size) = size.filter(|size| size.bytes() > opened.bytes) {
+        notice(&format!("swap space {spec} may use {size}, but the device has only {}M", opened.bytes >> 20));
+    }
+    let limit = size.map_or(whole, |size| size.bytes().min(whole));
+    Ok(Opened { fd: opened.fd, limit: Some(limit), regions: Some(opened.regions) })
+}
+
+/// Makes the file of a `dir:` or `file:` space, or opens the device of a `dev:` one.
 pub(super) fn open(spec: &SwapSpec, options: FileOptions, notice: &mut dyn FnMut(&str)) -> Result<Opened, OpenError> {
     let (path, fd, size) = match spec {
         SwapSpec::Dir(path) => (path, in_directory(path, options.nameless)?, None),
         SwapSpec::File { path, size } => (path, at_path(path)?, *size),
+        SwapSpec::Dev { path, size, force } => return open_device(spec, path, *size, *force, options.direct, notice),
         other => {
             other.check_supported()?;
             return Err(OpenError::Mixed(other.to_string(), "dir:".to_owned()));
@@ -49,7 +76,7 @@ pub(super) fn open(spec: &SwapSpec, options: FileOptions, notice: &mut dyn FnMut
     if raised.is_raised() {
         lengthen(&fd);
     }
-    Ok(Opened { fd, limit })
+    Ok(Opened { fd, limit, regions: None })
 }
 
 /// What opening or making a file in `dir` came to.

@@ -7,6 +7,7 @@
 
 use super::open::{self, Opened};
 use super::{FileOptions, io_error};
+use crate::device::{self, regions::Regions};
 use crate::error::{OpenError, SMALLEST_BYTES};
 use crate::fd::FdList;
 use crate::sleep;
@@ -32,6 +33,8 @@ const PAUSE_NS: u64 = 100_000;
 pub(super) struct Named {
     pub(super) spec: SwapSpec,
     pub(super) name: String,
+    /// Of a device: where what is written lies on it.
+    regions: Option<Regions>,
 }
 
 #[derive(Debug)]
@@ -100,7 +103,8 @@ impl Places {
     ) -> Result<Option<u64>, OpenError> {
         let opened = open::open(spec, options, notice)?;
         let slots = slots_of(spec, &opened)?;
-        self.put(space, spec, opened.fd.into_raw_fd(), slots);
+        let Opened { fd, regions, .. } = opened;
+        self.put(space, Named { spec: spec.clone(), name: spec.to_string(), regions }, fd.into_raw_fd(), slots);
         let registered = self.in_rings(space);
         registered.map(|()| slots).map_err(|errno| {
             self.shut(space);
@@ -109,10 +113,9 @@ impl Places {
         })
     }
 
-    fn put(&self, space: usize, spec: &SwapSpec, fd: RawFd, slots: Option<u64>) {
+    fn put(&self, space: usize, named: Named, fd: RawFd, slots: Option<u64>) {
         let place = &self.list[space];
-        let named = Box::new(Named { spec: spec.clone(), name: spec.to_string() });
-        place.named.store(Box::into_raw(named), Ordering::Release);
+        place.named.store(Box::into_raw(Box::new(named)), Ordering::Release);
         place.capacity.store(slots.unwrap_or(ENDLESS), Ordering::Relaxed);
         place.shut.store(false, Ordering::Relaxed);
         place.fd.store(fd, Ordering::Release);
@@ -126,7 +129,32 @@ impl Places {
 
     /// The descriptors that there are.
     pub(super) fn fds(&self) -> impl Iterator<Item = RawFd> {
-        self.list.iter().map(|place| place.fd.load(Ordering::Acquire)).filter(|&fd| fd != NONE)
+        let files = self.list.iter().map(|place| place.fd.load(Ordering::Acquire)).filter(|&fd| fd != NONE);
+        files.chain((0..self.list.len()).map(|space| self.claims(space)).filter(|&fd| fd != NONE)).chain(device::fds())
+    }
+
+    /// Of a device: where its parts are.
+    pub(super) fn regions(&self, space: usize) -> Option<&Regions> {
+        self.named(space).and_then(|named| named.regions.as_ref())
+    }
+
+    /// The description by which a device's regions are claimed.
+    fn claims(&self, space: usize) -> RawFd {
+        self.regions(space).and_then(Regions::fd).unwrap_or(NONE)
+    }
+
+    /// Where byte `offset` of a space, which was written, lies in its file.
+    #[inline]
+    pub(super) fn offset(&self, space: usize, offset: u64) -> Result<u64, IoError> {
+        match self.regions(space) {
+            None => Ok(offset),
+            Some(regions) => regions.find(offset).ok_or(IoError::Short),
+        }
+    }
+
+    /// The same for what is about to be written: it may take a part of a device that nobody had.
+    pub(super) fn offset_to_write(&self, space: usize, offset: u64) -> Result<u64, IoError> {
+        self.regions(space).map_or(Ok(offset), |regions| regions.claim(offset))
     }
 
     /// What the file of `space` was made from, also when it is gone.
@@ -177,6 +205,7 @@ impl Places {
         if fd != NONE {
             // SAFETY: ours, and nobody's any more (module head).
             unsafe { rustix::io::close(fd) };
+            self.regions(space).into_iter().for_each(Regions::close);
             // What a ring still holds keeps the disk space. An error here means that the ring is gone.
             let _ = self.in_rings(space);
         }
@@ -184,18 +213,21 @@ impl Places {
 
     /// In a forked child: closes what was about to be closed in its parent.
     pub(super) fn close_shut(&self) {
-        for place in self.list.iter().filter(|place| place.shut.load(Ordering::Acquire)) {
+        for (space, place) in self.list.iter().enumerate().filter(|(_, place)| place.shut.load(Ordering::Acquire)) {
             let fd = place.fd.swap(NONE, Ordering::AcqRel);
             if fd != NONE {
                 // SAFETY: this process' copy of a descriptor that its parent was about to close.
                 unsafe { rustix::io::close(fd) };
+                self.regions(space).into_iter().for_each(Regions::close);
             }
         }
     }
 
-    /// The table of files that a new ring begins with.
+    /// The table of files that a new ring begins with: the files, and behind them what keeps parts of devices claimed until the ring's last write has
+    /// ended ([`crate::device::regions`]).
     pub(super) fn table(&self) -> Vec<RawFd> {
-        self.list.iter().map(|place| place.fd.load(Ordering::Acquire)).collect()
+        let files = self.list.iter().map(|place| place.fd.load(Ordering::Acquire));
+        files.chain((0..self.list.len()).map(|space| self.claims(space))).collect()
     }
 
     /// Runs `f` while no ring comes or goes, nor the files of any change. By threads of ours that may wait.
@@ -216,22 +248,29 @@ impl Places {
     /// Says to all rings which file is in `space` now, or that there is none.
     fn in_rings(&self, space: usize) -> Result<(), Errno> {
         self.alone(|| {
-            let mut fd = self.list[space].fd.load(Ordering::Acquire);
-            let pointer = io_uring_ptr::new((&raw mut fd).cast());
+            let file = self.list[space].fd.load(Ordering::Acquire);
+            // What claims parts of a device goes after the device: a write that is under way keeps both.
+            let entries = [(space, file), (self.list.len() + space, self.claims(space))];
             let mut all = Ok(());
             for ring in self.rings.iter() {
                 // SAFETY: a ring's descriptor, which its queue takes off the list before it closes it, and not while we are alone.
                 let ring = unsafe { BorrowedFd::borrow_raw(ring) };
-                let mut update = io_uring_files_update::default();
-                (update.offset, update.fds) = (space as u32, pointer);
-                let update = (&raw const update).cast();
-                // SAFETY: the structure, and the one descriptor that it points to, are read during the call.
-                let updated = unsafe { io_uring_register(ring, IoringRegisterOp::RegisterFilesUpdate, update, 1) };
-                all = all.and(updated.map(drop));
+                for (at, fd) in entries {
+                    all = all.and(update(ring, at, fd));
+                }
             }
             all
         })
     }
+}
+
+/// Says to a ring which file is at a place of its table.
+fn update(ring: BorrowedFd<'_>, at: usize, mut fd: RawFd) -> Result<(), Errno> {
+    let mut update = io_uring_files_update::default();
+    (update.offset, update.fds) = (at as u32, io_uring_ptr::new((&raw mut fd).cast()));
+    let update = (&raw const update).cast();
+    // SAFETY: the structure, and the one descriptor that it points to, are read during the call.
+    unsafe { io_uring_register(ring, IoringRegisterOp::RegisterFilesUpdate, update, 1) }.map(drop)
 }
 
 impl Drop for Places {

@@ -104,8 +104,8 @@ impl WriteQueue for SyncQueue {
         }
         let result = if count == 0 {
             Ok(())
-        } else if self.files.is_beyond(first.number(), count) {
-            Err(IoError::Full)
+        } else if let Err(why) = self.files.prepare(first.number(), count) {
+            Err(why)
         } else {
             // SAFETY: the caller's pages stay readable until the completion is reaped, which is later.
             unsafe { self.files.write_now(pages, Progress::new(first, count)) }

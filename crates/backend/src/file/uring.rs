@@ -188,10 +188,15 @@ impl UringQueue {
             return self.end(index, result);
         }
         let piece = self.files.piece(op.progress.slot(), op.progress.left());
+        let offset = match self.files.places.offset(piece.file, piece.offset) {
+            Ok(offset) => offset,
+            // `start_write` has seen to it that it is there.
+            Err(why) => return self.end(index, Err(why)),
+        };
         // SAFETY: `done` is below `count`, so this is within the caller's pages.
         let from = unsafe { op.pages.add(op.progress.done as usize) };
         let sqe = opcode::Write::new(types::Fixed(piece.file as u32), from.cast(), piece.pages * PAGE_SIZE as u32)
-            .offset(piece.offset)
+            .offset(offset)
             .build()
             .user_data(u64::from(index));
         // SAFETY: the kernel reads `piece.pages` of the caller's pages, which stay as they are until the
@@ -303,8 +308,8 @@ impl WriteQueue for UringQueue {
         self.ops[index as usize] = Op { state: State::Started, tag, pages, progress, pushed: 0 };
         if count == 0 {
             self.end(index, Ok(()));
-        } else if self.files.is_beyond(first.number(), count) {
-            self.end(index, Err(IoError::Full));
+        } else if let Err(why) = self.files.prepare(first.number(), count) {
+            self.end(index, Err(why));
         } else {
             self.push(index);
         }

@@ -17,6 +17,7 @@
 //! at that after it has counted the slot; the owner sends it away first, and looks at the count then. Whoever finds it low enough, and changes
 //! `away` first, puts it back: so it is in one place, and never forgotten.
 
+use super::giving::Room;
 use crate::canary::{Canary, is_planted};
 use crate::delegation::Node;
 use crate::limits::EXTENT_SLOTS;
@@ -29,10 +30,11 @@ const AT_HAND: u32 = 0;
 /// `away` of an extent that comes back when its owner looks for it, and not before.
 const SHELVED: u32 = u32::MAX;
 
-/// What the owner writes.
+/// What the owner writes, or who has its token.
 struct Taken {
     bits: [AtomicU64; WORDS],
     count: AtomicU32,
+    room: Room,
 }
 
 /// What others write.
@@ -65,7 +67,7 @@ impl Extent {
         let words = || core::array::from_fn(|_| AtomicU64::new(0));
         let number = || AtomicU32::new(0);
         Extent {
-            taken: Padded(Taken { bits: words(), count: number() }),
+            taken: Padded(Taken { bits: words(), count: number(), room: Room::new() }),
             freed: Padded(Freed { bits: words(), count: number(), away: AtomicU32::new(SHELVED), link: number() }),
             owner: 0,
             held: words(),
@@ -80,6 +82,11 @@ impl Extent {
 
     pub(super) fn owner(&self) -> usize {
         self.owner as usize
+    }
+
+    /// Whether it takes room on the disk.
+    pub(super) fn room(&self) -> &Room {
+        &self.taken.room
     }
 
     pub(super) fn link(&self) -> &AtomicU32 {

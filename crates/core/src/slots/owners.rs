@@ -13,9 +13,10 @@
 //!
 //! 1. those behind the last run, in the extent that is being filled;
 //! 2. while two thirds of the core's room are free: of the extent that has waited longest with a third or less in use (why: ARCHITECTURE.md, "Room");
-//! 3. of a new extent;
-//! 4. of any own extent that has some;
-//! 5. from another core, of the same NUMA node first: the task *Reserve*.
+//! 3. of one whose room was given back ([`super::giving`]);
+//! 4. of a new extent;
+//! 5. of any own extent that has some;
+//! 6. from another core, of the same NUMA node first: the task *Reserve*.
 //!
 //! Nothing is searched on the way. What cannot change is not looked at again: an extent that may not be given out is *shelved*, and that the space
 //! cannot grow is remembered, until what is allowed changes (`changes` counts that); who is full says so in a word that all read (`full`).
@@ -27,7 +28,7 @@ use super::{NoGrowth, Run, SLACK, SlotMap};
 use crate::delegation::{Node, Queue, Tasks};
 use crate::limits::EXTENT_SLOTS;
 use crate::spin::SpinLock;
-use crate::sync::{AtomicBool, AtomicU64, Ordering, Padded, fence};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Padded, fence};
 use crate::word::Slot;
 use alloc::boxed::Box;
 
@@ -51,7 +52,11 @@ pub(super) struct Fill {
     /// Tasks that wait for their turn, in the order in which they came.
     pub(super) tasks: Node,
     /// Own extents that are not shelved.
-    usable: u64,
+    pub(super) usable: u64,
+    /// Own extents without room on the disk.
+    pub(super) roomless: u64,
+    /// None of those can be given out, as far as is known.
+    pub(super) shelf_is_empty: bool,
     /// `changes`, when the extents were looked through last.
     looked_at: u64,
     /// It could not grow then.
@@ -76,7 +81,9 @@ pub(super) struct Returned {
 pub(super) struct Owner {
     pub(super) fill: Padded<SpinLock<Fill>>,
     /// Slots of own extents that were taken. Written under the token.
-    taken: Padded<AtomicU64>,
+    pub(super) taken: Padded<AtomicU64>,
+    /// Own extents that take room on the disk. Written under the token.
+    pub(super) roomy: Padded<AtomicU32>,
     returned: Padded<Returned>,
     pub(super) queue: Padded<Queue>,
     /// The last reservation had to go on without an answer. Written by who reserves, when that changes.
@@ -96,6 +103,12 @@ pub(super) struct Owners {
     near: Box<[u64]>,
 }
 
+impl Fill {
+    pub(super) fn is_filling(&self, index: u32) -> bool {
+        self.current.is_some_and(|(current, _)| current == index)
+    }
+}
+
 impl Owners {
     /// One for each of `nodes`, which says on which NUMA node the core is.
     pub(super) fn new(nodes: &[usize]) -> Owners {
@@ -103,6 +116,7 @@ impl Owners {
         let owner = || Owner {
             fill: Padded(SpinLock::new(Fill::default())),
             taken: Padded(AtomicU64::new(0)),
+            roomy: Padded(AtomicU32::new(0)),
             returned: Padded(Returned { own: AtomicU64::new(0), base: AtomicU64::new(0) }),
             queue: Padded(Queue::new()),
             unanswered: Padded(AtomicBool::new(false)),
@@ -124,6 +138,7 @@ impl Owners {
             for count in [&*owner.taken, &owner.returned.own, &owner.returned.base] {
                 count.store(0, Ordering::Relaxed);
             }
+            owner.roomy.store(0, Ordering::Relaxed);
             owner.queue.0 = Queue::new();
         }
         self.tasks.forget();
@@ -258,7 +273,7 @@ impl SlotMap {
                 && let Some((at, len)) = self.extent(index).take_run(from, want)
             {
                 fill.current = Some((index, at + len as usize));
-                match self.count_run(owner, index, at, len) {
+                match self.count_run(owner, fill, index, at, len) {
                     Some(run) => return Some(run),
                     None => continue,
                 }
@@ -269,7 +284,8 @@ impl SlotMap {
     }
 
     /// Slots of an extent were taken; `None`: they went back, since their space was closed just then.
-    fn count_run(&self, owner: usize, index: u32, at: usize, len: u32) -> Option<Run> {
+    fn count_run(&self, owner: usize, fill: &mut Fill, index: u32, at: usize, len: u32) -> Option<Run> {
+        self.note_use(owner, fill, self.extent(index).room());
         if self.closed_meanwhile(index, at, len) {
             return None;
         }
@@ -289,11 +305,14 @@ impl SlotMap {
         {
             return Some(extent);
         }
+        if let Some(extent) = self.from_shelf(owner, fill) {
+            return Some(extent);
+        }
         if !fill.stuck {
             match self.grow(owner) {
                 Ok(new) => {
                     fill.tight = false;
-                    return self.adopt(fill, new);
+                    return self.adopt(owner, fill, new);
                 }
                 Err(why) => fill.stuck = why == NoGrowth::NoRoom,
             }
@@ -306,12 +325,15 @@ impl SlotMap {
     }
 
     /// New extents: those that may be given out go on the list, but for the last, which is to be filled now if it may.
-    fn adopt(&self, fill: &mut Fill, new: core::ops::Range<u32>) -> Option<u32> {
+    fn adopt(&self, owner: usize, fill: &mut Fill, new: core::ops::Range<u32>) -> Option<u32> {
         let last = new.end.checked_sub(1)?;
+        fill.roomless += new.len() as u64;
         for index in new.filter(|&index| self.is_allowed(index)) {
             // The others were made shelved, and stay so.
             let _ = self.extent(index).fetch();
             fill.usable += 1;
+            // They are filled in the order of their numbers, so they have room as good as now.
+            self.note_use(owner, fill, self.extent(index).room());
             if index != last {
                 self.append(fill, index);
             }
@@ -323,7 +345,7 @@ impl SlotMap {
     fn oldest_with(&self, fill: &mut Fill, most: u32) -> Option<u32> {
         while let Some(index) = extent_of(fill.oldest, self.owners.tasks.last()) {
             fill.oldest = self.extent(index).link().load(Ordering::Relaxed);
-            if self.is_allowed(index) && self.used(index) <= most {
+            if self.is_allowed(index) && self.used(index) <= most && (fill.tight || self.extent(index).room().is_there()) {
                 return Some(index);
             }
             self.put_away(fill, index);
@@ -341,7 +363,7 @@ impl SlotMap {
         fill.newest = node;
     }
 
-    fn used(&self, index: u32) -> u32 {
+    pub(super) fn used(&self, index: u32) -> u32 {
         let extent = self.extent(index);
         if self.shared.load(Ordering::Relaxed) { extent.unavailable() } else { extent.live() }
     }
@@ -353,18 +375,21 @@ impl SlotMap {
         let live = extent.live();
         // What is held for children does not come back when slots are freed.
         let most = if live <= most && self.used(index) > most { live.checked_sub(1) } else { Some(most) };
-        match most.filter(|_| self.is_allowed(index)) {
+        let has_room = fill.tight || extent.room().is_there() || live > 0;
+        match most.filter(|_| has_room && self.is_allowed(index)) {
             Some(most) if extent.send_away(most) => self.append(fill, index),
             Some(_) => {}
             None => {
                 extent.shelve();
                 fill.usable -= 1;
+                fill.shelf_is_empty &= extent.room().is_there();
             }
         }
     }
 
     /// Something is allowed that was not, or the other way round, or room has become tight: all own extents that are away find their place.
     fn look_through(&self, owner: usize, fill: &mut Fill) {
+        fill.shelf_is_empty = false;
         for index in self.base..self.extents.load(Ordering::Acquire) {
             let extent = self.extent(index);
             if extent.owner() != owner {
@@ -389,7 +414,7 @@ impl SlotMap {
         let unused = own().last().filter(|&index| self.extent(index).unavailable() == 0);
         let room = || own().filter(|&index| self.extent(index).unavailable() < EXTENT_SLOTS as u32).last();
         let mut grown = || {
-            let last = self.grow_in(owner, space).and_then(|new| self.adopt(fill, new))?;
+            let last = self.grow_in(owner, space).and_then(|new| self.adopt(owner, fill, new))?;
             if self.is_allowed(last) {
                 self.append(fill, last);
             }
@@ -397,7 +422,7 @@ impl SlotMap {
         };
         let index = unused.or_else(&mut grown).or_else(room)?;
         let (at, len) = self.extent(index).take_run(0, want)?;
-        self.count_run(owner, index, at, len)
+        self.count_run(owner, fill, index, at, len)
     }
 
     /// The bytes in `slot` are needed no more. No read or write of it may be in flight.
@@ -411,6 +436,16 @@ impl SlotMap {
             return;
         }
         owner.returned.own.fetch_add(1, Ordering::Release);
+        if comes_back {
+            self.send_back(index, extent);
+        }
+    }
+
+    /// All slots of an own extent, which were taken at one time, are free again.
+    pub(super) fn free_all_of(&self, index: u32) {
+        let extent = self.extent(index);
+        let comes_back = extent.turn_freed(0, EXTENT_SLOTS as u32);
+        self.owners.all[extent.owner()].returned.own.fetch_add(EXTENT_SLOTS as u64, Ordering::Release);
         if comes_back {
             self.send_back(index, extent);
         }

@@ -579,8 +579,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let Some(slot) = self.stages.slot(stage) else { unreachable!("{stage:?} is quiet without a slot") };
         let Some(word) = self.table.word_for_unpin(self.stages.page(stage)) else { unreachable!("{stage:?} has no page") };
         // Once more: the page may have been put back into the stage (a fault that was not mapped) since the completion.
-        if word.stage_written(stage) == StageStep::Held {
-            return is_planted(Canary::Held);
+        match word.stage_written(stage) {
+            StageStep::Held => return is_planted(Canary::Held),
+            // `relocate` has renamed the stage, and is about to make the new word name it, as it was when the page was claimed: unwritten, perhaps.
+            StageStep::Gone if self.stages.vacancy(stage) == Vacancy::Held => return false,
+            StageStep::Gone | StageStep::Done => {}
         }
         self.kernel.interleave();
         match word.retire_stage(stage, slot) {

@@ -26,7 +26,7 @@ fn certainly_good(text: &str) -> bool {
     let some = |prefix: &str| text.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty());
     let sized = |prefix: &str| text.strip_prefix(prefix).is_some_and(|size| size.parse::<Size>().is_ok());
     some("dir:")
-        || some("dev:")
+        || some("dev:") && !text.contains(",size=") && !text.contains(",force")
         || some("redis://")
         || some("file:") && !text.contains(",size=")
         || text == "ram"
@@ -42,9 +42,13 @@ fn assert_means(spec: &SwapSpec, text: &str) {
             assert_eq!(kind, "dir");
             path_is(path, rest);
         }
-        SwapSpec::Dev(path) => {
+        SwapSpec::Dev { path, size, force } => {
             assert_eq!(kind, "dev");
-            path_is(path, rest);
+            let rest = rest.strip_prefix(path.to_str().unwrap_or_default()).unwrap_or_else(|| panic!("{path:?} of {text:?}"));
+            assert!(rest.matches(",force").count() == usize::from(*force), "{text:?}");
+            let written = rest.replace(",force", "");
+            let written = written.strip_prefix(",size=").and_then(|size| size.parse().ok());
+            assert_eq!(written, *size, "{text:?}");
         }
         SwapSpec::File { path, size: None } => {
             assert_eq!(kind, "file");

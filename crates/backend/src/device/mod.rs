@@ -1,0 +1,244 @@
+//! Block devices as swap space (`dev:PATH`).
+//!
+//! # One description for a family
+//!
+//! The kernel gives a device to one description alone (`O_EXCL`): no file system, no other swap and no other family can use it meanwhile. So the
+//! processes of a family ([`Handed`](farshore_config::Handed)) share that description: a forked child has inherited it, a program that is started gets
+//! it through its exec. It is in the list of this process ([`HELD`]) as long as a place of an array uses it.
+//!
+//! # Regions
+//!
+//! Each layer (a process' own space, and what its forked children read of it) has pages of its own, which must not meet those of another
+//! layer. So a device is given out by *regions*, when they are first written to ([`regions`]): to an array a device looks like a sparse
+//! file on a disk that others write to as well.
+//!
+//! # What is refused
+//!
+//! See [`check`]. `force` overrides a signature ([`signature`]) and nothing else.
+
+mod check;
+pub(crate) mod regions;
+mod signature;
+
+use crate::error::OpenError;
+use crate::fd::place_high;
+use crate::sleep;
+use farshore_config::HandedDevice;
+use farshore_core::slots::arrangement::SPACES_MAX;
+use farshore_sys::fd as sys_fd;
+use regions::Regions;
+use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use rustix::fs::{
+    FileType, MemfdFlags, Mode, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ftruncate, ioctl_blksszget, memfd_create,
+    open, seek,
+};
+use rustix::io::{Errno, dup, pread};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// How long a device that is busy is asked for again: the rings of a process that was killed are taken down a moment after its end.
+const BUSY_TRIES: u32 = 50;
+const BUSY_PAUSE_NS: u64 = 20_000_000;
+/// Direct I/O of a page must be possible.
+const SECTOR_MAX: u32 = farshore_core::limits::PAGE_SIZE as u32;
+
+/// A device that this process' family has.
+#[derive(Debug)]
+struct Held {
+    path: PathBuf,
+    device: OwnedFd,
+    /// A file in memory, a byte a region: who has locked it has the region.
+    regions: OwnedFd,
+    /// `/proc`, by which a description of `regions` is had, wherever the program's root directory is by then.
+    proc: OwnedFd,
+    bytes: u64,
+    /// Places that use it.
+    users: AtomicU32,
+}
+
+/// The devices of this process. Filled and emptied by threads that may wait, one at a time (start-up, the drainer, a forked child's first
+/// write); read by any.
+static HELD: [AtomicPtr<Held>; SPACES_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; SPACES_MAX];
+
+fn all_held() -> impl Iterator<Item = &'static Held> {
+    // SAFETY: null, or from Box::into_raw in `hold`. `let_go` empties the entry and keeps the memory.
+    HELD.iter().filter_map(|entry| unsafe { entry.load(Ordering::Acquire).as_ref() })
+}
+
+fn hold(held: Held) -> Result<&'static Held, OpenError> {
+    let path = held.path.clone();
+    let held = Box::into_raw(Box::new(held));
+    let put = |entry: &AtomicPtr<Held>| {
+        entry.compare_exchange(core::ptr::null_mut(), held, Ordering::Release, Ordering::Relaxed).is_ok()
+    };
+    if HELD.iter().any(put) {
+        // SAFETY: from Box::into_raw just now, and never freed.
+        return Ok(unsafe { &*held });
+    }
+    // SAFETY: from Box::into_raw just now, and nobody has seen it.
+    drop(unsafe { Box::from_raw(held) });
+    Err(refuse(&path, format!("this family has {SPACES_MAX} devices already")))
+}
+
+fn refuse(path: &Path, why: impl Into<String>) -> OpenError {
+    OpenError::Device { path: path.to_owned(), why: why.into() }
+}
+
+/// A device, ready for use.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) fd: OwnedFd,
+    pub(crate) regions: Regions,
+    /// Bytes that may be used.
+    pub(crate) bytes: u64,
+}
+
+/// Opens a device, or takes the one that the family has open. What is found on it is overwritten, which `force` allows if it looks like something.
+pub(crate) fn open_device(path: &Path, force: bool, direct: bool, notice: &mut dyn FnMut(&str)) -> Result<Opened, OpenError> {
+    let held = match all_held().find(|held| held.path == path) {
+        Some(held) => held,
+        None => hold(take(path, force, notice)?)?,
+    };
+    held.users.fetch_add(1, Ordering::AcqRel);
+    describe(held, direct, notice).inspect_err(|_| let_go(held))
+}
+
+/// A space's own descriptors of a device.
+fn describe(held: &'static Held, direct: bool, notice: &mut dyn FnMut(&str)) -> Result<Opened, OpenError> {
+    let failed = |doing| move |errno| OpenError::Io { doing, path: held.path.clone(), errno };
+    let fd = dup(&held.device).and_then(place_high).map_err(failed("find a free descriptor for the swap device"))?;
+    let claims = sys_fd::describe(held.proc.as_fd(), held.regions.as_fd()).map_err(|errno| Errno::from_raw_os_error(errno.0));
+    // SAFETY: opened just now, and given away by `into_raw`.
+    let claims = claims.map(|claims| unsafe { OwnedFd::from_raw_fd(claims.into_raw()) });
+    let claims = claims.and_then(place_high).map_err(failed("claim a part of the swap device (is /proc mounted?)"))?;
+    let mut flags = fcntl_getfl(&fd).map_err(failed("look at the swap device"))?;
+    flags.set(OFlags::DIRECT, direct);
+    if fcntl_setfl(&fd, flags).is_err() {
+        notice(&format!("swap device {:?} does not take direct I/O: the page cache may hold pages a second time", held.path));
+    }
+    let regions = Regions::new(held.bytes, claims, move || let_go(held));
+    Ok(Opened { fd, regions, bytes: held.bytes })
+}
+
+/// Takes a device that nobody else has.
+fn take(path: &Path, force: bool, notice: &mut dyn FnMut(&str)) -> Result<Held, OpenError> {
+    let failed = |doing| move |errno| OpenError::Io { doing, path: path.to_owned(), errno };
+    check::check(path)?;
+    let proc = open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(place_high);
+    let proc = proc.map_err(failed("open /proc for the swap device"))?;
+    let device = open_alone(path)?;
+    let sector = ioctl_blksszget(&device).map_err(failed("ask for the sectors of"))?;
+    if sector > SECTOR_MAX {
+        return Err(refuse(
+            path,
+            format!("its sectors are of {sector} bytes, and at most {SECTOR_MAX} can be used: name another"),
+        ));
+    }
+    let bytes = seek(&device, SeekFrom::End(0)).map_err(failed("ask for the size of"))?;
+    if let Some(what) = signature::find(&device, bytes).map_err(failed("read"))?.or_else(|| signature::told_by_udev(path)) {
+        if !force {
+            return Err(refuse(
+                path,
+                format!("there is {what} on it, which would be lost: name another, or add ,force to lose it"),
+            ));
+        }
+        notice(&format!("swap device {path:?} is used although there is {what} on it, which is lost"));
+    }
+    let regions = memfd_create("farshore-regions", MemfdFlags::CLOEXEC).and_then(place_high);
+    let regions = regions.map_err(failed("make the list of regions of"))?;
+    ftruncate(&regions, 0).map_err(failed("make the list of regions of"))?;
+    Ok(Held {
+        path: path.to_owned(),
+        device: place_high(device).map_err(failed("raise the descriptor of"))?,
+        regions,
+        proc,
+        bytes,
+        users: AtomicU32::new(0),
+    })
+}
+
+/// Opens a device for this family alone.
+fn open_alone(path: &Path) -> Result<OwnedFd, OpenError> {
+    let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
+    for tries in 0.. {
+        match open(path, flags, Mode::empty()) {
+            Ok(fd) => return Ok(fd),
+            Err(Errno::BUSY) if tries < BUSY_TRIES => sleep::nap(BUSY_PAUSE_NS),
+            Err(Errno::BUSY) => {
+                let why = "it, or a part of it, is in use (by a file system, a volume, or another program under Farshore): name another";
+                return Err(refuse(path, why));
+            }
+            Err(errno @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => {
+                return Err(OpenError::NotWritable(path.to_owned(), errno));
+            }
+            Err(errno) => return Err(OpenError::Io { doing: "open the swap device", path: path.to_owned(), errno }),
+        }
+    }
+    unreachable!("the last try returns")
+}
+
+/// A place uses it no more.
+fn let_go(held: &'static Held) {
+    if held.users.fetch_sub(1, Ordering::AcqRel) > 1 {
+        return;
+    }
+    for entry in &HELD {
+        let is_it = core::ptr::eq(entry.load(Ordering::Acquire), held);
+        if is_it && entry.swap(core::ptr::null_mut(), Ordering::AcqRel).cast_const() == core::ptr::from_ref(held) {
+            for fd in [&held.device, &held.regions, &held.proc] {
+                // SAFETY: nobody uses it any more, and `held` is never dropped.
+                unsafe { rustix::io::close(fd.as_raw_fd()) };
+            }
+        }
+    }
+}
+
+/// Descriptors of devices that no place of an array has for itself.
+pub(crate) fn fds() -> impl Iterator<Item = RawFd> {
+    all_held().flat_map(|held| [held.device.as_raw_fd(), held.regions.as_raw_fd(), held.proc.as_raw_fd()])
+}
+
+/// What a program that is started gets, so that it can use the devices too.
+pub fn handed() -> Vec<HandedDevice> {
+    let hand = |held: &Held| HandedDevice {
+        path: held.path.clone(),
+        device: held.device.as_raw_fd(),
+        regions: held.regions.as_raw_fd(),
+    };
+    all_held().map(hand).collect()
+}
+
+/// At the start of a program that got devices from the one that started it.
+///
+/// # Errors
+/// What was handed on is not there.
+pub fn adopt(handed: &[HandedDevice]) -> Result<(), OpenError> {
+    handed.iter().try_for_each(|handed| {
+        let path = &handed.path;
+        let failed = |errno| OpenError::Io { doing: "take over the swap device", path: path.clone(), errno };
+        let take_over = |raw: RawFd| {
+            // SAFETY: should it not be open, the call says so.
+            let stat = fstat(unsafe { rustix::fd::BorrowedFd::borrow_raw(raw) })?;
+            // SAFETY: open, left so for us by who has started this program, and nobody else here knows it.
+            Ok((place_high(unsafe { OwnedFd::from_raw_fd(raw) })?, FileType::from_raw_mode(stat.st_mode)))
+        };
+        let (device, kind) = take_over(handed.device).map_err(failed)?;
+        let (regions, _) = take_over(handed.regions).map_err(failed)?;
+        if kind != FileType::BlockDevice {
+            return Err(failed(Errno::NOTBLK));
+        }
+        let proc = open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(place_high);
+        let bytes = seek(&device, SeekFrom::End(0)).map_err(failed)?;
+        let held = Held { path: path.clone(), device, regions, proc: proc.map_err(failed)?, bytes, users: AtomicU32::new(0) };
+        hold(held).map(drop)
+    })
+}
+
+/// Whether a page can be read: before the first that matters.
+pub(crate) fn probe(fd: &OwnedFd) -> Result<(), Errno> {
+    let mut page = farshore_engine::traits::PageBuf::ZERO;
+    match pread(fd, &mut page.0[..], 0)? {
+        len if len == page.0.len() => Ok(()),
+        _ => Err(Errno::IO),
+    }
+}

@@ -1,0 +1,178 @@
+//! Gives the disk back what is not needed any more: room of slots that were freed, whole extents at a time.
+//!
+//! Done by the drainer's thread while no space is drained: it may wait for a disk. An extent is taken out of circulation first
+//! ([`SlotMap::take_out`](farshore_core::slots::SlotMap::take_out)), so that nobody is given a slot there before the disk has answered.
+//!
+//! # Not more often than useful
+//!
+//! What is given back and used again costs the disk twice. So
+//!
+//! * nothing is begun before twice the extents that the map needs for its slots (and [`Giving::keep`]) have room; then it goes on until only what it needs is left,
+//!   or nothing is idle;
+//! * an extent must have been idle at two looks, and unused between them, [`Giving::pause_ns`] apart;
+//! * slots are given out of extents that have room first.
+//!
+//! # Sleep
+//!
+//! After a look that has found nothing to be done later the thread sleeps until somebody says that slots may have come free ([`Engine::wake_giver`]): memory calls,
+//! the watcher of transfers (faults that free slots make some), the end of a forked child. A word that is lost costs a look, so it is a hint.
+//!
+//! A fork waits for the extent that is being given back, as for a fault: it is inside the gate.
+
+use crate::Engine;
+use crate::drain::Host;
+use crate::health::Usage;
+use crate::stats::Count;
+use crate::traits::{Backend, Clock, Kernel, Policy};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
+use farshore_core::slots::Idle;
+use farshore_core::slots::arrangement::SpaceSet;
+use farshore_core::sync::Futex;
+
+/// Extents that are always kept: 64 MiB.
+pub const KEEP: u32 = 32;
+/// Between two looks.
+pub const PAUSE_NS: u64 = 2_000_000_000;
+const EXTENT_BYTES: u64 = (EXTENT_SLOTS * PAGE_SIZE) as u64;
+
+/// How room is given back.
+#[derive(Debug)]
+pub struct Giving {
+    on: AtomicBool,
+    keep: AtomicU32,
+    pause_ns: AtomicU64,
+    /// The thread sleeps until somebody says that slots have come free.
+    asleep: AtomicBool,
+}
+
+impl Giving {
+    /// Not at all, until [`Engine::give_room_back_from`].
+    pub(crate) fn new() -> Giving {
+        Giving {
+            on: AtomicBool::new(false),
+            keep: AtomicU32::new(KEEP),
+            pause_ns: AtomicU64::new(PAUSE_NS),
+            asleep: AtomicBool::new(false),
+        }
+    }
+
+    /// Extents that are kept beside those that are needed.
+    fn keep(&self) -> u32 {
+        self.keep.load(Ordering::Relaxed)
+    }
+}
+
+/// What the thread remembers from look to look.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    next_ns: u64,
+    /// There was too much room, and there is still something to be done about it.
+    begun: bool,
+    /// Spaces that have said that they cannot.
+    cannot: SpaceSet,
+}
+
+impl Looks {
+    /// Another space may have the number.
+    pub(crate) fn forget(&mut self, space: usize) {
+        self.cannot = self.cannot.without(space);
+    }
+}
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// Room is given back from now on: with `keep` extents to spare ([`KEEP`]), after `pause_ns` of idleness ([`PAUSE_NS`]).
+    pub fn give_room_back_from(&self, keep: u32, pause_ns: u64) {
+        self.giving.keep.store(keep, Ordering::Relaxed);
+        self.giving.pause_ns.store(pause_ns, Ordering::Relaxed);
+        self.giving.on.store(true, Ordering::Release);
+    }
+
+    /// Slots may have come free: by any thread that may make a system call, and not in a fault.
+    pub fn wake_giver(&self) {
+        // The look before the swap: most calls find nobody asleep, and leave the line as it is.
+        if self.giving.asleep.load(Ordering::Relaxed)
+            && self.surplus(false) > 0
+            && self.giving.asleep.swap(false, Ordering::Relaxed)
+        {
+            self.health.drains.signal(&self.futex);
+        }
+    }
+
+    /// Extents that may be given back, now that this was begun, or is not.
+    fn surplus(&self, begun: bool) -> u32 {
+        let (roomy, needed, keep) = (self.slots.roomy_extents(), self.slots.extents_needed(), self.giving.keep());
+        let surplus = roomy.saturating_sub(needed.saturating_add(keep));
+        if begun || surplus > needed { surplus } else { 0 }
+    }
+
+    /// Looks whether something can be given back, if it is time to; how long to sleep, `None`: until somebody wakes the thread.
+    pub(crate) fn give_room_back(&self, looks: &mut Looks, core: usize, stop: &AtomicBool, host: &mut dyn Host) -> Option<u64> {
+        if !self.giving.on.load(Ordering::Acquire) {
+            return None;
+        }
+        let now = self.clock.now_ns();
+        if now < looks.next_ns {
+            return Some(looks.next_ns - now);
+        }
+        // First: what is freed after the look wakes us.
+        self.giving.asleep.store(true, Ordering::Relaxed);
+        let again = self.look_for_room(looks, core, stop, host);
+        looks.begun = again;
+        let pause = self.giving.pause_ns.load(Ordering::Relaxed);
+        looks.next_ns = self.clock.now_ns() + pause;
+        if again {
+            self.giving.asleep.store(false, Ordering::Relaxed);
+        }
+        again.then_some(pause)
+    }
+
+    /// Whether there is something that can be given back at the next look.
+    fn look_for_room(&self, looks: &mut Looks, core: usize, stop: &AtomicBool, host: &mut dyn Host) -> bool {
+        let (mut left, mut again) = (self.surplus(looks.begun), false);
+        for extent in self.slots.own_extents() {
+            if left == 0 || stop.load(Ordering::Acquire) || !self.health.all_that_are(Usage::Draining).is_empty() {
+                break;
+            }
+            match self.slots.look_whether_idle(extent) {
+                Idle::No => {}
+                Idle::Now => again = true,
+                Idle::Rests => left -= u32::from(self.give_extent(extent, looks, core, host)),
+            }
+        }
+        again && left > 0
+    }
+
+    /// Whether the extent's room was given back.
+    fn give_extent(&self, extent: u32, looks: &mut Looks, core: usize, host: &mut dyn Host) -> bool {
+        self.gate.enter(&self.futex, core);
+        let given = self.give_taken(extent, looks, core, host);
+        self.gate.leave(&self.futex, core);
+        host.serve();
+        given
+    }
+
+    fn give_taken(&self, extent: u32, looks: &mut Looks, core: usize, host: &mut dyn Host) -> bool {
+        let Some(first) = self.slots.take_out(extent) else { return false };
+        // The file of a space that has gone has no room.
+        let gone = self.slots.space_of(first).is_none_or(|space| self.health.usage(space) == Usage::Absent);
+        let space = self.slots.space_of(first).filter(|&space| !gone && !looks.cannot.contains(space));
+        self.kernel.interleave();
+        let answer = space.map(|space| {
+            let transfer = self.transfer(first, core);
+            let answer = self.backend.give_back(first, EXTENT_SLOTS as u32);
+            self.transferred(transfer);
+            (space, answer)
+        });
+        let given = matches!(answer, Some((_, Ok(()))));
+        self.slots.put_back(extent, given || gone);
+        if given {
+            self.stats.add(core, Count::GivenBack, EXTENT_BYTES);
+        }
+        if let Some((space, Err(why))) = answer {
+            looks.cannot = looks.cannot.with(space);
+            host.cannot_give(space, why);
+        }
+        given
+    }
+}
