@@ -11,7 +11,10 @@ pub fn run(input: &[u8]) {
         return;
     };
     assert_means(&spec, &text);
-    let built = matches!(spec, SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Ram { .. } | SwapSpec::Delay(_));
+    let built = matches!(
+        spec,
+        SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. } | SwapSpec::Ram { .. } | SwapSpec::Delay(_)
+    );
     match spec.check_supported() {
         Ok(()) => assert!(built, "{text:?} is not built"),
         Err(error) => {
