@@ -79,7 +79,7 @@ impl SlotMap {
     }
 
     /// An extent without room, from the shelf. With its owner's token.
-    pub(super) fn from_shelf(&self, owner: usize, fill: &mut Fill) -> Option<u32> {
+    pub(super) fn take_from_shelf(&self, owner: usize, fill: &mut Fill) -> Option<u32> {
         if fill.roomless == 0 || fill.shelf_is_empty {
             return None;
         }

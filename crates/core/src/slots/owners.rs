@@ -305,7 +305,7 @@ impl SlotMap {
         {
             return Some(extent);
         }
-        if let Some(extent) = self.from_shelf(owner, fill) {
+        if let Some(extent) = self.take_from_shelf(owner, fill) {
             return Some(extent);
         }
         if !fill.stuck {
