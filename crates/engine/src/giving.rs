@@ -24,11 +24,12 @@ use crate::drain::Host;
 use crate::health::Usage;
 use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, Policy};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::slots::Idle;
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::sync::Futex;
+use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
 
 /// Extents that are always kept: 64 MiB.
 pub const KEEP: u32 = 32;

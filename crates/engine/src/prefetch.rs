@@ -16,9 +16,9 @@
 //! page out between what it has asked for and what it asks for next, the *marker*: its fault says that the program has come so far, and is
 //! the moment to ask for what lies behind the pages that are on their way already.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 use farshore_core::page::{GranuleId, Page};
-use farshore_core::sync::plain::AtomicU64;
+use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
 use farshore_core::sync::{Futex, Padded};
 use farshore_core::wait::Event;
 

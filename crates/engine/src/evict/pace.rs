@@ -23,8 +23,9 @@ use super::pipeline::{Evictor, Progress};
 use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, Policy};
 use crate::{Engine, Shape};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use farshore_core::spin::SpinLock;
+use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
 use farshore_core::sync::{Futex, Padded};
 use farshore_core::wait::Event;
 
