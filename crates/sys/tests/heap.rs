@@ -127,7 +127,8 @@ fn a_handler_never_finds_the_heap_held() {
     unsafe { signal::sigaction(SIGUSR1, Some(&Action::new(allocate, 0, SigSet::EMPTY))) }.unwrap();
     let (process, thread) = (getpid(), gettid());
     let sender = std::thread::spawn(move || {
-        for _ in 0..5000 {
+        // Signals that come while one is pending are one: how many interrupt is up to the scheduler.
+        while INTERRUPTIONS.load(Ordering::Relaxed) < 200 {
             signal::tgkill(process, thread, SIGUSR1).unwrap();
             std::thread::yield_now();
         }
@@ -136,6 +137,5 @@ fn a_handler_never_finds_the_heap_held() {
         churn(77, 500);
     }
     sender.join().unwrap();
-    assert!(INTERRUPTIONS.load(Ordering::Relaxed) > 10);
     HEAP.hold(|| ());
 }

@@ -140,10 +140,12 @@ fn the_kernels_version_2_does_as_it_is_told() {
     // It enters, becomes the program, and leaves a child behind.
     let mut child = cgroup.command(&["sleep".into(), "1000".into()]).spawn().unwrap();
     let until = Instant::now() + Duration::from_secs(20);
-    while words_of(&cgroup.path.join("cgroup.procs")) != [child.id().to_string()] && Instant::now() < until {
+    let name = || fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap();
+    let has_entered = || words_of(&cgroup.path.join("cgroup.procs")) == [child.id().to_string()];
+    while !(has_entered() && name().trim() == "sleep") && Instant::now() < until {
         std::thread::sleep(PAUSE);
     }
-    let name = fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap();
+    let name = name();
     let inside = words_of(&cgroup.path.join("cgroup.procs"));
     assert_eq!(remove(&cgroup.path), Ok(true));
     let status = child.wait().unwrap();
