@@ -132,12 +132,12 @@ fn frames_model(sleepers: usize) {
                 thread::spawn(move || {
                     take_or_sleep(&world.0, &world.1, &world.2);
                     // Give it on, so that each sleeper's turn comes.
-                    world.0.give(1);
+                    world.0.give(0, 1);
                     world.1.signal(&world.2);
                 })
             })
             .collect();
-        world.0.give(1);
+        world.0.give(0, 1);
         world.1.signal(&world.2);
         others.into_iter().for_each(|t| t.join().unwrap());
         world.0.assert_valid();
@@ -170,7 +170,7 @@ fn canary_looking_before_preparing_is_caught() {
                 }
             })
         };
-        world.0.give(1);
+        world.0.give(0, 1);
         world.1.signal(&world.2);
         other.join().unwrap();
     });

@@ -264,6 +264,10 @@ impl SlotMap {
             if fill.looked_at != changes {
                 (fill.looked_at, fill.stuck, fill.tight) = (changes, false, false);
                 self.look_through(owner, fill);
+                // Behind all others: if the disk is full it may be what there is no room for.
+                if let Some((index, _)) = fill.current.take() {
+                    self.put_away(fill, index);
+                }
             }
             let Some((index, from)) = fill.current else {
                 fill.current = Some((self.next_extent(owner, fill)?, 0));

@@ -153,6 +153,8 @@ impl SlotMap {
                     let own = self.extents.load(Ordering::Acquire) - self.base;
                     let grown = self.arrangements.extents_of(space, own).count() as u32;
                     bounds.grown.store(grown.min(capacity), Ordering::Relaxed);
+                    // Also if that is the capacity: what is being filled may be what there is no room for.
+                    self.owners.changed();
                 }
                 bounds.grown.load(Ordering::Relaxed)
             }
