@@ -55,6 +55,8 @@ pub(super) struct Fill {
     pub(super) usable: u64,
     /// Own extents without room on the disk.
     pub(super) roomless: u64,
+    /// What was being filled when something changed: behind all others, once, when every free slot counts.
+    left_for_last: Option<u32>,
     /// None of those can be given out, as far as is known.
     pub(super) shelf_is_empty: bool,
     /// `changes`, when the extents were looked through last.
@@ -266,6 +268,7 @@ impl SlotMap {
                 self.look_through(owner, fill);
                 // Behind all others: if the disk is full it may be what there is no room for.
                 if let Some((index, _)) = fill.current.take() {
+                    fill.left_for_last = Some(index);
                     self.put_away(fill, index);
                 }
             }
@@ -349,6 +352,11 @@ impl SlotMap {
     fn oldest_with(&self, fill: &mut Fill, most: u32) -> Option<u32> {
         while let Some(index) = extent_of(fill.oldest, self.owners.tasks.last()) {
             fill.oldest = self.extent(index).link().load(Ordering::Relaxed);
+            if fill.tight && fill.left_for_last == Some(index) {
+                fill.left_for_last = None;
+                self.append(fill, index);
+                continue;
+            }
             if self.is_allowed(index) && self.used(index) <= most && (fill.tight || self.extent(index).room().is_there()) {
                 return Some(index);
             }
