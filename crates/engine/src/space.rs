@@ -337,32 +337,39 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         core: usize,
         buffer: &mut [PageBuf],
     ) -> Result<(), crate::fault::resolve::Failure> {
-        let may_stay = |state: State| state == State::Resident || (!fill && state == State::Untouched);
-        for page in range.iter() {
-            loop {
-                if !self.is_managed(page) {
-                    break;
-                }
-                if let Some(at) = self.page(page)
-                    && may_stay(at.word.load().state())
-                {
-                    match self.claim_page(page) {
-                        Some(was) if may_stay(was.state()) => {
-                            // The frame goes back at once: what is locked is not managed memory any more, and
-                            // the rest of the range must still find frames.
-                            self.frames.give(MEMORY_CALLS, u64::from(was.state() == State::Resident));
-                            break;
-                        }
-                        Some(was) => self.restore(page, at.word, was),
-                        None => break,
-                    }
-                    continue;
-                }
-                if let Err(why) = self.resolve(page, Access::Read, false, core, buffer) {
+        for part in range.by_granule() {
+            if let Some(g) = self.table.granule(part.start.granule()) {
+                // Also where no page was touched: the program goes on using this memory, so faults and pins must find each page in our hands.
+                g.granule.touch();
+            }
+            for page in part.iter() {
+                if let Err(why) = self.claim_brought_in(page, fill, core, buffer) {
                     // Only what was claimed so far: a busy page further on is in somebody else's hands.
                     self.unclaim_resident(PageRange { start: range.start, end: page });
                     return Err(why);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes one page with its bytes in memory, if it is managed.
+    fn claim_brought_in(&self, page: Page, fill: bool, core: usize, buffer: &mut [PageBuf]) -> Result<(), crate::fault::resolve::Failure> {
+        let may_stay = |state: State| state == State::Resident || (!fill && state == State::Untouched);
+        while self.is_managed(page) {
+            let Some(at) = self.page(page).filter(|at| may_stay(at.word.load().state())) else {
+                self.resolve(page, Access::Read, false, core, buffer)?;
+                continue;
+            };
+            match self.claim_page(page) {
+                Some(was) if may_stay(was.state()) => {
+                    // The frame goes back at once: what is locked is not managed memory any more, and
+                    // the rest of the range must still find frames.
+                    self.frames.give(MEMORY_CALLS, u64::from(was.state() == State::Resident));
+                    break;
+                }
+                Some(was) => self.restore(page, at.word, was),
+                None => break,
             }
         }
         Ok(())

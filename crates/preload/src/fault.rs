@@ -10,6 +10,13 @@
 //! to a handler of the program's if there is one. A system call that needs it gets `EFAULT`. All others go on. The page stays where
 //! it is, so a later access tries again.
 //!
+//! # Memory that another thread gives up or hands over
+//!
+//! `mlock` and the like leave memory to the kernel that the program goes on using. A fault that came just before finds a page that is not ours any
+//! more. So such an access is made once more, and only if it fails at the same address again is it the program's own SIGBUS.
+//!
+//! # Poll mode
+//!
 //! In poll mode a handler thread finds out, which cannot raise that signal: it poisons the page (`UFFDIO_POISON`), which lets the
 //! waiting thread go on into a SIGBUS (`BUS_MCEERR_AR`), or its system call into `EFAULT`. The thread then tries by
 //! itself, as by an upcall, with the same end. What is mapped takes the poison's place.
@@ -69,7 +76,7 @@ pub unsafe extern "C" fn on_sigbus(_signal: i32, info: *mut SigInfo, context: *m
 fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
     let page = Page::containing(addr);
     if !runtime.engine.is_managed(page) {
-        return Served::NotOurs;
+        return if runtime.engine.is_hidden(page) || is_doubtful(addr) { Served::Yes } else { Served::NotOurs };
     }
     let kind = context.fault_kind();
     let access = if kind.write() { Access::Write } else { Access::Read };
@@ -92,6 +99,14 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
             Served::No
         }
     }
+}
+
+/// Whether a fault on memory that is not ours may have been on memory that was: the first time at this address.
+fn is_doubtful(addr: u64) -> bool {
+    let Some(thread) = thread::current().filter(|thread| !thread.internal) else { return false };
+    let first = thread.doubted != addr;
+    thread.doubted = if first { addr } else { 0 };
+    first
 }
 
 /// Who cannot have a page.

@@ -60,6 +60,8 @@ pub struct Thread {
     pub held: Held,
     /// Thread-local storage of ours, of a thread that `clone` has made without.
     pub storage: Option<Home>,
+    /// Where the last fault was that was on nobody's memory when it was looked at, and was tried again ([`crate::fault`]); 0: nowhere.
+    pub doubted: u64,
 }
 
 /// The part of a record that other threads read. It lies behind the record, so that nobody has an exclusive reference to it.
@@ -216,6 +218,7 @@ pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
         masks: [SigSet::ALL, SigSet::EMPTY],
         held: Held::new(),
         storage: None,
+        doubted: 0,
     };
     // SAFETY: the record is writable memory of the right size and alignment that is this thread's alone.
     unsafe { record.write(fresh) };

@@ -85,7 +85,7 @@ fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
         (3, Some(range)) => unmap(rig, world(|w| range.start.granule().range().intersect(w.memory.arena()))),
         (4..=6, Some(range)) => discard(rig, range),
         (7 | 8, Some(range)) => relocate(rig, range),
-        (9, Some(range)) => keep(rig, PageRange { start: range.start, end: range.start.plus(range.len().min(40)) }, core, buffer),
+        (9, Some(range)) => keep(rig, range, world(|w| w.rng.below(2) == 0), core, buffer),
         (10, Some(range)) => protect(rig, range),
         (11, _) => {
             limit(rig);
@@ -237,14 +237,17 @@ fn relocate(rig: &Rc<Rig>, old: PageRange) {
     restored(new, true);
 }
 
-/// `mlock`: the kernel keeps the pages, the engine forgets them.
-fn keep(rig: &Rc<Rig>, range: PageRange, core: usize, buffer: &mut [PageBuf]) {
+/// `mlock` (`fill`: all pages are there afterwards), or a call after which the kernel alone manages what there is: it keeps the pages, the
+/// engine forgets them.
+fn keep(rig: &Rc<Rig>, range: PageRange, fill: bool, core: usize, buffer: &mut [PageBuf]) {
+    // Reservations are large, what is locked is brought in page by page.
+    let range = if fill { PageRange { start: range.start, end: range.start.plus(range.len().min(40)) } } else { range };
     if world(|w| range.iter().any(|p| w.model.get(p).no_access)) {
         return;
     }
-    note("mlock", range.start.0, range.len());
+    note(if fill { "mlock" } else { "leave to the kernel" }, range.start.0, range.len());
     world(|w| w.model.call(range));
-    if let Err(why) = rig.engine.claim_resident(range, true, core, buffer) {
+    if let Err(why) = rig.engine.claim_resident(range, fill, core, buffer) {
         accept(rig, range.start, why);
         restored(range, true);
         return;
@@ -255,8 +258,8 @@ fn keep(rig: &Rc<Rig>, range: PageRange, core: usize, buffer: &mut [PageBuf]) {
         return;
     }
     world(|w| {
-        w.memory.keep(range);
-        range.iter().for_each(|p| note("kernel mlock", p.0, range.len()));
+        w.memory.keep(range, fill);
+        range.iter().for_each(|p| note("kernel keeps", p.0, range.len()));
         w.model.change(range, |_, e| {
             if e.kind == Kind::Managed {
                 e.kind = Kind::Plain;

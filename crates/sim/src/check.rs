@@ -5,6 +5,7 @@ use crate::model::{Expected, Kind};
 use crate::world::{broken, world};
 use crate::{Engine, Rig};
 use farshore_core::page::{Page, PageRange};
+use farshore_core::table::GranuleRef;
 use farshore_core::word::{Slot, State, Word};
 use farshore_engine::stats::Count;
 use std::collections::BTreeMap;
@@ -103,7 +104,9 @@ fn look(engine: &Engine) -> Sums {
         match (expected.kind, word.map(Word::state)) {
             (Kind::Managed, None | Some(State::Foreign)) => broken(page.0, "managed memory has no page word"),
             (Kind::Managed, Some(_)) => one(engine, page, expected, word.unwrap_or(Word::FOREIGN), &mut slots, &mut sums),
-            (_, None | Some(State::Foreign)) => {}
+            // Of memory that is gone nothing may stay in anybody's hands: its granule comes back with the words that it has.
+            (_, None) => sums.busy += u64::from(busy_though_absent(engine, page)),
+            (_, Some(State::Foreign)) => {}
             // A fault on memory that is gone may still be on its way to finding that out.
             (Kind::None, Some(State::Busy)) => sums.busy += 1,
             (kind, Some(_)) => broken(page.0, &format!("{kind:?} memory has the page word {:?}", word.unwrap_or(Word::FOREIGN))),
@@ -111,6 +114,11 @@ fn look(engine: &Engine) -> Sums {
     }
     sums.slots = slots.0.len() as u64;
     sums
+}
+
+fn busy_though_absent(engine: &Engine, page: Page) -> bool {
+    let word_of = |g: GranuleRef<'_>| g.words[page.index_in_granule()].load();
+    engine.table.granule_even_absent(page.granule()).is_some_and(|g| word_of(g).state() == State::Busy)
 }
 
 fn one(engine: &Engine, page: Page, expected: Expected, word: Word, slots: &mut Slots, sums: &mut Sums) {

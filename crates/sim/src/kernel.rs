@@ -182,13 +182,13 @@ impl Memory {
         }
     }
 
-    /// `mlock` of memory that is no longer registered: every page present, none protected.
-    pub fn keep(&mut self, range: PageRange) {
+    /// Memory that is no longer registered: none protected, and (`fill`, as `mlock` does) every page present.
+    pub fn keep(&mut self, range: PageRange, fill: bool) {
         for page in range.iter() {
             let place = self.place(page);
             place.registered = false;
             place.protected = false;
-            if place.mapped {
+            if place.mapped && fill {
                 place.bytes.get_or_insert_with(|| Box::new(PageBuf::ZERO));
             }
         }

@@ -346,3 +346,54 @@ void section_smallstack(void)
     say("%d handlers, %s below, %s above", handled, holds(memory, 64 * 1024, 76) ? "nothing changed" : "CHANGED",
         *(uint64_t *)(memory + MIB - 8) == mix(76 ^ (MIB / 8 - 1)) ? "nothing changed" : "CHANGED");
 }
+
+/* ------------------------------------------------------------------------------------------- handed */
+
+/* Whole 2 MiB units of memory that is left to the kernel while threads use it, pages that nobody has touched among them. */
+enum { HANDED = 6, HANDED_ROUNDS = 60 };
+static unsigned char *volatile handed_over;
+static volatile int handed_round, handed_busy;
+
+static void *use_handed(void *argument)
+{
+    size_t me = (size_t)(uintptr_t)argument, state = me + 1;
+    for (int seen = 0; seen < HANDED_ROUNDS;) {
+        while (__atomic_load_n(&handed_round, __ATOMIC_ACQUIRE) == seen) sched_yield();
+        seen = __atomic_load_n(&handed_round, __ATOMIC_ACQUIRE);
+        for (int i = 0; i < 4000; i++) {
+            state = mix(state);
+            /* Each thread has words of its own. */
+            uint64_t *word = (uint64_t *)(handed_over + state % (HANDED * MIB / PAGE) * PAGE) + me;
+            if (*word != 0 && *word != mix((uint64_t)(uintptr_t)word)) die("round %d: %p holds %llx", seen, (void *)word, (unsigned long long)*word);
+            if (i % 3 == 0) *word = mix((uint64_t)(uintptr_t)word);
+        }
+        __atomic_fetch_sub(&handed_busy, 1, __ATOMIC_ACQ_REL);
+    }
+    return NULL;
+}
+
+void section_handed(void)
+{
+    static const int advices[] = { MADV_DONTFORK, MADV_WIPEONFORK };
+    pthread_t users[3];
+    for (size_t i = 0; i < 3; i++) users[i] = start(use_handed, (void *)(uintptr_t)i);
+    for (int round = 1; round <= HANDED_ROUNDS; round++) {
+        unsigned char *all = fresh((HANDED + 2) * MIB), *from = (unsigned char *)(((uintptr_t)all + 2 * MIB - 1) & ~(2 * MIB - 1));
+        handed_over = from;
+        __atomic_store_n(&handed_busy, 3, __ATOMIC_RELEASE);
+        __atomic_store_n(&handed_round, round, __ATOMIC_RELEASE);
+        for (int i = 0; i < round % 4 * 20; i++) sched_yield();
+        /* What was locked, or is not for children, is the kernel's. */
+        if (round % 3 == 2) CHECK(mlock(from, MIB) == 0);
+        else CHECK(madvise(from, HANDED * MIB, advices[round % 3]) == 0);
+        while (__atomic_load_n(&handed_busy, __ATOMIC_ACQUIRE) > 0) sched_yield();
+        CHECK(munmap(all, (HANDED + 2) * MIB) == 0);
+        /* Managed anew where it was: nothing may be left of its life before. */
+        unsigned char *again = mmap(from, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        CHECK(again == from);
+        for (size_t i = 0; i < MIB; i += PAGE) CHECK(again[i] == 0);
+        CHECK(munmap(again, MIB) == 0);
+    }
+    for (size_t i = 0; i < 3; i++) join(users[i]);
+    say("%d rounds", HANDED_ROUNDS);
+}

@@ -46,6 +46,7 @@ void section_overflow(void);
 void section_sigsys(void);
 void section_coroutines(void);
 void section_smallstack(void);
+void section_handed(void);
 
 void section_setxid(void);
 void section_limits(void);

@@ -65,4 +65,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     pub fn is_managed(&self, page: Page) -> bool {
         self.page(page).is_some_and(|at| at.word.load().state() != State::Foreign)
     }
+
+    /// Whether a memory call has the page's granule hidden at this moment: what an access finds is known when the call is over.
+    pub fn is_hidden(&self, page: Page) -> bool {
+        self.table.granule_even_absent(page.granule()).is_some_and(|g| g.granule.is_hidden())
+    }
 }
