@@ -223,7 +223,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         }
         let batch = engine.control.batch();
         let room = self.make_room(batch);
-        let slot_of_batch = self.writes_left[..BATCHES_IN_FLIGHT].iter().position(|&left| left == 0);
+        let slot_of_batch = (0..BATCHES_IN_FLIGHT).find(|&batch| self.is_over(batch));
         // A small batch pays the same TLB flushes as a full one: rather wait for a write.
         let too_small = room < batch.div_ceil(2);
         match slot_of_batch {

@@ -9,8 +9,8 @@
 //!           memory, if there is a frame; else, now and then, the same once more
 //! ```
 //!
-//! At most so many as the pace allows ([`super::pace`]) are with devices that answer. Those to a space that hangs are not counted and not waited
-//! for.
+//! At most so many as the pace allows ([`super::pace`]) are with devices that answer, and no more than two thirds of the stages. Those to a space that
+//! hangs are not counted and not waited for: the next batches go by, in the stages that are left.
 
 use super::pipeline::{Evictor, TRIAL_EVERY_NS, TRIAL_PAGES};
 use super::ring::StageState;
@@ -84,9 +84,27 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
         self.live() > 0
     }
 
+    /// Writes under way whose spaces hang (or do not).
+    fn flights(&self, hanging: bool) -> impl Iterator<Item = (usize, Stage, u32)> {
+        self.flights.iter().filter(move |flight| self.engine.hangs(flight.slot) == hanging).map(|flight| untag(flight.tag))
+    }
+
     fn live(&self) -> u32 {
-        let engine = self.engine;
-        self.flights.iter().filter(|flight| !engine.hangs(flight.slot)).count() as u32
+        self.flights(false).count() as u32
+    }
+
+    /// Whether a batch may begin with this number: none of the writes of the one before is worth waiting for.
+    pub(super) fn is_over(&self, batch: usize) -> bool {
+        let stuck = || self.flights(true).filter(|&(of, ..)| of == batch).count() as u32;
+        self.writes_left[batch] == 0 || self.writes_left[batch] == stuck()
+    }
+
+    /// Whether the devices would have more than two thirds of the stages that others do not keep: a device may hang from any moment on, and what is left
+    /// must do for the other spaces.
+    fn would_have_all(&self, count: u32) -> bool {
+        let pages = |hanging| self.flights(hanging).map(|(.., pages)| pages).sum::<u32>();
+        let live = pages(false);
+        live > 0 && (live + count) * 3 > (self.engine.sizes.stages_each as u32 - pages(true)) * 2
     }
 
     /// Gives the device as many of the waiting writes as it may have. How many it gave.
@@ -99,7 +117,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
                 self.ended(write.batch, write.stage, write.count, StageState::Failed);
                 continue;
             }
-            if self.live() >= engine.control.writes() {
+            if self.live() >= engine.control.writes() || self.would_have_all(write.count) {
                 break;
             }
             let memory: *const PageBuf = engine.stages.memory(write.stage);
