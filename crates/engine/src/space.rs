@@ -354,7 +354,13 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 
     /// Takes one page with its bytes in memory, if it is managed.
-    fn claim_brought_in(&self, page: Page, fill: bool, core: usize, buffer: &mut [PageBuf]) -> Result<(), crate::fault::resolve::Failure> {
+    fn claim_brought_in(
+        &self,
+        page: Page,
+        fill: bool,
+        core: usize,
+        buffer: &mut [PageBuf],
+    ) -> Result<(), crate::fault::resolve::Failure> {
         let may_stay = |state: State| state == State::Resident || (!fill && state == State::Untouched);
         while self.is_managed(page) {
             let Some(at) = self.page(page).filter(|at| may_stay(at.word.load().state())) else {

@@ -89,8 +89,8 @@ fn is_among(id: u64, share: u32) -> bool {
 }
 
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
-    /// Never 0.
-    fn loop_time(&self) -> u32 {
+    /// The time of loops; never 0. It is a sum over all cores: once a batch or a stream's fetch.
+    pub(super) fn loop_time(&self) -> u32 {
         ((self.stats.total(Count::Evicted) / UNIT) as u32).max(1)
     }
 
@@ -98,9 +98,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         (self.frames.limit() / UNIT).clamp(8, 1 << 24) as i32
     }
 
-    /// Pages of `granule` leave.
-    pub(super) fn note_leaving(&self, granule: &Granule) {
-        granule.left_at.store(self.loop_time(), Ordering::Relaxed);
+    /// Pages of `granule` leave at `now`.
+    pub(super) fn note_leaving(&self, granule: &Granule, now: u32) {
+        granule.left_at.store(now, Ordering::Relaxed);
     }
 
     /// A stream fetches pages of granule `g`. By faults.
@@ -129,13 +129,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         }
     }
 
-    /// Whether evictors pass a granule over.
-    pub(super) fn is_kept(&self, g: &GranuleRef<'_>) -> bool {
+    /// Whether evictors pass a granule over at `now`.
+    pub(super) fn is_kept(&self, g: &GranuleRef<'_>, now: u32) -> bool {
         let until = g.granule.loops_until.load(Ordering::Relaxed);
         if until == 0 {
             return false;
         }
-        let now = self.loop_time();
         if since(now, until) <= 0 {
             g.granule.loops_until.store(0, Ordering::Relaxed);
             return false;
