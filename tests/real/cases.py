@@ -741,34 +741,47 @@ class Fits(Case):
         context.same("digest", (harness.load_stats(out) or {}).get("digest"))
 
 
-class Scan(Case):
-    name, summary = "scan", "read-only passes: clean pages are not written again"
-    sizes = {"small": (24 * MIB, 3), "full": (512 * MIB, 3)}
+class Passes(Case):
+    """The program `scan`, which waits after each pass until it is told to go on, so that counters can be read there."""
 
     def prepare(self):
         self.program = harness.build_program("scan")
 
-    def run(self, context):
+    def talk(self, context, counter):
+        """Runs it to its end; what `counter(process)` said after each pass, if there are counters."""
         size, passes = self.amount
-        process = context.serve("scan", [self.program, str(size), str(passes)], talk=True)
-        lines, written = [], []
+        process = context.serve(self.name, [self.program, str(size), str(passes)], talk=True)
+        lines, counts = [], []
         for _ in range(passes + 1):
             line = process.popen.stdout.readline()
             if not line:
                 break
             lines.append(line.decode().strip())
             if context.counters_wanted:
-                written.append(self.settled_pages_out(context, process))
+                counts.append(counter(process))
             process.popen.stdin.write(b"\n")
             process.popen.stdin.flush()
         context.finish(process)
         context.same("lines", lines)
+        if context.counters_wanted and (None in counts or len(counts) <= passes):
+            context.problem(f"counters are missing: {counts}")
+            return []
+        return counts
+
+
+class Scan(Passes):
+    name, summary = "scan", "read-only passes: clean pages are not written again"
+    sizes = {"small": (24 * MIB, 3), "full": (512 * MIB, 3)}
+
+    def run(self, context):
+        written = self.talk(context, lambda process: self.settled_pages_out(context, process))
+        if not written:
+            return
         # The first pass may still write what the filling left dirty. After it every page is clean, but for those that were wanted again before their write
         # had ended: each such rescue leaves one dirty. A build that writes clean pages writes all of them in each pass.
-        if len(written) > 2 and None not in written:
-            grown, rescued = written[-1] - written[1], context.total("faults", "rescue")
-            if grown > min(rescued, size // harness.PAGE // 16):
-                context.problem(f"swap.pages_out grew from {written[1]} to {written[-1]} in read-only passes, and {rescued} pages were rescued")
+        grown, rescued = written[-1] - written[1], context.total("faults", "rescue")
+        if grown > min(rescued, self.amount[0] // harness.PAGE // 16):
+            context.problem(f"swap.pages_out grew from {written[1]} to {written[-1]} in read-only passes, and {rescued} pages were rescued")
 
     @staticmethod
     def settled_pages_out(context, process):
@@ -786,36 +799,20 @@ class Scan(Case):
         return before
 
 
-class Loop(Case):
+class Loop(Passes):
     name, summary = "loop", "passes over twice the limit: a part stays, and is not read again"
     sizes = {"small": (96 * MIB, 9), "full": (512 * MIB, 9)}
 
     def prepare(self):
-        self.program = harness.build_program("scan")
+        super().prepare()
         self.fixed_limit = self.amount[0] // 2
 
     def run(self, context):
-        size, passes = self.amount
-        process = context.serve("loop", [self.program, str(size), str(passes)], talk=True)
-        lines, read = [], []
-        for _ in range(passes + 1):
-            line = process.popen.stdout.readline()
-            if not line:
-                break
-            lines.append(line.decode().strip())
-            if context.counters_wanted:
-                read.append((context.live_counters(process) or {"swap": {"pages_in": None}})["swap"]["pages_in"])
-            process.popen.stdin.write(b"\n")
-            process.popen.stdin.flush()
-        context.finish(process)
-        context.same("lines", lines)
-        if not context.counters_wanted:
-            return
-        if None in read or len(read) <= passes:
-            context.problem(f"counters are missing: {read}")
+        read = self.talk(context, lambda process: (context.live_counters(process) or {"swap": {"pages_in": None}})["swap"]["pages_in"])
+        pages = self.amount[0] // harness.PAGE
         # Pages that leave in the order in which they came would be read again one and all, in each pass. Seen as a loop from the third on.
-        elif read[-1] - read[-5] > 0.95 * 4 * size / harness.PAGE:
-            context.problem(f"{read[-1] - read[-5]} pages were read in four passes over {size // harness.PAGE}")
+        if read and read[-1] - read[-5] > 0.95 * 4 * pages:
+            context.problem(f"{read[-1] - read[-5]} pages were read in four passes over {pages}")
 
 
 class Syscalls(Case):

@@ -80,6 +80,8 @@ mod shares;
 mod spaces;
 #[path = "slots/stock.rs"]
 mod stock;
+#[path = "slots/waiting.rs"]
+mod waiting;
 
 const CHUNK: usize = if cfg!(loom) { 2 } else { 1024 };
 /// Room for each slot in use, while the space can grow.

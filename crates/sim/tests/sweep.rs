@@ -6,13 +6,17 @@ use farshore_sim::setup::{Fault, Single, Wish};
 /// No fault.
 const NEVER: Single = Single { nth: u64::MAX, fault: Fault::Error };
 
-/// `seed` chooses how many threads, evictors, memory calls there are, and whether swap space is tight; `steps` so that there are some
+/// A seed chooses how many threads, evictors, memory calls there are, and whether swap space is tight: the first one from `from` on whose `steps` have some
 /// hundred operations.
-fn sweep(seed: u64, steps: u64, spaces: usize) {
-    let wish = Wish { seed, steps, pages: Some(1500), spaces: Some(spaces), single: Some(NEVER), ..Wish::default() };
-    let clean = run(&wish).unwrap_or_else(|report| panic!("without any fault: {report}"));
-    let operations = clean.counts.operations;
-    assert!((100..1000).contains(&operations), "seed {seed} has {operations} operations");
+fn sweep(from: u64, steps: u64, spaces: usize) {
+    let wish = |seed| Wish { seed, steps, pages: Some(1500), spaces: Some(spaces), single: Some(NEVER), ..Wish::default() };
+    let operations = |seed| run(&wish(seed)).unwrap_or_else(|report| panic!("without any fault: {report}")).counts.operations;
+    let fits = |&(_, operations): &(u64, u64)| (100..1000).contains(&operations);
+    let seeds = (from..from + 20).map(|seed| (seed, operations(seed)));
+    let Some((seed, operations)) = seeds.into_iter().find(fits) else {
+        panic!("no seed from {from} on has some hundred operations")
+    };
+    let wish = wish(seed);
     for fault in Fault::ALL {
         for nth in 0..operations {
             match run(&Wish { single: Some(Single { nth, fault }), ..wish }) {

@@ -5,8 +5,9 @@
 
 use super::refuse;
 use crate::error::OpenError;
-use rustix::fs::{FileType, major, makedev, minor, stat};
+use rustix::fs::{FileType, Mode, OFlags, RawDir, major, makedev, minor, open, stat};
 use rustix::io::Errno;
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 
 /// Whether the block device at `path` may be looked at further.
@@ -27,13 +28,27 @@ pub(super) fn check(path: &Path) -> Result<(), OpenError> {
         return Err(refuse(path, "Linux swaps to it: switch that off (swapoff), or name another"));
     }
     let place = format!("/sys/dev/block/{}:{}", major(device), minor(device));
-    if let Some(holder) = std::fs::read_dir(format!("{place}/holders")).ok().and_then(|mut all| all.next()?.ok()) {
-        return Err(refuse(path, format!("{:?} is made of it: name that, or another", holder.file_name())));
+    if let Some(holder) = first_entry(&format!("{place}/holders")) {
+        return Err(refuse(path, format!("{holder:?} is made of it: name that, or another")));
     }
     if text(&format!("{place}/ro")).trim() == "1" {
         return Err(refuse(path, "it is read-only: name another"));
     }
     Ok(())
+}
+
+/// What a directory holds, or one of it. Not by libc, whose heap would come to be with the list: the program's, before it can be managed.
+fn first_entry(directory: &str) -> Option<String> {
+    let directory = open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut memory = [MaybeUninit::uninit(); 1024];
+    let mut entries = RawDir::new(directory, &mut memory);
+    while let Some(Ok(entry)) = entries.next() {
+        let name = entry.file_name().to_string_lossy();
+        if !matches!(&*name, "." | "..") {
+            return Some(name.into_owned());
+        }
+    }
+    None
 }
 
 /// The number of the block device at a path.

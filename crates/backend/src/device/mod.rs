@@ -120,12 +120,15 @@ fn describe(held: &'static Held, direct: bool, notice: &mut dyn FnMut(&str)) -> 
     Ok(Opened { fd, regions, bytes: held.bytes })
 }
 
+fn open_proc() -> Result<OwnedFd, Errno> {
+    open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(place_high)
+}
+
 /// Takes a device that nobody else has.
 fn take(path: &Path, force: bool, notice: &mut dyn FnMut(&str)) -> Result<Held, OpenError> {
     let failed = |doing| move |errno| OpenError::Io { doing, path: path.to_owned(), errno };
     check::check(path)?;
-    let proc = open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(place_high);
-    let proc = proc.map_err(failed("open /proc for the swap device"))?;
+    let proc = open_proc().map_err(failed("open /proc for the swap device"))?;
     let device = open_alone(path)?;
     let sector = ioctl_blksszget(&device).map_err(failed("ask for the sectors of"))?;
     if sector > SECTOR_MAX {
@@ -227,7 +230,7 @@ pub fn adopt(handed: &[HandedDevice]) -> Result<(), OpenError> {
         if kind != FileType::BlockDevice {
             return Err(failed(Errno::NOTBLK));
         }
-        let proc = open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(place_high);
+        let proc = open_proc();
         let bytes = seek(&device, SeekFrom::End(0)).map_err(failed)?;
         let held = Held { path: path.clone(), device, regions, proc: proc.map_err(failed)?, bytes, users: AtomicU32::new(0) };
         hold(held).map(drop)

@@ -13,7 +13,7 @@
 //!
 //! # Away
 //!
-//! An extent that its owner has no use for for now is *away*, with the number of slots in use at which it comes back. Who frees a slot looks
+//! An extent that its owner does not need for now is *away*, with the number of slots in use at which it comes back. Who frees a slot looks
 //! at that after it has counted the slot; the owner sends it away first, and looks at the count then. Whoever finds it low enough, and changes
 //! `away` first, puts it back: so it is in one place, and never forgotten.
 

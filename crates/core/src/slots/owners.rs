@@ -21,9 +21,10 @@
 //! Nothing is searched on the way. What cannot change is not looked at again: an extent that may not be given out is *shelved*, and that the space
 //! cannot grow is remembered, until what is allowed changes (`changes` counts that); who is full says so in a word that all read (`full`).
 //!
-//! How cores ask each other: [`super::asking`].
+//! The list: [`super::waiting`]. How cores ask each other: [`super::asking`].
 
-use super::extent::{Extent, extent_of, node_of};
+use super::extent::{Extent, node_of};
+use super::waiting::{NOT_FULL, ROOMY};
 use super::{NoGrowth, Run, SLACK, SlotMap};
 use crate::delegation::{Node, Queue, Tasks};
 use crate::limits::EXTENT_SLOTS;
@@ -37,18 +38,15 @@ pub const OWNERS_MAX: usize = crate::limits::FRAME_CACHES;
 /// Looks for an answer, or at a token that another has, before a core goes on without: far longer than any work under a token takes, unless its thread
 /// does not run.
 pub(super) const PATIENCE: u32 = if cfg!(loom) { 12 } else { 100_000 };
-/// A third: an extent with as many slots in use, or fewer, is worth filling again while there is room enough.
-const ROOMY: u32 = EXTENT_SLOTS as u32 / SLACK;
-const NOT_FULL: u32 = EXTENT_SLOTS as u32 - 1;
 
 /// What belongs to who has a core's token.
 #[derive(Debug, Default)]
 pub(super) struct Fill {
     /// The extent that is being filled, and the slot in it to go on at.
-    current: Option<(u32, usize)>,
+    pub(super) current: Option<(u32, usize)>,
     /// Those with room, oldest first, as nodes; 0: none.
-    oldest: Node,
-    newest: Node,
+    pub(super) oldest: Node,
+    pub(super) newest: Node,
     /// Tasks that wait for their turn, in the order in which they came.
     pub(super) tasks: Node,
     /// Own extents that are not shelved.
@@ -56,7 +54,7 @@ pub(super) struct Fill {
     /// Own extents without room on the disk.
     pub(super) roomless: u64,
     /// What was being filled when something changed: behind all others, once, when every free slot counts.
-    left_for_last: Option<u32>,
+    pub(super) left_for_last: Option<u32>,
     /// None of those can be given out, as far as is known.
     pub(super) shelf_is_empty: bool,
     /// `changes`, when the extents were looked through last.
@@ -64,7 +62,7 @@ pub(super) struct Fill {
     /// It could not grow then.
     stuck: bool,
     /// There is so little room that every free slot counts.
-    tight: bool,
+    pub(super) tight: bool,
     /// Who had slots last.
     pub(super) helper: usize,
 }
@@ -329,92 +327,6 @@ impl SlotMap {
             self.look_through(owner, fill);
         }
         self.oldest_with(fill, NOT_FULL)
-    }
-
-    /// New extents: those that may be given out go on the list, but for the last, which is to be filled now if it may.
-    fn adopt(&self, owner: usize, fill: &mut Fill, new: core::ops::Range<u32>) -> Option<u32> {
-        let last = new.end.checked_sub(1)?;
-        fill.roomless += new.len() as u64;
-        for index in new.filter(|&index| self.is_allowed(index)) {
-            // The others were made shelved, and stay so.
-            let _ = self.extent(index).fetch();
-            fill.usable += 1;
-            // They are filled in the order of their numbers, so they have room as good as now.
-            self.note_use(owner, fill, self.extent(index).room());
-            if index != last {
-                self.append(fill, index);
-            }
-        }
-        Some(last)
-    }
-
-    /// The first on the list that has so few slots in use. Those before it go away.
-    fn oldest_with(&self, fill: &mut Fill, most: u32) -> Option<u32> {
-        while let Some(index) = extent_of(fill.oldest, self.owners.tasks.last()) {
-            fill.oldest = self.extent(index).link().load(Ordering::Relaxed);
-            if fill.tight && fill.left_for_last == Some(index) {
-                fill.left_for_last = None;
-                self.append(fill, index);
-                continue;
-            }
-            if self.is_allowed(index) && self.used(index) <= most && (fill.tight || self.extent(index).room().is_there()) {
-                return Some(index);
-            }
-            self.put_away(fill, index);
-        }
-        None
-    }
-
-    pub(super) fn append(&self, fill: &mut Fill, index: u32) {
-        let node = node_of(index, self.owners.tasks.last());
-        self.extent(index).link().store(0, Ordering::Relaxed);
-        match fill.oldest {
-            0 => fill.oldest = node,
-            _ => self.link(fill.newest).store(node, Ordering::Relaxed),
-        }
-        fill.newest = node;
-    }
-
-    pub(super) fn used(&self, index: u32) -> u32 {
-        let extent = self.extent(index);
-        if self.shared.load(Ordering::Relaxed) { extent.unavailable() } else { extent.live() }
-    }
-
-    /// There is no use for an own extent for now, which is at hand.
-    fn put_away(&self, fill: &mut Fill, index: u32) {
-        let extent = self.extent(index);
-        let most = if fill.tight { NOT_FULL } else { ROOMY };
-        let live = extent.live();
-        // What is held for children does not come back when slots are freed.
-        let most = if live <= most && self.used(index) > most { live.checked_sub(1) } else { Some(most) };
-        let has_room = fill.tight || extent.room().is_there() || live > 0;
-        match most.filter(|_| has_room && self.is_allowed(index)) {
-            Some(most) if extent.send_away(most) => self.append(fill, index),
-            Some(_) => {}
-            None => {
-                extent.shelve();
-                fill.usable -= 1;
-                fill.shelf_is_empty &= extent.room().is_there();
-            }
-        }
-    }
-
-    /// Something is allowed that was not, or the other way round, or room has become tight: all own extents that are away find their place.
-    fn look_through(&self, owner: usize, fill: &mut Fill) {
-        fill.shelf_is_empty = false;
-        for index in self.base..self.extents.load(Ordering::Acquire) {
-            let extent = self.extent(index);
-            if extent.owner() != owner {
-                continue;
-            }
-            let Some(was_shelved) = extent.fetch() else { continue };
-            fill.usable += u64::from(was_shelved);
-            if self.is_allowed(index) && self.used(index) <= if fill.tight { NOT_FULL } else { ROOMY } {
-                self.append(fill, index);
-            } else {
-                self.put_away(fill, index);
-            }
-        }
     }
 
     /// Own slots in one space, whatever is allowed there.

@@ -131,6 +131,20 @@ fn a_full_disk_keeps_what_it_has() {
 }
 
 #[test]
+fn on_a_full_disk_what_was_being_filled_comes_last() {
+    let map = SlotMap::new(None);
+    let full = [map.reserve_run(0, 512).unwrap(), map.reserve_run(0, 512).unwrap()];
+    let filling = map.reserve_run(0, 100).unwrap();
+    full.iter().for_each(|run| map.free(run.first));
+    // The disk had no room for what came next in the extent that is being filled.
+    map.allow(0, Allowed::NoGrowth);
+    let next = || map.reserve_run(0, 8).map(|run| (run.first, run.len));
+    assert_eq!([next(), next()], full.map(|run| Some((run.first, 1))), "room that the disk is known to have");
+    assert_eq!(next(), Some((filling.first.plus(100), 8)));
+    map.assert_valid();
+}
+
+#[test]
 fn extents_are_made_beforehand() {
     let map = SlotMap::new(None);
     assert!(map.is_short_of_spares());

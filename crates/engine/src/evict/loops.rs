@@ -49,6 +49,8 @@ const RESCUES_ONE_IN: u64 = 16;
 /// What is known of loops.
 #[derive(Debug)]
 pub(crate) struct Loops {
+    /// Now, in units of [`UNIT`]; never 0 once a page has left.
+    now: Padded<AtomicU32>,
     /// When one was last seen.
     seen_at: Padded<AtomicU32>,
     /// Which share of it would fit into all of memory, in 65,536ths.
@@ -64,6 +66,7 @@ pub(crate) struct Loops {
 impl Default for Loops {
     fn default() -> Loops {
         Loops {
+            now: Padded::default(),
             seen_at: Padded::default(),
             fits: AtomicU32::new(0),
             room: AtomicU32::new(ROOM_AT_FIRST),
@@ -89,18 +92,18 @@ fn is_among(id: u64, share: u32) -> bool {
 }
 
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
-    /// The time of loops; never 0. It is a sum over all cores: once a batch or a stream's fetch.
-    pub(super) fn loop_time(&self) -> u32 {
-        ((self.stats.total(Count::Evicted) / UNIT) as u32).max(1)
+    /// As of the last batch: a sum over all cores.
+    fn loop_time(&self) -> u32 {
+        self.loops.now.load(Ordering::Relaxed)
     }
 
     fn frames_in_units(&self) -> i32 {
         (self.frames.limit() / UNIT).clamp(8, 1 << 24) as i32
     }
 
-    /// Pages of `granule` leave at `now`.
-    pub(super) fn note_leaving(&self, granule: &Granule, now: u32) {
-        granule.left_at.store(now, Ordering::Relaxed);
+    /// Pages of `granule` leave.
+    pub(super) fn note_leaving(&self, granule: &Granule) {
+        granule.left_at.store(self.loop_time().max(1), Ordering::Relaxed);
     }
 
     /// A stream fetches pages of granule `g`. By faults.
@@ -129,12 +132,13 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         }
     }
 
-    /// Whether evictors pass a granule over at `now`.
-    pub(super) fn is_kept(&self, g: &GranuleRef<'_>, now: u32) -> bool {
+    /// Whether evictors pass a granule over.
+    pub(super) fn is_kept(&self, g: &GranuleRef<'_>) -> bool {
         let until = g.granule.loops_until.load(Ordering::Relaxed);
         if until == 0 {
             return false;
         }
+        let now = self.loop_time();
         if since(now, until) <= 0 {
             g.granule.loops_until.store(0, Ordering::Relaxed);
             return false;
@@ -143,10 +147,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         is_among(g.id.0, share) && since(self.loops.seen_at.load(Ordering::Relaxed), now) <= self.frames_in_units() / 2
     }
 
-    /// Thinks about the room for loops, now and then. By evictors, after a batch.
+    /// Tells the time, and thinks about the room for loops now and then. By evictors, after a batch.
     pub(super) fn judge_loops(&self) {
         let loops = &self.loops;
-        let (at, now) = (loops.judged_at.load(Ordering::Relaxed), self.loop_time());
+        let (at, now) = (loops.judged_at.load(Ordering::Relaxed), ((self.stats.total(Count::Evicted) / UNIT) as u32).max(1));
+        loops.now.store(now, Ordering::Relaxed);
         let left = since(at, now);
         if left < self.frames_in_units() / 8
             || loops.judged_at.compare_exchange(at, now, Ordering::Relaxed, Ordering::Relaxed).is_err()
