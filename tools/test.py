@@ -202,7 +202,7 @@ def parts(seed):
               cargo_test("-p", "farshore-uthread", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
              15, tests),
         Part("miri", "undefined behaviour in core",
-             [cargo_test("-p", "farshore-core", toolchain=NIGHTLY, env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 15, tests, miri_missing, aside=True),
+             [cargo_test("-p", "farshore-core", toolchain=NIGHTLY, env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, miri_missing, aside=True),
         Part("real", "real programs, natively and under farshore",
              [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line),
               Command([sys.executable, os.path.join(real, "run.py"), "--size", "small", "--mode", "upcall", "--fraction", "50", "--only", POOLED,
