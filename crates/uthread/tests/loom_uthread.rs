@@ -1,34 +1,20 @@
 //! All interleavings of what threads share: a wait and its completions, the lists, the sleep of a worker, the dispatcher.
 #![cfg(loom)]
 
-use farshore_core::sync::AtomicU32;
+#[path = "common/chain.rs"]
+mod chain;
+#[path = "../../core/tests/common/mod.rs"]
+mod loom_common;
+
+use chain::Chain;
 use farshore_uthread::dispatch::{Dispatch, Policy};
 use farshore_uthread::doze::Doze;
-use farshore_uthread::list::{Fifo, Free, Inbox, Links};
+use farshore_uthread::list::{Fifo, Free, Inbox};
 use farshore_uthread::wait::{Complete, Park, WaitWord};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-
-fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(builder.preemption_bound.filter(|&asked| asked > 3).unwrap_or(preemptions));
-    builder.check(model);
-}
-
-struct Chain(Vec<AtomicU32>);
-
-impl Chain {
-    fn new(count: usize) -> Chain {
-        Chain((0..count).map(|_| AtomicU32::new(0)).collect())
-    }
-}
-
-impl Links for Chain {
-    fn next(&self, index: u32) -> &AtomicU32 {
-        &self.0[index as usize]
-    }
-}
+use loom_common::explore;
 
 /// An eventfd: kicks are remembered.
 #[derive(Default)]

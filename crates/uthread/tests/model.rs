@@ -1,27 +1,17 @@
 //! Lists, timers and the dispatcher against models.
 #![cfg(not(loom))]
 
-use farshore_core::sync::{AtomicU32, Ordering};
+#[path = "common/chain.rs"]
+mod chain;
+
+use chain::Chain;
+use farshore_core::sync::Ordering;
 use farshore_uthread::dispatch::{Dispatch, Policy};
-use farshore_uthread::list::{Fifo, Free, Inbox, Links};
+use farshore_uthread::list::{Fifo, Free, Inbox};
 use farshore_uthread::timers::Timers;
 use farshore_uthread::wait::{Token, WaitWord};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, VecDeque};
-
-struct Chain(Vec<AtomicU32>);
-
-impl Chain {
-    fn new(count: usize) -> Chain {
-        Chain((0..count).map(|_| AtomicU32::new(0)).collect())
-    }
-}
-
-impl Links for Chain {
-    fn next(&self, index: u32) -> &AtomicU32 {
-        &self.0[index as usize]
-    }
-}
 
 const COUNT: u32 = 24;
 
