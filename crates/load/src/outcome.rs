@@ -139,6 +139,29 @@ pub struct Timeline {
     pub marks: Vec<(f64, String)>,
 }
 
+/// Steps whose mean must have the rate again: one alone may be luck.
+const STEADY_STEPS: usize = 3;
+
+impl Timeline {
+    /// How long after the last mark the rate was back at `share` of what it was in the last half of the time after the mark (its median); in seconds,
+    /// in whole steps. `None` if there is no mark, too little time after it, or if it never was.
+    #[must_use]
+    // Numbers of steps and operations, far below 2^53; a step that a mark lies in is one of the timeline's.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn recovery(&self, share: f64) -> Option<f64> {
+        let &(at, _) = self.marks.last()?;
+        let first = (at / self.step_seconds).ceil() as usize;
+        // The last step may be shorter.
+        let after: Vec<f64> =
+            self.operations.get(first..self.operations.len().checked_sub(1)?)?.iter().map(|&count| count as f64).collect();
+        let mut late = after[after.len() / 2..].to_vec();
+        late.sort_by(f64::total_cmp);
+        let steady = *late.get(late.len() / 2)?;
+        let back = |steps: &[f64]| steps.iter().sum::<f64>() >= share * steady * STEADY_STEPS as f64;
+        after.windows(STEADY_STEPS).position(back).map(|steps| (first + steps) as f64 * self.step_seconds - at)
+    }
+}
+
 impl Event {
     /// The line, with its end.
     #[must_use]
@@ -170,6 +193,22 @@ mod tests {
             assert_eq!(Event::read(&event.line()), Some(event));
         }
         assert_eq!(Event::read("Killed"), None);
+    }
+
+    #[test]
+    fn the_time_to_recover_is_that_of_several_steps() {
+        let timeline = |operations: &[u64], marks: &[f64]| Timeline {
+            step_seconds: 0.5,
+            operations: operations.to_vec(),
+            marks: marks.iter().map(|&at| (at, String::new())).collect(),
+        };
+        let moved = timeline(&[90, 90, 90, 10, 95, 20, 80, 90, 110, 100, 100, 100, 100, 7], &[1.25]);
+        assert_eq!(moved.recovery(0.9), Some(1.75), "not the lucky step at 2 s");
+        assert_eq!(moved.recovery(0.4), Some(0.25));
+        assert_eq!(timeline(&[5; 9], &[]).recovery(0.9), None, "nothing moved");
+        assert_eq!(timeline(&[5; 4], &[1.0]).recovery(0.9), None, "too short");
+        assert_eq!(timeline(&[5, 5, 9, 1, 1, 1, 9, 1, 9, 1], &[1.0]).recovery(5.0), None, "never");
+        assert_eq!(Timeline::default().recovery(0.9), None);
     }
 
     #[test]

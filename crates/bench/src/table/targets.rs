@@ -6,6 +6,7 @@ use super::grid::{self, Cell, Column, Tone};
 use super::units::{bytes, decimals, digits, metric, nanoseconds, percent, point, quantity, quantity_range};
 use crate::report::group::{Group, axis_name};
 use crate::result::{Axis, Experiment, Figure, Ratio, Summary, TargetResult, Verdict};
+use crate::statistics;
 
 /// A line of the table.
 struct Row<'a> {
@@ -34,6 +35,9 @@ const ABOUT: [About; 13] = [
     ("peak RSS", 11, |_, summary| bytes(summary.peak_resident_bytes)),
     ("device", 3, |_, summary| summary.device_percent.map_or(String::new(), percent)),
 ];
+
+/// The share of its rate at the end at which a workload that has changed is back.
+const BACK_AT: f64 = 0.9;
 
 /// Nothing for 0.
 fn some(value: f64, show: impl Fn(f64) -> String) -> String {
@@ -175,6 +179,7 @@ pub fn notes(group: &Group<'_>) -> Vec<String> {
             let note =
                 |(why, rounds): (String, Vec<u32>)| format!("{}{point}: late load, {}: {why}", target.label, in_rounds(&rounds));
             notes.extend(late(target).into_iter().map(note));
+            notes.extend(recovery(target).map(|note| format!("{}{point}: {note}", target.label)));
         }
     }
     notes
@@ -190,6 +195,23 @@ fn reasons(target: &TargetResult) -> BTreeMap<String, Vec<u32>> {
         }
     }
     reasons
+}
+
+/// How long it took until the rate was back, where the workload changes under way.
+fn recovery(target: &TargetResult) -> Option<String> {
+    let outcomes = || statistics::good(target).filter_map(|(round, _)| round.outcome.as_ref());
+    let (_, what) = outcomes().find_map(|outcome| outcome.timeline.marks.last())?;
+    let times: Vec<f64> = outcomes().filter_map(|outcome| outcome.timeline.recovery(BACK_AT)).collect();
+    let never = outcomes().count() - times.len();
+    let seconds = |time: f64| quantity(time * 1e9, "ns");
+    let back = statistics::spread(&times)
+        .map(|times| format!("{} ({}–{})", seconds(times.median), seconds(times.min), seconds(times.max)));
+    let never = if never == 0 { String::new() } else { format!("; in {never} rounds not at all") };
+    Some(format!(
+        "{what}: back at {:.0} % of the rate at the end after {}{never}",
+        BACK_AT * 100.0,
+        back.unwrap_or_else(|| "–".into())
+    ))
 }
 
 /// Where the generator of open-loop load was too slow itself.

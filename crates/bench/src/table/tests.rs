@@ -1,4 +1,4 @@
-use farshore_load::outcome::{Histogram, Outcome};
+use farshore_load::outcome::{Histogram, Outcome, Timeline};
 
 use super::*;
 use crate::result::{Access, Axis, Figure, Percentiles, Ratio, Round, Spread, Summary, SweepPoint, TargetResult};
@@ -102,6 +102,22 @@ fn columns_without_content_are_not_there() {
     alone.targets[0].summary = None;
     alone.targets[0].rounds.clear();
     assert!(experiment(&alone, false, 140).contains("not run"));
+}
+
+#[test]
+fn the_time_to_recover_is_told() {
+    let mut moved = three_targets();
+    let after = |slow: usize| [vec![100; 4], vec![10; slow], vec![100; 16 - slow]].concat();
+    for (slow, round) in [2, 4, 3].into_iter().zip(&mut moved.targets[0].rounds) {
+        let marks = vec![(0.4, "the hot set moves".to_string())];
+        let timeline = Timeline { step_seconds: 0.1, operations: after(slow), marks };
+        round.outcome = Some(Outcome { timeline, ..Outcome::default() });
+    }
+    let text = experiment(&moved, false, 140);
+    assert!(
+        text.contains("farshore: the hot set moves: back at 90 % of the rate at the end after 300 ms (200 ms–400 ms)\n"),
+        "{text}"
+    );
 }
 
 #[test]
