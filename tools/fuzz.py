@@ -52,8 +52,10 @@ CANARY_VARIABLE = "FARSHORE_FUZZ_CANARY"
 LENGTH, PATIENCE = 4096, 10
 # A target that ran fewer inputs was not fuzzed.
 LEAST_RUNS = 1000
-# A canary is looked for until it is found: for this many times the seconds that are asked for, at most.
-CANARY_TIMES = 25
+# A canary is looked for until it is found: for this many times the seconds that are asked for, at most, …
+CANARY_TIMES = 5
+# … and then from the start again, so often: what was kept of one hunt can lead it astray for good.
+CANARY_HUNTS = 10
 # The seconds are a processor's. On a machine that does much else they take this many times as long, at most.
 SLOWEST = 10
 # Lines of a failure that are shown.
@@ -166,18 +168,26 @@ def hunt(program, target, seconds):
 
 def find_canary(program, clean, target, seconds):
     """The planted bug must be found from the seeds, and be what fails."""
-    with tempfile.TemporaryDirectory(dir=WORK) as directory:
-        found, lines, ran = fuzz(program, target, directory, directory, seconds * CANARY_TIMES, canary=True)
-        if ran:
-            raise Failed(f"{target}: {ran} inputs in {seconds * CANARY_TIMES} s did not find the canary")
-        if not found or not os.path.basename(found).startswith(f"{target}-crash-"):
-            raise Failed(f"{target}: something else than the canary was found:\n{told(lines)}")
-        status, lines_clean = run(clean, target, [found], PATIENCE)
-        if status != 0:
-            kept = shutil.copy(found, os.path.join(WORK, "failures"))
-            raise Failed(f"{target} FAILS without its canary too:\n{told(lines_clean)}\n    to see it again: {again(target, kept)}")
-        tries = re.findall(r"^#(\d+)\s", "\n".join(lines), re.M)
-        return f"{target:8} finds its canary after {tries[-1] if tries else '?'} inputs or more"
+    all_ran = 0
+    for _ in range(CANARY_HUNTS):
+        with tempfile.TemporaryDirectory(dir=WORK) as directory:
+            found, lines, ran = fuzz(program, target, directory, directory, seconds * CANARY_TIMES, canary=True)
+            if ran == 0:
+                check_canary(clean, target, found, lines)
+                tries = re.findall(r"^#(\d+)\s", "\n".join(lines), re.M)
+                return f"{target:8} finds its canary after {all_ran + int(tries[-1] if tries else 0)} inputs or more"
+            all_ran += ran
+    raise Failed(f"{target}: {all_ran} inputs in {CANARY_HUNTS} times {seconds * CANARY_TIMES} s did not find the canary")
+
+
+def check_canary(clean, target, found, lines):
+    """What was found is the canary."""
+    if not found or not os.path.basename(found).startswith(f"{target}-crash-"):
+        raise Failed(f"{target}: something else than the canary was found:\n{told(lines)}")
+    status, lines_clean = run(clean, target, [found], PATIENCE)
+    if status != 0:
+        kept = shutil.copy(found, os.path.join(WORK, "failures"))
+        raise Failed(f"{target} FAILS without its canary too:\n{told(lines_clean)}\n    to see it again: {again(target, kept)}")
 
 
 def show(program, target, path):
