@@ -179,7 +179,9 @@ pub fn notes(group: &Group<'_>) -> Vec<String> {
             let note =
                 |(why, rounds): (String, Vec<u32>)| format!("{}{point}: late load, {}: {why}", target.label, in_rounds(&rounds));
             notes.extend(late(target).into_iter().map(note));
-            notes.extend(recovery(target).map(|note| format!("{}{point}: {note}", target.label)));
+            // Elsewhere another kind of work begins, with a rate of its own.
+            let moves = experiment.workload == "gups-move";
+            notes.extend(recovery(target).filter(|_| moves).map(|note| format!("{}{point}: {note}", target.label)));
         }
     }
     notes
@@ -197,7 +199,7 @@ fn reasons(target: &TargetResult) -> BTreeMap<String, Vec<u32>> {
     reasons
 }
 
-/// How long it took until the rate was back, where the workload changes under way.
+/// How long it took until the rate was back after the hot set had moved.
 fn recovery(target: &TargetResult) -> Option<String> {
     let outcomes = || statistics::good(target).filter_map(|(round, _)| round.outcome.as_ref());
     let (_, what) = outcomes().find_map(|outcome| outcome.timeline.marks.last())?;

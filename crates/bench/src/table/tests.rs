@@ -106,7 +106,7 @@ fn columns_without_content_are_not_there() {
 
 #[test]
 fn the_time_to_recover_is_told() {
-    let mut moved = three_targets();
+    let mut moved = Experiment { workload: "gups-move".into(), ..three_targets() };
     let after = |slow: usize| [vec![100; 4], vec![10; slow], vec![100; 16 - slow]].concat();
     for (slow, round) in [2, 4, 3].into_iter().zip(&mut moved.targets[0].rounds) {
         let marks = vec![(0.4, "the hot set moves".to_string())];
