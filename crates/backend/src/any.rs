@@ -10,7 +10,7 @@ use crate::ram::{RamQueue, RamSpace};
 use farshore_config::SwapSpec;
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, CANNOT, FreeSlots, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, CANNOT, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use rustix::fd::RawFd;
 use std::sync::Arc;
 
@@ -253,6 +253,27 @@ impl Backend for AnyBackend {
             AnyBackend::Encrypted(encrypted) => encrypted.read_run(first, into),
             AnyBackend::Layered(layers) => layers.read_run(first, into),
             AnyBackend::Compressed(pool) => pool.read_run(first, into),
+        }
+    }
+
+    fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
+        match self {
+            AnyBackend::File(files) => files.begin_read(first, into),
+            AnyBackend::Ram(ram) => ram.begin_read(first, into),
+            AnyBackend::Faulty(faulty) => faulty.begin_read(first, into),
+            AnyBackend::Encrypted(encrypted) => encrypted.begin_read(first, into),
+            AnyBackend::Layered(layers) => layers.begin_read(first, into),
+            AnyBackend::Compressed(pool) => pool.begin_read(first, into),
+        }
+    }
+
+    fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
+        match self {
+            AnyBackend::File(_) | AnyBackend::Ram(_) => read,
+            AnyBackend::Faulty(faulty) => faulty.finish_read(first, into, read),
+            AnyBackend::Encrypted(encrypted) => encrypted.finish_read(first, into, read),
+            AnyBackend::Layered(layers) => layers.finish_read(first, into, read),
+            AnyBackend::Compressed(pool) => pool.finish_read(first, into, read),
         }
     }
 

@@ -40,7 +40,7 @@ use farshore_config::Time;
 use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::slots::arrangement::{Arrangements, SpaceSet};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -291,6 +291,62 @@ impl<B: Backend> Faulty<B> {
     }
 }
 
+/// What strikes a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct ReadStrike {
+    delay_ns: u64,
+    hangs: bool,
+    /// What its bytes suffer: an error, or wrong ones.
+    ends: Option<Kind>,
+}
+
+impl ReadStrike {
+    const NONE: ReadStrike = ReadStrike { delay_ns: 0, hangs: false, ends: None };
+}
+
+impl<B: Backend> Faulty<B> {
+    /// Throws the dice for a read of `pages` slots from `first` on.
+    fn read_strike(&self, first: Slot, pages: usize) -> ReadStrike {
+        if !self.dice.begin(first, pages as u64) {
+            return ReadStrike::NONE;
+        }
+        assert!(!self.dice.strikes(Kind::PanicRead), "injected: panic_read");
+        ReadStrike {
+            delay_ns: self.dice.delay(&[Kind::Delay]),
+            hangs: self.dice.strikes(Kind::Hang),
+            ends: [Kind::ReadError, Kind::ShortRead, Kind::Corrupt].into_iter().find(|&kind| self.dice.strikes(kind)),
+        }
+    }
+
+    fn struck_read(&self, first: Slot, into: &mut [PageBuf], strike: ReadStrike) -> Result<(), IoError> {
+        if strike.delay_ns > 0 {
+            sleep::until(sleep::now_ns() + strike.delay_ns);
+        }
+        while strike.hangs && self.dice.hangs_on() {
+            sleep::nap(HANG_LOOK_NS);
+        }
+        self.inner.read_run(first, into)?;
+        match strike.ends {
+            Some(Kind::ReadError) => {
+                into.iter_mut().for_each(|page| self.scramble(&mut page.0));
+                Err(IoError::Device(EIO))
+            }
+            Some(Kind::ShortRead) => {
+                let whole = into.len() / 2;
+                self.scramble(&mut into[whole].0[2048..]);
+                into[whole + 1..].iter_mut().for_each(|page| self.scramble(&mut page.0));
+                Err(IoError::Short)
+            }
+            Some(_) => {
+                let bit = self.dice.random() as usize % (into.len() * 4096 * 8);
+                into[bit / (4096 * 8)].0[bit / 8 % 4096] ^= 1 << (bit % 8);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 impl<B: Backend> Backend for Faulty<B> {
     type Queue = FaultyQueue<B::Queue>;
 
@@ -299,35 +355,20 @@ impl<B: Backend> Backend for Faulty<B> {
     }
 
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
-        if !self.dice.begin(first, into.len() as u64) {
-            return self.inner.read_run(first, into);
+        let strike = self.read_strike(first, into.len());
+        self.struck_read(first, into, strike)
+    }
+
+    /// A read that is struck is made at once; the others go on as they do without faults.
+    fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
+        match self.read_strike(first, into.len()) {
+            ReadStrike::NONE => self.inner.begin_read(first, into),
+            strike => ReadBegun::Over(self.struck_read(first, into, strike)),
         }
-        assert!(!self.dice.strikes(Kind::PanicRead), "injected: panic_read");
-        let delay = self.dice.delay(&[Kind::Delay]);
-        if delay > 0 {
-            sleep::until(sleep::now_ns() + delay);
-        }
-        if self.dice.strikes(Kind::Hang) {
-            while self.dice.hangs_on() {
-                sleep::nap(HANG_LOOK_NS);
-            }
-        }
-        self.inner.read_run(first, into)?;
-        if self.dice.strikes(Kind::ReadError) {
-            into.iter_mut().for_each(|page| self.scramble(&mut page.0));
-            return Err(IoError::Device(EIO));
-        }
-        if self.dice.strikes(Kind::ShortRead) {
-            let whole = into.len() / 2;
-            self.scramble(&mut into[whole].0[2048..]);
-            into[whole + 1..].iter_mut().for_each(|page| self.scramble(&mut page.0));
-            return Err(IoError::Short);
-        }
-        if self.dice.strikes(Kind::Corrupt) {
-            let bit = self.dice.random() as usize % (into.len() * 4096 * 8);
-            into[bit / (4096 * 8)].0[bit / 8 % 4096] ^= 1 << (bit % 8);
-        }
-        Ok(())
+    }
+
+    fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
+        self.inner.finish_read(first, into, read)
     }
 
     fn queue(&self, depth: u32) -> Result<Self::Queue, IoError> {

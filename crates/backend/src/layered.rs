@@ -11,7 +11,7 @@ use crate::any::{AnyBackend, AnyQueue};
 use crate::error::OpenError;
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use rustix::fd::RawFd;
 use std::sync::OnceLock;
 
@@ -97,6 +97,18 @@ impl Backend for Layered {
         // Runs lie within an extent, and layers begin with one.
         let (space, first) = self.layer(first)?;
         space.read_run(first, into)
+    }
+
+    fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
+        match self.layer(first) {
+            Ok((space, first)) => space.begin_read(first, into),
+            Err(why) => ReadBegun::Over(Err(why)),
+        }
+    }
+
+    fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
+        let (space, first) = self.layer(first)?;
+        space.finish_read(first, into, read)
     }
 
     fn queue(&self, depth: u32) -> Result<LayeredQueue, IoError> {

@@ -11,7 +11,7 @@ use crate::sleep;
 use farshore_config::{Size, SwapSpec, Time};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, IoError, PageBuf, ReadBegun, WriteQueue};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -121,6 +121,14 @@ impl Backend for RamSpace {
             sleep::until(due);
         }
         result
+    }
+
+    fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
+        let due = (self.latency_ns > 0).then(|| sleep::now_ns() + self.latency_ns);
+        match ((first.number()..).zip(into).try_for_each(|(slot, page)| self.memory.read(slot, page)), due) {
+            (Ok(()), Some(due)) => ReadBegun::Due(due),
+            (result, _) => ReadBegun::Over(result),
+        }
     }
 
     fn queue(&self, depth: u32) -> Result<RamQueue, IoError> {

@@ -39,18 +39,29 @@ impl Gate {
     /// Goes in; sleeps while the gate is closed.
     #[inline]
     pub fn enter<F: Futex>(&self, futex: &F, core: usize) {
-        loop {
-            self.count(core).fetch_add(1, Ordering::SeqCst);
-            both_sides();
-            if self.closed.load(Ordering::SeqCst) == 0 {
-                return;
-            }
-            self.leave(futex, core);
+        while !self.try_enter(futex, core) {
             // Not counted again before it is open: each count that goes wakes who closes.
-            while self.closed.load(Ordering::SeqCst) != 0 {
+            while self.is_closed() {
                 futex.wait(&self.closed, 1);
             }
         }
+    }
+
+    /// Goes in, unless the gate is closed.
+    #[must_use]
+    pub fn try_enter<F: Futex>(&self, futex: &F, core: usize) -> bool {
+        self.count(core).fetch_add(1, Ordering::SeqCst);
+        both_sides();
+        let open = !self.is_closed();
+        if !open {
+            self.leave(futex, core);
+        }
+        open
+    }
+
+    /// Whether it is closed now.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst) != 0
     }
 
     /// Goes out.

@@ -14,6 +14,7 @@
 //! * [`pooled`] says where a pool in RAM has the page of a slot;
 //! * [`wait`] lets a thread sleep until another has moved a page on;
 //! * [`gate`] keeps threads out while a process forks;
+//! * [`joint`] is what the library and a scheduler of unithreads say to each other;
 //! * [`roll`] waits until threads of ours have begun;
 //! * [`spin`] is the lock of those who are not in the fault path;
 //! * [`limits`] holds every constant, and the relations between them;
@@ -32,6 +33,7 @@ pub mod canary;
 pub mod delegation;
 pub mod frames;
 pub mod gate;
+pub mod joint;
 pub mod limits;
 pub mod page;
 pub mod pooled;

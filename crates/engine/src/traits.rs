@@ -107,6 +107,24 @@ impl core::fmt::Display for IoError {
     }
 }
 
+/// How a read that nobody waits for goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadBegun {
+    /// It has ended.
+    Over(Result<(), IoError>),
+    /// The caller reads so many pages, one at least and none that was not asked for, from this place of a file into the buffer, in a way of its own.
+    File {
+        /// The descriptor. It stays open until the read has ended.
+        fd: i32,
+        /// Bytes from the file's beginning.
+        offset: u64,
+        /// Pages.
+        pages: usize,
+    },
+    /// It has ended when the monotonic clock says this, in ns.
+    Due(u64),
+}
+
 /// A kind of swap space.
 ///
 /// Slots are page-sized and numbered from 0; slot `n` is `n * 4096` bytes into the space. The engine never
@@ -120,6 +138,15 @@ pub trait Backend: Send + Sync {
     /// Reads the neighbouring slots from `first` on, one page each; all of them or an error. As [`Backend::read`] otherwise.
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
         (0..).zip(into).try_for_each(|(n, page)| self.read(first.plus(n), page))
+    }
+    /// Begins a read of the neighbouring slots from `first` on, for a caller that does something else meanwhile. What the caller has read of them is handed to
+    /// [`Backend::finish_read`]. `into` stays where it is until the read has ended. As [`Backend::read`] otherwise.
+    fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
+        ReadBegun::Over(self.read_run(first, into))
+    }
+    /// The caller has read the slots from `first` on, as [`Backend::begin_read`] has told it, with this result: makes pages of what came.
+    fn finish_read(&self, _first: Slot, _into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
+        read
     }
     /// A queue for up to `depth` writes in flight.
     fn queue(&self, depth: u32) -> Result<Self::Queue, IoError>;

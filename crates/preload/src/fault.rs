@@ -23,6 +23,7 @@
 
 use crate::report;
 use crate::runtime::{Runtime, runtime};
+use crate::unithreads::worker::Way;
 use crate::{fork, own_threads, signals, thread};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farshore_core::limits::PAGE_SIZE;
@@ -92,7 +93,20 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
     if thread.internal {
         report::abort(format_args!("bug: Farshore's own code touched managed memory at {addr:#x}"));
     }
-    match runtime.engine.resolve(page, access, kind.present(), thread.core(), thread.buffer()) {
+    let mut way = Way::InPlace;
+    if let Some(worker) = thread.worker.filter(|_| thread.vforked == 0) {
+        way = worker.serve(runtime, thread, page, access, kind.present(), context);
+        if matches!(way, Way::InPlace) {
+            // It may be this page that a unithread of the same worker fetches.
+            worker.settle();
+        }
+    }
+    let served = match way {
+        Way::Parked => return Served::Yes,
+        Way::Served(result) => result,
+        Way::InPlace => runtime.engine.resolve(page, access, kind.present(), thread.core(), thread.buffer()),
+    };
+    match served {
         Ok(_) => Served::Yes,
         Err(why) => {
             tell(runtime, page, why, Needed::ByThread);

@@ -17,7 +17,7 @@
 use crate::family::{self, Child};
 use crate::report;
 use crate::runtime::{Parts, Runtime, Space, replace, runtime};
-use crate::{own_threads, process, signals, stack, start, thread};
+use crate::{own_threads, process, signals, stack, start, thread, unithreads};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farshore_backend::AnyBackend;
@@ -76,6 +76,7 @@ fn pending() -> Option<Pending> {
 /// Before a fork. 0, or the errno with which it fails.
 pub fn before(flags: u64) -> i64 {
     let Some(runtime) = runtime() else { return 0 };
+    unithreads::settle();
     let mask = signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
     runtime.space.acquire();
     let stack = pin_stack(runtime);
@@ -163,6 +164,7 @@ extern "C" fn begin_child(_: u64) -> u64 {
     FORKING.store(gettid(), Ordering::Relaxed);
     crate::HEAP.release();
     thread::others_are_gone();
+    unithreads::forget();
     crate::net::buffers::share::forget();
     signals::begin_child();
     own_threads::forget();

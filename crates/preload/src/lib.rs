@@ -38,6 +38,7 @@ mod spaces;
 mod stack;
 mod start;
 mod thread;
+mod unithreads;
 mod watch;
 
 /// Farshore's own heap, apart from the program's.

@@ -259,6 +259,12 @@ fn find_own_text() -> Result<(), String> {
     Ok(())
 }
 
+/// Whether code at `addr` is ours.
+#[inline]
+pub fn is_own_text(addr: u64) -> bool {
+    addr.wrapping_sub(TEXT_START.load(Ordering::Acquire)) < TEXT_LEN.load(Ordering::Acquire)
+}
+
 /// Whether `len` bytes at `addr` are one piece of private anonymous memory that can be read and written.
 pub fn is_private_anonymous(addr: u64, len: u64) -> bool {
     mappings().iter().any(|m| m.private && m.anonymous && m.readable_writable && m.start <= addr && addr + len <= m.end)

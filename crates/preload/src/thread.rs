@@ -12,6 +12,7 @@
 use crate::net::buffers::Held;
 use crate::signals::pretended::Waiting;
 use crate::signals::waits::Suspended;
+use crate::unithreads::worker::Worker;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farshore_engine::traits::PageBuf;
@@ -62,6 +63,10 @@ pub struct Thread {
     pub storage: Option<Home>,
     /// Where the last fault was that was on nobody's memory when it was looked at, and was tried again ([`crate::fault`]); 0: nowhere.
     pub doubted: u64,
+    /// It runs unithreads ([`crate::unithreads`]).
+    pub worker: Option<&'static Worker>,
+    /// It may make rings: it answers for the memory of its requests itself.
+    pub rings: bool,
 }
 
 /// The part of a record that other threads read. It lies behind the record, so that nobody has an exclusive reference to it.
@@ -219,6 +224,8 @@ pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
         held: Held::new(),
         storage: None,
         doubted: 0,
+        worker: None,
+        rings: false,
     };
     // SAFETY: the record is writable memory of the right size and alignment that is this thread's alone.
     unsafe { record.write(fresh) };

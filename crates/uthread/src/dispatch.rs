@@ -79,6 +79,12 @@ impl Dispatch {
         }
     }
 
+    /// Keeps what lies in the heap in its place.
+    #[cfg(not(loom))]
+    pub(crate) fn keep(&self) -> std::io::Result<crate::far::Kept> {
+        crate::far::Kept::all(&self.desks)
+    }
+
     /// What worker `worker` and the dispatcher share.
     pub fn desk(&self, worker: usize) -> &Desk {
         &self.desks[worker]

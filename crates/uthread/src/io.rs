@@ -1,5 +1,6 @@
 //! Reading and writing by the worker's own ring: the unithread waits, the worker does not.
 
+use crate::far::Kept;
 use crate::seam;
 use crate::worker::{self, BY_RING};
 use core::sync::atomic::Ordering;
@@ -11,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd};
 pub fn read(file: impl AsFd, into: &mut [u8], offset: u64) -> io::Result<usize> {
     let length = u32::try_from(into.len()).unwrap_or(u32::MAX);
     let request = opcode::Read::new(types::Fd(file.as_fd().as_raw_fd()), into.as_mut_ptr(), length).offset(offset).build();
+    let _kept = keep(into, true)?;
     // SAFETY: `into` and `file` are borrowed for the whole of the wait.
     unsafe { run(request) }
 }
@@ -19,8 +21,22 @@ pub fn read(file: impl AsFd, into: &mut [u8], offset: u64) -> io::Result<usize> 
 pub fn write(file: impl AsFd, from: &[u8], offset: u64) -> io::Result<usize> {
     let length = u32::try_from(from.len()).unwrap_or(u32::MAX);
     let request = opcode::Write::new(types::Fd(file.as_fd().as_raw_fd()), from.as_ptr(), length).offset(offset).build();
+    let _kept = keep(from, false)?;
     // SAFETY: as above.
     unsafe { run(request) }
+}
+
+/// Keeps the memory of a request where it is: the kernel cannot wait for a page. Pages that are far are waited for here, by a touch.
+fn keep(memory: &[u8], write: bool) -> io::Result<Option<Kept>> {
+    // The pool is not managed.
+    if worker::inside().is_some_and(|(worker, index)| worker.shared.pool.is_own(index, memory.as_ptr().addr())) {
+        return Ok(None);
+    }
+    for at in memory.iter().step_by(4096).chain(memory.last()) {
+        // SAFETY: borrowed.
+        unsafe { core::ptr::from_ref(at).read_volatile() };
+    }
+    Kept::new(memory.as_ptr().cast(), memory.len(), write).map(Some)
 }
 
 /// Carries a request out.

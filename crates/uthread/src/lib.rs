@@ -19,6 +19,7 @@
 //! | `runtime`, `join` | begin and end: of a runtime, of a unithread |
 //! | `request` | requests in the unithread's own buffer; replies, and their completions, by a thread for all |
 //! | [`seam`] | **how a fetch waits from inside a signal handler**, and why that is sound |
+//! | `far` | the library that serves page faults, and lets unithreads wait for pages |
 //! | `api`, [`io`], [`channel`], `ffi` | what unithreads call, from Rust and from C |
 //!
 //! # What a unithread may rely on, and what not
@@ -48,6 +49,8 @@ mod api;
 pub mod channel;
 #[cfg(not(loom))]
 mod error;
+#[cfg(not(loom))]
+mod far;
 #[cfg(not(loom))]
 mod ffi;
 #[cfg(not(loom))]

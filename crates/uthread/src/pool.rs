@@ -225,6 +225,12 @@ impl Pool {
         unit.wrapping_add(1).cast_mut().cast()
     }
 
+    /// Whether `address` is in the slot of `index`: its stack, or its buffer.
+    pub fn is_own(&self, index: u32, address: usize) -> bool {
+        let end = self.slot_end(index).addr();
+        (end - self.shape.stack_bytes..end).contains(&address)
+    }
+
     /// The addresses of the stack of slot `index`: lowest, and the end.
     #[inline]
     pub fn stack(&self, index: u32) -> core::ops::Range<usize> {

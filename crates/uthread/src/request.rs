@@ -10,11 +10,12 @@
 
 use crate::doze::Doze;
 use crate::error::Error;
+use crate::far::Kept;
 use crate::list::{Fifo, Inbox};
 use crate::pool::{Pool, Unit};
 use crate::ring::{Kick, Ring};
 use crate::runtime::Shared;
-use crate::worker;
+use crate::{thread, worker};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use io_uring::{opcode, types};
@@ -72,7 +73,13 @@ impl Replies {
         Ok(Replies { inbox: Inbox::default(), doze: Doze::default(), kick: Arc::new(Kick::new()?), failed: AtomicU64::new(0) })
     }
 
+    /// Keeps what lies in the heap in its place.
+    pub(crate) fn keep(&self) -> std::io::Result<Kept> {
+        Kept::all(core::slice::from_ref(&*self.kick))
+    }
+
     pub(crate) fn ring(&self) -> Result<Ring, Error> {
+        thread::block_signals();
         Ring::new(self.kick.clone())
     }
 
@@ -105,7 +112,7 @@ impl Replies {
             }
             posted = more;
             ring.submit();
-            ring.reap(|user_data, result| self.sent(shared, &mut posted, (user_data - 1) as u32, result));
+            ring.reap(usize::MAX, |user_data, result| self.sent(shared, &mut posted, (user_data - 1) as u32, result));
             if !posted.is_empty() {
                 continue;
             }

@@ -4,6 +4,7 @@
 //! one system call waits for all three. Completions are taken from memory, without a call.
 
 use crate::error::Error;
+use crate::far;
 use core::sync::atomic::AtomicU64;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -14,6 +15,25 @@ const ENTRIES: u32 = 256;
 /// `user_data` of the read of the eventfd, and of requests to cancel: no token's raw form.
 const KICKED: u64 = u64::MAX;
 const CANCELLED: u64 = u64::MAX - 1;
+
+/// The completion of a read for the library: the rest is its cookie. No token has this bit.
+pub const FETCH: u64 = 1 << 62;
+
+/// Flags of io_uring_enter(2).
+const GETEVENTS: u32 = 1;
+const EXT_ARG: u32 = 8;
+
+/// The kernel's `struct io_uring_getevents_arg`.
+#[repr(C)]
+struct WaitArgs {
+    mask: u64,
+    mask_bytes: u32,
+    reserved: u32,
+    time: *const types::Timespec,
+}
+
+/// Where the kernel reads eventfds to; nobody looks at it. Never managed memory, and there for as long as a ring is being taken down.
+static KICKED_TO: AtomicU64 = AtomicU64::new(0);
 
 /// What wakes a worker.
 #[derive(Debug)]
@@ -42,15 +62,17 @@ impl Kick {
 pub struct Ring {
     uring: IoUring,
     kick: Arc<Kick>,
-    /// Where the kernel reads the eventfd to; nobody looks at it. Outlives the ring.
-    kicked: &'static AtomicU64,
     /// A read of the eventfd is under way.
     armed: bool,
 }
 
 impl Ring {
+
     pub fn new(kick: Arc<Kick>) -> Result<Ring, Error> {
-        let uring = IoUring::new(ENTRIES).map_err(|error| Error::System {
+        far::allow_rings();
+        // A completion interrupts nobody: it is seen when the worker enters the kernel, which it does all the time.
+        let build = IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().build(ENTRIES);
+        let uring = build.map_err(|error| Error::System {
             what: "cannot make an io_uring (kernel.io_uring_disabled?), entries",
             value: u64::from(ENTRIES),
             error,
@@ -62,8 +84,7 @@ impl Ring {
                 want: "EXT_ARG and NODROP (Linux 5.11)",
             });
         }
-        // Eight bytes for ever: the kernel may still write them while the ring is taken down.
-        Ok(Ring { uring, kick, kicked: Box::leak(Box::new(AtomicU64::new(0))), armed: false })
+        Ok(Ring { uring, kick, armed: false })
     }
 
     /// Puts a request into the queue. It starts with the next [`Ring::submit`] or [`Ring::sleep`].
@@ -88,18 +109,41 @@ impl Ring {
         let _ = unsafe { self.push(&request) };
     }
 
-    /// Starts what is in the queue.
-    pub fn submit(&mut self) {
-        if self.uring.submission().is_empty() {
-            return;
-        }
-        // What could not be submitted (EBUSY, EAGAIN, EINTR) stays in the queue for the next time.
-        let _ = self.uring.submitter().submit();
+    /// Requests that wait for [`Ring::submit`].
+    pub fn waiting(&mut self) -> usize {
+        self.uring.submission().len()
     }
 
-    /// Calls `completed(user_data, result)` for each completion that has come.
-    pub fn reap(&mut self, mut completed: impl FnMut(u64, i32)) {
-        for entry in self.uring.completion() {
+    /// Starts what is in the queue, and has the kernel put completions where [`Ring::reap`] finds them.
+    pub fn submit(&mut self) {
+        let queue = self.uring.submission();
+        let asks = queue.taskrun() || queue.cq_overflow();
+        if queue.is_empty() && !asks {
+            return;
+        }
+        drop(queue);
+        self.enter(if asks { GETEVENTS } else { 0 }, 0, None);
+    }
+
+    /// Enters the kernel. Whatever it says (time over, a signal, no memory, completions that wait): what was not taken stays in the queue, and the caller looks again.
+    ///
+    /// By libc, not by the crate: under the library a call of libc's costs as much as a call, one of somebody's own instructions a signal.
+    fn enter(&mut self, flags: u32, wait: u32, time: Option<u64>) {
+        let count = self.uring.submission().len() as u32;
+        let time = time.map(|ns| types::Timespec::new().sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32));
+        let args = time.as_ref().map(|time| WaitArgs { mask: 0, mask_bytes: 0, reserved: 0, time });
+        let (flags, args, bytes) = match &args {
+            Some(args) => (flags | EXT_ARG, core::ptr::from_ref(args), size_of::<WaitArgs>()),
+            None => (flags, core::ptr::null(), 0),
+        };
+        let fd = self.uring.as_raw_fd();
+        // SAFETY: our ring; the arguments live until it returns.
+        unsafe { libc::syscall(libc::SYS_io_uring_enter, fd, count, wait, flags, args, bytes) };
+    }
+
+    /// Calls `completed(user_data, result)` for each completion that has come, `most` at most.
+    pub fn reap(&mut self, most: usize, mut completed: impl FnMut(u64, i32)) {
+        for entry in self.uring.completion().take(most) {
             match entry.user_data() {
                 KICKED => self.armed = false,
                 CANCELLED => {}
@@ -112,8 +156,8 @@ impl Ring {
     pub fn sleep(&mut self, ns: Option<u64>) {
         if !self.armed {
             let read =
-                opcode::Read::new(types::Fd(self.kick.0.as_raw_fd()), self.kicked.as_ptr().cast(), 8).build().user_data(KICKED);
-            // SAFETY: the eight bytes are never freed.
+                opcode::Read::new(types::Fd(self.kick.0.as_raw_fd()), KICKED_TO.as_ptr().cast(), 8).build().user_data(KICKED);
+            // SAFETY: the eight bytes are a static.
             self.armed = unsafe { self.push(&read) }.is_ok();
         }
         let wait = match (ns, self.armed) {
@@ -121,13 +165,7 @@ impl Ring {
             // It could not be kicked: a short sleep, and again.
             (ns, false) => Some(ns.unwrap_or(u64::MAX).min(1_000_000)),
         };
-        let time = wait.map(|ns| types::Timespec::new().sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32));
-        let mut args = types::SubmitArgs::new();
-        if let Some(time) = &time {
-            args = args.timespec(time);
-        }
-        // Whatever it says (time over, a signal, completions that wait): the caller looks again.
-        let _ = self.uring.submitter().submit_with_args(1, &args);
+        self.enter(GETEVENTS, 1, wait);
     }
 }
 

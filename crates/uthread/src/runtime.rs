@@ -13,6 +13,7 @@
 use crate::dispatch::{Dispatch, Policy, WORKERS_MAX};
 use crate::doze::Doze;
 use crate::error::{Error, SpawnError};
+use crate::far::{Joined, Kept};
 use crate::join::{self, JoinHandle};
 use crate::list::Inbox;
 use crate::pool::{Pool, Shape};
@@ -24,7 +25,7 @@ use crate::{thread as os, worker};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use farshore_core::sync::Padded;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 
 /// How a unithread waits for a fetch or a request.
@@ -116,9 +117,31 @@ pub(crate) struct Shared {
     /// Unithreads that were spawned and have not ended. Who waits for the end sleeps on it.
     live: AtomicU32,
     panics: AtomicU64,
+    /// What of this workers touch and the library must leave in place; dropped before it is.
+    kept: OnceLock<Vec<Kept>>,
+    _joined: Option<Joined>,
 }
 
 impl Shared {
+    /// Keeps what lies in the heap in its place: see `far.rs`.
+    fn keep(&self) -> Result<(), Error> {
+        let keep = || -> std::io::Result<Vec<Kept>> {
+            let mut kept = vec![Kept::all(core::slice::from_ref(self))?, Kept::all(&self.sides)?, self.dispatch.keep()?];
+            for side in &self.sides {
+                kept.push(Kept::all(core::slice::from_ref(&*side.kick))?);
+            }
+            kept.push(self.replies.keep()?);
+            Ok(kept)
+        };
+        let kept = keep().map_err(|error| Error::System {
+            what: "the scheduler's memory cannot be kept, bytes",
+            value: size_of::<Shared>() as u64,
+            error,
+        })?;
+        let _ = self.kept.set(kept);
+        Ok(())
+    }
+
     pub(crate) fn side(&self, worker: usize) -> &Side {
         &self.sides[worker]
     }
@@ -265,6 +288,8 @@ impl Runtime {
         }
         os::refuse_shadow_stack()?;
         let Config { unithreads: count, stack_bytes, guard_bytes, buffer_bytes, .. } = config;
+        let joined = if config.wait == WaitMode::Block { None } else { Joined::join(count)? };
+        worker::forget_in_children();
         let pool = Pool::new(Shape { count, stack_bytes, guard_bytes, buffer_bytes })?;
         let side = || Ok(Padded(Side { inbox: Inbox::default(), doze: Doze::default(), kick: Arc::new(Kick::new()?) }));
         let shared = Arc::new(Shared {
@@ -276,7 +301,10 @@ impl Runtime {
             stopping: AtomicU32::new(0),
             live: AtomicU32::new(0),
             panics: AtomicU64::new(0),
+            kept: OnceLock::new(),
+            _joined: joined,
         });
+        shared.keep()?;
         // Dropped on an error below, it takes the threads down that were started.
         let mut runtime = Runtime { handle: Handle { shared: shared.clone() }, threads: Vec::new() };
         for number in 0..shared.config.workers {
@@ -394,6 +422,7 @@ fn prepare(shared: &Shared, number: usize, core: usize) -> Result<(Ring, Base), 
     if shared.config.pin {
         os::pin(core)?;
     }
+    os::block_signals();
     Ok((Ring::new(shared.side(number).kick.clone())?, Base::of_this_thread()))
 }
 

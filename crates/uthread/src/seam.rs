@@ -65,6 +65,11 @@ pub struct Base {
 }
 
 impl Base {
+    /// The signal mask: bit n is signal n + 1.
+    pub(crate) fn mask(&self) -> u64 {
+        self.mask
+    }
+
     /// As it is now, on this thread.
     pub(crate) fn of_this_thread() -> Base {
         Base { mask: thread::mask(), alternate: thread::alternate_stack() }

@@ -36,6 +36,20 @@ pub(crate) fn refuse_shadow_stack() -> Result<(), Error> {
     if answer == 0 && status & 1 != 0 { Err(Error::ShadowStack) } else { Ok(()) }
 }
 
+/// Blocks signals of the program on this thread, but for those that its own code raises: a handler that runs on top of the scheduler could not wait for a page.
+pub(crate) fn block_signals() {
+    // SAFETY: an empty set, which is filled.
+    let mut set: libc::sigset_t = unsafe { core::mem::zeroed() };
+    // SAFETY: writes to `set`.
+    unsafe { libc::sigfillset(&raw mut set) };
+    for raised in [libc::SIGBUS, libc::SIGSEGV, libc::SIGSYS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT] {
+        // SAFETY: as above; a signal that there is.
+        unsafe { libc::sigdelset(&raw mut set, raised) };
+    }
+    // SAFETY: reads `set`.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, core::ptr::null_mut()) };
+}
+
 /// This thread's signal mask, as the kernel keeps it: bit n is signal n + 1.
 pub(crate) fn mask() -> u64 {
     let mut mask = 0u64;

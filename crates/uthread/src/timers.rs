@@ -25,6 +25,13 @@ impl Timers {
         Timers { heap: Vec::with_capacity(capacity), place: vec![NOWHERE; capacity] }
     }
 
+    /// Keeps its memory in its place.
+    #[cfg(not(loom))]
+    pub(crate) fn keep(&self) -> std::io::Result<[crate::far::Kept; 2]> {
+        let heap = crate::far::Kept::new(self.heap.as_ptr().cast(), self.heap.capacity() * size_of::<(u64, Token)>(), true)?;
+        Ok([heap, crate::far::Kept::all(&self.place)?])
+    }
+
     /// Sets the timer of the token's unithread, which has none.
     pub fn set(&mut self, deadline: u64, token: Token) {
         let index = token.index() as usize;

@@ -21,10 +21,11 @@
 //! unithreads of a worker share it: what a unithread leaves there half done while it waits, the next one finds.
 
 use crate::dispatch::Desk;
+use crate::far::{self, Far, Kept};
 use crate::join;
 use crate::list::{Fifo, NONE};
 use crate::pool::Unit;
-use crate::ring::Ring;
+use crate::ring::{FETCH, Ring};
 use crate::runtime::{Shared, WaitMode};
 use crate::seam::Base;
 use crate::switch;
@@ -32,10 +33,21 @@ use crate::timers::Timers;
 use crate::wait::{Complete, Park, Token};
 use core::cell::{Cell, UnsafeCell};
 use core::sync::atomic::{Ordering, compiler_fence};
-use std::sync::Arc;
+use io_uring::{opcode, types};
+use std::sync::{Arc, Once};
 
 /// So many resumed unithreads in a row, then another one has a turn.
 const STREAK_MAX: u32 = 64;
+/// So many requests go to the kernel with one call, if there is something else to do meanwhile …
+const TOGETHER: usize = 8;
+/// … for so many turns.
+const TOGETHER_TURNS: u32 = 4;
+/// Completions that are taken at a time.
+const REAPED: usize = 32;
+/// How often a worker that has nothing else to do looks for what no completion tells of, in ns.
+const POLLED_NS: u64 = 50_000;
+/// A sleep that is shorter is none: falling asleep and waking take as long.
+const NEAR_NS: u64 = 40_000;
 /// In `Unit::stoppable`: the wait is one for a request in the ring, which has to be cancelled there.
 pub(crate) const BY_RING: u64 = 1 << 63;
 
@@ -69,6 +81,8 @@ pub(crate) struct Worker {
     why: Cell<Why>,
     /// Where this thread's `errno` is.
     errno: *mut i32,
+    /// The library that fetches pages, if there is one.
+    far: Cell<Option<Far>>,
 }
 
 struct Inner {
@@ -82,6 +96,8 @@ struct Inner {
     /// A new one came last: a yielded one is next.
     fresh_last: bool,
     stopped: bool,
+    /// Turns since requests went to the kernel.
+    waited: u32,
 }
 
 /// Nanoseconds of the monotonic clock; never 0.
@@ -109,6 +125,16 @@ pub(crate) fn inside<'a>() -> Option<(&'a Worker, u32)> {
     (index != NONE && worker.shared.pool.stack(index).contains(&here.addr())).then_some((worker, index))
 }
 
+/// In a forked child there are no workers: the thread that has forked is none there.
+pub(crate) fn forget_in_children() {
+    static ONCE: Once = Once::new();
+    extern "C" fn forget() {
+        WORKER.set(core::ptr::null());
+    }
+    // SAFETY: the function may run in any child; that there is no memory to note it leaves things as they were.
+    ONCE.call_once(|| unsafe { _ = libc::pthread_atfork(None, None, Some(forget)) });
+}
+
 /// Runs a worker on this thread until the runtime ends.
 pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring, base: Base) {
     let count = shared.pool.shape().count;
@@ -121,6 +147,7 @@ pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring, base: Base) {
         streak: 0,
         fresh_last: false,
         stopped: false,
+        waited: 0,
     };
     let worker = Worker {
         shared,
@@ -135,10 +162,18 @@ pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring, base: Base) {
         why: Cell::new(Why::Ended),
         // SAFETY: the address of this thread's errno.
         errno: unsafe { libc::__errno_location() },
+        far: Cell::new(None),
     };
     WORKER.set(&raw const worker);
+    // SAFETY: by this thread, before anything else runs on it.
+    let timers = unsafe { &(*worker.inner.get()).timers };
+    let kept = WORKER.with(|word| (timers.keep(), Kept::all(core::slice::from_ref(word))));
+    let far = if worker.shared.config.wait == WaitMode::Block { None } else { far::attach(&worker) };
+    worker.far.set(far);
     while worker.turn() {}
+    far.into_iter().for_each(far::detach);
     WORKER.set(core::ptr::null());
+    drop(kept);
 }
 
 impl Worker {
@@ -181,6 +216,7 @@ impl Worker {
 
     /// One round of the loop. False: the runtime has ended.
     fn turn(&self) -> bool {
+        self.collect();
         if let Some(index) = self.with_busy(|inner| self.choose(inner)) {
             self.resume(index);
             return true;
@@ -188,12 +224,11 @@ impl Worker {
         if self.shared.has_ended() {
             return false;
         }
-        self.with_busy(|inner| self.sleep(inner));
+        self.sleep();
         true
     }
 
     fn choose(&self, inner: &mut Inner) -> Option<u32> {
-        self.collect(inner);
         inner.streak += 1;
         if inner.streak <= STREAK_MAX
             && let Some(index) = inner.ready.pop(&self.shared.pool)
@@ -207,29 +242,69 @@ impl Worker {
         next.or_else(|| inner.ready.pop(&self.shared.pool))
     }
 
-    /// Completions, wakes by others, and deadlines that are over, to `ready`; requests to the kernel.
-    fn collect(&self, inner: &mut Inner) {
-        inner.ring.submit();
-        self.reap(inner);
-        self.shared.side(self.number).inbox.take(&self.shared.pool, &mut inner.ready);
-        if inner.timers.next().is_some() {
-            let time = now();
-            while let Some(token) = inner.timers.expire(time) {
-                self.complete_own(&mut inner.ready, token, 0);
+    /// Completions, wakes by others, and deadlines that are over, to `ready`; requests to the kernel. On the worker's own stack, or where the caller has
+    /// made the worker busy.
+    fn collect(&self) {
+        self.with_busy(|inner| {
+            inner.waited += 1;
+            if inner.ring.waiting() >= TOGETHER || inner.waited >= TOGETHER_TURNS || !self.has_more(inner) {
+                inner.waited = 0;
+                inner.ring.submit();
             }
+        });
+        self.reap();
+        if let Some(far) = self.far.get()
+            && (far.desk.polled.get() != 0 || (far.desk.due_ns.get() != u64::MAX && far.desk.due_ns.get() <= now()))
+        {
+            // SAFETY: by the thread that attached, with nothing borrowed.
+            unsafe { (far.library.tick)() };
         }
-        if !inner.stopped && self.shared.is_stopping() {
-            inner.stopped = true;
-            self.stop_waits(inner);
-        }
+        self.with_busy(|inner| {
+            self.shared.side(self.number).inbox.take(&self.shared.pool, &mut inner.ready);
+            if inner.timers.next().is_some() {
+                let time = now();
+                while let Some(token) = inner.timers.expire(time) {
+                    self.complete_own(&mut inner.ready, token, 0);
+                }
+            }
+            if !inner.stopped && self.shared.is_stopping() {
+                inner.stopped = true;
+                self.stop_waits(inner);
+            }
+        });
     }
 
-    fn reap(&self, inner: &mut Inner) {
-        let Inner { ring, ready, .. } = inner;
-        ring.reap(|raw, result| {
-            let token = Token::from_raw(raw).expect("our ring has tokens alone");
-            self.complete_own(ready, token, result);
-        });
+    /// Whether a unithread runs next, so that requests can wait for more.
+    fn has_more(&self, inner: &Inner) -> bool {
+        !inner.ready.is_empty() || !inner.fresh.is_empty() || !inner.yielded.is_empty() || !self.desk().fresh.is_empty()
+    }
+
+    /// Takes completions out of the ring. Those of the library's reads go to it, with nothing borrowed.
+    fn reap(&self) {
+        let mut fetched = [(0u64, 0i32); REAPED];
+        loop {
+            let mut count = 0;
+            self.with_busy(|inner| {
+                let Inner { ring, ready, .. } = inner;
+                ring.reap(REAPED, |raw, result| {
+                    if raw & FETCH != 0 {
+                        fetched[count] = (raw & !FETCH, result);
+                        count += 1;
+                        return;
+                    }
+                    let token = Token::from_raw(raw).expect("our ring has tokens alone");
+                    self.complete_own(ready, token, result);
+                });
+            });
+            let Some(far) = self.far.get() else { return };
+            for &(cookie, result) in &fetched[..count] {
+                // SAFETY: by the thread that attached, with nothing borrowed; the library's read has ended.
+                unsafe { (far.library.completed)(cookie, result) };
+            }
+            if count < REAPED {
+                return;
+            }
+        }
     }
 
     /// Completes a wait of one of this worker's unithreads.
@@ -272,32 +347,44 @@ impl Worker {
         Some(index)
     }
 
-    fn sleep(&self, inner: &mut Inner) {
+    /// When there is something to do although nobody says so, in ns from now. `None`: never.
+    fn alarm(&self, inner: &Inner) -> Option<u64> {
+        let far = self.far.get();
+        let due = far.map(|far| far.desk.due_ns.get()).filter(|&due| due != u64::MAX);
+        let polled = far.filter(|far| far.desk.polled.get() != 0).map(|_| POLLED_NS);
+        let deadline = [inner.timers.next(), due].into_iter().flatten().min().map(|deadline| deadline.saturating_sub(now()));
+        [deadline, polled].into_iter().flatten().min()
+    }
+
+    fn sleep(&self) {
         let shared = &*self.shared;
         let side = shared.side(self.number);
         let until = shared.config.poll.as_nanos() as u64;
-        if until != 0 && self.desk().fetches.load(Ordering::Relaxed) != 0 && self.poll(inner, until) {
+        if until != 0 && self.desk().fetches.load(Ordering::Relaxed) != 0 && self.poll(until) {
             return;
         }
         side.doze.begin();
-        let nothing = side.inbox.is_empty()
-            && self.desk().fresh.is_empty()
-            && !shared.has_ended()
-            && (inner.stopped || !shared.is_stopping());
-        if nothing {
-            let time = inner.timers.next().map(|deadline| deadline.saturating_sub(now()));
-            inner.ring.sleep(time);
-        }
+        self.with_busy(|inner| {
+            let nothing = side.inbox.is_empty()
+                && self.desk().fresh.is_empty()
+                && !shared.has_ended()
+                && (inner.stopped || !shared.is_stopping());
+            let alarm = self.alarm(inner);
+            // A deadline that is this near would be over before the kernel has put us to sleep and woken us.
+            if nothing && alarm.is_none_or(|ns| ns > NEAR_NS) {
+                inner.ring.sleep(alarm);
+            }
+        });
         side.doze.end();
     }
 
     /// Looks for completions for `ns` nanoseconds. Whether something came.
-    fn poll(&self, inner: &mut Inner, ns: u64) -> bool {
+    fn poll(&self, ns: u64) -> bool {
         let side = self.shared.side(self.number);
         let end = now() + ns;
         loop {
-            self.reap(inner);
-            if !inner.ready.is_empty() || !side.inbox.is_empty() || !self.desk().fresh.is_empty() {
+            self.collect();
+            if self.with_busy(|inner| !inner.ready.is_empty()) || !side.inbox.is_empty() || !self.desk().fresh.is_empty() {
                 return true;
             }
             if now() >= end {
@@ -355,8 +442,8 @@ impl Worker {
 
     /// Others have something to do here.
     pub(crate) fn is_wanted(&self) -> bool {
+        self.while_busy(|| self.collect());
         self.with(|inner| {
-            self.collect(inner);
             !inner.ready.is_empty()
                 || !inner.yielded.is_empty()
                 || !self.desk().fresh.is_empty()
@@ -381,25 +468,99 @@ impl Worker {
     }
 
     fn wait_in_place(&self, unit: &Unit, mode: WaitMode) -> i32 {
-        let side = self.shared.side(self.number);
         loop {
             if let Some(result) = unit.wait.result() {
                 return result;
             }
-            self.with(|inner| {
-                // Others' completions too: they are ready when this one leaves.
-                self.collect(inner);
-                if mode == WaitMode::Busy {
-                    core::hint::spin_loop();
-                    return;
-                }
-                side.doze.begin();
-                if unit.wait.result().is_none() && (inner.stopped || !self.shared.is_stopping()) {
-                    inner.ring.sleep(None);
-                }
-                side.doze.end();
-            });
+            assert!(!self.is_busy(), "the scheduler waits for a unithread");
+            // Others' completions too: they are ready when this one leaves.
+            self.while_busy(|| self.collect());
+            if mode == WaitMode::Busy {
+                core::hint::spin_loop();
+            } else if unit.wait.result().is_none() {
+                self.while_busy(|| self.sleep_in_place(None, || unit.wait.result().is_none()));
+            }
         }
+    }
+
+    /// Sleeps until something comes, for `ns` nanoseconds at most, if there is `nothing` yet.
+    fn sleep_in_place(&self, ns: Option<u64>, nothing: impl Fn() -> bool) {
+        let side = self.shared.side(self.number);
+        side.doze.begin();
+        self.with_busy(|inner| {
+            let alarm = [self.alarm(inner), ns].into_iter().flatten().min();
+            if nothing() && (inner.stopped || !self.shared.is_stopping()) && alarm.is_none_or(|ns| ns > NEAR_NS) {
+                inner.ring.sleep(alarm);
+            }
+        });
+        side.doze.end();
+    }
+
+    /// Runs `work` while handlers stay away.
+    fn while_busy<R>(&self, work: impl FnOnce() -> R) -> R {
+        self.busy.set(self.busy.get() + 1);
+        compiler_fence(Ordering::SeqCst);
+        let result = work();
+        compiler_fence(Ordering::SeqCst);
+        self.busy.set(self.busy.get() - 1);
+        result
+    }
+
+    // What the library calls: see `far.rs`.
+
+    /// In a signal handler: the unithread that runs was interrupted at this stack pointer, with this signal mask, and is about to wait; that needs `room`.
+    pub(crate) fn begin_interrupted(&self, stack_pointer: u64, room: u64, mask: u64) -> Option<Token> {
+        let index = self.current.get();
+        if index == NONE || !self.may_switch() || mask != self.base.mask() {
+            return None;
+        }
+        let stack = self.shared.pool.stack(index);
+        let fits = (stack.start as u64 + room..stack.end as u64).contains(&stack_pointer);
+        fits.then(|| self.unit(index).wait.arm(index))
+    }
+
+    /// The unithread that runs waits for a fetch.
+    pub(crate) fn park(&self, token: Token) -> i32 {
+        let fetches = &self.desk().fetches;
+        fetches.fetch_add(1, Ordering::Relaxed);
+        let result = self.wait(token.index(), token, self.shared.config.wait);
+        fetches.fetch_sub(1, Ordering::Relaxed);
+        result
+    }
+
+    /// A fetch of one of this worker's unithreads has ended.
+    pub(crate) fn complete_fetch(&self, token: Token) {
+        self.with_busy(|inner| self.complete_own(&mut inner.ready, token, 0));
+    }
+
+    /// Puts a read into the ring.
+    ///
+    /// # Safety
+    /// The memory can be written until the completion.
+    pub(crate) unsafe fn read_for_library(
+        &self,
+        fd: i32,
+        offset: u64,
+        to: *mut core::ffi::c_void,
+        bytes: u32,
+        cookie: u64,
+    ) -> i32 {
+        let request = opcode::Read::new(types::Fd(fd), to.cast(), bytes).offset(offset).build().user_data(FETCH | cookie);
+        // SAFETY: the caller's duty.
+        let pushed = self.with_busy(|inner| unsafe { inner.ring.push(&request) });
+        pushed.map_or_else(|error| -error.raw_os_error().unwrap_or(libc::EAGAIN), |()| 0)
+    }
+
+    /// Looks for completions, and sleeps for at most `ns` nanoseconds if nothing was there. False: this is the scheduler itself, or no worker's place.
+    pub(crate) fn progress(&self, ns: u64) -> bool {
+        let Some(far) = self.far.get().filter(|_| !self.is_busy()) else { return false };
+        let before = far.desk.under_way.get();
+        self.while_busy(|| {
+            self.with_busy(|inner| inner.ring.submit());
+            self.collect();
+            self.sleep_in_place(Some(ns), || far.desk.under_way.get() == before);
+        });
+        true
     }
 
     /// Sets a timer for `token`.
@@ -422,10 +583,13 @@ impl Worker {
             if unsafe { inner.ring.push(request) }.is_ok() {
                 return Ok(());
             }
+            Err(std::io::Error::from_raw_os_error(libc::EAGAIN))
+        })
+        .or_else(|_: std::io::Error| {
             // The kernel takes nothing while completions wait.
-            self.reap(inner);
+            self.while_busy(|| self.reap());
             // SAFETY: the caller's duty; the first one was not taken.
-            unsafe { inner.ring.push(request) }
+            self.with(|inner| unsafe { inner.ring.push(request) })
         })
     }
 }

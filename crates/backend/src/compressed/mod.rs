@@ -42,7 +42,7 @@ use codec::{Encoder, WORTH_IT};
 use farshore_config::{Compression, Size, SwapSpec};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, CANNOT, FreeSlots, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, CANNOT, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use pool::{Pool, Put};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -145,6 +145,21 @@ impl Backend for Compressed {
             }
         }
         Ok(())
+    }
+
+    /// Pages of which the first is pooled are made at once; of others those up to the first pooled one are read below, and the caller asks for the rest.
+    fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
+        let below = |n: usize| !self.pool.has(first.plus(n as u64));
+        match (0..into.len()).take_while(|&n| below(n)).count() {
+            pages if pages == into.len() => {
+                self.below().map_or_else(|why| ReadBegun::Over(Err(why)), |lower| lower.begin_read(first, into))
+            }
+            _ => ReadBegun::Over(self.read_run(first, into)),
+        }
+    }
+
+    fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
+        self.below()?.finish_read(first, into, read)
     }
 
     fn queue(&self, depth: u32) -> Result<CompressedQueue, IoError> {

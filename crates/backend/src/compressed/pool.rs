@@ -220,6 +220,17 @@ impl Pool {
         Some(whole)
     }
 
+    /// Whether a page is here, at this moment. One that is not does not come back.
+    pub fn has(&self, slot: Slot) -> bool {
+        self.entry(slot.number()).is_some_and(|entry| {
+            let here = entry.word.pin().is_some();
+            if here {
+                entry.word.unpin();
+            }
+            here
+        })
+    }
+
     /// Takes a page for a slot; what the slot had before is gone.
     pub fn put(&self, slot: Slot, page: &PageBuf, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Put {
         let Some(entry) = self.entry(slot.number()) else { return self.pass_on() };

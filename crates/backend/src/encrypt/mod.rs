@@ -28,7 +28,7 @@ pub use cipher::{Cipher, CipherError};
 use core::ptr::NonNull;
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::sync::Arc;
@@ -71,6 +71,15 @@ impl<B: Backend> Encrypted<B> {
     }
 }
 
+impl<B: Backend> Encrypted<B> {
+    /// What was read, as it was before it was encrypted.
+    fn decrypted(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
+        read?;
+        (0..).zip(into).for_each(|(n, page)| self.cipher.decrypt(first.plus(n), page));
+        Ok(())
+    }
+}
+
 impl<B: Backend> Backend for Encrypted<B> {
     type Queue = EncryptedQueue<B::Queue>;
 
@@ -81,11 +90,20 @@ impl<B: Backend> Backend for Encrypted<B> {
     }
 
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
-        self.inner.read_run(first, into)?;
-        for (n, page) in (0..).zip(into) {
-            self.cipher.decrypt(first.plus(n), page);
+        let read = self.inner.read_run(first, into);
+        self.decrypted(first, into, read)
+    }
+
+    fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
+        match self.inner.begin_read(first, into) {
+            ReadBegun::Over(result) => ReadBegun::Over(self.decrypted(first, into, result)),
+            begun => begun,
         }
-        Ok(())
+    }
+
+    fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
+        let read = self.inner.finish_read(first, into, read);
+        self.decrypted(first, into, read)
     }
 
     fn queue(&self, depth: u32) -> Result<Self::Queue, IoError> {

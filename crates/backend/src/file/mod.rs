@@ -35,9 +35,9 @@ use farshore_config::SwapSpec;
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::slots::arrangement::{Arrangements, SPACES_MAX, SpaceSet};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, IoError, PageBuf};
+use farshore_engine::traits::{Backend, IoError, PageBuf, ReadBegun};
 use places::Places;
-use rustix::fd::{BorrowedFd, RawFd};
+use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::io::{Errno, pread, pwrite};
 use std::sync::{Arc, Mutex};
 use uring::UringQueue;
@@ -335,6 +335,16 @@ impl Backend for FileArray {
 
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
         self.files.read(first.number(), into)
+    }
+
+    /// The caller reads the first piece; what it does not get it asks for again.
+    fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
+        let piece = self.files.piece(first.number(), into.len() as u32);
+        let file = self.files.places.file(piece.file);
+        match file.and_then(|file| Ok((file.as_raw_fd(), self.files.places.offset(piece.file, piece.offset)?))) {
+            Ok((fd, offset)) => ReadBegun::File { fd, offset, pages: piece.pages as usize },
+            Err(why) => ReadBegun::Over(Err(why)),
+        }
     }
 
     fn queue(&self, depth: u32) -> Result<FileQueue, IoError> {

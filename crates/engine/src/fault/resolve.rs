@@ -47,7 +47,7 @@ const GUESS_DOWN: u8 = 24;
 /// One read fault in so many is not guessed, so that a change of habit is noticed.
 const GUESS_SAMPLE: u64 = 16;
 /// How long a fault sleeps for a frame before it calls all evictors, and asks whether there will ever be one.
-const FRAME_PATIENCE_NS: u64 = 100_000_000;
+pub(super) const FRAME_PATIENCE_NS: u64 = 100_000_000;
 /// How often it does that before it gives up, when evictors cannot make frames free.
 const FRAME_PATIENCE_TIMES: u32 = 50;
 
@@ -60,7 +60,7 @@ pub struct Fault {
     pub access: Access,
     /// The kernel found the page present: its protection faulted.
     pub protected: bool,
-    core: usize,
+    pub(super) core: usize,
     started_ns: u64,
     waited: bool,
     patience: u32,

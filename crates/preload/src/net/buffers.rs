@@ -57,6 +57,10 @@ pub trait Memory {
     fn raw_with_mask(&self, nr: u64, args: &Args, wanted: u64) -> i64;
     /// Farshore's descriptors, in ascending order.
     fn own_fds(&self) -> &[i32];
+    /// Whether the calling thread answers for the memory of requests in rings itself.
+    fn may_have_rings(&self) -> bool {
+        false
+    }
 }
 
 /// Bytes a page.

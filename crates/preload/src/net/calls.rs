@@ -53,10 +53,16 @@ pub fn dispatch(mem: &impl Memory, nr: u64, args: &Args) -> Option<i64> {
         Kind::Pointers(rules) => buffers::run(mem, nr, args, rules),
         Kind::Transfer(what) => transfer::transfer(mem, what, nr, args),
         Kind::Special(what) => special(mem, what, nr, args),
+        Kind::Refused(_) if is_ring(nr) && mem.may_have_rings() => mem.raw(nr, args),
         Kind::Refused(_) => errno(libc::ENOSYS),
         Kind::Elsewhere(_) => return None,
     };
     Some(result)
+}
+
+/// `io_uring_setup` and `io_uring_register`, of a thread that answers for its requests itself ([`crate::unithreads`]).
+fn is_ring(nr: u64) -> bool {
+    matches!(nr, 425 | 427)
 }
 
 fn special(mem: &impl Memory, what: Special, nr: u64, args: &Args) -> i64 {

@@ -27,7 +27,7 @@ pub mod transfer;
 use crate::fault::{self, Needed};
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::thread::{self, Thread};
-use crate::{memory, own_threads, process, report, signals, stack};
+use crate::{memory, own_threads, process, report, signals, stack, unithreads};
 use buffers::{Args, Held, Memory, PinSet, careful, share};
 use core::sync::atomic::Ordering;
 use entry::Call;
@@ -85,6 +85,7 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
 }
 
 fn serve(runtime: &'static Runtime, number: u64, args: &Args) -> i64 {
+    unithreads::settle();
     match server(number) {
         Server::Memory => memory::call(runtime, number, args),
         Server::Signals => signals::handle(number, args),
@@ -212,6 +213,10 @@ impl Memory for Net {
 
     fn own_fds(&self) -> &[i32] {
         runtime().map_or(&[], |r| r.own_fds())
+    }
+
+    fn may_have_rings(&self) -> bool {
+        thread::current().is_some_and(|thread| thread.rings)
     }
 }
 

@@ -43,6 +43,10 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     if len == 0 || len > share::FREE * 4096 || last.0.wrapping_sub(first.0) >= share::FREE {
         return NOT_HERE;
     }
+    // A worker of unithreads looks after its fetches before it may wait in the kernel. It does not wait when it wakes another one (an eventfd).
+    if thread_of_unithreads(nr, len) {
+        return NOT_HERE;
+    }
     // An address to send to, or to put one.
     if (nr == SENDTO || nr == RECVFROM) && a4 | a5 != 0 {
         return NOT_HERE;
@@ -82,6 +86,12 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     }
     held.settle();
     Answer { result, done: 1 }
+}
+
+#[inline(always)]
+fn thread_of_unithreads(nr: u64, len: u64) -> bool {
+    const WRITE: u64 = 1;
+    thread::current().is_some_and(|thread| thread.worker.is_some()) && !(nr == WRITE && len == 8)
 }
 
 #[inline(always)]

@@ -1,0 +1,239 @@
+//! Delivery *yield*: a unithread that touches an absent page leaves its worker to others until the page is there (Adios, section 3.2).
+//!
+//! ```text
+//!  a unithread's stack           SIGBUS handler, alternate stack      the worker's loop
+//!  program
+//!   │ touches an absent page ──▶ begin the fetch (worker::serve)
+//!                                 ├ served at once ─▶ return
+//!  all registers ◀─── write down ─┘ else: go on in `resume`
+//!  resume: park ─────────────────────────────────────────────────────▶ other unithreads
+//!                                                                       a read has come, a time is over, a frame is free:
+//!                                                                       the next step; at the last one the page is mapped
+//!  resume: all registers ◀──────────────────────────────────── ready ◀──┘
+//!   │ the access again
+//! ```
+//!
+//! The scheduler is the program's (`crates/uthread`); what both say to each other is in [`farshore_core::joint`].
+//!
+//! # The frame on the unithread's stack
+//!
+//! Adios calls the stack on which a fetch is left behind and gone on with the *universal stack*. Here the handler returns at once: it has written the interrupted
+//! registers onto the unithread's stack, and the return from the signal leads to [`resume`], which saves the rest, waits, and puts everything back without
+//! the kernel. Compared with a handler that itself runs on that stack and switches there: the alternate stack stays, so that an overflow of the
+//! unithread's stack can be told; no signal is blocked when another unithread runs, without a system call that unblocks it; and the kernel
+//! writes its frame of 3 KiB to a place that is in the cache.
+//!
+//! # Why the last steps are the loop's
+//!
+//! A fetch that is under way has a page that others may want, and keeps a fork waiting. If the unithread had to run for its end, a unithread of the same
+//! worker that cannot be switched away from (it holds something, or makes a system call) could wait for it for ever. The loop ends fetches, and so does
+//! whoever waits in place ([`settle`]).
+//!
+//! So a worker never waits in the kernel for what may depend on a fetch of its own: [`settle`] comes before a system call that is dispatched, a fault that is
+//! served in place, a fork.
+
+pub mod resume;
+pub mod worker;
+
+use crate::net::entry;
+use crate::runtime::runtime;
+use crate::{own_threads, thread};
+use core::cell::UnsafeCell;
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use farshore_config::FaultMode;
+use farshore_core::joint::{Desk, Library, Scheduler, VERSION};
+use farshore_core::page::{Access, Page, PageRange};
+use farshore_engine::fault::unwaited::Unwaited;
+use farshore_engine::traits::PageBuf;
+use farshore_sys::own::map_own;
+use farshore_sys::raw::Errno;
+use worker::Worker;
+
+/// Pages that the fetch of a unithread brings at most. Addresses are reserved for all; RAM is taken by those that were used.
+const FETCH_MAX: usize = 16;
+const IO_URING_ENTER: u64 = 426;
+
+/// The fault of one unithread.
+#[derive(Debug)]
+pub struct Record {
+    fault: Option<Unwaited>,
+    token: u64,
+    /// The page could not be had in this way: its next fault is served in place, and tells why.
+    in_place: Option<Page>,
+}
+
+/// Records and buffers, one a unithread.
+#[derive(Debug)]
+struct Table {
+    records: *mut UnsafeCell<Record>,
+    buffers: *mut PageBuf,
+    count: u32,
+}
+
+/// The runtime that has joined, or null. Tables are kept for the next one that is not larger.
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
+/// Runtimes that have joined now: 0 or 1.
+static JOINED: AtomicU32 = AtomicU32::new(0);
+
+static LIBRARY: Library = Library { join, leave, rings, attach, detach, completed, tick, pin, unpin };
+
+/// Our side of the joint, for a scheduler in the program.
+#[unsafe(no_mangle)]
+extern "C" fn farshore_joint(version: u32) -> *const Library {
+    // In poll mode other threads serve faults, and ours sleep in the kernel.
+    let yields = runtime().is_some_and(|runtime| runtime.options.fault == FaultMode::Upcall);
+    if version == VERSION && yields { &raw const LIBRARY } else { core::ptr::null() }
+}
+
+fn table() -> Option<&'static Table> {
+    // SAFETY: null, or leaked by `join`.
+    unsafe { TABLE.load(Ordering::Acquire).as_ref() }
+}
+
+impl Record {
+    /// The page that it waits for.
+    fn page(&self) -> Option<Page> {
+        self.fault.as_ref().map(Unwaited::page)
+    }
+}
+
+impl Table {
+    fn new(count: u32) -> Result<Table, Errno> {
+        let records = map_own(count as usize * size_of::<UnsafeCell<Record>>())?.cast::<UnsafeCell<Record>>().as_ptr();
+        for index in 0..count as usize {
+            let fresh = Record { fault: None, token: 0, in_place: None };
+            // SAFETY: room for `count` of them, which nobody uses yet.
+            unsafe { records.wrapping_add(index).write(UnsafeCell::new(fresh)) };
+        }
+        let buffers = map_own(count as usize * FETCH_MAX * size_of::<PageBuf>())?.cast().as_ptr();
+        Ok(Table { records, buffers, count })
+    }
+
+    /// Runs `f` with record and buffer of unithread `index`.
+    ///
+    /// # Safety
+    /// By its worker's thread, and not inside of another call for the same unithread.
+    unsafe fn with<R>(&self, index: u32, f: impl FnOnce(&mut Record, &mut [PageBuf]) -> R) -> R {
+        assert!(index < self.count, "unithread {index} of {}", self.count);
+        let record = UnsafeCell::raw_get(self.records.wrapping_add(index as usize));
+        // SAFETY: in the table, and initialised; nobody else has it: the caller's duty.
+        let record = unsafe { &mut *record };
+        let first = self.buffers.wrapping_add(index as usize * FETCH_MAX);
+        // SAFETY: this unithread's pages, any bytes of which are pages.
+        f(record, unsafe { core::slice::from_raw_parts_mut(first, FETCH_MAX) })
+    }
+}
+
+extern "C" fn join(unithreads: u32) -> c_int {
+    let Some(runtime) = runtime() else { return -Errno::ENOSYS.0 };
+    if JOINED.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        return -Errno::EBUSY.0;
+    }
+    own_threads::ensure(runtime);
+    let made = if table().is_some_and(|table| table.count >= unithreads) { Ok(()) } else { make_table(unithreads) };
+    match made.and_then(|()| resume::prepare()) {
+        Ok(()) => {
+            entry::set_plain(IO_URING_ENTER, true);
+            0
+        }
+        Err(why) => {
+            JOINED.store(0, Ordering::Release);
+            -why.0
+        }
+    }
+}
+
+fn make_table(unithreads: u32) -> Result<(), Errno> {
+    let table = Box::new(Table::new(unithreads)?);
+    TABLE.store(Box::into_raw(table), Ordering::Release);
+    Ok(())
+}
+
+extern "C" fn leave() {
+    JOINED.store(0, Ordering::Release);
+}
+
+extern "C" fn rings(on: c_int) {
+    if let Some(thread) = thread::current().or_else(|| thread::adopt(false)) {
+        thread.rings = on != 0;
+    }
+}
+
+/// # Safety
+/// `scheduler` points to one whose functions can be called with its worker, by this thread, until `detach`.
+unsafe extern "C" fn attach(scheduler: *const Scheduler) -> *const Desk {
+    let (Some(table), Some(thread)) = (table(), thread::current()) else { return core::ptr::null() };
+    // SAFETY: the caller's duty.
+    let scheduler = unsafe { scheduler.read() };
+    let worker: &'static Worker = Box::leak(Box::new(Worker::new(scheduler, table)));
+    thread.worker = Some(worker);
+    worker.desk()
+}
+
+extern "C" fn detach() {
+    let Some(thread) = thread::current() else { return };
+    if let Some(worker) = thread.worker.take() {
+        worker.assert_idle();
+        // SAFETY: leaked by `attach`; the thread was the only one to know it, and does not any more.
+        drop(unsafe { Box::from_raw(core::ptr::from_ref(worker).cast_mut()) });
+    }
+}
+
+extern "C" fn completed(cookie: u64, result: i32) {
+    if let Some(worker) = of_this_thread() {
+        worker.completed(cookie as u32, result);
+    }
+}
+
+extern "C" fn tick() {
+    if let Some(worker) = of_this_thread() {
+        worker.tick();
+    }
+}
+
+extern "C" fn pin(address: *const c_void, bytes: usize, write: c_int) -> c_int {
+    let (Some(runtime), Some(thread)) = (runtime(), thread::current()) else { return 0 };
+    let access = if write != 0 { Access::Write } else { Access::Read };
+    let range = PageRange::covering(address.addr() as u64, bytes as u64);
+    settle();
+    for page in range.iter() {
+        let pinned = crate::runtime::uninterrupted(|| runtime.engine.pin(page, access, thread.core(), thread.buffer()));
+        if let Err(why) = pinned {
+            crate::fault::tell(runtime, page, why, crate::fault::Needed::ByCall);
+            PageRange { start: range.start, end: page }.iter().for_each(|page| runtime.engine.unpin(page));
+            return -Errno::EFAULT.0;
+        }
+    }
+    0
+}
+
+extern "C" fn unpin(address: *const c_void, bytes: usize) {
+    let Some(runtime) = runtime() else { return };
+    PageRange::covering(address.addr() as u64, bytes as u64).iter().for_each(|page| runtime.engine.unpin(page));
+}
+
+/// The worker that the calling thread is.
+#[inline]
+pub fn of_this_thread() -> Option<&'static Worker> {
+    thread::current().and_then(|thread| thread.worker)
+}
+
+/// Before the calling thread waits for anything in the kernel: if it is a worker, fetches of its unithreads that others may wait for are ended first.
+#[inline]
+pub fn settle() {
+    if let Some(worker) = of_this_thread() {
+        worker.settle();
+    }
+}
+
+/// In a forked child: there are no workers here.
+pub fn forget() {
+    if let Some(thread) = thread::current() {
+        thread.worker = None;
+        thread.rings = false;
+    }
+    JOINED.store(0, Ordering::Release);
+    // What the parent's unithreads wait for is in it.
+    TABLE.store(core::ptr::null_mut(), Ordering::Release);
+}
