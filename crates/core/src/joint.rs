@@ -35,25 +35,25 @@ pub type Entry = unsafe extern "C" fn(version: u32) -> *const Library;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
-    /// A runtime with so many unithreads begins: 0, or a negative errno. One at a time.
-    pub join: unsafe extern "C" fn(unithreads: u32) -> c_int,
-    /// The runtime has ended, and all its workers were detached.
-    pub leave: unsafe extern "C" fn(),
+    /// A runtime with so many unithreads begins. Null: it cannot have what it needs here.
+    pub join: unsafe extern "C" fn(unithreads: u32) -> *const c_void,
+    /// That runtime has ended, and all its workers were detached.
+    pub leave: unsafe extern "C" fn(runtime: *const c_void),
     /// The calling thread may make and use rings (`on` 1), or may not any more (0). It answers for the memory that its requests name: not managed, or pinned.
     pub rings: unsafe extern "C" fn(on: c_int),
-    /// The calling thread is a worker from now on. Null: there is no memory.
-    pub attach: unsafe extern "C" fn(*const Scheduler) -> *const Desk,
+    /// The calling thread is a worker of that runtime from now on. Null: there is no memory.
+    pub attach: unsafe extern "C" fn(runtime: *const c_void, *const Scheduler) -> *const Desk,
     /// The calling thread is none any more. It has no fetches under way.
     pub detach: unsafe extern "C" fn(),
     /// A read that the library put into the worker's ring has ended: bytes, or a negative errno.
     pub completed: unsafe extern "C" fn(cookie: u64, result: i32),
     /// See [`Desk`].
     pub tick: unsafe extern "C" fn(),
-    /// Brings the memory in and keeps it there, for writing if `write` is 1, until it is unpinned: 0, or a negative errno, and nothing is pinned. Memory that is not
-    /// managed is no error.
-    pub pin: unsafe extern "C" fn(address: *const c_void, bytes: usize, write: c_int) -> c_int,
-    /// Ends that, for the same range.
-    pub unpin: unsafe extern "C" fn(address: *const c_void, bytes: usize),
+    /// Brings the memory in and keeps it there, for writing if `write` is 1: 0, or a negative errno, and nothing is kept. `kept` gets what ends that; null if
+    /// nothing of it is managed.
+    pub pin: unsafe extern "C" fn(address: *const c_void, bytes: usize, write: c_int, kept: *mut *const c_void) -> c_int,
+    /// Ends that.
+    pub unpin: unsafe extern "C" fn(kept: *const c_void),
 }
 
 /// What a worker's scheduler does for the library. All but `worker` are functions that get it.

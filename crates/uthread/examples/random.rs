@@ -29,7 +29,8 @@ fn main() {
 
     let pin = wait != WaitMode::Block || workers <= 2;
     let poll = Duration::from_micros(number(7, 0) as u64);
-    let runtime = Runtime::start(Config { workers, unithreads: unithreads.max(16), wait, pin, poll, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(Config { workers, unithreads: unithreads.max(16), wait, pin, poll, ..Config::default() }).unwrap();
     let start = Instant::now();
     let end = start + Duration::from_secs(seconds as u64);
     let work = |seed: u64| {

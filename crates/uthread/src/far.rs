@@ -10,7 +10,6 @@
 //! `begin` runs in the SIGBUS handler, on another stack. `read` and `complete` run in there, or inside of `Worker::collect`. None of them runs while the worker's ring or
 //! lists are in use: `begin` looks at `busy` first, and `collect` calls the library with nothing borrowed.
 
-use crate::error::Error;
 use crate::wait::Token;
 use crate::worker::Worker;
 use core::ffi::{c_int, c_void};
@@ -44,28 +43,28 @@ fn look_up() -> Option<&'static Library> {
 #[derive(Debug)]
 pub(crate) struct Joined {
     library: &'static Library,
+    runtime: *const c_void,
 }
 
+// SAFETY: a name that is given to the library, which takes it from any thread.
+unsafe impl Send for Joined {}
+// SAFETY: as above.
+unsafe impl Sync for Joined {}
+
 impl Joined {
-    /// Joins, for a runtime with so many unithreads. `None`: there is no library.
-    pub(crate) fn join(unithreads: usize) -> Result<Option<Joined>, Error> {
-        let Some(library) = library() else { return Ok(None) };
+    /// Joins, for a runtime with so many unithreads. `None`: there is no library, or it cannot.
+    pub(crate) fn join(unithreads: usize) -> Option<Joined> {
+        let library = library()?;
         // SAFETY: a plain call.
-        match unsafe { (library.join)(unithreads as u32) } {
-            0 => Ok(Some(Joined { library })),
-            error => Err(Error::System {
-                what: "far memory cannot be joined (is there another runtime?), unithreads",
-                value: unithreads as u64,
-                error: std::io::Error::from_raw_os_error(-error),
-            }),
-        }
+        let runtime = unsafe { (library.join)(unithreads as u32) };
+        (!runtime.is_null()).then(|| Joined { library, runtime })
     }
 }
 
 impl Drop for Joined {
     fn drop(&mut self) {
         // SAFETY: the workers have ended, or never were.
-        unsafe { (self.library.leave)() };
+        unsafe { (self.library.leave)(self.runtime) };
     }
 }
 
@@ -81,11 +80,10 @@ pub(crate) fn allow_rings() {
 #[derive(Debug)]
 pub(crate) struct Kept {
     library: Option<&'static Library>,
-    address: *const c_void,
-    bytes: usize,
+    held: *const c_void,
 }
 
-// SAFETY: an address that is given back; pins belong to no thread.
+// SAFETY: what is given back to the library, from any thread.
 unsafe impl Send for Kept {}
 // SAFETY: as above.
 unsafe impl Sync for Kept {}
@@ -93,15 +91,15 @@ unsafe impl Sync for Kept {}
 impl Kept {
     /// Keeps `bytes` at `address`; with `write`, for the kernel's or the scheduler's writing.
     pub(crate) fn new(address: *const c_void, bytes: usize, write: bool) -> std::io::Result<Kept> {
-        let library = library();
-        if let Some(library) = library.filter(|_| bytes > 0) {
+        let mut kept = Kept { library: library(), held: core::ptr::null() };
+        if let Some(library) = kept.library.filter(|_| bytes > 0) {
             // SAFETY: the program's memory; where it is not there, it says so.
-            let answer = unsafe { (library.pin)(address, bytes, c_int::from(write)) };
+            let answer = unsafe { (library.pin)(address, bytes, c_int::from(write), &raw mut kept.held) };
             if answer != 0 {
                 return Err(std::io::Error::from_raw_os_error(-answer));
             }
         }
-        Ok(Kept { library, address, bytes })
+        Ok(kept)
     }
 
     /// Keeps what `of` points to.
@@ -112,9 +110,9 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        if let Some(library) = self.library.filter(|_| self.bytes > 0) {
-            // SAFETY: pinned in `new`, once.
-            unsafe { (library.unpin)(self.address, self.bytes) };
+        if let Some(library) = self.library {
+            // SAFETY: what `pin` has given, or null; once.
+            unsafe { (library.unpin)(self.held) };
         }
     }
 }
@@ -128,11 +126,11 @@ pub(crate) struct Far {
 
 /// Makes the calling thread's worker known to the library. `None`: there is none, or no memory.
 pub(crate) fn attach(worker: &Worker) -> Option<Far> {
-    let library = library()?;
+    let Joined { library, runtime } = worker.shared.joined.as_ref()?;
     let worker: *const Worker = worker;
     let scheduler = Scheduler { worker: worker.cast(), begin, park, complete, read, progress, unithread };
     // SAFETY: the worker lives until `detach`, on this thread.
-    let desk = unsafe { (library.attach)(&raw const scheduler) };
+    let desk = unsafe { (library.attach)(*runtime, &raw const scheduler) };
     // SAFETY: null, or the library's until `detach`.
     unsafe { desk.as_ref() }.map(|desk| Far { library, desk })
 }

@@ -67,7 +67,6 @@ pub struct Ring {
 }
 
 impl Ring {
-
     pub fn new(kick: Arc<Kick>) -> Result<Ring, Error> {
         far::allow_rings();
         // A completion interrupts nobody: it is seen when the worker enters the kernel, which it does all the time.

@@ -117,9 +117,9 @@ pub(crate) struct Shared {
     /// Unithreads that were spawned and have not ended. Who waits for the end sleeps on it.
     live: AtomicU32,
     panics: AtomicU64,
-    /// What of this workers touch and the library must leave in place; dropped before it is.
+    /// What of this workers touch and the library must leave in place.
     kept: OnceLock<Vec<Kept>>,
-    _joined: Option<Joined>,
+    pub(crate) joined: Option<Joined>,
 }
 
 impl Shared {
@@ -216,6 +216,13 @@ impl Shared {
     }
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // While it is still there.
+        drop(self.kept.take());
+    }
+}
+
 /// A way to a runtime that may be sent and cloned. It does not keep the runtime going.
 #[derive(Clone, Debug)]
 pub struct Handle {
@@ -288,9 +295,9 @@ impl Runtime {
         }
         os::refuse_shadow_stack()?;
         let Config { unithreads: count, stack_bytes, guard_bytes, buffer_bytes, .. } = config;
-        let joined = if config.wait == WaitMode::Block { None } else { Joined::join(count)? };
-        worker::forget_in_children();
         let pool = Pool::new(Shape { count, stack_bytes, guard_bytes, buffer_bytes })?;
+        let joined = if config.wait == WaitMode::Block { None } else { Joined::join(count) };
+        worker::forget_in_children();
         let side = || Ok(Padded(Side { inbox: Inbox::default(), doze: Doze::default(), kick: Arc::new(Kick::new()?) }));
         let shared = Arc::new(Shared {
             dispatch: Dispatch::new(config.workers, config.policy),
@@ -302,7 +309,7 @@ impl Runtime {
             live: AtomicU32::new(0),
             panics: AtomicU64::new(0),
             kept: OnceLock::new(),
-            _joined: joined,
+            joined,
         });
         shared.keep()?;
         // Dropped on an error below, it takes the threads down that were started.

@@ -168,7 +168,7 @@ pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring, base: Base) {
     // SAFETY: by this thread, before anything else runs on it.
     let timers = unsafe { &(*worker.inner.get()).timers };
     let kept = WORKER.with(|word| (timers.keep(), Kept::all(core::slice::from_ref(word))));
-    let far = if worker.shared.config.wait == WaitMode::Block { None } else { far::attach(&worker) };
+    let far = far::attach(&worker);
     worker.far.set(far);
     while worker.turn() {}
     far.into_iter().for_each(far::detach);

@@ -36,18 +36,19 @@ pub mod resume;
 pub mod worker;
 
 use crate::net::entry;
-use crate::runtime::runtime;
-use crate::{own_threads, thread};
+use crate::runtime::{runtime, uninterrupted};
+use crate::{fault, memory, own_threads, report, thread};
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use farshore_config::FaultMode;
 use farshore_core::joint::{Desk, Library, Scheduler, VERSION};
+use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_engine::fault::unwaited::Unwaited;
 use farshore_engine::traits::PageBuf;
 use farshore_sys::own::map_own;
 use farshore_sys::raw::Errno;
+use farshore_sys::vm;
 use worker::Worker;
 
 /// Pages that the fetch of a unithread brings at most. Addresses are reserved for all; RAM is taken by those that were used.
@@ -63,18 +64,13 @@ pub struct Record {
     in_place: Option<Page>,
 }
 
-/// Records and buffers, one a unithread.
+/// Records and buffers of one runtime, one a unithread.
 #[derive(Debug)]
 struct Table {
     records: *mut UnsafeCell<Record>,
     buffers: *mut PageBuf,
     count: u32,
 }
-
-/// The runtime that has joined, or null. Tables are kept for the next one that is not larger.
-static TABLE: AtomicPtr<Table> = AtomicPtr::new(core::ptr::null_mut());
-/// Runtimes that have joined now: 0 or 1.
-static JOINED: AtomicU32 = AtomicU32::new(0);
 
 static LIBRARY: Library = Library { join, leave, rings, attach, detach, completed, tick, pin, unpin };
 
@@ -86,11 +82,6 @@ extern "C" fn farshore_joint(version: u32) -> *const Library {
     if version == VERSION && yields { &raw const LIBRARY } else { core::ptr::null() }
 }
 
-fn table() -> Option<&'static Table> {
-    // SAFETY: null, or leaked by `join`.
-    unsafe { TABLE.load(Ordering::Acquire).as_ref() }
-}
-
 impl Record {
     /// The page that it waits for.
     fn page(&self) -> Option<Page> {
@@ -98,15 +89,30 @@ impl Record {
     }
 }
 
+/// Bytes of the two mappings for so many unithreads.
+fn sizes(count: u32) -> [usize; 2] {
+    [size_of::<UnsafeCell<Record>>(), FETCH_MAX * size_of::<PageBuf>()].map(|each| count as usize * each)
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        let [records, buffers] = sizes(self.count);
+        for (at, bytes) in [(self.records as u64, records), (self.buffers as u64, buffers)] {
+            // SAFETY: our own mappings, which nobody uses any more (`leave`).
+            let _ = unsafe { vm::munmap(at, bytes.next_multiple_of(PAGE_SIZE) as u64) };
+        }
+    }
+}
+
 impl Table {
     fn new(count: u32) -> Result<Table, Errno> {
-        let records = map_own(count as usize * size_of::<UnsafeCell<Record>>())?.cast::<UnsafeCell<Record>>().as_ptr();
+        let records = map_own(sizes(count)[0])?.cast::<UnsafeCell<Record>>().as_ptr();
         for index in 0..count as usize {
             let fresh = Record { fault: None, token: 0, in_place: None };
             // SAFETY: room for `count` of them, which nobody uses yet.
             unsafe { records.wrapping_add(index).write(UnsafeCell::new(fresh)) };
         }
-        let buffers = map_own(count as usize * FETCH_MAX * size_of::<PageBuf>())?.cast().as_ptr();
+        let buffers = map_own(sizes(count)[1])?.cast().as_ptr();
         Ok(Table { records, buffers, count })
     }
 
@@ -125,33 +131,26 @@ impl Table {
     }
 }
 
-extern "C" fn join(unithreads: u32) -> c_int {
-    let Some(runtime) = runtime() else { return -Errno::ENOSYS.0 };
-    if JOINED.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        return -Errno::EBUSY.0;
-    }
+extern "C" fn join(unithreads: u32) -> *const c_void {
+    let Some(runtime) = runtime() else { return core::ptr::null() };
     own_threads::ensure(runtime);
-    let made = if table().is_some_and(|table| table.count >= unithreads) { Ok(()) } else { make_table(unithreads) };
-    match made.and_then(|()| resume::prepare()) {
-        Ok(()) => {
+    match resume::prepare().and_then(|()| Table::new(unithreads)) {
+        Ok(table) => {
             entry::set_plain(IO_URING_ENTER, true);
-            0
+            Box::into_raw(Box::new(table)).cast()
         }
         Err(why) => {
-            JOINED.store(0, Ordering::Release);
-            -why.0
+            report::line(format_args!("unithreads wait in place for their pages: {why:?}"));
+            core::ptr::null()
         }
     }
 }
 
-fn make_table(unithreads: u32) -> Result<(), Errno> {
-    let table = Box::new(Table::new(unithreads)?);
-    TABLE.store(Box::into_raw(table), Ordering::Release);
-    Ok(())
-}
-
-extern "C" fn leave() {
-    JOINED.store(0, Ordering::Release);
+/// # Safety
+/// `table` came from `join`, and nobody uses it any more.
+unsafe extern "C" fn leave(table: *const c_void) {
+    // SAFETY: the caller's duty.
+    drop(unsafe { Box::from_raw(table.cast::<Table>().cast_mut()) });
 }
 
 extern "C" fn rings(on: c_int) {
@@ -161,9 +160,11 @@ extern "C" fn rings(on: c_int) {
 }
 
 /// # Safety
-/// `scheduler` points to one whose functions can be called with its worker, by this thread, until `detach`.
-unsafe extern "C" fn attach(scheduler: *const Scheduler) -> *const Desk {
-    let (Some(table), Some(thread)) = (table(), thread::current()) else { return core::ptr::null() };
+/// `table` came from `join`, and is used until `detach`; `scheduler` points to one whose functions can be called with its worker, by this thread, until then.
+unsafe extern "C" fn attach(table: *const c_void, scheduler: *const Scheduler) -> *const Desk {
+    // SAFETY: the caller's duty.
+    let table = unsafe { table.cast::<Table>().as_ref() };
+    let (Some(table), Some(thread)) = (table, thread::current()) else { return core::ptr::null() };
     // SAFETY: the caller's duty.
     let scheduler = unsafe { scheduler.read() };
     let worker: &'static Worker = Box::leak(Box::new(Worker::new(scheduler, table)));
@@ -192,25 +193,50 @@ extern "C" fn tick() {
     }
 }
 
-extern "C" fn pin(address: *const c_void, bytes: usize, write: c_int) -> c_int {
-    let (Some(runtime), Some(thread)) = (runtime(), thread::current()) else { return 0 };
-    let access = if write != 0 { Access::Write } else { Access::Read };
+/// Pages that stay in place for a scheduler, or for the kernel on behalf of one.
+struct Kept(Vec<Page>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let Some(runtime) = runtime() else { return };
+        self.0.iter().for_each(|&page| runtime.engine.unpin(page));
+    }
+}
+
+/// # Safety
+/// `kept` can be written.
+unsafe extern "C" fn pin(address: *const c_void, bytes: usize, write: c_int, kept: *mut *const c_void) -> c_int {
+    let mut pages = Kept(Vec::new());
     let range = PageRange::covering(address.addr() as u64, bytes as u64);
-    settle();
-    for page in range.iter() {
-        let pinned = crate::runtime::uninterrupted(|| runtime.engine.pin(page, access, thread.core(), thread.buffer()));
-        if let Err(why) = pinned {
-            crate::fault::tell(runtime, page, why, crate::fault::Needed::ByCall);
-            PageRange { start: range.start, end: page }.iter().for_each(|page| runtime.engine.unpin(page));
-            return -Errno::EFAULT.0;
+    if let (Some(runtime), Some(thread)) = (runtime(), thread::current())
+        && memory::any_managed(runtime, range)
+    {
+        settle();
+        let access = if write != 0 { Access::Write } else { Access::Read };
+        for page in range.iter() {
+            match uninterrupted(|| runtime.engine.pin(page, access, thread.core(), thread.buffer())) {
+                Ok(true) => pages.0.push(page),
+                Ok(false) => {}
+                Err(why) => {
+                    fault::tell(runtime, page, why, fault::Needed::ByCall);
+                    return -Errno::EFAULT.0;
+                }
+            }
         }
     }
+    let held = if pages.0.is_empty() { core::ptr::null() } else { Box::into_raw(Box::new(pages)).cast_const().cast() };
+    // SAFETY: the caller's duty.
+    unsafe { kept.write(held) };
     0
 }
 
-extern "C" fn unpin(address: *const c_void, bytes: usize) {
-    let Some(runtime) = runtime() else { return };
-    PageRange::covering(address.addr() as u64, bytes as u64).iter().for_each(|page| runtime.engine.unpin(page));
+/// # Safety
+/// `kept` came from `pin`, and is used once.
+unsafe extern "C" fn unpin(kept: *const c_void) {
+    if !kept.is_null() {
+        // SAFETY: the caller's duty.
+        drop(unsafe { Box::from_raw(kept.cast::<Kept>().cast_mut()) });
+    }
 }
 
 /// The worker that the calling thread is.
@@ -233,7 +259,4 @@ pub fn forget() {
         thread.worker = None;
         thread.rings = false;
     }
-    JOINED.store(0, Ordering::Release);
-    // What the parent's unithreads wait for is in it.
-    TABLE.store(core::ptr::null_mut(), Ordering::Release);
 }
