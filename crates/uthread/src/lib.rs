@@ -20,6 +20,7 @@
 //! | `request` | requests in the unithread's own buffer; replies, and their completions, by a thread for all |
 //! | [`seam`] | **how a fetch waits from inside a signal handler**, and why that is sound |
 //! | `api`, [`io`], [`channel`], `ffi` | what unithreads call, from Rust and from C |
+//! | [`net`] | TCP and UDP, and services of them with limits |
 //!
 //! # What a unithread may rely on, and what not
 //!
@@ -54,6 +55,8 @@ mod ffi;
 pub mod io;
 #[cfg(not(loom))]
 mod join;
+#[cfg(not(loom))]
+pub mod net;
 #[cfg(not(loom))]
 pub mod pool;
 #[cfg(not(loom))]

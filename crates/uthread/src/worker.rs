@@ -215,7 +215,12 @@ impl Worker {
         if inner.timers.next().is_some() {
             let time = now();
             while let Some(token) = inner.timers.expire(time) {
-                self.complete_own(&mut inner.ready, token, 0);
+                let by_ring = token.into_raw() | BY_RING;
+                match self.unit(token.index()).stoppable.load(Ordering::Relaxed) == by_ring {
+                    // It is over when the kernel says so: until then it uses what it points to.
+                    true => inner.ring.cancel(token.into_raw()),
+                    false => self.complete_own(&mut inner.ready, token, 0),
+                }
             }
         }
         if !inner.stopped && self.shared.is_stopping() {
@@ -395,7 +400,9 @@ impl Worker {
                 }
                 side.doze.begin();
                 if unit.wait.result().is_none() && (inner.stopped || !self.shared.is_stopping()) {
-                    inner.ring.sleep(None);
+                    // What it waits for may have a deadline.
+                    let time = inner.timers.next().map(|deadline| deadline.saturating_sub(now()));
+                    inner.ring.sleep(time);
                 }
                 side.doze.end();
             });
