@@ -15,7 +15,7 @@
 //! | [`wait`], [`list`], [`doze`] | what threads share: a wait and its token, queues without locks, who sleeps. Modelled with loom |
 //! | [`dispatch`] | one queue to idle workers, and which of them is next. Modelled with loom |
 //! | [`timers`] | a worker's deadlines |
-//! | `worker`, `ring` | the loop of a worker; its io_uring, in which it sleeps |
+//! | `worker`, `ring`, `feed` | the loop of a worker; its io_uring, in which it sleeps; requests that complete many times |
 //! | `runtime`, `join` | begin and end: of a runtime, of a unithread |
 //! | `request` | requests in the unithread's own buffer; replies, and their completions, by a thread for all |
 //! | [`seam`] | **how a fetch waits from inside a signal handler**, and why that is sound |
@@ -49,6 +49,8 @@ mod api;
 pub mod channel;
 #[cfg(not(loom))]
 mod error;
+#[cfg(not(loom))]
+mod feed;
 #[cfg(not(loom))]
 mod ffi;
 #[cfg(not(loom))]

@@ -4,6 +4,7 @@
 //! one system call waits for all three. Completions are taken from memory, without a call.
 
 use crate::error::Error;
+use crate::feed::{self, Feeds};
 use core::sync::atomic::AtomicU64;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 const ENTRIES: u32 = 256;
 /// `user_data` of the read of the eventfd, and of requests to cancel: no token's raw form.
 const KICKED: u64 = u64::MAX;
-const CANCELLED: u64 = u64::MAX - 1;
+pub(crate) const CANCELLED: u64 = u64::MAX - 1;
 
 /// What wakes a worker.
 #[derive(Debug)]
@@ -46,6 +47,7 @@ pub struct Ring {
     kicked: &'static AtomicU64,
     /// A read of the eventfd is under way.
     armed: bool,
+    pub(crate) feeds: Feeds,
 }
 
 impl Ring {
@@ -63,7 +65,7 @@ impl Ring {
             });
         }
         // Eight bytes for ever: the kernel may still write them while the ring is taken down.
-        Ok(Ring { uring, kick, kicked: Box::leak(Box::new(AtomicU64::new(0))), armed: false })
+        Ok(Ring { uring, kick, kicked: Box::leak(Box::new(AtomicU64::new(0))), armed: false, feeds: Feeds::default() })
     }
 
     /// Puts a request into the queue. It starts with the next [`Ring::submit`] or [`Ring::sleep`].
@@ -103,9 +105,28 @@ impl Ring {
             match entry.user_data() {
                 KICKED => self.armed = false,
                 CANCELLED => {}
+                of_feed if feed::is_feed(of_feed) => {
+                    if let Some(waiter) = self.feeds.note(of_feed, entry.result(), entry.flags()) {
+                        completed(waiter, 0);
+                    }
+                }
                 token => completed(token, entry.result()),
             }
         }
+    }
+
+    /// Gives the kernel a ring of buffers, of which requests that name `group` take one each.
+    ///
+    /// # Safety
+    /// `at` has `entries` (a power of two) entries, whose pages are the ring's until [`Ring::take_buffers`], as are the buffers that it ever names.
+    pub(crate) unsafe fn give_buffers(&mut self, at: *mut types::BufRingEntry, entries: u16, group: u16) -> std::io::Result<()> {
+        // SAFETY: the caller's duty.
+        unsafe { self.uring.submitter().register_buf_ring_with_flags(at.expose_provenance() as u64, entries, group, 0) }
+    }
+
+    /// Takes them back. No request that takes buffers of `group` is under way.
+    pub(crate) fn take_buffers(&mut self, group: u16) -> std::io::Result<()> {
+        self.uring.submitter().unregister_buf_ring(group)
     }
 
     /// Sleeps until a completion, a kick, or for `ns` nanoseconds; may return early. Starts what is in the queue.

@@ -419,6 +419,11 @@ impl Worker {
         self.with(|inner| inner.timers.remove(index));
     }
 
+    /// This worker's ring, for a moment.
+    pub(crate) fn with_ring<R>(&self, work: impl FnOnce(&mut Ring) -> R) -> R {
+        self.with(|inner| work(&mut inner.ring))
+    }
+
     /// Puts a request into this worker's ring. It starts before the worker does anything else.
     ///
     /// # Safety

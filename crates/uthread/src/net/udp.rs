@@ -3,6 +3,7 @@
 use super::addr::{NAME_BYTES, Name};
 use super::socket;
 use crate::io::{For, run};
+use core::sync::atomic::{AtomicU64, Ordering};
 use io_uring::{opcode, types};
 use std::io;
 use std::net::SocketAddr;
@@ -14,12 +15,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 #[derive(Debug)]
 pub struct UdpSocket {
     fd: OwnedFd,
+    /// Replies that could not be sent.
+    pub(crate) failed: AtomicU64,
 }
 
 impl UdpSocket {
     /// A socket at `address` (port 0: the kernel chooses one). May be called by any thread.
     pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
-        Ok(UdpSocket { fd: socket::bound(libc::SOCK_DGRAM, address)? })
+        Ok(UdpSocket { fd: socket::bound(libc::SOCK_DGRAM, address)?, failed: AtomicU64::new(0) })
     }
 
     /// Where it is.
@@ -48,6 +51,11 @@ impl UdpSocket {
             opcode::SendMsg::new(types::Fd(self.fd.as_raw_fd()), &raw const message).flags(libc::MSG_NOSIGNAL as u32).build();
         // SAFETY: as above.
         unsafe { run(request, For::Peer(None)) }
+    }
+
+    /// Replies by [`crate::Request::reply_to`] that could not be sent.
+    pub fn replies_failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
     }
 }
 
