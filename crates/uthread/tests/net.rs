@@ -128,9 +128,8 @@ fn send_in_pieces(peer: &mut Plain, mut bytes: &[u8], random: &mut Random) {
 /// What comes until the peer ends; a reset is an end.
 fn rest(peer: &mut Plain) -> Vec<u8> {
     let mut bytes = Vec::new();
-    match peer.read_to_end(&mut bytes) {
-        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
-        Ok(_) => {}
+    if let Err(error) = peer.read_to_end(&mut bytes) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     }
     bytes
 }

@@ -20,7 +20,7 @@ where
     UdpServer::start(&runtime.handle(), UdpSocket::bind(here()).unwrap(), limits, service).unwrap()
 }
 
-/// So many are sent that the service has not yet received: the kernel's queue has room for them.
+/// So many are sent of which nothing is known yet: the kernel's queues, of the service and of the peer, have room for them.
 const WINDOW: u64 = 32;
 
 /// Answers with what came; what begins with 0xff is malformed.
@@ -34,22 +34,48 @@ fn echo(datagram: Datagram<'_>) {
     }
 }
 
-/// Takes answers until `done`. How many, and the first bytes of each that has eight or more.
-fn answers(socket: Plain, done: Arc<AtomicBool>) -> thread::JoinHandle<(u64, Vec<u64>)> {
-    socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    thread::spawn(move || {
-        let (mut count, mut numbers, mut bytes) = (0, Vec::new(), [0; 4096]);
-        loop {
-            match socket.recv(&mut bytes) {
-                Ok(length) => {
-                    count += 1;
-                    numbers.extend(bytes[..length].first_chunk().map(|&number| u64::from_be_bytes(number)));
+/// Takes the answers that come to a socket.
+struct Answers {
+    done: Arc<AtomicBool>,
+    count: Arc<AtomicU64>,
+    thread: thread::JoinHandle<Vec<u64>>,
+}
+
+impl Answers {
+    fn take(socket: Plain) -> Answers {
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let (done, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (end, counts) = (done.clone(), count.clone());
+        let thread = thread::spawn(move || {
+            let (mut numbers, mut bytes) = (Vec::new(), [0; 4096]);
+            loop {
+                match socket.recv(&mut bytes) {
+                    Ok(length) => {
+                        numbers.extend(bytes[..length].first_chunk().map(|&number| u64::from_be_bytes(number)));
+                        counts.fetch_add(1, SeqCst);
+                    }
+                    Err(_) if end.load(SeqCst) => return numbers,
+                    Err(_) => {}
                 }
-                Err(_) if done.load(SeqCst) => return (count, numbers),
-                Err(_) => {}
             }
-        }
-    })
+        });
+        Answers { done, count, thread }
+    }
+
+    /// Waits until of `sent` datagrams few are left of which nothing is known.
+    fn keep_up(&self, sent: u64, server: &UdpServer) {
+        until(|| {
+            let counts = server.counts();
+            sent - self.count.load(SeqCst) - counts.dropped - counts.too_long - counts.malformed < WINDOW
+        });
+    }
+
+    /// How many came, and the first bytes of each that has eight or more.
+    fn end(self) -> (u64, Vec<u64>) {
+        self.done.store(true, SeqCst);
+        let numbers = self.thread.join().unwrap();
+        (self.count.load(SeqCst), numbers)
+    }
 }
 
 #[test]
@@ -59,8 +85,7 @@ fn ten_thousand_of_all_sizes() {
     let server = server(&runtime, Limits { request_bytes: 1000, ..Limits::default() }, echo);
     let address = server.local_addr().unwrap();
     let peer = Plain::bind(here()).unwrap();
-    let done = Arc::new(AtomicBool::new(false));
-    let answered = answers(peer.try_clone().unwrap(), done.clone());
+    let answers = Answers::take(peer.try_clone().unwrap());
     let mut random = Random(1);
     let (mut long, mut malformed, mut numbers) = (0, 0, HashSet::new());
     for number in 0..COUNT {
@@ -80,13 +105,14 @@ fn ten_thousand_of_all_sizes() {
         if !bad && (8..=1000).contains(&length) {
             numbers.insert(number);
         }
-        until(|| number - server.counts().received < WINDOW);
+        answers.keep_up(number, &server);
         peer.send_to(&bytes, address).unwrap();
     }
     until(|| server.counts().received == COUNT);
     let counts = server.join();
-    done.store(true, SeqCst);
-    let (count, seen) = answered.join().unwrap();
+    // Replies are sent when their unithreads have ended.
+    runtime.shutdown().unwrap();
+    let (count, seen) = answers.end();
     assert_eq!((counts.received, counts.too_long, counts.malformed), (COUNT, long, malformed));
     assert_eq!((counts.receive_failed, counts.send_failed), (0, 0));
     assert_eq!(count, COUNT - long - malformed - counts.dropped);
@@ -94,7 +120,6 @@ fn ten_thousand_of_all_sizes() {
     assert_eq!(different.len(), seen.len(), "answered twice");
     assert!(different.is_subset(&numbers), "answered what was not asked");
     assert!(counts.dropped > 0 || different == numbers, "not all were answered");
-    runtime.shutdown().unwrap();
 }
 
 /// Sends more than there is room for. All are answered or counted.
@@ -108,18 +133,16 @@ fn overload(config: Config, limits: Limits) {
     });
     let address = server.local_addr().unwrap();
     let peer = Plain::bind(here()).unwrap();
-    let done = Arc::new(AtomicBool::new(false));
-    let answered = answers(peer.try_clone().unwrap(), done.clone());
+    let answers = Answers::take(peer.try_clone().unwrap());
     for number in 0..COUNT {
-        until(|| number - server.counts().received < WINDOW);
+        answers.keep_up(number, &server);
         peer.send_to(&number.to_be_bytes(), address).unwrap();
     }
     until(|| server.counts().received == COUNT);
     let counts = server.join();
     // Replies are sent when their unithreads have ended.
     runtime.shutdown().unwrap();
-    done.store(true, SeqCst);
-    let (count, _) = answered.join().unwrap();
+    let (count, _) = answers.end();
     assert!(counts.dropped > 0, "there was room for all: {counts:?}");
     assert_eq!(count + counts.dropped, COUNT, "{counts:?}");
 }

@@ -24,8 +24,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 pub struct Datagram<'a> {
     request: Request<'a>,
     peer: SocketAddr,
-    socket: &'a Arc<UdpSocket>,
-    core: &'a Core,
+    receiving: &'a Receiving,
 }
 
 impl Datagram<'_> {
@@ -46,20 +45,26 @@ impl Datagram<'_> {
 
     /// Sends the first `length` bytes of the buffer back, once the unithread has ended ([`Request::reply_to`]).
     pub fn reply(self, length: usize) {
-        self.request.reply_to(self.socket.clone(), length, self.peer);
+        self.request.reply_to(self.receiving.socket.clone(), length, self.peer);
     }
 
     /// It was not understood: it is counted, and not answered.
     pub fn malformed(self) {
-        self.core.tally.malformed.add();
+        self.receiving.core.tally.malformed.add();
     }
+}
+
+/// What a service and its requests share.
+#[derive(Debug)]
+struct Receiving {
+    core: Arc<Core>,
+    socket: Arc<UdpSocket>,
 }
 
 /// A service of datagrams that runs. Dropped, it is stopped.
 #[derive(Debug)]
 pub struct UdpServer {
-    core: Arc<Core>,
-    socket: Arc<UdpSocket>,
+    receiving: Arc<Receiving>,
     receiver: Option<JoinHandle<()>>,
 }
 
@@ -72,10 +77,10 @@ impl UdpServer {
     {
         limits.check(&handle.shared.config)?;
         let core = Arc::new(Core::new(handle, limits));
-        let socket = Arc::new(socket);
+        let receiving = Arc::new(Receiving { core, socket: Arc::new(socket) });
         let (tell, hear) = channel::bounded(1);
-        let service = Service { core: core.clone(), socket: socket.clone(), serve: Arc::new(service) };
-        let receive = move || match Receiver::open(service.socket.clone(), limits.request_bytes) {
+        let service = Service { receiving: receiving.clone(), serve: Arc::new(service) };
+        let receive = move || match Receiver::open(service.receiving.socket.clone(), limits.request_bytes) {
             Ok(receiver) => {
                 // Who started it waits for this.
                 let _ = tell.send(Ok(()));
@@ -85,27 +90,27 @@ impl UdpServer {
         };
         let receiver = handle.spawn(receive).map_err(super::not_spawned)?;
         hear.recv().map_err(|_| super::not_spawned(crate::SpawnError::Stopping))??;
-        Ok(UdpServer { core, socket, receiver: Some(receiver) })
+        Ok(UdpServer { receiving, receiver: Some(receiver) })
     }
 
     /// Where it is.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.socket.local_addr()
+        self.receiving.socket.local_addr()
     }
 
     /// What it has counted.
     pub fn counts(&self) -> Counts {
-        Counts { send_failed: self.socket.replies_failed(), ..self.core.tally.read() }
+        Counts { send_failed: self.receiving.socket.replies_failed(), ..self.receiving.core.tally.read() }
     }
 
     /// Requests that are served now.
     pub fn under_way(&self) -> u32 {
-        self.core.under_way()
+        self.receiving.core.under_way()
     }
 
     /// Receives no more; requests under way go on.
     pub fn stop(&self) {
-        self.core.close();
+        self.receiving.core.close();
     }
 
     /// Stops it, and waits until the last request has been served. What it has counted.
@@ -127,8 +132,7 @@ impl Drop for UdpServer {
 
 /// What the receiver has.
 struct Service<S> {
-    core: Arc<Core>,
-    socket: Arc<UdpSocket>,
+    receiving: Arc<Receiving>,
     serve: Arc<S>,
 }
 
@@ -140,7 +144,7 @@ where
         let mut stopped = false;
         loop {
             let failed = self.serve_all(&mut receiver);
-            stopped |= self.core.is_closing() || crate::stopping();
+            stopped |= self.receiving.core.is_closing() || crate::stopping();
             match (stopped, receiver.is_armed()) {
                 (true, false) => break,
                 (true, true) => {
@@ -154,11 +158,11 @@ where
             if !receiver.is_armed() && receiver.arm().is_err() {
                 stopped |= sleep(AGAIN).is_err();
             } else {
-                stopped |= receiver.wait(&self.core).is_err();
+                stopped |= receiver.wait(&self.receiving.core).is_err();
             }
         }
         drop(receiver);
-        self.core.wait_empty();
+        self.receiving.core.wait_empty();
     }
 
     /// Serves what has come. Whether a receive has failed.
@@ -173,7 +177,7 @@ where
     }
 
     fn serve(&self, receiver: &Receiver<'_>, arrival: Arrival) -> bool {
-        let tally = &self.core.tally;
+        let tally = &self.receiving.core.tally;
         match receiver.look(arrival) {
             Got::Datagram(bytes, peer) => {
                 tally.received.add();
@@ -196,14 +200,14 @@ where
 
     /// Begins the unithread of a datagram. False: there is no room.
     fn begin(&self, bytes: &[u8], peer: SocketAddr) -> bool {
-        let core = &self.core;
+        let core = &self.receiving.core;
         let Some(under_way) = UnderWay::enter(core, core.limits.requests_in_flight) else { return false };
-        let (core, socket, serve) = (core.clone(), self.socket.clone(), self.serve.clone());
+        let (receiving, serve) = (self.receiving.clone(), self.serve.clone());
         let work = move |request: Request<'_>| {
             // Dropped last.
             let _under_way = under_way;
-            serve(Datagram { request, peer, socket: &socket, core: &core });
+            serve(Datagram { request, peer, receiving: &receiving });
         };
-        self.core.handle().spawn_request(bytes, work).is_ok()
+        core.handle().spawn_request(bytes, work).is_ok()
     }
 }

@@ -76,9 +76,11 @@ impl Core {
         waited
     }
 
-    /// The receiver waits until nothing is under way. A shutdown does not end this: it ends what is under way.
+    /// The receiver, which receives no more, waits until nothing is under way. A shutdown does not end this: it ends what is under way.
     pub(super) fn wait_empty(&self) {
         let (worker, index) = worker::inside().expect("the receiver is a unithread");
+        // It may be the runtime that ends: the last one is to wake this one all the same.
+        self.closing.store(true, SeqCst);
         while self.under_way() != 0 {
             let token = worker.shared.pool.unit(index).wait.arm(index);
             self.waiter.store(token.into_raw(), SeqCst);
