@@ -8,6 +8,9 @@
 //! A completion of io_uring comes to the ring that the request was made in, so here the request goes there too; many replies are then submitted with
 //! one call.
 //!
+//! The runtime's shutdown waits for replies. A peer that takes nothing would keep it for ever: when none of them has got on for [`PATIENCE`], those that
+//! are left are given up, and counted as failed.
+//!
 //! A reply goes to who a socket is connected to, or to an address, which is kept in the control block. What `sendmsg` wants to be told in memory lies on
 //! the stack that the unithread has left.
 
@@ -25,6 +28,9 @@ use io_uring::{opcode, squeue, types};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+
+/// How long the runtime's shutdown waits for peers that take nothing of their replies, in nanoseconds.
+const PATIENCE: u64 = 1_000_000_000;
 
 /// A request, in the request buffer of the unithread that serves it.
 #[derive(Debug)]
@@ -127,10 +133,14 @@ impl Replies {
                 continue;
             }
             self.doze.begin();
+            let (stopping, before) = (shared.is_stopping(), worker::now());
             if self.inbox.is_empty() && !shared.has_ended() {
-                ring.sleep(None);
+                ring.sleep(stopping.then_some(PATIENCE));
             }
             self.doze.end();
+            if stopping && worker::now() - before >= PATIENCE {
+                ring.cancel_all();
+            }
         }
     }
 

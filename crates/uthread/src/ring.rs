@@ -90,6 +90,14 @@ impl Ring {
         let _ = unsafe { self.push(&request) };
     }
 
+    /// Asks the kernel to end all requests early.
+    pub fn cancel_all(&mut self) {
+        let all = types::CancelBuilder::any().all();
+        let request = opcode::AsyncCancel2::new(all).build().user_data(CANCELLED);
+        // SAFETY: as above.
+        let _ = unsafe { self.push(&request) };
+    }
+
     /// Starts what is in the queue.
     pub fn submit(&mut self) {
         if self.uring.submission().is_empty() {
