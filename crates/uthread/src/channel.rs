@@ -5,8 +5,7 @@
 //! that was woken looks again, since another one may have been quicker.
 
 use crate::api::{hold, wait_stoppable};
-use crate::runtime::{Handle, Shared};
-use crate::seam::Parking;
+use crate::runtime::Shared;
 use crate::wait::Token;
 use crate::worker;
 use std::collections::VecDeque;
@@ -40,7 +39,7 @@ impl Waiter {
     /// Whether somebody was woken.
     fn wake(self) -> bool {
         match self {
-            Waiter::Unithread(shared, token) => Handle { shared }.complete(token, 0),
+            Waiter::Unithread(shared, token) => shared.complete(token, 0),
             Waiter::Thread(thread) => {
                 thread.unpark();
                 true

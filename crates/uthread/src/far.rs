@@ -5,6 +5,23 @@
 //! The scheduler's own memory must be there when the library asks it to switch. Stacks, control blocks, rings and the workers' own stacks are mappings that the library
 //! leaves alone. What else a worker touches lies in the program's heap: it is pinned, for as long as the runtime lives ([`Kept`]).
 //!
+//! # Why a unithread may be switched away from at an access
+//!
+//! The SIGBUS handler of the library writes the registers onto the unithread's stack and returns into code that waits there and then puts all of them back. That is sound
+//! because of the following; `Worker::begin_interrupted` checks what can change, and where a check fails the fault is served in place: slower, never wrong.
+//!
+//! 1. **The stack is the unithread's**, and there is room below. *Checked.* So is the interrupted code: it does not run on an alternate stack, as a handler of the
+//!    program may.
+//! 2. **The signal mask is the worker's.** The return from the signal puts it back before the wait begins. Code that has blocked signals waits in place. *Checked.*
+//! 3. **Registers** are all put back: the library sees to it. The thread pointer is none of them: a unithread stays on its worker. A shadow stack would not go
+//!    along: refused at the start.
+//! 4. **`errno`** is saved around each switch: the program may have faulted between a call and its look at `errno`.
+//! 5. **The scheduler is not interrupted half way.** *Checked:* `busy` is 0. Its own memory is there (above), and workers block the program's signals, so that no handler of
+//!    the program's runs on top of it.
+//! 6. **The program is not interrupted where it must not be.** Code that holds a lock, or has thread-local data in two minds (`malloc`'s cache of the thread, a borrowed
+//!    `RefCell`), would meet itself on the same thread. This cannot be seen from outside. *Checked:* `hold` is 0 ([`crate::hold`], `farshore_uthread_hold`), and no panic
+//!    unwinds. The rest is the program's, above all its allocator: [`crate::Allocator`].
+//!
 //! # Where the hooks run
 //!
 //! `begin` runs in the SIGBUS handler, on another stack. `read` and `complete` run in there, or inside of `Worker::collect`. None of them runs while the worker's ring or

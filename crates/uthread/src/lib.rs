@@ -15,18 +15,19 @@
 //! | [`wait`], [`list`], [`doze`] | what threads share: a wait and its token, queues without locks, who sleeps. Modelled with loom |
 //! | [`dispatch`] | one queue to idle workers, and which of them is next. Modelled with loom |
 //! | [`timers`] | a worker's deadlines |
-//! | `worker`, `ring` | the loop of a worker; its io_uring, in which it sleeps |
+//! | `worker`, `ring`, `feed` | the loop of a worker; its io_uring, in which it sleeps; requests that complete many times |
 //! | `runtime`, `join` | begin and end: of a runtime, of a unithread |
 //! | `request` | requests in the unithread's own buffer; replies, and their completions, by a thread for all |
-//! | [`seam`] | **how a fetch waits from inside a signal handler**, and why that is sound |
-//! | `far` | the library that serves page faults, and lets unithreads wait for pages |
+//! | `far` | the library that serves page faults: **how a unithread waits at an access**, and why that is sound |
 //! | `api`, [`io`], [`channel`], `ffi` | what unithreads call, from Rust and from C |
+//! | [`net`] | TCP and UDP, and services of them with limits |
 //!
 //! # What a unithread may rely on, and what not
 //!
 //! - It stays on its worker: addresses in thread-local storage stay valid. All unithreads of a worker share that storage. `errno` is each one's own.
-//! - It is switched away from where it waits, and **at any access to far memory** once a fetch path uses the [`seam`]. Who must not be, has a
+//! - It is switched away from where it waits, and **at any access to far memory**. Who must not be, has a
 //!   [`Hold`]: around a lock that another unithread may want, or while a `RefCell` in thread-local storage is borrowed.
+//! - `malloc` has thread-local data: programs use [`Allocator`].
 //! - It is not preempted otherwise: long computations call [`checkpoint`].
 //! - The signal mask and the alternate stack are the worker's; a unithread leaves them as they are.
 //! - A forked child has no workers: it may `exec` or end.
@@ -44,6 +45,8 @@ pub mod timers;
 pub mod wait;
 
 #[cfg(not(loom))]
+mod allocator;
+#[cfg(not(loom))]
 mod api;
 #[cfg(not(loom))]
 pub mod channel;
@@ -51,12 +54,15 @@ pub mod channel;
 mod error;
 #[cfg(not(loom))]
 mod far;
+mod feed;
 #[cfg(not(loom))]
 mod ffi;
 #[cfg(not(loom))]
 pub mod io;
 #[cfg(not(loom))]
 mod join;
+#[cfg(not(loom))]
+pub mod net;
 #[cfg(not(loom))]
 pub mod pool;
 #[cfg(not(loom))]
@@ -66,14 +72,14 @@ mod ring;
 #[cfg(not(loom))]
 mod runtime;
 #[cfg(not(loom))]
-pub mod seam;
-#[cfg(not(loom))]
 pub mod switch;
 #[cfg(not(loom))]
 mod thread;
 #[cfg(not(loom))]
 mod worker;
 
+#[cfg(not(loom))]
+pub use allocator::Allocator;
 #[cfg(not(loom))]
 pub use api::{Hold, checkpoint, hold, is_unithread, sleep, spawn, stopping, worker_index, yield_now};
 #[cfg(not(loom))]

@@ -20,11 +20,11 @@
 
 use crate::error::Error;
 use crate::list::{Free, Links};
+use crate::net::Name;
 use crate::wait::WaitWord;
 use core::cell::Cell;
 use core::ptr::NonNull;
 use farshore_core::sync::{AtomicU32, AtomicU64, Ordering};
-use std::os::fd::OwnedFd;
 
 const PAGE: usize = 4096;
 /// Linux 6.13.
@@ -102,8 +102,10 @@ pub struct Unit {
     pub(crate) place: Cell<usize>,
     /// `errno` while it does not run: it belongs to the unithread, though its address belongs to the worker.
     pub(crate) errno: Cell<i32>,
-    /// A reply that is sent when it has ended: where to (an `Arc<OwnedFd>`, raw; null: none), and its bytes, those sent so far included.
-    pub(crate) reply_to: Cell<Option<NonNull<OwnedFd>>>,
+    /// A reply that is sent when it has ended: to which peer (none: who the socket is connected to), by which socket (an `Arc`, raw, of which
+    /// `request.rs` knows the type; null: no reply), and its bytes, those sent so far included.
+    pub(crate) reply_name: Cell<Name>,
+    pub(crate) reply_to: Cell<Option<NonNull<()>>>,
     pub(crate) reply_bytes: Cell<u32>,
     pub(crate) reply_sent: Cell<u32>,
     /// When `checkpoint` first saw it in this turn, in nanoseconds; 0: not yet.

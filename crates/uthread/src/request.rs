@@ -7,20 +7,31 @@
 //! In the paper each worker sends by itself and only the completion goes to the dispatcher, since one completion queue can serve several send queues.
 //! A completion of io_uring comes to the ring that the request was made in, so here the request goes there too; many replies are then submitted with
 //! one call.
+//!
+//! The runtime's shutdown waits for replies. A peer that takes nothing would keep it for ever: when none of them has got on for [`PATIENCE`], those that
+//! are left are given up, and counted as failed.
+//!
+//! A reply goes to who a socket is connected to, or to an address, which is kept in the control block. What `sendmsg` wants to be told in memory lies on
+//! the stack that the unithread has left.
 
 use crate::doze::Doze;
 use crate::error::Error;
 use crate::far::Kept;
 use crate::list::{Fifo, Inbox};
+use crate::net::{Name, UdpSocket, message};
 use crate::pool::{Pool, Unit};
 use crate::ring::{Kick, Ring};
 use crate::runtime::Shared;
 use crate::{thread, worker};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use io_uring::{opcode, types};
-use std::os::fd::{AsRawFd, OwnedFd};
+use io_uring::{opcode, squeue, types};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+
+/// How long the runtime's shutdown waits for peers that take nothing of their replies, in nanoseconds.
+const PATIENCE: u64 = 1_000_000_000;
 
 /// A request, in the request buffer of the unithread that serves it.
 #[derive(Debug)]
@@ -52,10 +63,22 @@ impl Request<'_> {
 
     /// Sends the first `length` bytes of the buffer to socket `to`, once the unithread has ended. The descriptor stays open until then.
     pub fn reply(self, to: Arc<OwnedFd>, length: usize) {
+        self.leave_reply(length, Name::default(), || Arc::into_raw(to).cast());
+    }
+
+    /// Sends the first `length` bytes of the buffer as a datagram to `peer`, once the unithread has ended. The socket stays open until then, and counts
+    /// what could not be sent ([`UdpSocket::replies_failed`]).
+    pub fn reply_to(self, socket: Arc<UdpSocket>, length: usize, peer: SocketAddr) {
+        self.leave_reply(length, Name::of(peer), || Arc::into_raw(socket).cast());
+    }
+
+    /// By an `Arc<OwnedFd>`, or an `Arc<UdpSocket>` if there is a name: see [`socket_of`].
+    fn leave_reply(self, length: usize, name: Name, socket: impl FnOnce() -> *const ()) {
         assert!(length <= self.buffer.len(), "a reply of {length} bytes is longer than the buffer of {}", self.buffer.len());
         self.unit.reply_bytes.set(length as u32);
         self.unit.reply_sent.set(0);
-        self.unit.reply_to.set(NonNull::new(Arc::into_raw(to).cast_mut()));
+        self.unit.reply_name.set(name);
+        self.unit.reply_to.set(NonNull::new(socket().cast_mut()));
     }
 }
 
@@ -117,10 +140,14 @@ impl Replies {
                 continue;
             }
             self.doze.begin();
+            let (stopping, before) = (shared.is_stopping(), worker::now());
             if self.inbox.is_empty() && !shared.has_ended() {
-                ring.sleep(None);
+                ring.sleep(stopping.then_some(PATIENCE));
             }
             self.doze.end();
+            if stopping && worker::now() - before >= PATIENCE {
+                ring.cancel_all();
+            }
         }
     }
 
@@ -133,12 +160,18 @@ impl Replies {
         if again {
             return posted.push(&shared.pool, index);
         }
-        if sent < unit.reply_bytes.get() {
-            self.failed.fetch_add(1, Ordering::Relaxed);
+        let failed = result < 0 || sent < unit.reply_bytes.get();
+        self.failed.fetch_add(u64::from(failed), Ordering::Relaxed);
+        let by = unit.reply_to.take().expect("set by reply").as_ptr();
+        match unit.reply_name.get().bytes() {
+            // SAFETY: made by `Arc::into_raw` in `reply`, and taken out once.
+            0 => drop(unsafe { Arc::from_raw(by.cast::<OwnedFd>()) }),
+            _ => {
+                // SAFETY: as above, in `reply_to`.
+                let socket = unsafe { Arc::from_raw(by.cast::<UdpSocket>()) };
+                socket.failed.fetch_add(u64::from(failed), Ordering::Relaxed);
+            }
         }
-        let to = unit.reply_to.take().expect("set by reply");
-        // SAFETY: made by `Arc::into_raw` in `reply`, and taken out once.
-        drop(unsafe { Arc::from_raw(to.as_ptr()) });
         shared.pool.give(index);
         shared.dismiss();
     }
@@ -147,12 +180,49 @@ impl Replies {
 /// Puts the send of what is left of a reply into the ring. False: there is no room now.
 fn send(shared: &Shared, ring: &mut Ring, index: u32) -> bool {
     let unit = shared.pool.unit(index);
-    let to = unit.reply_to.get().expect("posted with a reply");
-    // SAFETY: kept alive by the reference that `reply` gave away.
-    let to = unsafe { to.as_ref() }.as_raw_fd();
-    let sent = unit.reply_sent.get();
-    let from = shared.pool.buffer(index).wrapping_add(sent as usize);
-    let request = opcode::Send::new(types::Fd(to), from, unit.reply_bytes.get() - sent).flags(libc::MSG_NOSIGNAL).build();
-    // SAFETY: buffer and descriptor stay until the completion: the slot is not given back before.
+    let request = match unit.reply_name.get().bytes() {
+        0 => rest_of_stream(&shared.pool, index),
+        _ => datagram(&shared.pool, index),
+    };
+    // SAFETY: buffer, stack and socket stay until the completion: the slot is not given back before.
     unsafe { ring.push(&request.user_data(u64::from(index) + 1)) }.is_ok()
 }
+
+/// The socket of the reply of slot `index`.
+fn socket_of(unit: &Unit) -> RawFd {
+    let by = unit.reply_to.get().expect("posted with a reply");
+    match unit.reply_name.get().bytes() {
+        // SAFETY: kept alive by the reference that `reply` gave away.
+        0 => unsafe { by.cast::<OwnedFd>().as_ref() }.as_raw_fd(),
+        // SAFETY: as above, `reply_to`.
+        _ => unsafe { by.cast::<UdpSocket>().as_ref() }.as_fd().as_raw_fd(),
+    }
+}
+
+fn rest_of_stream(pool: &Pool, index: u32) -> squeue::Entry {
+    let unit = pool.unit(index);
+    let sent = unit.reply_sent.get();
+    let from = pool.buffer(index).wrapping_add(sent as usize);
+    let socket = types::Fd(socket_of(unit));
+    opcode::Send::new(socket, from, unit.reply_bytes.get() - sent).flags(libc::MSG_NOSIGNAL).build()
+}
+
+/// What `sendmsg` reads.
+#[repr(C, align(16))]
+struct Envelope {
+    message: libc::msghdr,
+    part: libc::iovec,
+}
+
+fn datagram(pool: &Pool, index: u32) -> squeue::Entry {
+    let unit = pool.unit(index);
+    let at = pool.stack_end(index).cast::<Envelope>().wrapping_sub(1);
+    let part = libc::iovec { iov_base: pool.buffer(index).cast(), iov_len: unit.reply_bytes.get() as usize };
+    let name = unit.reply_name.as_ptr();
+    let message = message(name.cast(), unit.reply_name.get().bytes(), at.cast::<u8>().wrapping_add(PART_AT).cast());
+    // SAFETY: the end of the stack, which is aligned; its unithread has left it for good, and the slot is this thread's.
+    unsafe { at.write(Envelope { message, part }) };
+    opcode::SendMsg::new(types::Fd(socket_of(unit)), at.cast()).flags(libc::MSG_NOSIGNAL as u32).build()
+}
+
+const PART_AT: usize = core::mem::offset_of!(Envelope, part);

@@ -5,6 +5,7 @@
 
 use crate::error::Error;
 use crate::far;
+use crate::feed::{self, Feeds};
 use core::sync::atomic::AtomicU64;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -14,10 +15,10 @@ use std::sync::Arc;
 const ENTRIES: u32 = 256;
 /// `user_data` of the read of the eventfd, and of requests to cancel: no token's raw form.
 const KICKED: u64 = u64::MAX;
-const CANCELLED: u64 = u64::MAX - 1;
+pub(crate) const CANCELLED: u64 = u64::MAX - 1;
 
-/// The completion of a read for the library: the rest is its cookie. No token has this bit.
-pub const FETCH: u64 = 1 << 62;
+/// The completion of a read for the library: the rest is its cookie. No token has this bit, since a pool has at most 2²⁴ unithreads, and no feed.
+pub const FETCH: u64 = 1 << 61;
 
 /// Flags of io_uring_enter(2).
 const GETEVENTS: u32 = 1;
@@ -64,6 +65,7 @@ pub struct Ring {
     kick: Arc<Kick>,
     /// A read of the eventfd is under way.
     armed: bool,
+    pub(crate) feeds: Feeds,
 }
 
 impl Ring {
@@ -83,7 +85,7 @@ impl Ring {
                 want: "EXT_ARG and NODROP (Linux 5.11)",
             });
         }
-        Ok(Ring { uring, kick, armed: false })
+        Ok(Ring { uring, kick, armed: false, feeds: Feeds::default() })
     }
 
     /// Puts a request into the queue. It starts with the next [`Ring::submit`] or [`Ring::sleep`].
@@ -111,6 +113,14 @@ impl Ring {
     /// Requests that wait for [`Ring::submit`].
     pub fn waiting(&mut self) -> usize {
         self.uring.submission().len()
+    }
+
+    /// Asks the kernel to end all requests early.
+    pub fn cancel_all(&mut self) {
+        let all = types::CancelBuilder::any().all();
+        let request = opcode::AsyncCancel2::new(all).build().user_data(CANCELLED);
+        // SAFETY: as above.
+        let _ = unsafe { self.push(&request) };
     }
 
     /// Starts what is in the queue, and has the kernel put completions where [`Ring::reap`] finds them.
@@ -146,9 +156,28 @@ impl Ring {
             match entry.user_data() {
                 KICKED => self.armed = false,
                 CANCELLED => {}
+                of_feed if feed::is_feed(of_feed) => {
+                    if let Some(waiter) = self.feeds.note(of_feed, entry.result(), entry.flags()) {
+                        completed(waiter, 0);
+                    }
+                }
                 token => completed(token, entry.result()),
             }
         }
+    }
+
+    /// Gives the kernel a ring of buffers, of which requests that name `group` take one each.
+    ///
+    /// # Safety
+    /// `at` has `entries` (a power of two) entries, whose pages are the ring's until [`Ring::take_buffers`], as are the buffers that it ever names.
+    pub(crate) unsafe fn give_buffers(&mut self, at: *mut types::BufRingEntry, entries: u16, group: u16) -> std::io::Result<()> {
+        // SAFETY: the caller's duty.
+        unsafe { self.uring.submitter().register_buf_ring_with_flags(at.expose_provenance() as u64, entries, group, 0) }
+    }
+
+    /// Takes them back. No request that takes buffers of `group` is under way.
+    pub(crate) fn take_buffers(&mut self, group: u16) -> std::io::Result<()> {
+        self.uring.submitter().unregister_buf_ring(group)
     }
 
     /// Sleeps until a completion, a kick, or for `ns` nanoseconds; may return early. Starts what is in the queue.

@@ -19,7 +19,6 @@ use crate::list::Inbox;
 use crate::pool::{Pool, Shape};
 use crate::request::{Replies, Request};
 use crate::ring::{Kick, Ring};
-use crate::seam::Base;
 use crate::wait::{Complete, Token};
 use crate::{thread as os, worker};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -163,7 +162,7 @@ impl Shared {
         self.is_stopping() && self.live.load(Ordering::SeqCst) == 0
     }
 
-    /// Completes a wait; see [`crate::seam::Parking::complete`].
+    /// Completes a wait; from any thread, in a signal handler or not. False: it was over before.
     pub(crate) fn complete(&self, token: Token, result: i32) -> bool {
         let unit = self.pool.unit(token.index());
         // Before the completion: afterwards the unithread may have ended, and the slot have another home.
@@ -316,7 +315,7 @@ impl Runtime {
         let mut runtime = Runtime { handle: Handle { shared: shared.clone() }, threads: Vec::new() };
         for number in 0..shared.config.workers {
             let core = cores[number % cores.len()];
-            let work = move |shared: Arc<Shared>, (ring, base)| worker::run(shared, number, ring, base);
+            let work = move |shared: Arc<Shared>, ring| worker::run(shared, number, ring);
             runtime.threads.push(start_thread(
                 &shared,
                 format!("unithreads{number}"),
@@ -425,12 +424,12 @@ fn start_thread<P: 'static>(
     }
 }
 
-fn prepare(shared: &Shared, number: usize, core: usize) -> Result<(Ring, Base), Error> {
+fn prepare(shared: &Shared, number: usize, core: usize) -> Result<Ring, Error> {
     if shared.config.pin {
         os::pin(core)?;
     }
     os::block_signals();
-    Ok((Ring::new(shared.side(number).kick.clone())?, Base::of_this_thread()))
+    Ring::new(shared.side(number).kick.clone())
 }
 
 /// Aborts the process if it is dropped.

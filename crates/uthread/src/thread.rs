@@ -58,11 +58,3 @@ pub(crate) fn mask() -> u64 {
     unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, none, &raw mut mask, 8) };
     mask
 }
-
-/// This thread's alternate stack: address and bytes.
-pub(crate) fn alternate_stack() -> (usize, usize) {
-    let mut stack = libc::stack_t { ss_sp: core::ptr::null_mut(), ss_flags: 0, ss_size: 0 };
-    // SAFETY: sets nothing, and writes to `stack`.
-    unsafe { libc::sigaltstack(core::ptr::null(), &raw mut stack) };
-    (stack.ss_sp.addr(), stack.ss_size)
-}

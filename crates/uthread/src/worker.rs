@@ -15,7 +15,7 @@
 //!
 //! All but the [`Side`] belongs to the worker's thread, which runs either the loop or one unithread, and perhaps a signal handler on top. So there
 //! are no locks, but there is `busy`: it is above 0 while ring, lists or timers are in use, and always on the worker's own stack. A signal handler
-//! that finds it above 0 does not switch (`seam.rs`). `hold` counts the program's own reasons not to switch ([`crate::hold`]).
+//! that finds it above 0 does not switch (`far.rs`). `hold` counts the program's own reasons not to switch ([`crate::hold`]).
 //!
 //! A unithread stays on its worker. So its thread-local storage stays where it is, and code may keep addresses in it across a wait; but all
 //! unithreads of a worker share it: what a unithread leaves there half done while it waits, the next one finds.
@@ -27,8 +27,8 @@ use crate::list::{Fifo, NONE};
 use crate::pool::Unit;
 use crate::ring::{FETCH, Ring};
 use crate::runtime::{Shared, WaitMode};
-use crate::seam::Base;
 use crate::switch;
+use crate::thread;
 use crate::timers::Timers;
 use crate::wait::{Complete, Park, Token};
 use core::cell::{Cell, UnsafeCell};
@@ -69,8 +69,8 @@ enum Why {
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
     pub(crate) number: usize,
-    /// What the kernel puts back at the end of each signal handler, as it was when this worker began.
-    pub(crate) base: Base,
+    /// The signal mask with which it began: bit n is signal n + 1.
+    mask: u64,
     inner: UnsafeCell<Inner>,
     busy: Cell<u32>,
     pub(crate) hold: Cell<u32>,
@@ -136,7 +136,7 @@ pub(crate) fn forget_in_children() {
 }
 
 /// Runs a worker on this thread until the runtime ends.
-pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring, base: Base) {
+pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring) {
     let count = shared.pool.shape().count;
     let inner = Inner {
         ring,
@@ -152,7 +152,7 @@ pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring, base: Base) {
     let worker = Worker {
         shared,
         number,
-        base,
+        mask: thread::mask(),
         inner: UnsafeCell::new(inner),
         // On the worker's own stack nothing may switch.
         busy: Cell::new(1),
@@ -264,7 +264,12 @@ impl Worker {
             if inner.timers.next().is_some() {
                 let time = now();
                 while let Some(token) = inner.timers.expire(time) {
-                    self.complete_own(&mut inner.ready, token, 0);
+                    let by_ring = token.into_raw() | BY_RING;
+                    match self.unit(token.index()).stoppable.load(Ordering::Relaxed) == by_ring {
+                        // It is over when the kernel says so: until then it uses what it points to.
+                        true => inner.ring.cancel(token.into_raw()),
+                        false => self.complete_own(&mut inner.ready, token, 0),
+                    }
                 }
             }
             if !inner.stopped && self.shared.is_stopping() {
@@ -276,7 +281,8 @@ impl Worker {
 
     /// Whether a unithread runs next, so that requests can wait for more.
     fn has_more(&self, inner: &Inner) -> bool {
-        !inner.ready.is_empty() || !inner.fresh.is_empty() || !inner.yielded.is_empty() || !self.desk().fresh.is_empty()
+        let given = !inner.fresh.is_empty() || !self.desk().fresh.is_empty() || self.shared.dispatch.has_waiting();
+        !inner.ready.is_empty() || given || !inner.yielded.is_empty()
     }
 
     /// Takes completions out of the ring. Those of the library's reads go to it, with nothing borrowed.
@@ -287,7 +293,7 @@ impl Worker {
             self.with_busy(|inner| {
                 let Inner { ring, ready, .. } = inner;
                 ring.reap(REAPED, |raw, result| {
-                    if raw & FETCH != 0 {
+                    if raw >> 61 == FETCH >> 61 {
                         fetched[count] = (raw & !FETCH, result);
                         count += 1;
                         return;
@@ -511,7 +517,7 @@ impl Worker {
     /// In a signal handler: the unithread that runs was interrupted at this stack pointer, with this signal mask, and is about to wait; that needs `room`.
     pub(crate) fn begin_interrupted(&self, stack_pointer: u64, room: u64, mask: u64) -> Option<Token> {
         let index = self.current.get();
-        if index == NONE || !self.may_switch() || mask != self.base.mask() {
+        if index == NONE || !self.may_switch() || mask != self.mask {
             return None;
         }
         let stack = self.shared.pool.stack(index);
@@ -571,6 +577,11 @@ impl Worker {
     /// Removes the timer of unithread `index`, if it is set.
     pub(crate) fn remove_timer(&self, index: u32) {
         self.with(|inner| inner.timers.remove(index));
+    }
+
+    /// This worker's ring, for a moment.
+    pub(crate) fn with_ring<R>(&self, work: impl FnOnce(&mut Ring) -> R) -> R {
+        self.with(|inner| work(&mut inner.ring))
     }
 
     /// Puts a request into this worker's ring. It starts before the worker does anything else.

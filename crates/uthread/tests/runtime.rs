@@ -487,3 +487,19 @@ fn a_reply_to_a_peer_that_is_gone_is_counted() {
     assert_eq!(handle.replies_failed(), 1);
     assert_eq!(Arc::strong_count(&to), 1, "the descriptor was given back");
 }
+
+#[test]
+fn peers_that_take_no_reply_do_not_keep_a_shutdown() {
+    let runtime = runtime(1);
+    let (client, server) = UnixStream::pair().unwrap();
+    let to = Arc::new(OwnedFd::from(server));
+    let handle = runtime.handle();
+    for _ in 0..1000 {
+        let to = to.clone();
+        handle.spawn_request(b"x", move |request| request.reply(to, 2048)).unwrap();
+    }
+    runtime.shutdown().unwrap();
+    assert!(handle.replies_failed() > 0, "the peer's queue has no room for all");
+    assert_eq!(Arc::strong_count(&to), 1, "the descriptor was given back");
+    drop(client);
+}

@@ -1,6 +1,8 @@
 //! What the tests share.
 #![allow(dead_code)]
 
+pub mod net;
+
 use core::time::Duration;
 use farshore_uthread::{Config, Runtime};
 use std::process::{Command, Output};

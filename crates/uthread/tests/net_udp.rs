@@ -1,0 +1,286 @@
+//! Services of datagrams, against sockets of threads on 127.0.0.1.
+#![cfg(not(loom))]
+
+mod common;
+
+use common::net::{Random, here, runtime, until, watchdog};
+use core::time::Duration;
+use farshore_uthread::net::{Datagram, Limits, UdpServer, UdpSocket};
+use farshore_uthread::{Config, Runtime, channel, sleep};
+use std::collections::HashSet;
+use std::net::{SocketAddr, UdpSocket as Plain};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread;
+
+fn server<S>(runtime: &Runtime, limits: Limits, service: S) -> UdpServer
+where
+    S: Fn(Datagram<'_>) + Send + Sync + 'static,
+{
+    UdpServer::start(&runtime.handle(), UdpSocket::bind(here()).unwrap(), limits, service).unwrap()
+}
+
+/// So many are sent of which nothing is known yet: the kernel's queues, of the service and of the peer, have room for them.
+const WINDOW: u64 = 32;
+
+/// Answers with what came; what begins with 0xff is malformed.
+fn echo(datagram: Datagram<'_>) {
+    match datagram.bytes() {
+        [0xff, ..] => datagram.malformed(),
+        bytes => {
+            let length = bytes.len();
+            datagram.reply(length);
+        }
+    }
+}
+
+/// Takes the answers that come to a socket.
+struct Answers {
+    done: Arc<AtomicBool>,
+    count: Arc<AtomicU64>,
+    thread: thread::JoinHandle<Vec<u64>>,
+}
+
+impl Answers {
+    fn take(socket: Plain) -> Answers {
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let (done, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (end, counts) = (done.clone(), count.clone());
+        let thread = thread::spawn(move || {
+            let (mut numbers, mut bytes) = (Vec::new(), [0; 4096]);
+            loop {
+                match socket.recv(&mut bytes) {
+                    Ok(length) => {
+                        numbers.extend(bytes[..length].first_chunk().map(|&number| u64::from_be_bytes(number)));
+                        counts.fetch_add(1, SeqCst);
+                    }
+                    Err(_) if end.load(SeqCst) => return numbers,
+                    Err(_) => {}
+                }
+            }
+        });
+        Answers { done, count, thread }
+    }
+
+    /// Waits until of `sent` datagrams few are left of which nothing is known.
+    fn keep_up(&self, sent: u64, server: &UdpServer) {
+        until(|| {
+            let counts = server.counts();
+            sent - self.count.load(SeqCst) - counts.dropped - counts.too_long - counts.malformed < WINDOW
+        });
+    }
+
+    /// How many came, and the first bytes of each that has eight or more.
+    fn end(self) -> (u64, Vec<u64>) {
+        self.done.store(true, SeqCst);
+        let numbers = self.thread.join().unwrap();
+        (self.count.load(SeqCst), numbers)
+    }
+}
+
+#[test]
+fn ten_thousand_of_all_sizes() {
+    const COUNT: u64 = 10_000;
+    let runtime = runtime(2);
+    let server = server(&runtime, Limits { request_bytes: 1000, ..Limits::default() }, echo);
+    let address = server.local_addr().unwrap();
+    let peer = Plain::bind(here()).unwrap();
+    let answers = Answers::take(peer.try_clone().unwrap());
+    let mut random = Random(1);
+    let (mut long, mut malformed, mut numbers) = (0, 0, HashSet::new());
+    for number in 0..COUNT {
+        let length = [0, 1, 999, 1000, 1001, 1100, random.below(1200)][random.below(7)];
+        let mut bytes = random.bytes(length);
+        if let Some(place) = bytes.first_chunk_mut() {
+            *place = number.to_be_bytes();
+        }
+        let bad = length > 0 && random.below(10) == 0;
+        if bad {
+            bytes[0] = 0xff;
+        } else if let Some(first) = bytes.first_mut() {
+            *first = 0;
+        }
+        long += u64::from(length > 1000);
+        malformed += u64::from(bad && length <= 1000);
+        if !bad && (8..=1000).contains(&length) {
+            numbers.insert(number);
+        }
+        answers.keep_up(number, &server);
+        peer.send_to(&bytes, address).unwrap();
+    }
+    until(|| server.counts().received == COUNT);
+    let counts = server.join();
+    // Replies are sent when their unithreads have ended.
+    runtime.shutdown().unwrap();
+    let (count, seen) = answers.end();
+    assert_eq!((counts.received, counts.too_long, counts.malformed), (COUNT, long, malformed));
+    assert_eq!((counts.receive_failed, counts.send_failed), (0, 0));
+    assert_eq!(count, COUNT - long - malformed - counts.dropped);
+    let different: HashSet<u64> = seen.iter().copied().collect();
+    assert_eq!(different.len(), seen.len(), "answered twice");
+    assert!(different.is_subset(&numbers), "answered what was not asked");
+    assert!(counts.dropped > 0 || different == numbers, "not all were answered");
+}
+
+/// Sends more than there is room for. All are answered or counted.
+fn overload(config: Config, limits: Limits) {
+    watchdog();
+    const COUNT: u64 = 2000;
+    let runtime = Runtime::start(config).unwrap();
+    let server = server(&runtime, limits, |datagram| {
+        let _ = sleep(Duration::from_micros(200));
+        echo(datagram);
+    });
+    let address = server.local_addr().unwrap();
+    let peer = Plain::bind(here()).unwrap();
+    let answers = Answers::take(peer.try_clone().unwrap());
+    for number in 0..COUNT {
+        answers.keep_up(number, &server);
+        peer.send_to(&number.to_be_bytes(), address).unwrap();
+    }
+    until(|| server.counts().received == COUNT);
+    let counts = server.join();
+    // Replies are sent when their unithreads have ended.
+    runtime.shutdown().unwrap();
+    let (count, _) = answers.end();
+    assert!(counts.dropped > 0, "there was room for all: {counts:?}");
+    assert_eq!(count + counts.dropped, COUNT, "{counts:?}");
+}
+
+#[test]
+fn what_finds_no_unithread_is_dropped_and_counted() {
+    overload(Config { workers: 1, unithreads: 4, ..Config::default() }, Limits::default());
+}
+
+#[test]
+fn what_is_beyond_the_limit_is_dropped_and_counted() {
+    overload(Config { workers: 2, ..Config::default() }, Limits { requests_in_flight: 2, ..Limits::default() });
+}
+
+#[test]
+fn requests_under_way_are_answered_at_the_end() {
+    let runtime = runtime(2);
+    let (go, wait) = channel::bounded::<()>(8);
+    let server = server(&runtime, Limits::default(), move |datagram| {
+        wait.recv().unwrap();
+        echo(datagram);
+    });
+    let peer = Plain::bind(here()).unwrap();
+    for number in 0..8 {
+        peer.send_to(&[number], server.local_addr().unwrap()).unwrap();
+    }
+    until(|| server.under_way() == 8);
+    let address = server.local_addr().unwrap();
+    server.stop();
+    let joins = thread::spawn(move || server.join());
+    // It receives no more, sooner or later; what is under way goes on.
+    (0..8).for_each(|_| go.send(()).unwrap());
+    let counts = joins.join().unwrap();
+    let mut got: Vec<u8> = (0..8)
+        .map(|_| {
+            let mut byte = [0];
+            assert_eq!(peer.recv_from(&mut byte).unwrap(), (1, address));
+            byte[0]
+        })
+        .collect();
+    got.sort_unstable();
+    assert_eq!(got, [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!((counts.received, counts.dropped), (8, 0));
+    runtime.shutdown().unwrap();
+}
+
+#[test]
+fn services_come_and_go_on_one_runtime() {
+    let runtime = runtime(2);
+    for round in 0..50u8 {
+        let servers = [(); 3].map(|()| server(&runtime, Limits::default(), echo));
+        let peer = Plain::bind(here()).unwrap();
+        for server in &servers {
+            let address = server.local_addr().unwrap();
+            peer.send_to(&[round], address).unwrap();
+            let mut byte = [0];
+            assert_eq!(peer.recv_from(&mut byte).unwrap(), (1, address));
+            assert_eq!(byte, [round]);
+        }
+        let [first, second, third] = servers;
+        // Joined, dropped, and joined by a unithread.
+        assert_eq!(first.join().received, 1);
+        drop(second);
+        assert_eq!(runtime.spawn(move || third.join().received).unwrap().join().unwrap(), 1);
+    }
+    until(|| runtime.handle().live() == 0);
+    runtime.shutdown().unwrap();
+}
+
+#[test]
+fn a_reply_that_cannot_be_sent_is_counted() {
+    watchdog();
+    // Longer than a datagram can be.
+    let config = Config { workers: 1, unithreads: 16, stack_bytes: 128 << 10, buffer_bytes: 70_000, ..Config::default() };
+    let runtime = Runtime::start(config).unwrap();
+    let server = server(&runtime, Limits::default(), |datagram| match datagram.bytes() {
+        [0] => datagram.reply(70_000),
+        _ => datagram.reply(60_000),
+    });
+    let peer = Plain::bind(here()).unwrap();
+    peer.send_to(&[0], server.local_addr().unwrap()).unwrap();
+    peer.send_to(&[1], server.local_addr().unwrap()).unwrap();
+    assert_eq!(peer.recv(&mut [0; 65536]).unwrap(), 60_000);
+    until(|| server.counts().send_failed == 1);
+    assert_eq!(runtime.handle().replies_failed(), 1);
+    assert_eq!(server.join().dropped, 0);
+    runtime.shutdown().unwrap();
+}
+
+#[test]
+fn a_panic_of_a_service_ends_one_request() {
+    let runtime = runtime(1);
+    let server = server(&runtime, Limits { requests_in_flight: 1, ..Limits::default() }, |datagram| {
+        assert!(datagram.bytes() != b"bad", "on purpose");
+        echo(datagram);
+    });
+    let peer = Plain::bind(here()).unwrap();
+    peer.send_to(b"bad", server.local_addr().unwrap()).unwrap();
+    until(|| runtime.handle().panics() == 1 && server.under_way() == 0);
+    peer.send_to(b"good", server.local_addr().unwrap()).unwrap();
+    assert_eq!(peer.recv(&mut [0; 8]).unwrap(), 4);
+    drop(server);
+    runtime.shutdown().unwrap();
+}
+
+#[test]
+fn addresses_of_ipv6_are_answered() {
+    let Ok(socket) = UdpSocket::bind("[::1]:0".parse().unwrap()) else {
+        println!("skipped: no IPv6 on this machine");
+        return;
+    };
+    let runtime = runtime(1);
+    let server = UdpServer::start(&runtime.handle(), socket, Limits::default(), echo).unwrap();
+    let peer = Plain::bind("[::1]:0".parse::<SocketAddr>().unwrap()).unwrap();
+    peer.send_to(b"six", server.local_addr().unwrap()).unwrap();
+    assert_eq!(peer.recv_from(&mut [0; 8]).unwrap(), (3, server.local_addr().unwrap()));
+    drop(server);
+    runtime.shutdown().unwrap();
+}
+
+#[test]
+fn a_shutdown_ends_two_thousand_receives() {
+    let runtime = runtime(2);
+    let socket = Arc::new(UdpSocket::bind(here()).unwrap());
+    let began = Arc::new(AtomicU64::new(0));
+    let tasks: Vec<_> = (0..2000)
+        .map(|_| {
+            let (socket, began) = (socket.clone(), began.clone());
+            let receives = move || {
+                began.fetch_add(1, SeqCst);
+                socket.recv_from(&mut [0; 8]).unwrap_err().raw_os_error()
+            };
+            runtime.spawn(receives).unwrap()
+        })
+        .collect();
+    until(|| began.load(SeqCst) == 2000);
+    runtime.shutdown().unwrap();
+    for task in tasks {
+        assert_eq!(task.join().unwrap(), Some(libc::ECANCELED));
+    }
+}
