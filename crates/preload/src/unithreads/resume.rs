@@ -54,7 +54,11 @@ global_asm!(
     "test esi, 4",
     "jz 2f",
     "vzeroupper",
-    "2: push 0x1f80",
+    // Functions begin with an empty x87 stack. (The header tells whether it is in use.)
+    "2: test byte ptr [rsp + 512], 1",
+    "jz 3f",
+    "fninit",
+    "3: push 0x1f80",
     "ldmxcsr [rsp]",
     "mov rsp, rbx",
     "call {parked}",
