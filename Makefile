@@ -14,7 +14,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-long test-fast check unit sim canaries fuzz loom miri real pace pools spaces devices calls threads failures follow secrecy bench-ends report suites suites-long soak soak-long bench setup install uninstall clean
+.PHONY: help build demo test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads failures follow secrecy bench-ends report suites suites-long soak soak-long bench setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
@@ -57,6 +57,7 @@ calls: ## every system call natively and under farshore; blocked threads; debugg
 follow: ## programs that a program starts
 pace: ## how hard evictors work: idle, crowded, on a slow disk, fixed
 pools: ## compressed RAM, alone and in front of a disk
+unithreads: ## unithreads on far memory
 devices: ## block devices as swap space; room that goes back to the disk
 spaces: ## swap spaces that come, go and die while a program runs
 secrecy: ## --encrypt: swap files are noise, the key is in no core dump
@@ -70,7 +71,7 @@ fuzz:
 	python3 tools/fuzz.py $(ARGS)
 bench-ends:
 	python3 tools/test.py bench $(ARGS)
-unit sim canaries loom miri real pace pools spaces devices calls threads failures follow secrecy report suites suites-long soak soak-long:
+unit sim canaries loom miri real pace pools unithreads spaces devices calls threads failures follow secrecy report suites suites-long soak soak-long:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

@@ -214,6 +214,8 @@ def parts(seed):
              [Command([sys.executable, os.path.join(real, "pace.py")], count_last_line)], 20, r"", needs_build=True),
         Part("pools", "compressed RAM, alone and in front of a disk",
              [Command([sys.executable, os.path.join(real, "pools.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
+        Part("unithreads", "unithreads on far memory: on RAM, disks, with errors, in little memory",
+             [Command([sys.executable, os.path.join(real, "unithreads.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
         Part("spaces", "swap spaces that come, go and die while a program runs",
              [Command([sys.executable, os.path.join(real, "spaces.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
         Part("devices", "block devices as swap space; room that goes back to the disk",

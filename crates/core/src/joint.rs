@@ -28,14 +28,14 @@ pub const VERSION: u32 = 1;
 /// The library's function that gives its side: a [`Entry`].
 pub const SYMBOL: &CStr = c"farshore_joint";
 
-/// `version` is the scheduler's. Null: the library has another one, or delivers faults in a way that a scheduler cannot join.
+/// `version` is the scheduler's. Null: the library has another one.
 pub type Entry = unsafe extern "C" fn(version: u32) -> *const Library;
 
 /// What the library does for a scheduler.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
-    /// A runtime with so many unithreads begins. Null: it cannot have what it needs here.
+    /// A runtime with so many unithreads begins. Null: faults are delivered in another way here, or there is not what it needs; its unithreads wait in place.
     pub join: unsafe extern "C" fn(unithreads: u32) -> *const c_void,
     /// That runtime has ended, and all its workers were detached.
     pub leave: unsafe extern "C" fn(runtime: *const c_void),

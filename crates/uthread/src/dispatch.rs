@@ -16,7 +16,7 @@
 
 use crate::list::{Fifo, Inbox, Links};
 use core::cell::UnsafeCell;
-use farshore_core::sync::{AtomicU32, Ordering, Padded};
+use farshore_core::sync::{AtomicU32, AtomicU64, Ordering, Padded};
 
 /// Workers at most.
 pub const WORKERS_MAX: usize = 64;
@@ -40,6 +40,8 @@ pub struct Desk {
     pub fresh: Inbox,
     /// Fetches of its unithreads that are under way.
     pub fetches: AtomicU32,
+    /// Fetches for which unithreads have left their worker to others. Written by the worker.
+    pub parked: AtomicU64,
 }
 
 /// The queue.

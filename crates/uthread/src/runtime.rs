@@ -262,6 +262,11 @@ impl Handle {
         self.shared.panics.load(Ordering::Relaxed)
     }
 
+    /// Pages for which unithreads have waited so far while others could run. 0 without far memory, and where all wait in place.
+    pub fn pages_waited_for(&self) -> u64 {
+        (0..self.shared.sides.len()).map(|worker| self.shared.dispatch.desk(worker).parked.load(Ordering::Relaxed)).sum()
+    }
+
     /// Unithreads that there were at most at a time: their stacks take RAM.
     pub fn unithreads_touched(&self) -> u32 {
         self.shared.pool.used()

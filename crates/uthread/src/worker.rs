@@ -527,8 +527,9 @@ impl Worker {
 
     /// The unithread that runs waits for a fetch.
     pub(crate) fn park(&self, token: Token) -> i32 {
-        let fetches = &self.desk().fetches;
+        let Desk { fetches, parked, .. } = self.desk();
         fetches.fetch_add(1, Ordering::Relaxed);
+        parked.store(parked.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         let result = self.wait(token.index(), token, self.shared.config.wait);
         fetches.fetch_sub(1, Ordering::Relaxed);
         result

@@ -36,6 +36,14 @@ fn start(workers: usize, unithreads: usize) -> Runtime {
     Runtime::start(Config { workers, unithreads, stack_bytes: 32 << 10, ..Config::default() }).unwrap()
 }
 
+/// The end of a runtime. Where it is said that memory is far, unithreads must have waited for it as they can.
+fn end(runtime: Runtime) {
+    let least = std::env::var("FARSHORE_TEST_WAITS").map_or(0, |text| text.parse().unwrap());
+    let waited = runtime.handle().pages_waited_for();
+    assert!(waited >= least, "unithreads have left their workers at {waited} accesses");
+    runtime.shutdown().unwrap();
+}
+
 /// Numbers that look random.
 struct Dice(u64);
 
@@ -65,7 +73,7 @@ fn updates_are_made_once() {
     tasks.into_iter().for_each(|task| task.join().unwrap());
     let sum = |(word, at): (usize, &AtomicU64)| at.load(SeqCst).wrapping_sub(expected(word)) >> 48;
     assert_eq!(memory.iter().enumerate().map(sum).sum::<u64>(), 256 * 200);
-    runtime.shutdown().unwrap();
+    end(runtime);
 }
 
 /// Each has a page of its own, all touch theirs at once, and none has ended before all have begun.
@@ -91,7 +99,7 @@ fn ten_thousand_wait_at_once() {
     }
     go.store(true, SeqCst);
     tasks.into_iter().for_each(|task| task.join().unwrap());
-    runtime.shutdown().unwrap();
+    end(runtime);
 }
 
 /// On one page, of one worker and of two.
@@ -111,7 +119,7 @@ fn many_wait_for_one_page() {
         // So that it is far again.
         (0..PAGES).for_each(|page| assert_eq!(memory[page * WORDS].load(SeqCst), expected(page * WORDS)));
     }
-    runtime.shutdown().unwrap();
+    end(runtime);
 }
 
 /// All registers of the interrupted code are as they were after an access at which others have run.
@@ -131,7 +139,7 @@ fn registers_stay() {
     };
     let tasks: Vec<_> = (1..=64).map(|seed| runtime.spawn(work(seed)).unwrap()).collect();
     tasks.into_iter().for_each(|task| task.join().unwrap());
-    runtime.shutdown().unwrap();
+    end(runtime);
 }
 
 /// Fills registers from `seed`, loads from `at`, and looks at the registers again.
@@ -234,7 +242,7 @@ fn errno_is_each_ones_own() {
     };
     let tasks: Vec<_> = (1..=32).map(|number| runtime.spawn(work(number)).unwrap()).collect();
     tasks.into_iter().for_each(|task| task.join().unwrap());
-    runtime.shutdown().unwrap();
+    end(runtime);
 }
 
 /// Who holds is not switched away from, though it waits for a page that another one of its worker's is fetching.
@@ -261,7 +269,7 @@ fn who_holds_waits_in_place() {
     };
     let tasks: Vec<_> = (0..64).map(|seed| runtime.spawn(work(seed)).unwrap()).collect();
     tasks.into_iter().for_each(|task| task.join().unwrap());
-    runtime.shutdown().unwrap();
+    end(runtime);
 }
 
 /// System calls with far buffers, by ring and without, while others of the worker fetch.
@@ -307,7 +315,7 @@ fn calls_take_far_buffers() {
     let touchers: Vec<_> = (0..40).map(|seed| runtime.spawn(toucher(seed)).unwrap()).collect();
     let callers: Vec<_> = (0..20).map(|seed| runtime.spawn(caller(seed)).unwrap()).collect();
     touchers.into_iter().chain(callers).for_each(|task| task.join().unwrap());
-    runtime.shutdown().unwrap();
+    end(runtime);
 }
 
 /// A unithread, and a thread that is none, make processes while others fetch.
@@ -347,7 +355,7 @@ fn processes_are_made_beside_fetches() {
     [spawner.unwrap(), forker.unwrap()].into_iter().for_each(|task| task.join().unwrap());
     stop.store(true, SeqCst);
     touchers.into_iter().for_each(|task| task.join().unwrap());
-    runtime.shutdown().unwrap();
+    end(runtime);
 }
 
 /// A child looks at some of the memory: it is what it was, and is fetched without workers.
@@ -396,7 +404,7 @@ fn memory_calls_beside_fetches() {
     let touchers: Vec<_> = (0..40).map(|seed| runtime.spawn(toucher(seed)).unwrap()).collect();
     let mappers: Vec<_> = (0..8).map(|seed| runtime.spawn(mapper(seed)).unwrap()).collect();
     touchers.into_iter().chain(mappers).for_each(|task| task.join().unwrap());
-    runtime.shutdown().unwrap();
+    end(runtime);
 }
 
 fn remap(dice: &mut Dice) {
@@ -454,7 +462,7 @@ fn a_hundred_thousand_requests() {
     while handle.live() != 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    runtime.shutdown().unwrap();
+    end(runtime);
     drop(sender);
     let answered = reader.join().unwrap();
     let panicked = panics.load(SeqCst);

@@ -77,9 +77,7 @@ static LIBRARY: Library = Library { join, leave, rings, attach, detach, complete
 /// Our side of the joint, for a scheduler in the program.
 #[unsafe(no_mangle)]
 extern "C" fn farshore_joint(version: u32) -> *const Library {
-    // In poll mode other threads serve faults, and ours sleep in the kernel.
-    let yields = runtime().is_some_and(|runtime| runtime.options.fault == FaultMode::Upcall);
-    if version == VERSION && yields { &raw const LIBRARY } else { core::ptr::null() }
+    if version == VERSION && runtime().is_some() { &raw const LIBRARY } else { core::ptr::null() }
 }
 
 impl Record {
@@ -132,13 +130,11 @@ impl Table {
 }
 
 extern "C" fn join(unithreads: u32) -> *const c_void {
-    let Some(runtime) = runtime() else { return core::ptr::null() };
+    // In poll mode other threads serve faults, and ours sleep in the kernel.
+    let Some(runtime) = runtime().filter(|runtime| runtime.options.fault == FaultMode::Upcall) else { return core::ptr::null() };
     own_threads::ensure(runtime);
     match resume::prepare().and_then(|()| Table::new(unithreads)) {
-        Ok(table) => {
-            entry::set_plain(IO_URING_ENTER, true);
-            Box::into_raw(Box::new(table)).cast()
-        }
+        Ok(table) => Box::into_raw(Box::new(table)).cast(),
         Err(why) => {
             report::line(format_args!("unithreads wait in place for their pages: {why:?}"));
             core::ptr::null()
@@ -156,6 +152,8 @@ unsafe extern "C" fn leave(table: *const c_void) {
 extern "C" fn rings(on: c_int) {
     if let Some(thread) = thread::current().or_else(|| thread::adopt(false)) {
         thread.rings = on != 0;
+        // Of no use to who has made no ring.
+        entry::set_plain(IO_URING_ENTER, true);
     }
 }
 

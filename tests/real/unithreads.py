@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Unithreads on far memory: the tests of crates/uthread that run there, with a fraction of the memory that they use, on each kind of swap space.
+
+    tests/real/unithreads.py [--only NAME] [--farshore PATH]
+
+The tests are Rust (crates/uthread/tests/far.rs and runtime.rs) and check their own data; natively they are part of `make unit`. Each test here runs a whole
+program of them under farshore and looks at the counters. Prints one line each; the last one counts: N passed, N failed, N skipped.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+# Before our own modules come in: the source tree stays as it is.
+sys.dont_write_bytecode = True
+
+import harness  # noqa: E402
+from failures import Tests, expect, run_tests  # noqa: E402
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Of what far.rs uses, about a third.
+LIMIT = "14M"
+
+
+def programs():
+    """The test programs by name, built if need be."""
+    tests = [word for name in ("far", "runtime", "net") for word in ("--test", name)]
+    build = ["cargo", "test", "--quiet", "-p", "farshore-uthread", *tests, "--no-run", "--message-format", "json"]
+    done = subprocess.run(build, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    expect(done.returncode == 0, f"cargo test --no-run: {done.stderr.decode()[-400:]}")
+    messages = map(json.loads, done.stdout.splitlines())
+    return {message["target"]["name"]: message["executable"] for message in messages if message.get("executable")}
+
+
+class Unithreads(Tests):
+    """The tests; every method of this class that begins with `test_` is one."""
+
+    built = None
+
+    def program(self, name):
+        """The path of a test program."""
+        if Unithreads.built is None:
+            Unithreads.built = programs()
+        return Unithreads.built[name]
+
+    def tested(self, swap, name="far", limit=LIMIT, options=(), faulty=None, only=(), waits=10):
+        """Runs a test program under farshore; its counters."""
+        swaps = [word for spec in swap for word in ("--swap", spec)]
+        stats = os.path.join(self.folder("stats"), "stats.json")
+        options = ["--memory", limit, "--stats", stats, *swaps, *options]
+        # In each of its tests unithreads must have left their worker so often while they waited for a page.
+        program = ["env", f"FARSHORE_TEST_WAITS={waits}", self.program(name), "--test-threads=1", *only]
+        with self.running(options, program, faulty, timeout=180) as process:
+            outcome, out = self.ended(process)
+        found = re.search(r"test result: ok\. (\d+) passed; 0 failed", out)
+        expect(outcome.status == 0 and found, f"{swap} {faulty or ''}: status {outcome.status}: {out[-500:]} {outcome.stderr[-500:]}")
+        with open(stats, encoding="ascii") as file:
+            counters = json.load(file)
+        expect(counters["resident_bytes_peak"] <= harness.parse_size(limit), f"{counters['resident_bytes_peak']} bytes in {limit}")
+        expect(counters["evictions"]["synchronous"] == 0, "evictions in faults")
+        fetches = counters["faults"]["fetch"]
+        expect(name != "far" or fetches > 10000, f"{swap}: {fetches} fetches")
+        return f"{found[1]} tests, {fetches} fetches"
+
+    def test_ram(self):
+        """Memory that answers at once, and after ten microseconds."""
+        return f"{self.tested(['ram'], waits=0)}; {self.tested(['delay:10us'])}"
+
+    def test_disk(self):
+        """One file, and two."""
+        place = self.folder("disk")
+        return "; ".join(self.tested([f"dir:{place}"] * count) for count in (1, 2))
+
+    def test_slow(self):
+        """Memory that answers after a millisecond: all that can be under way at a time is."""
+        return self.tested(["delay:1ms"])
+
+    def test_encrypted(self):
+        """What the ring has read is decrypted before it is mapped."""
+        return self.tested([f"dir:{self.folder('encrypted')}"], options=["--encrypt"])
+
+    def test_pool(self):
+        """Compressed pages are made at once, those behind them are read."""
+        return self.tested(["ram:lz4,size=3M", f"dir:{self.folder('pool')}"], limit="20M")
+
+    def test_little_memory(self):
+        """Faults wait for frames."""
+        return self.tested([f"dir:{self.folder('little')}"], limit="8M")
+
+    def test_errors(self):
+        """Reads that fail now and then, are short, wrong or late are made again."""
+        place, seen = self.folder("errors"), []
+        for kind in ("read_error", "short_read", "corrupt", "delay"):
+            faulty = f"seed={self.seed},{kind}=0.02,delay_time=1ms"
+            seen.append(self.tested([f"dir:{place}"], faulty=faulty, only=["--skip", "a_hundred_thousand_requests"]))
+        return "; ".join(seen)
+
+    def test_poll(self):
+        """Where other threads serve faults, unithreads wait in place."""
+        return self.tested([f"dir:{self.folder('poll')}"], options=["--fault", "poll"], waits=0)
+
+    def test_runtime(self):
+        """The scheduler's own tests, with all of their memory managed."""
+        return self.tested([f"dir:{self.folder('runtime')}"], "runtime", "16M", ["--threshold", "4K"])
+
+    def test_network(self):
+        """And those of its network."""
+        return self.tested([f"dir:{self.folder('network')}"], "net", "16M", ["--threshold", "4K"])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run_tests(Unithreads, __doc__, "unithreads"))
+    except KeyboardInterrupt:
+        sys.exit(130)
