@@ -31,6 +31,8 @@ use crate::work::scatter::mix2;
 const BATCH: usize = 64;
 /// It is looked this often whether another thread, or the user, has ended the load.
 const LOOK: Duration = Duration::from_millis(50);
+/// For this long after the end, in ns, requests that were due before it are still sent.
+const GRACE: u64 = 50_000_000;
 /// Between two looks for what has to be given up, in ns.
 const EXPIRY: u64 = 1_000_000;
 /// A server that answers nothing for this long does not take the keys.
@@ -108,7 +110,10 @@ pub fn run(plan: &Plan<'_>, links: &mut [Link], first: usize, number: usize) -> 
         Ok(worker) => worker,
         Err(error) => return Share { record, wrong: Wrongs::default(), error: Some(format!("epoll: {error}")), open: 0 },
     };
+    let (begun, waited) = (Instant::now(), waited());
     let error = worker.go().err();
+    let waited = self::waited().saturating_sub(waited);
+    worker.record.waited = waited.as_secs_f64() / begun.elapsed().as_secs_f64().max(1e-9);
     if error.is_some() {
         plan.broken.store(true, Relaxed);
     }
@@ -200,8 +205,12 @@ impl<'a> Worker<'a> {
             if self.over(now)? {
                 return Ok(());
             }
-            if now < self.end {
-                if self.arrivals.is_some() { self.send_due() } else { self.send_owed(now) }
+            if self.arrivals.is_none() && now < self.end {
+                self.send_owed(now);
+            } else if now < self.end.saturating_add(GRACE) {
+                self.send_due();
+            } else {
+                self.skip_due();
             }
             self.flush()?;
             self.wait()?;
@@ -225,16 +234,32 @@ impl<'a> Worker<'a> {
             }
             return Ok(self.under_way == 0 && self.owed.is_empty());
         }
-        Ok(now >= self.end && (self.under_way == 0 || now - self.end > self.plan.timeout))
+        let is_over = now >= self.end && self.next().is_none();
+        Ok(is_over && (self.under_way == 0 || now - self.end > self.plan.timeout))
     }
 
     /// Open loop: sends what is due.
     fn send_due(&mut self) {
         for _ in 0..BATCH {
             let now = self.plan.now();
-            let Some(arrival) = self.arrivals.as_mut().and_then(|arrivals| arrivals.due(now)) else { break };
+            let due = now.min(self.end.saturating_sub(1));
+            let Some(arrival) = self.arrivals.as_mut().and_then(|arrivals| arrivals.due(due)) else { break };
             let (request, link) = self.draw();
             self.send(request, link, arrival.at, now);
+        }
+    }
+
+    /// When the next request is due.
+    fn next(&self) -> Option<u64> {
+        self.arrivals.as_ref().and_then(Arrivals::peek).map(|next| next.at).filter(|next| *next < self.end)
+    }
+
+    /// Open loop, after the end: what was due and is not sent never will be, and is not forgotten.
+    fn skip_due(&mut self) {
+        let end = self.end.saturating_sub(1);
+        while let Some(arrival) = self.arrivals.as_mut().and_then(|arrivals| arrivals.due(end)) {
+            let op = self.plan.service.operation(&mut self.random);
+            self.record.behind(op, arrival.at);
         }
     }
 
@@ -308,8 +333,7 @@ impl<'a> Worker<'a> {
     /// Step 2.
     fn wait(&mut self) -> Result<(), String> {
         let now = self.plan.now();
-        let next = self.arrivals.as_ref().and_then(Arrivals::peek).map(|next| next.at).filter(|next| *next < self.end);
-        let left = match next {
+        let left = match self.next() {
             Some(next) => next.saturating_sub(now).saturating_sub(self.plan.spin),
             None if !self.owed.is_empty() && now < self.end => 0,
             // Closed loop: what is waited for will be there soon.
@@ -399,4 +423,10 @@ impl<'a> Worker<'a> {
         }
         self.under_way = open;
     }
+}
+
+/// How long the thread has waited for a processor while it could run; 0 if the kernel does not tell.
+fn waited() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    Duration::from_nanos(text.split_whitespace().nth(1).and_then(|ns| ns.parse().ok()).unwrap_or(0))
 }

@@ -272,7 +272,7 @@ impl<'a> Session<'a> {
 fn limit(limit: Limit) -> &'static str {
     match limit {
         Limit::Server => "the server misses the target above it",
-        Limit::Generator => "the generator is too slow above it: the server may be able to do more (give it more --threads)",
+        Limit::Generator => "the generator is too slow above it: the server may be able to do more",
         Limit::Range => "no higher rate was asked for",
         Limit::Ended => "ended early",
     }

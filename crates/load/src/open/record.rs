@@ -15,6 +15,8 @@ const DIGITS: u8 = 3;
 const LATE_SHARE: f64 = 0.01;
 /// The lag may have this share in the latency, each at its 99th percentile.
 const LAG_SHARE: f64 = 0.1;
+/// Other programs that take more than this share of its time are named as a reason.
+const WAITED_SHARE: f64 = 0.02;
 
 /// Of one operation.
 #[derive(Clone, Debug)]
@@ -41,12 +43,16 @@ pub struct Record {
     /// More than this is late.
     late_after: u64,
     late: u64,
+    /// Never sent, because the generator was behind its schedule when it ended.
+    behind: u64,
     /// Answers that came too late, at any time of the run.
     pub late_answers: u64,
     /// Answers that came twice, at any time of the run.
     pub duplicates: u64,
     /// Answers that the sockets of the generator had no room for.
     pub dropped: u64,
+    /// The share of its time that a thread waited for a processor: the largest.
+    pub waited: f64,
     /// When the last answer came.
     last: u64,
 }
@@ -98,9 +104,11 @@ impl Record {
             lag: histogram(2),
             late_after: u64::try_from(late.as_nanos()).unwrap_or(u64::MAX),
             late: 0,
+            behind: 0,
             late_answers: 0,
             duplicates: 0,
             dropped: 0,
+            waited: 0.0,
         }
     }
 
@@ -146,6 +154,20 @@ impl Record {
         }
     }
 
+    /// It was not sent, since the time was over before the generator came to it.
+    pub fn behind(&mut self, op: u8, due: u64) {
+        if let Some(op) = self.of(op, due) {
+            op.unsent += 1;
+            self.behind += 1;
+        }
+    }
+
+    /// Whether requests were not sent because too many were under way.
+    #[must_use]
+    pub fn is_window_full(&self) -> bool {
+        self.ops.iter().map(|op| op.unsent).sum::<u64>() > self.behind
+    }
+
     /// Adds the record of another thread.
     pub fn add(&mut self, other: &Record) {
         for (op, other) in self.ops.iter_mut().zip(&other.ops) {
@@ -154,9 +176,11 @@ impl Record {
         self.lag.add(&other.lag).unwrap_or_else(|_| unreachable!("the same bounds"));
         self.measured.end = self.measured.end.min(other.measured.end);
         self.late += other.late;
+        self.behind += other.behind;
         self.late_answers += other.late_answers;
         self.duplicates += other.duplicates;
         self.dropped += other.dropped;
+        self.waited = self.waited.max(other.waited);
         self.last = self.last.max(other.last);
     }
 
@@ -185,7 +209,7 @@ impl Record {
     #[must_use]
     pub fn in_time(&self) -> f64 {
         #[expect(clippy::cast_precision_loss)] // Of a share.
-        let share = self.late as f64 / self.lag.len().max(1) as f64;
+        let share = (self.late + self.behind) as f64 / (self.lag.len() + self.behind).max(1) as f64;
         1.0 - share
     }
 
@@ -196,7 +220,7 @@ impl Record {
         if self.in_time() < 1.0 - LATE_SHARE {
             let late = Duration::from_nanos(self.late_after);
             let share = (1.0 - self.in_time()) * 100.0;
-            why.push(format!("{share:.1} % of the requests were sent more than {late:?} after their time"));
+            why.push(format!("{share:.1} % of the requests were sent more than {late:?} after their time, or not at all"));
         }
         let [lag, latency] = [&self.lag, &self.all().latency].map(|times| times.value_at_quantile(0.99));
         #[expect(clippy::cast_precision_loss)] // Times of an hour at most.
@@ -207,6 +231,9 @@ impl Record {
         }
         if self.dropped > 0 {
             why.push(format!("its sockets had no room for {} answers", self.dropped));
+        }
+        if self.waited > WAITED_SHARE && !why.is_empty() {
+            why.push(format!("others had its processor for {:.0} % of the time", self.waited * 100.0));
         }
         why.join("; ")
     }
@@ -267,7 +294,16 @@ mod tests {
         assert!(with(1000, 20, 100 * MS, 0).starts_with("2.0 % of the requests"), "{}", with(1000, 20, 100 * MS, 0));
         assert!(with(1000, 0, 5_000, 0).contains("a tenth"), "{}", with(1000, 0, 5_000, 0));
         assert!(with(1000, 0, 100_000, 7).contains("7 answers"));
-        assert_eq!(record().too_slow(), "");
+        let mut behind = record();
+        (0..50).for_each(|_| behind.sent(100 * MS, 100 * MS));
+        (0..50).for_each(|n| if n < 25 { behind.unsent(0, 100 * MS) } else { behind.behind(1, 100 * MS) });
+        assert!(behind.is_window_full() && behind.too_slow().starts_with("33.3 %"), "{}", behind.too_slow());
+        assert_eq!(behind.all().unsent, 50);
+        let mut waited = record();
+        waited.waited = 0.25;
+        assert_eq!(waited.too_slow(), "", "it is a reason, and no fault");
+        waited.dropped = 1;
+        assert!(waited.too_slow().ends_with("others had its processor for 25 % of the time"));
     }
 
     #[test]

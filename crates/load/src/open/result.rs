@@ -37,10 +37,14 @@ pub struct Run {
     pub duplicates: u64,
     /// How much later than its time a request was sent, in microseconds.
     pub lag: Lag,
+    /// Whether requests were not sent because too many were under way.
+    pub window_full: bool,
     /// Share of the requests that were sent in time.
     pub sent_in_time: f64,
     /// Why the generator was too slow; empty if it was not.
     pub generator_too_slow: String,
+    /// The share of its time that a thread of the generator waited for a processor: the largest.
+    pub waited_for_processor: f64,
     /// Whether the user ended it.
     pub ended_early: bool,
     /// What was wrong; empty if all was right.
@@ -58,7 +62,7 @@ pub struct Times {
     pub answered: u64,
     /// Requests without one.
     pub lost: u64,
-    /// Requests that were not sent, since too many were under way.
+    /// Requests that were not sent: too many were under way, or the generator was too slow.
     pub unsent: u64,
     /// Answers that the key is not there.
     pub misses: u64,
@@ -144,8 +148,10 @@ impl Run {
             late_answers: record.late_answers,
             duplicates: record.duplicates,
             lag: Lag { p50: at(&record.lag, 0.5), p99: at(&record.lag, 0.99), max: micros(record.lag.max()) },
+            window_full: record.is_window_full(),
             sent_in_time: record.in_time(),
             generator_too_slow: record.too_slow(),
+            waited_for_processor: record.waited,
             ended_early: false,
             wrong: Vec::new(),
         }
@@ -180,7 +186,7 @@ impl Run {
             let share = self.sent_in_time * 100.0;
             lines.push(format!("  lag      p50 {p50:.1} us, p99 {p99:.1} us, max {max:.1} us; {share:.2} % sent in time"));
         }
-        if all.unsent > 0 {
+        if self.window_full {
             lines.push("  the server cannot keep up: too many requests were under way (--window)".into());
         }
         if !self.generator_too_slow.is_empty() {

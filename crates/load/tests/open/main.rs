@@ -369,6 +369,16 @@ fn a_slow_generator_says_so() {
 }
 
 #[test]
+fn what_a_slow_generator_did_not_send_is_not_forgotten() {
+    let server = right_array();
+    let words = format!("array {} --rate 20000000 --seconds 0.05 --warmup 0 --timeout 1s --strict", server.target);
+    let ran = run(3, &words);
+    let all = ran.count("sent") + ran.count("unsent");
+    assert!(all.abs_diff(1_000_000) < 6000, "{all}");
+    assert!(ran.count("unsent") > 0 && ran.json["sent_in_time"].as_f64() < Some(0.9), "{}", ran.count("unsent"));
+}
+
+#[test]
 fn a_server_that_does_nothing_is_not_the_generators_fault() {
     let server = udp(|_, _, _| {});
     let ran = run(0, &format!("array {} --rate 2000 --seconds 0.5 --warmup 0 --timeout 2s --window 100", server.target));

@@ -144,7 +144,8 @@ impl Service {
         (self.protocol.request(op, key), of(key))
     }
 
-    fn operation(&self, random: &mut Xoshiro256PlusPlus) -> u8 {
+    /// The next operation.
+    pub fn operation(&self, random: &mut Xoshiro256PlusPlus) -> u8 {
         if self.shares.first().is_none_or(|share| *share >= 1.0) {
             return 0;
         }
