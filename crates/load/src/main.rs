@@ -2,10 +2,11 @@
 //!
 //! It reads the options, runs one workload, and tells the outcome: as lines for a program with `--events` (see
 //! [`farshore_load::outcome`]), else as a few lines for a reader. Exit status 0: the data were right; 1: they were not,
-//! or the workload could not be run; 2: wrong options.
+//! or the workload could not be run; 2: wrong options; 3: `open --strict`, and the generator was too slow.
 #![forbid(unsafe_code)]
 
 mod memory;
+mod open;
 mod record;
 mod report;
 mod summary;
@@ -16,11 +17,12 @@ mod work;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, Parser, Subcommand};
 use farshore_load::outcome::{Event, Outcome};
 use farshore_load::workload::Workload;
 
 use memory::{LEAST, PAGE};
+use open::args::Open;
 use record::Ballast;
 use report::Report;
 
@@ -32,13 +34,16 @@ Examples:
   farshore-load random --size 1G --threads 8              update pages at random for 6 seconds
   farshore-load random --run-length 512 --mode read       read runs of 512 neighbouring pages
   farshore-load scan --size 2G --passes 5                 five passes over 2 GiB
+  farshore-load open array udp:127.0.0.1:7000 --rate 50000
+                                                          50 000 requests a second to a server of numbers
   farshore-load --events gups-move --seconds 20 | jq .    the outcome as JSON lines
 
 Environment:
   LOAD_BALLAST=PERCENT  slow each thread down by this much (0 to 95): all threads stop together for that share of
                         each 50 ms. For tests of comparisons: they must see it.
 
-Exit status: 0 the data were right, 1 they were not or the workload could not be run, 2 wrong options.";
+Exit status: 0 the data were right, 1 they were not or the workload could not be run, 2 wrong options,
+3 open --strict: the generator was too slow.";
 
 /// Workloads for comparisons: each fills memory, works on it for a while, and checks its data at the end
 #[derive(Parser, Debug)]
@@ -48,15 +53,29 @@ struct Options {
     #[arg(long)]
     events: bool,
     #[command(subcommand)]
-    workload: Workload,
+    action: Action,
+}
+
+/// What is done.
+#[derive(Subcommand, Debug)]
+#[expect(clippy::large_enum_variant)] // There is one of it.
+enum Action {
+    #[command(flatten)]
+    Workload(Workload),
+    /// Load for a network service, on a schedule that does not wait for answers
+    Open(Open),
 }
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    if let Err(error) = check(&options.workload) {
+    let workload = match &options.action {
+        Action::Workload(workload) => workload,
+        Action::Open(open) => return generate(open, options.events),
+    };
+    if let Err(error) = check(workload) {
         Options::command().error(ErrorKind::ValueValidation, error).exit();
     }
-    match measure(&options) {
+    match measure(workload, options.events) {
         Ok(outcome) if outcome.wrong.is_empty() => ExitCode::SUCCESS,
         Ok(outcome) => {
             for wrong in outcome.wrong {
@@ -69,6 +88,17 @@ fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// `open`.
+fn generate(open: &Open, events: bool) -> ExitCode {
+    if events {
+        Options::command().error(ErrorKind::ArgumentConflict, "--events does not go with open: use its --json FILE").exit();
+    }
+    open::run(open).unwrap_or_else(|error| {
+        eprintln!("farshore-load: {error}");
+        ExitCode::from(1)
+    })
 }
 
 /// What cannot be told from one option alone.
@@ -93,16 +123,15 @@ fn check(workload: &Workload) -> Result<(), String> {
 }
 
 /// Runs the workload and tells its outcome.
-fn measure(options: &Options) -> Result<Outcome, String> {
-    let workload = &options.workload;
-    let mut report = Report::new(options.events)?;
+fn measure(workload: &Workload, events: bool) -> Result<Outcome, String> {
+    let mut report = Report::new(events)?;
     let mut outcome = run(workload, &mut report)?;
     outcome.phases = report.finish()?;
     outcome.workload = workload.name().into();
     if outcome.data_bytes == 0 {
         outcome.data_bytes = workload.common().size.0;
     }
-    if options.events {
+    if events {
         report.event(&Event::Outcome(Box::new(outcome.clone())));
         report.written()?;
     } else {

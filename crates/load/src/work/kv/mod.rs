@@ -12,11 +12,11 @@
 //! | [`protocol`] | the servers' languages |
 //! | [`client`] | connections, and sending without waiting |
 
-mod client;
-mod data;
-mod protocol;
+pub mod client;
+pub mod data;
+pub mod protocol;
 mod requests;
-mod schedule;
+pub mod schedule;
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -199,7 +199,7 @@ fn wait(load: &Load, until: Instant) {
 }
 
 /// Raises the limit of open files where the connections need it. If that fails, opening them says so.
-fn allow_files(connections: usize) {
+pub fn allow_files(connections: usize) {
     let wanted = connections as u64 + 64;
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < wanted

@@ -12,7 +12,7 @@
 pub mod bulk;
 pub mod connection;
 pub mod open;
-mod poller;
+pub mod poller;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
