@@ -26,7 +26,7 @@ LIMIT = "14M"
 
 def programs():
     """The test programs by name, built if need be."""
-    tests = [word for name in ("far", "runtime", "net") for word in ("--test", name)]
+    tests = [word for name in ("far", "runtime", "net", "net_end", "net_udp") for word in ("--test", name)]
     build = ["cargo", "test", "--quiet", "-p", "farshore-uthread", *tests, "--no-run", "--message-format", "json"]
     done = subprocess.run(build, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
     expect(done.returncode == 0, f"cargo test --no-run: {done.stderr.decode()[-400:]}")
@@ -107,7 +107,8 @@ class Unithreads(Tests):
 
     def test_network(self):
         """And those of its network."""
-        return self.tested([f"dir:{self.folder('network')}"], "net", "16M", ["--threshold", "4K"])
+        place = self.folder("network")
+        return "; ".join(self.tested([f"dir:{place}"], name, "16M", ["--threshold", "4K"]) for name in ("net", "net_end", "net_udp"))
 
 
 if __name__ == "__main__":

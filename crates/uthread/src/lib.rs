@@ -16,8 +16,10 @@
 //! | [`dispatch`] | one queue to idle workers, and which of them is next. Modelled with loom |
 //! | [`timers`] | a worker's deadlines |
 //! | `worker`, `ring`, `feed` | the loop of a worker; its io_uring, in which it sleeps; requests that complete many times |
+//! | `overflow` | a stack that overflows says whose it was |
 //! | `runtime`, `join` | begin and end: of a runtime, of a unithread |
 //! | `request` | requests in the unithread's own buffer; replies, and their completions, by a thread for all |
+//! | `own` | memory that is never managed, for what a worker touches while it schedules |
 //! | `far` | the library that serves page faults: **how a unithread waits at an access**, and why that is sound |
 //! | `api`, [`io`], [`channel`], `ffi` | what unithreads call, from Rust and from C |
 //! | [`net`] | TCP and UDP, and services of them with limits |
@@ -63,6 +65,10 @@ pub mod io;
 mod join;
 #[cfg(not(loom))]
 pub mod net;
+#[cfg(not(loom))]
+mod overflow;
+#[cfg(not(loom))]
+mod own;
 #[cfg(not(loom))]
 pub mod pool;
 #[cfg(not(loom))]

@@ -85,7 +85,7 @@ impl Ring {
                 want: "EXT_ARG and NODROP (Linux 5.11)",
             });
         }
-        Ok(Ring { uring, kick, armed: false, feeds: Feeds::default() })
+        Ok(Ring { uring, kick, armed: false, feeds: Feeds::new()? })
     }
 
     /// Puts a request into the queue. It starts with the next [`Ring::submit`] or [`Ring::sleep`].

@@ -20,7 +20,7 @@ use crate::pool::{Pool, Shape};
 use crate::request::{Replies, Request};
 use crate::ring::{Kick, Ring};
 use crate::wait::{Complete, Token};
-use crate::{thread as os, worker};
+use crate::{overflow, thread as os, worker};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use farshore_core::sync::Padded;
@@ -302,6 +302,7 @@ impl Runtime {
         let pool = Pool::new(Shape { count, stack_bytes, guard_bytes, buffer_bytes })?;
         let joined = if config.wait == WaitMode::Block { None } else { Joined::join(count) };
         worker::forget_in_children();
+        overflow::watch();
         let side = || Ok(Padded(Side { inbox: Inbox::default(), doze: Doze::default(), kick: Arc::new(Kick::new()?) }));
         let shared = Arc::new(Shared {
             dispatch: Dispatch::new(config.workers, config.policy),
@@ -434,6 +435,7 @@ fn prepare(shared: &Shared, number: usize, core: usize) -> Result<Ring, Error> {
         os::pin(core)?;
     }
     os::block_signals();
+    overflow::have_a_stack();
     Ring::new(shared.side(number).kick.clone())
 }
 

@@ -135,6 +135,13 @@ pub(crate) fn forget_in_children() {
     ONCE.call_once(|| unsafe { _ = libc::pthread_atfork(None, None, Some(forget)) });
 }
 
+/// The unithread of this worker's whose guard has `address`, and the bytes of its stack. May be called in a signal handler.
+pub(crate) fn overflow_at(address: usize) -> Option<(u32, usize)> {
+    let worker = this()?;
+    let slot = worker.shared.pool.guard_at(address)?;
+    (slot == worker.current.get()).then(|| (slot, worker.shared.pool.shape().stack_bytes))
+}
+
 /// Runs a worker on this thread until the runtime ends.
 pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring) {
     let count = shared.pool.shape().count;

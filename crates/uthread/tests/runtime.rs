@@ -203,6 +203,8 @@ fn a_stack_that_overflows_meets_its_guard() {
     let Some(ends) = ends else { return };
     assert_eq!(ends.status.signal(), Some(libc::SIGSEGV), "{ends:?}");
     assert!(!String::from_utf8_lossy(&ends.stdout).contains("went on"));
+    let told = String::from_utf8_lossy(&ends.stderr);
+    assert!(told.contains("unithread 1 has overflowed its stack of 65536 bytes"), "{told}");
 }
 
 #[test]

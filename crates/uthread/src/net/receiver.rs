@@ -9,7 +9,7 @@ use super::service::Core;
 use super::udp::UdpSocket;
 use crate::api::yield_now;
 use crate::error::{Error, Stopped};
-use crate::feed::{self, Arrival};
+use crate::feed::{self, Arrival, Queue};
 use crate::ring::CANCELLED;
 use crate::runtime::WaitMode;
 use crate::worker::{self, Worker};
@@ -56,12 +56,17 @@ impl Receiver<'_> {
         unsafe { (*buffers.message()).msg_namelen = NAME_BYTES as u32 };
         let count = buffers.count();
         // The last completion takes no buffer.
-        let feed = worker.with_ring(|ring| ring.feeds.open(usize::from(count) + 1));
+        let queue = Queue::new(usize::from(count) + 1)?;
+        let feed = worker.with_ring(|ring| ring.feeds.open(queue)).map_err(|_| Error::Config {
+            what: "services that receive datagrams on one worker",
+            value: 4096,
+            want: "fewer at a time",
+        })?;
         let entries = buffers.entries();
         // SAFETY: as many entries, a power of two; they name buffers of the same mapping alone, and `drop` takes all back before it unmaps that.
         let given = worker.with_ring(|ring| unsafe { ring.give_buffers(entries, count, feed) });
         if let Err(error) = given {
-            worker.with_ring(|ring| ring.feeds.close(feed));
+            drop(worker.with_ring(|ring| ring.feeds.close(feed)));
             return Err(Error::System {
                 what: "cannot give the kernel buffers to receive, number",
                 value: u64::from(count),
@@ -160,10 +165,8 @@ impl Drop for Receiver<'_> {
                 self.wait_for_last();
             }
         }
-        let taken = self.worker.with_ring(|ring| {
-            ring.feeds.close(self.feed);
-            ring.take_buffers(self.feed)
-        });
+        let (queue, taken) = self.worker.with_ring(|ring| (ring.feeds.close(self.feed), ring.take_buffers(self.feed)));
+        drop(queue);
         // SAFETY: taken once, here.
         let buffers = unsafe { ManuallyDrop::take(&mut self.buffers) };
         if taken.is_err() {
