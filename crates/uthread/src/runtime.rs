@@ -5,9 +5,9 @@
 //! [`Runtime::shutdown`] is structured: it waits until every unithread has ended, so that all their destructors have run.
 //!
 //! 1. `stopping`: nothing is spawned any more. Each worker ends the waits of its unithreads that say so in their type (`sleep`, `recv`, `send`:
-//!    [`crate::Stopped`]) and cancels their requests in the ring (`io`: `ECANCELED`), once; waits that begin later end at once. Waits for fetches and
+//!    [`crate::Stopped`]) and cancels their requests in the ring (`io`, `net`: `ECANCELED`), once; waits that begin later end at once. Waits for fetches and
 //!    for other unithreads end by themselves.
-//! 2. The last unithread that ends (`live` is 0) wakes who waits for it.
+//! 2. The last unithread that ends, or the last reply that is sent or given up (`live` is 0), wakes who waits for it.
 //! 3. Workers end when `stopping` is set and `live` is 0; then their threads are joined.
 
 use crate::dispatch::{Dispatch, Policy, WORKERS_MAX};

@@ -95,6 +95,32 @@ fn a_read_ends_with_its_deadline() {
 }
 
 #[test]
+fn a_deadline_loses_no_bytes() {
+    let runtime = runtime(1);
+    let listener = TcpListener::bind(here(), 1).unwrap();
+    let mut peer = Plain::connect(listener.local_addr().unwrap()).unwrap();
+    let reads = runtime.spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let (mut all, mut bytes) = (Vec::<u8>::new(), [0u8; 64]);
+        loop {
+            // So short that it often ends while bytes come.
+            match stream.read_within(&mut bytes, Duration::from_micros(5)) {
+                Ok(0) => return all,
+                Ok(got) => all.extend(&bytes[..got]),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::TimedOut),
+            }
+        }
+    });
+    let mut random = Random(9);
+    let sent = random.bytes(100_000);
+    peer.set_nodelay(true).unwrap();
+    send_in_pieces(&mut peer, &sent, &mut random);
+    peer.shutdown(Shutdown::Write).unwrap();
+    let all = reads.unwrap().join().unwrap();
+    assert!(all == sent, "other bytes came");
+}
+
+#[test]
 fn threads_have_no_ring() {
     watchdog();
     let listener = TcpListener::bind(here(), 1).unwrap();

@@ -158,6 +158,44 @@ fn what_is_beyond_the_limit_is_dropped_and_counted() {
 }
 
 #[test]
+fn buffers_that_run_out_lose_nothing() {
+    watchdog();
+    // Buffers of this length are 16.
+    const LONG: usize = 40_000;
+    const COUNT: u8 = 100;
+    let config = Config { workers: 1, buffer_bytes: LONG, ..Config::default() };
+    let runtime = Runtime::start(config).unwrap();
+    let server = server(&runtime, Limits { request_bytes: LONG, ..Limits::default() }, echo);
+    let address = server.local_addr().unwrap();
+    let peer = Plain::bind(here()).unwrap();
+    for _ in 0..3 {
+        // The worker is busy while they come.
+        let go = Arc::new(AtomicBool::new(false));
+        let waits = go.clone();
+        let spins = runtime.spawn(move || until(|| waits.load(SeqCst))).unwrap();
+        for number in 0..COUNT {
+            peer.send_to(&[number], address).unwrap();
+        }
+        go.store(true, SeqCst);
+        spins.join().unwrap();
+        let mut seen = [false; COUNT as usize];
+        for _ in 0..COUNT {
+            let mut byte = [0];
+            assert_eq!(peer.recv(&mut byte).unwrap(), 1);
+            assert!(!core::mem::replace(&mut seen[usize::from(byte[0])], true), "answered twice");
+        }
+    }
+    let bytes = Random(3).bytes(LONG);
+    peer.send_to(&bytes, address).unwrap();
+    let mut back = vec![0; LONG + 1];
+    assert_eq!(peer.recv(&mut back).unwrap(), LONG);
+    assert!(back[..LONG] == bytes, "other bytes came back");
+    let counts = server.join();
+    assert_eq!((counts.dropped, counts.receive_failed), (0, 0));
+    runtime.shutdown().unwrap();
+}
+
+#[test]
 fn requests_under_way_are_answered_at_the_end() {
     let runtime = runtime(2);
     let (go, wait) = channel::bounded::<()>(8);

@@ -65,7 +65,8 @@ impl<'a> Connection<'a> {
     /// Waits for the next request; the one before is over. `frame` is asked whenever more has come.
     ///
     /// Errors: the peer was idle for too long (`TimedOut`), has closed within a request (`UnexpectedEof`), the request is malformed or longer than
-    /// the limit (`InvalidData`); all but the second are counted. Then the service can send an error, and ends.
+    /// the limit (`InvalidData`); all but the second are counted. Then the service can send an error, and ends; if bytes of the peer's are left unread, the kernel resets the
+    /// connection, and the error may not arrive.
     pub fn receive(&mut self, mut frame: impl FnMut(&[u8]) -> Frame) -> io::Result<Next> {
         self.forget();
         let until = deadline(self.core().limits.idle);
@@ -102,6 +103,9 @@ impl<'a> Connection<'a> {
     }
 
     /// Sends a reply, or a part of it. `TimedOut`: the peer has taken nothing for too long. Errors are counted.
+    ///
+    /// The kernel reads `bytes` by itself, so they must not lie in managed memory: what does is copied to the stack or to the request's place first.
+    /// That access may fault, and others run meanwhile.
     pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
         let core = self.core();
         self.entry.stream.write_all_within(bytes, core.limits.idle).inspect_err(|error| {

@@ -209,10 +209,11 @@ where
         let Some(under_way) = UnderWay::enter(core, core.limits.requests_in_flight) else { return false };
         let (receiving, serve) = (self.receiving.clone(), self.serve.clone());
         let work = move |request: Request<'_>| {
-            // Dropped last.
+            // Dropped last: nothing of the service is left when it ends.
             let _under_way = under_way;
+            let (receiving, serve) = (receiving, serve);
             serve(Datagram { request, peer, receiving: &receiving });
         };
-        core.handle().spawn_request(bytes, work).is_ok()
+        core.handle.spawn_request(bytes, work).is_ok()
     }
 }

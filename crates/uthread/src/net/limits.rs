@@ -52,7 +52,7 @@ pub struct Counts {
     pub accept_failed: u64,
     /// Connections that are open now.
     pub open: u64,
-    /// Whole requests that came, those that were not served included; for UDP: datagrams.
+    /// Whole requests that came, also those that were dropped; for UDP all datagrams, also malformed ones and those that were too long.
     pub received: u64,
     /// Requests that were not served: too many under way, or no unithread was free.
     pub dropped: u64,
@@ -60,7 +60,7 @@ pub struct Counts {
     pub too_long: u64,
     /// Requests that the service did not understand.
     pub malformed: u64,
-    /// Connections that were closed because the peer was idle.
+    /// Connections that ended because the peer brought no request, or took no reply, for too long.
     pub timed_out: u64,
     /// Replies that could not be sent, as a whole or in part.
     pub send_failed: u64,

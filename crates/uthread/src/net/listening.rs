@@ -130,12 +130,13 @@ where
         let Some(entry) = Entry::enter(&self.listening, stream) else { return false };
         let (serve, bytes) = (self.serve.clone(), core.limits.request_bytes);
         let work = move |mut request: Request<'_>| {
-            // Dropped last.
+            // Dropped last: nothing of the service is left when it ends.
             let _under_way = under_way;
+            let serve = serve;
             let mut connection = Connection::new(entry, peer, &mut request.buffer()[..bytes]);
             // Its error is the peer's, or was counted where it came.
             let _ = serve(&mut connection);
         };
-        core.handle().spawn_request(&[], work).is_ok()
+        core.handle.spawn_request(&[], work).is_ok()
     }
 }

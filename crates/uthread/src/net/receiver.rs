@@ -58,7 +58,7 @@ impl Receiver<'_> {
         // The last completion takes no buffer.
         let feed = worker.with_ring(|ring| ring.feeds.open(usize::from(count) + 1));
         let entries = buffers.entries();
-        // SAFETY: `drop` takes the ring of buffers back before it unmaps anything.
+        // SAFETY: as many entries, a power of two; they name buffers of the same mapping alone, and `drop` takes all back before it unmaps that.
         let given = worker.with_ring(|ring| unsafe { ring.give_buffers(entries, count, feed) });
         if let Err(error) = given {
             worker.with_ring(|ring| ring.feeds.close(feed));

@@ -10,7 +10,7 @@
 use super::limits::{Limits, Tally};
 use crate::api::wait_stoppable;
 use crate::error::Stopped;
-use crate::runtime::{Handle, Shared, WaitMode};
+use crate::runtime::{Handle, WaitMode};
 use crate::wait::Token;
 use crate::worker;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 pub(super) struct Core {
-    pub(super) shared: Arc<Shared>,
+    pub(super) handle: Handle,
     pub(super) limits: Limits,
     pub(super) tally: Tally,
     closing: AtomicBool,
@@ -31,17 +31,13 @@ pub(super) struct Core {
 impl Core {
     pub(super) fn new(handle: &Handle, limits: Limits) -> Core {
         Core {
-            shared: handle.shared.clone(),
+            handle: handle.clone(),
             limits,
             tally: Tally::default(),
             closing: AtomicBool::new(false),
             under_way: AtomicU32::new(0),
             waiter: AtomicU64::new(0),
         }
-    }
-
-    pub(super) fn handle(&self) -> Handle {
-        Handle { shared: self.shared.clone() }
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -59,7 +55,7 @@ impl Core {
 
     fn wake(&self) {
         // A receiver that has gone on by itself needs none.
-        Token::from_raw(self.waiter.load(SeqCst)).map(|token| self.shared.complete(token, 0));
+        Token::from_raw(self.waiter.load(SeqCst)).map(|token| self.handle.shared.complete(token, 0));
     }
 
     /// The receiver waits for what `announce` makes its token known to, for [`Core::close`], or for the shutdown. `announce` is false: it has
@@ -69,7 +65,7 @@ impl Core {
         let waited = wait_stoppable(worker, index, |token| {
             self.waiter.store(token.into_raw(), SeqCst);
             if self.is_closing() || !announce(token) {
-                self.shared.complete(token, 0);
+                self.handle.shared.complete(token, 0);
             }
         });
         self.waiter.store(0, SeqCst);
