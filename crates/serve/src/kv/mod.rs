@@ -15,3 +15,5 @@ pub mod server;
 pub mod session;
 mod stats;
 pub mod store;
+#[cfg(test)]
+mod tests;

@@ -71,6 +71,17 @@ pub enum NoRoom {
     NoMemory,
 }
 
+/// What is over by a flush. What once was stays so, whatever flush comes later.
+#[derive(Debug, Default)]
+struct Flush {
+    /// What was last used until this second.
+    past: AtomicU32,
+    /// What has a lower number.
+    cas: AtomicU64,
+    /// What was last used until this second, but only from then on. 0: none.
+    at: AtomicU32,
+}
+
 /// All items. See the module's head.
 #[derive(Debug)]
 pub struct Store {
@@ -79,9 +90,7 @@ pub struct Store {
     hasher: RandomState,
     item_max: usize,
     last_cas: AtomicU64,
-    /// From this second on what was last used until then is over, and what has a lower number. 0: never.
-    flush_at: AtomicU32,
-    flush_cas: AtomicU64,
+    flush: Flush,
     /// What happened.
     pub counters: Counters,
 }
@@ -100,8 +109,7 @@ impl Store {
             hasher: RandomState::new(),
             item_max,
             last_cas: AtomicU64::new(0),
-            flush_at: AtomicU32::new(0),
-            flush_cas: AtomicU64::new(0),
+            flush: Flush::default(),
             counters: Counters::default(),
         })
     }
@@ -145,18 +153,25 @@ impl Store {
         if view.expires != 0 && view.expires <= now {
             return Some(Count::GetExpired);
         }
-        let at = self.flush_at.load(Relaxed);
-        let flushed = at != 0 && at <= now && (view.used <= at || view.cas < self.flush_cas.load(Relaxed));
+        let at = self.flush.at.load(Relaxed);
+        let flushed = view.used <= self.flush.past.load(Relaxed)
+            || view.cas < self.flush.cas.load(Relaxed)
+            || (at != 0 && at <= now && view.used <= at);
         flushed.then_some(Count::GetFlushed)
     }
 
-    /// Lets all items be over that there are at second `at`, which is `now` or later.
+    /// Lets all items be over that there are at second `at`, which is `now` or later. One that was to come is forgotten.
     pub fn flush(&self, at: u32, now: u32) {
+        let flush = &self.flush;
         let last = at.max(now) - 1;
-        if last <= now {
-            self.flush_cas.store(self.next_cas(), Relaxed);
+        let before = flush.at.swap(if last > now { last } else { 0 }, Relaxed);
+        if before <= now {
+            flush.past.fetch_max(before, Relaxed);
         }
-        self.flush_at.store(last, Relaxed);
+        if last <= now {
+            flush.past.fetch_max(last, Relaxed);
+            flush.cas.store(self.next_cas(), Relaxed);
+        }
     }
 
     /// Looks `key` up. `look`: that counts as a use. An error says what the index was like where it is not.
