@@ -277,6 +277,22 @@ def pipelined():
         expect(got == wanted, "other answers")
 
 
+def long_gets():
+    """Gets of thousands of keys, in one piece and in many: lines that fit into no buffer."""
+    with Server("kv", "--memory", "16M") as server, server.connect() as s:
+        for n in range(0, 9000, 900):
+            expect(ask(s, b"set key%d 0 0 3\r\n%03d\r\n" % (n, n // 900)) == b"STORED\r\n", "set")
+        keys = b"".join(b" key%d" % n for n in range(9000))
+        wanted = b"".join(b"VALUE key%d 0 3\r\n%03d\r\n" % (n, n // 900) for n in range(0, 9000, 900)) + b"END\r\n"
+        expect(ask(s, b"get" + keys + b"\r\n", b"END\r\n") == wanted, "in one piece")
+        line = b"get" + keys + b"\r\nmn\r\nget" + keys + b"\r\n" + b"set a 0 0 20000\r\n" + bytes(20_000) + b"\r\n"
+        for piece in (700, 16_384, 50_001):
+            for at in range(0, len(line), piece):
+                s.sendall(line[at : at + piece])
+                time.sleep(0.001)
+            expect(read_until(s, b"STORED\r\n") == wanted + b"MN\r\n" + wanted + b"STORED\r\n", f"in pieces of {piece}")
+
+
 def who_does_not_read():
     """Clients that ask and do not read: the server's memory does not grow, and others are served."""
     with Server("kv", "--memory", "64M") as server, contextlib.ExitStack() as stack:
@@ -411,7 +427,7 @@ def array():
             expect(s.recv(16) == b"", "an index that there is not ends the connection")
 
 
-TESTS = [pymemcache, pymemcache_pool, libmemcached_tools, libmemcached_capable, libmemcached_slap, udp, pipelined, who_does_not_read, limits, evicts, nonsense, ends, array]
+TESTS = [pymemcache, pymemcache_pool, libmemcached_tools, libmemcached_capable, libmemcached_slap, udp, pipelined, long_gets, who_does_not_read, limits, evicts, nonsense, ends, array]
 RUNNING = []
 
 

@@ -62,6 +62,9 @@ pub mod flag {
 /// After so many fruitless looks for a victim there is no memory.
 const EVICT_TRIES: usize = 4096;
 
+/// Of these, every so many another class is asked for memory.
+const DRAIN_EVERY: usize = 64;
+
 /// Why there is no memory for an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoRoom {
@@ -250,11 +253,12 @@ impl Store {
 
     /// A chunk: a free one, or one whose item is evicted.
     fn take(&self, class: usize) -> Option<u32> {
-        for _ in 0..EVICT_TRIES {
+        for number in 0..EVICT_TRIES {
             if let Some(place) = self.slabs.take(class) {
                 return Some(place);
             }
-            if self.slabs.is_starved(class) {
+            // Not each time: what could not be evicted then is pinned for a while.
+            if number % DRAIN_EVERY == 0 && self.slabs.is_starved(class) {
                 let drained = self.slabs.drain(class, |place, hash| {
                     self.evict(place, hash);
                 });
