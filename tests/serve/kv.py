@@ -386,7 +386,7 @@ def ends():
         taken = [OPTIONS.serve, "kv", "--memory", "16M", "--listen", f"127.0.0.1:{server.tcp[1]}"]
         done = subprocess.run(taken, capture_output=True, timeout=ANSWER_SECONDS, check=False)
         expect(done.returncode == 1 and b"in use" in done.stderr and done.stderr.count(b"\n") == 1, done)
-    for wrong in (["kv", "--memory", "x"], ["kv", "--wait", "never"], ["array", "--item-bytes", "65"], ["kv", "--max-item", "1"], []):
+    for wrong in (["kv", "--memory", "x"], ["kv", "--memory", "1M"], ["kv", "--max-item", "8M", "--memory", "9M"], ["kv", "--memory", "1T"], ["kv", "--wait", "never"], ["array", "--item-bytes", "65"], ["kv", "--max-item", "1"], []):
         done = subprocess.run([OPTIONS.serve, *wrong], capture_output=True, timeout=ANSWER_SECONDS, check=False)
         expect(done.returncode == 2, (wrong, done))
 

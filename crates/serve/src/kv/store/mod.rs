@@ -41,7 +41,7 @@ pub use count::{Count, Counters, NAMES};
 pub use held::Held;
 pub use index::View;
 pub use ops::{Arithmetic, Change, Changed, Commit, Deleted, Outcome};
-pub use slabs::{ClassView, HEADER, MEMORY_MAX, item_bytes};
+pub use slabs::{ClassView, HEADER, MEMORY_MAX, item_bytes, memory_min};
 pub use time::{Clock, START};
 
 use index::{Index, Locked, Seen};

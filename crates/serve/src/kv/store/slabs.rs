@@ -49,6 +49,15 @@ pub fn item_bytes(key: usize, value: usize) -> usize {
     HEADER + key.next_multiple_of(WORD) + value.next_multiple_of(WORD)
 }
 
+fn page_bytes(item_max: usize) -> usize {
+    item_max.next_power_of_two().max(PAGE_MIN)
+}
+
+/// The least memory for items of at most `item_max`: two slab pages.
+pub fn memory_min(item_max: usize) -> usize {
+    2 * page_bytes(item_max)
+}
+
 /// What lies in front of an item's key.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
@@ -122,15 +131,12 @@ impl Slabs {
     /// Room for `memory` bytes of items of at most `item_max`.
     ///
     /// # Errors
-    /// If the kernel does not give that much address space, or it is more than [`MEMORY_MAX`] or less than two slab pages.
+    /// If the kernel does not give that much address space, or it is not between [`memory_min`] and [`MEMORY_MAX`].
     pub fn new(memory: usize, item_max: usize) -> io::Result<Slabs> {
-        let page_bytes = item_max.next_power_of_two().max(PAGE_MIN);
+        let page_bytes = page_bytes(item_max);
         let count = memory / page_bytes;
-        if count < 2 || memory > MEMORY_MAX {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("want 2 × {page_bytes} to {MEMORY_MAX} bytes of memory"),
-            ));
+        if memory < memory_min(item_max) || memory > MEMORY_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
         let mut classes = Vec::new();
         let mut bytes = CHUNK_MIN;
