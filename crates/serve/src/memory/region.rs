@@ -33,7 +33,9 @@ impl<T: Zeroable> Region<T> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let start: NonNull<T> = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        #[cfg(test)]
+        super::far::made(start.as_ptr().addr(), bytes);
         Ok(Region { start, length: length.max(1) })
     }
 }

@@ -223,7 +223,6 @@ impl Store {
     /// Removes an entry. The chunk that is free now, if it is.
     fn remove(&self, locked: &Locked<'_>, slot: index::Slot<'_>) -> Option<u32> {
         let place = slot.entry().place();
-        self.slabs.unmark(place);
         locked.remove(slot).then_some(place)
     }
 
@@ -295,6 +294,7 @@ impl Store {
 
     /// Publishes a draft whatever there is: see the module's head.
     fn set(&self, draft: Draft<'_>, view: View) -> Option<u64> {
+        self.slabs.own(draft.place, draft.hash as u32);
         let locked = self.index.lock(draft.hash);
         while let Some(slot) = locked.find(draft.hash, |_| true) {
             let free = self.remove(&locked, slot);
@@ -308,6 +308,8 @@ impl Store {
 
     /// Publishes a draft in the place of `old`, or of nothing, if nothing has changed since that was `seen`.
     fn publish<'s>(&'s self, draft: Draft<'s>, view: View, seen: Seen, old: Option<&Item<'_>>) -> Published<'s> {
+        // Before anything is locked: what is beside may be far away. The clock, should it come by, finds no such item in the index.
+        self.slabs.own(draft.place, draft.hash as u32);
         let locked = self.index.lock(draft.hash);
         if locked.seen() != seen {
             return Published::Changed(draft);
@@ -325,7 +327,6 @@ impl Store {
 
     /// Its unique number, if there is room for it.
     fn insert(&self, locked: &Locked<'_>, draft: Draft<'_>, view: View) -> Option<u64> {
-        self.slabs.own(draft.place, draft.hash as u32);
         let cas = self.next_cas();
         if !locked.insert(draft.hash, draft.place, View { cas, ..view }) {
             return None;

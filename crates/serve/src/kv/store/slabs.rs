@@ -9,7 +9,7 @@
 //! | mark | the chunk |
 //! |---|---|
 //! | 0 | has no item: free, or a draft |
-//! | 1 | has an item that goes next |
+//! | 1 | has an item that goes next, unless the index knows none there (it is about to come, or gone and pinned) |
 //! | 2 … | has an item with so many chances less one |
 //!
 //! The clock: each class has a hand that goes round its chunks. It takes a chance from each item, and the first that has none is evicted. A look at
@@ -373,12 +373,7 @@ impl Slabs {
         });
     }
 
-    /// The chunk has no item now, but is not free yet: the hand passes by.
-    pub fn unmark(&self, place: u32) {
-        self.marks[self.beside(place)].store(0, Relaxed);
-    }
-
-    /// The chunk has an item now.
+    /// The chunk will have an item at once.
     pub fn own(&self, place: u32, hash: u32) {
         let beside = self.beside(place);
         self.owners[beside].store(hash, Relaxed);
