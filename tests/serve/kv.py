@@ -480,8 +480,13 @@ if __name__ == "__main__":
     parser.add_argument("--only", help="these tests, with commas")
     parser.add_argument("--serve", help="path of farshore-serve")
     parser.add_argument("--prefix", type=shlex.split, default=[], help="a command that starts the servers")
+    parser.add_argument("--memory", help="run the servers under farshore, with so much memory")
     OPTIONS = parser.parse_args()
     OPTIONS.serve = find_serve(OPTIONS.serve)
+    if OPTIONS.memory:
+        swap = f"dir:{os.environ.get('FARSHORE_SWAP_DIR', '/var/tmp')}"
+        farshore = os.path.join(os.path.dirname(OPTIONS.serve), "farshore")
+        OPTIONS.prefix = [farshore, "run", "--memory", OPTIONS.memory, "--threshold", "4K", "--swap", swap, "--"]
     try:
         import pymemcache as _  # noqa: F401
     except ImportError:
