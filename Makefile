@@ -14,7 +14,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads failures follow secrecy bench-ends report serve suites suites-long soak soak-long bench setup install uninstall clean
+.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads failures follow secrecy bench-ends report serve suites suites-long soak soak-long bench setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
@@ -30,6 +30,11 @@ demo: ## run real programs natively and in half of their memory, and compare
 	@tools/setup.sh --programs
 	cargo build --workspace --release
 	python3 tools/demo.py $(ARGS)
+
+demo-kv: ## a memcached on unithreads in a fifth of its data: a client, load, a plot of its latency
+	@tools/setup.sh --tests
+	cargo build --workspace --release
+	python3 tools/demo_kv.py $(ARGS)
 
 test: setup ## all tests: what CI runs (15 to 30 minutes)
 	python3 tools/test.py $(ARGS)

@@ -243,5 +243,6 @@ pub fn draw_pace(rng: &mut Rng, evictors: usize) -> Wanted {
     let (evictors, writes) = (rng.between(1, evictors as u64), rng.between(1, u64::from(WRITES_MAX)));
     let batch = rng.pick(&[8, 30, 64, 146]);
     let mut perhaps = |n: u64| (rng.below(2) == 0).then_some(n as u32);
-    Wanted { evictors: perhaps(evictors), batch: perhaps(batch), writes: perhaps(writes) }
+    let (evictors, batch, writes) = (perhaps(evictors), perhaps(batch), perhaps(writes));
+    Wanted { evictors, batch, writes, free: perhaps(15) }
 }
