@@ -48,6 +48,11 @@ impl Datagram<'_> {
         self.request.reply_to(self.receiving.socket.clone(), length, self.peer);
     }
 
+    /// Sends a datagram to the peer at once, and waits for that: for answers of more than one. The last one is better a [`Datagram::reply`].
+    pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.receiving.socket.send_to(bytes, self.peer)
+    }
+
     /// It was not understood: it is counted, and not answered.
     pub fn malformed(self) {
         self.receiving.core.tally.malformed.add();

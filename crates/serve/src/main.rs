@@ -1,0 +1,137 @@
+//! `farshore-serve`: servers whose data may be far away.
+//!
+//! Exit status 0: told to end; 1: it could not be run; 2: wrong options.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use farshore_serve::array::Array;
+use farshore_serve::kv::session;
+use farshore_serve::kv::store::Store;
+use farshore_serve::memory::HeldHeap;
+use farshore_serve::service::{self, Options};
+
+#[global_allocator]
+static HEAP: HeldHeap = HeldHeap;
+
+const AFTER_HELP: &str = "\
+Examples:
+  farshore-serve kv --memory 4G                           a memcached on 127.0.0.1:11211
+  farshore-serve kv --listen 127.0.0.1:0 --udp 127.0.0.1:0
+                                                          on ports that the kernel chooses: see the line on stderr
+  farshore run --memory 1G -- farshore-serve kv --memory 4G
+                                                          the same in 1 GiB of RAM
+  farshore-serve array --items 16M --item-bytes 256       4 GiB of numbers
+
+When it is ready it says so on stderr, with its addresses. SIGTERM and SIGINT end it.
+
+Exit status: 0 told to end, 1 it could not be run, 2 wrong options.";
+
+const KV_HELP: &str = "\
+Examples:
+  farshore-serve kv --memory 4G --workers 2               4 GiB of items, besides the index
+  farshore-serve kv --max-item 8M --max-connections 100   larger items for fewer clients
+  farshore-serve kv --wait block                          a worker sleeps while a page comes, to compare with
+
+It speaks memcached's text protocol, classic and meta; no binary protocol, no authentication: whoever reaches its
+address can read and write everything. --memory is for items; their index takes some 50 bytes for each, on top.";
+
+const ARRAY_HELP: &str = "\
+Examples:
+  farshore-serve array --items 1M --item-bytes 4096 --udp 127.0.0.1:7000
+
+Requests and answers are two little-endian words of 8 bytes: a number of the client's own, and the index or its value.";
+
+/// Servers on unithreads, whose data may be far away
+#[derive(Parser, Debug)]
+#[command(name = "farshore-serve", version, after_help = AFTER_HELP)]
+struct Arguments {
+    #[command(subcommand)]
+    service: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// A memcached
+    #[command(after_help = KV_HELP)]
+    Kv(Kv),
+    /// An array: index to value
+    #[command(after_help = ARRAY_HELP)]
+    Array(ArrayOptions),
+}
+
+#[derive(Args, Debug)]
+struct Kv {
+    #[command(flatten)]
+    common: Options,
+    /// Memory for items; the least recently used ones go when it is full
+    #[arg(short, long, value_name = "SIZE", default_value = "1G", value_parser = size)]
+    memory: usize,
+    /// The largest item, with its key
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = size)]
+    max_item: usize,
+    /// The longest line of a get of many keys
+    #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = size)]
+    max_line: usize,
+}
+
+#[derive(Args, Debug)]
+struct ArrayOptions {
+    #[command(flatten)]
+    common: Options,
+    /// Items
+    #[arg(long, value_name = "N", default_value = "1M", value_parser = size)]
+    items: usize,
+    /// Bytes of an item: a multiple of 8, 64 to 4096
+    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(64..=4096))]
+    item_bytes: u16,
+}
+
+/// Sizes such as `512M`: powers of 1024.
+fn size(text: &str) -> Result<usize, String> {
+    let refuse = || format!("invalid size {text:?}: write a number with K, M, G or T such as 512M");
+    let bytes = parse_size::Config::new().with_binary().parse_size(text).map_err(|_| refuse())?;
+    usize::try_from(bytes).ok().filter(|bytes| *bytes > 0).ok_or_else(refuse)
+}
+
+fn wrong(error: impl std::fmt::Display) -> ! {
+    Arguments::command().error(ErrorKind::ValueValidation, error).exit()
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = match &arguments.service {
+        Command::Kv(options) => kv(options),
+        Command::Array(options) => array(options),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("farshore-serve: {error}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn kv(options: &Kv) -> Result<(), String> {
+    if !(1024..=1 << 30).contains(&options.max_item) {
+        wrong(format!("--max-item {}: want 1K to 1G", options.max_item));
+    }
+    let store = Store::new(options.memory, options.max_item)
+        .map_err(|error| format!("--memory {} --max-item {}: {error}", options.memory, options.max_item))?;
+    let common = &options.common;
+    let service = session::Service::new(store, options.max_line, common.max_connections as usize, common.workers.into());
+    service::run(common, Arc::new(service))
+}
+
+fn array(options: &ArrayOptions) -> Result<(), String> {
+    if !options.item_bytes.is_multiple_of(8) {
+        wrong(format!("--item-bytes {}: want a multiple of 8", options.item_bytes));
+    }
+    let array = Array::new(options.items, options.item_bytes.into())
+        .map_err(|error| format!("--items {} --item-bytes {}: {error}", options.items, options.item_bytes))?;
+    service::run(&options.common, Arc::new(array))
+}

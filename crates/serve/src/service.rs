@@ -1,0 +1,238 @@
+//! What services have in common: a runtime, sockets with limits, a line when they are ready, and an end.
+//!
+//! A service ends with SIGTERM or SIGINT: nothing more is accepted, reads and writes end, and each unithread goes through its destructors.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use farshore_uthread::net::{Datagram, Limits, TcpListener, TcpStream, UdpServer, UdpSocket};
+use farshore_uthread::{Config, Handle, Panics, Runtime, WaitMode, sleep, stopping};
+use nix::sys::signal::{SigSet, Signal};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Bytes of the buffers that lie on a unithread's stack.
+pub const BUFFER: usize = 16 << 10;
+/// A stack has two of them, and frames of signal handlers.
+const STACK_BYTES: usize = 128 << 10;
+/// Bytes of the longest datagram, and of its unithread's buffer, where the answer is made.
+pub const REQUEST_MAX: usize = 2048;
+/// Unithreads beyond those for connections and datagrams: acceptors, receivers.
+const SPARE_UNITHREADS: usize = 8;
+const BACKLOG: i32 = 1024;
+/// How long to wait before the next try where there are no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+/// How long unithreads may take to end.
+const END_TIME: Duration = Duration::from_secs(10);
+
+/// Options of every service.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Options {
+    /// TCP address; port 0: the kernel chooses one
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:11211")]
+    pub listen: SocketAddr,
+    /// UDP address; without it there is no UDP
+    #[arg(long, value_name = "ADDRESS")]
+    pub udp: Option<SocketAddr>,
+    /// Workers, each on a core; 0: one for each core
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=64))]
+    pub workers: u16,
+    /// Requests that are under way at a time: connections, and datagrams
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub unithreads: u32,
+    /// TCP connections at a time
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub max_connections: u32,
+    /// Close a connection that is idle, or takes no answers, for so many seconds; 0: never
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub idle_timeout: u64,
+    /// What a worker does while a page comes
+    #[arg(long, value_enum, default_value_t = Wait::Yield)]
+    pub wait: Wait,
+    /// Workers may run on any core
+    #[arg(long)]
+    pub no_pin: bool,
+}
+
+/// What a worker does while a page comes.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// Runs other unithreads
+    Yield,
+    /// Sleeps
+    Block,
+    /// Looks for it without end
+    Busy,
+}
+
+impl From<Wait> for WaitMode {
+    fn from(wait: Wait) -> WaitMode {
+        match wait {
+            Wait::Yield => WaitMode::Yield,
+            Wait::Block => WaitMode::Block,
+            Wait::Busy => WaitMode::Busy,
+        }
+    }
+}
+
+/// Connections, counted.
+#[derive(Debug, Default)]
+pub struct Connections {
+    /// Now.
+    pub now: AtomicU64,
+    /// Ever.
+    pub ever: AtomicU64,
+    /// Too many.
+    pub refused: AtomicU64,
+}
+
+/// Serves connections and datagrams.
+pub trait Service: Send + Sync + 'static {
+    /// Counts connections.
+    fn connections(&self) -> &Connections;
+
+    /// Serves a connection to its end.
+    fn connection(&self, stream: &Stream) -> io::Result<()>;
+
+    /// Serves one datagram, of at most [`REQUEST_MAX`] bytes.
+    fn datagram(&self, datagram: Datagram<'_>);
+
+    /// What a connection is told that is one too many.
+    fn too_many(&self) -> &'static [u8] {
+        b""
+    }
+}
+
+/// A connection, with the limit on idleness.
+#[derive(Debug)]
+pub struct Stream {
+    stream: TcpStream,
+    idle: Option<Duration>,
+}
+
+impl Stream {
+    /// Waits for bytes; 0: there are no more.
+    pub fn read(&self, into: &mut [u8]) -> io::Result<usize> {
+        match self.idle {
+            Some(time) => self.stream.read_within(into, time),
+            None => self.stream.read(into),
+        }
+    }
+
+    /// Writes all of it, and waits for a peer that does not read.
+    pub fn write_all(&self, from: &[u8]) -> io::Result<()> {
+        match self.idle {
+            Some(time) => self.stream.write_all_within(from, time),
+            None => self.stream.write_all(from),
+        }
+    }
+}
+
+/// Runs a service until the process is told to end.
+///
+/// # Errors
+/// With what was tried and why it failed.
+pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGTERM);
+    signals.add(Signal::SIGINT);
+    // Before there are threads, which inherit it: the signals wait for `wait` below.
+    signals.thread_block().map_err(|error| format!("cannot block signals: {error}"))?;
+    raise_descriptors(options.max_connections);
+
+    let listener = TcpListener::bind(options.listen, BACKLOG).map_err(|error| format!("--listen {}: {error}", options.listen))?;
+    let socket = match options.udp {
+        Some(address) => Some(UdpSocket::bind(address).map_err(|error| format!("--udp {address}: {error}"))?),
+        None => None,
+    };
+    let mut ready = format!("ready: tcp {}", listener.local_addr().map_err(|error| error.to_string())?);
+    if let Some(socket) = &socket {
+        ready += &format!(" udp {}", socket.local_addr().map_err(|error| error.to_string())?);
+    }
+
+    let config = Config {
+        workers: options.workers.into(),
+        unithreads: options.unithreads as usize + SPARE_UNITHREADS,
+        stack_bytes: STACK_BYTES,
+        buffer_bytes: REQUEST_MAX,
+        pin: !options.no_pin,
+        wait: options.wait.into(),
+        panics: Panics::End,
+        ..Config::default()
+    };
+    let runtime = Runtime::start(config).map_err(|error| error.to_string())?;
+    let handle = runtime.handle();
+    let idle = (options.idle_timeout > 0).then(|| Duration::from_secs(options.idle_timeout));
+    let limit = u64::from(options.max_connections);
+    let started = {
+        let (handle, service) = (handle.clone(), service.clone());
+        runtime.spawn(move || accept(&listener, &handle, &service, limit, idle))
+    };
+    started.map_err(|error| format!("cannot start: {error}"))?;
+    // Datagrams for which there is no unithread are dropped, as the network does.
+    let limits = Limits { request_bytes: REQUEST_MAX, requests_in_flight: options.unithreads, ..Limits::default() };
+    let datagrams = move |datagram: Datagram<'_>| service.datagram(datagram);
+    let receiving = socket.map(|socket| UdpServer::start(&handle, socket, limits, datagrams)).transpose();
+    let _receiving = receiving.map_err(|error| error.to_string())?;
+    eprintln!("{ready}");
+    signals.wait().map_err(|error| format!("cannot wait for signals: {error}"))?;
+    runtime.shutdown_within(END_TIME).map_err(|error| error.to_string())
+}
+
+/// As many descriptors as connections take, if that is allowed.
+fn raise_descriptors(connections: u32) {
+    let limit = getrlimit(Resource::Nofile);
+    let want = u64::from(connections) + 64;
+    if limit.current.is_some_and(|current| current < want) {
+        let current = Some(limit.maximum.map_or(want, |maximum| want.min(maximum)));
+        // If it is refused, connections will be.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum: limit.maximum });
+    }
+}
+
+/// Counts a connection for as long as it lives.
+struct Counted<S: Service>(Arc<S>);
+
+impl<S: Service> Drop for Counted<S> {
+    fn drop(&mut self) {
+        self.0.connections().now.fetch_sub(1, Relaxed);
+    }
+}
+
+fn accept<S: Service>(listener: &TcpListener, handle: &Handle, service: &Arc<S>, limit: u64, idle: Option<Duration>) {
+    while !stopping() {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => return,
+            Err(error) => {
+                let passing = matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EINTR));
+                if !passing && sleep(ACCEPT_PAUSE).is_err() {
+                    return;
+                }
+                continue;
+            }
+        };
+        let connections = service.connections();
+        connections.ever.fetch_add(1, Relaxed);
+        let now = connections.now.fetch_add(1, Relaxed);
+        let counted = Counted(service.clone());
+        let stream = Stream { stream, idle };
+        // Answers are gathered here; what is sent shall go at once.
+        let _ = stream.stream.set_nodelay(true);
+        if now >= limit {
+            connections.refused.fetch_add(1, Relaxed);
+            // A few bytes into an empty buffer: that waits for nobody.
+            let _ = stream.write_all(service.too_many());
+            continue;
+        }
+        let spawned = handle.spawn(move || {
+            // Its end is the peer's: there is nobody to be told of an error.
+            let _ = counted.0.connection(&stream);
+        });
+        if spawned.is_err() {
+            connections.refused.fetch_add(1, Relaxed);
+        }
+    }
+}
