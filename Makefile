@@ -14,7 +14,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads failures follow secrecy bench-ends report suites suites-long soak soak-long bench setup install uninstall clean
+.PHONY: help build demo test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads failures follow secrecy bench-ends report serve suites suites-long soak soak-long bench setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
@@ -66,12 +66,13 @@ suites: ## other people's test suites, natively and under farshore (a part of ea
 suites-long: ## other people's test suites as a whole
 soak: ## stress-ng under changing limits and a failing swap space (40 s)
 soak-long: ## the same for ten minutes
+serve: ## farshore-serve with other people's clients, and its limits
 report: ## the report of farshore bench in a browser
 fuzz:
 	python3 tools/fuzz.py $(ARGS)
 bench-ends:
 	python3 tools/test.py bench $(ARGS)
-unit sim canaries loom miri real pace pools unithreads spaces devices calls threads failures follow secrecy report suites suites-long soak soak-long:
+unit sim canaries loom miri real pace pools unithreads spaces devices calls threads failures follow secrecy report serve suites suites-long soak soak-long:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

@@ -5,14 +5,14 @@
 #
 # Without an option: looks for a Rust toolchain that is new enough, and for a C compiler, which rustc links with. With --programs
 # it also installs the Debian packages of tests/real/packages.txt, with --tests moreover those of tests/report/packages.txt (a browser),
-# crates/fuzz/packages.txt (a C++ compiler) and tests/suites/packages.txt (other people's suites), rustfmt, clippy and miri. What is there
-# already is left as it is, and nothing is asked of the network then. Exit status 1 if something is missing without which nothing can be
-# built; what only some tests need is named, and these tests say that they are skipped.
+# crates/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites) and tests/serve/packages.txt (clients of
+# our servers), rustfmt, clippy and miri. What is there already is left as it is, and nothing is asked of the network then. Exit status 1
+# if something is missing without which nothing can be built; what only some tests need is named, and these tests say that they are skipped.
 set -eu
 cd "$(dirname "$0")/.."
 packages_file=tests/real/packages.txt
-# What only the tests need: a browser; a C++ compiler for the fuzzer; other people's suites.
-test_packages_files='tests/report/packages.txt crates/fuzz/packages.txt tests/suites/packages.txt'
+# What only the tests need: a browser; a C++ compiler for the fuzzer; other people's suites; clients of our servers.
+test_packages_files='tests/report/packages.txt crates/fuzz/packages.txt tests/suites/packages.txt tests/serve/packages.txt'
 nightly=${NIGHTLY:-nightly}
 
 say() {

@@ -240,6 +240,8 @@ def parts(seed):
              [Command([sys.executable, soak, "--seconds", "600", "--seed", str(seed)], count_last_line)], 60, r"round|    |left out", needs_build=True),
         Part("bench", "farshore bench: what it measures, and that nothing stays behind",
              [Command([sys.executable, os.path.join(ROOT, "tests", "bench", "run.py")], count_last_line)], 15, r"", needs_build=True, aside=True),
+        Part("serve", "farshore-serve with other people's clients, and its limits",
+             [Command([sys.executable, os.path.join(ROOT, "tests", "serve", "kv.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
         Part("report", "the report of farshore bench in a browser",
              [Command([sys.executable, os.path.join(ROOT, "tests", "report", "check.py")], count_last_line)], 10, r"", aside=True),
     ]

@@ -10,7 +10,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use farshore_serve::array::Array;
 use farshore_serve::kv::session;
-use farshore_serve::kv::store::Store;
+use farshore_serve::kv::store::{MEMORY_MAX, Store, memory_min};
 use farshore_serve::memory::HeldHeap;
 use farshore_serve::service::{self, Options};
 
@@ -120,8 +120,14 @@ fn kv(options: &Kv) -> Result<(), String> {
     if !(1024..=1 << 30).contains(&options.max_item) {
         wrong(format!("--max-item {}: want 1K to 1G", options.max_item));
     }
-    let store = Store::new(options.memory, options.max_item)
-        .map_err(|error| format!("--memory {} --max-item {}: {error}", options.memory, options.max_item))?;
+    let least = memory_min(options.max_item);
+    if !(least..=MEMORY_MAX).contains(&options.memory) {
+        let mega = |bytes: usize| bytes >> 20;
+        wrong(format!("--memory {}: want {}M, for items of --max-item, to {}M", options.memory, mega(least), mega(MEMORY_MAX)));
+    }
+    let store = Store::new(options.memory, options.max_item).map_err(|error| {
+        format!("--memory {}: the kernel refuses the addresses (see ulimit -v and vm.overcommit_memory): {error}", options.memory)
+    })?;
     let common = &options.common;
     let service = session::Service::new(store, options.max_line, common.max_connections as usize, common.workers.into());
     service::run(common, Arc::new(service))

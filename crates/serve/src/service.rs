@@ -20,7 +20,7 @@ pub const BUFFER: usize = 16 << 10;
 const STACK_BYTES: usize = 128 << 10;
 /// Bytes of the longest datagram, and of its unithread's buffer, where the answer is made.
 pub const REQUEST_MAX: usize = 2048;
-/// Unithreads beyond those for connections and datagrams: acceptors, receivers.
+/// Unithreads besides those for connections and datagrams: acceptors, receivers.
 const SPARE_UNITHREADS: usize = 8;
 const BACKLOG: i32 = 1024;
 /// How long to wait before the next try where there are no descriptors left.
@@ -40,7 +40,7 @@ pub struct Options {
     /// Workers, each on a core; 0: one for each core
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=64))]
     pub workers: u16,
-    /// Requests that are under way at a time: connections, and datagrams
+    /// Datagrams that are served at a time, besides connections; others are dropped
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub unithreads: u32,
     /// TCP connections at a time
@@ -158,7 +158,7 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
 
     let config = Config {
         workers: options.workers.into(),
-        unithreads: options.unithreads as usize + SPARE_UNITHREADS,
+        unithreads: (options.unithreads + options.max_connections) as usize + SPARE_UNITHREADS,
         stack_bytes: STACK_BYTES,
         buffer_bytes: REQUEST_MAX,
         pin: !options.no_pin,

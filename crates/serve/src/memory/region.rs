@@ -33,7 +33,9 @@ impl<T: Zeroable> Region<T> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let start: NonNull<T> = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        #[cfg(test)]
+        super::far::made(start.as_ptr().addr(), bytes);
         Ok(Region { start, length: length.max(1) })
     }
 }
@@ -43,6 +45,8 @@ impl<T> Deref for Region<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
+        #[cfg(test)]
+        tests::comes_from_far();
         // SAFETY: `length` zeroed `T`s at a page's start, which `T: Zeroable` makes valid, for as long as this lives; there are no exclusive borrows.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
@@ -59,7 +63,23 @@ impl<T> Drop for Region<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// In tests, every other access or so is one to a page that is far away: others run meanwhile, unless the caller holds.
+    pub(super) fn comes_from_far() {
+        thread_local! { static STATE: Cell<u32> = const { Cell::new(0x9e37_79b9) } }
+        if farshore_uthread::is_unithread() {
+            let mut state = STATE.get();
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            STATE.set(state);
+            if state & 1 == 0 {
+                farshore_uthread::yield_now();
+            }
+        }
+    }
 
     #[test]
     fn is_zero_and_keeps_what_is_written() {

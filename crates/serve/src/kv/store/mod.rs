@@ -41,7 +41,7 @@ pub use count::{Count, Counters, NAMES};
 pub use held::Held;
 pub use index::View;
 pub use ops::{Arithmetic, Change, Changed, Commit, Deleted, Outcome};
-pub use slabs::{ClassView, HEADER, MEMORY_MAX, item_bytes};
+pub use slabs::{ClassView, HEADER, MEMORY_MAX, item_bytes, memory_min};
 pub use time::{Clock, START};
 
 use index::{Index, Locked, Seen};
@@ -61,6 +61,9 @@ pub mod flag {
 
 /// After so many fruitless looks for a victim there is no memory.
 const EVICT_TRIES: usize = 4096;
+
+/// Of these, every so many another class is asked for memory.
+const DRAIN_EVERY: usize = 64;
 
 /// Why there is no memory for an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -220,7 +223,6 @@ impl Store {
     /// Removes an entry. The chunk that is free now, if it is.
     fn remove(&self, locked: &Locked<'_>, slot: index::Slot<'_>) -> Option<u32> {
         let place = slot.entry().place();
-        self.slabs.unmark(place);
         locked.remove(slot).then_some(place)
     }
 
@@ -250,11 +252,12 @@ impl Store {
 
     /// A chunk: a free one, or one whose item is evicted.
     fn take(&self, class: usize) -> Option<u32> {
-        for _ in 0..EVICT_TRIES {
+        for number in 0..EVICT_TRIES {
             if let Some(place) = self.slabs.take(class) {
                 return Some(place);
             }
-            if self.slabs.is_starved(class) {
+            // Not each time: what could not be evicted then is pinned for a while.
+            if number % DRAIN_EVERY == 0 && self.slabs.is_starved(class) {
                 let drained = self.slabs.drain(class, |place, hash| {
                     self.evict(place, hash);
                 });
@@ -291,6 +294,7 @@ impl Store {
 
     /// Publishes a draft whatever there is: see the module's head.
     fn set(&self, draft: Draft<'_>, view: View) -> Option<u64> {
+        self.slabs.own(draft.place, draft.hash as u32);
         let locked = self.index.lock(draft.hash);
         while let Some(slot) = locked.find(draft.hash, |_| true) {
             let free = self.remove(&locked, slot);
@@ -304,6 +308,8 @@ impl Store {
 
     /// Publishes a draft in the place of `old`, or of nothing, if nothing has changed since that was `seen`.
     fn publish<'s>(&'s self, draft: Draft<'s>, view: View, seen: Seen, old: Option<&Item<'_>>) -> Published<'s> {
+        // Before anything is locked: what is beside may be far away. The clock, should it come by, finds no such item in the index.
+        self.slabs.own(draft.place, draft.hash as u32);
         let locked = self.index.lock(draft.hash);
         if locked.seen() != seen {
             return Published::Changed(draft);
@@ -321,7 +327,6 @@ impl Store {
 
     /// Its unique number, if there is room for it.
     fn insert(&self, locked: &Locked<'_>, draft: Draft<'_>, view: View) -> Option<u64> {
-        self.slabs.own(draft.place, draft.hash as u32);
         let cas = self.next_cas();
         if !locked.insert(draft.hash, draft.place, View { cas, ..view }) {
             return None;

@@ -9,7 +9,7 @@
 //! | mark | the chunk |
 //! |---|---|
 //! | 0 | has no item: free, or a draft |
-//! | 1 | has an item that goes next |
+//! | 1 | has an item that goes next, unless the index knows none there (it is about to come, or gone and pinned) |
 //! | 2 … | has an item with so many chances less one |
 //!
 //! The clock: each class has a hand that goes round its chunks. It takes a chance from each item, and the first that has none is evicted. A look at
@@ -47,6 +47,15 @@ const NO_CLASS: u8 = u8::MAX;
 /// Bytes that an item with such a key and value takes.
 pub fn item_bytes(key: usize, value: usize) -> usize {
     HEADER + key.next_multiple_of(WORD) + value.next_multiple_of(WORD)
+}
+
+fn page_bytes(item_max: usize) -> usize {
+    item_max.next_power_of_two().max(PAGE_MIN)
+}
+
+/// The least memory for items of at most `item_max`: two slab pages.
+pub fn memory_min(item_max: usize) -> usize {
+    2 * page_bytes(item_max)
 }
 
 /// What lies in front of an item's key.
@@ -122,15 +131,12 @@ impl Slabs {
     /// Room for `memory` bytes of items of at most `item_max`.
     ///
     /// # Errors
-    /// If the kernel does not give that much address space, or it is more than [`MEMORY_MAX`] or less than two slab pages.
+    /// If the kernel does not give that much address space, or it is not between [`memory_min`] and [`MEMORY_MAX`].
     pub fn new(memory: usize, item_max: usize) -> io::Result<Slabs> {
-        let page_bytes = item_max.next_power_of_two().max(PAGE_MIN);
+        let page_bytes = page_bytes(item_max);
         let count = memory / page_bytes;
-        if count < 2 || memory > MEMORY_MAX {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("want 2 × {page_bytes} to {MEMORY_MAX} bytes of memory"),
-            ));
+        if memory < memory_min(item_max) || memory > MEMORY_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
         let mut classes = Vec::new();
         let mut bytes = CHUNK_MIN;
@@ -367,12 +373,7 @@ impl Slabs {
         });
     }
 
-    /// The chunk has no item now, but is not free yet: the hand passes by.
-    pub fn unmark(&self, place: u32) {
-        self.marks[self.beside(place)].store(0, Relaxed);
-    }
-
-    /// The chunk has an item now.
+    /// The chunk will have an item at once.
     pub fn own(&self, place: u32, hash: u32) {
         let beside = self.beside(place);
         self.owners[beside].store(hash, Relaxed);

@@ -37,38 +37,16 @@ impl Drop for Memcached {
 impl Memcached {
     /// `None`: it is not installed, and that was said.
     fn start() -> Option<Memcached> {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut command = Command::new("memcached");
-        // Without its maintainer, which holds items now and then: then an `incr` makes a new one.
-        command.args([
-            "-o",
-            "no_modern",
-            "-l",
-            "127.0.0.1",
-            "-U",
-            "0",
-            "-t",
-            "1",
-            "-m",
-            "256",
-            "-u",
-            "root",
-            "-p",
-            &port.to_string(),
-        ]);
-        let child = match command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
-            Ok(child) => child,
-            Err(error) => {
-                println!("skipped: memcached cannot be started: {error}");
-                return None;
-            }
-        };
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
         let until = Instant::now() + PATIENCE;
+        let (mut child, mut address) = Memcached::spawn()?;
         let stream = loop {
             match TcpStream::connect(address) {
                 Ok(stream) => break stream,
                 Err(error) => assert!(Instant::now() < until, "memcached does not answer: {error}"),
+            }
+            if child.try_wait().unwrap().is_some() {
+                // Somebody else has the port.
+                (child, address) = Memcached::spawn()?;
             }
             thread::sleep(Duration::from_millis(20));
         };
@@ -81,6 +59,21 @@ impl Memcached {
             return None;
         }
         Some(memcached)
+    }
+
+    fn spawn() -> Option<(Child, SocketAddr)> {
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut command = Command::new("memcached");
+        // Without its maintainer, which holds items now and then: then an `incr` makes a new one.
+        command.args(["-o", "no_modern", "-l", "127.0.0.1", "-U", "0", "-t", "1", "-m", "256", "-u", "root", "-p"]);
+        command.arg(address.port().to_string()).stdout(Stdio::null()).stderr(Stdio::null());
+        match command.spawn() {
+            Ok(child) => Some((child, address)),
+            Err(error) => {
+                println!("skipped: memcached cannot be started: {error}");
+                None
+            }
+        }
     }
 
     /// The answer to a command, up to that of the `mn` that follows it.

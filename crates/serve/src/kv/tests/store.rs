@@ -1,11 +1,14 @@
 //! The store against a map, and what it does when memory is short and many threads use it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
+use std::time::Duration;
 
 use crate::kv::protocol::Mode;
 use crate::kv::store::{Arithmetic, Changed, Commit, Count, Deleted, NoRoom, Outcome, START, Store};
+use farshore_uthread::{Config, Runtime};
 use proptest::prelude::*;
 use rand::{Rng, RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -266,50 +269,119 @@ fn a_pinned_item_stays_as_it_was() {
     assert!(store.edit(&item, |_| ()).is_none(), "it is not the one that is found");
 }
 
-/// Threads on the same few keys: each value is whole, and numbers count each step once.
+/// What one of many does to the same few keys: each value that it finds is whole, and a number counts each step once. How many items it was the first
+/// to add, of one for each step.
+fn work(store: &Store, seed: u64, steps: u64) -> u64 {
+    let mut first = 0;
+    let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+    for step in 0..steps {
+        let key = random.random_range(0..40u32).to_le_bytes();
+        let length = 50 + (random.next_u32() % 4000) as usize;
+        let mut value = value_of(u32::from_le_bytes(key), 0, length);
+        value[..4].copy_from_slice(&(length as u32).to_le_bytes());
+        match random.next_u32() % 6 {
+            0 => drop(put(store, &key, &value, how(Mode::Set), START)),
+            1 => drop(put(store, &key, &value, how(Mode::Add), START)),
+            2 => drop(put(store, &key, &value, how(Mode::Replace), START)),
+            3 => drop(store.delete(&key, None, START)),
+            _ => {
+                if let Some((value, _)) = get(store, &key, START) {
+                    assert_eq!(value[..4], (value.len() as u32).to_le_bytes());
+                    assert_eq!(value[4..], value_of(u32::from_le_bytes(key), 0, value.len())[4..]);
+                }
+            }
+        }
+        // Keys of its own, so that the index grows meanwhile.
+        let own = (seed << 32 | step).to_le_bytes();
+        assert!(matches!(put(store, &own, b"own", how(Mode::Set), START), Outcome::Stored(_)));
+        assert_eq!(get(store, &own, START).map(|(value, _)| value).as_deref(), Some(&b"own"[..]));
+        let what = Arithmetic { up: true, delta: 1, cas: 0, initial: None };
+        assert!(matches!(store.calculate(b"number", what, START, |_, _| {}), Changed::Done(_)));
+        match put(store, format!("add{step}").as_bytes(), b"added", how(Mode::Add), START) {
+            Outcome::Stored(_) => first += 1,
+            other => assert_eq!(other, Outcome::NotStored),
+        }
+    }
+    first
+}
+
+fn counted(store: &Store) -> u64 {
+    assert_eq!(store.counters.get(Count::Evictions), 0, "what was evicted may have been the number");
+    let (text, _) = get(store, b"number", START).unwrap();
+    String::from_utf8(text).unwrap().trim_end().parse().unwrap()
+}
+
+fn store_for_many() -> Arc<Store> {
+    let store = Store::new(32 << 20, ITEM_MAX).unwrap();
+    put(&store, b"number", b"0", how(Mode::Set), START);
+    Arc::new(store)
+}
+
 #[test]
 fn many_threads() {
-    const KEYS: u32 = 40;
-    const COUNTS: u64 = 3000;
-    let store = Store::new(4 << 20, ITEM_MAX).unwrap();
-    let over = AtomicBool::new(false);
-    put(&store, b"number", b"0", how(Mode::Set), START);
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..4u64)
-            .map(|seed| {
-                let (store, over) = (&store, &over);
-                scope.spawn(move || {
-                    let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
-                    for _ in 0..COUNTS {
-                        let key = random.random_range(0..KEYS);
-                        let length = 50 + (random.next_u32() % 4000) as usize;
-                        let mut value = value_of(key, 0, length);
-                        value[..4].copy_from_slice(&(length as u32).to_le_bytes());
-                        match random.next_u32() % 4 {
-                            0 => drop(put(store, &key.to_le_bytes(), &value, how(Mode::Set), START)),
-                            1 => drop(put(store, &key.to_le_bytes(), &value, how(Mode::Replace), START)),
-                            2 => drop(store.delete(&key.to_le_bytes(), None, START)),
-                            _ => {
-                                if let Some((value, _)) = get(store, &key.to_le_bytes(), START) {
-                                    assert_eq!(value[..4], (value.len() as u32).to_le_bytes());
-                                    assert_eq!(value[4..], value_of(key, 0, value.len())[4..]);
-                                }
-                            }
-                        }
-                        let what = Arithmetic { up: true, delta: 1, cas: 0, initial: Some(1) };
-                        assert!(matches!(store.calculate(b"number", what, START, |_, _| {}), Changed::Done(_)));
-                    }
-                    over.store(true, Relaxed);
-                })
-            })
-            .collect();
-        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    const STEPS: u64 = 2500;
+    let store = store_for_many();
+    let first: u64 = thread::scope(|scope| {
+        let store = &store;
+        let workers: Vec<_> = (0..4).map(|seed| scope.spawn(move || work(store, seed, STEPS))).collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).sum()
     });
-    assert!(over.load(Relaxed));
-    if store.counters.get(Count::Evictions) == 0 {
-        let item = store.find(b"number", START, false).unwrap();
-        let mut text = vec![0; item.length()];
-        item.read(0, &mut text);
-        assert_eq!(String::from_utf8(text).unwrap().trim_end(), (4 * COUNTS).to_string());
+    assert_eq!(first, STEPS);
+    assert_eq!(counted(&store), 4 * STEPS);
+}
+
+/// The same by unithreads, which are switched away from at every other access to the store's memory: see `memory::region`.
+#[test]
+fn many_unithreads() {
+    const UNITHREADS: u64 = 48;
+    const STEPS: u64 = 120;
+    for workers in [1, 3] {
+        let store = store_for_many();
+        let config = Config { workers, pin: false, stack_bytes: 256 << 10, ..Config::default() };
+        let runtime = Runtime::start(config).unwrap();
+        let done = Arc::new(AtomicU64::new(0));
+        let first = Arc::new(AtomicU64::new(0));
+        for seed in 0..UNITHREADS {
+            let (store, done, first) = (store.clone(), done.clone(), first.clone());
+            let work = move || {
+                first.fetch_add(work(&store, seed, STEPS), Relaxed);
+                done.fetch_add(1, Relaxed);
+            };
+            drop(runtime.spawn(work).unwrap());
+        }
+        runtime.shutdown_within(Duration::from_secs(100)).unwrap();
+        assert_eq!(done.load(Relaxed), UNITHREADS);
+        assert_eq!(first.load(Relaxed), STEPS);
+        assert_eq!(counted(&store), UNITHREADS * STEPS);
     }
+}
+
+/// Memory is short, and much of it is pinned by unithreads that are switched away from: what they read stays, and what is stored is stored.
+#[test]
+fn unithreads_in_little_memory() {
+    let store = Arc::new(Store::new(4 << 20, ITEM_MAX).unwrap());
+    let runtime = Runtime::start(Config { workers: 2, pin: false, stack_bytes: 256 << 10, ..Config::default() }).unwrap();
+    let done = Arc::new(AtomicU64::new(0));
+    for seed in 0..32u64 {
+        let (store, done) = (store.clone(), done.clone());
+        let work = move || {
+            let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+            for _ in 0..150 {
+                let key = random.random_range(0..3000u32);
+                // Of sizes that take memory from one another.
+                let length = [100, 900, 12_000][(key % 3) as usize];
+                if random.next_u32().is_multiple_of(2) {
+                    let stored = put(&store, &key.to_le_bytes(), &value_of(key, 0, length), how(Mode::Set), START);
+                    assert!(matches!(stored, Outcome::Stored(_)), "{stored:?}");
+                } else if let Some((value, _)) = get(&store, &key.to_le_bytes(), START) {
+                    assert!(value == value_of(key, 0, length));
+                }
+            }
+            done.fetch_add(1, Relaxed);
+        };
+        drop(runtime.spawn(work).unwrap());
+    }
+    runtime.shutdown_within(Duration::from_secs(100)).unwrap();
+    assert_eq!(done.load(Relaxed), 32);
+    assert!(store.counters.get(Count::Evictions) > 0);
 }
