@@ -90,7 +90,6 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
     if let Some(course) = &course {
         there(beside(farshore, SERVE.0, SERVE.1), SERVE.1)?;
         machine.settings.insert("cores".into(), course.bound());
-        eprintln!("farshore: {}", course.bound());
     }
     let report = arguments
         .results
@@ -199,6 +198,7 @@ fn measure(
         }
         return Ok(());
     };
+    taker.say(&course.bound());
     course.run(&mut taker)
 }
 
