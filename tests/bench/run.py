@@ -31,6 +31,17 @@ KERNEL = "linux-swap,zram,zswap"
 SMALL = ["--size", "24M", "--memory", "12M", "--rounds", "2", "--warm-up-rounds", "0", "--no-device"]
 SHORT = ["--seconds", "0.4", "--warmup", "0.1"]
 NOBODY = 65534
+UTHREAD = ["--seconds", "1", "--warmup", "0.1", "--warm-up-rounds", "0", "--no-device", "--data", "32M", "--share", "40%", "--outstanding", "32"]
+# A server of numbers that are wrong, or come twice.
+LIAR = """#!/usr/bin/env python3
+import socket, struct, sys
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 0))
+print("ready: tcp 127.0.0.1:1 udp 127.0.0.1:%d" % server.getsockname()[1], file=sys.stderr, flush=True)
+while True:
+    asked, peer = server.recvfrom(64)
+    server.sendto(asked[:8] + struct.pack("<Q", 4711), peer)
+"""
 # In the environment of everything that a test starts.
 MARK = "FARSHORE_BENCH_TEST"
 
@@ -182,6 +193,56 @@ class Bench:
                 expect(target["rounds"][0]["wrong"] == [], f"{server} under {target['label']}: {target['rounds'][0]['wrong']} {err[-500:]}")
                 expect(target["summary"]["latency"]["p99"] > 0, f"{server}: no latency")
 
+    def test_uthread(self):
+        """Services that wait in each way: a number is chosen, phases follow, answers are checked."""
+        modes = ["--mode", "yield:1", "--mode", "busy:1", "--mode", "block:2,4", "--mode", "swap:4"]
+        for words, phases in ((["array", *modes], 4), (["kv", "--mode", "block:2", "--phases", "throughput,local", "--transport", "tcp"], 2),
+                              (["array", "--mode", "yield:1", "--swap", f"dir:{self.directory}", "--phases", "latency", "--rate", "500", "--cores", "0"], 1)):
+            results, out, err = self.measured("uthread", *words, *UTHREAD, "--rounds", "1")
+            experiments = results["experiments"]
+            expect(len(experiments) == phases, f"{words}: {[experiment['name'] for experiment in experiments]}")
+            for experiment in experiments:
+                for target in experiment["targets"]:
+                    turn = target["rounds"][0]
+                    # The kernel ends a server in so small a cgroup now and then.
+                    if target["kind"] == "linux-swap" and turn["wrong"]:
+                        continue
+                    expect(turn["wrong"] == [] and turn["outcome"]["operations"] > 0, f"{words}, {target['label']}: {turn['wrong']} {err[-500:]}")
+                    expect((target["kind"] != "farshore") or turn["stats"], f"{words}, {target['label']}: no counters")
+                    expect(target["label"] in out, f"{target['label']} is not in the table")
+            expect("cores" in results["machine"]["settings"], "who was bound to which core is not told")
+            far = self.target(experiments[0], experiments[0]["targets"][0]["label"])
+            expect(far["summary"]["fetches"] > 0, f"{words}: nothing was far away")
+        done, out, _ = self.call("uthread", "switch")
+        expect(done == 0 and "ns" in out and "cycles" in out, f"status {done}: {out}")
+
+    def test_uthread_wrong_answers(self):
+        """Wrong answers make it fail; so does a server that does not start."""
+        server = os.path.join(self.work, "liar")
+        words = ["uthread", "array", "--mode", "block:1", "--phases", "throughput", *UTHREAD, "--rounds", "1"]
+        for text, part in ((LIAR, "wrong values"), ("#!/bin/sh\necho no luck >&2; exit 3\n", "status 3: no luck")):
+            with open(server, "w", encoding="ascii") as file:
+                file.write(text)
+            os.chmod(server, 0o755)
+            env = {**os.environ, MARK: self.directory, "FARSHORE_SERVE": server}
+            process = self.start(*words, "--dir", self.directory, env=env)
+            out, err = process.communicate(timeout=120)
+            expect(process.returncode == 1 and part in err, f"status {process.returncode}: {err[-800:]}{out[-300:]}")
+            self.nothing_runs()
+
+    def test_uthread_ends_by_signal(self):
+        """Server and generator end with it."""
+        for _ in range(3):
+            before = snapshot(self.directory)
+            words = ["uthread", "array", "--mode", "yield:1", "--mode", "swap:2", *UTHREAD, "--rounds", "50", "--dir", self.directory]
+            process = self.start(*words)
+            time.sleep(self.rng.uniform(0.5, 6))
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+            expect(process.returncode == 130, f"status {process.returncode}: {err[-500:]}")
+            self.nothing_runs()
+            expect(snapshot(self.directory) == before, "left behind")
+
     def test_sweeps_and_report(self):
         """A comparison for each point; the page and its data."""
         for sweep, values in (("memory=100,50", [100, 50]), ("threads=1,2", [1, 2]), ("files=1,2", [1, 2])):
@@ -254,6 +315,16 @@ class Bench:
             (["random", "--size", "900T", "--memory", "1M", "--against", "linux-swap", *exists], 1, "900"),
             (["random", "--size", "900T", "--memory", "1M", "--against", "native", *exists], 1, "900"),
             (["canonical", "--only", "no such thing"], 125, "no such thing"),
+            (["uthread", "list"], 125, "list"),
+            (["uthread", "--mode", "sleep:1"], 125, "sleep:1"),
+            (["uthread", "--mode", "block:65"], 125, "block:65"),
+            (["uthread", "--mode", "yield:1", "--mode", "yield:1"], 125, "twice"),
+            (["uthread", "--swap", "tape:x"], 125, "tape:x"),
+            (["uthread", "--share", "0"], 125, "share"),
+            (["uthread", "--phases", "latency"], 125, "--rate"),
+            (["uthread", "--against", "native"], 125, "--mode"),
+            (["uthread", "--cores", "4096"], 125, "--cores"),
+            (["uthread", "--data", "900T", "--mode", "yield:1", *exists], 1, "900"),
         ):
             done, out, err = self.call(*words, timeout=60)
             expect(part in err, f"{words}: {part!r} is not in {err!r}")

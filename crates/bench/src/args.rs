@@ -9,6 +9,7 @@ use farshore_load::workload::Workload;
 
 use crate::result::Axis;
 use crate::targets::spec::{self, Spec};
+use crate::uthread::args::UthreadArgs;
 
 /// `farshore bench`.
 #[derive(Args, Debug)]
@@ -16,6 +17,7 @@ use crate::targets::spec::{self, Spec};
     override_usage = "farshore bench WORKLOAD [OPTIONS] [--against TARGET[,TARGET]...]\n       \
     farshore bench [OPTIONS] [--against TARGET[,TARGET]...] -- PROGRAM [ARG]...\n       \
     farshore bench canonical [OPTIONS]\n       \
+    farshore bench uthread [array|kv|switch] [OPTIONS]\n       \
     farshore bench device [OPTIONS]\n       \
     farshore bench --compare OLD.json NEW.json",
     after_long_help = AFTER_BENCH,
@@ -128,6 +130,8 @@ pub enum What {
     Workload(Workload),
     /// The canonical set: what `make bench` runs, in under 20 minutes on two cores
     Canonical(CanonicalArgs),
+    /// The ways in which a service can wait for far memory: yield, busy, block, Linux swap
+    Uthread(Box<UthreadArgs>),
     /// The device below --dir alone
     Device(DeviceArgs),
 }
@@ -161,6 +165,7 @@ Examples:
   farshore bench random --sweep memory --against farshore,linux-swap,native --report report
   farshore bench --memory 100M --against farshore,linux-swap,native -- sort -S 1G big.txt
   farshore bench kv --server memcached --rate 20000 --against farshore,linux-swap
+  farshore bench uthread array --swap delay:10us
   farshore bench random --threads 8 --builds ../before/target/release target/release
   farshore bench --compare monday.json tuesday.json
 
@@ -198,7 +203,7 @@ fn targets(text: &str) -> Result<Targets, String> {
     spec::parse_list(text).map(Targets)
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (0.01..=1e6).contains(&value) => Ok(value),
         _ => Err(format!("invalid number of seconds {text:?}: write one from 0.01 to 1000000")),

@@ -12,6 +12,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -76,6 +77,8 @@ pub struct Child {
     started: Instant,
     printed: Option<String>,
     complained: Option<String>,
+    /// The last of what it has said on stderr so far.
+    said: Arc<Mutex<Vec<u8>>>,
     /// Largest resident memory that was seen while it ran, in bytes.
     peak_seen: u64,
     reaped: bool,
@@ -112,13 +115,15 @@ impl Child {
         let started = Instant::now();
         let mut child = command.spawn().map_err(|error| format!("cannot start {:?} ({error})", command.get_program()))?;
         let (sender, messages) = channel();
+        let said = Arc::default();
         if let Some(stdout) = child.stdout.take() {
             let sender = sender.clone();
             std::thread::spawn(move || read_output(stdout, output, &sender));
         }
         if let Some(stderr) = child.stderr.take() {
             let sender = sender.clone();
-            std::thread::spawn(move || read_errors(stderr, &sender));
+            let said = Arc::clone(&said);
+            std::thread::spawn(move || read_errors(stderr, &said, &sender));
         }
         let pid = pid_of(&child);
         std::thread::spawn(move || {
@@ -128,7 +133,7 @@ impl Child {
             }
             let _ = sender.send(Message::Ended(Instant::now()));
         });
-        Ok(Child { child, messages, started, printed: None, complained: None, peak_seen: 0, reaped: false })
+        Ok(Child { child, messages, started, printed: None, complained: None, said, peak_seen: 0, reaped: false })
     }
 
     /// Its process id.
@@ -187,6 +192,12 @@ impl Child {
     #[must_use]
     pub fn output_has_ended(&self) -> bool {
         self.printed.is_some()
+    }
+
+    /// The last of what it has said on stderr so far.
+    #[must_use]
+    pub fn complaints(&self) -> String {
+        String::from_utf8_lossy(&kept(&self.said)).into_owned()
     }
 
     /// Sends a signal to it alone.
@@ -280,14 +291,19 @@ fn read_output(stdout: impl Read, output: Output, sender: &Sender<Message>) {
     let _ = sender.send(Message::Printed(digits));
 }
 
-fn read_errors(mut stderr: impl Read, sender: &Sender<Message>) {
-    let (mut kept, mut piece) = (Vec::new(), [0; 4096]);
+fn read_errors(mut stderr: impl Read, said: &Mutex<Vec<u8>>, sender: &Sender<Message>) {
+    let mut piece = [0; 4096];
     while let Ok(count @ 1..) = stderr.read(&mut piece) {
+        let mut kept = kept(said);
         kept.extend_from_slice(&piece[..count]);
         let surplus = kept.len().saturating_sub(ERRORS_KEPT);
         kept.drain(..surplus);
     }
-    let _ = sender.send(Message::Complained(String::from_utf8_lossy(&kept).trim().to_string()));
+    let _ = sender.send(Message::Complained(String::from_utf8_lossy(&kept(said)).trim().to_string()));
+}
+
+fn kept(said: &Mutex<Vec<u8>>) -> MutexGuard<'_, Vec<u8>> {
+    said.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A new process starts with the peak of the one that made it, this command's. Where the kernel's number is no larger than that, what was
@@ -353,6 +369,17 @@ mod tests {
         let mut child = shell("kill -SEGV $$", Output::Lines);
         let (_, moment) = ended(&mut child, &stop);
         assert_eq!(child.reap(moment).wrong, ["it was ended by SIGSEGV"]);
+    }
+
+    #[test]
+    fn what_it_says_is_heard_while_it_runs() {
+        let stop = AtomicBool::new(false);
+        let mut child = shell("echo ready >&2; read x; sleep 1000", Output::Hash);
+        let until = Instant::now() + Duration::from_secs(20);
+        while child.complaints() != "ready\n" && Instant::now() < until {
+            assert_eq!(child.next(watch(&stop, 0)).unwrap_err(), Silence::TimedOut);
+        }
+        assert_eq!(child.complaints(), "ready\n");
     }
 
     #[test]

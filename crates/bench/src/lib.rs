@@ -8,6 +8,7 @@
 //! | [`plan`], [`canonical`], [`check`] | what is to be run; the canonical set; whether memory and disk suffice |
 //! | [`targets`], [`journal`] | what a program is run under; what was made for that, so that it goes again |
 //! | [`rounds`], [`measure`], [`child`], [`proc`] | targets in turn; one run; one process; `/proc` |
+//! | [`uthread`] | services: the ways in which they can wait for far memory |
 //! | [`device`], [`machine`] | what the disk can do at most; what machine this is |
 //! | [`result`], [`statistics`] | the results' schema; medians, ratios and their intervals |
 //! | [`table`], [`report`], [`compare`], [`progress`] | results for the terminal; for a browser; against older ones; what is going on |
@@ -32,3 +33,4 @@ pub mod run;
 pub mod statistics;
 pub mod table;
 pub mod targets;
+pub mod uthread;

@@ -2,7 +2,9 @@
 //!
 //! A workload tells its phases while it runs (`farshore_load::outcome`); at the marks around the measured one the target's counters
 //! are read, so that what it counts of filling and verifying is left out. A *service* is a server under the target, with a workload that
-//! asks it from outside.
+//! asks it from outside; so is a *served* one, whose server runs on unithreads ([`served`]).
+
+mod served;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use farshore_load::outcome::{Event, MEASURE, Outcome};
 use rustix::process::Signal;
+
+pub use self::served::Served;
 
 use crate::child::{Child, End, Message, Output, Silence, Watch};
 use crate::journal::{Journal, Thing};
@@ -31,6 +35,8 @@ pub enum Program {
     Workload(Vec<OsString>),
     /// A server under the target and a workload beside it.
     Service(Service),
+    /// A server on unithreads under the target, and the generator of load beside it.
+    Served(Box<Served>),
 }
 
 /// A server and who asks it.
@@ -73,6 +79,7 @@ pub fn run(
         Program::Any(words) => run_program(target, words, Output::Hash, journal, watch, &mut round),
         Program::Workload(words) => run_program(target, words, Output::Lines, journal, watch, &mut round),
         Program::Service(service) => run_service(target, service, journal, watch, &mut round),
+        Program::Served(served) => served::run(target, served, journal, watch, &mut round),
     };
     round.machine_seconds = proc::machine_cpu_seconds() - machine;
     if let Err(why) = ended {
@@ -146,6 +153,18 @@ fn run_service(
     let _asking_noted = Noted::new(journal, &asking)?;
     let asked = listen(&mut asking, &mut listener, watch)?;
     let client_end = asking.reap(asked);
+    let (end, ended_before) = end_server(server, watch)?;
+    take_end(round, &end);
+    if ended_before {
+        round.wrong.push("the server ended before it was asked to".into());
+    }
+    round.wrong.extend(client_end.wrong.into_iter().map(|why| format!("client: {why}")));
+    listener.tell(round);
+    Ok(())
+}
+
+/// Ends a server that may have ended by itself: how it did, and whether it was before it was asked to.
+fn end_server(mut server: Child, watch: Watch<'_>) -> Result<(End, bool), String> {
     let ended_before = matches!(server.try_next(), Some(Message::Ended(_)));
     server.signal(Signal::TERM);
     let patience = Watch { stop: watch.stop, deadline: Instant::now() + SERVER_PATIENCE };
@@ -155,14 +174,7 @@ fn run_service(
         let told = |silence| format!("the server did not end when it was asked to: {}", gave_up(silence, patience));
         server.wait(patience, |_| {}).map_err(told)?
     };
-    let end = server.reap(ended);
-    take_end(round, &end);
-    if ended_before {
-        round.wrong.push("the server ended before it was asked to".into());
-    }
-    round.wrong.extend(client_end.wrong.into_iter().map(|why| format!("client: {why}")));
-    listener.tell(round);
-    Ok(())
+    Ok((server.reap(ended), ended_before))
 }
 
 /// Waits until the server listens; if it ends before, when that was.
@@ -222,39 +234,25 @@ fn take_end(round: &mut Round, end: &End) {
     };
 }
 
-/// Reads the events of a workload, and the target's counters at the marks of its measured phase.
-struct Listener<'a> {
+/// Takes the target's counters at the beginning and at the end of a measured phase.
+struct Counted<'a> {
     target: &'a dyn Target,
     pid: u32,
     begun: Option<(Instant, Counters)>,
     measured: Option<(Duration, Counters)>,
-    outcome: Option<Outcome>,
-    strange: Option<String>,
 }
 
-impl<'a> Listener<'a> {
+impl<'a> Counted<'a> {
     fn new(target: &'a dyn Target, pid: u32) -> Self {
-        Listener { target, pid, begun: None, measured: None, outcome: None, strange: None }
+        Counted { target, pid, begun: None, measured: None }
     }
 
-    fn hear(&mut self, line: &str) {
-        match Event::read(line) {
-            Some(Event::Phase { name }) => {
-                // A mark ends the phase before it.
-                self.end_measuring();
-                if name == MEASURE {
-                    self.begun = self.sample().map(|counters| (Instant::now(), counters));
-                }
-            }
-            Some(Event::Outcome(outcome)) => {
-                self.end_measuring();
-                self.outcome = Some(*outcome);
-            }
-            None => self.strange = Some(line.trim().chars().take(200).collect()),
-        }
+    fn begin(&mut self) {
+        self.begun = self.sample().map(|counters| (Instant::now(), counters));
     }
 
-    fn end_measuring(&mut self) {
+    /// Nothing, if it has not begun.
+    fn end(&mut self) {
         let Some((begun, before)) = self.begun.take() else { return };
         let took = begun.elapsed();
         // A workload that ends with this phase may be gone already: then the whole run's counters are all there is.
@@ -267,6 +265,43 @@ impl<'a> Listener<'a> {
         Some(Counters { cpu_seconds, machine_cpu_seconds: proc::machine_cpu_seconds(), ..counters })
     }
 
+    fn tell(&self, round: &mut Round) {
+        if let Some((took, counters)) = self.measured {
+            round.measured_seconds = took.as_secs_f64();
+            round.measured = Some(counters);
+        }
+    }
+}
+
+/// Reads the events of a workload, and the target's counters at the marks of its measured phase.
+struct Listener<'a> {
+    counted: Counted<'a>,
+    outcome: Option<Outcome>,
+    strange: Option<String>,
+}
+
+impl<'a> Listener<'a> {
+    fn new(target: &'a dyn Target, pid: u32) -> Self {
+        Listener { counted: Counted::new(target, pid), outcome: None, strange: None }
+    }
+
+    fn hear(&mut self, line: &str) {
+        match Event::read(line) {
+            Some(Event::Phase { name }) => {
+                // A mark ends the phase before it.
+                self.counted.end();
+                if name == MEASURE {
+                    self.counted.begin();
+                }
+            }
+            Some(Event::Outcome(outcome)) => {
+                self.counted.end();
+                self.outcome = Some(*outcome);
+            }
+            None => self.strange = Some(line.trim().chars().take(200).collect()),
+        }
+    }
+
     fn tell(self, round: &mut Round) {
         match &self.outcome {
             None if round.wrong.is_empty() => {
@@ -277,10 +312,7 @@ impl<'a> Listener<'a> {
             // A generator that was late makes the latencies look worse, never better: it is told with them (`generator_late`).
             Some(outcome) => round.wrong.extend(outcome.wrong.iter().cloned()),
         }
-        if let Some((took, counters)) = self.measured {
-            round.measured_seconds = took.as_secs_f64();
-            round.measured = Some(counters);
-        }
+        self.counted.tell(round);
         round.outcome = self.outcome;
     }
 }

@@ -10,6 +10,7 @@ use crate::args::{BenchArgs, Sweep};
 use crate::measure::{Program, Service};
 use crate::result::{Axis, Figure, Round, SweepPoint};
 use crate::targets::spec::Spec;
+use crate::uthread::service::{Comparison, Load};
 
 /// Swap space for a program of which nothing is known, in multiples of its local memory.
 const SWAP_FACTOR: u64 = 4;
@@ -23,6 +24,8 @@ pub enum Subject {
     Workload(Box<Workload>),
     /// A program of the user's.
     Program(Vec<OsString>),
+    /// A service of ours: each target has its own way to wait.
+    Served(Box<Comparison>),
 }
 
 /// One comparison to be made.
@@ -90,6 +93,7 @@ pub fn experiments(subject: &Subject, common: &Common, sweep: Option<&Sweep>) ->
                 common.memory = Some(Bytes(percent_of(all.0, value)));
                 common.swap_size = common.swap_size.or(Some(Bytes(all.0.saturating_mul(SWAP_FACTOR))));
             }
+            (Axis::Memory | Axis::Threads, Subject::Served(_)) => return Err("uthread has no sweep".to_string()),
             (Axis::Threads, Subject::Program(_)) => {
                 return Err("--sweep threads is for workloads: a program of your own has its own option for that".to_string());
             }
@@ -106,7 +110,7 @@ fn experiment(subject: Subject, common: &Common, sweep: Option<SweepPoint>) -> R
             let memory = common.memory.map_or(data / 2, |memory| memory.0);
             (memory, common.swap_size.map_or(data.saturating_add(data / 8 * OVERHEAD_EIGHTHS), |size| size.0))
         }
-        Subject::Program(_) => {
+        Subject::Program(_) | Subject::Served(_) => {
             let memory = common
                 .memory
                 .ok_or("--memory is missing: say how much of the program's data may be local, such as --memory 256M")?;
@@ -141,6 +145,7 @@ fn name_of(subject: &Subject, memory_bytes: u64, sweep: Option<&SweepPoint>) -> 
     let plural = |count: u32, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let what = match subject {
         Subject::Program(words) => words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" "),
+        Subject::Served(comparison) => comparison.name(),
         Subject::Workload(workload) => {
             let common = workload.common();
             let kind = match workload.as_ref() {
@@ -178,6 +183,13 @@ impl Experiment {
         let a_second = |what: &str| Figure { name: format!("{what} a second"), unit: "/s".into(), less_is_better: false };
         match &self.subject {
             Subject::Program(_) => Figure { name: "seconds".into(), unit: "s".into(), less_is_better: true },
+            Subject::Served(comparison) => match comparison.load {
+                Load::Closed(_) => a_second("requests"),
+                Load::Open(rate) => {
+                    let name = format!("p99.9 latency at {rate:.0} requests a second");
+                    Figure { name, unit: "ns".into(), less_is_better: true }
+                }
+            },
             Subject::Workload(workload) => match workload.as_ref() {
                 Workload::Kv(_) => Figure { name: "p99 latency".into(), unit: "ns".into(), less_is_better: true },
                 Workload::Random(random) => a_second(operation(random.mode)),
@@ -194,10 +206,14 @@ impl Experiment {
     #[must_use]
     #[expect(clippy::cast_precision_loss)]
     pub fn figure_of(&self, round: &Round) -> Option<f64> {
-        let Subject::Workload(workload) = &self.subject else { return Some(round.wall_seconds) };
+        if let Subject::Program(_) = &self.subject {
+            return Some(round.wall_seconds);
+        }
         let outcome = round.outcome.as_ref()?;
-        match workload.as_ref() {
-            Workload::Kv(_) => outcome.latency.quantile(0.99).map(|latency| latency as f64),
+        let latency = |share| outcome.latency.quantile(share).map(|latency| latency as f64);
+        match &self.subject {
+            Subject::Workload(workload) if matches!(**workload, Workload::Kv(_)) => latency(0.99),
+            Subject::Served(comparison) if matches!(comparison.load, Load::Open(_)) => latency(0.999),
             _ if outcome.seconds > 0.0 => Some(outcome.operations as f64 / outcome.seconds),
             _ => None,
         }
@@ -208,6 +224,7 @@ impl Experiment {
     pub fn data_bytes(&self) -> u64 {
         match &self.subject {
             Subject::Workload(workload) => workload.data_bytes(),
+            Subject::Served(comparison) => comparison.setting.data_bytes,
             Subject::Program(_) => 0,
         }
     }
@@ -217,7 +234,8 @@ impl Experiment {
     pub fn threads(&self) -> u32 {
         match &self.subject {
             Subject::Workload(workload) => workload.common().threads,
-            Subject::Program(_) => 0,
+            // Each target has its own.
+            Subject::Program(_) | Subject::Served(_) => 0,
         }
     }
 
@@ -226,16 +244,18 @@ impl Experiment {
     pub fn workload(&self) -> String {
         match &self.subject {
             Subject::Workload(workload) => workload.name().to_string(),
+            Subject::Served(comparison) => format!("uthread {}", comparison.setting.what.name()),
             Subject::Program(words) => words.first().map_or(String::new(), |word| word.to_string_lossy().into_owned()),
         }
     }
 
-    /// What is run in `directory`, with `load` for `farshore-load`. `number` is the round's: seeds differ from round to round, and are the
-    /// same for all targets in one. Round 0 is the warm-up, which is shorter where it has no end of its own.
+    /// What is run in `directory` under the target with this index, with `load` for `farshore-load`. `number` is the round's: seeds differ from
+    /// round to round, and are the same for all targets in one. Round 0 is the warm-up, which is shorter where it has no end of its own.
     #[must_use]
-    pub fn program(&self, load: &Path, directory: &Path, number: u32) -> Program {
+    pub fn program(&self, load: &Path, directory: &Path, number: u32, target: usize) -> Program {
         let workload = match &self.subject {
             Subject::Program(words) => return Program::Any(words.clone()),
+            Subject::Served(comparison) => return Program::Served(Box::new(comparison.program(load, directory, number, target))),
             Subject::Workload(workload) => workload,
         };
         let mut workload = workload.as_ref().clone();
@@ -349,14 +369,14 @@ mod tests {
     #[test]
     fn rounds_differ_in_their_seed_and_the_warm_up_is_short() {
         let plan = &experiments(&subject("random --seconds 6 --seed 5"), &common(None), None).unwrap()[0];
-        let words = |number| match plan.program(Path::new("load"), Path::new("/d"), number) {
+        let words = |number| match plan.program(Path::new("load"), Path::new("/d"), number, 0) {
             Program::Workload(words) => words.into_iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>(),
             other => panic!("{other:?}"),
         };
         assert!(words(1).contains(&"--seed=5".into()) && words(3).contains(&"--seed=7".into()));
         assert!(words(0).contains(&"--seconds=1".into()) && words(1).contains(&"--seconds=6".into()));
         let graph = &experiments(&subject("pagerank --seed 5"), &common(None), None).unwrap()[0];
-        let Program::Workload(words) = graph.program(Path::new("load"), Path::new("/d"), 3) else { panic!("no workload") };
+        let Program::Workload(words) = graph.program(Path::new("load"), Path::new("/d"), 3, 0) else { panic!("no workload") };
         assert!(words.contains(&"--seed=5".into()) && words.contains(&"--graph=/d/graph".into()));
         assert!(graph.preparation(Path::new("load"), Path::new("/d")).unwrap().contains(&"--only-graph".into()));
     }

@@ -41,6 +41,8 @@ pub struct Turns<'a> {
 
 /// A target with its place in the results.
 struct Side {
+    /// Its place among those that were asked for.
+    index: usize,
     target: Box<dyn Target>,
     result: result::TargetResult,
 }
@@ -107,8 +109,9 @@ impl Turns<'_> {
 
     /// The command line of the first round, without the paths of this machine.
     fn words(&self, experiment: &Experiment) -> Vec<String> {
-        let words = match experiment.program(Path::new("farshore-load"), Path::new("."), 1) {
+        let words = match experiment.program(Path::new("farshore-load"), Path::new("."), 1, 0) {
             measure::Program::Any(words) | measure::Program::Workload(words) => words,
+            measure::Program::Served(served) => served.words(),
             measure::Program::Service(service) => service.server.into_iter().chain(["+".into()]).chain(service.client).collect(),
         };
         words.into_iter().map(|word| word.to_string_lossy().into_owned()).collect()
@@ -136,7 +139,7 @@ impl Turns<'_> {
             directory: self.journal.work().to_path_buf(),
         };
         let mut sides = Vec::new();
-        for (spec, label) in experiment.targets.iter().zip(spec::labels(&experiment.targets)) {
+        for (index, (spec, label)) in experiment.targets.iter().zip(spec::labels(&experiment.targets)).enumerate() {
             let mut target = spec.build(self.farshore, self.journal);
             progress.doing(&format!("setting up {label}"));
             if let Err(why) = target.set_up(&place) {
@@ -146,7 +149,7 @@ impl Turns<'_> {
                 continue;
             }
             let kind = target.kind().to_string();
-            sides.push(Side { target, result: result::TargetResult { label, kind, ..Default::default() } });
+            sides.push(Side { index, target, result: result::TargetResult { label, kind, ..Default::default() } });
         }
         sides
     }
@@ -155,7 +158,6 @@ impl Turns<'_> {
         let count = sides.len();
         for number in 0..self.warm_up_rounds + self.rounds {
             let counted = number.checked_sub(self.warm_up_rounds).map(|round| round + 1);
-            let program = experiment.program(self.load, self.journal.work(), counted.unwrap_or(0));
             for place in 0..count {
                 let side = &mut sides[(place + number as usize) % count];
                 let what = match counted {
@@ -163,6 +165,7 @@ impl Turns<'_> {
                     None => format!("{}, warm-up: {}", side.result.label, experiment.name),
                 };
                 let begun = progress.begin(&what);
+                let program = experiment.program(self.load, self.journal.work(), counted.unwrap_or(0), side.index);
                 let mut round = measure::run(side.target.as_mut(), &program, self.timeout, self.journal, self.stop)?;
                 progress.end(&kind(experiment, &side.result.label), begun);
                 let Some(number) = counted else {

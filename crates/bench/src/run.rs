@@ -11,13 +11,16 @@ use crate::args::{BenchArgs, CanonicalArgs, DeviceArgs, What};
 use crate::journal::{self, Journal};
 use crate::plan::{self, Common, Experiment, Subject};
 use crate::progress::Progress;
-use crate::result::{Results, SCHEMA};
+use crate::result::{self, Results, SCHEMA};
 use crate::rounds::Turns;
 use crate::targets::spec::{self, Spec};
-use crate::{canonical, check, compare, device, machine, output, statistics, table};
+use crate::uthread::course::{Course, Maker, Rounds};
+use crate::{canonical, check, compare, device, machine, output, statistics, table, uthread};
 
 /// What is compared where nothing is said.
 const USUAL: &str = "farshore,linux-swap";
+/// The server of `uthread`, and what says where it is.
+const SERVE: (&str, &str) = ("farshore-serve", "FARSHORE_SERVE");
 /// Seconds for each point of the device's limit.
 const DEVICE_SECONDS: f64 = 1.0;
 /// The file that the device is measured on, in bytes: large enough to leave a device's own cache behind, small enough to be written quickly.
@@ -73,13 +76,21 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
         }
         return compare_files(old, new);
     }
-    let plan = plan(arguments)?;
+    if matches!(&arguments.what, Some(What::Uthread(uthread)) if uthread.what == uthread::args::What::Switch) {
+        return output::print(&uthread::switch_text()).map(|()| 0);
+    }
+    let course = course(arguments, farshore)?;
+    let plan = course.as_ref().map_or_else(|| plan(arguments), |course| Ok(course.needs()))?;
     if let Some(What::Canonical(CanonicalArgs { list: true, .. })) = &arguments.what {
         return output::print(&list(&plan)).map(|()| 0);
     }
-    let load = find_load(farshore)?;
+    let load = there(beside(farshore, "farshore-load", "FARSHORE_LOAD"), "FARSHORE_LOAD")?;
     let directory = swap_directory(arguments)?;
-    let machine = machine::describe(&directory);
+    let mut machine = machine::describe(&directory);
+    if let Some(course) = &course {
+        there(beside(farshore, SERVE.0, SERVE.1), SERVE.1)?;
+        machine.settings.insert("cores".into(), course.bound());
+    }
     let report = arguments
         .results
         .as_ref()
@@ -115,7 +126,7 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
         ..Results::default()
     };
     let mut progress = Progress::new();
-    let ended = measure(arguments, &plan, &turns, &mut results, &mut progress);
+    let ended = measure(arguments, &plan, course.as_ref(), &turns, &mut results, &mut progress);
     progress.finish();
     for line in journal.close() {
         eprintln!("farshore: {line}");
@@ -146,20 +157,26 @@ fn ours_is_left_out(experiment: &Experiment, results: &Results) -> bool {
 }
 
 /// Only native runs and ours make the comparison fail: the kernel kills programs under a cgroup's limit now and then (out of memory while swap is half
-/// empty), and that is a result, not an error of this tool.
-fn ours_went_wrong(target: &crate::result::TargetResult) -> bool {
-    matches!(target.kind.as_str(), "farshore" | "native") && target.rounds.iter().any(|round| !round.wrong.is_empty())
+/// empty), and that is a result, not an error of this tool. Wrong answers of a server of ours that lives are an error wherever it runs.
+fn ours_went_wrong(target: &result::TargetResult) -> bool {
+    let ours = matches!(target.kind.as_str(), "farshore" | "native");
+    let answers = |round: &result::Round| {
+        let told = round.outcome.as_ref().filter(|outcome| outcome.workload.starts_with("uthread"));
+        told.is_some_and(|outcome| round.wrong == outcome.wrong)
+    };
+    target.rounds.iter().any(|round| !round.wrong.is_empty() && (ours || answers(round)))
 }
 
 fn measure(
     arguments: &BenchArgs,
     plan: &[Experiment],
+    course: Option<&Course>,
     turns: &Turns<'_>,
     results: &mut Results,
     progress: &mut Progress,
 ) -> Result<(), Failure> {
-    for experiment in plan {
-        turns.announce(experiment, progress);
+    if course.is_none() {
+        plan.iter().for_each(|experiment| turns.announce(experiment, progress));
     }
     if let Some(seconds) = device_seconds(arguments) {
         let measured = device::measure(turns.journal.work(), device_file(arguments), seconds, turns.stop, &mut |what| {
@@ -172,29 +189,66 @@ fn measure(
             Err(why) => progress.say(&format!("the device was not measured: {why}")),
         }
     }
-    for experiment in plan {
-        if turns.stop.load(Ordering::Relaxed) {
-            break;
+    let mut taker = Taker { json: arguments.json.as_deref(), turns, results, progress };
+    let Some(course) = course else {
+        for experiment in plan {
+            if taker.take(experiment, turns)?.is_none() {
+                break;
+            }
         }
-        let made = match turns.compare(experiment, progress) {
+        return Ok(());
+    };
+    taker.say(&course.bound());
+    course.run(&mut taker)
+}
+
+/// Makes comparisons, and puts what came of them into the results.
+struct Taker<'a> {
+    json: Option<&'a Path>,
+    turns: &'a Turns<'a>,
+    results: &'a mut Results,
+    progress: &'a mut Progress,
+}
+
+impl Taker<'_> {
+    /// `None`: the user has ended it.
+    fn take(&mut self, experiment: &Experiment, turns: &Turns<'_>) -> Result<Option<result::Experiment>, Failure> {
+        let stopped = || turns.stop.load(Ordering::Relaxed);
+        if stopped() {
+            return Ok(None);
+        }
+        let made = match turns.compare(experiment, self.progress) {
             Ok(made) => made,
-            Err(_) if turns.stop.load(Ordering::Relaxed) => break,
+            Err(_) if stopped() => return Ok(None),
             Err(why) => return Err(Failure::Failed(why)),
         };
         for (label, why) in &made.skipped {
-            if results.skipped.insert(label.clone(), why.clone()).is_none() {
-                progress.say(&format!("{label} is left out: {why}"));
+            if self.results.skipped.insert(label.clone(), why.clone()).is_none() {
+                self.progress.say(&format!("{label} is left out: {why}"));
             }
         }
         let mut experiment = made.experiment;
-        statistics::summarise(&mut experiment, results.device.as_ref(), &|label| made.on_device.contains(label));
-        results.experiments.push(experiment);
+        statistics::summarise(&mut experiment, self.results.device.as_ref(), &|label| made.on_device.contains(label));
+        self.results.experiments.push(experiment.clone());
         // After each, so that even a crash of the machine leaves the finished ones.
-        if let Some(path) = arguments.json.as_deref() {
-            output::write(results, Some(path), None)?;
-        }
+        output::write(self.results, self.json, None)?;
+        Ok((!stopped()).then_some(experiment))
     }
-    Ok(())
+}
+
+impl Maker for Taker<'_> {
+    fn make(&mut self, experiment: &Experiment, rounds: Rounds) -> Result<Option<result::Experiment>, Failure> {
+        let turns = match rounds {
+            Rounds::All => Turns { ..*self.turns },
+            Rounds::One => Turns { rounds: 1, warm_up_rounds: 0, ..*self.turns },
+        };
+        turns.announce(experiment, self.progress);
+        self.take(experiment, &turns)
+    }
+
+    fn say(&mut self, line: &str) {
+        self.progress.say(line);
+    }
 }
 
 /// Bytes of the file that the device is measured on.
@@ -232,12 +286,12 @@ fn plan(arguments: &BenchArgs) -> Result<Vec<Experiment>, Failure> {
         (Some(_), false) => {
             return Err(Failure::Usage("a workload and a PROGRAM are both given: give one of them".into()));
         }
-        (Some(What::Device(_) | What::Canonical(_)), true) => return Ok(Vec::new()),
+        (Some(What::Device(_) | What::Canonical(_) | What::Uthread(_)), true) => return Ok(Vec::new()),
         (Some(What::Workload(workload)), true) => Subject::Workload(Box::new(workload.clone())),
         (None, false) => Subject::Program(arguments.program.clone()),
         (None, true) => {
             return Err(Failure::Usage(
-                "nothing to measure: name a workload (random, scan, hotset, gups-move, phase, pagerank, stress, kv), canonical or device, or a program behind --".into(),
+                "nothing to measure: name a workload (random, scan, hotset, gups-move, phase, pagerank, stress, kv), canonical, uthread or device, or a program behind --".into(),
             ));
         }
     };
@@ -266,13 +320,22 @@ fn compare_files(old: &Path, new: &Path) -> Result<u8, Failure> {
     output::print(&compare::text(&compare::compare(&old, &new), output::colours(), output::width())).map(|()| 0)
 }
 
-/// `farshore-load`: where the environment says, else beside `farshore`.
-fn find_load(farshore: &Path) -> Result<PathBuf, Failure> {
-    let path = std::env::var_os("FARSHORE_LOAD").map_or_else(|| farshore.with_file_name("farshore-load"), PathBuf::from);
+/// The comparison of services, if that is what is asked for.
+fn course(arguments: &BenchArgs, farshore: &Path) -> Result<Option<Course>, Failure> {
+    let Some(What::Uthread(uthread)) = &arguments.what else { return Ok(None) };
+    Course::new(uthread, arguments, beside(farshore, SERVE.0, SERVE.1)).map(Some).map_err(Failure::Usage)
+}
+
+/// Another program of ours: where the environment says, else beside `farshore`.
+fn beside(farshore: &Path, name: &str, variable: &str) -> PathBuf {
+    std::env::var_os(variable).map_or_else(|| farshore.with_file_name(name), PathBuf::from)
+}
+
+fn there(path: PathBuf, variable: &str) -> Result<PathBuf, Failure> {
     if path.is_file() {
         return Ok(path);
     }
-    Err(Failure::Failed(format!("'{}' is not there: build it (make build), or say by FARSHORE_LOAD where it is", path.display())))
+    Err(Failure::Failed(format!("'{}' is not there: build it (make build), or say by {variable} where it is", path.display())))
 }
 
 /// Where swap files go.

@@ -12,6 +12,7 @@ use farshore_uthread::net::{Datagram, Limits, TcpListener, TcpStream, UdpServer,
 use farshore_uthread::{Config, Handle, Panics, Runtime, WaitMode, sleep, stopping};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Bytes of the buffers that lie on a unithread's stack.
 pub const BUFFER: usize = 16 << 10;
@@ -51,6 +52,9 @@ pub struct Options {
     /// What a worker does while a page comes
     #[arg(long, value_enum, default_value_t = Wait::Yield)]
     pub wait: Wait,
+    /// Cores for the workers, such as 0,2; other threads of the process are not bound [default: all that it may use]
+    #[arg(long, value_name = "CORE,...", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(0..1024))]
+    pub cores: Vec<u16>,
     /// Workers may run on any core
     #[arg(long)]
     pub no_pin: bool,
@@ -162,6 +166,7 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
         panics: Panics::End,
         ..Config::default()
     };
+    bind(&options.cores)?;
     let runtime = Runtime::start(config).map_err(|error| error.to_string())?;
     let handle = runtime.handle();
     let idle = (options.idle_timeout > 0).then(|| Duration::from_secs(options.idle_timeout));
@@ -179,6 +184,18 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
     eprintln!("{ready}");
     signals.wait().map_err(|error| format!("cannot wait for signals: {error}"))?;
     runtime.shutdown_within(END_TIME).map_err(|error| error.to_string())
+}
+
+/// Binds this thread to the cores, if some are named: workers, which it starts, take theirs from them.
+fn bind(cores: &[u16]) -> Result<(), String> {
+    if cores.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    for core in cores {
+        set.set((*core).into());
+    }
+    sched_setaffinity(None, &set).map_err(|error| format!("--cores: {error}: are they there, and allowed (taskset -cp $$)?"))
 }
 
 /// As many descriptors as connections take, if that is allowed.

@@ -7,59 +7,18 @@
 
 #[cfg(not(loom))]
 mod measure {
-    use core::arch::x86_64::_rdtsc;
-    use core::cell::Cell;
     use core::time::Duration;
-    use farshore_uthread::switch::{prepare, switch};
+    use farshore_uthread::cost::{self, Cost};
     use farshore_uthread::{Config, Runtime, sleep, yield_now};
     use std::time::Instant;
 
-    const ROUNDS: usize = 15;
-
-    /// Runs `work`, which does something `count` times; prints nanoseconds and cycles of one.
-    fn report(what: &str, count: u32, mut work: impl FnMut()) {
-        let mut rounds: Vec<(f64, f64)> = (0..ROUNDS)
-            .map(|_| {
-                // SAFETY: every x86-64 processor has it.
-                let (time, cycles) = (Instant::now(), unsafe { _rdtsc() });
-                work();
-                // SAFETY: as above.
-                let cycles = unsafe { _rdtsc() } - cycles;
-                (time.elapsed().as_nanos() as f64 / f64::from(count), cycles as f64 / f64::from(count))
-            })
-            .collect();
-        rounds.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let (ns, cycles) = rounds[ROUNDS / 2];
-        println!("{what:32} {ns:8.1} ns {cycles:8.0} cycles");
+    /// Prints nanoseconds and cycles of one.
+    fn print(what: &str, cost: Cost) {
+        println!("{what:32} {:8.1} ns {:8.0} cycles", cost.ns, cost.cycles);
     }
 
-    struct Both {
-        here: Cell<usize>,
-        there: Cell<usize>,
-    }
-
-    extern "sysv64" fn other(both: usize) -> ! {
-        // SAFETY: `switches` lives for as long as this runs.
-        let both = unsafe { &*core::ptr::with_exposed_provenance::<Both>(both) };
-        loop {
-            // SAFETY: the other context waits at `here`.
-            unsafe { switch(both.there.as_ptr(), both.here.get()) };
-        }
-    }
-
-    fn switches() {
-        const COUNT: u32 = 1_000_000;
-        let mut stack = vec![0u128; 1024];
-        let both = Both { here: Cell::new(0), there: Cell::new(0) };
-        let argument = (&raw const both).expose_provenance();
-        // SAFETY: 16 KiB of stack, aligned.
-        both.there.set(unsafe { prepare(stack.as_mut_ptr_range().end.cast(), other, argument) });
-        report("switch", COUNT, || {
-            for _ in 0..COUNT / 2 {
-                // SAFETY: the other context waits at `there`.
-                unsafe { switch(both.here.as_ptr(), both.there.get()) };
-            }
-        });
+    fn report(what: &str, count: u32, work: impl FnMut()) {
+        print(what, cost::of(count, work));
     }
 
     fn processor_time() -> Duration {
@@ -70,7 +29,7 @@ mod measure {
     }
 
     pub fn all() {
-        switches();
+        print("switch", cost::of_a_switch());
         const YIELDS: u32 = 100_000;
         let runtime = Runtime::start(Config { workers: 1, ..Config::default() }).expect("a runtime");
         report("yield, two unithreads", 2 * YIELDS, || {

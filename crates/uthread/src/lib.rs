@@ -23,6 +23,7 @@
 //! | `far` | the library that serves page faults: **how a unithread waits at an access**, and why that is sound |
 //! | `api`, [`io`], [`channel`], `ffi` | what unithreads call, from Rust and from C |
 //! | [`net`] | TCP and UDP, and services of them with limits |
+//! | [`cost`] | what a switch costs here |
 //!
 //! # What a unithread may rely on, and what not
 //!
@@ -52,6 +53,8 @@ mod allocator;
 mod api;
 #[cfg(not(loom))]
 pub mod channel;
+#[cfg(not(loom))]
+pub mod cost;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]

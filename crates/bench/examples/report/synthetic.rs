@@ -142,6 +142,8 @@ fn outcome(workload: &str, rate: f64, missing: f64, target: &Behaviour, chance: 
         checksum: "5d41402abc4b2a76".into(),
         wrong: vec![],
         generator_late: String::new(),
+        lost: 0,
+        unsent: 0,
     }
 }
 

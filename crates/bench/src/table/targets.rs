@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::grid::{self, Cell, Column, Tone};
 use super::units::{bytes, decimals, digits, metric, nanoseconds, percent, point, quantity, quantity_range};
 use crate::report::group::{Group, axis_name};
-use crate::result::{Axis, Experiment, Figure, Ratio, Summary, TargetResult, Verdict};
+use crate::result::{Axis, Experiment, Figure, Ratio, Round, Summary, TargetResult, Verdict};
 use crate::statistics;
 
 /// A line of the table.
@@ -179,6 +179,7 @@ pub fn notes(group: &Group<'_>) -> Vec<String> {
             let note =
                 |(why, rounds): (String, Vec<u32>)| format!("{}{point}: late load, {}: {why}", target.label, in_rounds(&rounds));
             notes.extend(late(target).into_iter().map(note));
+            notes.extend(lost(target).map(|note| format!("{}{point}: {note}", target.label)));
             // Elsewhere another kind of work begins, with a rate of its own.
             let moves = experiment.workload == "gups-move";
             notes.extend(recovery(target).filter(|_| moves).map(|note| format!("{}{point}: {note}", target.label)));
@@ -225,6 +226,17 @@ fn late(target: &TargetResult) -> BTreeMap<String, Vec<u32>> {
         }
     }
     late
+}
+
+/// Requests of open-loop load without an answer.
+fn lost(target: &TargetResult) -> Option<String> {
+    let of = |round: &Round| round.outcome.as_ref().map_or((0, 0), |outcome| (outcome.lost, outcome.unsent));
+    let rounds = || target.rounds.iter().map(|round| (round.number, of(round))).filter(|(_, (lost, unsent))| lost + unsent > 0);
+    let numbers: Vec<u32> = rounds().map(|(number, _)| number).collect();
+    let (lost, unsent) = rounds().fold((0, 0), |sum, (_, (lost, unsent))| (sum.0 + lost, sum.1 + unsent));
+    let text =
+        || format!("{}: {lost} requests without an answer, {unsent} not sent; the percentiles have them", in_rounds(&numbers));
+    (!numbers.is_empty()).then(text)
 }
 
 /// `round 2`, `rounds 1, 3, 4`.

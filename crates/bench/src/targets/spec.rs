@@ -77,12 +77,24 @@ impl Spec {
     #[must_use]
     pub fn of_build(command: &Path, label: &str) -> Spec {
         let kind = Kind::Farshore { options: Vec::new(), build: Some(command.to_path_buf()) };
-        Spec {
-            text: format!("farshore:build={}", command.display()),
-            label: Some(label.to_string()),
-            environment: BTreeMap::new(),
-            kind,
-        }
+        Spec::labelled(&format!("farshore:build={}", command.display()), kind, label)
+    }
+
+    /// Farshore with these swap spaces.
+    #[must_use]
+    pub fn of_swaps(swaps: &[String], label: &str) -> Spec {
+        let options = swaps.iter().map(|swap| ("swap".to_string(), swap.clone())).collect();
+        Spec::labelled("farshore", Kind::Farshore { options, build: None }, label)
+    }
+
+    /// Linux swap in a file.
+    #[must_use]
+    pub fn linux_swap(label: &str) -> Spec {
+        Spec::labelled("linux-swap", Kind::Kernel(kernel::Kind::File), label)
+    }
+
+    fn labelled(text: &str, kind: Kind, label: &str) -> Spec {
+        Spec { text: text.to_string(), label: Some(label.to_string()), environment: BTreeMap::new(), kind }
     }
 
     /// `native`, `farshore`, `linux-swap`, `zram`, `zswap`, `command`.

@@ -1,0 +1,276 @@
+//! Options of `farshore bench uthread`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use farshore_config::SwapSpec;
+use farshore_load::size::Bytes;
+
+use crate::args::positive;
+
+const AFTER: &str = "\
+Examples:
+  farshore bench uthread array                            yield, busy, block and Linux swap, with pages that take 10 us
+  farshore bench uthread kv --swap dir:/mnt/nvme --results results
+                                                          a memcached whose values are on a disk
+  farshore bench uthread array --mode yield:1 --mode block:8,16 --phases throughput --rounds 3
+                                                          two modes, and how much they can do
+  farshore bench uthread array --mode yield:2 --mode busy:2 --cores 2
+                                                          two workers each; needs a third core for the generator
+  farshore bench uthread switch                           what a switch between two unithreads costs
+
+Modes:
+  yield:N   N workers run other unithreads while a page comes
+  busy:N    N workers look for the page without end
+  block:N   N workers, which are OS threads, sleep until the page is there
+  swap:N    the same without Farshore, in a memory cgroup with Linux swap: on the disk of --dir, whatever --swap says (root)
+Of several numbers the best one is found in a short first pass. All workers share the cores of --cores.
+
+Phases:
+  throughput  closed loop: --outstanding requests are under way always; the ratios say how many times better the first mode is
+  latency     open loop: requests come at the times of a Poisson process, so many a second as --at of what the reference
+              did in the first phase; the figure is the 99.9th percentile, in which a request without an answer took 1 s
+  local       the first phase once more with more memory than data, for yield and block
+
+All answers are checked: one that is wrong or comes twice makes the exit status 1.
+Not for this: --against, --builds, --sweep, --memory, --pool, --swap-files.
+
+Environment:
+  FARSHORE_SERVE, FARSHORE_LOAD  farshore-serve and farshore-load, if they are not beside farshore";
+
+/// `farshore bench uthread`.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = AFTER, override_usage = "farshore bench uthread [array|kv|switch] [OPTIONS]")]
+pub struct UthreadArgs {
+    /// The service; or what a switch costs
+    #[arg(value_enum, default_value_t = What::Array)]
+    pub what: What,
+    /// How the server waits, and with how many workers: yield:N, busy:N, block:N,... or swap:N,...; repeat for more, the first is set against the others
+    /// [default: yield:1, busy:1, block:8,16,32,64 and swap:8,16,32]
+    #[arg(long = "mode", value_name = "MODE:N[,N]...")]
+    pub modes: Vec<Modes>,
+    /// The server's data
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
+    pub data: Bytes,
+    /// How much of it may be local
+    #[arg(long, value_name = "PERCENT", default_value = "20%")]
+    pub share: Percent,
+    /// Where the rest is, as for farshore run; repeat for more [default: delay:10us]
+    #[arg(long = "swap", value_name = "SPEC", value_parser = swap)]
+    pub swaps: Vec<String>,
+    /// Measured seconds of a run
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = positive)]
+    pub seconds: f64,
+    /// Seconds of the same load before that
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = positive)]
+    pub warmup: f64,
+    /// Requests under way in the closed loop
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub outstanding: u32,
+    /// Load of the latency phase: a share of the highest throughput of --reference
+    #[arg(long, value_name = "PERCENT", default_value = "80%")]
+    pub at: Percent,
+    /// Whose throughput that is [default: busy, and block if a swap space is on a disk]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub reference: Option<Wait>,
+    /// Load of the latency phase in requests a second, in place of --at
+    #[arg(long, value_name = "N", value_parser = rate, conflicts_with_all = ["at", "reference"])]
+    pub rate: Option<f64>,
+    /// What is measured
+    #[arg(long, value_enum, value_name = "PHASE,...", value_delimiter = ',', default_values_t = [Phase::Throughput, Phase::Latency, Phase::Local])]
+    pub phases: Vec<Phase>,
+    /// How requests travel
+    #[arg(long, value_enum, default_value_t = Transport::Udp)]
+    pub transport: Transport,
+    /// array: bytes of an item
+    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(64..=4096))]
+    pub item_bytes: u16,
+    /// kv: bytes of a value
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=65536))]
+    pub value_size: u32,
+    /// Unithreads of the server: requests that it has under way at most
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub unithreads: u32,
+    /// Cores for the server's workers; the generator gets the others. 0: nothing is bound
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cores: u16,
+}
+
+/// What is measured.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    /// An array of numbers, uniform keys
+    Array,
+    /// A memcached, keys with Zipf popularity (0.99)
+    Kv,
+    /// A switch between two unithreads: no server
+    Switch,
+}
+
+impl What {
+    /// As it is written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            What::Array => "array",
+            What::Kv => "kv",
+            What::Switch => "switch",
+        }
+    }
+}
+
+/// What a worker does while a page comes.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// Runs other unithreads
+    Yield,
+    /// Looks for it without end
+    Busy,
+    /// Sleeps
+    Block,
+    /// Sleeps in the kernel: Linux swap
+    Swap,
+}
+
+impl Wait {
+    /// As it is written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Wait::Yield => "yield",
+            Wait::Busy => "busy",
+            Wait::Block => "block",
+            Wait::Swap => "swap",
+        }
+    }
+}
+
+/// A part of the measurement.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Highest throughput
+    Throughput,
+    /// Latency at a share of it
+    Latency,
+    /// All data local
+    Local,
+}
+
+/// How requests travel.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// Datagrams
+    Udp,
+    /// Connections, as many as --outstanding
+    Tcp,
+}
+
+impl Transport {
+    /// As it is written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Udp => "udp",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
+/// A way to wait with a number of workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mode {
+    /// What they do.
+    pub wait: Wait,
+    /// How many there are.
+    pub workers: u16,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.wait.name(), self.workers)
+    }
+}
+
+/// One `--mode`: of several numbers the best counts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Modes(pub Vec<Mode>);
+
+impl FromStr for Modes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Modes, String> {
+        let wrong = || {
+            format!(
+                "invalid mode {text:?}: write yield:N, busy:N, block:N,... or swap:N,... with 1 to 64 workers, such as block:8,16"
+            )
+        };
+        let (name, numbers) = text.split_once(':').ok_or_else(wrong)?;
+        let wait = Wait::from_str(name, false).map_err(|_| wrong())?;
+        let mode = |number: &str| match number.trim().parse() {
+            Ok(workers @ 1..=64) => Ok(Mode { wait, workers }),
+            _ => Err(wrong()),
+        };
+        numbers.split(',').map(mode).collect::<Result<_, _>>().map(Modes)
+    }
+}
+
+/// A share, as a percentage.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Percent(pub f64);
+
+impl FromStr for Percent {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Percent, String> {
+        match text.trim_end_matches('%').trim().parse::<f64>() {
+            Ok(value) if (1.0..=100.0).contains(&value) => Ok(Percent(value)),
+            _ => Err(format!("invalid percentage {text:?}: write a number from 1 to 100, such as 20%")),
+        }
+    }
+}
+
+impl Percent {
+    /// That share of `whole`.
+    #[must_use]
+    pub fn of(self, whole: f64) -> f64 {
+        whole * self.0 / 100.0
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (1.0..=1e8).contains(&value) => Ok(value),
+        _ => Err(format!("invalid rate {text:?}: write a number of requests a second from 1 to 100000000")),
+    }
+}
+
+/// Refuses what no swap space is.
+fn swap(text: &str) -> Result<String, String> {
+    text.parse::<SwapSpec>().map(|_| text.to_string()).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_read() {
+        let modes = |text: &str| text.parse::<Modes>().map(|modes| modes.0.iter().map(Mode::to_string).collect::<Vec<_>>());
+        assert_eq!(modes("yield:1"), Ok(vec!["yield:1".into()]));
+        assert_eq!(modes("block:8, 16"), Ok(vec!["block:8".into(), "block:16".into()]));
+        for wrong in ["", "yield", "yield:", "yield:0", "block:65", "block:8,", "sleep:1", "swap:x"] {
+            assert!(modes(wrong).is_err_and(|why| why.contains("invalid mode") && why.lines().count() == 1), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn percentages_and_swap_spaces_are_read() {
+        assert_eq!(("20%".parse(), "12.5".parse(), "100 %".parse()), (Ok(Percent(20.0)), Ok(Percent(12.5)), Ok(Percent(100.0))));
+        for wrong in ["", "0", "101%", "x", "NaN"] {
+            assert!(wrong.parse::<Percent>().is_err(), "{wrong:?}");
+        }
+        assert!((Percent(20.0).of(50.0) - 10.0).abs() < 1e-9);
+        assert!(swap("delay:10us").is_ok() && swap("tape:x").is_err());
+    }
+}

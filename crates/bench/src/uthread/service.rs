@@ -1,0 +1,259 @@
+//! The server and the generator of one comparison: their command lines.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use farshore_load::size::Bytes;
+
+use super::args::{Mode, Percent, Transport, UthreadArgs, Wait, What};
+use super::cores::{self, Split};
+use super::told::PATIENCE_NS;
+use crate::measure::Served;
+
+/// A warm-up round is not longer.
+const SHORT_SECONDS: f64 = 1.0;
+/// Sockets of the generator over UDP.
+const SOCKETS: u32 = 16;
+/// Connections that a server takes beyond those of the generator.
+const SPARE_CONNECTIONS: u32 = 16;
+/// A memcached gets so many times the memory of its values: none must be thrown away.
+const ROOM: u64 = 2;
+/// Keys of `kv`.
+const KEYS: &str = "zipf:0.99";
+
+/// What all runs of a call have in common.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Setting {
+    /// The service.
+    pub what: What,
+    /// `farshore-serve`.
+    pub serve: PathBuf,
+    /// How requests travel.
+    pub transport: Transport,
+    /// Its data, in bytes.
+    pub data_bytes: u64,
+    /// How much of it may be local.
+    pub share: Percent,
+    /// Bytes of an item of `array`.
+    pub item_bytes: u16,
+    /// Bytes of a value of `kv`.
+    pub value_size: u32,
+    /// Requests that the server has under way at most.
+    pub unithreads: u32,
+    /// Requests under way in a closed loop, and TCP connections.
+    pub outstanding: u32,
+    /// Seconds of load before it counts.
+    pub warmup: f64,
+    /// Who has which cores.
+    pub split: Split,
+}
+
+/// How the server is asked.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Load {
+    /// So many requests are under way always: the figure is how many are answered a second.
+    Closed(u32),
+    /// So many come a second: the figure is the 99.9th percentile of the latency.
+    Open(f64),
+}
+
+/// One comparison: the same load for each of several modes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Comparison {
+    /// What is the same everywhere.
+    pub setting: Setting,
+    /// For its name: what of it this is.
+    pub title: String,
+    /// The modes, one for each target.
+    pub modes: Vec<Mode>,
+    /// The load.
+    pub load: Load,
+    /// Measured seconds.
+    pub seconds: f64,
+}
+
+impl Setting {
+    /// As the options say.
+    #[must_use]
+    pub fn new(arguments: &UthreadArgs, serve: PathBuf, split: Split) -> Setting {
+        Setting {
+            what: arguments.what,
+            serve,
+            transport: arguments.transport,
+            data_bytes: arguments.data.0,
+            share: arguments.share,
+            item_bytes: arguments.item_bytes,
+            value_size: arguments.value_size,
+            unithreads: arguments.unithreads,
+            outstanding: arguments.outstanding,
+            warmup: arguments.warmup,
+            split,
+        }
+    }
+
+    /// Keys, or items of the array.
+    #[must_use]
+    pub fn items(&self) -> u64 {
+        match self.what {
+            What::Kv => self.data_bytes / u64::from(self.value_size),
+            What::Array | What::Switch => self.data_bytes / u64::from(self.item_bytes),
+        }
+    }
+
+    /// What it must hold at most, in bytes: the values of a memcached have keys, headers and an index besides.
+    #[must_use]
+    pub fn swap_bytes(&self) -> u64 {
+        if self.what == What::Kv { self.data_bytes.saturating_mul(ROOM) } else { self.data_bytes }
+    }
+
+    fn server(&self, mode: Mode) -> Vec<OsString> {
+        let wait = if mode.wait == Wait::Swap { Wait::Block } else { mode.wait };
+        let mut words = vec![
+            format!("--wait={}", wait.name()),
+            format!("--workers={}", mode.workers),
+            format!("--unithreads={}", self.unithreads),
+            format!("--max-connections={}", self.connections() + SPARE_CONNECTIONS),
+            "--listen=127.0.0.1:0".into(),
+            "--udp=127.0.0.1:0".into(),
+        ];
+        match self.what {
+            What::Kv => words.push(format!("--memory={}", self.data_bytes.saturating_mul(ROOM))),
+            What::Array | What::Switch => {
+                words.push(format!("--items={}", self.items()));
+                words.push(format!("--item-bytes={}", self.item_bytes));
+            }
+        }
+        words.push(if self.split.server.is_empty() {
+            "--no-pin".into()
+        } else {
+            format!("--cores={}", cores::list(&self.split.server))
+        });
+        let service = [self.serve.clone().into_os_string(), self.what.name().into()];
+        service.into_iter().chain(words.into_iter().map(OsString::from)).collect()
+    }
+
+    fn connections(&self) -> u32 {
+        match self.transport {
+            Transport::Udp => SOCKETS,
+            Transport::Tcp => self.outstanding,
+        }
+    }
+
+    /// Options of each run of the generator.
+    fn options(&self, seed: u64) -> Vec<String> {
+        let mut words = vec![
+            format!("--items={}", self.items()),
+            format!("--connections={}", self.connections()),
+            format!("--seed={seed}"),
+            format!("--timeout={PATIENCE_NS}ns"),
+        ];
+        if self.what == What::Kv {
+            words.extend([format!("--keys={KEYS}"), format!("--value-size={}", self.value_size)]);
+        }
+        if self.split.generator.is_empty() {
+            // It would take the processor from the server.
+            words.push("--spin=0s".into());
+        }
+        words
+    }
+
+    /// How a server is filled that does not fill itself: a run of its own, so that the measured one begins at a known time.
+    fn fill(&self) -> Option<Vec<String>> {
+        let short = ["--fill", "--closed=1", "--warmup=0", "--seconds=0.01"].map(String::from);
+        (self.what == What::Kv).then(|| self.options(1).into_iter().chain(short).collect())
+    }
+}
+
+impl Comparison {
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("uthread {}, {}, {}", self.setting.what.name(), Bytes(self.setting.data_bytes), self.title)
+    }
+
+    /// What is run for the mode with this index, in `directory`, with `generator` for `farshore-load`. `number` is the round's, 0 the warm-up's.
+    #[must_use]
+    pub fn program(&self, generator: &Path, directory: &Path, number: u32, index: usize) -> Served {
+        let setting = &self.setting;
+        let short = |seconds: f64| if number == 0 { seconds.min(SHORT_SECONDS) } else { seconds };
+        let told = directory.join("generator.json");
+        let mut options = setting.options(u64::from(number.max(1)));
+        options.push(match self.load {
+            Load::Closed(count) => format!("--closed={count}"),
+            Load::Open(rate) => format!("--rate={rate}"),
+        });
+        options.push(format!("--warmup={}", short(setting.warmup)));
+        options.push(format!("--seconds={}", short(self.seconds)));
+        options.push(format!("--json={}", told.display()));
+        Served {
+            server: self.modes.get(index).map(|mode| setting.server(*mode)).unwrap_or_default(),
+            generator: generator.to_path_buf(),
+            service: setting.what.name(),
+            transport: setting.transport.name(),
+            fill: setting.fill(),
+            options,
+            warmup: Duration::from_secs_f64(short(setting.warmup)),
+            told,
+            cores: setting.split.generator.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub fn setting(what: What) -> Setting {
+        Setting {
+            what,
+            serve: "/here/farshore-serve".into(),
+            transport: Transport::Udp,
+            data_bytes: 64 << 20,
+            share: Percent(20.0),
+            item_bytes: 64,
+            value_size: 1024,
+            unithreads: 1024,
+            outstanding: 256,
+            warmup: 2.0,
+            split: Split { server: vec![0], generator: vec![1] },
+        }
+    }
+
+    fn comparison(what: What, load: Load) -> Comparison {
+        let modes = vec![Mode { wait: Wait::Yield, workers: 1 }, Mode { wait: Wait::Swap, workers: 8 }];
+        Comparison { setting: setting(what), title: "x".into(), modes, load, seconds: 5.0 }
+    }
+
+    fn has(words: &[OsString], word: &str) -> bool {
+        words.iter().any(|other| other == word)
+    }
+
+    #[test]
+    fn each_mode_has_its_server() {
+        let array = comparison(What::Array, Load::Closed(256));
+        let served = |index| array.program(Path::new("/here/farshore-load"), Path::new("/d"), 3, index);
+        let words = served(0).server;
+        assert!(words[0] == "/here/farshore-serve" && words[1] == "array", "{words:?}");
+        for word in ["--wait=yield", "--workers=1", "--items=1048576", "--item-bytes=64", "--cores=0"] {
+            assert!(has(&words, word), "{word}: {words:?}");
+        }
+        assert!(has(&served(1).server, "--wait=block") && has(&served(1).server, "--workers=8"));
+        assert_eq!((served(0).fill, served(0).cores), (None, vec![1]));
+        let words = served(0).words();
+        assert!(has(&words, "farshore-serve") && has(&words, "udp:ADDRESS") && has(&words, "--closed=256"), "{words:?}");
+    }
+
+    #[test]
+    fn a_memcached_is_filled_first_and_the_warm_up_is_short() {
+        let kv = comparison(What::Kv, Load::Open(1000.0));
+        let served = |number| kv.program(Path::new("load"), Path::new("/d"), number, 0);
+        assert!(served(1).fill.is_some_and(|words| words.contains(&"--fill".into()) && words.contains(&"--items=65536".into())));
+        assert!(has(&served(1).server, "--memory=134217728"));
+        let options = served(2).options;
+        for word in ["--keys=zipf:0.99", "--rate=1000", "--seed=2", "--seconds=5", "--warmup=2", "--json=/d/generator.json"] {
+            assert!(options.contains(&word.into()), "{word}: {options:?}");
+        }
+        assert!(served(0).options.contains(&"--seconds=1".into()) && served(0).warmup == Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,107 @@
+//! What `farshore-load open --json` tells, as the outcome of a run.
+
+use farshore_load::outcome::{Histogram, Outcome};
+use serde::Deserialize;
+
+/// How long the generator waits for an answer, in ns. In the percentiles a request without an answer took that long: they must not get better by
+/// answers that never came.
+pub const PATIENCE_NS: u64 = 1_000_000_000;
+
+/// What is read of it.
+#[derive(Deserialize)]
+struct Told {
+    service: String,
+    answers_per_second: f64,
+    all: Times,
+    generator_too_slow: String,
+    ended_early: bool,
+    wrong: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Times {
+    answered: u64,
+    lost: u64,
+    unsent: u64,
+    misses: u64,
+    histogram: Vec<(u64, u64)>,
+}
+
+/// Reads it.
+///
+/// # Errors
+/// It is not what the generator writes, or nothing was answered: one line.
+pub fn outcome(json: &str) -> Result<Outcome, String> {
+    let told: Told = serde_json::from_str(json).map_err(|error| format!("the generator's result cannot be read ({error})"))?;
+    let Times { answered, lost, unsent, misses, histogram } = told.all;
+    let mut latency = Histogram { counts: histogram };
+    latency.counts.retain(|(_, count)| *count > 0);
+    if lost + unsent > 0 {
+        latency.add(&Histogram { counts: vec![(PATIENCE_NS, lost + unsent)] });
+    }
+    let mut wrong = told.wrong;
+    if misses > 0 {
+        wrong.push(format!("{misses} keys were not there: the server lost them"));
+    }
+    if told.ended_early {
+        wrong.push("the generator ended early".into());
+    }
+    if answered == 0 && wrong.is_empty() {
+        return Err("no request was answered".into());
+    }
+    Ok(Outcome {
+        workload: format!("uthread {}", told.service),
+        unit: "request".into(),
+        operations: answered,
+        // Until the last answer.
+        seconds: if told.answers_per_second > 0.0 { answered as f64 / told.answers_per_second } else { 0.0 },
+        latency,
+        verified: format!("{answered} answers"),
+        wrong,
+        generator_late: told.generator_too_slow,
+        lost,
+        unsent,
+        ..Outcome::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a generator wrote, shortened.
+    const SAMPLE: &str = include_str!("sample.json");
+
+    #[test]
+    fn a_recorded_result_is_read() {
+        let outcome = outcome(SAMPLE).unwrap();
+        assert_eq!((outcome.workload.as_str(), outcome.unit.as_str()), ("uthread array", "request"));
+        assert_eq!((outcome.operations, outcome.lost, outcome.unsent), (995, 3, 2));
+        assert!((outcome.operations as f64 / outcome.seconds - 2000.5).abs() < 1e-6);
+        assert_eq!(outcome.latency.total(), 1000, "those without an answer count");
+        assert_eq!(outcome.latency.quantile(0.5), Some(21_000));
+        assert_eq!(outcome.latency.quantile(0.999), Some(PATIENCE_NS));
+        assert!(outcome.wrong.is_empty() && outcome.generator_late.contains("2.0 %"));
+    }
+
+    #[test]
+    fn what_was_wrong_is_kept() {
+        let told = SAMPLE.replace("\"wrong\": []", "\"wrong\": [\"wrong values: 1\"]").replace("\"misses\": 0", "\"misses\": 4");
+        let wrong = outcome(&told).unwrap().wrong;
+        assert_eq!(wrong.len(), 2);
+        assert!(wrong[0].contains("wrong values") && wrong[1].contains('4'), "{wrong:?}");
+        assert!(
+            outcome(&SAMPLE.replace("\"ended_early\": false", "\"ended_early\": true"))
+                .is_ok_and(|outcome| !outcome.wrong.is_empty())
+        );
+    }
+
+    #[test]
+    fn what_is_no_result_is_refused() {
+        for text in
+            ["", "{}", "[]", &SAMPLE.replace("answered", "answers"), &SAMPLE.replace("\"answered\": 995", "\"answered\": 0")]
+        {
+            assert!(outcome(text).is_err_and(|why| why.lines().count() == 1));
+        }
+    }
+}
