@@ -160,8 +160,8 @@ fn note_panic() {
     worker::this().expect("unithreads run on workers").shared.note_panic();
 }
 
-/// Unithread `index` has left its stack for good. Called by its worker.
-pub(crate) fn ended(shared: &Shared, index: u32) {
+/// Unithread `index` has left its stack for good. Called by its worker. Whether it has left a reply.
+pub(crate) fn ended(shared: &Shared, index: u32) -> bool {
     let unit = shared.pool.unit(index);
     match unit.life.compare_exchange(ENDING, DONE, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
@@ -176,10 +176,14 @@ pub(crate) fn ended(shared: &Shared, index: u32) {
             }
         }
         // Recycled, and dismissed, when it is sent.
-        Err(_) if unit.reply_to.get().is_some() => return shared.replies.post(&shared.pool, index),
+        Err(_) if unit.reply_to.get().is_some() => {
+            shared.replies.post(&shared.pool, index);
+            return true;
+        }
         Err(_) => shared.pool.give(index),
     }
     shared.dismiss();
+    false
 }
 
 impl<T> JoinHandle<T> {

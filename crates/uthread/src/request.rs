@@ -106,10 +106,9 @@ impl Replies {
         Ring::new(self.kick.clone())
     }
 
-    /// Unithread `index` has ended and left a reply.
+    /// Unithread `index` has ended and left a reply. Its worker wakes the thread, for several together.
     pub(crate) fn post(&self, pool: &Pool, index: u32) {
         self.inbox.push(pool, index);
-        self.wake();
     }
 
     pub(crate) fn wake(&self) {

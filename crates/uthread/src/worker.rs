@@ -83,6 +83,8 @@ pub(crate) struct Worker {
     errno: *mut i32,
     /// The library that fetches pages, if there is one.
     far: Cell<Option<Far>>,
+    /// Replies were left since their thread was woken.
+    replies: Cell<bool>,
 }
 
 struct Inner {
@@ -170,6 +172,7 @@ pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring) {
         // SAFETY: the address of this thread's errno.
         errno: unsafe { libc::__errno_location() },
         far: Cell::new(None),
+        replies: Cell::new(false),
     };
     WORKER.set(&raw const worker);
     // SAFETY: by this thread, before anything else runs on it.
@@ -257,6 +260,9 @@ impl Worker {
             if inner.ring.waiting() >= TOGETHER || inner.waited >= TOGETHER_TURNS || !self.has_more(inner) {
                 inner.waited = 0;
                 inner.ring.submit();
+                if self.replies.take() {
+                    self.shared.replies.wake();
+                }
             }
         });
         self.reap();
@@ -425,7 +431,11 @@ impl Worker {
         match self.why.get() {
             Why::Yielded => self.with_busy(|inner| inner.yielded.push(&self.shared.pool, index)),
             Why::Parked => {}
-            Why::Ended => join::ended(&self.shared, index),
+            Why::Ended => {
+                if join::ended(&self.shared, index) {
+                    self.replies.set(true);
+                }
+            }
         }
     }
 
