@@ -100,8 +100,7 @@ struct Worker {
 pub fn worker(rig: &Rc<Rig>, core: usize) {
     let mut worker = Worker::new(rig, core);
     loop {
-        let idle = worker.is_idle();
-        if idle {
+        if worker.is_idle() {
             worker.pausing_since = None;
             if between_things() {
                 return;
