@@ -53,6 +53,10 @@ canaries! {
     Drain = "drain",
     /// The room of an extent is given back that is in use.
     Trim = "trim",
+    /// A fault that is put aside with empty hands stays inside of the gate.
+    Aside = "aside",
+    /// A read that was cut off is taken for whole.
+    Part = "part",
     // Rules between two threads' memory: loom's (crates/core/tests).
     /// Slots that are being reserved while their space is closed are given out.
     Closed = "closed",

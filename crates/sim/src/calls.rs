@@ -53,10 +53,15 @@ pub fn caller(rig: &Rc<Rig>, core: usize) {
             w.rng.between(1_000, most)
         });
         sleep_ns(pause);
-        lock();
-        one_call(rig, core, &mut buffer);
-        unlock();
+        call(rig, core, &mut buffer);
     }
+}
+
+/// Any memory call, under the address-space lock.
+pub fn call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
+    lock();
+    one_call(rig, core, buffer);
+    unlock();
 }
 
 /// A whole granule comes or goes.

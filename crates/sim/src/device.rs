@@ -4,13 +4,14 @@
 //! written while it is written or read, and the memory of a write stays as it is until its completion was reaped.
 
 use crate::kernel::stamp_of;
+use crate::reads;
 use crate::sched::{block, maybe_switch};
 use crate::setup::Fault;
 use crate::world::{World, broken, note, world};
 use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::slots::arrangement::{Arrangements, SPACES_MAX, SpaceSet};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, CANNOT, IoError, PageBuf, WriteQueue};
+use farshore_engine::traits::{Backend, CANNOT, IoError, PageBuf, ReadBegun, WriteQueue};
 
 /// One slot of the device.
 #[derive(Clone, Default, Debug)]
@@ -83,7 +84,7 @@ impl Device {
         self.capacities[space] = capacity;
     }
 
-    fn space_of(&self, slot: u64) -> usize {
+    pub(crate) fn space_of(&self, slot: u64) -> usize {
         self.arrangements.place_of((slot / EXTENT_SLOTS as u64) as u32).space
     }
 
@@ -111,7 +112,7 @@ impl Device {
         self.slots.iter_mut().for_each(|s| s.rotten = false);
     }
 
-    fn number(first: u64, i: usize) -> Slot {
+    pub(crate) fn number(first: u64, i: usize) -> Slot {
         let Some(slot) = Slot::new(first + i as u64) else { broken(0, "slot 0 is written") };
         slot
     }
@@ -140,8 +141,21 @@ fn is_sick(w: &World, slot: u64) -> bool {
     w.rates.sick >> w.device.space_of(slot) & 1 == 1
 }
 
+/// A read of `slot` begins, for the program or for a child that has its parent's files open.
+pub(crate) fn begin_slot(w: &mut World, slot: Slot, is_childs: bool) {
+    if w.device.is_gone(slot) && !is_childs {
+        broken(0, &format!("{slot:?} is read, whose space has gone"));
+    }
+    let content = w.device.content(slot);
+    if !content.acknowledged || content.writing {
+        broken(0, &format!("{slot:?} is read before its write was acknowledged"));
+    }
+    content.readers += 1;
+    note("read slot", 0, slot.number());
+}
+
 /// An operation begins: the fault that it shall meet, if it is the one that shall.
-fn begin(w: &mut World) -> Option<Fault> {
+pub(crate) fn begin(w: &mut World) -> Option<Fault> {
     let number = w.counts.operations;
     w.counts.operations += 1;
     let fault = w.setup.single.filter(|single| single.nth == number).map(|single| single.fault);
@@ -150,7 +164,7 @@ fn begin(w: &mut World) -> Option<Fault> {
 }
 
 /// How long an operation takes: mostly a little, now and then long, and longer than anybody's patience.
-fn latency(w: &mut World, slot: u64, fault: Option<Fault>) -> u64 {
+pub(crate) fn latency(w: &mut World, slot: u64, fault: Option<Fault>) -> u64 {
     let often = w.rates.hang;
     if fault == Some(Fault::Hang) || (is_sick(w, slot) && hit(w, often)) {
         return w.rng.between(PATIENCE_NS + PATIENCE_NS / 4, 4 * PATIENCE_NS);
@@ -162,20 +176,21 @@ fn latency(w: &mut World, slot: u64, fault: Option<Fault>) -> u64 {
     }
 }
 
-fn hit(w: &mut World, rate: u32) -> bool {
+pub(crate) fn hit(w: &mut World, rate: u32) -> bool {
     let hit = w.rng.chance(rate);
     w.counts.injected += u64::from(hit);
     hit
 }
 
 /// What a read delivers: right bytes, an error, or wrong bytes without one.
-fn deliver(w: &mut World, slot: Slot, into: &mut PageBuf, fault: Option<Fault>) -> Result<(), IoError> {
+pub(crate) fn deliver(w: &mut World, slot: Slot, into: &mut PageBuf, fault: Option<Fault>) -> Result<(), IoError> {
     let (read_error, corrupt) = match fault {
         Some(Fault::Error | Fault::Short) => (10_000, 0),
         Some(Fault::Corrupt) => (0, 10_000),
         _ if w.rates.mute && is_sick(w, slot.number()) => (10_000, 0),
         _ => (w.rates.read_error, w.rates.corrupt),
     };
+    w.actors[w.current].luck.cut_reads = 0;
     let rotten = w.device.content(slot).rotten;
     if let Some(bytes) = &w.device.content(slot).bytes {
         into.0.copy_from_slice(&bytes.0);
@@ -184,11 +199,11 @@ fn deliver(w: &mut World, slot: Slot, into: &mut PageBuf, fault: Option<Fault>) 
         // What an error leaves in the buffer is anything.
         let from = w.rng.below(4096) as usize;
         into.0[from..].fill(0xEE);
-        w.actors[w.current].bad_reads += 1;
+        w.actors[w.current].luck.bad_reads += 1;
         return Err(w.rng.pick(&[IoError::Device(5), IoError::Short]));
     }
     if rotten || hit(w, corrupt) {
-        w.actors[w.current].bad_reads += 1;
+        w.actors[w.current].luck.bad_reads += 1;
         if !rotten && w.rng.chance(5000) {
             // Another slot's bytes, whole and with a checksum of their own.
             let other = w.rng.below(w.device.slots.len() as u64) as usize;
@@ -203,7 +218,7 @@ fn deliver(w: &mut World, slot: Slot, into: &mut PageBuf, fault: Option<Fault>) 
         into.0[at] ^= 1 << w.rng.below(8);
         return Ok(());
     }
-    w.actors[w.current].bad_reads = 0;
+    w.actors[w.current].luck.bad_reads = 0;
     Ok(())
 }
 
@@ -214,15 +229,7 @@ impl Backend for SimBackend {
         maybe_switch();
         let (until, fault) = world(|w| {
             let fault = begin(w);
-            if w.device.is_gone(slot) && !self.is_childs {
-                broken(0, &format!("{slot:?} is read, whose space has gone"));
-            }
-            let content = w.device.content(slot);
-            if !content.acknowledged || content.writing {
-                broken(0, &format!("{slot:?} is read before its write was acknowledged"));
-            }
-            content.readers += 1;
-            note("read slot", 0, slot.number());
+            begin_slot(w, slot, self.is_childs);
             (w.now + latency(w, slot.number(), fault), fault)
         });
         block(0, Some(until));
@@ -230,6 +237,14 @@ impl Backend for SimBackend {
             w.device.content(slot).readers -= 1;
             deliver(w, slot, into, fault)
         })
+    }
+
+    fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
+        reads::begin(self, first, into)
+    }
+
+    fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
+        reads::finish(first, into, read)
     }
 
     fn queue(&self, depth: u32) -> Result<SimQueue, IoError> {

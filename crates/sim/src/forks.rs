@@ -44,12 +44,17 @@ pub fn forker(rig: &Rc<Rig>) {
     while !between_things() {
         let pause = world(|w| w.rng.between(100_000, 20_000_000));
         sleep_ns(pause);
-        lock();
-        if rig.children.borrow().len() < CHILDREN_MAX {
-            fork(rig);
-        }
-        unlock();
+        perhaps_fork(rig);
     }
+}
+
+/// The process forks, unless there are enough children.
+pub fn perhaps_fork(rig: &Rc<Rig>) {
+    lock();
+    if rig.children.borrow().len() < CHILDREN_MAX {
+        fork(rig);
+    }
+    unlock();
 }
 
 fn fork(rig: &Rc<Rig>) {

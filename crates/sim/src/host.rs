@@ -42,13 +42,13 @@ fn inject(w: &mut World, rate: u32) -> bool {
 
 /// The faults that any request to the userfaultfd can meet.
 fn refuse(w: &mut World) -> Result<(), KernelError> {
-    w.actors[w.current].no_memory = false;
+    w.actors[w.current].luck.no_memory = false;
     let (again, no_memory) = (w.rates.again, w.rates.no_memory);
     if inject(w, again) {
         return Err(KernelError::Again);
     }
     if inject(w, no_memory) {
-        w.actors[w.current].no_memory = true;
+        w.actors[w.current].luck.no_memory = true;
         return Err(KernelError::NoMemory);
     }
     Ok(())

@@ -21,12 +21,16 @@
 //! | one space of several | any of these, or all its writes | others take its place; it is tried again |
 //! | one space of several | all its reads | who needs a page that was only there gets SIGBUS; nobody else does |
 //! | spaces | come, are drained and go, at any time | what they held has moved, or stays and is told ([`spaces`]) |
+//! | read that nobody waits for | cut off, at any byte or before the first | what is missing is asked for again; three times nothing is an error |
 //! | read, write | takes longer than the patience | who needs it waits; nobody else does |
 //! | device | any order, slow | a stage is reused after its acknowledgement only |
 //! | swap space | smaller than the program | clean pages leave; without any, SIGBUS after five seconds |
 //! | sleep | ends early | every sleeper looks at its condition again |
 //! | schedule | any actor is starved for a while | nobody spins on another without sleeping |
 //! | limit | up and down at any time | debt is worked off by evictors |
+//!
+//! Some of the program's threads are workers of unithreads ([`unithreads`]): what their faults wait for, they look after themselves, and do other things
+//! meanwhile.
 //!
 //! The process forks at any time: the child's engine is built from a copy of words and slots, while the parent goes on; when the child
 //! ends, every page is read through its engine ([`forks`]).
@@ -43,10 +47,12 @@ pub mod host;
 pub mod kernel;
 pub mod model;
 pub mod program;
+pub mod reads;
 pub mod rng;
 pub mod sched;
 pub mod setup;
 pub mod spaces;
+pub mod unithreads;
 pub mod world;
 
 use device::SimBackend;
@@ -256,7 +262,11 @@ fn spawn(scheduler: &mut Scheduler, name: String, body: impl FnOnce() + 'static)
 fn spawn_all(scheduler: &mut Scheduler, rig: &Rc<Rig>, setup: &Setup) {
     for i in 0..setup.threads {
         let rig = Rc::clone(rig);
-        spawn(scheduler, format!("thread {i}"), move || program::thread(&rig, i));
+        if i < setup.workers {
+            spawn(scheduler, format!("worker {i}"), move || unithreads::worker(&rig, i));
+        } else {
+            spawn(scheduler, format!("thread {i}"), move || program::thread(&rig, i));
+        }
     }
     for i in 0..setup.callers {
         let rig = Rc::clone(rig);
@@ -390,7 +400,11 @@ fn new_rates(w: &mut World) {
         sick: r.pick(&[1, 2, 4, 5, 7, u64::MAX, u64::MAX]),
         rot,
         spurious: r.pick(&[0, 300]),
+        cut: 0,
     };
+    if w.setup.workers > 0 {
+        w.rates.cut = w.rng.pick(&[0, 300, 3000]);
+    }
 }
 
 /// Steps until every actor sleeps for good.

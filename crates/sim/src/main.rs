@@ -3,7 +3,7 @@
 use farshore_sim::setup::{Single, Wish};
 use std::process::exit;
 
-const USAGE: &str = "usage: farshore-sim [--seed N | --seeds A..B] [--steps M] [--threads T] [--pages P] [--memory SIZE] [--spaces S] \
+const USAGE: &str = "usage: farshore-sim [--seed N | --seeds A..B] [--steps M] [--threads T] [--pages P] [--memory SIZE] [--spaces S] [--unithreads U] \
                      [--fail NTH,error|short|full|corrupt|hang] [--rough]";
 
 fn usage(why: &str) -> ! {
@@ -44,6 +44,7 @@ fn main() {
             "--threads" => wish.threads = Some(number(&flag, &value).max(1) as usize),
             "--pages" => wish.pages = Some(number(&flag, &value)),
             "--spaces" => wish.spaces = Some(number(&flag, &value).max(1) as usize),
+            "--unithreads" => wish.unithreads = Some(number(&flag, &value) as usize),
             "--fail" => {
                 let parts = value.split_once(',').and_then(|(nth, fault)| Some((nth, fault.parse().ok()?)));
                 let Some((nth, fault)) = parts else { usage(&format!("--fail {value}: not NTH,FAULT")) };
@@ -66,7 +67,7 @@ fn main() {
                 held += 1;
                 steps += s.steps;
                 println!(
-                    "seed {seed}: holds. {} steps in {:.1} s, {:.1} s simulated; {} accesses, {} pinned calls, {} memory calls, {} forks, {} spaces came and {} went ({} left, {} undone), {} extents given back; \
+                    "seed {seed}: holds. {} steps in {:.1} s, {:.1} s simulated; {} accesses, {} pinned calls, {} memory calls, {} forks, {} spaces came and {} went ({} left, {} undone), {} extents given back, {} faults of unithreads put aside; \
                  {} pages out by {} evictors, {} written, {} read; {} faults injected, {} SIGBUS as due",
                     s.steps,
                     started.elapsed().as_secs_f64(),
@@ -80,6 +81,7 @@ fn main() {
                     s.counts.spaces_left,
                     s.counts.drains_undone,
                     s.counts.given_back,
+                    s.counts.aside_for_read + s.counts.aside_for_time + s.counts.aside_to_look,
                     s.evicted,
                     s.setup.evictors,
                     s.pages_out,

@@ -11,7 +11,7 @@ use farshore_engine::traits::{KernelError, PageBuf};
 use std::rc::Rc;
 
 /// Faults of one access in a row after which something is wrong.
-const FAULTS_MAX: u32 = 2000;
+pub const FAULTS_MAX: u32 = 2000;
 /// Virtual time for which a want of room for writes explains a want of frames.
 const TROUBLE_NS: u64 = 8_000_000_000;
 
@@ -63,7 +63,7 @@ pub fn thread(rig: &Rc<Rig>, core: usize) {
 }
 
 /// The next page, access, and whether a system call makes it: scans, a hot set, and anywhere.
-fn choose(w: &mut World, cursor: &mut Option<Page>) -> Option<(Page, Access, bool)> {
+pub fn choose(w: &mut World, cursor: &mut Option<Page>) -> Option<(Page, Access, bool)> {
     let anywhere = w.model.part(&mut w.rng, 1)?.start;
     let next = match w.rng.below(10) {
         0..=4 => cursor.map(|p| p.plus(1)).filter(|&p| w.model.is_alive(p)).unwrap_or(anywhere),
@@ -105,35 +105,58 @@ fn take_effect(w: &mut World, page: Page, access: Access) {
     progress(w);
 }
 
+/// What one attempt at an access came to.
+#[derive(Clone, Copy, Debug)]
+pub enum Tried {
+    /// It is over.
+    Ended(Ended),
+    /// It faults.
+    Fault {
+        /// The page is present and write-protected.
+        protected: bool,
+    },
+}
+
+/// One attempt at an access that began when `before` was expected.
+pub fn try_access(page: Page, access: Access, before: Expected) -> Tried {
+    let touch = world(|w| {
+        let touch = w.memory.touch(page, access);
+        if touch == Touch::Fine {
+            take_effect(w, page, access);
+        }
+        touch
+    });
+    match touch {
+        Touch::Fine => Tried::Ended(Ended::Fine),
+        Touch::Segv if went_away(before, page) => Tried::Ended(Ended::GivenUp),
+        Touch::Segv => broken(page.0, "memory that the program has is not there"),
+        Touch::Fault { protected } => Tried::Fault { protected },
+    }
+}
+
+/// A fault was called foreign, as the signal handler hears it: is the access wrong, or did the page stop being ours meanwhile? True: the access is over.
+pub fn is_over_when_foreign(page: Page, before: Expected) -> bool {
+    if !went_away(before, page) {
+        broken(page.0, "a fault on managed memory is called foreign");
+    }
+    switch();
+    world(|w| w.model.get(page).kind == Kind::None)
+}
+
 /// One access by the program: faults are served as the signal handler serves them.
 pub fn access_page(rig: &Rc<Rig>, page: Page, access: Access, core: usize, buffer: &mut [PageBuf]) -> Ended {
     let before = world(|w| w.model.get(page));
     for _ in 0..FAULTS_MAX {
         maybe_switch();
-        let touch = world(|w| {
-            let touch = w.memory.touch(page, access);
-            if touch == Touch::Fine {
-                take_effect(w, page, access);
-            }
-            touch
-        });
-        let protected = match touch {
-            Touch::Fine => return Ended::Fine,
-            Touch::Segv if went_away(before, page) => return Ended::GivenUp,
-            Touch::Segv => broken(page.0, "memory that the program has is not there"),
-            Touch::Fault { protected } => protected,
+        let protected = match try_access(page, access, before) {
+            Tried::Ended(how) => return how,
+            Tried::Fault { protected } => protected,
         };
         maybe_switch();
         match rig.engine.resolve(page, access, protected, core, buffer) {
             Ok(true) => {}
-            Ok(false) if went_away(before, page) => {
-                // As the signal handler: is the access wrong, or did the page stop being ours meanwhile?
-                switch();
-                if world(|w| w.model.get(page).kind == Kind::None) {
-                    return Ended::GivenUp;
-                }
-            }
-            Ok(false) => broken(page.0, "a fault on managed memory is called foreign"),
+            Ok(false) if is_over_when_foreign(page, before) => return Ended::GivenUp,
+            Ok(false) => {}
             Err(why) => {
                 accept(rig, page, why);
                 return Ended::GivenUp;
@@ -143,30 +166,49 @@ pub fn access_page(rig: &Rc<Rig>, page: Page, access: Access, core: usize, buffe
     broken(page.0, "an access faults for ever")
 }
 
-/// Ends the run unless injected faults explain the failure.
+/// The access gets SIGBUS. Ends the run unless injected faults explain the failure.
 pub fn accept(rig: &Rc<Rig>, page: Page, why: Failure) {
-    let full = rig.swap_is_nearly_full();
+    must_be_explained(rig, page, why);
+    note("SIGBUS", page.0, 0);
     world(|w| {
-        let actor = &w.actors[w.current];
-        let explained = match why {
-            Failure::Read(..) | Failure::Checksum(_) => actor.bad_reads >= 3,
-            Failure::Kernel(KernelError::NoMemory) => actor.no_memory,
-            Failure::Kernel(_) => false,
-            Failure::NoFrames => full || w.rates.full || w.now.saturating_sub(w.trouble_at) < TROUBLE_NS,
-        };
-        note("SIGBUS", page.0, 0);
-        if !explained {
-            broken(page.0, &format!("a fault fails without a reason: {why}"));
-        }
         w.counts.sigbus += 1;
         progress(w);
     });
 }
 
+/// Ends the run unless injected faults explain the failure.
+pub fn must_be_explained(rig: &Rc<Rig>, page: Page, why: Failure) {
+    let full = rig.swap_is_nearly_full();
+    let explained = world(|w| {
+        let actor = &w.actors[w.current];
+        match why {
+            Failure::Read(..) | Failure::Checksum(_) => actor.luck.bad_reads >= 3,
+            Failure::Kernel(KernelError::NoMemory) => actor.luck.no_memory,
+            Failure::Kernel(_) => false,
+            Failure::NoFrames => full || w.rates.full || w.now.saturating_sub(w.trouble_at) < TROUBLE_NS,
+        }
+    });
+    if !explained {
+        broken(page.0, &format!("a fault fails without a reason: {why}"));
+    }
+}
+
+/// Pages that a system call uses, and what was expected of each.
+pub type Pinned = Vec<(Page, Expected)>;
+
 /// A system call with a buffer of a few pages: pinned, used by the kernel at its leisure, unpinned.
-fn pinned_call(rig: &Rc<Rig>, first: Page, access: Access, core: usize, buffer: &mut [PageBuf]) {
+pub fn pinned_call(rig: &Rc<Rig>, first: Page, access: Access, core: usize, buffer: &mut [PageBuf]) {
+    let pinned = pin(rig, first, access, core, buffer);
+    for _ in 0..world(|w| w.rng.below(12)) {
+        switch();
+    }
+    use_and_unpin(rig, &pinned, access);
+}
+
+/// Pins a few pages from `first` on.
+pub fn pin(rig: &Rc<Rig>, first: Page, access: Access, core: usize, buffer: &mut [PageBuf]) -> Pinned {
     let count = world(|w| w.rng.between(1, 8));
-    let mut pinned: Vec<(Page, Expected)> = Vec::new();
+    let mut pinned = Pinned::new();
     for page in (0..count).map(|i| first.plus(i)) {
         let before = world(|w| w.model.get(page));
         if before.kind != Kind::Managed || before.no_access {
@@ -182,14 +224,16 @@ fn pinned_call(rig: &Rc<Rig>, first: Page, access: Access, core: usize, buffer: 
             }
         }
     }
-    for _ in 0..world(|w| w.rng.below(12)) {
-        switch();
-    }
-    for &(page, before) in &pinned {
+    pinned
+}
+
+/// The kernel uses them, and the call is over.
+pub fn use_and_unpin(rig: &Rc<Rig>, pinned: &Pinned, access: Access) {
+    for &(page, before) in pinned {
         kernel_uses(page, before, access);
         maybe_switch();
     }
-    for &(page, _) in &pinned {
+    for &(page, _) in pinned {
         rig.engine.unpin(page);
         maybe_switch();
     }

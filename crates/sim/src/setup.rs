@@ -23,6 +23,8 @@ pub struct Wish {
     pub spaces: Option<usize>,
     /// See [`Setup::single`].
     pub single: Option<Single>,
+    /// All threads are workers with so many unithreads each, or (0) none is; `None`: the seed chooses.
+    pub unithreads: Option<usize>,
 }
 
 /// How a run is set up.
@@ -80,6 +82,10 @@ pub struct Setup {
     pub paces: bool,
     /// Room that is not needed any more is given back.
     pub trims: bool,
+    /// So many of the threads are workers of unithreads.
+    pub workers: usize,
+    /// Unithreads of each.
+    pub unithreads: usize,
 }
 
 /// The one fault of a run that has no other.
@@ -151,6 +157,7 @@ impl Wish {
         add("--pages", self.pages.map(|n| n.to_string()));
         add("--memory", self.memory.map(|n| n.to_string()));
         add("--spaces", self.spaces.map(|n| n.to_string()));
+        add("--unithreads", self.unithreads.map(|n| n.to_string()));
         add("--fail", self.single.map(|single| format!("{},{}", single.nth, single.fault)));
         if self.rough {
             command += " --rough";
@@ -198,6 +205,8 @@ impl Wish {
             wanted: Wanted::default(),
             paces: false,
             trims: false,
+            workers: 0,
+            unithreads: 0,
         };
         let spaces = self.spaces.unwrap_or_else(|| rng.pick(&[1, 1, 2, 3]));
         // Each has room for an extent.
@@ -208,6 +217,8 @@ impl Wish {
         let wanted = draw_pace(&mut dice, setup.evictors);
         let setup = Setup { wanted, paces: dice.below(2) == 0, ..setup };
         let setup = Setup { trims: dice.below(3) > 0 && self.single.is_none(), ..setup };
+        let (workers, unithreads) = self.draw_unithreads(&mut dice, setup.threads);
+        let setup = Setup { workers, unithreads, ..setup };
         if !self.rough {
             return setup;
         }
@@ -234,6 +245,20 @@ impl Wish {
             switch_rate: rng.pick(&[5000, 10_000]),
             racy: rng.below(2) == 0,
             ..setup
+        }
+    }
+}
+
+impl Wish {
+    /// How many of the threads are workers, and how many unithreads each has: in two of five cases none.
+    fn draw_unithreads(&self, dice: &mut Rng, threads: usize) -> (usize, usize) {
+        let (some, workers, each) = (dice.below(5) > 1, dice.between(1, threads as u64) as usize, dice.between(2, 6) as usize);
+        match self.unithreads {
+            Some(0) => (0, 0),
+            // More than there are, which a rough run may add.
+            Some(each) => (usize::MAX, each),
+            None if some => (workers, each),
+            None => (0, 0),
         }
     }
 }

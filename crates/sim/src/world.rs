@@ -39,8 +39,17 @@ pub struct Actor {
     pub status: Status,
     /// How often it is stepped, relative to the others.
     pub weight: u64,
+    /// What was injected into what it does now.
+    pub luck: Luck,
+}
+
+/// What explains that a fault fails.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Luck {
     /// Reads in a row that went wrong by injection.
     pub bad_reads: u32,
+    /// Reads in a row that were cut off before the first page: a few of them count as one that went wrong.
+    pub cut_reads: u32,
     /// Its last map or unprotect was refused by injection, for want of memory.
     pub no_memory: bool,
 }
@@ -60,6 +69,8 @@ pub struct Rates {
     pub call_refused: u32,
     /// A read fails.
     pub read_error: u32,
+    /// A read that nobody waits for is cut off.
+    pub cut: u32,
     /// A read delivers other bytes than were written.
     pub corrupt: u32,
     /// A write fails.
@@ -183,6 +194,14 @@ pub struct Counts {
     pub spaces_left: u64,
     /// Drains that were called off, by somebody or for want of room.
     pub drains_undone: u64,
+    /// Faults of unithreads that were put aside until a read has ended, …
+    pub aside_for_read: u64,
+    /// … until a time is over, …
+    pub aside_for_time: u64,
+    /// … and until something may have happened.
+    pub aside_to_look: u64,
+    /// Workers that had to end their fetches before they waited.
+    pub settled: u64,
 }
 
 /// One line of the trace.
@@ -216,7 +235,7 @@ pub fn begin(world: World) {
 /// Adds an actor.
 pub fn add_actor(name: String) {
     NAMES.with_borrow_mut(|n| n.push(name.clone()));
-    let actor = Actor { name, status: Status::Runnable, weight: 1, bad_reads: 0, no_memory: false };
+    let actor = Actor { name, status: Status::Runnable, weight: 1, luck: Luck::default() };
     world(|w| w.actors.push(actor));
 }
 

@@ -49,6 +49,8 @@ noticed! {
     rest: Rest,
     drain: Drain,
     trim: Trim,
+    aside: Aside,
+    part: Part,
 }
 
 fn is_noticed(canary: Canary) {

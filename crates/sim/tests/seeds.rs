@@ -25,6 +25,19 @@ fn rough_seeds_hold() {
     hold((1..=150).map(|seed| Wish { seed, steps: 100_000, rough: true, ..Wish::default() }));
 }
 
+/// All threads are workers, whatever the seed says.
+#[test]
+fn seeds_of_unithreads_hold() {
+    let wish = |seed: u64| Wish {
+        seed,
+        steps: 100_000,
+        unithreads: Some(1 + seed as usize % 8),
+        rough: seed % 3 == 0,
+        ..Wish::default()
+    };
+    hold((301..=400).map(wish));
+}
+
 #[test]
 fn a_random_seed_holds() {
     let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |d| d.as_nanos() as u64 >> 4);
@@ -49,4 +62,21 @@ fn the_pace_of_evictors_varies() {
     };
     let (decided, asked) = (paces(false), paces(true));
     assert!(decided > 20 && asked > 100, "{decided} changes were decided, {asked} asked for");
+}
+
+/// As above: some seeds have workers and some have none, and faults are put aside for every reason.
+#[test]
+fn faults_of_unithreads_are_put_aside() {
+    let wishes = (1..=60).map(|seed| Wish { seed, steps: 60_000, ..Wish::default() });
+    let (with, without): (Vec<Wish>, Vec<Wish>) = wishes.partition(|wish| wish.setup().workers > 0);
+    assert!(with.len() > 20 && without.len() > 15, "{} of 60 seeds have workers", with.len());
+    let counts: Vec<_> = with.iter().filter_map(|wish| run(wish).ok()).map(|summary| summary.counts).collect();
+    let sums = [
+        counts.iter().map(|counts| counts.aside_for_read).sum::<u64>(),
+        counts.iter().map(|counts| counts.aside_for_time).sum(),
+        counts.iter().map(|counts| counts.aside_to_look).sum(),
+        counts.iter().map(|counts| counts.settled).sum(),
+    ];
+    assert!(sums.iter().all(|&sum| sum > 200), "for a read, a time, a look, settled: {sums:?}");
+    println!("put aside for a read, a time, a look; settled: {sums:?}");
 }

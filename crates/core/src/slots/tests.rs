@@ -332,3 +332,18 @@ fn a_full_map_says_so_at_once() {
     }
     map.assert_valid();
 }
+
+/// The first extent of all has a slot in use from its beginning on, which nobody has. It was once put away and taken up again for ever.
+#[test]
+fn the_first_extent_is_used_though_its_space_was_closed_when_it_came() {
+    let mut map = SlotMap::new(None);
+    map.set_spaces(&[None, None]);
+    map.close(0);
+    let other = map.reserve_run(0, 1).expect("the other space has room");
+    assert_eq!(map.space_of(other.first), Some(1));
+    map.reopen(0);
+    map.close(1);
+    let run = map.reserve_run(0, 4).expect("there is room again");
+    assert_eq!((run.first.number(), run.len), (1, 4));
+    map.assert_valid();
+}

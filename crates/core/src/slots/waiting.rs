@@ -47,7 +47,7 @@ impl SlotMap {
                 self.append(fill, index);
                 continue;
             }
-            if self.is_allowed(index) && self.used(index) <= most && (fill.tight || self.extent(index).room().is_there()) {
+            if self.is_allowed(index) && self.used(index) <= most && self.is_listed(fill, index) {
                 return Some(index);
             }
             self.put_away(fill, index);
@@ -70,6 +70,13 @@ impl SlotMap {
         if self.shared.load(Ordering::Relaxed) { extent.unavailable() } else { extent.live() }
     }
 
+    /// Whether an extent belongs on the list rather than on the shelf, which is for those that have no room and nobody uses. (In the first of all, a slot always
+    /// counts as in use.) Where it is filled from and where it is put away must agree, or it would go round for ever.
+    fn is_listed(&self, fill: &Fill, index: u32) -> bool {
+        let extent = self.extent(index);
+        fill.tight || extent.room().is_there() || extent.live() > 0
+    }
+
     /// There is no use for an own extent for now, which is at hand.
     pub(super) fn put_away(&self, fill: &mut Fill, index: u32) {
         let extent = self.extent(index);
@@ -77,8 +84,7 @@ impl SlotMap {
         let live = extent.live();
         // What is held for children does not come back when slots are freed.
         let most = if live <= most && self.used(index) > most { live.checked_sub(1) } else { Some(most) };
-        let has_room = fill.tight || extent.room().is_there() || live > 0;
-        match most.filter(|_| has_room && self.is_allowed(index)) {
+        match most.filter(|_| self.is_listed(fill, index) && self.is_allowed(index)) {
             Some(most) if extent.send_away(most) => self.append(fill, index),
             Some(_) => {}
             None => {
