@@ -64,6 +64,8 @@ pub struct Fault {
     started_ns: u64,
     waited: bool,
     patience: u32,
+    /// When that was counted last.
+    patient_since_ns: u64,
     phase: Phase,
 }
 
@@ -142,7 +144,17 @@ pub(super) fn protection_epoch(granule: &Granule) -> u32 {
 impl Fault {
     /// A fault that has just arrived on `core`.
     pub fn new(page: Page, access: Access, protected: bool, core: usize, now_ns: u64) -> Fault {
-        Fault { page, access, protected, core, started_ns: now_ns, waited: false, patience: 0, phase: Phase::Start }
+        Fault {
+            page,
+            access,
+            protected,
+            core,
+            started_ns: now_ns,
+            waited: false,
+            patience: 0,
+            patient_since_ns: 0,
+            phase: Phase::Start,
+        }
     }
 
     /// Nothing comes along any more.
@@ -275,7 +287,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         }
         fault.waited = true;
         self.work.signal(&self.futex);
-        fault.patience += 1;
+        // By time: who looks again whenever frames come, and finds none left, has not waited for long.
+        let now = self.clock.now_ns();
+        if fault.patience == 0 || now.saturating_sub(fault.patient_since_ns) >= FRAME_PATIENCE_NS {
+            fault.patience += 1;
+            fault.patient_since_ns = now;
+        }
         if fault.patience > FRAME_PATIENCE_TIMES && self.starved.load(Ordering::Relaxed) {
             return Step::Failed(Failure::NoFrames);
         }
