@@ -32,7 +32,7 @@ fn seeds_of_unithreads_hold() {
         seed,
         steps: 100_000,
         unithreads: Some(1 + seed as usize % 8),
-        rough: seed % 3 == 0,
+        rough: seed.is_multiple_of(3),
         ..Wish::default()
     };
     hold((301..=400).map(wish));
