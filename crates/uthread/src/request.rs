@@ -103,6 +103,7 @@ impl Replies {
 
     pub(crate) fn ring(&self) -> Result<Ring, Error> {
         thread::block_signals();
+        thread::ask_for_short_turns();
         Ring::new(self.kick.clone())
     }
 

@@ -435,6 +435,7 @@ fn prepare(shared: &Shared, number: usize, core: usize) -> Result<Ring, Error> {
         os::pin(core)?;
     }
     os::block_signals();
+    os::ask_for_short_turns();
     overflow::have_a_stack();
     Ring::new(shared.side(number).kick.clone())
 }
