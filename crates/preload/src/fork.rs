@@ -76,7 +76,6 @@ fn pending() -> Option<Pending> {
 /// Before a fork. 0, or the errno with which it fails.
 pub fn before(flags: u64) -> i64 {
     let Some(runtime) = runtime() else { return 0 };
-    unithreads::settle();
     let mask = signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
     runtime.space.acquire();
     let stack = pin_stack(runtime);

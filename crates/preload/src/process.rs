@@ -12,7 +12,7 @@ use crate::net::calls::{exec, follow, seccomp};
 use crate::net::entry::Call;
 use crate::own_threads::rights;
 use crate::runtime::{Runtime, runtime, uninterrupted};
-use crate::{fork, memory, net, report, signals, start, thread};
+use crate::{fork, memory, net, report, signals, start, thread, unithreads};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_core::page::PageRange;
 use farshore_sys::raw::{Errno, nr, syscall};
@@ -180,6 +180,8 @@ fn of_the_program() -> Option<&'static Runtime> {
 /// Before a call of the clone family.
 #[unsafe(no_mangle)]
 extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
+    // Before all that waits for pages; and a vforked child runs in place of this thread, which then ends no fetch.
+    unithreads::settle();
     net::pin_clone_words(call);
     if flags & CLONE_CHILD_CLEARTID != 0 {
         keep_end_word(call);

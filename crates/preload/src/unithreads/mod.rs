@@ -38,8 +38,8 @@ pub mod worker;
 use crate::net::entry;
 use crate::runtime::{runtime, uninterrupted};
 use crate::{fault, memory, own_threads, report, thread};
-use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_config::FaultMode;
 use farshore_core::joint::{Desk, Library, Scheduler, VERSION};
@@ -62,7 +62,7 @@ const FREE_PERCENT: u32 = 15;
 static JOINED: AtomicU32 = AtomicU32::new(0);
 
 /// The fault of one unithread.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Record {
     fault: Option<Unwaited>,
     token: u64,
@@ -70,10 +70,18 @@ pub struct Record {
     in_place: Option<Page>,
 }
 
+/// Where a record lies. Zeroed memory is a valid one, so that RAM is taken by those that were used.
+#[derive(Debug)]
+struct Place {
+    /// There is one.
+    begun: bool,
+    record: MaybeUninit<Record>,
+}
+
 /// Records and buffers of one runtime, one a unithread.
 #[derive(Debug)]
 struct Table {
-    records: *mut UnsafeCell<Record>,
+    places: *mut Place,
     buffers: *mut PageBuf,
     count: u32,
 }
@@ -95,13 +103,14 @@ impl Record {
 
 /// Bytes of the two mappings for so many unithreads.
 fn sizes(count: u32) -> [usize; 2] {
-    [size_of::<UnsafeCell<Record>>(), FETCH_MAX * size_of::<PageBuf>()].map(|each| count as usize * each)
+    [size_of::<Place>(), FETCH_MAX * size_of::<PageBuf>()].map(|each| count as usize * each)
 }
 
 impl Drop for Table {
     fn drop(&mut self) {
-        let [records, buffers] = sizes(self.count);
-        for (at, bytes) in [(self.records as u64, records), (self.buffers as u64, buffers)] {
+        let [places, buffers] = sizes(self.count);
+        // Records have nothing to drop.
+        for (at, bytes) in [(self.places as u64, places), (self.buffers as u64, buffers)] {
             // SAFETY: our own mappings, which nobody uses any more (`leave`).
             let _ = unsafe { vm::munmap(at, bytes.next_multiple_of(PAGE_SIZE) as u64) };
         }
@@ -110,14 +119,8 @@ impl Drop for Table {
 
 impl Table {
     fn new(count: u32) -> Result<Table, Errno> {
-        let records = map_own(sizes(count)[0])?.cast::<UnsafeCell<Record>>().as_ptr();
-        for index in 0..count as usize {
-            let fresh = Record { fault: None, token: 0, in_place: None };
-            // SAFETY: room for `count` of them, which nobody uses yet.
-            unsafe { records.wrapping_add(index).write(UnsafeCell::new(fresh)) };
-        }
-        let buffers = map_own(sizes(count)[1])?.cast().as_ptr();
-        Ok(Table { records, buffers, count })
+        let [places, buffers] = sizes(count);
+        Ok(Table { places: map_own(places)?.cast().as_ptr(), buffers: map_own(buffers)?.cast().as_ptr(), count })
     }
 
     /// Runs `f` with record and buffer of unithread `index`.
@@ -126,9 +129,14 @@ impl Table {
     /// By its worker's thread, and not inside of another call for the same unithread.
     unsafe fn with<R>(&self, index: u32, f: impl FnOnce(&mut Record, &mut [PageBuf]) -> R) -> R {
         assert!(index < self.count, "unithread {index} of {}", self.count);
-        let record = UnsafeCell::raw_get(self.records.wrapping_add(index as usize));
-        // SAFETY: in the table, and initialised; nobody else has it: the caller's duty.
-        let record = unsafe { &mut *record };
+        // SAFETY: in the table, zeroed at first; nobody else has it: the caller's duty.
+        let place = unsafe { &mut *self.places.wrapping_add(index as usize) };
+        if !place.begun {
+            place.record.write(Record::default());
+            place.begun = true;
+        }
+        // SAFETY: it is there.
+        let record = unsafe { place.record.assume_init_mut() };
         let first = self.buffers.wrapping_add(index as usize * FETCH_MAX);
         // SAFETY: this unithread's pages, any bytes of which are pages.
         f(record, unsafe { core::slice::from_raw_parts_mut(first, FETCH_MAX) })
