@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use farshore_uthread::dispatch::Policy;
 use farshore_uthread::net::{Datagram, Limits, TcpListener, TcpStream, UdpServer, UdpSocket};
 use farshore_uthread::{Config, Handle, Panics, Runtime, WaitMode, sleep, stopping};
 use nix::sys::signal::{SigSet, Signal};
@@ -52,6 +53,9 @@ pub struct Options {
     /// What a worker does while a page comes
     #[arg(long, value_enum, default_value_t = Wait::Yield)]
     pub wait: Wait,
+    /// Which idle worker gets a new request
+    #[arg(long, value_enum, default_value_t = Dispatch::Fewest)]
+    pub dispatch: Dispatch,
     /// Cores for the workers, such as 0,2; other threads of the process are not bound [default: all that it may use]
     #[arg(long, value_name = "CORE,...", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(0..1024))]
     pub cores: Vec<u16>,
@@ -77,6 +81,24 @@ impl From<Wait> for WaitMode {
             Wait::Yield => WaitMode::Yield,
             Wait::Block => WaitMode::Block,
             Wait::Busy => WaitMode::Busy,
+        }
+    }
+}
+
+/// Which idle worker gets a new request.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Dispatch {
+    /// The one with the fewest fetches under way
+    Fewest,
+    /// The one whose turn it is, to compare with
+    RoundRobin,
+}
+
+impl From<Dispatch> for Policy {
+    fn from(dispatch: Dispatch) -> Policy {
+        match dispatch {
+            Dispatch::Fewest => Policy::FewestFetches,
+            Dispatch::RoundRobin => Policy::RoundRobin,
         }
     }
 }
@@ -163,6 +185,7 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
         buffer_bytes: REQUEST_MAX,
         pin: !options.no_pin,
         wait: options.wait.into(),
+        policy: options.dispatch.into(),
         panics: Panics::End,
         ..Config::default()
     };
