@@ -1,4 +1,4 @@
-//! The C interface: `include/farshore_uthread.h` says what each function does. One runtime a process.
+//! The C interface: `farshore_uthread.h` (crate `farshore-uthread-c`, which makes a library of this) says what each function does. One runtime a process.
 
 use crate::dispatch::Policy;
 use crate::error::{Error, SpawnError};
