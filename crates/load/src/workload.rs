@@ -367,14 +367,22 @@ impl fmt::Display for Server {
     }
 }
 
-fn number(text: &str, what: &str, least: f64, most: f64) -> Result<f64, String> {
+/// Reads a number of the command line.
+///
+/// # Errors
+/// It is none, or out of range: a line for the user, with what it is.
+pub fn number(text: &str, what: &str, least: f64, most: f64) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (least..=most).contains(&value) => Ok(value),
         _ => Err(format!("invalid {what} {text:?}: write a number from {least} to {most}")),
     }
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+/// Reads seconds of the command line, up to a day.
+///
+/// # Errors
+/// As [`number`].
+pub fn seconds(text: &str) -> Result<f64, String> {
     number(text, "number of seconds", 0.0, 86_400.0)
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use farshore_load::workload::{number, seconds};
 
 use super::sizes::Sizes;
 use super::target::Target;
@@ -136,17 +137,6 @@ pub struct Goal {
     pub quantile: f64,
     /// The latency there, at most.
     pub most: Duration,
-}
-
-fn number(text: &str, what: &str, least: f64, most: f64) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if (least..=most).contains(&value) => Ok(value),
-        _ => Err(format!("invalid {what} {text:?}: write a number from {least} to {most}")),
-    }
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    number(text, "number of seconds", 0.0, 86_400.0)
 }
 
 fn rate(text: &str) -> Result<f64, String> {
