@@ -59,6 +59,7 @@ pub mod cost;
 mod error;
 #[cfg(not(loom))]
 mod far;
+#[cfg(not(loom))]
 mod feed;
 #[cfg(not(loom))]
 mod ffi;
