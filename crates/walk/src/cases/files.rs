@@ -151,7 +151,8 @@ fn closed(call: &mut Call) {
 fn pages(cases: &mut Cases) {
     cases.add("mincore", "", |call| {
         let fd = file(call, "f", 100 * 4096)?;
-        let start = sys("mmap", &[0, 100 * 4096, 1, libc::MAP_SHARED as u64, fd, 0])?;
+        // Locked, or the kernel may take pages of the file away between two rounds.
+        let start = sys("mmap", &[0, 100 * 4096, 1, (libc::MAP_SHARED | libc::MAP_LOCKED) as u64, fd, 0])?;
         call.number(start).number(100 * 4096).room(100).finally(move || {
             let _ = sys("munmap", &[start, 100 * 4096]);
         });
