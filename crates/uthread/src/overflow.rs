@@ -3,7 +3,7 @@
 //! The guard below each stack (`pool.rs`) turns the overflow into a SIGSEGV. Its handler needs another stack: each worker has an alternate one. What is no overflow of a
 //! unithread's stack goes to the handler that was there before.
 
-use crate::worker;
+use crate::{own, worker};
 use core::ffi::{c_int, c_void};
 use core::fmt::Write;
 use core::mem::MaybeUninit;
@@ -42,14 +42,11 @@ pub(crate) fn have_a_stack() {
     if now.ss_flags & libc::SS_DISABLE == 0 {
         return;
     }
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
-    // SAFETY: a fresh mapping, wherever the kernel likes.
-    let at = unsafe { libc::mmap(core::ptr::null_mut(), STACK_BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-    if at != libc::MAP_FAILED {
-        let stack = libc::stack_t { ss_sp: at, ss_flags: 0, ss_size: STACK_BYTES };
-        // SAFETY: the mapping, which is never unmapped.
-        unsafe { libc::sigaltstack(&raw const stack, core::ptr::null_mut()) };
-    }
+    // Without it an overflow ends the process all the same, and says nothing.
+    let Ok(at) = own::map(STACK_BYTES, "cannot map an alternate stack (ulimit -v?)") else { return };
+    let stack = libc::stack_t { ss_sp: at.as_ptr().cast(), ss_flags: 0, ss_size: STACK_BYTES };
+    // SAFETY: the mapping, which is never unmapped.
+    unsafe { libc::sigaltstack(&raw const stack, core::ptr::null_mut()) };
 }
 
 /// Text of a line, without an allocation.

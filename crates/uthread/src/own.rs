@@ -6,6 +6,17 @@ use crate::error::Error;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
+/// Maps `bytes` of zeroed memory that the library leaves alone. `what` says what cannot be mapped.
+pub(crate) fn map(bytes: usize, what: &'static str) -> Result<NonNull<u8>, Error> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
+    // SAFETY: a fresh mapping, wherever the kernel likes.
+    let base = unsafe { libc::mmap(core::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(Error::system(what, bytes as u64));
+    }
+    Ok(NonNull::new(base.cast()).expect("mmap gives no null"))
+}
+
 /// Up to so many values as it was made for.
 #[derive(Debug)]
 pub(crate) struct OwnVec<T> {
@@ -21,14 +32,8 @@ impl<T> OwnVec<T> {
     /// An empty one with room for `capacity` values.
     pub(crate) fn new(capacity: usize) -> Result<OwnVec<T>, Error> {
         assert!(capacity > 0 && align_of::<T>() <= 4096, "what can be mapped");
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
-        let bytes = capacity * size_of::<T>();
-        // SAFETY: a fresh mapping, wherever the kernel likes.
-        let base = unsafe { libc::mmap(core::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(Error::system("cannot map the scheduler's memory (ulimit -v?), bytes", bytes as u64));
-        }
-        Ok(OwnVec { base: NonNull::new(base.cast()).expect("mmap gives no null"), capacity, length: 0 })
+        let base = map(capacity * size_of::<T>(), "cannot map the scheduler's memory (ulimit -v?), bytes")?;
+        Ok(OwnVec { base: base.cast(), capacity, length: 0 })
     }
 
     /// Puts a value behind the others; gives it back if there is no room.

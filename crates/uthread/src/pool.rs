@@ -21,6 +21,7 @@
 use crate::error::Error;
 use crate::list::{Free, Links};
 use crate::net::Name;
+use crate::own;
 use crate::wait::WaitWord;
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -143,13 +144,7 @@ impl Pool {
         let bytes = shape.slot_bytes().checked_mul(shape.count).and_then(|all| all.checked_add(shape.guard_bytes));
         let bytes =
             bytes.ok_or(Error::Config { what: "unithreads", value: shape.count as u64, want: "fewer, or smaller ones" })?;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
-        // SAFETY: a fresh mapping, wherever the kernel likes.
-        let base = unsafe { libc::mmap(core::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(Error::system("cannot map the stacks (ulimit -v?)", bytes as u64));
-        }
-        let base = NonNull::new(base.cast::<u8>()).expect("mmap gives no null");
+        let base = own::map(bytes, "cannot map the stacks (ulimit -v?)")?;
         let pool = Pool { base, shape, free: Free::default(), used: AtomicU32::new(0) };
         // A huge page would spread over many slots. No harm if the kernel has none.
         // SAFETY: advice for our own mapping.

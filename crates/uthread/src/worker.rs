@@ -215,14 +215,8 @@ impl Worker {
 
     /// The same on the worker's own stack, where `busy` is above 0 throughout.
     fn with_busy<R>(&self, work: impl FnOnce(&mut Inner) -> R) -> R {
-        self.busy.set(self.busy.get() + 1);
-        // A signal handler on this thread is to see it before anything is touched, and see all of it done before it is taken back.
-        compiler_fence(Ordering::SeqCst);
         // SAFETY: this thread alone has the worker; callers do not nest (`with` asserts it, the loop is one frame), and handlers that interrupt stay away.
-        let result = work(unsafe { &mut *self.inner.get() });
-        compiler_fence(Ordering::SeqCst);
-        self.busy.set(self.busy.get() - 1);
-        result
+        self.while_busy(|| work(unsafe { &mut *self.inner.get() }))
     }
 
     /// One round of the loop. False: the runtime has ended.
@@ -523,6 +517,7 @@ impl Worker {
     /// Runs `work` while handlers stay away.
     fn while_busy<R>(&self, work: impl FnOnce() -> R) -> R {
         self.busy.set(self.busy.get() + 1);
+        // A signal handler on this thread is to see it before anything is touched, and see all of it done before it is taken back.
         compiler_fence(Ordering::SeqCst);
         let result = work();
         compiler_fence(Ordering::SeqCst);

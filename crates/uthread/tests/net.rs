@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::net::{Random, frame, here, request, runtime, until, watchdog};
+use common::net::{Random, frame, here, request, rest, runtime, until, watchdog};
 use core::time::Duration;
 use farshore_uthread::net::{Connection, Limits, Next, TcpListener, TcpServer, UdpSocket};
 use farshore_uthread::{Config, Handle, Runtime, hold, spawn};
@@ -149,15 +149,6 @@ fn send_in_pieces(peer: &mut Plain, mut bytes: &[u8], random: &mut Random) {
         peer.write_all(&bytes[..piece]).unwrap();
         bytes = &bytes[piece..];
     }
-}
-
-/// What comes until the peer ends; a reset is an end.
-fn rest(peer: &mut Plain) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    if let Err(error) = peer.read_to_end(&mut bytes) {
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    }
-    bytes
 }
 
 #[test]

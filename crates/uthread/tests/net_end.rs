@@ -4,12 +4,12 @@
 mod common;
 
 use common::in_child;
-use common::net::{descriptors, frame, here, request, runtime, until, watchdog};
+use common::net::{descriptors, frame, here, request, rest, runtime, until, watchdog};
 use core::time::Duration;
 use farshore_uthread::channel::{self, Receiver, Sender};
 use farshore_uthread::net::{Connection, Datagram, Limits, Next, TcpListener, TcpServer, UdpServer, UdpSocket};
 use farshore_uthread::{Config, Runtime, SpawnError, WaitMode};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpStream as Plain, UdpSocket as PlainUdp};
 use std::thread;
 
@@ -40,15 +40,6 @@ fn connect(server: &TcpServer, bytes: &[u8]) -> Plain {
     let mut peer = Plain::connect(server.local_addr()).unwrap();
     peer.write_all(bytes).unwrap();
     peer
-}
-
-/// What comes until the peer ends; a reset is an end.
-fn rest(peer: &mut Plain) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    if let Err(error) = peer.read_to_end(&mut bytes) {
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    }
-    bytes
 }
 
 #[test]

@@ -147,15 +147,12 @@ impl Backend for Compressed {
         Ok(())
     }
 
-    /// Pages of which the first is pooled are made at once; of others those up to the first pooled one are read below, and the caller asks for the rest.
+    /// Pages that all lie below are read there; if one of them is pooled, all are made at once.
     fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
-        let below = |n: usize| !self.pool.has(first.plus(n as u64));
-        match (0..into.len()).take_while(|&n| below(n)).count() {
-            pages if pages == into.len() => {
-                self.below().map_or_else(|why| ReadBegun::Over(Err(why)), |lower| lower.begin_read(first, into))
-            }
-            _ => ReadBegun::Over(self.read_run(first, into)),
+        if (0..into.len() as u64).any(|n| self.pool.has(first.plus(n))) {
+            return ReadBegun::Over(self.read_run(first, into));
         }
+        self.below().map_or_else(|why| ReadBegun::Over(Err(why)), |lower| lower.begin_read(first, into))
     }
 
     fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {

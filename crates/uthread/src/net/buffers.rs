@@ -10,6 +10,7 @@
 //! long addresses are.
 
 use crate::error::Error;
+use crate::own;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU16, Ordering};
@@ -43,13 +44,7 @@ impl Buffers {
         let count = 1 << count.ilog2();
         let first = (count * size_of::<BufRingEntry>() + size_of::<libc::msghdr>()).next_multiple_of(64);
         let bytes = (first + count * stride).next_multiple_of(PAGE);
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
-        // SAFETY: a fresh mapping, wherever the kernel likes.
-        let base = unsafe { libc::mmap(core::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(Error::system("cannot map the buffers of a socket (ulimit -v?)", bytes as u64));
-        }
-        let base = NonNull::new(base.cast::<u8>()).expect("mmap gives no null");
+        let base = own::map(bytes, "cannot map the buffers of a socket (ulimit -v?)")?;
         let mut buffers = Buffers { base, bytes, count: count as u16, each, stride, first, tail: 0 };
         (0..buffers.count).for_each(|number| buffers.give(number));
         buffers.publish();

@@ -3,7 +3,8 @@
 use core::time::Duration;
 use farshore_uthread::net::Frame;
 use farshore_uthread::{Config, Runtime};
-use std::net::SocketAddr;
+use std::io::{ErrorKind, Read};
+use std::net::{SocketAddr, TcpStream};
 use std::thread;
 
 /// Ends this test program if it hangs.
@@ -66,4 +67,13 @@ pub fn frame(bytes: &[u8]) -> Frame {
 
 pub fn request(body: &[u8]) -> Vec<u8> {
     [&(body.len() as u16).to_be_bytes(), body].concat()
+}
+
+/// What comes until the peer ends; a reset is an end.
+pub fn rest(peer: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Err(error) = peer.read_to_end(&mut bytes) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    bytes
 }
