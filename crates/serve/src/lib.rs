@@ -8,4 +8,7 @@ pub mod array;
 pub mod kv;
 #[allow(unsafe_code)]
 pub mod memory;
+pub mod messages;
+pub mod numbers;
+pub mod scan;
 pub mod service;

@@ -3,6 +3,7 @@
 //! Exit status 0: told to end; 1: it could not be run; 2: wrong options.
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use farshore_serve::array::Array;
 use farshore_serve::kv::session;
 use farshore_serve::kv::store::{MEMORY_MAX, Store, memory_min};
+use farshore_serve::scan::{self, Scan};
 use farshore_serve::service::{self, Options};
 
 #[global_allocator]
@@ -24,6 +26,7 @@ Examples:
   farshore run --memory 1G -- farshore-serve kv --memory 4G
                                                           the same in 1 GiB of RAM
   farshore-serve array --items 16M --item-bytes 256       4 GiB of numbers
+  farshore-serve scan --items 4M                          4 GiB of values in the order of their keys, in an LMDB
 
 When it is ready it says so on stderr, with its addresses. SIGTERM and SIGINT end it.
 
@@ -44,6 +47,17 @@ Examples:
 
 Requests and answers are two little-endian words of 8 bytes: a number of the client's own, and the index or its value.";
 
+const SCAN_HELP: &str = "\
+Examples:
+  farshore-serve scan --items 1M --value-bytes 1024 --udp 127.0.0.1:7000
+  farshore-serve scan --items 4M --path /mnt/nvme         where there is room for the file it is filled from
+  farshore run --memory 1G -- farshore-serve scan --items 4M
+                                                          4 GiB of values in 1 GiB of RAM
+
+A request is three little-endian words of 8 bytes: a number of the client's own; 0 for GET, 1 for SCAN, plus 256 times
+how many values a SCAN wants (0: 100); a key from 0 on. The answer is four: that number, a status (0 found, 1 not), how
+many values were found, their sum.";
+
 /// Servers on unithreads, whose data may be far away
 #[derive(Parser, Debug)]
 #[command(name = "farshore-serve", version, after_help = AFTER_HELP)]
@@ -60,6 +74,9 @@ enum Command {
     /// An array: index to value
     #[command(after_help = ARRAY_HELP)]
     Array(ArrayOptions),
+    /// An ordered store, LMDB: GET of a key, SCAN of many
+    #[command(after_help = SCAN_HELP)]
+    Scan(ScanOptions),
 }
 
 #[derive(Args, Debug)]
@@ -89,6 +106,21 @@ struct ArrayOptions {
     item_bytes: u16,
 }
 
+#[derive(Args, Debug)]
+struct ScanOptions {
+    #[command(flatten)]
+    common: Options,
+    /// Items: the keys are 0 to N-1
+    #[arg(long, value_name = "N", default_value = "1M", value_parser = size)]
+    items: usize,
+    /// Bytes of a value: a multiple of 8, 8 to 65536
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(8..=65_536))]
+    value_bytes: u32,
+    /// Directory for the file that the items are first written to; it is gone before the server is ready [default: that for temporary files]
+    #[arg(long, value_name = "DIR")]
+    path: Option<PathBuf>,
+}
+
 /// Sizes such as `512M`: powers of 1024.
 fn size(text: &str) -> Result<usize, String> {
     let refuse = || format!("invalid size {text:?}: write a number with K, M, G or T such as 512M");
@@ -105,6 +137,7 @@ fn main() -> ExitCode {
     let done = match &arguments.service {
         Command::Kv(options) => kv(options),
         Command::Array(options) => array(options),
+        Command::Scan(options) => scan(options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -139,4 +172,17 @@ fn array(options: &ArrayOptions) -> Result<(), String> {
     let array = Array::new(options.items, options.item_bytes.into())
         .map_err(|error| format!("--items {} --item-bytes {}: {error}", options.items, options.item_bytes))?;
     service::run(&options.common, Arc::new(array))
+}
+
+fn scan(options: &ScanOptions) -> Result<(), String> {
+    let ScanOptions { common, items, value_bytes, path } = options;
+    if !value_bytes.is_multiple_of(8) {
+        wrong(format!("--value-bytes {value_bytes}: want a multiple of 8"));
+    }
+    let path = path.clone().unwrap_or_else(std::env::temp_dir);
+    let store = scan::Store::new(*items as u64, *value_bytes as usize, &path).map_err(|error| match error {
+        scan::Error::TooMany => format!("--items {items} --value-bytes {value_bytes}: {error}"),
+        _ => format!("{}: {error}", path.display()),
+    })?;
+    service::run(common, Arc::new(Scan::new(store)))
 }

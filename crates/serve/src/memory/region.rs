@@ -44,7 +44,7 @@ impl<T> Deref for Region<T> {
     #[inline]
     fn deref(&self) -> &[T] {
         #[cfg(test)]
-        tests::comes_from_far();
+        super::comes_from_far();
         // SAFETY: `length` zeroed `T`s at a page's start, which `T: Zeroable` makes valid, for as long as this lives; there are no exclusive borrows.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
@@ -61,23 +61,7 @@ impl<T> Drop for Region<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::Cell;
     use std::sync::atomic::{AtomicU64, Ordering};
-
-    /// In tests, every other access or so is one to a page that is far away: others run meanwhile, unless the caller holds.
-    pub(super) fn comes_from_far() {
-        thread_local! { static STATE: Cell<u32> = const { Cell::new(0x9e37_79b9) } }
-        if farshore_uthread::is_unithread() {
-            let mut state = STATE.get();
-            state ^= state << 13;
-            state ^= state >> 17;
-            state ^= state << 5;
-            STATE.set(state);
-            if state & 1 == 0 {
-                farshore_uthread::yield_now();
-            }
-        }
-    }
 
     #[test]
     fn is_zero_and_keeps_what_is_written() {
