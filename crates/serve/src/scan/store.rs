@@ -65,7 +65,11 @@ impl fmt::Display for Error {
             Error::TooMany => write!(f, "more than {} TiB: give less", MOST >> 40),
             Error::Directory(error) => write!(f, "no file can be made there: {error}: name a directory by --path"),
             Error::Write(bytes, error) => {
-                write!(f, "cannot write a file of {} MiB: {error}: give less --items, or another directory by --path", mega(bytes))
+                write!(
+                    f,
+                    "cannot write a file of {} MiB: {error}: give less --items, or another directory by --path",
+                    mega(bytes)
+                )
             }
             Error::Read(bytes, error) => write!(f, "cannot get {} MiB of memory for the items: {error}: give less", mega(bytes)),
         }
