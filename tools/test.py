@@ -241,8 +241,8 @@ def parts(seed):
         Part("bench", "farshore bench: what it measures, and that nothing stays behind",
              [Command([sys.executable, os.path.join(ROOT, "tests", "bench", "run.py")], count_last_line)], 15, r"", needs_build=True, aside=True),
         Part("serve", "farshore-serve with other people's clients, and its limits",
-             [Command([sys.executable, os.path.join(ROOT, "tests", "serve", "kv.py"), *way], count_last_line)
-              for way in ([], ["--memory", "12M"])],
+             [Command([sys.executable, os.path.join(ROOT, "tests", "serve", program), *way], count_last_line)
+              for program in ("kv.py", "scan.py") for way in ([], ["--memory", "12M"])],
              10, r"", needs_build=True, aside=True),
         Part("report", "the report of farshore bench in a browser",
              [Command([sys.executable, os.path.join(ROOT, "tests", "report", "check.py")], count_last_line)], 10, r"", aside=True),

@@ -4,17 +4,13 @@
     tests/serve/kv.py [--only NAME] [--serve PATH] [--prefix 'COMMAND ...']
 
 The clients are pymemcache and libmemcached's tools; what they are missing for is skipped, and says so. With --prefix the servers are started by
-that command, for example 'farshore run --memory 16M --'. Only 127.0.0.1, on ports that the kernel chooses. Each test has a time after which it has
-failed. Each prints one line; the last one counts: N passed, N failed, N skipped.
+that command, for example 'farshore run --memory 16M --'. Only 127.0.0.1, on ports that the kernel chooses. Each test prints one line; the last one
+counts: N passed, N failed, N skipped.
 """
 
-import argparse
 import contextlib
 import os
 import random
-import re
-import resource
-import shlex
 import shutil
 import signal
 import socket
@@ -24,80 +20,9 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Seconds that a test may take, and that one answer may.
-TEST_SECONDS, ANSWER_SECONDS = 120, 20
-MIB = 1 << 20
-
-
-class Unavailable(Exception):
-    """Something that is needed is not on this machine."""
-
-
-def expect(right, what):
-    """What must be so."""
-    if not right:
-        raise AssertionError(what)
-
-
-class Server:
-    """A server, ready, until the end of the block; then it is told to end, and must do so well."""
-
-    def __init__(self, *arguments, ends_by=signal.SIGTERM):
-        self.ends_by = ends_by
-        argv = [*OPTIONS.prefix, OPTIONS.serve, arguments[0], "--listen", "127.0.0.1:0", "--udp", "127.0.0.1:0", "--no-pin", *arguments[1:]]
-        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        RUNNING.append(self.process)
-        # Other lines may come first with --prefix.
-        for line in self.process.stderr:
-            found = re.search(rb"^ready: tcp (\S+):(\d+) udp (\S+):(\d+)$", line.strip())
-            if found:
-                break
-        else:
-            raise AssertionError("the server did not get ready")
-        self.tcp, self.udp = ("127.0.0.1", int(found[2])), ("127.0.0.1", int(found[4]))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *_):
-        if kind is None:
-            self.process.send_signal(self.ends_by)
-            errors = self.process.stderr.read()
-            expect(self.process.wait(ANSWER_SECONDS) == 0, f"status {self.process.returncode}: {errors[-300:]}")
-            expect(OPTIONS.prefix or errors == b"", f"it said {errors[-300:]}")
-        else:
-            self.process.kill()
-            self.process.wait()
-        RUNNING.remove(self.process)
-
-    def connect(self):
-        """A connection."""
-        return socket.create_connection(self.tcp, ANSWER_SECONDS)
-
-    def resident(self):
-        """Bytes of it that are in RAM."""
-        with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-
-
-def read_until(connection, end):
-    """What comes, up to this end."""
-    got = b""
-    while not got.endswith(end):
-        piece = connection.recv(65536)
-        if not piece:
-            raise AssertionError(f"closed after {got[-200:]!r}")
-        got += piece
-    return got
-
-
-def ask(connection, command, end=b"\r\n"):
-    """The answer to a command."""
-    connection.sendall(command)
-    return read_until(connection, end)
+import servers
+from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Server, Unavailable, ask, expect, number_at, read_until
 
 
 def client(server, **options):
@@ -396,20 +321,12 @@ def ends():
 
 def array():
     """The array: each value is the function of its index; what is no request ends the connection."""
-
-    def mix(seed):
-        mask = (1 << 64) - 1
-        word = (seed + 0x9E3779B97F4A7C15) & mask
-        word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & mask
-        return word ^ (word >> 31)
-
     dice = random.Random(3)
     with Server("array", "--items", "20000", "--item-bytes", "520", "--workers", "2") as server:
         with server.connect() as s, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
             u.settimeout(ANSWER_SECONDS)
             indexes = [dice.randrange(20_000) for _ in range(5000)]
-            wanted = b"".join(struct.pack("<QQ", number, mix(index ^ 0x66617273686F7265)) for number, index in enumerate(indexes))
+            wanted = b"".join(struct.pack("<QQ", number, number_at(index)) for number, index in enumerate(indexes))
             requests = b"".join(struct.pack("<QQ", number, index) for number, index in enumerate(indexes))
             threading.Thread(target=s.sendall, args=(requests,), daemon=True).start()
             got = b""
@@ -428,69 +345,14 @@ def array():
 
 
 TESTS = [pymemcache, pymemcache_pool, libmemcached_tools, libmemcached_capable, libmemcached_slap, udp, pipelined, long_gets, who_does_not_read, limits, evicts, nonsense, ends, array]
-RUNNING = []
-
-
-def too_late(name):
-    """The watchdog: describes what hangs, and ends everything."""
-    print(f"{name} FAILED: not done after {TEST_SECONDS} s", flush=True)
-    for process in RUNNING:
-        for thread in os.listdir(f"/proc/{process.pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{process.pid}/task/{thread}/wchan", encoding="ascii") as file:
-                print(f"  thread {thread} of {process.pid} is in {file.read()}", flush=True)
-        process.kill()
-    os._exit(1)
-
-
-def find_serve(given):
-    """Path of farshore-serve."""
-    target = os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target")
-    for path in [given] if given else [os.path.join(target, kind, "farshore-serve") for kind in ("release", "debug")]:
-        if os.access(path, os.X_OK):
-            return os.path.abspath(path)
-    raise SystemExit("no farshore-serve: build it with `cargo build --release`, or name it with --serve PATH")
-
-
-def main():
-    """Runs the tests."""
-    passed = failed = skipped = 0
-    for test in TESTS:
-        if OPTIONS.only and test.__name__ not in OPTIONS.only.split(","):
-            continue
-        watchdog = threading.Timer(TEST_SECONDS, too_late, (test.__name__,))
-        watchdog.daemon = True
-        watchdog.start()
-        try:
-            test()
-            passed += 1
-            print(f"{test.__name__} ok", flush=True)
-        except Unavailable as reason:
-            skipped += 1
-            print(f"skipped: {test.__name__}: {reason}", flush=True)
-        except Exception:  # pylint: disable=broad-except
-            failed += 1
-            print(f"{test.__name__} FAILED\n{traceback.format_exc()}", flush=True)
-        watchdog.cancel()
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed or not passed + skipped else 0
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="these tests, with commas")
-    parser.add_argument("--serve", help="path of farshore-serve")
-    parser.add_argument("--prefix", type=shlex.split, default=[], help="a command that starts the servers")
-    parser.add_argument("--memory", help="run the servers under farshore, with so much memory")
-    OPTIONS = parser.parse_args()
-    OPTIONS.serve = find_serve(OPTIONS.serve)
-    if OPTIONS.memory:
-        swap = f"dir:{os.environ.get('FARSHORE_SWAP_DIR', '/var/tmp')}"
-        farshore = os.path.join(os.path.dirname(OPTIONS.serve), "farshore")
-        OPTIONS.prefix = [farshore, "run", "--memory", OPTIONS.memory, "--threshold", "4K", "--swap", swap, "--"]
+    servers.options(__doc__)
     try:
         import pymemcache as _  # noqa: F401
     except ImportError:
         # Debian's package is for Debian's own python3.
         if sys.executable != "/usr/bin/python3" and os.access("/usr/bin/python3", os.X_OK) and not os.environ.get("SERVE_PYTHON"):
             os.execve("/usr/bin/python3", ["/usr/bin/python3", *sys.argv], {**os.environ, "SERVE_PYTHON": "again"})
-    sys.exit(main())
+    sys.exit(servers.run(TESTS))

@@ -17,7 +17,7 @@ use crate::uthread::args::UthreadArgs;
     override_usage = "farshore bench WORKLOAD [OPTIONS] [--against TARGET[,TARGET]...]\n       \
     farshore bench [OPTIONS] [--against TARGET[,TARGET]...] -- PROGRAM [ARG]...\n       \
     farshore bench canonical [OPTIONS]\n       \
-    farshore bench uthread [array|kv|switch] [OPTIONS]\n       \
+    farshore bench uthread [array|kv|scan|switch] [OPTIONS]\n       \
     farshore bench device [OPTIONS]\n       \
     farshore bench --compare OLD.json NEW.json",
     after_long_help = AFTER_BENCH,

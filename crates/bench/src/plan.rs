@@ -10,6 +10,7 @@ use crate::args::{BenchArgs, Sweep};
 use crate::measure::{Program, Service};
 use crate::result::{Axis, Figure, Round, SweepPoint};
 use crate::targets::spec::Spec;
+use crate::uthread::args::What;
 use crate::uthread::service::{Comparison, Load};
 
 /// Swap space for a program of which nothing is known, in multiples of its local memory.
@@ -186,7 +187,8 @@ impl Experiment {
             Subject::Served(comparison) => match comparison.load {
                 Load::Closed(_) => a_second("requests"),
                 Load::Open(rate) => {
-                    let name = format!("p99.9 latency at {rate:.0} requests a second");
+                    let whose = if comparison.setting.what == What::Scan { "p99.9 latency of GETs" } else { "p99.9 latency" };
+                    let name = format!("{whose} at {rate:.0} requests a second");
                     Figure { name, unit: "ns".into(), less_is_better: true }
                 }
             },

@@ -10,7 +10,8 @@
 //! | `scan` | id, word whose first byte is the [operation](GET), key | id, [status](FOUND), count, sum of the values |
 //!
 //! A GET finds one value. A SCAN finds the values of its key and of those that follow it, [`SCAN_LENGTH`] or as many as
-//! there are; the sum wraps around. The value of a key is its `array_value`; keys are 0 to the number of items less one.
+//! there are; the sum wraps around. (The other bytes of the operation's word may have another length, if they are not 0.)
+//! The value of a key is its `array_value`; keys are 0 to the number of items less one.
 
 /// Bytes of a request of `array`, and of its answer.
 pub const ARRAY_BYTES: usize = 16;

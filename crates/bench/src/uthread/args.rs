@@ -14,6 +14,7 @@ Examples:
   farshore bench uthread array                            yield, busy, block and Linux swap, with pages that take 10 us
   farshore bench uthread kv --swap dir:/mnt/nvme --results results
                                                           a memcached whose values are on a disk
+  farshore bench uthread scan --swap dir:/mnt/nvme        an LMDB, 1 % of whose requests read 100 values in a row
   farshore bench uthread array --mode yield:1 --mode block:8,16 --phases throughput --rounds 3
                                                           two modes, and how much they can do
   farshore bench uthread array --mode yield:2 --mode busy:2 --cores 2
@@ -30,7 +31,8 @@ Of several numbers the best one is found in a short first pass. All workers shar
 Phases:
   throughput  closed loop: --outstanding requests are under way always; the ratios say how many times better the first mode is
   latency     open loop: requests come at the times of a Poisson process, so many a second as --at of what the reference
-              did in the first phase; the figure is the 99.9th percentile, in which a request without an answer took 1 s
+              did in the first phase; the figure is the 99.9th percentile (scan: of its GETs), in which a request without an
+              answer took 1 s
   local       the first phase once more with more memory than data, for yield and block
 
 All answers are checked: one that is wrong or comes twice makes the exit status 1.
@@ -41,7 +43,7 @@ Environment:
 
 /// `farshore bench uthread`.
 #[derive(Args, Clone, Debug)]
-#[command(after_long_help = AFTER, override_usage = "farshore bench uthread [array|kv|switch] [OPTIONS]")]
+#[command(after_long_help = AFTER, override_usage = "farshore bench uthread [array|kv|scan|switch] [OPTIONS]")]
 pub struct UthreadArgs {
     /// The service; or what a switch costs
     #[arg(value_enum, default_value_t = What::Array)]
@@ -86,7 +88,7 @@ pub struct UthreadArgs {
     /// array: bytes of an item
     #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u16).range(64..=4096))]
     pub item_bytes: u16,
-    /// kv: bytes of a value
+    /// kv, scan: bytes of a value; for scan a multiple of 8
     #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=65536))]
     pub value_size: u32,
     /// Unithreads of the server: requests that it has under way at most
@@ -104,6 +106,8 @@ pub enum What {
     Array,
     /// A memcached, keys with Zipf popularity (0.99)
     Kv,
+    /// An ordered store, LMDB, uniform keys: 99 % GET, 1 % SCAN of 100 values
+    Scan,
     /// A switch between two unithreads: no server
     Switch,
 }
@@ -115,6 +119,7 @@ impl What {
         match self {
             What::Array => "array",
             What::Kv => "kv",
+            What::Scan => "scan",
             What::Switch => "switch",
         }
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use farshore_config::SwapSpec;
 use farshore_load::size::Bytes;
 
-use super::args::{Mode, Modes, Percent, Phase, UthreadArgs, Wait};
+use super::args::{Mode, Modes, Percent, Phase, UthreadArgs, Wait, What};
 use super::cores::Split;
 use super::service::{Comparison, Load, Setting};
 use crate::args::BenchArgs;
@@ -84,6 +84,9 @@ impl Course {
         let setting = Setting::new(arguments, serve, Split::new(arguments.cores.into())?);
         if setting.items() == 0 {
             return Err(format!("--data {} is less than one item: give more", arguments.data));
+        }
+        if arguments.what == What::Scan && !arguments.value_size.is_multiple_of(8) {
+            return Err(format!("--value-size {}: scan wants a multiple of 8", arguments.value_size));
         }
         Ok(Course {
             setting,
@@ -193,7 +196,7 @@ impl Course {
     /// `None` if neither yield nor block is among the modes.
     fn local(&self, modes: &[Mode]) -> Option<Experiment> {
         let modes: Vec<Mode> = modes.iter().copied().filter(|mode| matches!(mode.wait, Wait::Yield | Wait::Block)).collect();
-        let memory = self.setting.data_bytes.saturating_mul(ALL_LOCAL).saturating_add(BESIDES);
+        let memory = self.setting.data_bytes.saturating_mul(ALL_LOCAL).max(self.setting.swap_bytes()).saturating_add(BESIDES);
         let title = format!("all local, {} under way", self.setting.outstanding);
         let load = Load::Closed(self.setting.outstanding);
         (!modes.is_empty()).then(|| self.experiment(title, &modes, load, self.seconds, memory))
@@ -289,7 +292,7 @@ fn refuse_foreign(all: &BenchArgs) -> Result<(), String> {
         ("--memory", all.memory.is_some(), "--share"),
         ("--pool", all.pool.is_some(), "--share"),
         ("--swap-files", all.swap_files != 1, "--swap several times"),
-        ("a PROGRAM", !all.program.is_empty(), "array or kv"),
+        ("a PROGRAM", !all.program.is_empty(), "array, kv or scan"),
     ];
     match given.iter().find(|(_, given, _)| *given) {
         Some((option, _, instead)) => Err(format!("uthread does not go with {option}: use {instead}")),

@@ -19,6 +19,10 @@ const SOCKETS: u32 = 16;
 const SPARE_CONNECTIONS: u32 = 16;
 /// A memcached gets so many times the memory of its values: none must be thrown away.
 const ROOM: u64 = 2;
+/// A B-tree so many: pages are not full, and small values have keys that count.
+const TREE_ROOM: u64 = 3;
+/// Requests of `scan`, as Adios has them for RocksDB. The figures there are those of the GETs.
+const MIX: &str = "get=99,scan=1";
 /// Keys of `kv`.
 const KEYS: &str = "zipf:0.99";
 
@@ -37,7 +41,7 @@ pub struct Setting {
     pub share: Percent,
     /// Bytes of an item of `array`.
     pub item_bytes: u16,
-    /// Bytes of a value of `kv`.
+    /// Bytes of a value of `kv` and `scan`.
     pub value_size: u32,
     /// Requests that the server has under way at most.
     pub unithreads: u32,
@@ -96,7 +100,7 @@ impl Setting {
     #[must_use]
     pub fn items(&self) -> u64 {
         match self.what {
-            What::Kv => self.data_bytes / u64::from(self.value_size),
+            What::Kv | What::Scan => self.data_bytes / u64::from(self.value_size),
             What::Array | What::Switch => self.data_bytes / u64::from(self.item_bytes),
         }
     }
@@ -104,7 +108,12 @@ impl Setting {
     /// What it must hold at most, in bytes: the values of a memcached have keys, headers and an index besides.
     #[must_use]
     pub fn swap_bytes(&self) -> u64 {
-        if self.what == What::Kv { self.data_bytes.saturating_mul(ROOM) } else { self.data_bytes }
+        let room = match self.what {
+            What::Kv => ROOM,
+            What::Scan => TREE_ROOM,
+            What::Array | What::Switch => 1,
+        };
+        self.data_bytes.saturating_mul(room)
     }
 
     fn server(&self, mode: Mode) -> Vec<OsString> {
@@ -119,6 +128,10 @@ impl Setting {
         ];
         match self.what {
             What::Kv => words.push(format!("--memory={}", self.data_bytes.saturating_mul(ROOM))),
+            What::Scan => {
+                words.push(format!("--items={}", self.items()));
+                words.push(format!("--value-bytes={}", self.value_size));
+            }
             What::Array | What::Switch => {
                 words.push(format!("--items={}", self.items()));
                 words.push(format!("--item-bytes={}", self.item_bytes));
@@ -148,8 +161,10 @@ impl Setting {
             format!("--seed={seed}"),
             format!("--timeout={PATIENCE_NS}ns"),
         ];
-        if self.what == What::Kv {
-            words.extend([format!("--keys={KEYS}"), format!("--value-size={}", self.value_size)]);
+        match self.what {
+            What::Kv => words.extend([format!("--keys={KEYS}"), format!("--value-size={}", self.value_size)]),
+            What::Scan => words.push(format!("--mix={MIX}")),
+            What::Array | What::Switch => {}
         }
         if self.split.generator.is_empty() {
             // It would take the processor from the server.
@@ -242,6 +257,15 @@ pub(super) mod tests {
         assert_eq!((served(0).fill, served(0).cores), (None, vec![1]));
         let words = served(0).words();
         assert!(has(&words, "farshore-serve") && has(&words, "udp:ADDRESS") && has(&words, "--closed=256"), "{words:?}");
+    }
+
+    #[test]
+    fn an_ordered_store_fills_itself_and_is_asked_for_both() {
+        let scan = comparison(What::Scan, Load::Open(1000.0));
+        let served = scan.program(Path::new("load"), Path::new("/d"), 1, 0);
+        assert!(has(&served.server, "scan") && has(&served.server, "--items=65536") && has(&served.server, "--value-bytes=1024"));
+        let asked = ["--items=65536", "--mix=get=99,scan=1"].iter().all(|word| served.options.contains(&(*word).into()));
+        assert!(asked && served.fill.is_none() && scan.setting.swap_bytes() > scan.setting.data_bytes, "{:?}", served.options);
     }
 
     #[test]

@@ -65,14 +65,20 @@ impl fmt::Display for Error {
             Error::TooMany => write!(f, "more than {} TiB: give less", MOST >> 40),
             Error::Directory(error) => write!(f, "no file can be made there: {error}: name a directory by --path"),
             Error::Write(bytes, error) => {
-                write!(
-                    f,
-                    "cannot write a file of {} MiB: {error}: give less --items, or another directory by --path",
-                    mega(bytes)
-                )
+                let why = why_not_written(error);
+                let bytes = mega(bytes);
+                write!(f, "cannot write a file of {bytes} MiB: {why}: give less --items, or another directory by --path")
             }
             Error::Read(bytes, error) => write!(f, "cannot get {} MiB of memory for the items: {error}: give less", mega(bytes)),
         }
+    }
+}
+
+/// LMDB tells a write that was cut short, as on a disk that gets full, as `EIO`.
+fn why_not_written(error: &heed::Error) -> String {
+    match error {
+        heed::Error::Mdb(heed::MdbError::Other(libc::EIO)) => "the disk is full, or fails".into(),
+        error => error.to_string(),
     }
 }
 

@@ -117,6 +117,8 @@ fn what_does_not_go_together_is_refused() {
         ("array --sweep memory", "--sweep"),
         ("array --phases latency", "--rate"),
         ("kv --data 100 --value-size 1024", "--data"),
+        ("scan --data 100 --value-size 1024", "--data"),
+        ("scan --value-size 1020", "--value-size 1020"),
     ] {
         assert!(course(line).is_err_and(|why| why.contains(part) && why.lines().count() == 1), "{line}");
     }

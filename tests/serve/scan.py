@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""The ordered store of farshore-serve from outside: answers over UDP and TCP, under load, bad input, full disks, and how it ends.
+
+    tests/serve/scan.py [--only NAME] [--serve PATH] [--prefix 'COMMAND ...'] [--memory SIZE]
+
+The load is farshore-load's, which is beside farshore-serve and checks every answer. With --memory the servers run under farshore. Only 127.0.0.1, on
+ports that the kernel chooses. Each test prints one line; the last one counts: N passed, N failed, N skipped.
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+
+import servers
+from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Server, Unavailable, beside, expect, number_at
+
+GET, SCAN, MOST = 0, 1, (1 << 56) - 1
+FOUND, NOT_FOUND = 0, 1
+ITEMS = 60_000
+
+
+def request(number, operation, key, most=0):
+    """A GET or a SCAN."""
+    return struct.pack("<QQQ", number, most << 8 | operation, key)
+
+
+def answer(number, keys):
+    """What such a request is told that finds these keys."""
+    total = sum(map(number_at, keys)) & ((1 << 64) - 1)
+    return struct.pack("<QQQQ", number, FOUND if keys else NOT_FOUND, len(keys), total)
+
+
+def read(connection, length):
+    """So many bytes, or what comes before the end."""
+    got = b""
+    while len(got) < length:
+        piece = connection.recv(length - len(got))
+        if not piece:
+            break
+        got += piece
+    return got
+
+
+def cases(items):
+    """Requests, and the keys that they find."""
+    yield from (((GET, key, 0), range(key, key + 1)) for key in (0, 1, items // 2, items - 1))
+    yield from (((GET, key, 0), range(0)) for key in (items, items + 1, (1 << 64) - 1))
+    yield from (((SCAN, key, 0), range(key, min(key + 100, items))) for key in (0, 7, items - 101, items - 99, items - 1))
+    yield from (((SCAN, key, most), range(key, min(key + most, items))) for key, most in ((3, 1), (3, 5), (items - 500, MOST), (items - 1, 2)))
+    yield (SCAN, items, 0), range(0)
+    yield (SCAN, (1 << 64) - 1, MOST), range(0)
+
+
+def answers():
+    """Each operation, over UDP and TCP: the first and last keys, none, many."""
+    with Server("scan", "--items", "3000", "--value-bytes", "520", "--workers", "2") as server:
+        with server.connect() as s, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
+            u.settimeout(ANSWER_SECONDS)
+            for number, (asked, keys) in enumerate(cases(3000)):
+                s.sendall(request(number, *asked))
+                expect(read(s, 32) == answer(number, keys), f"TCP: {asked}")
+                u.sendto(request(number, *asked), server.udp)
+                expect(u.recvfrom(100)[0] == answer(number, keys), f"UDP: {asked}")
+
+
+def sizes():
+    """Values that share pages, and such that have several of their own."""
+    for size in (8, 2008, 2048, 65536):
+        with Server("scan", "--items", "300", "--value-bytes", str(size)) as server, server.connect() as s:
+            s.sendall(request(1, GET, 299) + request(2, SCAN, 0, 300))
+            expect(read(s, 64) == answer(1, range(299, 300)) + answer(2, range(300)), f"{size} bytes")
+
+
+def pieces():
+    """Thousands of requests at once, in pieces of any length: the answers come in order."""
+    dice = random.Random(7)
+    with Server("scan", "--items", "5000", "--value-bytes", "64", "--workers", "2") as server:
+        keys = [dice.randrange(5000) for _ in range(5000)]
+        requests = b"".join(request(number, GET, key) for number, key in enumerate(keys))
+        wanted = b"".join(answer(number, range(key, key + 1)) for number, key in enumerate(keys))
+        for piece in (1 << 30, 16_384, 1001, 23):
+            with server.connect() as s:
+                end = len(requests) if piece > 1000 else 100 * 24
+
+                def send(s=s, piece=piece, end=end):
+                    for at in range(0, end, piece):
+                        s.sendall(requests[at : min(at + piece, end)])
+
+                threading.Thread(target=send, daemon=True).start()
+                expect(read(s, end // 24 * 32) == wanted[: end // 24 * 32], f"in pieces of {piece}")
+
+
+def nonsense():
+    """What is no request: a datagram is dropped, a connection ends, and others are served."""
+    wrong = [b"", b"x", bytes(23), bytes(25), request(1, 2, 5), request(1, 255, 5), request(1, GET, 5, most=1), bytes(2000)]
+    with Server("scan", "--items", "100", "--value-bytes", "64") as server, server.connect() as other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
+        u.settimeout(ANSWER_SECONDS)
+        for bad in wrong:
+            u.sendto(bad, server.udp)
+        u.sendto(request(9, GET, 5), server.udp)
+        expect(u.recvfrom(100)[0] == answer(9, range(5, 6)), "UDP after nonsense")
+        for bad in (request(1, 2, 5), request(1, GET, 5, most=1), random.Random(3).randbytes(240)):
+            with server.connect() as s:
+                s.sendall(request(8, GET, 7) if bad is wrong[4] else b"")
+                s.sendall(bad)
+                expect(read(s, 32) in (b"", answer(8, range(7, 8))) and s.recv(1) == b"", "it does not end its connection")
+        other.sendall(request(10, SCAN, 0))
+        expect(read(other, 32) == answer(10, range(100)), "another connection")
+
+
+def load(wait, transport, *options):
+    """A minute's worth of requests in seconds, in each of which all answers are right, and there is one for each."""
+    loader = beside("farshore-load")
+    with tempfile.TemporaryDirectory() as place, Server("scan", "--items", str(ITEMS), "--wait", wait, "--workers", "2") as server:
+        told = os.path.join(place, "told.json")
+        address = f"{transport}:127.0.0.1:{(server.udp if transport == 'udp' else server.tcp)[1]}"
+        argv = [loader, "open", "scan", address, f"--items={ITEMS}", "--mix=get=99,scan=1", "--closed=64", "--timeout=20s", "--warmup=0", "--seconds=2",
+                "--spin=0s", f"--json={told}", *options]
+        done = subprocess.run(argv, capture_output=True, timeout=TEST_SECONDS, check=False)
+        expect(done.returncode == 0, (done.stdout[-500:], done.stderr[-500:]))
+        with open(told, encoding="utf-8") as file:
+            result = json.load(file)
+        expect(result["wrong"] == [] and result["duplicates"] == 0 and result["late_answers"] == 0, result["wrong"])
+        for name, count in (("lost", 0), ("unsent", 0), ("misses", 0), ("answered", result["all"]["sent"])):
+            expect(result["all"][name] == count, f"{name}: {result['all'][name]}")
+        expect(all(operation["answered"] > 0 for operation in result["operations"]), "an operation was not asked for")
+        data, resident = ITEMS * 1024, server.resident()
+        # All of it is the process's memory; and with little of that, all of it is read through.
+        expect(resident < data // 2 if OPTIONS.memory else OPTIONS.prefix or resident > data, f"{resident / MIB:.0f} MiB are resident")
+
+
+def load_yield():
+    """Under load: a worker that has to wait does others' work."""
+    load("yield", "udp")
+    load("yield", "tcp", "--keys=zipf:0.99")
+
+
+def load_block():
+    """Under load: a worker that has to wait sleeps."""
+    load("block", "udp")
+
+
+def load_busy():
+    """Under load: a worker that has to wait looks for its page."""
+    load("busy", "udp")
+
+
+def ends():
+    """SIGTERM and SIGINT while long scans are under way; nothing of the file is left."""
+    for how in (signal.SIGTERM, signal.SIGINT):
+        with tempfile.TemporaryDirectory() as place:
+            with Server("scan", "--items", str(ITEMS), "--value-bytes", "256", "--path", place, "--workers", "2", ends_by=how) as server:
+                expect(os.listdir(place) == [], "the file is still there")
+                asking = [server.connect() for _ in range(5)]
+                for s in asking:
+                    s.sendall(request(1, SCAN, 0, MOST))
+                    expect(read(s, 32) == answer(1, range(ITEMS)), "all of it")
+                    s.sendall(request(2, SCAN, 0, MOST) * 500)
+            for s in asking:
+                s.close()
+
+
+def errors():
+    """Wrong options, directories that cannot be used, too much: one line that says what to do."""
+    for wrong in (["--items", "0"], ["--items", "x"], ["--value-bytes", "12"], ["--value-bytes", "0"], ["--value-bytes", "1M"], ["--wait", "never"]):
+        done = subprocess.run([OPTIONS.serve, "scan", *wrong], capture_output=True, timeout=ANSWER_SECONDS, check=False)
+        expect(done.returncode == 2 and wrong[0].encode() in done.stderr, (wrong, done))
+    with tempfile.NamedTemporaryFile() as file:
+        for wrong, says in ((["--path", "/nowhere/at/all"], b"/nowhere/at/all"), (["--path", file.name], file.name.encode()), (["--path", "/proc"], b"/proc"),
+                            (["--items", "100T"], b"--items 10995"), (["--items", "1G", "--value-bytes", "65536"], b"65536")):
+            done = subprocess.run([OPTIONS.serve, "scan", *wrong], capture_output=True, timeout=ANSWER_SECONDS, check=False)
+            expect(done.returncode == 1 and done.stderr.count(b"\n") == 1 and says in done.stderr, (wrong, done))
+            expect(b"give less" in done.stderr or b"--path" in done.stderr, done)
+
+
+def full_disk():
+    """A disk with too little room: one line, and no file is left."""
+    if os.geteuid() != 0:
+        raise Unavailable("mounting needs root")
+    with tempfile.TemporaryDirectory() as place:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "farshore-test", place], stderr=subprocess.PIPE, check=False)
+        if mounted.returncode != 0:
+            raise Unavailable(f"cannot mount a tmpfs: {mounted.stderr.decode().strip()}")
+        try:
+            argv = [*OPTIONS.prefix, OPTIONS.serve, "scan", "--items", "10000", "--path", place]
+            done = subprocess.run(argv, capture_output=True, timeout=TEST_SECONDS, check=False)
+            said = [line for line in done.stderr.splitlines() if line.startswith(b"farshore-serve:")]
+            expect(done.returncode == 1 and len(said) == 1 and place.encode() in said[0] and b"--path" in said[0], done)
+            expect(b"full" in said[0], said)
+            expect(os.listdir(place) == [], "the file is still there")
+        finally:
+            subprocess.run(["umount", "-l", place], check=False)
+
+
+TESTS = [answers, sizes, pieces, nonsense, load_yield, load_block, load_busy, ends, errors, full_disk]
+
+
+if __name__ == "__main__":
+    servers.options(__doc__)
+    sys.exit(servers.run(TESTS))

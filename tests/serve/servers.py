@@ -1,0 +1,171 @@
+"""What tests of the servers of farshore-serve share: a server, connections to it, and how tests are run.
+
+Each test has a time after which it has failed. Each prints one line; the last one counts: N passed, N failed, N skipped.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import resource
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+import traceback
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Seconds that a test may take, and that one answer may.
+TEST_SECONDS, ANSWER_SECONDS = 120, 20
+MIB = 1 << 20
+# Filled in by `options`.
+OPTIONS = argparse.Namespace()
+RUNNING = []
+
+
+class Unavailable(Exception):
+    """Something that is needed is not on this machine."""
+
+
+def expect(right, what):
+    """What must be so."""
+    if not right:
+        raise AssertionError(what)
+
+
+class Server:
+    """A server, ready, until the end of the block; then it is told to end, and must do so well."""
+
+    def __init__(self, *arguments, ends_by=signal.SIGTERM):
+        self.ends_by = ends_by
+        argv = [*OPTIONS.prefix, OPTIONS.serve, arguments[0], "--listen", "127.0.0.1:0", "--udp", "127.0.0.1:0", "--no-pin", *arguments[1:]]
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        RUNNING.append(self.process)
+        # Other lines may come first with --prefix.
+        for line in self.process.stderr:
+            found = re.search(rb"^ready: tcp (\S+):(\d+) udp (\S+):(\d+)$", line.strip())
+            if found:
+                break
+        else:
+            raise AssertionError("the server did not get ready")
+        self.tcp, self.udp = ("127.0.0.1", int(found[2])), ("127.0.0.1", int(found[4]))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self.process.send_signal(self.ends_by)
+            errors = self.process.stderr.read()
+            expect(self.process.wait(ANSWER_SECONDS) == 0, f"status {self.process.returncode}: {errors[-300:]}")
+            expect(OPTIONS.prefix or errors == b"", f"it said {errors[-300:]}")
+        else:
+            self.process.kill()
+            self.process.wait()
+        RUNNING.remove(self.process)
+
+    def connect(self):
+        """A connection."""
+        return socket.create_connection(self.tcp, ANSWER_SECONDS)
+
+    def resident(self):
+        """Bytes of it that are in RAM."""
+        with open(f"/proc/{self.process.pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def read_until(connection, end):
+    """What comes, up to this end."""
+    got = b""
+    while not got.endswith(end):
+        piece = connection.recv(65536)
+        if not piece:
+            raise AssertionError(f"closed after {got[-200:]!r}")
+        got += piece
+    return got
+
+
+def ask(connection, command, end=b"\r\n"):
+    """The answer to a command."""
+    connection.sendall(command)
+    return read_until(connection, end)
+
+
+def number_at(index):
+    """The number that array and scan have at an index."""
+    mask = (1 << 64) - 1
+    word = ((index ^ 0x66617273686F7265) + 0x9E3779B97F4A7C15) & mask
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & mask
+    return word ^ (word >> 31)
+
+
+def too_late(name):
+    """The watchdog: describes what hangs, and ends everything."""
+    print(f"{name} FAILED: not done after {TEST_SECONDS} s", flush=True)
+    for process in RUNNING:
+        for thread in os.listdir(f"/proc/{process.pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{process.pid}/task/{thread}/wchan", encoding="ascii") as file:
+                print(f"  thread {thread} of {process.pid} is in {file.read()}", flush=True)
+        process.kill()
+    os._exit(1)
+
+
+def find_serve(given):
+    """Path of farshore-serve."""
+    target = os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target")
+    for path in [given] if given else [os.path.join(target, kind, "farshore-serve") for kind in ("release", "debug")]:
+        if os.access(path, os.X_OK):
+            return os.path.abspath(path)
+    raise SystemExit("no farshore-serve: build it with `cargo build --release`, or name it with --serve PATH")
+
+
+def options(description):
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="these tests, with commas")
+    parser.add_argument("--serve", help="path of farshore-serve")
+    parser.add_argument("--prefix", type=shlex.split, default=[], help="a command that starts the servers")
+    parser.add_argument("--memory", help="run the servers under farshore, with so much memory")
+    parser.parse_args(namespace=OPTIONS)
+    OPTIONS.serve = find_serve(OPTIONS.serve)
+    if OPTIONS.memory:
+        swap = f"dir:{os.environ.get('FARSHORE_SWAP_DIR', '/var/tmp')}"
+        try:
+            farshore = beside("farshore")
+        except Unavailable as reason:
+            raise SystemExit(str(reason)) from None
+        OPTIONS.prefix = [farshore, "run", "--memory", OPTIONS.memory, "--threshold", "4K", "--swap", swap, "--"]
+
+
+def beside(name):
+    """Path of another program, which is where farshore-serve is."""
+    path = os.path.join(os.path.dirname(OPTIONS.serve), name)
+    if not os.access(path, os.X_OK):
+        raise Unavailable(f"no {name} beside farshore-serve")
+    return path
+
+
+def run(tests):
+    """Runs the tests; gives the exit status."""
+    passed = failed = skipped = 0
+    for test in tests:
+        if OPTIONS.only and test.__name__ not in OPTIONS.only.split(","):
+            continue
+        watchdog = threading.Timer(TEST_SECONDS, too_late, (test.__name__,))
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            test()
+            passed += 1
+            print(f"{test.__name__} ok", flush=True)
+        except Unavailable as reason:
+            skipped += 1
+            print(f"skipped: {test.__name__}: {reason}", flush=True)
+        except Exception:  # pylint: disable=broad-except
+            failed += 1
+            print(f"{test.__name__} FAILED\n{traceback.format_exc()}", flush=True)
+        watchdog.cancel()
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed or not passed + skipped else 0
