@@ -93,7 +93,7 @@ install_packages() {
 
 check_compiler() {
     command -v cc >/dev/null 2>&1 && return 0
-    say "there is no C compiler, which rustc links with; as root: apt-get install gcc libc6-dev"
+    say "there is no C compiler, which rustc links with and LMDB is compiled by; as root: apt-get install gcc libc6-dev"
     exit 1
 }
 

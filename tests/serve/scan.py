@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 import servers
 from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Server, Unavailable, beside, expect, number_at
@@ -167,6 +168,15 @@ def ends():
                 s.close()
 
 
+def killed():
+    """SIGKILL while it still fills itself: nothing of the file is left."""
+    with tempfile.TemporaryDirectory() as place:
+        filling = subprocess.Popen([OPTIONS.serve, "scan", "--items", "16M", "--path", place], stderr=subprocess.PIPE)
+        time.sleep(0.3)
+        filling.kill()
+        expect(filling.communicate()[1] == b"" and os.listdir(place) == [], "it was ready already, or the file is still there")
+
+
 def errors():
     """Wrong options, directories that cannot be used, too much: one line that says what to do."""
     for wrong in (["--items", "0"], ["--items", "x"], ["--value-bytes", "12"], ["--value-bytes", "0"], ["--value-bytes", "1M"], ["--wait", "never"]):
@@ -199,7 +209,7 @@ def full_disk():
             subprocess.run(["umount", "-l", place], check=False)
 
 
-TESTS = [answers, sizes, pieces, nonsense, load_yield, load_block, load_busy, ends, errors, full_disk]
+TESTS = [answers, sizes, pieces, nonsense, load_yield, load_block, load_busy, ends, killed, errors, full_disk]
 
 
 if __name__ == "__main__":

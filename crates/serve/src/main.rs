@@ -116,7 +116,7 @@ struct ScanOptions {
     /// Bytes of a value: a multiple of 8, 8 to 65536
     #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(8..=65_536))]
     value_bytes: u32,
-    /// Directory for the file that the items are first written to; it is gone before the server is ready [default: that for temporary files]
+    /// Directory for the file that the items are first written to; it has no name, and is empty before the server is ready [default: that for temporary files]
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
 }

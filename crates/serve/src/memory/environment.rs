@@ -4,13 +4,14 @@
 //! So once a file is complete, its bytes are read into anonymous memory **at the very addresses of the mapping** ([`open_far`]). The environment is read
 //! only, so its pages never change, and LMDB sees no difference. Then the file is made empty: its space is the disk's again.
 //!
-//! Environments have no locks (`NO_LOCK`): nobody else can reach their files, which lie in a [`Directory`] of our own; one thread writes them and closes
+//! Environments have no locks (`NO_LOCK`): nobody else can reach their files, which are [`Unnamed`]; one thread writes them and closes
 //! them before they are read. So readers have no table, and a transaction that reads is a few words of its own.
 
 use std::ffi::c_void;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -21,54 +22,53 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
 /// Bytes that are read at a time: Farshore keeps what a system call writes to in RAM for as long as it lasts.
 const PIECE: usize = 1 << 20;
 
-/// A directory that nobody else can reach, for one file. It is removed with the value.
+/// A file without a name: nobody else can reach it, and nothing of it is left, however this program ends.
 #[derive(Debug)]
-pub struct Directory(PathBuf);
+pub struct Unnamed(File);
 
-impl Directory {
-    /// A new one in `parent`.
+impl Unnamed {
+    /// A new one, in a directory.
     ///
     /// # Errors
     /// It cannot be made there.
-    pub fn new(parent: &Path) -> io::Result<Directory> {
-        Ok(Directory(nix::unistd::mkdtemp(&parent.join("farshore-serve-XXXXXX"))?))
+    pub fn new(directory: &Path) -> io::Result<Unnamed> {
+        // It has a name for a moment, since not all file systems have `O_TMPFILE`.
+        let (file, path) = nix::unistd::mkstemp(&directory.join("farshore-serve-XXXXXX"))?;
+        fs::remove_file(path)?;
+        Ok(Unnamed(file.into()))
     }
 
-    fn file(&self) -> PathBuf {
-        self.0.join("items")
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+    /// By which LMDB, which wants a path, opens it.
+    fn path(&self) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.0.as_raw_fd().to_string())
     }
 }
 
 /// A database, and its environment.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Far {
     /// The environment.
     pub env: Env<WithoutTls>,
     /// Its only database.
     pub items: Database<'static, Bytes, Bytes>,
+    /// Open for as long as the environment is: `heed` tells environments apart by their paths, and this one's has the descriptor's number.
+    _file: Unnamed,
 }
 
-/// Opens the file of `directory`, and makes it if need be, to write to it. It has at most `bytes`, a multiple of pages. What is written
-/// need not survive this program.
+/// Opens a new file, to write to it. It has at most `bytes`, a multiple of pages. What is written need not survive this program.
 ///
 /// # Errors
 /// LMDB's.
-pub fn create(directory: &Directory, bytes: usize) -> heed::Result<Env<WithoutTls>> {
-    open(directory, bytes, EnvFlags::NO_SYNC)
+pub fn create(file: &Unnamed, bytes: usize) -> heed::Result<Env<WithoutTls>> {
+    open(file, bytes, EnvFlags::NO_SYNC)
 }
 
-/// Opens the file of `directory`, which is complete and not open, of which `bytes` are used: to read it, from memory that may be far away.
+/// Opens a file, which is complete and not open, of which `bytes` are used: to read it, from memory that may be far away.
 ///
 /// # Errors
 /// LMDB's, or if there is not so much memory.
-pub fn open_far(directory: &Directory, bytes: usize) -> heed::Result<Far> {
-    let env = open(directory, bytes, EnvFlags::READ_ONLY)?;
+pub fn open_far(file: Unnamed, bytes: usize) -> heed::Result<Far> {
+    let env = open(&file, bytes, EnvFlags::READ_ONLY)?;
     let items = env.open_databases_and_commit(env.read_txn()?, |opener, txn| {
         opener.open_database::<Bytes, Bytes>(txn, None).map(CommitOrAbort::<_, ()>::Commit)
     })?;
@@ -79,23 +79,22 @@ pub fn open_far(directory: &Directory, bytes: usize) -> heed::Result<Far> {
         items.first(&txn)?.ok_or_else(missing)?.0.as_ptr().addr()
     };
     let mapping = mapping_of(inside, bytes)?;
-    let file = File::options().read(true).write(true).open(directory.file())?;
     // SAFETY: all of it is a mapping of this file that the environment has made for itself. It is not known to anybody else yet, and its transactions have
     // ended: nobody borrows from it.
-    unsafe { replace(mapping, &file) }?;
-    file.set_len(0)?;
-    Ok(Far { env, items })
+    unsafe { replace(mapping, &file.0) }?;
+    file.0.set_len(0)?;
+    Ok(Far { env, items, _file: file })
 }
 
-fn open(directory: &Directory, bytes: usize, flags: EnvFlags) -> heed::Result<Env<WithoutTls>> {
+fn open(file: &Unnamed, bytes: usize, flags: EnvFlags) -> heed::Result<Env<WithoutTls>> {
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     options.map_size(bytes);
     // SAFETY: NO_LOCK wants us to see to it that nobody reads what another one writes: the module's head. NO_SYNC risks what is written if the machine
     // fails, and READ_ONLY, NO_SUB_DIR and NO_READ_AHEAD nothing.
     unsafe { options.flags(flags | EnvFlags::NO_LOCK | EnvFlags::NO_SUB_DIR | EnvFlags::NO_READ_AHEAD) };
-    // SAFETY: the file must not be changed or cut by others while it is mapped: its directory is of our own, and lets nobody else in. `open_far` cuts it
-    // when it is not mapped any more.
-    unsafe { options.open(directory.file()) }
+    // SAFETY: the file must not be changed or cut by others while it is mapped: it has no name, so there are none. `open_far` cuts it when it is not
+    // mapped any more.
+    unsafe { options.open(file.path()) }
 }
 
 /// The pages of the file mapping of `bytes` in which the address `inside` lies. LMDB does not tell where it has mapped its file; the kernel does.
@@ -137,9 +136,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_is_anonymous_and_the_file_is_gone() {
-        let directory = Directory::new(&std::env::temp_dir()).unwrap();
-        let env = create(&directory, 1 << 20).unwrap();
+    fn what_is_read_is_anonymous_and_the_file_is_empty() {
+        let directory = std::env::temp_dir();
+        let file = Unnamed::new(&directory).unwrap();
+        let env = create(&file, 1 << 20).unwrap();
         let made = env.create_databases_and_commit(env.write_txn().unwrap(), |opener, txn| {
             let items = opener.create_database::<Bytes, Bytes>(txn, None)?;
             items.put(txn, b"key", &[7; 9000])?;
@@ -148,23 +148,25 @@ mod tests {
         made.unwrap().unwrap_commit();
         let bytes = (env.info().last_page_number + 1) * 4096;
         env.prepare_for_closing().wait();
-        let far = open_far(&directory, bytes).unwrap();
-        assert_eq!(fs::metadata(directory.file()).unwrap().len(), 0);
-        let path = directory.0.clone();
-        drop(directory);
-        assert!(!path.exists());
+        let same = file.0.try_clone().unwrap();
+        let far = open_far(file, bytes).unwrap();
+        assert_eq!(same.metadata().unwrap().len(), 0);
         let txn = far.env.read_txn().unwrap();
         let value = far.items.get(&txn, b"key").unwrap().unwrap();
         assert!(value == [7; 9000], "all of it, over several pages");
-        // No mapping of a file begins there any more.
-        let maps = fs::read_to_string("/proc/self/maps").unwrap();
-        assert!(!maps.contains(path.to_str().unwrap()), "{maps}");
         assert!(far.items.get(&txn, b"other").unwrap().is_none());
+        // It is no mapping of a file any more.
+        assert!(mapping_of(value.as_ptr().addr(), bytes).is_ok_and(|mapping| mapping.len() == bytes));
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let line = maps
+            .lines()
+            .find(|line| line.starts_with(&format!("{:x}-", mapping_of(value.as_ptr().addr(), bytes).unwrap().start)));
+        assert!(line.is_some_and(|line| line.contains(" r--p ") && !line.contains('/')), "{line:?}");
     }
 
     #[test]
-    fn where_no_directory_can_be() {
-        assert!(Directory::new(Path::new("/proc")).is_err());
+    fn where_no_file_can_be() {
+        assert!(Unnamed::new(Path::new("/proc")).is_err());
         assert!(mapping_of(16, 4096).is_err());
     }
 }

@@ -3,7 +3,7 @@
 mod environment;
 mod region;
 
-pub use environment::{Directory, Far, create, open_far};
+pub use environment::{Far, Unnamed, create, open_far};
 pub use region::Region;
 
 /// In tests, every other access or so is one to a page that is far away: others run meanwhile, unless the caller holds.

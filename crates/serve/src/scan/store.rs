@@ -7,8 +7,8 @@
 //!
 //! - `mdb_get`, and `mdb_cursor_get` with `MDB_SET_RANGE` and `MDB_NEXT`, walk from page to page by their numbers. They write to the cursor alone, which lies
 //!   on the stack or is the request's own; and to the transaction, where they find a page damaged. They allocate nothing.
-//! - A transaction's beginning copies what it needs from a page that is always near, and `mdb_cursor_open` touches no page at all (only a named database is looked up there).
-//!   Both allocate, by C's `malloc`: they are called with a `Hold`. So does the end of both.
+//! - A transaction's beginning copies what it needs from one of the first two pages, and `mdb_cursor_open` touches no page at all (only a named database would
+//!   be looked up). Both allocate, by C's `malloc`, and their ends free: they are called with a `Hold`. If that page is far, it is waited for in place.
 //!
 //! **Each request has a transaction of its own**, from those that ended requests have left: so that this holds without asking what one that is shared
 //! would have to promise.
@@ -22,7 +22,7 @@ use farshore_uthread::{checkpoint, hold, stopping};
 use heed::types::Bytes;
 use heed::{CommitOrAbort, Database, PutFlags, RoTxn, WithoutTls};
 
-use crate::memory::{Directory, Far, create, open_far};
+use crate::memory::{Far, Unnamed, create, open_far};
 use crate::numbers::{self, WORD};
 
 /// Bytes of a page of LMDB's.
@@ -40,9 +40,9 @@ type Reading = RoTxn<'static, WithoutTls>;
 
 /// Keys from 0 on, each with the item of that index: see [`numbers`].
 pub struct Store {
-    far: Far,
-    /// Transactions that no request has now.
+    /// Transactions that no request has now. They go before the environment.
     idle: Mutex<Vec<Reading>>,
+    far: Far,
 }
 
 /// Why there is no store.
@@ -89,17 +89,18 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Of so many items, at least one, with values of `value_bytes`, a multiple of 8. They are written to a file in `parent`, which is gone afterwards.
+    /// Of so many items, at least one, with values of `value_bytes`, a multiple of 8. They are written to a file without a name in `directory`, which is empty
+    /// afterwards.
     ///
     /// # Errors
     /// Why there is none.
-    pub fn new(items: u64, value_bytes: usize, parent: &Path) -> Result<Store, Error> {
+    pub fn new(items: u64, value_bytes: usize, directory: &Path) -> Result<Store, Error> {
         let most = map_bytes(items, value_bytes).ok_or(Error::TooMany)?;
-        let directory = Directory::new(parent).map_err(Error::Directory)?;
+        let file = Unnamed::new(directory).map_err(Error::Directory)?;
         let total = usize::try_from(items).map_or(0, |items| items * value_bytes);
-        let bytes = fill(&directory, most, items, value_bytes).map_err(|error| Error::Write(total, error))?;
-        let far = open_far(&directory, bytes).map_err(|error| Error::Read(bytes, error))?;
-        Ok(Store { far, idle: Mutex::default() })
+        let bytes = fill(&file, most, items, value_bytes).map_err(|error| Error::Write(total, error))?;
+        let far = open_far(file, bytes).map_err(|error| Error::Read(bytes, error))?;
+        Ok(Store { idle: Mutex::default(), far })
     }
 
     /// The value of a key.
@@ -180,8 +181,8 @@ fn map_bytes(items: u64, value_bytes: usize) -> Option<usize> {
 }
 
 /// Writes all items, in the order of their keys. Tells how many bytes of the file are used.
-fn fill(directory: &Directory, most: usize, items: u64, value_bytes: usize) -> heed::Result<usize> {
-    let env = create(directory, most)?;
+fn fill(file: &Unnamed, most: usize, items: u64, value_bytes: usize) -> heed::Result<usize> {
+    let env = create(file, most)?;
     let database = env.create_databases_and_commit(env.write_txn()?, |opener, txn| {
         opener.create_database::<Bytes, Bytes>(txn, None).map(CommitOrAbort::<_, ()>::Commit)
     })?;

@@ -53,6 +53,12 @@ fn a_store_of_one() {
 }
 
 #[test]
+fn two_stores_at_a_time() {
+    let stores = [10, 20].map(|items| store(items, 64));
+    assert_eq!(stores.each_ref().map(|store| store.scan(0, 100)), [Some(total(0..10)), Some(total(0..20))]);
+}
+
+#[test]
 fn scans_find_as_many_as_there_are() {
     let store = store(1000, 1024);
     for (key, most, end) in [(0, 1, 1), (7, 100, 107), (990, 100, 1000), (999, 1, 1000), (500, u64::MAX, 1000), (3, 0, 3)] {
