@@ -77,7 +77,7 @@ impl fmt::Display for Error {
 /// LMDB tells a write that was cut short, as on a disk that gets full, as `EIO`.
 fn why_not_written(error: &heed::Error) -> String {
     match error {
-        heed::Error::Mdb(heed::MdbError::Other(libc::EIO)) => "the disk is full, or fails".into(),
+        heed::Error::Io(why) if why.raw_os_error() == Some(libc::EIO) => "the disk is full, or fails".into(),
         error => error.to_string(),
     }
 }
