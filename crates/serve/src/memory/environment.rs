@@ -78,7 +78,7 @@ pub fn open_far(file: Unnamed, bytes: usize) -> heed::Result<Far> {
         let txn = env.read_txn()?;
         items.first(&txn)?.ok_or_else(missing)?.0.as_ptr().addr()
     };
-    let mapping = mapping_of(inside, bytes)?;
+    let mapping = mapping_of(inside, env.info().map_size)?;
     // SAFETY: all of it is a mapping of this file that the environment has made for itself. It is not known to anybody else yet, and its transactions have
     // ended: nobody borrows from it.
     unsafe { replace(mapping, &file.0) }?;

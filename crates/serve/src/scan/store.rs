@@ -202,3 +202,34 @@ fn fill(file: &Unnamed, most: usize, items: u64, value_bytes: usize) -> heed::Re
     env.prepare_for_closing().wait();
     Ok(used)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_needed_is_less_than_what_is_mapped() {
+        const ITEMS: u64 = 4000;
+        for bytes in [8, 64, 1024, 1344, 1352, 1984, 1992, 2016, 2024, 4064, 4080, 4088, 9000] {
+            let most = map_bytes(ITEMS, bytes).unwrap();
+            let file = Unnamed::new(&std::env::temp_dir()).unwrap();
+            let used = fill(&file, most, ITEMS, bytes).unwrap();
+            // Both without what is there for small stores.
+            assert!(used < most - (64 << 20) + 64 * PAGE, "{bytes}: {used} of {most}");
+            assert!(used > 4000 * bytes);
+        }
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        let full = || heed::Error::Io(std::io::Error::from_raw_os_error(libc::EIO));
+        for (error, part) in [
+            (Error::TooMany, "32 TiB"),
+            (Error::Write(5 << 20, full()), "5 MiB: the disk is full"),
+            (Error::Read(1, full()), "1 MiB"),
+        ] {
+            let text = error.to_string();
+            assert!(text.contains(part) && text.contains("give less") && !text.contains('\n'), "{text}");
+        }
+    }
+}

@@ -109,6 +109,12 @@ fn the_reference_is_busy_or_on_a_disk_block() {
 }
 
 #[test]
+fn the_latency_of_an_ordered_store_is_that_of_its_gets() {
+    let name = |line| course(line).unwrap().latency(&[], 1000.0).figure().name;
+    assert!(name("scan").contains("p99.9 latency of GETs") && !name("kv").contains("GET"));
+}
+
+#[test]
 fn what_does_not_go_together_is_refused() {
     for (line, part) in [
         ("array --mode yield:1 --mode yield:1,2", "yield:1 is given twice"),
