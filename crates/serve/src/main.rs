@@ -50,13 +50,13 @@ Requests and answers are two little-endian words of 8 bytes: a number of the cli
 const SCAN_HELP: &str = "\
 Examples:
   farshore-serve scan --items 1M --value-bytes 1024 --udp 127.0.0.1:7000
-  farshore-serve scan --items 4M --path /mnt/nvme         where there is room for the file it is filled from
+  farshore-serve scan --items 4M --path /mnt/nvme         the file that fills it needs room for a moment
   farshore run --memory 1G -- farshore-serve scan --items 4M
                                                           4 GiB of values in 1 GiB of RAM
 
-A request is three little-endian words of 8 bytes: a number of the client's own; 0 for GET, 1 for SCAN, plus 256 times
-how many values a SCAN wants (0: 100); a key from 0 on. The answer is four: that number, a status (0 found, 1 not), how
-many values were found, their sum.";
+Requests are three little-endian words of 8 bytes: a number of the client's own, the operation, a key from 0 on.
+Operations are 0, GET; and 1, SCAN, plus 256 times how many values it wants, where nothing stands for 100. Answers are
+four: that number, a status (0 found, 1 not), how many values were found, and their sum.";
 
 /// Servers on unithreads, whose data may be far away
 #[derive(Parser, Debug)]
