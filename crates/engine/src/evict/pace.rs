@@ -229,6 +229,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.divide_anew();
     }
 
+    /// Whether evictors let others have the processor after each batch. They do while unithreads run: one evictor that has a worker's processor for
+    /// a tick (4 ms) is the tail of all that worker's requests.
+    pub(super) fn steps_aside(&self) -> bool {
+        self.control.free_by_default.load(Ordering::Relaxed) != 0
+    }
+
     fn divide_anew(&self) {
         self.dividing.with(|()| self.set_watermarks(self.frames.limit()));
     }

@@ -194,6 +194,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
                 event.sleep(&engine.futex, prepared, limit);
             };
             match progress {
+                Progress::Worked if engine.steps_aside() => engine.kernel.step_aside(),
                 Progress::Worked => {}
                 Progress::Idle if self.has_live() => self.reap_within(IDLE_WAIT_NS),
                 Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => sleep(Some(TRIAL_EVERY_NS)),
