@@ -40,17 +40,19 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use farshore_load::rates::{Goal, Limit, Rates};
+
 use crate::work::graph::joined;
 use crate::work::kv::allow_files;
 use crate::work::kv::client::Wrongs;
-use args::{Goal, Open, Sweep};
+use args::Open;
 use engine::{Mode, Plan, Share};
 use link::Link;
-use output::{Step, Swept, shown};
+use output::{Step, Swept};
 use record::Record;
 use result::Run;
 use service::Service;
-use sweep::{Limit, Verdict};
+use sweep::Verdict;
 use target::Transport;
 
 /// Threads start before their schedule does.
@@ -138,8 +140,8 @@ impl<'a> Session<'a> {
         Ok(self.status(!run.wrong.is_empty(), !run.generator_too_slow.is_empty()))
     }
 
-    fn sweep(&self, sweep: Sweep, goal: Goal) -> Result<ExitCode, String> {
-        let percentile = format!("p{}", shown(goal.quantile * 100.0));
+    fn sweep(&self, sweep: Rates, goal: Goal) -> Result<ExitCode, String> {
+        let percentile = goal.percentile();
         let us = goal.most.as_secs_f64() * 1e6;
         print(&format!(
             "{:>12}{:>12}{:>9}{:>11}{:>11}{:>11}  {percentile} <= {us} us\n",
@@ -157,7 +159,7 @@ impl<'a> Session<'a> {
                 None
             }
         });
-        let limit = limit(found.limit);
+        let limit = found.limit.text();
         match found.best {
             Some(best) => print(&format!("best rate {best:.0}/s; {limit}\n"))?,
             None => print(&format!("no rate from {:.0}/s on was found that meets the target; {limit}\n", sweep.low))?,
@@ -266,15 +268,6 @@ impl<'a> Session<'a> {
             (false, true) => ExitCode::from(TOO_SLOW),
             (false, false) => ExitCode::SUCCESS,
         }
-    }
-}
-
-fn limit(limit: Limit) -> &'static str {
-    match limit {
-        Limit::Server => "the server misses the target above it",
-        Limit::Generator => "the generator is too slow above it: the server may be able to do more",
-        Limit::Range => "no higher rate was asked for",
-        Limit::Ended => "ended early",
     }
 }
 
