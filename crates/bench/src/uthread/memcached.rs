@@ -38,9 +38,9 @@ pub fn need() -> Result<(), String> {
     tools::need(PROGRAM, PROGRAM).map(|_| ())
 }
 
-/// The command line of one with so many workers, and room for `memory_bytes`.
+/// The command line of one with so many workers, and room for `memory_bytes` and `items` keys.
 #[must_use]
-pub fn words(workers: u16, memory_bytes: u64, connections: u32, udp: bool) -> Vec<OsString> {
+pub fn words(workers: u16, (memory_bytes, items): (u64, u64), connections: u32, udp: bool) -> Vec<OsString> {
     let megabytes = memory_bytes.div_ceil(1 << 20).max(LEAST_MIB);
     let mut words = vec![
         PROGRAM.to_string(),
@@ -52,9 +52,16 @@ pub fn words(workers: u16, memory_bytes: u64, connections: u32, udp: bool) -> Ve
         format!("--threads={workers}"),
         format!("--memory-limit={megabytes}"),
         format!("--conn-limit={connections}"),
+        format!("--extended=hashpower={}", hash_power(items)),
     ];
     words.extend(udp.then(|| "--udp-port=-1".into()));
     words.into_iter().map(OsString::from).collect()
+}
+
+/// Bits of its index, so that it need not grow: for that it goes through all keys in the background, which takes many seconds of the measured time
+/// when most of them are far away (87,000 fetches for 131,072 keys).
+fn hash_power(items: u64) -> u32 {
+    items.next_power_of_two().ilog2().clamp(16, 32)
 }
 
 impl Memcached {
@@ -107,11 +114,14 @@ mod tests {
 
     #[test]
     fn its_command_line() {
-        let words = words(4, 256 << 20, 40, true);
-        for word in ["memcached", "--threads=4", "--memory-limit=256", "--conn-limit=40", "--udp-port=-1"] {
+        let words = words(4, (256 << 20, 131_072), 40, true);
+        for word in
+            ["memcached", "--threads=4", "--memory-limit=256", "--conn-limit=40", "--extended=hashpower=17", "--udp-port=-1"]
+        {
             assert!(words.iter().any(|other| other == word), "{word}: {words:?}");
         }
-        let words = super::words(1, 1, 40, false);
+        let words = super::words(1, (1, 131_073), 40, false);
+        assert!(words.contains(&"--extended=hashpower=18".into()), "{words:?}");
         assert!(words.contains(&"--memory-limit=64".into()) && !words.contains(&"--udp-port=-1".into()), "{words:?}");
     }
 

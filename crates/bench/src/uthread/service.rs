@@ -114,7 +114,7 @@ impl Setting {
     fn server(&self, mode: Mode) -> Vec<OsString> {
         if mode.wait.is_memcached() {
             let udp = self.transport == Transport::Udp;
-            return memcached::words(mode.workers, self.swap_bytes(), self.most_connections(), udp);
+            return memcached::words(mode.workers, (self.swap_bytes(), self.items()), self.most_connections(), udp);
         }
         let wait = if mode.wait == Wait::Swap { Wait::Block } else { mode.wait };
         let mut words = vec![
