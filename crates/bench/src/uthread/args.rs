@@ -40,7 +40,8 @@ Phases:
   latency     open loop: requests come at the times of a Poisson process, so many a second as --at of what the reference
               did in the first phase; the figure is the 99.9th percentile, in which a request without an answer took 1 s
   local       the first phase once more with more memory than data, for yield, block and memcached
-  capacity    open loop at rate after rate, --seconds each: the figure is the highest rate of --rates at which --target is met, 0 if none is
+  capacity    open loop at rate after rate, --seconds each: the figure is the highest rate of --rates at which --target is met, 0 if none is;
+              a rate that misses it is tried once more
 
 All answers are checked: one that is wrong or comes twice makes the exit status 1.
 Not for this: --against, --builds, --sweep, --memory, --pool, --swap-files.

@@ -21,6 +21,8 @@ const SOCKETS: u32 = 16;
 const SPARE_CONNECTIONS: u32 = 16;
 /// A memcached gets so many times the memory of its values: none must be thrown away.
 const ROOM: u64 = 2;
+/// A rate has missed the target if it did so many times in a row. One burst of another program must not end the search at a rate that is far too low.
+const TRIES: u32 = 2;
 /// Keys of `kv`.
 const KEYS: &str = "zipf:0.99";
 
@@ -200,7 +202,7 @@ impl Comparison {
         options.extend(match load {
             Load::Closed(count) => vec![format!("--closed={count}")],
             Load::Open(rate) => vec![format!("--rate={rate}")],
-            Load::Search(rates, goal) => vec![format!("--sweep={rates}"), format!("--target={goal}")],
+            Load::Search(rates, goal) => vec![format!("--sweep={rates}"), format!("--target={goal}"), format!("--tries={TRIES}")],
         });
         options.push(format!("--warmup={}", short(setting.warmup)));
         options.push(format!("--seconds={}", short(self.seconds)));
@@ -289,7 +291,8 @@ pub(super) mod tests {
         let served = |number| kv.program(Path::new("load"), Path::new("/d"), number, 0);
         let options = served(1).options;
         assert!(
-            served(1).search && ["--sweep=1000..200000", "--target=p99=1ms"].iter().all(|word| options.contains(&(*word).into()))
+            served(1).search
+                && ["--sweep=1000..200000", "--target=p99=1ms", "--tries=2"].iter().all(|word| options.contains(&(*word).into()))
         );
         assert!(!served(0).search && served(0).options.contains(&"--rate=1000".into()));
     }

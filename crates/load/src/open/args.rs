@@ -33,6 +33,9 @@ pub struct Open {
     /// What --sweep wants, such as p99.9=1ms: that percentile of the latency is at most that; lost requests never were answered
     #[arg(long = "target", value_name = "PERCENTILE=TIME", id = "goal", requires = "sweep")]
     pub goal: Option<Goal>,
+    /// A rate of --sweep has missed --target if it did so many times in a row: once may be another program's doing
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=10))]
+    pub tries: u32,
     /// Measured seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,

@@ -148,16 +148,11 @@ impl<'a> Session<'a> {
             "rate", "answers/s", "lost", "p50 us", "p99 us", percentile
         ))?;
         let (mut steps, mut failed) = (Vec::new(), None);
-        let found = sweep::search(sweep.low, sweep.high, |rate| match self.step(rate, goal) {
-            Ok((verdict, step)) => {
-                steps.push(step);
-                let wrong = steps.last().is_some_and(|step| !step.run.wrong.is_empty());
-                (!wrong && !self.stop.load(Relaxed)).then_some(verdict)
-            }
-            Err(error) => {
+        let found = sweep::search(sweep.low, sweep.high, |rate| {
+            self.tries(rate, goal, &mut steps).unwrap_or_else(|error| {
                 failed = Some(error);
                 None
-            }
+            })
         });
         let limit = found.limit.text();
         match found.best {
@@ -170,6 +165,22 @@ impl<'a> Session<'a> {
         tell(&wrong);
         let none = found.best.is_none() && found.limit == Limit::Server;
         Ok(self.status(!wrong.is_empty() || none, found.limit == Limit::Generator))
+    }
+
+    /// Runs one rate of a sweep until it meets the target, at most as often as was asked for. `None`: the sweep has to end.
+    fn tries(&self, rate: f64, goal: Goal, steps: &mut Vec<Step>) -> Result<Option<Verdict>, String> {
+        for left in (0..self.args.tries).rev() {
+            let (verdict, step) = self.step(rate, goal)?;
+            let wrong = !step.run.wrong.is_empty();
+            steps.push(step);
+            if wrong || self.stop.load(Relaxed) {
+                return Ok(None);
+            }
+            if verdict == Verdict::Met || left == 0 {
+                return Ok(Some(verdict));
+            }
+        }
+        Ok(None)
     }
 
     /// Runs one rate of a sweep, and prints its row.
