@@ -31,7 +31,8 @@ Modes:
   block:N   N workers, which are OS threads, sleep until the page is there
   swap:N    the same without Farshore, in a memory cgroup with Linux swap: on the disk of --dir, whatever --swap says (root)
   memcached:N, memcached-swap:N
-            kv: the real memcached (from PATH) with N threads in place of farshore-serve, under farshore run and with Linux swap
+            kv: the real memcached (from PATH) with N threads in place of farshore-serve, under farshore run and with Linux swap;
+            with --transport tcp: its socket for datagrams holds 130 or so, and what comes while it is full is lost
 With -rr, as in yield-rr:N, requests go to idle workers in turn (round robin) and not to the one with the fewest fetches; not for memcached.
 Of several numbers the best one is found in a short first pass. All workers share the cores of --cores.
 
