@@ -78,14 +78,16 @@ pub fn searched(json: &str) -> Result<Outcome, String> {
         }
     }
     all.verified = format!("{} answers", all.operations);
-    if limit == Limit::Generator.text() {
-        all.generator_late.clone_from(&limit);
-    }
+    let generator = limit == Limit::Generator.text();
     all.rate_limit = match best {
         None if limit == Limit::Server.text() => NONE.into(),
+        None if generator => "no rate met the target: the generator is too slow at the lowest one already".into(),
         None => format!("no rate met the target: {limit}"),
         Some(_) => limit,
     };
+    if generator {
+        all.generator_late.clone_from(&all.rate_limit);
+    }
     Ok(all)
 }
 
@@ -170,6 +172,8 @@ mod tests {
         assert!(none.best_rate.is_none() && none.wrong.is_empty() && none.latency.total() == 0, "{none:?}");
         assert_eq!(none.rate_limit, NONE);
         assert!(searched(&search("null", Limit::Ended, &[])).is_ok_and(|none| none.rate_limit.contains("ended early")));
+        let slow = searched(&search("null", Limit::Generator, &[false])).unwrap();
+        assert!(slow.generator_late == slow.rate_limit && slow.rate_limit.starts_with("no rate"), "{slow:?}");
         assert!(searched(&search("5", Limit::Generator, &[true])).is_ok_and(|found| found.generator_late.contains("too slow")));
         let wrong = search("5", Limit::Ended, &[true]).replace("\"wrong\": []", "\"wrong\": [\"damaged values: 1\"]");
         assert!(searched(&wrong).is_ok_and(|found| found.wrong == ["damaged values: 1"]));
