@@ -216,6 +216,24 @@ class Bench:
         done, out, _ = self.call("uthread", "switch")
         expect(done == 0 and "ns" in out and "cycles" in out, f"status {done}: {out}")
 
+    def test_uthread_memcached(self):
+        """The real memcached is measured beside ours, and the highest rate is found, or that there is none."""
+        if shutil.which("memcached") is None:
+            raise Skipped("no memcached (apt-get install memcached)")
+        modes = ["--mode", "yield-rr:2", "--mode", "memcached:1,2", "--mode", "memcached-swap:2", "--extra", "32M"]
+        common = [*modes, *UTHREAD, "--rounds", "1", "--phases", "capacity", "--rates", "50..100"]
+        for words, reachable in ((["--transport", "tcp", "--target", "p50=900ms"], True), (["--target", "p99=1ns"], False)):
+            results, out, err = self.measured("uthread", "kv", *common, *words)
+            expect(len(results["experiments"]) == 2, f"{words}: {[experiment['name'] for experiment in results['experiments']]}")
+            for target in results["experiments"][1]["targets"]:
+                turn = target["rounds"][0]
+                if target["kind"] == "linux-swap" and turn["wrong"]:
+                    continue
+                expect(turn["wrong"] == [] and turn["outcome"]["operations"] > 0, f"{words}, {target['label']}: {turn['wrong']} {err[-500:]}")
+                best = turn["outcome"]["best_rate"]
+                expect((best is not None) == reachable and turn["figure"] == (best or 0), f"{words}, {target['label']}: {best}, {turn['figure']}")
+                expect(turn["outcome"]["rate_limit"] in out, f"{words}: why there is no higher rate is not told")
+
     def test_uthread_wrong_answers(self):
         """Wrong answers make it fail; so does a server that does not start."""
         server = os.path.join(self.work, "liar")
@@ -324,6 +342,10 @@ class Bench:
             (["uthread", "--phases", "latency"], 125, "--rate"),
             (["uthread", "--against", "native"], 125, "--mode"),
             (["uthread", "--cores", "4096"], 125, "--cores"),
+            (["uthread", "array", "--mode", "memcached:1"], 125, "is for kv"),
+            (["uthread", "kv", "--mode", "memcached-rr:1"], 125, "memcached-rr:1"),
+            (["uthread", "kv", "--phases", "capacity", "--rates", "9..5"], 125, "9..5"),
+            (["uthread", "kv", "--phases", "capacity", "--target", "1ms"], 125, "1ms"),
             (["uthread", "--data", "900T", "--mode", "yield:1", *exists], 1, "900"),
         ):
             done, out, err = self.call(*words, timeout=60)

@@ -687,9 +687,10 @@ class Tests:
         sockets = [line.split()[-1] for line in harness.read_text("/proc/net/unix").splitlines() if "farshore" in line]
         return left + [name for name in sockets if name.rstrip("\0").endswith(f"-{pid}")]
 
-    def kill_once(self, fault, spec, place, delay, number=signal.SIGKILL):
+    def kill_once(self, fault, spec, place, delay, number=signal.SIGKILL, program=None):
         """Starts a program, kills it after `delay` seconds, and looks for what is left."""
-        argv = harness.farshore_argv(self.farshore, [harness.find_load(), "random", "--size=32M", "--threads=4", "--seconds=30", "--warmup=0"], 8 * MIB, fault, [spec])
+        program = program or [harness.find_load(), "random", "--size=32M", "--threads=4", "--seconds=30", "--warmup=0"]
+        argv = harness.farshore_argv(self.farshore, program, 8 * MIB, fault, [spec])
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
         try:
             time.sleep(delay)

@@ -270,6 +270,7 @@ class Pace(Tests):
         some, true = ["run", "--memory", "64M"], ["--", "true"]
         for bad, word in ((["--evictors", "17"], "1 to 16"), (["--evictors", "few"], "few"), (["--batch", "7"], "8 to 256"), (["--batch", "1000"], "8 to 256"),
                           (["--writes", "0"], "1 to 4"), (["--writes", "5"], "1 to 4"), (["--writes", ""], "auto"),
+                          (["--free", "0"], "1 to 50"), (["--free", "51"], "1 to 50"),
                           (["--memory", "4M", "--evictors", "4", "--batch", "200"], "at most 64")):
             options = bad if "--memory" in bad else [*some[1:], *bad]
             self.refused(["run", *options, *true], (2, 125), word)

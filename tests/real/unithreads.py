@@ -10,6 +10,7 @@ program of them under farshore and looks at the counters. Prints one line each; 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -96,6 +97,24 @@ class Unithreads(Tests):
             faulty = f"seed={self.seed},{kind}=0.02,delay_time=1ms"
             seen.append(self.tested([f"dir:{place}"], faulty=faulty, only=["--skip", "a_hundred_thousand_requests"]))
         return "; ".join(seen)
+
+    def test_full(self):
+        """A swap space that is full: right data and, where a page has no place, an end with a reason."""
+        spec = f"file:{self.folder('small')}/f,size=16M"
+        with self.running(["--memory", "8M", "--swap", spec], [self.program("far"), "--test-threads=1"], timeout=180) as process:
+            outcome, out = self.ended(process)
+        expect("FAILED" not in out and "panicked" not in out + outcome.stderr, f"{out[-500:]} {outcome.stderr[-500:]}")
+        expect(outcome.status == 128 + signal.SIGBUS, f"status {outcome.status}: {outcome.stderr[-500:]}")
+        reasons = [line for line in outcome.stderr.splitlines() if line.startswith("farshore: page 0x")]
+        expect(reasons, f"no reason: {outcome.stderr[-500:]}")
+        return "ended with SIGBUS and a reason"
+
+    def test_kill(self):
+        """kill -9 while fetches are under way: no file, no process."""
+        place = self.folder("killed")
+        for _ in range(6):
+            self.kill_once("upcall", f"dir:{place}", place, self.random.uniform(0.1, 1.2), program=[self.program("far"), "--test-threads=1"])
+        return f"6 kills, seed {self.seed}"
 
     def test_poll(self):
         """Where other threads serve faults, unithreads wait in place."""

@@ -191,6 +191,9 @@ impl Experiment {
                     let name = format!("{whose} at {rate:.0} requests a second");
                     Figure { name, unit: "ns".into(), less_is_better: true }
                 }
+                Load::Search(_, goal) => {
+                    a_second(&format!("most requests with {} of at most {:?} (0: none),", goal.percentile(), goal.most))
+                }
             },
             Subject::Workload(workload) => match workload.as_ref() {
                 Workload::Kv(_) => Figure { name: "p99 latency".into(), unit: "ns".into(), less_is_better: true },
@@ -216,6 +219,7 @@ impl Experiment {
         match &self.subject {
             Subject::Workload(workload) if matches!(**workload, Workload::Kv(_)) => latency(0.99),
             Subject::Served(comparison) if matches!(comparison.load, Load::Open(_)) => latency(0.999),
+            Subject::Served(comparison) if matches!(comparison.load, Load::Search(..)) => Some(outcome.best_rate.unwrap_or(0.0)),
             _ if outcome.seconds > 0.0 => Some(outcome.operations as f64 / outcome.seconds),
             _ => None,
         }

@@ -89,6 +89,9 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
     let mut machine = machine::describe(&directory);
     if let Some(course) = &course {
         there(beside(farshore, SERVE.0, SERVE.1), SERVE.1)?;
+        if course.has_memcached() {
+            uthread::memcached::need().map_err(Failure::Failed)?;
+        }
         machine.settings.insert("cores".into(), course.bound());
     }
     let report = arguments

@@ -123,6 +123,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "N|auto")]
     pub writes: Option<OrAuto>,
 
+    /// Percent of the memory limit that is kept free for faults, 1 to 50 [default: auto: two batches, a
+    /// sixteenth of it at most; 15 while the program runs unithreads]
+    #[arg(long, value_name = "N|auto")]
+    pub free: Option<OrAuto>,
+
     /// Write the counters as JSON to FILE when the program ends (- for stderr)
     #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
     pub stats: Option<StatsTarget>,
@@ -243,7 +248,7 @@ Keys:
   swap+=SPEC    one more swap space (dir:, file: or dev:), or one that is being drained after all
   swap-=SPEC    a swap space, as 'farshore stat' shows it, goes away: what it holds moves to the others, then its file is
                 closed. This waits for it, and Ctrl-C leaves it going on; if the others have no room, it is used again
-  evictors=N, batch=N, writes=N
+  evictors=N, batch=N, writes=N, free=N
                 as the options of 'farshore run', at most what the run was started with; auto: it adapts
 
 Exit status: 0; 1 if a setting was refused or failed, or there is no such program. Settings are made in order, up to the first that is

@@ -47,6 +47,7 @@ fn options(arguments: RunArgs) -> Result<Options, Refusal> {
         evictors: arguments.evictors,
         batch: arguments.batch,
         writes: arguments.writes,
+        free: arguments.free,
         stats: arguments.stats,
         threshold: arguments.threshold,
         io_timeout: arguments.io_timeout,

@@ -93,7 +93,7 @@ impl Setting {
             _ => match Knob::ALL.into_iter().find(|knob| knob.name() == key) {
                 Some(knob) => knob.read(value).map(|number| Setting::Pace(knob, number)),
                 None => Err(format!(
-                    "{key}={value}: there is no setting {key:?}; there are memory=, swap+=, swap-=, evictors=, batch= and writes="
+                    "{key}={value}: there is no setting {key:?}; there are memory=, swap+=, swap-=, evictors=, batch=, writes= and free="
                 )),
             },
         }

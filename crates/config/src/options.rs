@@ -147,6 +147,8 @@ pub struct Options {
     pub batch: Option<u32>,
     /// Writes that each evictor may have with the device; `None`: it adapts.
     pub writes: Option<u32>,
+    /// Percent of the memory limit that evictors keep free; `None`: two batches, or more where unithreads run.
+    pub free: Option<u32>,
     /// Where the counters go at the end.
     pub stats: Option<StatsTarget>,
     /// The smallest mapping that is managed.
@@ -184,6 +186,7 @@ impl Options {
             evictors: None,
             batch: None,
             writes: None,
+            free: None,
             stats: None,
             threshold: THRESHOLD_DEFAULT,
             io_timeout: IO_TIMEOUT_DEFAULT,
@@ -235,6 +238,7 @@ impl Options {
         Knob::Evictors.check(self.evictors)?;
         Knob::Batch.check(self.batch)?;
         Knob::Writes.check(self.writes)?;
+        Knob::Free.check(self.free)?;
         // As many evictors as there is room for are made where their number is not fixed.
         let evictors = self.evictors.unwrap_or(1);
         let most = batch_pages_most(self.memory.bytes(), evictors as usize) as u32;
@@ -297,6 +301,8 @@ pub struct Partial {
     pub batch: Option<OrAuto>,
     /// See [`Options::writes`].
     pub writes: Option<OrAuto>,
+    /// See [`Options::free`].
+    pub free: Option<OrAuto>,
     /// See [`Options::stats`].
     pub stats: Option<StatsTarget>,
     /// See [`Options::threshold`].
@@ -378,6 +384,7 @@ impl Partial {
             evictors: over.evictors.or(self.evictors),
             batch: over.batch.or(self.batch),
             writes: over.writes.or(self.writes),
+            free: over.free.or(self.free),
             stats: over.stats.or(self.stats),
             threshold: over.threshold.or(self.threshold),
             io_timeout: over.io_timeout.or(self.io_timeout),
@@ -407,6 +414,7 @@ impl Partial {
         options.prefetch = self.prefetch.unwrap_or(options.prefetch);
         let number = |given: Option<OrAuto>| given.and_then(|OrAuto(number)| number);
         (options.evictors, options.batch, options.writes) = (number(self.evictors), number(self.batch), number(self.writes));
+        options.free = number(self.free);
         options.threshold = self.threshold.unwrap_or(options.threshold);
         options.io_timeout = self.io_timeout.unwrap_or(options.io_timeout);
         options.encrypt = self.encrypt.unwrap_or(options.encrypt);
@@ -455,12 +463,12 @@ mod tests {
     #[test]
     fn every_key_of_the_file_is_read() {
         let text = "memory = 67108864\nswap = \"ram,size=1G\"\nfault = \"poll\"\npolicy = \"second-chance\"\nprefetch = \"none\"\n\
-                    evictors = 16\nbatch = 64\nwrites = \"auto\"\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\ntrim = false\n";
+                    evictors = 16\nbatch = 64\nwrites = \"auto\"\nfree = 15\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\ntrim = false\n";
         let options = toml(text).unwrap().finish().unwrap();
         assert_eq!(options.memory, Size::mib(64));
         assert_eq!(options.swap[0].to_string(), "ram,size=1G");
         assert_eq!((options.fault, options.evictors, options.trace), (FaultMode::Poll, Some(16), true));
-        assert_eq!((options.batch, options.writes), (Some(64), None));
+        assert_eq!((options.batch, options.writes, options.free), (Some(64), None, Some(15)));
         assert!(options.encrypt && options.memory_per_process && !options.follow && !options.trim);
         assert_eq!(options.io_timeout, Time(2_000_000_000));
         assert_eq!(options.stats, Some(StatsTarget::File("/tmp/x".into())));

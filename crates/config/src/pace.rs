@@ -1,7 +1,7 @@
 //! How hard evictors work: numbers that the user fixes, or leaves to Farshore.
 
 use crate::error::ConfigError;
-use farshore_core::limits::{BATCH_PAGES_MAX, BATCH_PAGES_MIN, EVICTORS_MAX, WRITES_MAX};
+use farshore_core::limits::{BATCH_PAGES_MAX, BATCH_PAGES_MIN, EVICTORS_MAX, FREE_PERCENT_MAX, WRITES_MAX};
 use serde::{Deserialize, Deserializer};
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -69,11 +69,13 @@ pub enum Knob {
     Batch,
     /// Writes that each evictor may have with the device.
     Writes,
+    /// Percent of the memory limit that evictors keep free.
+    Free,
 }
 
 impl Knob {
     /// All of them.
-    pub const ALL: [Knob; 3] = [Knob::Evictors, Knob::Batch, Knob::Writes];
+    pub const ALL: [Knob; 4] = [Knob::Evictors, Knob::Batch, Knob::Writes, Knob::Free];
 
     /// Its name in options and settings.
     pub const fn name(self) -> &'static str {
@@ -81,6 +83,7 @@ impl Knob {
             Knob::Evictors => "evictors",
             Knob::Batch => "batch",
             Knob::Writes => "writes",
+            Knob::Free => "free",
         }
     }
 
@@ -90,6 +93,7 @@ impl Knob {
             Knob::Evictors => "--evictors",
             Knob::Batch => "--batch",
             Knob::Writes => "--writes",
+            Knob::Free => "--free",
         }
     }
 
@@ -99,6 +103,7 @@ impl Knob {
             Knob::Evictors => 1..=EVICTORS_MAX as u32,
             Knob::Batch => BATCH_PAGES_MIN as u32..=BATCH_PAGES_MAX as u32,
             Knob::Writes => 1..=WRITES_MAX,
+            Knob::Free => 1..=FREE_PERCENT_MAX,
         }
     }
 

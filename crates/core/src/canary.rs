@@ -57,6 +57,8 @@ canaries! {
     Aside = "aside",
     /// A read that was cut off is taken for whole.
     Part = "part",
+    /// A page that cannot be read through the program's own mapping is not read the other way.
+    Untold = "untold",
     // Rules between two threads' memory: loom's (crates/core/tests).
     /// Slots that are being reserved while their space is closed are given out.
     Closed = "closed",

@@ -31,6 +31,8 @@ pub const BATCHES_IN_FLIGHT: usize = 3;
 pub const EVICTORS_MAX: usize = 16;
 /// Most writes that one evictor may have with a device: reads that faults wait for queue behind them.
 pub const WRITES_MAX: u32 = 4;
+/// Most of the memory limit that can be kept free, in percent: the rest is the program's.
+pub const FREE_PERCENT_MAX: u32 = 50;
 
 /// Pages of the largest batch that so many evictors can have in this memory (bytes): with room for their stages and for four batches of frames.
 pub const fn batch_pages_most(memory: u64, evictors: usize) -> usize {

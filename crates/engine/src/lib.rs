@@ -147,12 +147,17 @@ struct Watermarks {
 }
 
 impl Watermarks {
-    fn set(&self, frames: u64, batch: u64) {
+    fn set(&self, frames: u64, batch: u64, free: Option<u64>) {
         // High: two batches, but never more than a sixteenth of what there is: frames that
         // are free are frames that the program misses. Low: half of it, so that an evictor wakes before they run out.
         let high = (2 * batch).min(frames / 16).max(16);
+        // So much percent, if it is said: an evictor wakes when there are fewer, and brings a batch more (Adios, section 3.3).
+        let (low, high) = match free.map(|percent| frames * percent / 100) {
+            Some(low) if low > high / 2 => (low, low + high / 2),
+            _ => (high / 2, high),
+        };
         self.high.store(high, Ordering::Relaxed);
-        self.low.store(high / 2, Ordering::Relaxed);
+        self.low.store(low, Ordering::Relaxed);
     }
 }
 
@@ -268,7 +273,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let health = Health::new(backend.spaces());
         let watermarks = Watermarks { low: AtomicU64::new(0), high: AtomicU64::new(0) };
         let control = Control::new(&shape, sizes.batch);
-        watermarks.set(sizes.frames, control.batch() as u64);
+        watermarks.set(sizes.frames, control.batch() as u64, shape.wanted.free.map(u64::from));
         Engine {
             kernel,
             backend,
@@ -382,7 +387,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             let before = self.frames.limit();
             if frames != before {
                 self.frames.set_limit(frames);
-                self.watermarks.set(frames, self.control.batch() as u64);
+                self.set_watermarks(frames);
             }
             frames > before
         });

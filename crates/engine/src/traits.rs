@@ -81,6 +81,8 @@ pub trait Kernel: Sync {
     fn interleave(&self) {}
     /// A number for the calling thread, so that an eviction on a thread that is not an evictor is noticed.
     fn current_thread(&self) -> u64;
+    /// Lets other threads that want it have the processor.
+    fn step_aside(&self) {}
 }
 
 /// Why a backend could not do what it was asked to.

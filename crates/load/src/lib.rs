@@ -9,11 +9,13 @@
 //! | [`workload`] | the workloads and their options, as clap reads them and as words to pass on |
 //! | [`outcome`] | what the program writes: marks of its phases, and the outcome |
 //! | [`size`] | sizes such as `512M` |
+//! | [`rates`] | the search for the highest rate that meets a target: what it is told, and what ends it |
 //! | [`array`] | what `farshore-load open` says to a server of numbers, and what that answers |
 #![forbid(unsafe_code)]
 
 pub mod array;
 pub mod outcome;
+pub mod rates;
 pub mod size;
 pub mod workload;
 

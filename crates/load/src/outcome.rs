@@ -59,6 +59,10 @@ pub struct Outcome {
     pub wrong: Vec<String>,
     /// Open loop: whether and how the generator itself was too slow. Empty if it was not.
     pub generator_late: String,
+    /// Search for the highest rate that meets a target: that rate, in requests a second. None if no rate did, or there was no search.
+    pub best_rate: Option<f64>,
+    /// Why it is not higher. Empty without a search.
+    pub rate_limit: String,
     /// Open loop: requests without an answer. They are in `latency`, with the time that was waited for them.
     pub lost: u64,
     /// Open loop: requests that were not sent since too many were under way. They are in `latency` likewise.

@@ -162,7 +162,7 @@ fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, faults: Opt
 /// How the engine is built. Where the number of evictors is not fixed there are as many as there are cores, at most four, and at most as many as
 /// have room for batches that are.
 fn shape(options: &Options, cores: usize) -> Shape {
-    let Options { evictors, batch, writes, .. } = *options;
+    let Options { evictors, batch, writes, free, .. } = *options;
     let memory = options.memory.bytes();
     let has_room = |n: &usize| batch.is_none_or(|batch| batch as usize <= batch_pages_most(memory, *n));
     let evictors = evictors.map_or_else(|| (1..=cores.min(4)).rev().find(has_room).unwrap_or(1), |n| n as usize);
@@ -171,7 +171,7 @@ fn shape(options: &Options, cores: usize) -> Shape {
         evictors,
         cores,
         nodes: Nodes::new(nodes::of_cores()),
-        wanted: Wanted { evictors: options.evictors, batch, writes },
+        wanted: Wanted { evictors: options.evictors, batch, writes, free },
     }
 }
 
@@ -354,6 +354,7 @@ impl Runtime {
             Knob::Evictors => (paced.evictors, "so many threads were started"),
             Knob::Batch => (self.engine.sizes().batch as u32, "staging memory is for so many pages"),
             Knob::Writes => (*knob.range().end(), "no evictor has room for more"),
+            Knob::Free => (*knob.range().end(), "the rest is the program's"),
         };
         if let Some(number) = number.filter(|&number| number > most) {
             let name = knob.name();
@@ -364,6 +365,7 @@ impl Runtime {
             Knob::Evictors => &mut wanted.evictors,
             Knob::Batch => &mut wanted.batch,
             Knob::Writes => &mut wanted.writes,
+            Knob::Free => &mut wanted.free,
         } = number;
         self.engine.fix_pace(wanted);
         Ok(())

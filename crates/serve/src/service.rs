@@ -23,6 +23,8 @@ const STACK_BYTES: usize = 128 << 10;
 pub const REQUEST_MAX: usize = 2048;
 /// Unithreads besides those for connections and datagrams: acceptors, receivers.
 const SPARE_UNITHREADS: usize = 8;
+/// Bytes of datagrams that wait in the kernel.
+const RECEIVE_BUFFER: i32 = 4 << 20;
 const BACKLOG: i32 = 1024;
 /// How long to wait before the next try where there are no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
@@ -173,6 +175,10 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
         Some(address) => Some(UdpSocket::bind(address).map_err(|error| format!("--udp {address}: {error}"))?),
         None => None,
     };
+    if let Some(socket) = &socket {
+        // Fewer are lost while something keeps all workers from taking them. As it is if that is refused.
+        let _ = socket.set_receive_buffer(RECEIVE_BUFFER);
+    }
     let mut ready = format!("ready: tcp {}", listener.local_addr().map_err(|error| error.to_string())?);
     if let Some(socket) = &socket {
         ready += &format!(" udp {}", socket.local_addr().map_err(|error| error.to_string())?);

@@ -6,7 +6,7 @@ use crate::model::Kind;
 use crate::program::{accept, between_things, fetch_buffer, progress};
 use crate::sched::{maybe_switch, sleep_ns};
 use crate::world::{note, world};
-use farshore_core::page::PageRange;
+use farshore_core::page::{Page, PageRange};
 use farshore_engine::traits::PageBuf;
 use std::rc::Rc;
 
@@ -146,10 +146,14 @@ pub fn map(rig: &Rc<Rig>, managed: bool) {
         w.model.call(range);
         w.memory.map(range, managed);
         let kind = if managed { Kind::Managed } else { Kind::Plain };
-        w.model.change(range, |_, e| {
+        // Some end in memory that nobody may touch yet, as glibc's arenas do.
+        let closed = if managed && w.rng.below(4) == 0 { w.rng.below(range.len()) } else { 0 };
+        let closed = PageRange { start: Page(range.end.0 - closed), end: range.end };
+        w.memory.close(closed);
+        w.model.change(range, |page, e| {
             e.kind = kind;
             e.stamp = 0;
-            e.no_access = false;
+            e.no_access = page >= closed.start;
         });
     });
     maybe_switch();

@@ -54,6 +54,9 @@ fn refuse(w: &mut World) -> Result<(), KernelError> {
     Ok(())
 }
 
+/// How often a copy may be refused of a page that can be read another way; that is refused now and then too.
+const REFUSALS_MAX: u32 = 20;
+
 /// What an evictor owes the program before it copies or unmaps a page: that nobody can write it any more.
 fn promised(place: Option<&Place>, page: Page, readable: bool) {
     match place {
@@ -61,7 +64,7 @@ fn promised(place: Option<&Place>, page: Page, readable: bool) {
             if !place.protected {
                 broken(page.0, "an evictor copies or unmaps a page that the program can still write");
             }
-            if readable && place.no_access {
+            if readable && place.no_access && !place.untold {
                 broken(page.0, "an evictor reads a page that the program itself may not read");
             }
         }
@@ -120,7 +123,16 @@ impl Kernel for SimKernel {
                 if w.strict {
                     promised(w.memory.get(page), page, readable);
                 }
-                let bytes = w.memory.get(page).and_then(|p| p.bytes.as_ref()).ok_or(KernelError::Gone)?;
+                let place = w.memory.get_mut(page).ok_or(KernelError::Gone)?;
+                if readable && place.no_access {
+                    place.refusals += 1;
+                    if place.refusals > REFUSALS_MAX {
+                        broken(page.0, "a page stays for ever that could be read another way");
+                    }
+                    return Err(KernelError::Gone);
+                }
+                place.refusals = 0;
+                let bytes = place.bytes.as_ref().ok_or(KernelError::Gone)?;
                 into.0[half.clone()].copy_from_slice(&bytes.0[half.clone()]);
                 Ok(())
             })?;

@@ -34,6 +34,10 @@ pub struct Place {
     pub registered: bool,
     /// The program may not touch it (`PROT_NONE`).
     pub no_access: bool,
+    /// It was so from the start, which evictors are not told.
+    pub untold: bool,
+    /// How often in a row a copy of such a page was refused.
+    pub refusals: u32,
     /// The bytes, while the page is present.
     pub bytes: Option<Box<PageBuf>>,
     /// A write to the present page faults.
@@ -174,8 +178,8 @@ impl Memory {
         for page in old.iter() {
             let mut from = std::mem::take(self.place(page));
             if old_stays {
-                *self.place(page) =
-                    Place { mapped: true, registered: from.registered, no_access: from.no_access, ..Place::default() };
+                let Place { registered, no_access, untold, .. } = from;
+                *self.place(page) = Place { mapped: true, registered, no_access, untold, ..Place::default() };
             }
             from.protected = false;
             *self.place(new.plus(page.0 - old.start.0)) = from;
@@ -194,10 +198,19 @@ impl Memory {
         }
     }
 
+    /// Mapped with `PROT_NONE`: nobody may touch it until `mprotect`.
+    pub fn close(&mut self, range: PageRange) {
+        for page in range.iter() {
+            let place = self.place(page);
+            (place.no_access, place.untold) = (true, true);
+        }
+    }
+
     /// `mprotect`.
     pub fn set_access(&mut self, range: PageRange, allowed: bool) {
         for page in range.iter() {
-            self.place(page).no_access = !allowed;
+            let place = self.place(page);
+            (place.no_access, place.untold) = (!allowed, false);
         }
     }
 

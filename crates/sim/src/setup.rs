@@ -269,5 +269,5 @@ pub fn draw_pace(rng: &mut Rng, evictors: usize) -> Wanted {
     let batch = rng.pick(&[8, 30, 64, 146]);
     let mut perhaps = |n: u64| (rng.below(2) == 0).then_some(n as u32);
     let (evictors, batch, writes) = (perhaps(evictors), perhaps(batch), perhaps(writes));
-    Wanted { evictors, batch, writes }
+    Wanted { evictors, batch, writes, free: perhaps(15) }
 }

@@ -51,6 +51,7 @@ noticed! {
     trim: Trim,
     aside: Aside,
     part: Part,
+    untold: Untold,
 }
 
 fn is_noticed(canary: Canary) {

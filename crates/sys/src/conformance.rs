@@ -363,6 +363,7 @@ impl<K: Kernel> Suite<'_, K> {
         self.fill(range.start, 5, Protect::WriteProtected);
         self.memory.set_readable(range, false);
         let mut copy = filled(0);
+        assert_eq!(self.kernel.copy_out(range.start, &mut copy, true), Err(KernelError::Gone));
         assert_eq!(self.kernel.copy_out(range.start, &mut copy, false), Ok(()));
         assert!(copy.0 == [5; 4096], "the bytes of unreadable memory");
         self.memory.set_readable(range, true);

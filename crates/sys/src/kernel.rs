@@ -18,7 +18,7 @@
 //! `ENOENT` or `ENOMEM`, which is [`KernelError::Gone`]; a copy out of such a page ends in the handlers' [`crate::guarded::fixup`], and is `Gone` too.
 
 use crate::guarded;
-use crate::raw::Errno;
+use crate::raw::{self, Errno};
 use crate::tls;
 use crate::uffd::{Uffd, UffdError};
 use crate::vm::{self, AdviseError, Range, SelfAdvice, SelfMem, advice};
@@ -264,6 +264,10 @@ impl Kernel for LinuxKernel {
     fn current_thread(&self) -> u64 {
         // No system call: this is asked in the middle of the eviction path.
         tls::thread_pointer()
+    }
+
+    fn step_aside(&self) {
+        raw::sched_yield();
     }
 }
 

@@ -29,6 +29,7 @@ pub mod nr {
     pub const SIGALTSTACK: u64 = 131;
     pub const PRCTL: u64 = 157;
     pub const GETTID: u64 = 186;
+    pub const SCHED_YIELD: u64 = 24;
     pub const FUTEX: u64 = 202;
     pub const OPENAT: u64 = 257;
     pub const TGKILL: u64 = 234;
@@ -175,6 +176,12 @@ pub unsafe fn syscall_retry(nr: u64, args: [u64; 6]) -> Result<u64, Errno> {
 pub fn getpid() -> u32 {
     // SAFETY: reads a number, changes nothing.
     (unsafe { syscall(nr::GETPID, [0; 6]) }) as u32
+}
+
+/// Lets other threads that want it have the processor.
+pub fn sched_yield() {
+    // SAFETY: changes nothing of the process.
+    unsafe { syscall(nr::SCHED_YIELD, [0; 6]) };
 }
 
 /// The id of this thread.

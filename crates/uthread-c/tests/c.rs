@@ -25,20 +25,30 @@ fn compile(compiler: &str, arguments: &[&str], out: &Path) -> bool {
     }
 }
 
+/// Builds the library, as this test is built, and says where it is: for tests, Cargo builds only libraries that Rust programs can be linked to.
+fn library() -> PathBuf {
+    let profile = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_path_buf();
+    let (name, target) = (profile.file_name().unwrap(), profile.parent().unwrap());
+    let name = if name == "debug" { "dev".as_ref() } else { name };
+    let arguments = ["build", "--quiet", "--package", env!("CARGO_PKG_NAME"), "--profile"];
+    let built = Command::new(env!("CARGO")).args(arguments).arg(name).arg("--target-dir").arg(target).status().unwrap();
+    assert!(built.success());
+    profile
+}
+
 fn out(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()))
 }
 
 #[test]
 fn a_c_program_uses_it() {
+    let libraries = library();
     // The program has the watchdog's time.
     std::thread::spawn(|| {
         std::thread::sleep(std::time::Duration::from_secs(120));
         eprintln!("hung for 120 s");
         std::process::abort();
     });
-    // Cargo builds all forms of the library for its integration tests, beside them.
-    let libraries = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/uthread.c");
     let (program, search) = (out("uthread-c"), format!("-L{}", libraries.display()));
     if !compile("cc", &["-std=gnu11", source, &search, "-lfarshore_uthread"], &program) {

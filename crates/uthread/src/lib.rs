@@ -43,6 +43,7 @@
 
 pub mod dispatch;
 pub mod doze;
+pub mod lifetime;
 pub mod list;
 pub mod timers;
 pub mod wait;

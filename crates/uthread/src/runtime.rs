@@ -4,24 +4,25 @@
 //!
 //! [`Runtime::shutdown`] is structured: it waits until every unithread has ended, so that all their destructors have run.
 //!
-//! 1. `stopping`: nothing is spawned any more. Each worker ends the waits of its unithreads that say so in their type (`sleep`, `recv`, `send`:
+//! 1. Nothing is spawned any more. Each worker ends the waits of its unithreads that say so in their type (`sleep`, `recv`, `send`:
 //!    [`crate::Stopped`]) and cancels their requests in the ring (`io`, `net`: `ECANCELED`), once; waits that begin later end at once. Waits for fetches and
 //!    for other unithreads end by themselves.
-//! 2. The last unithread that ends, or the last reply that is sent or given up (`live` is 0), wakes who waits for it.
-//! 3. Workers end when `stopping` is set and `live` is 0; then their threads are joined.
+//! 2. The last unithread that ends, or the last reply that is sent or given up, wakes who waits for it ([`crate::lifetime`]).
+//! 3. Workers end then, and their threads are joined.
 
 use crate::dispatch::{Dispatch, Policy, WORKERS_MAX};
 use crate::doze::Doze;
 use crate::error::{Error, SpawnError};
 use crate::far::{Joined, Kept};
 use crate::join::{self, JoinHandle};
+use crate::lifetime::Lifetime;
 use crate::list::Inbox;
 use crate::pool::{Pool, Shape};
 use crate::request::{Replies, Request};
 use crate::ring::{Kick, Ring};
 use crate::wait::{Complete, Token};
 use crate::{overflow, thread as os, worker};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farshore_core::sync::Padded;
 use std::sync::{Arc, OnceLock, mpsc};
@@ -112,9 +113,7 @@ pub(crate) struct Shared {
     pub(crate) dispatch: Dispatch,
     sides: Vec<Padded<Side>>,
     pub(crate) replies: Replies,
-    stopping: AtomicU32,
-    /// Unithreads that were spawned and have not ended. Who waits for the end sleeps on it.
-    live: AtomicU32,
+    lifetime: Lifetime,
     panics: AtomicU64,
     /// What of this workers touch and the library must leave in place.
     kept: OnceLock<Vec<Kept>>,
@@ -154,12 +153,12 @@ impl Shared {
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst) != 0
+        self.lifetime.is_stopping()
     }
 
     /// Stopping, and nothing is left.
     pub(crate) fn has_ended(&self) -> bool {
-        self.is_stopping() && self.live.load(Ordering::SeqCst) == 0
+        self.lifetime.has_ended()
     }
 
     /// Completes a wait; from any thread, in a signal handler or not. False: it was over before.
@@ -179,19 +178,17 @@ impl Shared {
 
     /// One more unithread, unless there are to be no more.
     pub(crate) fn admit(&self) -> Result<(), SpawnError> {
-        // SeqCst, as the loads in `has_ended`: either the one who stops sees this one, or this one sees that it is stopped.
-        self.live.fetch_add(1, Ordering::SeqCst);
-        if self.is_stopping() {
-            self.dismiss();
-            return Err(SpawnError::Stopping);
+        if self.lifetime.admit() {
+            return Ok(());
         }
-        Ok(())
+        self.dismiss();
+        Err(SpawnError::Stopping)
     }
 
     /// One less.
     pub(crate) fn dismiss(&self) {
-        if self.live.fetch_sub(1, Ordering::SeqCst) == 1 && self.is_stopping() {
-            join::futex_wake(&self.live);
+        if self.lifetime.dismiss() {
+            join::futex_wake(self.lifetime.word());
             self.wake_all();
         }
     }
@@ -210,7 +207,7 @@ impl Shared {
     }
 
     fn stop(&self) {
-        self.stopping.store(1, Ordering::SeqCst);
+        self.lifetime.stop();
         self.wake_all();
     }
 }
@@ -254,7 +251,7 @@ impl Handle {
 
     /// Unithreads that were spawned and have not ended.
     pub fn live(&self) -> u32 {
-        self.shared.live.load(Ordering::Relaxed)
+        self.shared.lifetime.live()
     }
 
     /// Unithreads that have panicked.
@@ -310,8 +307,7 @@ impl Runtime {
             pool,
             replies: Replies::new()?,
             config,
-            stopping: AtomicU32::new(0),
-            live: AtomicU32::new(0),
+            lifetime: Lifetime::default(),
             panics: AtomicU64::new(0),
             kept: OnceLock::new(),
             joined,
@@ -367,7 +363,7 @@ impl Runtime {
         shared.stop();
         let deadline = time.map(|time| worker::now().saturating_add(time.as_nanos() as u64));
         loop {
-            let left = shared.live.load(Ordering::SeqCst);
+            let (seen, left) = (shared.lifetime.word().load(Ordering::Acquire), shared.lifetime.live());
             if left == 0 {
                 break;
             }
@@ -376,7 +372,7 @@ impl Runtime {
                 self.threads.clear();
                 return Err(Error::NotEnded(left));
             }
-            join::futex_wait(&shared.live, left, rest);
+            join::futex_wait(shared.lifetime.word(), seen, rest);
         }
         shared.wake_all();
         for thread in self.threads.drain(..) {

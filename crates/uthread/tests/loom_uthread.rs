@@ -9,6 +9,7 @@ mod loom_common;
 use chain::Chain;
 use farshore_uthread::dispatch::{Dispatch, Policy};
 use farshore_uthread::doze::Doze;
+use farshore_uthread::lifetime::Lifetime;
 use farshore_uthread::list::{Fifo, Free, Inbox};
 use farshore_uthread::wait::{Complete, Park, WaitWord};
 use loom::cell::UnsafeCell;
@@ -213,5 +214,103 @@ fn first_come_first_served() {
             shared.1.ask(&shared.0, 0, |_| ());
         }
         assert_eq!(order, [0, 1]);
+    });
+}
+
+/// What the threads of a runtime share that has one worker and one unithread, which waits for a page.
+#[derive(Default)]
+struct Ending {
+    lifetime: Lifetime,
+    wait: WaitWord,
+    chain: Chain,
+    inbox: Inbox,
+    doze: Doze,
+    kick: Kick,
+    /// Where the one who stops sleeps.
+    over: Kick,
+    page: UnsafeCell<u32>,
+}
+
+impl Ending {
+    fn wake_worker(&self) {
+        if self.doze.must_kick() {
+            self.kick.kick();
+        }
+    }
+
+    /// The worker's loop, as `worker.rs` has it. How often the unithread went on.
+    fn work(&self, mut went_on: u32) -> u32 {
+        let mut ready = Fifo::default();
+        let mut stopped = false;
+        loop {
+            stopped |= self.lifetime.is_stopping();
+            self.inbox.take(&self.chain, &mut ready);
+            if ready.pop(&self.chain).is_some() {
+                self.go_on();
+                went_on += 1;
+            }
+            if self.lifetime.has_ended() {
+                return went_on;
+            }
+            self.doze.begin();
+            if self.inbox.is_empty() && !self.lifetime.has_ended() && (stopped || !self.lifetime.is_stopping()) {
+                self.kick.sleep();
+            }
+            self.doze.end();
+        }
+    }
+
+    /// The unithread finds its page, and ends.
+    fn go_on(&self) {
+        // SAFETY: who brought it is done with it.
+        assert_eq!(self.page.with(|page| unsafe { *page }), 7, "it went on without its page");
+        self.end_one();
+    }
+
+    fn end_one(&self) {
+        if self.lifetime.dismiss() {
+            self.over.kick();
+            self.wake_worker();
+        }
+    }
+}
+
+/// A runtime is stopped while a unithread's page is on its way: it gets the page and goes on, once; then all end. Who sleeps on is a deadlock.
+#[test]
+fn a_fetch_that_is_outstanding_ends_before_the_runtime() {
+    explore(3, || {
+        let shared = Arc::new(Ending { chain: Chain::new(1), ..Ending::default() });
+        assert!(shared.lifetime.admit());
+        let token = shared.wait.arm(0);
+        let fetching = shared.clone();
+        let fetch = thread::spawn(move || {
+            // SAFETY: nobody looks before it is completed.
+            fetching.page.with_mut(|page| unsafe { *page = 7 });
+            if fetching.wait.complete(token, 0) == Complete::Resume {
+                fetching.inbox.push(&fetching.chain, 0);
+            }
+            fetching.wake_worker();
+        });
+        let stopping = shared.clone();
+        let stop = thread::spawn(move || {
+            stopping.lifetime.stop();
+            stopping.wake_worker();
+            while stopping.lifetime.live() != 0 {
+                stopping.over.sleep();
+            }
+            stopping.wake_worker();
+            assert!(!stopping.lifetime.admit(), "one is spawned after the end");
+            stopping.end_one();
+        });
+        let at_once = match shared.wait.park(token) {
+            Park::Stay(_) => {
+                shared.go_on();
+                1
+            }
+            Park::Leave => 0,
+        };
+        assert_eq!(shared.work(at_once), 1);
+        fetch.join().unwrap();
+        stop.join().unwrap();
     });
 }

@@ -56,6 +56,35 @@ void section_collector(void)
     say("%s, %llu wrong words", opened >= 3 * HEAP * MIB / PAGE ? "every page was opened" : "TOO FEW FAULTS", (unsigned long long)wrong);
 }
 
+/* ------------------------------------------------------------------------------------------- arenas */
+
+/* Memory that is opened in pieces, as glibc's arenas grow: pages that come along with neighbours may lie beyond. There are more of them than
+ * fit, so they must leave as others do. */
+void section_arenas(void)
+{
+    enum { ARENA = 64, PIECE = 512 << 10, STEP = 4 };
+    size_t wrong = 0;
+    char *arena = mmap(NULL, ARENA * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(arena != MAP_FAILED);
+    for (int step = 0; step < 3; step++) {
+        for (size_t at = 0; at < ARENA * MIB; at += PIECE) {
+            char *piece = arena + at + (size_t)step * STEP * PAGE;
+            CHECK(mprotect(piece, STEP * PAGE, PROT_READ | PROT_WRITE) == 0);
+            for (size_t word = 0; word < STEP * PAGE / 8; word++) {
+                uint64_t *place = (uint64_t *)piece + word;
+                wrong += *place != 0;
+                *place = mix(at ^ word);
+            }
+        }
+    }
+    for (size_t at = 0; at < ARENA * MIB; at += PIECE) {
+        for (size_t word = 0; word < 3 * STEP * PAGE / 8; word++) {
+            wrong += ((uint64_t *)(arena + at))[word] != mix(at ^ word % (STEP * PAGE / 8));
+        }
+    }
+    say("%zu wrong words", wrong);
+}
+
 /* ------------------------------------------------------------------------------------------- faults */
 
 static sigjmp_buf back;

@@ -41,6 +41,7 @@ void section_inherit(void);
 void section_shared(void);
 
 void section_collector(void);
+void section_arenas(void);
 void section_faults(void);
 void section_overflow(void);
 void section_sigsys(void);

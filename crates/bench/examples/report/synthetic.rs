@@ -140,10 +140,7 @@ fn outcome(workload: &str, rate: f64, missing: f64, target: &Behaviour, chance: 
         phases: vec![phase("fill", 0.4, 131_072), phase(MEASURE, SECONDS, fetches), phase("verify", 0.3, 65_536)],
         verified: "the sum of 67108864 words".into(),
         checksum: "5d41402abc4b2a76".into(),
-        wrong: vec![],
-        generator_late: String::new(),
-        lost: 0,
-        unsent: 0,
+        ..Outcome::default()
     }
 }
 

@@ -1,11 +1,11 @@
 //! One run of a server on unithreads with `farshore-load open`, which asks it from outside.
 //!
 //! ```text
-//! server starts ─▶ "ready: …" ─▶ (fill) ─▶ generator: warm-up ─▶ counters ─▶ measured time ─▶ counters ─▶ server is told to end
+//! server starts ─▶ "ready: …", or memcached's file of ports ─▶ (fill) ─▶ generator: warm-up ─▶ counters ─▶ measured time ─▶ counters ─▶ server is told to end
 //! ```
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use crate::child::{Child, End, Message, Output, Silence, Watch};
 use crate::journal::Journal;
 use crate::result::Round;
 use crate::targets::Target;
+use crate::uthread::memcached::{self, Memcached};
 use crate::uthread::{cores, told};
 
 /// What the server says on stderr when it is ready: `ready: tcp ADDRESS udp ADDRESS`.
@@ -24,6 +25,8 @@ const READY: &str = "ready: ";
 pub struct Served {
     /// The server's command line.
     pub server: Vec<OsString>,
+    /// What there is to know if it is the real memcached, and not `farshore-serve`.
+    pub memcached: Option<Memcached>,
     /// `farshore-load`.
     pub generator: PathBuf,
     /// `array` or `kv`.
@@ -34,6 +37,8 @@ pub struct Served {
     pub fill: Option<Vec<String>>,
     /// Its options for the measured run.
     pub options: Vec<String>,
+    /// Whether it looks for the highest rate.
+    pub search: bool,
     /// How long the load lasts before it counts.
     pub warmup: Duration,
     /// Where the generator writes its result.
@@ -45,7 +50,8 @@ pub struct Served {
 impl Served {
     /// Both command lines, without the paths of this machine.
     pub fn words(&self) -> Vec<OsString> {
-        let server = ["farshore-serve".into()].into_iter().chain(self.server.iter().skip(1).cloned());
+        let name = self.server.first().and_then(|server| Path::new(server).file_name()).map(OsString::from);
+        let server = name.into_iter().chain(self.server.iter().skip(1).cloned());
         let address = format!("{}:ADDRESS", self.transport);
         let generator = ["farshore-load", "open", self.service, &address].map(OsString::from);
         server.chain(["+".into()]).chain(generator).chain(self.options.iter().map(OsString::from)).collect()
@@ -55,6 +61,24 @@ impl Served {
         let mut command = Command::new(&self.generator);
         command.args(["open", self.service, address]).args(options);
         cores::on(&self.cores, || Child::start(command, Output::Hash))
+    }
+
+    fn serve(&self, target: &dyn Target) -> Result<Child, String> {
+        let mut command = target.command(&self.server);
+        if let Some(Memcached { ports, .. }) = &self.memcached {
+            // An old one must not be taken for this server's.
+            let _ = std::fs::remove_file(ports);
+            command.env(memcached::PORTS, ports);
+        }
+        Child::start(command, Output::Hash)
+    }
+
+    /// Where the server listens; `None`: not yet.
+    fn address(&self, server: &Child) -> Option<String> {
+        match &self.memcached {
+            Some(memcached) => memcached.address(self.transport),
+            None => address(&server.complaints(), self.transport),
+        }
     }
 
     fn fill(&self, address: &str, journal: &Journal, watch: Watch<'_>) -> Result<(), String> {
@@ -89,10 +113,12 @@ impl Served {
 
     /// What the generator wrote, into the round.
     fn take(&self, asked: End, round: &mut Round) {
-        match std::fs::read_to_string(&self.told).map_err(|error| error.to_string()).and_then(|text| told::outcome(&text)) {
+        let read = if self.search { told::searched } else { told::outcome };
+        match std::fs::read_to_string(&self.told).map_err(|error| error.to_string()).and_then(|text| read(&text)) {
             Ok(outcome) => {
-                // Its status tells the same.
-                let wrong = if outcome.wrong.is_empty() { asked.wrong } else { outcome.wrong.clone() };
+                // Its status tells the same; and it is a failure to it, not here, that no rate met the target.
+                let told = !outcome.wrong.is_empty() || outcome.rate_limit == told::NONE;
+                let wrong = if told { outcome.wrong.clone() } else { asked.wrong };
                 round.wrong.extend(wrong);
                 round.outcome = Some(outcome);
             }
@@ -110,14 +136,17 @@ pub(super) fn run(
     watch: Watch<'_>,
     round: &mut Round,
 ) -> Result<(), String> {
-    let mut server = Child::start(target.command(&served.server), Output::Hash)?;
+    let mut server = served.serve(target)?;
     let _noted = Noted::new(journal, &server)?;
-    let address = match wait_for_address(&mut server, served.transport, watch)? {
+    let address = match wait_for_address(&mut server, served, watch)? {
         Ready::At(address) => address,
         Ready::Ended(ended) => {
             return Err(format!("the server ended before it was ready: {}", server.reap(ended).wrong.join("; ")));
         }
     };
+    if let Some(memcached) = &served.memcached {
+        memcached.bind(server.pid())?;
+    }
     served.fill(&address, journal, watch)?;
     let mut counted = Counted::new(target, server.pid());
     let asked = served.ask(&address, &mut counted, journal, watch)?;
@@ -137,9 +166,9 @@ enum Ready {
 }
 
 /// Waits until the server says where it listens. It has all the time of the run: it may have to fill its memory first.
-fn wait_for_address(server: &mut Child, transport: &str, watch: Watch<'_>) -> Result<Ready, String> {
+fn wait_for_address(server: &mut Child, served: &Served, watch: Watch<'_>) -> Result<Ready, String> {
     loop {
-        if let Some(address) = address(&server.complaints(), transport) {
+        if let Some(address) = served.address(server) {
             return Ok(Ready::At(address));
         }
         match server.next(Watch { deadline: Instant::now(), ..watch }) {

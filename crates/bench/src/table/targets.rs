@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use farshore_load::outcome::Outcome;
+
 use super::grid::{self, Cell, Column, Tone};
 use super::units::{bytes, decimals, digits, metric, nanoseconds, percent, point, quantity, quantity_range};
 use crate::report::group::{Group, axis_name};
@@ -179,6 +181,8 @@ pub fn notes(group: &Group<'_>) -> Vec<String> {
             let note =
                 |(why, rounds): (String, Vec<u32>)| format!("{}{point}: late load, {}: {why}", target.label, in_rounds(&rounds));
             notes.extend(late(target).into_iter().map(note));
+            let note = |(why, rounds): (String, Vec<u32>)| format!("{}{point}: {}: {why}", target.label, in_rounds(&rounds));
+            notes.extend(limits(target).into_iter().map(note));
             notes.extend(lost(target).map(|note| format!("{}{point}: {note}", target.label)));
             // Elsewhere another kind of work begins, with a rate of its own.
             let moves = experiment.workload == "gups-move";
@@ -219,13 +223,23 @@ fn recovery(target: &TargetResult) -> Option<String> {
 
 /// Where the generator of open-loop load was too slow itself.
 fn late(target: &TargetResult) -> BTreeMap<String, Vec<u32>> {
-    let mut late: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+    told(target, |outcome| &outcome.generator_late)
+}
+
+/// Why no higher rate was found, where one was looked for; if that was the generator, [`late`] has told it.
+fn limits(target: &TargetResult) -> BTreeMap<String, Vec<u32>> {
+    told(target, |outcome| if outcome.generator_late == outcome.rate_limit { "" } else { &outcome.rate_limit })
+}
+
+/// What outcomes tell in words: each, with its rounds.
+fn told(target: &TargetResult, words: impl Fn(&Outcome) -> &str) -> BTreeMap<String, Vec<u32>> {
+    let mut told: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for round in &target.rounds {
-        if let Some(why) = round.outcome.as_ref().map(|outcome| &outcome.generator_late).filter(|why| !why.is_empty()) {
-            late.entry(why.clone()).or_default().push(round.number);
+        if let Some(words) = round.outcome.as_ref().map(&words).filter(|words| !words.is_empty()) {
+            told.entry(words.to_string()).or_default().push(round.number);
         }
     }
-    late
+    told
 }
 
 /// Requests of open-loop load without an answer.

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use farshore_config::SwapSpec;
+use farshore_load::rates::{Goal, Rates, rate};
 use farshore_load::size::Bytes;
 
 use crate::args::positive;
@@ -19,6 +20,10 @@ Examples:
                                                           two modes, and how much they can do
   farshore bench uthread array --mode yield:2 --mode busy:2 --cores 2
                                                           two workers each; needs a third core for the generator
+  farshore bench uthread array --mode yield:2 --mode yield-rr:2 --cores 2 --phases throughput,latency
+                                                          what it is worth to know who has how many fetches under way
+  farshore bench uthread kv --mode yield:1 --mode memcached:1,2 --mode memcached-swap:1,2 --swap dir:/var/tmp --transport tcp --phases capacity
+                                                          the highest rates with a 99th percentile of at most 1 ms
   farshore bench uthread switch                           what a switch between two unithreads costs
 
 Modes:
@@ -26,6 +31,10 @@ Modes:
   busy:N    N workers look for the page without end
   block:N   N workers, which are OS threads, sleep until the page is there
   swap:N    the same without Farshore, in a memory cgroup with Linux swap: on the disk of --dir, whatever --swap says (root)
+  memcached:N, memcached-swap:N
+            kv: the real memcached (from PATH) with N threads in place of farshore-serve, under farshore run and with Linux swap;
+            with --transport tcp: its socket for datagrams holds 130 or so, and what comes while it is full is lost
+With -rr, as in yield-rr:N, requests go to idle workers in turn (round robin) and not to the one with the fewest fetches; not for memcached.
 Of several numbers the best one is found in a short first pass. All workers share the cores of --cores.
 
 Phases:
@@ -33,7 +42,9 @@ Phases:
   latency     open loop: requests come at the times of a Poisson process, so many a second as --at of what the reference
               did in the first phase; the figure is the 99.9th percentile (scan: of its GETs), in which a request without an
               answer took 1 s
-  local       the first phase once more with more memory than data, for yield and block
+  local       the first phase once more with more memory than data, for yield, block and memcached
+  capacity    open loop at rate after rate, --seconds each: the figure is the highest rate of --rates at which --target is met, 0 if none is;
+              a rate that misses it is tried once more (scan: --target is for all requests)
 
 All answers are checked: one that is wrong or comes twice makes the exit status 1.
 Not for this: --against, --builds, --sweep, --memory, --pool, --swap-files.
@@ -48,7 +59,7 @@ pub struct UthreadArgs {
     /// The service; or what a switch costs
     #[arg(value_enum, default_value_t = What::Array)]
     pub what: What,
-    /// How the server waits, and with how many workers: yield:N, busy:N, block:N,... or swap:N,...; repeat for more, the first is set against the others
+    /// How the server waits, and with how many workers: yield:N, busy:N, block:N,..., swap:N,..., memcached:N,... or memcached-swap:N,...; repeat for more, the first is set against the others
     /// [default: yield:1, busy:1, block:8,16,32,64 and swap:8,16,32]
     #[arg(long = "mode", value_name = "MODE:N[,N]...")]
     pub modes: Vec<Modes>,
@@ -82,6 +93,12 @@ pub struct UthreadArgs {
     /// What is measured
     #[arg(long, value_enum, value_name = "PHASE,...", value_delimiter = ',', default_values_t = [Phase::Throughput, Phase::Latency, Phase::Local])]
     pub phases: Vec<Phase>,
+    /// Rates that the capacity phase looks through, in requests a second
+    #[arg(long, value_name = "LOW..HIGH", default_value = "1000..200000")]
+    pub rates: Rates,
+    /// What the capacity phase wants: that percentile of the latency is at most that
+    #[arg(long, value_name = "PERCENTILE=TIME", default_value = "p99=1ms")]
+    pub target: Goal,
     /// How requests travel
     #[arg(long, value_enum, default_value_t = Transport::Udp)]
     pub transport: Transport,
@@ -136,6 +153,10 @@ pub enum Wait {
     Block,
     /// Sleeps in the kernel: Linux swap
     Swap,
+    /// A thread of the real memcached, which sleeps
+    Memcached,
+    /// The same with Linux swap
+    MemcachedSwap,
 }
 
 impl Wait {
@@ -147,7 +168,21 @@ impl Wait {
             Wait::Busy => "busy",
             Wait::Block => "block",
             Wait::Swap => "swap",
+            Wait::Memcached => "memcached",
+            Wait::MemcachedSwap => "memcached-swap",
         }
+    }
+
+    /// Whether it is without Farshore.
+    #[must_use]
+    pub fn is_linux_swap(self) -> bool {
+        matches!(self, Wait::Swap | Wait::MemcachedSwap)
+    }
+
+    /// Whether the server is the real memcached.
+    #[must_use]
+    pub fn is_memcached(self) -> bool {
+        matches!(self, Wait::Memcached | Wait::MemcachedSwap)
     }
 }
 
@@ -160,6 +195,8 @@ pub enum Phase {
     Latency,
     /// All data local
     Local,
+    /// Highest rate with a latency that is wanted
+    Capacity,
 }
 
 /// How requests travel.
@@ -182,18 +219,23 @@ impl Transport {
     }
 }
 
+/// What the name of a mode ends in whose workers get requests in turn.
+const IN_TURN: &str = "-rr";
+
 /// A way to wait with a number of workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mode {
     /// What they do.
     pub wait: Wait,
+    /// Requests go to idle workers in turn, not to the one with the fewest fetches under way.
+    pub in_turn: bool,
     /// How many there are.
     pub workers: u16,
 }
 
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.wait.name(), self.workers)
+        write!(f, "{}{}:{}", self.wait.name(), if self.in_turn { IN_TURN } else { "" }, self.workers)
     }
 }
 
@@ -207,13 +249,17 @@ impl FromStr for Modes {
     fn from_str(text: &str) -> Result<Modes, String> {
         let wrong = || {
             format!(
-                "invalid mode {text:?}: write yield:N, busy:N, block:N,... or swap:N,... with 1 to 64 workers, such as block:8,16"
+                "invalid mode {text:?}: write yield:N, busy:N, block:N,..., swap:N,..., memcached:N,... or memcached-swap:N,... with 1 to 64 workers, such as block:8,16, or yield-rr:N"
             )
         };
         let (name, numbers) = text.split_once(':').ok_or_else(wrong)?;
+        let (name, in_turn) = name.strip_suffix(IN_TURN).map_or((name, false), |name| (name, true));
         let wait = Wait::from_str(name, false).map_err(|_| wrong())?;
+        if in_turn && wait.is_memcached() {
+            return Err(wrong());
+        }
         let mode = |number: &str| match number.trim().parse() {
-            Ok(workers @ 1..=64) => Ok(Mode { wait, workers }),
+            Ok(workers @ 1..=64) => Ok(Mode { wait, in_turn, workers }),
             _ => Err(wrong()),
         };
         numbers.split(',').map(mode).collect::<Result<_, _>>().map(Modes)
@@ -243,13 +289,6 @@ impl Percent {
     }
 }
 
-fn rate(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if (1.0..=1e8).contains(&value) => Ok(value),
-        _ => Err(format!("invalid rate {text:?}: write a number of requests a second from 1 to 100000000")),
-    }
-}
-
 /// Refuses what no swap space is.
 fn swap(text: &str) -> Result<String, String> {
     text.parse::<SwapSpec>().map(|_| text.to_string()).map_err(|error| error.to_string())
@@ -264,7 +303,9 @@ mod tests {
         let modes = |text: &str| text.parse::<Modes>().map(|modes| modes.0.iter().map(Mode::to_string).collect::<Vec<_>>());
         assert_eq!(modes("yield:1"), Ok(vec!["yield:1".into()]));
         assert_eq!(modes("block:8, 16"), Ok(vec!["block:8".into(), "block:16".into()]));
-        for wrong in ["", "yield", "yield:", "yield:0", "block:65", "block:8,", "sleep:1", "swap:x"] {
+        assert_eq!(modes("yield-rr:2"), Ok(vec!["yield-rr:2".into()]));
+        assert_eq!(modes("memcached-swap:1,2"), Ok(vec!["memcached-swap:1".into(), "memcached-swap:2".into()]));
+        for wrong in ["", "yield", "yield:", "yield:0", "block:65", "block:8,", "sleep:1", "swap:x", "-rr:1", "memcached-rr:1"] {
             assert!(modes(wrong).is_err_and(|why| why.contains("invalid mode") && why.lines().count() == 1), "{wrong:?}");
         }
     }

@@ -58,6 +58,14 @@ pub fn list(cores: &[usize]) -> String {
     cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
+/// As the kernel has them.
+#[must_use]
+pub fn set(cores: &[usize]) -> CpuSet {
+    let mut set = CpuSet::new();
+    cores.iter().for_each(|core| set.set(*core));
+    set
+}
+
 /// The cores that this process may use.
 fn allowed() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
@@ -74,9 +82,7 @@ pub fn on<T>(cores: &[usize], work: impl FnOnce() -> Result<T, String>) -> Resul
     }
     let cannot = |error| format!("cannot use cores {} ({error}): --cores 0 binds nothing", list(cores));
     let before = sched_getaffinity(None).map_err(cannot)?;
-    let mut set = CpuSet::new();
-    cores.iter().for_each(|core| set.set(*core));
-    sched_setaffinity(None, &set).map_err(cannot)?;
+    sched_setaffinity(None, &set(cores)).map_err(cannot)?;
     let done = work();
     sched_setaffinity(None, &before).map_err(cannot)?;
     done

@@ -1,12 +1,13 @@
 //! Which comparisons are made, one after the other.
 //!
 //! ```text
-//! of several numbers of threads the best ─▶ highest throughput ─▶ latency at a share of it ─▶ all data local
+//! of several numbers of threads the best ─▶ highest throughput ─▶ latency at a share of it ─▶ all data local ─▶ highest rate with a latency that is wanted
 //! ```
 
 use std::path::PathBuf;
 
 use farshore_config::SwapSpec;
+use farshore_load::rates::{Goal, Rates};
 use farshore_load::size::Bytes;
 
 use super::args::{Mode, Modes, Percent, Phase, UthreadArgs, Wait, What};
@@ -40,6 +41,8 @@ pub struct Course {
     at: Percent,
     reference: Wait,
     rate: Option<f64>,
+    rates: Rates,
+    target: Goal,
     seconds: f64,
     swap_size: Option<u64>,
 }
@@ -75,6 +78,9 @@ impl Course {
         let usual = || USUAL.iter().map(|text| text.parse()).collect();
         let modes: Vec<Modes> = if arguments.modes.is_empty() { usual() } else { Ok(arguments.modes.clone()) }?;
         refuse_twice(&modes)?;
+        if let (true, Some(mode)) = (arguments.what != What::Kv, all_of(&modes).find(|mode| mode.wait.is_memcached())) {
+            return Err(format!("--mode {mode} is for kv: write farshore bench uthread kv"));
+        }
         let swaps = if arguments.swaps.is_empty() { vec![USUAL_SWAP.to_string()] } else { arguments.swaps.clone() };
         let reference = reference(arguments.reference, &modes, &swaps)?;
         let phase = |phase| arguments.phases.contains(&phase);
@@ -96,6 +102,8 @@ impl Course {
             at: arguments.at,
             reference,
             rate: arguments.rate,
+            rates: arguments.rates,
+            target: arguments.target,
             seconds: arguments.seconds,
             swap_size: all.swap_size.map(|size| size.0),
         })
@@ -105,6 +113,12 @@ impl Course {
     #[must_use]
     pub fn bound(&self) -> String {
         self.setting.split.text()
+    }
+
+    /// Whether the real memcached is among the servers.
+    #[must_use]
+    pub fn has_memcached(&self) -> bool {
+        all_of(&self.modes).any(|mode| mode.wait.is_memcached())
     }
 
     /// Experiments that need as much as those that will be made.
@@ -136,8 +150,12 @@ impl Course {
                 return Ok(());
             }
         }
-        if let (true, Some(local)) = (self.has(Phase::Local), self.local(&modes)) {
-            maker.make(&local, Rounds::All)?;
+        let local = self.has(Phase::Local).then(|| self.local(&modes)).flatten();
+        let capacity = self.has(Phase::Capacity).then(|| self.capacity(&modes));
+        for experiment in local.into_iter().chain(capacity) {
+            if maker.make(&experiment, Rounds::All)?.is_none() {
+                break;
+            }
         }
         Ok(())
     }
@@ -193,9 +211,15 @@ impl Course {
         self.experiment(format!("{}, {load}", self.place()), modes, Load::Open(rate), self.seconds, self.local_bytes())
     }
 
-    /// `None` if neither yield nor block is among the modes.
+    fn capacity(&self, modes: &[Mode]) -> Experiment {
+        let load = Load::Search(self.rates, self.target);
+        self.experiment(format!("{}, rates {}", self.place(), self.rates), modes, load, self.seconds, self.local_bytes())
+    }
+
+    /// `None` if neither yield nor block nor memcached is among the modes.
     fn local(&self, modes: &[Mode]) -> Option<Experiment> {
-        let modes: Vec<Mode> = modes.iter().copied().filter(|mode| matches!(mode.wait, Wait::Yield | Wait::Block)).collect();
+        let is_shown = |mode: &Mode| matches!(mode.wait, Wait::Yield | Wait::Block | Wait::Memcached);
+        let modes: Vec<Mode> = modes.iter().copied().filter(is_shown).collect();
         let memory = self.setting.data_bytes.saturating_mul(ALL_LOCAL).max(self.setting.swap_bytes()).saturating_add(BESIDES);
         let title = format!("all local, {} under way", self.setting.outstanding);
         let load = Load::Closed(self.setting.outstanding);
@@ -248,6 +272,10 @@ fn best(made: &result::Experiment, modes: &[Mode]) -> Option<(Mode, Option<f64>)
     modes.iter().filter_map(figure).max_by(|a, b| a.1.total_cmp(&b.1)).map(|(mode, figure)| (mode, Some(figure)))
 }
 
+fn all_of(modes: &[Modes]) -> impl Iterator<Item = Mode> {
+    modes.iter().flat_map(|modes| modes.0.iter().copied())
+}
+
 fn list(modes: &[Mode]) -> String {
     modes.iter().map(Mode::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -255,28 +283,25 @@ fn list(modes: &[Mode]) -> String {
 /// What a mode is run under.
 fn target(mode: Mode, swaps: &[String]) -> Spec {
     let label = mode.to_string();
-    if mode.wait == Wait::Swap { Spec::linux_swap(&label) } else { Spec::of_swaps(swaps, &label) }
+    if mode.wait.is_linux_swap() { Spec::linux_swap(&label) } else { Spec::of_swaps(swaps, &label) }
 }
 
 /// Whose load the latencies are taken at: where pages come soon, busy is the best that was known; on a disk it only waits.
 fn reference(asked: Option<Wait>, modes: &[Modes], swaps: &[String]) -> Result<Wait, String> {
-    let there = |wait: &Wait| modes.iter().any(|modes| modes.0.iter().any(|mode| mode.wait == *wait));
+    let there = |wait: &Wait| all_of(modes).any(|mode| mode.wait == *wait);
     if let Some(wait) = asked {
         return if there(&wait) { Ok(wait) } else { Err(format!("--reference {}: it is not among the modes", wait.name())) };
     }
     let on_disk =
         swaps.iter().any(|swap| matches!(swap.parse(), Ok(SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. })));
-    let wanted = if on_disk {
-        [Wait::Block, Wait::Busy, Wait::Yield, Wait::Swap]
-    } else {
-        [Wait::Busy, Wait::Block, Wait::Yield, Wait::Swap]
-    };
-    wanted.into_iter().find(there).ok_or_else(|| "no mode is given".into())
+    let first = if on_disk { [Wait::Block, Wait::Busy] } else { [Wait::Busy, Wait::Block] };
+    let others = [Wait::Yield, Wait::Swap, Wait::Memcached, Wait::MemcachedSwap];
+    first.into_iter().chain(others).find(there).ok_or_else(|| "no mode is given".into())
 }
 
 /// Two `--mode` of one kind would be chosen from apart, and a mode that comes twice could not be told from itself.
 fn refuse_twice(modes: &[Modes]) -> Result<(), String> {
-    let all: Vec<Mode> = modes.iter().flat_map(|modes| modes.0.clone()).collect();
+    let all: Vec<Mode> = all_of(modes).collect();
     match all.iter().enumerate().find(|(index, mode)| all[..*index].contains(mode)) {
         Some((_, mode)) => Err(format!("--mode {mode} is given twice: give it once")),
         None => Ok(()),

@@ -5,6 +5,7 @@
 //! | [`args`] | options: what they say, and what is refused |
 //! | [`course`] | which comparisons are made, one after the other: a load may follow from the one before |
 //! | [`service`] | the command lines of server and generator |
+//! | [`memcached`] | the real memcached, as one more server |
 //! | [`told`] | what the generator tells |
 //! | [`cores`] | who runs where |
 //!
@@ -14,6 +15,7 @@
 pub mod args;
 pub mod cores;
 pub mod course;
+pub mod memcached;
 pub mod service;
 pub mod told;
 

@@ -4,10 +4,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use farshore_load::rates::{Goal, Rates};
 use farshore_load::size::Bytes;
 
 use super::args::{Mode, Percent, Transport, UthreadArgs, Wait, What};
 use super::cores::{self, Split};
+use super::memcached::{self, Memcached};
 use super::told::PATIENCE_NS;
 use crate::measure::Served;
 
@@ -15,7 +17,7 @@ use crate::measure::Served;
 const SHORT_SECONDS: f64 = 1.0;
 /// Sockets of the generator over UDP.
 const SOCKETS: u32 = 16;
-/// Connections that a server takes beyond those of the generator.
+/// Connections that a server takes beyond those of two runs of the generator: it may not have seen yet that those of the last one have ended.
 const SPARE_CONNECTIONS: u32 = 16;
 /// A memcached gets so many times the memory of its values: none must be thrown away.
 const ROOM: u64 = 2;
@@ -23,6 +25,8 @@ const ROOM: u64 = 2;
 const TREE_ROOM: u64 = 3;
 /// Requests of `scan`, as Adios has them for RocksDB. The figures there are those of the GETs.
 const MIX: &str = "get=99,scan=1";
+/// A rate has missed the target if it did so many times in a row. One burst of another program must not end the search at a rate that is far too low.
+const TRIES: u32 = 2;
 /// Keys of `kv`.
 const KEYS: &str = "zipf:0.99";
 
@@ -60,6 +64,8 @@ pub enum Load {
     Closed(u32),
     /// So many come a second: the figure is the 99.9th percentile of the latency.
     Open(f64),
+    /// At rate after rate: the figure is the highest one with the latency that is wanted.
+    Search(Rates, Goal),
 }
 
 /// One comparison: the same load for each of several modes.
@@ -117,15 +123,20 @@ impl Setting {
     }
 
     fn server(&self, mode: Mode) -> Vec<OsString> {
+        if mode.wait.is_memcached() {
+            let udp = self.transport == Transport::Udp;
+            return memcached::words(mode.workers, (self.swap_bytes(), self.items()), self.most_connections(), udp);
+        }
         let wait = if mode.wait == Wait::Swap { Wait::Block } else { mode.wait };
         let mut words = vec![
             format!("--wait={}", wait.name()),
             format!("--workers={}", mode.workers),
             format!("--unithreads={}", self.unithreads),
-            format!("--max-connections={}", self.connections() + SPARE_CONNECTIONS),
+            format!("--max-connections={}", self.most_connections()),
             "--listen=127.0.0.1:0".into(),
             "--udp=127.0.0.1:0".into(),
         ];
+        words.extend(mode.in_turn.then(|| "--dispatch=round-robin".into()));
         match self.what {
             What::Kv => words.push(format!("--memory={}", self.data_bytes.saturating_mul(ROOM))),
             What::Scan => {
@@ -151,6 +162,10 @@ impl Setting {
             Transport::Udp => SOCKETS,
             Transport::Tcp => self.outstanding,
         }
+    }
+
+    fn most_connections(&self) -> u32 {
+        2 * self.connections() + SPARE_CONNECTIONS
     }
 
     /// Options of each run of the generator.
@@ -194,15 +209,25 @@ impl Comparison {
         let short = |seconds: f64| if number == 0 { seconds.min(SHORT_SECONDS) } else { seconds };
         let told = directory.join("generator.json");
         let mut options = setting.options(u64::from(number.max(1)));
-        options.push(match self.load {
-            Load::Closed(count) => format!("--closed={count}"),
-            Load::Open(rate) => format!("--rate={rate}"),
+        // To warm up nothing has to be found.
+        let load = match self.load {
+            Load::Search(rates, _) if number == 0 => Load::Open(rates.low),
+            load => load,
+        };
+        options.extend(match load {
+            Load::Closed(count) => vec![format!("--closed={count}")],
+            Load::Open(rate) => vec![format!("--rate={rate}")],
+            Load::Search(rates, goal) => vec![format!("--sweep={rates}"), format!("--target={goal}"), format!("--tries={TRIES}")],
         });
         options.push(format!("--warmup={}", short(setting.warmup)));
         options.push(format!("--seconds={}", short(self.seconds)));
         options.push(format!("--json={}", told.display()));
+        let mode = self.modes.get(index);
+        let memcached = || Memcached { ports: directory.join("ports"), cores: setting.split.server.clone() };
         Served {
-            server: self.modes.get(index).map(|mode| setting.server(*mode)).unwrap_or_default(),
+            server: mode.map(|mode| setting.server(*mode)).unwrap_or_default(),
+            memcached: mode.is_some_and(|mode| mode.wait.is_memcached()).then(memcached),
+            search: matches!(load, Load::Search(..)),
             generator: generator.to_path_buf(),
             service: setting.what.name(),
             transport: setting.transport.name(),
@@ -218,6 +243,7 @@ impl Comparison {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::uthread::args::Modes;
 
     pub fn setting(what: What) -> Setting {
         Setting {
@@ -236,7 +262,7 @@ pub(super) mod tests {
     }
 
     fn comparison(what: What, load: Load) -> Comparison {
-        let modes = vec![Mode { wait: Wait::Yield, workers: 1 }, Mode { wait: Wait::Swap, workers: 8 }];
+        let modes = ["yield:1", "swap:8", "yield-rr:2", "memcached:4"].map(|text| text.parse::<Modes>().unwrap().0[0]).to_vec();
         Comparison { setting: setting(what), title: "x".into(), modes, load, seconds: 5.0 }
     }
 
@@ -266,6 +292,33 @@ pub(super) mod tests {
         assert!(has(&served.server, "scan") && has(&served.server, "--items=65536") && has(&served.server, "--value-bytes=1024"));
         let asked = ["--items=65536", "--mix=get=99,scan=1"].iter().all(|word| served.options.contains(&(*word).into()));
         assert!(asked && served.fill.is_none() && scan.setting.swap_bytes() > scan.setting.data_bytes, "{:?}", served.options);
+    }
+
+    #[test]
+    fn a_memcached_is_one_more_server_and_requests_may_go_in_turn() {
+        let kv = comparison(What::Kv, Load::Closed(256));
+        let served = |index| kv.program(Path::new("load"), Path::new("/d"), 1, index);
+        assert!(has(&served(2).server, "--dispatch=round-robin") && has(&served(2).server, "--wait=yield"));
+        assert!(served(0).memcached.is_none() && !has(&served(0).server, "--dispatch=round-robin"));
+        let real = served(3);
+        assert_eq!(real.memcached, Some(Memcached { ports: "/d/ports".into(), cores: vec![0] }));
+        // The same room, and the same requests.
+        assert!(has(&served(0).server, "--memory=134217728") && has(&real.server, "--memory-limit=128"), "{:?}", real.server);
+        assert!(has(&real.server, "--threads=4") && has(&real.words(), "memcached"));
+        assert_eq!((&real.options, &real.fill), (&served(0).options, &served(0).fill));
+    }
+
+    #[test]
+    fn a_search_is_the_generators() {
+        let goal = "p99=1ms".parse().unwrap();
+        let kv = comparison(What::Kv, Load::Search("1000..2e5".parse().unwrap(), goal));
+        let served = |number| kv.program(Path::new("load"), Path::new("/d"), number, 0);
+        let options = served(1).options;
+        assert!(
+            served(1).search
+                && ["--sweep=1000..200000", "--target=p99=1ms", "--tries=2"].iter().all(|word| options.contains(&(*word).into()))
+        );
+        assert!(!served(0).search && served(0).options.contains(&"--rate=1000".into()));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What `farshore-load open --json` tells, as the outcome of a run.
 
 use farshore_load::outcome::{Histogram, Outcome};
+use farshore_load::rates::Limit;
 use serde::Deserialize;
 
 /// How long the generator waits for an answer, in ns. In the percentiles a request without an answer took that long: they must not get better by
@@ -9,6 +10,9 @@ pub const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// The operation whose latencies count; most services have no other.
 const GET: &str = "get";
+
+/// What came of a search in which even the lowest rate was too high. The generator's status tells it as a failure; here it is a result.
+pub const NONE: &str = "no rate met the target: the server misses it at the lowest one";
 
 /// What is read of it.
 #[derive(Deserialize)]
@@ -32,12 +36,71 @@ struct Times {
     histogram: Vec<(u64, u64)>,
 }
 
-/// Reads it.
+/// What is read of a search for the highest rate.
+#[derive(Deserialize)]
+struct Searched {
+    best: Option<f64>,
+    limit: String,
+    steps: Vec<Step>,
+}
+
+/// A rate that was tried.
+#[derive(Deserialize)]
+struct Step {
+    met: bool,
+    run: Told,
+}
+
+/// Reads the result of one run.
 ///
 /// # Errors
 /// It is not what the generator writes, or nothing was answered: one line.
 pub fn outcome(json: &str) -> Result<Outcome, String> {
-    let told: Told = serde_json::from_str(json).map_err(|error| format!("the generator's result cannot be read ({error})"))?;
+    let outcome = outcome_of(read(json)?);
+    if outcome.operations == 0 && outcome.wrong.is_empty() {
+        return Err("no request was answered".into());
+    }
+    Ok(outcome)
+}
+
+/// Reads the result of a search: latencies are those at the best rate, all else is of all rates together.
+///
+/// # Errors
+/// It is not what the generator writes: one line.
+pub fn searched(json: &str) -> Result<Outcome, String> {
+    let Searched { best, limit, steps } = read(json)?;
+    let mut all = Outcome { best_rate: best, ..Outcome::default() };
+    for Step { met, run } in steps {
+        let step = outcome_of(run);
+        all.operations += step.operations;
+        all.seconds += step.seconds;
+        all.wrong.extend(step.wrong);
+        all.workload = step.workload;
+        all.unit = step.unit;
+        // Rates that met the target came one higher than the other. What is lost above it is what ended the search.
+        if met {
+            (all.latency, all.lost, all.unsent) = (step.latency, step.lost, step.unsent);
+        }
+    }
+    all.verified = format!("{} answers", all.operations);
+    let generator = limit == Limit::Generator.text();
+    all.rate_limit = match best {
+        None if limit == Limit::Server.text() => NONE.into(),
+        None if generator => "no rate met the target: the generator is too slow at the lowest one already".into(),
+        None => format!("no rate met the target: {limit}"),
+        Some(_) => limit,
+    };
+    if generator {
+        all.generator_late.clone_from(&all.rate_limit);
+    }
+    Ok(all)
+}
+
+fn read<T: for<'a> Deserialize<'a>>(json: &str) -> Result<T, String> {
+    serde_json::from_str(json).map_err(|error| format!("the generator's result cannot be read ({error})"))
+}
+
+fn outcome_of(told: Told) -> Outcome {
     // What reads a hundred values takes its time: it is the others' latency that tells how long they wait, for it too.
     let latency = latency(told.operations.iter().find(|operation| operation.name == GET).unwrap_or(&told.all));
     let Times { answered, lost, unsent, misses, .. } = told.all;
@@ -48,10 +111,7 @@ pub fn outcome(json: &str) -> Result<Outcome, String> {
     if told.ended_early {
         wrong.push("the generator ended early".into());
     }
-    if answered == 0 && wrong.is_empty() {
-        return Err("no request was answered".into());
-    }
-    Ok(Outcome {
+    Outcome {
         workload: format!("uthread {}", told.service),
         unit: "request".into(),
         operations: answered,
@@ -64,7 +124,7 @@ pub fn outcome(json: &str) -> Result<Outcome, String> {
         lost,
         unsent,
         ..Outcome::default()
-    })
+    }
 }
 
 fn latency(times: &Times) -> Histogram {
@@ -114,6 +174,30 @@ mod tests {
             outcome(&SAMPLE.replace("\"ended_early\": false", "\"ended_early\": true"))
                 .is_ok_and(|outcome| !outcome.wrong.is_empty())
         );
+    }
+
+    /// A search whose steps are the sample, that met the target or did not.
+    fn search(best: &str, limit: Limit, met: &[bool]) -> String {
+        let step = |met: &bool| format!("{{\"at_target\": 1.0, \"met\": {met}, \"run\": {SAMPLE}}}");
+        let steps: Vec<String> = met.iter().map(step).collect();
+        format!("{{\"best\": {best}, \"limit\": \"{}\", \"steps\": [{}]}}", limit.text(), steps.join(","))
+    }
+
+    #[test]
+    fn the_highest_rate_of_a_search_is_read() {
+        let found = searched(&search("1500.5", Limit::Server, &[true, true, false])).unwrap();
+        assert_eq!((found.best_rate, found.operations, found.latency.total(), found.lost), (Some(1500.5), 3 * 995, 1000, 3));
+        assert!(found.wrong.is_empty() && found.generator_late.is_empty() && found.rate_limit.contains("above"));
+        let none = searched(&search("null", Limit::Server, &[false])).unwrap();
+        assert!(none.best_rate.is_none() && none.wrong.is_empty() && none.latency.total() == 0, "{none:?}");
+        assert_eq!(none.rate_limit, NONE);
+        assert!(searched(&search("null", Limit::Ended, &[])).is_ok_and(|none| none.rate_limit.contains("ended early")));
+        let slow = searched(&search("null", Limit::Generator, &[false])).unwrap();
+        assert!(slow.generator_late == slow.rate_limit && slow.rate_limit.starts_with("no rate"), "{slow:?}");
+        assert!(searched(&search("5", Limit::Generator, &[true])).is_ok_and(|found| found.generator_late.contains("too slow")));
+        let wrong = search("5", Limit::Ended, &[true]).replace("\"wrong\": []", "\"wrong\": [\"damaged values: 1\"]");
+        assert!(searched(&wrong).is_ok_and(|found| found.wrong == ["damaged values: 1"]));
+        assert!(searched(SAMPLE).is_err());
     }
 
     #[test]

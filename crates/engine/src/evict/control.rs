@@ -24,7 +24,7 @@
 //!   [`HOLD_MOST`] (20 s): under a load that stays the same, changes become rare.
 
 use alloc::vec::Vec;
-use farshore_core::limits::WRITES_MAX;
+use farshore_core::limits::{FREE_PERCENT_MAX, WRITES_MAX};
 
 /// How often a decision is made while evictors work, ns. (Never while they do not.)
 pub const WINDOW_NS: u64 = 10_000_000;
@@ -52,6 +52,8 @@ pub struct Wanted {
     pub batch: Option<u32>,
     /// Writes that each evictor may have with the device.
     pub writes: Option<u32>,
+    /// Percent of the frames that are kept free.
+    pub free: Option<u32>,
 }
 
 /// What holds now.
@@ -177,6 +179,7 @@ impl Controller {
             evictors: wanted.evictors.map(|n| n.clamp(1, self.evictors.most)),
             batch: wanted.batch.map(|n| n.clamp(1, self.batch_most)),
             writes: wanted.writes.map(|n| n.clamp(1, WRITES_MAX)),
+            free: wanted.free.map(|n| n.clamp(1, FREE_PERCENT_MAX)),
         };
     }
 

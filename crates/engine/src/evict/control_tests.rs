@@ -113,13 +113,13 @@ fn few_writes_say_nothing() {
 
 #[test]
 fn what_is_fixed_stays() {
-    let wanted = Wanted { evictors: Some(3), batch: Some(100), writes: Some(1) };
+    let wanted = Wanted { evictors: Some(3), batch: Some(100), writes: Some(1), free: None };
     let mut it = Controller::new(256, 4, wanted);
     let pressed = Window { waits: 9, missed: 9, stalls: 9, writes: 9, ratios: 9 * ONE, occupied_ns: 9 * WINDOW_NS, ..calm(9999) };
     assert_eq!(changes(&mut it, 100, |_| pressed), 0);
     it.alarm();
     assert_eq!(it.pace(), Pace { evictors: 3, batch: 100, writes: 1 });
-    it.fix(Wanted { evictors: Some(99), batch: Some(9999), writes: Some(0) });
+    it.fix(Wanted { evictors: Some(99), batch: Some(9999), writes: Some(0), free: Some(99) });
     assert_eq!(it.pace(), Pace { evictors: 4, batch: 256, writes: 1 });
     it.fix(Wanted::default());
     assert_eq!(it.wanted(), Wanted::default());

@@ -21,7 +21,7 @@
 //!
 //! * A kept granule is an ordinary one after [`KEPT_FOR`] memories full of pages have left. Wanted still, it comes back and is kept again.
 //! * When no loop has been seen for half a memory full, nothing is kept: the program does something else now.
-//! * When an evictor finds nothing but kept granules, they are ordinary ones for this batch.
+//! * When an evictor finds nothing but kept granules, or pages besides them that turn out to be unable to leave, they are ordinary ones for a batch.
 //!
 //! All of it is hints: words that any thread may change at any time. A wrong one costs reads.
 

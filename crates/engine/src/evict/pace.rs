@@ -94,6 +94,9 @@ pub(crate) struct Control {
     alarm: AtomicBool,
     /// How many are awake is fixed: there is no alarm.
     fixed: AtomicBool,
+    /// Percent of the frames that are kept free, as the user has said, and where he has not; 0: nothing was said.
+    free: AtomicU32,
+    free_by_default: AtomicU32,
     /// What evictors on standby sleep on.
     pub(super) standby: Event,
     /// When the next decision is due, ns.
@@ -134,6 +137,8 @@ impl Control {
             offer: AtomicBool::new(false),
             alarm: AtomicBool::new(false),
             fixed: AtomicBool::new(shape.wanted.evictors.is_some()),
+            free: AtomicU32::new(shape.wanted.free.unwrap_or(0)),
+            free_by_default: AtomicU32::new(0),
             standby: Event::new(),
             due_ns: AtomicU64::new(0),
             gauges: Padded(Gauges::default()),
@@ -213,7 +218,32 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             (before, decider.controller.pace())
         });
         self.control.fixed.store(wanted.evictors.is_some(), Ordering::Relaxed);
+        self.control.free.store(wanted.free.unwrap_or(0), Ordering::Relaxed);
+        self.divide_anew();
         self.set_pace(before, pace);
+    }
+
+    /// So much percent of the frames are kept free unless the user has said something else; 0: as many as two batches have.
+    pub fn keep_free(&self, percent: u32) {
+        self.control.free_by_default.store(percent, Ordering::Relaxed);
+        self.divide_anew();
+    }
+
+    /// Whether evictors let others have the processor after each batch. They do while unithreads run: one evictor that has a worker's processor for
+    /// a tick (4 ms) is the tail of all that worker's requests.
+    pub(super) fn steps_aside(&self) -> bool {
+        self.control.free_by_default.load(Ordering::Relaxed) != 0
+    }
+
+    fn divide_anew(&self) {
+        self.dividing.with(|()| self.set_watermarks(self.frames.limit()));
+    }
+
+    /// For so many frames, while the limit is being divided.
+    pub(crate) fn set_watermarks(&self, frames: u64) {
+        let control = &self.control;
+        let said = [&control.free, &control.free_by_default].map(|free| u64::from(free.load(Ordering::Relaxed)));
+        self.watermarks.set(frames, control.batch() as u64, said.into_iter().find(|&percent| percent != 0));
     }
 
     /// Wakes every evictor, whether it is awake or on standby.
@@ -240,7 +270,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         control.writes.store(pace.writes, Ordering::Relaxed);
         control.awake.store(pace.evictors, Ordering::SeqCst);
         if control.batch.swap(pace.batch, Ordering::Relaxed) != pace.batch {
-            self.dividing.with(|()| self.watermarks.set(self.frames.limit(), u64::from(control.batch.load(Ordering::Relaxed))));
+            self.divide_anew();
         }
         if pace.evictors > before.evictors {
             control.standby.signal(&self.futex);

@@ -194,6 +194,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
                 event.sleep(&engine.futex, prepared, limit);
             };
             match progress {
+                Progress::Worked if engine.steps_aside() => engine.kernel.step_aside(),
                 Progress::Worked => {}
                 Progress::Idle if self.has_live() => self.reap_within(IDLE_WAIT_NS),
                 Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => sleep(Some(TRIAL_EVERY_NS)),
@@ -337,8 +338,10 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
     fn select_batch(&mut self, room: usize) {
         self.victims.clear();
         let dirty_max = self.dirty_allowed();
-        self.select_around(room, dirty_max, true);
-        if self.victims.is_empty() {
+        // What could not leave last time looks like victims again.
+        let keeping = self.empty_batches == 0;
+        self.select_around(room, dirty_max, keeping);
+        if keeping && self.victims.is_empty() {
             self.select_around(room, dirty_max, false);
         }
         self.batches = self.batches.wrapping_add(1);
@@ -401,7 +404,8 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         TRIAL_PAGES
     }
 
-    /// Copies the victims' bytes into the next stages; those that cannot be read are put back.
+    /// Copies the victims' bytes into the next stages; those that cannot be read are put back. Memory that was mapped unreadable is not known
+    /// to be so, and pages may have come there along with neighbours (glibc's arenas grow into such): it is seen when a copy fails.
     fn copy_to_stages(&mut self) {
         let engine = self.engine;
         let (places, mut taken) = (&self.places, 0);
@@ -410,7 +414,8 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             let readable = engine.page(victim.page).is_some_and(|at| at.granule.unreadable.load(Ordering::SeqCst) == 0);
             // SAFETY: the stage is free (`Ring::next`), and the ring is this evictor's.
             let bytes = unsafe { engine.stages.bytes_mut(stage) };
-            let copied = engine.kernel.copy_out(victim.page, bytes, readable).is_ok();
+            let copy = |readable, bytes: &mut _| engine.kernel.copy_out(victim.page, bytes, readable).is_ok();
+            let copied = copy(readable, &mut *bytes) || (readable && !is_planted(Canary::Untold) && copy(false, bytes));
             if copied {
                 taken += 1;
             } else {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use farshore_load::rates::{Goal, Rates, rate, time};
 use farshore_load::workload::{number, seconds};
 
 use super::sizes::Sizes;
@@ -27,11 +28,14 @@ pub struct Open {
     #[arg(long, value_name = "N", conflicts_with_all = ["rate", "sweep"], value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub closed: Option<u32>,
     /// Find the highest rate of LOW..HIGH at which --target is met; each rate runs for --warmup and --seconds
-    #[arg(long, value_name = "LOW..HIGH", conflicts_with = "rate", requires = "goal", value_parser = sweep)]
-    pub sweep: Option<Sweep>,
+    #[arg(long, value_name = "LOW..HIGH", conflicts_with = "rate", requires = "goal")]
+    pub sweep: Option<Rates>,
     /// What --sweep wants, such as p99.9=1ms: that percentile of the latency is at most that; lost requests never were answered
-    #[arg(long = "target", value_name = "PERCENTILE=TIME", id = "goal", requires = "sweep", value_parser = goal)]
+    #[arg(long = "target", value_name = "PERCENTILE=TIME", id = "goal", requires = "sweep")]
     pub goal: Option<Goal>,
+    /// A rate of --sweep has missed --target if it did so many times in a row: once may be another program's doing
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "sweep", value_parser = clap::value_parser!(u32).range(1..=10))]
+    pub tries: u32,
     /// Measured seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,
@@ -121,51 +125,6 @@ pub enum Keys {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Mix(pub Vec<(String, f64)>);
 
-/// Rates to look through.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Sweep {
-    /// The first.
-    pub low: f64,
-    /// The last.
-    pub high: f64,
-}
-
-/// What a sweep wants.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Goal {
-    /// From 0 to 1.
-    pub quantile: f64,
-    /// The latency there, at most.
-    pub most: Duration,
-}
-
-fn rate(text: &str) -> Result<f64, String> {
-    number(text, "rate", 1.0, 1e8)
-}
-
-/// A time with its unit.
-pub fn time(text: &str) -> Result<Duration, String> {
-    let units = [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)];
-    let found = units.iter().find_map(|(unit, seconds)| {
-        let value = text.strip_suffix(unit)?.trim().parse::<f64>().ok()?;
-        (0.0..=86_400.0).contains(&(value * seconds)).then(|| Duration::from_secs_f64(value * seconds))
-    });
-    found.ok_or_else(|| format!("invalid time {text:?}: write a number with ns, us, ms or s, such as 500us"))
-}
-
-fn sweep(text: &str) -> Result<Sweep, String> {
-    let wrong = || format!("invalid rates {text:?}: write LOW..HIGH, such as 1000..100000");
-    let (low, high) = text.split_once("..").ok_or_else(wrong)?;
-    let (low, high) = (rate(low)?, rate(high)?);
-    if low < high { Ok(Sweep { low, high }) } else { Err(wrong()) }
-}
-
-fn goal(text: &str) -> Result<Goal, String> {
-    let wrong = || format!("invalid target {text:?}: write PERCENTILE=TIME, such as p99.9=1ms");
-    let (percentile, most) = text.strip_prefix('p').and_then(|text| text.split_once('=')).ok_or_else(wrong)?;
-    Ok(Goal { quantile: number(percentile, "percentile", 0.0, 100.0)? / 100.0, most: time(most)? })
-}
-
 fn keys(text: &str) -> Result<Keys, String> {
     match text.split_once(':') {
         None if text == "uniform" => Ok(Keys::Uniform),
@@ -195,29 +154,6 @@ fn drawing(text: &str) -> Result<PathBuf, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_have_units() {
-        for (text, ns) in [("1ms", 1_000_000), ("50us", 50_000), ("0.5s", 500_000_000), ("7ns", 7), ("0s", 0), ("2 µs", 2000)] {
-            assert_eq!(time(text), Ok(Duration::from_nanos(ns)), "{text}");
-        }
-        for text in ["", "1", "ms", "-1s", "1h", "NaNs", "1e9s"] {
-            assert!(time(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn what_a_sweep_looks_for() {
-        assert_eq!(sweep("1000..2e5"), Ok(Sweep { low: 1000.0, high: 200_000.0 }));
-        let wanted = goal("p99.9=1ms").unwrap_or_else(|error| panic!("{error}"));
-        assert!((wanted.quantile - 0.999).abs() < 1e-12 && wanted.most == Duration::from_millis(1));
-        for text in ["5", "5..5", "9..5", "0..5", "a..b", ".."] {
-            assert!(sweep(text).is_err(), "{text}");
-        }
-        for text in ["99.9=1ms", "p=1ms", "p101=1ms", "p50", "p50=1"] {
-            assert!(goal(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn keys_and_mixes() {

@@ -40,17 +40,19 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use farshore_load::rates::{Goal, Limit, Rates};
+
 use crate::work::graph::joined;
 use crate::work::kv::allow_files;
 use crate::work::kv::client::Wrongs;
-use args::{Goal, Open, Sweep};
+use args::Open;
 use engine::{Mode, Plan, Share};
 use link::Link;
-use output::{Step, Swept, shown};
+use output::{Step, Swept};
 use record::Record;
 use result::Run;
 use service::Service;
-use sweep::{Limit, Verdict};
+use sweep::Verdict;
 use target::Transport;
 
 /// Threads start before their schedule does.
@@ -138,26 +140,21 @@ impl<'a> Session<'a> {
         Ok(self.status(!run.wrong.is_empty(), !run.generator_too_slow.is_empty()))
     }
 
-    fn sweep(&self, sweep: Sweep, goal: Goal) -> Result<ExitCode, String> {
-        let percentile = format!("p{}", shown(goal.quantile * 100.0));
+    fn sweep(&self, sweep: Rates, goal: Goal) -> Result<ExitCode, String> {
+        let percentile = goal.percentile();
         let us = goal.most.as_secs_f64() * 1e6;
         print(&format!(
             "{:>12}{:>12}{:>9}{:>11}{:>11}{:>11}  {percentile} <= {us} us\n",
             "rate", "answers/s", "lost", "p50 us", "p99 us", percentile
         ))?;
         let (mut steps, mut failed) = (Vec::new(), None);
-        let found = sweep::search(sweep.low, sweep.high, |rate| match self.step(rate, goal) {
-            Ok((verdict, step)) => {
-                steps.push(step);
-                let wrong = steps.last().is_some_and(|step| !step.run.wrong.is_empty());
-                (!wrong && !self.stop.load(Relaxed)).then_some(verdict)
-            }
-            Err(error) => {
+        let found = sweep::search(sweep.low, sweep.high, |rate| {
+            self.tries(rate, goal, &mut steps).unwrap_or_else(|error| {
                 failed = Some(error);
                 None
-            }
+            })
         });
-        let limit = limit(found.limit);
+        let limit = found.limit.text();
         match found.best {
             Some(best) => print(&format!("best rate {best:.0}/s; {limit}\n"))?,
             None => print(&format!("no rate from {:.0}/s on was found that meets the target; {limit}\n", sweep.low))?,
@@ -168,6 +165,22 @@ impl<'a> Session<'a> {
         tell(&wrong);
         let none = found.best.is_none() && found.limit == Limit::Server;
         Ok(self.status(!wrong.is_empty() || none, found.limit == Limit::Generator))
+    }
+
+    /// Runs one rate of a sweep until it meets the target, at most as often as was asked for. `None`: the sweep has to end.
+    fn tries(&self, rate: f64, goal: Goal, steps: &mut Vec<Step>) -> Result<Option<Verdict>, String> {
+        for left in (0..self.args.tries).rev() {
+            let (verdict, step) = self.step(rate, goal)?;
+            let wrong = !step.run.wrong.is_empty();
+            steps.push(step);
+            if wrong || self.stop.load(Relaxed) {
+                return Ok(None);
+            }
+            if verdict == Verdict::Met || left == 0 {
+                return Ok(Some(verdict));
+            }
+        }
+        Ok(None)
     }
 
     /// Runs one rate of a sweep, and prints its row.
@@ -266,15 +279,6 @@ impl<'a> Session<'a> {
             (false, true) => ExitCode::from(TOO_SLOW),
             (false, false) => ExitCode::SUCCESS,
         }
-    }
-}
-
-fn limit(limit: Limit) -> &'static str {
-    match limit {
-        Limit::Server => "the server misses the target above it",
-        Limit::Generator => "the generator is too slow above it: the server may be able to do more",
-        Limit::Range => "no higher rate was asked for",
-        Limit::Ended => "ended early",
     }
 }
 

@@ -3,9 +3,10 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use farshore_load::rates::Goal;
 use serde::Serialize;
 
-use super::args::{Goal, Open};
+use super::args::Open;
 use super::result::{Run, Times, micros};
 use super::svg::{self, Chart};
 
@@ -158,7 +159,7 @@ fn over_rates(args: &Open, goal: Goal, swept: &Swept) -> Chart {
     let line = |name: &str, of: &dyn Fn(&Step) -> f64| {
         (name.to_owned(), steps.iter().map(|step| (step.run.rate.unwrap_or(0.0), of(step))).collect())
     };
-    let percentile = format!("p{}", shown(goal.quantile * 100.0));
+    let percentile = goal.percentile();
     let mut lines = vec![line("p50", &|step| step.run.all.p50), line("p99", &|step| step.run.all.p99)];
     if !["p50", "p99"].contains(&percentile.as_str()) {
         lines.push(line(&percentile, &|step| step.at_target.unwrap_or(f64::NAN)));
@@ -171,12 +172,6 @@ fn over_rates(args: &Open, goal: Goal, swept: &Swept) -> Chart {
         lines,
         rule: Some((goal.most.as_secs_f64() * 1e6, format!("{percentile} wanted"))),
     }
-}
-
-/// A percentage without the digits that only arithmetic made.
-#[must_use]
-pub fn shown(percent: f64) -> String {
-    format!("{}", (percent * 1e6).round() / 1e6)
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 //! First rates grow by a factor until one misses the target, then the gap between the best and that one is halved, in proportion,
 //! until it is small. Whether a target is met is taken to change once from low rates to high ones.
 
+use farshore_load::rates::Limit;
+
 /// From one rate to the next.
 const FACTOR: f64 = 1.5;
 /// The gap that is small enough.
@@ -17,19 +19,6 @@ pub enum Verdict {
     Missed,
     /// It was not, and the generator was too slow to say that it is the server's fault.
     TooSlow,
-}
-
-/// What ended the search.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Limit {
-    /// The server misses the target at a rate just above.
-    Server,
-    /// The generator is too slow there: the server may be able to do more.
-    Generator,
-    /// No higher rate was asked for.
-    Range,
-    /// It was ended early.
-    Ended,
 }
 
 /// What was found.

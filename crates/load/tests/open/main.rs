@@ -339,6 +339,9 @@ fn a_sweep_finds_a_rate() {
     let output = output(command(&format!("{words} --target p50=1ns")));
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("no rate from 200/s on was found") && said.contains("missed"), "{said}");
+    let output = self::output(command(&format!("{words} --target p50=1ns --tries 3")));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(said.lines().filter(|line| line.contains("missed")).count(), 3, "{said}");
 }
 
 #[test]
@@ -433,6 +436,7 @@ fn what_is_refused() {
         format!("array udp:{here} --rate 0"),
         format!("array udp:{here} --sweep 1..2"),
         format!("array udp:{here} --target p50=1ms"),
+        format!("array udp:{here} --tries 2"),
         format!("array udp:{here} --closed 3 --rate 5"),
         format!("array udp:{here} --plot x.png"),
         format!("kv tcp:{here} --value-size 5"),

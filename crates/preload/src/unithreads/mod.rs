@@ -40,6 +40,7 @@ use crate::runtime::{runtime, uninterrupted};
 use crate::{fault, memory, own_threads, report, thread};
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_config::FaultMode;
 use farshore_core::joint::{Desk, Library, Scheduler, VERSION};
 use farshore_core::limits::PAGE_SIZE;
@@ -54,6 +55,11 @@ use worker::Worker;
 /// Pages that the fetch of a unithread brings at most. Addresses are reserved for all; RAM is taken by those that were used.
 const FETCH_MAX: usize = 16;
 const IO_URING_ENTER: u64 = 426;
+/// Percent of the memory limit that is kept free while unithreads run, so that none waits for a frame (Adios, section 3.3).
+const FREE_PERCENT: u32 = 15;
+
+/// Runtimes that have joined and not left.
+static JOINED: AtomicU32 = AtomicU32::new(0);
 
 /// The fault of one unithread.
 #[derive(Debug, Default)]
@@ -142,7 +148,12 @@ extern "C" fn join(unithreads: u32) -> *const c_void {
     let Some(runtime) = runtime().filter(|runtime| runtime.options.fault == FaultMode::Upcall) else { return core::ptr::null() };
     own_threads::ensure(runtime);
     match resume::prepare().and_then(|()| Table::new(unithreads)) {
-        Ok(table) => Box::into_raw(Box::new(table)).cast(),
+        Ok(table) => {
+            if JOINED.fetch_add(1, Ordering::AcqRel) == 0 {
+                runtime.engine.keep_free(FREE_PERCENT);
+            }
+            Box::into_raw(Box::new(table)).cast()
+        }
         Err(why) => {
             report::line(format_args!("unithreads wait in place for their pages: {why:?}"));
             core::ptr::null()
@@ -155,6 +166,11 @@ extern "C" fn join(unithreads: u32) -> *const c_void {
 unsafe extern "C" fn leave(table: *const c_void) {
     // SAFETY: the caller's duty.
     drop(unsafe { Box::from_raw(table.cast::<Table>().cast_mut()) });
+    if JOINED.fetch_sub(1, Ordering::AcqRel) == 1
+        && let Some(runtime) = runtime()
+    {
+        runtime.engine.keep_free(0);
+    }
 }
 
 extern "C" fn rings(on: c_int) {
@@ -265,4 +281,5 @@ pub fn forget() {
         thread.worker = None;
         thread.rings = false;
     }
+    JOINED.store(0, Ordering::Release);
 }

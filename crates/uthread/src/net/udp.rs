@@ -25,6 +25,13 @@ impl UdpSocket {
         Ok(UdpSocket { fd: socket::bound(libc::SOCK_DGRAM, address)?, failed: AtomicU64::new(0) })
     }
 
+    /// How many bytes of datagrams the kernel keeps while nobody takes them; what comes on top is lost. Of a user who is not root it takes
+    /// `net.core.rmem_max` at most, in silence.
+    pub fn set_receive_buffer(&self, bytes: i32) -> io::Result<()> {
+        let set = |option| socket::set(&self.fd, libc::SOL_SOCKET, option, bytes);
+        set(libc::SO_RCVBUFFORCE).or_else(|_| set(libc::SO_RCVBUF))
+    }
+
     /// Where it is.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         socket::local(&self.fd)

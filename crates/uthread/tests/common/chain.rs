@@ -4,6 +4,7 @@ use farshore_core::sync::AtomicU32;
 use farshore_uthread::list::Links;
 
 /// Links of as many unithreads, without the unithreads.
+#[derive(Default)]
 pub struct Chain(Vec<AtomicU32>);
 
 impl Chain {

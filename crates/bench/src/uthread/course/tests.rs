@@ -83,6 +83,30 @@ fn the_best_number_goes_through_all_phases_and_the_load_follows_from_the_referen
 }
 
 #[test]
+fn the_capacity_is_looked_for_last() {
+    let line =
+        "kv --mode yield:1 --mode memcached:1,2 --mode memcached-swap:4 --phases capacity --rates 500..9000 --target p99.9=2ms";
+    let course = course(line).unwrap();
+    assert!(course.has_memcached());
+    let mut made = Made::new(&[&[("memcached:1", 5.0), ("memcached:2", 7.0)], &[]]);
+    course.run(&mut made).unwrap();
+    assert_eq!(made.labels, [vec!["memcached:1", "memcached:2"], vec!["yield:1", "memcached:2", "memcached-swap:4"]]);
+    assert_eq!(made.loads[1], Load::Search("500..9000".parse().unwrap(), "p99.9=2ms".parse().unwrap()));
+    assert!(made.names[1].ends_with("rates 500..9000"), "{}", made.names[1]);
+    let figure = course.capacity(&[]).figure();
+    assert!(!figure.less_is_better && figure.name.contains("p99.9 of at most 2ms"), "{figure:?}");
+}
+
+#[test]
+fn modes_that_differ_in_dispatch_are_two() {
+    let course = course("array --mode yield:2 --mode yield-rr:2 --phases throughput,latency").unwrap();
+    let mut made = Made::new(&[&[("yield:2", 100.0), ("yield-rr:2", 200.0)], &[]]);
+    course.run(&mut made).unwrap();
+    assert_eq!(made.labels, [["yield:2", "yield-rr:2"]; 2]);
+    assert_eq!(made.loads[1], Load::Open(80.0), "the first one's is the reference");
+}
+
+#[test]
 fn what_could_not_be_measured_is_left_out() {
     let course = course("kv --mode yield:1 --mode swap:8,16 --phases throughput").unwrap();
     let mut made = Made::new(&[&[], &[("yield:1", 1.0)]]);
@@ -125,6 +149,8 @@ fn what_does_not_go_together_is_refused() {
         ("kv --data 100 --value-size 1024", "--data"),
         ("scan --data 100 --value-size 1024", "--data"),
         ("scan --value-size 1020", "--value-size 1020"),
+        ("array --mode yield:1 --mode memcached:2", "memcached:2 is for kv"),
+        ("scan --mode yield:1 --mode memcached:2", "memcached:2 is for kv"),
     ] {
         assert!(course(line).is_err_and(|why| why.contains(part) && why.lines().count() == 1), "{line}");
     }
