@@ -43,7 +43,7 @@ pub struct Options {
     /// Workers, each on a core; 0: one for each core
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=64))]
     pub workers: u16,
-    /// Datagrams that are served at a time, besides connections; others are dropped
+    /// Datagrams that are served at a time, besides connections; others wait in the socket
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub unithreads: u32,
     /// TCP connections at a time
@@ -205,7 +205,6 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
         runtime.spawn(move || accept(&listener, &handle, &service, limit, idle))
     };
     started.map_err(|error| format!("cannot start: {error}"))?;
-    // Datagrams for which there is no unithread are dropped, as the network does.
     let limits = Limits { request_bytes: REQUEST_MAX, requests_in_flight: options.unithreads, ..Limits::default() };
     let datagrams = move |datagram: Datagram<'_>| service.datagram(datagram);
     let receiving = socket.map(|socket| UdpServer::start(&handle, socket, limits, datagrams)).transpose();

@@ -122,8 +122,8 @@ fn ten_thousand_of_all_sizes() {
     assert!(counts.dropped > 0 || different == numbers, "not all were answered");
 }
 
-/// Sends more than there is room for. All are answered or counted.
-fn overload(config: Config, limits: Limits) {
+/// Sends more than there is room for. All are answered or counted; how many were dropped.
+fn overload(config: Config, limits: Limits) -> u64 {
     watchdog();
     const COUNT: u64 = 2000;
     let runtime = Runtime::start(config).unwrap();
@@ -143,18 +143,45 @@ fn overload(config: Config, limits: Limits) {
     // Replies are sent when their unithreads have ended.
     runtime.shutdown().unwrap();
     let (count, _) = answers.end();
-    assert!(counts.dropped > 0, "there was room for all: {counts:?}");
     assert_eq!(count + counts.dropped, COUNT, "{counts:?}");
+    counts.dropped
 }
 
 #[test]
 fn what_finds_no_unithread_is_dropped_and_counted() {
-    overload(Config { workers: 1, unithreads: 4, ..Config::default() }, Limits::default());
+    let dropped = overload(Config { workers: 1, unithreads: 4, ..Config::default() }, Limits::default());
+    assert!(dropped > 0, "there was room for all");
 }
 
 #[test]
-fn what_is_beyond_the_limit_is_dropped_and_counted() {
-    overload(Config { workers: 2, ..Config::default() }, Limits { requests_in_flight: 2, ..Limits::default() });
+fn what_is_beyond_the_limit_waits() {
+    let dropped = overload(Config { workers: 2, ..Config::default() }, Limits { requests_in_flight: 2, ..Limits::default() });
+    assert_eq!(dropped, 0);
+}
+
+/// Datagrams that wait for room when the service is stopped are dropped and counted, so that it ends.
+#[test]
+fn a_full_service_can_be_stopped() {
+    watchdog();
+    let runtime = Runtime::start(Config { workers: 1, ..Config::default() }).unwrap();
+    let go = Arc::new(AtomicBool::new(false));
+    let waits = go.clone();
+    let server = server(&runtime, Limits { requests_in_flight: 1, ..Limits::default() }, move |datagram| {
+        until(|| waits.load(SeqCst) || sleep(Duration::from_micros(100)).is_err());
+        echo(datagram);
+    });
+    let peer = Plain::bind(here()).unwrap();
+    for number in 0..20_u64 {
+        peer.send_to(&number.to_be_bytes(), server.local_addr().unwrap()).unwrap();
+    }
+    until(|| server.counts().received == 1);
+    server.stop();
+    until(|| server.counts().dropped > 0);
+    assert_eq!(server.under_way(), 1);
+    go.store(true, SeqCst);
+    let counts = server.join();
+    assert_eq!(counts.received, counts.dropped + 1, "{counts:?}");
+    runtime.shutdown().unwrap();
 }
 
 #[test]

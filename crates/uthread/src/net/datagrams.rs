@@ -75,7 +75,8 @@ pub struct UdpServer {
 
 impl UdpServer {
     /// Calls `service` for each datagram that comes to `socket`, in a unithread of its own. Of the limits `request_bytes` and `requests_in_flight` count.
-    /// A datagram for which there is no room is dropped, as the network does.
+    /// While so many requests are in flight no more are taken: datagrams wait in the socket's buffer, and what that has no room for the network drops.
+    /// One for which the runtime has no unithread is dropped, and counted.
     pub fn start<S>(handle: &Handle, socket: UdpSocket, limits: Limits, service: S) -> Result<UdpServer, Error>
     where
         S: Fn(Datagram<'_>) + Send + Sync + 'static,
@@ -148,7 +149,7 @@ where
     fn run(&self, mut receiver: Receiver<'_>) {
         let mut stopped = false;
         loop {
-            let failed = self.serve_all(&mut receiver);
+            let failed = self.serve_all(&mut receiver, stopped);
             stopped |= self.receiving.core.is_closing() || crate::stopping();
             match (stopped, receiver.is_armed()) {
                 (true, false) => break,
@@ -160,7 +161,9 @@ where
                 (false, _) if failed => stopped = sleep(AGAIN).is_err(),
                 (false, _) => {}
             }
-            if !receiver.is_armed() && receiver.arm().is_err() {
+            if !stopped && !self.has_room() {
+                stopped |= self.receiving.core.wait_room(self.receiving.core.limits.requests_in_flight).is_err();
+            } else if !receiver.is_armed() && receiver.arm().is_err() {
                 stopped |= sleep(AGAIN).is_err();
             } else {
                 stopped |= receiver.wait(&self.receiving.core).is_err();
@@ -170,10 +173,16 @@ where
         self.receiving.core.wait_empty();
     }
 
-    /// Serves what has come. Whether a receive has failed.
-    fn serve_all(&self, receiver: &mut Receiver<'_>) -> bool {
+    fn has_room(&self) -> bool {
+        self.receiving.core.under_way() < self.receiving.core.limits.requests_in_flight
+    }
+
+    /// Serves what has come and may be served now; at the end there is nobody to leave the rest to. Whether a receive has failed.
+    fn serve_all(&self, receiver: &mut Receiver<'_>, stopped: bool) -> bool {
         let mut failed = false;
-        while let Some(arrival) = receiver.take() {
+        while (stopped || self.has_room())
+            && let Some(arrival) = receiver.take()
+        {
             failed |= self.serve(receiver, arrival);
             receiver.give(arrival);
         }

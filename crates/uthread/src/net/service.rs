@@ -5,6 +5,8 @@
 //! 1. [`Core::close`] says so and wakes the receiver, which receives no more.
 //! 2. The receiver waits until nothing is under way ([`Core::wait_empty`]), and ends; who joins it has seen the service's end.
 //!
+//! A receiver that has begun as many as it may waits until one of them has ended ([`Core::wait_room`]).
+//!
 //! Each side writes its word and reads the other's (`closing` or `under_way` against `waiter`), with SeqCst: at least one sees the other.
 
 use super::limits::{Limits, Tally};
@@ -26,6 +28,8 @@ pub(super) struct Core {
     under_way: AtomicU32,
     /// The token of the receiver's wait, in raw form; 0: it does not wait here.
     waiter: AtomicU64,
+    /// It waits there for one to end.
+    wants_room: AtomicBool,
 }
 
 impl Core {
@@ -37,6 +41,7 @@ impl Core {
             closing: AtomicBool::new(false),
             under_way: AtomicU32::new(0),
             waiter: AtomicU64::new(0),
+            wants_room: AtomicBool::new(false),
         }
     }
 
@@ -69,6 +74,14 @@ impl Core {
             }
         });
         self.waiter.store(0, SeqCst);
+        waited
+    }
+
+    /// The receiver waits until fewer than `limit` are under way, for [`Core::close`], or for the shutdown.
+    pub(super) fn wait_room(&self, limit: u32) -> Result<(), Stopped> {
+        self.wants_room.store(true, SeqCst);
+        let waited = self.wait(|_| self.under_way() >= limit);
+        self.wants_room.store(false, SeqCst);
         waited
     }
 
@@ -105,8 +118,9 @@ impl UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        // A wake for nothing does no harm, but costs; before the end nobody waits for the last one.
-        if self.0.under_way.fetch_sub(1, SeqCst) == 1 && self.0.is_closing() {
+        // A wake for nothing does no harm, but costs.
+        let was_last = self.0.under_way.fetch_sub(1, SeqCst) == 1;
+        if (was_last && self.0.is_closing()) || self.0.wants_room.load(SeqCst) {
             self.0.wake();
         }
     }
