@@ -147,6 +147,8 @@ impl Level {
 #[derive(Debug)]
 pub struct Controller {
     wanted: Wanted,
+    /// Latency counts more than cost: batches are the smallest.
+    serving: bool,
     /// Pages of the largest batch.
     batch_most: u32,
     batch: Level,
@@ -163,6 +165,7 @@ impl Controller {
         let steps = (batch_most / BATCH_LEAST).max(1).ilog2();
         let mut controller = Controller {
             wanted: Wanted::default(),
+            serving: false,
             batch_most,
             batch: Level::new(steps, steps),
             evictors: Level::new(1, evictors),
@@ -183,6 +186,11 @@ impl Controller {
         };
     }
 
+    /// Whether latency counts more than cost, from now on.
+    pub fn serve(&mut self, on: bool) {
+        self.serving = on;
+    }
+
     /// What the user has fixed.
     pub fn wanted(&self) -> Wanted {
         self.wanted
@@ -190,9 +198,10 @@ impl Controller {
 
     /// What holds now.
     pub fn pace(&self) -> Pace {
+        let adapted = if self.serving { 0 } else { self.batch.now };
         Pace {
             evictors: self.wanted.evictors.unwrap_or(self.evictors.now),
-            batch: self.wanted.batch.unwrap_or(self.batch_most >> (self.batch.most - self.batch.now)),
+            batch: self.wanted.batch.unwrap_or(self.batch_most >> (self.batch.most - adapted)),
             writes: self.wanted.writes.unwrap_or(self.writes.now),
         }
     }

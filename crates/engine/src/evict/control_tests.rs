@@ -31,6 +31,20 @@ fn it_begins_with_large_batches_and_one_evictor() {
 }
 
 #[test]
+fn batches_are_small_while_requests_are_served_unless_the_user_says_else() {
+    let mut it = auto(256, 1);
+    it.serve(true);
+    assert_eq!(it.pace().batch, 64);
+    changes(&mut it, 100, |_| calm(10_000));
+    assert_eq!(it.pace().batch, 64);
+    it.fix(Wanted { batch: Some(100), ..Wanted::default() });
+    assert_eq!(it.pace().batch, 100);
+    it.fix(Wanted::default());
+    it.serve(false);
+    assert_eq!(it.pace().batch, 256);
+}
+
+#[test]
 fn batches_follow_the_demand() {
     let mut it = auto(256, 1);
     changes(&mut it, 10 * HOLD_LEAST, |_| calm(10));

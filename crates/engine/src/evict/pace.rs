@@ -29,6 +29,9 @@ use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
 use farshore_core::sync::{Futex, Padded};
 use farshore_core::wait::Event;
 
+/// Percent of the frames that are kept free while requests are served and nobody has said something else.
+const FREE_PERCENT: u64 = 15;
+
 /// What evictors and faults have counted since the start.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
@@ -94,9 +97,10 @@ pub(crate) struct Control {
     alarm: AtomicBool,
     /// How many are awake is fixed: there is no alarm.
     fixed: AtomicBool,
-    /// Percent of the frames that are kept free, as the user has said, and where he has not; 0: nothing was said.
+    /// Percent of the frames that are kept free, as the user has said; 0: nothing was said.
     free: AtomicU32,
-    free_by_default: AtomicU32,
+    /// The program serves requests.
+    serving: AtomicBool,
     /// What evictors on standby sleep on.
     pub(super) standby: Event,
     /// When the next decision is due, ns.
@@ -138,7 +142,7 @@ impl Control {
             alarm: AtomicBool::new(false),
             fixed: AtomicBool::new(shape.wanted.evictors.is_some()),
             free: AtomicU32::new(shape.wanted.free.unwrap_or(0)),
-            free_by_default: AtomicU32::new(0),
+            serving: AtomicBool::new(false),
             standby: Event::new(),
             due_ns: AtomicU64::new(0),
             gauges: Padded(Gauges::default()),
@@ -223,16 +227,26 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.set_pace(before, pace);
     }
 
-    /// So much percent of the frames are kept free unless the user has said something else; 0: as many as two batches have.
-    pub fn keep_free(&self, percent: u32) {
-        self.control.free_by_default.store(percent, Ordering::Relaxed);
+    /// The program serves requests from now on, or does not any more: what one of them waits for counts more than what a page costs. What the user has
+    /// said holds all the same.
+    ///
+    /// * [`FREE_PERCENT`] of the frames are kept free, so that none waits for one (Adios, section 3.3).
+    /// * Batches are small, and evictors let others have the processor after each: one that had a worker's for a whole batch, or for a tick (4 ms), was the tail of
+    ///   all requests of that worker.
+    pub fn serve_requests(&self, on: bool) {
+        let (before, pace) = self.control.decider.with(|decider| {
+            let before = decider.controller.pace();
+            decider.controller.serve(on);
+            (before, decider.controller.pace())
+        });
+        self.control.serving.store(on, Ordering::Relaxed);
         self.divide_anew();
+        self.set_pace(before, pace);
     }
 
-    /// Whether evictors let others have the processor after each batch. They do while unithreads run: one evictor that has a worker's processor for
-    /// a tick (4 ms) is the tail of all that worker's requests.
+    /// Whether evictors let others have the processor after each batch.
     pub(super) fn steps_aside(&self) -> bool {
-        self.control.free_by_default.load(Ordering::Relaxed) != 0
+        self.control.serving.load(Ordering::Relaxed)
     }
 
     fn divide_anew(&self) {
@@ -242,8 +256,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// For so many frames, while the limit is being divided.
     pub(crate) fn set_watermarks(&self, frames: u64) {
         let control = &self.control;
-        let said = [&control.free, &control.free_by_default].map(|free| u64::from(free.load(Ordering::Relaxed)));
-        self.watermarks.set(frames, control.batch() as u64, said.into_iter().find(|&percent| percent != 0));
+        let free = match control.free.load(Ordering::Relaxed) {
+            0 => control.serving.load(Ordering::Relaxed).then_some(FREE_PERCENT),
+            said => Some(said.into()),
+        };
+        self.watermarks.set(frames, control.batch() as u64, free);
     }
 
     /// Wakes every evictor, whether it is awake or on standby.

@@ -55,9 +55,6 @@ use worker::Worker;
 /// Pages that the fetch of a unithread brings at most. Addresses are reserved for all; RAM is taken by those that were used.
 const FETCH_MAX: usize = 16;
 const IO_URING_ENTER: u64 = 426;
-/// Percent of the memory limit that is kept free while unithreads run, so that none waits for a frame (Adios, section 3.3).
-const FREE_PERCENT: u32 = 15;
-
 /// Runtimes that have joined and not left.
 static JOINED: AtomicU32 = AtomicU32::new(0);
 
@@ -150,7 +147,7 @@ extern "C" fn join(unithreads: u32) -> *const c_void {
     match resume::prepare().and_then(|()| Table::new(unithreads)) {
         Ok(table) => {
             if JOINED.fetch_add(1, Ordering::AcqRel) == 0 {
-                runtime.engine.keep_free(FREE_PERCENT);
+                runtime.engine.serve_requests(true);
             }
             Box::into_raw(Box::new(table)).cast()
         }
@@ -169,7 +166,7 @@ unsafe extern "C" fn leave(table: *const c_void) {
     if JOINED.fetch_sub(1, Ordering::AcqRel) == 1
         && let Some(runtime) = runtime()
     {
-        runtime.engine.keep_free(0);
+        runtime.engine.serve_requests(false);
     }
 }
 
