@@ -216,15 +216,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Fixes some of the pace, from now on; the rest adapts. What is out of bounds ([`Sizes::batch`](crate::Sizes), the evictors that there are,
     /// [`WRITES_MAX`](farshore_core::limits::WRITES_MAX)) is cut to them: callers check before.
     pub fn fix_pace(&self, wanted: Wanted) {
-        let (before, pace) = self.control.decider.with(|decider| {
-            let before = decider.controller.pace();
-            decider.controller.fix(wanted);
-            (before, decider.controller.pace())
-        });
         self.control.fixed.store(wanted.evictors.is_some(), Ordering::Relaxed);
         self.control.free.store(wanted.free.unwrap_or(0), Ordering::Relaxed);
-        self.divide_anew();
-        self.set_pace(before, pace);
+        self.change_pace(|controller| controller.fix(wanted));
     }
 
     /// The program serves requests from now on, or does not any more: what one of them waits for counts more than what a page costs. What the user has
@@ -234,12 +228,17 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// * Batches are small, and evictors let others have the processor after each: one that had a worker's for a whole batch, or for a tick (4 ms), was the tail of
     ///   all requests of that worker.
     pub fn serve_requests(&self, on: bool) {
+        self.control.serving.store(on, Ordering::Relaxed);
+        self.change_pace(|controller| controller.serve(on));
+    }
+
+    /// Changes what the controller goes by, and carries out what follows; what else was said is stored before.
+    fn change_pace(&self, change: impl FnOnce(&mut Controller)) {
         let (before, pace) = self.control.decider.with(|decider| {
             let before = decider.controller.pace();
-            decider.controller.serve(on);
+            change(&mut decider.controller);
             (before, decider.controller.pace())
         });
-        self.control.serving.store(on, Ordering::Relaxed);
         self.divide_anew();
         self.set_pace(before, pace);
     }
