@@ -6,6 +6,13 @@
 //! clock, and the words of a granule in the order of their addresses. So victims that lie side by side are found side by side, and a
 //! fault never writes a shared list (coordination avoidance, P3). Why not a list of pages: ARCHITECTURE.md.
 //!
+//! # Whose turn it is
+//!
+//! A partition's granules are those that a core touched first, so one may have a hundred times as many as another. Were the partitions taken in turn, the hand of the
+//! small one would come by a hundred times as often, and what is used all the time would leave as often. So hands go round at one pace: `passed` is how far a hand
+//! has come, in rounds (a granule of `n` is 1/n of a round), and the partition whose hand is behind is next ([`by_turn`]). One that was empty begins
+//! where the foremost is.
+//!
 //! # Protocol
 //!
 //! * `listed` of a granule is true when it is on a list or about to be pushed. Who turns it true pushes.
@@ -17,6 +24,7 @@
 
 use crate::Engine;
 use crate::traits::{Backend, Clock, Kernel, Policy};
+use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::page::{GranuleId, Page};
 use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
@@ -35,7 +43,16 @@ pub struct Partition {
     before_hand: AtomicU64,
     /// Page of the granule at the hand that is looked at next. Under `busy`.
     index: AtomicU32,
+    /// Granules of the ring. Changed under `busy`.
+    granules: AtomicU32,
+    /// How far the hand has come, in rounds of [`ROUND`]. Changed under `busy`.
+    passed: AtomicU64,
 }
+
+/// A round of a hand.
+const ROUND: u64 = 1 << 32;
+/// An evictor stays with partitions that it looks after while their hands are no further ahead than this.
+const AHEAD: u64 = ROUND / 8;
 
 /// A partition that this evictor walks; lets go when dropped.
 #[derive(Debug)]
@@ -70,12 +87,19 @@ impl Partition {
         }
     }
 
-    /// Starts to walk, unless another evictor does.
-    pub fn walk<'e>(&'e self, table: &'e PageTable) -> Option<Walk<'e>> {
+    fn is_empty(&self) -> bool {
+        self.granules.load(Ordering::Relaxed) == 0
+    }
+
+    /// Starts to walk, unless another evictor does. If it was empty its hand begins at `foremost`.
+    pub fn walk<'e>(&'e self, table: &'e PageTable, foremost: u64) -> Option<Walk<'e>> {
         if self.busy.swap(true, Ordering::Acquire) {
             return None;
         }
         let walk = Walk { partition: self, table };
+        if self.is_empty() {
+            self.passed.fetch_max(foremost, Ordering::Relaxed);
+        }
         walk.take_incoming();
         Some(walk)
     }
@@ -105,6 +129,7 @@ impl<'e> Walk<'e> {
                 }
             }
             self.partition.before_hand.store(link, Ordering::Relaxed);
+            self.partition.granules.fetch_add(1, Ordering::Relaxed);
             link = next_in_stack;
         }
     }
@@ -127,6 +152,8 @@ impl<'e> Walk<'e> {
         let Some(before) = self.granule(self.partition.before_hand.load(Ordering::Relaxed)) else { return false };
         let here = before.granule.next.load(Ordering::Relaxed);
         let moved = Some(before.id) != id_of(here);
+        let granules = u64::from(self.partition.granules.load(Ordering::Relaxed).max(1));
+        self.partition.passed.fetch_add(ROUND / granules, Ordering::Relaxed);
         self.partition.before_hand.store(here, Ordering::Relaxed);
         moved
     }
@@ -137,6 +164,7 @@ impl<'e> Walk<'e> {
         let Some(here) = self.granule(before.granule.next.load(Ordering::Relaxed)) else { return };
         self.partition.index.store(0, Ordering::Relaxed);
         let next = here.granule.next.load(Ordering::Relaxed);
+        self.partition.granules.fetch_sub(1, Ordering::Relaxed);
         if before.id == here.id {
             self.partition.before_hand.store(0, Ordering::Relaxed);
         } else {
@@ -152,6 +180,25 @@ impl<'e> Walk<'e> {
     }
 }
 
+/// Puts the partitions into `order`, the one whose turn it is first, and tells how far the foremost hand has come. Those that are `own` come before others unless
+/// their hands are ahead; empty partitions are last.
+pub(super) fn by_turn(partitions: &[Partition], own: impl Fn(usize) -> bool, order: &mut Vec<(u64, u32)>) -> u64 {
+    let foremost = partitions.iter().map(|partition| partition.passed.load(Ordering::Relaxed)).max().unwrap_or(0);
+    order.clear();
+    order.extend(partitions.iter().enumerate().map(|(at, partition)| {
+        let ahead = if own(at) { 0 } else { AHEAD };
+        let key = match (partition.is_empty(), partition.incoming.load(Ordering::Relaxed)) {
+            (false, _) => partition.passed.load(Ordering::Relaxed) + ahead,
+            // It begins there.
+            (true, 1..) => foremost + ahead,
+            (true, 0) => u64::MAX,
+        };
+        (key, at as u32)
+    }));
+    order.sort_unstable();
+    foremost
+}
+
 impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
     /// A page of the granule has become resident: puts the granule on a list unless it is on one.
     #[inline]
@@ -162,5 +209,88 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             // MAGE §4.2.2: by the CPU that faults, so that lists fill evenly.
             self.partitions[core % self.partitions.len()].push(page.granule(), granule);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_core::limits::GRANULE_PAGES;
+    use farshore_core::page::PageRange;
+
+    const FIRST: u64 = 0x10_0000;
+
+    fn list(partition: &Partition, table: &PageTable, granules: core::ops::Range<u64>) {
+        for number in granules {
+            let start = Page(FIRST * GRANULE_PAGES as u64).plus(number * GRANULE_PAGES as u64);
+            table.add(PageRange { start, end: start.plus(GRANULE_PAGES as u64) });
+            let g = table.granule(start.granule()).unwrap();
+            g.granule.listed.store(true, Ordering::SeqCst);
+            partition.push(g.id, g.granule);
+        }
+    }
+
+    /// One evictor's turn: how many granules of which partition it passes.
+    fn turn(partitions: &[Partition], table: &PageTable, own: usize, steps: usize) -> usize {
+        let mut order = Vec::new();
+        let foremost = by_turn(partitions, |at| at == own, &mut order);
+        let at = order[0].1 as usize;
+        let walk = partitions[at].walk(table, foremost).unwrap();
+        for _ in 0..steps {
+            walk.advance();
+        }
+        at
+    }
+
+    #[test]
+    fn hands_go_round_at_one_pace() {
+        let table = PageTable::new();
+        let partitions = [Partition::new(), Partition::new()];
+        list(&partitions[0], &table, 0..2);
+        list(&partitions[1], &table, 2..200);
+        let mut passed = [0; 2];
+        // Both evictors, each of which looks after one.
+        for n in 0..100_000 {
+            passed[turn(&partitions, &table, n % 2, 3)] += 3;
+        }
+        let rounds = [passed[0] as f64 / 2.0, passed[1] as f64 / 198.0];
+        assert!((rounds[0] - rounds[1]).abs() < 4.0, "{rounds:?} rounds");
+    }
+
+    #[test]
+    fn an_evictor_stays_with_its_own_while_hands_are_near() {
+        let table = PageTable::new();
+        let partitions = [Partition::new(), Partition::new()];
+        list(&partitions[0], &table, 0..100);
+        list(&partitions[1], &table, 100..200);
+        for n in 0..1000 {
+            assert_eq!(turn(&partitions, &table, n % 2, 2), n % 2);
+        }
+    }
+
+    #[test]
+    fn one_that_was_empty_has_nothing_to_catch_up_with() {
+        let table = PageTable::new();
+        let partitions = [Partition::new(), Partition::new()];
+        list(&partitions[0], &table, 0..10);
+        for _ in 0..500 {
+            assert_eq!(turn(&partitions, &table, 1, 1), 0);
+        }
+        list(&partitions[1], &table, 10..20);
+        let turns = (0..200).filter(|_| turn(&partitions, &table, 1, 1) == 1).count();
+        assert!((90..=115).contains(&turns), "{turns} of 200 turns");
+    }
+
+    #[test]
+    fn what_is_taken_off_is_not_counted() {
+        let table = PageTable::new();
+        let partition = Partition::new();
+        list(&partition, &table, 0..3);
+        let walk = partition.walk(&table, 0).unwrap();
+        for left in [2, 1, 0] {
+            walk.unlist();
+            assert_eq!(partition.granules.load(Ordering::Relaxed), left);
+        }
+        assert!(walk.hand().is_none() && partition.is_empty());
     }
 }

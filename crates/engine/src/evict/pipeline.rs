@@ -13,6 +13,7 @@
 //! Everything that it needs is allocated when it is made: evicting allocates nothing (but a descriptor when the swap space grows).
 
 use super::control::Floors;
+use super::partition::by_turn;
 use super::ring::{Ring, StageState};
 use super::stage::Vacancy;
 use super::writes::{Flight, RETRIES, Write};
@@ -111,8 +112,8 @@ pub struct Evictor<'e, K, B: Backend, P, C, F> {
     empty_batches: u32,
     /// The core whose pages the last batch has taken, if it is one that this evictor looks after: their slots come from there.
     pub(super) core: usize,
-    /// How many batches there were: cores that it looks after take turns.
-    batches: usize,
+    /// Partitions, the one whose turn it is first.
+    order: Vec<(u64, u32)>,
     victims: Vec<Victim>,
     /// Where the victims go.
     places: Vec<Stage>,
@@ -158,7 +159,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             started: false,
             awake: true,
             turn: 0,
-            batches: 0,
+            order: Vec::with_capacity(engine.partitions.len()),
             answered: 0,
             empty_batches: 0,
             core: id,
@@ -333,7 +334,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         count
     }
 
-    /// Fills `self.victims` from one partition: those that this evictor looks after in turn, before others' (MAGE §4.2.2, ScaleSwap §4.6). Dirty
+    /// Fills `self.victims` from one partition: the one whose hand is behind, of those that this evictor looks after before others' (MAGE §4.2.2, ScaleSwap §4.6). Dirty
     /// ones come first.
     fn select_batch(&mut self, room: usize) {
         self.victims.clear();
@@ -344,21 +345,18 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         if keeping && self.victims.is_empty() {
             self.select_around(room, dirty_max, false);
         }
-        self.batches = self.batches.wrapping_add(1);
         self.victims.sort_unstable_by_key(|v| (!v.dirty, v.page));
     }
 
     /// Goes round the partitions until one has victims. `keeping`: those that are kept are left alone ([`super::loops`]).
     fn select_around(&mut self, room: usize, dirty_max: usize, keeping: bool) {
         let engine = self.engine;
-        let (partitions, turn) = (engine.partitions.len(), self.batches);
         // Those that are awake share what those on standby would look after.
         let (place, awake) = engine.control.place_of(self.id);
-        let own = (partitions - place).div_ceil(awake);
-        let owns = (0..own).map(|n| place + (turn % own + n) % own * awake);
-        let others = (0..partitions).map(|n| (turn % partitions + n) % partitions).filter(|other| other % awake != place);
-        for at in owns.chain(others) {
-            let Some(walk) = engine.partitions[at].walk(&engine.table) else { continue };
+        let foremost = by_turn(&engine.partitions, |at| at % awake == place, &mut self.order);
+        for &(_, at) in &self.order {
+            let at = at as usize;
+            let Some(walk) = engine.partitions[at].walk(&engine.table, foremost) else { continue };
             for _ in 0..GRANULES_A_BATCH {
                 let Some((g, from)) = walk.hand() else { break };
                 if keeping && engine.is_kept(&g) {
