@@ -24,7 +24,7 @@ use crate::ring::{Kick, Ring};
 use crate::runtime::Shared;
 use crate::{thread, worker};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use io_uring::{opcode, squeue, types};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -89,11 +89,19 @@ pub(crate) struct Replies {
     doze: Doze,
     kick: Arc<Kick>,
     failed: AtomicU64,
+    /// Replies that were left since the thread last took any; near enough to tell many from few.
+    untaken: AtomicU32,
 }
 
 impl Replies {
     pub(crate) fn new() -> Result<Replies, Error> {
-        Ok(Replies { inbox: Inbox::default(), doze: Doze::default(), kick: Arc::new(Kick::new()?), failed: AtomicU64::new(0) })
+        Ok(Replies {
+            inbox: Inbox::default(),
+            doze: Doze::default(),
+            kick: Arc::new(Kick::new()?),
+            failed: AtomicU64::new(0),
+            untaken: AtomicU32::new(0),
+        })
     }
 
     /// Keeps what lies in the heap in its place.
@@ -110,6 +118,11 @@ impl Replies {
     /// Unithread `index` has ended and left a reply. Its worker wakes the thread, for several together.
     pub(crate) fn post(&self, pool: &Pool, index: u32) {
         self.inbox.push(pool, index);
+        self.untaken.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn untaken(&self) -> u32 {
+        self.untaken.load(Ordering::Relaxed)
     }
 
     pub(crate) fn wake(&self) {
@@ -126,6 +139,7 @@ impl Replies {
     pub(crate) fn run(&self, shared: &Shared, mut ring: Ring) {
         let mut posted = Fifo::default();
         while !shared.has_ended() {
+            self.untaken.store(0, Ordering::Relaxed);
             self.inbox.take(&shared.pool, &mut posted);
             let mut more = Fifo::default();
             while let Some(index) = posted.pop(&shared.pool) {

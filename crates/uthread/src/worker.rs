@@ -21,6 +21,7 @@
 //! unithreads of a worker share it: what a unithread leaves there half done while it waits, the next one finds.
 
 mod hooks;
+mod replies;
 
 use crate::dispatch::Desk;
 use crate::far::{self, Far, Kept};
@@ -35,6 +36,7 @@ use crate::timers::Timers;
 use crate::wait::{Complete, Park, Token};
 use core::cell::{Cell, UnsafeCell};
 use core::sync::atomic::{Ordering, compiler_fence};
+use replies::Untold;
 use std::sync::{Arc, Once};
 
 /// So many resumed unithreads in a row, then another one has a turn.
@@ -84,8 +86,7 @@ pub(crate) struct Worker {
     errno: *mut i32,
     /// The library that fetches pages, if there is one.
     far: Cell<Option<Far>>,
-    /// Replies were left since their thread was woken.
-    replies: Cell<bool>,
+    untold: Untold,
 }
 
 struct Inner {
@@ -173,7 +174,7 @@ pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring) {
         // SAFETY: the address of this thread's errno.
         errno: unsafe { libc::__errno_location() },
         far: Cell::new(None),
-        replies: Cell::new(false),
+        untold: Untold::default(),
     };
     WORKER.set(&raw const worker);
     // SAFETY: by this thread, before anything else runs on it.
@@ -255,10 +256,8 @@ impl Worker {
             if inner.ring.waiting() >= TOGETHER || inner.waited >= TOGETHER_TURNS || !self.has_more(inner) {
                 inner.waited = 0;
                 inner.ring.submit();
-                if self.replies.take() {
-                    self.shared.replies.wake();
-                }
             }
+            self.untold.turn(&self.shared.replies, || self.has_more(inner));
         });
         self.reap();
         if let Some(far) = self.far.get()
@@ -377,6 +376,7 @@ impl Worker {
         if until != 0 && self.desk().fetches.load(Ordering::Relaxed) != 0 && self.poll(until) {
             return;
         }
+        self.untold.turn(&shared.replies, || false);
         side.doze.begin();
         self.with_busy(|inner| {
             let nothing = side.inbox.is_empty()
@@ -428,7 +428,7 @@ impl Worker {
             Why::Parked => {}
             Why::Ended => {
                 if join::ended(&self.shared, index) {
-                    self.replies.set(true);
+                    self.untold.note();
                 }
             }
         }
@@ -504,6 +504,7 @@ impl Worker {
     /// Sleeps until something comes, for `ns` nanoseconds at most, if there is `nothing` yet.
     fn sleep_in_place(&self, ns: Option<u64>, nothing: impl Fn() -> bool) {
         let side = self.shared.side(self.number);
+        self.untold.turn(&self.shared.replies, || false);
         side.doze.begin();
         self.with_busy(|inner| {
             let alarm = [self.alarm(inner), ns].into_iter().flatten().min();
