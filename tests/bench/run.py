@@ -196,7 +196,7 @@ class Bench:
     def test_uthread(self):
         """Services that wait in each way: a number is chosen, phases follow, answers are checked."""
         modes = ["--mode", "yield:1", "--mode", "busy:1", "--mode", "block:2,4", "--mode", "swap:4"]
-        for words, phases in ((["array", *modes], 4), (["kv", "--mode", "block:2", "--phases", "throughput,local", "--transport", "tcp"], 2),
+        for words, phases in ((["array", *modes], 5), (["kv", "--mode", "block:2", "--phases", "throughput,local", "--transport", "tcp"], 2),
                               (["scan", "--mode", "yield:1", "--phases", "throughput,latency", "--rate", "500"], 2),
                               (["array", "--mode", "yield:1", "--swap", f"dir:{self.directory}", "--phases", "latency", "--rate", "500", "--cores", "0"], 1)):
             results, out, err = self.measured("uthread", *words, *UTHREAD, "--rounds", "1")

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use farshore_uthread::dispatch::Policy;
-use farshore_uthread::net::{Datagram, Limits, TcpListener, TcpStream, UdpServer, UdpSocket};
+use farshore_uthread::net::{Counts, Datagram, Limits, TcpListener, TcpStream, UdpServer, UdpSocket};
 use farshore_uthread::{Config, Handle, Panics, Runtime, WaitMode, sleep, stopping};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -208,10 +208,28 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
     let limits = Limits { request_bytes: REQUEST_MAX, requests_in_flight: options.unithreads, ..Limits::default() };
     let datagrams = move |datagram: Datagram<'_>| service.datagram(datagram);
     let receiving = socket.map(|socket| UdpServer::start(&handle, socket, limits, datagrams)).transpose();
-    let _receiving = receiving.map_err(|error| error.to_string())?;
+    let receiving = receiving.map_err(|error| error.to_string())?;
     eprintln!("{ready}");
     signals.wait().map_err(|error| format!("cannot wait for signals: {error}"))?;
-    runtime.shutdown_within(END_TIME).map_err(|error| error.to_string())
+    let ended = runtime.shutdown_within(END_TIME).map_err(|error| error.to_string());
+    if let Some(receiving) = &receiving {
+        eprintln!("{}", told(&receiving.counts()));
+    }
+    ended
+}
+
+/// How many datagrams came, and what became of those that were not answered.
+fn told(counts: &Counts) -> String {
+    let lost = [
+        (counts.overflowed, "lost, as they came faster than they were taken and the socket's buffer was full"),
+        (counts.dropped, "dropped, as no unithread was free"),
+        (counts.too_long, "too long"),
+        (counts.malformed, "malformed"),
+        (counts.send_failed, "answers that could not be sent"),
+        (counts.receive_failed, "receives that failed"),
+    ];
+    let lost = lost.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("; {count} {what}"));
+    format!("end: {} datagrams{}", counts.received, lost.collect::<String>())
 }
 
 /// Binds this thread to the cores, if some are named: workers, which it starts, take theirs from them.
@@ -279,5 +297,20 @@ fn accept<S: Service>(listener: &TcpListener, handle: &Handle, service: &Arc<S>,
         if spawned.is_err() {
             connections.refused.fetch_add(1, Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_tells_what_was_not_answered() {
+        let mut counts = Counts::default();
+        counts.received = 7;
+        assert_eq!(told(&counts), "end: 7 datagrams");
+        (counts.overflowed, counts.malformed) = (3, 2);
+        let line = told(&counts);
+        assert!(line.starts_with("end: 7 datagrams; 3 lost") && line.ends_with("; 2 malformed"), "{line}");
     }
 }

@@ -159,6 +159,32 @@ fn what_is_beyond_the_limit_waits() {
     assert_eq!(dropped, 0);
 }
 
+#[test]
+fn what_the_sockets_buffer_has_no_room_for_is_counted() {
+    const COUNT: u64 = 4000;
+    watchdog();
+    let runtime = Runtime::start(Config { workers: 1, ..Config::default() }).unwrap();
+    let socket = UdpSocket::bind(here()).unwrap();
+    socket.set_receive_buffer(8 << 10).unwrap();
+    let go = Arc::new(AtomicBool::new(false));
+    let waits = go.clone();
+    let limits = Limits { requests_in_flight: 1, ..Limits::default() };
+    let server = UdpServer::start(&runtime.handle(), socket, limits, move |datagram: Datagram<'_>| {
+        until(|| waits.load(SeqCst) || sleep(Duration::from_micros(100)).is_err());
+        echo(datagram);
+    });
+    let server = server.unwrap();
+    let peer = Plain::bind(here()).unwrap();
+    for number in 0..COUNT {
+        peer.send_to(&number.to_be_bytes(), server.local_addr().unwrap()).unwrap();
+    }
+    assert!(server.counts().overflowed > 0, "{:?}", server.counts());
+    go.store(true, SeqCst);
+    until(|| server.counts().received + server.counts().overflowed == COUNT);
+    assert_eq!(server.join().dropped, 0);
+    runtime.shutdown().unwrap();
+}
+
 /// Datagrams that wait for room when the service is stopped are dropped and counted, so that it ends.
 #[test]
 fn a_full_service_can_be_stopped() {

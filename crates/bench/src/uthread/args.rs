@@ -42,6 +42,7 @@ Phases:
   latency     open loop: requests come at the times of a Poisson process, so many a second as --at of what the reference
               did in the first phase; the figure is the 99.9th percentile (scan: of its GETs), in which a request without an
               answer took 1 s
+  floor       the load of the latency phase for the first mode with more memory than data: what of the latency is the machine's
   local       the first phase once more with more memory than data, for yield, block and memcached
   capacity    open loop at rate after rate, --seconds each: the figure is the highest rate of --rates at which --target is met, 0 if none is;
               a rate that misses it is tried once more (scan: --target is for all requests)
@@ -91,7 +92,7 @@ pub struct UthreadArgs {
     #[arg(long, value_name = "N", value_parser = rate, conflicts_with_all = ["at", "reference"])]
     pub rate: Option<f64>,
     /// What is measured
-    #[arg(long, value_enum, value_name = "PHASE,...", value_delimiter = ',', default_values_t = [Phase::Throughput, Phase::Latency, Phase::Local])]
+    #[arg(long, value_enum, value_name = "PHASE,...", value_delimiter = ',', default_values_t = [Phase::Throughput, Phase::Latency, Phase::Floor, Phase::Local])]
     pub phases: Vec<Phase>,
     /// Rates that the capacity phase looks through, in requests a second
     #[arg(long, value_name = "LOW..HIGH", default_value = "1000..200000")]
@@ -193,6 +194,8 @@ pub enum Phase {
     Throughput,
     /// Latency at a share of it
     Latency,
+    /// The same load with all data local
+    Floor,
     /// All data local
     Local,
     /// Highest rate with a latency that is wanted

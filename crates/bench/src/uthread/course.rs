@@ -1,7 +1,7 @@
 //! Which comparisons are made, one after the other.
 //!
 //! ```text
-//! of several numbers of threads the best ─▶ highest throughput ─▶ latency at a share of it ─▶ all data local ─▶ highest rate with a latency that is wanted
+//! of several numbers of threads the best ─▶ highest throughput ─▶ latency at a share of it ─▶ both with all data local ─▶ highest rate with a latency that is wanted
 //! ```
 
 use std::path::PathBuf;
@@ -84,8 +84,10 @@ impl Course {
         let swaps = if arguments.swaps.is_empty() { vec![USUAL_SWAP.to_string()] } else { arguments.swaps.clone() };
         let reference = reference(arguments.reference, &modes, &swaps)?;
         let phase = |phase| arguments.phases.contains(&phase);
-        if phase(Phase::Latency) && !phase(Phase::Throughput) && arguments.rate.is_none() {
-            return Err("--phases latency without throughput: say by --rate how many requests a second there shall be".into());
+        if (phase(Phase::Latency) || phase(Phase::Floor)) && !phase(Phase::Throughput) && arguments.rate.is_none() {
+            return Err(
+                "--phases latency or floor without throughput: say by --rate how many requests a second there shall be".into()
+            );
         }
         let setting = Setting::new(arguments, serve, Split::new(arguments.cores.into())?);
         if setting.items() == 0 {
@@ -140,7 +142,7 @@ impl Course {
         let mut rate = self.rate;
         if self.has(Phase::Throughput) {
             let Some(made) = maker.make(&self.throughput(&modes, self.seconds, ""), Rounds::All)? else { return Ok(()) };
-            if rate.is_none() && self.has(Phase::Latency) {
+            if rate.is_none() && (self.has(Phase::Latency) || self.has(Phase::Floor)) {
                 rate = Some(self.rate_after(&made, &modes).map_err(Failure::Failed)?);
             }
         }
@@ -150,9 +152,10 @@ impl Course {
                 return Ok(());
             }
         }
+        let floor = rate.filter(|_| self.has(Phase::Floor)).and_then(|rate| self.floor(&modes, rate));
         let local = self.has(Phase::Local).then(|| self.local(&modes)).flatten();
         let capacity = self.has(Phase::Capacity).then(|| self.capacity(&modes));
-        for experiment in local.into_iter().chain(capacity) {
+        for experiment in floor.into_iter().chain(local).chain(capacity) {
             if maker.make(&experiment, Rounds::All)?.is_none() {
                 break;
             }
@@ -218,11 +221,19 @@ impl Course {
 
     /// `None` if neither yield nor block nor memcached is among the modes.
     fn local(&self, modes: &[Mode]) -> Option<Experiment> {
-        let is_shown = |mode: &Mode| matches!(mode.wait, Wait::Yield | Wait::Block | Wait::Memcached);
-        let modes: Vec<Mode> = modes.iter().copied().filter(is_shown).collect();
-        let memory = self.setting.data_bytes.saturating_mul(ALL_LOCAL).max(self.setting.swap_bytes()).saturating_add(BESIDES);
         let title = format!("all local, {} under way", self.setting.outstanding);
-        let load = Load::Closed(self.setting.outstanding);
+        self.all_local(title, shown_local(modes), Load::Closed(self.setting.outstanding))
+    }
+
+    /// As [`Course::local`]; for the first of them.
+    fn floor(&self, modes: &[Mode], rate: f64) -> Option<Experiment> {
+        let title = format!("all local, the same load as {} local", Bytes(self.local_bytes() >> 20 << 20));
+        self.all_local(title, shown_local(modes).take(1), Load::Open(rate))
+    }
+
+    fn all_local(&self, title: String, modes: impl Iterator<Item = Mode>, load: Load) -> Option<Experiment> {
+        let modes: Vec<Mode> = modes.collect();
+        let memory = self.setting.data_bytes.saturating_mul(ALL_LOCAL).max(self.setting.swap_bytes()).saturating_add(BESIDES);
         (!modes.is_empty()).then(|| self.experiment(title, &modes, load, self.seconds, memory))
     }
 
@@ -270,6 +281,11 @@ fn best(made: &result::Experiment, modes: &[Mode]) -> Option<(Mode, Option<f64>)
         Some((*mode, target.summary.as_ref()?.figure.median))
     };
     modes.iter().filter_map(figure).max_by(|a, b| a.1.total_cmp(&b.1)).map(|(mode, figure)| (mode, Some(figure)))
+}
+
+/// Those whose work with all data local is of interest.
+fn shown_local(modes: &[Mode]) -> impl Iterator<Item = Mode> {
+    modes.iter().copied().filter(|mode| matches!(mode.wait, Wait::Yield | Wait::Block | Wait::Memcached))
 }
 
 fn all_of(modes: &[Modes]) -> impl Iterator<Item = Mode> {

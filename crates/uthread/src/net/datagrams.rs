@@ -106,7 +106,8 @@ impl UdpServer {
 
     /// What it has counted.
     pub fn counts(&self) -> Counts {
-        Counts { send_failed: self.receiving.socket.replies_failed(), ..self.receiving.core.tally.read() }
+        let Receiving { core, socket } = &*self.receiving;
+        Counts { send_failed: socket.replies_failed(), overflowed: socket.overflowed(), ..core.tally.read() }
     }
 
     /// Requests that are served now.

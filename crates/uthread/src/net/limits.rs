@@ -56,6 +56,8 @@ pub struct Counts {
     pub received: u64,
     /// Requests that were not served: too many under way, or no unithread was free.
     pub dropped: u64,
+    /// Datagrams that the kernel dropped, since the socket's buffer was full. They are not among those that came.
+    pub overflowed: u64,
     /// Requests that were longer than the limit.
     pub too_long: u64,
     /// Requests that the service did not understand.
@@ -84,7 +86,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// As they are now, one after another: connections that are open, and what replies of sockets add, the caller knows.
+    /// As they are now, one after another: connections that are open, and what sockets count, the caller knows.
     pub(super) fn read(&self) -> Counts {
         Counts {
             accepted: self.accepted.get(),
@@ -93,6 +95,7 @@ impl Tally {
             open: 0,
             received: self.received.get(),
             dropped: self.dropped.get(),
+            overflowed: 0,
             too_long: self.too_long.get(),
             malformed: self.malformed.get(),
             timed_out: self.timed_out.get(),

@@ -33,6 +33,16 @@ pub(super) fn set(fd: &OwnedFd, level: c_int, option: c_int, value: c_int) -> io
     check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, at, size_of::<c_int>() as u32) }).map(drop)
 }
 
+/// Of what the kernel counts for a socket: 9 numbers, the last of which are datagrams that found its buffer full (`SK_MEMINFO_DROPS`).
+pub(super) fn overflowed(fd: &OwnedFd) -> io::Result<u64> {
+    let mut numbers = [0u32; 9];
+    let mut bytes = size_of_val(&numbers) as libc::socklen_t;
+    let at = numbers.as_mut_ptr().cast();
+    // SAFETY: writes at most `bytes` to the numbers, and to `bytes`.
+    check(unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_MEMINFO, at, &raw mut bytes) })?;
+    Ok(numbers[8].into())
+}
+
 /// The address that the socket is bound to.
 pub(super) fn local(fd: &OwnedFd) -> io::Result<SocketAddr> {
     named(|name, bytes| {

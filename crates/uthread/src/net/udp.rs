@@ -32,6 +32,11 @@ impl UdpSocket {
         set(libc::SO_RCVBUFFORCE).or_else(|_| set(libc::SO_RCVBUF))
     }
 
+    /// Datagrams that were lost because the buffer of [`UdpSocket::set_receive_buffer`] was full. 0 where the kernel does not tell (before Linux 4.12).
+    pub fn overflowed(&self) -> u64 {
+        socket::overflowed(&self.fd).unwrap_or(0)
+    }
+
     /// Where it is.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         socket::local(&self.fd)

@@ -66,15 +66,16 @@ fn the_best_number_goes_through_all_phases_and_the_load_follows_from_the_referen
     let course = course("array --mode yield:1 --mode busy:1 --mode block:8,16 --data 100M --share 20%").unwrap();
     let choice = [("block:8", 5000.0), ("block:16", 7000.0)];
     let first = [("yield:1", 100_000.0), ("busy:1", 20_000.0), ("block:16", 8000.0)];
-    let mut made = Made::new(&[&choice, &first, &[], &[]]);
+    let mut made = Made::new(&[&choice, &first, &[], &[], &[]]);
     course.run(&mut made).unwrap();
-    assert_eq!(made.rounds, [Rounds::One, Rounds::All, Rounds::All, Rounds::All]);
+    assert_eq!(made.rounds, [Rounds::One, Rounds::All, Rounds::All, Rounds::All, Rounds::All]);
     assert_eq!(made.labels[0], ["block:8", "block:16"]);
     assert_eq!(made.labels[1], ["yield:1", "busy:1", "block:16"]);
-    assert_eq!(made.labels[3], ["yield:1", "block:16"]);
-    let closed = Load::Closed(256);
-    assert_eq!(made.loads, [closed, closed, Load::Open(16_000.0), closed], "80 % of busy's");
-    assert!(made.memory[1] == 20 << 20 && made.memory[3] > 100 << 20, "{:?}", made.memory);
+    assert_eq!(made.labels[3], ["yield:1"], "the floor");
+    assert_eq!(made.labels[4], ["yield:1", "block:16"]);
+    let (closed, open) = (Load::Closed(256), Load::Open(16_000.0));
+    assert_eq!(made.loads, [closed, closed, open, open, closed], "80 % of busy's");
+    assert!(made.memory[1] == 20 << 20 && made.memory[3..].iter().all(|&memory| memory > 100 << 20), "{:?}", made.memory);
     assert!(made.said[0].contains("block:16 is the best") && made.said[1].contains("16.0 k/s"), "{:?}", made.said);
     assert!(
         made.names[1].starts_with("uthread array, 100M, 20M local, delay:10us")
@@ -146,6 +147,7 @@ fn what_does_not_go_together_is_refused() {
         ("array --memory 5M", "--share"),
         ("array --sweep memory", "--sweep"),
         ("array --phases latency", "--rate"),
+        ("array --phases floor", "--rate"),
         ("kv --data 100 --value-size 1024", "--data"),
         ("scan --data 100 --value-size 1024", "--data"),
         ("scan --value-size 1020", "--value-size 1020"),
