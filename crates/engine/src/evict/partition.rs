@@ -59,6 +59,8 @@ const AHEAD: u64 = ROUND / 8;
 pub struct Walk<'e> {
     partition: &'e Partition,
     table: &'e PageTable,
+    /// As far as the hand is said to have come at most: one round in a walk, however often it comes by a granule that is alone.
+    passed_most: u64,
 }
 
 fn id_of(link: u64) -> Option<GranuleId> {
@@ -96,10 +98,10 @@ impl Partition {
         if self.busy.swap(true, Ordering::Acquire) {
             return None;
         }
-        let walk = Walk { partition: self, table };
         if self.is_empty() {
             self.passed.fetch_max(foremost, Ordering::Relaxed);
         }
+        let walk = Walk { partition: self, table, passed_most: self.passed.load(Ordering::Relaxed) + ROUND };
         walk.take_incoming();
         Some(walk)
     }
@@ -153,7 +155,8 @@ impl<'e> Walk<'e> {
         let here = before.granule.next.load(Ordering::Relaxed);
         let moved = Some(before.id) != id_of(here);
         let granules = u64::from(self.partition.granules.load(Ordering::Relaxed).max(1));
-        self.partition.passed.fetch_add(ROUND / granules, Ordering::Relaxed);
+        let passed = self.partition.passed.load(Ordering::Relaxed) + ROUND / granules;
+        self.partition.passed.store(passed.min(self.passed_most), Ordering::Relaxed);
         self.partition.before_hand.store(here, Ordering::Relaxed);
         moved
     }
@@ -251,7 +254,7 @@ mod tests {
         let mut passed = [0; 2];
         // Both evictors, each of which looks after one.
         for n in 0..100_000 {
-            passed[turn(&partitions, &table, n % 2, 3)] += 3;
+            passed[turn(&partitions, &table, n % 2, 2)] += 2;
         }
         let rounds = [passed[0] as f64 / 2.0, passed[1] as f64 / 198.0];
         assert!((rounds[0] - rounds[1]).abs() < 4.0, "{rounds:?} rounds");
@@ -279,6 +282,18 @@ mod tests {
         list(&partitions[1], &table, 10..20);
         let turns = (0..200).filter(|_| turn(&partitions, &table, 1, 1) == 1).count();
         assert!((90..=115).contains(&turns), "{turns} of 200 turns");
+    }
+
+    #[test]
+    fn a_walk_is_one_round_at_most() {
+        let table = PageTable::new();
+        let partitions = [Partition::new(), Partition::new()];
+        list(&partitions[0], &table, 0..1);
+        list(&partitions[1], &table, 1..11);
+        assert_eq!(turn(&partitions, &table, 1, 1), 1);
+        assert_eq!(turn(&partitions, &table, 0, 64), 0, "nothing was found in the only granule");
+        let others = (0..).take_while(|_| turn(&partitions, &table, 0, 1) == 1).count();
+        assert!((8..=12).contains(&others), "then it waits for one round of the other, not {others} of 10 granules");
     }
 
     #[test]
