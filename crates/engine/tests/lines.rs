@@ -1,5 +1,6 @@
 //! No cache line is written by two cores on the way of faults and evictions that stay on their cores: each of two threads touches pages of its own,
-//! which its own evictor takes away, and what both have written is compared (`farshore_core::recorder`).
+//! which its own evictor takes away, and what both have written is compared (`farshore_core::recorder`). The two go at one pace, because an
+//! evictor whose hand goes twice as fast as the other's looks for victims there (`evict::partition`), which is meant.
 //!
 //! What may be shared is in [`EXCEPTIONS`], each with its reason. A planted counter shows that the test sees one.
 
@@ -48,8 +49,10 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
 const FIRST: u64 = 1 << 20;
 const CORES: usize = 2;
 /// Of each core; granules of the two lie in turn, so that neighbours are seen.
-const GRANULES: u64 = 3;
-const TOUCHES: u64 = 20_000;
+const GRANULES: u64 = 12;
+const TOUCHES: u64 = 80_000;
+/// Neither core is further ahead of the other than this.
+const TOUCHES_TOGETHER: u64 = 16;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Right {
@@ -58,12 +61,29 @@ enum Right {
     Writable,
 }
 
-/// Page tables that are pretended. Their locks are the standard library's, which nobody records.
-struct Tables(Vec<Mutex<(PageBuf, Right)>>);
+/// Page tables that are pretended, how many pages of each core have left, and how often it has touched one. Locks and counters are the standard
+/// library's, which nobody records.
+struct Tables {
+    pages: Vec<Mutex<(PageBuf, Right)>>,
+    left: [std::sync::atomic::AtomicU64; CORES],
+    touches: [std::sync::atomic::AtomicU64; CORES],
+}
 
 impl Tables {
     fn at(&self, page: Page) -> std::sync::MutexGuard<'_, (PageBuf, Right)> {
-        self.0[(page.0 - FIRST) as usize].lock().unwrap()
+        self.pages[(page.0 - FIRST) as usize].lock().unwrap()
+    }
+
+    /// Whether `core` has touched more than the other by so much that it had better wait.
+    fn is_ahead(&self, core: usize) -> bool {
+        let [one, other] = [core, 1 - core].map(|core| self.touches[core].load(Ordering::Relaxed));
+        one > other + TOUCHES_TOGETHER
+    }
+
+    /// Whether no more pages of `core` than of the other have left.
+    fn is_turn_of(&self, core: usize) -> bool {
+        let [one, other] = [core, 1 - core].map(|core| self.left[core].load(Ordering::Relaxed));
+        one <= other
     }
 }
 
@@ -96,7 +116,10 @@ impl Kernel for Tables {
         Ok(())
     }
     fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)> {
-        pages.iter().for_each(|&page| self.at(page).1 = Right::Absent);
+        for &page in pages {
+            self.at(page).1 = Right::Absent;
+            self.left[(page.0 - FIRST) as usize / GRANULE_PAGES % CORES].fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
     }
     fn current_thread(&self) -> u64 {
@@ -195,30 +218,39 @@ impl Futex for Plain {
 }
 
 type TheEngine = Engine<Tables, Space, Plain, Plain, Plain>;
+type TheEvictor<'e> = Evictor<'e, Tables, Space, Plain, Plain, Plain>;
 
 fn engine() -> TheEngine {
     // With fewer evictors awake than there are cores, one looks after the pages of several.
     let wanted = Wanted { evictors: Some(CORES as u32), ..Wanted::default() };
-    let shape = Shape { memory: 4 << 20, evictors: CORES, cores: CORES, nodes: Nodes::ONE, wanted };
+    let shape = Shape { memory: 16 << 20, evictors: CORES, cores: CORES, nodes: Nodes::ONE, wanted };
     let staging = vec![PageBuf::ZERO; shape.sizes().stages as usize].leak();
     let pages = CORES as u64 * GRANULES * GRANULE_PAGES as u64;
-    let tables = Tables((0..pages).map(|_| Mutex::new((PageBuf::ZERO, Right::Absent))).collect());
+    let absent = (0..pages).map(|_| Mutex::new((PageBuf::ZERO, Right::Absent))).collect();
+    let tables = Tables { pages: absent, left: Default::default(), touches: Default::default() };
     // SAFETY: `staging` is that many pages, leaked, and nobody else's.
     let engine = unsafe { Engine::new(shape, tables, Space::default(), Plain, Plain, Plain, staging.as_mut_ptr()) };
     engine.manage(PageRange { start: Page(FIRST), end: Page(FIRST + pages) });
     engine
 }
 
+/// Lets the evictor of `core` work if frames are short and it is its turn.
+fn evict(engine: &TheEngine, evictor: &mut TheEvictor<'_>, core: usize) {
+    while engine.is_short() && engine.kernel.is_turn_of(core) {
+        let _ = evictor.step();
+    }
+}
+
 /// One core: touches its pages at random, and lets its evictor work when frames are short.
-fn work(
-    engine: &TheEngine,
-    evictor: &mut Evictor<'_, Tables, Space, Plain, Plain, Plain>,
-    core: usize,
-    planted: Option<&AtomicU64>,
-) {
+fn work(engine: &TheEngine, evictor: &mut TheEvictor<'_>, core: usize, planted: Option<&AtomicU64>) {
     let mut buffer = vec![PageBuf::ZERO; 1];
     let mut random = 0x9e37_79b9 + core as u64;
     for touch in 0..TOUCHES {
+        while engine.kernel.is_ahead(core) {
+            evict(engine, evictor, core);
+            std::thread::yield_now();
+        }
+        evict(engine, evictor, core);
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
@@ -229,9 +261,7 @@ fn work(
         if right == Right::Absent || (right == Right::Protected && access == Access::Write) {
             assert!(engine.resolve(page, access, right != Right::Absent, core, &mut buffer).unwrap());
         }
-        if engine.is_short() {
-            let _ = evictor.step();
-        }
+        engine.kernel.touches[core].fetch_add(1, Ordering::Relaxed);
         if touch % 1000 == 0
             && let Some(counter) = planted
         {

@@ -13,7 +13,7 @@
 //! Everything that it needs is allocated when it is made: evicting allocates nothing (but a descriptor when the swap space grows).
 
 use super::control::Floors;
-use super::partition::by_turn;
+use super::partition::Turns;
 use super::ring::{Ring, StageState};
 use super::stage::Vacancy;
 use super::writes::{Flight, RETRIES, Write};
@@ -112,8 +112,7 @@ pub struct Evictor<'e, K, B: Backend, P, C, F> {
     empty_batches: u32,
     /// The core whose pages the last batch has taken, if it is one that this evictor looks after: their slots come from there.
     pub(super) core: usize,
-    /// Partitions, the one whose turn it is first.
-    order: Vec<(u64, u32)>,
+    turns: Turns,
     victims: Vec<Victim>,
     /// Where the victims go.
     places: Vec<Stage>,
@@ -159,7 +158,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             started: false,
             awake: true,
             turn: 0,
-            order: Vec::with_capacity(engine.partitions.len()),
+            turns: Turns::new(engine.partitions.len()),
             answered: 0,
             empty_batches: 0,
             core: id,
@@ -353,9 +352,9 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         let engine = self.engine;
         // Those that are awake share what those on standby would look after.
         let (place, awake) = engine.control.place_of(self.id);
-        let foremost = by_turn(&engine.partitions, |at| at % awake == place, &mut self.order);
-        for &(_, at) in &self.order {
-            let at = at as usize;
+        let foremost = self.turns.order(&engine.partitions, |at| at % awake == place);
+        for nth in 0..engine.partitions.len() {
+            let at = self.turns.at(nth);
             let Some(walk) = engine.partitions[at].walk(&engine.table, foremost) else { continue };
             for _ in 0..GRANULES_A_BATCH {
                 let Some((g, from)) = walk.hand() else { break };
