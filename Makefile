@@ -14,7 +14,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads failures follow secrecy bench-ends report serve suites suites-long soak soak-long bench setup install uninstall clean
+.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages failures follow secrecy bench-ends report serve suites suites-long soak soak-long bench setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
@@ -57,6 +57,7 @@ loom: ## all interleavings of core and uthread
 miri: ## undefined behaviour in core
 real: ## real programs, natively and under farshore
 threads: ## threads, signals, limits, filters and allocators
+pages: ## what the kernel and programs do to pages: merging, locks, devices, stacks that grow
 failures: ## bad input, full disks, kill -9, other users
 calls: ## every system call natively and under farshore; blocked threads; debuggers
 follow: ## programs that a program starts
@@ -77,7 +78,7 @@ fuzz:
 	python3 tools/fuzz.py $(ARGS)
 bench-ends:
 	python3 tools/test.py bench $(ARGS)
-unit sim canaries loom miri real pace pools unithreads spaces devices calls threads failures follow secrecy report serve suites suites-long soak soak-long:
+unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages failures follow secrecy report serve suites suites-long soak soak-long:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

@@ -224,6 +224,8 @@ def parts(seed):
              [Command([sys.executable, os.path.join(real, "calls.py")], count_last_line)], 10, r"", needs_build=True),
         Part("threads", "threads, signals, limits, filters, allocators: natively and under farshore",
              [Command([sys.executable, os.path.join(real, "threads.py")], count_last_line)], 10, r"", needs_build=True),
+        Part("pages", "what the kernel and programs do to pages: merging, locks, devices, stacks that grow",
+             [Command([sys.executable, os.path.join(real, "pages.py")], count_last_line)], 10, r"", needs_build=True),
         Part("failures", "bad input, full disks, kill -9, other users",
              [Command([sys.executable, os.path.join(real, "failures.py")], count_last_line)], 15, r"", needs_build=True, aside=True),
         Part("follow", "programs that a program starts",

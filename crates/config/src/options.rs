@@ -172,6 +172,8 @@ pub struct Options {
     pub followed: bool,
     /// What the family shares; `None` in its first process.
     pub family: Option<Handed>,
+    /// The program's memory may be merged with equal memory (`PR_SET_MEMORY_MERGE`), as far as the program can tell.
+    pub memory_merge: bool,
 }
 
 impl Options {
@@ -198,6 +200,7 @@ impl Options {
             library: None,
             followed: false,
             family: None,
+            memory_merge: false,
         }
     }
 

@@ -258,6 +258,11 @@ fn mprotect(runtime: &Runtime, number: u64, args: &Args) -> i64 {
 fn madvise(runtime: &Runtime, args: &Args) -> i64 {
     let [addr, len, what, ..] = *args;
     let range = len.checked_next_multiple_of(PAGE).and_then(|len| pages(addr, len));
+    if what == advice::MERGEABLE {
+        // Never of managed memory (`net/calls/merging.rs`). Under the lock: what is mapped there meanwhile may become managed.
+        let managed = |range: Option<PageRange>| range.is_some_and(|r| any_managed(runtime, r));
+        return locked(runtime, |_| if managed(range) { 0 } else { raw(nr::MADVISE, args) });
+    }
     let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(nr::MADVISE, args) };
     match what {
         advice::DONTNEED | advice::FREE | DONTNEED_LOCKED | GUARD_INSTALL => {
@@ -275,13 +280,7 @@ fn madvise(runtime: &Runtime, args: &Args) -> i64 {
         advice::POPULATE_READ => populate(runtime, range, Access::Read),
         advice::POPULATE_WRITE => populate(runtime, range, Access::Write),
         // Hints that Farshore's own eviction stands for, and huge pages, which it cannot evict by halves.
-        advice::WILLNEED
-        | advice::COLD
-        | advice::PAGEOUT
-        | advice::HUGEPAGE
-        | advice::NOHUGEPAGE
-        | advice::MERGEABLE
-        | COLLAPSE => 0,
+        advice::WILLNEED | advice::COLD | advice::PAGEOUT | advice::HUGEPAGE | advice::NOHUGEPAGE | COLLAPSE => 0,
         _ => raw(nr::MADVISE, args),
     }
 }

@@ -14,7 +14,7 @@
 
 use crate::control;
 use crate::environment;
-use crate::net::calls::follow;
+use crate::net::calls::{follow, merging};
 use crate::net::{entry, patch};
 use crate::report;
 use crate::runtime::{Parts, Runtime, Space, install};
@@ -60,12 +60,13 @@ extern "C" fn at_load() {
         Ok(options) => options,
         Err(why) => refuse(&format!("the options of 'farshore run' do not reach the library as they should: {why}")),
     };
-    let followed = options.followed;
+    let (followed, merges) = (options.followed, options.memory_merge);
     if let Err(why) = start(options) {
         if !followed {
             refuse(&why);
         }
         // Nobody has asked for this program: the one that started it expects it to run.
+        merging::hand_back(merges);
         let program = std::env::args_os().next().unwrap_or_default();
         report::line(format_args!("'{}' runs without Farshore: {why}", program.as_encoded_bytes().escape_ascii()));
     }
@@ -200,6 +201,7 @@ fn enter(runtime: &'static Runtime) -> Result<(), String> {
     let thread = thread::adopt(false).ok_or("no memory for the record of the main thread")?;
     crate::process::is_alone();
     signals::install().map_err(|why| format!("signal handlers cannot be installed ({why:?})"))?;
+    merging::take_over(runtime.options.memory_merge)?;
     signals::adopt_mask(thread);
     crate::HEAP.expect_handlers();
     runtime.running.store(true, Ordering::Release);

@@ -21,6 +21,8 @@ mod descriptors;
 pub mod exec;
 #[path = "calls/follow.rs"]
 pub mod follow;
+#[path = "calls/merging.rs"]
+pub mod merging;
 #[path = "calls/process_vm.rs"]
 mod process_vm;
 #[path = "calls/seccomp.rs"]

@@ -144,6 +144,8 @@ pub(super) fn prctl(mem: &impl Memory, args: &Args) -> i64 {
         // The net itself is built on it. A kernel without it answers so.
         PR_SET_SYSCALL_USER_DISPATCH => return errno(libc::EINVAL),
         option if option == libc::PR_SET_SECCOMP as u64 => return super::seccomp::by_prctl(mem, args),
+        super::merging::SET => return super::merging::set(mem, args),
+        super::merging::GET => return super::merging::get(mem, args),
         option if option == libc::PR_SET_NAME as u64 => {
             text_len(mem, &mut pins, args[1], 16);
         }

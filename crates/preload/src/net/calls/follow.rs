@@ -25,6 +25,7 @@
 
 use super::super::buffers::Memory;
 use super::exec::ExecImage;
+use super::merging;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farshore_config::{OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE};
@@ -54,18 +55,22 @@ pub struct Plan {
 /// What a program gets.
 #[derive(Debug)]
 struct Variables {
-    /// `FARSHORE_OPTIONS=…` for what this process itself becomes, and for others.
-    becomes: CString,
-    starts: CString,
+    /// `FARSHORE_OPTIONS=…` for what this process itself becomes, and for others: without and with [`merging`].
+    becomes: [CString; 2],
+    starts: [CString; 2],
     /// Descriptors that stay open for the new program.
     handed: Vec<i32>,
 }
 
 impl Variables {
     fn new(options: &Options) -> Result<Variables, String> {
-        let variable = |first| text(format!("{OPTIONS_VARIABLE}={}", options.for_successor(first).to_json()).into_bytes());
+        let variable = |first, memory_merge| {
+            let options = Options { memory_merge, ..options.for_successor(first) };
+            text(format!("{OPTIONS_VARIABLE}={}", options.to_json()).into_bytes())
+        };
+        let both = |first| Ok::<_, String>([variable(first, false)?, variable(first, true)?]);
         let handed = options.family.iter().flat_map(|family| family.descriptors().collect::<Vec<_>>()).collect();
-        Ok(Variables { becomes: variable(true)?, starts: variable(false)?, handed })
+        Ok(Variables { becomes: both(true)?, starts: both(false)?, handed })
     }
 }
 
@@ -138,7 +143,7 @@ impl Plan {
         let array = (entries + 4) * 8;
         let names = PRELOAD_VARIABLE.len() + OLD_PRELOAD_VARIABLE.len() + 8;
         let options = [&self.kin.becomes, &self.kin.starts, &self.others.becomes, &self.others.starts];
-        let options = options.map(|text| text.count_bytes()).into_iter().max().unwrap_or(0);
+        let options = options.into_iter().flatten().map(|text| text.count_bytes()).max().unwrap_or(0);
         let ours = self.library.count_bytes() + options + names;
         // The program's own LD_PRELOAD, twice.
         array + bytes * 2 + (ours + Work::BYTES) as u64
@@ -180,6 +185,7 @@ impl Plan {
         let mut writer = Writer { addr, room, at: 0 };
         let variables = if rights.real == self.user { &self.kin } else { &self.others };
         let options = if is_first { &variables.becomes } else { &variables.starts };
+        let options = &options[usize::from(merging::is_wanted())];
         match self.write(&mut writer, entries, &own, options) {
             Some(()) => Start::Followed { envp: addr, handed: &variables.handed },
             None => Start::Natively,

@@ -1,0 +1,16 @@
+/* What the sections of `pages` share. */
+#ifndef FARSHORE_TESTS_PAGES_H
+#define FARSHORE_TESTS_PAGES_H
+
+#include "absent/absent.h"
+
+/* A number behind NAME in a file such as /proc/self/status, in the unit of the file; 0 if there is none. */
+long number_in(const char *path, const char *name);
+/* The letters of VmFlags of the mapping that begins at `at`, in /proc/self/smaps; empty if there is none. */
+const char *flags_at(const void *at);
+
+void section_merged(void);
+void section_advised(void);
+void section_inherited(void);
+
+#endif
