@@ -22,6 +22,24 @@ from failures import Tests, expect, run_tests  # noqa: E402
 from harness import MIB  # noqa: E402
 
 KINDS = ("lz4", "zstd")
+# A program that works on 40 MiB of pages, half of which compress to nothing, until its stdin ends; then it checks them all.
+UPDATES = """
+import mmap, os, random, select
+pages = 10240
+memory = mmap.mmap(-1, pages * 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+noise, versions = [os.urandom(2048) for _ in range(64)], [0] * pages
+def page(i): return (b'%d %d ' % (i, versions[i])).ljust(2048, b'.') + noise[(i + versions[i]) % 64]
+def right(i): return memory[i * 4096:(i + 1) * 4096] == page(i)
+def write(i): memory[i * 4096:(i + 1) * 4096] = page(i)
+for i in range(pages): write(i)
+print('filled', flush=True)
+while not select.select([0], [], [], 0)[0]:
+    for i in random.sample(range(pages), 500):
+        assert right(i), i
+        versions[i] += 1
+        write(i)
+print('right' if all(map(right, range(pages))) else 'wrong', flush=True)
+"""
 
 
 def swaps(specs):
@@ -182,17 +200,30 @@ class Pools(Tests):
         return "alone, and in front of a disk"
 
     def test_set_memory(self):
-        """A limit that falls takes from the pool, too, and what it held is where it should be."""
-        size, swap = 40 * MIB, ["ram:lz4", f"dir:{self.folder('set')}"]
-        with self.loaded("30M", swap, "random", f"--size={size}", "--threads=2", "--seconds=6", "--warmup=0") as pid:
+        """A limit that falls takes from the pool, too, and stays while the program works; what the pool held is where it should be."""
+        swap, seen = ["ram:lz4", f"dir:{self.folder('set')}"], []
+        with self.running(["--memory", "30M", *swaps(swap)], [sys.executable, "-c", UPDATES], stdin=subprocess.PIPE) as process:
+            pid = self.managed(process)
+            expect(process.popen.stdout.readline() == b"filled\n", f"it ended: {process.stderr_so_far()[-300:]}")
             for limit in ("10M", "36M", "16M"):
                 done = self.call("set", str(pid), f"memory={limit}")
                 expect(done.status == 0, f"set memory={limit}: {done.err}")
-                wanted = self.until_within(pid, limit)
-                time.sleep(0.5)
-                resident = self.resident(pid)[0]
-                expect(resident <= wanted, f"memory={limit}: {resident} bytes after half a second")
-        return "10M, 36M, 16M"
+                self.until_within(pid, limit)
+                # Not for a moment alone: it works on, and is within it still.
+                self.until_evicted(process, pid, 3000)
+                self.until_within(pid, limit)
+                seen.append(limit)
+            process.popen.stdin.close()
+            outcome, out = self.ended(process)
+        expect((outcome.status, out) == (0, "right\n"), f"status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
+        return ", ".join(seen)
+
+    def until_evicted(self, process, pid, pages):
+        """Waits until so many pages more have left."""
+        wanted = self.counters(pid)["evictions"]["pages"] + pages
+        while self.counters(pid)["evictions"]["pages"] < wanted:
+            expect(process.alive() and not process.timed_out, f"it ended before {pages} pages left: {process.stderr_so_far()[-300:]}")
+            time.sleep(0.05)
 
     def managed(self, process):
         """The process id of the program once it answers."""

@@ -295,6 +295,7 @@ impl CompressedQueue {
                 if let Some((first, count)) = copies[(tag & !COPY) as usize].run.take() {
                     pool.end_copies(first, count, result.is_ok());
                     *fail = result.is_err();
+                    pool.set_lower_fails(result.is_err());
                 }
             } else if let Some(write) = &mut writes[tag as usize] {
                 write.left -= 1;

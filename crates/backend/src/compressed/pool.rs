@@ -12,7 +12,7 @@ use super::chunks::{Chunks, SPAN, UNIT};
 use super::codec::{self, Decoder, Encoder, WORTH_IT};
 use crate::reserved::Reserved;
 use age::{Links, NOBODY};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farshore_config::Compression;
 use farshore_core::limits::{EXTENT_SLOTS, EXTENTS_MAX, PAGE_SIZE};
 use farshore_core::pooled::{Place, PooledWord};
@@ -106,6 +106,8 @@ pub struct Pool {
     state: SpinLock<State>,
     /// Something under it takes what it has no room for.
     has_lower: bool,
+    /// The last copy to it failed.
+    lower_fails: AtomicBool,
     /// What has gone through it.
     pub counters: Counters,
 }
@@ -150,6 +152,7 @@ impl Pool {
                 moving: Vec::with_capacity(SPAN / UNIT),
             }),
             has_lower,
+            lower_fails: AtomicBool::new(false),
             counters: Counters::default(),
         })
     }
@@ -177,6 +180,11 @@ impl Pool {
     /// It may use so much from now on; what is beyond goes by and by.
     pub fn allow(&self, bytes: u64) {
         self.allowed.store(bytes.min(self.bytes), Ordering::Relaxed);
+    }
+
+    /// Whether the tier below takes pages, as the last copy to it told.
+    pub fn set_lower_fails(&self, fails: bool) {
+        self.lower_fails.store(fails, Ordering::Relaxed);
     }
 
     fn entry(&self, slot: u64) -> Option<&Entry> {

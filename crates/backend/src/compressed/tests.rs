@@ -235,6 +235,40 @@ fn the_oldest_move_to_the_tier_below_when_it_is_full() {
 }
 
 #[test]
+fn memory_goes_back_when_less_is_allowed_while_pages_come() {
+    let pool = Compressed::open(Compression::Lz4, Some(SMALL), Some(ram(None))).unwrap();
+    let mut queue = pool.queue(4).unwrap();
+    let half = |number: u64| page(number, (2 + 5 * number - number / 7 % 5) % 5 + 5);
+    // The same 1024 slots over and over, half of which fill what may be used at first; more in a batch than are moved below after it.
+    let mut rounds = |count: u64| {
+        for first in (0..count).flat_map(|_| (1..1025).step_by(128)) {
+            let pages: Vec<PageBuf> = (first..first + 128).map(half).collect();
+            // SAFETY: the pages live until the completion is reaped below.
+            unsafe { queue.start_write(slot(first), pages.as_ptr(), 128, 1) }.unwrap();
+            let mut done = 0;
+            while done == 0 {
+                queue.reap(true, &mut |_, result| {
+                    assert_eq!(result, Ok(()));
+                    done += 1;
+                });
+            }
+            queue.tend(&NoneFree);
+        }
+    };
+    pool.allow_memory(1 << 20);
+    rounds(2);
+    assert!(pool.bytes().1 > 1 << 19, "{} bytes are used", pool.bytes().1);
+    pool.allow_memory(256 << 10);
+    rounds(20);
+    assert!(pool.bytes().1 <= 256 << 10, "{} bytes are used where {} may be", pool.bytes().1, 256 << 10);
+    for number in 1..1025 {
+        let mut back = PageBuf::ZERO;
+        pool.read(slot(number), &mut back).unwrap();
+        assert!(back.0 == half(number).0, "slot {number}");
+    }
+}
+
+#[test]
 fn sizes_have_limits() {
     assert!(matches!(Compressed::open(Compression::Lz4, Some(Size::kib(4)), None), Err(OpenError::TooSmall { .. })));
     let pool = Compressed::open(Compression::Zstd, Some(Size::mib(64)), None).unwrap();

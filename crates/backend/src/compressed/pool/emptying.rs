@@ -12,9 +12,13 @@ const SPANS_A_SWEEP: u64 = 2;
 const SPARE_BYTES: u64 = 16 * SPAN as u64;
 
 impl Pool {
-    /// A chunk; if there is none, after spans were emptied.
+    /// A chunk; if there is none, after spans were emptied. None while more memory is used than may be, if the tier below takes pages: new ones would
+    /// fill each hole that old ones leave, and no memory would ever go back.
     pub(super) fn take_chunk(&self, state: &mut State, len: usize) -> Option<u64> {
         let allowed = self.allowed.load(Ordering::Relaxed);
+        if self.has_lower && state.chunks.touched() > allowed && !self.lower_fails.load(Ordering::Relaxed) {
+            return None;
+        }
         state.chunks.take(len, allowed).or_else(|| {
             (0..SPANS_A_TAKE).find_map(|_| if self.empty_sparse(state) { state.chunks.take(len, allowed) } else { None })
         })
@@ -48,11 +52,12 @@ impl Pool {
         state.chunks.give(unused, self.allowed.load(Ordering::Relaxed));
     }
 
-    /// Empties some spans if much is free between chunks.
+    /// Empties some spans if much is free between chunks, or more memory is used than may be.
     pub(super) fn empty_some(&self, state: &mut State) {
         for _ in 0..SPANS_A_SWEEP {
             let (held, touched) = (state.chunks.held(), state.chunks.touched());
-            if touched < held + held / 8 + SPARE_BYTES || !self.empty_sparse(state) {
+            let much = touched >= held + held / 8 + SPARE_BYTES || touched > self.allowed.load(Ordering::Relaxed);
+            if !much || !self.empty_sparse(state) {
                 break;
             }
         }
