@@ -3,9 +3,7 @@
 # Where things are built: cargo's own variable. Set for cargo and the tools only if the caller has set it.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 PREFIX ?= /usr/local
-# The toolchain that has miri.
-NIGHTLY ?= nightly
-export NIGHTLY
+# NIGHTLY names the toolchain that has miri, if it shall not be the one that tools/setup.sh --nightly finds.
 # The drivers import each other; their byte code stays out of the tree.
 export PYTHONDONTWRITEBYTECODE := 1
 # Parts of the tests that take a minute or two together.
@@ -14,29 +12,29 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages failures follow secrecy bench-ends report serve suites suites-long soak soak-long bench setup install uninstall clean
+.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages failures follow secrecy bench-ends report serve suites suites-long soak soak-long newcomer front bench setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
-	@echo 'Variables: CARGO_TARGET_DIR, PREFIX (make install), ARGS (options for demo, bench and the tests),'
-	@echo 'FARSHORE_SWAP_DIR (where tests put cold pages; default /var/tmp)'
+	@echo 'Variables: CARGO_TARGET_DIR, PREFIX (make install), ARGS (options for demo, bench and the tests, such as'
+	@echo "make demo ARGS='--size small'), NIGHTLY (a toolchain with miri), FARSHORE_SWAP_DIR (where" tests put cold pages; default /var/tmp)'
 
-build: ## build the command and the library (release)
+build: ## build what is installed: the commands and the library (release)
 	@tools/setup.sh
-	cargo build --workspace --release
+	cargo build --release
 
 demo: ## run real programs natively and in half of their memory, and compare
 	@tools/setup.sh --programs
-	cargo build --workspace --release
+	cargo build --release
 	python3 tools/demo.py $(ARGS)
 
 demo-kv: ## a memcached on unithreads in a fifth of its data: a client, load, a plot of its latency
-	@tools/setup.sh --tests
-	cargo build --workspace --release
+	@tools/setup.sh --clients
+	cargo build --release
 	python3 tools/demo_kv.py $(ARGS)
 
-test: setup ## all tests: what CI runs (15 to 30 minutes)
+test: setup ## all tests: what CI runs, after make newcomer (under 45 minutes)
 	python3 tools/test.py $(ARGS)
 
 test-long: setup ## the same with the whole of other people's suites and ten minutes of soak (hours)
@@ -74,16 +72,19 @@ soak: ## stress-ng under changing limits and a failing swap space (40 s)
 soak-long: ## the same for ten minutes
 serve: ## farshore-serve with other people's clients, and its limits
 report: ## the report of farshore bench in a browser
+front: ## the set-up, the interpreter of Debian's packages, what CI counts
 fuzz:
 	python3 tools/fuzz.py $(ARGS)
 bench-ends:
 	python3 tools/test.py bench $(ARGS)
-unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages failures follow secrecy report serve suites suites-long soak soak-long:
+newcomer: setup ## what a newcomer does first: both demos, small, and all of it once more in a fresh Debian (as root)
+	python3 tools/test.py demo demo-kv fresh $(ARGS)
+front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages failures follow secrecy report serve suites suites-long soak soak-long:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)
 	@tools/setup.sh --programs
-	cargo build --workspace --release
+	cargo build --release
 	$(TARGET)/release/farshore bench canonical --results results $(ARGS)
 
 setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt, clippy, miri

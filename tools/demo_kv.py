@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """A memcached whose items do not fit, on unithreads: `farshore-serve kv` in a fifth of its data, a client that others have made, and the latency under load.
 
-    tools/demo_kv.py [--rate N] [--seconds N] [--out DIR]
+    tools/demo_kv.py [--rate N] [--seconds N] [--items N] [--out DIR]
 
 Uses 127.0.0.1 alone. Writes latency.svg (open it in a browser) and the counters of server and load to DIR (target/demo-kv).
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -15,15 +16,20 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Before our own modules come in: the source tree stays as it is.
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(ROOT, "tests", "real"))
+import harness  # noqa: E402
+
 RELEASE = os.path.join(os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target"), "release")
-ITEMS, VALUE, MEMORY = 200_000, 1024, "48M"
+VALUE, MEMORY = 1024, "48M"
 
 
 def tool(name):
     """The path of one of our programs."""
     path = os.path.join(RELEASE, name)
     if not os.access(path, os.X_OK):
-        raise SystemExit(f"no {path}: build it with `cargo build --workspace --release`, or run `make demo-kv`")
+        raise SystemExit(f"no {path}: build it with `make build`, or run `make demo-kv`")
     return path
 
 
@@ -46,7 +52,7 @@ def use_a_client(port):
     try:
         from pymemcache.client.base import Client
     except ImportError:
-        print("(pymemcache is not installed: apt-get install python3-pymemcache)")
+        print("pymemcache: skipped: no python3 has it (apt-get install python3-pymemcache)")
         return
     client = Client(("127.0.0.1", port))
     client.set("greeting", b"hello from afar")
@@ -58,7 +64,7 @@ def use_a_client(port):
 
 def load(port, options):
     """Fills the store, then asks at a fixed rate; every value is checked."""
-    command = [tool("farshore-load"), "open", "kv", f"tcp:127.0.0.1:{port}", "--fill", "--items", str(ITEMS), "--value-size", str(VALUE),
+    command = [tool("farshore-load"), "open", "kv", f"tcp:127.0.0.1:{port}", "--fill", "--items", str(options.items), "--value-size", str(VALUE),
                "--mix", "get=95,set=5", "--keys", "zipf:0.99", "--rate", str(options.rate), "--seconds", str(options.seconds),
                "--plot", os.path.join(options.out, "latency.svg"), "--json", os.path.join(options.out, "load.json")]
     return subprocess.run(command, check=False).returncode
@@ -69,8 +75,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=int, default=10_000, help="requests a second [10000]")
     parser.add_argument("--seconds", type=int, default=10, help="how long [10]")
+    parser.add_argument("--items", type=int, default=200_000, help=f"values of {VALUE} bytes [200000]")
     parser.add_argument("--out", default=os.path.join(os.path.dirname(RELEASE), "demo-kv"), help="where results go [target/demo-kv]")
     options = parser.parse_args()
+    # Where none has it, `use_a_client` says so.
+    with contextlib.suppress(harness.Unavailable):
+        harness.again_with("pymemcache", "python3-pymemcache")
     os.makedirs(options.out, exist_ok=True)
     server, port = start(options.out)
     try:
@@ -81,8 +91,8 @@ def main():
         server.communicate()
     with open(os.path.join(options.out, "server.json"), encoding="ascii") as file:
         counters = json.load(file)
-    print(f"server: {counters['faults']['fetch']} pages came from afar; at most {counters['resident_bytes_peak'] >> 20} MiB of "
-          f"{counters['managed_bytes_peak'] >> 20} MiB were in RAM")
+    print(f"server: {counters['faults']['fetch']} pages came from afar; at most {counters['resident_bytes_peak'] >> 20} MiB were in RAM, "
+          f"of values of {options.items * VALUE >> 20} MiB and what is kept beside them")
     print(f"latency: {os.path.relpath(os.path.join(options.out, 'latency.svg'))}")
     return status or server.returncode
 

@@ -1,19 +1,26 @@
 #!/bin/sh
 # Makes ready what building and testing need, and says what it cannot make ready.
 #
-#     tools/setup.sh [--programs | --tests]
+#     tools/setup.sh [--programs | --clients | --tests | --nightly]
 #
-# Without an option: looks for a Rust toolchain that is new enough, and for a C compiler, which rustc links with. With --programs
-# it also installs the Debian packages of tests/real/packages.txt, with --tests moreover those of tests/report/packages.txt (a browser),
-# crates/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites) and tests/serve/packages.txt (clients of
-# our servers), rustfmt, clippy and miri. What is there already is left as it is, and nothing is asked of the network then. Exit status 1
+# Without an option: looks for a Rust toolchain that is new enough, and for a C compiler, which rustc links with; if there is none, it installs the
+# Debian packages of tools/packages.txt. With --programs it also installs those of tests/real/packages.txt (what `make demo` runs), with --clients those
+# of tests/serve/packages.txt (what `make demo-kv` runs), with --tests both, and those of tests/report/packages.txt (a browser),
+# crates/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites) and tests/newcomer/packages.txt (a fresh Debian), and
+# rustfmt, clippy and miri. What is there already is left as it is, and nothing is asked of the network then. Exit status 1
 # if something is missing without which nothing can be built; what only some tests need is named, and these tests say that they are skipped.
+#
+# Toolchains of the user's are never updated, nor is rustup itself. The nightly that miri needs is one of a fixed day, which is installed beside them, or
+# the user's `nightly` if that is of this day; $NIGHTLY names another one. --nightly prints which it is, and does nothing else.
 set -eu
 cd "$(dirname "$0")/.."
+build_packages_file=tools/packages.txt
 packages_file=tests/real/packages.txt
-# What only the tests need: a browser; a C++ compiler for the fuzzer; other people's suites; clients of our servers.
-test_packages_files='tests/report/packages.txt crates/fuzz/packages.txt tests/suites/packages.txt tests/serve/packages.txt'
-nightly=${NIGHTLY:-nightly}
+clients_packages_file=tests/serve/packages.txt
+# What only the tests need: a browser; a C++ compiler for the fuzzer; other people's suites; a fresh Debian.
+test_packages_files='tests/report/packages.txt crates/fuzz/packages.txt tests/suites/packages.txt tests/newcomer/packages.txt'
+# The day of the nightly, as rustup names it.
+nightly_day=2026-10-30
 
 say() {
     printf 'setup: %s\n' "$*" >&2
@@ -93,22 +100,49 @@ install_packages() {
 
 check_compiler() {
     command -v cc >/dev/null 2>&1 && return 0
+    install_packages "$build_packages_file"
+    command -v cc >/dev/null 2>&1 && return 0
     say "there is no C compiler, which rustc links with and LMDB is compiled by; as root: apt-get install gcc libc6-dev"
     exit 1
 }
 
-# rustfmt and clippy of the toolchain in use, and a nightly with miri. Without rustup there is nothing that we could do.
+# Whether a toolchain is there and has miri and the sources that it compiles.
+has_miri() {
+    have=$(rustup component list --toolchain "$1" --installed 2>/dev/null || true)
+    case $have in *miri*) case $have in *rust-src*) return 0 ;; esac ;; esac
+    return 1
+}
+
+# The nightly for miri: the one that $NIGHTLY names; else the user's own if it is of the day; else that of the day.
+find_nightly() {
+    nightly=${NIGHTLY:-nightly-$nightly_day}
+    if [ -z "${NIGHTLY:-}" ] && command -v rustup >/dev/null 2>&1 && ! has_miri "$nightly"; then
+        # The version tells the day of the last commit, which is the day before.
+        case $(rustup run nightly rustc --version 2>/dev/null || true) in
+            *" $(date -d "$nightly_day - 1 day" +%F))") if has_miri nightly; then nightly=nightly; fi ;;
+        esac
+    fi
+}
+
+# rustfmt and clippy of the project's toolchain, and a nightly with miri. Without rustup there is nothing that we could do.
 install_components() {
     if ! command -v rustup >/dev/null 2>&1; then
         cargo fmt --version >/dev/null 2>&1 || say "rustfmt is missing: install it as you installed Rust"
         cargo clippy --version >/dev/null 2>&1 || say "clippy is missing: install it as you installed Rust"
         return 0
     fi
-    { cargo fmt --version && cargo clippy --version; } >/dev/null 2>&1 || rustup component add rustfmt clippy || say "rustfmt or clippy is missing"
-    have=$(rustup component list --toolchain "$nightly" --installed 2>/dev/null || true)
-    case $have in *miri*) case $have in *rust-src*) return 0 ;; esac ;; esac
-    say "installing miri"
-    rustup toolchain install "$nightly" --profile minimal --allow-downgrade --component miri --component rust-src ||
+    if ! { cargo fmt --version && cargo clippy --version; } >/dev/null 2>&1; then
+        ours=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+        rustup component add --toolchain "$ours" rustfmt clippy || say "rustfmt or clippy is missing"
+    fi
+    find_nightly
+    has_miri "$nightly" && return 0
+    if rustup run "$nightly" rustc --version >/dev/null 2>&1; then
+        say "the toolchain $nightly has no miri, and is left as it is; its tests are skipped (rustup component add --toolchain $nightly miri rust-src)"
+        return 0
+    fi
+    say "installing miri with $nightly"
+    rustup toolchain install "$nightly" --no-self-update --profile minimal --component miri --component rust-src ||
         say "miri could not be installed; its tests are skipped"
 }
 
@@ -118,12 +152,18 @@ need_python() {
     exit 1
 }
 
+if [ "${1:-}" = --nightly ]; then
+    find_nightly
+    printf '%s\n' "$nightly"
+    exit 0
+fi
 check_rust
 case ${1:-} in
     '') ;;
     --programs) install_packages "$packages_file" && need_python ;;
+    --clients) install_packages "$clients_packages_file" && need_python ;;
     # shellcheck disable=SC2086 # a list of files
-    --tests) install_packages "$packages_file" $test_packages_files && need_python && install_components ;;
-    *) say "unknown option $1: use --programs or --tests" && exit 1 ;;
+    --tests) install_packages "$packages_file" "$clients_packages_file" $test_packages_files && need_python && install_components ;;
+    *) say "unknown option $1: use --programs, --clients, --tests or --nightly" && exit 1 ;;
 esac
 check_compiler

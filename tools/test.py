@@ -16,6 +16,7 @@ The last line is `N passed, N failed, N skipped`; the exit status is 1 if anythi
 """
 
 import argparse
+import functools
 import os
 import random
 import re
@@ -32,7 +33,6 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "real"))
 sys.dont_write_bytecode = True
 import harness  # noqa: E402
 
-NIGHTLY = os.environ.get("NIGHTLY", "nightly")
 TARGET = os.path.join(ROOT, os.environ.get("CARGO_TARGET_DIR") or "target")
 LOGS = os.path.join(TARGET, "test-logs")
 # Lines of the log that are shown when a part fails.
@@ -48,6 +48,8 @@ FUZZ_SECONDS = 12
 
 # A command of a part: how to run it, how to count in what it prints (see the counters below).
 Command = namedtuple("Command", "argv count env", defaults=({},))
+# Parts that run when they are named alone, as `make newcomer` does: they build, install and run by the words of the README.
+NEWCOMER = ("demo", "demo-kv", "fresh")
 # What the name of a long form ends in: it takes the place of the part without that ending, where --long asks for it.
 LONG = "-long"
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs;
@@ -82,6 +84,15 @@ class Counts:
 def count_status(_lines):
     """A command that is one test: it passed, unless its exit status says something else."""
     return Counts(passed=1)
+
+
+def count_made(lines):
+    """A `make` of something, which is one test; what it left out is in lines that say `skipped: why`.
+
+    >>> print(count_made(["cargo build", "making its input ... skipped: sqlite3 is missing", "1 of 2 results is the same"]))
+    1 passed, 0 failed, 1 skipped
+    """
+    return Counts(passed=1, skipped=sum("skipped: " in line for line in lines))
 
 
 def count_last_line(lines):
@@ -154,12 +165,20 @@ def apart(name, **env):
     return {"CARGO_TARGET_DIR": os.path.join(TARGET, "checks", name), **env}
 
 
+@functools.cache
+def nightly():
+    """The toolchain that has miri: tools/setup.sh knows."""
+    return subprocess.run([os.path.join(ROOT, "tools", "setup.sh"), "--nightly"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
 def miri_missing():
     """Why miri cannot run, or None."""
-    done = subprocess.run(["cargo", f"+{NIGHTLY}", "miri", "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    # rustup is not to fetch a toolchain because somebody asks whether it is there.
+    environment = {**os.environ, "RUSTUP_AUTO_INSTALL": "0"}
+    done = subprocess.run(["cargo", f"+{nightly()}", "miri", "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, check=False)
     if done.returncode == 0:
         return None
-    return f"no miri (rustup toolchain install {NIGHTLY} --allow-downgrade --component miri --component rust-src)"
+    return f"no miri (rustup toolchain install {nightly()} --no-self-update --profile minimal --component miri --component rust-src)"
 
 
 def parts(seed):
@@ -172,8 +191,17 @@ def parts(seed):
     sim = ["cargo", "run", "--quiet", "--release", "-p", "farshore-sim", "--"]
     fuzz = [sys.executable, os.path.join(ROOT, "tools", "fuzz.py")]
     tests = r"\s+(Running|Doc-tests) |test result|test .* FAILED|skipped: |(error|warning)(\[|:)"
+    newcomer = os.path.join(ROOT, "tests", "newcomer")
     return [
-        Part("runner", "the counting of this program", [Command([sys.executable, "-m", "doctest", "tools/test.py"], count_status)], 1),
+        Part("demo", "make demo, with little data", [Command(["make", "demo", "ARGS=--size small"], count_made)], 15, r"\[|.*: |skipped"),
+        Part("demo-kv", "make demo-kv, for two seconds",
+             [Command(["make", "demo-kv", "ARGS=--seconds 2 --rate 4000"], count_made)], 10, r"pymemcache|filled|server: |.*skipped"),
+        Part("fresh", "the set-up, the build and both demos in a fresh Debian, with nothing of this machine's but its Rust",
+             [Command([sys.executable, os.path.join(newcomer, "fresh.py")], count_last_line)], 25, r"fresh: "),
+        Part("runner", "the counting of this program, and what demos say at their end",
+             [Command([sys.executable, "-m", "doctest", path], count_status) for path in ("tools/test.py", "tools/demo.py")], 1),
+        Part("front", "the set-up, the interpreter of Debian's packages, what CI counts",
+             [Command([sys.executable, os.path.join(newcomer, "front.py")], count_last_line)], 3),
         Part("format", "cargo fmt --check", [Command(["cargo", "fmt", "--all", "--check", "--", "--color", "never"], count_status)], 2),
         Part("clippy", "warnings are errors",
              [Command(["cargo", "clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"], count_status)], 10),
@@ -202,7 +230,7 @@ def parts(seed):
               cargo_test("-p", "farshore-uthread", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
              15, tests),
         Part("miri", "undefined behaviour in core",
-             [cargo_test("-p", "farshore-core", toolchain=NIGHTLY, env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, miri_missing, aside=True),
+             [cargo_test("-p", "farshore-core", toolchain=nightly(), env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, miri_missing, aside=True),
         Part("real", "real programs, natively and under farshore",
              [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line),
               Command([sys.executable, os.path.join(real, "run.py"), "--size", "small", "--mode", "upcall", "--fraction", "50", "--only", POOLED,
@@ -442,9 +470,10 @@ def arguments(known):
 def usual(names, long):
     """The parts that run when none is named.
 
-    >>> usual(["unit", "soak", "soak-long"], False), usual(["unit", "soak", "soak-long"], True)
+    >>> usual(["demo", "unit", "soak", "soak-long"], False), usual(["unit", "soak", "soak-long"], True)
     (['unit', 'soak'], ['unit', 'soak-long'])
     """
+    names = [name for name in names if name not in NEWCOMER]
     if long:
         return [name for name in names if name + LONG not in names]
     return [name for name in names if not name.endswith(LONG)]

@@ -145,7 +145,7 @@ def walk(runner):
     """The table, natively and in each mode."""
     program = os.environ.get("FARSHORE_WALK") or os.path.join(os.path.dirname(runner.options.farshore), "farshore-walk")
     if not os.access(program, os.X_OK):
-        raise SystemExit(f"no farshore-walk at {program}: build it with `cargo build --release`, or name it by FARSHORE_WALK")
+        raise SystemExit(f"no farshore-walk at {program}: build it with `cargo build --workspace --release`, or name it by FARSHORE_WALK")
     apart = namespaces()
     argv = [program] + (["--apart"] if apart else [])
     with runner.folder() as folder:

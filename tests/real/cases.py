@@ -302,14 +302,7 @@ class Numpy(Case):
     sizes = {"small": (700000, 400), "demo": (6000000, 800), "full": (24000000, 3000)}
 
     def prepare(self):
-        self.python = None
-        for python in ("/usr/bin/python3", shutil.which("python3"), sys.executable):
-            check = [python, "-c", "import numpy"]
-            if python and os.path.exists(python) and subprocess.run(check, stderr=subprocess.DEVNULL, check=False).returncode == 0:
-                self.python = python
-                break
-        if self.python is None:
-            raise Unavailable("NumPy is missing (apt-get install python3-numpy)")
+        self.python = harness.python_with("numpy", "python3-numpy")
         with open(self.path("arrays.py"), "w", encoding="ascii") as file:
             file.write(NUMPY_SCRIPT)
 

@@ -8,6 +8,7 @@ backtraces where gdb is installed) before the session is killed, so that a hang 
 """
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -105,6 +106,24 @@ def need(program, package):
     if path is None:
         raise Unavailable(f"{program} is missing (apt-get install {package})")
     return path
+
+
+def python_with(module, package):
+    """Path of a python3 that can import a module, Debian's own first: which `python3` comes first in PATH is the user's affair, and Debian's packages are for
+    Debian's. Unavailable if there is none."""
+    for python in dict.fromkeys(("/usr/bin/python3", shutil.which("python3"), sys.executable)):
+        if python and os.access(python, os.X_OK):
+            done = subprocess.run([python, "-c", f"import {module}"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+            if done.returncode == 0:
+                return python
+    raise Unavailable(f"no python3 has {module} (apt-get install {package})")
+
+
+def again_with(module, package):
+    """Runs the script that calls this by a python3 that has a module, if its own has it not. Unavailable if none has."""
+    if importlib.util.find_spec(module) is None and (python := python_with(module, package)) != sys.executable:
+        sys.stdout.flush()
+        os.execv(python, [python, *sys.argv])
 
 
 def hash_file(path):

@@ -11,6 +11,7 @@ swap error was counted. Programs that are not installed are skipped and counted.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import shutil
@@ -30,6 +31,24 @@ from harness import Mode, Unavailable, size_text  # noqa: E402
 SLACK = 1.3
 
 
+@dataclasses.dataclass
+class Way:
+    """How programs are run: all that a [Context] goes by, and no other options. What is new here has a default, so that whoever makes one is not broken by it."""
+
+    farshore: str
+    swap: list
+    # Seconds after which a run hangs; None: as the case says.
+    timeout: float = None
+    encrypt: bool = False
+    prefetch: str = None
+
+    def argv(self, argv, limit, fault, stats):
+        """The command that runs `argv` under farshore with a limit."""
+        extra = ["--encrypt"] if self.encrypt else []
+        extra += ["--prefetch", self.prefetch] if self.prefetch else []
+        return harness.farshore_argv(self.farshore, argv, limit, fault, self.swap, stats, extra)
+
+
 class Step:
     """One program that a case ran, and what came of it."""
 
@@ -41,11 +60,11 @@ class Step:
 class Context:
     """What a case sees while it runs in one mode."""
 
-    def __init__(self, options, case, mode, folder, native=None, peaks=None):
-        self.options, self.case, self.mode, self.folder = options, case, mode, folder
+    def __init__(self, way, case, mode, folder, native=None, peaks=None):
+        self.way, self.case, self.mode, self.folder = way, case, mode, folder
         self.native, self.peaks = native, peaks or {}
         self.steps, self.results, self.texts, self.problems = [], {}, {}, []
-        self.timeout = options.timeout or case.timeout.get(case.size, 300)
+        self.timeout = way.timeout or case.timeout.get(case.size, 300)
         self.pending = {}
 
     # -- starting programs
@@ -70,9 +89,7 @@ class Context:
         limit, stats = None, None
         if not self.mode.native:
             limit, stats = self.limit_of(step), os.path.join(self.folder, f"stats-{len(self.steps)}.json")
-            extra = ["--encrypt"] if self.options.encrypt else []
-            extra += ["--prefetch", self.options.prefetch] if self.options.prefetch else []
-            argv = harness.farshore_argv(self.options.farshore, argv, limit, self.mode.fault, self.options.swap, stats, extra)
+            argv = self.way.argv(argv, limit, self.mode.fault, stats)
         process = harness.Process(argv, self.folder, self.timeout, stdin=stdin, stdout=stdout, env=environment, cwd=self.folder)
         self.pending[process] = (step, limit, stats)
         return process
@@ -134,7 +151,7 @@ class Context:
         pids = [pid for pid in harness.session_pids(process.popen.pid) if pid != process.popen.pid]
         if not pids:
             return None
-        argv = [self.options.farshore, "stat", str(min(pids)), "--json"]
+        argv = [self.way.farshore, "stat", str(min(pids)), "--json"]
         done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30, check=False)
         try:
             return json.loads(done.stdout)
@@ -197,12 +214,13 @@ class Runner:
 
     def __init__(self, options):
         self.options, self.rows, self.records = options, [], []
+        self.way = Way(options.farshore, options.swap, options.timeout, options.encrypt, options.prefetch)
         self.passed = self.failed = self.skipped = 0
 
     def run_mode(self, case, mode, native=None, peaks=None):
         """One test. The folder of the run goes when it is over."""
         folder = tempfile.mkdtemp(prefix="run-", dir=self.options.work)
-        context = Context(self.options, case, mode, folder, native, peaks)
+        context = Context(self.way, case, mode, folder, native, peaks)
         try:
             case.run(context)
         except Exception as error:  # pylint: disable=broad-except

@@ -21,8 +21,13 @@ import tempfile
 import threading
 import time
 
-import servers
-from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Server, Unavailable, ask, expect, number_at, read_until
+# Before our own modules come in: the source tree stays as it is.
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "real"))
+
+import harness  # noqa: E402
+import servers  # noqa: E402
+from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Server, Unavailable, ask, expect, number_at, read_until  # noqa: E402
 
 
 def client(server, **options):
@@ -30,7 +35,7 @@ def client(server, **options):
     try:
         from pymemcache.client.base import Client
     except ImportError:
-        raise Unavailable("no pymemcache: install python3-pymemcache") from None
+        raise Unavailable("no python3 has pymemcache (apt-get install python3-pymemcache)") from None
     return Client(server.tcp, connect_timeout=ANSWER_SECONDS, timeout=ANSWER_SECONDS, default_noreply=False, **options)
 
 
@@ -349,10 +354,7 @@ TESTS = [pymemcache, pymemcache_pool, libmemcached_tools, libmemcached_capable, 
 
 if __name__ == "__main__":
     servers.options(__doc__)
-    try:
-        import pymemcache as _  # noqa: F401
-    except ImportError:
-        # Debian's package is for Debian's own python3.
-        if sys.executable != "/usr/bin/python3" and os.access("/usr/bin/python3", os.X_OK) and not os.environ.get("SERVE_PYTHON"):
-            os.execve("/usr/bin/python3", ["/usr/bin/python3", *sys.argv], {**os.environ, "SERVE_PYTHON": "again"})
+    # Where none has it, each test that needs it says so.
+    with contextlib.suppress(harness.Unavailable):
+        harness.again_with("pymemcache", "python3-pymemcache")
     sys.exit(servers.run(TESTS))
