@@ -255,6 +255,7 @@ class Bench:
             before = snapshot(self.directory)
             words = ["uthread", "array", "--mode", "yield:1", "--mode", "swap:2", *UTHREAD, "--rounds", "50", "--dir", self.directory]
             process = self.start(*words)
+            self.until_caught(process, signal.SIGINT)
             time.sleep(self.rng.uniform(0.5, 6))
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
@@ -372,8 +373,20 @@ class Bench:
                  "--against", against, "--dir", self.directory]
         return self.start(*words, *(["--json", json_path] if json_path else []))
 
+    @staticmethod
+    def until_caught(process, number):
+        """Waits until a signal has a handler there."""
+        until = time.monotonic() + 60
+        while True:
+            with open(f"/proc/{process.pid}/status", encoding="ascii", errors="replace") as file:
+                caught = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
+            if caught >> (number - 1) & 1:
+                return
+            expect(process.poll() is None and time.monotonic() < until, f"{number.name} has no handler: status {process.returncode}")
+            time.sleep(0.01)
+
     def nothing_runs(self):
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while ours(self.directory):
             expect(time.monotonic() < until, f"still there: {ours(self.directory)}")
             time.sleep(0.1)
@@ -385,6 +398,7 @@ class Bench:
             path = os.path.join(self.work, "interrupted.json")
             process = self.long_run(path)
             # Later than its first look at signals: before that there is nothing to take down.
+            self.until_caught(process, number)
             wait = self.rng.uniform(0.5, 8)
             time.sleep(wait)
             process.send_signal(number)

@@ -252,7 +252,8 @@ def stopped(pid):
     """All threads of a process are stopped meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        for _ in range(500):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
             if all(harness.read_text(f"/proc/{pid}/task/{task}/stat").rpartition(")")[2].split()[:1] == ["T"] for task in os.listdir(f"/proc/{pid}/task")):
                 break
             time.sleep(0.01)

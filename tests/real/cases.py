@@ -779,17 +779,20 @@ class Scan(Passes):
     @staticmethod
     def settled_pages_out(context, process):
         """`swap.pages_out` once the evictors have come to rest."""
-        before = None
-        for _ in range(50):
+        before, same = None, 0
+        for _ in range(600):
             stats = context.live_counters(process)
             if stats is None:
                 context.problem("farshore stat does not answer")
                 return None
-            if stats["swap"]["pages_out"] == before:
+            # Not after one look: on a crowded machine evictors may not have had a processor since the last.
+            same = same + 1 if stats["swap"]["pages_out"] == before else 0
+            if same == 3:
                 return before
             before = stats["swap"]["pages_out"]
             time.sleep(0.1)
-        return before
+        context.problem("evictors write for a minute")
+        return None
 
 
 class Loop(Passes):

@@ -265,7 +265,7 @@ class Devices(Spaces):
             running.process.popen.stdin.write(b"\n")
             running.process.popen.stdin.flush()
             expect(running.answer() == ["freed"], "not freed")
-            deadline = time.monotonic() + (8 if options else 40)
+            deadline = time.monotonic() + (8 if options else 120)
             while (after := measure(running)) > before // 2 and time.monotonic() < deadline:
                 time.sleep(0.1)
             given = running.stat()["swap"]["bytes_given_back"]

@@ -316,9 +316,11 @@ class Spaces(Tests):
             asked.terminate()
             asked.communicate()
             before = program.stat()["spaces"][1]
-            time.sleep(0.5)
-            after = program.stat()["spaces"][1]
-            expect(after["state"] == "draining" and after["used_bytes"] < before["used_bytes"], f"{before}, {after}")
+            deadline = time.monotonic() + 60
+            while (after := program.stat()["spaces"][1])["used_bytes"] >= before["used_bytes"]:
+                expect(time.monotonic() < deadline, f"{before}, {after} after a minute")
+                time.sleep(0.05)
+            expect(after["state"] == "draining", f"{before}, {after}")
             expect("draining, " in self.call("stat", str(program.pid)).out, "farshore stat does not say how far it is")
             asked = program.begin(f"swap-={b}") if program.set(f"swap+={b}").status == 0 else None
             expect(asked is not None, "swap+= does not call it off")

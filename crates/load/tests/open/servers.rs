@@ -181,7 +181,9 @@ impl Memcached {
             thread::sleep(Duration::from_millis(20));
         }
         // It listens for connections first, and then for datagrams.
-        thread::sleep(Duration::from_millis(100));
+        while !speaks_by_datagrams(&address) {
+            assert!(start.elapsed() < Duration::from_secs(30), "memcached does not answer datagrams");
+        }
         matches!(child.try_wait(), Ok(None)).then_some(Memcached { child, address })
     }
 }
@@ -192,6 +194,15 @@ fn speaks(address: &str) -> bool {
     let mut answer = [0; 8];
     good(stream.set_read_timeout(Some(Duration::from_secs(5))));
     stream.write_all(b"version\r\n").and_then(|()| stream.read_exact(&mut answer)).is_ok() && answer == *b"VERSION "
+}
+
+/// The same by datagrams, whose frame is a number, which datagram of how many this is, and nothing.
+fn speaks_by_datagrams(address: &str) -> bool {
+    let (socket, mut answer) = (good(UdpSocket::bind("127.0.0.1:0")), [0; 100]);
+    good(socket.connect(address));
+    good(socket.set_read_timeout(Some(Duration::from_millis(100))));
+    socket.send(b"\0\x07\0\0\0\x01\0\0version\r\n").and_then(|_| socket.recv(&mut answer)).is_ok()
+        && answer[8..].starts_with(b"VERSION ")
 }
 
 impl Drop for Memcached {

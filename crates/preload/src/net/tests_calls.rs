@@ -565,7 +565,7 @@ fn what_a_vfork_child_leaves_is_unmapped() {
     assert_eq!(fake.call(libc::SYS_execve, &[argument, argv, 0]), errno(libc::ENOENT));
     let own = u64::from(std::process::id());
     let is_free = || RUNNING.iter().all(|note| note.pid.load(std::sync::atomic::Ordering::Relaxed) != own);
-    assert!((0..1000).any(|_| {
+    assert!((0..60_000).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(1));
         is_free()
     }));

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""What a newcomer meets before the first program runs: the set-up leaves his toolchains alone, Debian's Python packages are found, `make build` makes
+what is installed, and continuous integration counts right.
+
+    tests/newcomer/front.py [--only NAME]
+
+Programs such as rustup and make are stood in for by scripts that note how they were called. Nothing is installed. Each test prints one line; the last one
+counts: N passed, N failed, N skipped.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+# Before our own modules come in: the source tree stays as it is.
+sys.dont_write_bytecode = True
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "real"))
+import harness  # noqa: E402
+import run  # noqa: E402
+from failures import expect, run_tests  # noqa: E402
+
+# Toolchains are directories with two files: `version` and `components`.
+RUSTUP = """#!/bin/sh
+echo "$*" >> "$STAND_IN/calls"
+case "$1 $2" in
+    'component list') cat "$STAND_IN/toolchains/$4/components" ;;
+    run*) cat "$STAND_IN/toolchains/$2/version" ;;
+esac
+"""
+CARGO = """#!/bin/sh
+echo 'cargo 99.0.0 (a stand-in)'
+"""
+DPKG_QUERY = """#!/bin/sh
+printf installed
+"""
+MAKE = """#!/bin/sh
+cat "$STAND_IN/$1.says"
+exit "$(cat "$STAND_IN/$1.status")"
+"""
+# What rustup is asked without being told to change anything.
+ASKS = re.compile(r"component list |run \S+ rustc --version$")
+MIRI = "miri-x86_64-unknown-linux-gnu\nrust-src\n"
+
+
+class Front:
+    """The tests; every method that begins with `test_` is one."""
+
+    def __init__(self, options):
+        self.work = options.work
+        self.number = 0
+
+    def stand_ins(self, **programs):
+        """A directory with these scripts, and an environment in which they come first."""
+        self.number += 1
+        place = os.path.join(self.work, f"stand-ins-{self.number}")
+        os.makedirs(os.path.join(place, "bin"))
+        for name, text in programs.items():
+            path = os.path.join(place, "bin", name.replace("_", "-"))
+            with open(path, "w", encoding="ascii") as file:
+                file.write(text)
+            os.chmod(path, 0o755)
+        environment = {key: value for key, value in os.environ.items() if key != "NIGHTLY"}
+        return place, {**environment, "PATH": f"{place}/bin:{os.environ['PATH']}", "STAND_IN": place, "LC_ALL": "C"}
+
+    def set_up(self, toolchains, option="--tests", **more):
+        """Runs the set-up where the user has these toolchains (name: version and components): what it printed, and what it told rustup to change."""
+        place, environment = self.stand_ins(rustup=RUSTUP, cargo=CARGO, dpkg_query=DPKG_QUERY)
+        for name, (version, components) in toolchains.items():
+            os.makedirs(f"{place}/toolchains/{name}")
+            for file_name, text in (("version", version), ("components", components)):
+                with open(f"{place}/toolchains/{name}/{file_name}", "w", encoding="ascii") as file:
+                    file.write(text)
+        done = subprocess.run([os.path.join(ROOT, "tools", "setup.sh"), option], env={**environment, **more}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, check=False)
+        expect(done.returncode == 0, f"status {done.returncode}: {done.stderr}")
+        calls = harness.read_text(f"{place}/calls").splitlines() if os.path.exists(f"{place}/calls") else []
+        return done, [call for call in calls if not ASKS.match(call)]
+
+    def test_toolchains(self):
+        """The set-up installs one nightly of a fixed day beside what the user has, if that is missing, and changes nothing else."""
+        dated = self.set_up({}, "--nightly")[0].stdout.strip()
+        expect(re.fullmatch(r"nightly-\d{4}-\d\d-\d\d", dated), f"not pinned by date: {dated}")
+        day = subprocess.run(["date", "-d", f"{dated[8:]} - 1 day", "+%F"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+        same, other = f"rustc 1.99.0-nightly (0123456 {day})\n", "rustc 1.98.0-nightly (0123456 2026-01-01)\n"
+        install = [f"toolchain install {dated} --no-self-update --profile minimal --component miri --component rust-src"]
+        for what, toolchains, name, changes in (
+                ("none", {}, dated, install),
+                ("stable alone", {"stable": ("rustc 1.95.0 (0123456 2026-03-01)\n", "")}, dated, install),
+                ("an older nightly with miri", {"nightly": (other, MIRI)}, dated, install),
+                ("the day's nightly without miri", {"nightly": (same, "rustc\n")}, dated, install),
+                ("the day's nightly with miri", {"nightly": (same, MIRI)}, "nightly", []),
+                ("the dated one", {dated: (same, MIRI), "nightly": (other, MIRI)}, dated, [])):
+            told = self.set_up(toolchains)[1]
+            expect(told == changes, f"{what}: rustup was told {told}, not {changes}")
+            found = self.set_up(toolchains, "--nightly")
+            expect((found[0].stdout.strip(), found[1]) == (name, []), f"{what}: {found[0].stdout.strip()} is used, not {name}; rustup was told {found[1]}")
+        return "6 homes, one of which is touched by nothing but an install beside"
+
+    def test_named_nightly(self):
+        """$NIGHTLY is used as it is; it is installed if it is not there, and never changed if it is."""
+        there = {"mine": ("rustc 1.99.0-nightly (0123456 2026-01-01)\n", "rustc\n")}
+        done, told = self.set_up(there, NIGHTLY="mine")
+        expect(told == [] and "mine has no miri" in done.stderr, f"rustup was told {told}: {done.stderr}")
+        told = self.set_up(there, NIGHTLY="theirs")[1]
+        expect([call.split()[:3] for call in told] == [["toolchain", "install", "theirs"]], f"rustup was told {told}")
+        expect(self.set_up(there, "--nightly", NIGHTLY="mine")[0].stdout == "mine\n", "another one is used")
+        return "left alone, or installed"
+
+    def test_interpreter(self):
+        """Where the python3 that comes first in PATH has not Debian's packages, the one that has them is used."""
+        module, package = "pymemcache", "python3-pymemcache"
+        owner = harness.python_with(module, package)
+        place = os.path.join(self.work, "bare")
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+        bare, script = os.path.join(place, "bin", "python3"), os.path.join(self.work, "script.py")
+        with open(script, "w", encoding="utf-8") as file:
+            file.write(f"import sys\nsys.path.insert(0, {os.path.dirname(harness.__file__)!r})\nimport harness\n"
+                       f"first = len(sys.argv) == 1\nharness.again_with({module!r}, {package!r})\nimport {module}\nprint('imported')\n")
+        expect(subprocess.run([bare, "-c", f"import {module}"], stderr=subprocess.DEVNULL, check=False).returncode != 0, "the bare one has it")
+        environment = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}"}
+        done = subprocess.run([bare, script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        expect(done.stdout == "imported\n", f"status {done.returncode}: {done.stdout}")
+        try:
+            harness.python_with("a_module_that_nobody_has", "a-package")
+            expect(False, "a module that nobody has was found")
+        except harness.Unavailable as reason:
+            expect("apt-get install a-package" in str(reason), f"it does not say what to do: {reason}")
+        return f"{module} by {owner}"
+
+    def test_installed(self):
+        """A plain `cargo build --release` makes what `make install` installs, and nothing else."""
+        argv = ["cargo", "metadata", "--no-deps", "--format-version", "1", "--offline"]
+        told = json.loads(subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+        members = [package for package in told["packages"] if package["id"] in told["workspace_default_members"]]
+        targets = [target for package in members for target in package["targets"]]
+        built = {target["name"] for target in targets if "bin" in target["kind"]} | {f"lib{target['name']}.so" for target in targets if "cdylib" in target["kind"]}
+        installed = set(re.findall(r"^\tinstall .*\$\(TARGET\)/release/(\S+) ", harness.read_text(os.path.join(ROOT, "Makefile")), re.M))
+        expect(built == installed and installed, f"{sorted(built)} are built, {sorted(installed)} are installed")
+        return ", ".join(sorted(installed))
+
+    def test_way(self):
+        """Who runs programs of the test driver, as the demo does, names the command and the swap spaces alone: all else has a default."""
+        rest = [field.name for field in dataclasses.fields(run.Way)[2:] if field.default is dataclasses.MISSING]
+        expect(not rest, f"no default: {rest}")
+        argv = run.Way("farshore", ["dir:/a"]).argv(["true"], 1 << 26, "upcall", "counters.json")
+        expect(argv[:2] == ["farshore", "run"] and argv[-2:] == ["--", "true"], f"{argv}")
+        asked = set(re.findall(r"\bway\.(\w+)", harness.read_text(run.__file__))) - {"argv"}
+        expect(asked and asked <= {field.name for field in dataclasses.fields(run.Way)}, f"{asked} are asked for")
+        return f"{len(dataclasses.fields(run.Way))} fields"
+
+    def ci(self, newcomer, test):
+        """Runs .ci/run with a make that says these things and ends with these statuses: the exit status and the last line."""
+        place, environment = self.stand_ins(make=MAKE)
+        os.makedirs(f"{place}/.ci")
+        shutil.copy(os.path.join(ROOT, ".ci", "run"), f"{place}/.ci/run")
+        for target, (said, status) in (("newcomer", newcomer), ("test", test)):
+            for ending, text in (("says", said), ("status", str(status))):
+                with open(f"{place}/{target}.{ending}", "w", encoding="ascii") as file:
+                    file.write(text)
+        done = subprocess.run([f"{place}/.ci/run"], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+        return done.returncode, done.stdout.splitlines()[-1]
+
+    def test_ci(self):
+        """The last line counts the newcomer's steps and the tests; a demo that fails makes it fail, and one that does not count."""
+        well, tests = ("demo ok\n8 passed, 0 failed, 1 skipped\n", 0), ("10 passed, 0 failed, 0 skipped\n", 0)
+        wrong = ("demo FAILED\n7 passed, 1 failed, 0 skipped\nmake: *** [Makefile:40: newcomer] Error 1\n", 2)
+        for newcomer, test, wanted in ((well, tests, (0, "18 passed, 0 failed, 1 skipped")), (wrong, tests, (1, "17 passed, 1 failed, 0 skipped")),
+                                       (well, wrong, (1, "15 passed, 1 failed, 1 skipped")), (wrong, wrong, (1, "14 passed, 2 failed, 0 skipped")),
+                                       (("", 0), tests, (1, "10 passed, 1 failed, 0 skipped")), (("set-up failed\n", 2), tests, (1, "10 passed, 1 failed, 0 skipped")),
+                                       (("3 passed, 0 failed, 0 skipped\n", 2), tests, (1, "13 passed, 1 failed, 0 skipped"))):
+            came = self.ci(newcomer, test)
+            expect(came == wanted, f"{newcomer}, {test}: {came}, not {wanted}")
+        return "7 ways to end"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run_tests(Front, __doc__, "front"))
+    except KeyboardInterrupt:
+        sys.exit(130)
