@@ -3,12 +3,12 @@
 
     tests/newcomer/fresh.py [--dir DIR]
 
-The Debian is made by mmdebstrap in a directory, from where this machine's apt has its packages, with git and make alone. Of this machine it sees
+The Debian is made by mmdebstrap in a file system in RAM (on the disk where there is little), from where this machine's apt has its packages, with git and make alone. Of this machine it sees
 the Rust (the homes of rustup and cargo, under an overlay that keeps what is written), and how to reach the network. In it, a clone of the last commit is
 built and run by the words of the README. A package that our lists lack is missing there; a demo that skips a program has failed there.
 
-Mounts and processes are in namespaces of their own, which end with this program however it ends; the directory goes at the end. What needs root and
-the network, so it is skipped where there is neither. The last line counts steps: N passed, N failed, N skipped.
+Mounts and processes are in namespaces of their own, which end with this program however it ends; the directory goes at the end. It needs root and
+the network, and is skipped where one is missing. The last line counts steps: N passed, N failed, N skipped.
 """
 
 import argparse
@@ -29,6 +29,8 @@ import harness  # noqa: E402
 from harness import Unavailable  # noqa: E402
 
 SUITE = "bookworm"
+# A file system in RAM is taken down in a moment, and packages unpack in it without waiting for a disk; this much must be available, of which less than half is used.
+ROOMY = 8 << 30
 # What a newcomer must have: the README says so.
 INCLUDED = "ca-certificates,git,make"
 STEPS = [
@@ -96,11 +98,21 @@ def make_root(root):
         raise SystemExit(f"mmdebstrap: status {done.returncode}")
 
 
+def make_place(work, root):
+    """Where the system will be. Cold pages go to the disk in any case, as they would."""
+    os.makedirs(root)
+    available = next(int(line.split()[1]) << 10 for line in harness.read_text("/proc/meminfo").splitlines() if line.startswith("MemAvailable:"))
+    if available >= ROOMY:
+        run(["mount", "-t", "tmpfs", "-o", "mode=755,size=100%", "tmpfs", root])
+    os.makedirs(f"{work}/cold", mode=0o777)
+
+
 def lend(work, root):
     """What the fresh system has of this machine: the kernel's file systems, Rust, names and certificates of the network."""
     run(["mount", "-t", "proc", "proc", f"{root}/proc"])
     for place in ("sys", "dev"):
         run(["mount", "--rbind", f"/{place}", f"{root}/{place}"])
+    run(["mount", "--bind", f"{work}/cold", f"{root}/var/tmp"])
     kept = os.path.join(work, "kept")
     os.makedirs(kept)
     run(["mount", "-t", "tmpfs", "tmpfs", kept])
@@ -139,6 +151,7 @@ def step(root, words):
 def inside(work):
     """All of it; in namespaces of our own."""
     root, started = os.path.join(work, "root"), time.monotonic()
+    make_place(work, root)
     make_root(root)
     print(f"fresh: {SUITE}: {time.monotonic() - started:.0f} s", flush=True)
     run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, f"{root}/root/farshore"])
@@ -175,7 +188,7 @@ def outside(place):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where the system is made; 3 GiB (default /var/tmp)")
+    parser.add_argument("--dir", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where cold pages go, and the system where there is little RAM; 4 GiB (default /var/tmp)")
     parser.add_argument("--inside", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)
