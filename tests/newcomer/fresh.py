@@ -104,7 +104,8 @@ def make_place(work, root):
     available = next(int(line.split()[1]) << 10 for line in harness.read_text("/proc/meminfo").splitlines() if line.startswith("MemAvailable:"))
     if available >= ROOMY:
         run(["mount", "-t", "tmpfs", "-o", "mode=755,size=100%", "tmpfs", root])
-    os.makedirs(f"{work}/cold", mode=0o777)
+    os.makedirs(f"{work}/cold")
+    os.chmod(f"{work}/cold", 0o1777)
 
 
 def lend(work, root):
