@@ -377,6 +377,16 @@ impl Backend for AnyBackend {
         }
     }
 
+    fn is_quiet(&self, is_there: &dyn Fn(Slot) -> bool) -> bool {
+        match self {
+            AnyBackend::Ram(_) | AnyBackend::File(_) => true,
+            AnyBackend::Faulty(faulty) => faulty.is_quiet(is_there),
+            AnyBackend::Encrypted(encrypted) => encrypted.is_quiet(is_there),
+            AnyBackend::Layered(layers) => layers.is_quiet(is_there),
+            AnyBackend::Compressed(pool) => pool.is_quiet(is_there),
+        }
+    }
+
     fn shut_space(&self, space: usize) {
         match self {
             AnyBackend::Ram(_) => {}

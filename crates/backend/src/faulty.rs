@@ -407,6 +407,10 @@ impl<B: Backend> Backend for Faulty<B> {
         self.dice.arrangements.arrange(first, spaces);
     }
 
+    fn is_quiet(&self, is_there: &dyn Fn(Slot) -> bool) -> bool {
+        self.inner.is_quiet(is_there)
+    }
+
     fn shut_space(&self, space: usize) {
         self.inner.shut_space(space);
     }

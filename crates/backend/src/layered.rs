@@ -140,6 +140,11 @@ impl Backend for Layered {
         self.own.get().into_iter().for_each(|own| own.arrange(first, spaces));
     }
 
+    fn is_quiet(&self, is_there: &dyn Fn(Slot) -> bool) -> bool {
+        let is_there = |slot: Slot| Slot::new(slot.number() + self.first_own).is_some_and(is_there);
+        self.own.get().is_none_or(|own| own.is_quiet(&is_there))
+    }
+
     fn shut_space(&self, space: usize) {
         self.own.get().into_iter().for_each(|own| own.shut_space(space));
     }

@@ -26,7 +26,7 @@
 //! | in somebody's hands | next time |
 //!
 //! 3. When no slot there is in use (new ones cannot come: head of the map's `spaces`), evictors are asked once more, so that whatever
-//!    they had begun has reached the device; then the file is closed.
+//!    they had begun has reached the device, and what a pool still copies there is waited for; then the file is closed.
 //!
 //! What cannot be read stays where it is. If that is all that there still is, the drain ends: the space is *left*, gives out no slots, and
 //! the pages are told one by one. If an evictor finds no slot in the other spaces, it calls all drains off
@@ -256,11 +256,14 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// Takes an empty space away, unless it is to stop before that.
     fn take_away(&self, space: usize, stop: &AtomicBool, host: &mut dyn Host) {
-        // Whatever evictors had begun with slots that are free now has reached the device.
+        // Whatever evictors had begun with slots that are free now has reached the device; but for what the backend copies there by itself, which evictors
+        // reap when they go on.
         self.ask_evictors(stop, host);
-        while !host.may_close() && !stop.load(Ordering::Acquire) {
+        let is_quiet = || self.backend.is_quiet(&|slot| self.slots.space_of(slot) == Some(space));
+        while !(is_quiet() && host.may_close()) && !stop.load(Ordering::Acquire) {
             let prepared = self.health.drains.prepare();
             host.serve();
+            self.wake_all_evictors();
             self.health.drains.sleep(&self.futex, prepared, Some(PASS_PAUSE_NS));
         }
         if stop.load(Ordering::Acquire) {

@@ -12,6 +12,9 @@
 //! * an extent must have been idle at two looks, and unused between them, [`Giving::pause_ns`] apart;
 //! * slots are given out of extents that have room first.
 //!
+//! A backend that is still writing to an extent by itself (a pool's copy of a page that was freed meanwhile) says so, and the extent's turn comes with a later
+//! look: on a device it would be another process' by the time that write lands.
+//!
 //! # Sleep
 //!
 //! After a look that has found nothing to be done later the thread sleeps until somebody says that slots may have come free ([`Engine::wake_giver`]): memory calls,
@@ -23,7 +26,7 @@ use crate::Engine;
 use crate::drain::Host;
 use crate::health::Usage;
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, Kernel, Policy};
+use crate::traits::{Backend, Clock, Kernel, LATER, Policy};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::slots::Idle;
@@ -72,6 +75,15 @@ pub(crate) struct Looks {
     begun: bool,
     /// Spaces that have said that they cannot.
     cannot: SpaceSet,
+}
+
+/// What came of an extent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Given {
+    Yes,
+    No,
+    /// The backend is writing there by itself.
+    Later,
 }
 
 impl Looks {
@@ -138,14 +150,17 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             match self.slots.look_whether_idle(extent) {
                 Idle::No => {}
                 Idle::Now => again = true,
-                Idle::Rests => left -= u32::from(self.give_extent(extent, looks, core, host)),
+                Idle::Rests => match self.give_extent(extent, looks, core, host) {
+                    Given::Yes => left -= 1,
+                    Given::Later => again = true,
+                    Given::No => {}
+                },
             }
         }
         again && left > 0
     }
 
-    /// Whether the extent's room was given back.
-    fn give_extent(&self, extent: u32, looks: &mut Looks, core: usize, host: &mut dyn Host) -> bool {
+    fn give_extent(&self, extent: u32, looks: &mut Looks, core: usize, host: &mut dyn Host) -> Given {
         self.gate.enter(&self.futex, core);
         let given = self.give_taken(extent, looks, core, host);
         self.gate.leave(&self.futex, core);
@@ -153,8 +168,8 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         given
     }
 
-    fn give_taken(&self, extent: u32, looks: &mut Looks, core: usize, host: &mut dyn Host) -> bool {
-        let Some(first) = self.slots.take_out(extent) else { return false };
+    fn give_taken(&self, extent: u32, looks: &mut Looks, core: usize, host: &mut dyn Host) -> Given {
+        let Some(first) = self.slots.take_out(extent) else { return Given::No };
         // The file of a space that has gone has no room.
         let gone = self.slots.space_of(first).is_none_or(|space| self.health.usage(space) == Usage::Absent);
         let space = self.slots.space_of(first).filter(|&space| !gone && !looks.cannot.contains(space));
@@ -170,10 +185,15 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         if given {
             self.stats.add(core, Count::GivenBack, EXTENT_BYTES);
         }
-        if let Some((space, Err(why))) = answer {
-            looks.cannot = looks.cannot.with(space);
-            host.cannot_give(space, why);
+        match answer {
+            Some((_, Ok(()))) => Given::Yes,
+            Some((_, Err(LATER))) => Given::Later,
+            Some((space, Err(why))) => {
+                looks.cannot = looks.cannot.with(space);
+                host.cannot_give(space, why);
+                Given::No
+            }
+            None => Given::No,
         }
-        given
     }
 }

@@ -98,6 +98,8 @@ pub enum IoError {
 
 /// What a backend answers that cannot give room back (`EOPNOTSUPP`).
 pub const CANNOT: IoError = IoError::Device(95);
+/// What a backend answers that cannot give room back now, since it is writing there by itself (`EAGAIN`): it may be asked again.
+pub const LATER: IoError = IoError::Device(11);
 
 impl core::fmt::Display for IoError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -173,14 +175,20 @@ pub trait Backend: Send + Sync {
     /// Extents from `first` on, of which no slot was used yet, go round these spaces
     /// ([`Arrangements`](farshore_core::slots::arrangement::Arrangements)): one has come, or goes. By one thread at a time.
     fn arrange(&self, _first: u32, _spaces: SpaceSet) {}
-    /// `space` is empty and none of its slots is given out any more: no transfer begins there from now on. Waits for those that the space
-    /// makes by itself.
+    /// Whether no write that the backend makes by itself (a pool's copy to what is below it) is under way to a slot of these. Of slots that have no page
+    /// any more the answer stays true: such a write begins only to a slot that has one.
+    fn is_quiet(&self, _is_there: &dyn Fn(Slot) -> bool) -> bool {
+        true
+    }
+    /// `space` is empty and quiet ([`Backend::is_quiet`]), and none of its slots is given out any more: no transfer begins there from now on. Waits for
+    /// threads that write there without a ring.
     fn shut_space(&self, _space: usize) {}
-    /// The neighbouring slots from `first` on, within an extent, have no page: the medium need not keep what it has there. Nobody reads or writes them
-    /// meanwhile. Blocks, by a thread that may wait.
+    /// The neighbouring slots from `first` on, within an extent, have no page: the medium need not keep what it has there. Nobody above reads or writes
+    /// them meanwhile; a backend that may be writing there by itself answers [`LATER`], and begins no such write until they have pages again. Blocks, by a
+    /// thread that may wait.
     ///
     /// # Errors
-    /// [`CANNOT`], or why else it did not work. What the slots hold is anything then, too.
+    /// [`LATER`], [`CANNOT`], or why else it did not work. What the slots hold is anything then, too.
     fn give_back(&self, _first: Slot, _count: u32) -> Result<(), IoError> {
         Err(CANNOT)
     }

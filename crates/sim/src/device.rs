@@ -11,7 +11,7 @@ use crate::world::{World, broken, note, world};
 use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::slots::arrangement::{Arrangements, SPACES_MAX, SpaceSet};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, CANNOT, IoError, PageBuf, ReadBegun, WriteQueue};
+use farshore_engine::traits::{Backend, CANNOT, IoError, LATER, PageBuf, ReadBegun, WriteQueue};
 
 /// One slot of the device.
 #[derive(Clone, Default, Debug)]
@@ -274,6 +274,15 @@ impl Backend for SimBackend {
         world(|w| w.device.arrangements.arrange(first, spaces));
     }
 
+    /// Not, now and then, as if it copied something there by itself.
+    fn is_quiet(&self, _is_there: &dyn Fn(Slot) -> bool) -> bool {
+        maybe_switch();
+        world(|w| {
+            let refused = w.rates.refused;
+            !hit(w, refused)
+        })
+    }
+
     fn shut_space(&self, _space: usize) {
         maybe_switch();
     }
@@ -303,6 +312,9 @@ impl Backend for SimBackend {
     /// Takes time. Then nothing of what was there can be read.
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
         maybe_switch();
+        if !self.is_quiet(&|_| true) {
+            return Err(LATER);
+        }
         let slots = || (first.number()..first.number() + u64::from(count)).map(|n| Device::number(n, 0));
         let until = world(|w| {
             note("give back", 0, first.number());

@@ -21,6 +21,11 @@
 //! The pool counts as memory of the program: the engine takes it from the limit ([`Backend::own_memory`]). Entries of slots (16 bytes for each that was
 //! used) do not.
 //!
+//! # Copies of the dead
+//!
+//! A page may be freed while it is copied to the tier below. The write goes on, and must find its slot's place there still ours: so room is not given back, and a
+//! space not closed, as long as a copy to it is under way ([`Pool::forget_all`], [`Backend::is_quiet`]).
+//!
 //! # fork
 //!
 //! A forked child has a copy of the pool, as of all memory, and reads from it what it has inherited; its own pages go into a pool of its own
@@ -42,7 +47,7 @@ use codec::{Encoder, WORTH_IT};
 use farshore_config::{Compression, Size, SwapSpec};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, CANNOT, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
+use farshore_engine::traits::{Backend, CANNOT, FreeSlots, IoError, LATER, PageBuf, ReadBegun, WriteQueue};
 use pool::{Pool, Put};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -222,9 +227,15 @@ impl Backend for Compressed {
         self.lower.iter().for_each(|lower| lower.close_space(space));
     }
 
+    fn is_quiet(&self, is_there: &dyn Fn(Slot) -> bool) -> bool {
+        self.pool.is_quiet(is_there) && self.lower.as_ref().is_none_or(|lower| lower.is_quiet(is_there))
+    }
+
+    /// A copy of a dead page that is on its way below would land in what is somebody else's by then, on a device. And one must not begin meanwhile: slots that
+    /// are taken out look used.
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
-        // What the pool has is found dead as ever. A copy of a dead page that is on its way below fills a bit of the hole again, which nobody reads.
-        self.lower.as_ref().map_or(Err(CANNOT), |lower| lower.give_back(first, count))
+        let Some(lower) = &self.lower else { return Err(CANNOT) };
+        if self.pool.forget_all(first, count) { lower.give_back(first, count) } else { Err(LATER) }
     }
 }
 

@@ -8,13 +8,14 @@ mod age;
 mod emptying;
 mod tending;
 
+use super::COPIES;
 use super::chunks::{Chunks, SPAN, UNIT};
 use super::codec::{self, Decoder, Encoder, WORTH_IT};
 use crate::reserved::Reserved;
 use age::{Links, NOBODY};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farshore_config::Compression;
-use farshore_core::limits::{EXTENT_SLOTS, EXTENTS_MAX, PAGE_SIZE};
+use farshore_core::limits::{EVICTORS_MAX, EXTENT_SLOTS, EXTENTS_MAX, PAGE_SIZE};
 use farshore_core::pooled::{Place, PooledWord};
 use farshore_core::spin::SpinLock;
 use farshore_core::sync::spin_hint;
@@ -56,6 +57,8 @@ struct State {
     end: u64,
     /// Bytes of pages whose copies are under way: half of their size each, as a guess.
     copying: u64,
+    /// The first slots of copies that are under way, and how many follow. From before the first look at their pages until the tier below has answered.
+    copies: Vec<(u64, u32)>,
     /// There was no room for a page since the last copies began.
     pressed: bool,
     /// Chunks of a span that is being emptied.
@@ -148,6 +151,7 @@ impl Pool {
                 sweep: 0,
                 end: 0,
                 copying: 0,
+                copies: Vec::with_capacity(COPIES * EVICTORS_MAX),
                 pressed: false,
                 moving: Vec::with_capacity(SPAN / UNIT),
             }),
@@ -390,7 +394,7 @@ impl Pool {
                 (pages, repeated, bytes),
                 (load(&counters.pages), load(&counters.repeated), load(&counters.compressed_bytes))
             );
-            assert!(state.chunks.held() >= bytes && state.copying == 0);
+            assert!(state.chunks.held() >= bytes && state.copying == 0 && state.copies.is_empty());
         });
     }
 }

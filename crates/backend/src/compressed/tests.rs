@@ -274,3 +274,62 @@ fn sizes_have_limits() {
     let pool = Compressed::open(Compression::Zstd, Some(Size::mib(64)), None).unwrap();
     assert_eq!((pool.name(), pool.spaces(), pool.bytes()), ("ram:zstd,size=64M", 1, (64 << 20, 0)));
 }
+
+/// A pool over a file whose writes are acknowledged a second later, with the oldest of its pages, in extent 1 and behind, on their way there.
+fn copying() -> (Compressed, CompressedQueue) {
+    let spec = SwapSpec::Dir(std::env::temp_dir());
+    let file = AnyBackend::open_with(&[spec], false, None, &mut |_| {}).unwrap();
+    let slow = FaultConfig { rates: vec![(Kind::Delay, 1.0)], delay_time: Time(1_000_000_000), ..FaultConfig::default() };
+    let pool = Compressed::open(Compression::Lz4, Some(SMALL), Some(file.with_faults(&slow))).unwrap();
+    let mut queue = pool.queue(4).unwrap();
+    let half = |number: u64| page(number, (2 + 5 * number - number / 7 % 5) % 5 + 5);
+    let pages: Vec<PageBuf> = (512..512 + 200).map(half).collect();
+    // SAFETY: the pages live until the completion is reaped below.
+    unsafe { queue.start_write(slot(512), pages.as_ptr(), 200, 1) }.unwrap();
+    let mut done = 0;
+    while done == 0 {
+        queue.reap(true, &mut |_, _| done += 1);
+    }
+    assert!(queue.copies_under_way() == 0 && pool.pool.has(slot(512)));
+    // It has more than it may use by now.
+    pool.allow_memory(2 << 16);
+    queue.tend(&NoneFree);
+    assert!(queue.copies_under_way() > 0);
+    (pool, queue)
+}
+
+/// Slots 512 to 1023, and slots elsewhere.
+const IN_EXTENT_1: &dyn Fn(Slot) -> bool = &|slot| slot.number() / 512 == 1;
+const ELSEWHERE: &dyn Fn(Slot) -> bool = &|slot| slot.number() / 512 != 1;
+
+#[test]
+fn room_is_not_given_back_while_a_copy_is_on_its_way_there() {
+    let (pool, mut queue) = copying();
+    // All pages of the extent were freed meanwhile, and the engine has taken it out: its slots look used.
+    assert_eq!(pool.give_back(slot(512), 512), Err(LATER));
+    assert!(!pool.is_quiet(IN_EXTENT_1) && pool.is_quiet(ELSEWHERE));
+    // Another extent may go.
+    assert_eq!(pool.give_back(slot(1024), 512), Ok(()));
+    while queue.in_flight() > 0 {
+        queue.reap(true, &mut |_, _| {});
+    }
+    assert!(pool.is_quiet(IN_EXTENT_1));
+    assert_eq!(pool.give_back(slot(512), 512), Ok(()));
+    pool.pool.assert_valid();
+}
+
+#[test]
+fn no_copy_begins_to_what_is_being_given_back() {
+    let (pool, mut queue) = copying();
+    while queue.in_flight() > 0 {
+        queue.reap(true, &mut |_, _| {});
+    }
+    assert!(pool.counters().pages.load(core::sync::atomic::Ordering::Relaxed) > 64, "there is more to copy");
+    assert_eq!(pool.give_back(slot(512), 512), Ok(()));
+    // Still taken out. Whatever the pool wants to get rid of, it is none of these.
+    pool.allow_memory(0);
+    queue.tend(&NoneFree);
+    assert_eq!((queue.copies_under_way(), pool.is_quiet(IN_EXTENT_1)), (0, true));
+    assert_eq!(pool.counters().pages.load(core::sync::atomic::Ordering::Relaxed), 0);
+    pool.pool.assert_valid();
+}

@@ -79,6 +79,7 @@ impl Pool {
                 }
                 count += 1;
             }
+            state.copies.push((first.into(), count));
             Some((first, count))
         })?;
         let first = Slot::new(u64::from(first))?;
@@ -87,6 +88,27 @@ impl Pool {
             let _ = self.read(slot, page);
         }
         Some((first, count))
+    }
+
+    /// Whether no copy of these slots is under way.
+    pub fn is_quiet(&self, is_there: &dyn Fn(Slot) -> bool) -> bool {
+        let matters = |&(first, count): &(u64, u32)| (first..first + u64::from(count)).filter_map(Slot::new).any(is_there);
+        self.with(|state| !state.copies.iter().any(matters))
+    }
+
+    /// Forgets the pages of `count` slots, which nobody needs any more; their slots cannot be told from used ones now. Whether nothing copies them: if it is so, no copy
+    /// begins until there is a page again.
+    pub fn forget_all(&self, first: Slot, count: u32) -> bool {
+        let slots = first.number()..first.number() + u64::from(count);
+        self.with(|state| {
+            let is_copied = |&(copied, count): &(u64, u32)| copied < slots.end && slots.start < copied + u64::from(count);
+            // None is left out: each that goes is found dead no more.
+            let mut quiet = !state.copies.iter().any(is_copied);
+            for number in slots.start..slots.end.min(state.end) {
+                quiet &= self.entry(number).is_none_or(|entry| self.drop_page(state, number, entry));
+            }
+            quiet
+        })
     }
 
     fn begin_copy(&self, state: &mut State, slot: u32, entry: &Entry) -> bool {
@@ -101,6 +123,9 @@ impl Pool {
     /// The copies of `count` slots have ended; `well`: the tier below has them.
     pub fn end_copies(&self, first: Slot, count: u32, well: bool) {
         self.with(|state| {
+            if let Some(index) = state.copies.iter().position(|&copy| copy == (first.number(), count)) {
+                state.copies.swap_remove(index);
+            }
             for number in first.number()..first.number() + u64::from(count) {
                 let Some(entry) = self.entry(number) else { continue };
                 state.copying -= PAGE_SIZE as u64 / 2;
