@@ -84,6 +84,8 @@ impl Progress {
 
     /// A line that stays.
     pub fn say(&self, line: &str) {
+        // Names and errors of other people's may be in it.
+        let line = farshore_config::plain(line);
         if self.bar.is_hidden() {
             eprintln!("{line}");
         } else {
@@ -98,7 +100,7 @@ impl Progress {
 
     fn show(&self, what: &str) {
         self.bar.set_prefix(self.left.left().map_or(String::new(), |left| format!("{} left, ", duration(left))));
-        self.bar.set_message(what.to_string());
+        self.bar.set_message(farshore_config::plain(what));
     }
 }
 

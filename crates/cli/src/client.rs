@@ -4,27 +4,30 @@
 //! listener must be the very process that was asked for, by what the kernel says about it.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
-use std::time::Duration;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use farshore_config::control::{Request, socket_name};
 use farshore_config::stats::Stats;
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt::PeerCredentials};
 
 use crate::refusal::Refusal;
 
-/// How long a program may take to answer. Its thread may have to wait for a core.
+/// How long a program may take to be connected to, and to answer: from the question to the last byte, however they come. Its thread may have to wait for a core.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a program is tried again whose queue of connections is full.
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// Longest answer, in bytes.
-const ANSWER_LIMIT: u64 = 1 << 20;
+const ANSWER_LIMIT: usize = 1 << 20;
 
 /// A connection to a program that runs with Farshore.
 #[derive(Debug)]
 pub struct Client {
     pid: u32,
-    stream: BufReader<UnixStream>,
+    stream: UnixStream,
 }
 
 impl Client {
@@ -33,10 +36,16 @@ impl Client {
     /// # Errors
     /// There is no such process, it does not run with Farshore, or it is somebody else's.
     pub fn connect(pid: u32) -> Result<Self, Refusal> {
+        let mut others = None;
         for user in users(pid)? {
             match connect_as(user, pid) {
-                Ok(stream) => return Client::take(pid, stream),
+                // Anybody may have taken one of the names: it may have another.
+                Ok(stream) => match Client::take(pid, stream) {
+                    Ok(client) => return Ok(client),
+                    Err(refusal) => others = Some(refusal),
+                },
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+                Err(error) if error.kind() == ErrorKind::TimedOut => return Err(silent(pid)),
                 Err(error) => {
                     return Err(Refusal::failed(format!(
                         "cannot reach process {pid} ({error}): is its network namespace another one?"
@@ -44,18 +53,17 @@ impl Client {
                 }
             }
         }
-        Err(Refusal::failed(format!(
-            "process {pid} has no control socket: it was not started by 'farshore run', or is in another network namespace, or is just starting"
-        )))
+        Err(others.unwrap_or_else(|| {
+            Refusal::failed(format!(
+                "process {pid} has no control socket: it was not started by 'farshore run', or is in another network namespace, or is just starting"
+            ))
+        }))
     }
 
     fn take(pid: u32, stream: UnixStream) -> Result<Self, Refusal> {
-        let timeout = Some(ANSWER_TIMEOUT);
-        let prepared = stream.set_read_timeout(timeout).and_then(|()| stream.set_write_timeout(timeout));
-        prepared.map_err(|error| Refusal::failed(format!("cannot talk to process {pid} ({error})")))?;
         let peer = getsockopt(&stream, PeerCredentials).map(|peer| peer.pid());
         if peer.is_ok_and(|peer| u32::try_from(peer) == Ok(pid)) {
-            return Ok(Client { pid, stream: BufReader::new(stream) });
+            return Ok(Client { pid, stream });
         }
         let other = peer.map_or_else(|error| error.to_string(), |peer| format!("process {peer}"));
         Err(Refusal::failed(format!("the control socket of process {pid} is held by another ({other}): it cannot be asked")))
@@ -94,20 +102,21 @@ impl Client {
         let pid = self.pid;
         let lost = |error: std::io::Error| {
             Refusal::failed(match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                    format!("process {pid} did not answer within {} seconds: is it stopped?", ANSWER_TIMEOUT.as_secs())
-                }
+                ErrorKind::WouldBlock | ErrorKind::TimedOut => return silent(pid),
                 _ => format!("the connection to process {pid} was lost ({error}): has it ended?"),
             })
         };
         // A refusal may lie there already, with the connection closed behind it: an error in writing
         // is told only if nothing can be read.
-        let written = self.stream.get_mut().write_all(request.to_line().as_bytes());
-        let mut line = Vec::new();
-        let read = (&mut self.stream).take(ANSWER_LIMIT).read_until(b'\n', &mut line);
-        if line.last() != Some(&b'\n') {
-            return Err(lost(written.and(read).err().unwrap_or_else(|| ErrorKind::UnexpectedEof.into())));
-        }
+        let until = Instant::now() + ANSWER_TIMEOUT;
+        let written = set_timeout(&self.stream, until).and_then(|()| self.stream.write_all(request.to_line().as_bytes()));
+        let line = self.read_line(until).map_err(|error| match error.kind() {
+            ErrorKind::FileTooLarge => Refusal::failed(format!(
+                "process {pid} gave an answer of more than {} KiB: is it Farshore's?",
+                ANSWER_LIMIT >> 10
+            )),
+            _ => lost(written.err().unwrap_or(error)),
+        })?;
         let line = String::from_utf8_lossy(&line).into_owned();
         let answer: serde_json::Value = serde_json::from_str(&line).map_err(|error| {
             Refusal::failed(format!("process {pid} gave an answer that is not JSON ({error}): is its Farshore another version?"))
@@ -121,14 +130,62 @@ impl Client {
     }
 }
 
+impl Client {
+    /// The answer's line, and its end. Nothing comes behind it: a question is asked when the answer before it is there.
+    fn read_line(&mut self, until: Instant) -> std::io::Result<Vec<u8>> {
+        let (mut line, mut piece) = (Vec::new(), [0; 4096]);
+        while line.last() != Some(&b'\n') {
+            set_timeout(&self.stream, until)?;
+            match self.stream.read(&mut piece) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => line.extend_from_slice(&piece[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if line.len() > ANSWER_LIMIT {
+                return Err(ErrorKind::FileTooLarge.into());
+            }
+        }
+        Ok(line)
+    }
+}
+
+fn silent(pid: u32) -> Refusal {
+    Refusal::failed(format!("process {pid} did not answer within {} seconds: is it stopped?", ANSWER_TIMEOUT.as_secs()))
+}
+
+/// The next transfer ends at `until`, at the latest.
+fn set_timeout(stream: &UnixStream, until: Instant) -> std::io::Result<()> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(ErrorKind::TimedOut.into());
+    }
+    stream.set_read_timeout(Some(left)).and_then(|()| stream.set_write_timeout(Some(left)))
+}
+
 /// A member of an answer.
 fn member(answer: &str, name: &str) -> Option<serde_json::Value> {
     serde_json::from_str::<serde_json::Value>(answer).ok()?.get(name).cloned()
 }
 
 fn connect_as(user: u32, pid: u32) -> std::io::Result<UnixStream> {
-    let address = SocketAddr::from_abstract_name(socket_name(user, pid))?;
-    UnixStream::connect_addr(&address)
+    let address = UnixAddr::new_abstract(socket_name(user, pid).as_bytes())?;
+    // Without waiting: a listener that takes nobody would hold us for ever.
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    let until = Instant::now() + ANSWER_TIMEOUT;
+    loop {
+        match connect(socket.as_raw_fd(), &address) {
+            Ok(()) => break,
+            Err(Errno::EAGAIN) if Instant::now() < until => std::thread::sleep(CONNECT_PAUSE),
+            Err(Errno::EAGAIN) => return Err(ErrorKind::TimedOut.into()),
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// The users that the socket's name may hold: it is that of the start, and a program may change its
@@ -168,7 +225,8 @@ mod tests {
 
     #[test]
     fn a_listener_that_is_another_process_is_not_believed() {
-        use std::os::unix::net::UnixListener;
+        use std::os::linux::net::SocketAddrExt;
+        use std::os::unix::net::{SocketAddr, UnixListener};
         // This process poses as process 1.
         let user = rustix::process::geteuid().as_raw();
         let address = SocketAddr::from_abstract_name(format!("farshore-{user}-1")).expect("short name");

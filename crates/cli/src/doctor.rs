@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use farshore_config::SwapSpec;
+use farshore_config::{SwapSpec, plain};
 use farshore_sys::probe::{Needed, Probe, probe_all};
 use rustix::fs::{Mode, OFlags};
 use serde_json::json;
@@ -195,16 +195,16 @@ fn as_table(findings: &[Finding], usable: bool, colour: bool) -> String {
     let width = findings.iter().map(|finding| finding.name.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for finding in findings {
-        let name = &finding.name;
+        let name = plain(&finding.name);
         match (&finding.result, &finding.without) {
             (Ok(detail), _) => {
-                let _ = writeln!(text, "{}       {name:<width$}  {detail}", paint("32", "ok"));
+                let _ = writeln!(text, "{}       {name:<width$}  {}", paint("32", "ok"), plain(detail));
             }
             (Err(why), None) => {
-                let _ = writeln!(text, "{}  {name:<width$}  {why}", paint("1;31", "MISSING"));
+                let _ = writeln!(text, "{}  {name:<width$}  {}", paint("1;31", "MISSING"), plain(why));
             }
             (Err(why), Some(without)) => {
-                let _ = writeln!(text, "{}  {name:<width$}  {why}", paint("33", "missing"));
+                let _ = writeln!(text, "{}  {name:<width$}  {}", paint("33", "missing"), plain(why));
                 let _ = writeln!(text, "         {:<width$}  without it: {without}", "");
             }
         }

@@ -45,15 +45,7 @@ impl Refusal {
 impl fmt::Display for Refusal {
     /// Always one line: file names may hold line ends and terminal control characters.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("farshore: ")?;
-        for character in self.text.chars() {
-            if character.is_control() {
-                write!(f, "{}", character.escape_default())?;
-            } else {
-                write!(f, "{character}")?;
-            }
-        }
-        Ok(())
+        write!(f, "farshore: {}", farshore_config::plain(&self.text))
     }
 }
 

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::time::Duration;
 
-use farshore_config::SwapSpec;
 use farshore_config::stats::Stats;
+use farshore_config::{SwapSpec, plain};
 
 use crate::args::{SetArgs, StatArgs};
 use crate::client::Client;
@@ -90,7 +90,7 @@ fn follow(client: &mut Client, id: u64, what: &str) -> Result<(), Refusal> {
         if shown && (!line.is_empty() || matches!(state, Ok(Some(_)))) {
             // In place of the line before.
             line = match &state {
-                Ok(Some(percent)) => format!("{what}: {percent} % (it goes on if you leave with Ctrl-C)"),
+                Ok(Some(percent)) => format!("{}: {percent} % (it goes on if you leave with Ctrl-C)", plain(what)),
                 _ => String::new(),
             };
             let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
@@ -104,7 +104,9 @@ fn follow(client: &mut Client, id: u64, what: &str) -> Result<(), Refusal> {
 
 /// The counters for reading; with `since`, also what has happened in between, by second.
 fn table(now: &Stats, since: Option<&Stats>) -> String {
-    let mut text = format!("{} (process {}), {}, up {}\n\n", now.program, now.pid, now.fault_mode, duration(now.uptime_ns));
+    // Names are the program's own, which may be anybody's.
+    let (program, mode) = (plain(&now.program), plain(&now.fault_mode));
+    let mut text = format!("{program} (process {}), {mode}, up {}\n\n", now.pid, duration(now.uptime_ns));
     let _ = writeln!(text, "{:<22}{:>12}{:>12}", "memory", "now", "peak");
     let _ = writeln!(text, "{:<22}{:>12}", "  limit", bytes(now.memory_limit_bytes));
     for (name, value, peak) in [
@@ -140,18 +142,18 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
     }
     for space in &now.spaces {
         let capacity = space.capacity_bytes.map_or_else(|| "the disk".into(), bytes);
-        let mut name = if space.encrypted { format!("{}, encrypted", space.name) } else { space.name.clone() };
+        let mut name = plain(&space.name) + if space.encrypted { ", encrypted" } else { "" };
         if !matches!(space.state.as_str(), "" | "works") {
             let _ = match space.state.as_str() {
                 "draining" => write!(name, " (draining, {} %)", space.drained_percent),
-                state => write!(name, " ({state})"),
+                state => write!(name, " ({})", plain(state)),
             };
         }
         let _ = writeln!(text, "  {name:<44}{:>12}{capacity:>12}", bytes(space.used_bytes));
     }
     if let Some(pool) = &now.pool {
         let _ = writeln!(text, "\n{:<46}{:>12}{:>12}", "pool", "used", "capacity");
-        let _ = writeln!(text, "  {:<44}{:>12}{:>12}", pool.name, bytes(pool.used_bytes), bytes(pool.capacity_bytes));
+        let _ = writeln!(text, "  {:<44}{:>12}{:>12}", plain(&pool.name), bytes(pool.used_bytes), bytes(pool.capacity_bytes));
         for (name, pages) in [
             ("pages", pool.pages),
             ("  of one word", pool.repeated_pages),

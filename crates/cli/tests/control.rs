@@ -316,3 +316,105 @@ fn the_name_can_be_taken_once() {
     assert!(error.contains("no control socket '@farshore-") && error.contains("another process has taken"), "{error}");
     assert!(!error.contains('\n'));
 }
+
+/// A program that says of itself whatever it likes: what Python makes of `lines`, with `connection` from somebody who asks, whose question has been read.
+/// `None`: there is no Python.
+fn liar(lines: &str) -> Option<std::process::Child> {
+    let script = format!(
+        "import os, socket, sys, time\n\
+         listener = socket.socket(socket.AF_UNIX)\n\
+         listener.bind('\\0farshore-%d-%d' % (os.geteuid(), os.getpid()))\n\
+         listener.listen(0)\n\
+         print('ready', flush=True)\n\
+         while True:\n    \
+             connection = listener.accept()[0]\n    \
+             try:\n        \
+                 connection.recv(4096)\n        {}\n    \
+             except OSError: pass\n",
+        lines.replace('\n', "\n        ")
+    );
+    let mut command = std::process::Command::new("python3");
+    let Ok(mut child) = command.args(["-c", &script]).stdout(std::process::Stdio::piped()).spawn() else {
+        println!("skipped: there is no python3");
+        return None;
+    };
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line).expect("it is text");
+    assert_eq!(line, "ready\n");
+    Some(child)
+}
+
+/// What `farshore stat` says of it. Killed, and told, if it is still waiting after a minute.
+fn ask_the_liar(mut child: std::process::Child, words: &[&str]) -> (i32, String, String) {
+    let pid = child.id().to_string();
+    let mut command = farshore();
+    command.args(["stat"]).args(words).arg(&pid).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut asking = command.spawn().expect("it starts");
+    let until = Instant::now() + Duration::from_secs(60);
+    while asking.try_wait().expect("it is ours").is_none() {
+        if Instant::now() > until {
+            let _ = (asking.kill(), child.kill(), child.wait());
+            panic!("it is still held after a minute");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let output = asking.wait_with_output().expect("it has ended");
+    let _ = (child.kill(), child.wait());
+    let (status, errors) = outcome(&output);
+    (status, String::from_utf8_lossy(&output.stdout).into_owned(), errors)
+}
+
+/// Whether a terminal would obey any of it.
+fn is_obeyed(text: &str) -> bool {
+    text.chars().any(|character| character != '\n' && (character.is_control() || character == '\u{202e}'))
+}
+
+#[test]
+fn names_are_not_obeyed_by_a_terminal() {
+    let answer = r#"connection.sendall(b'{"schema":1,"pid":1,"program":"x\\u001b]0;owned\\u0007\\u001b[2J\xc2\x9b2J\xe2\x80\xae","fault_mode":"\\u001b[31m",'
+connection.sendall(b'"spaces":[{"name":"\\u001b[1m","state":"\\u001b[2m"}],"pool":{"name":"\\u001b[3m"}}\n')"#
+        .replace("\",'\n", "\",')\n");
+    for words in [&[][..], &["--json"]] {
+        let Some(child) = liar(&answer) else { return };
+        let (status, text, errors) = ask_the_liar(child, words);
+        assert_eq!((status, errors.as_str()), (0, ""), "{text}");
+        assert!(text.contains("owned") && !is_obeyed(&text), "{text:?}");
+        if words == ["--json"] {
+            let stats = Stats::from_json(&text).expect("it is still JSON");
+            assert_eq!(stats.program, "x\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}2J\u{202e}");
+        }
+    }
+    // Nor is what it says in place of an answer.
+    let Some(child) = liar(r#"connection.sendall(b'{"error":"\\u001b[2J\\u202e"}\n')"#) else { return };
+    let (status, _, errors) = ask_the_liar(child, &[]);
+    assert!(status == 1 && errors.contains("u{1b}[2J") && !is_obeyed(errors.trim_end()), "{errors:?}");
+}
+
+#[test]
+fn an_answer_byte_by_byte_holds_nobody() {
+    // Two bytes a second, for as long as anybody listens.
+    let Some(child) = liar("while True:\n    connection.sendall(b' ')\n    time.sleep(0.5)") else { return };
+    let (status, _, errors) = ask_the_liar(child, &[]);
+    assert!(status == 1 && errors.contains("did not answer within 10 seconds"), "{errors}");
+}
+
+#[test]
+fn an_answer_without_an_end_holds_nobody() {
+    let Some(child) = liar("while True: connection.sendall(b' ' * 65536)") else { return };
+    let (status, _, errors) = ask_the_liar(child, &[]);
+    assert!(status == 1 && errors.contains("more than 1024 KiB"), "{errors}");
+}
+
+#[test]
+fn who_takes_no_connection_holds_nobody() {
+    // One connection that is served for ever, and one that fills the queue.
+    let Some(child) = liar("time.sleep(1000)") else { return };
+    let user = rustix::process::geteuid().as_raw();
+    let address = SocketAddr::from_abstract_name(format!("farshore-{user}-{}", child.id())).expect("short name");
+    let first = UnixStream::connect_addr(&address).expect("it listens");
+    (&first).write_all(b"x").expect("it takes it");
+    let second = UnixStream::connect_addr(&address).expect("it listens");
+    let (status, _, errors) = ask_the_liar(child, &[]);
+    assert!(status == 1 && errors.contains("did not answer within 10 seconds"), "{errors}");
+    drop((first, second));
+}

@@ -51,8 +51,7 @@ impl ConfigError {
 
 /// A parser's message as one line: these quote what was read, and may take several.
 pub(crate) fn one_line(message: &str) -> String {
-    let words = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    words.chars().flat_map(|c| if c.is_control() { c.escape_debug().collect() } else { vec![c] }).collect()
+    crate::plain(&message.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
 impl std::fmt::Display for ConfigError {

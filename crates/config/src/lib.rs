@@ -24,6 +24,7 @@ mod error;
 mod named;
 mod options;
 pub mod pace;
+mod plain;
 mod size;
 pub mod stats;
 mod swap;
@@ -36,6 +37,7 @@ pub use options::{
     FaultMode, Handed, HandedDevice, MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS,
     PRELOAD_VARIABLE, Partial, StatsTarget, THRESHOLD_DEFAULT,
 };
+pub use plain::{plain, plain_lines};
 pub use size::Size;
 pub use swap::{Compression, SWAP_DIR_DEFAULT, SWAP_DIR_VARIABLE, SwapSpec, default_swap};
 pub use time::Time;

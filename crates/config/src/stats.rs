@@ -7,6 +7,7 @@
 //! Units are in the names (`_bytes`, `_ns`); `pages` are of 4 KiB; everything else counts events.
 
 use crate::error::one_line;
+use crate::plain::plain_json;
 use farshore_core::canary::{Canary, is_planted};
 use serde::{Deserialize, Serialize};
 
@@ -283,7 +284,7 @@ impl Stats {
     /// # Panics
     /// Never: numbers and strings always have a JSON form.
     pub fn to_json(&self) -> String {
-        let mut text = serde_json::to_string_pretty(self).expect("numbers and strings have a JSON form");
+        let mut text = plain_json(&serde_json::to_string_pretty(self).expect("numbers and strings have a JSON form"));
         text.push('\n');
         text
     }
@@ -293,7 +294,7 @@ impl Stats {
     /// # Panics
     /// Never, as [`Stats::to_json`].
     pub fn to_json_line(&self) -> String {
-        serde_json::to_string(self).expect("numbers and strings have a JSON form")
+        plain_json(&serde_json::to_string(self).expect("numbers and strings have a JSON form"))
     }
 
     /// Reads either form.

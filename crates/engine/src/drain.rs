@@ -259,8 +259,8 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         // Whatever evictors had begun with slots that are free now has reached the device; but for what the backend copies there by itself, which evictors
         // reap when they go on.
         self.ask_evictors(stop, host);
-        let is_quiet = || self.backend.is_quiet(&|slot| self.slots.space_of(slot) == Some(space));
-        while !(is_quiet() && host.may_close()) && !stop.load(Ordering::Acquire) {
+        let is_busy = || !self.backend.is_quiet(&|slot| self.slots.space_of(slot) == Some(space));
+        while !stop.load(Ordering::Acquire) && (is_busy() || !host.may_close()) {
             let prepared = self.health.drains.prepare();
             host.serve();
             self.wake_all_evictors();

@@ -23,6 +23,7 @@
 //! | spaces | come, are drained and go, at any time | what they held has moved, or stays and is told ([`spaces`]) |
 //! | read that nobody waits for | cut off, at any byte or before the first | what is missing is asked for again; three times nothing is an error |
 //! | read, write | takes longer than the patience | who needs it waits; nobody else does |
+//! | giving room back, closing a space | not yet: the space writes there by itself | asked again later |
 //! | device | any order, slow | a stage is reused after its acknowledgement only |
 //! | swap space | smaller than the program | clean pages leave; without any, SIGBUS after five seconds |
 //! | sleep | ends early | every sleeper looks at its condition again |

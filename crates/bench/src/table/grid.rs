@@ -1,5 +1,6 @@
 //! Aligned columns, as many as a width has room for.
 
+use farshore_config::plain_lines;
 use unicode_width::UnicodeWidthStr;
 
 /// Between two columns.
@@ -19,6 +20,25 @@ pub enum Tone {
     Good,
     /// Worse, or failed.
     Bad,
+}
+
+/// What a terminal is told, and nothing else ([`only_our_colours`]).
+const CODES: [&str; 5] = ["\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[0m"];
+
+/// `text` with what [`Tone::paint`] puts into it. Everything else that a terminal would obey is shown by its number: names and errors are other people's.
+pub fn only_our_colours(text: &str) -> String {
+    let (mut all, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find('\x1b') {
+        all += &plain_lines(&rest[..at]);
+        let code = CODES.into_iter().find(|code| rest[at..].starts_with(code));
+        let end = at + code.map_or(1, str::len);
+        match code {
+            Some(code) => all += code,
+            None => all += &plain_lines(&rest[at..end]),
+        }
+        rest = &rest[end..];
+    }
+    all + &plain_lines(rest)
 }
 
 impl Tone {
@@ -143,6 +163,17 @@ linux-swap           1.5  slower
         // What always stays does so.
         assert_eq!(render(columns(), 3, false).lines().nth(1), Some("linux-swap"));
         assert_eq!(render(Vec::new(), 80, false), "\n");
+    }
+
+    #[test]
+    fn a_terminal_obeys_our_colours_alone() {
+        let foreign = "x\u{1b}[2J\u{9b}H\u{1b}]0;y\u{7}";
+        for tone in [Tone::Plain, Tone::Strong, Tone::Faint, Tone::Good, Tone::Bad] {
+            let painted = only_our_colours(&tone.paint(foreign, true));
+            assert_eq!(painted, tone.paint("x\\u{1b}[2J\\u{9b}H\\u{1b}]0;y\\u{7}", true));
+        }
+        let coloured = render(columns(), 80, true);
+        assert_eq!(only_our_colours(&coloured), coloured);
     }
 
     #[test]
