@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -354,6 +355,61 @@ class Bench:
             expect(part in err, f"{words}: {part!r} is not in {err!r}")
             expect(status is None or done == status, f"{words}: status {done}: {err}")
             expect(done != 0 and len(err.strip().splitlines()) <= (1 if status else 9), f"{words}: status {done}: {err}")
+
+    def test_root_is_not_led_elsewhere(self):
+        """Root makes nothing in another user's directory, where its names could be changed for others' while it works, and writes results through no link."""
+        self.need_root()
+        with tempfile.TemporaryDirectory(dir=self.work) as folder:
+            theirs, precious = os.path.join(folder, "theirs"), os.path.join(folder, "precious")
+            inner = os.path.join(theirs, "inner")
+            os.makedirs(inner)
+            os.chmod(folder, 0o755)
+            os.chown(theirs, NOBODY, NOBODY)
+            open_to_all = os.path.join(folder, "open")
+            os.mkdir(open_to_all)
+            os.chmod(open_to_all, 0o777)
+            with open(precious, "w", encoding="utf-8") as file:
+                file.write("precious")
+            for directory, part in ((theirs, f"belongs to user {NOBODY}"), (inner, f"belongs to user {NOBODY}"), (open_to_all, "by others")):
+                done, _, err = self.call("random", *SHORT, *SMALL, "--against", "native", "--dir", directory, timeout=60)
+                expect(done == 1 and part in err and len(err.splitlines()) == 1, f"{directory}: status {done}: {err}")
+                expect(set(os.listdir(directory)) <= {"inner"}, f"{os.listdir(directory)}")
+            # Its own user may work there.
+            done, _, err = self.call("random", *SHORT, *SMALL, "--against", "native", "--dir", theirs, user=NOBODY)
+            expect(done == 0, f"status {done}: {err}")
+            # Links where the results go, by every name that could be guessed.
+            path, report = os.path.join(open_to_all, "out.json"), os.path.join(open_to_all, "page")
+            os.mkdir(report)
+            for name in (path + ".new", os.path.join(report, "index.html"), os.path.join(report, ".farshore-bench-new")):
+                os.symlink(precious, name)
+            words = ["random", *SHORT, *SMALL, "--against", "native", "--dir", self.directory]
+            done, _, err = self.call(*words, "--json", path)
+            expect(done == 0 and os.path.getsize(path) > 100, f"status {done}: {err}")
+            done, _, err = self.call(*words, "--report", report)
+            expect(done == 1 and "links are not followed" in err, f"status {done}: {err}")
+            os.remove(path)
+            os.symlink(precious, path)
+            done, _, err = self.call(*words, "--json", path)
+            expect(done == 125 and "links are not followed" in err, f"status {done}: {err}")
+            done, _, err = self.call(*words, "--json", "/dev/null")
+            expect(done == 125 and stat.S_ISCHR(os.stat("/dev/null").st_mode), f"status {done}: {err}")
+            with open(precious, encoding="utf-8") as file:
+                expect(file.read() == "precious", "a link was followed")
+
+    def test_sudo_is_told(self):
+        """A program of the user's runs as root, which is said; a workload of ours needs no word."""
+        self.need_root()
+        sudo = {**os.environ, MARK: self.directory, "SUDO_UID": str(NOBODY)}
+        for words, told in (
+            (["--memory", "16M", "--against", "native", "--", "sh", "-c", "printf '\\033[2J' >&2; id -u; exit 3"], True),
+            (["random", *SHORT, *SMALL, "--against", "native"], False),
+        ):
+            cut = words.index("--") if "--" in words else len(words)
+            process = self.start(*words[:cut], "--rounds", "1", "--dir", self.directory, "--no-device", *words[cut:], env=sudo)
+            out, err = process.communicate(timeout=240)
+            expect(("runs as root here" in err and str(NOBODY) in err) == told, f"{words}: {err}")
+            # What it says reaches the terminal as text.
+            expect("\x1b" not in out + err, f"{words}: {out!r} {err!r}")
 
     def test_ordinary_user(self):
         """Kernel targets are named with the reason; the others are measured."""

@@ -85,7 +85,7 @@ pub struct BenchArgs {
     #[arg(long, global = true, value_name = "AXIS", verbatim_doc_comment, value_parser = sweep)]
     pub sweep: Option<Sweep>,
 
-    /// Where swap files go [default: $FARSHORE_SWAP_DIR, else /var/tmp]
+    /// Where swap files go [default: $FARSHORE_SWAP_DIR, else /var/tmp]; for root a directory that no other user can move away
     #[arg(long, global = true, value_name = "DIR")]
     pub dir: Option<PathBuf>,
 
@@ -172,6 +172,8 @@ Examples:
 Each round runs every target once, one after the other; ratios are taken round by round. Everything
 that is set up (cgroup, swap, zram) is taken down at the end, at an error and at Ctrl-C; what a
 kill -9 leaves behind is found and removed at the next start. Swap that was on before is not touched.
+
+Called by sudo, it runs a PROGRAM of yours as root, under every target.
 
 Exit status:
   0    everything was measured, and each program's data were right

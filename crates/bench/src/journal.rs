@@ -16,7 +16,8 @@
 //! 5. A journal is another's to undo only when its process is gone: its id is free or has another start time, or the machine was started
 //!    anew since. A work directory is locked (`flock`) by its process besides, which also counts across containers that share a directory.
 //! 6. Directories that others can write to are not trusted: a work directory is opened without following links, must be its user's own, and
-//!    everything in it is reached from there.
+//!    everything in it is reached from there. Root, whose swap files and programs are reached by their whole paths besides, makes none, and looks after none, where
+//!    another user could put a part of that path elsewhere ([`directory::trust`]).
 #![forbid(unsafe_code)]
 
 mod directory;
@@ -36,6 +37,7 @@ pub use owner::{Life, Owner};
 pub use recover::clean_up_after_others;
 pub use undo::Thing;
 
+use crate::output;
 use crate::targets::{cgroup, tools};
 
 /// Where root's journals are.
@@ -81,7 +83,7 @@ impl Journal {
     /// Begins a journal, with a work directory in `directory`.
     ///
     /// # Errors
-    /// The directory, or for root `/run/farshore-bench`, cannot be written to: one line.
+    /// The directory, or for root `/run/farshore-bench`, cannot be written to, or it is another user's, and we are root: one line.
     pub fn open(directory: &Path) -> Result<Journal, String> {
         let owner = Owner::this(JOURNALS.fetch_add(1, Ordering::Relaxed))?;
         let failed = |error: std::io::Error| {
@@ -89,7 +91,9 @@ impl Journal {
             format!("cannot make a work directory in '{}' ({why}): name another one by --dir", directory.display())
         };
         // As the kernel tells it in /proc/swaps.
-        let work = fs::canonicalize(directory).map_err(failed)?.join(owner.directory_name());
+        let directory = fs::canonicalize(directory).map_err(failed)?;
+        directory::trust(&directory)?;
+        let work = directory.join(owner.directory_name());
         let root = rustix::process::geteuid().is_root();
         let file = if root { owner::open_run(Path::new(RUN))?.file(&owner) } else { work.join(IN_WORK) };
         let things = vec![Thing::Directory { path: work.clone() }];
@@ -223,7 +227,7 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         for problem in self.close() {
-            eprintln!("farshore: bench: left behind: {problem}");
+            output::tell(&format!("bench: left behind: {problem}"));
         }
     }
 }

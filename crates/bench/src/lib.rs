@@ -4,7 +4,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`args`], [`run`], [`output`] | the command line; what it makes happen; tables and files |
+//! | [`args`], [`run`], [`output`], [`place`] | the command line; what it makes happen; tables and files; how a file gets its place |
 //! | [`plan`], [`canonical`], [`check`] | what is to be run; the canonical set; whether memory and disk suffice |
 //! | [`targets`], [`journal`] | what a program is run under; what was made for that, so that it goes again |
 //! | [`rounds`], [`measure`], [`child`], [`proc`] | targets in turn; one run; one process; `/proc` |
@@ -23,6 +23,7 @@ pub mod journal;
 pub mod machine;
 pub mod measure;
 pub mod output;
+pub mod place;
 pub mod plan;
 pub mod proc;
 pub mod progress;

@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 
 use crate::result::Results;
 use crate::run::Failure;
-use crate::{report, table};
+use crate::table::grid;
+use crate::{place, report, table};
 
-/// Writes `text` to standard output.
+/// Writes `text` to standard output: our colours, and nothing else that a terminal obeys. What programs say is in it, and what a file holds that others have written.
 ///
 /// # Errors
 /// It cannot be written.
 pub fn print(text: &str) -> Result<(), Failure> {
+    let text = grid::only_our_colours(text);
     let mut output = std::io::stdout().lock();
     let written = output.write_all(text.as_bytes()).and_then(|()| output.flush());
     written.map_err(|error| Failure::Failed(format!("cannot write to standard output ({error}): check where it goes")))
@@ -29,6 +31,11 @@ pub fn colours() -> bool {
 pub fn width() -> usize {
     let told = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
     told.or_else(|| terminal_size::terminal_size().map(|(width, _)| usize::from(width.0))).unwrap_or(140)
+}
+
+/// A line for stderr, whatever is in it.
+pub fn tell(line: &str) {
+    eprintln!("farshore: {}", farshore_config::plain(line));
 }
 
 /// The time, as the results have it.
@@ -63,7 +70,8 @@ pub fn write_more(results: &Results, directory: &Path) -> Result<(), Failure> {
     for figure in report::figures(results).iter().filter(|figure| KEPT.contains(&figure.kind)) {
         let number = numbers.entry(figure.kind).or_default();
         *number += 1;
-        write_text(&directory.join(format!("{}-{number}.svg", figure.kind)), &figure.standalone())?;
+        let text = farshore_config::plain_lines(&figure.standalone());
+        write_text(&directory.join(format!("{}-{number}.svg", figure.kind)), &text)?;
     }
     Ok(())
 }
@@ -77,15 +85,11 @@ pub fn check(json: Option<&Path>, report: Option<&Path>) -> Result<(), Failure> 
         if path.is_dir() {
             return Err(Failure::Usage(format!("--json: '{}' is a directory: name a file in it", path.display())));
         }
-        let temporary = beside(path);
-        std::fs::write(&temporary, "").map_err(|error| unwritable("--json", path, &error))?;
-        let _ = std::fs::remove_file(temporary);
+        place::New::begin(path).map(drop).map_err(|error| unwritable("--json", path, &error))?;
     }
     if let Some(path) = report {
-        std::fs::create_dir_all(path).map_err(|error| unwritable("--report", path, &error))?;
-        let temporary = path.join(".farshore-bench-new");
-        std::fs::write(&temporary, "").map_err(|error| unwritable("--report", path, &error))?;
-        let _ = std::fs::remove_file(temporary);
+        let begun = std::fs::create_dir_all(path).and_then(|()| place::New::begin(&path.join(".farshore-bench")).map(drop));
+        begun.map_err(|error| unwritable("--report", path, &error))?;
     }
     Ok(())
 }
@@ -94,21 +98,12 @@ fn unwritable(option: &str, path: &Path, error: &std::io::Error) -> Failure {
     Failure::Usage(format!("{option}: cannot write '{}' ({error}): name another place", path.display()))
 }
 
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".new");
-    path.with_file_name(name)
-}
-
-/// Writes a file. One that was there is replaced only by the complete new one.
+/// Writes a file. One that was there is replaced only by the complete new one; a link is refused, and never followed.
 ///
 /// # Errors
 /// It cannot be written.
 pub fn write_text(path: &Path, text: &str) -> Result<(), Failure> {
-    let temporary = beside(path);
-    std::fs::write(&temporary, text)
-        .and_then(|()| std::fs::rename(&temporary, path))
-        .map_err(|error| Failure::Failed(format!("cannot write '{}' ({error})", path.display())))
+    place::write(path, text.as_bytes()).map_err(|error| Failure::Failed(format!("cannot write '{}' ({error})", path.display())))
 }
 
 /// Writes what was asked for.

@@ -100,9 +100,12 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
         .map(|results| output::fresh(results, &format!("{}-{}", output::today(), machine::slug(&machine))));
     let report = report.as_deref().or(arguments.report.as_deref());
     output::check(arguments.json.as_deref(), report)?;
+    if let Some(line) = as_root(arguments) {
+        output::tell(&line);
+    }
     let signals = Signals::watch()?;
     for line in journal::clean_up_after_others(&directory) {
-        eprintln!("farshore: {line}");
+        output::tell(&line);
     }
     let journal = Journal::open(&directory).map_err(Failure::Failed)?.ended_by(signals.stop.clone());
     let journal = Arc::new(journal);
@@ -132,7 +135,7 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
     let ended = measure(arguments, &plan, course.as_ref(), &turns, &mut results, &mut progress);
     progress.finish();
     for line in journal.close() {
-        eprintln!("farshore: {line}");
+        output::tell(&line);
     }
     // Also what was measured before an error or Ctrl-C: nothing is lost.
     output::write(&results, arguments.json.as_deref(), report)?;
@@ -143,7 +146,7 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
     let left_out = plan.iter().any(|experiment| ours_is_left_out(experiment, &results));
     output::print(&table::results(&results, output::colours(), output::width()))?;
     if let Some(path) = report {
-        eprintln!("farshore: the report is '{}'", path.join("index.html").display());
+        output::tell(&format!("the report is '{}'", path.join("index.html").display()));
     }
     ended?;
     if signals.stop.load(Ordering::Relaxed) {
@@ -151,6 +154,16 @@ pub fn bench(arguments: &BenchArgs, farshore: &Path, words: Vec<String>) -> Resu
         return Ok(signals.status());
     }
     Ok(u8::from(went_wrong || left_out))
+}
+
+/// What to say to somebody who has called us by `sudo` for the sake of swap and cgroups, with a program of his own.
+fn as_root(arguments: &BenchArgs) -> Option<String> {
+    let user = std::env::var("SUDO_UID").ok().filter(|user| user != "0" && rustix::process::geteuid().is_root())?;
+    let before = targets(arguments).into_iter().find(|target| target.kind() == "command").map(|target| target.to_string());
+    let program = arguments.program.first().map(|program| program.to_string_lossy().into_owned()).or(before)?;
+    Some(format!(
+        "'{program}' runs as root here, under every target, not as user {user}, who called sudo: what it may do is what root may"
+    ))
 }
 
 /// A target of ours that cannot be had was asked for in vain; the kernel's need root, which is said and no error.

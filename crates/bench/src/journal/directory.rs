@@ -11,9 +11,39 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, RawM
 use rustix::io::Errno;
 
 use super::owner::read_directory_name;
+use crate::targets::tools;
 
 /// What a directory is opened with.
 const FLAGS: OFlags = OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Refuses root a directory that another user could put elsewhere: one whose path, from the root directory on, leads through a directory that is not root's, or that
+/// others can write to and take names out of (the sticky bit keeps them from that). What root makes there it uses by name: swap files, counters, sockets.
+/// `directory` is canonical. Other users may work where they like: what they can be led to is their own.
+///
+/// # Errors
+/// Which directory it is, and whose: one line.
+pub fn trust(directory: &Path) -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    // From the root directory down: nobody but root can change what lies in one that was found good.
+    let mut all: Vec<&Path> = directory.ancestors().collect();
+    all.reverse();
+    for path in all {
+        let why = match rustix::fs::lstat(path) {
+            Err(error) => format!("cannot be looked at ({})", tools::reason(&error.into())),
+            Ok(about) if FileType::from_raw_mode(about.st_mode) != FileType::Directory => "is not a directory any more".into(),
+            Ok(about) if about.st_uid != 0 => format!("belongs to user {}", about.st_uid),
+            Ok(about) if about.st_mode & 0o022 != 0 && about.st_mode & 0o1000 == 0 => "can be written to by others".into(),
+            Ok(_) => continue,
+        };
+        let (directory, path) = (directory.display(), path.display());
+        return Err(format!(
+            "root does not work in '{directory}': '{path}' {why}, who could lead root elsewhere: name a directory of root's by --dir, such as /var/tmp"
+        ));
+    }
+    Ok(())
+}
 
 /// Makes a work directory and locks it: what is returned holds the lock.
 pub fn make(path: &Path) -> std::io::Result<OwnedFd> {

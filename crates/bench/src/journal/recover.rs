@@ -81,6 +81,10 @@ fn take_down(record: &mut Record, said: &mut Vec<String>) {
 
 fn clean_up_directories(directory: &Path, said: &mut Vec<String>) {
     let Ok(directory) = fs::canonicalize(directory) else { return };
+    // What is refused there was never made there either.
+    if directory::trust(&directory).is_err() {
+        return;
+    }
     for entry in fs::read_dir(&directory).into_iter().flatten().filter_map(Result::ok) {
         let Some(named) = owner::read_directory_name(&entry.file_name()) else { continue };
         let path = directory.join(entry.file_name());

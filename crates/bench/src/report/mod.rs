@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 
 use figures::Figure;
 
+use crate::place;
 use crate::result::Results;
 
 /// Writes `index.html` and `results.json` into a directory, which is made if it is not there. Returns the page's path.
@@ -42,8 +43,10 @@ pub fn write(results: &Results, directory: &Path) -> Result<PathBuf, String> {
     let failed = |path: &Path, error: &dyn std::fmt::Display| format!("cannot write the report to {}: {error}", path.display());
     fs::create_dir_all(directory).map_err(|error| failed(directory, &error))?;
     let (page, data) = (directory.join("index.html"), directory.join("results.json"));
-    fs::write(&data, results.to_json_line()?).map_err(|error| failed(&data, &error))?;
-    fs::write(&page, page::page(results)).map_err(|error| failed(&page, &error))?;
+    place::write(&data, results.to_json_line()?.as_bytes()).map_err(|error| failed(&data, &error))?;
+    // A control character has no place in HTML, and would be one for whoever reads the page's source in a terminal.
+    let text = farshore_config::plain_lines(&page::page(results));
+    place::write(&page, text.as_bytes()).map_err(|error| failed(&page, &error))?;
     Ok(page)
 }
 

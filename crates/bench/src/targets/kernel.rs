@@ -23,6 +23,7 @@ use std::sync::Arc;
 use super::plain::{add_traffic, environment_settings, kernel_counters};
 use super::{Place, Target};
 use crate::journal::{Journal, Thing};
+use crate::output;
 use crate::result::{Counters, Round};
 use crate::targets::cgroup::{Cgroup, Hierarchy, Version};
 use crate::targets::{swap, tools, zram, zswap};
@@ -188,7 +189,7 @@ impl Kernel {
         while let Some(thing) = things.pop() {
             if let Err(why) = self.journal.undo(&thing) {
                 // It stays noted: the journal's end tries once more, and the next start too.
-                eprintln!("farshore: bench: {}: {why}", self.kind);
+                output::tell(&format!("bench: {}: {why}", self.kind));
             }
         }
     }

@@ -31,7 +31,7 @@ const NAMES: &str = "native, farshore[:OPTION+…], linux-swap, zram, zswap, com
 /// The options of every target, for messages.
 const COMMON: &str = "label=NAME, env.NAME=VALUE";
 /// Options of `farshore run` that a target can have. `memory` is every target's, by `--memory`.
-const KEYS: [&str; 8] = ["swap", "fault", "policy", "prefetch", "evictors", "batch", "writes", "threshold"];
+const KEYS: [&str; 9] = ["swap", "fault", "policy", "prefetch", "evictors", "batch", "writes", "free", "threshold"];
 
 /// One target, as it was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
