@@ -47,7 +47,7 @@ pub enum Command {
     /// Tell what this kernel and user can do, and how to mend what is missing
     #[command(
         long_about = "Tries what Farshore needs from the kernel and the user's rights, one by one, and says what each missing thing costs \
-    and how to mend it. Nothing is left behind."
+    and how to mend it. It leaves nothing behind itself; what programs leave in a swap space it tells."
     )]
     Doctor(DoctorArgs),
     /// Show the counters of a running program
@@ -154,10 +154,13 @@ pub struct RunArgs {
     #[arg(long, verbatim_doc_comment)]
     pub memory_per_process: bool,
 
-    /// Encrypt pages on their way to the swap space, with a random key that only this process has
+    /// Encrypt pages on their way to the swap space, with a random key that is nowhere but in memory
     ///
     /// AES-256-XTS, about a microsecond a page. The key's memory (4 KiB) is locked and left out of
     /// core dumps; a forked child has a key of its own for what it writes itself.
+    /// Without it the program's cold pages are plain text in the swap space, and stay there after
+    /// its end: on a device until they are overwritten, and in the blocks that a swap file leaves
+    /// free on its disk. Nothing is wiped.
     #[arg(long, verbatim_doc_comment)]
     pub encrypt: bool,
 
@@ -380,6 +383,16 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_tells_what_stays_on_the_disk() {
+        let help = Cli::command().find_subcommand_mut("run").expect("it is there").render_long_help().to_string();
+        let told = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            told.contains("Without it the program's cold pages are plain text in the swap space, and stay there after its end"),
+            "{help}"
+        );
     }
 
     #[test]

@@ -114,6 +114,9 @@ fn look_at_swap(spec: &SwapSpec, findings: &mut Vec<Finding>) {
     if let Err(refusal) = swap::check(spec) {
         return findings.push(Finding::required(&name, Err(refusal.text), "or name another with --swap or FARSHORE_SWAP_DIR"));
     }
+    if matches!(spec, SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. }) {
+        findings.push(Finding::required(&format!("{name}: what stays"), Ok(what_stays(spec).into()), ""));
+    }
     let folder = match spec {
         SwapSpec::Dir(path) => path.as_path(),
         SwapSpec::File { path, .. } => path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")),
@@ -142,6 +145,14 @@ fn look_at_swap(spec: &SwapSpec, findings: &mut Vec<Finding>) {
         "cold pages go through the page cache, which takes RAM itself",
         "use a directory on ext4, xfs or btrfs",
     ));
+}
+
+/// What there is of a program in a swap space after its end.
+fn what_stays(spec: &SwapSpec) -> &'static str {
+    match spec {
+        SwapSpec::Dev { .. } => "cold pages, as plain text, until they are overwritten; with --encrypt noise",
+        _ => "no file; cold pages, as plain text, in free blocks of the disk; with --encrypt noise",
+    }
 }
 
 /// A file without a name in `folder`; it is gone when it is closed.
@@ -256,6 +267,18 @@ MISSING  userfaultfd  not permitted
         assert_eq!((value["schema"].as_u64(), value["usable"].as_bool()), (Some(1), Some(false)));
         assert_eq!(value["findings"][1]["without"], "pages are copied");
         assert_eq!(value["findings"][2]["required"], true);
+    }
+
+    #[test]
+    fn what_stays_in_a_swap_space_is_told() {
+        let device = SwapSpec::Dev { path: "/dev/null".into(), size: None, force: false };
+        for spec in [SwapSpec::Dir(std::env::temp_dir()), device] {
+            let mut findings = Vec::new();
+            look_at_swap(&spec, &mut findings);
+            let told = |finding: &Finding| finding.result.as_ref().is_ok_and(|text| text.contains("plain text"));
+            // Of what is no device there is nothing to say.
+            assert_eq!(findings.iter().any(told), matches!(spec, SwapSpec::Dir(_)), "{findings:?}");
+        }
     }
 
     #[test]
