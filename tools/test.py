@@ -197,7 +197,7 @@ def parts(seed):
         Part("demo-kv", "make demo-kv, for two seconds",
              [Command(["make", "demo-kv", "ARGS=--seconds 2 --rate 4000"], count_made)], 10, r"pymemcache|filled|server: |.*skipped"),
         Part("fresh", "the set-up, the build and both demos in a fresh Debian, with nothing of this machine's but its Rust",
-             [Command([sys.executable, os.path.join(newcomer, "fresh.py")], count_last_line)], 25, r"fresh: "),
+             [Command([sys.executable, os.path.join(newcomer, "fresh.py")], count_last_line)], 30, r"fresh: "),
         Part("runner", "the counting of this program, and what demos say at their end",
              [Command([sys.executable, "-m", "doctest", path], count_status) for path in ("tools/test.py", "tools/demo.py")], 1),
         Part("front", "the set-up, the interpreter of Debian's packages, what CI counts",

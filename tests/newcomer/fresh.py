@@ -38,6 +38,7 @@ STEPS = [
     "make demo ARGS='--size small'",
     "make demo-kv ARGS='--seconds 2 --rate 4000'",
     "make setup",
+    "make front",
     "make install",
     "farshore run --memory 64M -- sort --version",
 ]
