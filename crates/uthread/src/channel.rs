@@ -3,11 +3,16 @@
 //! The queue is behind a mutex, which a unithread has only while it [`crate::hold`]s: it is never switched away from with it. Who finds the queue
 //! full or empty puts himself down as a waiter, gives the mutex back, and waits; who changes the queue wakes one waiter of the other side. A waiter
 //! that was woken looks again, since another one may have been quicker.
+//!
+//! Whoever waits is on the list once, and comes back when he was taken off it, not before: on the list twice he would take two wakes, of which the second is
+//! another waiter's. A unithread's token sees to that. A thread's `park` returns for other reasons too (an `unpark` of somebody else's that was left over), so a
+//! thread has a word besides, and parks until that says so.
 
 use crate::api::{hold, wait_stoppable};
 use crate::runtime::Shared;
 use crate::wait::Token;
 use crate::worker;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
@@ -32,7 +37,32 @@ pub enum RecvError {
 
 enum Waiter {
     Unithread(Arc<Shared>, Token),
-    Thread(Thread),
+    Thread(Arc<Parked>),
+}
+
+/// A thread that waits.
+struct Parked {
+    thread: Thread,
+    /// It was taken off the list.
+    woken: AtomicBool,
+}
+
+impl Parked {
+    fn this() -> Arc<Parked> {
+        Arc::new(Parked { thread: std::thread::current(), woken: AtomicBool::new(false) })
+    }
+
+    fn wake(&self) {
+        // Release: the list that it was taken off; partner: `wait`.
+        self.woken.store(true, Ordering::Release);
+        self.thread.unpark();
+    }
+
+    fn wait(&self) {
+        while !self.woken.load(Ordering::Acquire) {
+            std::thread::park();
+        }
+    }
 }
 
 impl Waiter {
@@ -40,8 +70,8 @@ impl Waiter {
     fn wake(self) -> bool {
         match self {
             Waiter::Unithread(shared, token) => shared.complete(token, 0),
-            Waiter::Thread(thread) => {
-                thread.unpark();
+            Waiter::Thread(parked) => {
+                parked.wake();
                 true
             }
         }
@@ -131,8 +161,9 @@ impl<T> Channel<T> {
                     }
                 }
                 None => {
-                    if enter(Waiter::Thread(std::thread::current())) {
-                        std::thread::park();
+                    let parked = Parked::this();
+                    if enter(Waiter::Thread(parked.clone())) {
+                        parked.wait();
                     }
                 }
             }
@@ -248,5 +279,54 @@ impl<T> core::fmt::Debug for Sender<T> {
 impl<T> core::fmt::Debug for Receiver<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Receiver").field("capacity", &self.0.capacity).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    /// Until so many wait for a message.
+    fn until_waiting(channel: &Channel<u32>, count: usize) {
+        while channel.with(|state| state.empty.len()) < count {
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_thread_that_was_unparked_for_nothing_is_on_the_list_once() {
+        let (sender, receiver) = bounded(8);
+        let (tell, hear) = mpsc::channel();
+        let receive = |unparked: bool| {
+            let (receiver, tell) = (receiver.clone(), tell.clone());
+            thread::spawn(move || {
+                if unparked {
+                    // Left over by something else that this thread once waited for.
+                    thread::current().unpark();
+                }
+                let received = receiver.recv();
+                tell.send(received).unwrap();
+            })
+        };
+        let first = receive(true);
+        until_waiting(&receiver.0, 1);
+        // Time for the token to be used up; what is asserted does not depend on it.
+        thread::sleep(Duration::from_millis(50));
+        let second = receive(false);
+        until_waiting(&receiver.0, 2);
+        thread::sleep(Duration::from_millis(50));
+        assert_eq!(receiver.0.with(|state| state.empty.len()), 2, "two wait");
+        // One of two messages is left to whom it wakes: both are received.
+        for message in [1, 2] {
+            sender.send(message).unwrap();
+        }
+        let mut came: Vec<_> = (0..2).map(|_| hear.recv_timeout(Duration::from_secs(20)).expect("a wake is lost")).collect();
+        came.sort_by_key(|message| message.unwrap());
+        assert_eq!(came, [Ok(1), Ok(2)]);
+        first.join().unwrap();
+        second.join().unwrap();
     }
 }

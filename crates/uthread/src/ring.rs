@@ -66,6 +66,9 @@ pub struct Ring {
     /// A read of the eventfd is under way.
     armed: bool,
     pub(crate) feeds: Feeds,
+    /// For tests: the kernel takes nothing.
+    #[cfg(test)]
+    refuses: bool,
 }
 
 impl Ring {
@@ -87,7 +90,14 @@ impl Ring {
                 want: "EXT_ARG and NODROP (Linux 5.11)",
             });
         }
-        Ok(Ring { uring, kick, armed: false, feeds: Feeds::new()? })
+        Ok(Ring {
+            uring,
+            kick,
+            armed: false,
+            feeds: Feeds::new()?,
+            #[cfg(test)]
+            refuses: false,
+        })
     }
 
     /// Puts a request into the queue. It starts with the next [`Ring::submit`] or [`Ring::sleep`].
@@ -105,11 +115,13 @@ impl Ring {
         Err(std::io::Error::from_raw_os_error(libc::EAGAIN))
     }
 
-    /// Asks the kernel to end the request with this `user_data` early.
-    pub fn cancel(&mut self, user_data: u64) {
+    /// Asks the kernel to end the request with this `user_data` early. False: there is no room now, and the caller asks again later, or the request might
+    /// never end.
+    #[must_use]
+    pub fn cancel(&mut self, user_data: u64) -> bool {
         let request = opcode::AsyncCancel::new(user_data).build().user_data(CANCELLED);
-        // SAFETY: it points to nothing. If there is no room the request ends by itself, later.
-        let _ = unsafe { self.push(&request) };
+        // SAFETY: it points to nothing.
+        unsafe { self.push(&request) }.is_ok()
     }
 
     /// Requests that wait for [`Ring::submit`].
@@ -117,12 +129,13 @@ impl Ring {
         self.uring.submission().len()
     }
 
-    /// Asks the kernel to end all requests early.
-    pub fn cancel_all(&mut self) {
+    /// Asks the kernel to end all requests early. False: as above.
+    #[must_use]
+    pub fn cancel_all(&mut self) -> bool {
         let all = types::CancelBuilder::any().all();
         let request = opcode::AsyncCancel2::new(all).build().user_data(CANCELLED);
         // SAFETY: as above.
-        let _ = unsafe { self.push(&request) };
+        unsafe { self.push(&request) }.is_ok()
     }
 
     /// Starts what is in the queue, and has the kernel put completions where [`Ring::reap`] finds them.
@@ -140,6 +153,10 @@ impl Ring {
     ///
     /// By libc, not by the crate: under the library a call of libc's costs as much as a call, one of somebody's own instructions a signal.
     fn enter(&mut self, flags: u32, wait: u32, time: Option<u64>) {
+        #[cfg(test)]
+        if self.refuses {
+            return;
+        }
         let count = self.uring.submission().len() as u32;
         let time = time.map(|ns| types::Timespec::new().sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32));
         let args = time.as_ref().map(|time| WaitArgs { mask: 0, mask_bytes: 0, reserved: 0, time });
@@ -202,5 +219,81 @@ impl Ring {
 impl core::fmt::Debug for Ring {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Ring").field("armed", &self.armed).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::{self, For};
+    use crate::{Config, Runtime, worker, yield_now};
+    use core::time::Duration;
+    use std::sync::mpsc;
+
+    /// The queue of the caller's worker is full, and the kernel takes nothing of it; or it takes it again.
+    fn refuse(refuses: bool) {
+        let (worker, _) = worker::inside().unwrap();
+        worker.with_ring(|ring| {
+            ring.refuses = refuses;
+            let nothing = opcode::Nop::new().build().user_data(CANCELLED);
+            // SAFETY: it points to nothing.
+            while refuses && unsafe { ring.push(&nothing) }.is_ok() {}
+        });
+    }
+
+    /// A unithread waits for a peer who never comes; meanwhile, of the same worker, `meanwhile` runs. The outcome of the wait, if it ends.
+    fn waits(deadline: Option<Duration>, meanwhile: impl FnOnce() + Send + 'static) -> (Runtime, mpsc::Receiver<std::io::Result<usize>>) {
+        let runtime = Runtime::start(Config { workers: 1, pin: false, ..Config::default() }).unwrap();
+        let (tell, hear) = mpsc::channel();
+        let (waits, waited) = mpsc::channel();
+        let never = Kick::new().unwrap();
+        drop(runtime.spawn(move || {
+            let mut bytes = [0u8; 8];
+            let request = opcode::Read::new(types::Fd(never.0.as_raw_fd()), bytes.as_mut_ptr(), 8).build();
+            let deadline = deadline.map(|time| worker::now() + time.as_nanos() as u64);
+            waits.send(()).unwrap();
+            // SAFETY: the bytes and the descriptor are there until it returns.
+            let ended = unsafe { io::run(request, For::Peer(deadline)) };
+            tell.send(ended).unwrap();
+        }));
+        waited.recv().unwrap();
+        drop(runtime.spawn(meanwhile));
+        (runtime, hear)
+    }
+
+    #[test]
+    fn a_deadline_comes_although_the_queue_was_full_when_it_was_over() {
+        const DEADLINE: Duration = Duration::from_millis(20);
+        let (runtime, hear) = waits(Some(DEADLINE), || {
+            refuse(true);
+            // The worker looks at its timers at each yield.
+            let end = worker::now() + 3 * DEADLINE.as_nanos() as u64;
+            while worker::now() < end {
+                yield_now();
+            }
+            refuse(false);
+        });
+        let ended = hear.recv_timeout(Duration::from_secs(20)).expect("the deadline never comes");
+        assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::TimedOut);
+        runtime.shutdown().unwrap();
+    }
+
+    #[test]
+    fn a_shutdown_ends_requests_although_the_queue_was_full_when_it_was_asked_for() {
+        let (full, filled) = mpsc::channel();
+        let (runtime, hear) = waits(None, move || {
+            refuse(true);
+            full.send(()).unwrap();
+            while !crate::stopping() {
+                yield_now();
+            }
+            (0..100).for_each(|_| yield_now());
+            refuse(false);
+        });
+        filled.recv().unwrap();
+        let left = runtime.shutdown_within(Duration::from_secs(20));
+        let ended = hear.try_recv().expect("the request does not end");
+        assert_eq!(ended.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+        left.unwrap();
     }
 }

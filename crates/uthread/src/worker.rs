@@ -51,6 +51,8 @@ const REAPED: usize = 32;
 const POLLED_NS: u64 = 50_000;
 /// A sleep that is shorter is none: falling asleep and waking take as long.
 const NEAR_NS: u64 = 40_000;
+/// When a request could not be cancelled, as the ring was full, it is tried again so much later, in ns.
+const AGAIN_NS: u64 = 1_000_000;
 /// In `Unit::stoppable`: the wait is one for a request in the ring, which has to be cancelled there.
 pub(crate) const BY_RING: u64 = 1 << 63;
 
@@ -272,16 +274,17 @@ impl Worker {
                 let time = now();
                 while let Some(token) = inner.timers.expire(time) {
                     let by_ring = token.into_raw() | BY_RING;
-                    match self.unit(token.index()).stoppable.load(Ordering::Relaxed) == by_ring {
-                        // It is over when the kernel says so: until then it uses what it points to.
-                        true => inner.ring.cancel(token.into_raw()),
-                        false => self.complete_own(&mut inner.ready, token, 0),
+                    if self.unit(token.index()).stoppable.load(Ordering::Relaxed) != by_ring {
+                        self.complete_own(&mut inner.ready, token, 0);
+                    } else if !inner.ring.cancel(token.into_raw()) {
+                        // It is over when the kernel says so, since until then it uses what it points to; and the kernel has not been told yet.
+                        inner.timers.set(time + AGAIN_NS, token);
+                        break;
                     }
                 }
             }
             if !inner.stopped && self.shared.is_stopping() {
-                inner.stopped = true;
-                self.stop_waits(inner);
+                inner.stopped = self.stop_waits(inner);
             }
         });
     }
@@ -328,8 +331,8 @@ impl Worker {
         }
     }
 
-    /// The runtime is being shut down: waits that allow it are over.
-    fn stop_waits(&self, inner: &mut Inner) {
+    /// The runtime is being shut down: waits that allow it are over. False: the ring was full, and some are to be told at the next turn.
+    fn stop_waits(&self, inner: &mut Inner) -> bool {
         for index in 0..self.shared.pool.used() {
             let unit = self.unit(index);
             let raw = unit.stoppable.load(Ordering::Relaxed);
@@ -337,11 +340,14 @@ impl Worker {
                 continue;
             }
             if raw & BY_RING != 0 {
-                inner.ring.cancel(raw & !BY_RING);
+                if !inner.ring.cancel(raw & !BY_RING) {
+                    return false;
+                }
             } else if let Some(token) = Token::from_raw(raw) {
                 self.complete_own(&mut inner.ready, token, -libc::ECANCELED);
             }
         }
+        true
     }
 
     /// A new unithread, if there is one; else the dispatcher knows that this worker is idle.
