@@ -3,6 +3,7 @@
 use crate::error::{SpawnError, Stopped};
 use crate::join::{self, JoinHandle};
 use crate::runtime::WaitMode;
+use crate::thread::Inherited;
 use crate::wait::Token;
 use crate::worker::{self, Worker};
 use core::marker::PhantomData;
@@ -95,6 +96,23 @@ pub(crate) fn release() {
         let held = worker.hold.get().checked_sub(1).expect("released more often than held");
         worker.hold.set(held);
     }
+}
+
+/// Runs `work` with the signal mask, the cores and the turns on the processor that the thread had that started the runtime, and without being switched away from: for
+/// what is handed on to a process that is started in there by other means than `fork`, or to a thread. The program's signal handlers may run meanwhile. On a thread
+/// that is no worker, it only runs it.
+pub fn as_before<R>(work: impl FnOnce() -> R) -> R {
+    struct Back(Inherited);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            self.0.give();
+        }
+    }
+    let Some((worker, _)) = worker::inside() else { return work() };
+    let _hold = hold();
+    let _back = Back(Inherited::now());
+    worker.shared.before.give();
+    work()
 }
 
 /// Waits for a token's completion, or for the shutdown. `announce` makes the token known.

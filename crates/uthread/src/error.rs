@@ -32,6 +32,8 @@ pub enum Error {
     FromInside,
     /// Time is over, and so many unithreads have not ended. Their workers go on.
     NotEnded(u32),
+    /// A forked child has no workers that could end.
+    Forked,
 }
 
 impl Error {
@@ -57,6 +59,7 @@ impl fmt::Display for Error {
                 "this thread has a shadow stack, and stacks cannot be switched: start the program with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
             ),
             Error::FromInside => write!(f, "a unithread cannot wait for the end of its own runtime: shut it down from a thread"),
+            Error::Forked => write!(f, "this is a forked child, which has no workers: it can exec or exit"),
             Error::NotEnded(left) => write!(f, "{left} unithreads have not ended in time"),
         }
     }
@@ -90,6 +93,8 @@ pub enum SpawnError {
     Stopping,
     /// The caller is no unithread, so there is no runtime to spawn on: use a `Handle`.
     NotInside,
+    /// This is a forked child, which has no workers.
+    Forked,
 }
 
 impl fmt::Display for SpawnError {
@@ -101,6 +106,7 @@ impl fmt::Display for SpawnError {
                 write!(f, "a request of {bytes} bytes is longer than the request buffer ({room}): configure more")
             }
             SpawnError::Stopping => write!(f, "the runtime is being shut down"),
+            SpawnError::Forked => write!(f, "this is a forked child, which has no workers: it can exec or exit"),
             SpawnError::NotInside => write!(f, "not called by a unithread: spawn with a handle of the runtime"),
         }
     }

@@ -113,6 +113,7 @@ pub extern "C" fn farshore_uthread_shutdown(time: u64) -> c_int {
     let ended = if time == 0 { runtime.shutdown() } else { runtime.shutdown_within(Duration::from_nanos(time)) };
     match ended {
         Ok(()) => 0,
+        Err(Error::Forked) => -libc::ESHUTDOWN,
         Err(_) => -libc::ETIME,
     }
 }
@@ -169,7 +170,11 @@ unsafe fn handle(thread: *mut c_void) -> JoinHandle<Sent> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farshore_uthread_join(thread: *mut c_void, result: *mut *mut c_void) -> c_int {
     // SAFETY: the caller's duty.
-    match unsafe { handle(thread) }.join() {
+    let handle = unsafe { handle(thread) };
+    if !handle.can_end() {
+        return -libc::ESHUTDOWN;
+    }
+    match handle.join() {
         Ok(value) => {
             if !result.is_null() {
                 // SAFETY: the caller's duty.
@@ -232,6 +237,16 @@ pub extern "C" fn farshore_uthread_hold() {
 #[unsafe(no_mangle)]
 pub extern "C" fn farshore_uthread_release() {
     api::release();
+}
+
+/// See the header.
+///
+/// # Safety
+/// `function` may be called with `argument`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farshore_uthread_as_before(function: unsafe extern "C" fn(*mut c_void), argument: *mut c_void) {
+    // SAFETY: the caller's duty.
+    api::as_before(|| unsafe { function(argument) });
 }
 
 /// See the header.

@@ -30,6 +30,8 @@ const RUNNING: u32 = 0;
 const ENDING: u32 = 1;
 const DONE: u32 = 2;
 const DETACHED: u32 = 3;
+/// The exit status of a forked child that panics: that of Rust programs.
+const PANICKED: i32 = 101;
 /// In `Unit::joiner`: a thread sleeps on `life`.
 const THREAD: u64 = u64::MAX;
 
@@ -106,6 +108,7 @@ where
     unit.place.set(place.expose_provenance());
     unit.entry.set(Some(run::<F, T>));
     unit.errno.set(0);
+    unit.exceptions.set(Default::default());
     unit.reply_to.set(None);
     unit.life.store(life, Ordering::Relaxed);
     unit.joiner.store(0, Ordering::Relaxed);
@@ -126,6 +129,10 @@ extern "sysv64" fn begin(index: usize) -> ! {
     let entry = unit.entry.get().expect("set by spawn");
     // SAFETY: `spawn` has set both together.
     unsafe { entry(core::ptr::with_exposed_provenance_mut(unit.place.get()), unit) };
+    if worker::this().is_none() {
+        // A forked child, whose only thread has ended. Its process ends as it would if this were a thread of the system's.
+        std::process::exit(0);
+    }
     worker.end(index)
 }
 
@@ -157,7 +164,11 @@ where
 }
 
 fn note_panic() {
-    worker::this().expect("unithreads run on workers").shared.note_panic();
+    match worker::this() {
+        Some(worker) => worker.shared.note_panic(),
+        // A forked child: nobody else hears of it.
+        None => std::process::exit(PANICKED),
+    }
 }
 
 /// Unithread `index` has left its stack for good. Called by its worker. Whether it has left a reply.
@@ -203,6 +214,11 @@ impl<T> JoinHandle<T> {
         self.unit().life.load(Ordering::Acquire) == DONE
     }
 
+    /// It has ended, or can: not in a forked child.
+    pub(crate) fn can_end(&self) -> bool {
+        self.is_finished() || self.shared.is_here()
+    }
+
     fn unit(&self) -> &Unit {
         self.shared.pool.unit(self.index)
     }
@@ -217,6 +233,7 @@ impl<T> JoinHandle<T> {
     fn wait(&self) {
         let unit = self.unit();
         while !self.is_finished() {
+            assert!(self.can_end(), "a forked child waits for a unithread of its parent's");
             match worker::inside() {
                 Some((worker, index)) => {
                     assert!(Arc::ptr_eq(&worker.shared, &self.shared), "a unithread can join those of its own runtime alone");

@@ -19,6 +19,7 @@
 //! | `overflow` | a stack that overflows says whose it was |
 //! | `runtime`, `join` | begin and end: of a runtime, of a unithread |
 //! | `request` | requests in the unithread's own buffer; replies, and their completions, by a thread for all |
+//! | `exceptions` | C++ exceptions, which are a unithread's own |
 //! | `own` | memory that is never managed, for what a worker touches while it schedules |
 //! | `far` | the library that serves page faults: **how a unithread waits at an access**, and why that is sound |
 //! | `api`, [`io`], [`channel`], `ffi` | what unithreads call, from Rust and from C |
@@ -27,13 +28,15 @@
 //!
 //! # What a unithread may rely on, and what not
 //!
-//! - It stays on its worker: addresses in thread-local storage stay valid. All unithreads of a worker share that storage. `errno` is each one's own.
+//! - It stays on its worker: addresses in thread-local storage stay valid. All unithreads of a worker share that storage. `errno`, and C++ exceptions, are each one's own.
 //! - It is switched away from where it waits, and **at any access to far memory**. Who must not be, has a
 //!   [`Hold`]: around a lock that another unithread may want, or while a `RefCell` in thread-local storage is borrowed.
 //! - `malloc` has thread-local data: programs use [`Allocator`].
 //! - It is not preempted otherwise: long computations call [`checkpoint`].
 //! - The signal mask and the alternate stack are the worker's; a unithread leaves them as they are.
-//! - A forked child has no workers: it may `exec` or end.
+//! - A forked child has no workers. It has the signals and the cores that the thread had that started the runtime, and may `exec` or exit. Its process ends when the function of its
+//!   unithread returns, with status 0 (after a panic 101), as that of a thread's function would: the parent's rings are left alone. It can neither spawn nor join.
+//! - What is started without `fork` (`posix_spawn`, `system`, a thread) inherits the worker's blocked signals and its one core: start it in [`as_before`].
 //! - A panic ends the unithread alone, or the process ([`Panics`]).
 //!
 //! Nothing is allocated to spawn, switch, wait, sleep or join; a [`channel`] allocates where more wait than ever did before. The C interface
@@ -58,6 +61,8 @@ pub mod channel;
 pub mod cost;
 #[cfg(not(loom))]
 mod error;
+#[cfg(not(loom))]
+mod exceptions;
 #[cfg(not(loom))]
 mod far;
 #[cfg(not(loom))]
@@ -92,7 +97,7 @@ mod worker;
 #[cfg(not(loom))]
 pub use allocator::Allocator;
 #[cfg(not(loom))]
-pub use api::{Hold, checkpoint, hold, is_unithread, sleep, spawn, stopping, worker_index, yield_now};
+pub use api::{Hold, as_before, checkpoint, hold, is_unithread, sleep, spawn, stopping, worker_index, yield_now};
 #[cfg(not(loom))]
 pub use error::{Error, SpawnError, Stopped};
 #[cfg(not(loom))]

@@ -5,6 +5,7 @@
 use crate::error::Error;
 use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// Maps `bytes` of zeroed memory that the library leaves alone. `what` says what cannot be mapped.
 pub(crate) fn map(bytes: usize, what: &'static str) -> Result<NonNull<u8>, Error> {
@@ -15,6 +16,47 @@ pub(crate) fn map(bytes: usize, what: &'static str) -> Result<NonNull<u8>, Error
         return Err(Error::system(what, bytes as u64));
     }
     Ok(NonNull::new(base.cast()).expect("mmap gives no null"))
+}
+
+/// Whether this is the process that made it, or a child that was forked since, in whatever way: a word that the kernel clears in children.
+#[derive(Debug)]
+pub(crate) struct Here(NonNull<AtomicU32>);
+
+// SAFETY: the word is atomic, and there until it is dropped.
+unsafe impl Send for Here {}
+// SAFETY: as above.
+unsafe impl Sync for Here {}
+
+impl Here {
+    const BYTES: usize = 4096;
+
+    pub(crate) fn new() -> Result<Here, Error> {
+        let here = Here(map(Here::BYTES, "cannot map a page (ulimit -v?), bytes")?.cast());
+        // SAFETY: our own mapping.
+        let done = unsafe { libc::madvise(here.0.as_ptr().cast(), Here::BYTES, libc::MADV_WIPEONFORK) };
+        if done != 0 {
+            return Err(Error::system("the kernel cannot clear memory in children (Linux 4.14), bytes", Here::BYTES as u64));
+        }
+        // Relaxed: children see what their parent wrote before.
+        here.word().store(1, Ordering::Relaxed);
+        Ok(here)
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: mapped, zeroed at first, and ours.
+        unsafe { self.0.as_ref() }
+    }
+
+    pub(crate) fn is_here(&self) -> bool {
+        self.word().load(Ordering::Relaxed) != 0
+    }
+}
+
+impl Drop for Here {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, which nobody uses any more.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), Here::BYTES) };
+    }
 }
 
 /// Up to so many values as it was made for.

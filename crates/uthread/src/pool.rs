@@ -19,6 +19,7 @@
 //! which the kernel allows `vm.max_map_count` (65,530 by default) in a process.
 
 use crate::error::Error;
+use crate::exceptions::Exceptions;
 use crate::list::{Free, Links};
 use crate::net::Name;
 use crate::own;
@@ -103,6 +104,8 @@ pub struct Unit {
     pub(crate) place: Cell<usize>,
     /// `errno` while it does not run: it belongs to the unithread, though its address belongs to the worker.
     pub(crate) errno: Cell<i32>,
+    /// Its C++ exceptions, likewise: see `exceptions.rs`.
+    pub(crate) exceptions: Cell<Exceptions>,
     /// A reply that is sent when it has ended: to which peer (none: who the socket is connected to), by which socket (an `Arc`, raw, of which
     /// `request.rs` knows the type; null: no reply), and its bytes, those sent so far included.
     pub(crate) reply_name: Cell<Name>,

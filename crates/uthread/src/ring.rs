@@ -242,7 +242,10 @@ mod tests {
     }
 
     /// A unithread waits for a peer who never comes; meanwhile, of the same worker, `meanwhile` runs. The outcome of the wait, if it ends.
-    fn waits(deadline: Option<Duration>, meanwhile: impl FnOnce() + Send + 'static) -> (Runtime, mpsc::Receiver<std::io::Result<usize>>) {
+    fn waits(
+        deadline: Option<Duration>,
+        meanwhile: impl FnOnce() + Send + 'static,
+    ) -> (Runtime, mpsc::Receiver<std::io::Result<usize>>) {
         let runtime = Runtime::start(Config { workers: 1, pin: false, ..Config::default() }).unwrap();
         let (tell, hear) = mpsc::channel();
         let (waits, waited) = mpsc::channel();

@@ -17,9 +17,11 @@ use crate::far::{Joined, Kept};
 use crate::join::{self, JoinHandle};
 use crate::lifetime::Lifetime;
 use crate::list::Inbox;
+use crate::own::Here;
 use crate::pool::{Pool, Shape};
 use crate::request::{Replies, Request};
 use crate::ring::{Kick, Ring};
+use crate::thread::Inherited;
 use crate::wait::{Complete, Token};
 use crate::{overflow, thread as os, worker};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -115,6 +117,9 @@ pub(crate) struct Shared {
     pub(crate) replies: Replies,
     lifetime: Lifetime,
     panics: AtomicU64,
+    /// What the thread had that started it: so do children of unithreads, and what runs as before (`api::as_before`).
+    pub(crate) before: Inherited,
+    here: Here,
     /// What of this workers touch and the library must leave in place.
     kept: OnceLock<Vec<Kept>>,
     pub(crate) joined: Option<Joined>,
@@ -152,6 +157,11 @@ impl Shared {
         }
     }
 
+    /// Not in a forked child, where there are no workers.
+    pub(crate) fn is_here(&self) -> bool {
+        self.here.is_here()
+    }
+
     pub(crate) fn is_stopping(&self) -> bool {
         self.lifetime.is_stopping()
     }
@@ -178,6 +188,9 @@ impl Shared {
 
     /// One more unithread, unless there are to be no more.
     pub(crate) fn admit(&self) -> Result<(), SpawnError> {
+        if !self.is_here() {
+            return Err(SpawnError::Forked);
+        }
         if self.lifetime.admit() {
             return Ok(());
         }
@@ -309,6 +322,8 @@ impl Runtime {
             config,
             lifetime: Lifetime::default(),
             panics: AtomicU64::new(0),
+            before: Inherited::now(),
+            here: Here::new()?,
             kept: OnceLock::new(),
             joined,
         });
@@ -356,6 +371,11 @@ impl Runtime {
 
     fn end(&mut self, time: Option<Duration>) -> Result<(), Error> {
         let shared = &self.handle.shared;
+        if !shared.is_here() {
+            // They are the parent's, and nothing here.
+            core::mem::forget(core::mem::take(&mut self.threads));
+            return Err(Error::Forked);
+        }
         if worker::this().is_some_and(|worker| Arc::ptr_eq(&worker.shared, shared)) {
             self.threads.clear();
             return Err(Error::FromInside);
@@ -388,7 +408,9 @@ impl Drop for Runtime {
         if self.threads.is_empty() {
             return;
         }
-        if let Err(error) = self.end(None) {
+        if let Err(error) = self.end(None)
+            && !matches!(error, Error::Forked)
+        {
             eprintln!("farshore-uthread: {error}");
             std::process::abort();
         }

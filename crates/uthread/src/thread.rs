@@ -1,4 +1,7 @@
-//! What the kernel keeps for each OS thread and a worker has to know: cores, signal mask, alternate stack, shadow stack.
+//! What the kernel keeps for each OS thread and a worker has to know: cores, signal mask, turns, alternate stack, shadow stack.
+//!
+//! A worker changes three of these for itself ([`pin`], [`block_signals`], [`ask_for_short_turns`]), and the kernel hands all three on to children and new
+//! threads. [`Inherited`] is what they had before.
 
 use crate::error::Error;
 
@@ -36,38 +39,86 @@ pub(crate) fn refuse_shadow_stack() -> Result<(), Error> {
     if answer == 0 && status & 1 != 0 { Err(Error::ShadowStack) } else { Ok(()) }
 }
 
+/// The kernel's `struct sched_attr`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Turns {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+impl Turns {
+    /// This thread's. `None`: it has another policy, which stays the program's, or the kernel does not tell.
+    fn now() -> Option<Turns> {
+        let mut now = Turns { size: size_of::<Turns>() as u32, ..Turns::default() };
+        // SAFETY: writes at most the size that is told.
+        let known = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut now, now.size, 0) } == 0;
+        (known && now.policy == libc::SCHED_OTHER as u32).then_some(now)
+    }
+
+    /// From now on this thread has turns of so many nanoseconds.
+    fn change(mut self, slice: u64) {
+        self.runtime = slice;
+        // SAFETY: reads the structure.
+        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const self, 0) };
+    }
+}
+
 /// Asks the kernel for short turns on the processor: who runs for microseconds and sleeps goes before who runs for milliseconds, and gets no more in all. Linux 6.12; before that,
 /// and where it may not be, nothing changes.
 pub(crate) fn ask_for_short_turns() {
-    #[repr(C)]
-    struct Attributes {
-        size: u32,
-        policy: u32,
-        flags: u64,
-        nice: i32,
-        priority: u32,
-        runtime: u64,
-        deadline: u64,
-        period: u64,
-    }
     const SLICE_NS: u64 = 100_000;
-    let mut now = Attributes {
-        size: size_of::<Attributes>() as u32,
-        policy: 0,
-        flags: 0,
-        nice: 0,
-        priority: 0,
-        runtime: 0,
-        deadline: 0,
-        period: 0,
-    };
-    // SAFETY: writes at most the size that is told.
-    let known = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut now, now.size, 0) } == 0;
-    // The policy of the program stays what it is.
-    if known && now.policy == libc::SCHED_OTHER as u32 {
-        now.runtime = SLICE_NS;
-        // SAFETY: reads the structure.
-        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const now, 0) };
+    if let Some(turns) = Turns::now() {
+        turns.change(SLICE_NS);
+    }
+}
+
+/// What of a thread's is handed on to what it starts.
+pub(crate) struct Inherited {
+    mask: libc::sigset_t,
+    /// `None`: it cannot be told, and is left alone.
+    cores: Option<libc::cpu_set_t>,
+    slice: Option<u64>,
+}
+
+impl Inherited {
+    /// This thread's, as it is now.
+    pub(crate) fn now() -> Inherited {
+        // SAFETY: an empty set.
+        let mut mask: libc::sigset_t = unsafe { core::mem::zeroed() };
+        // SAFETY: sets nothing, and writes to `mask`.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, core::ptr::null(), &raw mut mask) };
+        // SAFETY: a set of bits; all zero is the empty one.
+        let mut cores: libc::cpu_set_t = unsafe { core::mem::zeroed() };
+        // SAFETY: writes at most its size to `cores`.
+        let told = unsafe { libc::sched_getaffinity(0, size_of_val(&cores), &raw mut cores) } == 0;
+        Inherited { mask, cores: told.then_some(cores), slice: Turns::now().map(|turns| turns.runtime) }
+    }
+
+    /// Gives it to this thread. System calls alone, so it may be done in a forked child. What the kernel refuses (cores that are gone) stays as it is.
+    pub(crate) fn give(&self) {
+        if let (Some(turns), Some(slice)) = (Turns::now(), self.slice) {
+            turns.change(slice);
+        }
+        if let Some(cores) = &self.cores {
+            // SAFETY: reads the set.
+            unsafe { libc::sched_setaffinity(0, size_of_val(cores), cores) };
+        }
+        // Last: a handler that has waited runs as it would have before.
+        // SAFETY: reads the set.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, core::ptr::null_mut()) };
+    }
+}
+
+impl core::fmt::Debug for Inherited {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Inherited").field("slice", &self.slice).finish_non_exhaustive()
     }
 }
 

@@ -24,6 +24,7 @@ mod hooks;
 mod replies;
 
 use crate::dispatch::Desk;
+use crate::exceptions;
 use crate::far::{self, Far, Kept};
 use crate::join;
 use crate::list::{Fifo, NONE};
@@ -86,6 +87,7 @@ pub(crate) struct Worker {
     why: Cell<Why>,
     /// Where this thread's `errno` is.
     errno: *mut i32,
+    exceptions: exceptions::OfThread,
     /// The library that fetches pages, if there is one.
     far: Cell<Option<Far>>,
     untold: Untold,
@@ -114,11 +116,11 @@ pub(crate) fn now() -> u64 {
     (time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).max(1)
 }
 
-/// The worker that this thread is.
+/// The worker that this thread is. In a forked child it is none, whose rings are its parent's: not even where no handler has run, as after a `clone` without libc.
 #[inline]
 pub(crate) fn this<'a>() -> Option<&'a Worker> {
     // SAFETY: set by `run` for as long as the worker lives, which is longer than anything that runs on this thread meanwhile.
-    unsafe { WORKER.get().as_ref() }
+    unsafe { WORKER.get().as_ref() }.filter(|worker| worker.shared.is_here())
 }
 
 /// The worker of this thread, if a unithread runs on it and the caller is that unithread: its stack pointer lies in its stack. Code of the scheduler,
@@ -131,11 +133,14 @@ pub(crate) fn inside<'a>() -> Option<(&'a Worker, u32)> {
     (index != NONE && worker.shared.pool.stack(index).contains(&here.addr())).then_some((worker, index))
 }
 
-/// In a forked child there are no workers: the thread that has forked is none there.
+/// In a forked child there are no workers: the thread that has forked is none there, and has what it had before.
 pub(crate) fn forget_in_children() {
     static ONCE: Once = Once::new();
     extern "C" fn forget() {
-        WORKER.set(core::ptr::null());
+        // SAFETY: as in `this`; the child has a copy.
+        if let Some(worker) = unsafe { WORKER.replace(core::ptr::null()).as_ref() } {
+            worker.shared.before.give();
+        }
     }
     // SAFETY: the function may run in any child; that there is no memory to note it leaves things as they were.
     ONCE.call_once(|| unsafe { _ = libc::pthread_atfork(None, None, Some(forget)) });
@@ -175,13 +180,14 @@ pub(crate) fn run(shared: Arc<Shared>, number: usize, ring: Ring) {
         why: Cell::new(Why::Ended),
         // SAFETY: the address of this thread's errno.
         errno: unsafe { libc::__errno_location() },
+        exceptions: exceptions::OfThread::find(),
         far: Cell::new(None),
         untold: Untold::default(),
     };
     WORKER.set(&raw const worker);
     // SAFETY: by this thread, before anything else runs on it.
     let timers = unsafe { &(*worker.inner.get()).timers };
-    let kept = WORKER.with(|word| (timers.keep(), Kept::all(core::slice::from_ref(word))));
+    let kept = WORKER.with(|word| (timers.keep(), Kept::all(core::slice::from_ref(word)), worker.exceptions.keep()));
     let far = far::attach(&worker);
     worker.far.set(far);
     while worker.turn() {}
@@ -423,11 +429,13 @@ impl Worker {
         self.current.set(index);
         // SAFETY: this thread's errno.
         unsafe { self.errno.write(unit.errno.get()) };
+        self.exceptions.set(unit.exceptions.get());
         self.busy.set(0);
         // SAFETY: saved by `leave`, or prepared by `spawn`; its stack is in the pool. A unithread is in one list at most, so nobody else switches to it.
         unsafe { switch::switch(self.stack_pointer.as_ptr(), unit.stack_pointer.get()) };
         // SAFETY: as above.
         unit.errno.set(unsafe { self.errno.read() });
+        unit.exceptions.set(self.exceptions.get());
         self.current.set(NONE);
         match self.why.get() {
             Why::Yielded => self.with_busy(|inner| inner.yielded.push(&self.shared.pool, index)),
