@@ -27,12 +27,24 @@ LIMIT = "14M"
 
 def programs():
     """The test programs by name, built if need be."""
-    tests = [word for name in ("far", "runtime", "net", "net_end", "net_udp") for word in ("--test", name)]
+    tests = [word for name in ("far", "runtime", "fork", "net", "net_end", "net_udp") for word in ("--test", name)]
     build = ["cargo", "test", "--quiet", "-p", "farshore-uthread", *tests, "--no-run", "--message-format", "json"]
     done = subprocess.run(build, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
     expect(done.returncode == 0, f"cargo test --no-run: {done.stderr.decode()[-400:]}")
     messages = map(json.loads, done.stdout.splitlines())
     return {message["target"]["name"]: message["executable"] for message in messages if message.get("executable")}
+
+
+def c_program():
+    """The path of a C program with unithreads, and the directory of the library that it is linked to, which is built if need be."""
+    where = os.path.dirname(harness.find_farshore())
+    if not os.path.exists(os.path.join(where, "libfarshore_uthread.so")):
+        profile = "release" if os.path.basename(where) == "release" else "dev"
+        build = ["cargo", "build", "--quiet", "-p", "farshore-uthread-c", "--profile", profile]
+        done = subprocess.run(build, cwd=ROOT, stderr=subprocess.PIPE, check=False)
+        expect(done.returncode == 0, f"cargo build: {done.stderr.decode()[-400:]}")
+    header = os.path.join(ROOT, "crates", "uthread-c", "include")
+    return harness.build_program("unitheap", ["-I", header], libraries=["-L", where, "-lfarshore_uthread"]), where
 
 
 class Unithreads(Tests):
@@ -122,7 +134,31 @@ class Unithreads(Tests):
 
     def test_runtime(self):
         """The scheduler's own tests, with all of their memory managed."""
-        return self.tested([f"dir:{self.folder('runtime')}"], "runtime", "16M", ["--threshold", "4K"])
+        place = self.folder("runtime")
+        return "; ".join(self.tested([f"dir:{place}"], name, "16M", ["--threshold", "4K"]) for name in ("runtime", "fork"))
+
+    def test_libc(self):
+        """A C program whose unithreads call malloc, stdio, the resolver and qsort, with more data than memory and without a hold."""
+        (program, where), place, seen = c_program(), self.folder("libc"), []
+        for kind in ("heap", "stdio", "resolve", "heap stdio resolve"):
+            stats = os.path.join(self.folder("stats"), "stats.json")
+            options = ["--memory", LIMIT, "--threshold", "4K", "--stats", stats, "--swap", f"dir:{place}"]
+            with self.running(options, ["env", f"LD_LIBRARY_PATH={where}", program, *kind.split()], timeout=180) as process:
+                outcome, out = self.ended(process)
+            expect(outcome.status == 0 and out == "ok\n", f"{kind}: status {outcome.status}: {out[-500:]} {outcome.stderr[-500:]}")
+            with open(stats, encoding="ascii") as file:
+                fetches = json.load(file)["faults"]["fetch"]
+            expect(fetches > 1000, f"{kind}: {fetches} fetches")
+            seen.append(f"{kind} {fetches} fetches")
+        return "; ".join(seen)
+
+    def test_children(self):
+        """What unithreads start: forked children that exec, that return, and others."""
+        program, where = c_program()
+        options = ["--memory", LIMIT, "--threshold", "4K", "--swap", f"dir:{self.folder('children')}"]
+        with self.running(options, ["env", f"LD_LIBRARY_PATH={where}", program, "children"], timeout=60) as process:
+            outcome, out = self.ended(process)
+        expect(outcome.status == 0 and out == "ok\n", f"status {outcome.status}: {out[-500:]} {outcome.stderr[-500:]}")
 
     def test_network(self):
         """And those of its network."""

@@ -23,7 +23,7 @@ use core::cell::Cell;
 use core::ffi::{CStr, c_int, c_void};
 
 /// The version of this interface. Both sides must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The library's function that gives its side: a [`Entry`].
 pub const SYMBOL: &CStr = c"farshore_joint";
@@ -62,9 +62,9 @@ pub struct Library {
 pub struct Scheduler {
     /// The scheduler's own.
     pub worker: *const c_void,
-    /// In a signal handler, on any stack: the code that was interrupted had this stack pointer and this signal mask, and is about to wait. The token of the
-    /// wait; 0 if it is no unithread, or cannot be switched away from now.
-    pub begin: unsafe extern "C" fn(worker: *const c_void, stack_pointer: u64, mask: u64) -> u64,
+    /// In a signal handler, on any stack: the code that was interrupted, which was at this instruction, had this stack pointer and this signal mask, and is about to
+    /// wait. The token of the wait; 0 if it is no unithread, or cannot be switched away from now.
+    pub begin: unsafe extern "C" fn(worker: *const c_void, instruction: u64, stack_pointer: u64, mask: u64) -> u64,
     /// On the unithread's own stack: waits until the token is completed.
     pub park: unsafe extern "C" fn(worker: *const c_void, token: u64),
     /// Ends the wait of a token.

@@ -2,7 +2,7 @@
 #![cfg(not(loom))]
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 fn compile(compiler: &str, arguments: &[&str], out: &Path) -> bool {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -40,8 +40,8 @@ fn out(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()))
 }
 
-#[test]
-fn a_c_program_uses_it() {
+/// Runs a program of `tests/c`, which must say that all is well; `None` if it cannot be compiled here.
+fn run(compiler: &str, source: &str, arguments: &[&str]) -> Option<Output> {
     let libraries = library();
     // The program has the watchdog's time.
     std::thread::spawn(|| {
@@ -49,16 +49,35 @@ fn a_c_program_uses_it() {
         eprintln!("hung for 120 s");
         std::process::abort();
     });
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/uthread.c");
-    let (program, search) = (out("uthread-c"), format!("-L{}", libraries.display()));
-    if !compile("cc", &["-std=gnu11", source, &search, "-lfarshore_uthread"], &program) {
-        return;
+    let path = format!("{}/tests/c/{source}", env!("CARGO_MANIFEST_DIR"));
+    let (program, search) = (out(&format!("{source}{}", arguments.concat())), format!("-L{}", libraries.display()));
+    if !compile(compiler, &[arguments, &[&path, &search, "-lfarshore_uthread"]].concat(), &program) {
+        return None;
     }
     let done = Command::new(&program).env("LD_LIBRARY_PATH", &libraries).output().unwrap();
     let _ = std::fs::remove_file(&program);
     assert_eq!(String::from_utf8_lossy(&done.stdout), "ok\n", "{done:?}");
     assert!(done.status.success(), "{done:?}");
-    assert_eq!(String::from_utf8_lossy(&done.stderr), "farshore-uthread: wait cannot be 7: 0 (yield), 1 (block) or 2 (busy)\n");
+    Some(done)
+}
+
+#[test]
+fn a_c_program_uses_it() {
+    if let Some(done) = run("cc", "uthread.c", &["-std=gnu11"]) {
+        let told = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(told, "farshore-uthread: wait cannot be 7: 0 (yield), 1 (block) or 2 (busy)\n");
+    }
+}
+
+#[test]
+fn exceptions_are_each_unithreads_own() {
+    run("c++", "exceptions.cc", &["-std=c++17"]);
+}
+
+/// The program has the functions of the C++ library, and the runtime finds them there.
+#[test]
+fn so_are_those_of_a_program_with_its_own_library() {
+    run("c++", "exceptions.cc", &["-std=c++17", "-static-libstdc++"]);
 }
 
 #[test]

@@ -63,6 +63,7 @@ fn main() {
         let added: u64 = (0u64..).zip(array.iter()).map(|(word, at)| at.load(Ordering::Relaxed) - expected(word)).sum();
         assert_eq!(added, done, "updates were lost, or made twice");
     }
-    println!("{:.0} a second, {done} in all, worst {:.2} ms", done as f64 / time, worst.as_secs_f64() * 1e3);
+    let left = runtime.handle().pages_waited_for();
+    println!("{:.0} a second, {done} in all, worst {:.2} ms, {left} times left", done as f64 / time, worst.as_secs_f64() * 1e3);
     runtime.shutdown().unwrap();
 }

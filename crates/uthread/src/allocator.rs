@@ -1,7 +1,8 @@
 //! An allocator that is not switched away from.
 //!
 //! `malloc` has a cache for each thread, and all unithreads of a worker are one thread to it. If one of them waited for a page in the middle of `malloc`, and another one
-//! called it meanwhile, the second would find the cache half changed.
+//! called it meanwhile, the second would find the cache half changed. Where `malloc` is a library's, the runtime sees that by itself (`text.rs`); this says so
+//! everywhere, also where it is linked into the program.
 
 use crate::api::hold;
 use std::alloc::{GlobalAlloc, Layout, System};

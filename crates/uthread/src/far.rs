@@ -18,9 +18,10 @@
 //! 4. **`errno`** is saved around each switch: the program may have faulted between a call and its look at `errno`.
 //! 5. **The scheduler is not interrupted half way.** *Checked:* `busy` is 0. Its own memory is there (above), and workers block the program's signals, so that no handler of
 //!    the program's runs on top of it.
-//! 6. **The program is not interrupted where it must not be.** Code that holds a lock, or has thread-local data in two minds (`malloc`'s cache of the thread, a borrowed
-//!    `RefCell`), would meet itself on the same thread. This cannot be seen from outside. *Checked:* `hold` is 0 ([`crate::hold`], `farshore_uthread_hold`), and no panic
-//!    unwinds. The rest is the program's, above all its allocator: [`crate::Allocator`].
+//! 6. **libc is not interrupted half way**, nor are the allocator and the C++ library: their locks and thread-local data would meet themselves on the same thread.
+//!    *Checked:* none of their functions is on the stack (`text.rs`).
+//! 7. **The program is not interrupted where it must not be.** Its own code may hold a lock, or have thread-local data in two minds (a borrowed `RefCell`). This cannot be
+//!    seen from outside. *Checked:* `hold` is 0 ([`crate::hold`], `farshore_uthread_hold`), and no panic unwinds. The rest is the program's.
 //!
 //! # Where the hooks run
 //!
@@ -165,10 +166,10 @@ unsafe fn of<'a>(worker: *const c_void) -> &'a Worker {
     unsafe { &*worker.cast::<Worker>() }
 }
 
-unsafe extern "C" fn begin(worker: *const c_void, stack_pointer: u64, mask: u64) -> u64 {
+unsafe extern "C" fn begin(worker: *const c_void, instruction: u64, stack_pointer: u64, mask: u64) -> u64 {
     // SAFETY: the library passes what it was given.
     let worker = unsafe { of(worker) };
-    worker.begin_interrupted(stack_pointer, ROOM, mask).map_or(0, Token::into_raw)
+    worker.begin_interrupted(instruction, stack_pointer, ROOM, mask).map_or(0, Token::into_raw)
 }
 
 unsafe extern "C" fn park(worker: *const c_void, token: u64) {

@@ -24,7 +24,7 @@ pub struct CConfig {
     poll: u64,
     slice: u64,
     do_not_pin: u32,
-    reserved: u32,
+    do_not_guard_libc: u32,
 }
 
 /// A pointer that goes from one thread to another.
@@ -71,7 +71,12 @@ impl CConfig {
             },
             poll: Duration::from_nanos(self.poll),
             slice: if self.slice == 0 { default.slice } else { Duration::from_nanos(self.slice) },
-            panics: if self.reserved == 0 { default.panics } else { return refuse("reserved", self.reserved, "0") },
+            panics: default.panics,
+            guard_libc: match self.do_not_guard_libc {
+                0 => true,
+                1 => false,
+                other => return refuse("do_not_guard_libc", other, "0 or 1"),
+            },
         })
     }
 }

@@ -22,6 +22,7 @@
 //! | `exceptions` | C++ exceptions, which are a unithread's own |
 //! | `own` | memory that is never managed, for what a worker touches while it schedules |
 //! | `far` | the library that serves page faults: **how a unithread waits at an access**, and why that is sound |
+//! | `text` | libc and its kin, inside of which nothing is switched away from |
 //! | `api`, [`io`], [`channel`], `ffi` | what unithreads call, from Rust and from C |
 //! | [`net`] | TCP and UDP, and services of them with limits |
 //! | [`cost`] | what a switch costs here |
@@ -31,7 +32,8 @@
 //! - It stays on its worker: addresses in thread-local storage stay valid. All unithreads of a worker share that storage. `errno`, and C++ exceptions, are each one's own.
 //! - It is switched away from where it waits, and **at any access to far memory**. Who must not be, has a
 //!   [`Hold`]: around a lock that another unithread may want, or while a `RefCell` in thread-local storage is borrowed.
-//! - `malloc` has thread-local data: programs use [`Allocator`].
+//! - libc, the allocator (where it is a library of its own) and the C++ library are not switched away from: `malloc`, stdio, `getaddrinfo` may be called (`text.rs`). What is
+//!   linked into the program itself is not seen, as an allocator written in Rust: see [`Allocator`].
 //! - It is not preempted otherwise: long computations call [`checkpoint`].
 //! - The signal mask and the alternate stack are the worker's; a unithread leaves them as they are.
 //! - A forked child has no workers. It has the signals and the cores that the thread had that started the runtime, and may `exec` or exit. Its process ends when the function of its
@@ -89,6 +91,8 @@ mod ring;
 mod runtime;
 #[cfg(not(loom))]
 pub mod switch;
+#[cfg(not(loom))]
+mod text;
 #[cfg(not(loom))]
 mod thread;
 #[cfg(not(loom))]

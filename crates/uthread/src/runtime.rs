@@ -23,7 +23,7 @@ use crate::request::{Replies, Request};
 use crate::ring::{Kick, Ring};
 use crate::thread::Inherited;
 use crate::wait::{Complete, Token};
-use crate::{overflow, thread as os, worker};
+use crate::{overflow, text, thread as os, worker};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use farshore_core::sync::Padded;
@@ -78,6 +78,10 @@ pub struct Config {
     pub slice: Duration,
     /// What happens at a panic.
     pub panics: Panics,
+    /// Unithreads wait in place inside of libc, the allocator and the C++ library, which have locks and thread-local data. Without this the program holds
+    /// ([`crate::hold`], [`crate::Allocator`]) around each call of theirs that may touch far memory. That is exact, whereas this takes what an earlier call has left on
+    /// the stack for a call: code with large variables that it does not write to may wait in place often.
+    pub guard_libc: bool,
 }
 
 impl Default for Config {
@@ -94,6 +98,7 @@ impl Default for Config {
             poll: Duration::ZERO,
             slice: Duration::from_micros(100),
             panics: if cfg!(panic = "abort") { Panics::End } else { Panics::Report },
+            guard_libc: true,
         }
     }
 }
@@ -311,6 +316,7 @@ impl Runtime {
         let Config { unithreads: count, stack_bytes, guard_bytes, buffer_bytes, .. } = config;
         let pool = Pool::new(Shape { count, stack_bytes, guard_bytes, buffer_bytes })?;
         let joined = if config.wait == WaitMode::Block { None } else { Joined::join(count) };
+        text::find();
         worker::forget_in_children();
         overflow::watch();
         let side = || Ok(Padded(Side { inbox: Inbox::default(), doze: Doze::default(), kick: Arc::new(Kick::new()?) }));

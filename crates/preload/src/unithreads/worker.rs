@@ -94,9 +94,9 @@ impl Worker {
         if crate::start::is_own_text(context.get(Reg::Rip)) || !resume::can_save(context) {
             return Way::InPlace;
         }
-        let (stack, mask) = (context.get(Reg::Rsp), context.mask().0);
+        let (instruction, stack, mask) = (context.get(Reg::Rip), context.get(Reg::Rsp), context.mask().0);
         // SAFETY: `attach`'s condition.
-        let token = unsafe { (self.scheduler.begin)(self.scheduler.worker, stack, mask) };
+        let token = unsafe { (self.scheduler.begin)(self.scheduler.worker, instruction, stack, mask) };
         if token == 0 {
             return Way::InPlace;
         }

@@ -4,20 +4,24 @@ use super::Worker;
 use crate::dispatch::Desk;
 use crate::list::NONE;
 use crate::ring::FETCH;
+use crate::text;
 use crate::wait::Token;
 use core::sync::atomic::Ordering;
 use io_uring::{opcode, types};
 
 impl Worker {
-    /// In a signal handler: the unithread that runs was interrupted at this stack pointer, with this signal mask, and is about to wait; that needs `room`.
-    pub(crate) fn begin_interrupted(&self, stack_pointer: u64, room: u64, mask: u64) -> Option<Token> {
+    /// In a signal handler: the unithread that runs was interrupted at this instruction and stack pointer, with this signal mask, and is about to wait; that needs `room`.
+    pub(crate) fn begin_interrupted(&self, instruction: u64, stack_pointer: u64, room: u64, mask: u64) -> Option<Token> {
         let index = self.current.get();
         if index == NONE || !self.may_switch() || mask != self.mask {
             return None;
         }
         let stack = self.shared.pool.stack(index);
         let fits = (stack.start as u64 + room..stack.end as u64).contains(&stack_pointer);
-        fits.then(|| self.unit(index).wait.arm(index))
+        // Last: it looks at the whole stack.
+        let guards = self.shared.config.guard_libc;
+        let may = fits && !(guards && text::is_on_stack(instruction as usize, stack_pointer as usize..stack.end));
+        may.then(|| self.unit(index).wait.arm(index))
     }
 
     /// The unithread that runs waits for a fetch.
