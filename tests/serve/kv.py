@@ -166,9 +166,18 @@ def libmemcached_slap():
 # ---------------------------------------------------------------------------------------------------- sockets
 
 
+TOO_LONG = b"SERVER_ERROR the answer is too long for UDP: ask by TCP\r\n"
+
+
 def udp():
-    """Requests and answers in datagrams: in one, in many, and what is none."""
-    with Server("kv", "--memory", "16M") as server, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+    """Requests and answers in datagrams: in one, in many if they may be so long, and what is none."""
+    datagrams()
+    datagrams("--max-udp-answer", "64K")
+
+
+def datagrams(*options):
+    """The same with a server that has these options."""
+    with Server("kv", "--memory", "16M", *options) as server, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.settimeout(ANSWER_SECONDS)
 
         def request(number, text):
@@ -189,10 +198,46 @@ def udp():
         value = random.randbytes(50_000)
         with server.connect() as tcp:
             expect(ask(tcp, b"set big 0 0 50000\r\n" + value + b"\r\n") == b"STORED\r\n", "set by TCP")
-        expect(request(9, b"get big\r\n") == b"VALUE big 0 50000\r\n" + value + b"\r\nEND\r\n", "an answer of many datagrams")
+            wanted = b"VALUE big 0 50000\r\n" + value + b"\r\nEND\r\n" if len(options) else TOO_LONG
+            expect(request(9, b"get big\r\n") == wanted, "an answer of many datagrams")
+            value = value[:1300]
+            expect(ask(tcp, b"set fits 0 0 1300\r\n" + value + b"\r\n") == b"STORED\r\n", "set by TCP")
+            expect(request(10, b"get fits\r\n") == b"VALUE fits 0 1300\r\n" + value + b"\r\nEND\r\n", "an answer of one datagram")
         for nonsense in (b"", b"\0", b"\0\1\0\0\0\1\0", b"\0\1\0\0\0\2\0\0get a\r\n", b"\0\1\0\0\0\1\0\0", b"\0\1\0\0\0\1\0\0get a", random.randbytes(3000)):
             s.sendto(nonsense, server.udp)
         expect(request(3, b"mn\r\n") == b"MN\r\n", "after nonsense")
+
+
+def forged():
+    """What a forged sender gets: an answer is not answered, and neither is what is no command; one datagram asks for one."""
+    with Server("kv", "--memory", "16M") as server, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.settimeout(ANSWER_SECONDS)
+
+        def send(number, text):
+            s.sendto(struct.pack(">HHHH", number, 0, 1, 0) + text, server.udp)
+
+        def next_number():
+            datagram, _ = s.recvfrom(65536)
+            return struct.unpack(">H", datagram[:2])[0]
+
+        with server.connect() as tcp:
+            expect(ask(tcp, b"set k 0 0 9\r\nget k\r\nmn\r\n") == b"STORED\r\n", "a value that looks like commands")
+            for n in range(12):
+                expect(ask(tcp, b"set big%d 0 0 90000\r\n" % n + bytes(90_000) + b"\r\n") == b"STORED\r\n", "set")
+        answers = [b"ERROR\r\n", b"CLIENT_ERROR bad data chunk\r\n", TOO_LONG, b"END\r\n", b"STORED\r\n", b"VALUE k 0 9\r\nget k\r\nmn\r\nEND\r\n", b"MN\r\n", b"HD s5\r\n",
+                   b"7\r\n", b"STAT a b\r\nEND\r\n", b"VERSION 1.6.18\r\n", b"EN\r\n", b"get\r\n", b"get " + b"k" * 251 + b"\r\n", b"ms k 0 X5\r\n", b"\r\n", b"x" * 1300 + b"\r\n"]
+        for number, answer in enumerate(answers):
+            send(100 + number, answer)
+            send(number, b"mn\r\n")
+            expect(next_number() == number, f"{answer[:50]} is answered")
+        # What comes before nonsense is answered.
+        send(50, b"mn\r\nERROR\r\nmn\r\n")
+        datagram, _ = s.recvfrom(65536)
+        expect(datagram[8:] == b"MN\r\n", datagram)
+        for number in range(60, 90):
+            send(number, b"get " + b" ".join(b"big%d" % n for n in range(12)) + b"\r\n")
+            datagram, _ = s.recvfrom(65536)
+            expect(datagram == struct.pack(">HHHH", number, 0, 1, 0) + TOO_LONG, f"{len(datagram)} bytes of many")
 
 
 def pipelined():
@@ -349,7 +394,7 @@ def array():
             expect(s.recv(16) == b"", "an index that there is not ends the connection")
 
 
-TESTS = [pymemcache, pymemcache_pool, libmemcached_tools, libmemcached_capable, libmemcached_slap, udp, pipelined, long_gets, who_does_not_read, limits, evicts, nonsense, ends, array]
+TESTS = [pymemcache, pymemcache_pool, libmemcached_tools, libmemcached_capable, libmemcached_slap, udp, forged, pipelined, long_gets, who_does_not_read, limits, evicts, nonsense, ends, array]
 
 
 if __name__ == "__main__":

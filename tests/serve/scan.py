@@ -28,7 +28,9 @@ import servers  # noqa: E402
 from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Server, Unavailable, beside, expect, number_at  # noqa: E402
 
 GET, SCAN, MOST = 0, 1, (1 << 56) - 1
-FOUND, NOT_FOUND = 0, 1
+FOUND, NOT_FOUND, TOO_MANY = 0, 1, 2
+# Of the server, where nothing else is said.
+MAX_SCAN = 10_000
 ITEMS = 60_000
 
 
@@ -59,9 +61,9 @@ def cases(items):
     yield from (((GET, key, 0), range(key, key + 1)) for key in (0, 1, items // 2, items - 1))
     yield from (((GET, key, 0), range(0)) for key in (items, items + 1, (1 << 64) - 1))
     yield from (((SCAN, key, 0), range(key, min(key + 100, items))) for key in (0, 7, items - 101, items - 99, items - 1))
-    yield from (((SCAN, key, most), range(key, min(key + most, items))) for key, most in ((3, 1), (3, 5), (items - 500, MOST), (items - 1, 2)))
+    yield from (((SCAN, key, most), range(key, min(key + most, items))) for key, most in ((3, 1), (3, 5), (items - 500, MAX_SCAN), (items - 1, 2)))
     yield (SCAN, items, 0), range(0)
-    yield (SCAN, (1 << 64) - 1, MOST), range(0)
+    yield (SCAN, (1 << 64) - 1, MAX_SCAN), range(0)
 
 
 def answers():
@@ -74,6 +76,19 @@ def answers():
                 expect(read(s, 32) == answer(number, keys), f"TCP: {asked}")
                 u.sendto(request(number, *asked), server.udp)
                 expect(u.recvfrom(100)[0] == answer(number, keys), f"UDP: {asked}")
+
+
+def all_of_it():
+    """Nobody gets all of the store by one datagram, or by one request: it is refused, with how much may be asked for."""
+    with Server("scan", "--items", "3000", "--value-bytes", "64", "--max-scan", "500") as server, server.connect() as s, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
+        u.settimeout(ANSWER_SECONDS)
+        for most in (501, 3000, MOST):
+            refused = struct.pack("<QQQQ", 5, TOO_MANY, 500, 0)
+            s.sendall(request(5, SCAN, 0, most))
+            u.sendto(request(5, SCAN, 0, most), server.udp)
+            expect((read(s, 32), u.recvfrom(100)[0]) == (refused, refused), f"{most} values")
+        u.sendto(request(6, SCAN, 7, 500), server.udp)
+        expect(u.recvfrom(100)[0] == answer(6, range(7, 507)), "500 values")
 
 
 def sizes():
@@ -162,13 +177,13 @@ def ends():
     """SIGTERM and SIGINT while long scans are under way; nothing of the file is left."""
     for how in (signal.SIGTERM, signal.SIGINT):
         with tempfile.TemporaryDirectory() as place:
-            with Server("scan", "--items", str(ITEMS), "--value-bytes", "256", "--path", place, "--workers", "2", ends_by=how) as server:
+            with Server("scan", "--items", str(ITEMS), "--value-bytes", "256", "--path", place, "--workers", "2", "--max-scan", str(ITEMS), ends_by=how) as server:
                 expect(os.listdir(place) == [], "the file is still there")
                 asking = [server.connect() for _ in range(5)]
                 for s in asking:
-                    s.sendall(request(1, SCAN, 0, MOST))
+                    s.sendall(request(1, SCAN, 0, ITEMS))
                     expect(read(s, 32) == answer(1, range(ITEMS)), "all of it")
-                    s.sendall(request(2, SCAN, 0, MOST) * 500)
+                    s.sendall(request(2, SCAN, 0, ITEMS) * 500)
             for s in asking:
                 s.close()
 
@@ -217,7 +232,7 @@ def full_disk():
             subprocess.run(["umount", "-l", place], check=False)
 
 
-TESTS = [answers, sizes, pieces, nonsense, load_yield, load_block, load_busy, ends, killed, errors, full_disk]
+TESTS = [answers, all_of_it, sizes, pieces, nonsense, load_yield, load_block, load_busy, ends, killed, errors, full_disk]
 
 
 if __name__ == "__main__":

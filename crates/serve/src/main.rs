@@ -39,7 +39,8 @@ Examples:
   farshore-serve kv --wait block                          a worker sleeps while a page comes, to compare with
 
 It speaks memcached's text protocol, classic and meta; no binary protocol, no authentication: whoever reaches its
-address can read and write everything. --memory is for items; their index takes some 50 bytes for each, on top.";
+address can read and write everything. Over UDP the sender may be forged: what is no command has no answer, and a long answer
+is refused (--max-udp-answer). --memory is for items; their index takes some 50 bytes for each, on top.";
 
 const ARRAY_HELP: &str = "\
 Examples:
@@ -56,7 +57,8 @@ Examples:
 
 Requests are three little-endian words of 8 bytes: a number of the client's own, the operation, a key from 0 on.
 Operations are 0, GET; and 1, SCAN, plus 256 times how many values it wants, where nothing stands for 100. Answers are
-four: that number, a status (0 found, 1 not), how many values were found, and their sum.";
+four: that number, a status (0 found, 1 not, 2 more than --max-scan), how many values were found, or for status 2 may be
+asked for, and their sum.";
 
 /// Servers on unithreads, whose data may be far away
 #[derive(Parser, Debug)]
@@ -92,6 +94,9 @@ struct Kv {
     /// The longest line of a get of many keys
     #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = size)]
     max_line: usize,
+    /// The longest answer over UDP, whose sender may be forged; longer ones are refused. What is given is one datagram
+    #[arg(long, value_name = "SIZE", default_value = "1392", value_parser = size)]
+    max_udp_answer: usize,
 }
 
 #[derive(Args, Debug)]
@@ -116,6 +121,9 @@ struct ScanOptions {
     /// Bytes of a value: a multiple of 8, 8 to 65536
     #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(8..=65_536))]
     value_bytes: u32,
+    /// Values that one SCAN may ask for; more is refused
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = size)]
+    max_scan: usize,
     /// Directory for the file that the items are first written to; it has no name, and is empty before the server is ready [default: that for temporary files]
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
@@ -161,7 +169,13 @@ fn kv(options: &Kv) -> Result<(), String> {
         format!("--memory {}: the kernel refuses the addresses (see ulimit -v and vm.overcommit_memory): {error}", options.memory)
     })?;
     let common = &options.common;
-    let service = session::Service::new(store, options.max_line, common.max_connections as usize, common.workers.into());
+    let service = session::Service::new(
+        store,
+        options.max_line,
+        common.max_connections as usize,
+        common.workers.into(),
+        options.max_udp_answer,
+    );
     service::run(common, Arc::new(service))
 }
 
@@ -175,7 +189,7 @@ fn array(options: &ArrayOptions) -> Result<(), String> {
 }
 
 fn scan(options: &ScanOptions) -> Result<(), String> {
-    let ScanOptions { common, items, value_bytes, path } = options;
+    let ScanOptions { common, items, value_bytes, max_scan, path } = options;
     if !value_bytes.is_multiple_of(8) {
         wrong(format!("--value-bytes {value_bytes}: want a multiple of 8"));
     }
@@ -184,5 +198,5 @@ fn scan(options: &ScanOptions) -> Result<(), String> {
         scan::Error::TooMany => format!("--items {items} --value-bytes {value_bytes}: {error}"),
         _ => format!("{}: {error}", path.display()),
     })?;
-    service::run(common, Arc::new(Scan::new(store)))
+    service::run(common, Arc::new(Scan::new(store, *max_scan as u64)))
 }

@@ -193,6 +193,8 @@ pub fn run(options: &Options, service: Arc<impl Service>) -> Result<(), String> 
         wait: options.wait.into(),
         policy: options.dispatch.into(),
         panics: Panics::End,
+        // The heap is held (`main.rs`), and so is what of the stores calls it. What unithreads leave on their stacks would be taken for such calls.
+        guard_libc: false,
         ..Config::default()
     };
     bind(&options.cores)?;

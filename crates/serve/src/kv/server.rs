@@ -3,8 +3,13 @@
 //! What a client can make the server hold: a connection has two buffers of [`BUFFER`] bytes on its stack, a line of a `get` that does not fit there (up to
 //! `--max-line`), one item that is being sent and one that is being received. Commands are taken from what has been read and answered in order; no more is
 //! read before the answers are sent, so who does not read them is not read from.
+//!
+//! **UDP.** Nobody knows who has sent a datagram: its sender may be somebody else, who is to get the answer. So what is no command has no answer, an answer has at
+//! most [`Answers::longest`] bytes, one datagram if nothing else was asked for, and a longer one is an error that says to ask by TCP. The answers that are gathered at a
+//! time have a sixteenth of the memory for items at most.
 
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use farshore_uthread::net::Datagram;
 
@@ -49,18 +54,21 @@ impl service::Service for Service {
     fn datagram(&self, mut datagram: Datagram<'_>) {
         let Some((id, text)) = udp::request(datagram.bytes()) else { return datagram.malformed() };
         self.store.counters.add_many(Count::BytesRead, datagram.bytes().len() as u64);
-        let most = (self.store.item_max() + BUFFER).min(udp::ANSWER_MAX);
         let mut output = [0; udp::DATAGRAM_MAX];
-        let mut replies = Replies::new(&mut output, Bounded { bytes: Vec::new(), most });
+        let mut replies = Replies::new(&mut output, self.answers.begin());
         // Half a command is no request, and has no answer.
-        let fed = Session::new(self).feed(text, &mut replies);
+        let fed = Session::of_datagram(self).feed(text, &mut replies);
+        let nonsense = matches!(fed, Ok((_, Next::Nonsense)));
         let whole = fed.and_then(|_| replies.finish());
         let bytes = match &whole {
             Ok(whole) => &whole.bytes[..],
-            Err(_) => b"SERVER_ERROR the answer is too long for UDP\r\n",
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => b"SERVER_ERROR out of memory for answers over UDP\r\n",
+            Err(_) => b"SERVER_ERROR the answer is too long for UDP: ask by TCP\r\n",
         };
         if bytes.is_empty() {
-            return;
+            return if nonsense {
+                datagram.malformed()
+            };
         }
         self.store.counters.add_many(Count::BytesWritten, bytes.len() as u64);
         let mut piece = [0; udp::DATAGRAM_MAX];
@@ -115,18 +123,79 @@ impl Input {
     }
 }
 
-/// Bytes, up to so many.
-struct Bounded {
-    bytes: Vec<u8>,
+/// What answers over UDP may take.
+#[derive(Debug)]
+pub struct Answers {
+    /// Bytes of one.
+    longest: usize,
+    /// Bytes of all that are gathered at a time.
     most: usize,
+    gathered: AtomicUsize,
 }
 
-impl Sink for Bounded {
+impl Answers {
+    /// Of `longest` bytes at most, beside a store of `memory` bytes.
+    pub(super) fn new(longest: usize, memory: usize) -> Answers {
+        Answers { longest: longest.min(udp::ANSWER_MAX), most: memory / 16, gathered: AtomicUsize::new(0) }
+    }
+
+    fn begin(&self) -> Gathered<'_> {
+        Gathered { bytes: Vec::new(), of: self }
+    }
+}
+
+/// One answer.
+struct Gathered<'a> {
+    bytes: Vec<u8>,
+    of: &'a Answers,
+}
+
+impl Sink for Gathered<'_> {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if self.bytes.len() + bytes.len() > self.most {
+        let Answers { longest, most, gathered } = self.of;
+        if self.bytes.len() + bytes.len() > *longest {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
+        // A number alone. It counts for this answer from here on, whatever comes of it.
+        let before = gathered.fetch_add(bytes.len(), Relaxed);
+        if before + bytes.len() > *most {
+            gathered.fetch_sub(bytes.len(), Relaxed);
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        // No more than is counted.
+        self.bytes.reserve_exact(bytes.len());
         self.bytes.extend_from_slice(bytes);
         Ok(())
+    }
+}
+
+impl Drop for Gathered<'_> {
+    fn drop(&mut self) {
+        self.of.gathered.fetch_sub(self.bytes.len(), Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_keep_to_their_limits() {
+        let answers = Answers::new(1000, 16 * 2500);
+        let mut all = Vec::new();
+        for _ in 0..2 {
+            let mut one = answers.begin();
+            one.send(&[0; 600]).unwrap();
+            one.send(&[0; 400]).unwrap();
+            assert_eq!(one.send(&[0; 1]).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+            all.push(one);
+        }
+        let mut third = answers.begin();
+        assert_eq!(third.send(&[0; 501]).unwrap_err().kind(), io::ErrorKind::OutOfMemory, "2,500 in all");
+        third.send(&[0; 500]).unwrap();
+        all.clear();
+        third.send(&[0; 500]).unwrap();
+        drop(third);
+        assert_eq!(answers.gathered.load(Relaxed), 0);
     }
 }

@@ -9,6 +9,7 @@ use std::io;
 use super::meta::{self, MetaReply};
 use super::protocol::{Command, Event, Mode, Parser, Store as StoreCommand, Words};
 use super::reply::{Replies, Sink};
+use super::server::Answers;
 use super::stats;
 use super::store::{Arithmetic, Changed, Clock, Commit, Count, Deleted, Draft, Item, NoRoom, Outcome, Store};
 use crate::service::Connections;
@@ -31,12 +32,15 @@ pub struct Service {
     pub workers: usize,
     /// Connections.
     pub connections: Connections,
+    /// Answers over UDP.
+    pub answers: Answers,
 }
 
 impl Service {
-    /// Around these items.
-    pub fn new(store: Store, line_max: usize, connections_max: usize, workers: usize) -> Service {
-        Service { store, clock: Clock::start(), line_max, connections_max, workers, connections: Connections::default() }
+    /// Around these items; `answer_max` is the longest answer over UDP.
+    pub fn new(store: Store, line_max: usize, connections_max: usize, workers: usize, answer_max: usize) -> Service {
+        let answers = Answers::new(answer_max, store.memory());
+        Service { store, clock: Clock::start(), line_max, connections_max, workers, connections: Connections::default(), answers }
     }
 }
 
@@ -60,6 +64,8 @@ pub enum Next {
     More,
     /// It is over: the answers are sent, and the connection is closed.
     Close,
+    /// As a datagram: what came is no command, and has no answer.
+    Nonsense,
 }
 
 /// A client's session.
@@ -67,6 +73,8 @@ pub struct Session<'s> {
     service: &'s Service,
     parser: Parser,
     pending: Pending<'s>,
+    /// Whether errors of whoever asks are answered.
+    tells_errors: bool,
 }
 
 impl std::fmt::Debug for Session<'_> {
@@ -78,7 +86,13 @@ impl std::fmt::Debug for Session<'_> {
 impl<'s> Session<'s> {
     /// At its beginning.
     pub fn new(service: &'s Service) -> Session<'s> {
-        Session { service, parser: Parser::new(service.line_max), pending: Pending::Nothing }
+        Session { service, parser: Parser::new(service.line_max), pending: Pending::Nothing, tells_errors: true }
+    }
+
+    /// For one datagram. Its sender may be forged: what is no command ends it without an answer, as another server's answer would otherwise be answered,
+    /// and that again. (No answer begins with a command: those are in small letters.)
+    pub fn of_datagram(service: &'s Service) -> Session<'s> {
+        Session { tells_errors: false, ..Session::new(service) }
     }
 
     /// Between two commands.
@@ -99,6 +113,7 @@ impl<'s> Session<'s> {
                 Event::More => return Ok((used, Next::More)),
                 Event::TooLong => return Ok((used, Next::Close)),
                 Event::Command(Command::Quit) => return Ok((used, Next::Close)),
+                Event::Command(Command::Refused(_)) if !self.tells_errors => return Ok((used, Next::Nonsense)),
                 Event::Command(command) => self.command(command, replies)?,
                 Event::Data(data) => {
                     if let Pending::Store { draft, at, .. } = &mut self.pending {

@@ -68,7 +68,7 @@ fn scans_find_as_many_as_there_are() {
 
 #[test]
 fn requests_and_answers() {
-    let scan = Scan::new(store(1000, 24));
+    let scan = Scan::new(store(1000, 24), 900);
     let answer =
         |operation, key| scan.answer(&request(9, operation, key)).map(|words| [0, 1, 2, 3].map(|place| word(&words, place)));
     let found = |keys| {
@@ -81,7 +81,11 @@ fn requests_and_answers() {
     assert_eq!(answer(1, 7), found(7..107), "100 where nothing is said");
     assert_eq!(answer(1, 950), found(950..1000));
     assert_eq!(answer(1 + (5 << 8), 7), found(7..12));
-    assert_eq!(answer(1 + (u64::MAX << 8), 7), found(7..1000));
+    assert_eq!(answer(1 + (900 << 8), 7), found(7..907), "as many as there may be");
+    assert_eq!(answer(1 + (900 << 8), 990), found(990..1000));
+    for more in [901, u64::MAX >> 8] {
+        assert_eq!(answer(1 + (more << 8), 7), Some([9, TOO_MANY, 900, 0]), "one may not read all of it");
+    }
     assert_eq!(answer(1, 1000), Some([9, NOT_FOUND, 0, 0]));
     for wrong in [2, 255, 1 << 8, u64::MAX] {
         assert_eq!(answer(wrong, 7), None, "operation {wrong:#x}");

@@ -329,7 +329,7 @@ fn without_seconds(answer: &[u8]) -> Vec<u8> {
 
 fn compare(seed: u64) {
     let Some(mut memcached) = Memcached::start() else { return };
-    let service = Service::new(Store::new(256 << 20, 1 << 20).unwrap(), 65536, 10, 1);
+    let service = Service::new(Store::new(256 << 20, 1 << 20).unwrap(), 65536, 10, 1, 1392);
     let mut session = Session::new(&service);
     let mut maker = Maker { random: Xoshiro256PlusPlus::seed_from_u64(seed), cas: 1 };
     let mut cut = Xoshiro256PlusPlus::seed_from_u64(seed + 1);
