@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages failures follow secrecy bench-ends report serve suites suites-long soak soak-long newcomer front bench setup install uninstall clean
+.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages failures follow secrecy family bench-ends report serve suites suites-long soak soak-long newcomer front bench setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
@@ -65,6 +65,7 @@ unithreads: ## unithreads on far memory
 devices: ## block devices as swap space; room that goes back to the disk
 spaces: ## swap spaces that come, go and die while a program runs
 secrecy: ## --encrypt: swap files are noise, the key is in no core dump
+family: ## what Farshore shows of itself, and whom it lets in
 bench-ends: ## farshore bench: what it measures, and that nothing stays behind
 suites: ## other people's test suites, natively and under farshore (a part of each)
 suites-long: ## other people's test suites as a whole
@@ -79,7 +80,7 @@ bench-ends:
 	python3 tools/test.py bench $(ARGS)
 newcomer: setup ## what a newcomer does first: both demos, small, and all of it once more in a fresh Debian (as root)
 	python3 tools/test.py demo demo-kv fresh $(ARGS)
-front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages failures follow secrecy report serve suites suites-long soak soak-long:
+front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages failures follow secrecy family report serve suites suites-long soak soak-long:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

@@ -260,6 +260,8 @@ def parts(seed):
              [Command([sys.executable, os.path.join(real, "follow.py")], count_last_line)], 10, r"", needs_build=True),
         Part("secrecy", "--encrypt: swap files are noise, the key is in no core dump",
              [Command([sys.executable, os.path.join(real, "secrecy.py")], count_last_line)], 3, r"", needs_build=True),
+        Part("family", "what farshore shows of itself, and whom it lets in",
+             [Command([sys.executable, os.path.join(real, "family.py")], count_last_line)], 5, r"", needs_build=True),
         Part("suites", "other people's suites, natively and under farshore: a part of each",
              [Command([sys.executable, suites, "--short", "--jobs", "4"], count_last_line)], 15, r" +\d+ s ", needs_build=True),
         Part("suites-long", "other people's suites as a whole, in a quarter of their memory and in 16 MiB",

@@ -12,6 +12,9 @@
 //! So there is nothing to be notified of and nothing that can be forgotten. A member looks after its own children, and after
 //! those whose parent is gone.
 //!
+//! A new description is had by way of `/proc`. A program whose root directory has none any more forks all the same: then the child shares its parent's
+//! description, the parent looks whether its process is still there ([`Tie::Description`]), and the parent's line counts as alive as long as such a child is.
+//!
 //! | state of a line | meaning |
 //! |---|---|
 //! | free | nobody's |
@@ -86,18 +89,25 @@ struct Heir {
     line: u32,
     generation: u32,
     share: u64,
-    /// Of a child with the parent's table of descriptors: its process, and the description by which it is alive. That does not end
-    /// with the process, so the process is looked for.
-    tied: Option<(u32, Fd)>,
+    /// Of a child whose lock does not end with its process: the process, which is looked for.
+    tied: Option<(u32, Tie)>,
+}
+
+/// Why a child's lock outlives it.
+enum Tie {
+    /// It has the parent's table of descriptors, and in it the description by which it is alive.
+    Table(#[allow(dead_code, reason = "held until it is dropped")] Fd),
+    /// It shares the description by which its parent is alive.
+    Description,
 }
 
 impl Heir {
     /// Whether the process of a tied one is not there any more.
     fn has_ended(&self) -> bool {
         const SYS_KILL: u64 = 62;
-        self.tied.as_ref().is_some_and(|&(pid, _)| {
+        self.tied.as_ref().is_some_and(|(pid, _)| {
             // SAFETY: asks only.
-            let asked = unsafe { syscall_result(SYS_KILL, [u64::from(pid), 0, 0, 0, 0, 0]) };
+            let asked = unsafe { syscall_result(SYS_KILL, [u64::from(*pid), 0, 0, 0, 0, 0]) };
             asked == Err(Errno::ESRCH)
         })
     }
@@ -120,7 +130,14 @@ struct Kin {
 impl Kin {
     /// Gives up what kept the lines of tied children alive that are not there any more, so that they can be buried.
     fn release_ended(&mut self) {
-        self.heirs.iter_mut().filter(|heir| heir.has_ended()).for_each(|heir| heir.tied = None);
+        for heir in self.heirs.iter_mut().filter(|heir| heir.has_ended()) {
+            match heir.tied.take() {
+                // Closed: that was its last descriptor.
+                Some((_, Tie::Table(_))) | None => {}
+                // If that fails its line stays as it is, and what is held for it.
+                Some((_, Tie::Description)) => drop(fd::unlock_byte(self.alive.as_fd(), heir.line)),
+            }
+        }
     }
 }
 
@@ -129,19 +146,35 @@ pub fn has_tied() -> bool {
     KIN.with(|kin| {
         let Some(kin) = kin else { return false };
         kin.release_ended();
-        kin.heirs.iter().any(|heir| heir.tied.is_some())
+        kin.heirs.iter().any(|heir| matches!(heir.tied, Some((_, Tie::Table(_)))))
     })
 }
 
 static LEDGER: AtomicPtr<Ledger> = AtomicPtr::new(core::ptr::null_mut());
 static KIN: Mutex<Option<Kin>> = Mutex::new(None);
+/// The files of a ledger that nobody has needed yet: made while there is a `/proc` to be had.
+static PREPARED: Mutex<Option<Files>> = Mutex::new(None);
+
+/// A ledger's file, and another description of it.
+struct Files {
+    file: Fd,
+    alive: Fd,
+}
+
+impl Files {
+    fn of(file: Fd) -> Result<Files, Errno> {
+        let alive = describe(&file)?;
+        Ok(Files { file, alive })
+    }
+}
 
 /// A child that is about to be forked.
 pub struct Child {
     line: u32,
     generation: u32,
     share: u64,
-    alive: Fd,
+    /// `None`: it shares its parent's.
+    alive: Option<Fd>,
 }
 
 impl Ledger {
@@ -157,8 +190,19 @@ fn ledger() -> Option<&'static Ledger> {
 }
 
 /// Another description of the ledger's file, under a high number.
-fn describe(runtime: &Runtime, file: &Fd) -> Result<Fd, Errno> {
-    fd::describe(runtime.proc_root.as_fd(), file.as_fd()).map(crate::start::raise)
+fn describe(file: &Fd) -> Result<Fd, Errno> {
+    fd::describe(file.as_fd()).map(crate::start::raise)
+}
+
+/// Start-up: what a family will need that cannot be had later, when the program may have another root directory.
+pub fn prepare(runtime: &Runtime) -> Result<(), Errno> {
+    let file = match &runtime.options.family {
+        Some(handed) => take_over(handed.ledger)?,
+        None => make_file()?,
+    };
+    let files = Files::of(file)?;
+    PREPARED.with(|place| *place = Some(files));
+    Ok(())
 }
 
 /// Makes the ledger, or joins the one that was handed on through an exec: at the start of a process whose children run under
@@ -167,15 +211,12 @@ pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
     if KIN.with(|kin| kin.is_some()) {
         return own_threads::start_kin();
     }
-    let (file, is_new) = match &runtime.options.family {
-        Some(handed) => (take_over(handed.ledger)?, false),
-        None => (make_file()?, true),
-    };
+    let is_new = runtime.options.family.is_none();
+    let Some(Files { file, alive }) = PREPARED.with(Option::take) else { return Err(Errno::ENOMEM) };
     let ledger = map(&file)?;
     if is_new {
         ledger.limit.store(runtime.engine.budget(), Ordering::Release);
     }
-    let alive = describe(runtime, &file)?;
     let line = enter(ledger, &alive, NOBODY)?;
     let member = &ledger.members[line as usize];
     member.pid.store(getpid(), Ordering::Relaxed);
@@ -264,13 +305,13 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
     KIN.with(|kin| {
         let Some(kin) = kin else { return Err(Errno::ENOMEM) };
         kin.heirs.reserve(1);
-        let alive = describe(runtime, &kin.file)?;
-        let line = match enter(ledger, &alive, kin.me) {
+        let alive = describe(&kin.file).ok();
+        let line = match enter(ledger, alive.as_ref().unwrap_or(&kin.alive), kin.me) {
             // Those who are gone have their lines until somebody looks.
             Err(Errno::EAGAIN) => {
                 kin.release_ended();
                 while bury(ledger, kin) {}
-                enter(ledger, &alive, kin.me)
+                enter(ledger, alive.as_ref().unwrap_or(&kin.alive), kin.me)
             }
             entered => entered,
         }?;
@@ -311,8 +352,13 @@ pub fn set_first_budget(engine: &crate::runtime::TheEngine) {
 pub fn in_parent(runtime: &Runtime, child: Child, pid: u32, closes: bool) {
     let Child { line, generation, share, alive } = child;
     if pid != 0 {
-        // One table of descriptors: closed here it would be closed there.
-        let tied = (!closes).then_some((pid, alive));
+        let tied = match alive {
+            // Closed here.
+            Some(_) if closes => None,
+            // One table of descriptors: closed here it would be closed there.
+            Some(alive) => Some((pid, Tie::Table(alive))),
+            None => Some((pid, Tie::Description)),
+        };
         KIN.with(|kin| {
             if let Some(kin) = kin {
                 kin.heirs.push(Heir { line, generation, share, tied });
@@ -323,6 +369,9 @@ pub fn in_parent(runtime: &Runtime, child: Child, pid: u32, closes: bool) {
     }
     runtime.engine.slots.unshare(share);
     // First the lock: who takes the line locks it anew.
+    if alive.is_none() {
+        let _ = KIN.with(|kin| kin.as_ref().map(|kin| fd::unlock_byte(kin.alive.as_fd(), line)));
+    }
     drop(alive);
     if let Some(ledger) = ledger() {
         ledger.members[line as usize].state.store(FREE, Ordering::Release);
@@ -333,13 +382,16 @@ pub fn in_parent(runtime: &Runtime, child: Child, pid: u32, closes: bool) {
 pub fn in_child(child: Child, closes: bool) {
     // Another thread may have been reading. (Changes are made under the address-space lock, which the fork held.)
     KIN.reset();
+    PREPARED.reset();
     KIN.with(|kin| {
         let Some(kin) = kin else { return };
-        let parents = core::mem::replace(&mut kin.alive, child.alive);
-        if closes {
-            drop(parents);
-        } else {
-            core::mem::forget(parents);
+        if let Some(alive) = child.alive {
+            let parents = core::mem::replace(&mut kin.alive, alive);
+            if closes {
+                drop(parents);
+            } else {
+                core::mem::forget(parents);
+            }
         }
         kin.me = child.line;
         for heir in kin.heirs.drain(..) {
@@ -360,7 +412,8 @@ pub fn handed() -> Option<Handed> {
 
 /// Our descriptors.
 pub fn own_fds() -> Vec<i32> {
-    KIN.with(|kin| kin.iter().flat_map(|kin| [kin.file.raw(), kin.alive.raw()]).collect())
+    let prepared = PREPARED.with(|files| files.as_ref().map(|files| [files.file.raw(), files.alive.raw()]));
+    KIN.with(|kin| kin.as_ref().map(|kin| [kin.file.raw(), kin.alive.raw()]).or(prepared).into_iter().flatten().collect())
 }
 
 const FUTEX_WAIT: u64 = 0;

@@ -195,7 +195,7 @@ fn adopt(parents: &'static Runtime, own_files: bool) -> Result<Runtime, String> 
     }
     let uffd = start::raise_uffd(start::open_uffd(&parents.options)?);
     register_all(parents, &uffd)?;
-    let memory = SelfMem::for_child(&parents.proc_root).raise(start::lowest_own_descriptor());
+    let memory = SelfMem::for_child().raise(start::lowest_own_descriptor());
     let kernel = LinuxKernel::with_parts(uffd, old.kernel.advice().for_child(), memory, parents.options.fault == FaultMode::Poll);
     let shape = family::child_shape(parents);
     // SAFETY: the parent's engine is not used in this process from here on; its words have one user.
@@ -252,7 +252,6 @@ fn adopt(parents: &'static Runtime, own_files: bool) -> Result<Runtime, String> 
         space,
         shape,
         faults: parents.faults.clone(),
-        proc_root: duplicate(parents)?,
         first: false,
         started_ns: MonotonicClock::new().now_ns(),
         program: parents.program.clone(),
@@ -278,12 +277,6 @@ fn own_space(options: &Options, faults: Option<FaultConfig>) -> farshore_backend
             // The evictor that asks for it only learns that there is no space.
             .inspect_err(|why| report::line(format_args!("a forked child has no swap space of its own: {why}")))
     })
-}
-
-fn duplicate(parents: &Runtime) -> Result<farshore_sys::fd::Fd, String> {
-    farshore_sys::fd::open_at(parents.proc_root.raw(), c".", farshore_sys::fd::O_PATH)
-        .map(start::raise)
-        .map_err(|why| format!("/proc cannot be opened ({why:?})"))
 }
 
 /// Closes the parent's descriptors that are of no use here: its userfaultfd, its view of its memory, its rings. The swap files stay.

@@ -44,8 +44,6 @@ pub struct Runtime {
     pub shape: Shape,
     /// Faults that swap spaces have injected (tests).
     pub faults: Option<FaultConfig>,
-    /// `/proc`, wherever the program's root directory is.
-    pub proc_root: Fd,
     /// This is the process that `farshore run` became, not a fork of it.
     pub first: bool,
     /// When Farshore began, by the monotonic clock, ns.
@@ -116,8 +114,6 @@ pub struct Parts {
     /// See [`Runtime`].
     pub faults: Option<FaultConfig>,
     /// See [`Runtime`].
-    pub proc_root: Fd,
-    /// See [`Runtime`].
     pub first: bool,
     /// See [`Runtime`].
     pub started_ns: u64,
@@ -135,7 +131,6 @@ impl Parts {
             own_fds: AtomicPtr::new(core::ptr::null_mut()),
             shape: self.shape,
             faults: self.faults,
-            proc_root: self.proc_root,
             first: self.first,
             started_ns: self.started_ns,
             program: self.program,
@@ -155,7 +150,7 @@ impl Runtime {
     /// One of our descriptors has come: remembers them all anew. Rare: what was known before is leaked, since others may look at it.
     pub fn note_own_fds(&self) {
         let kernel = &self.engine.kernel;
-        let mut all = vec![kernel.uffd().fd().raw(), self.proc_root.raw()];
+        let mut all = vec![kernel.uffd().fd().raw()];
         all.extend(kernel.memory().fd().map(Fd::raw));
         all.extend(self.engine.backend.fds());
         all.extend(crate::family::own_fds());

@@ -35,7 +35,7 @@ use farshore_engine::traits::{Backend, Clock, PageBuf};
 use farshore_engine::{Engine, Nodes, Shape};
 use farshore_policy::{BuiltIn, Chosen, prefetch};
 use farshore_sys::clock::MonotonicClock;
-use farshore_sys::fd::{self, Fd};
+use farshore_sys::fd::Fd;
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::own::map_own;
@@ -112,6 +112,7 @@ fn start(mut options: Options) -> Result<(), String> {
     }
     let runtime = install(build(options, kernel, backend, faults)?);
     std::panic::set_hook(Box::new(|info| report::abort(format_args!("bug: {info}"))));
+    family::prepare(runtime).map_err(|why| format!("the list of this program's processes cannot be made ({why:?})"))?;
     runtime.note_own_fds();
     own_threads::start(runtime)?;
     if runtime.options.follow {
@@ -149,14 +150,13 @@ fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, faults: Opt
     let staging = staging(shape)?;
     let clock = MonotonicClock::new();
     let started_ns = clock.now_ns();
-    let proc_root = fd::open(c"/proc", fd::O_PATH).map_err(|why| format!("/proc cannot be opened ({why:?}); is it mounted?"))?;
     // SAFETY: fresh memory of just this size that nobody else knows.
     let engine = unsafe { Engine::new(shape, kernel, backend, policy, clock, KernelFutex, staging) };
     // SAFETY: asks only.
     let brk = unsafe { vm::brk(0) };
     let space = Space { heap_floor: brk.next_multiple_of(4096), brk };
     let program = std::env::args().next().unwrap_or_default();
-    let parts = Parts { engine, options, space, shape, faults, proc_root: raise(proc_root), first: true, started_ns, program };
+    let parts = Parts { engine, options, space, shape, faults, first: true, started_ns, program };
     Ok(parts.assemble())
 }
 

@@ -3,7 +3,7 @@
 use crate::raw::{self, Errno, nr};
 use alloc_crate::vec::Vec;
 use core::ffi::CStr;
-use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::fd::{AsFd as _, AsRawFd, BorrowedFd};
 
 const AT_FDCWD: u64 = -100i64 as u64;
 const O_CLOEXEC: u64 = 0o2000000;
@@ -13,8 +13,8 @@ const F_DUPFD_CLOEXEC: u64 = 1030;
 pub const O_RDONLY: u64 = 0;
 /// Open for reading and writing.
 pub const O_RDWR: u64 = 2;
-/// Only a place in the tree of files, to open others from.
-pub const O_PATH: u64 = 0o10_000_000;
+/// What another process could hold up the opening of does not wait for it.
+pub(crate) const O_NONBLOCK: u64 = 0o4_000;
 
 /// A descriptor that is closed when dropped. Always close-on-exec.
 #[derive(Debug)]
@@ -166,14 +166,26 @@ pub fn is_byte_locked(fd: BorrowedFd<'_>, byte: u32) -> bool {
     asked.is_err() || lock.kind != F_UNLCK
 }
 
-/// Another description of an open file, which is found by a descriptor of `/proc`.
+/// Another description of an open file, for reading and writing.
+///
+/// The way is `/proc`, as the calling thread sees it: no descriptor of `/proc` is kept for this, since a program that has shut itself in (`chroot`)
+/// could leave by it. What is found there is compared with the file that is meant.
 ///
 /// # Errors
-/// What openat(2) answers.
-pub fn describe(proc: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> Result<Fd, Errno> {
-    let path = alloc_crate::format!("self/fd/{}\0", fd.as_raw_fd());
+/// What openat(2) answers, `ENOENT` where no `/proc` is mounted; `ENOENT` too if another file was found.
+pub fn describe(fd: BorrowedFd<'_>) -> Result<Fd, Errno> {
+    let path = alloc_crate::format!("/proc/thread-self/fd/{}\0", fd.as_raw_fd());
     let path = CStr::from_bytes_with_nul(path.as_bytes()).map_err(|_| Errno::EINVAL)?;
-    open_at(proc.as_raw_fd(), path, O_RDWR)
+    // Not what anybody has put there: the file that we have open, which no name leads to, or nothing.
+    let wanted = identity(fd)?;
+    let found = open(path, O_RDWR | O_NONBLOCK)?;
+    if identity(found.as_fd())? == wanted { Ok(found) } else { Err(Errno::ENOENT) }
+}
+
+/// Which file it is: device and inode.
+fn identity(fd: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
+    let stat = rustix::fs::fstat(fd).map_err(|errno| Errno(errno.raw_os_error()))?;
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 /// Tells a block device that so many bytes from `offset` on are needed no more (`BLKDISCARD`). What they hold afterwards is anything.
@@ -235,8 +247,7 @@ mod tests {
         let path = path.unwrap();
         std::fs::write(path.to_str().unwrap(), b"x").unwrap();
         let one = open(&path, O_RDWR).unwrap();
-        let proc = open(c"/proc", O_PATH).unwrap();
-        let other = describe(proc.as_fd(), one.as_fd()).unwrap();
+        let other = describe(one.as_fd()).unwrap();
         std::fs::remove_file(path.to_str().unwrap()).unwrap();
         assert_eq!(lock_byte(one.as_fd(), 7), Ok(()));
         assert_eq!(lock_byte(other.as_fd(), 7), Err(Errno::EAGAIN));

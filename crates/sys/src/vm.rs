@@ -327,15 +327,33 @@ impl SelfMem {
     /// Opens it. For start-up; a forked child must open its own.
     ///
     /// # Errors
-    /// What open(2) answers.
+    /// What open(2) answers; `ENOENT` too if what is found there is not this process' memory.
     pub fn open() -> Result<SelfMem, Errno> {
-        Ok(SelfMem { fd: Some(fd::open(c"/proc/self/mem", fd::O_RDONLY)?) })
+        let memory = SelfMem { fd: Some(fd::open(c"/proc/self/mem", fd::O_RDONLY | fd::O_NONBLOCK)?) };
+        if memory.is_ours() { Ok(memory) } else { Err(Errno::ENOENT) }
     }
 
-    /// Opens a forked child's, from a descriptor of `/proc`: the child may have another root directory by now. A process that has given
-    /// up its rights may not have it: then every read fails.
-    pub fn for_child(proc_root: &Fd) -> SelfMem {
-        SelfMem { fd: fd::open_at(proc_root.raw(), c"self/mem", fd::O_RDONLY).ok() }
+    /// Opens a forked child's. A process that has given up its rights may not have it, nor one whose root directory has no `/proc` by now: then every
+    /// read fails, and unreadable pages stay where they are.
+    pub fn for_child() -> SelfMem {
+        SelfMem::open().unwrap_or(SelfMem { fd: None })
+    }
+
+    /// Whether it is this process' memory: it shows what was written just now, and again. Where the program has another root directory, a file of this name may
+    /// be anything.
+    fn is_ours(&self) -> bool {
+        const GETRANDOM: u64 = 318;
+        let mut challenge = [0u64; 2];
+        let at = challenge.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: the kernel writes 16 bytes there. Without random numbers the two words differ all the same, below.
+        let _ = unsafe { raw::syscall(GETRANDOM, [at, 16, 1, 0, 0, 0]) };
+        let first = challenge[0];
+        [first, !first].into_iter().all(|word| {
+            let mut seen = [0; 8];
+            // SAFETY: a live local, written so that the compiler does not keep it elsewhere.
+            unsafe { core::ptr::write_volatile(&raw mut challenge[0], word) };
+            self.read(at, &mut seen).is_ok() && u64::from_ne_bytes(seen) == word
+        })
     }
 
     /// Reads `into.len()` bytes at `addr`.

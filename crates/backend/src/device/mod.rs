@@ -49,8 +49,6 @@ struct Held {
     device: OwnedFd,
     /// A file in memory, a byte a region: who has locked it has the region.
     regions: OwnedFd,
-    /// `/proc`, by which a description of `regions` is had, wherever the program's root directory is by then.
-    proc: OwnedFd,
     bytes: u64,
     /// Places that use it.
     users: AtomicU32,
@@ -107,7 +105,7 @@ pub(crate) fn open_device(path: &Path, force: bool, direct: bool, notice: &mut d
 fn describe(held: &'static Held, direct: bool, notice: &mut dyn FnMut(&str)) -> Result<Opened, OpenError> {
     let failed = |doing| move |errno| OpenError::Io { doing, path: held.path.clone(), errno };
     let fd = dup(&held.device).and_then(place_high).map_err(failed("find a free descriptor for the swap device"))?;
-    let claims = sys_fd::describe(held.proc.as_fd(), held.regions.as_fd()).map_err(|errno| Errno::from_raw_os_error(errno.0));
+    let claims = sys_fd::describe(held.regions.as_fd()).map_err(|errno| Errno::from_raw_os_error(errno.0));
     // SAFETY: opened just now, and given away by `into_raw`.
     let claims = claims.map(|claims| unsafe { OwnedFd::from_raw_fd(claims.into_raw()) });
     let claims = claims.and_then(place_high).map_err(failed("claim a part of the swap device (is /proc mounted?)"))?;
@@ -120,15 +118,10 @@ fn describe(held: &'static Held, direct: bool, notice: &mut dyn FnMut(&str)) -> 
     Ok(Opened { fd, regions, bytes: held.bytes })
 }
 
-fn open_proc() -> Result<OwnedFd, Errno> {
-    open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(place_high)
-}
-
 /// Takes a device that nobody else has.
 fn take(path: &Path, force: bool, notice: &mut dyn FnMut(&str)) -> Result<Held, OpenError> {
     let failed = |doing| move |errno| OpenError::Io { doing, path: path.to_owned(), errno };
     check::check(path)?;
-    let proc = open_proc().map_err(failed("open /proc for the swap device"))?;
     let device = open_alone(path)?;
     let sector = ioctl_blksszget(&device).map_err(failed("ask for the sectors of"))?;
     if sector > SECTOR_MAX {
@@ -154,7 +147,6 @@ fn take(path: &Path, force: bool, notice: &mut dyn FnMut(&str)) -> Result<Held, 
         path: path.to_owned(),
         device: place_high(device).map_err(failed("raise the descriptor of"))?,
         regions,
-        proc,
         bytes,
         users: AtomicU32::new(0),
     })
@@ -188,7 +180,7 @@ fn let_go(held: &'static Held) {
     for entry in &HELD {
         let is_it = core::ptr::eq(entry.load(Ordering::Acquire), held);
         if is_it && entry.swap(core::ptr::null_mut(), Ordering::AcqRel).cast_const() == core::ptr::from_ref(held) {
-            for fd in [&held.device, &held.regions, &held.proc] {
+            for fd in [&held.device, &held.regions] {
                 // SAFETY: nobody uses it any more, and `held` is never dropped.
                 unsafe { rustix::io::close(fd.as_raw_fd()) };
             }
@@ -198,7 +190,7 @@ fn let_go(held: &'static Held) {
 
 /// Descriptors of devices that no place of an array has for itself.
 pub(crate) fn fds() -> impl Iterator<Item = RawFd> {
-    all_held().flat_map(|held| [held.device.as_raw_fd(), held.regions.as_raw_fd(), held.proc.as_raw_fd()])
+    all_held().flat_map(|held| [held.device.as_raw_fd(), held.regions.as_raw_fd()])
 }
 
 /// What a program that is started gets, so that it can use the devices too.
@@ -230,9 +222,8 @@ pub fn adopt(handed: &[HandedDevice]) -> Result<(), OpenError> {
         if kind != FileType::BlockDevice {
             return Err(failed(Errno::NOTBLK));
         }
-        let proc = open_proc();
         let bytes = seek(&device, SeekFrom::End(0)).map_err(failed)?;
-        let held = Held { path: path.clone(), device, regions, proc: proc.map_err(failed)?, bytes, users: AtomicU32::new(0) };
+        let held = Held { path: path.clone(), device, regions, bytes, users: AtomicU32::new(0) };
         hold(held).map(drop)
     })
 }

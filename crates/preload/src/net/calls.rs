@@ -16,7 +16,7 @@
 #[path = "calls/commands.rs"]
 mod commands;
 #[path = "calls/descriptors.rs"]
-mod descriptors;
+pub mod descriptors;
 #[path = "calls/exec.rs"]
 pub mod exec;
 #[path = "calls/follow.rs"]
@@ -46,9 +46,15 @@ pub const NEEDED_SIGNALS: u64 = signal_bit(libc::SIGBUS) | signal_bit(libc::SIGS
 #[inline]
 pub fn dispatch(mem: &impl Memory, nr: u64, args: &Args) -> Option<i64> {
     let Some(entry) = table::lookup(nr) else { return Some(errno(libc::ENOSYS)) };
-    if descriptors::names_own(mem, entry, args) {
-        return Some(errno(libc::EBADF));
-    }
+    let shown;
+    let args = match descriptors::hide(mem, entry, args) {
+        Ok(None) => args,
+        Ok(Some(others)) => {
+            shown = others;
+            &shown
+        }
+        Err(refused) => return Some(refused),
+    };
     let result = match entry.kind {
         Kind::NoPointers | Kind::Passed(_) | Kind::Gone => mem.raw(nr, args),
         Kind::Kept(rule, _) => buffers::keep(mem, nr, args, &rule),
@@ -77,6 +83,7 @@ fn special(mem: &impl Memory, what: Special, nr: u64, args: &Args) -> i64 {
         Special::Pselect => waits::pselect(mem, nr, args),
         Special::Suspend => waits::suspend(mem, nr, args),
         Special::CloseRange => descriptors::close_range(mem, nr, args),
+        Special::FetchDescriptor => descriptors::fetch(mem, nr, args),
         Special::Fcntl => descriptors::fcntl(mem, nr, args),
         Special::Ioctl => commands::ioctl(mem, args),
         Special::Prctl => commands::prctl(mem, args),

@@ -86,7 +86,21 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
 
 fn serve(runtime: &'static Runtime, number: u64, args: &Args) -> i64 {
     unithreads::settle();
-    match server(number) {
+    let server = server(number);
+    if server != Server::Rest
+        && let Some(entry) = table::lookup(number)
+    {
+        return match calls::descriptors::hide(net(), entry, args) {
+            Ok(shown) => change(runtime, server, number, shown.as_ref().unwrap_or(args)),
+            Err(refused) => refused,
+        };
+    }
+    pinned(number, args)
+}
+
+/// Calls that change memory, signals, processes or limits.
+fn change(runtime: &'static Runtime, server: Server, number: u64, args: &Args) -> i64 {
+    match server {
         Server::Memory => memory::call(runtime, number, args),
         Server::Signals => signals::handle(number, args),
         Server::Process => process::call(number, args),
@@ -108,7 +122,9 @@ fn serve_on_managed_stack(runtime: &'static Runtime, number: u64, args: &Args) -
 /// Lets the calls that neither touch memory nor need a look at their arguments go straight to the kernel. At start-up.
 pub fn mark_plain_calls() {
     for number in (0..table::COUNT as u64).filter(|&number| server(number) == Server::Rest) {
-        if table::describe(number).is_some_and(|entry| entry.kind == table::Kind::NoPointers && entry.descriptors == 0) {
+        if table::describe(number)
+            .is_some_and(|entry| entry.kind == table::Kind::NoPointers && entry.descriptors | entry.perhaps == 0)
+        {
             entry::set_plain(number, true);
         }
     }

@@ -162,6 +162,8 @@ pub enum Special {
     CloseRange,
     /// `fcntl`, by command.
     Fcntl,
+    /// `pidfd_getfd`: what it brings must not be Farshore's own.
+    FetchDescriptor,
     /// `ioctl`, by the size in the request, with a few by name.
     Ioctl,
     /// `prctl`, by option.
@@ -253,14 +255,15 @@ pub struct Entry {
     pub kind: Kind,
     /// A bit for each argument that is a descriptor: Farshore's own answer `EBADF` there ([`super::calls`]).
     pub descriptors: u8,
-    /// The argument with the flags, one of which (`AT_EMPTY_PATH`) makes argument 0 the descriptor that is meant; 0 if there is none.
-    pub empty_path: u8,
+    /// A bit for each argument that is a descriptor if other arguments say so: in the place of Farshore's own the kernel is shown one that is not
+    /// open, and it decides.
+    pub perhaps: u8,
 }
 
 /// One more than the highest number in the table.
 pub const COUNT: usize = 472;
 
-const UNASSIGNED: Entry = Entry { name: "", kind: Kind::Refused("there is no such call"), descriptors: 0, empty_path: 0 };
+const UNASSIGNED: Entry = Entry { name: "", kind: Kind::Refused("there is no such call"), descriptors: 0, perhaps: 0 };
 
 static TABLE: [Entry; COUNT] = build();
 
@@ -272,7 +275,7 @@ const fn build() -> [Entry; COUNT] {
         let (nr, name, kind) = list[i];
         assert!(table[nr as usize].name.is_empty(), "a number is listed twice");
         assert!(i == 0 || list[i - 1].0 < nr, "the list is in order");
-        table[nr as usize] = Entry { name, kind, descriptors: 0, empty_path: 0 };
+        table[nr as usize] = Entry { name, kind, descriptors: 0, perhaps: 0 };
         i += 1;
     }
     let mut i = 0;
@@ -287,9 +290,15 @@ const fn build() -> [Entry; COUNT] {
         i += 1;
     }
     let mut i = 0;
-    while i < entries::EMPTY_PATH.len() {
-        let (nr, flags) = entries::EMPTY_PATH[i];
-        table[nr as usize].empty_path = flags;
+    while i < entries::PERHAPS.len() {
+        let (bits, numbers) = entries::PERHAPS[i];
+        let mut j = 0;
+        while j < numbers.len() {
+            assert!(table[numbers[j] as usize].perhaps == 0, "a number is listed twice");
+            assert!(table[numbers[j] as usize].descriptors & bits == 0, "either always, or perhaps");
+            table[numbers[j] as usize].perhaps = bits;
+            j += 1;
+        }
         i += 1;
     }
     table

@@ -304,6 +304,31 @@ fn own_descriptors_are_not_there() {
     let empty = buffer + 100;
     assert_eq!(fake.call(libc::SYS_newfstatat, &[mine, empty, buffer, libc::AT_EMPTY_PATH as u64]), bad);
     assert_eq!(fake.call(libc::SYS_statx, &[mine, empty, libc::AT_EMPTY_PATH as u64, 0, buffer]), bad);
+    assert_eq!(fake.call(libc::SYS_linkat, &[mine, empty, mine, empty, libc::AT_EMPTY_PATH as u64]), bad);
+    fake.put(empty, b"..\0");
+    assert_eq!(fake.call(libc::SYS_openat, &[mine, empty, 0]), bad);
+    assert_eq!(fake.call(libc::SYS_newfstatat, &[mine, empty, buffer + 512, 0]), bad);
+    // It is not given away in a message either: a header of 56 bytes, and control data with one number.
+    let (header, control) = (buffer + 1024, buffer + 2048);
+    let rights = |number: u64| [20, libc::SOL_SOCKET as u64 | (libc::SCM_RIGHTS as u64) << 32, number];
+    fake.put_words(header, &[0, 0, 0, 0, control, 24, 0]);
+    fake.put_words(header + 64, &[0, 0, 0, 0, control + 64, 24, 0]);
+    fake.put_words(control, &rights(mine));
+    fake.put_words(control + 64, &rights(numbers[0] as u64));
+    let (one, other) = UnixStream::pair().expect("sockets");
+    assert_eq!(fake.call(libc::SYS_sendmsg, &[one.as_raw_fd() as u64, header, 0]), bad);
+    assert_eq!(fake.call(libc::SYS_sendmsg, &[one.as_raw_fd() as u64, header + 64, 0]), 0);
+    assert_eq!(fake.call(libc::SYS_sendmmsg, &[one.as_raw_fd() as u64, header, 2, 0]), bad);
+    drop((one, other));
+    // The process' own table by a pidfd.
+    let this = fake.call(libc::SYS_pidfd_open, &[u64::from(std::process::id()), 0]) as u64;
+    let fetched = fake.call(libc::SYS_pidfd_getfd, &[this, numbers[0] as u64, 0]);
+    assert!(fetched >= 0 || fetched == errno(libc::ENOSYS), "{fetched}");
+    if fetched >= 0 {
+        assert_eq!(fake.call(libc::SYS_close, &[fetched as u64]), 0);
+        assert_eq!(fake.call(libc::SYS_pidfd_getfd, &[this, mine, 0]), bad);
+    }
+    fake.call(libc::SYS_close, &[this]);
     // The directory is not looked at for a path that begins at the root.
     fake.put(empty, b"/\0");
     assert_eq!(fake.call(libc::SYS_newfstatat, &[mine, empty, buffer + 512, 0]), 0);

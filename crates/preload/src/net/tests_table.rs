@@ -1,5 +1,7 @@
 //! The table against lists that others keep.
 
+use super::super::buffers::fake::Fake;
+use super::super::calls::descriptors::hide;
 use super::document::{markdown, pointer_arguments};
 use super::*;
 
@@ -99,6 +101,55 @@ fn every_user_pointer_of_the_kernel_is_in_the_table() {
         seen += usize::from(wanted != 0);
     }
     assert_eq!(seen, listed.len(), "a call of the list is not in the table");
+}
+
+/// The arguments of each call that are descriptors of the process, by their names in the kernel's tracepoints (`events/syscalls`) and the manual pages, on
+/// purpose not from the table.
+const DESCRIPTOR_ARGUMENTS: &str = "\
+    read:0 write:0 close:0 fstat:0 lseek:0 mmap:4 ioctl:0 pread64:0 pwrite64:0 readv:0 writev:0 dup:0 dup2:01 \
+    sendfile:01 connect:0 accept:0 sendto:0 recvfrom:0 sendmsg:0 recvmsg:0 shutdown:0 bind:0 listen:0 getsockname:0 \
+    getpeername:0 setsockopt:0 getsockopt:0 fcntl:0 flock:0 fsync:0 fdatasync:0 ftruncate:0 getdents:0 fchdir:0 \
+    fchmod:0 fchown:0 fstatfs:0 readahead:0 fsetxattr:0 fgetxattr:0 flistxattr:0 fremovexattr:0 getdents64:0 \
+    fadvise64:0 epoll_wait:0 epoll_ctl:02 mq_timedsend:0 mq_timedreceive:0 mq_notify:0 mq_getsetattr:0 \
+    inotify_add_watch:0 inotify_rm_watch:0 openat:0 mkdirat:0 mknodat:0 fchownat:0 futimesat:0 newfstatat:0 \
+    unlinkat:0 renameat:02 linkat:02 symlinkat:1 readlinkat:0 fchmodat:0 faccessat:0 splice:02 tee:01 \
+    sync_file_range:0 vmsplice:0 utimensat:0 epoll_pwait:0 signalfd:0 fallocate:0 timerfd_settime:0 \
+    timerfd_gettime:0 accept4:0 signalfd4:0 dup3:01 preadv:0 pwritev:0 perf_event_open:3 recvmmsg:0 fanotify_mark:03 \
+    name_to_handle_at:0 open_by_handle_at:0 syncfs:0 sendmmsg:0 setns:0 finit_module:0 renameat2:02 \
+    kexec_file_load:01 execveat:0 copy_file_range:02 preadv2:0 pwritev2:0 statx:0 pidfd_send_signal:0 open_tree:0 \
+    move_mount:02 fsconfig:04 fsmount:0 fspick:0 openat2:0 pidfd_getfd:0 faccessat2:0 epoll_pwait2:0 mount_setattr:0 \
+    quotactl_fd:0 landlock_add_rule:0 landlock_restrict_self:0 process_madvise:0 process_mrelease:0 cachestat:0 \
+    fchmodat2:0 setxattrat:0 getxattrat:0 listxattrat:0 removexattrat:0 open_tree_attr:0 file_getattr:0 \
+    file_setattr:0";
+
+#[test]
+fn every_descriptor_of_the_kernel_is_in_the_table() {
+    let fake = Fake::new(1, 4096).with_own(vec![4040, 4041]);
+    let listed: std::collections::BTreeMap<_, _> =
+        DESCRIPTOR_ARGUMENTS.split_whitespace().map(|word| word.split_once(':').expect("a name and its arguments")).collect();
+    let mut seen = 0;
+    for entry in (0..COUNT as u64).filter_map(describe) {
+        if matches!(entry.kind, Kind::Gone | Kind::Refused(_)) {
+            seen += listed.get(entry.name).map_or(0, |args| args.len());
+            continue;
+        }
+        for arg in 0..6 {
+            let wanted = listed.get(entry.name).is_some_and(|args| args.contains(&arg.to_string()));
+            let mut args = [0; 6];
+            args[arg] = 4041;
+            let hidden = match hide(&fake, entry, &args) {
+                Err(refused) => refused == -i64::from(libc::EBADF),
+                Ok(Some(shown)) => shown[arg] as i32 == -1 && (0..6).all(|other| other == arg || shown[other] == 0),
+                Ok(None) => false,
+            };
+            assert_eq!(hidden, wanted, "{}, argument {arg}: one of Farshore's own is not open there", entry.name);
+            args[arg] = 4042;
+            assert_eq!(hide(&fake, entry, &args), Ok(None), "{}: the program's own", entry.name);
+            seen += usize::from(wanted);
+        }
+    }
+    let all: usize = listed.values().map(|args| args.len()).sum();
+    assert_eq!(seen, all, "a call of the list is not in the table");
 }
 
 #[test]

@@ -43,7 +43,8 @@ mod messages;
 pub(super) mod pieces;
 
 use super::buffers::scratch::FAULT;
-use super::buffers::{Access, Args, IoVec, Memory, PAGE, PinSet, clip, pin_all, read_user};
+use super::buffers::{Access, Args, IoVec, Memory, PAGE, PinSet, clip, errno, pin_all, read_user};
+use super::calls::descriptors::gives_own;
 use super::table::{Flow, Transfer};
 use pieces::{Cursor, FileCall};
 
@@ -72,6 +73,7 @@ pub fn transfer(mem: &impl Memory, transfer: Transfer, nr: u64, args: &Args) -> 
         Transfer::Vector(flow) => vector(mem, flow, nr, args),
         Transfer::SendTo => messages::send_to(mem, args),
         Transfer::RecvFrom => messages::receive_from(mem, args),
+        Transfer::SendMsg if gives_own(mem, args[1]) => errno(libc::EBADF),
         Transfer::SendMsg => messages::send(mem, args),
         Transfer::RecvMsg => messages::receive(mem, args),
         Transfer::SendMany => many::send(mem, args),

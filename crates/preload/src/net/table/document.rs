@@ -26,7 +26,8 @@ A number that is not in the table gets `ENOSYS`, whatever its arguments are, as 
 than Farshore could keep pages for later, follow pointers inside structures, or change mappings, and none of that can be seen in
 its arguments. Programs that know such a call must run on kernels without it.
 
-A call with † takes descriptors: Farshore's own (its userfaultfd, its swap file, …) answer `EBADF` there, as if they were not open.
+A call with † takes descriptors: Farshore's own (its userfaultfd, its swap file, …) answer `EBADF` there, as if they were not open. Where
+other arguments decide whether it is looked at (the directory of a path that may be absolute), the kernel decides likewise.
 
 | number | call | user pointers and lengths | how they are made safe |
 |---|---|---|---|
@@ -39,7 +40,7 @@ pub fn markdown() -> String {
         if let Some(entry) = describe(nr) {
             let (pointers, how) = summary(entry.name, &entry.kind);
             // Writing to a String cannot fail.
-            let mark = if entry.descriptors | entry.empty_path == 0 { "" } else { " †" };
+            let mark = if entry.descriptors | entry.perhaps == 0 { "" } else { " †" };
             let _ = writeln!(text, "| {nr} | `{}`{mark} | {pointers} | {how} |", entry.name);
         }
     }
@@ -138,6 +139,7 @@ fn transfer_text(transfer: Transfer) -> &'static str {
 fn special_text(special: Special) -> &'static str {
     match special {
         Special::CloseRange => "no pointers; leaves Farshore's own descriptors out",
+        Special::FetchDescriptor => "no pointers; of the process itself it brings none of Farshore's own",
         Special::Fcntl => "pinned, by command",
         Special::Ioctl => {
             "pinned, by the size in the request, and what pointers inside lead to; **refused** are requests that hand memory to a device \

@@ -64,24 +64,37 @@ const ADDRESS: u64 = 256;
 const AIO: &str = "the kernel writes to the buffers after the call has returned; programs fall back on threads";
 const URING: &str = "the kernel touches buffers and rings after the call has returned; programs fall back on epoll or threads";
 
-/// Bits of the arguments that are descriptors, and the calls that have them there. Of the calls that take a directory for a path
-/// that begins there (`…at`) none is here: Farshore's descriptors are no directories that a path could begin at, but for
-/// `/proc`, whose files are everybody's.
+/// Bits of the arguments that are descriptors whatever the others are, and the calls that have them there.
 pub(super) const DESCRIPTORS: &[(u8, &[u16])] = &[
     (
         0b1,
         &[
             0, 1, 3, 5, 8, 16, 17, 18, 19, 20, 32, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 54, 55, 72, 73, 74, 75, 77, 78,
-            81, 91, 93, 138, 187, 190, 193, 196, 199, 217, 221, 232, 254, 255, 277, 281, 285, 286, 287, 288, 295, 296, 299, 301,
-            306, 307, 308, 327, 328, 424, 438, 441, 451,
+            81, 91, 93, 138, 187, 190, 193, 196, 199, 217, 221, 232, 242, 243, 244, 245, 254, 255, 277, 281, 282, 285, 286, 287,
+            288, 289, 295, 296, 299, 301, 304, 306, 307, 308, 313, 327, 328, 424, 431, 432, 438, 440, 441, 443, 445, 446, 448,
+            451,
         ],
     ),
-    (0b11, &[33, 40, 276, 292]),
+    (0b11, &[33, 40, 276, 292, 320]),
     (0b101, &[233, 275, 326]),
+    (0b1000, &[298]),
 ];
 
-/// Calls that take a descriptor itself where the path is empty, and which argument has the flag (`AT_EMPTY_PATH`) for that.
-pub(super) const EMPTY_PATH: &[(u16, u8)] = &[(262, 3), (332, 2)];
+/// Bits of the arguments that are descriptors only if the others say so: directories where a path begins that is not absolute, files
+/// that are meant if the path is empty or missing, the file of a mapping that has one.
+pub(super) const PERHAPS: &[(u8, &[u16])] = &[
+    (
+        0b1,
+        &[
+            257, 258, 259, 260, 261, 262, 263, 267, 268, 269, 280, 303, 322, 332, 428, 433, 437, 439, 442, 452, 463, 464, 465,
+            466, 467, 468, 469,
+        ],
+    ),
+    (0b10, &[266]),
+    (0b101, &[264, 265, 316, 429]),
+    (0b1000, &[301]),
+    (0b10000, &[9, 431]),
+];
 
 pub(super) const ENTRIES: &[(u16, &str, Kind)] = &[
     (0, "read", T(Transfer::Flat(Read))),
@@ -439,7 +452,7 @@ pub(super) const ENTRIES: &[(u16, &str, Kind)] = &[
     (435, "clone3", L(Process)),
     (436, "close_range", S(Special::CloseRange)),
     (437, "openat2", P(&[s(1), i_n(2, 3).cap(PATH)])),
-    (438, "pidfd_getfd", N),
+    (438, "pidfd_getfd", S(Special::FetchDescriptor)),
     (439, "faccessat2", P(&[s(1)])),
     (
         440,

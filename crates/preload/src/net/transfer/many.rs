@@ -3,7 +3,8 @@
 //! One thing is lost when the array is cut: an error after the first messages ends the call with their number,
 //! as natively, but the kernel would keep a receive error of the socket for the next call.
 
-use super::super::buffers::{Args, Memory, PinSet, pin_dir, read_user, write_user};
+use super::super::buffers::{Args, Memory, PinSet, errno, pin_dir, read_user, write_user};
+use super::super::calls::descriptors::gives_own;
 use super::super::table::{Dir, Flow};
 use super::messages::{self, pin_message};
 use super::{IOV_MAX, Pinned};
@@ -14,7 +15,13 @@ const LENGTH_AT: u64 = 56;
 
 /// `sendmmsg`.
 pub(super) fn send(mem: &impl Memory, args: &Args) -> i64 {
-    many(mem, args, Flow::Write)
+    let count = u64::from(args[2] as u32).min(IOV_MAX);
+    // Natively the messages before one that names a descriptor that is not open are sent.
+    match (0..count).find(|n| gives_own(mem, args[1].wrapping_add(n * ELEMENT))) {
+        Some(0) => errno(libc::EBADF),
+        Some(good) => many(mem, &[args[0], args[1], good, args[3], 0, 0], Flow::Write),
+        None => many(mem, args, Flow::Write),
+    }
 }
 
 /// `recvmmsg`.
