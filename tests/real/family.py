@@ -6,6 +6,8 @@
 Each test prints one line; the last one counts: N passed, N failed, N skipped.
 """
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import sys
 sys.dont_write_bytecode = True
 
 import harness  # noqa: E402
-from failures import Tests, expect, run_tests  # noqa: E402
+from failures import NOBODY, Tests, expect, run_tests  # noqa: E402
 from harness import Unavailable  # noqa: E402
 
 
@@ -53,6 +55,176 @@ class Family(Tests):
                 expect(done.status == 0 and done.out == wanted and not done.err, f"{shown}: status {done.status}: {done.out[-300:]} {done.err[-300:]}")
                 seen.append(shown)
         return f"{len(seen)} runs"
+
+    # ------------------------------------------------------------------------------------------ several users
+
+    @contextlib.contextmanager
+    def running(self, *argv, **options):
+        """A program that waits for lines on stdin, ended at the end."""
+        process = harness.Process([str(word) for word in argv], self.work, 120, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+        try:
+            yield process
+        finally:
+            process.kill_session()
+
+    def stats(self, pid, user=None):
+        """What a process says of itself."""
+        done = self.call("stat", str(pid), "--json", user=user)
+        expect(done.status == 0, f"stat {pid} as {user}: status {done.status}: {done.err}")
+        return json.loads(done.out)
+
+    @staticmethod
+    def ledgers(pid):
+        """Which files of ledgers a process can write: by a mapping, by a descriptor."""
+        maps = [line.split() for line in harness.read_text(f"/proc/{pid}/maps", 1 << 24).splitlines()]
+        mapped = {int(fields[4]) for fields in maps if "memfd:farshore-family" in " ".join(fields[5:]) and "w" in fields[1]}
+        opened = set()
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{name}"
+            with contextlib.suppress(FileNotFoundError):
+                if "memfd:farshore-family" in os.readlink(path):
+                    flags = int(harness.read_text(f"/proc/{pid}/fdinfo/{name}").split("flags:")[1].split()[0], 8)
+                    if flags & os.O_ACCMODE != os.O_RDONLY:
+                        opened.add(os.stat(path).st_ino)
+        return mapped, opened
+
+    def test_users(self):
+        """A child that becomes another user's for good has a limit and a ledger of its own; its user changes nothing of its relatives."""
+        need_root("setuid")
+        runs = 0
+        for options in ([], ["--no-follow"], ["--memory-per-process"]):
+            with self.running(self.farshore, "run", "--memory", "16M", *options, "--", self.public_program("owner"), 24, NOBODY) as process:
+                words = process.popen.stdout.readline().split()
+                expect(len(words) == 4, f"{options}: the program says {words}: {process.stderr_so_far()[-300:]}")
+                parent, child = int(words[1]), int(words[3])
+                before = self.stats(parent)["memory_limit_bytes"]
+                done = self.call("set", str(child), "memory=12M", user=NOBODY)
+                expect(done.status == 0, f"{options}: its user cannot set its limit: {done.err}")
+                expect(self.stats(child, NOBODY)["memory_limit_bytes"] == 12 << 20, f"{options}: the limit of the child is not what its user has set")
+                now = self.stats(parent)["memory_limit_bytes"]
+                expect(now == before == 16 << 20, f"{options}: the child's user has set its parent's limit: {before} to {now} bytes")
+                for pid in (parent, child):
+                    done = self.call("set" if pid == parent else "stat", str(pid), *(["memory=12M"] if pid == parent else []), user=NOBODY + (pid == child))
+                    expect(done.status == 1 and "belongs to user" in done.err, f"{options}: another user is answered: {done.status} {done.err}")
+                (parents, _), (mapped, opened) = self.ledgers(parent), self.ledgers(child)
+                expect(len(parents) == 1 and not parents & (mapped | opened), f"{options}: ledgers {parents}; the child can write {mapped} and {opened}")
+                for name in os.listdir(f"/proc/{child}/fd"):
+                    path = f"/proc/{child}/fd/{name}"
+                    if os.stat(path).st_ino in parents:
+                        done = self.call_program(["sh", "-c", f"exec 3<>{path}"], user=NOBODY)
+                        expect(done.status != 0, f"{options}: the ledger can be opened for writing by {path}")
+                process.popen.stdin.write(b"\n")
+                process.popen.stdin.flush()
+                said = [process.popen.stdout.readline() for _ in range(2)]
+                expect(said == [b"child right\n", b"parent right\n"], f"{options}: {said}: {process.stderr_so_far()[-300:]}")
+                # The line of the child is free again, and so is its part.
+                expect(self.stats(parent)["memory_limit_bytes"] == 16 << 20, f"{options}: the parent's limit is another")
+                process.popen.stdin.write(b"\n")
+                process.popen.stdin.close()
+                outcome = process.finish()
+                expect(outcome.status == 0 and not outcome.stderr, f"{options}: status {outcome.status}: {outcome.stderr[-300:]}")
+                runs += 1
+        return f"{runs} families"
+
+    # ------------------------------------------------------------------------------------------ the socket
+
+    def test_names(self):
+        """Whoever takes the name of a socket first is not believed, and keeps nobody from asking the program; for root and for an ordinary user."""
+        need_root("taking the names of others")
+        runs = 0
+        for user, thief in ((0, NOBODY), (NOBODY, NOBODY - 1), (NOBODY, 0)):
+            # A shell that waits until its name is taken, and becomes the program then.
+            argv = ["sh", "-c", 'echo $$; read line; exec "$@"', "sh", self.farshore, "run", "--memory", "16M", "--", "sh", "-c", "echo ready; read line"]
+            setpriv = harness.need("setpriv", "util-linux")
+            become = [setpriv, "--reuid", str(user), "--regid", str(user), "--clear-groups"]
+            with self.running(*become, *argv) as process:
+                pid = int(process.popen.stdout.readline())
+                squatter = f"""
+import socket, sys, time
+kept = []
+for name in ("farshore-{user}-{pid}", "farshore-0-{pid}", "farshore-{user}-{pid}-0000000000000000"):
+    one = socket.socket(socket.AF_UNIX)
+    try:
+        one.bind("\\0" + name)
+    except OSError:
+        continue
+    one.listen(0)
+    kept.append(one)
+print(len(kept), flush=True)
+sys.stdin.readline()
+"""
+                other = [setpriv, "--reuid", str(thief), "--regid", str(thief), "--clear-groups", sys.executable, "-c", squatter]
+                with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as thieves:
+                    try:
+                        expect(int(thieves.stdout.readline()) >= 2, "the names were not free")
+                        process.popen.stdin.write(b"go\n")
+                        process.popen.stdin.flush()
+                        said = process.popen.stdout.readline()
+                        expect(said == b"ready\n", f"the program says {said}: {process.stderr_so_far()}")
+                        for asks in {0, user}:
+                            now = self.stats(pid, asks or None)
+                            expect(now["pid"] == pid and now["memory_limit_bytes"] == 16 << 20, f"user {asks} hears of {now['pid']}")
+                            runs += 1
+                        done = self.call("stat", str(pid), user=NOBODY - 2)
+                        expect(done.status == 1 and "belongs to user" in done.err, f"a third user: {done.status} {done.err}")
+                    finally:
+                        thieves.stdin.close()
+                expect(not process.stderr_so_far(), f"on stderr: {process.stderr_so_far()}")
+        return f"{runs} answers"
+
+    # ------------------------------------------------------------------------------------------ programs of a special kind
+
+    def test_sanitizer(self):
+        """AddressSanitizer's runtime is the first library, as it wants: a right program ends as natively, a wrong one is told of; started by us or by a shell."""
+        try:
+            program = self.public_program("asan", ("-fsanitize=address",))
+        except subprocess.CalledProcessError as why:
+            raise Unavailable(f"the compiler has no AddressSanitizer: {why}") from None
+        runs = 0
+        for through in ([], ["sh", "-c", '"$@"; exit $?', "sh"]):
+            right = self.call_program([program, "40"])
+            stats = os.path.join(self.folder("stats", 0o777), "stats.json")
+            done = self.call("run", "--memory", "16M", "--stats", stats, "--", *through, program, "40", timeout=120)
+            expect((done.status, done.out, done.err) == (right.status, right.out, right.err), f"{through}: {done.status} {done.out} {done.err[-600:]}")
+            now = harness.load_stats(stats)
+            expect(through or now["evictions"]["pages"] > 5000, f"it was not managed: {now['evictions']}")
+            expect(now["resident_bytes_peak"] <= 16 << 20, f"{now['resident_bytes_peak']} bytes resident in a limit of 16 MiB")
+            wrong = self.call_program([program, "40", "wrong"])
+            done = self.call("run", "--memory", "16M", "--", *through, program, "40", "wrong", timeout=120)
+            told = "heap-use-after-free"
+            expect(told in wrong.err and told in done.err, f"{through}: {done.err[-600:]}")
+            expect((done.status, done.out) == (wrong.status, wrong.out), f"{through}: status {done.status}, natively {wrong.status}: {done.out}")
+            runs += 2
+        # A runtime that the user puts in front himself, for a program that does not need it.
+        name = next(line.split("[")[1].split("]")[0] for line in subprocess.run(["readelf", "-d", program], stdout=subprocess.PIPE, check=True, text=True)
+                    .stdout.splitlines() if "libasan" in line)
+        done = self.call("run", "--memory", "16M", "--", "sh", "-c", "echo $LD_PRELOAD", env={"LD_PRELOAD": name, "ASAN_OPTIONS": "detect_leaks=0"})
+        expect(done.out == f"{name}\n" and not done.err, f"the user's own: {done.out} {done.err[-600:]}")
+        return f"{runs} runs"
+
+    def test_terabyte(self):
+        """A reserved terabyte of which little is used costs little, whatever is done with it; and it is right."""
+        spent = {}
+        with self.running(self.farshore, "run", "--memory", "16M", "--", self.public_program("reserve")) as process:
+            for step in ("begin", "reserved", "given back", "unreadable", "end"):
+                said = process.popen.stdout.readline().decode().strip()
+                expect(said == step, f"{step!r} expected, not {said!r}: {process.stderr_so_far()[-300:]}")
+                pid = min(pid for pid in harness.session_pids(process.popen.pid) if pid != process.popen.pid)
+                status = dict(line.split(":", 1) for line in harness.read_text(f"/proc/{pid}/status").splitlines())
+                # Page tables count: what is only looked at has them.
+                resident = sum(int(status[name].split()[0]) << 10 for name in ("VmRSS", "VmPTE"))
+                now = self.stats(pid)
+                spent[step] = (resident - now["resident_bytes"], now["overhead_bytes"])
+                process.popen.stdin.write(b"\n")
+                process.popen.stdin.flush()
+            outcome = process.finish()
+            expect(outcome.status == 0 and not outcome.stderr, f"status {outcome.status}: {outcome.stderr[-300:]}")
+        for step, (resident, own) in spent.items():
+            before = spent["begin"]
+            # Per GiB: a page of flags, its page table and the table's list; twice a page for each page that is used.
+            expect(resident - before[0] < 24 << 20, f"{step}: {(resident - before[0]) >> 20} MiB more of RAM")
+            expect(own - before[1] < 24 << 20, f"{step}: Farshore says that it has {(own - before[1]) >> 20} MiB more for itself")
+        return ", ".join(f"{step} {resident >> 20} MiB" for step, (resident, _) in spent.items())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 //! The command's end of the control socket; the library's end (its `control` module) tells how it is served, [`farshore_config::control`] the protocol.
 //!
 //! The socket's name is abstract, so anybody could have taken it: before a word is said, the
-//! listener must be the very process that was asked for, by what the kernel says about it.
+//! listener must be the very process that was asked for and belong to one of its users (or to root, which it was before), by what the kernel says
+//! about it. A program that finds its name taken adds a number to it that nobody could guess; so the kernel's list of sockets is looked through
+//! for names that go on, and each is asked who it is.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -11,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use farshore_config::control::{Request, socket_name};
 use farshore_config::stats::Stats;
-use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt::PeerCredentials};
 
 use crate::refusal::Refusal;
@@ -36,37 +37,45 @@ impl Client {
     /// # Errors
     /// There is no such process, it does not run with Farshore, or it is somebody else's.
     pub fn connect(pid: u32) -> Result<Self, Refusal> {
-        let mut others = None;
-        for user in users(pid)? {
-            match connect_as(user, pid) {
-                // Anybody may have taken one of the names: it may have another.
-                Ok(stream) => match Client::take(pid, stream) {
-                    Ok(client) => return Ok(client),
-                    Err(refusal) => others = Some(refusal),
-                },
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
-                Err(error) if error.kind() == ErrorKind::TimedOut => return Err(silent(pid)),
-                Err(error) => {
+        let users = users(pid)?;
+        let until = Instant::now() + ANSWER_TIMEOUT;
+        let mut impostor = None;
+        loop {
+            let names = users.iter().map(|&user| socket_name(user, pid)).chain(longer_names(&kernels_list(), pid));
+            let mut busy = false;
+            for name in names {
+                match connect_to(&name) {
+                    Ok(stream) => match peer(&stream) {
+                        Ok((peer, user)) if peer == pid && users.contains(&user) => return Ok(Client { pid, stream }),
+                        other => impostor = Some(other),
+                    },
+                    Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+                    // So many wait already; if it is ours, that is over soon.
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => busy = true,
+                    Err(error) => {
+                        return Err(Refusal::failed(format!(
+                            "cannot reach process {pid} ({error}): is its network namespace another one?"
+                        )));
+                    }
+                }
+            }
+            match impostor {
+                _ if busy && Instant::now() < until => std::thread::sleep(CONNECT_PAUSE),
+                None if busy => return Err(silent(pid)),
+                None => {
                     return Err(Refusal::failed(format!(
-                        "cannot reach process {pid} ({error}): is its network namespace another one?"
+                        "process {pid} has no control socket: it was not started by 'farshore run', or is in another network namespace, or is just starting"
+                    )));
+                }
+                Some(peer) => {
+                    let other = peer
+                        .map_or_else(|error| error.to_string(), |(process, user)| format!("process {process} of user {user}"));
+                    return Err(Refusal::failed(format!(
+                        "the control socket of process {pid} is held by another ({other}): it cannot be asked"
                     )));
                 }
             }
         }
-        Err(others.unwrap_or_else(|| {
-            Refusal::failed(format!(
-                "process {pid} has no control socket: it was not started by 'farshore run', or is in another network namespace, or is just starting"
-            ))
-        }))
-    }
-
-    fn take(pid: u32, stream: UnixStream) -> Result<Self, Refusal> {
-        let peer = getsockopt(&stream, PeerCredentials).map(|peer| peer.pid());
-        if peer.is_ok_and(|peer| u32::try_from(peer) == Ok(pid)) {
-            return Ok(Client { pid, stream });
-        }
-        let other = peer.map_or_else(|error| error.to_string(), |peer| format!("process {peer}"));
-        Err(Refusal::failed(format!("the control socket of process {pid} is held by another ({other}): it cannot be asked")))
     }
 
     /// The program's counters now.
@@ -168,24 +177,37 @@ fn member(answer: &str, name: &str) -> Option<serde_json::Value> {
     serde_json::from_str::<serde_json::Value>(answer).ok()?.get(name).cloned()
 }
 
-fn connect_as(user: u32, pid: u32) -> std::io::Result<UnixStream> {
-    let address = UnixAddr::new_abstract(socket_name(user, pid).as_bytes())?;
-    // Without waiting: a listener that takes nobody would hold us for ever.
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    let until = Instant::now() + ANSWER_TIMEOUT;
-    loop {
-        match connect(socket.as_raw_fd(), &address) {
-            Ok(()) => break,
-            Err(Errno::EAGAIN) if Instant::now() < until => std::thread::sleep(CONNECT_PAUSE),
-            Err(Errno::EAGAIN) => return Err(ErrorKind::TimedOut.into()),
-            Err(Errno::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+/// Connects to an abstract name. At once or not at all: a listener that takes nobody must not keep the command.
+fn connect_to(name: &str) -> std::io::Result<UnixStream> {
+    let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
+    connect(socket.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
     Ok(stream)
+}
+
+/// Process and user at the other end, as they were when it began to listen.
+fn peer(stream: &UnixStream) -> std::io::Result<(u32, u32)> {
+    let peer = getsockopt(stream, PeerCredentials)?;
+    // Outside of our process namespace a process has no number.
+    Ok((u32::try_from(peer.pid()).unwrap_or(0), peer.uid()))
+}
+
+/// The kernel's list of the sockets of this network namespace; nothing where it cannot be had.
+fn kernels_list() -> String {
+    std::fs::read("/proc/net/unix").map(|list| String::from_utf8_lossy(&list).into_owned()).unwrap_or_default()
+}
+
+/// Names in that list that a program has taken which found its own in other hands: with a number at the end. Each once: a listener and its connections have the same.
+fn longer_names(list: &str, pid: u32) -> BTreeSet<String> {
+    let name = |line: &str| {
+        let name = line.split_whitespace().nth(7)?.strip_prefix('@')?;
+        let (user, rest) = name.strip_prefix("farshore-")?.split_once('-')?;
+        let (process, number) = rest.split_once('-')?;
+        let is_ours = user.parse::<u32>().is_ok() && process.parse() == Ok(pid) && !number.is_empty();
+        is_ours.then(|| name.to_owned())
+    };
+    list.lines().filter_map(name).collect()
 }
 
 /// The users that the socket's name may hold: it is that of the start, and a program may change its
@@ -229,9 +251,26 @@ mod tests {
         use std::os::unix::net::{SocketAddr, UnixListener};
         // This process poses as process 1.
         let user = rustix::process::geteuid().as_raw();
-        let address = SocketAddr::from_abstract_name(format!("farshore-{user}-1")).expect("short name");
-        let _listener = UnixListener::bind_addr(&address).expect("the name is free");
-        let refusal = Client::take(1, connect_as(user, 1).expect("it listens")).unwrap_err();
-        assert!(refusal.text.contains("held by another"), "{}", refusal.text);
+        let pose = |name: String| UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).expect("short name"));
+        let _short = pose(format!("farshore-{user}-1")).expect("the name is free");
+        let _long = pose(format!("farshore-{user}-1-{:016x}", std::process::id())).expect("the name is free");
+        let refusal = Client::connect(1).unwrap_err();
+        let me = format!("held by another (process {} of user {user})", std::process::id());
+        assert!(refusal.text.contains(&me), "{}", refusal.text);
+    }
+
+    #[test]
+    fn names_that_go_on_are_found_in_the_kernels_list() {
+        let list = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+            0: 00000002 00000000 00010000 0001 01 1 @farshore-0-77\n\
+            0: 00000002 00000000 00010000 0001 01 2 @farshore-0-77-00ab\n\
+            0: 00000003 00000000 00000000 0001 03 3 @farshore-0-77-00ab\n\
+            0: 00000002 00000000 00010000 0001 01 4 @farshore-1000-77-1\n\
+            0: 00000002 00000000 00010000 0001 01 5 @farshore-0-78-00ab\n\
+            0: 00000002 00000000 00010000 0001 01 6 @farshore-x-77-1\n\
+            0: 00000002 00000000 00010000 0001 01 7 farshore-0-77-1\n\
+            0: 00000002 00000000 00010000 0001 01 8\n";
+        assert_eq!(longer_names(list, 77), ["farshore-0-77-00ab", "farshore-1000-77-1"].map(String::from).into());
+        assert!(longer_names("", 77).is_empty());
     }
 }

@@ -3,9 +3,10 @@
 //! **Name.** The socket is *abstract*: `\0farshore-UID-PID`, where UID is the effective user at the
 //! start. A socket with a name in a directory outlives `kill -9`; this one is gone with its process,
 //! whatever ended it, and no stale file has to be told from a live one. An abstract name has no mode
-//! bits, so both sides look at `SO_PEERCRED`: the server answers only the user that started the
-//! program and root, and the client makes sure that the listener is the process it asked for, since
-//! anybody may bind a free abstract name. Abstract names belong to a network namespace: a program in
+//! bits, so both sides look at `SO_PEERCRED`: the server answers only root and the user whose process it is at that moment (nobody else while
+//! it could act as several), and the client makes sure that the listener is the process it asked for, since
+//! anybody may bind a free abstract name. Where somebody has, the socket's name goes on with a number that nobody could guess, and the client looks for it
+//! in the kernel's list of sockets. Abstract names belong to a network namespace: a program in
 //! another one (`unshare -n`, most containers) is reached from inside only.
 //!
 //! **Protocol.** [`farshore_config::control`]: what is asked, what is answered, without a socket, so that it can be fuzzed. Here is
@@ -59,21 +60,35 @@ const READ_PIECE: usize = 4096;
 /// Makes the listening socket, at a high descriptor number that `exec` closes. For start-up.
 ///
 /// # Errors
-/// One line: the name is taken, or the kernel refuses a socket. The program can run without.
+/// One line: the kernel refuses a socket, or any name for it. The program can run without.
 pub fn listen() -> Result<OwnedFd, String> {
     let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
     let name = socket_name(rustix::process::geteuid().as_raw(), pid);
     let failed = |what: &str, errno: Errno| {
-        let why = if errno == Errno::ADDRINUSE { "another process has taken this name".into() } else { errno.to_string() };
-        format!("no control socket '@{name}' ({what}: {why}); 'farshore stat {pid}' and 'farshore set {pid}' will not work")
+        format!("no control socket '@{name}' ({what}: {errno}); 'farshore stat {pid}' and 'farshore set {pid}' will not work")
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .map_err(|errno| failed("socket", errno))?;
-    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(|errno| failed("name", errno))?;
-    rustix::net::bind(&fd, &address).map_err(|errno| failed("bind", errno))?;
+    let bind = |name: &str| rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?);
+    let bound = match bind(&name) {
+        // Somebody was faster. The command finds the other name in the kernel's list.
+        Err(Errno::ADDRINUSE) => bind(&format!("{name}-{:016x}", random())),
+        bound => bound,
+    };
+    bound.map_err(|errno| failed("bind", errno))?;
     rustix::net::listen(&fd, 16).map_err(|errno| failed("listen", errno))?;
     Ok(place_high(fd))
+}
+
+/// A number that nobody else knows.
+fn random() -> u64 {
+    const SYS_GETRANDOM: u64 = 318;
+    let mut number = 0u64;
+    let to = (&raw mut number).expose_provenance() as u64;
+    // SAFETY: getrandom writes 8 bytes to `number`, which lives until after the call. Should it fail, the name is taken, or free, like any other.
+    unsafe { raw::syscall(SYS_GETRANDOM, [to, 8, 0, 0, 0, 0]) };
+    number
 }
 
 /// Moves `fd` to the upper end of the numbers that the program may use; where it is if that fails.
@@ -136,8 +151,7 @@ impl Default for Handover {
 pub fn serve(listener: RawFd, target: &'static dyn Target, handover: &Handover) -> ! {
     let own = own_descriptor_table(listener);
     handover.tell(if own { HANDOVER_OWN } else { HANDOVER_SHARED });
-    let owner = rustix::process::geteuid().as_raw();
-    let mut server = Server { listener: Some(listener), target, owner, clients: Vec::new(), accept_after: 0 };
+    let mut server = Server { listener: Some(listener), target, clients: Vec::new(), accept_after: 0 };
     loop {
         server.turn();
     }
@@ -186,8 +200,6 @@ struct Server {
     /// `None` when the listener has broken: nothing is accepted any more.
     listener: Option<RawFd>,
     target: &'static dyn Target,
-    /// The user (besides root) that is answered.
-    owner: u32,
     clients: Vec<Client>,
     /// No connection is accepted before this time.
     accept_after: u64,
@@ -261,18 +273,23 @@ impl Server {
             }
         };
         let Some(user) = peer_user(&fd) else { return };
-        if user != self.owner && user != 0 {
-            let owner = self.owner;
-            return refuse(
-                &fd,
-                &format!("this program belongs to user {owner}, you are user {user}: ask as user {owner} or root"),
-            );
+        let owner = owner();
+        if owner != Some(user) && user != 0 {
+            let whose = owner.map_or("acts as several users".into(), |owner| format!("belongs to user {owner}"));
+            let who = owner.filter(|&owner| owner != 0).map_or("root".into(), |owner| format!("user {owner} or root"));
+            return refuse(&fd, &format!("this program {whose}, you are user {user}: ask as {who}"));
         }
         if self.clients.len() >= CLIENT_LIMIT {
             return refuse(&fd, &format!("{CLIENT_LIMIT} clients are connected already: try again later"));
         }
         self.clients.push(Client::new(fd, now_ms()));
     }
+}
+
+/// The user whose process this is, if it can act as no other. The program's changes are made by this thread too.
+fn owner() -> Option<u32> {
+    let [real, effective, saved] = raw::users();
+    (real == effective && effective == saved).then_some(real)
 }
 
 /// The user at the other end, as the kernel saw it when it connected.

@@ -19,6 +19,7 @@
 //! |---|---|
 //! | free | nobody's |
 //! | alive | its lock is held |
+//! | left | its lock is held, but it belongs to another user now ([`leave`]): it reads slots of its relatives, and nothing of it changes the ledger |
 //! | gone | ended, but a process that it forked, or that one's child, is alive: slots are still held for it |
 //!
 //! How much memory each may have: [`budget`].
@@ -27,6 +28,9 @@
 //! that child ([`SlotMap::unshare`](farshore_core::slots::SlotMap::unshare)).
 
 mod budget;
+mod leave;
+
+pub use leave::{leave, may_leave};
 
 use crate::own_threads;
 use crate::report;
@@ -38,7 +42,7 @@ use farshore_core::limits::{MEMORY_LIMIT_MIN, PAGE_SIZE};
 use farshore_engine::Shape;
 use farshore_sys::fd::{self, Fd};
 use farshore_sys::lock::Mutex;
-use farshore_sys::raw::{Errno, getpid, nr, syscall, syscall_result};
+use farshore_sys::raw::{Errno, getpid, nr, syscall, syscall_result, users};
 use rustix::fd::AsFd;
 
 /// Processes of a family. One more fork fails with `EAGAIN`.
@@ -49,6 +53,7 @@ const GONE: u32 = 2;
 /// For the moment between *gone* and *free*, and before *alive*.
 const BURYING: u32 = 3;
 const COMING: u32 = 4;
+const LEFT: u32 = 5;
 /// The parent of the first.
 const NOBODY: u32 = u32::MAX;
 
@@ -124,20 +129,36 @@ struct Kin {
     heirs: Vec<Heir>,
     /// The limit is shared.
     shares_limit: bool,
+    /// The user whose family it is.
+    user: u32,
     seen: budget::Seen,
 }
 
 impl Kin {
     /// Gives up what kept the lines of tied children alive that are not there any more, so that they can be buried.
     fn release_ended(&mut self) {
-        for heir in self.heirs.iter_mut().filter(|heir| heir.has_ended()) {
-            match heir.tied.take() {
-                // Closed: that was its last descriptor.
-                Some((_, Tie::Table(_))) | None => {}
-                // If that fails its line stays as it is, and what is held for it.
-                Some((_, Tie::Description)) => drop(fd::unlock_byte(self.alive.as_fd(), heir.line)),
+        release_ended(&mut self.heirs, &self.alive);
+    }
+}
+
+/// The same for a list of heirs, and the description by which their parent is alive.
+fn release_ended(heirs: &mut [Heir], alive: &Fd) {
+    for heir in heirs.iter_mut().filter(|heir| heir.has_ended()) {
+        match heir.tied.take() {
+            // Closed: that was its last descriptor.
+            Some((_, Tie::Table(_))) | None => {}
+            // If that fails its line stays as it is, and what is held for it.
+            Some((_, Tie::Description)) => {
+                let _ = fd::unlock_byte(alive.as_fd(), heir.line);
             }
         }
+    }
+}
+
+/// In a forked child: what its parent holds for its children. Their descriptors are copies in a copy of the table; or the table itself.
+fn forget_ties(heirs: &mut Vec<Heir>, closes: bool) {
+    for heir in heirs.drain(..) {
+        heir.tied.into_iter().filter(|_| !closes).for_each(core::mem::forget);
     }
 }
 
@@ -189,9 +210,10 @@ fn ledger() -> Option<&'static Ledger> {
     unsafe { LEDGER.load(Ordering::Acquire).as_ref() }
 }
 
-/// Another description of the ledger's file, under a high number.
+/// A description of the ledger's file by which a process is alive, under a high number: nobody can write by it, since it stays with a process that
+/// leaves the family.
 fn describe(file: &Fd) -> Result<Fd, Errno> {
-    fd::describe(file.as_fd()).map(crate::start::raise)
+    fd::describe(file.as_fd(), fd::O_RDONLY).map(crate::start::raise)
 }
 
 /// Start-up: what a family will need that cannot be had later, when the program may have another root directory.
@@ -229,7 +251,8 @@ pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
     }
     member.budget.store(runtime.engine.budget(), Ordering::Release);
     LEDGER.store(core::ptr::from_ref(ledger).cast_mut(), Ordering::Release);
-    let kin = Kin { file, alive, me: line, heirs: Vec::new(), shares_limit, seen: budget::Seen::default() };
+    let user = users()[0];
+    let kin = Kin { file, alive, me: line, heirs: Vec::new(), shares_limit, user, seen: budget::Seen::default() };
     KIN.with(|place| *place = Some(kin));
     runtime.note_own_fds();
     nudge();
@@ -250,7 +273,10 @@ fn enter(ledger: &Ledger, alive: &Fd, parent: u32) -> Result<u32, Errno> {
         }
         member.pid.store(0, Ordering::Relaxed);
         ledger.used.fetch_max(line + 1, Ordering::AcqRel);
-        let locked = fd::lock_byte(alive.as_fd(), line);
+        let locked = match fd::is_byte_locked(alive.as_fd(), line) {
+            true => Err(Errno::EAGAIN),
+            false => fd::share_byte(alive.as_fd(), line),
+        };
         member.state.store(if locked.is_ok() { ALIVE } else { FREE }, Ordering::Release);
         match locked {
             Ok(()) => return Ok(line),
@@ -266,6 +292,7 @@ fn enter(ledger: &Ledger, alive: &Fd, parent: u32) -> Result<u32, Errno> {
 fn make_file() -> Result<Fd, Errno> {
     const SYS_MEMFD_CREATE: u64 = 319;
     const SYS_FTRUNCATE: u64 = 77;
+    const SYS_FCHMOD: u64 = 91;
     const MFD_CLOEXEC: u64 = 1;
     // SAFETY: the name is a C string.
     let raw = unsafe { syscall_result(SYS_MEMFD_CREATE, [c"farshore-family".as_ptr() as u64, MFD_CLOEXEC, 0, 0, 0, 0]) }?;
@@ -273,6 +300,9 @@ fn make_file() -> Result<Fd, Errno> {
     let file = crate::start::raise(unsafe { Fd::from_raw(raw as i32) });
     // SAFETY: no memory is involved.
     unsafe { syscall_result(SYS_FTRUNCATE, [file.raw() as u64, size_of::<Ledger>() as u64, 0, 0, 0, 0]) }?;
+    // A process that has left the family has a descriptor for reading, which `/proc` would make one for writing.
+    // SAFETY: no memory is involved.
+    unsafe { syscall_result(SYS_FCHMOD, [file.raw() as u64, 0o644, 0, 0, 0, 0]) }?;
     Ok(file)
 }
 
@@ -285,9 +315,10 @@ fn take_over(handed: i32) -> Result<Fd, Errno> {
     Ok(crate::start::raise(unsafe { Fd::from_raw(handed) }))
 }
 
+const MAP_SHARED: u64 = 1;
+
 fn map(file: &Fd) -> Result<&'static Ledger, Errno> {
     use farshore_sys::vm;
-    const MAP_SHARED: u64 = 1;
     let bytes = size_of::<Ledger>() as u64;
     // SAFETY: new memory, at a place that the kernel chooses.
     let base = unsafe { vm::mmap(0, bytes, vm::prot::READ | vm::prot::WRITE, MAP_SHARED, file.raw(), 0) }?;
@@ -383,6 +414,7 @@ pub fn in_child(child: Child, closes: bool) {
     // Another thread may have been reading. (Changes are made under the address-space lock, which the fork held.)
     KIN.reset();
     PREPARED.reset();
+    leave::in_child(closes);
     KIN.with(|kin| {
         let Some(kin) = kin else { return };
         if let Some(alive) = child.alive {
@@ -394,10 +426,7 @@ pub fn in_child(child: Child, closes: bool) {
             }
         }
         kin.me = child.line;
-        for heir in kin.heirs.drain(..) {
-            // Copies of descriptors in a copy of the table; or the table itself.
-            heir.tied.into_iter().filter(|_| !closes).for_each(core::mem::forget);
-        }
+        forget_ties(&mut kin.heirs, closes);
         kin.seen = budget::Seen::default();
     });
     if let Some(ledger) = ledger() {
@@ -413,7 +442,9 @@ pub fn handed() -> Option<Handed> {
 /// Our descriptors.
 pub fn own_fds() -> Vec<i32> {
     let prepared = PREPARED.with(|files| files.as_ref().map(|files| [files.file.raw(), files.alive.raw()]));
-    KIN.with(|kin| kin.as_ref().map(|kin| [kin.file.raw(), kin.alive.raw()]).or(prepared).into_iter().flatten().collect())
+    let mut all: Vec<i32> = prepared.into_iter().flatten().chain(leave::own_fds()).collect();
+    KIN.with(|kin| all.extend(kin.iter().flat_map(|kin| [kin.file.raw(), kin.alive.raw()])));
+    all
 }
 
 const FUTEX_WAIT: u64 = 0;
@@ -510,18 +541,24 @@ fn look(runtime: &Runtime) -> bool {
             if kin.shares_limit {
                 changed |= budget::balance(runtime, ledger, kin);
             }
-            kin.heirs.retain(|heir| {
-                let over = ledger.members[heir.line as usize].generation.load(Ordering::Acquire) != heir.generation;
-                if over {
-                    runtime.engine.slots.unshare(heir.share);
-                    runtime.engine.wake_giver();
-                    changed = true;
-                }
-                !over
-            });
-            changed
+            changed |= settle(runtime, ledger, &mut kin.heirs);
+            changed | leave::look(runtime)
         })
     })
+}
+
+/// Gives up the slots that are held for heirs that are not there any more. Whether there were any.
+fn settle(runtime: &Runtime, ledger: &Ledger, heirs: &mut Vec<Heir>) -> bool {
+    let before = heirs.len();
+    heirs.retain(|heir| {
+        let over = ledger.members[heir.line as usize].generation.load(Ordering::Acquire) != heir.generation;
+        if over {
+            runtime.engine.slots.unshare(heir.share);
+            runtime.engine.wake_giver();
+        }
+        !over
+    });
+    heirs.len() != before
 }
 
 /// A bit for each line.
@@ -551,9 +588,10 @@ fn bury(ledger: &Ledger, kin: &Kin) -> bool {
     for (line, member) in members.iter().enumerate() {
         let parent = member.parent.load(Ordering::Relaxed);
         let ours = line as u32 != kin.me && (parent == kin.me || state(parent) != ALIVE);
-        if member.state.load(Ordering::Acquire) == ALIVE && ours && !fd::is_byte_locked(kin.file.as_fd(), line as u32) {
+        let state = member.state.load(Ordering::Acquire);
+        if (state == ALIVE || state == LEFT) && ours && !fd::is_byte_locked(kin.file.as_fd(), line as u32) {
             // Another may have been faster, with the same result.
-            let _ = member.state.compare_exchange(ALIVE, GONE, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = member.state.compare_exchange(state, GONE, Ordering::AcqRel, Ordering::Relaxed);
             changed = true;
         }
         if member.state.load(Ordering::Acquire) == GONE {

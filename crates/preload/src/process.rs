@@ -12,7 +12,7 @@ use crate::net::calls::{exec, follow, seccomp};
 use crate::net::entry::Call;
 use crate::own_threads::rights;
 use crate::runtime::{Runtime, runtime, uninterrupted};
-use crate::{fork, memory, net, report, signals, start, thread, unithreads};
+use crate::{family, fork, memory, net, report, signals, start, thread, unithreads};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_core::page::PageRange;
 use farshore_sys::raw::{Errno, nr, syscall};
@@ -63,8 +63,15 @@ fn change_rights(number: u64, args: &Args) -> i64 {
     const SETGROUPS: u64 = 116;
     const CAPSET: u64 = 126;
     const GROUPS_MAX: usize = 65536;
+    if thread::current().is_none_or(|t| t.vforked > 0) {
+        return net::pinned(number, args);
+    }
+    let ready = match rights::changes_user(number).then(family::may_leave).transpose() {
+        Ok(ready) => ready.flatten(),
+        Err(why) => return -i64::from(why.0),
+    };
     let answer = net::pinned(number, args);
-    if answer < 0 || thread::current().is_none_or(|t| t.vforked > 0) {
+    if answer < 0 {
         return answer;
     }
     uninterrupted(|| {
@@ -91,6 +98,9 @@ fn change_rights(number: u64, args: &Args) -> i64 {
                 rights::follow_suit(number, [header.as_ptr() as u64, data.as_ptr() as u64, 0]);
             }
             _ => rights::follow_suit(number, [args[0], args[1], args[2]]),
+        }
+        if let (Some(ready), Some(runtime)) = (ready, runtime()) {
+            family::leave(runtime, ready);
         }
     });
     answer

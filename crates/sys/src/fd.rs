@@ -95,6 +95,15 @@ pub fn open_at(at: i32, path: &CStr, flags: u64) -> Result<Fd, Errno> {
     Ok(Fd(raw as i32))
 }
 
+/// Another descriptor of the same description.
+///
+/// # Errors
+/// What fcntl(2) answers.
+pub fn duplicate(fd: &Fd) -> Result<Fd, Errno> {
+    // SAFETY: duplicates our own descriptor; no memory is involved.
+    unsafe { raw::syscall_result(nr::FCNTL, [fd.arg(), F_DUPFD_CLOEXEC, 0, 0, 0, 0]) }.map(|raw| Fd(raw as i32))
+}
+
 /// Reads at the file's position; the number of bytes, 0 at the end.
 ///
 /// # Errors
@@ -115,8 +124,9 @@ pub fn pread(fd: &Fd, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
     Ok(unsafe { raw::syscall_retry(nr::PREAD64, args) }? as usize)
 }
 
-const F_OFD_GETLK: u64 = 36;
+const F_GETLK: u64 = 5;
 const F_OFD_SETLK: u64 = 37;
+const F_RDLCK: i16 = 0;
 const F_WRLCK: i16 = 1;
 const F_UNLCK: i16 = 2;
 
@@ -142,7 +152,8 @@ impl Lock {
     }
 }
 
-/// Locks a byte of a file for this description of it (not for the process): until it is unlocked, or the last descriptor of the description is closed.
+/// Locks a byte of a file for this description of it (not for the process), which must be open for writing: until it is unlocked, or the last descriptor of the
+/// description is closed.
 ///
 /// # Errors
 /// `EAGAIN`: another description has it.
@@ -150,7 +161,15 @@ pub fn lock_byte(fd: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
     Lock::of(F_WRLCK, byte).set(fd)
 }
 
-/// Undoes [`lock_byte`].
+/// The same with a lock that others may have too, by a description that is open for reading alone.
+///
+/// # Errors
+/// `EAGAIN`: another description has locked it for itself.
+pub fn share_byte(fd: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
+    Lock::of(F_RDLCK, byte).set(fd)
+}
+
+/// Undoes [`lock_byte`] and [`share_byte`].
 ///
 /// # Errors
 /// What fcntl(2) answers.
@@ -158,27 +177,28 @@ pub fn unlock_byte(fd: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
     Lock::of(F_UNLCK, byte).set(fd)
 }
 
-/// Whether another description of the file holds the byte. What cannot be found out counts as held.
+/// Whether any description of the file has the byte locked, this one included. What cannot be found out counts as locked.
 pub fn is_byte_locked(fd: BorrowedFd<'_>, byte: u32) -> bool {
     let mut lock = Lock::of(F_WRLCK, byte);
+    // The question of who would lock for the process (`F_GETLK`), which a description's lock is in the way of, whoever's it is.
     // SAFETY: the kernel reads and writes the structure.
-    let asked = unsafe { raw::syscall_result(nr::FCNTL, [fd.as_raw_fd() as u64, F_OFD_GETLK, (&raw mut lock) as u64, 0, 0, 0]) };
+    let asked = unsafe { raw::syscall_result(nr::FCNTL, [fd.as_raw_fd() as u64, F_GETLK, (&raw mut lock) as u64, 0, 0, 0]) };
     asked.is_err() || lock.kind != F_UNLCK
 }
 
-/// Another description of an open file, for reading and writing.
+/// Another description of an open file, opened with [`O_RDONLY`] or [`O_RDWR`].
 ///
 /// The way is `/proc`, as the calling thread sees it: no descriptor of `/proc` is kept for this, since a program that has shut itself in (`chroot`)
 /// could leave by it. What is found there is compared with the file that is meant.
 ///
 /// # Errors
 /// What openat(2) answers, `ENOENT` where no `/proc` is mounted; `ENOENT` too if another file was found.
-pub fn describe(fd: BorrowedFd<'_>) -> Result<Fd, Errno> {
+pub fn describe(fd: BorrowedFd<'_>, access: u64) -> Result<Fd, Errno> {
     let path = alloc_crate::format!("/proc/thread-self/fd/{}\0", fd.as_raw_fd());
     let path = CStr::from_bytes_with_nul(path.as_bytes()).map_err(|_| Errno::EINVAL)?;
     // Not what anybody has put there: the file that we have open, which no name leads to, or nothing.
     let wanted = identity(fd)?;
-    let found = open(path, O_RDWR | O_NONBLOCK)?;
+    let found = open(path, access | O_NONBLOCK)?;
     if identity(found.as_fd())? == wanted { Ok(found) } else { Err(Errno::ENOENT) }
 }
 
@@ -247,11 +267,19 @@ mod tests {
         let path = path.unwrap();
         std::fs::write(path.to_str().unwrap(), b"x").unwrap();
         let one = open(&path, O_RDWR).unwrap();
-        let other = describe(one.as_fd()).unwrap();
+        let other = describe(one.as_fd(), O_RDWR).unwrap();
         std::fs::remove_file(path.to_str().unwrap()).unwrap();
         assert_eq!(lock_byte(one.as_fd(), 7), Ok(()));
         assert_eq!(lock_byte(other.as_fd(), 7), Err(Errno::EAGAIN));
-        assert_eq!((is_byte_locked(other.as_fd(), 7), is_byte_locked(one.as_fd(), 7)), (true, false));
+        assert_eq!(
+            (is_byte_locked(other.as_fd(), 7), is_byte_locked(one.as_fd(), 7), is_byte_locked(one.as_fd(), 6)),
+            (true, true, false)
+        );
+        let reader = describe(one.as_fd(), O_RDONLY).unwrap();
+        assert_eq!((share_byte(reader.as_fd(), 7), share_byte(reader.as_fd(), 9)), (Err(Errno::EAGAIN), Ok(())));
+        assert_eq!((is_byte_locked(other.as_fd(), 9), lock_byte(other.as_fd(), 9)), (true, Err(Errno::EAGAIN)));
+        drop(reader);
+        assert!(!is_byte_locked(other.as_fd(), 9));
         assert_eq!(
             (lock_byte(other.as_fd(), 8), unlock_byte(one.as_fd(), 7), lock_byte(other.as_fd(), 7)),
             (Ok(()), Ok(()), Ok(()))

@@ -105,7 +105,7 @@ pub(crate) fn open_device(path: &Path, force: bool, direct: bool, notice: &mut d
 fn describe(held: &'static Held, direct: bool, notice: &mut dyn FnMut(&str)) -> Result<Opened, OpenError> {
     let failed = |doing| move |errno| OpenError::Io { doing, path: held.path.clone(), errno };
     let fd = dup(&held.device).and_then(place_high).map_err(failed("find a free descriptor for the swap device"))?;
-    let claims = sys_fd::describe(held.regions.as_fd()).map_err(|errno| Errno::from_raw_os_error(errno.0));
+    let claims = sys_fd::describe(held.regions.as_fd(), sys_fd::O_RDWR).map_err(|errno| Errno::from_raw_os_error(errno.0));
     // SAFETY: opened just now, and given away by `into_raw`.
     let claims = claims.map(|claims| unsafe { OwnedFd::from_raw_fd(claims.into_raw()) });
     let claims = claims.and_then(place_high).map_err(failed("claim a part of the swap device (is /proc mounted?)"))?;

@@ -181,7 +181,7 @@ impl Regions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farshore_sys::fd::{O_PATH, describe, open};
+    use farshore_sys::fd::{O_RDWR, describe};
     use rustix::fd::{AsFd, FromRawFd};
     use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -191,7 +191,7 @@ mod tests {
     fn layers<const N: usize>(device: u64) -> [Regions; N] {
         let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         core::array::from_fn(|_| {
-            let own = describe(file.as_fd()).unwrap();
+            let own = describe(file.as_fd(), O_RDWR).unwrap();
             // SAFETY: given away by `into_raw`.
             Regions::new(device, unsafe { OwnedFd::from_raw_fd(own.into_raw()) }, || {})
         })

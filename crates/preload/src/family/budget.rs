@@ -19,7 +19,7 @@
 //! of both, and pages that either evicts or gives up, are taken off: what is left is never more than what is really shared. With the death of either it
 //! is 0.
 
-use super::{ALIVE, Kin, Ledger, Member};
+use super::{ALIVE, Kin, LEFT, Ledger, Member};
 use crate::runtime::Runtime;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_engine::stats::Count;
@@ -55,7 +55,7 @@ fn take_off(credit: &AtomicU64, pages: u64) {
 
 impl Ledger {
     fn alive(&self) -> impl Iterator<Item = (u32, &Member)> {
-        (0..).zip(self.used()).filter(|(_, m)| m.state.load(Ordering::Acquire) == ALIVE)
+        (0..).zip(self.used()).filter(|(_, m)| matches!(m.state.load(Ordering::Acquire), ALIVE | LEFT))
     }
 
     /// Members that are alive, and their pages together, what is shared counted once.

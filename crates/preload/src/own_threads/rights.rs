@@ -52,6 +52,11 @@ pub const fn changes_rights(number: u64) -> bool {
     matches!(number, SETUID | SETGID | SETREUID | SETREGID | SETGROUPS | SETRESUID | SETRESGID | SETFSUID | SETFSGID | CAPSET)
 }
 
+/// Those of them that change the users that a process can act as.
+pub const fn changes_user(number: u64) -> bool {
+    matches!(number, SETUID | SETREUID | SETRESUID)
+}
+
 /// A thread of ours has been made.
 pub fn add_thread(tid: u32) {
     let order = ORDER.load(Ordering::Acquire);

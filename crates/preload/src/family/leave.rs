@@ -1,0 +1,191 @@
+//! A process that changes its user for good leaves its family.
+//!
+//! What a family shares is in the hands of each of its processes: who can write the ledger sets the limit of all, and says of others that they have
+//! ended. So a process that belongs to another user from now on (none of its user ids is the family's) has a family of its own before the call returns
+//! to the program:
+//!
+//! - its line says so (`LEFT`). Nothing changes it any more but its end;
+//! - where the ledger was mapped there is a new one, with this process alone; the old one's descriptor for writing is closed;
+//! - it takes a part of the limit with it, which is its own limit: what it has, at most an equal part, and half of what is free, at most an eighth of
+//!   the whole. What it shares with its parent counts for both from now on: it cannot say any more how much that still is;
+//! - the description by which it is alive stays, for reading alone: it still reads what its relatives had put out when it was forked, and they its own.
+//!   Should it have children in the old family, it looks at their lines in a mapping that it cannot write.
+//!
+//! A process that is alone takes its family with it. One that could go back to the family's user has that user's rights, and stays.
+
+use super::{Files, Heir, KIN, Kin, LEDGER, LEFT, Ledger, MAP_SHARED, NOBODY, enter, make_file, nudge, settle};
+use crate::runtime::Runtime;
+use core::sync::atomic::Ordering;
+use farshore_sys::fd::{self, Fd};
+use farshore_sys::lock::Mutex;
+use farshore_sys::raw::{Errno, getpid, users};
+use farshore_sys::vm;
+
+const MAP_FIXED: u64 = 0x10;
+
+/// What is left of a family that this process was in.
+struct Former {
+    /// By which it is alive there.
+    alive: Fd,
+    /// Its children there.
+    heirs: Vec<Heir>,
+    /// The ledger, to read; while there are children.
+    ledger: Option<&'static Ledger>,
+}
+
+static FORMERS: Mutex<Vec<Former>> = Mutex::new(Vec::new());
+
+/// What a process needs that leaves, had before it changes its user: then it cannot fail any more.
+pub struct Ready(Files);
+
+/// Before a call that may change the user: what it takes to leave the family, `None` if there is none to leave.
+///
+/// # Errors
+/// `EAGAIN`: it cannot be had, so the call must fail.
+pub fn may_leave() -> Result<Option<Ready>, Errno> {
+    if KIN.with(|kin| kin.is_none()) {
+        return Ok(None);
+    }
+    let files = make_file().and_then(|file| match Files::of(file) {
+        Ok(files) => Ok(files),
+        // No `/proc`: the two share a description. Its lock is seen all the same (`is_byte_locked`), and stays as long as a child has the ledger open.
+        Err(_) => {
+            let file = make_file()?;
+            let alive = fd::duplicate(&file).map(crate::start::raise)?;
+            Ok(Files { file, alive })
+        }
+    });
+    files.map(|files| Some(Ready(files))).map_err(|_| Errno::EAGAIN)
+}
+
+/// The user has been changed: leaves the family if it is another's now. Uninterrupted, not under the address-space lock.
+pub fn leave(runtime: &Runtime, ready: Ready) {
+    let left = runtime.space.with(|_| KIN.with(|kin| kin.as_mut().is_some_and(|kin| leave_now(runtime, kin, ready))));
+    if left {
+        runtime.note_own_fds();
+        nudge();
+    }
+}
+
+fn leave_now(runtime: &Runtime, kin: &mut Kin, Ready(files): Ready) -> bool {
+    let users = users();
+    let Some(ledger) = super::ledger().filter(|_| !users.contains(&kin.user)) else { return false };
+    let bytes = size_of::<Ledger>() as u64;
+    if ledger.together().0 <= 1 && kin.heirs.is_empty() {
+        kin.user = users[0];
+        return false;
+    }
+    let Files { file, alive } = files;
+    let mut me = ledger.members[kin.me as usize].budget.load(Ordering::Acquire);
+    if kin.shares_limit {
+        me = part(runtime, ledger, kin.me);
+    }
+    ledger.members[kin.me as usize].state.store(LEFT, Ordering::Release);
+    let nudged = ledger.nudged.load(Ordering::Acquire);
+    nudge();
+
+    let reader = || {
+        // SAFETY: new memory, at a place that the kernel chooses.
+        let base = unsafe { vm::mmap(0, bytes, vm::prot::READ, MAP_SHARED, kin.alive.raw(), 0) };
+        // SAFETY: a mapping of a ledger's length, which `unmap` alone takes away; only loads are done on it.
+        base.ok().map(|base| unsafe { &*core::ptr::with_exposed_provenance::<Ledger>(base as usize) })
+    };
+    let before = if kin.heirs.is_empty() { None } else { reader() };
+
+    let place = core::ptr::from_ref(ledger) as u64;
+    let rights = vm::prot::READ | vm::prot::WRITE;
+    // SAFETY: the old ledger's mapping, of the same length, gives way in one step; what is there instead has a value for each of its fields too, and
+    // those who look there (`nudge`, the kin thread) mean the ledger of the family that they are in.
+    let mapped = unsafe { vm::mmap(place, bytes, rights, MAP_SHARED | MAP_FIXED, file.raw(), 0) };
+    if let Err(why) = mapped {
+        crate::report::abort(format_args!(
+            "the program changes its user, and cannot leave the family of the one that it had ({why:?})"
+        ));
+    }
+    // The kin thread may be about to sleep on what it has read in the old one.
+    ledger.nudged.store(nudged.wrapping_add(2), Ordering::Release);
+    ledger.limit.store(me, Ordering::Release);
+    let line = match enter(ledger, &alive, NOBODY) {
+        Ok(line) => line,
+        Err(why) => crate::report::abort(format_args!("bug: no place in a new family ({why:?})")),
+    };
+    ledger.members[line as usize].pid.store(getpid(), Ordering::Relaxed);
+    ledger.members[line as usize].budget.store(me, Ordering::Release);
+    debug_assert!(core::ptr::eq(LEDGER.load(Ordering::Acquire), ledger));
+
+    let shares_limit = kin.shares_limit;
+    let new =
+        Kin { file, alive, me: line, heirs: Vec::new(), shares_limit, user: users[0], seen: super::budget::Seen::default() };
+    let old = core::mem::replace(kin, new);
+    FORMERS.with(|formers| formers.push(Former { alive: old.alive, heirs: old.heirs, ledger: before }));
+    if shares_limit {
+        runtime.engine.set_budget(me);
+    }
+    true
+}
+
+/// The part of the limit that this process takes with it, pages: written to its line.
+fn part(runtime: &Runtime, ledger: &Ledger, line: u32) -> u64 {
+    let me = &ledger.members[line as usize];
+    let limit = ledger.limit.load(Ordering::Acquire);
+    let (processes, _) = ledger.together();
+    let equal = (limit / processes.max(1)).max(runtime.engine.floor());
+    let has = runtime.engine.budget().min(equal);
+    me.credit.store(0, Ordering::Release);
+    me.budget.store(has, Ordering::Release);
+    let (_, together) = ledger.together();
+    let more = (limit.saturating_sub(together) / 2).min(limit / 8);
+    me.budget.store(has + more, Ordering::Release);
+    has + more
+}
+
+fn unmap(ledger: &'static Ledger) {
+    // SAFETY: a mapping of `leave_now`'s, which only its `Former` knew.
+    let _ = unsafe { vm::munmap(core::ptr::from_ref(ledger) as u64, size_of::<Ledger>() as u64) };
+}
+
+/// Who of the children in former families is gone? Whether anybody. Under the address-space lock.
+pub(super) fn look(runtime: &Runtime) -> bool {
+    FORMERS.with(|formers| {
+        let mut changed = false;
+        for former in formers.iter_mut() {
+            let Some(ledger) = former.ledger else { continue };
+            super::release_ended(&mut former.heirs, &former.alive);
+            changed |= settle(runtime, ledger, &mut former.heirs);
+            if former.heirs.is_empty() {
+                former.ledger.take().into_iter().for_each(unmap);
+            }
+        }
+        changed
+    })
+}
+
+/// In a forked child: what its parent holds for others is not its own.
+pub(super) fn in_child(closes: bool) {
+    FORMERS.reset();
+    FORMERS.with(|formers| {
+        for former in formers {
+            super::forget_ties(&mut former.heirs, closes);
+            former.ledger.take().into_iter().for_each(unmap);
+        }
+    });
+}
+
+/// Descriptors by which this process is alive for others.
+pub(super) fn own_fds() -> Vec<i32> {
+    FORMERS.with(|formers| formers.iter().map(|former| former.alive.raw()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsFd as _;
+
+    #[test]
+    fn who_is_alive_is_seen_where_file_and_lock_share_a_description() {
+        let file = make_file().unwrap();
+        let alive = fd::duplicate(&file).unwrap();
+        fd::share_byte(alive.as_fd(), 3).unwrap();
+        assert!(fd::is_byte_locked(file.as_fd(), 3) && !fd::is_byte_locked(file.as_fd(), 4));
+    }
+}
