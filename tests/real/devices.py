@@ -61,6 +61,38 @@ print("fine", flush=True)
 """
 
 
+# Has another program fill its memory with markers (or, if told to, fills its own), and counts them on each block device that this process has open: how many devices, how
+# many markers. (`--no-follow`: the other one runs natively, so there is only one's own.)
+RELATIVE = """
+import os, stat, subprocess, sys
+marker = b"SECRET!!"[::-1]
+marker = b"PARENTS-" + marker[::-1]
+device, secret, itself = sys.argv[1], sys.argv[2], len(sys.argv) > 3
+if itself:
+    records = [bytearray(marker * 256) for _ in range(6000)]
+else:
+    other = subprocess.Popen([secret, str(24 << 20)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"filled\\n"
+found = devices = 0
+for name in os.listdir("/proc/self/fd"):
+    try:
+        path = "/proc/self/fd/" + name
+        if not stat.S_ISBLK(os.stat(path).st_mode):
+            continue
+        devices += 1
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(1 << 20):
+                found += piece.count(marker)
+    except FileNotFoundError:
+        pass
+if not itself:
+    other.stdin.write(b"\\n")
+    other.stdin.close()
+    assert other.stdout.readline() == b"right\\n" and other.wait() == 0
+print(devices, found)
+"""
+
+
 def allocated(path):
     """Bytes that a file has on its disk."""
     return os.stat(path).st_blocks * 512
@@ -244,6 +276,9 @@ class Devices(Spaces):
         (rest,) = self.folders("rest")
         with self.loop(200 * MIB) as (device, _):
             with self.program("20M", [rest], self.load("64M", 5)) as program:
+                # Its pages would be plain there, for the programs that it starts.
+                program.fails(f"swap+=dev:{device},force", "--encrypt")
+            with self.program("20M", [rest], self.load("64M", 5), ["--encrypt"]) as program:
                 for _ in range(2):
                     program.change(f"swap+=dev:{device},force")
                     program.change(f"swap-={rest}")
@@ -255,6 +290,22 @@ class Devices(Spaces):
                     expect(self.is_free(device), "somebody has the device still")
                 program.fails(f"swap+=dev:{rest[4:]}", "not a block device")
         return "two turns"
+
+    def test_relatives(self):
+        """Programs of a family have the whole device open: none finds there what another one has put out."""
+        secret, marker = self.public_program("secret"), b"PARENTS-SECRET!!"
+        seen = {}
+        for options, plain in ((["--no-follow"], True), ([], False)):
+            with self.loop(200 * MIB) as (device, _):
+                argv = [self.farshore, "run", "--memory", "8M", "--swap", f"dev:{device},force", *options, "--", sys.executable, "-c", RELATIVE]
+                done = self.call_program([*argv, device, secret] if not plain else [*argv, device, secret, "itself"], timeout=100)
+                expect(done.status == 0 and not done.err, f"{options}: status {done.status}: {done.out[-300:]} {done.err[-300:]}")
+                devices, seen[plain] = map(int, done.out.split())
+                expect(devices >= 1, f"{options}: the device was not open in the relative")
+                expect(self.is_free(device), "somebody has the device still")
+        expect(seen[True] > 1000, f"what is plain is seen only {seen[True]} times: the test sees nothing")
+        expect(seen[False] == 0, f"{seen[False]} records of a relative can be read on the device as they are")
+        return f"{seen[True]} records without it, none with it"
 
     def eases(self, spec, measure, *options):
         """Room of a program that frees most of its memory, and takes it again: `measure(pid)` before and after, the counter of bytes given back."""

@@ -150,7 +150,9 @@ fn look_at_swap(spec: &SwapSpec, findings: &mut Vec<Finding>) {
 /// What there is of a program in a swap space after its end.
 fn what_stays(spec: &SwapSpec) -> &'static str {
     match spec {
-        SwapSpec::Dev { .. } => "cold pages, as plain text, until they are overwritten; with --encrypt noise",
+        SwapSpec::Dev { .. } => {
+            "cold pages, as plain text, until they are overwritten; with --encrypt, or if programs that it starts share it, noise"
+        }
         _ => "no file; cold pages, as plain text, in free blocks of the disk; with --encrypt noise",
     }
 }

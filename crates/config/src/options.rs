@@ -177,6 +177,12 @@ pub struct Options {
 }
 
 impl Options {
+    /// Whether pages are encrypted: where the user says so, and on a device that programs have together. Each of them has it open as a whole, so what the
+    /// others have put there must be noise to it. (Processes that fork have the key too, as they had the memory.)
+    pub fn encrypts(&self) -> bool {
+        self.encrypt || self.follow && self.swap.iter().any(SwapSpec::is_device)
+    }
+
     /// The options that `--memory memory` alone gives, with this swap space.
     pub fn new(memory: Size, swap: SwapSpec) -> Options {
         Options {

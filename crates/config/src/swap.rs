@@ -73,6 +73,11 @@ impl SwapSpec {
         matches!(self, SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. })
     }
 
+    /// Whether it is a block device.
+    pub fn is_device(&self) -> bool {
+        matches!(self, SwapSpec::Dev { .. })
+    }
+
     /// Says whether this version can use the space.
     ///
     /// # Errors

@@ -150,6 +150,11 @@ impl Runtime {
         if !spec.is_file() {
             return no("only dir:, file: and dev: can be added while a program runs");
         }
+        if spec.is_device() && self.options.follow && !self.options.encrypt {
+            return no(
+                "the programs that this one starts would find its pages there as they are; start it with --encrypt, or with --no-follow",
+            );
+        }
         let same = self.specs().filter(|(_, _, there)| **there == spec).map(|(space, usage, _)| (space, usage)).last();
         match same {
             // It stays after all.
