@@ -5,7 +5,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use farshore_launch::{Elf, Work};
+use farshore_launch::{Elf, FirstLibrary, Work};
 use farshore_sys::fd;
 use rustix::fs::StatVfsMountFlags;
 
@@ -80,15 +80,19 @@ fn check(path: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The value of `LD_PRELOAD` that loads `library` first, and the value to give back to the program:
+/// The value of `LD_PRELOAD` that loads `library` first, but for one that must be (`first`), and the value to give back to the program:
 /// what the user had there, without this library (which is in it when farshore runs under farshore).
-pub fn preload(library: &Path, old: Option<&OsStr>) -> (OsString, Option<OsString>) {
+pub fn preload(library: &Path, first: &FirstLibrary, old: Option<&OsStr>) -> (OsString, Option<OsString>) {
     let words = old.unwrap_or_default().as_bytes().split(|byte| matches!(byte, b' ' | b':'));
     let foreign =
         |word: &&[u8]| !word.is_empty() && Path::new(OsStr::from_bytes(word)).file_name() != Some(OsStr::new(FILE_NAME));
     let words: Vec<&[u8]> = words.filter(foreign).collect();
     let kept = OsStr::from_bytes(&words.join(&b':')).to_os_string();
-    let mut value = library.as_os_str().to_os_string();
+    let mut value = OsStr::from_bytes(first.or_of(kept.as_bytes())).to_os_string();
+    if !value.is_empty() {
+        value.push(":");
+    }
+    value.push(library.as_os_str());
     if kept.is_empty() {
         return (value, None);
     }
@@ -105,7 +109,7 @@ mod tests {
     fn the_users_preload_is_kept_and_ours_comes_first_once() {
         let library = Path::new("/opt/libfarshore.so");
         let of = |old: Option<&str>| {
-            let (value, kept) = preload(library, old.map(OsStr::new));
+            let (value, kept) = preload(library, &FirstLibrary::NONE, old.map(OsStr::new));
             (value.into_string().expect("plain"), kept.map(|kept| kept.into_string().expect("plain")))
         };
         assert_eq!(of(None), ("/opt/libfarshore.so".into(), None));
@@ -113,6 +117,9 @@ mod tests {
         assert_eq!(of(Some("/a.so b.so")), ("/opt/libfarshore.so:/a.so:b.so".into(), Some("/a.so:b.so".into())));
         assert_eq!(of(Some("/else/libfarshore.so:/a.so")), ("/opt/libfarshore.so:/a.so".into(), Some("/a.so".into())));
         assert_eq!(of(Some("/opt/libfarshore.so")), ("/opt/libfarshore.so".into(), None));
+        // AddressSanitizer's runtime ends a program where another library is before it.
+        let asan = "/usr/lib/libasan.so.8";
+        assert_eq!(of(Some(asan)), (format!("{asan}:/opt/libfarshore.so:{asan}"), Some(asan.into())));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use farshore_launch::{Elf, Obstacle, Program, Rights, SCRIPTS_MAX, Work};
+use farshore_launch::{Elf, FirstLibrary, Obstacle, Program, Rights, SCRIPTS_MAX, Work};
 use rustix::fs::{Access, StatVfsMountFlags};
 
 use crate::refusal::Refusal;
@@ -87,11 +87,11 @@ pub fn mounted_with(path: &Path, flag: StatVfsMountFlags) -> bool {
     rustix::fs::statvfs(path).is_ok_and(|about| about.f_flag.contains(flag))
 }
 
-/// Whether the program at `path`, which [`find`] found, will load the library.
+/// Whether the program at `path`, which [`find`] found, will load the library, and which library it must have before that.
 ///
 /// # Errors
 /// It will not, with the reason (125); a script's interpreter is missing (127) or not executable (126).
-pub fn check(path: &Path) -> Result<(), Refusal> {
+pub fn check(path: &Path) -> Result<FirstLibrary, Refusal> {
     let rights = Rights::of_this_thread();
     if rights.differ() {
         let ((uid, gid), (euid, egid)) = (rights.real, rights.effective);
@@ -103,7 +103,7 @@ pub fn check(path: &Path) -> Result<(), Refusal> {
     let mut work = Work::new(&mut buffer);
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| Refusal::not_found("the program's name has a zero byte"))?;
     match farshore_launch::check(&Program::at(&name), &rights, &mut work) {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(work.first_library()),
         Err(obstacle) => Err(refusal(path, obstacle, &work)),
     }
 }

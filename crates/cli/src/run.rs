@@ -11,6 +11,8 @@ use farshore_config::{
 };
 use rustix::fs::Access;
 
+use farshore_launch::FirstLibrary;
+
 use crate::args::RunArgs;
 use crate::refusal::Refusal;
 use crate::{library, program, swap};
@@ -24,10 +26,10 @@ pub fn run(mut arguments: RunArgs) -> Result<u8, Refusal> {
     let mut options = options(arguments)?;
     let name = command.first().map_or(OsStr::new(""), OsString::as_os_str);
     let path = program::find(name)?;
-    program::check(&path)?;
+    let first = program::check(&path)?;
     let library = library::find()?;
     options.library = Some(library.clone());
-    let environment = environment(std::env::vars_os(), &library, &options);
+    let environment = environment(std::env::vars_os(), &library, &first, &options);
     match execute(&path, &command, environment) {
         Ok(never) => match never {},
         Err(error) => Err(not_executed(&path, &error)),
@@ -95,7 +97,12 @@ fn check_stats(path: &Path) -> Result<(), Refusal> {
 }
 
 /// The program's environment: the user's, the options and the library.
-fn environment(user: impl Iterator<Item = (OsString, OsString)>, library: &Path, options: &Options) -> Vec<(OsString, OsString)> {
+fn environment(
+    user: impl Iterator<Item = (OsString, OsString)>,
+    library: &Path,
+    first: &FirstLibrary,
+    options: &Options,
+) -> Vec<(OsString, OsString)> {
     let ours = [OPTIONS_VARIABLE, OLD_PRELOAD_VARIABLE, PRELOAD_VARIABLE];
     let mut old = None;
     let mut variables: Vec<(OsString, OsString)> = Vec::new();
@@ -106,7 +113,7 @@ fn environment(user: impl Iterator<Item = (OsString, OsString)>, library: &Path,
             variables.push((name, value));
         }
     }
-    let (preload, kept) = library::preload(library, old.as_deref());
+    let (preload, kept) = library::preload(library, first, old.as_deref());
     variables.push((PRELOAD_VARIABLE.into(), preload));
     variables.extend(kept.map(|kept| (OLD_PRELOAD_VARIABLE.into(), kept)));
     variables.push((OPTIONS_VARIABLE.into(), options.to_json().into()));
@@ -155,7 +162,7 @@ mod tests {
         let options = Options::new(Size::mib(64), SwapSpec::Dir("/var/tmp".into()));
         let of = |user: &[(&str, &str)]| {
             let user = user.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
-            environment(user, Path::new("/l/libfarshore.so"), &options)
+            environment(user, Path::new("/l/libfarshore.so"), &FirstLibrary::NONE, &options)
                 .into_iter()
                 .map(|(name, value)| format!("{}={}", name.display(), value.display()))
                 .collect::<Vec<_>>()

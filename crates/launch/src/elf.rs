@@ -12,6 +12,8 @@ pub const MAGIC: &[u8] = b"\x7fELF";
 /// Bytes of an ELF header, and of a program header, in 64-bit files.
 const HEADER: usize = size_of::<FileHeader64<LE>>();
 const SEGMENT: usize = size_of::<ProgramHeader64<LE>>();
+/// Room for the name of a library.
+pub const FIRST: usize = 64;
 /// Bytes of program headers that are read at once.
 pub const TABLE: usize = 8 * SEGMENT;
 
@@ -90,6 +92,77 @@ pub fn headers(file: &Fd, work: &mut Work<'_>) -> Result<Elf, Obstacle> {
         at += bytes as u64;
     }
     Ok(Elf::Program { dynamic })
+}
+
+/// The name that `file`, a program whose headers make sense, has for a runtime that must be the first library of a program ([`goes_first`]): to `into`, with a
+/// zero byte at its end. Nothing, if it names none, or if what names its libraries makes no sense: then the linker will say so.
+///
+/// # Errors
+/// [`Obstacle::Unreadable`].
+pub fn first_library(file: &Fd, table: &mut [u8], into: &mut [u8; FIRST]) -> Result<(), Obstacle> {
+    into.fill(0);
+    let mut header = [0; HEADER];
+    let length = read(file, &mut header, 0)?;
+    let Ok((offset, count)) = begin(&header[..length]) else { return Ok(()) };
+    let find = |table: &mut [u8], wanted: &mut dyn FnMut(&ProgramHeader64<LE>) -> bool| {
+        for index in 0..count {
+            let at = offset.saturating_add((index * SEGMENT) as u64);
+            if read(file, &mut table[..SEGMENT], at)? < SEGMENT {
+                return Ok(None);
+            }
+            if let Some(found) = segment(&table[..SEGMENT]).filter(&mut *wanted) {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    };
+    let Some(dynamic) = find(table, &mut |s| s.p_type.get(LE) == elf::PT_DYNAMIC)? else { return Ok(()) };
+    // Where the names are, then the names. A list as long as this is no program's.
+    let entries = (dynamic.p_filesz.get(LE) / 16).min(4096);
+    let mut names = None;
+    for pass in 0..2 {
+        for index in 0..entries {
+            let mut entry = [0; 16];
+            if read(file, &mut entry, dynamic.p_offset.get(LE).saturating_add(index * 16))? < 16 {
+                return Ok(());
+            }
+            let [tag, value] = [0, 8].map(|at| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default()));
+            match (tag, names) {
+                (0, _) => break,
+                (tag, _) if pass == 0 && tag == u64::from(elf::DT_STRTAB) => {
+                    let holds = |s: &ProgramHeader64<LE>| {
+                        let start = s.p_vaddr.get(LE);
+                        s.p_type.get(LE) == elf::PT_LOAD && value >= start && value - start < s.p_filesz.get(LE)
+                    };
+                    let Some(load) = find(table, &mut |s| holds(s))? else { return Ok(()) };
+                    names = Some(load.p_offset.get(LE).saturating_add(value - load.p_vaddr.get(LE)));
+                }
+                (tag, Some(names)) if pass == 1 && tag == u64::from(elf::DT_NEEDED) => {
+                    let length = read(file, &mut into[..], names.saturating_add(value))?;
+                    let end = into[..length].iter().position(|&byte| byte == 0);
+                    if let Some(end) = end.filter(|&end| goes_first(&into[..end])) {
+                        into[end..].fill(0);
+                        return Ok(());
+                    }
+                    into.fill(0);
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a library wants to be the first that is loaded: AddressSanitizer's runtime as a shared library, GCC's or clang's. It ends a program where another is
+/// before it. (Those of the other sanitizers do not look.)
+pub fn goes_first(path: &[u8]) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    // What a preload cannot carry stays where it is.
+    let plain = !path.iter().any(|byte| matches!(byte, b':' | b' ' | b'$'));
+    plain
+        && [&b"libasan.so"[..], b"libclang_rt.asan", b"libclang_rt.hwasan", b"libhwasan.so"]
+            .iter()
+            .any(|first| name.starts_with(first))
 }
 
 fn segment(bytes: &[u8]) -> Option<ProgramHeader64<LE>> {

@@ -35,7 +35,7 @@ use core::ffi::CStr;
 use farshore_sys::fd::Fd;
 use farshore_sys::raw::Errno;
 
-pub use elf::{Elf, Machine, headers};
+pub use elf::{Elf, Machine, goes_first, headers};
 pub use open::{AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW, Place, Program};
 pub use rights::Rights;
 pub use script::Line;
@@ -96,6 +96,26 @@ impl Obstacle {
 /// The dynamic linker that a program names is this file.
 pub type Loader = Place;
 
+/// The name of a library that goes before ours.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstLibrary([u8; elf::FIRST]);
+
+impl FirstLibrary {
+    /// There is none.
+    pub const NONE: FirstLibrary = FirstLibrary([0; elf::FIRST]);
+
+    /// It; empty if there is none.
+    pub fn name(&self) -> &[u8] {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or_default().to_bytes()
+    }
+
+    /// What of `LD_PRELOAD` comes before our library: it, or else the first of what the user has there, if that must be first.
+    pub fn or_of<'l>(&'l self, preload: &'l [u8]) -> &'l [u8] {
+        let users = preload.split(|&byte| matches!(byte, b' ' | b':')).next().unwrap_or_default();
+        if self.name().is_empty() && goes_first(users) { users } else { self.name() }
+    }
+}
+
 /// Memory for one check.
 #[derive(Debug)]
 pub struct Work<'w> {
@@ -103,6 +123,7 @@ pub struct Work<'w> {
     table: &'w mut [u8],
     name: &'w mut [u8],
     loader: &'w mut [u8],
+    first: [u8; elf::FIRST],
 }
 
 impl<'w> Work<'w> {
@@ -119,12 +140,17 @@ impl<'w> Work<'w> {
         let (name, rest) = rest.split_at_mut(HEAD);
         name.fill(0);
         rest[..PATH].fill(0);
-        Work { head, table, name, loader: &mut rest[..PATH] }
+        Work { head, table, name, loader: &mut rest[..PATH], first: [0; elf::FIRST] }
     }
 
     /// After a check: the interpreter of the script that was looked at last; `None` if no script was.
     pub fn interpreter(&self) -> Option<&CStr> {
         CStr::from_bytes_until_nul(self.name).ok().filter(|name| !name.is_empty())
+    }
+
+    /// After a check: the library that the program needs and that must be the first to be loaded; empty if there is none. See [`goes_first`].
+    pub fn first_library(&self) -> FirstLibrary {
+        FirstLibrary(self.first)
     }
 
     /// After a check: the dynamic linker that the program names; empty if it was not read.
@@ -149,6 +175,7 @@ pub fn check(program: &Program<'_>, rights: &Rights, work: &mut Work<'_>) -> Res
             script::Kind::Elf => {
                 let loader = loader(&file, work)?;
                 rights.check(&file)?;
+                elf::first_library(&file, work.table, &mut work.first)?;
                 return Ok(loader);
             }
             script::Kind::Script(line) => {

@@ -219,3 +219,41 @@ fn what_says_nothing_about_the_program_is_told_apart() {
     assert!(Obstacle::Missing(Errno::EMFILE).is_passing() && Obstacle::Unreadable(Errno::ENOMEM).is_passing());
     assert!(!Obstacle::Missing(Errno::ENOENT).is_passing() && !Obstacle::Scripts.is_passing());
 }
+
+#[test]
+fn what_goes_first_is_found_in_a_program() {
+    use std::process::Command;
+    for (name, first) in [
+        ("libasan.so.8", true),
+        ("/usr/lib/libclang_rt.asan-x86_64.so", true),
+        ("libasan_preload.so", false),
+        ("/libasan.so.8/libc.so", false),
+        ("a:libasan.so", false),
+        ("", false),
+    ] {
+        assert_eq!(goes_first(name.as_bytes()), first, "{name}");
+    }
+    let folder = std::env::temp_dir().join(format!("first-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let source = folder.join("it.c");
+    std::fs::write(&source, "int main(void) { return 0; }").unwrap();
+    for (flag, begins) in [("-O0", ""), ("-fsanitize=address", "libasan.so")] {
+        let program = folder.join("it");
+        let built = Command::new("cc").arg(flag).arg(&source).arg("-o").arg(&program).status();
+        if !built.is_ok_and(|status| status.success()) {
+            std::println!("skipped: cc {flag} does not work here");
+            continue;
+        }
+        let name = CString::new(program.as_os_str().as_encoded_bytes()).unwrap();
+        let mut buffer = vec![0; Work::BYTES];
+        let mut work = Work::new(&mut buffer);
+        check(&Program::at(&name), &Rights::of_this_thread(), &mut work).unwrap();
+        let first = work.first_library();
+        assert_eq!(first.name().is_empty(), begins.is_empty());
+        assert!(first.name().starts_with(begins.as_bytes()), "{first:?}");
+        // The user's own, where the program needs none.
+        assert_eq!(first.or_of(b"/x/libasan.so.8:/y.so") == b"/x/libasan.so.8", begins.is_empty());
+        assert_eq!(FirstLibrary::NONE.or_of(b"/y.so:libasan.so"), b"");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -4,8 +4,8 @@
 //! | in the environment | what the program finds |
 //! |---|---|
 //! | `FARSHORE_OPTIONS=…`, the last of that name | nothing |
-//! | `LD_PRELOAD=library`, the last of that name | nothing |
-//! | `LD_PRELOAD=library:…`, the last of that name, and the last `FARSHORE_OLD_PRELOAD=x` | `LD_PRELOAD=x`, where the first was |
+//! | `LD_PRELOAD=library`, the last of that name, or with a library before it that must be the first | nothing |
+//! | `LD_PRELOAD=library:…` likewise, the last of that name, and the last `FARSHORE_OLD_PRELOAD=x` | `LD_PRELOAD=x`, where the first was |
 //!
 //! Without `FARSHORE_OPTIONS` all stays: somebody else has loaded the library.
 
@@ -66,7 +66,9 @@ fn find<'e>(entries: impl Iterator<Item = &'e [u8]>) -> Places {
             places.old = Some(index);
         } else if let Some(value) = value(PRELOAD_VARIABLE) {
             places.preload = Some(index);
-            places.shared = value.contains(&b':');
+            let mut libraries = value.split(|&byte| byte == b':').peekable();
+            libraries.next_if(|first| farshore_launch::goes_first(first));
+            places.shared = libraries.nth(1).is_some();
         }
     }
     places
@@ -109,6 +111,12 @@ mod tests {
             left(&["A=1", "LD_PRELOAD=/l.so:/x.so", "B=2", "FARSHORE_OPTIONS={}", "FARSHORE_OLD_PRELOAD=/x.so"]),
             ["A=1", "LD_PRELOAD=/x.so", "B=2"]
         );
+        // A library that goes first.
+        assert_eq!(left(&["LD_PRELOAD=libasan.so.8:/l.so", "A=1", "FARSHORE_OPTIONS={}"]), ["A=1"]);
+        assert_eq!(
+            left(&["LD_PRELOAD=libasan.so.8:/l.so:/x.so", "FARSHORE_OPTIONS={}", "FARSHORE_OLD_PRELOAD=/x.so"]),
+            ["LD_PRELOAD=/x.so"]
+        );
         // Set, and empty.
         assert_eq!(left(&["LD_PRELOAD=/l.so:", "FARSHORE_OLD_PRELOAD=", "FARSHORE_OPTIONS={}"]), ["LD_PRELOAD="]);
     }
@@ -120,6 +128,10 @@ mod tests {
             ["LD_PRELOAD=/a.so", "LD_PRELOAD=/b.so"]
         );
         // The program's own, of a name that we use as well.
+        assert_eq!(
+            left(&["FARSHORE_OLD_PRELOAD=x", "LD_PRELOAD=libasan.so.8:/l.so", "FARSHORE_OPTIONS={}"]),
+            ["FARSHORE_OLD_PRELOAD=x"]
+        );
         assert_eq!(left(&["FARSHORE_OLD_PRELOAD=x", "LD_PRELOAD=/l.so", "FARSHORE_OPTIONS={}"]), ["FARSHORE_OLD_PRELOAD=x"]);
         assert_eq!(
             left(&["FARSHORE_OLD_PRELOAD=x", "LD_PRELOAD=/l.so:/b", "FARSHORE_OPTIONS={}", "FARSHORE_OLD_PRELOAD=/b"]),

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | no `LD_PRELOAD` | `LD_PRELOAD=library` at the end |
 //! | `LD_PRELOAD=x`, the last of that name | `LD_PRELOAD=library:x` in its place, `FARSHORE_OLD_PRELOAD=x` at the end |
+//! | in both, if the program needs a library that must be the first (AddressSanitizer's runtime) | its name and a colon before ours |
 //! | no `FARSHORE_OPTIONS` | it, at the end |
 //! | `FARSHORE_OPTIONS` | nothing is added: the program is `farshore run`, whose options win |
 //!
@@ -29,7 +30,7 @@ use super::merging;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farshore_config::{OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE};
-use farshore_launch::{Loader, Place, Program, Rights, Work};
+use farshore_launch::{FirstLibrary, Loader, Place, Program, Rights, Work};
 use farshore_sys::signal::{self, How, SIGBUS, SIGSEGV, SIGSYS, SigSet};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -141,7 +142,7 @@ impl Plan {
     /// Bytes of room that [`Plan::start`] needs in an image whose environment has so many entries and bytes.
     pub fn room(&self, entries: u64, bytes: u64) -> u64 {
         let array = (entries + 4) * 8;
-        let names = PRELOAD_VARIABLE.len() + OLD_PRELOAD_VARIABLE.len() + 8;
+        let names = PRELOAD_VARIABLE.len() + OLD_PRELOAD_VARIABLE.len() + 8 + size_of::<FirstLibrary>();
         let options = [&self.kin.becomes, &self.kin.starts, &self.others.becomes, &self.others.starts];
         let options = options.into_iter().flatten().map(|text| text.count_bytes()).max().unwrap_or(0);
         let ours = self.library.count_bytes() + options + names;
@@ -172,7 +173,10 @@ impl Plan {
         let program = Program { directory, path, flags };
         // The room is for the environment later.
         let rights = Rights::of_this_thread();
-        match farshore_launch::check(&program, &rights, &mut Work::new(room)) {
+        let mut work = Work::new(room);
+        let checked = farshore_launch::check(&program, &rights, &mut work);
+        let first = work.first_library();
+        match checked {
             Ok(loader) if loader == self.loader => {}
             Err(obstacle) if obstacle.is_passing() => {
                 return Start::Unlike("there are no descriptors or there is no memory left to look at it");
@@ -186,7 +190,7 @@ impl Plan {
         let variables = if rights.real == self.user { &self.kin } else { &self.others };
         let options = if is_first { &variables.becomes } else { &variables.starts };
         let options = &options[usize::from(merging::is_wanted())];
-        match self.write(&mut writer, entries, &own, options) {
+        match self.write(&mut writer, entries, &own, options, &first) {
             Some(()) => Start::Followed { envp: addr, handed: &variables.handed },
             None => Start::Natively,
         }
@@ -199,18 +203,21 @@ impl Plan {
         entries: impl ExactSizeIterator<Item = u64>,
         own: &Own<'_>,
         options: &CStr,
+        first: &FirstLibrary,
     ) -> Option<()> {
         let count = entries.len();
         // Ours at the end, at most three, and a null.
         to.at = (count + 4) * 8;
         let (name, old_name) = (PRELOAD_VARIABLE.as_bytes(), OLD_PRELOAD_VARIABLE.as_bytes());
         let options = to.text(&[options.to_bytes()])?;
+        let first = first.or_of(own.preload.map_or(b"", |(_, old)| old));
+        let colon: &[u8] = if first.is_empty() { b"" } else { b":" };
         let (place, preload, rest) = match own.preload {
             Some((index, old)) => {
-                let preload = to.text(&[name, b"=", self.library.to_bytes(), b":", old])?;
+                let preload = to.text(&[name, b"=", first, colon, self.library.to_bytes(), b":", old])?;
                 (index, preload, [options, to.text(&[old_name, b"=", old])?])
             }
-            None => (count, to.text(&[name, b"=", self.library.to_bytes()])?, [options, 0]),
+            None => (count, to.text(&[name, b"=", first, colon, self.library.to_bytes()])?, [options, 0]),
         };
         for (index, entry) in entries.enumerate() {
             to.entry(index, entry)?;
