@@ -15,6 +15,11 @@
 //! * a whole absent granule becomes present by its flag alone;
 //! * of a partly managed one all 512 words are written before the flag is set;
 //! * a granule becomes absent again only when all its words are `Untouched`.
+//!
+//! # What nobody has touched costs nothing
+//!
+//! A program may reserve far more addresses than it ever uses (a terabyte, say). Of a granule that nobody has touched, only its [`Flags`] are written, two
+//! bytes: a page of memory for a GiB. Its words and the rest of it are not looked at one by one either, whatever happens to it.
 
 use crate::limits::{GRANULE_PAGES, LEAF_GRANULES, LEAVES};
 use crate::page::{GranuleId, Page, PageRange};
@@ -28,19 +33,25 @@ const PRESENT: u8 = 1;
 /// Untouched, and about to become absent: see [`Granule::hide`].
 const HIDDEN: u8 = 2;
 
-/// What is true of 2 MiB of the program's memory as a whole.
+/// What is true of 2 MiB of the program's memory even if nobody has touched them: apart from the rest, so that it takes little room.
+#[derive(Debug)]
+pub struct Flags {
+    /// [`ABSENT`], [`PRESENT`] or [`HIDDEN`].
+    presence: AtomicU8,
+    /// Part of it is memory that the evictor must not read through the program's own mapping (`PROT_NONE`, write-only).
+    unreadable: AtomicBool,
+}
+
+/// What is true of 2 MiB of the program's memory as a whole, once it was touched.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Granule {
-    /// [`ABSENT`], [`PRESENT`] or [`HIDDEN`].
-    presence: AtomicU8,
     /// Some page of it has been touched since it became present: its words may differ from 0.
     touched: AtomicBool,
+    /// It was touched in an earlier life: its words have memory.
+    used: AtomicBool,
     /// It is on a partition's list (or about to be): see the engine's `evict::partition`.
     pub listed: AtomicBool,
-    /// Pages of it, roughly, that are part of memory the evictor must not read through the program's own
-    /// mapping (`PROT_NONE`, write-only). 0: it may.
-    pub unreadable: AtomicU32,
     /// Goes up by one before and after an evictor write-protects a range here: odd while it is at it.
     pub protection_epoch: AtomicU32,
     /// How sure we are that pages here are written after they are read, 0 to 255.
@@ -61,6 +72,7 @@ pub struct Granule {
 struct Leaf {
     words: [AtomicWord; LEAF_GRANULES * GRANULE_PAGES],
     granules: [Granule; LEAF_GRANULES],
+    flags: [Flags; LEAF_GRANULES],
     /// The leaf that was made before this one, as its index + 1; 0: there is none.
     before: AtomicU64,
 }
@@ -85,6 +97,8 @@ pub struct PageRef<'t> {
     pub word: &'t AtomicWord,
     /// The granule that the page lies in.
     pub granule: &'t Granule,
+    /// Its flags.
+    pub flags: &'t Flags,
 }
 
 /// A present granule: its words, all 512, and itself.
@@ -96,6 +110,8 @@ pub struct GranuleRef<'t> {
     pub words: &'t [AtomicWord],
     /// What is true of it as a whole.
     pub granule: &'t Granule,
+    /// What is true of it even if nobody has touched it.
+    pub flags: &'t Flags,
 }
 
 /// Allocates a `T` whose every byte is zero, in memory that the allocator need not touch.
@@ -190,6 +206,21 @@ impl PageTable {
             .filter_map(|id| self.granule(id))
     }
 
+    /// Bytes of the table that have addresses and no memory: words of granules that nobody has touched. Looks at each granule of each leaf.
+    pub fn unused_bytes(&self) -> u64 {
+        const WORDS: usize = size_of::<[AtomicWord; GRANULE_PAGES]>();
+        let index_of = |link: u64| link.checked_sub(1);
+        let first = index_of(self.last.load(Ordering::Acquire));
+        core::iter::successors(first, move |&index| index_of(self.leaf(index)?.before.load(Ordering::Relaxed)))
+            .filter_map(|index| self.leaf(index))
+            .map(|leaf| {
+                let unused = leaf.granules.iter().filter(|g| !g.touched() && !g.used.load(Ordering::Relaxed)).count();
+                let granules = if unused == LEAF_GRANULES { size_of::<[Granule; LEAF_GRANULES]>() } else { 0 };
+                (unused * WORDS + granules) as u64
+            })
+            .sum()
+    }
+
     /// A copy, word by word, as `fork` makes one: for the simulator, where it does not.
     #[must_use]
     pub fn duplicate(&self) -> PageTable {
@@ -199,7 +230,7 @@ impl PageTable {
             let Some(to) = copy.granule(g.id) else { continue };
             to.words.iter().zip(g.words).for_each(|(to, from)| to.copy_from(from));
             to.granule.touched.store(g.granule.touched(), Ordering::SeqCst);
-            to.granule.unreadable.store(g.granule.unreadable.load(Ordering::SeqCst), Ordering::SeqCst);
+            to.flags.set_unreadable(g.flags.is_unreadable());
         }
         copy
     }
@@ -210,12 +241,12 @@ impl PageTable {
         let id = page.granule();
         let leaf = self.leaf(id.0 / LEAF_GRANULES as u64)?;
         let at = (id.0 % LEAF_GRANULES as u64) as usize;
-        let granule = &leaf.granules[at];
+        let (granule, flags) = (&leaf.granules[at], &leaf.flags[at]);
         // Acquire: pairs with the release in `add`, so that the words of a partly managed granule are seen.
-        if granule.presence.load(Ordering::Acquire) != PRESENT {
+        if flags.presence.load(Ordering::Acquire) != PRESENT {
             return None;
         }
-        Some(PageRef { word: &leaf.words[at * GRANULE_PAGES + page.index_in_granule()], granule })
+        Some(PageRef { word: &leaf.words[at * GRANULE_PAGES + page.index_in_granule()], granule, flags })
     }
 
     /// The page's word even if its granule is absent: for unpinning a page that has been unmapped since.
@@ -228,14 +259,15 @@ impl PageTable {
 
     /// The granule, if it is present.
     pub fn granule(&self, id: GranuleId) -> Option<GranuleRef<'_>> {
-        self.granule_even_absent(id).filter(|g| g.granule.presence.load(Ordering::Acquire) == PRESENT)
+        self.granule_even_absent(id).filter(|g| g.flags.presence.load(Ordering::Acquire) == PRESENT)
     }
 
     /// The granule, if its leaf exists: an evictor's list may still name one that has become absent.
     pub fn granule_even_absent(&self, id: GranuleId) -> Option<GranuleRef<'_>> {
         let leaf = self.leaf(id.0 / LEAF_GRANULES as u64)?;
         let at = (id.0 % LEAF_GRANULES as u64) as usize;
-        Some(GranuleRef { id, words: &leaf.words[at * GRANULE_PAGES..(at + 1) * GRANULE_PAGES], granule: &leaf.granules[at] })
+        let words = &leaf.words[at * GRANULE_PAGES..(at + 1) * GRANULE_PAGES];
+        Some(GranuleRef { id, words, granule: &leaf.granules[at], flags: &leaf.flags[at] })
     }
 
     /// Every page of `range` becomes managed and untouched. Under the address-space lock; the
@@ -245,10 +277,10 @@ impl PageTable {
             let id = part.start.granule();
             let leaf = self.leaf_or_new(id.0 / LEAF_GRANULES as u64);
             let at = (id.0 % LEAF_GRANULES as u64) as usize;
-            let granule = &leaf.granules[at];
+            let (granule, flags) = (&leaf.granules[at], &leaf.flags[at]);
             let words = &leaf.words[at * GRANULE_PAGES..(at + 1) * GRANULE_PAGES];
             let in_part = part.start.index_in_granule()..part.start.index_in_granule() + part.len() as usize;
-            if granule.presence.load(Ordering::Acquire) == PRESENT {
+            if flags.presence.load(Ordering::Acquire) == PRESENT {
                 words[in_part].iter().for_each(|w| settle(w, false));
                 continue;
             }
@@ -258,7 +290,7 @@ impl PageTable {
                 }
                 granule.touched.store(true, Ordering::Relaxed);
             }
-            granule.presence.store(PRESENT, Ordering::Release);
+            flags.presence.store(PRESENT, Ordering::Release);
         }
     }
 
@@ -267,17 +299,20 @@ impl PageTable {
     pub fn remove(&self, range: PageRange) {
         for part in range.by_granule() {
             let Some(g) = self.granule_even_absent(part.start.granule()) else { continue };
-            if g.granule.presence.load(Ordering::Acquire) == ABSENT {
+            if g.flags.presence.load(Ordering::Acquire) == ABSENT {
                 continue;
             }
             if part.len() == GRANULE_PAGES as u64 {
-                g.granule.presence.store(ABSENT, Ordering::SeqCst);
-                // Managed in part until now: the words of the other pages must not be foreign when it comes back whole.
-                if g.granule.touched() {
-                    g.words.iter().filter(|w| w.load().state() == State::Foreign).for_each(|w| settle(w, false));
+                g.flags.presence.store(ABSENT, Ordering::SeqCst);
+                g.flags.unreadable.store(false, Ordering::Relaxed);
+                if !g.granule.touched() {
+                    // All of it is as it came.
+                    continue;
                 }
+                // Managed in part until now: the words of the other pages must not be foreign when it comes back whole.
+                g.words.iter().filter(|w| w.load().state() == State::Foreign).for_each(|w| settle(w, false));
+                g.granule.used.store(true, Ordering::Relaxed);
                 g.granule.touched.store(false, Ordering::Relaxed);
-                g.granule.unreadable.store(0, Ordering::Relaxed);
                 g.granule.write_guess.store(0, Ordering::Relaxed);
                 g.granule.notes.iter().for_each(|note| note.store(0, Ordering::Relaxed));
                 g.granule.left_at.store(0, Ordering::Relaxed);
@@ -297,14 +332,14 @@ impl PageTable {
     }
 }
 
-impl Granule {
+impl Flags {
     /// Whether the granule is present now. A fault that has just taken an untouched page asks again:
-    /// see [`Granule::hide`].
+    /// see [`Flags::hide`].
     #[inline]
     pub fn is_present(&self) -> bool {
         self.presence.load(Ordering::SeqCst) == PRESENT
     }
-    /// Whether [`Granule::hide`] made it look absent.
+    /// Whether [`Flags::hide`] made it look absent.
     pub fn is_hidden(&self) -> bool {
         self.presence.load(Ordering::SeqCst) == HIDDEN
     }
@@ -314,10 +349,23 @@ impl Granule {
     pub fn hide(&self) {
         self.presence.store(HIDDEN, Ordering::SeqCst);
     }
-    /// Undoes [`Granule::hide`] when the kernel refused the call.
+    /// Undoes [`Flags::hide`] when the kernel refused the call.
     pub fn show(&self) {
         self.presence.store(PRESENT, Ordering::SeqCst);
     }
+    /// Whether evictors must not read it through the program's own mapping.
+    #[inline]
+    pub fn is_unreadable(&self) -> bool {
+        self.unreadable.load(Ordering::SeqCst)
+    }
+    /// They must not, or may. SeqCst: who sets it looks at [`Granule::touched`] afterwards, and an evictor has a page of the granule only after a touch. So
+    /// the former sees that touch, or the latter sees this.
+    pub fn set_unreadable(&self, unreadable: bool) {
+        self.unreadable.store(unreadable, Ordering::SeqCst);
+    }
+}
+
+impl Granule {
     /// Whether some word of it may differ from 0.
     #[inline]
     pub fn touched(&self) -> bool {
@@ -351,6 +399,7 @@ impl Drop for PageTable {
 mod tests {
     use super::*;
     use crate::word::Word;
+    use std::vec::Vec;
 
     fn range(start: u64, end: u64) -> PageRange {
         PageRange { start: Page(start), end: Page(end) }
@@ -372,6 +421,34 @@ mod tests {
         assert!(t.page(Page(1536)).is_none(), "a whole granule went");
         assert_eq!(t.page(Page(2149)).unwrap().word.load(), Word::FOREIGN);
         assert_eq!(t.page(Page(2150)).unwrap().word.load(), Word::UNTOUCHED);
+    }
+
+    #[test]
+    fn words_of_what_nobody_has_touched_are_not_looked_at() {
+        let t = PageTable::new();
+        let granule = GRANULE_PAGES as u64;
+        let all = range(0, 4 * granule);
+        t.add(all);
+        // Words that no granule without a touch can have: who looked at them would wait for them, or change them.
+        let words: Vec<_> = (0..4).map(|n| t.granule(GranuleId(n)).unwrap().words).collect();
+        words.iter().flat_map(|words| words.iter()).for_each(|word| word.overwrite(Word::FOREIGN));
+        t.remove(all);
+        assert!((0..4).all(|n| t.granule(GranuleId(n)).is_none()));
+        t.add(all);
+        assert!(words.iter().flat_map(|words| words.iter()).all(|word| word.load() == Word::FOREIGN));
+        // Of one that was touched they are.
+        t.granule(GranuleId(1)).unwrap().granule.touch();
+        t.remove(all);
+        assert!(words[1].iter().all(|word| word.load() == Word::UNTOUCHED) && words[0][0].load() == Word::FOREIGN);
+        // And its words have memory from then on.
+        let leaf = (LEAF_GRANULES * GRANULE_PAGES * size_of::<AtomicWord>()) as u64;
+        assert_eq!(t.unused_bytes(), leaf - leaf / LEAF_GRANULES as u64);
+    }
+
+    #[test]
+    fn flags_take_a_page_of_a_leaf() {
+        assert!(size_of::<[Flags; LEAF_GRANULES]>() <= 1024);
+        assert!(core::mem::offset_of!(Leaf, before) / 4096 == core::mem::offset_of!(Leaf, flags) / 4096);
     }
 
     #[test]

@@ -12,7 +12,6 @@
 use crate::stats::Count;
 use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use crate::{Engine, MEMORY_CALLS};
-use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
@@ -31,7 +30,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     pub fn manage(&self, range: PageRange) {
         for part in range.by_granule().filter(|part| part.len() < GRANULE_PAGES as u64) {
             // Its words are about to be written.
-            if let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|g| !g.granule.is_present()) {
+            if let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|g| !g.flags.is_present()) {
                 self.wait_for_late_faults(&g);
             }
         }
@@ -46,12 +45,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.each_granule(range, |part| {
             let Some(g) = self.table.granule(part.start.granule()) else { return };
             if part.len() == GRANULE_PAGES as u64 && !g.granule.touched() {
-                g.granule.hide();
+                g.flags.hide();
                 self.kernel.interleave();
                 if !g.granule.touched() {
                     return;
                 }
-                g.granule.show();
+                g.flags.show();
             }
             self.claim_part(&g, part);
         });
@@ -179,10 +178,10 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.each_granule(range, |part| {
             let whole = part.len() == GRANULE_PAGES as u64 && !is_planted(Canary::Rebirth);
             let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|_| whole) else { return };
-            if !g.granule.is_present() && !g.granule.is_hidden() {
+            if !g.flags.is_present() && !g.flags.is_hidden() {
                 return;
             }
-            g.granule.hide();
+            g.flags.hide();
             self.kernel.interleave();
             if g.granule.touched() {
                 self.wait_for_late_faults(&g);
@@ -212,7 +211,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         let mut count = 0;
         self.each_granule(range, |part| {
             let Some(g) = self.table.granule_even_absent(part.start.granule()) else { return };
-            if !g.granule.is_present() && !g.granule.is_hidden() {
+            if !g.flags.is_present() && !g.flags.is_hidden() {
                 // A late fault may have marked it touched all the same.
                 return;
             }
@@ -237,10 +236,10 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Undoes the hiding of `part`'s granule. False when it was not hidden but claimed page by page. (Of a hidden one no
     /// page is ours: what is busy there is in the hands of a fault that came too early.)
     fn show_hidden(&self, part: PageRange) -> bool {
-        let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|g| g.granule.is_hidden()) else {
+        let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|g| g.flags.is_hidden()) else {
             return false;
         };
-        g.granule.show();
+        g.flags.show();
         true
     }
 
@@ -294,12 +293,12 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// What could not be read through the program's mapping cannot be read there under its new name either. Before any
     /// page of `moved` can be a victim.
     fn inherit_unreadable(&self, old: PageRange, moved: PageRange) {
-        let unreadable = |g: GranuleRef<'_>| g.granule.unreadable.load(Ordering::SeqCst) != 0;
+        let unreadable = |g: GranuleRef<'_>| g.flags.is_unreadable();
         let forget = is_planted(Canary::Unreadable);
         if !forget && old.by_granule().any(|part| self.table.granule_even_absent(part.start.granule()).is_some_and(unreadable)) {
             self.each_granule(moved, |part| {
                 if let Some(g) = self.table.granule(part.start.granule()) {
-                    g.granule.unreadable.store(1, Ordering::SeqCst);
+                    g.flags.set_unreadable(true);
                 }
             });
         }
@@ -410,13 +409,17 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.each_granule(range, |part| {
             let Some(g) = self.table.granule(part.start.granule()) else { return };
             if unreadable {
-                g.granule.unreadable.store(1, Ordering::SeqCst);
+                g.flags.set_unreadable(true);
+                if !g.granule.touched() {
+                    // No page of it can be in an evictor's hands, and who takes one from here on sees the flag.
+                    return;
+                }
                 // An evictor that looked before copies right now: wait until it has let go of its pages.
                 for page in part.iter() {
                     self.wait_while_busy(page, &g.words[page.index_in_granule()]);
                 }
             } else if part.len() == GRANULE_PAGES as u64 {
-                g.granule.unreadable.store(0, Ordering::SeqCst);
+                g.flags.set_unreadable(false);
             }
         });
     }

@@ -9,7 +9,6 @@
 use crate::fault::{self, Needed};
 use crate::runtime::{Runtime, Space, locked, uninterrupted};
 use crate::{own_threads, report, thread};
-use core::sync::atomic::Ordering;
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_sys::raw::{Errno, nr, syscall};
@@ -484,9 +483,8 @@ fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: 
             return answer;
         }
     }
-    let unreadable = from.by_granule().any(|part| {
-        runtime.engine.table.granule(part.start.granule()).is_some_and(|g| g.granule.unreadable.load(Ordering::SeqCst) != 0)
-    });
+    let unreadable =
+        from.by_granule().any(|part| runtime.engine.table.granule(part.start.granule()).is_some_and(|g| g.flags.is_unreadable()));
     runtime.engine.claim(from);
     if let Some(onto) = onto {
         runtime.engine.claim(onto);

@@ -95,6 +95,7 @@ fn start(mut options: Options) -> Result<(), String> {
         memory.raise(lowest_own_descriptor()),
         options.fault == FaultMode::Poll,
     );
+    options.encrypt = options.encrypts();
     let faults = AnyBackend::faults_asked().map_err(|why| why.to_string())?;
     let handed = options.family.as_ref().map_or(&[][..], |family| &family.devices);
     device::adopt(handed).map_err(|why| why.to_string())?;
@@ -383,7 +384,8 @@ impl control::Target for Runtime {
         let used = engine.stats.total(Count::PrefetchUsed).min(issued);
         let latency = engine.stats.latency();
         let frames = engine.frames.counts();
-        let overhead = farshore_sys::alloc::mapped_bytes() as u64 + engine.backend.mapped_bytes();
+        let mapped = farshore_sys::alloc::mapped_bytes() as u64 + engine.backend.mapped_bytes();
+        let overhead = mapped.saturating_sub(engine.table.unused_bytes());
         stats::Stats {
             program: self.program.clone(),
             pid: farshore_sys::raw::getpid(),

@@ -408,7 +408,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         let (places, mut taken) = (&self.places, 0);
         self.victims.retain(|victim| {
             let stage = places[taken];
-            let readable = engine.page(victim.page).is_some_and(|at| at.granule.unreadable.load(Ordering::SeqCst) == 0);
+            let readable = engine.page(victim.page).is_some_and(|at| !at.flags.is_unreadable());
             // SAFETY: the stage is free (`Ring::next`), and the ring is this evictor's.
             let bytes = unsafe { engine.stages.bytes_mut(stage) };
             let copy = |readable, bytes: &mut _| engine.kernel.copy_out(victim.page, bytes, readable).is_ok();

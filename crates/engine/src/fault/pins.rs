@@ -68,6 +68,6 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// Whether a memory call has the page's granule hidden at this moment: what an access finds is known when the call is over.
     pub fn is_hidden(&self, page: Page) -> bool {
-        self.table.granule_even_absent(page.granule()).is_some_and(|g| g.granule.is_hidden())
+        self.table.granule_even_absent(page.granule()).is_some_and(|g| g.flags.is_hidden())
     }
 }

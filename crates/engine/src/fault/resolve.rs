@@ -324,7 +324,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 
     fn first_touch(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
-        if !at.granule.is_present() {
+        if !at.flags.is_present() {
             // munmap hid the granule between our look-up and our taking the page.
             self.restore(fault.page, at.word, was);
             self.give_frames(fault.core, 1);
