@@ -50,6 +50,17 @@ impl Rest {
         self.evictors.load(Ordering::SeqCst) as usize
     }
 
+    /// An evictor without a thread rests all the time.
+    pub(crate) fn park<F: Futex>(&self, futex: &F) {
+        self.resting.fetch_add(1, Ordering::SeqCst);
+        futex.wake_all(&self.resting);
+    }
+
+    /// It has one again, which looks next whether it is to rest. If who wants that has counted it as resting still, it sees so.
+    pub(crate) fn unpark(&self) {
+        self.resting.fetch_sub(1, Ordering::SeqCst);
+    }
+
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::SeqCst) != 0
     }

@@ -429,6 +429,25 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.frames.taken().saturating_sub(withheld) + self.stages.ever_used() + self.kept_by_backend()
     }
 
+    /// Wakes every thread of this engine that sleeps: they look whether they are to stop.
+    pub fn wake_all_threads(&self) {
+        self.wake_all_evictors();
+        self.wake_readers();
+        self.wake_drainer();
+        self.wake_watcher();
+    }
+
+    /// Whether threads of this engine would have something to do, if there were any: frames are short, or pages could be read ahead.
+    #[inline]
+    pub fn wants_threads(&self) -> bool {
+        self.is_short() || self.requests.want_reader()
+    }
+
+    /// Its threads have ended, all of them.
+    pub fn threads_have_ended(&self) {
+        self.requests.forget_readers();
+    }
+
     /// Whether free frames are short, so that more would be of use.
     pub fn is_short(&self) -> bool {
         self.wants_eviction(false)

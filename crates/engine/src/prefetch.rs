@@ -160,6 +160,17 @@ impl Requests {
         self.readers.load(Ordering::Relaxed)
     }
 
+    /// A thread that reads ahead would be of use, and nobody has made it yet.
+    pub(crate) fn want_reader(&self) -> bool {
+        self.wants_reader.load(Ordering::Relaxed)
+    }
+
+    /// Those that there were have ended; others may be made.
+    pub(crate) fn forget_readers(&self) {
+        self.readers.store(0, Ordering::Relaxed);
+        self.wants_reader.store(false, Ordering::Release);
+    }
+
     /// Makes a thread if one is wanted; by the watcher. Whether to come again soon.
     pub(crate) fn serve(&self, make: &mut dyn FnMut() -> Reader) -> bool {
         if !self.wants_reader.load(Ordering::Acquire) {

@@ -83,6 +83,8 @@ pub trait Kernel: Sync {
     fn current_thread(&self) -> u64;
     /// Lets other threads that want it have the processor.
     fn step_aside(&self) {}
+    /// A fault waits for a frame, with empty hands: whoever makes the evictors' threads may have to do it now.
+    fn short_of_frames(&self) {}
 }
 
 /// Why a backend could not do what it was asked to.

@@ -22,26 +22,22 @@
 //! inherit it, and the thread holds no pipe of the program open. The price: [`Target`]'s methods
 //! run where **no other descriptor exists**, not even 0 to 2. They may read files by path; they must
 //! not use swap files, rings, event descriptors or the userfaultfd, but leave that to other threads
-//! (wake them by futex). Start-up goes in this order:
+//! (wake them by futex).
 //!
-//! 1. `let listener = control::listen()?` (one thread still);
-//! 2. a thread is made that calls `control::serve(listener.as_raw_fd(), target, &HANDOVER)`;
-//! 3. `HANDOVER.finish(listener)` closes the program's copy as soon as the thread has its own.
-//!
-//! Where the kernel refuses the thread its own table, the listener stays shared, at a high number.
+//! The listener stays open in the program's table too, at a high number that the program cannot use: the thread ends and is made again, and while it is
+//! not there the kernel tells the process of connections ([`crate::own_threads::knock`]).
 //!
 //! **System calls.** [`serve`] uses direct system calls only (rustix, `farshore_sys::raw`), since
 //! those of libc are caught on behalf of the program. That is why descriptors are closed by hand
 //! here: the drop of `std`'s `OwnedFd` calls libc. The loop allocates, from Farshore's own memory.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::thread::futex;
 
 pub use farshore_config::control::Target;
 use farshore_config::control::{Conversation, LINE_LIMIT, error_line, socket_name};
@@ -57,11 +53,11 @@ const ACCEPT_PAUSE_MS: u64 = 1_000;
 /// Bytes taken from a client by one call.
 const READ_PIECE: usize = 4096;
 
-/// Makes the listening socket, at a high descriptor number that `exec` closes. For start-up.
+/// Makes the listening socket, which `exec` closes.
 ///
 /// # Errors
 /// One line: the kernel refuses a socket, or any name for it. The program can run without.
-pub fn listen() -> Result<OwnedFd, String> {
+pub fn listen() -> Result<Fd, String> {
     let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
     let name = socket_name(rustix::process::geteuid().as_raw(), pid);
     let failed = |what: &str, errno: Errno| {
@@ -70,15 +66,16 @@ pub fn listen() -> Result<OwnedFd, String> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
         .map_err(|errno| failed("socket", errno))?;
-    let bind = |name: &str| rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name.as_bytes())?);
+    let fd = own(fd);
+    let bind = |name: &str| rustix::net::bind(borrow(&fd), &SocketAddrUnix::new_abstract_name(name.as_bytes())?);
     let bound = match bind(&name) {
         // Somebody was faster. The command finds the other name in the kernel's list.
         Err(Errno::ADDRINUSE) => bind(&format!("{name}-{:016x}", random())),
         bound => bound,
     };
     bound.map_err(|errno| failed("bind", errno))?;
-    rustix::net::listen(&fd, 16).map_err(|errno| failed("listen", errno))?;
-    Ok(place_high(fd))
+    rustix::net::listen(borrow(&fd), 16).map_err(|errno| failed("listen", errno))?;
+    Ok(fd)
 }
 
 /// A number that nobody else knows.
@@ -91,68 +88,26 @@ fn random() -> u64 {
     number
 }
 
-/// Moves `fd` to the upper end of the numbers that the program may use; where it is if that fails.
-fn place_high(fd: OwnedFd) -> OwnedFd {
-    let soft = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(65_536);
-    for floor in [soft.saturating_sub(64), soft / 2, 64] {
-        let floor = RawFd::try_from(floor).unwrap_or(65_536);
-        if let Ok(high) = rustix::io::fcntl_dupfd_cloexec(&fd, floor) {
-            return high;
-        }
-    }
-    fd
-}
-
-const HANDOVER_WAITS: u32 = 0;
-const HANDOVER_OWN: u32 = 1;
-const HANDOVER_SHARED: u32 = 2;
-
-/// How the control thread tells start-up that it has its own copy of the listener.
-#[derive(Debug)]
-pub struct Handover(AtomicU32);
-
-impl Handover {
-    /// Before the thread has begun.
-    pub const fn new() -> Self {
-        Handover(AtomicU32::new(HANDOVER_WAITS))
-    }
-
-    /// Closes the program's copy of the listener once the thread has its own. Waits up to two
-    /// seconds for that; leaves the descriptor open where the thread could not get its own table.
-    pub fn finish(&self, listener: OwnedFd) {
-        let limit = Timespec::try_from(Duration::from_secs(2)).ok();
-        while self.0.load(Ordering::Acquire) == HANDOVER_WAITS {
-            match futex::wait(&self.0, futex::Flags::PRIVATE, HANDOVER_WAITS, limit.as_ref()) {
-                Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(_) => break,
-            }
-        }
-        let listener = own(listener);
-        if self.0.load(Ordering::Acquire) != HANDOVER_OWN {
-            let _ = listener.into_raw();
-        }
-    }
-
-    fn tell(&self, state: u32) {
-        self.0.store(state, Ordering::Release);
-        // Nobody may be waiting, and a failed wake-up ends in the waiter's time limit.
-        let _ = futex::wake(&self.0, futex::Flags::PRIVATE, u32::MAX >> 1);
+/// Connects to the control socket of process `pid`, which `user` has started, and leaves again: that makes its threads. Whoever it is.
+pub fn knock(user: u32, pid: u32) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(fd) = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) else { return };
+    let fd = own(fd);
+    if let Ok(address) = SocketAddrUnix::new_abstract_name(socket_name(user, pid).as_bytes()) {
+        let _ = rustix::net::connect(borrow(&fd), &address);
     }
 }
 
-impl Default for Handover {
-    fn default() -> Self {
-        Handover::new()
-    }
+/// The calling thread leaves the program's table of descriptors, and keeps `listener` alone. Where the kernel refuses that, it stays.
+pub fn leave_table(listener: RawFd) {
+    own_descriptor_table(listener);
 }
 
-/// Serves the socket for ever. Runs on a thread of its own; `listener` is what [`listen`] returned,
-/// and stays open for this thread whatever the program does.
-pub fn serve(listener: RawFd, target: &'static dyn Target, handover: &Handover) -> ! {
-    let own = own_descriptor_table(listener);
-    handover.tell(if own { HANDOVER_OWN } else { HANDOVER_SHARED });
+/// Serves the socket until `stop` is true and a signal comes. Runs on a thread of its own, after [`leave_table`]; `listener` is what
+/// [`listen`] returned, and stays open for this thread whatever the program does.
+pub fn serve(listener: RawFd, target: &'static dyn Target, stop: &AtomicBool) {
     let mut server = Server { listener: Some(listener), target, clients: Vec::new(), accept_after: 0 };
-    loop {
+    while !stop.load(Ordering::Acquire) {
         server.turn();
     }
 }

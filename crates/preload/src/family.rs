@@ -76,6 +76,10 @@ struct Member {
     credit: AtomicU64,
     /// When it was short of frames; 0: it is not. The clock is the machine's.
     hungry: AtomicU64,
+    /// 1: it has a kin thread.
+    awake: AtomicU32,
+    /// The user in the name of its control socket, and 1 above 32 bits; 0: it has none.
+    knocker: AtomicU64,
 }
 
 #[repr(C)]
@@ -230,8 +234,8 @@ pub fn prepare(runtime: &Runtime) -> Result<(), Errno> {
 /// Makes the ledger, or joins the one that was handed on through an exec: at the start of a process whose children run under
 /// Farshore, else before the first fork.
 pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
-    if KIN.with(|kin| kin.is_some()) {
-        return own_threads::start_kin();
+    if is_there() {
+        return Ok(());
     }
     let is_new = runtime.options.family.is_none();
     let Some(Files { file, alive }) = PREPARED.with(Option::take) else { return Err(Errno::ENOMEM) };
@@ -243,7 +247,11 @@ pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
     let member = &ledger.members[line as usize];
     member.pid.store(getpid(), Ordering::Relaxed);
     let shares_limit = !runtime.options.memory_per_process;
+    let user = users()[0];
+    let kin = Kin { file, alive, me: line, heirs: Vec::new(), shares_limit, user, seen: budget::Seen::default() };
     if shares_limit && !is_new {
+        // Who is gone (the program that this process was before its exec, as a rule) has nothing.
+        while bury(ledger, &kin) {}
         // What the others have is theirs for the moment.
         let (_, together) = ledger.together();
         let free = ledger.limit.load(Ordering::Acquire).saturating_sub(together);
@@ -251,12 +259,44 @@ pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
     }
     member.budget.store(runtime.engine.budget(), Ordering::Release);
     LEDGER.store(core::ptr::from_ref(ledger).cast_mut(), Ordering::Release);
-    let user = users()[0];
-    let kin = Kin { file, alive, me: line, heirs: Vec::new(), shares_limit, user, seen: budget::Seen::default() };
     KIN.with(|place| *place = Some(kin));
     runtime.note_own_fds();
+    name_socket();
     nudge();
-    own_threads::start_kin()
+    // Where it must be there from the start the others are there already.
+    if own_threads::are_there() { own_threads::start_kin() } else { Ok(()) }
+}
+
+/// Whether this process has a line.
+pub fn is_there() -> bool {
+    KIN.with(|kin| kin.is_some())
+}
+
+/// Notes under which name this process' control socket is, so that relatives that are short of memory can wake it.
+pub fn name_socket() {
+    let me = KIN.with(|kin| kin.as_ref().map(|kin| kin.me));
+    if let (Some(me), Some(ledger), Some(user)) = (me, ledger(), own_threads::knock::owner()) {
+        ledger.members[me as usize].knocker.store(1 << 32 | u64::from(user), Ordering::Release);
+    }
+}
+
+/// This process' own line.
+fn own_line() -> Option<&'static Member> {
+    let me = KIN.with(|kin| kin.as_ref().map(|kin| kin.me))?;
+    ledger()?.members.get(me as usize)
+}
+
+/// It has no kin thread any more: it gives nothing back by itself, and relatives look after its children.
+pub fn sleeps() {
+    if let Some(line) = own_line() {
+        line.awake.store(0, Ordering::Release);
+    }
+}
+
+/// Whether the budget wants to be looked after, however much memory is free: part of it is counted as shared with the parent, which a copy by the kernel
+/// changes.
+pub fn wants_kin() -> bool {
+    own_line().is_some_and(|line| line.credit.load(Ordering::Acquire) > 0)
 }
 
 /// A free line, which becomes that of the process that has `alive`.
@@ -268,7 +308,8 @@ fn enter(ledger: &Ledger, alive: &Fd, parent: u32) -> Result<u32, Errno> {
     for (line, member) in ledger.members.iter().enumerate().filter(|(_, member)| take(member)) {
         let line = line as u32;
         member.parent.store(parent, Ordering::Relaxed);
-        for number in [&member.budget, &member.credit, &member.hungry] {
+        member.awake.store(0, Ordering::Relaxed);
+        for number in [&member.budget, &member.credit, &member.hungry, &member.knocker] {
             number.store(0, Ordering::Relaxed);
         }
         member.pid.store(0, Ordering::Relaxed);
@@ -333,6 +374,13 @@ fn map(file: &Fd) -> Result<&'static Ledger, Errno> {
 pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
     begin(runtime)?;
     let Some(ledger) = ledger() else { return Err(Errno::ENOMEM) };
+    if !own_threads::has_kin() {
+        KIN.with(|kin| kin.as_mut().map(|kin| look_after(runtime, ledger, kin)));
+        if shares_limit() && !has_room_for_copy(runtime, ledger) {
+            own_threads::start_kin()?;
+        }
+    }
+    let counts_shared = own_threads::has_kin();
     KIN.with(|kin| {
         let Some(kin) = kin else { return Err(Errno::ENOMEM) };
         kin.heirs.reserve(1);
@@ -350,12 +398,26 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
         // Resident pages are there once for both.
         let shared = runtime.engine.frames.taken();
         let shape = child_shape(runtime);
-        member.credit.store(shared, Ordering::Release);
+        member.credit.store(if counts_shared { shared } else { 0 }, Ordering::Release);
         member.budget.store(shared + shape.sizes().stages + 4 * shape.sizes().batch as u64, Ordering::Release);
         budget::start_counting(runtime, kin);
         let generation = member.generation.load(Ordering::Acquire);
         Ok(Child { line, generation, share: runtime.engine.slots.share(), alive })
     })
+}
+
+/// Before a fork of a process without a kin thread, which has most of the limit, perhaps, and uses little of it: leaves the rest to others. Whether what it
+/// shares with the child can be counted twice: then nobody has to look after how much of it is still shared.
+fn has_room_for_copy(runtime: &Runtime, ledger: &Ledger) -> bool {
+    let (engine, limit) = (&runtime.engine, ledger.limit.load(Ordering::Acquire));
+    let wanted = (engine.in_use() + limit / 8).max(engine.floor());
+    if wanted < engine.budget() {
+        engine.set_budget(wanted);
+    }
+    if let Some(line) = own_line() {
+        line.budget.store(engine.budget(), Ordering::Release);
+    }
+    ledger.together().1 + engine.in_use() + limit / 16 <= limit
 }
 
 /// How a forked child's engine is built. Where the limit is shared: small, since there may be many, and most do little.
@@ -467,14 +529,18 @@ fn sleep(ledger: &Ledger, before: u32, ns: u64) {
     let _ = unsafe { syscall(nr::FUTEX, [word, FUTEX_WAIT, u64::from(before), limit.as_ptr() as u64, 0, 0]) };
 }
 
-/// The kin thread.
-pub fn run(runtime: &'static Runtime) -> ! {
-    runtime.wait_until_running();
+/// The kin thread, until it is told to end.
+pub fn run(runtime: &'static Runtime) {
     let Some(ledger) = ledger() else { report::abort(format_args!("bug: a kin thread without a family")) };
     let mut tick = TICK_MIN_NS;
-    loop {
+    while !own_threads::STOP.load(Ordering::Acquire) {
+        // It may have another line since the last time.
+        if let Some(line) = own_line() {
+            line.awake.store(1, Ordering::Release);
+        }
         let before = ledger.nudged.load(Ordering::Acquire);
         let changed = look(runtime);
+        budget::wake_relatives(runtime, ledger);
         let alone = ledger.together().0 <= 1;
         tick = match changed {
             true => TICK_MIN_NS,
@@ -533,18 +599,18 @@ pub fn stats(runtime: &Runtime) -> stats::Family {
 fn look(runtime: &Runtime) -> bool {
     let Some(ledger) = ledger() else { return false };
     // Under the address-space lock no fork is under way, and nobody copies what we hold.
-    runtime.space.with(|_| {
-        KIN.with(|kin| {
-            let Some(kin) = kin else { return false };
-            kin.release_ended();
-            let mut changed = bury(ledger, kin);
-            if kin.shares_limit {
-                changed |= budget::balance(runtime, ledger, kin);
-            }
-            changed |= settle(runtime, ledger, &mut kin.heirs);
-            changed | leave::look(runtime)
-        })
-    })
+    runtime.space.with(|_| KIN.with(|kin| kin.as_mut().is_some_and(|kin| look_after(runtime, ledger, kin))))
+}
+
+/// The same, under both locks.
+fn look_after(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool {
+    kin.release_ended();
+    let mut changed = bury(ledger, kin);
+    if kin.shares_limit && own_threads::has_kin() {
+        changed |= budget::balance(runtime, ledger, kin);
+    }
+    changed |= settle(runtime, ledger, &mut kin.heirs);
+    changed | leave::look(runtime)
 }
 
 /// Gives up the slots that are held for heirs that are not there any more. Whether there were any.
@@ -587,7 +653,9 @@ fn bury(ledger: &Ledger, kin: &Kin) -> bool {
     let (mut changed, mut gone, mut parents) = (false, Lines::NONE, Lines::NONE);
     for (line, member) in members.iter().enumerate() {
         let parent = member.parent.load(Ordering::Relaxed);
-        let ours = line as u32 != kin.me && (parent == kin.me || state(parent) != ALIVE);
+        // Of a process that sleeps as well: nobody else would notice.
+        let looks = state(parent) == ALIVE && members.get(parent as usize).is_some_and(|m| m.awake.load(Ordering::Acquire) != 0);
+        let ours = line as u32 != kin.me && (parent == kin.me || !looks);
         let state = member.state.load(Ordering::Acquire);
         if (state == ALIVE || state == LEFT) && ours && !fd::is_byte_locked(kin.file.as_fd(), line as u32) {
             // Another may have been faster, with the same result.

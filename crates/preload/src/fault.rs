@@ -85,7 +85,7 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
         let at = context.get(Reg::Rip);
         report::abort(format_args!("bug: code at {at:#x} touched managed memory at {addr:#x} while the process forks"));
     }
-    own_threads::ensure(runtime);
+    own_threads::ensure();
     // A thread that was made in a way that we did not see gets its record now.
     let Some(thread) = thread::current().or_else(|| thread::adopt(false)) else {
         report::abort(format_args!("no memory for the record of a thread"));

@@ -15,6 +15,7 @@
 //! parent's slots, which are read-only for both and held as long as the child, or a fork of it, lives ([`crate::family`]).
 
 use crate::family::{self, Child};
+use crate::own_threads::knock;
 use crate::report;
 use crate::runtime::{Parts, Runtime, Space, replace, runtime};
 use crate::{own_threads, process, signals, stack, start, thread, unithreads};
@@ -76,8 +77,10 @@ fn pending() -> Option<Pending> {
 /// Before a fork. 0, or the errno with which it fails.
 pub fn before(flags: u64) -> i64 {
     let Some(runtime) = runtime() else { return 0 };
-    let mask = signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
+    let mask = signal::sigprocmask(How::Set, SigSet::ALL);
     runtime.space.acquire();
+    knock::put_off();
+    signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
     let stack = pin_stack(runtime);
     FORKING.store(gettid(), Ordering::Relaxed);
     let prepared = match runtime.engine.quiesce() {
@@ -112,7 +115,9 @@ fn let_go(runtime: &Runtime, stack: Option<(PageRange, u64)>, mask: SigSet) {
     FORKING.store(0, Ordering::Relaxed);
     runtime.engine.resume();
     unpin_stack(runtime, stack);
+    signal::sigprocmask(How::Set, SigSet::ALL);
     runtime.space.release();
+    knock::end_put_off();
     signal::sigprocmask(How::Set, mask);
 }
 
@@ -166,12 +171,13 @@ extern "C" fn begin_child(_: u64) -> u64 {
     unithreads::forget();
     crate::net::buffers::share::forget();
     signals::begin_child();
+    let listener = knock::descriptor();
     own_threads::forget();
     let own_files = flags & CLONE_FILES == 0;
     if let Some(child) = child {
         family::in_child(child, own_files);
     }
-    let mine = match adopt(parents, own_files) {
+    let mine = match adopt(parents, own_files, listener) {
         // SAFETY: this is the child's only thread; a handler that forks has interrupted code that does not hold the lock, since
         // that has signals blocked. `adopt` has moved what is used on.
         Ok(runtime) => unsafe { replace(runtime) },
@@ -181,22 +187,23 @@ extern "C" fn begin_child(_: u64) -> u64 {
     process::is_alone();
     mine.running.store(true, Ordering::Release);
     FORKING.store(0, Ordering::Relaxed);
-    if mine.options.fault == FaultMode::Poll {
-        own_threads::ensure(mine);
+    if mine.options.fault == FaultMode::Poll && !own_threads::ensure_now(mine) {
+        report::abort(format_args!("a forked child cannot go on: in poll mode its faults need threads"));
     }
     mask.0
 }
 
 /// The child's runtime, around the page words of its copy of the parent's.
-fn adopt(parents: &'static Runtime, own_files: bool) -> Result<Runtime, String> {
+fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> Result<Runtime, String> {
     let old = &parents.engine;
     if own_files {
-        close_parents(parents);
+        close_parents(parents, listener);
     }
     let uffd = start::raise_uffd(start::open_uffd(&parents.options)?);
     register_all(parents, &uffd)?;
     let memory = SelfMem::for_child().raise(start::lowest_own_descriptor());
-    let kernel = LinuxKernel::with_parts(uffd, old.kernel.advice().for_child(), memory, parents.options.fault == FaultMode::Poll);
+    let kernel = LinuxKernel::with_parts(uffd, old.kernel.advice().for_child(), memory, parents.options.fault == FaultMode::Poll)
+        .on_shortage(own_threads::short_of_frames);
     let shape = family::child_shape(parents);
     // SAFETY: the parent's engine is not used in this process from here on; its words have one user.
     let table = unsafe { core::ptr::read(&raw const old.table) };
@@ -280,7 +287,7 @@ fn own_space(options: &Options, faults: Option<FaultConfig>) -> farshore_backend
 }
 
 /// Closes the parent's descriptors that are of no use here: its userfaultfd, its view of its memory, its rings. The swap files stay.
-fn close_parents(parents: &Runtime) {
+fn close_parents(parents: &Runtime, listener: Option<i32>) {
     let kernel = &parents.engine.kernel;
     let close = |fd: i32| {
         // SAFETY: a copy of a descriptor of the parent's, which only the parent's engine would use.
@@ -288,6 +295,7 @@ fn close_parents(parents: &Runtime) {
     };
     close(kernel.uffd().fd().raw());
     kernel.memory().fd().into_iter().for_each(|fd| close(fd.raw()));
+    listener.into_iter().for_each(close);
     parents.engine.backend.rings().into_iter().for_each(close);
 }
 

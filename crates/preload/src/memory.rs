@@ -56,7 +56,7 @@ pub fn call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
         // mlock, mlock2
         149 | 325 => {
             // Pages are brought in under the lock.
-            own_threads::ensure(runtime);
+            own_threads::ensure();
             mlock(runtime, number, args)
         }
         // mlockall: what is managed cannot all be local; the answer is the one of a low RLIMIT_MEMLOCK. Odd flags get the kernel's.
@@ -151,7 +151,7 @@ fn over_managed(runtime: &Runtime, args: &Args, manage: bool) -> i64 {
 
 /// Brings pages in one after the other, as `MAP_POPULATE` and `MADV_POPULATE_*` do; the limit holds all the same.
 fn populate(runtime: &Runtime, range: PageRange, access: Access) -> i64 {
-    own_threads::ensure(runtime);
+    own_threads::ensure();
     for page in range.iter() {
         let answer = uninterrupted(|| {
             let Some(thread) = thread::current() else { return Ok(false) };
@@ -271,7 +271,7 @@ fn madvise(runtime: &Runtime, args: &Args) -> i64 {
         }
         DONTFORK | WIPEONFORK => {
             // A forked child registers what its parent manages, and takes it for copied. What was never touched stays so: V8 reserves half a GiB.
-            own_threads::ensure(runtime);
+            own_threads::ensure();
             let give = |run, is| if is { hand_over(runtime, run, false) } else { 0 };
             let handed = locked(runtime, |_| each_run(runtime, range, give));
             if is_error(handed) { handed } else { raw(nr::MADVISE, args) }

@@ -4,7 +4,8 @@
 //! userfaultfd may do that.
 
 use crate::runtime::Runtime;
-use crate::{fault, report, thread};
+use crate::{fault, own_threads, report, thread};
+use core::sync::atomic::Ordering;
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
 use farshore_sys::raw::Errno;
@@ -13,14 +14,14 @@ use farshore_sys::uffd::Message;
 /// Messages that one read takes. Few: what a handler has taken waits behind the fetches before it.
 const MESSAGES: usize = 4;
 
-/// A handler thread.
-pub fn run(runtime: &'static Runtime) -> ! {
+/// A handler thread, until it is told to end.
+pub fn run(runtime: &'static Runtime) {
     let Some(thread) = thread::current() else {
         report::abort(format_args!("a fault handler thread has no record"));
     };
     let uffd = runtime.engine.kernel.uffd();
     let mut messages = [Message::EMPTY; MESSAGES];
-    loop {
+    while !own_threads::STOP_SERVING.load(Ordering::Acquire) {
         let got = match uffd.read_messages(&mut messages) {
             Ok(n) => n,
             Err(Errno::EAGAIN) => {

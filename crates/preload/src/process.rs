@@ -10,7 +10,7 @@
 use crate::net::buffers::{self, Memory as _, PinSet};
 use crate::net::calls::{exec, follow, seccomp};
 use crate::net::entry::Call;
-use crate::own_threads::rights;
+use crate::own_threads::{self, knock, rights};
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::{family, fork, memory, net, report, signals, start, thread, unithreads};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -40,12 +40,15 @@ const THREAD_BYTES: u64 = 2304;
 const SYS_EXECVE: u64 = 59;
 const SYS_EXECVEAT: u64 = 322;
 
+/// Bits of what a new thread inherits that are [`signals::inheritance`]'s; the others are the state of its rights.
+const INHERITED_SIGNALS: u32 = 3;
+
 /// The counters have been written: at the first of several calls that end the process.
 static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// The calls of this module, by number.
 pub fn handles(number: u64) -> bool {
-    report::ends(number) || matches!(number, SYS_EXECVE | SYS_EXECVEAT) || rights::changes_rights(number)
+    report::ends(number) || matches!(number, SYS_EXECVE | SYS_EXECVEAT) || rights::may_change(number)
 }
 
 /// Does one of them.
@@ -53,57 +56,55 @@ pub fn call(number: u64, args: &Args) -> i64 {
     match number {
         SYS_EXECVE | SYS_EXECVEAT => execute(number, args),
         nr::EXIT => exit_thread(args),
-        _ if rights::changes_rights(number) => change_rights(number, args),
+        _ if rights::may_change(number) => change_rights(number, args),
         _ => exit_process(args),
     }
 }
 
-/// `setuid` and its like: our own threads do it too.
+/// A call that may change the rights of the calling thread: threads of ours never have more than the program.
 fn change_rights(number: u64, args: &Args) -> i64 {
-    const SETGROUPS: u64 = 116;
-    const CAPSET: u64 = 126;
-    const GROUPS_MAX: usize = 65536;
-    if thread::current().is_none_or(|t| t.vforked > 0) {
-        return net::pinned(number, args);
-    }
-    let ready = match rights::changes_user(number).then(family::may_leave).transpose() {
+    let not_ours = thread::current().is_none_or(|t| t.vforked > 0);
+    let ready = match (rights::changes_user(number) && !not_ours).then(family::may_leave).transpose() {
         Ok(ready) => ready.flatten(),
         Err(why) => return -i64::from(why.0),
     };
-    let answer = net::pinned(number, args);
-    if answer < 0 {
-        return answer;
+    let answer = rights::change(number, args, || net::pinned(number, args), || order_rights(number, args));
+    if let (0.., Some(ready), Some(runtime)) = (answer, ready, runtime()) {
+        uninterrupted(|| family::leave(runtime, ready));
+        family::name_socket();
     }
-    uninterrupted(|| {
-        let copy = |from: u64, bytes: usize| {
-            let mut words = vec![0u32; bytes.div_ceil(4)];
-            // SAFETY: as many bytes as the kernel has just read there, to memory of ours that has room.
-            let read = unsafe { net::farshore_read_program(words.as_mut_ptr().cast(), from, bytes as u64) };
-            if !read {
-                report::abort(format_args!("bug: what call {number} has read is gone"));
-            }
-            words
-        };
-        match number {
-            SETGROUPS => {
-                let groups = copy(args[1], (args[0] as usize).min(GROUPS_MAX) * 4);
-                rights::follow_suit(number, [args[0], groups.as_ptr() as u64, 0]);
-            }
-            CAPSET => {
-                // For the calling thread itself: version, and no thread's number; then two or one set of three words.
-                let mut header = copy(args[0], 8);
-                let sets = if header.first() == Some(&0x1998_0330) { 1 } else { 2 };
-                let data = copy(args[1], sets * 12);
-                header[1] = 0;
-                rights::follow_suit(number, [header.as_ptr() as u64, data.as_ptr() as u64, 0]);
-            }
-            _ => rights::follow_suit(number, [args[0], args[1], args[2]]),
-        }
-        if let (Some(ready), Some(runtime)) = (ready, runtime()) {
-            family::leave(runtime, ready);
-        }
-    });
     answer
+}
+
+/// Threads of ours are told to make the same call.
+fn order_rights(number: u64, args: &Args) {
+    const SETGROUPS: u64 = 116;
+    const CAPSET: u64 = 126;
+    const GROUPS_MAX: usize = 65536;
+    let copy = |from: u64, bytes: usize| {
+        let mut words = vec![0u32; bytes.div_ceil(4)];
+        // SAFETY: as many bytes as the kernel has just read there, to memory of ours that has room.
+        let read = unsafe { net::farshore_read_program(words.as_mut_ptr().cast(), from, bytes as u64) };
+        if !read {
+            report::abort(format_args!("bug: what call {number} has read is gone"));
+        }
+        words
+    };
+    match number {
+        SETGROUPS => {
+            let groups = copy(args[1], (args[0] as usize).min(GROUPS_MAX) * 4);
+            rights::order(number, [args[0], groups.as_ptr() as u64, 0, 0, 0, 0]);
+        }
+        CAPSET => {
+            // For the calling thread itself: version, and no thread's number; then two or one set of three words.
+            let mut header = copy(args[0], 8);
+            let sets = if header.first() == Some(&0x1998_0330) { 1 } else { 2 };
+            let data = copy(args[1], sets * 12);
+            header[1] = 0;
+            rights::order(number, [header.as_ptr() as u64, data.as_ptr() as u64, 0, 0, 0, 0]);
+        }
+        _ => rights::order(number, *args),
+    }
 }
 
 fn execute(number: u64, args: &Args) -> i64 {
@@ -117,8 +118,19 @@ fn execute(number: u64, args: &Args) -> i64 {
         // The last moment to do it. `REPORTED` stays: should the exec fail, the counters go on.
         uninterrupted(|| start::write_stats(runtime));
     }
+    // A knock that came in the middle would find no handler. (A vforked child has its parent's socket.)
+    let own = thread::current().is_some_and(|t| t.vforked == 0) && !own_threads::are_there();
+    if own {
+        knock::disarm();
+    }
     let mask = signals::before_exec();
     let answer = prepared.call(report::line);
+    if own
+        && knock::arm()
+        && let Some(runtime) = runtime()
+    {
+        own_threads::ensure_now(runtime);
+    }
     // It has failed, or we would not be here.
     signal::sigprocmask(How::Set, mask);
     answer
@@ -126,6 +138,11 @@ fn execute(number: u64, args: &Args) -> i64 {
 
 /// Threads of the program in this process. The kernel ends a process with its last thread, and ours would go on.
 static PROGRAM_THREADS: AtomicU32 = AtomicU32::new(1);
+
+/// Whether the program has one thread in this process.
+pub fn has_one_thread() -> bool {
+    PROGRAM_THREADS.load(Ordering::Acquire) == 1
+}
 
 /// The calling thread is the process' first, or the one that is left in a forked child.
 pub fn is_alone() {
@@ -150,6 +167,9 @@ fn exit_thread(args: &Args) -> i64 {
         if let Some(thread) = thread::current() {
             net::unpin_all(thread);
             storage = thread.storage.take();
+        }
+        if let Some(runtime) = runtime() {
+            rights::are_left_by_this_thread(runtime);
         }
         thread::leave();
     }
@@ -209,7 +229,8 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
             // Now, not when it begins: its parent may end before that.
             PROGRAM_THREADS.fetch_add(1, Ordering::AcqRel);
         }
-        return signals::inheritance();
+        let rights = thread::current().map_or(0, |thread| thread.shared.rights());
+        return i64::from(rights) << INHERITED_SIGNALS | signals::inheritance();
     } else if let Some(thread) = thread::current() {
         thread.vforked += 1;
     }
@@ -313,6 +334,7 @@ extern "C" fn farshore_child_started(flags: u64, given: u64) {
             // A fault may have needed the record before.
             let thread = thread::current().or_else(|| thread::adopt(false))?;
             thread.storage = storage;
+            thread.shared.set_rights((given >> INHERITED_SIGNALS) as u32);
             signals::inherit(thread, given);
             Some(())
         });

@@ -154,6 +154,7 @@ impl Runtime {
         all.extend(kernel.memory().fd().map(Fd::raw));
         all.extend(self.engine.backend.fds());
         all.extend(crate::family::own_fds());
+        all.extend(crate::own_threads::knock::descriptor());
         all.sort_unstable();
         self.own_fds.store(Box::into_raw(Box::new(all)), Ordering::Release);
     }

@@ -21,7 +21,7 @@ pub mod waits;
 use crate::net::buffers::{self, Memory, PinSet, careful};
 use crate::net::calls::NEEDED_SIGNALS;
 use crate::net::net;
-use crate::own_threads::rights;
+use crate::own_threads::{knock, rights};
 use crate::report;
 use crate::runtime::uninterrupted;
 use crate::thread;
@@ -120,7 +120,7 @@ unsafe extern "C" fn on_sigsegv(_signal: i32, info: *mut SigInfo, context: *mut 
 /// Gives one of our three signals to the program, as the kernel would have. In the handler of that signal, with all signals blocked.
 pub fn deliver(signal: u32, info: &SigInfo, context: &mut UContext) {
     let sent = !info.from_kernel();
-    if sent && signal == SIGBUS && thread::is_internal() && rights::take_order(info) {
+    if sent && signal == SIGBUS && is_for_us(info, context) {
         return;
     }
     if !sent && (guarded::fixup(context) || repair_careful(context)) {
@@ -160,6 +160,20 @@ pub fn deliver(signal: u32, info: &SigInfo, context: &mut UContext) {
         SIG_DFL | SIG_IGN => default_action(signal, sent),
         _ => frame::start(thread, signal, &action, info, context),
     }
+}
+
+/// Whether a SIGBUS that was sent is for Farshore; then it is done with.
+fn is_for_us(info: &SigInfo, context: &mut UContext) -> bool {
+    if thread::is_internal() {
+        // Where there are threads of ours the control thread is one of them, and has heard.
+        return rights::take_order(info) || knock::is_knock(info);
+    }
+    let knock = knock::is_knock(info);
+    if knock {
+        knock::answer();
+        knock::go_on(context);
+    }
+    knock
 }
 
 fn default_action(signal: u32, sent: bool) {

@@ -13,8 +13,8 @@
 
 use crate::net::calls::follow;
 use crate::runtime::{Runtime, locked};
-use crate::{family, report, thread};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::{family, own_threads, report, thread};
+use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_config::control::{Change, Set};
 use farshore_config::{Options, SwapSpec};
 use farshore_core::page::PageRange;
@@ -25,8 +25,6 @@ use farshore_sys::lock::Mutex;
 
 /// Changes that are remembered when they have ended.
 const REMEMBERED: usize = 64;
-
-static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// What was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +65,11 @@ impl Changes {
     /// None yet.
     pub const fn new() -> Changes {
         Changes { list: Mutex::new(Vec::new()), waiting: AtomicU32::new(0) }
+    }
+
+    /// Whether some were not begun.
+    pub fn are_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
     }
 
     /// Notes a change. Its number.
@@ -231,7 +234,7 @@ impl Runtime {
 pub fn run(runtime: &'static Runtime) {
     let Some(thread) = thread::current() else { report::abort(format_args!("the drainer has no record")) };
     let core = thread.core();
-    runtime.engine.run_drainer(thread.buffer(), core, &NEVER, &mut Here(runtime));
+    runtime.engine.run_drainer(thread.buffer(), core, &own_threads::STOP, &mut Here(runtime));
 }
 
 /// This process, as the drainer sees it.

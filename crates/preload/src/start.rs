@@ -16,6 +16,7 @@ use crate::control;
 use crate::environment;
 use crate::net::calls::{follow, merging};
 use crate::net::{entry, patch};
+use crate::own_threads::knock;
 use crate::report;
 use crate::runtime::{Parts, Runtime, Space, install};
 use crate::{family, nodes, own_threads, signals, thread};
@@ -94,7 +95,8 @@ fn start(mut options: Options) -> Result<(), String> {
         SelfAdvice::probe(),
         memory.raise(lowest_own_descriptor()),
         options.fault == FaultMode::Poll,
-    );
+    )
+    .on_shortage(own_threads::short_of_frames);
     options.encrypt = options.encrypts();
     let faults = AnyBackend::faults_asked().map_err(|why| why.to_string())?;
     let handed = options.family.as_ref().map_or(&[][..], |family| &family.devices);
@@ -207,6 +209,9 @@ fn enter(runtime: &'static Runtime) -> Result<(), String> {
     crate::HEAP.expect_handlers();
     runtime.running.store(true, Ordering::Release);
     catch_system_calls();
+    if !own_threads::are_there() && knock::arm() {
+        own_threads::ensure_now(runtime);
+    }
     Ok(())
 }
 

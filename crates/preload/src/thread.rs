@@ -78,6 +78,8 @@ pub struct Shared {
     pretended: AtomicU64,
     /// Signals of ours that the thread waits for.
     awaited: AtomicU64,
+    /// The state of its rights ([`crate::own_threads::rights`]).
+    rights: AtomicU32,
     /// The next record that nobody has; under the lock of [`RECORDS`].
     next_free: AtomicPtr<Thread>,
     /// The record that was made before this one: all records are on one list, which only grows.
@@ -98,6 +100,16 @@ impl Shared {
     /// Which signals of ours the thread waits for.
     pub fn awaited(&self) -> SigSet {
         SigSet(self.awaited.load(Ordering::Relaxed))
+    }
+
+    /// The state of its rights.
+    pub fn rights(&self) -> u32 {
+        self.rights.load(Ordering::Acquire)
+    }
+
+    /// Changes that.
+    pub fn set_rights(&self, state: u32) {
+        self.rights.store(state, Ordering::Release);
     }
 
     /// Changes that. By the thread itself.
@@ -184,6 +196,14 @@ pub fn find(fits: impl Fn(&Shared) -> bool) -> Option<u32> {
     })
 }
 
+/// Calls `f` for each thread of the program. With all signals blocked.
+pub fn each(f: impl Fn(&Shared)) {
+    find(|shared| {
+        f(shared);
+        false
+    });
+}
+
 impl Thread {
     /// The core on which it runs just now: whose frames it takes, and on whose list its pages come.
     pub fn core(&self) -> usize {
@@ -235,6 +255,7 @@ pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
     use_own_stack(thread);
     thread.shared.pretend(SigSet::EMPTY);
     thread.shared.await_signals(SigSet::EMPTY);
+    thread.shared.set_rights(0);
     thread.shared.tid.store(if internal { 0 } else { gettid() }, Ordering::Release);
     Some(thread)
 }

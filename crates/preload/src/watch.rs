@@ -6,15 +6,12 @@
 use crate::own_threads;
 use crate::report;
 use crate::runtime::Runtime;
-use core::sync::atomic::AtomicBool;
 use farshore_engine::health::{Change, News, Watcher};
 use farshore_engine::traits::Backend;
 
-static NEVER: AtomicBool = AtomicBool::new(false);
-
 /// The thread.
-pub fn run(runtime: &'static Runtime, mut watcher: Watcher) {
-    watcher.run(&runtime.engine, &NEVER, &mut |news| tell(runtime, news), &mut || own_threads::make_reader(runtime));
+pub fn run(runtime: &'static Runtime, watcher: &mut Watcher) {
+    watcher.run(&runtime.engine, &own_threads::STOP, &mut |news| tell(runtime, news), &mut || own_threads::make_reader(runtime));
 }
 
 /// A time, in ns, as a person reads it.

@@ -52,6 +52,7 @@ pub struct LinuxKernel {
     advice: SelfAdvice,
     memory: SelfMem,
     wake: bool,
+    shortage: fn(),
 }
 
 impl LinuxKernel {
@@ -67,12 +68,18 @@ impl LinuxKernel {
             // SAFETY: inside the static, which nobody writes.
             unsafe { byte.read_volatile() };
         }
-        Ok(LinuxKernel { uffd, advice: SelfAdvice::probe(), memory: SelfMem::open()?, wake })
+        Ok(LinuxKernel { uffd, advice: SelfAdvice::probe(), memory: SelfMem::open()?, wake, shortage: || {} })
     }
 
     /// As [`LinuxKernel::new`], with ways and descriptors of the caller's choice (moved to high numbers, say).
     pub const fn with_parts(uffd: Uffd, advice: SelfAdvice, memory: SelfMem, wake: bool) -> LinuxKernel {
-        LinuxKernel { uffd, advice, memory, wake }
+        LinuxKernel { uffd, advice, memory, wake, shortage: || {} }
+    }
+
+    /// Calls `shortage` when a fault has to wait for a frame: on its thread, with nothing in its hands.
+    #[must_use]
+    pub fn on_shortage(self, shortage: fn()) -> LinuxKernel {
+        LinuxKernel { shortage, ..self }
     }
 
     /// The userfaultfd, to register memory with and to read messages from.
@@ -268,6 +275,10 @@ impl Kernel for LinuxKernel {
 
     fn step_aside(&self) {
         raw::sched_yield();
+    }
+
+    fn short_of_frames(&self) {
+        (self.shortage)();
     }
 }
 

@@ -107,7 +107,8 @@ impl core::error::Error for Errno {}
 
 /// Enters the kernel. The answer is the result, or minus the errno.
 ///
-/// Inlined, so that the instruction lies in the caller's own text.
+/// Inlined, so that the instruction lies in the caller's own text. The number is in `r12` too, which the kernel keeps: a signal handler that finds the call
+/// interrupted can tell which one it was.
 ///
 /// # Safety
 /// Whatever the call does to memory, descriptors and threads must be sound here.
@@ -126,6 +127,7 @@ pub unsafe fn syscall(nr: u64, args: [u64; 6]) -> i64 {
             in("r10") args[3],
             in("r8") args[4],
             in("r9") args[5],
+            in("r12") nr,
             lateout("rcx") _,
             lateout("r11") _,
             options(nostack, preserves_flags),

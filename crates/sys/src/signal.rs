@@ -309,6 +309,10 @@ impl SigInfo {
     pub const fn call_arch(&self) -> u32 {
         (self.fields[1] >> 32) as u32
     }
+    /// The descriptor that sent it, when one did (`F_SETSIG`).
+    pub const fn descriptor(&self) -> i32 {
+        self.fields[1] as i32
+    }
     /// Process that sent it, when one did.
     pub const fn sender_pid(&self) -> u32 {
         self.fields[0] as u32

@@ -29,6 +29,7 @@ mod uring;
 
 pub use limit::lengthen;
 pub use queue::FileQueue;
+pub use uring::set_in_place;
 
 use crate::error::OpenError;
 use farshore_config::SwapSpec;

@@ -20,6 +20,7 @@
 use super::{Files, Progress, Step, TRIES, io_error};
 use crate::fd::place_high;
 use crate::sleep;
+use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::word::Slot;
 use farshore_engine::traits::{IoError, PageBuf, WriteQueue};
@@ -61,6 +62,15 @@ struct Op {
     pushed: u64,
 }
 
+/// No ring gets a write from now on ([`set_in_place`]).
+static IN_PLACE: AtomicBool = AtomicBool::new(false);
+
+/// Writes are made in place from now on, or through rings again. The kernel makes threads in this process for what it does not do at once; they keep the rights
+/// that a thread of ours had when they were made, and end with it.
+pub fn set_in_place(on: bool) {
+    IN_PLACE.store(on, Ordering::Relaxed);
+}
+
 /// A ring and the writes in it.
 pub(super) struct UringQueue {
     /// Given up, not dropped, when broken: its descriptor's number may be the program's by then.
@@ -74,6 +84,9 @@ pub(super) struct UringQueue {
     /// SQEs put into the ring so far.
     pushed: u64,
     broken: Option<Errno>,
+    /// The kernel could make no thread for what it does not do at once (`RLIMIT_NPROC`, `pids.max`), and has cancelled such a write: writes are made in
+    /// place from then on.
+    in_place: bool,
 }
 
 // SAFETY: the pointers in `ops` are only handed to the kernel; that the memory behind them may be read from
@@ -159,6 +172,7 @@ impl UringQueue {
             ended: 0,
             pushed: 0,
             broken: None,
+            in_place: false,
         })
     }
 
@@ -182,7 +196,7 @@ impl UringQueue {
     /// Puts the next piece of a write into the ring; writes it at once when the ring is broken.
     fn push(&mut self, index: u32) {
         let op = self.ops[index as usize];
-        if self.broken.is_some() {
+        if self.broken.is_some() || self.in_place || IN_PLACE.load(Ordering::Relaxed) {
             // SAFETY: the pages stay readable until the completion is reaped, which comes after `end`.
             let result = unsafe { self.files.write_now(op.pages, op.progress) };
             return self.end(index, result);
@@ -265,6 +279,12 @@ impl UringQueue {
             let index = entry.user_data() as u32;
             let op = &mut self.ops[index as usize];
             debug_assert_eq!(op.state, State::Started);
+            if entry.result() == -Errno::CANCELED.raw_os_error() {
+                // Nobody else cancels anything here.
+                self.in_place = true;
+                self.push(index);
+                continue;
+            }
             // SAFETY: the pages stay readable until the completion is reaped, which is below.
             let result = unsafe { self.files.past_limit(entry.result(), op.pages, &op.progress) };
             match op.progress.advance(result) {

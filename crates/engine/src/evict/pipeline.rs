@@ -105,6 +105,8 @@ pub struct Evictor<'e, K, B: Backend, P, C, F> {
     started: bool,
     /// As it was when this step began.
     awake: bool,
+    /// It has no thread.
+    parked: bool,
     /// Pages evicted since it had its turn.
     pub(super) turn: usize,
     /// What the drainer has asked that was answered.
@@ -157,6 +159,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
             floors: Floors::new(SPACES_MAX),
             started: false,
             awake: true,
+            parked: false,
             turn: 0,
             turns: Turns::new(engine.partitions.len()),
             answered: 0,
@@ -170,15 +173,38 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         })
     }
 
+    /// Its number.
+    pub fn id(&self) -> usize {
+        self.id
+    }
+
     /// The calling thread is the evictor's from now on.
     pub fn adopt(&mut self) {
         self.thread = self.engine.kernel.current_thread();
     }
 
-    /// The evictor thread: steps, and sleeps while there is nothing to do, until `stop`.
+    /// It has no thread until [`Evictor::run`]: a fork does not wait for it. Nothing of it may be under way.
+    pub fn park(&mut self) {
+        if !core::mem::replace(&mut self.parked, true) {
+            self.engine.rest.park(&self.engine.futex);
+        }
+    }
+
+    /// The evictor thread: steps, and sleeps while there is nothing to do, until `stop` (and a wake). Then it ends what it has begun and
+    /// is parked: another thread may run it later, and pages in its stages can be rescued meanwhile.
     pub fn run(&mut self, stop: &AtomicBool) {
         let engine = self.engine;
         self.adopt();
+        if core::mem::replace(&mut self.parked, false) {
+            engine.rest.unpark();
+        }
+        self.run_until(stop);
+        self.end_writes();
+        self.park();
+    }
+
+    fn run_until(&mut self, stop: &AtomicBool) {
+        let engine = self.engine;
         while !stop.load(Ordering::Acquire) {
             let (work, standby) = (engine.work.prepare(), engine.control.standby.prepare());
             if engine.rest.is_wanted() {

@@ -217,6 +217,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 }
                 Step::WaitPage(ticket) => outside(&|| self.waits.sleep(&self.futex, ticket)),
                 Step::WaitFrame(prepared) => outside(&|| {
+                    self.kernel.short_of_frames();
                     let began = self.clock.now_ns();
                     self.frames_came.sleep(&self.futex, prepared, Some(FRAME_PATIENCE_NS));
                     let waited = self.clock.now_ns().saturating_sub(began);

@@ -95,6 +95,30 @@ pub(super) fn start_counting(runtime: &Runtime, kin: &mut Kin) {
     kin.seen.minor_faults = minor_faults();
 }
 
+/// Pages of a relative's budget from which on it is worth to be woken.
+const WORTH_WAKING: u64 = 1024;
+/// A relative is woken at most so often, ns.
+const WAKE_EVERY_NS: u64 = 1_000_000_000;
+
+/// This process is short and nothing of the limit is free: relatives without a kin thread, which give back nothing by themselves, are woken by
+/// a connection to their control sockets ([`crate::own_threads::knock`]). By the kin thread, which holds nothing.
+pub(super) fn wake_relatives(runtime: &Runtime, ledger: &Ledger) {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let now = runtime.engine.clock.now_ns();
+    let free = ledger.limit.load(Ordering::Acquire).saturating_sub(ledger.together().1);
+    if !runtime.engine.is_short() || free >= STEP_MIN || now.saturating_sub(LAST.load(Ordering::Relaxed)) < WAKE_EVERY_NS {
+        return;
+    }
+    LAST.store(now, Ordering::Relaxed);
+    let asleep = |m: &Member| m.awake.load(Ordering::Acquire) == 0 && m.budget.load(Ordering::Acquire) >= WORTH_WAKING;
+    for (_, member) in ledger.alive().filter(|(_, member)| asleep(member)) {
+        let (knocker, pid) = (member.knocker.load(Ordering::Acquire), member.pid.load(Ordering::Acquire));
+        if knocker != 0 {
+            crate::control::knock(knocker as u32, pid);
+        }
+    }
+}
+
 /// Looks after this process' budget. Whether it, or what it counts, has changed.
 pub(super) fn balance(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool {
     settle_credits(runtime, ledger, kin);

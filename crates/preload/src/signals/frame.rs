@@ -171,7 +171,7 @@ pub fn pin(thread: &mut Thread, range: PageRange, access: Access) -> u64 {
     let Some(runtime) = runtime() else { return 0 };
     let mut pinned = 0u64;
     for (bit, page) in range.iter().enumerate().filter(|&(_, page)| runtime.engine.is_managed(page)) {
-        own_threads::ensure(runtime);
+        own_threads::ensure();
         match runtime.engine.pin(page, access, thread.core(), thread.buffer()) {
             Ok(true) => pinned |= 1 << bit,
             Ok(false) => {}

@@ -15,6 +15,8 @@
 use super::{Args, OURS, pretended};
 use crate::net::buffers::{self, Memory as _, PinSet};
 use crate::net::net;
+use crate::own_threads::knock;
+use crate::runtime::uninterrupted;
 use crate::thread::{self, Thread};
 use farshore_engine::traits::Clock as _;
 use farshore_sys::clock::MonotonicClock;
@@ -151,6 +153,10 @@ fn wait_once(wanted: SigSet, rest: Option<[u64; 2]>, found: &mut SigInfo) -> Opt
         signal::sigprocmask(How::Set, before);
     }
     if answer > 0 {
+        if found.signal() as u32 == signal::SIGBUS && knock::is_knock(found) {
+            uninterrupted(knock::answer);
+            return None;
+        }
         *found = pretended::collect(found)?;
     }
     (answer != EINTR || interrupted).then_some(answer)

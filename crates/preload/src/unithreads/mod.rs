@@ -143,7 +143,7 @@ impl Table {
 extern "C" fn join(unithreads: u32) -> *const c_void {
     // In poll mode other threads serve faults, and ours sleep in the kernel.
     let Some(runtime) = runtime().filter(|runtime| runtime.options.fault == FaultMode::Upcall) else { return core::ptr::null() };
-    own_threads::ensure(runtime);
+    own_threads::ensure_now(runtime);
     match resume::prepare().and_then(|()| Table::new(unithreads)) {
         Ok(table) => {
             if JOINED.fetch_add(1, Ordering::AcqRel) == 0 {
@@ -156,6 +156,11 @@ extern "C" fn join(unithreads: u32) -> *const c_void {
             core::ptr::null()
         }
     }
+}
+
+/// Whether a scheduler of unithreads has joined.
+pub fn are_joined() -> bool {
+    JOINED.load(Ordering::Acquire) > 0
 }
 
 /// # Safety

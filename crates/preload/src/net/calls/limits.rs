@@ -7,12 +7,17 @@
 //! | `FSIZE` | swap files are made long before; writes past it go by another way (`backend/src/file/limit.rs`) |
 //! | `NOFILE` | Farshore's descriptors are open already, above what programs use; a forked child's are as high as the limit lets them be |
 //! | `AS`, `DATA` | Farshore's tables are mapped already, or memory cannot be had and the call that wants it fails; staging memory is there from the start |
-//! | `MEMLOCK`, `STACK`, `CORE`, `NPROC`, `SIGPENDING`, … | nothing of Farshore's depends on them while the program runs |
+//! | `NPROC` | a limit so low that no thread could be made has ours made before; where that is not seen they are tried again and again ([`crate::own_threads`]) |
+//! | `SIGPENDING` | what our signals say does not depend on what they carry |
+//! | `MEMLOCK`, `STACK`, `CORE`, … | nothing of Farshore's depends on them while the program runs |
 
 use super::buffers::{self, Args, Memory as _, PinSet};
 use super::net;
+use crate::own_threads::rights;
 use crate::runtime::runtime;
+use crate::thread;
 use farshore_backend::file::lengthen;
+use farshore_sys::raw::getpid;
 use std::os::fd::BorrowedFd;
 
 const INFINITE: u64 = u64::MAX;
@@ -35,7 +40,34 @@ pub fn set(number: u64, args: &Args) -> i64 {
             lengthen_swap_files();
         }
     }
+    if resource as u32 == libc::RLIMIT_NPROC && new != 0 {
+        return set_processes(number, args, new);
+    }
     super::pinned(number, args)
+}
+
+/// `NPROC` counts threads. So low that none could be made any more, ours are made before it holds.
+fn set_processes(number: u64, args: &Args, new: u64) -> i64 {
+    const FEW: u64 = 16;
+    let mut pins = PinSet::new();
+    let soft = buffers::read_user::<[u64; 2]>(net(), &mut pins, new).map(|limits| limits[0]);
+    net().unpin(&mut pins);
+    let own = number == SETRLIMIT || args[0] as u32 == 0 || args[0] as u32 == getpid();
+    let (Some(runtime), Some(soft), false) = (runtime().filter(|_| own), soft, is_vforked()) else {
+        return super::pinned(number, args);
+    };
+    if soft < FEW {
+        rights::make_last(runtime);
+    }
+    let answer = super::pinned(number, args);
+    if answer >= 0 {
+        rights::set_few_threads(soft < FEW);
+    }
+    answer
+}
+
+fn is_vforked() -> bool {
+    thread::current().is_some_and(|thread| thread.vforked > 0)
 }
 
 fn lengthen_swap_files() {

@@ -5,7 +5,10 @@
 //! installed: by the kernel, so that it is as strong as natively. Otherwise it is refused with `EINVAL`, as by a kernel without filters,
 //! and a line on stderr says which call it would stop.
 //!
-//! * A filter for all threads (`SECCOMP_FILTER_FLAG_TSYNC`) must leave the calls of Farshore's threads too.
+//! * **Threads of ours** must not be outside of a filter that the program is in. A filter of one thread among several is that thread's alone; one that leaves no thread
+//!   of the program outside must leave the calls of ours too, or it is refused. They get it by being made anew by a thread that has it
+//!   ([`rights`]); or, where it forbids new threads, they are made before it, and the kernel gives it to all threads (`SECCOMP_FILTER_FLAG_TSYNC`).
+//! * One that stops what the control thread does is installed, and there is no control thread from then on: `farshore stat` gets no answer.
 //! * One that stops what a forked child, or the start of a program, needs of us is installed all the same. From then on this process
 //!   cannot fork (`EAGAIN`, with a line), or programs that it starts run without Farshore.
 //! * The strict mode leaves four calls, so it is refused always.
@@ -19,7 +22,9 @@ mod bpf;
 mod own;
 
 use super::super::buffers::{self, Args, Memory, PinSet, careful, errno};
-use crate::report;
+use crate::own_threads::{self, rights};
+use crate::runtime::{runtime, uninterrupted};
+use crate::{process, report, thread};
 use bpf::Instruction;
 use core::sync::atomic::{AtomicBool, Ordering};
 use own::Own;
@@ -117,21 +122,89 @@ fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M
         // The kernel refuses it too, or does more than we know.
         return errno(libc::EINVAL);
     }
-    let everything = [own::ALWAYS, if flags & FLAG_TSYNC == 0 { &[] } else { own::THREADS }];
+    let everywhere = flags & FLAG_TSYNC != 0;
+    // A vforked child is a process of its own.
+    let this = thread::current().filter(|thread| thread.vforked == 0);
+    let holds_for_ours = everywhere || this.is_none_or(|thread| uninterrupted(|| rights::would_be_left(thread)));
+    let everything = [own::ALWAYS, if holds_for_ours { own::THREADS } else { &[] }];
     if let Some(stopped) = first_stopped(&filter, &everything) {
-        report::line(format_args!(
-            "seccomp: a filter is refused: it stops {} (call {}), which Farshore needs to {}; run the program without Farshore, or without \
-             its sandbox",
-            stopped.name, stopped.nr, stopped.purpose
-        ));
-        return errno(libc::EINVAL);
+        return refuse(stopped);
     }
     let program = Program { len: filter.len() as u16, filter: filter.as_ptr() };
-    let answer = install(mem, &raw const program as u64);
-    if answer >= 0 {
-        note_what_it_stops(&filter);
+    let Some(runtime) = runtime().filter(|_| holds_for_ours && thread::current().is_some_and(|thread| thread.vforked == 0))
+    else {
+        let answer = install(mem, &raw const program as u64);
+        if answer >= 0 {
+            note_what_it_stops(&filter);
+            // Another thread of the program is outside of it, as ours are.
+            if let Some(runtime) = runtime() {
+                uninterrupted(|| rights::has_filtered(runtime, false));
+            }
+        }
+        return answer;
+    };
+    let silences = first_stopped(&filter, &[own::CONTROL]).is_some();
+    let stays = first_stopped(&filter, &[own::FORKS]).is_some();
+    if !stays && !everywhere {
+        let answer = install(mem, &raw const program as u64);
+        if answer >= 0 {
+            note_what_it_stops(&filter);
+            uninterrupted(|| {
+                if silences {
+                    own_threads::knock::be_silent();
+                }
+                rights::has_filtered(runtime, false);
+            });
+        }
+        return answer;
     }
-    answer
+    let refused = || {
+        report::line(format_args!(
+            "seccomp: a filter is refused: it allows no new threads, and threads of Farshore's that are there cannot have it; install it for \
+             all threads (SECCOMP_FILTER_FLAG_TSYNC)"
+        ));
+        errno(libc::EINVAL)
+    };
+    if !everywhere && !process::has_one_thread() {
+        // Its other threads are in filters of their own.
+        return refused();
+    }
+    if silences && !rights::can_be_made_again() && rights::has_threads() {
+        return first_stopped(&filter, &[own::CONTROL]).map_or(0, refuse);
+    }
+    if silences {
+        // It must not be in the middle of something when the filter comes.
+        uninterrupted(|| {
+            own_threads::stop(runtime);
+            own_threads::knock::be_silent();
+        });
+    }
+    if stays && !rights::make_last(runtime) {
+        report::line(format_args!("seccomp: a filter is refused: it allows no new threads, and none can be made before it"));
+        return errno(libc::EAGAIN);
+    }
+    const FLAG_NEW_LISTENER: u64 = 1 << 3;
+    const FLAG_TSYNC_ESRCH: u64 = 1 << 4;
+    // With a listener the answer is its descriptor, and a thread that cannot have the filter an error.
+    let more = if flags & FLAG_NEW_LISTENER != 0 { FLAG_TSYNC_ESRCH } else { 0 };
+    let flags = if everywhere { flags } else { flags | FLAG_TSYNC | more };
+    let answer = mem.raw(libc::SYS_seccomp as u64, &[SET_MODE_FILTER, flags, &raw const program as u64, 0, 0, 0]);
+    let installed = answer == 0 || (answer > 0 && flags & FLAG_NEW_LISTENER != 0);
+    if installed {
+        note_what_it_stops(&filter);
+        uninterrupted(|| rights::has_filtered(runtime, true));
+    }
+    let failed_for_ours = !everywhere && !installed && (answer > 0 || answer == errno(libc::ESRCH));
+    if failed_for_ours { refused() } else { answer }
+}
+
+fn refuse(stopped: &Own) -> i64 {
+    report::line(format_args!(
+        "seccomp: a filter is refused: it stops {} (call {}), which Farshore needs to {}; run the program without Farshore, or without \
+         its sandbox",
+        stopped.name, stopped.nr, stopped.purpose
+    ));
+    errno(libc::EINVAL)
 }
 
 fn note_what_it_stops(filter: &[Instruction]) {

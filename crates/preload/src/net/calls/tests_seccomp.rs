@@ -26,7 +26,7 @@ const ANY: [Option<u64>; 6] = [None; 6];
 fn a_filter_that_denies_another_call_stops_none_of_ours() {
     let filter = [load(4), is(0xc000_003e, 1, 0), give(KILL), load(0), is(110, 0, 1), give(ERRNO), give(ALLOW)];
     assert!(bpf::is_valid(&filter));
-    let all = [own::ALWAYS, own::THREADS, own::FORKS, own::STARTS];
+    let all = [own::ALWAYS, own::THREADS, own::CONTROL, own::FORKS, own::STARTS];
     assert!(first_stopped(&filter, &all).is_none());
     assert!(!bpf::always_allows(&filter, 110, &ANY));
 }
@@ -54,7 +54,7 @@ fn arguments_decide_where_they_are_known() {
     let filter = [load(0), is(1, 0, 4), load(16), is(1, 2, 0), is(2, 1, 0), give(ERRNO), give(ALLOW)];
     assert!(bpf::is_valid(&filter));
     assert!(first_stopped(&filter, &[own::ALWAYS]).is_none());
-    assert_eq!(first_stopped(&filter, &[own::THREADS]).map(|stopped| stopped.name), Some("write"));
+    assert_eq!(first_stopped(&filter, &[own::CONTROL]).map(|stopped| stopped.name), Some("write"));
     // No executable memory: mmap and mprotect with bit 2 in the third argument.
     let filter = [load(0), is(9, 1, 0), is(10, 0, 2), load(32), at(0x45, 1, 0, 4), give(ALLOW), give(ERRNO)];
     assert!(bpf::is_valid(&filter));

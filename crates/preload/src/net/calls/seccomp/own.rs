@@ -93,27 +93,30 @@ pub(super) const ALWAYS: &[Own] = &[
 ];
 
 const EVICTING: &str = "evict pages";
-const CONTROL: &str = "answer farshore stat and set";
+const CONTROLLING: &str = "answer farshore stat and set";
 
-/// On threads of ours besides: evictors, fault handlers of the poll mode, the control thread, the kin thread.
+/// On threads of ours besides: evictors, fault handlers of the poll mode, the kin thread.
 pub(super) const THREADS: &[Own] = &[
     call(426, "io_uring_enter", EVICTING),
     call(18, "pwrite64", EVICTING),
     call(0, "read", EVICTING),
-    call(271, "ppoll", CONTROL),
-    call(288, "accept4", CONTROL),
-    call(44, "sendto", CONTROL),
-    call(45, "recvfrom", CONTROL),
-    call(1, "write", CONTROL),
-    call(3, "close", CONTROL),
-    call(55, "getsockopt", CONTROL),
-    call(54, "setsockopt", CONTROL),
-    call(98, "getrusage", CONTROL),
-    call(257, "openat", CONTROL),
-    call(332, "statx", CONTROL),
+    call(98, "getrusage", EVICTING),
     call(77, "ftruncate", EVICTING),
     call(26, "msync", EVICTING),
     call(221, "fadvise64", EVICTING),
+];
+
+/// On the control thread, without which the program can go on.
+pub(super) const CONTROL: &[Own] = &[
+    call(271, "ppoll", CONTROLLING),
+    call(288, "accept4", CONTROLLING),
+    call(44, "sendto", CONTROLLING),
+    call(45, "recvfrom", CONTROLLING),
+    call(1, "write", CONTROLLING),
+    call(3, "close", CONTROLLING),
+    call(54, "setsockopt", CONTROLLING),
+    call(257, "openat", CONTROLLING),
+    call(332, "statx", CONTROLLING),
 ];
 
 const FORKING: &str = "go on in a forked process";

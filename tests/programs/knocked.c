@@ -1,0 +1,162 @@
+/* Calls that wait, while somebody asks the process for its counters: they must not notice.
+ *
+ *     knocked CALL [child]
+ *
+ * Prints `waits PID` when it is about to make CALL, and then how it ended: the same natively. With `child` a forked process that has written to its memory waits.
+ * Each call ends by itself after 1.5 seconds or more; a time that is less is a failure. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static const struct timespec span = { 1, 600000000 };
+static int nobody[2];
+static volatile sig_atomic_t alarms;
+
+static void on_alarm(int number)
+{
+    (void)number;
+    alarms++;
+}
+
+/* By the raw call, so that no library goes on by itself. */
+static long nanosleep_call(void) { return syscall(SYS_nanosleep, &span, NULL); }
+static long clock_call(void) { return syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &span, NULL); }
+static long until_call(void)
+{
+    struct timespec end;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    end.tv_sec += 2;
+    return syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL);
+}
+static long poll_call(void)
+{
+    struct pollfd fd = { nobody[0], POLLIN, 0 };
+    return syscall(SYS_poll, &fd, 1, 1600);
+}
+static long ppoll_call(void)
+{
+    struct pollfd fd = { nobody[0], POLLIN, 0 };
+    struct timespec time = span;
+    sigset_t none;
+    sigemptyset(&none);
+    return syscall(SYS_ppoll, &fd, 1, &time, &none, 8);
+}
+static long select_call(void)
+{
+    fd_set set;
+    struct timeval time = { 1, 600000 };
+    FD_ZERO(&set);
+    FD_SET(nobody[0], &set);
+    return syscall(SYS_select, nobody[0] + 1, &set, NULL, NULL, &time);
+}
+static long futex_call(void)
+{
+    uint32_t word = 7;
+    return syscall(SYS_futex, &word, FUTEX_WAIT, 7, &span, NULL, 0);
+}
+static long pause_call(void)
+{
+    signal(SIGALRM, on_alarm);
+    alarm(2);
+    long result = syscall(SYS_pause);
+    int error = errno;
+    printf("%d alarm\n", (int)alarms);
+    errno = error;
+    return result;
+}
+static long read_call(void)
+{
+    if (fork() == 0) {
+        sleep(2);
+        _exit(write(nobody[1], "x", 1) != 1);
+    }
+    char byte;
+    long n = syscall(SYS_read, nobody[0], &byte, 1);
+    wait(NULL);
+    return n;
+}
+static long epoll_call(void)
+{
+    int epoll = epoll_create1(0);
+    struct epoll_event event = { .events = EPOLLIN }, got;
+    epoll_ctl(epoll, EPOLL_CTL_ADD, nobody[0], &event);
+    if (fork() == 0) {
+        sleep(2);
+        _exit(write(nobody[1], "x", 1) != 1);
+    }
+    long n = syscall(SYS_epoll_wait, epoll, &got, 1, -1);
+    wait(NULL);
+    return n;
+}
+static long wait_call(void)
+{
+    if (fork() == 0) {
+        sleep(2);
+        _exit(3);
+    }
+    int status = 0;
+    long pid = syscall(SYS_wait4, -1, &status, 0, NULL);
+    printf("status %x\n", status);
+    return pid > 0;
+}
+static long sigtimedwait_call(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGALRM);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    alarm(2);
+    return syscall(SYS_rt_sigtimedwait, &set, NULL, NULL, 8);
+}
+
+static const struct { const char *name; long (*make)(void); } calls[] = {
+    { "nanosleep", nanosleep_call }, { "clock", clock_call }, { "until", until_call }, { "poll", poll_call }, { "ppoll", ppoll_call },
+    { "select", select_call }, { "futex", futex_call }, { "pause", pause_call }, { "read", read_call }, { "epoll", epoll_call }, { "wait", wait_call },
+    { "sigtimedwait", sigtimedwait_call },
+};
+
+int main(int argc, char **argv)
+{
+    const size_t count = sizeof calls / sizeof *calls;
+    if (argc == 2 && strcmp(argv[1], "--list") == 0) {
+        for (size_t i = 0; i < count; i++) puts(calls[i].name);
+        return 0;
+    }
+    size_t i = 0;
+    while (i < count && (argc < 2 || strcmp(calls[i].name, argv[1]) != 0)) i++;
+    if (i == count || pipe(nobody) != 0) return 2;
+    if (argc > 2) {
+        pid_t child = fork();
+        if (child != 0) {
+            int status;
+            while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
+            return WIFEXITED(status) ? WEXITSTATUS(status) : 99;
+        }
+        char *memory = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        for (int page = 0; page < 8; page++) memory[page * 4096] = 1;
+    }
+    printf("waits %d\n", (int)getpid());
+    fflush(stdout);
+    struct timespec before, after;
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    double values[4] = { 1.5, 2.5, 3.5, 4.5 };
+    long result = calls[i].make();
+    int error = errno;
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    double seconds = (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
+    printf("%s: %ld %s, %s\n", argv[1], result, result < 0 ? strerror(error) : "", seconds > 1.4 ? "in its time" : "TOO EARLY");
+    return values[0] + values[3] == 6 ? 0 : 1;
+}
