@@ -310,11 +310,19 @@ fn a_silent_client_is_dropped() {
 }
 
 #[test]
-fn the_name_can_be_taken_once() {
+fn where_the_name_is_taken_there_is_a_longer_one() {
     let _turn = server();
-    let error = control::listen().expect_err("the server has the name");
-    assert!(error.contains("no control socket '@farshore-") && error.contains("another process has taken"), "{error}");
-    assert!(!error.contains('\n'));
+    let name = |listener: &std::os::fd::OwnedFd| {
+        let address = nix::sys::socket::getsockname::<nix::sys::socket::UnixAddr>(listener.as_raw_fd()).expect("it has a name");
+        String::from_utf8(address.as_abstract().expect("an abstract one").to_vec()).expect("plain")
+    };
+    let (one, other) = (control::listen().expect("a socket"), control::listen().expect("a socket"));
+    let taken = farshore_config::control::socket_name(rustix::process::geteuid().as_raw(), std::process::id());
+    for longer in [name(&one), name(&other)] {
+        let number = longer.strip_prefix(&format!("{taken}-")).expect("the name goes on");
+        assert!(number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit()), "{longer}");
+    }
+    assert_ne!(name(&one), name(&other));
 }
 
 /// A program that says of itself whatever it likes: what Python makes of `lines`, with `connection` from somebody who asks, whose question has been read.
