@@ -132,6 +132,8 @@ class Runner:
 
     def case(self, case, modes):
         """Runs one case; lines about it, whether it was good in each mode."""
+        if case.name == "probed":
+            return probed(self, modes)
         folder = tempfile.mkdtemp(prefix="case-", dir=self.options.work)
         try:
             argv = case.prepare()
@@ -195,6 +197,115 @@ def manual(folder):
     return [man, "-l", page]
 
 
+def cgo(options):
+    """A Go program that is linked with libc."""
+    tool = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
+    if tool is None:
+        raise Unavailable("no Go compiler (apt-get install golang-go)")
+    harness.need("gcc", "gcc")
+    out, source = os.path.join(harness.target_dir(), "test-programs", "cgo"), os.path.join(harness.PROGRAMS, "cgo.go")
+    if not os.path.exists(out) or os.path.getmtime(out) < os.path.getmtime(source):
+        environment = dict(os.environ, CGO_ENABLED="1", GOCACHE=os.path.join(harness.target_dir(), "go-cache"), GOFLAGS="-mod=mod", GOTOOLCHAIN="local")
+        done = subprocess.run([tool, "build", "-o", out, source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, check=False)
+        if done.returncode != 0:
+            raise Unavailable(f"go cannot build here: {done.stdout.decode(errors='replace').strip()[-200:]}")
+    return [out]
+
+
+def with_debian_13():
+    """A program that runs with the libc of Debian 13 (glibc 2.41), which is fetched once."""
+    root = os.path.join(harness.target_dir(), "debian-13")
+    libraries = os.path.join(root, "usr/lib/x86_64-linux-gnu")
+    if not os.path.exists(os.path.join(libraries, "libc.so.6")):
+        tool = harness.need("mmdebstrap", "mmdebstrap")
+        partial = f"{root}.{os.getpid()}"
+        try:
+            done = subprocess.run([tool, "--quiet", "--variant=extract", "--include=libc6", "trixie", partial],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False)
+            if done.returncode != 0:
+                raise Unavailable(f"Debian 13's libc cannot be had: {done.stdout.decode(errors='replace').strip()[-200:]}")
+            os.rename(partial, root)
+        except subprocess.TimeoutExpired:
+            raise Unavailable("Debian 13's libc does not come within 300 s") from None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    flags = (f"-Wl,--dynamic-linker={libraries}/ld-linux-x86-64.so.2", f"-Wl,-rpath={libraries}", "-Wl,--disable-new-dtags")
+    return [harness.build_program("cancelled", flags, "cancelled-debian-13")]
+
+
+class Probes:
+    """Probes of the kernel's on the functions of a program, as perf and eBPF agents set them; how often each was hit."""
+
+    TRACING = "/sys/kernel/tracing"
+
+    def __init__(self, program):
+        self.program, self.mounted, self.events = program, False, []
+        if os.geteuid() != 0:
+            raise Unavailable("probes need root")
+        if not os.path.exists(f"{self.TRACING}/uprobe_events"):
+            self.mounted = subprocess.run(["mount", "-t", "tracefs", "nodev", self.TRACING], stderr=subprocess.DEVNULL, check=False).returncode == 0
+        if not os.path.exists(f"{self.TRACING}/uprobe_events"):
+            self.end()
+            raise Unavailable("this kernel has no probes of programs (tracefs, CONFIG_UPROBE_EVENTS)")
+
+    def write(self, path, text):
+        # Not by Python's own: it looks for the end of a file that has none.
+        file = os.open(f"{self.TRACING}/{path}", os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(file, text.encode())
+        finally:
+            os.close(file)
+
+    def set(self, kind, function):
+        """A probe of the entry (p) or the return (r) of a function."""
+        listed = subprocess.run(["nm", self.program], stdout=subprocess.PIPE, check=True).stdout.decode()
+        address = next(int(line.split()[0], 16) for line in listed.splitlines() if line.split()[-1] == function)
+        # In a program that can be loaded anywhere, addresses of the text are offsets in the file, as linkers lay it out today.
+        name = f"farshore{os.getpid()}{kind}"
+        self.write("uprobe_events", f"{kind}:{name} {self.program}:0x{address:x}\n")
+        self.events.append(name)
+        self.write(f"events/uprobes/{name}/enable", "1\n")
+
+    def hits(self):
+        with open(f"{self.TRACING}/uprobe_profile", encoding="utf-8") as file:
+            counts = dict(line.split()[-2:] for line in file if line.strip())
+        return [int(counts.get(name, 0)) for name in self.events]
+
+    def end(self):
+        for name in self.events:
+            try:
+                self.write(f"events/uprobes/{name}/enable", "0\n")
+                self.write("uprobe_events", f"-:{name}\n")
+            except OSError as why:
+                print(f"the probe {name} stays: {why}")
+        self.events = []
+        if self.mounted:
+            subprocess.run(["umount", self.TRACING], check=False)
+
+
+def probed(runner, modes):
+    """A program with probes of the kernel's on it: what is wrong in each mode."""
+    program = harness.build_program("probed", ("-fcf-protection=none",))
+    shutil.copy(program, os.path.join(runner.options.work, "probed"))
+    program = os.path.join(runner.options.work, "probed")
+    probes = Probes(program)
+    folder = tempfile.mkdtemp(prefix="case-", dir=runner.options.work)
+    case, found = Case("probed", lambda: [program]), []
+    try:
+        probes.set("p", "entered")
+        probes.set("r", "returned")
+        native, outcome = runner.run([program], {}, None, folder)
+        each = probes.hits()
+        for mode in modes:
+            before = probes.hits()
+            wrong = runner.under_farshore(case, [program], mode, native, outcome.status, folder)
+            hits = [now - then for now, then in zip(probes.hits(), before)]
+            found.append((mode, wrong or (f"probes were hit {hits} times, natively {each}" if hits != each else None)))
+        return found
+    finally:
+        probes.end()
+
+
 def cases(options):
     """All of them."""
     plugin = harness.build_program("threads_plugin", ("-shared", "-fPIC"))
@@ -204,6 +315,9 @@ def cases(options):
     harness.build_program("allocators")
     found.append(Case("unwind", lambda: [compiled("unwind", "unwind.cc", "g++", "apt-get install g++", "-O2", "-g", "-std=c++17", "-pthread"), BALLAST]))
     found.append(Case("panics", lambda: [compiled("panics", "panics.rs", "rustc", "rustup", "--edition", "2021", "-O"), BALLAST]))
+    found.append(Case("cgo", lambda: cgo(options), 24 * MIB))
+    found.append(Case("probed", None))
+    found.append(Case("debian13", with_debian_13, 16 * MIB))
     found.append(Case("man", lambda: manual(options.work), 16 * MIB, refused=(None, "a filter is refused")))
     for name in ALLOCATORS:
         preload = (lambda name=name: library(name))

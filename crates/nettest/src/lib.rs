@@ -27,8 +27,11 @@ pub mod net {
     }
 }
 
-use core::arch::{asm, global_asm};
+mod signals;
+
+use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use farshore_sys::signal::{SIGBUS, SIGSYS, SigSet, UContext};
 use net::entry::{Answer, Call};
 use net::raw;
 
@@ -40,21 +43,15 @@ pub const CALL_SET_WAY: u64 = 0x7003;
 const NR_WRITE: u64 = 1;
 const NR_RT_SIGACTION: u64 = 13;
 const NR_RT_SIGPROCMASK: u64 = 14;
+const NR_SIGALTSTACK: u64 = 131;
 const NR_PRCTL: u64 = 157;
-const SIGBUS: u64 = 7;
-const SIGSYS: u64 = 31;
-/// Every signal but those two, which are never blocked.
+/// Every signal but SIGBUS and SIGSYS, which are never blocked.
 const KEPT: u64 = !(1 << (SIGBUS - 1) | 1 << (SIGSYS - 1));
 
 static SPOIL: AtomicU64 = AtomicU64::new(0);
 static DISPATCH: AtomicBool = AtomicBool::new(false);
 /// Our text, which Syscall User Dispatch spares: start and end.
 static TEXT: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-
-global_asm!(".globl nettest_restorer", ".hidden nettest_restorer", "nettest_restorer:", "mov eax, 15", "syscall");
-unsafe extern "C" {
-    fn nettest_restorer();
-}
 
 fn note(text: &str) {
     // SAFETY: the kernel reads `text`.
@@ -148,13 +145,8 @@ fn pass_on(call: &mut Call) -> i64 {
             words[0] = unsafe { *(call.args[1] as *const u64) } & KEPT;
             call.args[1] = words.as_ptr() as u64;
         }
-        NR_RT_SIGACTION if call.args[0] == SIGSYS => return 0,
-        NR_RT_SIGACTION if call.args[1] != 0 => {
-            // SAFETY: the test program passes valid actions.
-            words = unsafe { *(call.args[1] as *const [u64; 4]) };
-            words[3] &= KEPT;
-            call.args[1] = words.as_ptr() as u64;
-        }
+        NR_RT_SIGACTION => return signals::set_action(&call.args),
+        NR_SIGALTSTACK => return signals::set_stack(&call.args, call.sp),
         CALL_SPOIL => {
             SPOIL.store(call.args[0], Relaxed);
             return 0;
@@ -170,7 +162,7 @@ fn pass_on(call: &mut Call) -> i64 {
     }
     core::hint::black_box(&words);
     // SAFETY: the program's own call.
-    unsafe { raw(call.nr, call.args) }
+    unsafe { net::entry::for_program(call.nr, &call.args) }
 }
 
 #[unsafe(no_mangle)]
@@ -185,8 +177,12 @@ extern "C" fn farshore_parent_after_clone(_flags: u64, _result: i64) {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn farshore_child_started(_flags: u64, _given: u64) {
+extern "C" fn farshore_child_started(flags: u64, _given: u64, stack: u64) {
+    const CLONE_VM: u64 = 0x100;
     spoil();
+    if flags & CLONE_VM != 0 {
+        signals::begin_thread(stack);
+    }
     catch_the_rest();
 }
 
@@ -205,17 +201,9 @@ unsafe extern "C" fn farshore_read_program(to: *mut u8, from: u64, len: u64) -> 
     true
 }
 
-/// # Safety
-/// `context` is the ucontext that is about to be restored.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn farshore_before_sigreturn(context: *mut u8, _sp: u64) {
-    // Behind flags, link, stack, 23 registers, a pointer and 64 reserved bytes.
-    const MASK_AT: usize = 296;
-    // SAFETY: this function's own condition; the mask lies within.
-    let mask = unsafe { context.add(MASK_AT) }.cast::<u64>();
-    // SAFETY: as above; nobody else has it.
-    let mask = unsafe { &mut *mask };
-    *mask &= KEPT;
+extern "C" fn farshore_before_sigreturn(context: &mut UContext, _sp: u64) {
+    context.set_mask(SigSet(context.mask().0 & KEPT));
 }
 
 #[unsafe(no_mangle)]
@@ -225,6 +213,11 @@ extern "C" fn farshore_hold(_addr: u64, _len: u64, _pinned: &mut u64) -> bool {
 
 #[unsafe(no_mangle)]
 extern "C" fn farshore_let_go(_addr: u64, _len: u64, _pinned: u64) {}
+
+#[unsafe(no_mangle)]
+extern "C" fn farshore_step_over(_context: *mut u8) -> bool {
+    false
+}
 
 #[unsafe(no_mangle)]
 extern "C" fn farshore_bad_frame(_context: *mut u8) {
@@ -260,15 +253,6 @@ fn find_own_text() {
     }
 }
 
-fn install_handler() {
-    const SIGINFO_ONSTACK_RESTORER: u64 = 0x4 | 0x0800_0000 | 0x0400_0000;
-    let handler = net::entry::on_sigsys as *const () as u64;
-    let action = [handler, SIGINFO_ONSTACK_RESTORER, nettest_restorer as *const () as u64, u64::MAX];
-    // SAFETY: the kernel reads `action`; the handler takes what SA_SIGINFO gives.
-    let result = unsafe { raw(NR_RT_SIGACTION, [SIGSYS, action.as_ptr() as u64, 0, 8, 0, 0]) };
-    assert_eq!(result, 0, "the handler of SIGSYS");
-}
-
 extern "C" fn at_load() {
     let (patches, dispatches) = match std::env::var("NETTEST_MODE").as_deref() {
         Ok("patch") => (true, false),
@@ -279,8 +263,9 @@ extern "C" fn at_load() {
     net::entry::init().expect("a processor whose registers can be saved");
     find_own_text();
     DISPATCH.store(dispatches, Relaxed);
+    signals::install();
     if dispatches {
-        install_handler();
+        net::entry::edge::show_sites();
     }
     if patches {
         // SAFETY: before the program's main there is one thread; the dispatcher is ready.

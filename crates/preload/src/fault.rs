@@ -21,6 +21,7 @@
 //! waiting thread go on into a SIGBUS (`BUS_MCEERR_AR`), or its system call into `EFAULT`. The thread then tries by
 //! itself, as by an upcall, with the same end. What is mapped takes the poison's place.
 
+use crate::net::entry;
 use crate::report;
 use crate::runtime::{Runtime, runtime};
 use crate::unithreads::worker::Way;
@@ -61,6 +62,9 @@ pub unsafe extern "C" fn on_sigbus(_signal: i32, info: *mut SigInfo, context: *m
     let info = unsafe { &*info };
     // SAFETY: as above.
     let context = unsafe { &mut *context };
+    if entry::edge::at_end(context) {
+        return;
+    }
     let ours = info.code() == BUS_ADRERR || (info.code() == BUS_MCEERR_AR && POISONED.load(Ordering::Acquire));
     let served = match runtime().filter(|_| ours) {
         Some(runtime) => serve(runtime, info.fault_address(), context),
@@ -94,7 +98,7 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
         report::abort(format_args!("bug: Farshore's own code touched managed memory at {addr:#x}"));
     }
     let mut way = Way::InPlace;
-    if let Some(worker) = thread.worker.filter(|_| thread.vforked == 0) {
+    if let Some(worker) = thread.worker.get().filter(|_| thread.vforked.get() == 0) {
         way = worker.serve(runtime, thread, page, access, kind.present(), context);
         if matches!(way, Way::InPlace) {
             // It may be this page that a unithread of the same worker fetches.
@@ -104,7 +108,7 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
     let served = match way {
         Way::Parked => return Served::Yes,
         Way::Served(result) => result,
-        Way::InPlace => runtime.engine.resolve(page, access, kind.present(), thread.core(), thread.buffer()),
+        Way::InPlace => thread.with_buffer(|buffer| runtime.engine.resolve(page, access, kind.present(), thread.core(), buffer)),
     };
     match served {
         Ok(_) => Served::Yes,
@@ -118,8 +122,8 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
 /// Whether a fault on memory that is not ours may have been on memory that was: the first time at this address.
 fn is_doubtful(addr: u64) -> bool {
     let Some(thread) = thread::current().filter(|thread| !thread.internal) else { return false };
-    let first = thread.doubted != addr;
-    thread.doubted = if first { addr } else { 0 };
+    let first = thread.doubted.get() != addr;
+    thread.doubted.set(if first { addr } else { 0 });
     first
 }
 

@@ -1,7 +1,7 @@
 //! `fork`: the parent's quiet moment, and the child's own engine.
 //!
 //! ```text
-//!  before:         signals blocked ▶ address-space lock ▶ own stack pinned ▶ engine quiet ▶ a line in the ledger, slots shared
+//!  before:         signals blocked ▶ address-space lock ▶ engine quiet ▶ a line in the ledger, slots shared
 //!                  ▶ our heap and records held ▶ the call
 //!  in the parent:  held things let go ▶ engine goes on (after an error: slots shared no more)
 //!  in the child:   userfaultfd of its own, over what its parent manages ▶ swap space on top of the parent's
@@ -18,7 +18,7 @@ use crate::family::{self, Child};
 use crate::own_threads::knock;
 use crate::report;
 use crate::runtime::{Parts, Runtime, Space, replace, runtime};
-use crate::{own_threads, process, signals, stack, start, thread, unithreads};
+use crate::{own_threads, process, signals, start, thread, unithreads};
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farshore_backend::AnyBackend;
@@ -39,15 +39,11 @@ use farshore_sys::uffd::Uffd;
 use farshore_sys::vm::SelfMem;
 
 const CLONE_FILES: u64 = 0x400;
-/// Of the calling thread's stack, what our code may use below and above where it is now.
-const STACK_BELOW: u64 = 64 << 10;
-const STACK_ABOVE: u64 = 16 << 10;
 
 /// What is remembered from before the call until after it. Used by the thread that forks, and its copy, under the address-space lock.
 struct Pending {
     mask: SigSet,
     flags: u64,
-    stack: Option<(PageRange, u64)>,
     child: Option<Child>,
 }
 
@@ -81,7 +77,6 @@ pub fn before(flags: u64) -> i64 {
     runtime.space.acquire();
     knock::put_off();
     signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
-    let stack = pin_stack(runtime);
     FORKING.store(gettid(), Ordering::Relaxed);
     let prepared = match runtime.engine.quiesce() {
         Ok(()) => family::before_fork(runtime).inspect_err(|&why| family::refused(why)),
@@ -95,9 +90,9 @@ pub fn before(flags: u64) -> i64 {
     match prepared {
         Ok(child) => {
             // SAFETY: under the address-space lock.
-            unsafe { *PENDING.0.get() = Some(Pending { mask, flags, stack, child: Some(child) }) };
+            unsafe { *PENDING.0.get() = Some(Pending { mask, flags, child: Some(child) }) };
             FORKS.fetch_add(1, Ordering::Relaxed);
-            // From here on handlers would wait for what we hold, and our stack is there.
+            // From here on handlers would wait for what we hold.
             signal::sigprocmask(How::Set, SigSet::ALL);
             signals::hold();
             thread::hold_records();
@@ -105,41 +100,25 @@ pub fn before(flags: u64) -> i64 {
             0
         }
         Err(why) => {
-            let_go(runtime, stack, mask);
+            let_go(runtime, mask);
             -i64::from(why.0)
         }
     }
 }
 
-fn let_go(runtime: &Runtime, stack: Option<(PageRange, u64)>, mask: SigSet) {
+fn let_go(runtime: &Runtime, mask: SigSet) {
     FORKING.store(0, Ordering::Relaxed);
     runtime.engine.resume();
-    unpin_stack(runtime, stack);
     signal::sigprocmask(How::Set, SigSet::ALL);
     runtime.space.release();
     knock::end_put_off();
     signal::sigprocmask(How::Set, mask);
 }
 
-/// The stack that we run on may be managed memory (a coroutine's): while the engine is quiet nobody could bring a page of it in.
-fn pin_stack(runtime: &'static Runtime) -> Option<(PageRange, u64)> {
-    let here = (&raw const runtime) as u64;
-    let range = PageRange::covering(here - STACK_BELOW, STACK_BELOW + STACK_ABOVE);
-    if !range.iter().any(|page| runtime.engine.is_managed(page)) {
-        return None;
-    }
-    // Not from this stack: a page of it that left while another one is fetched would come by the same buffer.
-    Some((range, stack::pin_range(thread::current()?, range)))
-}
-
-fn unpin_stack(runtime: &Runtime, stack: Option<(PageRange, u64)>) {
-    stack.into_iter().for_each(|(range, pinned)| signals::frame::unpin(runtime, range, pinned));
-}
-
 /// In the parent, with the call's result.
 pub fn parent_after(result: i64) {
     let Some(runtime) = runtime() else { return };
-    let Some(Pending { mask, flags, stack, child }) = pending() else {
+    let Some(Pending { mask, flags, child }) = pending() else {
         report::abort(format_args!("bug: a fork ends that was not begun"))
     };
     crate::HEAP.release();
@@ -148,21 +127,13 @@ pub fn parent_after(result: i64) {
     if let Some(child) = child {
         family::in_parent(runtime, child, u32::try_from(result).unwrap_or(0), flags & CLONE_FILES == 0);
     }
-    let_go(runtime, stack, mask);
+    let_go(runtime, mask);
 }
 
 /// In the child, before it runs any code of the program.
 pub fn child_started() {
-    // A child's stack may be as small as it likes (`clone`), and what lies below it is somebody's.
-    let Some(thread) = runtime().and_then(|_| thread::current()) else { return };
-    let mask = stack::on_own_stack(thread, begin_child, 0);
-    signal::sigprocmask(How::Set, SigSet(mask));
-}
-
-/// The child's own engine; the signal mask that it had before the fork.
-extern "C" fn begin_child(_: u64) -> u64 {
-    let Some(parents) = runtime() else { return 0 };
-    let Some(Pending { mask, flags, child, .. }) = pending() else {
+    let Some(parents) = runtime() else { return };
+    let Some(Pending { mask, flags, child }) = pending() else {
         report::abort(format_args!("bug: a fork begins that was not prepared"))
     };
     FORKING.store(gettid(), Ordering::Relaxed);
@@ -190,7 +161,7 @@ extern "C" fn begin_child(_: u64) -> u64 {
     if mine.options.fault == FaultMode::Poll && !own_threads::ensure_now(mine) {
         report::abort(format_args!("a forked child cannot go on: in poll mode its faults need threads"));
     }
-    mask.0
+    signal::sigprocmask(How::Set, mask);
 }
 
 /// The child's runtime, around the page words of its copy of the parent's.
@@ -211,7 +182,7 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> R
     let mut slots = unsafe { core::ptr::read(&raw const old.slots) };
     let first_own = slots.begin_own(old.backend.capacity());
     let thread = thread::current().ok_or("the thread that forked has no record")?;
-    thread.vforked = 0;
+    thread.vforked.set(0);
     let from = Inheritance {
         table,
         slots,

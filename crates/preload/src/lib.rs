@@ -35,7 +35,6 @@ mod report;
 mod runtime;
 mod signals;
 mod spaces;
-mod stack;
 mod start;
 mod thread;
 mod unithreads;

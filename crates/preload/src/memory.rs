@@ -155,7 +155,7 @@ fn populate(runtime: &Runtime, range: PageRange, access: Access) -> i64 {
     for page in range.iter() {
         let answer = uninterrupted(|| {
             let Some(thread) = thread::current() else { return Ok(false) };
-            let pinned = runtime.engine.pin(page, access, thread.core(), thread.buffer())?;
+            let pinned = thread.with_buffer(|buffer| runtime.engine.pin(page, access, thread.core(), buffer))?;
             if pinned {
                 runtime.engine.unpin(page);
             }
@@ -394,7 +394,8 @@ fn mseal(runtime: &Runtime, args: &Args) -> i64 {
 /// Managed memory is the kernel's from now on; `fill`: all of it, also what was never touched.
 fn hand_over(runtime: &Runtime, run: PageRange, fill: bool) -> i64 {
     let Some(thread) = thread::current() else { return -i64::from(Errno::ENOMEM.0) };
-    if let Err(why) = runtime.engine.claim_resident(run, fill, thread.core(), thread.buffer()) {
+    let claimed = thread.with_buffer(|buffer| runtime.engine.claim_resident(run, fill, thread.core(), buffer));
+    if let Err(why) = claimed {
         fault::tell(runtime, run.start, why, Needed::ByCall);
         // What mlock answers when a page cannot be had.
         return -i64::from(Errno::ENOMEM.0);

@@ -184,7 +184,6 @@ fn spawn(job: Job) -> Result<(), Errno> {
 /// The first function of a thread of ours.
 extern "C" fn begin(job: u64) -> ! {
     let Some(thread) = thread::adopt(true) else { report::abort(format_args!("no memory for the record of a thread")) };
-    let (core, buffer) = (thread.core(), thread.buffer());
     signal::sigprocmask(How::Set, blocked());
     // SAFETY: `spawn` has made it with `Box::into_raw` for this thread.
     let mut job = unsafe { Box::from_raw(core::ptr::with_exposed_provenance_mut::<Job>(job as usize)) };
@@ -201,7 +200,7 @@ extern "C" fn begin(job: u64) -> ! {
     }
     match &mut *job {
         Job::Evict(evictor) => evictor.run(&STOP),
-        Job::ReadAhead => runtime.engine.read_ahead(core, buffer, &STOP),
+        Job::ReadAhead => thread.with_buffer(|buffer| runtime.engine.read_ahead(thread.core(), buffer, &STOP)),
         Job::Watch(watcher) => watch::run(runtime, watcher),
         Job::Drain => spaces::run(runtime),
         Job::Serve => poll::run(runtime),

@@ -35,7 +35,9 @@ pub fn run(runtime: &'static Runtime) {
             let Some(event) = message.fault() else { continue };
             let access = if event.write || event.protected { Access::Write } else { Access::Read };
             let page = Page::containing(event.address);
-            if let Err(why) = runtime.engine.resolve(page, access, event.protected, thread.core(), thread.buffer()) {
+            let resolved =
+                thread.with_buffer(|buffer| runtime.engine.resolve(page, access, event.protected, thread.core(), buffer));
+            if let Err(why) = resolved {
                 if event.protected {
                     // It is there, and cannot be made writable: no memory in the kernel.
                     fault::fail(page, why);

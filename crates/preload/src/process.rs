@@ -18,6 +18,7 @@ use farshore_core::page::PageRange;
 use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::signal::{self, How, SigSet};
 use farshore_sys::thread::Home;
+use farshore_sys::tls;
 
 type Args = [u64; 6];
 
@@ -63,7 +64,7 @@ pub fn call(number: u64, args: &Args) -> i64 {
 
 /// A call that may change the rights of the calling thread: threads of ours never have more than the program.
 fn change_rights(number: u64, args: &Args) -> i64 {
-    let not_ours = thread::current().is_none_or(|t| t.vforked > 0);
+    let not_ours = thread::current().is_none_or(|t| t.vforked.get() > 0);
     let ready = match (rights::changes_user(number) && !not_ours).then(family::may_leave).transpose() {
         Ok(ready) => ready.flatten(),
         Err(why) => return -i64::from(why.0),
@@ -119,7 +120,7 @@ fn execute(number: u64, args: &Args) -> i64 {
         uninterrupted(|| start::write_stats(runtime));
     }
     // A knock that came in the middle would find no handler. (A vforked child has its parent's socket.)
-    let own = thread::current().is_some_and(|t| t.vforked == 0) && !own_threads::are_there();
+    let own = thread::current().is_some_and(|t| t.vforked.get() == 0) && !own_threads::are_there();
     if own {
         knock::disarm();
     }
@@ -148,18 +149,20 @@ pub fn has_one_thread() -> bool {
 pub fn is_alone() {
     PROGRAM_THREADS.store(1, Ordering::Release);
     if let Some(thread) = thread::current() {
-        thread.counted = true;
+        thread.counted.set(true);
     }
 }
 
 fn exit_thread(args: &Args) -> i64 {
-    if thread::current().is_some_and(|t| t.counted && t.vforked == 0) && PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel) == 1 {
+    if thread::current().is_some_and(|t| t.counted.get() && t.vforked.get() == 0)
+        && PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel) == 1
+    {
         // The status of the last thread is the process' natively too.
         net::robust::give_up_all();
         return exit_process(args);
     }
-    let mut storage = None;
-    if thread::current().is_some_and(|t| t.vforked == 0) {
+    let (mut storage, mut record) = (None, None);
+    if thread::current().is_some_and(|t| t.vforked.get() == 0) {
         // The list is the program's, and may be anything: what reads it needs its signals.
         signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
         net::robust::give_up_all();
@@ -171,14 +174,13 @@ fn exit_thread(args: &Args) -> i64 {
         if let Some(runtime) = runtime() {
             rights::are_left_by_this_thread(runtime);
         }
-        thread::leave();
+        record = thread::leave();
     }
     if let Some((addr, len)) = storage.map(|home| home.memory()) {
         // SAFETY: this thread's alone, which uses no thread-local storage any more.
         unsafe { syscall(nr::MUNMAP, [addr, len, 0, 0, 0, 0]) };
     }
-    // SAFETY: ends this thread.
-    unsafe { syscall(nr::EXIT, *args) }
+    thread::exit(record, args[0])
 }
 
 /// Whether the program to be executed is there: shells and libc try one directory after the other.
@@ -203,7 +205,7 @@ fn exit_process(args: &Args) -> i64 {
 
 /// The runtime, unless this is a child: one that shares the program's memory, or a fork.
 fn of_the_program() -> Option<&'static Runtime> {
-    let vforked = thread::current().is_some_and(|t| t.vforked > 0);
+    let vforked = thread::current().is_some_and(|t| t.vforked.get() > 0);
     runtime().filter(|r| !vforked && r.first)
 }
 
@@ -232,7 +234,7 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
         let rights = thread::current().map_or(0, |thread| thread.shared.rights());
         return i64::from(rights) << INHERITED_SIGNALS | signals::inheritance();
     } else if let Some(thread) = thread::current() {
-        thread.vforked += 1;
+        thread.vforked.set(thread.vforked.get() + 1);
     }
     0
 }
@@ -301,7 +303,7 @@ extern "C" fn farshore_parent_after_clone(flags: u64, result: i64) {
         }
     } else {
         if let Some(thread) = thread::current() {
-            thread.vforked = thread.vforked.saturating_sub(1);
+            thread.vforked.set(thread.vforked.get().saturating_sub(1));
         }
         if result > 0 {
             // The child has left this memory; the copies that its exec made have not.
@@ -325,15 +327,14 @@ fn storage_apart() -> Option<Home> {
 
 /// In the child, before it runs any code of the program.
 #[unsafe(no_mangle)]
-extern "C" fn farshore_child_started(flags: u64, given: u64) {
+extern "C" fn farshore_child_started(flags: u64, given: u64, stack: u64) {
     if flags & CLONE_VM == 0 {
         fork::child_started();
     } else if flags & CLONE_VFORK == 0 {
         let adopted = uninterrupted(|| {
             let storage = if flags & CLONE_SETTLS == 0 { Some(storage_apart()?) } else { None };
-            // A fault may have needed the record before.
-            let thread = thread::current().or_else(|| thread::adopt(false))?;
-            thread.storage = storage;
+            let thread = thread::adopt_on(stack)?;
+            thread.storage.set(storage);
             thread.shared.set_rights((given >> INHERITED_SIGNALS) as u32);
             signals::inherit(thread, given);
             Some(())
@@ -344,8 +345,11 @@ extern "C" fn farshore_child_started(flags: u64, given: u64) {
         if flags & CLONE_THREAD != 0
             && let Some(thread) = thread::current()
         {
-            thread.counted = true;
+            thread.counted.set(true);
         }
+    } else {
+        // Its parent's record is its own, but for the stack, on which its parent's call is.
+        tls::set_call_stack(stack);
     }
     // A new thread starts without; so does a vforked child.
     start::catch_system_calls();

@@ -16,18 +16,19 @@ mod actions;
 mod altstack;
 pub mod frame;
 pub mod pretended;
+pub mod steps;
 pub mod waits;
 
 use crate::net::buffers::{self, Memory, PinSet, careful};
 use crate::net::calls::NEEDED_SIGNALS;
-use crate::net::net;
+use crate::net::{entry, net};
 use crate::own_threads::{knock, rights};
 use crate::report;
 use crate::runtime::uninterrupted;
 use crate::thread;
 use actions::{SIG_DFL, SIG_IGN, SIGNALS, is_handler};
 use farshore_sys::guarded;
-use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
+use farshore_sys::raw::{Errno, getpid, gettid, nr};
 use farshore_sys::signal::{
     self, Action, AltStack, Handler, How, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags,
 };
@@ -114,7 +115,10 @@ unsafe extern "C" fn on_sigsegv(_signal: i32, info: *mut SigInfo, context: *mut 
     let info = unsafe { &*info };
     // SAFETY: the same, and to this call alone.
     let context = unsafe { &mut *context };
-    deliver(SIGSEGV, info, context);
+    // A processor that refuses the access in another way than most.
+    if !entry::edge::at_end(context) {
+        deliver(SIGSEGV, info, context);
+    }
 }
 
 /// Gives one of our three signals to the program, as the kernel would have. In the handler of that signal, with all signals blocked.
@@ -221,20 +225,20 @@ pub fn handles(number: u64) -> bool {
     matches!(number, nr::RT_SIGACTION | nr::RT_SIGPROCMASK | nr::SIGALTSTACK | RT_SIGPENDING | RT_SIGTIMEDWAIT)
 }
 
-/// Does one of the calls.
-pub fn handle(number: u64, args: &Args) -> i64 {
+/// Does one of the calls, for code with the stack pointer `sp`.
+pub fn handle(number: u64, args: &Args, sp: u64) -> i64 {
     match number {
         nr::RT_SIGACTION => rt_sigaction(args),
         nr::RT_SIGPROCMASK => rt_sigprocmask(args),
         RT_SIGPENDING => rt_sigpending(args),
         RT_SIGTIMEDWAIT => waits::timed_wait(args),
-        _ => sigaltstack(args),
+        _ => sigaltstack(args, sp),
     }
 }
 
 fn raw(number: u64, args: &Args) -> i64 {
     // SAFETY: the program's own call; pointers are to our locals or were refused by a guarded copy.
-    unsafe { syscall(number, *args) }
+    unsafe { entry::for_program(number, args) }
 }
 
 const EFAULT: i64 = -14;
@@ -289,13 +293,18 @@ fn rt_sigaction(args: &Args) -> i64 {
 fn change_action(number: u32, new: Option<Action>) -> Result<Action, Errno> {
     // A vforked child has its own actions, but our memory is its parent's: what it sets is not noted, and its handlers
     // start without us. All it may do is exec, which resets handlers anyway.
-    let borrowed = thread::current().is_some_and(|t| t.vforked > 0);
+    let borrowed = thread::current().is_some_and(|t| t.vforked.get() > 0);
     let set = actions::get(number);
-    if place(number).is_some() {
+    let handler = if steps::has_taken(number) {
+        Some(frame::on_signal as Handler as *const () as u64)
+    } else {
+        place(number).map(|_| handler_of(number))
+    };
+    if let Some(handler) = handler {
         if let Some(new) = new.filter(|_| !borrowed) {
             actions::put(number, new);
             // SAFETY: our own handler.
-            unsafe { signal::sigaction(number, Some(&action_of(handler_of(number), restart_of(&new)))) }?;
+            unsafe { signal::sigaction(number, Some(&action_of(handler, restart_of(&new)))) }?;
         }
         return Ok(set);
     }
@@ -375,7 +384,7 @@ fn rt_sigpending(args: &Args) -> i64 {
     if answer == 0 && !write(set, &pending) { EFAULT } else { answer }
 }
 
-fn sigaltstack(args: &Args) -> i64 {
+fn sigaltstack(args: &Args, sp: u64) -> i64 {
     let [new, old, ..] = *args;
     let Some(thread) = thread::current() else { return raw(nr::SIGALTSTACK, args) };
     let new = match new {
@@ -385,8 +394,6 @@ fn sigaltstack(args: &Args) -> i64 {
             None => return EFAULT,
         },
     };
-    // Our frame is on the stack that the call was made from.
-    let sp = (&raw const new) as u64;
     let before = altstack::tell(thread, sp);
     if let Some(new) = new
         && let Err(errno) = uninterrupted(|| altstack::set(thread, new, sp))
@@ -427,11 +434,12 @@ pub fn begin_child() {
     let_go();
     if let Some(thread) = thread::current() {
         pretended::forget(thread);
+        frame::forget_deferred(thread);
     }
 }
 
 /// At the start: what the program before has left blocked of [`OURS`] is pretended from now on.
-pub fn adopt_mask(thread: &mut thread::Thread) {
+pub fn adopt_mask(thread: &thread::Thread) {
     let before = signal::sigprocmask(How::Unblock, OURS);
     thread.shared.pretend(SigSet(before.0 & OURS.0));
 }
@@ -445,7 +453,7 @@ pub fn inheritance() -> i64 {
 }
 
 /// A new thread begins with what [`inheritance`] gave its parent for it.
-pub fn inherit(thread: &mut thread::Thread, given: u64) {
+pub fn inherit(thread: &thread::Thread, given: u64) {
     let blocked =
         [SIGBUS, SIGSEGV, SIGSYS].into_iter().filter(|&signal| place(signal).is_some_and(|place| given >> place & 1 != 0));
     pretended::inherit(thread, blocked.fold(SigSet::EMPTY, SigSet::with));

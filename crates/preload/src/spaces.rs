@@ -234,7 +234,7 @@ impl Runtime {
 pub fn run(runtime: &'static Runtime) {
     let Some(thread) = thread::current() else { report::abort(format_args!("the drainer has no record")) };
     let core = thread.core();
-    runtime.engine.run_drainer(thread.buffer(), core, &own_threads::STOP, &mut Here(runtime));
+    thread.with_buffer(|buffer| runtime.engine.run_drainer(buffer, core, &own_threads::STOP, &mut Here(runtime)));
 }
 
 /// This process, as the drainer sees it.

@@ -206,6 +206,8 @@ fn enter(runtime: &'static Runtime) -> Result<(), String> {
     signals::install().map_err(|why| format!("signal handlers cannot be installed ({why:?})"))?;
     merging::take_over(runtime.options.memory_merge)?;
     signals::adopt_mask(thread);
+    // From here on every `rt_sigreturn` is caught.
+    entry::edge::show_sites();
     crate::HEAP.expect_handlers();
     runtime.running.store(true, Ordering::Release);
     catch_system_calls();
@@ -218,8 +220,9 @@ fn enter(runtime: &'static Runtime) -> Result<(), String> {
 /// Switches Syscall User Dispatch on for the calling thread.
 pub fn catch_system_calls() {
     let (start, len) = (TEXT_START.load(Ordering::Acquire), TEXT_LEN.load(Ordering::Acquire));
-    // SAFETY: the range is our text, where all our own system calls are made; the handler of SIGSYS is installed.
-    if let Err(why) = unsafe { sud::enable(start, len, &raw const SELECTOR) } {
+    let selector = thread::current().map_or(&raw const SELECTOR, |thread| &raw const thread.selector);
+    // SAFETY: the range is our text, where all our own system calls are made; the handler of SIGSYS is installed; records are never unmapped.
+    if let Err(why) = unsafe { sud::enable(start, len, selector) } {
         report::abort(format_args!(
             "system calls cannot be caught (Syscall User Dispatch: {why:?}); 'farshore doctor' tells more"
         ));

@@ -1,72 +1,93 @@
-//! What Farshore keeps for each thread of the program: pages to fetch into, a stack for
-//! its signal handlers, and what the thread believes about its own signals.
+//! What Farshore keeps for each thread of the program: pages to fetch into, stacks for
+//! its system calls and its signal handlers, and what the thread believes about its own signals.
 //!
 //! ```text
-//!  ┌ guard ┬ stand-in stack (128 KiB) ┬ guard ┬ alternate signal stack (64 KiB) ┬ Thread ┬ fetched pages (64 KiB) ┐
-//!  └ 4 KiB ┴──────────────────────────┴ 4 KiB ┴─────────────────────────────────┴────────┴────────────────────────┘
+//!  ┌ guard ┬ nested calls (64 KiB) ┬ guard ┬ calls (128 KiB) ┬ guard ┬ alternate signal stack (64 KiB) ┬ Thread ┬ fetched pages (256 KiB) ┐
+//!  └ 4 KiB ┴───────────────────────┴ 4 KiB ┴─────────────────┴ 4 KiB ┴─────────────────────────────────┴────────┴─────────────────────────┘
 //! ```
 //!
-//! One mapping a thread, never managed, recycled through a free list. The stand-in takes the place of an alternate stack of
-//! the program's that is too small for system calls by our way (`signals/altstack.rs`).
+//! One mapping a thread, never managed, recycled through a free list. The head of `net/entry.rs` says what runs on the stack for calls.
+//!
+//! # Who may have a record
+//!
+//! [`current`] gives a shared reference, as often as one likes: to the thread's own code, and to a handler of ours that comes between any two instructions of it.
+//! So all that changes in a [`Thread`] is in cells, which are read and written as a whole; nobody holds a reference into one. What is more than a word, and used with signals
+//! that are not blocked, is changed with all blocked. The buffer for pages is lent by [`Thread::with_buffer`], to one borrower. What other
+//! threads look at is in [`Shared`].
 
 use crate::net::buffers::Held;
+use crate::net::entry::Trapped;
+use crate::report;
+use crate::signals::frame::Deferred;
 use crate::signals::pretended::Waiting;
+use crate::signals::steps::Step;
 use crate::signals::waits::Suspended;
 use crate::unithreads::worker::Worker;
+use core::cell::Cell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use farshore_engine::traits::PageBuf;
 use farshore_sys::cpu;
 use farshore_sys::lock::Mutex;
 use farshore_sys::own::map_own;
-use farshore_sys::raw::gettid;
+use farshore_sys::raw::{gettid, nr};
 use farshore_sys::signal::{self, AltStack, SigSet};
+use farshore_sys::sud;
 use farshore_sys::thread::Home;
 use farshore_sys::tls;
 use farshore_sys::vm;
 
 const GUARD: usize = 4096;
 const STACK: usize = 64 << 10;
-const STAND_IN: usize = 128 << 10;
+const NESTED: usize = 64 << 10;
+const CALLS: usize = 128 << 10;
+const NESTED_AT: usize = GUARD;
+const CALLS_AT: usize = NESTED_AT + NESTED + GUARD;
+const STACK_AT: usize = CALLS_AT + CALLS + GUARD;
 /// Where the record begins in its mapping.
-const RECORD_AT: usize = GUARD + STAND_IN + GUARD + STACK;
+const RECORD_AT: usize = STACK_AT + STACK;
 /// Bytes for the record: whole pages, so that what is fetched lands on page boundaries.
 const RECORD: usize = (size_of::<Thread>() + size_of::<Shared>()).next_multiple_of(4096);
 /// Pages that one fetch brings at most: 256 KiB, at which SSDs come near to their sequential rate.
 const FETCH_MAX: usize = 64;
 
 /// One thread's record.
-#[derive(Debug)]
 #[repr(C)]
 pub struct Thread {
     /// Where fetched pages land before they are mapped: [`FETCH_MAX`] pages behind the record.
     buffer: NonNull<PageBuf>,
+    /// The buffer is in use.
+    lent: Cell<bool>,
     /// One of Farshore's own threads: it must not fault on managed memory, and its system calls are its own.
     pub internal: bool,
     /// It counts as one of the threads of the program's process ([`crate::process`]).
-    pub counted: bool,
+    pub counted: Cell<bool>,
     /// Depth of `vfork`s that share this record: the child runs on the parent's thread pointer.
-    pub vforked: u32,
+    pub vforked: Cell<u32>,
     /// What other threads may look at.
     pub shared: &'static Shared,
     /// Signals of ours that wait for this thread, which it pretends to have blocked.
     pub waiting: Waiting,
     /// The thread is in a call that has a mask for its time.
-    pub suspended: Option<Suspended>,
+    pub suspended: Cell<Option<Suspended>>,
+    /// A signal for the program that has come in the middle of a call.
+    pub deferred: Cell<Option<Deferred>>,
+    /// A call that the thread makes at its own place.
+    pub step: Cell<Option<Step>>,
+    /// Whether Syscall User Dispatch traps the thread's calls. The kernel reads it as long as the thread lives.
+    pub selector: AtomicU8,
     /// The program's own alternate stack.
-    pub program_stack: AltStack,
-    /// Signal masks around [`crate::stack`]'s calls: all signals, and those of before.
-    pub masks: [SigSet; 2],
+    pub program_stack: Cell<AltStack>,
     /// What the thread's calls have pinned.
     pub held: Held,
     /// Thread-local storage of ours, of a thread that `clone` has made without.
-    pub storage: Option<Home>,
+    pub storage: Cell<Option<Home>>,
     /// Where the last fault was that was on nobody's memory when it was looked at, and was tried again ([`crate::fault`]); 0: nowhere.
-    pub doubted: u64,
+    pub doubted: Cell<u64>,
     /// It runs unithreads ([`crate::unithreads`]).
-    pub worker: Option<&'static Worker>,
+    pub worker: Cell<Option<&'static Worker>>,
     /// It may make rings: it answers for the memory of its requests itself.
-    pub rings: bool,
+    pub rings: Cell<bool>,
 }
 
 /// The part of a record that other threads read. It lies behind the record, so that nobody has an exclusive reference to it.
@@ -80,6 +101,8 @@ pub struct Shared {
     awaited: AtomicU64,
     /// The state of its rights ([`crate::own_threads::rights`]).
     rights: AtomicU32,
+    /// A thread that ends, and has given the record back, still runs on one of its stacks.
+    busy: AtomicU32,
     /// The next record that nobody has; under the lock of [`RECORDS`].
     next_free: AtomicPtr<Thread>,
     /// The record that was made before this one: all records are on one list, which only grows.
@@ -131,10 +154,10 @@ static RECORDS: Mutex<Records> = Mutex::new(Records { free: None, last_made: Non
 
 /// This thread's record, if it has one.
 #[inline(always)]
-pub fn current() -> Option<&'static mut Thread> {
-    // SAFETY: null, or what `adopt` stored: a record that only this thread uses until `leave`. (A vforked child shares it
-    // with its parent, which sleeps meanwhile.) Callers keep the reference for short, non-overlapping uses.
-    unsafe { tls::get().cast::<Thread>().as_mut() }
+pub fn current() -> Option<&'static Thread> {
+    // SAFETY: null, or what `adopt` stored: a record that only this thread uses until `leave`, and its handlers; both by shared references, as the module's head says. (A
+    // vforked child shares it with its parent, which sleeps meanwhile.)
+    unsafe { tls::get().cast::<Thread>().as_ref() }
 }
 
 /// Whether the calling thread is one of Farshore's own.
@@ -142,19 +165,20 @@ pub fn is_internal() -> bool {
     current().is_some_and(|t| t.internal)
 }
 
+/// A record that nobody has: the first of the free ones whose last thread is gone, or a new one.
 fn new_record() -> Option<NonNull<Thread>> {
-    if let Some(record) = RECORDS.with(|records| {
-        let first = records.free?;
-        records.free = NonNull::new(shared_of(first).next_free.load(Ordering::Relaxed));
-        Some(first)
-    }) {
+    if let Some(record) = RECORDS.with(take_free) {
         return Some(record);
     }
     let base = map_own(RECORD_AT + RECORD + FETCH_MAX * size_of::<PageBuf>()).ok()?;
-    for guard in [0, GUARD + STAND_IN] {
+    for guard in [NESTED_AT, CALLS_AT, STACK_AT].map(|stack| stack - GUARD) {
         // SAFETY: a page of the mapping that was just made, which nobody uses yet.
         let _ = unsafe { vm::mprotect((base.as_ptr() as usize + guard) as u64, GUARD as u64, vm::prot::NONE) };
     }
+    // A debugger that looks at a core finds the way from a call to the program there.
+    let calls = base.as_ptr() as u64 + CALLS_AT as u64;
+    // SAFETY: changes nothing but the dump.
+    let _ = unsafe { vm::madvise(calls, CALLS as u64, vm::advice::DODUMP) };
     // SAFETY: inside the mapping, which is page-aligned as Thread wants.
     let record = unsafe { base.add(RECORD_AT) }.cast::<Thread>();
     RECORDS.with(|records| {
@@ -162,6 +186,95 @@ fn new_record() -> Option<NonNull<Thread>> {
         records.last_made = Some(record);
     });
     Some(record)
+}
+
+fn take_free(records: &mut Records) -> Option<NonNull<Thread>> {
+    let (mut before, mut next) = (None, records.free);
+    while let Some(record) = next {
+        let shared = shared_of(record);
+        next = NonNull::new(shared.next_free.load(Ordering::Relaxed));
+        if shared.busy.load(Ordering::Acquire) == 0 {
+            match before {
+                None => records.free = next,
+                Some(before) => shared_of(before).next_free.store(address(next), Ordering::Relaxed),
+            }
+            return Some(record);
+        }
+        before = Some(record);
+    }
+    None
+}
+
+fn put_free(records: &mut Records, record: NonNull<Thread>) {
+    shared_of(record).next_free.store(address(records.free), Ordering::Relaxed);
+    records.free = Some(record);
+}
+
+/// The top of a record's stack for calls, or for nested ones.
+fn top_of(record: NonNull<Thread>, (at, bytes): (usize, usize)) -> u64 {
+    let base = record.as_ptr() as u64 - RECORD_AT as u64;
+    base + (at + bytes - size_of::<Trapped>()) as u64
+}
+
+const FOR_CALLS: (usize, usize) = (CALLS_AT, CALLS);
+const FOR_NESTED: (usize, usize) = (NESTED_AT, NESTED);
+
+/// The record with this stack for calls.
+fn record_with(top: u64) -> Option<NonNull<Thread>> {
+    let record = top + (RECORD_AT - CALLS_AT - CALLS + size_of::<Trapped>()) as u64;
+    NonNull::new(core::ptr::with_exposed_provenance_mut(record as usize))
+}
+
+/// The top of a call stack that nobody has; 0: there is no memory. With all signals blocked.
+#[unsafe(no_mangle)]
+extern "C" fn farshore_take_stack() -> u64 {
+    new_record().map_or(0, |record| top_of(record, FOR_CALLS))
+}
+
+/// Gives one back that no thread runs on. With all signals blocked.
+#[unsafe(no_mangle)]
+extern "C" fn farshore_give_stack(top: u64) {
+    if let Some(record) = record_with(top) {
+        RECORDS.with(|records| put_free(records, record));
+    }
+}
+
+/// Whether an address lies on the calling thread's stacks for calls.
+#[unsafe(no_mangle)]
+extern "C" fn farshore_on_call_stack(at: u64) -> bool {
+    let own = current().is_some_and(|thread| {
+        let base = core::ptr::from_ref(thread) as u64 - RECORD_AT as u64;
+        (base + NESTED_AT as u64..base + (CALLS_AT + CALLS) as u64).contains(&at)
+    });
+    // A vforked child's is that of another record.
+    let top = tls::call_stack();
+    own || (top != 0 && at <= top && top - at < CALLS as u64)
+}
+
+/// A thread that we have not seen begin makes a call.
+#[unsafe(no_mangle)]
+extern "C" fn farshore_begin_thread() {
+    if current().or_else(|| adopt(false)).is_none() {
+        report::abort(format_args!("no memory for the record of a thread"));
+    }
+}
+
+/// Runs code of the program from within a call: the calls that it makes use another stack. With all signals blocked but those that faults raise.
+pub fn nested<R>(f: impl FnOnce() -> R) -> R {
+    let (top, deferred) = (tls::call_stack(), tls::deferred());
+    if let Some(thread) = current().filter(|thread| !thread.internal) {
+        tls::set_call_stack(top_of(NonNull::from(thread), FOR_NESTED));
+    }
+    tls::set_deferred(0);
+    let result = f();
+    tls::set_deferred(deferred);
+    tls::set_call_stack(top);
+    result
+}
+
+/// Whether the calling thread is in there.
+pub fn is_nested() -> bool {
+    current().is_some_and(|thread| top_of(NonNull::from(thread), FOR_NESTED) == tls::call_stack())
 }
 
 fn buffer_of(record: NonNull<Thread>) -> NonNull<PageBuf> {
@@ -204,16 +317,28 @@ pub fn each(f: impl Fn(&Shared)) {
     });
 }
 
+impl core::fmt::Debug for Thread {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Thread").field("internal", &self.internal).field("shared", &self.shared).finish_non_exhaustive()
+    }
+}
+
 impl Thread {
     /// The core on which it runs just now: whose frames it takes, and on whose list its pages come.
     pub fn core(&self) -> usize {
         cpu::current()
     }
 
-    /// Where fetched pages land.
-    pub fn buffer(&mut self) -> &mut [PageBuf] {
-        // SAFETY: FETCH_MAX pages of the record's mapping, any bytes of which are pages; the record is borrowed for as long.
-        unsafe { core::slice::from_raw_parts_mut(self.buffer.as_ptr(), FETCH_MAX) }
+    /// Lends the memory where fetched pages land.
+    #[inline]
+    pub fn with_buffer<R>(&self, f: impl FnOnce(&mut [PageBuf]) -> R) -> R {
+        if self.lent.replace(true) {
+            report::abort(format_args!("bug: a thread fetches pages while it fetches others"));
+        }
+        // SAFETY: FETCH_MAX pages of the record's mapping, any bytes of which are pages; nobody else has them, as was just seen.
+        let result = f(unsafe { core::slice::from_raw_parts_mut(self.buffer.as_ptr(), FETCH_MAX) });
+        self.lent.set(false);
+        result
     }
 }
 
@@ -222,35 +347,44 @@ pub fn own_stack(record: &Thread) -> AltStack {
     AltStack { base: core::ptr::from_ref(record) as u64 - STACK as u64, flags: 0, size: STACK as u64 }
 }
 
-/// The stack that stands in for a small one of the program's.
-pub fn stand_in(record: &Thread) -> AltStack {
-    let base = core::ptr::from_ref(record) as u64 - (STAND_IN + GUARD + STACK) as u64;
-    AltStack { base, flags: 0, size: STAND_IN as u64 }
+/// Gives the calling thread a record and our stacks. With signals blocked, or before any handler can run.
+pub fn adopt(internal: bool) -> Option<&'static Thread> {
+    adopt_record(new_record()?, internal)
 }
 
-/// Gives the calling thread a record and our alternate stack. With signals blocked, or before any handler can run.
-pub fn adopt(internal: bool) -> Option<&'static mut Thread> {
-    let record = new_record()?;
+/// The same for a new thread of the program, which runs on a record's stack for calls already.
+pub fn adopt_on(stack: u64) -> Option<&'static Thread> {
+    adopt_record(record_with(stack)?, false)
+}
+
+fn adopt_record(record: NonNull<Thread>, internal: bool) -> Option<&'static Thread> {
     let fresh = Thread {
         buffer: buffer_of(record),
+        lent: Cell::new(false),
         internal,
-        counted: false,
-        vforked: 0,
+        counted: Cell::new(false),
+        vforked: Cell::new(0),
         shared: shared_of(record),
-        waiting: Waiting::NONE,
-        suspended: None,
-        program_stack: AltStack::NONE,
-        masks: [SigSet::ALL, SigSet::EMPTY],
+        waiting: Waiting::new(),
+        suspended: Cell::new(None),
+        deferred: Cell::new(None),
+        step: Cell::new(None),
+        selector: AtomicU8::new(sud::BLOCK),
+        program_stack: Cell::new(AltStack::NONE),
         held: Held::new(),
-        storage: None,
-        doubted: 0,
-        worker: None,
-        rings: false,
+        storage: Cell::new(None),
+        doubted: Cell::new(0),
+        worker: Cell::new(None),
+        rings: Cell::new(false),
     };
     // SAFETY: the record is writable memory of the right size and alignment that is this thread's alone.
     unsafe { record.write(fresh) };
     // SAFETY: valid until `leave`, which sets null.
     unsafe { tls::set(record.as_ptr().cast()) };
+    if !internal {
+        tls::set_call_stack(top_of(record, FOR_CALLS));
+        tls::set_deferred(0);
+    }
     let thread = current()?;
     use_own_stack(thread);
     thread.shared.pretend(SigSet::EMPTY);
@@ -266,19 +400,39 @@ fn use_own_stack(thread: &Thread) {
     let _ = unsafe { signal::sigaltstack(Some(&own_stack(thread))) };
 }
 
-/// The thread ends: its record goes back. With signals blocked; the caller makes no more use of records.
-pub fn leave() {
-    let Some(thread) = current() else { return };
-    thread.shared.tid.store(0, Ordering::Release);
+/// The thread ends: its record goes back. With signals blocked; the caller makes no more use of records, and ends a thread of the program by [`exit`].
+pub fn leave() -> Option<&'static Shared> {
+    let thread = current()?;
+    let shared = thread.shared;
+    shared.tid.store(0, Ordering::Release);
     // SAFETY: no stack is safe memory.
     let _ = unsafe { signal::sigaltstack(Some(&AltStack::NONE)) };
     // SAFETY: null is always right.
     unsafe { tls::set(core::ptr::null_mut()) };
-    let record = NonNull::from(thread);
-    RECORDS.with(|records| {
-        shared_of(record).next_free.store(address(records.free), Ordering::Relaxed);
-        records.free = Some(record);
-    });
+    if !thread.internal {
+        // We run on its stack for calls until the very end.
+        shared.busy.store(1, Ordering::Relaxed);
+    }
+    RECORDS.with(|records| put_free(records, NonNull::from(thread)));
+    Some(shared)
+}
+
+/// Ends the calling thread, whose stack another one may have from then on. With all signals blocked.
+pub fn exit(shared: Option<&'static Shared>, status: u64) -> ! {
+    let nobody = AtomicU32::new(0);
+    let busy = shared.map_or(&nobody, |shared| &shared.busy);
+    // SAFETY: ends this thread; from the store on it touches no stack.
+    unsafe {
+        core::arch::asm!(
+            "mov dword ptr [{busy}], 0",
+            "syscall",
+            "ud2",
+            busy = in(reg) busy.as_ptr(),
+            in("rax") nr::EXIT,
+            in("rdi") status,
+            options(noreturn),
+        )
+    }
 }
 
 /// Keeps the lists of records as they are, for the time of a fork.
@@ -302,9 +456,10 @@ pub fn others_are_gone() {
             let shared = shared_of(record);
             next = NonNull::new(shared.made_before.load(Ordering::Relaxed));
             shared.tid.store(if Some(record) == mine { gettid() } else { 0 }, Ordering::Release);
-            if Some(record) != mine {
-                shared.next_free.store(address(records.free), Ordering::Relaxed);
-                records.free = Some(record);
+            shared.busy.store(0, Ordering::Relaxed);
+            // A child that a vforked child has forked goes on with the latter's stack.
+            if Some(record) != mine && top_of(record, FOR_CALLS) != tls::call_stack() {
+                put_free(records, record);
             }
         }
     });

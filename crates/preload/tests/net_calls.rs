@@ -38,9 +38,9 @@ mod process {
 mod thread {
     #[derive(Debug)]
     pub struct Thread {
-        pub vforked: u32,
+        pub vforked: core::cell::Cell<u32>,
     }
-    pub fn current() -> Option<&'static mut Thread> {
+    pub fn current() -> Option<&'static Thread> {
         None
     }
 }
@@ -57,7 +57,7 @@ mod own_threads {
         use crate::runtime::Runtime;
         use crate::thread::Thread;
         pub fn would_be_left(thread: &Thread) -> bool {
-            thread.vforked == 0
+            thread.vforked.get() == 0
         }
         pub fn has_filtered(runtime: &Runtime, _everywhere: bool) {
             match *runtime {}

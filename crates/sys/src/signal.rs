@@ -78,6 +78,10 @@ impl SigSet {
     pub const fn without(self, signal: u32) -> SigSet {
         SigSet(self.0 & !SigSet::bit(signal))
     }
+    /// Without all of `others`.
+    pub const fn minus(self, others: SigSet) -> SigSet {
+        SigSet(self.0 & !others.0)
+    }
     const fn bit(signal: u32) -> u64 {
         1 << ((signal - 1) & 63)
     }

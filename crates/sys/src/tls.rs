@@ -1,4 +1,4 @@
-//! One thread-local pointer that a signal handler may read.
+//! Three thread-local words that a signal handler may read: a pointer, and two for the entry of caught system calls.
 //!
 //! Rust's and C's thread-locals in a preloaded library go through `__tls_get_addr`, which may allocate
 //! at a thread's first access: not in a signal handler. This one uses the *initial-exec* model: the dynamic linker gives
@@ -14,9 +14,66 @@ global_asm!(
     // Hidden: no other object can take its place, and two copies in one process (a test program and a preloaded library) stay apart.
     ".hidden farshore_tls_slot",
     ".type farshore_tls_slot,@object",
-    ".size farshore_tls_slot,8",
-    "farshore_tls_slot: .zero 8",
+    ".size farshore_tls_slot,24",
+    // The pointer; the top of the stack for caught calls; what such a call has to do at its end.
+    "farshore_tls_slot: .zero 24",
     ".popsection",
+);
+
+/// Where the second word is, from the first one on.
+pub const CALL_STACK_AT: usize = 8;
+/// Where the third word is.
+pub const DEFERRED_AT: usize = 16;
+
+/// Reads and writes one of the two other words.
+macro_rules! word {
+    ($get:ident, $set:ident, $at:expr, $doc:literal) => {
+        #[doc = $doc]
+        #[inline(always)]
+        pub fn $get() -> u64 {
+            let value: u64;
+            // SAFETY: reads our own 8 bytes of this thread's static TLS block. Not `readonly`: a handler of this thread may write them.
+            unsafe {
+                asm!(
+                    "mov {value}, qword ptr [rip + farshore_tls_slot@gottpoff]",
+                    "mov {value}, qword ptr fs:[{value} + {at}]",
+                    value = out(reg) value,
+                    at = const $at,
+                    options(nostack, preserves_flags),
+                );
+            }
+            value
+        }
+
+        /// Changes it.
+        #[inline(always)]
+        pub fn $set(value: u64) {
+            // SAFETY: writes our own 8 bytes of this thread's static TLS block; who relies on the number says what it must be.
+            unsafe {
+                asm!(
+                    "mov {offset}, qword ptr [rip + farshore_tls_slot@gottpoff]",
+                    "mov qword ptr fs:[{offset} + {at}], {value}",
+                    offset = out(reg) _,
+                    value = in(reg) value,
+                    at = const $at,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+    };
+}
+
+word!(
+    call_stack,
+    set_call_stack,
+    CALL_STACK_AT,
+    "Top of the stack on which this thread's caught system calls are served; 0: it has none."
+);
+word!(
+    deferred,
+    set_deferred,
+    DEFERRED_AT,
+    "Not 0: a caught system call is under way that has something to do at its end; it makes no more calls for the program."
 );
 
 /// This thread's pointer: what [`set`] stored, null before.
@@ -53,16 +110,18 @@ pub unsafe fn set(value: *mut u8) {
     }
 }
 
-/// Sets the pointer of another thread, whose thread pointer is `thread`, to null.
+/// Sets the words of another thread, whose thread pointer is `thread`, to 0.
 ///
 /// # Safety
 /// `thread` is where a thread that has not begun will have its thread pointer, with static storage below as in this thread.
 pub unsafe fn clear_in(thread: *mut u8) {
-    // SAFETY: our 8 bytes of that storage, by this function's own condition.
+    // SAFETY: our 24 bytes of that storage, by this function's own condition.
     unsafe {
         asm!(
             "mov {offset}, qword ptr [rip + farshore_tls_slot@gottpoff]",
             "mov qword ptr [{thread} + {offset}], 0",
+            "mov qword ptr [{thread} + {offset} + 8], 0",
+            "mov qword ptr [{thread} + {offset} + 16], 0",
             offset = out(reg) _,
             thread = in(reg) thread,
             options(nostack, preserves_flags),

@@ -46,6 +46,7 @@ pub mod advice {
     pub const HUGEPAGE: u64 = 14;
     pub const NOHUGEPAGE: u64 = 15;
     pub const DONTDUMP: u64 = 16;
+    pub const DODUMP: u64 = 17;
     pub const WIPEONFORK: u64 = 18;
     pub const COLD: u64 = 20;
     pub const PAGEOUT: u64 = 21;

@@ -17,7 +17,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "inherit", section_inherit }, { "shared", section_shared },
     { "collector", section_collector }, { "arenas", section_arenas }, { "faults", section_faults },
     { "overflow", section_overflow }, { "sigsys", section_sigsys },
-    { "coroutines", section_coroutines }, { "smallstack", section_smallstack }, { "handed", section_handed },
+    { "coroutines", section_coroutines }, { "smallstack", section_smallstack }, { "handed", section_handed }, { "stacks", section_stacks },
     { "setxid", section_setxid }, { "limits", section_limits }, { "space", section_space }, { "nofile", section_nofile }, { "mlock", section_mlock },
     { "prctl", section_prctl }, { "plugins", section_plugins },
     { "filter", section_filter }, { "filterkill", section_filterkill }, { "filtertrap", section_filtertrap },

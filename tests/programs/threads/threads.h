@@ -49,6 +49,8 @@ void section_coroutines(void);
 void section_smallstack(void);
 void section_handed(void);
 
+void section_stacks(void);
+
 void section_setxid(void);
 void section_limits(void);
 void section_space(void);

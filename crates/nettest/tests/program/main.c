@@ -8,6 +8,7 @@ static const struct {
     {"registers", test_registers}, {"clone", test_clone_registers}, {"redzone", test_red_zone}, {"threads", test_threads},
     {"processes", test_processes}, {"restart", test_restart},       {"longjmp", test_longjmp},  {"cancel", test_cancel},
     {"altstack", test_altstack},   {"storm", test_storm},           {"unwind", test_unwind},
+    {"steps", test_steps},
 };
 
 int main(int count, char **words)

@@ -48,6 +48,12 @@ void test_cancel(void);
 void test_altstack(void);
 void test_storm(void);
 void test_unwind(void);
+void test_steps(void);
+
+/* A call with all registers loaded: by an instruction of our own, or by a function of libc's. Then what it gave. */
+void load_call(long number, long a, long b, long c);
+void make_loaded_call(void *function);
+long check_loaded_call(const char *what);
 
 /* For the storm: threads and processes while signals come. */
 void many_threads(int rounds);

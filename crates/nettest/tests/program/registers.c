@@ -175,6 +175,35 @@ void test_registers(void)
     spoil(0);
 }
 
+/* ---- for the stepping ---- */
+
+void load_call(long number, long a, long b, long c)
+{
+    fill(number, 0x246);
+    set_word(probe_in, RDI, a);
+    set_word(probe_in, RSI, b);
+    set_word(probe_in, 2, c);
+    memset(probe_out, 0, AREA);
+}
+
+static int highest(void) { return __builtin_cpu_supports("avx512bw") ? 512 : __builtin_cpu_supports("avx2") ? 256 : 128; }
+
+void make_loaded_call(void *function)
+{
+    probe_target = (uint64_t)function;
+    run(highest(), function != NULL);
+}
+
+long check_loaded_call(const char *what)
+{
+    /* Functions of libc's change the flags. */
+    if (probe_target)
+        set_word(probe_out, AT_FLAGS / 8, word(probe_in, AT_FLAGS / 8));
+    compare(what, probe_out, highest(), 0);
+    CHECK(!differences);
+    return word(probe_out, RAX);
+}
+
 /* ---- clone ---- */
 
 #define STACK 65536

@@ -11,7 +11,7 @@
 //!    taken while pins are held.
 //! 3. Our own locals that the kernel reads or writes lie on the program's stack. That is managed memory if the
 //!    program made its stack from the heap (coroutines), so locals are pinned like anything else, and first.
-//! 4. A call that the program leaves by `siglongjmp` or cancellation never unpins. [`Held`] finds out and does it.
+//! 4. A call that the program leaves by a jump never unpins. [`Held`] finds out and does it.
 //! 5. What cannot be pinned at once (the budget or the [`PinSet`] is full, or calls have pinned their [`share`]) goes
 //!    through *scratch* memory, which is not managed: copied in, one call, copied out. That is exact whatever the call
 //!    does, so it is the fallback for everything that has no better one. What is copied out is what the kernel has
@@ -50,8 +50,11 @@ pub trait Memory {
     fn unpin(&self, pins: &mut PinSet);
     /// Makes the pages of a range present, and unmanaged for good: the kernel will touch them without a call.
     fn keep(&self, addr: u64, len: u64);
-    /// The system call itself; its result or a negative errno.
+    /// The system call itself, on behalf of the program; its result or a negative errno. One of them says that it was not made, since a signal has come that
+    /// the program handles first.
     fn raw(&self, nr: u64, args: &Args) -> i64;
+    /// A system call of ours: always made.
+    fn own(&self, nr: u64, args: &Args) -> i64;
     /// The same for a call that has a signal mask for its time: `wanted` is the program's, the one that the arguments lead to is without
     /// the signals that Farshore needs.
     fn raw_with_mask(&self, nr: u64, args: &Args, wanted: u64) -> i64;

@@ -4,10 +4,8 @@
 //! through, pinned by rule ([`super::buffers::run`]), transferred ([`super::transfer`]), refused, or done by
 //! code of their own in the modules below.
 //!
-//! A call that a signal interrupts and the kernel restarts needs nothing: the kernel goes back to the same `syscall`
-//! instruction, inside [`Memory::raw`], while the pins are still held. If the program leaves a call by `siglongjmp`
-//! or by cancelling the thread, the pins are not given back here but by a later call ([`buffers::Held`]); scratch memory
-//! that the call had stays mapped.
+//! A call that a signal interrupts and that is made again needs nothing: [`Memory::raw`] answers with an error that says so (`entry::AGAIN`), which is
+//! handed on like any other, and the program makes its call again when it has handled the signal. What was done before, of a call that is made of several, is its result.
 //!
 //! Signal masks that are set for the time of a call (`ppoll`, `pselect6`, `epoll_pwait`, `rt_sigsuspend`) never block the signals that
 //! carry faults and system calls ([`NEEDED_SIGNALS`]): a handler of the program that runs on top of the call would

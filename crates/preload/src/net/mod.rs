@@ -27,7 +27,7 @@ pub mod transfer;
 use crate::fault::{self, Needed};
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::thread::{self, Thread};
-use crate::{memory, own_threads, process, report, signals, stack, unithreads};
+use crate::{memory, own_threads, process, report, signals, unithreads};
 use buffers::{Args, Held, Memory, PinSet, careful, share};
 use core::sync::atomic::Ordering;
 use entry::Call;
@@ -76,47 +76,34 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
     let (number, args) = (call.nr, &call.args);
     // Before the program runs, and for our own threads, a call is what it is.
     let Some(runtime) = runtime().filter(|r| r.running.load(Ordering::Relaxed) && !thread::is_internal()) else {
-        return net().raw(number, args);
+        return net().own(number, args);
     };
-    if stack::is_managed(runtime, core::ptr::from_ref(call) as u64) {
-        return serve_on_managed_stack(runtime, number, args);
+    if thread::current().is_none() {
+        // It began before us.
+        uninterrupted(|| thread::adopt(false));
     }
-    serve(runtime, number, args)
-}
-
-fn serve(runtime: &'static Runtime, number: u64, args: &Args) -> i64 {
     unithreads::settle();
     let server = server(number);
     if server != Server::Rest
         && let Some(entry) = table::lookup(number)
     {
         return match calls::descriptors::hide(net(), entry, args) {
-            Ok(shown) => change(runtime, server, number, shown.as_ref().unwrap_or(args)),
+            Ok(shown) => change(runtime, server, number, shown.as_ref().unwrap_or(args), call.sp),
             Err(refused) => refused,
         };
     }
     pinned(number, args)
 }
 
-/// Calls that change memory, signals, processes or limits.
-fn change(runtime: &'static Runtime, server: Server, number: u64, args: &Args) -> i64 {
+/// Calls that change memory, signals, processes or limits, of code with the stack pointer `sp`.
+fn change(runtime: &'static Runtime, server: Server, number: u64, args: &Args, sp: u64) -> i64 {
     match server {
         Server::Memory => memory::call(runtime, number, args),
-        Server::Signals => signals::handle(number, args),
+        Server::Signals => signals::handle(number, args, sp),
         Server::Process => process::call(number, args),
         Server::Limits => limits::set(number, args),
         Server::Rest => pinned(number, args),
     }
-}
-
-#[cold]
-#[inline(never)]
-fn serve_on_managed_stack(runtime: &'static Runtime, number: u64, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
-    stack::keep(runtime, (&raw const pins) as u64, &mut pins);
-    let answer = serve(runtime, number, args);
-    net().unpin(&mut pins);
-    answer
 }
 
 /// Lets the calls that neither touch memory nor need a look at their arguments go straight to the kernel. At start-up.
@@ -216,12 +203,17 @@ impl Memory for Net {
         let Some(runtime) = runtime().filter(|r| memory::any_managed(r, PageRange::covering(addr, len))) else { return };
         // Locked memory is not managed; that it is locked too is of no use here, and may be refused.
         memory::call(runtime, MLOCK2, &[addr, len, MLOCK_ONFAULT, 0, 0, 0]);
-        self.raw(MUNLOCK, &[addr, len, 0, 0, 0, 0]);
+        self.own(MUNLOCK, &[addr, len, 0, 0, 0, 0]);
     }
 
     #[inline]
     fn raw(&self, nr: u64, args: &Args) -> i64 {
         // SAFETY: the program's own call; the memory that it names is pinned or the program's to answer for.
+        unsafe { entry::for_program(nr, args) }
+    }
+
+    fn own(&self, nr: u64, args: &Args) -> i64 {
+        // SAFETY: what the net does besides: it names memory of ours.
         unsafe { syscall(nr, *args) }
     }
 
@@ -234,7 +226,7 @@ impl Memory for Net {
     }
 
     fn may_have_rings(&self) -> bool {
-        thread::current().is_some_and(|thread| thread.rings)
+        thread::current().is_some_and(|thread| thread.rings.get())
     }
 }
 
@@ -258,7 +250,7 @@ fn may_grow(runtime: &Runtime, pins: &mut PinSet, rest: PageRange) -> bool {
 fn bring(runtime: &Runtime, page: Page, access: Access) -> bool {
     own_threads::ensure();
     let answer = uninterrupted(|| match thread::current().or_else(|| thread::adopt(false)) {
-        Some(thread) => runtime.engine.pin(page, access, thread.core(), thread.buffer()),
+        Some(thread) => thread.with_buffer(|buffer| runtime.engine.pin(page, access, thread.core(), buffer)),
         None => Ok(false),
     });
     // The call finds the page absent: EFAULT, as when the kernel cannot swap a page in.
@@ -305,7 +297,7 @@ pub fn pin_clone_words(call: &Call) {
 }
 
 /// The thread ends: what calls have pinned that it has left by a jump need not stay.
-pub fn unpin_all(thread: &mut Thread) {
+pub fn unpin_all(thread: &Thread) {
     if let Some(runtime) = runtime() {
         thread.held.release_all(|page| runtime.engine.unpin(page));
     }

@@ -11,7 +11,7 @@
 //! ```text
 //! libc, before:   mov eax, 39 | syscall | cmp rax, -4096 | ja error
 //! libc, after:    mov eax, 39 | jmp stub; int3 ...       | ja error
-//! stub:           site; lea rcx, [resume]; lea r11, [site]; jmp farshore_entry; resume: cmp rax, -4096; jmp back
+//! stub:           site, resume; lea r11, [the two]; jmp farshore_entry; resume: cmp rax, -4096; jmp back
 //! ```
 //!
 //! # What must hold
@@ -39,6 +39,12 @@ use core::arch::x86_64::{
 };
 use iced_x86::{Decoder, DecoderOptions, Encoder, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use std::ops::Range;
+
+mod sites;
+
+pub(super) use sites::of_stub;
+use sites::{Patched, remember};
+pub use sites::{call_in_stub, to_stub};
 
 /// Files whose text is patched: those whose name begins with one of these.
 pub const DEFAULT_NAMES: &[&str] = &["libc.so.6", "libc-2.", "ld-linux-x86-64.so.2", "ld-2.", "libpthread"];
@@ -681,6 +687,7 @@ unsafe fn apply(whole: &Text<'_>, windows: &[Window], stubs: &mut Stubs, report:
         // SAFETY: writable now; one thread, which is not in this window; the stub is in place and executable.
         unsafe { write_jump(window, *address) };
     }
+    remember(jumps.iter().map(|&(window, address)| Patched::new(window, address)));
     report.patched += jumps.len();
     // SAFETY: back to what it was.
     let closed = unsafe { protect(&text, PROT_READ_EXEC) };
@@ -748,7 +755,12 @@ impl Writer {
             if instruction.is_ip_rel_memory_operand() {
                 let mut encoder = Encoder::new(64);
                 encoder.encode(&instruction, self.here()).ok()?;
-                self.push(&encoder.take_buffer())?;
+                let moved = encoder.take_buffer();
+                // Addresses in a stub and in its window are told from each other by their distance.
+                if moved.len() != original.len() {
+                    return None;
+                }
+                self.push(&moved)?;
             } else {
                 self.push(original)?;
             }
@@ -763,15 +775,15 @@ fn stub(text: &Text<'_>, window: &Window, address: u64) -> Option<StubBytes> {
     // The jump to the stub is as far as the jump back, to within two stubs.
     i32::try_from((address.wrapping_sub(window.range.start) as i64).checked_add(0x1000)?).ok()?;
     writer.push(&window.site.to_le_bytes())?;
+    writer.push(&[0; 8])?;
     writer.push_moved(text, window.range.start..window.site - SYSCALL.len() as u64)?;
-    // lea rcx, [rip + resume]: the instructions after the call here, or libc at once if there are none.
-    let leas_and_jump = 7 + 7 + JUMP_LENGTH as u64;
-    let follows = window.site < window.range.end;
-    let resume = if follows { writer.here() + leas_and_jump } else { window.range.end };
-    writer.push_relative(&[0x48, 0x8d, 0x0d], resume)?;
-    writer.push_relative(&[0x4c, 0x8d, 0x1d], window.site)?;
+    // Resume: the instructions after the call here, or libc at once if there are none.
+    let place = Patched::new(window, address);
+    writer.bytes[8..STUB_HEAD].copy_from_slice(&place.resume().to_le_bytes());
+    debug_assert_eq!(writer.here(), place.call());
+    writer.push_relative(&[0x4c, 0x8d, 0x1d], address)?;
     writer.push_relative(&[0xe9], farshore_entry as *const () as u64)?;
-    if follows {
+    if window.site < window.range.end {
         writer.push_moved(text, window.site..window.range.end)?;
         writer.push_relative(&[0xe9], window.range.end)?;
     }

@@ -15,13 +15,13 @@
 //! a failure.
 
 use super::buffers::{Ticket, share};
-use super::entry::Answer;
+use super::entry::{AGAIN, Answer};
 use crate::runtime::{Runtime, runtime};
-use crate::stack;
 use crate::thread;
+use core::arch::asm;
 use core::sync::atomic::Ordering;
 use farshore_core::page::{Access, Page, PageRange};
-use farshore_sys::raw::syscall;
+use farshore_sys::tls;
 use iced_x86::{Decoder, DecoderOptions, EncodingKind, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 /// `read`, `write`, `pread64`, `pwrite64`, `sendto`, `recvfrom`: descriptor, buffer, length.
@@ -33,7 +33,7 @@ const OUTWARD: u64 = 1 << 1 | 1 << 18 | 1 << SENDTO;
 
 const NOT_HERE: Answer = Answer { result: 0, done: 0 };
 
-/// Makes the call if it is a simple one. `call` is its number and its six arguments, on the program's stack.
+/// Makes the call if it is a simple one. `call` is its number and its six arguments.
 #[unsafe(link_section = "farshore_quick")]
 #[inline(never)]
 pub extern "C" fn make(call: &[u64; 7]) -> Answer {
@@ -55,14 +55,7 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     if !runtime.running.load(Ordering::Relaxed) || thread.internal || is_own(runtime, fd) {
         return NOT_HERE;
     }
-    if stack::may_be_managed(runtime, core::ptr::from_ref(call) as u64) {
-        return NOT_HERE;
-    }
     let access = if OUTWARD >> nr & 1 != 0 { Access::Read } else { Access::Write };
-    let raw = || {
-        // SAFETY: the program's own call; its buffer is pinned, or not managed.
-        unsafe { syscall(nr, [fd, addr, len, a3, a4, a5]) }
-    };
     let held = &thread.held;
     let mut ticket = Ticket::NONE;
     held.announce();
@@ -79,7 +72,8 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     };
     held.settle();
     let (Some(pinned), true) = (pinned, remembered) else { return NOT_HERE };
-    let result = raw();
+    // SAFETY: the program's own call; its buffer is pinned, or not managed.
+    let result = unsafe { for_program(nr, [fd, addr, len, a3, a4, a5]) };
     held.announce();
     if ticket.give_back() {
         unpin(runtime, pinned);
@@ -88,10 +82,52 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     Answer { result, done: 1 }
 }
 
+/// [`super::entry::for_program`], here.
+///
+/// # Safety
+/// What the call does to memory must be sound.
+#[inline(always)]
+unsafe fn for_program(nr: u64, args: [u64; 6]) -> i64 {
+    let result;
+    // SAFETY: the kernel changes rax, rcx, r11 and what the call is defined to change, which the caller answers for. The section's entry
+    // is as the head of entry/edge.rs wants it.
+    unsafe {
+        asm!(
+            "jmp 2f",
+            "5:",
+            "mov rax, {again}",
+            "jmp 4f",
+            "2:",
+            "mov r11, [rip + farshore_tls_slot@gottpoff]",
+            "cmp qword ptr fs:[r11 + {deferred}], 0",
+            "jne 5b",
+            "syscall",
+            "4:",
+            ".pushsection farshore_not_made, \"aR\", @progbits",
+            ".long 2b - ., 4b - ., 5b - .",
+            ".popsection",
+            inlateout("rax") nr => result,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            in("r12") nr,
+            lateout("rcx") _,
+            out("r11") _,
+            again = const AGAIN,
+            deferred = const tls::DEFERRED_AT,
+            options(nostack),
+        );
+    }
+    result
+}
+
 #[inline(always)]
 fn thread_of_unithreads(nr: u64, len: u64) -> bool {
     const WRITE: u64 = 1;
-    thread::current().is_some_and(|thread| thread.worker.is_some()) && !(nr == WRITE && len == 8)
+    thread::current().is_some_and(|thread| thread.worker.get().is_some()) && !(nr == WRITE && len == 8)
 }
 
 #[inline(always)]

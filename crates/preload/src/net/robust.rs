@@ -29,7 +29,7 @@ const ENTRIES_MAX: usize = 2048;
 pub fn give_up_all() {
     let (mut head, mut len) = (0u64, 0u64);
     let args = [0, &raw mut head as u64, &raw mut len as u64, 0, 0, 0];
-    if net().raw(GET_ROBUST_LIST, &args) != 0 || head == 0 {
+    if net().own(GET_ROBUST_LIST, &args) != 0 || head == 0 {
         return;
     }
     let Some([first, offset, pending]) = read::<[u64; 3]>(head) else { return };
@@ -68,7 +68,7 @@ fn give_up(entry: u64, offset: u64, is_pending: bool) -> Option<()> {
 }
 
 fn mark(word: u64, inherits: bool, is_pending: bool, pins: &mut PinSet) -> Option<()> {
-    let wake = || _ = net().raw(FUTEX, &[word, WAKE_SHARED, 1, 0, 0, 0]);
+    let wake = || _ = net().own(FUTEX, &[word, WAKE_SHARED, 1, 0, 0, 0]);
     let mut value = buffers::read_user::<u32>(net(), pins, word)?;
     loop {
         let owner = value & OWNER;

@@ -8,8 +8,8 @@
 //! - one unwind rule, fixed when we are linked, can cover all stubs.
 //!
 //! The room is whole pages on which nothing else lies, so they can be writable and not executable while they are filled.
-//! Each stub has 64 bytes, aligned to 64. Its first word is the *site*, the address behind the original `syscall`. A
-//! stub never changes `rsp`, so the unwind rule for every byte of it is: the caller's `rsp` is ours, and the return
+//! Each stub has 64 bytes, aligned to 64. Its first word is the *site*, the address behind the original `syscall`, its second
+//! one *resume*, where the program goes on after the call. A stub never changes `rsp`, so the unwind rule for every byte of it is: the caller's `rsp` is ours, and the return
 //! address is the word at `rip & -64`. An unwinder that finds a thread in a stub (a signal handler's, for cancellation)
 //! goes on in the function that the stub was taken from, at its `syscall`.
 
@@ -19,7 +19,7 @@ use core::mem::size_of;
 /// Bytes of one stub.
 pub const STUB_SIZE: usize = 64;
 /// Bytes of a stub before its code.
-pub const STUB_HEAD: usize = size_of::<u64>();
+pub const STUB_HEAD: usize = 2 * size_of::<u64>();
 /// Stubs in all: glibc 2.36 needs 560.
 pub const STUB_COUNT: usize = 2048;
 /// A stub's bytes; what is not code is `int3`.

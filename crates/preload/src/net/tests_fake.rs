@@ -253,6 +253,9 @@ impl Memory for Fake {
     fn raw_with_mask(&self, nr: u64, args: &Args, _wanted: u64) -> i64 {
         self.raw(nr, args)
     }
+    fn own(&self, nr: u64, args: &Args) -> i64 {
+        self.raw(nr, args)
+    }
     fn raw(&self, nr: u64, args: &Args) -> i64 {
         self.evict(&self.state.borrow());
         // SAFETY: the tests make calls that only touch what they own.

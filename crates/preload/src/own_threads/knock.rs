@@ -18,6 +18,7 @@
 
 use super::{STOP, start_late};
 use crate::control;
+use crate::net::entry::edge;
 use crate::report;
 use crate::runtime::{Runtime, runtime};
 use crate::start;
@@ -221,7 +222,8 @@ pub fn go_on(context: &mut UContext) {
         Wait::Remembered => RESTART_SYSCALL,
         Wait::Ended => return,
     };
-    for (register, value) in [(Reg::Rax, again), (Reg::Rip, at - 2)] {
+    let Some(start) = edge::again(at) else { return };
+    for (register, value) in [(Reg::Rax, again), (Reg::Rip, start)] {
         // SAFETY: as the kernel does where no handler runs: back to the instruction, whose call has had no effect.
         unsafe { context.set(register, value) };
     }

@@ -132,7 +132,7 @@ pub fn change(number: u64, args: &[u64; 6], make: impl Fn() -> i64, order: impl 
     let what = change_of(number, args);
     let (Some(runtime), Some(thread)) = (runtime(), thread::current()) else { return make() };
     // A vforked child is a process of its own: what it changes is not ours.
-    if what == Change::None || thread.vforked > 0 {
+    if what == Change::None || thread.vforked.get() > 0 {
         return make();
     }
     let alone = process::has_one_thread();

@@ -16,11 +16,16 @@
 //! process would die. And a handler that ran on top of ours would keep the stack that faults are served on, also when it leaves by
 //! switching to another context.
 //!
+//! A signal that comes in the middle of a system call waits for the call's end ([`Deferred`]; the head of `net/entry/edge.rs`): no handler of the program
+//! runs on top of our code. One at a time: all signals are blocked from then on.
+//!
 //! No page of the program's may fault here, since its signal would be blocked, and this is the stack to serve it on: pages are
 //! brought and kept first ([`Pages`]), and the kernel is asked whether they can be accessed.
 
 use super::actions::{self, SIG_DFL, SIG_IGN, is_handler};
-use super::{altstack, pretended};
+use super::waits::Suspended;
+use super::{OURS, altstack, pretended, steps};
+use crate::net::entry::edge::{self, Where};
 use crate::report;
 use crate::runtime::runtime;
 use crate::thread::{self, Thread};
@@ -28,8 +33,8 @@ use crate::{fault, own_threads};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_core::page::{Access, PageRange};
-use farshore_sys::raw::{Errno, nr, syscall};
-use farshore_sys::signal::{self, Action, Reg, SIGSEGV, SigInfo, UContext, flags};
+use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
+use farshore_sys::signal::{self, Action, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags};
 
 /// What the kernel puts on the stack for a handler, below the floating-point state.
 #[repr(C)]
@@ -60,21 +65,96 @@ pub(super) unsafe extern "C" fn on_signal(signal: i32, info: *mut SigInfo, conte
     let Some(thread) = thread::current().or_else(|| thread::adopt(false)) else {
         report::abort(format_args!("no memory for the record of a thread"));
     };
+    if signal as u32 == steps::SIGTRAP {
+        if steps::over(thread, info, context) {
+            return;
+        }
+        if steps::has_taken(steps::SIGTRAP) && !is_handler(&actions::get(steps::SIGTRAP)) {
+            return steps::by_default(info);
+        }
+    }
     let action = actions::last_handler(signal as u32);
     if is_handler(&action) {
         start(thread, signal as u32, &action, info, context);
     }
 }
 
-/// The thread will go on in the program's handler when ours returns. If there is no room for its frame, it gets a SIGSEGV, as natively.
-pub(super) fn start(thread: &mut Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) {
+/// A signal for the program that has come in the middle of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Deferred {
+    signal: u32,
+    action: Action,
+    info: SigInfo,
+    /// What the program had blocked before the call, and in it.
+    masks: Suspended,
+}
+
+/// The thread will go on in the program's handler when ours returns, or at the end of its call. If there is no room for the handler's frame, it gets a SIGSEGV, as natively.
+pub(super) fn start(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) {
+    const TRAP_TRACE: i32 = 2;
+    let step = signal == steps::SIGTRAP && info.code() == TRAP_TRACE;
+    match edge::find(context, step) {
+        Where::Program => start_now(thread, signal, action, info, context),
+        Where::Call => defer(thread, signal, action, info, context),
+        Where::Step => {}
+    }
+}
+
+fn start_now(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) {
     if build(thread, signal, action, info, context).is_none() {
         refuse(thread, signal, context);
     }
 }
 
+fn defer(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) {
+    // A filter of the program's has stopped a call that was made for it.
+    let trapped = signal == SIGSYS && info.from_kernel();
+    if info.from_kernel() && is_fault(signal, info.code()) {
+        report::abort(format_args!("bug: signal {signal} at {:#x} in a system call of the program's", context.get(Reg::Rip)));
+    }
+    if thread.deferred.get().is_some() || thread::is_nested() {
+        // It comes again when it is not blocked any more.
+        context.set_mask(context.mask().with(signal));
+        let _ = signal::queue_again(getpid(), gettid(), info);
+        return;
+    }
+    let saved = pretended::of_program(thread, context);
+    let masks = Suspended { saved, during: pretended::during(thread, saved) };
+    thread.deferred.set(Some(Deferred { signal, action: *action, info: *info, masks }));
+    pretended::enter(thread, OURS);
+    context.set_mask(SigSet(!OURS.0));
+    edge::defer(context, trapped);
+}
+
+/// Raised by an instruction that cannot be made: our code has none.
+fn is_fault(signal: u32, code: i32) -> bool {
+    const SIGILL: u32 = 4;
+    const SIGFPE: u32 = 8;
+    const BUS_MCEERR_AO: i32 = 5;
+    matches!(signal, SIGILL | SIGFPE | SIGSEGV) || (signal == SIGBUS && code != BUS_MCEERR_AO)
+}
+
+/// Hook of the entry: a call has ended with a signal deferred.
+#[unsafe(no_mangle)]
+extern "C" fn farshore_deliver(context: &mut UContext) {
+    let Some((thread, deferred)) = thread::current().and_then(|thread| Some((thread, thread.deferred.take()?))) else {
+        report::abort(format_args!("bug: a system call ends with a signal that is not there"));
+    };
+    let Deferred { signal, action, info, masks } = deferred;
+    thread.suspended.set(Some(masks));
+    start_now(thread, signal, &action, &info, context);
+}
+
+/// What was deferred is nobody's: in a forked child, where no signal waits.
+pub fn forget_deferred(thread: &Thread) {
+    if let Some(deferred) = thread.deferred.take() {
+        thread.shared.pretend(SigSet(deferred.masks.saved.0 & OURS.0));
+        edge::forget_deferred();
+    }
+}
+
 /// The frame of `signal` could not be written or read: what the kernel's `force_sigsegv` does.
-pub(super) fn refuse(thread: &mut Thread, signal: u32, context: &mut UContext) {
+pub(super) fn refuse(thread: &Thread, signal: u32, context: &mut UContext) {
     let blocked = pretended::of_program(thread, context).contains(SIGSEGV);
     let action = actions::take(SIGSEGV);
     let info = SigInfo::of_kernel(SIGSEGV);
@@ -88,7 +168,7 @@ pub(super) fn refuse(thread: &mut Thread, signal: u32, context: &mut UContext) {
 }
 
 /// Builds the frame, and lets the context go on in the handler. `None`: the stack has no room; nothing has changed then.
-fn build(thread: &mut Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) -> Option<()> {
+fn build(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) -> Option<()> {
     let sp = context.get(Reg::Rsp);
     let changed = if action.flags & flags::ONSTACK != 0 { altstack::top_for_handler(thread, sp) } else { None };
     let top = changed.unwrap_or(sp.wrapping_sub(RED_ZONE));
@@ -106,7 +186,7 @@ fn build(thread: &mut Thread, signal: u32, action: &Action, info: &SigInfo, cont
     let mut saved = Frame { restorer: action.restorer, context: *context, info: *info };
     saved.context.set_mask(masks.saved);
     saved.context.set_fpstate(if floating == 0 { 0 } else { floating_at });
-    let stack = thread.program_stack;
+    let stack = thread.program_stack.get();
     saved.context.set_alt_stack(if stack.size == 0 {
         signal::AltStack { flags: signal::AltStack::DISABLE, ..stack }
     } else {
@@ -148,7 +228,7 @@ pub(super) struct Pages {
 impl Pages {
     /// Brings the pages of a range and keeps them; `None` if the program could not access them, or there are too many. With all
     /// signals blocked, on a stack that is not managed.
-    pub(super) fn take(thread: &mut Thread, addr: u64, len: u64, access: Access) -> Option<Pages> {
+    pub(super) fn take(thread: &Thread, addr: u64, len: u64, access: Access) -> Option<Pages> {
         let range = PageRange::covering(addr, len);
         if addr.checked_add(len)? > 1 << 47 || range.len() > u64::BITS.into() {
             return None;
@@ -167,12 +247,12 @@ impl Drop for Pages {
 }
 
 /// Pins the managed pages of a range of at most 64; a bit for each that was. With all signals blocked, on a stack that is not managed.
-pub fn pin(thread: &mut Thread, range: PageRange, access: Access) -> u64 {
+fn pin(thread: &Thread, range: PageRange, access: Access) -> u64 {
     let Some(runtime) = runtime() else { return 0 };
     let mut pinned = 0u64;
     for (bit, page) in range.iter().enumerate().filter(|&(_, page)| runtime.engine.is_managed(page)) {
         own_threads::ensure();
-        match runtime.engine.pin(page, access, thread.core(), thread.buffer()) {
+        match thread.with_buffer(|buffer| runtime.engine.pin(page, access, thread.core(), buffer)) {
             Ok(true) => pinned |= 1 << bit,
             Ok(false) => {}
             Err(why) => fault::fail(page, why),
@@ -182,7 +262,7 @@ pub fn pin(thread: &mut Thread, range: PageRange, access: Access) -> u64 {
 }
 
 /// Takes back what [`pin`] has pinned.
-pub fn unpin(runtime: &crate::runtime::Runtime, range: PageRange, pinned: u64) {
+fn unpin(runtime: &crate::runtime::Runtime, range: PageRange, pinned: u64) {
     range.iter().enumerate().filter(|&(bit, _)| pinned >> bit & 1 != 0).for_each(|(_, page)| runtime.engine.unpin(page));
 }
 

@@ -17,8 +17,10 @@
 //! A *fault* whose signal is pretended to be blocked ends the process, as natively.
 
 use super::{OURS, altstack};
+use crate::net::entry::edge;
 use crate::runtime::uninterrupted;
 use crate::thread::{self, Shared, Thread};
+use core::cell::Cell;
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, getpid, gettid};
 use farshore_sys::signal::{self, Action, SigInfo, SigSet, UContext, flags};
@@ -36,24 +38,29 @@ pub(super) struct Masks {
 
 /// What the program thinks to be blocked in the code that `context` interrupts, and that its frame is to restore.
 pub(super) fn of_program(thread: &Thread, context: &UContext) -> SigSet {
-    match &thread.suspended {
+    match thread.suspended.get() {
         Some(suspended) => suspended.saved,
         None => SigSet(context.mask().0 & !OURS.0 | thread.shared.pretended().0),
     }
 }
 
+/// What is blocked there, if not the same: a call under way has a mask for its time.
+pub(super) fn during(thread: &Thread, saved: SigSet) -> SigSet {
+    thread.suspended.get().map_or(saved, |suspended| suspended.during)
+}
+
 /// The masks for a handler of `signal`.
 pub(super) fn for_handler(thread: &Thread, context: &UContext, signal: u32, action: &Action) -> Masks {
     let saved = of_program(thread, context);
-    let now = thread.suspended.as_ref().map_or(saved, |suspended| suspended.during);
+    let now = during(thread, saved);
     let own = if action.flags & flags::NODEFER != 0 || signal == 0 { SigSet::EMPTY } else { SigSet::EMPTY.with(signal) };
     let during = now.0 | action.mask.0 | own.0;
     Masks { saved, kernel: SigSet(during & !OURS.0), pretended: SigSet(during & OURS.0) }
 }
 
 /// A handler starts: the call that it has interrupted, if it took a mask or waited for signals, is over.
-pub(super) fn enter(thread: &mut Thread, pretended: SigSet) {
-    thread.suspended = None;
+pub(super) fn enter(thread: &Thread, pretended: SigSet) {
+    thread.suspended.set(None);
     thread.shared.await_signals(SigSet::EMPTY);
     change(thread, pretended);
 }
@@ -72,7 +79,7 @@ pub(super) fn settle(context: &mut UContext, sp: u64) {
 }
 
 /// Sets the pretended mask, and lets signals go that waited for it.
-pub(super) fn change(thread: &mut Thread, to: SigSet) {
+pub(super) fn change(thread: &Thread, to: SigSet) {
     let freed = thread.shared.pretended().0 & !to.0;
     thread.shared.pretend(to);
     if freed != 0 {
@@ -81,40 +88,47 @@ pub(super) fn change(thread: &mut Thread, to: SigSet) {
 }
 
 /// A new thread begins with its parent's mask. What waits for the process and is not blocked comes now.
-pub fn inherit(thread: &mut Thread, mask: SigSet) {
+pub fn inherit(thread: &Thread, mask: SigSet) {
     thread.shared.pretend(SigSet(mask.0 & OURS.0));
     send_again(thread, SigSet(OURS.0 & !mask.0));
 }
 
 /// Signals of ours that wait, one of each kind.
 #[derive(Debug)]
-pub struct Waiting([Option<SigInfo>; 3]);
+pub struct Waiting([Cell<Option<SigInfo>>; 3]);
 
 impl Waiting {
     /// None.
-    pub const NONE: Waiting = Waiting([None; 3]);
+    pub const fn new() -> Waiting {
+        Waiting([const { Cell::new(None) }; 3])
+    }
 
     fn set(&self) -> SigSet {
-        self.0.iter().flatten().fold(SigSet::EMPTY, |set, info| set.with(info.signal() as u32))
+        self.0.iter().filter_map(Cell::get).fold(SigSet::EMPTY, |set, info| set.with(info.signal() as u32))
     }
 
-    /// Takes one of those that are wanted, that with the lowest number.
-    fn take(&mut self, wanted: SigSet) -> Option<SigInfo> {
-        self.0.iter_mut().find(|w| w.is_some_and(|info| wanted.contains(info.signal() as u32)))?.take()
+    /// Takes one of those that are wanted, that with the lowest number. With all signals blocked, as for all that changes it.
+    fn take(&self, wanted: SigSet) -> Option<SigInfo> {
+        self.0.iter().find(|w| w.get().is_some_and(|info| wanted.contains(info.signal() as u32)))?.take()
     }
 
-    fn put(&mut self, info: &SigInfo) {
+    fn put(&self, info: &SigInfo) {
         if let Some(place) = super::place(info.signal() as u32) {
-            self.0[place].get_or_insert(*info);
+            let waits = &self.0[place];
+            waits.set(waits.get().or(Some(*info)));
         }
+    }
+
+    fn clear(&self) {
+        self.0.iter().for_each(|waits| waits.set(None));
     }
 }
 
 /// Those that were sent to the process.
-static PROCESS: Mutex<Waiting> = Mutex::new(Waiting::NONE);
+static PROCESS: Mutex<Waiting> = Mutex::new(Waiting::new());
 
 /// A signal was sent while this thread has it blocked. In its handler, with all signals blocked.
-pub(super) fn keep(thread: &mut Thread, info: &SigInfo) {
+pub(super) fn keep(thread: &Thread, info: &SigInfo) {
     if info.to_thread() { thread.waiting.put(info) } else { offer(info) }
 }
 
@@ -154,7 +168,7 @@ pub(super) fn waiting(thread: &Thread) -> SigSet {
 
 /// Takes one of `wanted` that waits for this thread or the process; if there is none, lets others know that this thread waits for it.
 /// With all signals blocked.
-pub(super) fn take_or_await(thread: &mut Thread, wanted: SigSet) -> Option<SigInfo> {
+pub(super) fn take_or_await(thread: &Thread, wanted: SigSet) -> Option<SigInfo> {
     let own = thread.waiting.take(wanted);
     own.or_else(|| {
         PROCESS.with(|waiting| {
@@ -168,12 +182,12 @@ pub(super) fn take_or_await(thread: &mut Thread, wanted: SigSet) -> Option<SigIn
 }
 
 /// Sends those of `which` that wait to this thread again.
-pub(super) fn send_again(thread: &mut Thread, which: SigSet) {
-    let mut next = || {
-        let own = thread.waiting.take(which);
-        own.or_else(|| uninterrupted(|| PROCESS.with(|waiting| waiting.take(which))))
-    };
-    while let Some(info) = next() {
+pub(super) fn send_again(thread: &Thread, which: SigSet) {
+    let next = || uninterrupted(|| thread.waiting.take(which).or_else(|| PROCESS.with(|waiting| waiting.take(which))));
+    // In a call, one of them ends all that: from then on the thread pretends to have all blocked, until that one is handled.
+    while !edge::is_deferred()
+        && let Some(info) = next()
+    {
         // Fails when the user has too many signals queued: then it is lost, as a signal that the kernel has no memory for.
         let _ = signal::queue_again(getpid(), gettid(), &info);
     }
@@ -190,8 +204,8 @@ pub(super) fn release() {
 }
 
 /// Nothing waits for a new process.
-pub(super) fn forget(thread: &mut Thread) {
-    PROCESS.with(|waiting| *waiting = Waiting::NONE);
-    thread.waiting = Waiting::NONE;
+pub(super) fn forget(thread: &Thread) {
+    PROCESS.with(|waiting| waiting.clear());
+    thread.waiting.clear();
     thread.shared.await_signals(SigSet::EMPTY);
 }

@@ -14,13 +14,13 @@
 
 use super::{Args, OURS, pretended};
 use crate::net::buffers::{self, Memory as _, PinSet};
-use crate::net::net;
+use crate::net::{entry, net};
 use crate::own_threads::knock;
 use crate::runtime::uninterrupted;
-use crate::thread::{self, Thread};
+use crate::thread;
 use farshore_engine::traits::Clock as _;
 use farshore_sys::clock::MonotonicClock;
-use farshore_sys::raw::{Errno, syscall};
+use farshore_sys::raw::Errno;
 use farshore_sys::signal::{self, How, SigInfo, SigSet};
 
 const EINTR: i64 = -(Errno::EINTR.0 as i64);
@@ -45,7 +45,7 @@ pub fn with_mask(number: u64, args: &Args, wanted: SigSet) -> i64 {
     let end = epoll_end(number, &args);
     let mut left = [0u64; 2];
     // SAFETY: the program's own call, whose memory the caller has pinned.
-    let call = |args: &Args| unsafe { syscall(number, *args) };
+    let call = |args: &Args| unsafe { entry::for_program(number, args) };
     if thread::current().is_none() {
         return call(&args);
     }
@@ -53,12 +53,11 @@ pub fn with_mask(number: u64, args: &Args, wanted: SigSet) -> i64 {
         let before = signal::sigprocmask(How::Set, SigSet::ALL);
         let Some(thread) = thread::current() else { return EINTR };
         let saved = SigSet(before.0 & !OURS.0 | thread.shared.pretended().0);
-        thread.suspended = Some(Suspended { saved, during: wanted });
+        thread.suspended.set(Some(Suspended { saved, during: wanted }));
         // What waited and is not blocked now is pending from here on: the call ends at once.
         pretended::change(thread, SigSet(wanted.0 & OURS.0));
         let answer = call(&args);
-        // Taken by a handler, if one has run: the mask is what that has left then.
-        let Some(thread) = thread::current() else { return answer };
+        // Taken by a signal, if one has come for the program: all stay blocked until it is handled.
         if thread.suspended.take().is_none() {
             return answer;
         }
@@ -133,7 +132,7 @@ pub(super) fn timed_wait(args: &Args) -> i64 {
 /// Waits for one of `wanted`, at most for `rest` (seconds, ns). `None`: something came that it must not notice.
 fn wait_once(wanted: SigSet, rest: Option<[u64; 2]>, found: &mut SigInfo) -> Option<i64> {
     let before = signal::sigprocmask(How::Set, SigSet::ALL);
-    let thread: &mut Thread = thread::current()?;
+    let thread = thread::current()?;
     let ours = SigSet(wanted.0 & OURS.0);
     if let Some(info) = pretended::take_or_await(thread, ours) {
         signal::sigprocmask(How::Set, before);
@@ -144,10 +143,9 @@ fn wait_once(wanted: SigSet, rest: Option<[u64; 2]>, found: &mut SigInfo) -> Opt
     let time = rest.as_ref().map_or(0, |time| time.as_ptr() as u64);
     let args = [&raw const wanted.0 as u64, core::ptr::from_mut(found) as u64, time, 8, 0, 0];
     // SAFETY: our own memory, which stays: the stack is not managed, or pinned for the time of the call.
-    let answer = unsafe { syscall(RT_SIGTIMEDWAIT, args) };
-    let thread = thread::current()?;
-    // A handler of the program, if one has run, has ended the wait.
-    let interrupted = answer == EINTR && thread.shared.awaited() == SigSet::EMPTY;
+    let answer = unsafe { entry::for_program(RT_SIGTIMEDWAIT, &args) };
+    // A signal for the program, if one has come, has ended the wait; all stay blocked until it is handled.
+    let interrupted = entry::edge::is_deferred();
     thread.shared.await_signals(SigSet::EMPTY);
     if !interrupted {
         signal::sigprocmask(How::Set, before);

@@ -177,7 +177,7 @@ unsafe extern "C" fn leave(table: *const c_void) {
 
 extern "C" fn rings(on: c_int) {
     if let Some(thread) = thread::current().or_else(|| thread::adopt(false)) {
-        thread.rings = on != 0;
+        thread.rings.set(on != 0);
         // Of no use to who has made no ring.
         entry::set_plain(IO_URING_ENTER, true);
     }
@@ -192,7 +192,7 @@ unsafe extern "C" fn attach(table: *const c_void, scheduler: *const Scheduler) -
     // SAFETY: the caller's duty.
     let scheduler = unsafe { scheduler.read() };
     let worker: &'static Worker = Box::leak(Box::new(Worker::new(scheduler, table)));
-    thread.worker = Some(worker);
+    thread.worker.set(Some(worker));
     worker.desk()
 }
 
@@ -238,7 +238,7 @@ unsafe extern "C" fn pin(address: *const c_void, bytes: usize, write: c_int, kep
         settle();
         let access = if write != 0 { Access::Write } else { Access::Read };
         for page in range.iter() {
-            match uninterrupted(|| runtime.engine.pin(page, access, thread.core(), thread.buffer())) {
+            match uninterrupted(|| thread.with_buffer(|buffer| runtime.engine.pin(page, access, thread.core(), buffer))) {
                 Ok(true) => pages.0.push(page),
                 Ok(false) => {}
                 Err(why) => {
@@ -266,7 +266,7 @@ unsafe extern "C" fn unpin(kept: *const c_void) {
 /// The worker that the calling thread is.
 #[inline]
 pub fn of_this_thread() -> Option<&'static Worker> {
-    thread::current().and_then(|thread| thread.worker)
+    thread::current().and_then(|thread| thread.worker.get())
 }
 
 /// Before the calling thread waits for anything in the kernel: if it is a worker, fetches of its unithreads that others may wait for are ended first.
@@ -280,8 +280,8 @@ pub fn settle() {
 /// In a forked child: there are no workers here.
 pub fn forget() {
     if let Some(thread) = thread::current() {
-        thread.worker = None;
-        thread.rings = false;
+        thread.worker.set(None);
+        thread.rings.set(false);
     }
     JOINED.store(0, Ordering::Release);
 }

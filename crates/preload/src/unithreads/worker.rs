@@ -13,9 +13,9 @@
 
 use super::resume;
 use super::{Record, Table};
-use crate::report;
 use crate::runtime::{Runtime, runtime};
-use crate::thread::Thread;
+use crate::thread::{self, Thread};
+use crate::{report, signals};
 use core::cell::{Cell, RefCell};
 use farshore_core::joint::{Desk, Scheduler};
 use farshore_core::page::{Access, Page};
@@ -23,7 +23,7 @@ use farshore_engine::fault::resolve::Failure;
 use farshore_engine::fault::unwaited::{ALL_CAME, Unwaited, Wants};
 use farshore_engine::traits::{Clock, PageBuf};
 use farshore_sys::raw::{Errno, syscall};
-use farshore_sys::signal::{Reg, UContext};
+use farshore_sys::signal::{self, How, Reg, SigSet, UContext};
 use std::collections::VecDeque;
 
 /// Faults that one tick looks at.
@@ -258,13 +258,18 @@ impl Worker {
     #[cold]
     fn settle_all(&self) {
         self.settling.set(true);
-        while self.owners() > 0 {
-            // SAFETY: `attach`'s condition.
-            if unsafe { (self.scheduler.progress)(self.scheduler.worker, PATIENCE_NS) } == 0 {
-                // The scheduler's own system call: it never waits for long, and its fetches go on after it.
-                break;
+        // The scheduler makes system calls, and this may be one.
+        let mask = signal::sigprocmask(How::Block, SigSet(!signals::OURS.0));
+        thread::nested(|| {
+            while self.owners() > 0 {
+                // SAFETY: `attach`'s condition.
+                if unsafe { (self.scheduler.progress)(self.scheduler.worker, PATIENCE_NS) } == 0 {
+                    // The scheduler's own system call: it never waits for long, and its fetches go on after it.
+                    break;
+                }
             }
-        }
+        });
+        signal::sigprocmask(How::Set, mask);
         self.settling.set(false);
     }
 

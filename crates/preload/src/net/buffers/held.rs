@@ -1,7 +1,7 @@
 //! Which pages a thread has pinned, remembered outside of its stack.
 //!
-//! A program may leave a blocked system call without returning from it: a signal handler calls `siglongjmp`, or the
-//! thread is cancelled. The call's [`PinSet`] is then gone with the stack frame that it lived in, and its pages would stay
+//! A call of a thread that began before we looked may be left by `siglongjmp`: its frame lies on the program's stack (`net/entry.rs`). All others end. The
+//! [`PinSet`] is then gone with the stack frame that it lived in, and its pages would stay
 //! pinned for good. So each thread has [`Held`], in memory that is never on a program's stack: copies of the sets of its
 //! calls, from which pages can be unpinned whose call is gone.
 //!

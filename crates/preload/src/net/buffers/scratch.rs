@@ -100,14 +100,14 @@ impl<'m, M: Memory> Scratch<'m, M> {
 impl<M: Memory> Drop for Scratch<'_, M> {
     fn drop(&mut self) {
         let mapped = if self.copy_at == 0 { self.len } else { self.copy_at * 2 };
-        self.mem.raw(libc::SYS_munmap as u64, &[self.addr, mapped, 0, 0, 0, 0]);
+        self.mem.own(libc::SYS_munmap as u64, &[self.addr, mapped, 0, 0, 0, 0]);
     }
 }
 
 fn map(mem: &impl Memory, len: u64) -> Result<u64, i64> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-    let addr = mem.raw(libc::SYS_mmap as u64, &[0, len, protection, flags, u64::MAX, 0]);
+    let addr = mem.own(libc::SYS_mmap as u64, &[0, len, protection, flags, u64::MAX, 0]);
     if addr < 0 { Err(addr) } else { Ok(addr as u64) }
 }
 

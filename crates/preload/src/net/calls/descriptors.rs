@@ -145,7 +145,7 @@ pub(super) fn fetch(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
     }
     let same = identity(mem, fetched as u64).is_some_and(|file| Some(file) == identity(mem, args[1]));
     if same {
-        mem.raw(libc::SYS_close as u64, &[fetched as u64, 0, 0, 0, 0, 0]);
+        mem.own(libc::SYS_close as u64, &[fetched as u64, 0, 0, 0, 0, 0]);
         return errno(libc::EBADF);
     }
     fetched
@@ -157,7 +157,7 @@ fn identity(mem: &impl Memory, fd: u64) -> Option<[u64; 2]> {
     let mut stat = [0u64; 18];
     let mut pins = PinSet::new();
     let to = pin_local(mem, &mut pins, &mut stat);
-    let result = mem.raw(libc::SYS_fstat as u64, &[fd, to, 0, 0, 0, 0]);
+    let result = mem.own(libc::SYS_fstat as u64, &[fd, to, 0, 0, 0, 0]);
     mem.unpin(&mut pins);
     (result == 0).then_some([stat[0], stat[1]])
 }

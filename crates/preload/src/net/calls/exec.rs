@@ -167,7 +167,7 @@ pub fn child_is_gone(mem: &impl Memory, pid: u64) {
         let (addr, size) = (note.addr.swap(0, Ordering::AcqRel), note.size.load(Ordering::Acquire));
         note.give_back();
         if addr != 0 {
-            mem.raw(libc::SYS_munmap as u64, &[addr, size, 0, 0, 0, 0]);
+            mem.own(libc::SYS_munmap as u64, &[addr, size, 0, 0, 0, 0]);
         }
     }
 }
@@ -214,7 +214,7 @@ pub fn prepare<'m, M: Memory>(
         (Some(_), None) => Start::Unlike("there is no memory for copies of its arguments"),
         (None, _) => Start::Natively,
     };
-    let pid = mem.raw(libc::SYS_getpid as u64, &[0; 6]) as u64;
+    let pid = mem.own(libc::SYS_getpid as u64, &[0; 6]) as u64;
     let note = image.as_ref().and_then(|image| Note::take(pid, image.mapping()));
     Ok(Prepared { mem, nr, args: *args, image, note, start })
 }
@@ -303,7 +303,7 @@ impl<M: Memory> Prepared<'_, M> {
         let path = self.image.as_ref().map_or(self.args[first], |image| image.path);
         // Without a copy, for it to be present.
         let _ = string_len(self.mem, path);
-        self.mem.raw(SYS_FACCESSAT2, &[directory, path, X_OK, flags & LOOKUP_FLAGS, 0, 0]) == 0
+        self.mem.own(SYS_FACCESSAT2, &[directory, path, X_OK, flags & LOOKUP_FLAGS, 0, 0]) == 0
     }
 }
 
@@ -322,7 +322,7 @@ fn strings_limit(mem: &impl Memory) -> u64 {
     let mut stack = [0_u64; 2];
     let mut pins = PinSet::new();
     let place = super::super::buffers::pin_local(mem, &mut pins, &mut stack);
-    let answer = mem.raw(libc::SYS_prlimit64 as u64, &[0, libc::RLIMIT_STACK as u64, 0, place, 0, 0]);
+    let answer = mem.own(libc::SYS_prlimit64 as u64, &[0, libc::RLIMIT_STACK as u64, 0, place, 0, 0]);
     mem.unpin(&mut pins);
     if answer == 0 { (stack[0] / 4).clamp(LEAST, MOST) } else { LEAST }
 }

@@ -235,7 +235,7 @@ impl Plan {
 pub fn hand_on(mem: &impl Memory, descriptors: &[i32], stay: bool) {
     let flag = if stay { 0 } else { libc::FD_CLOEXEC as u64 };
     for &descriptor in descriptors {
-        mem.raw(libc::SYS_fcntl as u64, &[descriptor as u64, libc::F_SETFD as u64, flag, 0, 0, 0]);
+        mem.own(libc::SYS_fcntl as u64, &[descriptor as u64, libc::F_SETFD as u64, flag, 0, 0, 0]);
     }
 }
 

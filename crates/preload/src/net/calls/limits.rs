@@ -67,7 +67,7 @@ fn set_processes(number: u64, args: &Args, new: u64) -> i64 {
 }
 
 fn is_vforked() -> bool {
-    thread::current().is_some_and(|thread| thread.vforked > 0)
+    thread::current().is_some_and(|thread| thread.vforked.get() > 0)
 }
 
 fn lengthen_swap_files() {

@@ -43,8 +43,8 @@ pub(super) fn call(mem: &impl Memory, flow: Flow, nr: u64, args: &Args) -> i64 {
 /// Whether `pid` is the program, or one of its threads.
 fn is_self(mem: &impl Memory, pid: u64) -> bool {
     let pid = u64::from(pid as u32);
-    let own = mem.raw(libc::SYS_getpid as u64, &[0; 6]) as u64;
-    pid == own || (pid != 0 && mem.raw(libc::SYS_tgkill as u64, &[own, pid, 0, 0, 0, 0]) == 0)
+    let own = mem.own(libc::SYS_getpid as u64, &[0; 6]) as u64;
+    pid == own || (pid != 0 && mem.own(libc::SYS_tgkill as u64, &[own, pid, 0, 0, 0, 0]) == 0)
 }
 
 fn within(mem: &impl Memory, flow: Flow, mut local: Cursor, mut remote: Cursor) -> i64 {

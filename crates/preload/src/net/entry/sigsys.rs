@@ -1,9 +1,14 @@
 //! The SIGSYS handler of Syscall User Dispatch, and `rt_sigreturn`, which cannot be made through a frame.
 
-use super::{ACTION_SHARED_STACK, Call, NR_RT_SIGRETURN, farshore_entry, farshore_make_writable};
+use super::{NR_RT_SIGRETURN, edge, farshore_entry};
 use core::mem::size_of;
+use farshore_sys::signal::{Reg, SYS_USER_DISPATCH, SigInfo, UContext};
+use farshore_sys::tls;
 
 const ENOSYS: i64 = -38;
+/// What the kernel's own code in the process calls, for probes.
+const NR_URETPROBE: u32 = 335;
+const NR_UPROBE: u32 = 336;
 
 unsafe extern "C" {
     /// Before a caught rt_sigreturn, which the program makes at stack pointer `sp`: may change what will be restored (keep SIGBUS and SIGSYS
@@ -16,65 +21,17 @@ unsafe extern "C" {
     fn farshore_bad_frame(context: *mut UContext);
     /// A SIGSYS that Syscall User Dispatch did not raise: for the program's handler.
     fn farshore_foreign_sigsys(info: *mut SigInfo, context: *mut UContext);
+    /// A call that must be made at its own place was trapped there; `context` is behind it. Whether the thread makes it when the handler returns.
+    fn farshore_step_over(context: &mut UContext) -> bool;
+    /// A thread without a call stack makes a call: gives it one, or ends the program.
+    fn farshore_begin_thread();
 }
 
-/// `rt_sigreturn` by a patched site: `syscall(SYS_rt_sigreturn)`. It replaces all registers, so it needs no way back.
-pub(super) fn sigreturn_at_site(call: &mut Call) -> i64 {
-    // SAFETY: hook; harmless for memory that is not managed.
-    unsafe { farshore_make_writable(call.sp, size_of::<UContext>() as u64) };
-    // SAFETY: a program that makes this call has a signal frame at its stack pointer.
-    let context = unsafe { &mut *(call.sp as *mut UContext) };
-    // SAFETY: hook, called as its contract says.
-    unsafe { farshore_before_sigreturn(context, call.sp) };
-    call.action = ACTION_SHARED_STACK;
-    0
-}
-
-/// The kernel's siginfo of a SIGSYS.
-#[repr(C)]
+/// What lies above a call stack: site and resume of a call that was trapped, for the entry.
+#[repr(C, align(64))]
 #[derive(Debug)]
-pub struct SigInfo {
-    /// Signal number.
-    pub signo: i32,
-    /// Always 0.
-    pub errno: i32,
-    /// Who raised it.
-    pub code: i32,
-    pad: i32,
-    /// Address behind the `syscall`.
-    pub call_address: u64,
-    /// Number of the call.
-    pub nr: i32,
-    /// `AUDIT_ARCH_` number of the way into the kernel.
-    pub arch: u32,
-    rest: [u64; 12],
-}
+pub struct Trapped([u64; 2]);
 
-/// The kernel's ucontext, as far as it is the same for all sizes of signal mask.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct UContext {
-    /// `UC_` flags.
-    pub flags: u64,
-    link: u64,
-    /// The alternate stack to restore: address, flags, size.
-    pub stack: [u64; 3],
-    /// r8-r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, flags, segments, error, trap, old mask, cr2.
-    pub registers: [u64; 23],
-    /// Address of the floating-point state, 0 if there is none.
-    pub floating: u64,
-    reserved: [u64; 8],
-    /// The signal mask to restore.
-    pub mask: u64,
-}
-
-const REG_R11: usize = 3;
-const REG_RAX: usize = 13;
-const REG_RCX: usize = 14;
-const REG_RSP: usize = 15;
-const REG_RIP: usize = 16;
-
-const SYS_USER_DISPATCH: i32 = 2;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
 /// Offsets in the floating-point state: `magic1`, and behind it the size of the whole.
@@ -87,35 +44,59 @@ const MAGIC1: u32 = 0x4650_5853;
 /// Register it with `SA_SIGINFO | SA_ONSTACK`, all signals in its mask, and a restorer in our own text.
 ///
 /// # Safety
-/// `info` and `context` are what the kernel gave the handler of a SIGSYS; [`init`] was called.
+/// `info` and `context` are what the kernel gave the handler of a SIGSYS; [`super::init`] was called.
 pub unsafe extern "C" fn on_sigsys(_signal: i32, info: *mut SigInfo, context: *mut UContext) {
     // SAFETY: the kernel's, valid until the handler returns.
     let signal = unsafe { &*info };
     // SAFETY: the same, and ours alone.
     let thread = unsafe { &mut *context };
-    if signal.code != SYS_USER_DISPATCH {
+    if signal.code() != SYS_USER_DISPATCH {
         // SAFETY: hook, called as its contract says.
         unsafe { farshore_foreign_sigsys(info, context) };
         return;
     }
-    let registers = &mut thread.registers;
-    if signal.arch != AUDIT_ARCH_X86_64 {
+    let mut set = |register, value| {
+        // SAFETY: what a `syscall` gives, or what the entry expects, in registers that a `syscall` changes.
+        unsafe { thread.set(register, value) };
+    };
+    if signal.call_arch() != AUDIT_ARCH_X86_64 {
         // int 0x80 in a 64-bit program: other numbers and structures than the table's.
-        registers[REG_RAX] = ENOSYS as u64;
+        set(Reg::Rax, ENOSYS as u64);
         return;
     }
     // The kernel rolled rax back to the number, and left rip behind the syscall.
-    if registers[REG_RAX] as u32 == NR_RT_SIGRETURN as u32 {
-        // SAFETY: our own context; the program is at an rt_sigreturn.
-        if !unsafe { adopt_signal_frame(thread) } {
-            // SAFETY: hook, called as its contract says.
-            unsafe { farshore_bad_frame(context) };
-        }
+    if thread.get(Reg::Rax) as u32 == NR_RT_SIGRETURN as u32 {
+        return_from_handler(thread);
         return;
     }
-    registers[REG_RCX] = registers[REG_RIP];
-    registers[REG_R11] = registers[REG_RIP];
-    registers[REG_RIP] = farshore_entry as *const () as u64;
+    let nr = thread.get(Reg::Rax) as u32;
+    // SAFETY: hook, called as its contract says.
+    if (nr == NR_URETPROBE || nr == NR_UPROBE) && unsafe { farshore_step_over(thread) } {
+        return;
+    }
+    if tls::call_stack() == 0 {
+        // SAFETY: hook, called as its contract says.
+        unsafe { farshore_begin_thread() };
+    }
+    let trapped = core::ptr::with_exposed_provenance_mut::<Trapped>(tls::call_stack() as usize);
+    let site = thread.get(Reg::Rip);
+    // SAFETY: there is room for it above every call stack, which only this thread uses, and read before it makes another call.
+    unsafe { trapped.write(Trapped([site; 2])) };
+    let mut set = |register, value| {
+        // SAFETY: as above.
+        unsafe { thread.set(register, value) };
+    };
+    set(Reg::R11, trapped as u64);
+    set(Reg::Rip, farshore_entry as *const () as u64);
+}
+
+/// The thread is at an `rt_sigreturn` of the program, whose frame is at its stack pointer: makes that the context of the handler that runs.
+pub(super) fn return_from_handler(context: &mut UContext) {
+    // SAFETY: our own context; the program is at an rt_sigreturn.
+    if !unsafe { adopt_signal_frame(context) } {
+        // SAFETY: hook, called as its contract says.
+        unsafe { farshore_bad_frame(context) };
+    }
 }
 
 /// Copies `len` bytes of the program, if they can be read.
@@ -140,7 +121,7 @@ unsafe fn copy_program(to: *mut u8, from: u64, len: u64) -> bool {
 /// # Safety
 /// `ours` is the context of the running handler, and the program is at an `rt_sigreturn`.
 unsafe fn adopt_signal_frame(ours: &mut UContext) -> bool {
-    let (frame, own_floating) = (ours.registers[REG_RSP], ours.floating);
+    let (frame, own_floating) = (ours.get(Reg::Rsp), ours.fpstate());
     let mut theirs = core::mem::MaybeUninit::<UContext>::uninit();
     // SAFETY: room for a UContext.
     if !unsafe { copy_program(theirs.as_mut_ptr().cast(), frame, size_of::<UContext>() as u64) } {
@@ -148,13 +129,16 @@ unsafe fn adopt_signal_frame(ours: &mut UContext) -> bool {
     }
     // SAFETY: all its bytes were written, and it is made of numbers.
     let mut theirs = unsafe { theirs.assume_init() };
-    if theirs.floating != 0 {
+    if theirs.fpstate() != 0 {
         // SAFETY: our own floating-point state.
-        match unsafe { adopt_floating(own_floating, theirs.floating) } {
-            Some(floating) => theirs.floating = floating,
+        match unsafe { adopt_floating(own_floating, theirs.fpstate()) } {
+            Some(floating) => theirs.set_fpstate(floating),
             None => return false,
         }
     }
+    let rip = edge::resumable(theirs.get(Reg::Rip));
+    // SAFETY: the same instructions, where a jump lies over the original ones.
+    unsafe { theirs.set(Reg::Rip, rip) };
     *ours = theirs;
     // SAFETY: hook, called as its contract says.
     unsafe { farshore_before_sigreturn(ours, frame) };

@@ -1,5 +1,6 @@
 //! Planning on hand-made text and on this process' own libc. Running patched code is tested with programs.
 
+use super::sites::WAY_IN;
 use super::*;
 
 const MOV_EAX_39: [u8; 5] = [0xb8, 39, 0, 0, 0];
@@ -96,12 +97,36 @@ fn a_stub_has_its_site_first_and_operands_that_still_fit() {
     let bytes = stub(&Text { start, bytes: &bytes }, &plans[0], address).expect("near enough");
     assert_eq!(bytes[..8], (start + 2).to_le_bytes());
     let code: Vec<Instruction> =
-        Decoder::with_ip(64, &bytes[STUB_HEAD..], address + STUB_HEAD as u64, DecoderOptions::NONE).into_iter().take(5).collect();
-    assert_eq!(code[0].ip_rel_memory_address(), code[3].ip());
-    assert_eq!(code[1].ip_rel_memory_address(), start + 2);
-    assert_eq!(code[2].near_branch_target(), farshore_entry as *const () as u64);
-    assert_eq!((code[3].mnemonic(), code[3].ip_rel_memory_address()), (Mnemonic::Mov, start + 9 + 0x10));
-    assert_eq!(code[4].near_branch_target(), start + 9);
+        Decoder::with_ip(64, &bytes[STUB_HEAD..], address + STUB_HEAD as u64, DecoderOptions::NONE).into_iter().take(4).collect();
+    assert_eq!(bytes[8..16], code[2].ip().to_le_bytes());
+    assert_eq!(code[0].ip_rel_memory_address(), address);
+    assert_eq!(code[1].near_branch_target(), farshore_entry as *const () as u64);
+    assert_eq!((code[2].mnemonic(), code[2].ip_rel_memory_address()), (Mnemonic::Mov, start + 9 + 0x10));
+    assert_eq!(code[3].near_branch_target(), start + 9);
+}
+
+#[test]
+fn each_address_of_a_stub_stands_for_one_of_the_window() {
+    // mov eax, 39; syscall; nop; nop; nop: the window is all of it.
+    let window = Window { range: 0x1000..0x100a, site: 0x1007 };
+    let stub = stubs::start();
+    let patched = Patched::new(&window, stub);
+    let (code, call) = (stub + STUB_HEAD as u64, stub + STUB_HEAD as u64 + 5);
+    assert_eq!((patched.call(), patched.resume()), (call, call + WAY_IN));
+    for (in_stub, in_program) in
+        [(code, 0x1000), (call, 0x1005), (call + 7, 0x1005), (call + WAY_IN, 0x1007), (call + WAY_IN + 2, 0x1009)]
+    {
+        assert_eq!(patched.to_program(in_stub), in_program, "{:#x}", in_stub - code);
+    }
+    // The jump back is behind the last instruction.
+    assert_eq!(patched.to_program(call + WAY_IN + 3), 0x100a);
+    for (in_program, in_stub) in [(0x1005, call), (0x1007, call + WAY_IN), (0x1009, call + WAY_IN + 2)] {
+        assert_eq!(patched.to_stub(in_program), in_stub, "{in_program:#x}");
+    }
+    assert!(patched.is_way_in(call + 7) && !patched.is_way_in(call) && !patched.is_way_in(patched.resume()));
+    // Nothing is moved behind the call: it goes on where the window ends.
+    let short = Patched::new(&Window { range: 0x1000..0x1007, site: 0x1007 }, stub);
+    assert_eq!((short.resume(), short.to_program(short.call())), (0x1007, 0x1005));
 }
 
 #[test]

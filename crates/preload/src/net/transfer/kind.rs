@@ -33,7 +33,7 @@ pub(super) fn of(mem: &impl Memory, fd: u64) -> Kind {
     let mut pins = PinSet::new();
     let mut stat = [0u32; 36];
     let addr = pin_local(mem, &mut pins, &mut stat);
-    let result = mem.raw(libc::SYS_fstat as u64, &[fd, addr, 0, 0, 0, 0]);
+    let result = mem.own(libc::SYS_fstat as u64, &[fd, addr, 0, 0, 0, 0]);
     mem.unpin(&mut pins);
     if result < 0 {
         return Kind::Refused;
@@ -66,7 +66,7 @@ fn socket(mem: &impl Memory, fd: u64) -> Kind {
         let mut both = [0u32, 4];
         let addr = pin_local(mem, &mut pins, &mut both);
         let args = [fd, libc::SOL_SOCKET as u64, name as u64, addr, addr + 4, 0];
-        let result = mem.raw(libc::SYS_getsockopt as u64, &args);
+        let result = mem.own(libc::SYS_getsockopt as u64, &args);
         mem.unpin(&mut pins);
         if result < 0 { -1 } else { both[0] as i32 }
     };

@@ -301,7 +301,7 @@ fn without_blocking(mem: &impl Memory, call: &FileCall, iovs: u64, count: u64) -
     // struct pollfd: descriptor, then the events asked for and the answer.
     let mut poll = [call.fd as u32, libc::POLLIN as u32];
     let addr = pin_local(mem, &mut pins, &mut poll);
-    let ready = mem.raw(libc::SYS_poll as u64, &[addr, 1, 0, 0, 0, 0]);
+    let ready = mem.own(libc::SYS_poll as u64, &[addr, 1, 0, 0, 0, 0]);
     mem.unpin(&mut pins);
     let readable = poll[1] >> 16 & libc::POLLIN as u32 != 0;
     if ready > 0 && readable { call.make(mem, iovs, count, 0, call.flags) } else { errno(libc::EAGAIN) }

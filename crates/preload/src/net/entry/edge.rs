@@ -1,0 +1,345 @@
+//! Where the program ends and a call begins, for signals.
+//!
+//! The kernel starts a handler between two instructions of the program, or at the edge of a call: before it, with the call to be made or made again, or
+//! behind it. So do we, though a call is thousands of instructions here. A handler of ours that has something for the program asks [`find`] where the thread is:
+//!
+//! | `rip` | the stack | then |
+//! |---|---|---|
+//! | in the program | the program's | a handler of the program can start ([`Where::Program`]) |
+//! | in a stub | the program's | the same: what stands for that address in the original text |
+//! | in the entry, before the stack is switched | the program's | back to before the call: all registers but `rcx` and `r11` are as there |
+//! | in the entry, until a plain call is made | ours | back to before the call, with stack pointer and flags from the frame. The kernel leaves `rip` at the `syscall` when it wants the call made again |
+//! | behind a plain call | ours | forward to behind the call |
+//! | on the way out, behind the last look at [`tls::deferred`] | ours | forward: the frame has all, and the result |
+//! | the last instruction of the way out | the program's | forward |
+//! | anywhere else, while a call is under way | ours | the signal is *deferred* ([`Where::Call`]) |
+//!
+//! A deferred signal is kept by who asked, who sets [`tls::deferred`] and blocks all signals in the interrupted context. Then
+//!
+//! - the dispatcher makes no more calls for the program ([`super::for_program`]): those answer [`AGAIN`]. A thread that was interrupted between the
+//!   look at `deferred` and the `syscall`, or whose `rip` the kernel has set back to the `syscall`, is sent to that answer ([`not_made`]). One that the kernel has interrupted
+//!   finds `EINTR`, as natively. The flag `SA_RESTART` decides which, since the kernel's action of a signal has the program's flags;
+//! - the dispatcher gives back what it holds, as after any error, and the call ends with what was done so far, with `EINTR`, or with [`AGAIN`];
+//! - at its end the entry looks at `deferred`, and raises a SIGBUS by an access that the processor refuses: [`at_end`], in that handler, replaces the interrupted context by that
+//!   of the program at the edge of its call, and the program's handler starts from there. The kernel has saved vectors and x87 by then.
+//!
+//! What the program sees of `rip` is the address behind its `syscall`, or that of the `syscall` if the call is to be made (again), also where a jump lies over it; a
+//! `rt_sigreturn` to such an address goes on in the stub ([`resumable`]). That needs `rt_sigreturn` to be caught ([`show_sites`]).
+//!
+//! A program that steps itself by the trap flag gets its traps at the same places as natively: those inside of our code are nobody's ([`Where::Step`]).
+
+use super::super::patch;
+use super::{ACTION_SIGRETURN, AGAIN, Call, FRAME};
+use core::sync::atomic::{AtomicBool, Ordering};
+use farshore_sys::signal::{self, How, Reg, SigSet, UContext};
+use farshore_sys::tls;
+
+unsafe extern "C" {
+    // Labels of the entry's text, in this order.
+    fn farshore_entry_text();
+    fn farshore_entry_switched();
+    fn farshore_entry_plain();
+    fn farshore_entry_plain_made();
+    fn farshore_entry_plain_out();
+    fn farshore_entry_quick_leave();
+    fn farshore_entry_quick_out();
+    fn farshore_entry_leave();
+    fn farshore_entry_out();
+    fn farshore_entry_edge();
+    fn farshore_entry_end();
+
+    /// Whether an address lies on the calling thread's call stacks.
+    fn farshore_on_call_stack(at: u64) -> bool;
+    /// A call has ended with a signal deferred. `context` is the program's, at the edge of the call: lets it go on in a handler.
+    fn farshore_deliver(context: &mut UContext);
+
+    /// The linker's names for the ends of the section.
+    #[link_name = "__start_farshore_not_made"]
+    static NOT_MADE: NotMade;
+    #[link_name = "__stop_farshore_not_made"]
+    static NOT_MADE_END: NotMade;
+}
+
+/// Bits of [`tls::deferred`].
+const SIGNAL: u64 = 1;
+const SIGRETURN: u64 = 2;
+const TRAPPED: u64 = 4;
+
+/// A `syscall` that is made for the program, and the look at [`tls::deferred`] before it; where its answer is that it was not made. Each is relative to
+/// its own place.
+#[repr(C)]
+struct NotMade {
+    start: i32,
+    end: i32,
+    answer: i32,
+}
+
+/// The trap flag.
+const TRAP: u64 = 1 << 8;
+
+/// Where a signal has interrupted a thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Where {
+    /// In the program. The context is as if there were no entry.
+    Program,
+    /// In a call.
+    Call,
+    /// Of a step of the trap flag: inside of what is one instruction for the program.
+    Step,
+}
+
+/// Whether the program sees the addresses of its own `syscall` instructions where jumps lie over them.
+static SHOWS_SITES: AtomicBool = AtomicBool::new(false);
+
+/// From now on it does. Every `rt_sigreturn` is caught.
+pub fn show_sites() {
+    SHOWS_SITES.store(true, Ordering::Release);
+}
+
+fn shows_sites() -> bool {
+    SHOWS_SITES.load(Ordering::Acquire)
+}
+
+/// Where the call is made (again) whose `syscall` ends at `site`.
+fn before(site: u64) -> u64 {
+    let itself = site.wrapping_sub(2);
+    if shows_sites() { itself } else { patch::call_in_stub(site).unwrap_or(itself) }
+}
+
+/// Where the program goes on behind its call.
+fn behind(call: &Call) -> u64 {
+    if shows_sites() { call.return_address } else { call.resume }
+}
+
+/// The frame of the calling thread's call.
+fn frame() -> &'static Call {
+    let at = tls::call_stack() - FRAME as u64;
+    // SAFETY: the thread has a call stack (`find`), at whose end there is room for a frame; all bytes are numbers.
+    unsafe { &*core::ptr::with_exposed_provenance::<Call>(at as usize) }
+}
+
+fn set(context: &mut UContext, values: &[(Reg, u64)]) {
+    for &(register, value) in values {
+        // SAFETY: the callers put the program's own registers, at a place where it can go on.
+        unsafe { context.set(register, value) };
+    }
+}
+
+/// The program's registers behind its call, or before it if it is to be made again.
+fn leave(context: &mut UContext, call: &Call, result: i64) {
+    let (rax, rip) = if result == AGAIN { (call.nr, before(call.return_address)) } else { (result as u64, behind(call)) };
+    let registers = [
+        (Reg::Rax, rax),
+        (Reg::Rip, rip),
+        (Reg::Rcx, rip),
+        (Reg::R11, call.flags),
+        (Reg::Rflags, call.flags),
+        (Reg::Rsp, call.sp),
+    ];
+    set(context, &registers);
+}
+
+/// The same, with all registers from a whole frame.
+fn finish(context: &mut UContext, call: &Call) {
+    leave(context, call, call.result);
+    let registers = [
+        (Reg::R8, call.r8),
+        (Reg::R9, call.r9),
+        (Reg::R10, call.r10),
+        (Reg::R12, call.r12),
+        (Reg::R13, call.r13),
+        (Reg::R14, call.r14),
+        (Reg::R15, call.r15),
+        (Reg::Rdi, call.rdi),
+        (Reg::Rsi, call.rsi),
+        (Reg::Rdx, call.rdx),
+        (Reg::Rbx, call.rbx),
+        (Reg::Rbp, call.rbp),
+    ];
+    set(context, &registers);
+}
+
+/// The same, with the registers that a call by the quick way has saved.
+fn finish_quick(context: &mut UContext, call: &Call) {
+    leave(context, call, call.result);
+    let [rdi, rsi, rdx, r10, r8, r9] = call.args;
+    let registers =
+        [(Reg::Rdi, rdi), (Reg::Rsi, rsi), (Reg::Rdx, rdx), (Reg::R10, r10), (Reg::R8, r8), (Reg::R9, r9), (Reg::Rbp, call.rbp)];
+    set(context, &registers);
+}
+
+/// Says where a signal has interrupted the calling thread, and brings a context at the edge of a call to the program's side. `step`: it is a trap of the trap flag.
+/// With all signals blocked.
+pub fn find(context: &mut UContext, step: bool) -> Where {
+    let (rip, rsp) = (context.get(Reg::Rip), context.get(Reg::Rsp));
+    if let Some(patched) = patch::of_stub(rip) {
+        if step && patched.is_way_in(rip) {
+            return Where::Step;
+        }
+        if shows_sites() {
+            set(context, &[(Reg::Rip, patched.to_program(rip))]);
+        }
+        return Where::Program;
+    }
+    let at = |label: unsafe extern "C" fn()| label as *const () as u64;
+    let within = |from, to| (at(from)..at(to)).contains(&rip);
+    if within(farshore_entry_text, farshore_entry_switched) {
+        if step {
+            return Where::Step;
+        }
+        let pair = core::ptr::with_exposed_provenance::<u64>(context.get(Reg::R11) as usize);
+        // SAFETY: what the entry expects in r11: the address of site and resume.
+        let site = unsafe { pair.read() };
+        set(context, &[(Reg::Rip, before(site))]);
+        return Where::Program;
+    }
+    // SAFETY: hook, called as its contract says.
+    if !unsafe { farshore_on_call_stack(rsp) } {
+        if [at(farshore_entry_plain_out), at(farshore_entry_quick_out), at(farshore_entry_out)].contains(&rip) {
+            let resume = context.get(Reg::Rcx);
+            let shown = patch::of_stub(resume).filter(|_| shows_sites()).map(|patched| patched.to_program(resume));
+            set(context, &[(Reg::Rip, shown.unwrap_or(resume))]);
+        }
+        return Where::Program;
+    }
+    if step {
+        // The program's own flags are in the frame by now, but for the instruction that puts them there.
+        if rip != at(farshore_entry_switched) {
+            set(context, &[(Reg::Rflags, context.get(Reg::Rflags) & !TRAP)]);
+        }
+        return Where::Step;
+    }
+    if !within(farshore_entry_text, farshore_entry_end) {
+        not_made(context);
+        return Where::Call;
+    }
+    let call = frame();
+    if within(farshore_entry_switched, farshore_entry_plain) || rip == at(farshore_entry_plain) {
+        if rip != at(farshore_entry_switched) {
+            set(context, &[(Reg::Rflags, call.flags)]);
+        }
+        // Of a thread that is in the first instructions the frame may not have the site yet, but r11.
+        let site = if rip > at(farshore_entry_switched) && context.get(Reg::Rsp) <= at_return_address(call) {
+            call.return_address
+        } else {
+            // SAFETY: as above.
+            unsafe { core::ptr::with_exposed_provenance::<u64>(context.get(Reg::R11) as usize).read() }
+        };
+        set(context, &[(Reg::Rip, before(site)), (Reg::Rsp, call.sp)]);
+        return Where::Program;
+    }
+    if within(farshore_entry_plain_made, farshore_entry_plain_out) {
+        leave(context, call, context.get(Reg::Rax) as i64);
+        return Where::Program;
+    }
+    // With a signal deferred, the way out leads to the handler.
+    if tls::deferred() == 0 {
+        if within(farshore_entry_quick_leave, farshore_entry_quick_out) {
+            finish_quick(context, call);
+            return Where::Program;
+        }
+        if within(farshore_entry_leave, farshore_entry_out) {
+            finish(context, call);
+            return Where::Program;
+        }
+    }
+    Where::Call
+}
+
+fn at_return_address(call: &Call) -> u64 {
+    &raw const call.return_address as u64
+}
+
+/// Where to go on for a call that the kernel has interrupted, at `at`, to make it again after a handler of ours: at the look at [`tls::deferred`] for calls for the
+/// program, at the `syscall` for our own. `None`: a plain call, which the entry makes.
+pub fn again(at: u64) -> Option<u64> {
+    let entry = farshore_entry_text as *const () as u64..farshore_entry_end as *const () as u64;
+    (!entry.contains(&at)).then(|| {
+        let found = not_made_entries().find(|&(_, end, _)| end == at);
+        found.map_or(at.wrapping_sub(2), |(start, ..)| start)
+    })
+}
+
+/// Start, end and answer of each call for the program.
+fn not_made_entries() -> impl Iterator<Item = (u64, u64, u64)> {
+    let (mut entry, last) = (&raw const NOT_MADE, &raw const NOT_MADE_END);
+    core::iter::from_fn(move || {
+        if entry >= last {
+            return None;
+        }
+        // SAFETY: between the two ends of the section, which has nothing but these.
+        let NotMade { start, end, answer } = unsafe { entry.read() };
+        let place = |field: usize, distance: i32| (entry as u64 + field as u64).wrapping_add_signed(distance.into());
+        let found = (place(0, start), place(4, end), place(8, answer));
+        entry = entry.wrapping_add(1);
+        Some(found)
+    })
+}
+
+/// A call for the program that was about to be made, or made again, is not.
+fn not_made(context: &mut UContext) {
+    let rip = context.get(Reg::Rip);
+    if let Some((.., answer)) = not_made_entries().find(|&(start, end, _)| (start..end).contains(&rip)) {
+        set(context, &[(Reg::Rip, answer)]);
+    }
+}
+
+/// The call under way has a signal to deliver at its end. In a handler, after [`find`] said [`Where::Call`]. `trapped`: the signal says that a filter of the program's has not let
+/// through a call that was made for it. The dispatcher gives up then, and the program finds itself behind its `syscall`, with the number in `rax`, as natively.
+pub fn defer(context: &mut UContext, trapped: bool) {
+    if trapped {
+        set(context, &[(Reg::Rax, AGAIN as u64)]);
+    }
+    tls::set_deferred(tls::deferred() | SIGNAL | if trapped { TRAPPED } else { 0 });
+}
+
+/// Whether it has.
+pub fn is_deferred() -> bool {
+    tls::deferred() & SIGNAL != 0
+}
+
+/// What was deferred is nobody's: in a forked child.
+pub fn forget_deferred() {
+    tls::set_deferred(0);
+}
+
+/// To be called first in the handlers of SIGBUS and SIGSEGV: whether the signal is the one that the end of a call has raised. It was served then.
+pub fn at_end(context: &mut UContext) -> bool {
+    if context.get(Reg::Rip) != farshore_entry_edge as *const () as u64 {
+        return false;
+    }
+    let at = core::ptr::with_exposed_provenance_mut::<Call>(context.get(Reg::Rbx) as usize);
+    // SAFETY: the entry has put its frame's address there, and nobody else uses it now.
+    let call = unsafe { &mut *at };
+    let deferred = tls::deferred();
+    tls::set_deferred(0);
+    if deferred & SIGNAL == 0 {
+        set(context, &[(Reg::Rsp, call.sp)]);
+        super::sigsys::return_from_handler(context);
+        return true;
+    }
+    if call.action == ACTION_SIGRETURN {
+        call.result = AGAIN;
+    }
+    finish(context, call);
+    if deferred & TRAPPED != 0 && call.result == AGAIN {
+        set(context, &[(Reg::Rip, behind(call))]);
+    }
+    // SAFETY: hook, called as its contract says.
+    unsafe { farshore_deliver(context) };
+    true
+}
+
+/// `rt_sigreturn` by a patched site: at the end of the call.
+pub(super) fn sigreturn(call: &mut Call) -> i64 {
+    // The mask comes with all the rest.
+    signal::sigprocmask(How::Set, SigSet::ALL);
+    call.action = ACTION_SIGRETURN;
+    tls::set_deferred(tls::deferred() | SIGRETURN);
+    AGAIN
+}
+
+/// Where a thread goes on that a `rt_sigreturn` sends to `rip`.
+pub(super) fn resumable(rip: u64) -> u64 {
+    patch::to_stub(rip).unwrap_or(rip)
+}

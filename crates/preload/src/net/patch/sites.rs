@@ -1,0 +1,107 @@
+//! Which address of a stub stands for which of the text that it was taken from. What the program sees of its own instruction pointer is as if there were no jumps: cancellation in
+//! glibc since 2.41 looks whether it lies at a certain `syscall`.
+
+use super::super::stubs::{self, STUB_HEAD, STUB_SIZE};
+use super::{JUMP_LENGTH, SYSCALL, Window};
+use core::sync::atomic::{AtomicPtr, Ordering};
+use std::ops::Range;
+
+/// A site with a jump over it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) struct Patched {
+    window: Range<u64>,
+    site: u64,
+    stub: u64,
+}
+
+/// Bytes of a stub's way into the entry: `lea` and `jmp`.
+pub(super) const WAY_IN: u64 = 7 + JUMP_LENGTH as u64;
+
+impl Patched {
+    pub(super) fn new(window: &Window, stub: u64) -> Patched {
+        Patched { window: window.range.clone(), site: window.site, stub }
+    }
+
+    fn code(&self) -> u64 {
+        self.stub + STUB_HEAD as u64
+    }
+
+    /// Where the stub stands for the `syscall`: its way into the entry.
+    pub(super) fn call(&self) -> u64 {
+        self.code() + (self.site - SYSCALL.len() as u64 - self.window.start)
+    }
+
+    pub(super) fn resume(&self) -> u64 {
+        if self.site < self.window.end { self.call() + WAY_IN } else { self.window.end }
+    }
+
+    /// Whether an address of the stub is behind the first instruction of its way into the entry.
+    pub(in super::super) fn is_way_in(&self, at: u64) -> bool {
+        self.call() < at && at < self.call() + WAY_IN
+    }
+
+    /// What stands for the address `at` of the stub, in the text that it was taken from.
+    pub(in super::super) fn to_program(&self, at: u64) -> u64 {
+        if at <= self.call() {
+            self.window.start + at.saturating_sub(self.code())
+        } else if at < self.call() + WAY_IN {
+            self.site - SYSCALL.len() as u64
+        } else {
+            (self.site + (at - self.resume())).min(self.window.end)
+        }
+    }
+
+    /// Where `at`, inside of the window, is in the stub.
+    pub(super) fn to_stub(&self, at: u64) -> u64 {
+        if at < self.site {
+            self.code() + (at - self.window.start).min(self.call() - self.code())
+        } else {
+            self.resume() + (at - self.site)
+        }
+    }
+}
+
+/// All sites, in the order of their stubs, and in that of their windows. Made anew when more come; readers may be signal handlers.
+#[derive(Debug, Default)]
+struct Sites {
+    by_stub: Vec<Patched>,
+    by_window: Vec<Patched>,
+}
+
+static SITES: AtomicPtr<Sites> = AtomicPtr::new(core::ptr::null_mut());
+
+fn sites() -> Option<&'static Sites> {
+    // SAFETY: null, or what `remember` has leaked.
+    unsafe { SITES.load(Ordering::Acquire).as_ref() }
+}
+
+pub(super) fn remember(more: impl Iterator<Item = Patched>) {
+    let mut by_stub = sites().map_or_else(Vec::new, |sites| sites.by_stub.clone());
+    by_stub.extend(more);
+    by_stub.sort_unstable_by_key(|patched| patched.stub);
+    let mut by_window = by_stub.clone();
+    by_window.sort_unstable_by_key(|patched| patched.window.start);
+    SITES.store(Box::into_raw(Box::new(Sites { by_stub, by_window })), Ordering::Release);
+}
+
+/// The site whose stub an address lies in.
+pub(in super::super) fn of_stub(at: u64) -> Option<&'static Patched> {
+    let (offset, sites) = (at.checked_sub(stubs::start()).filter(|&offset| offset < stubs::LENGTH)?, sites()?);
+    let stub = stubs::start() + offset / STUB_SIZE as u64 * STUB_SIZE as u64;
+    let found = sites.by_stub.binary_search_by_key(&stub, |patched| patched.stub).ok()?;
+    Some(&sites.by_stub[found])
+}
+
+/// Where to go on for an address that a jump lies over; `None`: none does.
+pub fn to_stub(at: u64) -> Option<u64> {
+    let sites = &sites()?.by_window;
+    let patched = &sites[sites.partition_point(|patched| patched.window.start <= at).checked_sub(1)?];
+    (patched.window.start < at && at < patched.window.end).then(|| patched.to_stub(at))
+}
+
+/// Where a call is made again that a stub has made: the stub's way in. `None`: the `syscall` is where it was.
+pub fn call_in_stub(site: u64) -> Option<u64> {
+    let sites = &sites()?.by_window;
+    let patched = &sites[sites.partition_point(|patched| patched.window.start < site).checked_sub(1)?];
+    (patched.site == site).then(|| patched.call())
+}
