@@ -4,19 +4,19 @@
 mod common;
 
 // The library's own source, compiled into this test.
+#[allow(dead_code, reason = "what the library alone calls")]
 #[path = "../../preload/src/control.rs"]
 mod control;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{farshore, farshore_as_nobody, outcome, refused};
-use control::{CLIENT_LIMIT, Handover, Target};
+use control::{CLIENT_LIMIT, Target};
 use farshore_config::Size;
 use farshore_config::control::{Change, LINE_LIMIT, Set};
 use farshore_config::stats::Stats;
@@ -28,7 +28,6 @@ struct Program {
 }
 
 static PROGRAM: Program = Program { limit: AtomicU64::new(256 << 20), asked: AtomicU64::new(0) };
-static HANDOVER: Handover = Handover::new();
 
 impl Target for Program {
     fn stats(&self) -> Stats {
@@ -79,10 +78,16 @@ fn server() -> MutexGuard<'static, ()> {
     STARTED.get_or_init(|| {
         let before = sockets();
         let listener = control::listen().expect("the name is free");
-        assert!(listener.as_raw_fd() > 100, "it keeps off the low numbers");
-        let raw = listener.as_raw_fd();
-        std::thread::spawn(move || control::serve(raw, &PROGRAM, &HANDOVER));
-        HANDOVER.finish(listener);
+        let raw = listener.raw();
+        let (left, has_left) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            static STOP: AtomicBool = AtomicBool::new(false);
+            control::leave_table(raw);
+            left.send(()).expect("somebody waits");
+            control::serve(raw, &PROGRAM, &STOP);
+        });
+        has_left.recv().expect("the thread has begun");
+        drop(listener);
         assert_eq!(sockets(), before, "the listener is the thread's alone");
     });
     turn
@@ -312,8 +317,8 @@ fn a_silent_client_is_dropped() {
 #[test]
 fn where_the_name_is_taken_there_is_a_longer_one() {
     let _turn = server();
-    let name = |listener: &std::os::fd::OwnedFd| {
-        let address = nix::sys::socket::getsockname::<nix::sys::socket::UnixAddr>(listener.as_raw_fd()).expect("it has a name");
+    let name = |listener: &farshore_sys::fd::Fd| {
+        let address = nix::sys::socket::getsockname::<nix::sys::socket::UnixAddr>(listener.raw()).expect("it has a name");
         String::from_utf8(address.as_abstract().expect("an abstract one").to_vec()).expect("plain")
     };
     let (one, other) = (control::listen().expect("a socket"), control::listen().expect("a socket"));
