@@ -359,10 +359,10 @@ fn take_over(handed: i32) -> Result<Fd, Errno> {
 const MAP_SHARED: u64 = 1;
 
 fn map(file: &Fd) -> Result<&'static Ledger, Errno> {
-    use farshore_sys::vm;
+    use farshore_sys::{own, vm};
     let bytes = size_of::<Ledger>() as u64;
     // SAFETY: new memory, at a place that the kernel chooses.
-    let base = unsafe { vm::mmap(0, bytes, vm::prot::READ | vm::prot::WRITE, MAP_SHARED, file.raw(), 0) }?;
+    let base = unsafe { vm::mmap(own::place(bytes), bytes, vm::prot::READ | vm::prot::WRITE, MAP_SHARED, file.raw(), 0) }?;
     // SAFETY: `bytes` bytes of a file of that length, never unmapped; all fields are atomics, for which any bytes are a value.
     Ok(unsafe { &*core::ptr::with_exposed_provenance::<Ledger>(base as usize) })
 }

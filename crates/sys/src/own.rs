@@ -1,8 +1,13 @@
 //! Farshore's own mappings: staging areas, tables, stacks. Never managed, never registered.
+//!
+//! They lie apart from the program's. The kernel gives the next mapping the highest hole that it fits into, and a program may count on a
+//! hole that it has just made: for a stack that grows down into it (`MAP_GROWSDOWN`, LTP's mmap18), or to map there (`MAP_FIXED`), which
+//! would replace ours without a word.
 
 use crate::raw::Errno;
 use crate::vm::{self, advice, map, prot};
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a page.
 const PAGE: usize = 4096;
@@ -57,6 +62,24 @@ impl Drop for Own {
     }
 }
 
+/// How far below our own text our mappings lie, and how much room they have there before they begin at the bottom again. Sanitizers want
+/// all mappings in the upper part of the address space, where libraries are.
+const BELOW: u64 = 256 << 30;
+const ROOM: u64 = 128 << 30;
+/// Bytes that were given places so far.
+static PLACED: AtomicU64 = AtomicU64::new(0);
+
+/// Where a mapping of ours of `len` bytes shall lie: a hint for the kernel, which takes another place if this one is in use. 0: anywhere.
+pub fn place(len: u64) -> u64 {
+    let page = PAGE as u64;
+    // As random as the place of our text.
+    let base = (place as *const () as u64 / page * page).saturating_sub(BELOW);
+    if base < BELOW || len > ROOM {
+        return 0;
+    }
+    base + PLACED.fetch_add(len.next_multiple_of(page), Ordering::Relaxed) % ROOM
+}
+
 /// Maps `len` bytes (rounded up to pages) of zeros, untouched. Not counted against strict overcommit until touched.
 ///
 /// # Errors
@@ -65,7 +88,7 @@ pub fn map_own(len: usize) -> Result<NonNull<u8>, Errno> {
     let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)? as u64;
     let flags = map::PRIVATE | map::ANONYMOUS | map::NORESERVE;
     // SAFETY: new memory, at a place that the kernel chooses.
-    let base = unsafe { vm::mmap(0, len, prot::READ | prot::WRITE, flags, -1, 0) }?;
+    let base = unsafe { vm::mmap(place(len), len, prot::READ | prot::WRITE, flags, -1, 0) }?;
     // A forked child has to have our tables too, so no DONTFORK; but a core dump need not.
     // SAFETY: changes nothing but the dump. May be refused by a sandbox, which does no harm.
     let _ = unsafe { vm::madvise(base, len, advice::DONTDUMP) };
@@ -128,6 +151,23 @@ mod tests {
         assert!(!vm::is_mapped(base as u64));
         assert_eq!(map_own(0), Err(Errno::EINVAL));
         assert_eq!(map_own(usize::MAX), Err(Errno::ENOMEM));
+    }
+
+    #[test]
+    fn our_mappings_lie_apart() {
+        let hole = |len| {
+            // SAFETY: new memory, which nobody knows and which is given back at once.
+            let addr = unsafe { vm::mmap(0, len, prot::NONE, map::PRIVATE | map::ANONYMOUS, -1, 0) }.unwrap();
+            // SAFETY: as above.
+            unsafe { vm::munmap(addr, len) }.unwrap();
+            addr
+        };
+        for len in [4096, 1 << 20, 64 << 20] {
+            let (theirs, own) = (hole(len as u64), Own::new(len).unwrap());
+            let here = own.base().as_ptr() as u64;
+            assert!(here.abs_diff(theirs) > 1 << 30, "{here:#x} beside {theirs:#x}");
+        }
+        assert_eq!(place(u64::MAX), 0, "anywhere");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::careful::careful_copy;
 use super::{Access, Memory, PAGE, PinSet, USER_END, errno};
+use farshore_sys::own;
 
 /// Bytes that are pinned at once while scratch memory is filled or emptied.
 const STEP: u64 = 64 << 10;
@@ -107,7 +108,7 @@ impl<M: Memory> Drop for Scratch<'_, M> {
 fn map(mem: &impl Memory, len: u64) -> Result<u64, i64> {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-    let addr = mem.own(libc::SYS_mmap as u64, &[0, len, protection, flags, u64::MAX, 0]);
+    let addr = mem.own(libc::SYS_mmap as u64, &[own::place(len), len, protection, flags, u64::MAX, 0]);
     if addr < 0 { Err(addr) } else { Ok(addr as u64) }
 }
 
