@@ -155,6 +155,11 @@ impl PageTable {
         PageTable { leaves: unsafe { zeroed_box() }, last: AtomicU64::new(0) }
     }
 
+    /// Whether the table has words for all of `range`: a process may have addresses beyond 47 bits where it asks for them (five-level paging).
+    pub fn covers(range: PageRange) -> bool {
+        range.end.0 <= (LEAVES * LEAF_GRANULES * GRANULE_PAGES) as u64
+    }
+
     #[inline]
     fn leaf(&self, index: u64) -> Option<&Leaf> {
         let leaf = self.leaves.get(index as usize)?.load(Ordering::Acquire);
@@ -272,6 +277,9 @@ impl PageTable {
 
     /// Every page of `range` becomes managed and untouched. Under the address-space lock; the
     /// pages must be foreign or absent before.
+    ///
+    /// # Panics
+    /// If the table does not cover the range ([`PageTable::covers`]).
     pub fn add(&self, range: PageRange) {
         for part in range.by_granule() {
             let id = part.start.granule();
@@ -458,5 +466,11 @@ mod tests {
         t.add(range(leaf - 1, leaf + 1));
         assert_eq!(t.page(Page(leaf)).unwrap().word.load(), Word::UNTOUCHED);
         assert!(t.page(Page(u64::MAX >> 12)).is_none());
+        let end = 1 << (47 - 12);
+        t.add(range(end - 3, end));
+        assert_eq!(t.page(Page(end - 1)).unwrap().word.load(), Word::UNTOUCHED);
+        assert!(t.page(Page(end)).is_none() && t.granule_even_absent(Page(end).granule()).is_none());
+        assert!(PageTable::covers(range(end - 3, end)) && !PageTable::covers(range(end - 3, end + 1)));
+        assert!(!PageTable::covers(range(1 << 44, (1 << 44) + 1)));
     }
 }

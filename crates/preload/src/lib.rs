@@ -20,6 +20,7 @@
 //! * never touches managed memory while it holds anything; what the program points to is copied by guarded copies first.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod attributes;
 mod control;
 mod environment;
 mod family;
@@ -36,6 +37,7 @@ mod runtime;
 mod signals;
 mod spaces;
 mod start;
+mod surrender;
 mod thread;
 mod unithreads;
 mod watch;

@@ -8,14 +8,16 @@
 
 use crate::fault::{self, Needed};
 use crate::runtime::{Runtime, Space, locked, uninterrupted};
-use crate::{own_threads, report, thread};
+use crate::{attributes, own_threads, report, surrender, thread};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page, PageRange};
+use farshore_core::table::PageTable;
 use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::vm::{self, advice, map, prot};
 
 type Args = [u64; 6];
 
+const MAP_DROPPABLE: u64 = 8;
 const MAP_GROWSDOWN: u64 = 0x100;
 const MAP_LOCKED: u64 = 0x2000;
 const MAP_POPULATE: u64 = 0x8000;
@@ -32,8 +34,13 @@ const WIPEONFORK: u64 = 18;
 const DONTNEED_LOCKED: u64 = 24;
 const COLLAPSE: u64 = 25;
 const SHMAT: u64 = 30;
+const MLOCK2: u64 = 325;
+const MLOCK_ONFAULT: u64 = 1;
+const MUNLOCK: u64 = 150;
 const MSEAL: u64 = 462;
 const PAGE: u64 = PAGE_SIZE as u64;
+/// Where the addresses end that pages have words for.
+const TABLE_END: u64 = 1 << 47;
 
 /// The calls of this module, by number.
 pub fn handles(number: u64) -> bool {
@@ -81,13 +88,14 @@ fn is_error(answer: i64) -> bool {
 /// The pages of a call's range, if the kernel would accept the range at all.
 fn pages(addr: u64, len: u64) -> Option<PageRange> {
     let end = addr.checked_add(len)?;
-    (addr.is_multiple_of(PAGE) && len > 0 && end < 1 << 47).then(|| PageRange::covering(addr, len))
+    (addr.is_multiple_of(PAGE) && len > 0 && end < TABLE_END).then(|| PageRange::covering(addr, len))
 }
 
 fn may_manage(runtime: &Runtime, args: &Args) -> bool {
     let [_, len, protection, flags, ..] = *args;
     let unwanted = map::STACK | MAP_GROWSDOWN | MAP_LOCKED | MAP_HUGETLB | MAP_SYNC;
-    flags & 0xf == map::PRIVATE
+    !surrender::is_done()
+        && flags & 0xf == map::PRIVATE
         && flags & map::ANONYMOUS != 0
         && flags & unwanted == 0
         && protection & prot::EXEC == 0
@@ -96,6 +104,9 @@ fn may_manage(runtime: &Runtime, args: &Args) -> bool {
 
 /// Registers `range`, mapped and in nobody's hands yet, and manages it. False: it stays the kernel's.
 fn adopt(runtime: &Runtime, range: PageRange) -> bool {
+    if surrender::is_done() || !PageTable::covers(range) {
+        return false;
+    }
     // Huge pages cannot be evicted by halves.
     // SAFETY: advice about memory that has just been mapped for the program.
     let _ = unsafe { vm::madvise(range.start.addr(), range.bytes(), advice::NOHUGEPAGE) };
@@ -111,6 +122,9 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
     let [addr, len, _, flags, ..] = *args;
     let fixed = flags & map::FIXED != 0;
     let managed_before = fixed && pages(addr, len.next_multiple_of(PAGE)).is_some_and(|r| any_managed(runtime, r));
+    if flags & (MAP_GROWSDOWN | MAP_LOCKED) != 0 || flags & 0xf == MAP_DROPPABLE {
+        attributes::note();
+    }
     // A mapping that is too small to be worth managing stays managed where it replaces managed memory.
     let wanted = |len| may_manage(runtime, &[addr, len, args[2], flags, 0, 0]);
     if !wanted(if managed_before { u64::MAX } else { len }) {
@@ -119,11 +133,19 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
         }
         return locked(runtime, |_| over_managed(runtime, args, false));
     }
-    let mapped = locked(runtime, |_| over_managed(runtime, args, true));
+    let mapped =
+        locked(runtime, |_| over_managed(runtime, &[hint(addr, flags), args[1], args[2], args[3], args[4], args[5]], true));
     if !is_error(mapped) && flags & MAP_POPULATE != 0 {
         populate(runtime, PageRange::covering(mapped as u64, len), Access::Write);
     }
     mapped
+}
+
+/// Where the kernel is asked to map what will be managed. It gives addresses beyond the page table's 47 bits to whoever hints at them
+/// (five-level paging), and may always give others.
+fn hint(addr: u64, flags: u64) -> u64 {
+    let fixed = flags & (map::FIXED | map::FIXED_NOREPLACE) != 0;
+    if fixed || addr < TABLE_END { addr } else { 0 }
 }
 
 /// Maps, giving up what is managed at a fixed address, and manages the result if `manage`.
@@ -240,6 +262,9 @@ fn brk_locked(runtime: &Runtime, space: &mut Space, wanted: u64) -> i64 {
 
 fn mprotect(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     let range = args[1].checked_next_multiple_of(PAGE).and_then(|len| pages(args[0], len));
+    if number != nr::MPROTECT {
+        attributes::note();
+    }
     let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(number, args) };
     locked(runtime, |_| {
         let readable = args[2] & prot::READ != 0;
@@ -262,6 +287,9 @@ fn madvise(runtime: &Runtime, args: &Args) -> i64 {
         let managed = |range: Option<PageRange>| range.is_some_and(|r| any_managed(runtime, r));
         return locked(runtime, |_| if managed(range) { 0 } else { raw(nr::MADVISE, args) });
     }
+    if matches!(what, DONTFORK | WIPEONFORK | advice::DONTDUMP) {
+        attributes::note();
+    }
     let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(nr::MADVISE, args) };
     match what {
         advice::DONTNEED | advice::FREE | DONTNEED_LOCKED | GUARD_INSTALL => {
@@ -272,8 +300,7 @@ fn madvise(runtime: &Runtime, args: &Args) -> i64 {
         DONTFORK | WIPEONFORK => {
             // A forked child registers what its parent manages, and takes it for copied. What was never touched stays so: V8 reserves half a GiB.
             own_threads::ensure();
-            let give = |run, is| if is { hand_over(runtime, run, false) } else { 0 };
-            let handed = locked(runtime, |_| each_run(runtime, range, give));
+            let handed = locked(runtime, |_| hand_over_managed(runtime, range, false));
             if is_error(handed) { handed } else { raw(nr::MADVISE, args) }
         }
         advice::POPULATE_READ => populate(runtime, range, Access::Read),
@@ -339,14 +366,45 @@ fn each_run(runtime: &Runtime, range: PageRange, mut each: impl FnMut(PageRange,
     answer
 }
 
+/// Locked memory is the kernel's business: it is handed over, and stays where it is. Before a page is brought in the kernel is asked whether it
+/// would lock so much (`RLIMIT_MEMLOCK`). More than the limit of memory is refused, as `mlockall` is.
 fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
+    attributes::note();
     let start = args[0] & !(PAGE - 1);
     let range = args[0].checked_add(args[1]).and_then(|end| pages(start, end.checked_next_multiple_of(PAGE)? - start));
     let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(number, args) };
-    // Locked memory is the kernel's business from here on: it stays where it is.
-    let answer =
-        locked(runtime, |_| each_run(runtime, range, |run, managed| if managed { hand_over(runtime, run, true) } else { 0 }));
+    let flags = if number == MLOCK2 { args[2] } else { 0 };
+    let answer = locked(runtime, |_| {
+        // Pages that are there are locked by this, none is brought in. What is managed cannot stay locked: it could not be evicted.
+        let allowed = raw(MLOCK2, &[args[0], args[1], flags | MLOCK_ONFAULT, 0, 0, 0]);
+        let mut managed_pages = 0;
+        each_run(runtime, range, |run, managed| {
+            if managed {
+                managed_pages += run.len();
+                raw(MUNLOCK, &[run.start.addr(), run.bytes(), 0, 0, 0, 0]);
+            }
+            0
+        });
+        if is_error(allowed) {
+            return allowed;
+        }
+        if managed_pages > runtime.engine.frames.limit() {
+            return -i64::from(Errno::ENOMEM.0);
+        }
+        hand_over_managed(runtime, range, flags & MLOCK_ONFAULT == 0)
+    });
     if is_error(answer) { answer } else { raw(number, args) }
+}
+
+/// Under the lock: hands over what of `range` is managed.
+pub fn hand_over_managed(runtime: &Runtime, range: PageRange, fill: bool) -> i64 {
+    each_run(runtime, range, |run, managed| if managed { hand_over(runtime, run, fill) } else { 0 })
+}
+
+/// The kernel will touch `range` without a call: it stops being managed, with its bytes in memory.
+pub fn keep(runtime: &Runtime, range: PageRange) {
+    own_threads::ensure();
+    locked(runtime, |_| hand_over_managed(runtime, range, true));
 }
 
 /// What the program had locked stopped being managed. What stays locked is ours: the keys of `--encrypt`.
@@ -385,6 +443,7 @@ fn shmat(runtime: &Runtime, args: &Args) -> i64 {
 /// the answer of a kernel that has no such call.
 fn mseal(runtime: &Runtime, args: &Args) -> i64 {
     let range = args[1].checked_next_multiple_of(PAGE).and_then(|len| pages(args[0], len));
+    attributes::note();
     match range.filter(|&r| any_managed(runtime, r)) {
         Some(_) => -i64::from(Errno::ENOSYS.0),
         None => raw(MSEAL, args),
@@ -431,6 +490,10 @@ fn mremap(runtime: &Runtime, args: &Args) -> i64 {
     if new_bytes == 0 {
         return raw(nr::MREMAP, args);
     }
+    if flags & MREMAP_FIXED != 0 && target.saturating_add(new_bytes) >= TABLE_END {
+        // What is managed cannot go where there are no words for it. Without five-level paging there is no such place, and this is the answer.
+        return -i64::from(Errno::EINVAL.0);
+    }
     locked(runtime, |_| {
         if mixed(runtime, from) {
             // Several mappings. Linux 6.17 would move the first of them and then stop at one with a userfaultfd.
@@ -445,7 +508,7 @@ fn remap_unmanaged(runtime: &Runtime, args: &Args, old_bytes: u64, new_bytes: u6
     let threshold = runtime.options.threshold.bytes();
     let [old, ..] = *args;
     let grows = old_bytes > 0 && old_bytes < threshold && new_bytes >= threshold && args[3] == MREMAP_MAYMOVE;
-    if !grows || !crate::start::is_private_anonymous(old, old_bytes) {
+    if !grows || surrender::is_done() || !attributes::is_plain(old, old_bytes) {
         return raw(nr::MREMAP, args);
     }
     let fresh = mmap(runtime, &[0, new_bytes, prot::READ | prot::WRITE, map::PRIVATE | map::ANONYMOUS, u64::MAX, 0]);
@@ -540,5 +603,22 @@ fn moved(runtime: &Runtime, from: PageRange, kept: PageRange, to: PageRange, old
     }
     if !grown.is_empty() {
         runtime.engine.manage(grown);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_managed_is_mapped_where_pages_have_words() {
+        let high = TABLE_END + PAGE;
+        assert_eq!(hint(high, map::PRIVATE | map::ANONYMOUS), 0);
+        assert_eq!(hint(u64::MAX, map::PRIVATE | map::ANONYMOUS), 0, "a common way to ask for the highest");
+        assert_eq!(hint(PAGE, map::PRIVATE), PAGE);
+        assert_eq!(hint(high, map::FIXED), high, "there or nowhere: it stays the kernel's");
+        assert!(!PageTable::covers(PageRange::covering(high, PAGE)));
+        assert!(PageTable::covers(PageRange::covering(TABLE_END - PAGE, PAGE)));
+        assert_eq!(pages(high, PAGE), None);
     }
 }

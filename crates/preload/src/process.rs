@@ -29,9 +29,6 @@ const CLONE_THREAD: u64 = 0x10000;
 const CLONE_SETTLS: u64 = 0x80000;
 const CLONE_CHILD_CLEARTID: u64 = 0x20_0000;
 const SYS_CLONE3: u64 = 435;
-const SYS_MLOCK2: u64 = 325;
-const SYS_MUNLOCK: u64 = 150;
-const MLOCK_ONFAULT: u64 = 1;
 /// What is taken for the stack if a call names its top only.
 const STACK_GUESS: u64 = 256 << 10;
 /// Static thread-local storage lies between the stack's top and the thread pointer: at most so many bytes.
@@ -264,11 +261,9 @@ fn keep_end_word(call: &Call) {
 fn keep_stack_local(flags: u64, call: &Call) {
     let Some(runtime) = runtime() else { return };
     let Some((start, end)) = stack_of(flags, call) else { return };
-    if memory::any_managed(runtime, PageRange::covering(start, end - start)) {
-        // Locked memory is not managed; that it is locked too is of no use here, and may be refused.
-        memory::call(runtime, SYS_MLOCK2, &[start, end - start, MLOCK_ONFAULT, 0, 0, 0]);
-        // SAFETY: takes back what the line before has done; the memory was not locked, being managed.
-        unsafe { syscall(SYS_MUNLOCK, [start, end - start, 0, 0, 0, 0]) };
+    let range = PageRange::covering(start, end - start);
+    if memory::any_managed(runtime, range) {
+        memory::keep(runtime, range);
     }
 }
 

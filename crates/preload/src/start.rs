@@ -14,7 +14,7 @@
 
 use crate::control;
 use crate::environment;
-use crate::net::calls::{follow, merging};
+use crate::net::calls::{follow, keepers, merging};
 use crate::net::{entry, patch};
 use crate::own_threads::knock;
 use crate::report;
@@ -80,6 +80,7 @@ fn refuse(why: &str) -> ! {
 
 fn start(mut options: Options) -> Result<(), String> {
     entry::init()?;
+    keepers::look_at_inherited(crate::net::net());
     crate::net::mark_plain_calls();
     crate::net::mark_quick_calls();
     find_own_text()?;

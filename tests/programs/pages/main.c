@@ -10,6 +10,9 @@
 
 static const struct { const char *name; void (*run)(void); } sections[] = {
     { "merged", section_merged }, { "advised", section_advised }, { "inherited", section_inherited },
+    { "device", section_device }, { "devicewrite", section_devicewrite }, { "devicefull", section_devicefull },
+    { "growsdown", section_growsdown }, { "droppable", section_droppable }, { "softdirty", section_softdirty }, { "high", section_high },
+    { "grown", section_grown }, { "mlocklimit", section_mlocklimit }, { "mlockmore", section_mlockmore },
 };
 
 long number_in(const char *path, const char *name)

@@ -13,4 +13,17 @@ void section_merged(void);
 void section_advised(void);
 void section_inherited(void);
 
+void section_device(void);
+void section_devicewrite(void);
+void section_devicefull(void);
+
+void section_growsdown(void);
+void section_droppable(void);
+void section_softdirty(void);
+void section_high(void);
+
+void section_grown(void);
+void section_mlocklimit(void);
+void section_mlockmore(void);
+
 #endif

@@ -50,6 +50,9 @@ pub trait Memory {
     fn unpin(&self, pins: &mut PinSet);
     /// Makes the pages of a range present, and unmanaged for good: the kernel will touch them without a call.
     fn keep(&self, addr: u64, len: u64);
+    /// Gives all memory of the program to the kernel, for good, since a device (major and minor number) may keep some of it. False: it would
+    /// not fit into the limit.
+    fn surrender(&self, device: (u32, u32)) -> bool;
     /// The system call itself, on behalf of the program; its result or a negative errno. One of them says that it was not made, since a signal has come that
     /// the program handles first.
     fn raw(&self, nr: u64, args: &Args) -> i64;

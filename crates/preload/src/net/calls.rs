@@ -19,8 +19,12 @@ pub mod descriptors;
 pub mod exec;
 #[path = "calls/follow.rs"]
 pub mod follow;
+#[path = "calls/keepers.rs"]
+pub mod keepers;
 #[path = "calls/merging.rs"]
 pub mod merging;
+#[path = "calls/opened.rs"]
+mod opened;
 #[path = "calls/process_vm.rs"]
 mod process_vm;
 #[path = "calls/seccomp.rs"]
@@ -29,7 +33,7 @@ pub mod seccomp;
 mod waits;
 
 use super::buffers::{self, Args, Memory, errno};
-use super::table::{self, Kind, Special};
+use super::table::{self, Kind, Special, Transfer};
 use super::transfer;
 
 const fn signal_bit(signal: i32) -> u64 {
@@ -57,13 +61,23 @@ pub fn dispatch(mem: &impl Memory, nr: u64, args: &Args) -> Option<i64> {
         Kind::NoPointers | Kind::Passed(_) | Kind::Gone => mem.raw(nr, args),
         Kind::Kept(rule, _) => buffers::keep(mem, nr, args, &rule),
         Kind::Pointers(rules) => buffers::run(mem, nr, args, rules),
-        Kind::Transfer(what) => transfer::transfer(mem, what, nr, args),
+        Kind::Transfer(what) => moved(mem, what, nr, args),
         Kind::Special(what) => special(mem, what, nr, args),
         Kind::Refused(_) if is_ring(nr) && mem.may_have_rings() => mem.raw(nr, args),
         Kind::Refused(_) => errno(libc::ENOSYS),
         Kind::Elsewhere(_) => return None,
     };
-    Some(result)
+    Some(if result >= 0 && opened::brings_a_descriptor(nr) { opened::look(mem, result as u64) } else { result })
+}
+
+#[inline]
+fn moved(mem: &impl Memory, what: Transfer, nr: u64, args: &Args) -> i64 {
+    if let Some(refused) = keepers::before_transfer(mem, what, args[0]) {
+        return refused;
+    }
+    let result = transfer::transfer(mem, what, nr, args);
+    keepers::after_transfer(mem, what, args, result);
+    result
 }
 
 /// `io_uring_setup` and `io_uring_register`, of a thread that answers for its requests itself ([`crate::unithreads`]).

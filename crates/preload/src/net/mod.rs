@@ -27,7 +27,7 @@ pub mod transfer;
 use crate::fault::{self, Needed};
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::thread::{self, Thread};
-use crate::{memory, own_threads, process, report, signals, unithreads};
+use crate::{memory, own_threads, process, report, signals, surrender, unithreads};
 use buffers::{Args, Held, Memory, PinSet, careful, share};
 use core::sync::atomic::Ordering;
 use entry::Call;
@@ -197,13 +197,14 @@ impl Memory for Net {
     }
 
     fn keep(&self, addr: u64, len: u64) {
-        const MLOCK2: u64 = 325;
-        const MUNLOCK: u64 = 150;
-        const MLOCK_ONFAULT: u64 = 1;
-        let Some(runtime) = runtime().filter(|r| memory::any_managed(r, PageRange::covering(addr, len))) else { return };
-        // Locked memory is not managed; that it is locked too is of no use here, and may be refused.
-        memory::call(runtime, MLOCK2, &[addr, len, MLOCK_ONFAULT, 0, 0, 0]);
-        self.own(MUNLOCK, &[addr, len, 0, 0, 0, 0]);
+        let range = PageRange::covering(addr, len);
+        if let Some(runtime) = runtime().filter(|r| memory::any_managed(r, range)) {
+            memory::keep(runtime, range);
+        }
+    }
+
+    fn surrender(&self, device: (u32, u32)) -> bool {
+        runtime().is_none_or(|runtime| surrender::all(runtime, device))
     }
 
     #[inline]

@@ -15,6 +15,7 @@
 //! a failure.
 
 use super::buffers::{Ticket, share};
+use super::calls::keepers;
 use super::entry::{AGAIN, Answer};
 use crate::runtime::{Runtime, runtime};
 use crate::thread;
@@ -45,6 +46,10 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     }
     // A worker of unithreads looks after its fetches before it may wait in the kernel. It does not wait when it wakes another one (an eventfd).
     if thread_of_unithreads(nr, len) {
+        return NOT_HERE;
+    }
+    // A device may take a write for a request.
+    if OUTWARD >> nr & 1 != 0 && keepers::are_there() {
         return NOT_HERE;
     }
     // An address to send to, or to put one.

@@ -134,9 +134,10 @@ fn devices_do_not_get_memory() {
     for request in [0xc014_5608, 0xc100_565c] {
         assert_eq!(fake.call(libc::SYS_ioctl, &[0, request, at]), errno(libc::EINVAL));
     }
-    assert_eq!(fake.call(libc::SYS_ioctl, &[0, 0xc018_1b01, at]), errno(libc::ENOSYS));
     assert_eq!(fake.call(libc::SYS_setsockopt, &[0, 283, 4, at, 32]), errno(libc::ENOPROTOOPT));
-    assert!(fake.calls().is_empty());
+    assert_eq!(fake.call(libc::SYS_setsockopt, &[0, 276, 2, at, 32]), errno(libc::ENOPROTOOPT));
+    // No more than a look at what the descriptor is.
+    assert!(fake.calls().iter().all(|call| call.0 == libc::SYS_fstat as u64));
 }
 
 #[test]
@@ -594,4 +595,55 @@ fn what_a_vfork_child_leaves_is_unmapped() {
         std::thread::sleep(std::time::Duration::from_millis(1));
         is_free()
     }));
+}
+
+#[test]
+fn a_descriptor_that_may_keep_memory_gets_all_of_it_or_nothing() {
+    const UNKNOWN: u64 = 0xc020_f701;
+    const CLOSE_ON_EXEC: u64 = 0x5451;
+    let mut pipe = [0i32; 2];
+    // SAFETY: two descriptors, which belong to this test.
+    let [epoll, null] = unsafe {
+        assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+        [libc::epoll_create1(0), libc::open(c"/dev/null".as_ptr(), libc::O_RDWR)]
+    };
+    let request = |fake: &Fake, fd: i32, number: u64| fake.call(libc::SYS_ioctl, &[fd as u64, number, fake.base()]);
+    for full in [false, true] {
+        let fake = Fake::new(4, BUDGET);
+        let fake = if full { fake.full() } else { fake };
+        // What is known, and what every descriptor answers.
+        for fd in [pipe[0], null] {
+            assert_eq!(request(&fake, fd, UNKNOWN), errno(libc::ENOTTY));
+        }
+        assert_eq!(request(&fake, epoll, CLOSE_ON_EXEC), 0);
+        assert!(fake.surrendered().is_empty());
+        let asked = |fake: &Fake| fake.calls().iter().filter(|call| call.0 == libc::SYS_ioctl as u64).count();
+        let before = asked(&fake);
+        assert!(request(&fake, epoll, UNKNOWN) < 0);
+        assert_eq!((fake.surrendered(), asked(&fake) - before), (vec![(0, 0)], usize::from(!full)));
+    }
+    // SAFETY: nobody else has them.
+    unsafe { [epoll, null, pipe[0], pipe[1]].into_iter().for_each(|fd| assert_eq!(libc::close(fd), 0)) };
+}
+
+#[test]
+fn soft_dirty_bits_cannot_be_cleared() {
+    let fake = Fake::new(8, BUDGET);
+    let mut places = Places::new(&fake);
+    let link = std::env::temp_dir().join(format!("clear-refs-{}", std::process::id()));
+    let _ = std::fs::remove_file(&link);
+    std::os::unix::fs::symlink("/proc/self/clear_refs", &link).expect("a link");
+    for path in ["/proc/self/clear_refs", "/proc/thread-self/clear_refs", link.to_str().expect("a name")] {
+        let path = places.text(path);
+        assert_eq!(fake.call(libc::SYS_open, &[path, libc::O_WRONLY as u64]), errno(libc::EACCES));
+        assert_eq!(fake.call(libc::SYS_openat, &[libc::AT_FDCWD as u64, path, libc::O_WRONLY as u64]), errno(libc::EACCES));
+    }
+    std::fs::remove_file(&link).expect("removed");
+    // Other files that can only be written to.
+    let other = std::env::temp_dir().join(format!("write-only-{}", std::process::id()));
+    let path = places.text(other.to_str().expect("a name"));
+    let fd = fake.call(libc::SYS_open, &[path, (libc::O_WRONLY | libc::O_CREAT) as u64, 0o200]);
+    assert!(fd >= 0);
+    assert_eq!(fake.call(libc::SYS_close, &[fd as u64]), 0);
+    std::fs::remove_file(&other).expect("removed");
 }

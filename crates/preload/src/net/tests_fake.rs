@@ -97,6 +97,8 @@ struct State {
     calls: Vec<(u64, Args, i64)>,
     /// What was to stop being managed: address and length.
     kept: Vec<(u64, u64)>,
+    /// Devices for which all was to become the kernel's.
+    surrendered: Vec<(u32, u32)>,
 }
 
 /// A piece of the arena with its pins. One thread.
@@ -105,6 +107,8 @@ pub struct Fake {
     pages: u64,
     budget: u64,
     own: Vec<i32>,
+    /// What it manages does not fit into the limit.
+    is_full: bool,
     state: RefCell<State>,
 }
 
@@ -114,13 +118,22 @@ impl Fake {
         let arena = arena();
         let at = arena.next_page.fetch_add(pages + 1, Ordering::SeqCst);
         assert!(at + pages < ARENA_PAGES, "the arena is used up");
-        Fake { first: arena.base / PAGE + at, pages, budget, own: Vec::new(), state: RefCell::default() }
+        Fake { first: arena.base / PAGE + at, pages, budget, own: Vec::new(), is_full: false, state: RefCell::default() }
     }
     /// With Farshore descriptors.
     pub fn with_own(mut self, mut own: Vec<i32>) -> Fake {
         own.sort_unstable();
         self.own = own;
         self
+    }
+    /// Whose memory does not fit into the limit.
+    pub fn full(mut self) -> Fake {
+        self.is_full = true;
+        self
+    }
+    /// Devices for which all was to become the kernel's.
+    pub fn surrendered(&self) -> Vec<(u32, u32)> {
+        self.state.borrow().surrendered.clone()
     }
     /// Address of the first managed byte.
     pub fn base(&self) -> u64 {
@@ -249,6 +262,11 @@ impl Memory for Fake {
     }
     fn keep(&self, addr: u64, len: u64) {
         self.state.borrow_mut().kept.push((addr, len));
+    }
+    fn surrender(&self, device: (u32, u32)) -> bool {
+        let mut state = self.state.borrow_mut();
+        state.surrendered.push(device);
+        !self.is_full
     }
     fn raw_with_mask(&self, nr: u64, args: &Args, _wanted: u64) -> i64 {
         self.raw(nr, args)

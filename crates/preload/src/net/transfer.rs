@@ -34,7 +34,7 @@
 //! (with a pin of one compare-and-swap a page; without the system call).
 
 #[path = "transfer/kind.rs"]
-mod kind;
+pub(super) mod kind;
 #[path = "transfer/many.rs"]
 mod many;
 #[path = "transfer/messages.rs"]

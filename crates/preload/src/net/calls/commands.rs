@@ -53,13 +53,11 @@ const FIDEDUPERANGE: u64 = 0xc018_9436;
 const ETHERNET_MAX: u64 = 64 << 10;
 const FILTER_MAX: u64 = 4096 * 8;
 
-/// Requests that hand the program's memory to a guest or a device, which then touch it at any time: KVM_CREATE_VM,
-/// VFIO_IOMMU_MAP_DMA, IOMMU_IOAS_MAP, VHOST_SET_MEM_TABLE, USERFAULTFD_IOC_NEW, USBDEVFS_SUBMITURB, and the
-/// `GEM_USERPTR` of i915, amdgpu and radeon.
-const IOCTLS_REFUSED: [u64; 9] =
-    [0xae01, 0x3b71, 0x3b85, 0x4008_af03, 0xaa00, 0x8038_550a, 0xc018_6473, 0xc018_6451, 0xc018_646d];
-/// RDMA: it registers the program's memory with a network card.
-const TYPE_RDMA: u64 = 0x1b;
+/// Requests of known devices that hand the program's memory to a guest or a device, which then touch it at any time: KVM_CREATE_VM,
+/// USERFAULTFD_IOC_NEW, USBDEVFS_SUBMITURB. What unknown devices keep, `keepers.rs` says.
+const IOCTLS_REFUSED: [u64; 3] = [0xae01, 0xaa00, 0x8038_550a];
+/// DIAG_IOCSREG of tracefs' `user_events_data`: the kernel sets a bit at an address while a tracer listens.
+const USER_EVENTS_REGISTER: u64 = 0xc008_2a00;
 /// Video capture: VIDIOC_REQBUFS and VIDIOC_CREATE_BUFS name at byte 8 whose memory the device shall write to.
 const VIDIOC_BUFFERS: [u64; 2] = [0xc014_5608, 0xc100_565c];
 const V4L2_MEMORY_USERPTR: u32 = 2;
@@ -69,10 +67,16 @@ const NVME_COMMANDS: [u64; 4] = [0xc048_4e41, 0xc048_4e43, 0xc050_4e47, 0xc050_4
 /// `ioctl`.
 pub(super) fn ioctl(mem: &impl Memory, args: &Args) -> i64 {
     let (request, arg) = (args[1] & 0xffff_ffff, args[2]);
-    if IOCTLS_REFUSED.contains(&request) || request_type(request) == TYPE_RDMA {
+    if IOCTLS_REFUSED.contains(&request) {
         return errno(libc::ENOSYS);
     }
+    if let Some(refused) = super::keepers::before_request(mem, args[0], request) {
+        return refused;
+    }
     let mut pins = PinSet::new();
+    if request == USER_EVENTS_REGISTER {
+        keep_enable_word(mem, &mut pins, arg);
+    }
     if VIDIOC_BUFFERS.contains(&request) && read_user::<u32>(mem, &mut pins, arg.wrapping_add(8)) == Some(V4L2_MEMORY_USERPTR) {
         mem.unpin(&mut pins);
         // As a driver that knows other kinds only.
@@ -85,6 +89,13 @@ pub(super) fn ioctl(mem: &impl Memory, args: &Args) -> i64 {
         ioctl_inside(mem, &mut pins, request, arg, size);
     }
     finish(mem, &mut pins, libc::SYS_ioctl, args)
+}
+
+/// `struct user_reg` has the address at byte 8.
+fn keep_enable_word(mem: &impl Memory, pins: &mut PinSet, arg: u64) {
+    let word = read_user::<u64>(mem, pins, arg.wrapping_add(8));
+    mem.unpin(pins);
+    word.into_iter().for_each(|word| mem.keep(word, 8));
 }
 
 /// Pins what pointers inside the structure lead to.
@@ -290,10 +301,13 @@ pub(super) fn set_socket_option(mem: &impl Memory, args: &Args) -> i64 {
         Ptr { arg: 3, dir: Dir::In, extent: Extent::Counted { by: 4, unit: 1, plus: 0, cap: u64::MAX, int: true } };
     const SOL_XDP: i32 = 283;
     const XDP_UMEM_REG: i32 = 4;
+    const SOL_RDS: i32 = 276;
+    const RDS_GET_MR: i32 = 2;
+    const RDS_GET_MR_FOR_DEST: i32 = 7;
     let mut pins = PinSet::new();
     match (args[1] as i32, args[2] as i32) {
         // A network card would write there at any time. As a socket that is not of this kind.
-        (SOL_XDP, XDP_UMEM_REG) => return errno(libc::ENOPROTOOPT),
+        (SOL_XDP, XDP_UMEM_REG) | (SOL_RDS, RDS_GET_MR | RDS_GET_MR_FOR_DEST) => return errno(libc::ENOPROTOOPT),
         // Tables of packet filters, for IPv4, IPv6 and bridges: a pointer to counters at 88 or behind it.
         (libc::IPPROTO_IP | libc::IPPROTO_IPV6, 64 | 65 | 128..=131) => guess_inside(mem, &mut pins, args[3], 128, 1 << 16),
         _ => {}

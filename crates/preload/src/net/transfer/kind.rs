@@ -28,20 +28,23 @@ pub(super) enum Kind {
 const MODE_WORD: usize = 6;
 const DEVICE_WORD: usize = 10;
 
-/// Asks the kernel what `fd` is.
-pub(super) fn of(mem: &impl Memory, fd: u64) -> Kind {
+/// What the kernel says of `fd`: `st_mode` and `st_rdev`. `None`: there is no such descriptor.
+pub(in super::super) fn mode_and_device(mem: &impl Memory, fd: u64) -> Option<(u32, u32)> {
     let mut pins = PinSet::new();
     let mut stat = [0u32; 36];
     let addr = pin_local(mem, &mut pins, &mut stat);
     let result = mem.own(libc::SYS_fstat as u64, &[fd, addr, 0, 0, 0, 0]);
     mem.unpin(&mut pins);
-    if result < 0 {
-        return Kind::Refused;
-    }
-    match stat[MODE_WORD] & libc::S_IFMT {
+    (result >= 0).then_some((stat[MODE_WORD], stat[DEVICE_WORD]))
+}
+
+/// Asks the kernel what `fd` is.
+pub(super) fn of(mem: &impl Memory, fd: u64) -> Kind {
+    let Some((mode, device)) = mode_and_device(mem, fd) else { return Kind::Refused };
+    match mode & libc::S_IFMT {
         libc::S_IFREG | libc::S_IFBLK => Kind::Steady,
         libc::S_IFIFO => Kind::Pipe,
-        libc::S_IFCHR => character_device(stat[DEVICE_WORD]),
+        libc::S_IFCHR => character_device(device),
         libc::S_IFSOCK => socket(mem, fd),
         libc::S_IFDIR => Kind::Refused,
         _ => Kind::Whole,
