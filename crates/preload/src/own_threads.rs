@@ -82,6 +82,8 @@ static KIN: AtomicBool = AtomicBool::new(false);
 static PREPARED: AtomicBool = AtomicBool::new(false);
 /// When the kernel is asked again for a thread that it has refused; 0: it has not.
 static TRY_AGAIN: AtomicU64 = AtomicU64::new(0);
+/// No thread that reads ahead is made just now, or any more ([`allow_readers`]).
+static NO_READERS: AtomicBool = AtomicBool::new(false);
 /// Pages that the limit was raised by because there was nobody who could evict.
 static LENT: AtomicU64 = AtomicU64::new(0);
 
@@ -283,7 +285,12 @@ pub fn start(runtime: &'static Runtime) -> Result<(), String> {
 fn must_be_there(runtime: &Runtime) -> bool {
     let health = &runtime.engine.health;
     let moving = || !health.all_that_are(Usage::Draining).is_empty() || !health.all_that_are(Usage::Going).is_empty();
-    runtime.options.fault == FaultMode::Poll || unithreads::are_joined() || moving() || runtime.changes.are_waiting()
+    serve_faults(runtime) || moving() || runtime.changes.are_waiting()
+}
+
+/// Whether threads of the program wait for ours at each fault: then there is no moment without.
+pub fn serve_faults(runtime: &Runtime) -> bool {
+    runtime.options.fault == FaultMode::Poll || unithreads::are_joined()
 }
 
 /// Makes the threads that work together, and waits until each has begun.
@@ -352,7 +359,7 @@ pub fn make_reader(runtime: &'static Runtime) -> Reader {
     }
     let made = runtime.space.try_with(|_| {
         // It may be stopping, or starting with a program's thread in the lock.
-        (STATE.load(Ordering::Acquire) == STARTED).then(|| {
+        (STATE.load(Ordering::Acquire) == STARTED && !NO_READERS.load(Ordering::Relaxed)).then(|| {
             uninterrupted(|| {
                 let made = spawn(Job::ReadAhead);
                 ROLL.wait(&KernelFutex);
@@ -368,6 +375,12 @@ pub fn make_reader(runtime: &'static Runtime) -> Reader {
         }
         None => Reader::Later,
     }
+}
+
+/// Whether threads that read ahead are made as they are needed. When this comes back with "no", none is in the making, and none will be: before a filter that stops
+/// clone(2), or what a new thread does first, is installed for all threads.
+pub fn allow_readers(runtime: &Runtime, allowed: bool) {
+    locked(runtime, |_| NO_READERS.store(!allowed, Ordering::Relaxed));
 }
 
 /// Makes the threads if there is something for them to do: before a fault is served or a page is brought in. Not under the address-space
@@ -536,6 +549,7 @@ pub fn forget() {
     PREPARED.store(false, Ordering::Release);
     TRY_AGAIN.store(0, Ordering::Release);
     LENT.store(0, Ordering::Release);
+    NO_READERS.store(false, Ordering::Release);
     ROLL.clear();
     HOMES.reset();
     HOMES.with(|homes| homes.taken = 0);

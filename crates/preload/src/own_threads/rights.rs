@@ -7,7 +7,8 @@
 //!
 //! **States.** Each change gives the thread that makes it a new state, a number; a new thread begins with the state of its maker. Ours have the state of the thread that made
 //! them. As long as a thread of the program has that state too, they may stay: in a program of several threads a change of one is that thread's alone. libc's
-//! `setuid` makes every thread change, and the last of them ends ours.
+//! `setuid` makes every thread change, and the last of them ends ours. Where each fault waits for ours (poll mode, unithreads) they stay when a *thread* ends whose rights
+//! only they have then: nobody is there who could make others.
 //!
 //! **Where they could not be made again** (a filter forbids new threads, or `RLIMIT_NPROC` does), the change is made by each of ours as well, before the program goes on: an
 //! *order*. They get a SIGBUS (which they never block), and [`take_order`] in its handler. What cannot be ordered is refused. Filters reach them by
@@ -201,8 +202,9 @@ pub fn would_be_left(thread: &thread::Thread) -> bool {
 pub fn are_left_by_this_thread(runtime: &'static Runtime) {
     let Some(thread) = thread::current() else { return };
     thread.shared.set_rights(NOBODYS);
-    // Who cannot be made again stays: it has taken each change of the program as an order.
-    if !is_ours_kept() && can_be_made_again() {
+    // Who cannot be made again stays: it has taken each change of the program as an order. And who serves faults stays: those that are left (one of them may not
+    // have begun) would wait for it, and this thread cannot make others that have their rights.
+    if !is_ours_kept() && can_be_made_again() && !own_threads::serve_faults(runtime) {
         own_threads::stop(runtime);
     }
 }

@@ -156,6 +156,14 @@ fn sent(cases: &mut Cases) {
 }
 
 fn descriptors(cases: &mut Cases) {
+    cases.add("pidfd_getfd", "its own", |call| {
+        let process = sys("pidfd_open", &[u64::from(std::process::id()), 0])?;
+        keep(call, process)?;
+        let fd = sys("signalfd4", &[u64::from(u32::MAX), at(&bit(libc::SIGUSR2)), 8, libc::SFD_CLOEXEC as u64])?;
+        keep(call, fd)?;
+        call.number(process).number(fd).number(0).returns_descriptor();
+        Ok(())
+    });
     for name in ["signalfd", "signalfd4"] {
         cases.add(name, "", |call| {
             call.number(-1).input(&bit(libc::SIGUSR2).to_ne_bytes()).number(8).number(libc::SFD_CLOEXEC).returns_descriptor();

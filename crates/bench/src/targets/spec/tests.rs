@@ -60,7 +60,7 @@ fn what_is_not_known_is_refused_with_what_there_is() {
         ("farshore:evictors=", "invalid option \"evictors=\""),
         (
             "farshore:stats=x",
-            "unknown option \"stats\" of target \"farshore\": it takes swap, fault, policy, prefetch, evictors, batch, writes, threshold, build",
+            "unknown option \"stats\" of target \"farshore\": it takes swap, fault, policy, prefetch, evictors, batch, writes, free, threshold, build, label=NAME",
         ),
         ("farshore:memory=1G", "use --memory"),
         ("farshore:evictors=1+evictors=2", "\"evictors\" of target \"farshore\" is given twice"),

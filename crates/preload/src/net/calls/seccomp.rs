@@ -183,6 +183,9 @@ fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M
         report::line(format_args!("seccomp: a filter is refused: it allows no new threads, and none can be made before it"));
         return errno(libc::EAGAIN);
     }
+    if stays {
+        own_threads::allow_readers(runtime, false);
+    }
     const FLAG_NEW_LISTENER: u64 = 1 << 3;
     const FLAG_TSYNC_ESRCH: u64 = 1 << 4;
     // With a listener the answer is its descriptor, and a thread that cannot have the filter an error.
@@ -193,6 +196,8 @@ fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M
     if installed {
         note_what_it_stops(&filter);
         uninterrupted(|| rights::has_filtered(runtime, true));
+    } else if stays {
+        own_threads::allow_readers(runtime, rights::can_be_made_again());
     }
     let failed_for_ours = !everywhere && !installed && (answer > 0 || answer == errno(libc::ESRCH));
     if failed_for_ours { refused() } else { answer }

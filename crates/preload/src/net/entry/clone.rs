@@ -56,8 +56,6 @@ enum Stack {
 struct Request {
     flags: u64,
     stack: Stack,
-    /// What the first hook gives for the child.
-    given: u64,
 }
 
 /// Where the child's `aux` has what the first hook has given for it: flags have fewer bits.
@@ -106,7 +104,7 @@ fn read_request(call: &Call, copy: &mut CloneArgs) -> Result<Request, i64> {
         (0, true, false) => return Err(EINVAL),
         (top, ..) => Stack::New(top),
     };
-    Ok(Request { flags, stack, given: 0 })
+    Ok(Request { flags, stack })
 }
 
 pub(super) fn clone(call: &mut Call) -> i64 {
@@ -127,15 +125,19 @@ fn make_writable(address: u64, length: u64) {
 
 fn clone_quietly(call: &mut Call) -> i64 {
     let mut copy: CloneArgs = [0; CLONE_ARGS_MAX as usize / 8];
-    let request = read_request(call, &mut copy).and_then(|request| {
-        // SAFETY: hook, called as its contract says.
-        let refused = unsafe { farshore_before_clone(request.flags, call) };
-        if refused < 0 { Err(refused) } else { Ok(Request { given: (refused as u64) << GIVEN_SHIFT & GIVEN, ..request }) }
-    });
-    let Request { flags, stack, given } = match request {
+    let Request { flags, stack } = match read_request(call, &mut copy) {
         Ok(request) => request,
         Err(error) => return error,
     };
+    // Before the first hook, which for a fork holds the lists that it comes from until the third.
+    let Some(top) = own_stack_for(&stack) else { return EAGAIN };
+    // SAFETY: hook, called as its contract says.
+    let given = unsafe { farshore_before_clone(flags, call) };
+    if given < 0 {
+        give_back(top);
+        return given;
+    }
+    let given = (given as u64) << GIVEN_SHIFT & GIVEN;
     let before = signal::sigprocmask(How::Set, SigSet::ALL);
     let result = match stack {
         // Natively its handler has run before the call.
@@ -144,8 +146,8 @@ fn clone_quietly(call: &mut Call) -> i64 {
             // SAFETY: the child gets a copy of all memory, this frame included, and goes on in it.
             unsafe { raw(call.nr, kernel_args(call, &mut copy)) }
         }
-        Stack::New(top) => clone_onto(call, &mut copy, flags | given, Some(top)),
-        Stack::Parents => clone_onto(call, &mut copy, flags | given, None),
+        Stack::New(new) => clone_onto(call, &mut copy, flags | given, top, Some(new)),
+        Stack::Parents => clone_onto(call, &mut copy, flags | given, top, None),
     };
     signal::sigprocmask(How::Set, before);
     if result == 0 && matches!(stack, Stack::Copied) {
@@ -155,7 +157,35 @@ fn clone_quietly(call: &mut Call) -> i64 {
     }
     // SAFETY: hook, called as its contract says.
     unsafe { farshore_parent_after_clone(flags, result) };
+    let (memory, waited) = (flags & CLONE_VM != 0, flags & CLONE_VFORK != 0);
+    if !memory || waited || result < 0 {
+        // The child has left it, or has a copy, or there is none.
+        give_back(top);
+    }
     result
+}
+
+/// A call stack for the child that begins on one; 0: it begins on a copy of its parent's. None: there is no memory.
+fn own_stack_for(stack: &Stack) -> Option<u64> {
+    if matches!(stack, Stack::Copied) {
+        return Some(0);
+    }
+    let before = signal::sigprocmask(How::Set, SigSet::ALL);
+    // SAFETY: hook, called as its contract says.
+    let top = unsafe { farshore_take_stack() };
+    signal::sigprocmask(How::Set, before);
+    (top != 0).then_some(top)
+}
+
+/// A child's call stack that nobody runs on; 0: there was none.
+fn give_back(top: u64) {
+    if top == 0 {
+        return;
+    }
+    let before = signal::sigprocmask(How::Set, SigSet::ALL);
+    // SAFETY: hook, called as its contract says: what `farshore_take_stack` gave.
+    unsafe { farshore_give_stack(top) };
+    signal::sigprocmask(How::Set, before);
 }
 
 /// The arguments for the kernel: `clone3`'s structure is our copy.
@@ -167,13 +197,8 @@ fn kernel_args(call: &Call, copy: &mut CloneArgs) -> [u64; 6] {
     args
 }
 
-/// Makes a child on a call stack of its own. It will be in the program with the stack pointer `new`, or with its parent's.
-fn clone_onto(call: &Call, copy: &mut CloneArgs, flags: u64, new: Option<u64>) -> i64 {
-    // SAFETY: hook, called as its contract says.
-    let top = unsafe { farshore_take_stack() };
-    if top == 0 {
-        return EAGAIN;
-    }
+/// Makes a child on the call stack that ends at `top`. It will be in the program with the stack pointer `new`, or with its parent's.
+fn clone_onto(call: &Call, copy: &mut CloneArgs, flags: u64, top: u64, new: Option<u64>) -> i64 {
     let child = top - FRAME as u64;
     let vectors = (child - VECTOR_AREA as u64) & !63;
     let frame = Call { sp: new.unwrap_or(call.sp), aux: MARK_CHILD | flags, vectors, ..*call };
@@ -195,14 +220,9 @@ fn clone_onto(call: &Call, copy: &mut CloneArgs, flags: u64, new: Option<u64>) -
     let own = tls::call_stack();
     // SAFETY: the child's frame is complete, and all signals are blocked until the child has its own storage.
     let result = unsafe { farshore_clone_onto(child, &[call.nr, a0, a1, a2, a3, a4, a5]) };
-    let (memory, waited) = (flags & CLONE_VM != 0, flags & CLONE_VFORK != 0);
-    if memory && waited {
+    if flags & CLONE_VM != 0 && flags & CLONE_VFORK != 0 {
         // The child has made the other one that of the storage that we share. It is gone from this memory.
         tls::set_call_stack(own);
-    }
-    if !memory || waited || result < 0 {
-        // SAFETY: hook: the child has left it, or has a copy, or there is none.
-        unsafe { farshore_give_stack(top) };
     }
     result
 }
