@@ -155,8 +155,12 @@ impl Homes {
     }
 }
 
-/// Makes a thread. With all signals blocked.
+/// Makes a thread. It begins with all signals blocked: until it has its record, a handler would take it for one of the program's.
 fn spawn(job: Job) -> Result<(), Errno> {
+    uninterrupted(|| spawn_blocked(job))
+}
+
+fn spawn_blocked(job: Job) -> Result<(), Errno> {
     let home = match HOMES.with(Homes::take) {
         Ok(home) => home,
         Err(why) => {
