@@ -344,7 +344,8 @@ fn rt_sigprocmask(args: &Args) -> i64 {
     let Some(thread) = thread::current().filter(|_| size == 8) else {
         return raw(nr::RT_SIGPROCMASK, args);
     };
-    let mut pretended = thread.shared.pretended();
+    let known = thread.shared.pretended();
+    let mut pretended = known;
     let mut wanted = 0u64;
     if set != 0 {
         match read::<u64>(set) {
@@ -369,10 +370,11 @@ fn rt_sigprocmask(args: &Args) -> i64 {
     if answer < 0 {
         return answer;
     }
-    let before = masks[1] & !OURS.0 | thread.shared.pretended().0;
-    let answer = if old != 0 && !write(old, &before) { EFAULT } else { 0 };
-    pretended::change(thread, pretended);
-    answer
+    if pretended != known {
+        pretended::change_in_call(thread, pretended);
+    }
+    let before = masks[1] & !OURS.0 | known.0;
+    if old != 0 && !write(old, &before) { EFAULT } else { 0 }
 }
 
 fn rt_sigpending(args: &Args) -> i64 {

@@ -40,6 +40,39 @@ static void queue(int number, int value)
     CHECK(sigqueue(getpid(), number, (union sigval){ .sival_int = value }) == 0);
 }
 
+/* ---------------------------------------------------------------------------------------- unblock */
+
+static void count_it(int number, siginfo_t *info, void *context)
+{
+    (void)number;
+    (void)info;
+    (void)context;
+    got_count++;
+}
+
+/* A signal that waits comes in the middle of the call that lets it in: what the call has set stays. */
+void section_unblock(void)
+{
+    handle(SIGALRM, count_it, SA_RESTART);
+    struct itimerval every = { { 0, 100 }, { 0, 100 } };
+    CHECK(setitimer(ITIMER_REAL, &every, NULL) == 0);
+    sigset_t all, before, now;
+    sigfillset(&all);
+    got_count = 0;
+    for (int round = 0; got_count < 3000; round++) {
+        CHECK(sigprocmask(SIG_SETMASK, &all, &before) == 0);
+        for (int i = 0; i < FOUR; i++) if (sigismember(&before, four[i])) die("round %d: signal %d was blocked", round, four[i]);
+        for (volatile int i = 0; i < round % 40 * 100; i++) { }
+        CHECK(sigprocmask(SIG_SETMASK, &before, &now) == 0);
+        for (int i = 0; i < FOUR; i++) if (!sigismember(&now, four[i])) die("round %d: signal %d was open", round, four[i]);
+        CHECK(sigprocmask(SIG_BLOCK, NULL, &now) == 0);
+        for (int i = 0; i < FOUR; i++) if (sigismember(&now, four[i])) die("round %d: signal %d stays blocked", round, four[i]);
+    }
+    memset(&every, 0, sizeof every);
+    CHECK(setitimer(ITIMER_REAL, &every, NULL) == 0);
+    say("3000 signals");
+}
+
 /* -------------------------------------------------------------------------------------------- masks */
 
 static void *mask_of_thread(void *number)

@@ -89,6 +89,15 @@ pub struct Deferred {
     masks: Suspended,
 }
 
+impl Deferred {
+    /// The same, with another pretended mask of the code that it interrupts.
+    pub(super) fn going_back_to(self, pretended: SigSet) -> Deferred {
+        let with = |mask: SigSet| SigSet(mask.0 & !OURS.0 | pretended.0);
+        let Suspended { saved, during } = self.masks;
+        Deferred { masks: Suspended { saved: with(saved), during: with(during) }, ..self }
+    }
+}
+
 /// The thread will go on in the program's handler when ours returns, or at the end of its call. If there is no room for the handler's frame, it gets a SIGSEGV, as natively.
 pub(super) fn start(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) {
     const TRAP_TRACE: i32 = 2;

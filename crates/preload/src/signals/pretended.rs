@@ -87,6 +87,26 @@ pub(super) fn change(thread: &Thread, to: SigSet) {
     }
 }
 
+/// The same, by a call under way. A signal that came when the kernel had just changed its own mask waits for the call's end, with the pretended mask of before:
+/// what its handler goes back to is what the call has set.
+pub(super) fn change_in_call(thread: &Thread, to: SigSet) {
+    let freed = uninterrupted(|| match thread.deferred.get() {
+        Some(deferred) => {
+            thread.deferred.set(Some(deferred.going_back_to(to)));
+            0
+        }
+        None => {
+            let freed = thread.shared.pretended().0 & !to.0;
+            thread.shared.pretend(to);
+            freed
+        }
+    });
+    // One comes before the next is sent: the kernel keeps one of a kind.
+    if freed != 0 {
+        send_again(thread, SigSet(freed));
+    }
+}
+
 /// A new thread begins with its parent's mask. What waits for the process and is not blocked comes now.
 pub fn inherit(thread: &Thread, mask: SigSet) {
     thread.shared.pretend(SigSet(mask.0 & OURS.0));
