@@ -172,6 +172,27 @@ sys.stdin.readline()
                 expect(not process.stderr_so_far(), f"on stderr: {process.stderr_so_far()}")
         return f"{runs} answers"
 
+    def test_stronger(self):
+        """A process that has a capability or a group that its user has not opens nothing for that user; for root it does, and for a user with its groups."""
+        need_root("capabilities and groups of others")
+        setpriv, room = harness.need("setpriv", "util-linux"), self.folder("stronger", 0o770)
+        os.chown(room, 0, 4)
+        user = [setpriv, "--reuid", str(NOBODY), "--regid", str(NOBODY)]
+        more = {"capability": ["--clear-groups", "--inh-caps", "+dac_override", "--ambient-caps", "+dac_override"], "group": ["--groups", "4"], "none": ["--clear-groups"]}
+        for what, rights in more.items():
+            with self.running(*user, *rights, self.farshore, "run", "--memory", "16M", "--", "sh", "-c", "echo $$; read line") as process:
+                pid, place = process.popen.stdout.readline().decode().strip(), room if what != "none" else self.folder("open", 0o777)
+                asked = self.call("set", pid, f"swap+=dir:{place}", user=NOBODY)
+                expect((asked.status == 0) == (what == "none"), f"{what}: status {asked.status}: {asked.err}")
+                expect(what == "none" or "ask as root" in asked.err, f"{what}: {asked.err}")
+                expect(what == "none" or not os.listdir(room), f"{what}: a file of root's: {os.listdir(room)}")
+                expect(self.stats(pid, NOBODY)["pid"] == int(pid), f"{what}: no counters")
+                with_group = self.call_program([*user, "--groups", "4", self.farshore, "set", pid, f"swap+=file:{place}/x,size=16M"])
+                expect((with_group.status == 0) == (what != "capability"), f"{what}, asked with the group: {with_group.status}: {with_group.err}")
+                by_root = self.call("set", pid, f"swap+=file:{place}/y,size=16M")
+                expect(by_root.status == 0, f"{what}, asked by root: {by_root.err}")
+        return f"{len(more)} processes"
+
     # ------------------------------------------------------------------------------------------ programs of a special kind
 
     def test_sanitizer(self):

@@ -40,7 +40,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 pub use farshore_config::control::Target;
-use farshore_config::control::{Conversation, LINE_LIMIT, error_line, socket_name};
+use farshore_config::control::{Change, Conversation, LINE_LIMIT, Set, error_line, socket_name};
+use farshore_config::stats::Stats;
 use farshore_sys::fd::Fd;
 use farshore_sys::raw;
 
@@ -227,7 +228,7 @@ impl Server {
                 return;
             }
         };
-        let Some(user) = peer_user(&fd) else { return };
+        let Some(ids @ [user, _]) = peer_ids(&fd) else { return };
         let owner = owner();
         if owner != Some(user) && user != 0 {
             let whose = owner.map_or("acts as several users".into(), |owner| format!("belongs to user {owner}"));
@@ -237,7 +238,8 @@ impl Server {
         if self.clients.len() >= CLIENT_LIMIT {
             return refuse(&fd, &format!("{CLIENT_LIMIT} clients are connected already: try again later"));
         }
-        self.clients.push(Client::new(fd, now_ms()));
+        let may_open = can_all_we_can(&fd, ids);
+        self.clients.push(Client::new(fd, may_open, now_ms()));
     }
 }
 
@@ -247,22 +249,101 @@ fn owner() -> Option<u32> {
     (real == effective && effective == saved).then_some(real)
 }
 
-/// The user at the other end, as the kernel saw it when it connected.
-fn peer_user(fd: &Fd) -> Option<u32> {
-    const SYS_GETSOCKOPT: u64 = 55;
-    const SOL_SOCKET: u64 = 1;
+/// The user and the group at the other end, as the kernel saw them when it connected.
+fn peer_ids(fd: &Fd) -> Option<[u32; 2]> {
     const SO_PEERCRED: u64 = 17;
     // struct ucred { pid, uid, gid }. Not rustix's: its process id may not be 0, which it is for a
     // peer outside our process namespace.
     let mut credentials = [0_u32; 3];
-    let mut length = 12_u32;
-    let socket = u64::try_from(fd.raw()).ok()?;
-    let to = (&raw mut credentials).expose_provenance() as u64;
+    let got = peer_option(fd, SO_PEERCRED, &mut credentials);
+    matches!(got, Ok(12)).then_some([credentials[1], credentials[2]])
+}
+
+/// Asks the socket about the other end; how many bytes there are, or, where there is no room for them, would be.
+fn peer_option(fd: &Fd, option: u64, words: &mut [u32]) -> Result<u32, u32> {
+    const SYS_GETSOCKOPT: u64 = 55;
+    const SOL_SOCKET: u64 = 1;
+    let mut length = u32::try_from(size_of_val(words)).unwrap_or(0);
+    let Ok(socket) = u64::try_from(fd.raw()) else { return Err(0) };
+    let to = words.as_mut_ptr().expose_provenance() as u64;
     let size = (&raw mut length).expose_provenance() as u64;
-    // SAFETY: getsockopt writes at most `length` = 12 bytes to `credentials`, which is as large and
-    // aligned for u32, and one u32 to `length`; both live until after the call.
-    let status = unsafe { raw::syscall(SYS_GETSOCKOPT, [socket, SOL_SOCKET, SO_PEERCRED, to, size, 0]) };
-    (status == 0 && length == 12).then_some(credentials[1])
+    // SAFETY: getsockopt writes at most `length` bytes to `words`, which are as many and aligned for
+    // u32, and one u32 to `length`; both live until after the call.
+    let status = unsafe { raw::syscall(SYS_GETSOCKOPT, [socket, SOL_SOCKET, option, to, size, 0]) };
+    if status == 0 { Ok(length) } else { Err(length) }
+}
+
+/// Whether the client could do itself what this process does for it when it opens a path: it is root, or has all our groups, and we have no capability.
+/// (A process may have more rights than its user: by file capabilities, ambient ones, or groups that its user has not any more.)
+fn can_all_we_can(fd: &Fd, [user, group]: [u32; 2]) -> bool {
+    if user == 0 {
+        return true;
+    }
+    let theirs = peer_groups(fd);
+    let has = |ours: &u32| *ours == group || theirs.contains(ours);
+    !has_capabilities() && own_groups().iter().all(has)
+}
+
+fn peer_groups(fd: &Fd) -> Vec<u32> {
+    const SO_PEERGROUPS: u64 = 59;
+    let Err(bytes) = peer_option(fd, SO_PEERGROUPS, &mut []) else { return Vec::new() };
+    let mut groups = vec![0; bytes as usize / 4];
+    let got = peer_option(fd, SO_PEERGROUPS, &mut groups).unwrap_or(0);
+    groups.truncate(got as usize / 4);
+    groups
+}
+
+/// Every group that this process acts as, or can.
+fn own_groups() -> Vec<u32> {
+    const SYS_GETGROUPS: u64 = 115;
+    const SYS_GETRESGID: u64 = 120;
+    const GROUPS_MAX: usize = 65536;
+    let mut groups = vec![0_u32; GROUPS_MAX];
+    let to = groups.as_mut_ptr().expose_provenance() as u64;
+    // SAFETY: getgroups writes at most so many numbers there.
+    let count = unsafe { raw::syscall(SYS_GETGROUPS, [GROUPS_MAX as u64, to, 0, 0, 0, 0]) };
+    groups.truncate(usize::try_from(count).unwrap_or(0));
+    let mut ids = [0_u32; 3];
+    let at = ids.as_mut_ptr().expose_provenance() as u64;
+    // SAFETY: the kernel writes three numbers there.
+    let _ = unsafe { raw::syscall(SYS_GETRESGID, [at, at + 4, at + 8, 0, 0, 0]) };
+    groups.extend(ids);
+    groups
+}
+
+fn has_capabilities() -> bool {
+    const SYS_CAPGET: u64 = 125;
+    const VERSION_3: u32 = 0x2008_0522;
+    let mut header = [VERSION_3, 0];
+    // Effective, permitted and inheritable, of the lower and the upper half.
+    let mut sets = [u32::MAX; 6];
+    let [header, to] = [header.as_mut_ptr(), sets.as_mut_ptr()].map(|at| at.expose_provenance() as u64);
+    // SAFETY: capget reads and writes two numbers, and writes six, both ours. If it fails, the sets stay full.
+    unsafe { raw::syscall(SYS_CAPGET, [header, to, 0, 0, 0, 0]) };
+    let [effective, permitted, _, upper_effective, upper_permitted, _] = sets;
+    effective | permitted | upper_effective | upper_permitted != 0
+}
+
+/// What a client that could not open what this process can may ask for.
+struct WithoutPaths<'a>(&'a dyn Target);
+
+impl Target for WithoutPaths<'_> {
+    fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+
+    fn set(&self, key: &str, value: &str) -> Result<Set, String> {
+        if key == "swap+" {
+            return Err(format!(
+                "{key}={value}: this process has capabilities or groups that you have not, and would open that place with them: ask as root"
+            ));
+        }
+        self.0.set(key, value)
+    }
+
+    fn change(&self, id: u64) -> Result<Change, String> {
+        self.0.change(id)
+    }
 }
 
 /// Tells a client that is not taken why. It is closed by the caller.
@@ -273,6 +354,8 @@ fn refuse(fd: &Fd, why: &str) {
 
 struct Client {
     fd: Fd,
+    /// See [`can_all_we_can`].
+    may_open: bool,
     /// What it has asked and is not answered yet.
     talk: Conversation,
     /// The answer being sent; nothing is read while there is one.
@@ -284,9 +367,9 @@ struct Client {
 }
 
 impl Client {
-    fn new(fd: Fd, now: u64) -> Self {
+    fn new(fd: Fd, may_open: bool, now: u64) -> Self {
         let deadline = now + CLIENT_TIMEOUT_MS;
-        Client { fd, talk: Conversation::new(LINE_LIMIT), output: Vec::new(), sent: 0, deadline }
+        Client { fd, may_open, talk: Conversation::new(LINE_LIMIT), output: Vec::new(), sent: 0, deadline }
     }
 
     /// Acts on what poll said; whether the client stays.
@@ -297,6 +380,8 @@ impl Client {
         if self.output.is_empty() && !self.receive() {
             return false;
         }
+        let without = WithoutPaths(target);
+        let target: &dyn Target = if self.may_open { target } else { &without };
         // One answer at a time is made and sent; a client that does not take it makes no more.
         loop {
             if self.output.is_empty() {

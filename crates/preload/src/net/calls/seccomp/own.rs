@@ -117,6 +117,10 @@ pub(super) const CONTROL: &[Own] = &[
     call(54, "setsockopt", CONTROLLING),
     call(257, "openat", CONTROLLING),
     call(332, "statx", CONTROLLING),
+    call(115, "getgroups", CONTROLLING),
+    call(118, "getresuid", CONTROLLING),
+    call(120, "getresgid", CONTROLLING),
+    call(125, "capget", CONTROLLING),
 ];
 
 const FORKING: &str = "go on in a forked process";
