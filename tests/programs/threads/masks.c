@@ -40,6 +40,46 @@ static void queue(int number, int value)
     CHECK(sigqueue(getpid(), number, (union sigval){ .sival_int = value }) == 0);
 }
 
+/* ---------------------------------------------------------------------------------------- ignored */
+
+static volatile int interrupted;
+
+static void *waits_for_events(void *fd)
+{
+    int epoll = epoll_create1(0);
+    struct epoll_event event = { .events = EPOLLIN };
+    CHECK(epoll >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, *(int *)fd, &event) == 0);
+    /* Without a time, and with one. */
+    for (int round = 0;; round++) {
+        int found = epoll_wait(epoll, &event, 1, round % 2 ? -1 : 20);
+        if (found < 0 && errno == EINTR) interrupted++;
+        if (found == 1) break;
+    }
+    close(epoll);
+    return NULL;
+}
+
+/* A signal that the program ignores, sent while a thread of it is in a fault, ends no wait of another one. */
+void section_ignored(void)
+{
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    pthread_t waiter = start(waits_for_events, ends);
+    pid_t me = getpid(), child = fork();
+    if (child == 0) {
+        for (int i = 0; i < 400; i++) {
+            kill(me, SIGWINCH);
+            usleep(500);
+        }
+        _exit(0);
+    }
+    unsigned char *memory = fresh(16 * MIB);
+    while (waitpid(child, NULL, WNOHANG) == 0) for (size_t at = 0; at < 16 * MIB; at += PAGE) memory[at]++;
+    CHECK(write(ends[1], "x", 1) == 1);
+    join(waiter);
+    say("interrupted %d times", interrupted);
+}
+
 /* ---------------------------------------------------------------------------------------- unblock */
 
 static void count_it(int number, siginfo_t *info, void *context)

@@ -61,6 +61,10 @@ pub trait Memory {
     /// The same for a call that has a signal mask for its time: `wanted` is the program's, the one that the arguments lead to is without
     /// the signals that Farshore needs.
     fn raw_with_mask(&self, nr: u64, args: &Args, wanted: u64) -> i64;
+    /// Makes a system call of the program that waits for events, again if it was interrupted and no handler of the program is to run.
+    fn raw_again(&self, nr: u64, args: &Args) -> i64 {
+        self.raw(nr, args)
+    }
     /// Farshore's descriptors, in ascending order.
     fn own_fds(&self) -> &[i32];
     /// Whether the calling thread answers for the memory of requests in rings itself.

@@ -222,6 +222,10 @@ impl Memory for Net {
         signals::waits::with_mask(nr, args, SigSet(wanted))
     }
 
+    fn raw_again(&self, nr: u64, args: &Args) -> i64 {
+        signals::waits::again(nr, args)
+    }
+
     fn own_fds(&self) -> &[i32] {
         runtime().map_or(&[], |r| r.own_fds())
     }

@@ -14,7 +14,8 @@
 //! | `select`, `pselect6`, `ppoll`, `pause`, `rt_sigsuspend`, sleeps until a time | again, with the same arguments: the kernel has written what is left |
 //! | `poll`, `nanosleep`, `futex` with a time | by `restart_syscall`, for which the kernel remembers what is left. `rt_sigreturn` would make it forget: the handler is left without |
 //! | waits without a time of the calls below | again |
-//! | `epoll_wait`, `semtimedop`, `rt_sigtimedwait`, … with a time | `EINTR`, as natively whenever the process is stopped and continued, or a debugger attaches (signal(7)) |
+//! | `epoll_wait` and its like with a time | again, by who made it (`signals::waits`) |
+//! | `semtimedop`, `rt_sigtimedwait`, … with a time | `EINTR`, as natively whenever the process is stopped and continued, or a debugger attaches (signal(7)) |
 
 use super::{STOP, start_late};
 use crate::control;

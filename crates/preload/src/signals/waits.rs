@@ -26,6 +26,7 @@ use farshore_sys::signal::{self, How, SigInfo, SigSet};
 const EINTR: i64 = -(Errno::EINTR.0 as i64);
 const EFAULT: i64 = -(Errno::EFAULT.0 as i64);
 const RT_SIGTIMEDWAIT: u64 = 128;
+const EPOLL_WAIT: u64 = 232;
 const EPOLL_PWAIT: u64 = 281;
 const EPOLL_PWAIT2: u64 = 441;
 const SECOND: u64 = 1_000_000_000;
@@ -37,6 +38,24 @@ pub struct Suspended {
     pub saved: SigSet,
     /// What it wants blocked meanwhile.
     pub during: SigSet,
+}
+
+/// Makes `epoll_wait` or one of its like, without a mask. Where it ends with `EINTR` and no handler of the program is to run it is made again: to the kernel a signal that
+/// the program ignores is not ignored while one of its threads is in a handler of ours, which blocks it, and it wakes another one.
+pub fn again(number: u64, args: &Args) -> i64 {
+    let mut args = *args;
+    let end = epoll_end(number, &args);
+    let mut left = [0u64; 2];
+    loop {
+        // SAFETY: the program's own call, whose memory the caller has pinned.
+        let answer = unsafe { entry::for_program(number, &args) };
+        if answer != EINTR || thread::current().is_none_or(|thread| thread.deferred.get().is_some()) {
+            return answer;
+        }
+        if let Some(end) = end {
+            set_epoll_rest(number, &mut args, end, &mut left);
+        }
+    }
 }
 
 /// Makes a call whose arguments name a mask for its time: `wanted` is what the program gave, and the arguments have it without [`OURS`].
@@ -77,7 +96,9 @@ pub fn with_mask(number: u64, args: &Args, wanted: SigSet) -> i64 {
 fn epoll_end(number: u64, args: &Args) -> Option<u64> {
     let now = || MonotonicClock::new().now_ns();
     match number {
-        EPOLL_PWAIT => u64::try_from(args[3] as i32).ok().map(|ms| now().saturating_add(ms * (SECOND / 1000))),
+        EPOLL_WAIT | EPOLL_PWAIT => {
+            u64::try_from(args[3] as i32).ok().filter(|&ms| ms > 0).map(|ms| now().saturating_add(ms * (SECOND / 1000)))
+        }
         EPOLL_PWAIT2 if args[3] != 0 => {
             let mut pins = PinSet::new();
             let time = buffers::read_user::<[u64; 2]>(net(), &mut pins, args[3]);
@@ -90,7 +111,7 @@ fn epoll_end(number: u64, args: &Args) -> Option<u64> {
 
 fn set_epoll_rest(number: u64, args: &mut Args, end: u64, left: &mut [u64; 2]) {
     let rest = end.saturating_sub(MonotonicClock::new().now_ns());
-    if number == EPOLL_PWAIT {
+    if number != EPOLL_PWAIT2 {
         args[3] = rest.div_ceil(SECOND / 1000).min(i32::MAX as u64);
     } else {
         *left = [rest / SECOND, rest % SECOND];

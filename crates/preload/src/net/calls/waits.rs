@@ -164,7 +164,7 @@ impl Mask {
     fn call(&self, mem: &impl Memory, nr: u64, args: &Args) -> i64 {
         match self.wanted {
             Some(wanted) => mem.raw_with_mask(nr, args, wanted),
-            None => mem.raw(nr, args),
+            None => mem.raw_again(nr, args),
         }
     }
 }
