@@ -428,7 +428,8 @@ pub fn child_shape(runtime: &Runtime) -> Shape {
         return Shape { memory: runtime.engine.memory_limit(), wanted, ..runtime.shape };
     }
     let limit = ledger().map_or(0, |ledger| ledger.limit.load(Ordering::Acquire) * PAGE_SIZE as u64);
-    let memory = (limit / 8).max(MEMORY_LIMIT_MIN);
+    // No larger than its parent's, whatever limit was set since: it is the engine's stages that are sized by it.
+    let memory = (limit / 8).min(runtime.shape.memory).max(MEMORY_LIMIT_MIN);
     let evictors = if memory < 4 * MEMORY_LIMIT_MIN { 1 } else { runtime.shape.evictors.min(2) };
     Shape { memory, evictors, wanted, ..runtime.shape }
 }
