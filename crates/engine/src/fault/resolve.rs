@@ -396,15 +396,19 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Pages 1.. of a run: the first `mapped - 1` are resident, the others go back.
     fn release_zero_run(&self, fault: &Fault, mapped: u64, claimed: u64, protected: bool) {
         for i in 1..claimed {
-            let page = fault.page.plus(i);
-            let Some(at) = self.page(page) else { continue };
-            if i < mapped {
-                self.release(page, at.word, Release::Dirty { chances: 0, guessed: false, protected });
-            } else {
-                self.release(page, at.word, Release::Untouched);
-            }
+            let resident = Release::Dirty { chances: 0, guessed: false, protected };
+            self.release_taken(fault.page.plus(i), if i < mapped { resident } else { Release::Untouched });
         }
         self.give_frames(fault.core, claimed.saturating_sub(mapped.max(1)));
+    }
+
+    /// Releases a page that this fault has taken beside its own. A memory call may have hidden the granule for a moment, in which no page
+    /// of it is found in the ordinary way.
+    fn release_taken(&self, page: Page, to: Release) {
+        let hidden = is_planted(Canary::Hidden) && self.page(page).is_none();
+        if let Some(word) = self.table.word_for_unpin(page).filter(|_| !hidden) {
+            self.release(page, word, to);
+        }
     }
 
     fn rescue(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
