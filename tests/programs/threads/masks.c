@@ -113,6 +113,29 @@ void section_unblock(void)
     say("3000 signals");
 }
 
+/* ---------------------------------------------------------------------------------------- whole */
+
+/* A file is read and written as a whole, however many signals come meanwhile. */
+void section_whole(void)
+{
+    FILE *file = tmpfile();
+    CHECK(file != NULL);
+    unsigned char *memory = fresh(4 * MIB);
+    for (size_t at = 0; at < 4 * MIB; at++) memory[at] = (unsigned char)(at * 7 >> 3);
+    handle(SIGALRM, count_it, SA_RESTART);
+    struct itimerval every = { { 0, 100 }, { 0, 100 } };
+    CHECK(setitimer(ITIMER_REAL, &every, NULL) == 0);
+    int part = 0;
+    for (int round = 0; round < 30; round++) {
+        part += pwrite(fileno(file), memory, 4 * MIB, 0) != 4 * MIB;
+        part += pread(fileno(file), memory, 4 * MIB, 0) != 4 * MIB;
+    }
+    memset(&every, 0, sizeof every);
+    CHECK(setitimer(ITIMER_REAL, &every, NULL) == 0);
+    for (size_t at = 0; at < 4 * MIB; at++) CHECK(memory[at] == (unsigned char)(at * 7 >> 3));
+    say("%d in part", part);
+}
+
 /* -------------------------------------------------------------------------------------------- masks */
 
 static void *mask_of_thread(void *number)

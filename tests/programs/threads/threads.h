@@ -25,6 +25,7 @@ void section_context(void);
 
 void section_masks(void);
 void section_unblock(void);
+void section_whole(void);
 void section_ignored(void);
 void section_suspend(void);
 void section_waiting(void);

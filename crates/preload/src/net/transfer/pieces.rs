@@ -192,12 +192,23 @@ pub(super) struct FileCall {
 impl FileCall {
     /// Transfers `count` buffers at `iovs`, `done` bytes after the start.
     fn make(&self, mem: &impl Memory, iovs: u64, count: u64, done: u64, flags: u32) -> i64 {
+        let (nr, args) = self.request(iovs, count, done, flags);
+        mem.raw(nr, &args)
+    }
+
+    /// The same, whatever signal waits for the program.
+    fn go_on(&self, mem: &impl Memory, iovs: u64, count: u64, done: u64) -> i64 {
+        let (nr, args) = self.request(iovs, count, done, self.flags);
+        mem.own(nr, &args)
+    }
+
+    fn request(&self, iovs: u64, count: u64, done: u64, flags: u32) -> (u64, [u64; 6]) {
         let nr = match self.flow {
             Flow::Read => libc::SYS_preadv2,
             Flow::Write => libc::SYS_pwritev2,
         };
         let position = self.position.map_or(u64::MAX, |start| start + done);
-        mem.raw(nr as u64, &[self.fd, iovs, count, position, 0, u64::from(flags)])
+        (nr as u64, [self.fd, iovs, count, position, 0, u64::from(flags)])
     }
 }
 
@@ -211,7 +222,8 @@ pub(super) fn file(mem: &impl Memory, call: FileCall, cursor: Cursor) -> Option<
             return Some(messages::as_socket(mem, call, kind, cursor, total));
         }
         (Kind::Pipe, Flow::Read) => Next::WithoutBlocking,
-        (Kind::Steady | Kind::Pipe, _) | (Kind::Terminal, Flow::Write) => Next::Same,
+        (Kind::Steady, _) => Next::Uninterrupted,
+        (Kind::Pipe, _) | (Kind::Terminal, Flow::Write) => Next::Same,
         (Kind::Terminal | Kind::Stream { .. } | Kind::Packets | Kind::Whole, _) => Next::Never,
     };
     // Natively such a call ends at the byte that cannot be accessed.
@@ -239,6 +251,8 @@ fn is_readable(addr: u64, len: u64) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     Same,
+    /// Natively no signal ends a transfer of a file in the middle.
+    Uninterrupted,
     WithoutBlocking,
     Never,
 }
@@ -263,6 +277,7 @@ fn in_pieces(mem: &impl Memory, call: FileCall, start: Cursor, total: u64, next:
         let iovs = address(&mut piece);
         let result = match next {
             Next::WithoutBlocking if done > 0 => without_blocking(mem, &call, iovs, piece.count),
+            Next::Uninterrupted if done > 0 => call.go_on(mem, iovs, piece.count, done),
             _ => call.make(mem, iovs, piece.count, done, call.flags),
         };
         mem.unpin(&mut pins);
