@@ -453,6 +453,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.wants_eviction(false)
     }
 
+    /// Whether free frames are short once `pages` more are taken.
+    pub fn is_short_after(&self, pages: u64) -> bool {
+        self.is_short() || self.frames.free_uncached() < self.watermarks.low.load(Ordering::Relaxed) + pages
+    }
+
     /// The page's word, if it is managed.
     #[inline]
     fn page(&self, page: Page) -> Option<PageRef<'_>> {

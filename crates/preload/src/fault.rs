@@ -98,7 +98,7 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
         report::abort(format_args!("bug: Farshore's own code touched managed memory at {addr:#x}"));
     }
     let mut way = Way::InPlace;
-    if let Some(worker) = thread.worker.get().filter(|_| thread.vforked.get() == 0) {
+    if let Some(worker) = thread.worker.get() {
         way = worker.serve(runtime, thread, page, access, kind.present(), context);
         if matches!(way, Way::InPlace) {
             // It may be this page that a unithread of the same worker fetches.

@@ -182,7 +182,6 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> R
     let mut slots = unsafe { core::ptr::read(&raw const old.slots) };
     let first_own = slots.begin_own(old.backend.capacity());
     let thread = thread::current().ok_or("the thread that forked has no record")?;
-    thread.vforked.set(0);
     let from = Inheritance {
         table,
         slots,

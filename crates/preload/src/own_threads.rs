@@ -29,6 +29,9 @@
 //!
 //! They take no signals of the program: all are blocked but SIGBUS, by which they are told to look at something, and SIGSEGV.
 //!
+//! They are threads of the process that the memory belongs to, and of no other: in a *guest* ([`thread::Whose`]) they would end with it, and those that
+//! stay would wait for them. So they are made before there is a guest that may need them ([`ensure_for_guest`]); where they are not there, a guest goes on without.
+//!
 //! The memory of a thread is never unmapped. It is used again by the next one, and by a forked child, which finds its parent's without their threads.
 
 pub mod knock;
@@ -62,6 +65,8 @@ const STACK: usize = 256 << 10;
 const TRY_AGAIN_NS: u64 = 50_000_000;
 /// Pages that a fault gets beyond the limit when there is nobody who could evict.
 const LENT_AT_ONCE: u64 = 64;
+/// Pages that a vforked child takes at most, as a rule, until it execs: its stack and what it writes there.
+const VFORKED: u64 = 256;
 
 const NONE: u32 = 0;
 const STARTING: u32 = 1;
@@ -335,7 +340,7 @@ fn start_needed(runtime: &'static Runtime) -> Result<(), Errno> {
 /// # Errors
 /// What clone(2) answers.
 pub fn start_kin() -> Result<(), Errno> {
-    if STATE.load(Ordering::Acquire) == STOPPING || KIN.swap(true, Ordering::AcqRel) {
+    if thread::is_guest() || STATE.load(Ordering::Acquire) == STOPPING || KIN.swap(true, Ordering::AcqRel) {
         return Ok(());
     }
     uninterrupted(|| {
@@ -398,7 +403,7 @@ pub fn ensure() {
 
 #[cold]
 fn ensure_late() {
-    let Some(runtime) = runtime() else { return };
+    let Some(runtime) = runtime().filter(|_| !thread::is_guest()) else { return };
     // A forked child is heard of from its first fault on.
     knock::listen_late(runtime);
     if runtime.engine.wants_threads() || family::wants_kin() {
@@ -414,9 +419,20 @@ pub fn ensure_now(runtime: &'static Runtime) -> bool {
     are_there()
 }
 
+/// Before there is a guest, which cannot make them: makes the threads if it may need them. One whose parent waits (`vforked`) does where little is free;
+/// any other may take as much memory as the program itself.
+pub fn ensure_for_guest(runtime: &'static Runtime, vforked: bool) {
+    if !vforked || runtime.engine.is_short_after(VFORKED) {
+        ensure_now(runtime);
+    }
+}
+
 /// Under the address-space lock, so that no fork comes between.
 #[cold]
 fn start_late(runtime: &'static Runtime) {
+    if thread::is_guest() {
+        return;
+    }
     loop {
         match STATE.load(Ordering::Acquire) {
             STARTED => return,
@@ -500,8 +516,11 @@ fn take_back(runtime: &Runtime) {
 }
 
 /// Ends all threads of ours, and comes back when the kernel does not know them any more. They are made again when they are needed. With all
-/// signals blocked, by a thread that holds nothing. Whether there were any.
+/// signals blocked, by a thread that holds nothing. Whether there were any. A guest ends none: they are not of its process.
 pub fn stop(runtime: &Runtime) -> bool {
+    if thread::is_guest() {
+        return false;
+    }
     loop {
         match STATE.load(Ordering::Acquire) {
             state @ (STARTING | STOPPING) => KernelFutex.wait(&STATE, state),

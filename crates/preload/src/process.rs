@@ -3,22 +3,23 @@
 //! | call | child's memory | child |
 //! |---|---|---|
 //! | `clone` of a thread | shared | gets a record, an alternate stack, and its system calls caught |
-//! | `vfork`, `posix_spawn` | shared, parent sleeps | uses the parent's record (it runs on its thread pointer), system calls caught |
+//! | `vfork`, `posix_spawn` | shared, parent sleeps | gets a record (in its parent's place: it runs on its thread pointer), system calls caught |
+//! | `clone` of a process with `CLONE_VM` | shared | as a thread |
 //! | `fork` | copied | see [`crate::fork`] |
 //! | exec | new | under Farshore too, if it can be and `--no-follow` was not asked for ([`follow`]) |
 
 use crate::net::buffers::{self, Memory as _, PinSet};
 use crate::net::calls::{exec, follow, seccomp};
-use crate::net::entry::Call;
+use crate::net::entry::{self, Call};
 use crate::own_threads::{self, knock, rights};
 use crate::runtime::{Runtime, runtime, uninterrupted};
+use crate::thread::{Thread, Whose};
 use crate::{family, fork, memory, net, report, signals, start, thread, unithreads};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_core::page::PageRange;
 use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::signal::{self, How, SigSet};
 use farshore_sys::thread::Home;
-use farshore_sys::tls;
 
 type Args = [u64; 6];
 
@@ -38,8 +39,11 @@ const THREAD_BYTES: u64 = 2304;
 const SYS_EXECVE: u64 = 59;
 const SYS_EXECVEAT: u64 = 322;
 
-/// Bits of what a new thread inherits that are [`signals::inheritance`]'s; the others are the state of its rights.
-const INHERITED_SIGNALS: u32 = 3;
+/// What a new thread inherits: [`signals::inheritance`]'s bits, then this one for [`thread::Whose`], then the state of its rights.
+const AS_GUEST: i64 = 1 << 3;
+const FOR_RIGHTS: u32 = 4;
+/// All of it.
+const INHERITED: u32 = (1 << entry::GIVEN_BITS) - 1;
 
 /// The counters have been written: at the first of several calls that end the process.
 static REPORTED: AtomicBool = AtomicBool::new(false);
@@ -61,7 +65,7 @@ pub fn call(number: u64, args: &Args) -> i64 {
 
 /// A call that may change the rights of the calling thread: threads of ours never have more than the program.
 fn change_rights(number: u64, args: &Args) -> i64 {
-    let not_ours = thread::current().is_none_or(|t| t.vforked.get() > 0);
+    let not_ours = thread::current().is_none_or(Thread::is_guest);
     let ready = match (rights::changes_user(number) && !not_ours).then(family::may_leave).transpose() {
         Ok(ready) => ready.flatten(),
         Err(why) => return -i64::from(why.0),
@@ -116,8 +120,8 @@ fn execute(number: u64, args: &Args) -> i64 {
         // The last moment to do it. `REPORTED` stays: should the exec fail, the counters go on.
         uninterrupted(|| start::write_stats(runtime));
     }
-    // A knock that came in the middle would find no handler. (A vforked child has its parent's socket.)
-    let own = thread::current().is_some_and(|t| t.vforked.get() == 0) && !own_threads::are_there();
+    // A knock that came in the middle would find no handler. (The socket is not a guest's.)
+    let own = thread::current().is_some_and(|t| !t.is_guest()) && !own_threads::are_there();
     if own {
         knock::disarm();
     }
@@ -151,15 +155,13 @@ pub fn is_alone() {
 }
 
 fn exit_thread(args: &Args) -> i64 {
-    if thread::current().is_some_and(|t| t.counted.get() && t.vforked.get() == 0)
-        && PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel) == 1
-    {
+    if thread::current().is_some_and(|t| t.counted.get()) && PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel) == 1 {
         // The status of the last thread is the process' natively too.
         net::robust::give_up_all();
         return exit_process(args);
     }
     let (mut storage, mut record) = (None, None);
-    if thread::current().is_some_and(|t| t.vforked.get() == 0) {
+    if thread::current().is_some_and(|t| t.whose.get() != Whose::Vforked) {
         // The list is the program's, and may be anything: what reads it needs its signals.
         signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
         net::robust::give_up_all();
@@ -168,7 +170,7 @@ fn exit_thread(args: &Args) -> i64 {
             net::unpin_all(thread);
             storage = thread.storage.take();
         }
-        if let Some(runtime) = runtime() {
+        if let Some(runtime) = runtime().filter(|_| !thread::is_guest()) {
             rights::are_left_by_this_thread(runtime);
         }
         record = thread::leave();
@@ -202,14 +204,13 @@ fn exit_process(args: &Args) -> i64 {
 
 /// The runtime, unless this is a child: one that shares the program's memory, or a fork.
 fn of_the_program() -> Option<&'static Runtime> {
-    let vforked = thread::current().is_some_and(|t| t.vforked.get() > 0);
-    runtime().filter(|r| !vforked && r.first)
+    runtime().filter(|r| !thread::is_guest() && r.first)
 }
 
 /// Before a call of the clone family.
 #[unsafe(no_mangle)]
 extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
-    // Before all that waits for pages; and a vforked child runs in place of this thread, which then ends no fetch.
+    // Before all that waits for pages; and a vforked child's parent ends no fetch.
     unithreads::settle();
     net::pin_clone_words(call);
     if flags & CLONE_CHILD_CLEARTID != 0 {
@@ -222,18 +223,24 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
         // The child begins on it before it can serve a fault.
         keep_stack_local(flags, call);
         return fork::before(flags);
-    } else if flags & CLONE_VFORK == 0 {
-        keep_stack_local(flags, call);
-        if flags & CLONE_THREAD != 0 {
-            // Now, not when it begins: its parent may end before that.
-            PROGRAM_THREADS.fetch_add(1, Ordering::AcqRel);
-        }
-        let rights = thread::current().map_or(0, |thread| thread.shared.rights());
-        return i64::from(rights) << INHERITED_SIGNALS | signals::inheritance();
-    } else if let Some(thread) = thread::current() {
-        thread.vforked.set(thread.vforked.get() + 1);
     }
-    0
+    if flags & CLONE_VFORK == 0 {
+        keep_stack_local(flags, call);
+    }
+    let guest = begins_as_guest(flags);
+    if guest && let Some(runtime) = runtime() {
+        own_threads::ensure_for_guest(runtime, flags & CLONE_VFORK != 0);
+    } else if !guest {
+        // Now, not when it begins: its parent may end before that.
+        PROGRAM_THREADS.fetch_add(1, Ordering::AcqRel);
+    }
+    let rights = thread::current().map_or(0, |thread| thread.shared.rights()) << FOR_RIGHTS & INHERITED;
+    i64::from(rights) | if guest { AS_GUEST } else { 0 } | signals::inheritance()
+}
+
+/// Whether what a call with these flags makes, which shares the memory, is not of the process that it belongs to.
+fn begins_as_guest(flags: u64) -> bool {
+    flags & CLONE_THREAD == 0 || flags & CLONE_VFORK != 0 || thread::is_guest()
 }
 
 /// The word that the kernel clears when the new thread ends, and at which it wakes others, stops being managed: a thread that
@@ -286,26 +293,20 @@ fn stack_of(flags: u64, call: &Call) -> Option<(u64, u64)> {
     (start < end).then_some((start, end))
 }
 
-/// In the parent, after the call. What was done before is undone by the same flags: a `vfork` child runs on its parent's
-/// record, and may make threads of its own while the record counts it.
+/// In the parent, after the call. What was done before is undone by the same flags.
 #[unsafe(no_mangle)]
 extern "C" fn farshore_parent_after_clone(flags: u64, result: i64) {
     if flags & CLONE_VM == 0 {
         fork::parent_after(result);
     } else if flags & CLONE_VFORK == 0 {
-        if result < 0 && flags & CLONE_THREAD != 0 {
+        if result < 0 && !begins_as_guest(flags) {
             PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel);
         }
-    } else {
-        if let Some(thread) = thread::current() {
-            thread.vforked.set(thread.vforked.get().saturating_sub(1));
-        }
-        if result > 0 {
-            // The child has left this memory; the copies that its exec made have not.
-            exec::child_is_gone(net::net(), result as u64);
-            if flags & CLONE_FILES != 0 {
-                follow::take_back(net::net());
-            }
+    } else if result > 0 {
+        // The child has left this memory; the copies that its exec made have not.
+        exec::child_is_gone(net::net(), result as u64);
+        if flags & CLONE_FILES != 0 {
+            follow::take_back(net::net());
         }
     }
 }
@@ -320,31 +321,38 @@ fn storage_apart() -> Option<Home> {
     Some(home)
 }
 
+/// The calling thread, which shares its parent's memory, gets its record. `None`: there is no memory.
+fn begin(flags: u64, given: u64, stack: u64) -> Option<()> {
+    let guest = given & AS_GUEST as u64 != 0;
+    let own_pointer = flags & CLONE_SETTLS != 0;
+    let thread = if flags & CLONE_VFORK == 0 {
+        let storage = if own_pointer { None } else { Some(storage_apart()?) };
+        let thread = thread::adopt_on(stack, if guest { Whose::Guests } else { Whose::Owners })?;
+        thread.storage.set(storage);
+        thread
+    } else {
+        // As the kernel: it keeps its parent's alternate stack. (With a thread pointer of its own it does not find its parent.)
+        let parents = thread::current().filter(|_| !own_pointer).map(|parent| (parent.program_stack.get(), parent.rings.get()));
+        let thread = thread::adopt_on(stack, Whose::Vforked)?;
+        if let Some((program_stack, rings)) = parents {
+            thread.program_stack.set(program_stack);
+            thread.rings.set(rings);
+        }
+        thread
+    };
+    thread.counted.set(!guest);
+    thread.shared.set_rights(given as u32 >> FOR_RIGHTS);
+    signals::inherit(thread, given);
+    Some(())
+}
+
 /// In the child, before it runs any code of the program.
 #[unsafe(no_mangle)]
 extern "C" fn farshore_child_started(flags: u64, given: u64, stack: u64) {
     if flags & CLONE_VM == 0 {
         fork::child_started();
-    } else if flags & CLONE_VFORK == 0 {
-        let adopted = uninterrupted(|| {
-            let storage = if flags & CLONE_SETTLS == 0 { Some(storage_apart()?) } else { None };
-            let thread = thread::adopt_on(stack)?;
-            thread.storage.set(storage);
-            thread.shared.set_rights((given >> INHERITED_SIGNALS) as u32);
-            signals::inherit(thread, given);
-            Some(())
-        });
-        if adopted.is_none() {
-            report::abort(format_args!("no memory for the record of a new thread"));
-        }
-        if flags & CLONE_THREAD != 0
-            && let Some(thread) = thread::current()
-        {
-            thread.counted.set(true);
-        }
-    } else {
-        // Its parent's record is its own, but for the stack, on which its parent's call is.
-        tls::set_call_stack(stack);
+    } else if uninterrupted(|| begin(flags, given, stack)).is_none() {
+        report::abort(format_args!("no memory for the record of a new thread"));
     }
     // A new thread starts without; so does a vforked child.
     start::catch_system_calls();

@@ -25,7 +25,7 @@ use crate::net::{entry, net};
 use crate::own_threads::{knock, rights};
 use crate::report;
 use crate::runtime::uninterrupted;
-use crate::thread;
+use crate::thread::{self, Whose};
 use actions::{SIG_DFL, SIG_IGN, SIGNALS, is_handler};
 use farshore_sys::guarded;
 use farshore_sys::raw::{Errno, getpid, gettid, nr};
@@ -293,7 +293,7 @@ fn rt_sigaction(args: &Args) -> i64 {
 fn change_action(number: u32, new: Option<Action>) -> Result<Action, Errno> {
     // A vforked child has its own actions, but our memory is its parent's: what it sets is not noted, and its handlers
     // start without us. All it may do is exec, which resets handlers anyway.
-    let borrowed = thread::current().is_some_and(|t| t.vforked.get() > 0);
+    let borrowed = thread::current().is_some_and(|t| t.whose.get() == Whose::Vforked);
     let set = actions::get(number);
     let handler = if steps::has_taken(number) {
         Some(frame::on_signal as Handler as *const () as u64)

@@ -15,8 +15,8 @@
 //! that are not blocked, is changed with all blocked. The buffer for pages is lent by [`Thread::with_buffer`], to one borrower. What other
 //! threads look at is in [`Shared`].
 
-use crate::net::buffers::Held;
 use crate::net::entry::Trapped;
+use crate::net::{self, buffers::Held};
 use crate::report;
 use crate::signals::frame::Deferred;
 use crate::signals::pretended::Waiting;
@@ -25,7 +25,7 @@ use crate::signals::waits::Suspended;
 use crate::unithreads::worker::Worker;
 use core::cell::Cell;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use farshore_engine::traits::PageBuf;
 use farshore_sys::cpu;
 use farshore_sys::lock::Mutex;
@@ -62,8 +62,8 @@ pub struct Thread {
     pub internal: bool,
     /// It counts as one of the threads of the program's process ([`crate::process`]).
     pub counted: Cell<bool>,
-    /// Depth of `vfork`s that share this record: the child runs on the parent's thread pointer.
-    pub vforked: Cell<u32>,
+    /// Whose process it belongs to: a guest's ends without taking our threads with it, and what happens in it is not the program's.
+    pub whose: Cell<Whose>,
     /// What other threads may look at.
     pub shared: &'static Shared,
     /// Signals of ours that wait for this thread, which it pretends to have blocked.
@@ -90,10 +90,24 @@ pub struct Thread {
     pub rings: Cell<bool>,
 }
 
+/// Who has a record.
+///
+/// The memory is that of one process, with the program's threads and ours. A process that was made with `CLONE_VM` is a *guest* in it: it has a
+/// process id, signal actions and descriptors of its own, and may end, or be killed, while the memory goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whose {
+    /// The process that the memory belongs to.
+    Owners,
+    /// Another process.
+    Guests,
+    /// Another process' first thread, on its parent's thread pointer: the parent sleeps, and takes pointer and record back.
+    Vforked,
+}
+
 /// The part of a record that other threads read. It lies behind the record, so that nobody has an exclusive reference to it.
 #[derive(Debug)]
 pub struct Shared {
-    /// The program's thread that has the record; 0: nobody, or a thread of ours.
+    /// The program's thread that has the record; 0: nobody, a thread of ours, or one of a guest's.
     tid: AtomicU32,
     /// Signals that the program thinks it has blocked although they are not, because Farshore needs them.
     pretended: AtomicU64,
@@ -103,6 +117,8 @@ pub struct Shared {
     rights: AtomicU32,
     /// A thread that ends, and has given the record back, still runs on one of its stacks.
     busy: AtomicU32,
+    /// A vforked child has begun with the record, which its parent gives back.
+    lent_to_child: AtomicBool,
     /// The next record that nobody has; under the lock of [`RECORDS`].
     next_free: AtomicPtr<Thread>,
     /// The record that was made before this one: all records are on one list, which only grows.
@@ -156,8 +172,13 @@ static RECORDS: Mutex<Records> = Mutex::new(Records { free: None, last_made: Non
 #[inline(always)]
 pub fn current() -> Option<&'static Thread> {
     // SAFETY: null, or what `adopt` stored: a record that only this thread uses until `leave`, and its handlers; both by shared references, as the module's head says. (A
-    // vforked child shares it with its parent, which sleeps meanwhile.)
+    // vforked child has one of its own in its parent's place; the parent takes that back.)
     unsafe { tls::get().cast::<Thread>().as_ref() }
+}
+
+/// Whether the calling thread belongs to another process than the memory ([`Whose`]).
+pub fn is_guest() -> bool {
+    current().is_some_and(Thread::is_guest)
 }
 
 /// Whether the calling thread is one of Farshore's own.
@@ -235,6 +256,10 @@ extern "C" fn farshore_take_stack() -> u64 {
 #[unsafe(no_mangle)]
 extern "C" fn farshore_give_stack(top: u64) {
     if let Some(record) = record_with(top) {
+        if shared_of(record).lent_to_child.swap(false, Ordering::AcqRel) {
+            // SAFETY: a complete record (`adopt_record`), whose thread has left this memory: it has executed a program, has ended, or was killed.
+            net::unpin_all(unsafe { record.as_ref() });
+        }
         RECORDS.with(|records| put_free(records, record));
     }
 }
@@ -246,7 +271,7 @@ extern "C" fn farshore_on_call_stack(at: u64) -> bool {
         let base = core::ptr::from_ref(thread) as u64 - RECORD_AT as u64;
         (base + NESTED_AT as u64..base + (CALLS_AT + CALLS) as u64).contains(&at)
     });
-    // A vforked child's is that of another record.
+    // One that a child has begun on, before it has its record.
     let top = tls::call_stack();
     own || (top != 0 && at <= top && top - at < CALLS as u64)
 }
@@ -324,6 +349,11 @@ impl core::fmt::Debug for Thread {
 }
 
 impl Thread {
+    /// Whether it belongs to another process than the memory.
+    pub fn is_guest(&self) -> bool {
+        self.whose.get() != Whose::Owners
+    }
+
     /// The core on which it runs just now: whose frames it takes, and on whose list its pages come.
     pub fn core(&self) -> usize {
         cpu::current()
@@ -349,21 +379,21 @@ pub fn own_stack(record: &Thread) -> AltStack {
 
 /// Gives the calling thread a record and our stacks. With signals blocked, or before any handler can run.
 pub fn adopt(internal: bool) -> Option<&'static Thread> {
-    adopt_record(new_record()?, internal)
+    adopt_record(new_record()?, internal, Whose::Owners)
 }
 
 /// The same for a new thread of the program, which runs on a record's stack for calls already.
-pub fn adopt_on(stack: u64) -> Option<&'static Thread> {
-    adopt_record(record_with(stack)?, false)
+pub fn adopt_on(stack: u64, whose: Whose) -> Option<&'static Thread> {
+    adopt_record(record_with(stack)?, false, whose)
 }
 
-fn adopt_record(record: NonNull<Thread>, internal: bool) -> Option<&'static Thread> {
+fn adopt_record(record: NonNull<Thread>, internal: bool, whose: Whose) -> Option<&'static Thread> {
     let fresh = Thread {
         buffer: buffer_of(record),
         lent: Cell::new(false),
         internal,
         counted: Cell::new(false),
-        vforked: Cell::new(0),
+        whose: Cell::new(whose),
         shared: shared_of(record),
         waiting: Waiting::new(),
         suspended: Cell::new(None),
@@ -390,7 +420,9 @@ fn adopt_record(record: NonNull<Thread>, internal: bool) -> Option<&'static Thre
     thread.shared.pretend(SigSet::EMPTY);
     thread.shared.await_signals(SigSet::EMPTY);
     thread.shared.set_rights(0);
-    thread.shared.tid.store(if internal { 0 } else { gettid() }, Ordering::Release);
+    thread.shared.lent_to_child.store(whose == Whose::Vforked, Ordering::Release);
+    let known = !internal && whose == Whose::Owners;
+    thread.shared.tid.store(if known { gettid() } else { 0 }, Ordering::Release);
     Some(thread)
 }
 
@@ -445,9 +477,12 @@ pub fn let_records_go() {
     RECORDS.release();
 }
 
-/// In a forked child: the other threads' records are nobody's. Ends [`hold_records`].
+/// In a forked child: the other threads' records are nobody's, and this thread's process has the memory. Ends [`hold_records`].
 pub fn others_are_gone() {
     RECORDS.release();
+    if let Some(thread) = current() {
+        thread.whose.set(Whose::Owners);
+    }
     let mine = NonNull::new(tls::get().cast::<Thread>());
     RECORDS.with(|records| {
         records.free = None;
@@ -457,7 +492,8 @@ pub fn others_are_gone() {
             next = NonNull::new(shared.made_before.load(Ordering::Relaxed));
             shared.tid.store(if Some(record) == mine { gettid() } else { 0 }, Ordering::Release);
             shared.busy.store(0, Ordering::Relaxed);
-            // A child that a vforked child has forked goes on with the latter's stack.
+            shared.lent_to_child.store(false, Ordering::Relaxed);
+            // A child whose parent was in a call on another record's stack goes on there.
             if Some(record) != mine && top_of(record, FOR_CALLS) != tls::call_stack() {
                 put_free(records, record);
             }

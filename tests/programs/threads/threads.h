@@ -62,6 +62,9 @@ void section_mlock(void);
 void section_prctl(void);
 void section_plugins(void);
 
+void section_vforked(void);
+void section_guests(void);
+
 void section_filter(void);
 void section_filterkill(void);
 void section_filtertrap(void);

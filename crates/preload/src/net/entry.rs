@@ -52,7 +52,7 @@
 //! - **A new stack** (`pthread_create`; `posix_spawn`, which adds `CLONE_VFORK`). The child begins on a call stack of its own (`farshore_take_stack`), on which there
 //!   is a copy of its parent's frame, with the new stack pointer in it. It runs the hook and leaves by that frame.
 //! - **The parent's stack** (`vfork`, `CLONE_VM | CLONE_VFORK` without a stack). The same, with the same stack pointer. The parent's frame stays as it is on the
-//!   parent's call stack: the child, which shares the parent's thread-local storage, makes the other call stack the thread's, and the parent takes that back.
+//!   parent's call stack: the child, which shares the parent's thread-local storage, puts its own call stack and record there, and the parent takes that back.
 //! - **`CLONE_VM` without a stack and without `CLONE_VFORK`**: two threads on one stack at one time. Gets `EINVAL`.
 //!
 //! `clone3` reads a structure from memory. It gets a copy on the call stack, since the stack in it changes. The program's own is not changed.
@@ -86,6 +86,7 @@ pub mod edge;
 mod sigsys;
 mod text;
 
+pub use clone::GIVEN_BITS;
 use clone::{after_clone, clone};
 pub use sigsys::{Trapped, on_sigsys};
 

@@ -132,8 +132,8 @@ pub const fn may_change(number: u64) -> bool {
 pub fn change(number: u64, args: &[u64; 6], make: impl Fn() -> i64, order: impl FnOnce()) -> i64 {
     let what = change_of(number, args);
     let (Some(runtime), Some(thread)) = (runtime(), thread::current()) else { return make() };
-    // A vforked child is a process of its own: what it changes is not ours.
-    if what == Change::None || thread.vforked.get() > 0 {
+    // A guest is a process of its own: what it changes is not ours.
+    if what == Change::None || thread.is_guest() {
         return make();
     }
     let alone = process::has_one_thread();
@@ -164,7 +164,7 @@ fn changed(runtime: &'static Runtime, order: impl FnOnce()) {
     if let Some(thread) = thread::current() {
         thread.shared.set_rights(state);
     }
-    if is_ours_kept() {
+    if thread::is_guest() || is_ours_kept() {
         return;
     }
     if can_be_made_again() {

@@ -149,7 +149,14 @@ static PROCESS: Mutex<Waiting> = Mutex::new(Waiting::new());
 
 /// A signal was sent while this thread has it blocked. In its handler, with all signals blocked.
 pub(super) fn keep(thread: &Thread, info: &SigInfo) {
-    if info.to_thread() { thread.waiting.put(info) } else { offer(info) }
+    // A guest's process is another one: what was sent to it waits with the thread that the kernel chose.
+    if info.to_thread() || thread.is_guest() { thread.waiting.put(info) } else { offer(info) }
+}
+
+/// Takes one of `wanted` that waits for the calling thread's process. With all signals blocked.
+fn take_from_process(wanted: SigSet) -> Option<SigInfo> {
+    // What waits there was not sent to a guest.
+    if thread::is_guest() { None } else { PROCESS.with(|waiting| waiting.take(wanted)) }
 }
 
 /// The code of a signal that tells a thread to [`collect`] one: a thread cannot send another one a signal that a process has sent.
@@ -176,13 +183,13 @@ pub(super) fn collect(info: &SigInfo) -> Option<SigInfo> {
     if info.code() != HANDED && !bare {
         return Some(*info);
     }
-    let collected = uninterrupted(|| PROCESS.with(|waiting| waiting.take(SigSet::EMPTY.with(info.signal() as u32))));
+    let collected = uninterrupted(|| take_from_process(SigSet::EMPTY.with(info.signal() as u32)));
     collected.or(bare.then_some(*info))
 }
 
 /// Which wait for this thread.
 pub(super) fn waiting(thread: &Thread) -> SigSet {
-    let process = uninterrupted(|| PROCESS.with(|waiting| waiting.set()));
+    let process = if thread.is_guest() { SigSet::EMPTY } else { uninterrupted(|| PROCESS.with(|waiting| waiting.set())) };
     SigSet(thread.waiting.set().0 | process.0)
 }
 
@@ -192,7 +199,7 @@ pub(super) fn take_or_await(thread: &Thread, wanted: SigSet) -> Option<SigInfo> 
     let own = thread.waiting.take(wanted);
     own.or_else(|| {
         PROCESS.with(|waiting| {
-            let found = waiting.take(wanted);
+            let found = if thread.is_guest() { None } else { waiting.take(wanted) };
             if found.is_none() {
                 thread.shared.await_signals(wanted);
             }
@@ -203,7 +210,7 @@ pub(super) fn take_or_await(thread: &Thread, wanted: SigSet) -> Option<SigInfo> 
 
 /// Sends those of `which` that wait to this thread again.
 pub(super) fn send_again(thread: &Thread, which: SigSet) {
-    let next = || uninterrupted(|| thread.waiting.take(which).or_else(|| PROCESS.with(|waiting| waiting.take(which))));
+    let next = || uninterrupted(|| thread.waiting.take(which).or_else(|| take_from_process(which)));
     // In a call, one of them ends all that: from then on the thread pretends to have all blocked, until that one is handled.
     while !edge::is_deferred()
         && let Some(info) = next()

@@ -53,7 +53,7 @@ fn set_processes(number: u64, args: &Args, new: u64) -> i64 {
     let soft = buffers::read_user::<[u64; 2]>(net(), &mut pins, new).map(|limits| limits[0]);
     net().unpin(&mut pins);
     let own = number == SETRLIMIT || args[0] as u32 == 0 || args[0] as u32 == getpid();
-    let (Some(runtime), Some(soft), false) = (runtime().filter(|_| own), soft, is_vforked()) else {
+    let (Some(runtime), Some(soft), false) = (runtime().filter(|_| own), soft, thread::is_guest()) else {
         return super::pinned(number, args);
     };
     if soft < FEW {
@@ -64,10 +64,6 @@ fn set_processes(number: u64, args: &Args, new: u64) -> i64 {
         rights::set_few_threads(soft < FEW);
     }
     answer
-}
-
-fn is_vforked() -> bool {
-    thread::current().is_some_and(|thread| thread.vforked.get() > 0)
 }
 
 fn lengthen_swap_files() {

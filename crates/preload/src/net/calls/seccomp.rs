@@ -123,16 +123,15 @@ fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M
         return errno(libc::EINVAL);
     }
     let everywhere = flags & FLAG_TSYNC != 0;
-    // A vforked child is a process of its own.
-    let this = thread::current().filter(|thread| thread.vforked.get() == 0);
+    // A guest is a process of its own.
+    let this = thread::current().filter(|thread| !thread.is_guest());
     let holds_for_ours = everywhere || this.is_none_or(|thread| uninterrupted(|| rights::would_be_left(thread)));
     let everything = [own::ALWAYS, if holds_for_ours { own::THREADS } else { &[] }];
     if let Some(stopped) = first_stopped(&filter, &everything) {
         return refuse(stopped);
     }
     let program = Program { len: filter.len() as u16, filter: filter.as_ptr() };
-    let Some(runtime) = runtime().filter(|_| holds_for_ours && thread::current().is_some_and(|thread| thread.vforked.get() == 0))
-    else {
+    let Some(runtime) = runtime().filter(|_| holds_for_ours && thread::current().is_some_and(|thread| !thread.is_guest())) else {
         let answer = install(mem, &raw const program as u64);
         if answer >= 0 {
             note_what_it_stops(&filter);

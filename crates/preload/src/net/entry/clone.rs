@@ -17,7 +17,7 @@ const EFAULT: i64 = -14;
 const EINVAL: i64 = -22;
 
 unsafe extern "C" {
-    /// Before a call of the clone family. Negative: not made, the program gets this errno. Else a number of at most eight bits, which the
+    /// Before a call of the clone family. Negative: not made, the program gets this errno. Else a number of at most [`GIVEN_BITS`] bits, which the
     /// child's hook gets.
     /// The arguments are for reading (`ptid`, `ctid`, `tls` may be managed memory that the kernel writes): changes are ignored.
     fn farshore_before_clone(flags: u64, call: &Call) -> i64;
@@ -60,7 +60,10 @@ struct Request {
 
 /// Where the child's `aux` has what the first hook has given for it: flags have fewer bits.
 const GIVEN_SHIFT: u32 = 48;
-const GIVEN: u64 = 0xff << GIVEN_SHIFT;
+/// How many bits that has: those below our marks.
+pub const GIVEN_BITS: u32 = 14;
+const GIVEN: u64 = ((1 << GIVEN_BITS) - 1) << GIVEN_SHIFT;
+const _: () = assert!(GIVEN & (MARK_CHILD | MARK_MADE) == 0);
 
 /// Reads the call's arguments; `clone3`'s structure into `copy`.
 fn read_request(call: &Call, copy: &mut CloneArgs) -> Result<Request, i64> {
@@ -217,12 +220,15 @@ fn clone_onto(call: &Call, copy: &mut CloneArgs, flags: u64, top: u64, new: Opti
     } else if new.is_some() {
         a1 = child;
     }
-    let own = tls::call_stack();
+    let (own, record) = (tls::call_stack(), tls::get());
     // SAFETY: the child's frame is complete, and all signals are blocked until the child has its own storage.
     let result = unsafe { farshore_clone_onto(child, &[call.nr, a0, a1, a2, a3, a4, a5]) };
     if flags & CLONE_VM != 0 && flags & CLONE_VFORK != 0 {
-        // The child has made the other one that of the storage that we share. It is gone from this memory.
+        // The child has put its own there, in the storage that we share. It is gone from this memory.
         tls::set_call_stack(own);
+        tls::set_deferred(0);
+        // SAFETY: what this thread had before.
+        unsafe { tls::set(record) };
     }
     result
 }
