@@ -25,10 +25,12 @@ type Args = [u64; 6];
 
 const CLONE_VM: u64 = 0x100;
 const CLONE_FILES: u64 = 0x400;
+const CLONE_SIGHAND: u64 = 0x800;
 const CLONE_VFORK: u64 = 0x4000;
 const CLONE_THREAD: u64 = 0x10000;
 const CLONE_SETTLS: u64 = 0x80000;
 const CLONE_CHILD_CLEARTID: u64 = 0x20_0000;
+const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 const SYS_CLONE3: u64 = 435;
 /// What is taken for the stack if a call names its top only.
 const STACK_GUESS: u64 = 256 << 10;
@@ -325,21 +327,29 @@ fn storage_apart() -> Option<Home> {
 fn begin(flags: u64, given: u64, stack: u64) -> Option<()> {
     let guest = given & AS_GUEST as u64 != 0;
     let own_pointer = flags & CLONE_SETTLS != 0;
+    // (With a thread pointer of its own it does not find its parent.)
+    let parent = thread::current().filter(|_| flags & CLONE_VFORK != 0 && !own_pointer);
+    let parents = parent.and_then(|parent| parent.actions.get());
     let thread = if flags & CLONE_VFORK == 0 {
         let storage = if own_pointer { None } else { Some(storage_apart()?) };
         let thread = thread::adopt_on(stack, if guest { Whose::Guests } else { Whose::Owners })?;
         thread.storage.set(storage);
         thread
     } else {
-        // As the kernel: it keeps its parent's alternate stack. (With a thread pointer of its own it does not find its parent.)
-        let parents = thread::current().filter(|_| !own_pointer).map(|parent| (parent.program_stack.get(), parent.rings.get()));
         let thread = thread::adopt_on(stack, Whose::Vforked)?;
-        if let Some((program_stack, rings)) = parents {
-            thread.program_stack.set(program_stack);
-            thread.rings.set(rings);
+        if let Some(parent) = parent {
+            // As the kernel: it keeps its parent's alternate stack.
+            thread.program_stack.set(parent.program_stack.get());
+            thread.rings.set(parent.rings.get());
         }
         thread
     };
+    match (guest, flags & CLONE_SIGHAND != 0, flags & CLONE_THREAD != 0) {
+        (false, ..) => {}
+        (true, false, _) => thread::begin_actions(thread, parents),
+        (true, true, true) => thread::share_actions(thread),
+        (true, true, false) => thread.actions.set(parents),
+    }
     thread.counted.set(!guest);
     thread.shared.set_rights(given as u32 >> FOR_RIGHTS);
     signals::inherit(thread, given);
@@ -353,6 +363,9 @@ extern "C" fn farshore_child_started(flags: u64, given: u64, stack: u64) {
         fork::child_started();
     } else if uninterrupted(|| begin(flags, given, stack)).is_none() {
         report::abort(format_args!("no memory for the record of a new thread"));
+    }
+    if flags & CLONE_CLEAR_SIGHAND != 0 {
+        signals::clear_handlers();
     }
     // A new thread starts without; so does a vforked child.
     start::catch_system_calls();

@@ -12,7 +12,7 @@
 //!
 //! The alternate stack that the kernel knows is ours, on every thread; the program's own is kept here ([`altstack`]).
 
-mod actions;
+pub mod actions;
 mod altstack;
 pub mod frame;
 pub mod pretended;
@@ -25,7 +25,7 @@ use crate::net::{entry, net};
 use crate::own_threads::{knock, rights};
 use crate::report;
 use crate::runtime::uninterrupted;
-use crate::thread::{self, Whose};
+use crate::thread;
 use actions::{SIG_DFL, SIG_IGN, SIGNALS, is_handler};
 use farshore_sys::guarded;
 use farshore_sys::raw::{Errno, getpid, gettid, nr};
@@ -291,9 +291,6 @@ fn rt_sigaction(args: &Args) -> i64 {
 
 /// Reads and, if `new` is given, changes an action of the program.
 fn change_action(number: u32, new: Option<Action>) -> Result<Action, Errno> {
-    // A vforked child has its own actions, but our memory is its parent's: what it sets is not noted, and its handlers
-    // start without us. All it may do is exec, which resets handlers anyway.
-    let borrowed = thread::current().is_some_and(|t| t.whose.get() == Whose::Vforked);
     let set = actions::get(number);
     let handler = if steps::has_taken(number) {
         Some(frame::on_signal as Handler as *const () as u64)
@@ -301,19 +298,16 @@ fn change_action(number: u32, new: Option<Action>) -> Result<Action, Errno> {
         place(number).map(|_| handler_of(number))
     };
     if let Some(handler) = handler {
-        if let Some(new) = new.filter(|_| !borrowed) {
+        if let Some(new) = new {
             actions::put(number, new);
             // SAFETY: our own handler.
             unsafe { signal::sigaction(number, Some(&action_of(handler, restart_of(&new)))) }?;
         }
         return Ok(set);
     }
-    let kernels = new.map(|new| match (borrowed, is_handler(&new)) {
-        (true, true) => Action { mask: SigSet(new.mask.0 & !OURS.0), ..new },
-        _ => kernels_action(&new),
-    });
+    let kernels = new.map(|new| kernels_action(&new));
     // A handler is noted before the kernel may start it; anything else afterwards.
-    let early = new.filter(|new| is_handler(new) && !borrowed);
+    let early = new.filter(is_handler);
     if let Some(new) = early {
         actions::put(number, new);
     }
@@ -327,16 +321,28 @@ fn change_action(number: u32, new: Option<Action>) -> Result<Action, Errno> {
             return Err(errno);
         }
     };
-    if let Some(new) = new.filter(|_| !borrowed && early.is_none()) {
+    if let Some(new) = new.filter(|_| early.is_none()) {
         actions::put(number, new);
     }
     let noted = before.handler == frame::on_signal as Handler as *const () as u64;
-    Ok(match before.handler {
-        _ if noted => set,
-        // Also what a handler with SA_RESETHAND has become.
-        handler if !borrowed => Action { handler, ..set },
-        _ => before,
-    })
+    // Also what a handler with SA_RESETHAND has become.
+    Ok(if noted { set } else { Action { handler: before.handler, ..set } })
+}
+
+/// A child that was made with `CLONE_CLEAR_SIGHAND` begins: what is not ignored becomes the default. (The kernel was not asked to, or ours would be gone.)
+pub fn clear_handlers() {
+    uninterrupted(|| {
+        actions::setting(|| {
+            for number in 1..SIGNALS as u32 {
+                let set = actions::get(number);
+                let handler = if set.handler == SIG_IGN { SIG_IGN } else { SIG_DFL };
+                let cleared = Action { handler, ..Action::DEFAULT };
+                if set != cleared && change_action(number, Some(cleared)).is_err() {
+                    report::abort(format_args!("bug: the action of signal {number} cannot be reset"));
+                }
+            }
+        });
+    });
 }
 
 fn rt_sigprocmask(args: &Args) -> i64 {
@@ -434,6 +440,7 @@ pub fn let_go() {
 /// Ends [`hold`] in the child, for which nothing waits.
 pub fn begin_child() {
     let_go();
+    actions::become_owners();
     if let Some(thread) = thread::current() {
         pretended::forget(thread);
         frame::forget_deferred(thread);

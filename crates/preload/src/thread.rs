@@ -18,6 +18,7 @@
 use crate::net::entry::Trapped;
 use crate::net::{self, buffers::Held};
 use crate::report;
+use crate::signals::actions::{self, Actions};
 use crate::signals::frame::Deferred;
 use crate::signals::pretended::Waiting;
 use crate::signals::steps::Step;
@@ -30,7 +31,7 @@ use farshore_engine::traits::PageBuf;
 use farshore_sys::cpu;
 use farshore_sys::lock::Mutex;
 use farshore_sys::own::map_own;
-use farshore_sys::raw::{gettid, nr};
+use farshore_sys::raw::{getpid, gettid, nr};
 use farshore_sys::signal::{self, AltStack, SigSet};
 use farshore_sys::sud;
 use farshore_sys::thread::Home;
@@ -84,6 +85,8 @@ pub struct Thread {
     pub storage: Cell<Option<Home>>,
     /// Where the last fault was that was on nobody's memory when it was looked at, and was tried again ([`crate::fault`]); 0: nowhere.
     pub doubted: Cell<u64>,
+    /// The signal actions of its process, of a guest that has its own.
+    pub actions: Cell<Option<&'static Actions>>,
     /// It runs unithreads ([`crate::unithreads`]).
     pub worker: Cell<Option<&'static Worker>>,
     /// It may make rings: it answers for the memory of its requests itself.
@@ -123,6 +126,10 @@ pub struct Shared {
     next_free: AtomicPtr<Thread>,
     /// The record that was made before this one: all records are on one list, which only grows.
     made_before: AtomicPtr<Thread>,
+    /// The guest whose first thread has the record: its process id, and 0 if none has it (or had it last).
+    guest: AtomicU32,
+    /// Its signal actions. The last field: memory that is touched by guests alone.
+    actions: Actions,
 }
 
 impl Shared {
@@ -320,13 +327,17 @@ fn address(record: Option<NonNull<Thread>>) -> *mut Thread {
 
 /// The id of a thread of the program for which `fits` is true. With all signals blocked.
 pub fn find(fits: impl Fn(&Shared) -> bool) -> Option<u32> {
+    find_record(|shared| Some(shared.tid.load(Ordering::Acquire)).filter(|&tid| tid != 0 && fits(shared)))
+}
+
+/// What `look` has found first. With all signals blocked.
+fn find_record<R>(look: impl Fn(&'static Shared) -> Option<R>) -> Option<R> {
     RECORDS.with(|records| {
         let mut next = records.last_made;
         while let Some(record) = next {
             let shared = shared_of(record);
-            let tid = shared.tid.load(Ordering::Acquire);
-            if tid != 0 && fits(shared) {
-                return Some(tid);
+            if let Some(found) = look(shared) {
+                return Some(found);
             }
             next = NonNull::new(shared.made_before.load(Ordering::Relaxed));
         }
@@ -404,6 +415,7 @@ fn adopt_record(record: NonNull<Thread>, internal: bool, whose: Whose) -> Option
         held: Held::new(),
         storage: Cell::new(None),
         doubted: Cell::new(0),
+        actions: Cell::new(None),
         worker: Cell::new(None),
         rings: Cell::new(false),
     };
@@ -465,6 +477,24 @@ pub fn exit(shared: Option<&'static Shared>, status: u64) -> ! {
             options(noreturn),
         )
     }
+}
+
+/// The calling thread is the first of a guest, which has signal actions of its own: a copy of `parents`'. With all signals blocked.
+pub fn begin_actions(thread: &Thread, parents: Option<&'static Actions>) {
+    let pid = getpid();
+    // A guest before it that had this id was killed.
+    find_record(|shared| {
+        let _ = shared.guest.compare_exchange(pid, 0, Ordering::AcqRel, Ordering::Relaxed);
+        None::<()>
+    });
+    thread.shared.guest.store(pid, Ordering::Release);
+    thread.actions.set(Some(actions::begin_own(&thread.shared.actions, parents)));
+}
+
+/// The calling thread is another one of a guest, and shares its actions. With all signals blocked.
+pub fn share_actions(thread: &Thread) {
+    let pid = getpid();
+    thread.actions.set(find_record(|shared| (shared.guest.load(Ordering::Acquire) == pid).then_some(&shared.actions)));
 }
 
 /// Keeps the lists of records as they are, for the time of a fork.

@@ -1,8 +1,13 @@
 /* Children that share their parent's memory, and what they do not share. */
 #include "threads.h"
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+
+#ifndef CLONE_CLEAR_SIGHAND
+#define CLONE_CLEAR_SIGHAND 0x100000000ULL
+#endif
 
 static char child_stack[256 << 10] __attribute__((aligned(64)));
 
@@ -69,7 +74,94 @@ void section_vforked(void)
     CHECK(holds(memory, SIZE, 91));
 }
 
+/* ------------------------------------------------------------------------------------------ cleared */
+
+static pid_t clone3_with(uint64_t flags)
+{
+    uint64_t arguments[11] = { [0] = flags | CLONE_CLEAR_SIGHAND, [4] = SIGCHLD };
+    return (pid_t)syscall(SYS_clone3, arguments, sizeof arguments);
+}
+
+/* What a child finds of its actions: a digit for each signal, 0 the default, 1 ignored, 2 a handler. */
+static int actions_now(void)
+{
+    static const int numbers[] = { SIGUSR1, SIGUSR2, SIGSEGV, SIGBUS, SIGSYS };
+    int found = 0;
+    for (int i = 0; i < 5; i++) {
+        struct sigaction action;
+        if (sigaction(numbers[i], NULL, &action) < 0) return 255;
+        found = found * 3 + (action.sa_handler == SIG_DFL ? 0 : action.sa_handler == SIG_IGN ? 1 : 2);
+    }
+    return found;
+}
+
+static int sum(const unsigned char *bytes)
+{
+    int sum = 0;
+    for (size_t i = 0; i < 2 * MIB; i += 4096) sum += bytes[i];
+    return sum & 127;
+}
+
+/* Children without their parent's handlers, on absent memory, with calls that are not libc's. */
+void section_cleared(void)
+{
+    unsigned char *memory = filled(2 * MIB, 95);
+    const int expected = sum(memory);
+    handle(SIGUSR1, note, 0);
+    handle(SIGSEGV, note, SA_ONSTACK);
+    handle(SIGBUS, note, SA_ONSTACK | SA_RESTART);
+    CHECK(signal(SIGUSR2, SIG_IGN) != SIG_ERR);
+    say("actions here: %d", actions_now());
+    const struct { const char *name; uint64_t flags; } ways[] = { { "forked", 0 }, { "vforked", CLONE_VM | CLONE_VFORK } };
+    for (int i = 0; i < 2; i++) {
+        make_absent();
+        pid_t child = clone3_with(ways[i].flags);
+        if (child == 0) _exit(actions_now());
+        say("%s: actions %x", ways[i].name, waited(child));
+        make_absent();
+        child = clone3_with(ways[i].flags);
+        if (child == 0) _exit(sum(memory) == expected ? 8 : 9);
+        say("%s: reads %x", ways[i].name, waited(child));
+        child = clone3_with(ways[i].flags);
+        if (child == 0) {
+            long pid = SYS_getpid;
+            __asm__ volatile("syscall" : "+a"(pid) : : "rcx", "r11", "memory");
+            _exit(pid == getpid() ? 10 : 11);
+        }
+        say("%s: calls %x", ways[i].name, waited(child));
+        child = clone3_with(ways[i].flags);
+        if (child == 0) {
+            struct rlimit none = { 0, 0 };
+            setrlimit(RLIMIT_CORE, &none);
+            kill(getpid(), SIGSEGV);
+            _exit(12);
+        }
+        say("%s: ends by %d", ways[i].name, WTERMSIG(waited(child)));
+    }
+    say("both at once: %d %s", clone3_with(CLONE_VM | CLONE_SIGHAND), strerror(errno));
+    say("actions here: %d, came %d", actions_now(), came);
+    raise(SIGUSR1);
+    say("came %d", came);
+}
+
 /* ------------------------------------------------------------------------------------------- guests */
+
+static void note_more(int number, siginfo_t *info, void *context)
+{
+    (void)info, (void)context;
+    came = number + 100;
+}
+
+/* A process with actions of its own: its handlers run, and its parent's stay. */
+static int handles(void *memory)
+{
+    handle(SIGUSR1, note_more, 0);
+    handle(SIGSEGV, note_more, SA_ONSTACK);
+    int first = raise(SIGUSR1) == 0 ? came : 0, second = raise(SIGSEGV) == 0 ? came : 0;
+    CHECK(signal(SIGUSR2, SIG_DFL) != SIG_ERR);
+    fill(memory, MIB, 96);
+    _exit(first == SIGUSR1 + 100 && second == SIGSEGV + 100 ? 13 : 14);
+}
 
 static int fills(void *memory)
 {
@@ -101,6 +193,15 @@ void section_guests(void)
         say("killed: %x", waited(child));
     }
     CHECK(holds(memory, 16 * MIB, 94) && holds(hot, MIB, 93));
+    handle(SIGUSR1, note, 0);
+    handle(SIGSEGV, note, 0);
+    CHECK(signal(SIGUSR2, SIG_IGN) != SIG_ERR);
+    say("its own handlers: %x", waited(clone(handles, child_stack + sizeof child_stack, CLONE_VM | SIGCHLD, hot)));
+    pid_t child = vfork();
+    if (child == 0) handles(hot);
+    say("a vforked child's: %x", waited(child));
+    int first = raise(SIGUSR1) == 0 ? came : 0, second = raise(SIGSEGV) == 0 ? came : 0;
+    say("its parent's: %d %d, ignored %d", first, second, raise(SIGUSR2));
     make_absent();
     CHECK(holds(memory, 16 * MIB, 94));
 }

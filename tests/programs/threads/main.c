@@ -20,7 +20,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "coroutines", section_coroutines }, { "smallstack", section_smallstack }, { "handed", section_handed }, { "stacks", section_stacks },
     { "setxid", section_setxid }, { "limits", section_limits }, { "space", section_space }, { "nofile", section_nofile }, { "mlock", section_mlock },
     { "prctl", section_prctl }, { "plugins", section_plugins },
-    { "vforked", section_vforked }, { "guests", section_guests },
+    { "vforked", section_vforked }, { "guests", section_guests }, { "cleared", section_cleared },
     { "filter", section_filter }, { "filterkill", section_filterkill }, { "filtertrap", section_filtertrap },
     { "filterthreads", section_filterthreads }, { "strict", section_strict }, { "allowlist", section_allowlist },
     { "exact", section_exact }, { "listener", section_listener },

@@ -64,6 +64,7 @@ void section_plugins(void);
 
 void section_vforked(void);
 void section_guests(void);
+void section_cleared(void);
 
 void section_filter(void);
 void section_filterkill(void);

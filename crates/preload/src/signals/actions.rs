@@ -3,9 +3,14 @@
 //! The kernel starts one handler of ours ([`super::frame::on_signal`]) for every handler of the program, so what the program gave is
 //! kept here: for all signals, also for [`super::OURS`], whose handlers the kernel never gets to know.
 //!
-//! Two locks. `SETTING` makes a change of the kernel's action and of the table one step; it is held across that system call, and never
-//! taken by handlers. `TABLE` is held for a copy. Both with all signals blocked.
+//! Two locks. One makes a change of the kernel's action and of the table one step; it is held across that system call, and never
+//! taken by handlers. The other is held for a copy. Both with all signals blocked.
+//!
+//! A guest ([`thread::Whose`]) has actions of its own in the kernel, unless it was made with `CLONE_SIGHAND`. So it has a table of its own ([`begin_own`]), in
+//! the record of its first thread.
 
+use crate::thread;
+use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_sys::lock::Mutex;
 use farshore_sys::signal::{Action, SigSet, flags};
 
@@ -27,8 +32,46 @@ struct Entry {
     handler: Action,
 }
 
-static SETTING: Mutex<()> = Mutex::new(());
-static TABLE: Mutex<[Entry; SIGNALS]> = Mutex::new([Entry { set: Action::DEFAULT, handler: Action::DEFAULT }; SIGNALS]);
+/// The actions of one process. Zeros are one, in which all are the default.
+#[derive(Debug)]
+pub struct Actions {
+    setting: Mutex<()>,
+    table: Mutex<[Entry; SIGNALS]>,
+    /// See [`super::steps::has_taken`].
+    pub(super) trap_taken: AtomicBool,
+}
+
+/// Those of the process that the memory belongs to.
+static OWNERS: Actions = Actions {
+    setting: Mutex::new(()),
+    table: Mutex::new([Entry { set: Action::DEFAULT, handler: Action::DEFAULT }; SIGNALS]),
+    trap_taken: AtomicBool::new(false),
+};
+
+/// Those of the calling thread's process.
+pub(super) fn mine() -> &'static Actions {
+    thread::current().and_then(|thread| thread.actions.get()).unwrap_or(&OWNERS)
+}
+
+/// The calling thread is the first of a guest: it has a copy of its parent's actions in `place`. With all signals blocked.
+pub fn begin_own(place: &'static Actions, parents: Option<&'static Actions>) -> &'static Actions {
+    let parents = parents.unwrap_or(&OWNERS);
+    let copy = parents.table.with(|table| *table);
+    // Whoever had the place may have been killed with a lock.
+    place.setting.reset();
+    place.table.reset();
+    place.table.with(|table| *table = copy);
+    place.trap_taken.store(parents.trap_taken.load(Ordering::Acquire), Ordering::Release);
+    place
+}
+
+/// In a forked child: the memory, and so the table, are its process' own.
+pub(super) fn become_owners() {
+    let Some(own) = thread::current().and_then(|thread| thread.actions.take()) else { return };
+    let copy = own.table.with(|table| *table);
+    OWNERS.table.with(|table| *table = copy);
+    OWNERS.trap_taken.store(own.trap_taken.load(Ordering::Acquire), Ordering::Release);
+}
 
 /// Whether an action is a handler, not the default and not to be ignored.
 pub(super) fn is_handler(action: &Action) -> bool {
@@ -37,23 +80,23 @@ pub(super) fn is_handler(action: &Action) -> bool {
 
 /// Runs `f` while no other thread changes an action. With all signals blocked.
 pub(super) fn setting<R>(f: impl FnOnce() -> R) -> R {
-    SETTING.with(|()| f())
+    mine().setting.with(|()| f())
 }
 
 /// What was set for `signal` last. With all signals blocked.
 pub(super) fn get(signal: u32) -> Action {
-    TABLE.with(|table| table[signal as usize].set)
+    mine().table.with(|table| table[signal as usize].set)
 }
 
 /// The handler that was set for `signal` last. With all signals blocked.
 pub(super) fn last_handler(signal: u32) -> Action {
-    TABLE.with(|table| table[signal as usize].handler)
+    mine().table.with(|table| table[signal as usize].handler)
 }
 
 /// Notes what was set, in the form in which it reads back; what was set before. With all signals blocked.
 pub(super) fn put(signal: u32, action: Action) -> Action {
     let kept = Action { flags: action.flags & FLAGS, mask: SigSet(action.mask.0 & !UNBLOCKABLE.0), ..action };
-    TABLE.with(|table| {
+    mine().table.with(|table| {
         let entry = &mut table[signal as usize];
         if is_handler(&kept) {
             entry.handler = kept;
@@ -65,7 +108,7 @@ pub(super) fn put(signal: u32, action: Action) -> Action {
 /// The action for a signal of [`super::OURS`] that is about to be delivered, which resets one that asks for it. With all signals
 /// blocked.
 pub(super) fn take(signal: u32) -> Action {
-    TABLE.with(|table| {
+    mine().table.with(|table| {
         let set = &mut table[signal as usize].set;
         let action = *set;
         if action.flags & flags::RESETHAND != 0 && is_handler(&action) {
@@ -75,14 +118,25 @@ pub(super) fn take(signal: u32) -> Action {
     })
 }
 
-/// Keeps the table as it is, for the time of a fork.
+/// Keeps the tables as they are, for the time of a fork: a guest's child has the owner's too.
 pub(super) fn acquire() {
-    SETTING.acquire();
-    TABLE.acquire();
+    each(|actions| {
+        actions.setting.acquire();
+        actions.table.acquire();
+    });
 }
 
 /// Ends that, in the parent or in the child.
 pub(super) fn release() {
-    TABLE.release();
-    SETTING.release();
+    each(|actions| {
+        actions.table.release();
+        actions.setting.release();
+    });
+}
+
+fn each(f: impl Fn(&Actions)) {
+    f(&OWNERS);
+    if !core::ptr::eq(mine(), &OWNERS) {
+        f(mine());
+    }
 }

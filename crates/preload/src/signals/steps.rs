@@ -10,7 +10,7 @@ use super::{OURS, action_of, actions, frame, pretended, restart_of};
 use crate::report;
 use crate::runtime::uninterrupted;
 use crate::thread::{self, Thread};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 use farshore_core::page::Access;
 use farshore_sys::signal::{self, Handler, Reg, SigInfo, SigSet, UContext};
 use farshore_sys::sud;
@@ -21,9 +21,6 @@ const TRAP: u64 = 1 << 8;
 /// What both calls have pushed, and more than they look at.
 const WORDS: u64 = 64;
 
-/// The kernel's action of SIGTRAP is ours, whatever the program sets.
-static TAKEN: AtomicBool = AtomicBool::new(false);
-
 /// A thread makes a call at its place.
 #[derive(Debug)]
 pub struct Step {
@@ -32,9 +29,9 @@ pub struct Step {
     pages: Option<Pages>,
 }
 
-/// Whether the program's action of a signal never reaches the kernel because of that.
+/// Whether the kernel's action of a signal is ours because of that, whatever the program sets.
 pub(super) fn has_taken(signal: u32) -> bool {
-    signal == SIGTRAP && TAKEN.load(Ordering::Acquire)
+    signal == SIGTRAP && actions::mine().trap_taken.load(Ordering::Acquire)
 }
 
 /// With all signals blocked.
@@ -44,11 +41,12 @@ fn take_signal() -> bool {
         // SAFETY: a handler of ours, which is async-signal-safe and takes what SA_SIGINFO gives.
         unsafe { signal::sigaction(SIGTRAP, Some(&action)) }.is_ok()
     };
-    TAKEN.load(Ordering::Acquire)
+    let taken = &actions::mine().trap_taken;
+    taken.load(Ordering::Acquire)
         || actions::setting(|| {
-            let taken = set();
-            TAKEN.store(taken, Ordering::Release);
-            taken
+            let taken_now = set();
+            taken.store(taken_now, Ordering::Release);
+            taken_now
         })
 }
 

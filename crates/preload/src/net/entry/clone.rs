@@ -9,7 +9,9 @@ use farshore_sys::tls;
 /// All signals but those that a fault or a trap raises at once: SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV, SIGSYS.
 const CLONE_MASK: SigSet = SigSet(!(1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30));
 const CLONE_VM: u64 = 0x100;
+const CLONE_SIGHAND: u64 = 0x800;
 const CLONE_VFORK: u64 = 0x4000;
+const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 const SIGCHLD: u64 = 17;
 const E2BIG: i64 = -7;
 const EAGAIN: i64 = -11;
@@ -98,7 +100,12 @@ fn read_request(call: &Call, copy: &mut CloneArgs) -> Result<Request, i64> {
             if (stack == 0) != (length == 0) {
                 return Err(EINVAL);
             }
-            (copy[0], stack.wrapping_add(length))
+            let flags = copy[0];
+            if flags & CLONE_SIGHAND == 0 {
+                // It would take our handlers away too: the child's hook does it for the program's.
+                copy[0] = flags & !CLONE_CLEAR_SIGHAND;
+            }
+            (flags, stack.wrapping_add(length))
         }
     };
     let stack = match (top, flags & CLONE_VM != 0, flags & CLONE_VFORK != 0) {
