@@ -69,6 +69,7 @@ REFUSED = {
                    "devicefull: bytes: 1\ndevicefull: done\n", "may keep memory of the program: it is refused"),
     "softdirty": ("softdirty: clear_refs: Permission denied\nsoftdirty: pagemap: 1\nsoftdirty: done\n", None),
     "mlockmore": ("mlockmore: mlock: -1\nmlockmore: bytes: 1\nmlockmore: done\n", None),
+    "mlockpieces": ("mlockpieces: some: 1, all: 0\nmlockpieces: bytes: 1\nmlockpieces: again: 0\nmlockpieces: done\n", None),
 }
 
 

@@ -41,6 +41,8 @@ canaries! {
     Moved = "moved",
     /// A part of a range stays hidden.
     Stays = "stays",
+    /// A call that fails is taken for one that has changed nothing.
+    Refused = "refused",
     /// Memory that is being moved is not left alone.
     Moving = "moving",
     /// A late fault reaches into a granule's next life.

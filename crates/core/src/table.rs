@@ -54,6 +54,8 @@ pub struct Granule {
     pub listed: AtomicBool,
     /// Goes up by one before and after an evictor write-protects a range here: odd while it is at it.
     pub protection_epoch: AtomicU32,
+    /// Some page of it may hold a guard (`MADV_GUARD_INSTALL`): mapped, registered, and foreign. A hint.
+    pub guards: AtomicBool,
     /// How sure we are that pages here are written after they are read, 0 to 255.
     pub write_guess: AtomicU8,
     /// What a prefetcher remembers of fetches here (the engine's `prefetch`); hints.
@@ -138,6 +140,19 @@ fn settle(word: &AtomicWord, foreign: bool) {
             // It stays as the caller left it; a memory call claims what is touched (see `PageTable::remove`).
             return;
         }
+        spin_hint();
+    }
+}
+
+/// Makes a page that is about to be managed foreign or untouched.
+///
+/// # Panics
+/// If it still has bytes: whoever gave the memory up has forgotten them, and they would be taken for those of the new memory.
+fn begin_life(word: &AtomicWord, foreign: bool) {
+    while !word.set_foreign(foreign) {
+        let state = word.load().state();
+        let settles = matches!(state, State::Busy | State::Untouched | State::Foreign);
+        assert!(settles, "bug: memory that is mapped anew has a page whose word says {state:?}");
         spin_hint();
     }
 }
@@ -279,7 +294,7 @@ impl PageTable {
     /// pages must be foreign or absent before.
     ///
     /// # Panics
-    /// If the table does not cover the range ([`PageTable::covers`]).
+    /// If the table does not cover the range ([`PageTable::covers`]), or a page of it has bytes.
     pub fn add(&self, range: PageRange) {
         for part in range.by_granule() {
             let id = part.start.granule();
@@ -289,12 +304,12 @@ impl PageTable {
             let words = &leaf.words[at * GRANULE_PAGES..(at + 1) * GRANULE_PAGES];
             let in_part = part.start.index_in_granule()..part.start.index_in_granule() + part.len() as usize;
             if flags.presence.load(Ordering::Acquire) == PRESENT {
-                words[in_part].iter().for_each(|w| settle(w, false));
+                words[in_part].iter().for_each(|w| begin_life(w, false));
                 continue;
             }
             if part.len() < GRANULE_PAGES as u64 {
                 for (i, word) in words.iter().enumerate() {
-                    settle(word, !in_part.contains(&i));
+                    begin_life(word, !in_part.contains(&i));
                 }
                 granule.touched.store(true, Ordering::Relaxed);
             }
@@ -451,6 +466,17 @@ mod tests {
         // And its words have memory from then on.
         let leaf = (LEAF_GRANULES * GRANULE_PAGES * size_of::<AtomicWord>()) as u64;
         assert_eq!(t.unused_bytes(), leaf - leaf / LEAF_GRANULES as u64);
+    }
+
+    #[test]
+    #[should_panic(expected = "a page whose word says Out")]
+    fn bytes_do_not_outlive_their_memory() {
+        let t = PageTable::new();
+        t.add(range(1000, 2100));
+        let word = t.page(Page(1500)).unwrap().word;
+        assert!(matches!(word.claim(), crate::word::Claim::Owned { .. }));
+        let _ = word.release(crate::word::Release::Out { slot: crate::word::Slot::new(7).unwrap() });
+        t.add(range(1400, 1600));
     }
 
     #[test]

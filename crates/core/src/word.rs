@@ -76,7 +76,7 @@ pub const CHANCES_MAX: u8 = 7;
 pub enum State {
     /// Managed, never touched or discarded: reads as zeros.
     Untouched = 0,
-    /// Not managed, in a granule that holds managed pages too.
+    /// Not managed, in a granule that holds managed pages too: others' memory, or a guard in ours.
     Foreign = 1,
     /// In the hands of one thread.
     Busy = 2,

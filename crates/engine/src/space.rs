@@ -7,15 +7,16 @@
 //! 3. [`Engine::finish_unmap`] or [`Engine::relocate`] says what became of the pages, or [`Engine::unclaim`] puts
 //!    them back if the kernel refused.
 //!
-//! So nothing is given up before the kernel has agreed, and nobody sees a page in between.
+//! So nothing is given up before the kernel has agreed, and nobody sees a page in between. Of a call that may fail after the kernel
+//! has unmapped something already, [`Engine::finish_refused`] finds out what is left.
 
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
+use crate::traits::{Backend, Clock, Kernel, KernelError, PageBuf, Policy};
 use crate::{Engine, MEMORY_CALLS};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
-use farshore_core::sync::Futex;
+use farshore_core::sync::{Futex, Ordering};
 use farshore_core::table::GranuleRef;
 use farshore_core::word::{AtomicWord, Claim, Release, State, Word};
 
@@ -233,6 +234,66 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         });
     }
 
+    /// The kernel refused, but may have unmapped some or all of the claimed `range` before it did: a mapping over it, or a move onto it, that
+    /// failed late. The kernel is asked: what is left is as it was, the rest is given up.
+    pub fn finish_refused(&self, range: PageRange) {
+        if is_planted(Canary::Refused) {
+            return self.unclaim(range);
+        }
+        self.each_granule(range, |part| {
+            let Some(g) = self.table.granule_even_absent(part.start.granule()) else { return };
+            if g.flags.is_hidden() {
+                let last = PageRange { start: Page(part.end.0 - 1), end: part.end };
+                match (self.is_left(part.start, Word::UNTOUCHED), self.is_left(last.start, Word::UNTOUCHED)) {
+                    (true, true) => return g.flags.show(),
+                    (false, false) => return self.finish_unmap(part),
+                    _ => {
+                        g.flags.show();
+                        self.claim_part(&g, part);
+                    }
+                }
+            } else if !g.flags.is_present() {
+                return;
+            }
+            self.finish_refused_pages(&g, part);
+        });
+    }
+
+    fn finish_refused_pages(&self, g: &GranuleRef<'_>, part: PageRange) {
+        let end = |run: PageRange, left: bool| if left { self.unclaim(run) } else { self.finish_unmap(run) };
+        let (mut start, mut left) = (part.start, None);
+        for page in part.iter() {
+            let word = &g.words[page.index_in_granule()];
+            if word.load().state() != State::Busy {
+                // Foreign: it belongs to either run.
+                continue;
+            }
+            let now = self.is_left(page, word.claimed());
+            if let Some(before) = left.filter(|&before| before != now) {
+                end(PageRange { start, end: page }, before);
+                start = page;
+            }
+            left = Some(now);
+        }
+        if let Some(left) = left {
+            end(PageRange { start, end: part.end }, left);
+        }
+    }
+
+    /// Whether the claimed `page` is still mapped and registered. The question changes nothing: it gives a page that is there the protection
+    /// that its word promises (which a move that the kernel has undone may have dropped).
+    fn is_left(&self, page: Page, was: Word) -> bool {
+        let clean = was.state() == State::Resident && was.slot().is_some();
+        let one = PageRange { start: page, end: page.plus(1) };
+        loop {
+            match if clean { self.kernel.protect(one) } else { self.kernel.unprotect(page) } {
+                Err(KernelError::Gone) => return false,
+                Err(KernelError::Again | KernelError::NoMemory) => self.kernel.step_aside(),
+                _ => return true,
+            }
+        }
+    }
+
     /// Undoes the hiding of `part`'s granule. False when it was not hidden but claimed page by page. (Of a hidden one no
     /// page is ours: what is busy there is in the hands of a fault that came too early.)
     fn show_hidden(&self, part: PageRange) -> bool {
@@ -249,8 +310,14 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     pub fn relocate(&self, old: PageRange, new: Page, old_stays: bool) {
         let moved = PageRange { start: new, end: new.plus(old.len()) };
         self.moving.begin(moved);
-        self.manage(moved);
+        let there =
+            |run: PageRange| PageRange { start: new.plus(run.start.0 - old.start.0), end: new.plus(run.end.0 - old.start.0) };
+        // What is foreign in between are guards, which the kernel has moved too.
+        self.each_run(old, true, |run| self.manage(there(run)));
         self.inherit_unreadable(old, moved);
+        if old.by_granule().any(|part| self.may_hold_guards(part.start)) {
+            self.note_guards(moved);
+        }
         self.each_claimed(old, |page, _, was| {
             if was.state() == State::Untouched {
                 return;
@@ -288,6 +355,58 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         });
         self.moving.end();
         self.leave_moved(old, old_stays);
+        if old_stays {
+            // Where the guards were there is nothing now.
+            self.each_run(old, false, |run| self.manage(run));
+        }
+    }
+
+    /// The longest runs of pages of `range` that are managed (or hidden just now), or of those that are not. `each` may manage its run.
+    fn each_run(&self, range: PageRange, managed: bool, mut each: impl FnMut(PageRange)) {
+        let mut run = PageRange { start: range.start, end: range.start };
+        let mut extend = |part: PageRange, fits: bool| {
+            if fits && run.end == part.start {
+                run.end = part.end;
+            } else {
+                if !run.is_empty() {
+                    each(run);
+                }
+                run = PageRange { start: if fits { part.start } else { part.end }, end: part.end };
+            }
+        };
+        for part in range.by_granule() {
+            let g = self.table.granule_even_absent(part.start.granule());
+            match g.filter(|g| g.flags.is_present() || g.flags.is_hidden()) {
+                None => extend(part, !managed),
+                Some(g) if !g.granule.touched() => extend(part, managed),
+                Some(g) => part.iter().for_each(|page| {
+                    let is_managed = g.words[page.index_in_granule()].load().state() != State::Foreign;
+                    extend(PageRange { start: page, end: page.plus(1) }, is_managed == managed);
+                }),
+            }
+        }
+        if !run.is_empty() {
+            each(run);
+        }
+    }
+
+    /// Pages of `range`, which are mapped, registered and foreign, hold guards.
+    pub fn note_guards(&self, range: PageRange) {
+        self.each_granule(range, |part| {
+            if let Some(g) = self.table.granule_even_absent(part.start.granule()) {
+                g.granule.guards.store(true, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Whether pages near `page` may hold guards: never false if they do.
+    pub fn may_hold_guards(&self, page: Page) -> bool {
+        self.table.granule_even_absent(page.granule()).is_some_and(|g| g.granule.guards.load(Ordering::Relaxed))
+    }
+
+    /// Whether `page`, which is not managed, is mapped and registered all the same: it holds a guard. Under the address-space lock.
+    pub fn is_guard(&self, page: Page) -> bool {
+        self.may_hold_guards(page) && !self.is_managed(page) && self.is_left(page, Word::FOREIGN)
     }
 
     /// What could not be read through the program's mapping cannot be read there under its new name either. Before any

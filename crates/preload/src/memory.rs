@@ -6,14 +6,21 @@
 //!
 //! A call that is refused (a bad argument, no memory) returns the kernel's own error: it is the kernel that judges.
 
+mod advice;
+mod locks;
+mod runs;
+
+pub use runs::any_managed;
+
 use crate::fault::{self, Needed};
-use crate::runtime::{Runtime, Space, locked, uninterrupted};
-use crate::{attributes, own_threads, report, surrender, thread};
+use crate::runtime::{Runtime, Space, locked};
+use crate::{attributes, own_threads, surrender, thread};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::table::PageTable;
 use farshore_sys::raw::{Errno, nr, syscall};
-use farshore_sys::vm::{self, advice, map, prot};
+use farshore_sys::vm::{self, map, prot};
+use runs::{Held, each_run, mixed};
 
 type Args = [u64; 6];
 
@@ -28,15 +35,8 @@ const MREMAP_FIXED: u64 = vm::remap::FIXED;
 const MREMAP_DONTUNMAP: u64 = vm::remap::DONTUNMAP;
 const MCL_ONFAULT: u64 = 4;
 const MCL_ALL: u64 = 1 | 2 | MCL_ONFAULT;
-const GUARD_INSTALL: u64 = 102;
 const DONTFORK: u64 = 10;
-const WIPEONFORK: u64 = 18;
-const DONTNEED_LOCKED: u64 = 24;
-const COLLAPSE: u64 = 25;
 const SHMAT: u64 = 30;
-const MLOCK2: u64 = 325;
-const MLOCK_ONFAULT: u64 = 1;
-const MUNLOCK: u64 = 150;
 const MSEAL: u64 = 462;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Where the addresses end that pages have words for.
@@ -56,7 +56,7 @@ pub fn call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
         nr::MMAP => mmap(runtime, args),
         nr::MUNMAP => munmap(runtime, args),
         nr::MREMAP => mremap(runtime, args),
-        nr::MADVISE => madvise(runtime, args),
+        nr::MADVISE => advice::madvise(runtime, args),
         // mprotect, pkey_mprotect
         nr::MPROTECT | 329 => mprotect(runtime, number, args),
         nr::BRK => brk(runtime, args),
@@ -64,13 +64,13 @@ pub fn call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
         149 | 325 => {
             // Pages are brought in under the lock.
             own_threads::ensure();
-            mlock(runtime, number, args)
+            locks::mlock(runtime, number, args)
         }
         // mlockall: what is managed cannot all be local; the answer is the one of a low RLIMIT_MEMLOCK. Odd flags get the kernel's.
         151 if args[0] & !MCL_ONFAULT != 0 && args[0] & !MCL_ALL == 0 => -i64::from(Errno::ENOMEM.0),
         SHMAT => shmat(runtime, args),
         MSEAL => mseal(runtime, args),
-        152 => munlockall(runtime, args),
+        152 => locks::munlockall(runtime, args),
         // munlock: what was locked stopped being managed.
         _ => raw(number, args),
     }
@@ -109,7 +109,7 @@ fn adopt(runtime: &Runtime, range: PageRange) -> bool {
     }
     // Huge pages cannot be evicted by halves.
     // SAFETY: advice about memory that has just been mapped for the program.
-    let _ = unsafe { vm::madvise(range.start.addr(), range.bytes(), advice::NOHUGEPAGE) };
+    let _ = unsafe { vm::madvise(range.start.addr(), range.bytes(), vm::advice::NOHUGEPAGE) };
     // SAFETY: faults on it are served from the next line on, and nobody knows the address before.
     let registered = unsafe { runtime.engine.kernel.uffd().register(range.start.addr(), range.bytes()) };
     if registered.is_ok() {
@@ -136,7 +136,7 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
     let mapped =
         locked(runtime, |_| over_managed(runtime, &[hint(addr, flags), args[1], args[2], args[3], args[4], args[5]], true));
     if !is_error(mapped) && flags & MAP_POPULATE != 0 {
-        populate(runtime, PageRange::covering(mapped as u64, len), Access::Write);
+        advice::bring_in(runtime, PageRange::covering(mapped as u64, len), Access::Write);
     }
     mapped
 }
@@ -159,57 +159,12 @@ fn over_managed(runtime: &Runtime, args: &Args, manage: bool) -> i64 {
     let flags = if manage { flags & !MAP_POPULATE } else { flags };
     let answer = raw(nr::MMAP, &[addr, len, protection, flags, fd, offset]);
     if let Some(range) = replaced {
-        if is_error(answer) {
-            runtime.engine.unclaim(range);
-        } else {
-            runtime.engine.finish_unmap(range);
-        }
+        finish(runtime, range, answer);
     }
     if manage && !is_error(answer) {
         adopt(runtime, PageRange::covering(answer as u64, bytes));
     }
     answer
-}
-
-/// Brings pages in one after the other, as `MAP_POPULATE` and `MADV_POPULATE_*` do; the limit holds all the same.
-fn populate(runtime: &Runtime, range: PageRange, access: Access) -> i64 {
-    own_threads::ensure();
-    for page in range.iter() {
-        let answer = uninterrupted(|| {
-            let Some(thread) = thread::current() else { return Ok(false) };
-            let pinned = thread.with_buffer(|buffer| runtime.engine.pin(page, access, thread.core(), buffer))?;
-            if pinned {
-                runtime.engine.unpin(page);
-            }
-            Ok(pinned)
-        });
-        if let Err(why) = answer {
-            fault::tell(runtime, page, why, Needed::ByCall);
-            return -i64::from(Errno::EFAULT.0);
-        }
-    }
-    0
-}
-
-/// Whether any page of `range` is managed. A hint without the lock, exact under it.
-pub fn any_managed(runtime: &Runtime, range: PageRange) -> bool {
-    range.by_granule().any(|part| {
-        runtime
-            .engine
-            .table
-            .granule(part.start.granule())
-            .is_some_and(|g| !g.granule.touched() || part.iter().any(|page| runtime.engine.is_managed(page)))
-    })
-}
-
-/// Whether some of `range` is managed and some is not. Under the lock.
-fn mixed(runtime: &Runtime, range: PageRange) -> bool {
-    let mut seen = [false; 2];
-    each_run(runtime, range, |_, managed| {
-        seen[usize::from(managed)] = true;
-        0
-    });
-    seen == [true; 2]
 }
 
 fn munmap(runtime: &Runtime, args: &Args) -> i64 {
@@ -223,12 +178,18 @@ fn munmap(runtime: &Runtime, args: &Args) -> i64 {
 fn unmap_locked(runtime: &Runtime, range: PageRange, call: impl FnOnce() -> i64) -> i64 {
     runtime.engine.claim(range);
     let answer = call();
+    finish(runtime, range, answer);
+    answer
+}
+
+/// A call that unmaps the claimed `range` has answered. An error does not say that nothing has changed: `mmap` of a file whose driver refuses it, or
+/// without huge pages, and `mremap` beyond a limit fail when what was there has gone.
+fn finish(runtime: &Runtime, range: PageRange, answer: i64) {
     if is_error(answer) {
-        runtime.engine.unclaim(range);
+        runtime.engine.finish_refused(range);
     } else {
         runtime.engine.finish_unmap(range);
     }
-    answer
 }
 
 fn brk(runtime: &Runtime, args: &Args) -> i64 {
@@ -279,141 +240,22 @@ fn mprotect(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     })
 }
 
-fn madvise(runtime: &Runtime, args: &Args) -> i64 {
-    let [addr, len, what, ..] = *args;
-    let range = len.checked_next_multiple_of(PAGE).and_then(|len| pages(addr, len));
-    if what == advice::MERGEABLE {
-        // Never of managed memory (`net/calls/merging.rs`). Under the lock: what is mapped there meanwhile may become managed.
-        let managed = |range: Option<PageRange>| range.is_some_and(|r| any_managed(runtime, r));
-        return locked(runtime, |_| if managed(range) { 0 } else { raw(nr::MADVISE, args) });
-    }
-    if matches!(what, DONTFORK | WIPEONFORK | advice::DONTDUMP) {
-        attributes::note();
-    }
-    let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(nr::MADVISE, args) };
-    match what {
-        advice::DONTNEED | advice::FREE | DONTNEED_LOCKED | GUARD_INSTALL => {
-            // Freeing at once is one of the ways in which MADV_FREE may behave.
-            let kernels = if what == advice::FREE { advice::DONTNEED } else { what };
-            locked(runtime, |_| each_run(runtime, range, |run, managed| discard(runtime, run, managed, what, kernels)))
-        }
-        DONTFORK | WIPEONFORK => {
-            // A forked child registers what its parent manages, and takes it for copied. What was never touched stays so: V8 reserves half a GiB.
-            own_threads::ensure();
-            let handed = locked(runtime, |_| hand_over_managed(runtime, range, false));
-            if is_error(handed) { handed } else { raw(nr::MADVISE, args) }
-        }
-        advice::POPULATE_READ => populate(runtime, range, Access::Read),
-        advice::POPULATE_WRITE => populate(runtime, range, Access::Write),
-        // Hints that Farshore's own eviction stands for, and huge pages, which it cannot evict by halves.
-        advice::WILLNEED | advice::COLD | advice::PAGEOUT | advice::HUGEPAGE | advice::NOHUGEPAGE | COLLAPSE => 0,
-        _ => raw(nr::MADVISE, args),
-    }
-}
-
-fn discard(runtime: &Runtime, run: PageRange, managed: bool, asked: u64, kernels: u64) -> i64 {
-    let call = |part: PageRange, what: u64| raw(nr::MADVISE, &[part.start.addr(), part.bytes(), what, 0, 0, 0]);
-    if !managed {
-        return call(run, asked);
-    }
-    if kernels == GUARD_INSTALL {
-        // The guards go in everywhere, also where nothing has been touched.
-        let thrown = discard(runtime, run, true, asked, advice::DONTNEED);
-        return if is_error(thrown) { thrown } else { call(run, GUARD_INSTALL) };
-    }
-    let done = runtime.engine.discard(run, |part| match call(part, kernels) {
-        answer if is_error(answer) => Err(answer),
-        _ => Ok(()),
-    });
-    done.err().unwrap_or(0)
-}
-
-/// Calls `each` for every longest run of pages that are all managed or all not; the first error, else 0.
-fn each_run(runtime: &Runtime, range: PageRange, mut each: impl FnMut(PageRange, bool) -> i64) -> i64 {
-    let mut answer = 0;
-    let mut note = |run: PageRange, managed: bool| {
-        let this = each(run, managed);
-        if answer == 0 && is_error(this) {
-            answer = this;
-        }
-    };
-    let mut run = PageRange { start: range.start, end: range.start };
-    let mut state = None;
-    for part in range.by_granule() {
-        let whole = match runtime.engine.table.granule(part.start.granule()) {
-            None => Some(false),
-            Some(g) if !g.granule.touched() => Some(true),
-            Some(_) => None,
-        };
-        let mut extend = |upto: PageRange, managed: bool| {
-            if state.is_some_and(|s| s != managed) {
-                note(run, !managed);
-                run = PageRange { start: upto.start, end: upto.start };
-            }
-            state = Some(managed);
-            run.end = upto.end;
-        };
-        match whole {
-            Some(managed) => extend(part, managed),
-            None => part.iter().for_each(|page| {
-                extend(PageRange { start: page, end: page.plus(1) }, runtime.engine.is_managed(page));
-            }),
-        }
-    }
-    if let Some(managed) = state {
-        note(run, managed);
-    }
-    answer
-}
-
-/// Locked memory is the kernel's business: it is handed over, and stays where it is. Before a page is brought in the kernel is asked whether it
-/// would lock so much (`RLIMIT_MEMLOCK`). More than the limit of memory is refused, as `mlockall` is.
-fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
-    attributes::note();
-    let start = args[0] & !(PAGE - 1);
-    let range = args[0].checked_add(args[1]).and_then(|end| pages(start, end.checked_next_multiple_of(PAGE)? - start));
-    let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(number, args) };
-    let flags = if number == MLOCK2 { args[2] } else { 0 };
-    let answer = locked(runtime, |_| {
-        // Pages that are there are locked by this, none is brought in. What is managed cannot stay locked: it could not be evicted.
-        let allowed = raw(MLOCK2, &[args[0], args[1], flags | MLOCK_ONFAULT, 0, 0, 0]);
-        let mut managed_pages = 0;
-        each_run(runtime, range, |run, managed| {
-            if managed {
-                managed_pages += run.len();
-                raw(MUNLOCK, &[run.start.addr(), run.bytes(), 0, 0, 0, 0]);
-            }
-            0
-        });
-        if is_error(allowed) {
-            return allowed;
-        }
-        if managed_pages > runtime.engine.frames.limit() {
-            return -i64::from(Errno::ENOMEM.0);
-        }
-        hand_over_managed(runtime, range, flags & MLOCK_ONFAULT == 0)
-    });
-    if is_error(answer) { answer } else { raw(number, args) }
-}
-
-/// Under the lock: hands over what of `range` is managed.
+/// Under the lock: hands over what of `range` is managed, and its guards.
 pub fn hand_over_managed(runtime: &Runtime, range: PageRange, fill: bool) -> i64 {
-    each_run(runtime, range, |run, managed| if managed { hand_over(runtime, run, fill) } else { 0 })
+    each_run(runtime, range, |run, held| match held {
+        Held::Managed => hand_over(runtime, run, fill),
+        Held::Guarded => match runtime.engine.kernel.uffd().unregister(run.start.addr(), run.bytes()) {
+            Ok(()) => 0,
+            Err(errno) => fault::fail(run.start, unregister_failed(errno)),
+        },
+        Held::Others => 0,
+    })
 }
 
 /// The kernel will touch `range` without a call: it stops being managed, with its bytes in memory.
 pub fn keep(runtime: &Runtime, range: PageRange) {
     own_threads::ensure();
     locked(runtime, |_| hand_over_managed(runtime, range, true));
-}
-
-/// What the program had locked stopped being managed. What stays locked is ours: the keys of `--encrypt`.
-fn munlockall(runtime: &Runtime, args: &Args) -> i64 {
-    let answer = raw(152, args);
-    if let Err(why) = runtime.engine.backend.lock_keys() {
-        report::line(format_args!("the program has called munlockall and lowered its limit of locked memory; {why}"));
-    }
-    answer
 }
 
 /// With `SHM_REMAP` a shared segment takes the place of what is there.
@@ -494,8 +336,14 @@ fn mremap(runtime: &Runtime, args: &Args) -> i64 {
         // What is managed cannot go where there are no words for it. Without five-level paging there is no such place, and this is the answer.
         return -i64::from(Errno::EINVAL.0);
     }
+    if onto.is_some_and(|onto| onto.start < from.end && from.start < onto.end) {
+        // The kernel refuses that before it does anything.
+        return raw(nr::MREMAP, args);
+    }
     locked(runtime, |_| {
-        if mixed(runtime, from) {
+        let shrinks = new_bytes <= from.bytes() && flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) == 0;
+        // (What shrinks only loses its end, whatever it consists of.)
+        if !shrinks && mixed(runtime, from) {
             // Several mappings. Linux 6.17 would move the first of them and then stop at one with a userfaultfd.
             return -i64::from(Errno::EFAULT.0);
         }
@@ -559,9 +407,9 @@ fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: 
         set_apart(from, false);
     }
     if is_error(answer) {
-        runtime.engine.unclaim(from);
-        if let Some(onto) = onto {
-            runtime.engine.unclaim(onto);
+        // The kernel unmaps the target first, then what of the source is too long.
+        for range in [Some(from), onto].into_iter().flatten() {
+            runtime.engine.finish_refused(range);
         }
         return answer;
     }

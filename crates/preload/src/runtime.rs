@@ -27,6 +27,8 @@ pub struct Space {
     pub heap_floor: u64,
     /// The program break as the kernel last told it.
     pub brk: u64,
+    /// Managed pages that became the kernel's by `mlock`: at least as many as are still locked.
+    pub locked: u64,
 }
 
 /// Everything that lives as long as the program.

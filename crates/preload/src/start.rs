@@ -158,7 +158,7 @@ fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, faults: Opt
     let engine = unsafe { Engine::new(shape, kernel, backend, policy, clock, KernelFutex, staging) };
     // SAFETY: asks only.
     let brk = unsafe { vm::brk(0) };
-    let space = Space { heap_floor: brk.next_multiple_of(4096), brk };
+    let space = Space { heap_floor: brk.next_multiple_of(4096), brk, locked: 0 };
     let program = std::env::args().next().unwrap_or_default();
     let parts = Parts { engine, options, space, shape, faults, first: true, started_ns, program };
     Ok(parts.assemble())

@@ -169,10 +169,22 @@ pub fn unmap(rig: &Rc<Rig>, range: PageRange) {
     retire(range);
     rig.engine.claim(range);
     if refused() {
-        rig.engine.unclaim(range);
+        // Some calls fail late: they have unmapped all or a part.
+        let some = world(|w| w.rng.below(range.len()));
+        let gone = world(|w| w.rng.pick(&[0, 0, some, range.len()]));
+        unmapped(PageRange { start: range.start, end: range.start.plus(gone) });
+        rig.engine.finish_refused(range);
         restored(range, true);
         return;
     }
+    unmapped(range);
+    maybe_switch();
+    rig.engine.finish_unmap(range);
+    restored(range, false);
+}
+
+/// The kernel unmaps.
+fn unmapped(range: PageRange) {
     world(|w| {
         w.memory.unmap(range);
         range.iter().for_each(|p| note("kernel munmap", p.0, range.len()));
@@ -182,9 +194,6 @@ pub fn unmap(rig: &Rc<Rig>, range: PageRange) {
             e.no_access = false;
         });
     });
-    maybe_switch();
-    rig.engine.finish_unmap(range);
-    restored(range, false);
 }
 
 /// `madvise(MADV_DONTNEED)`: the program goes on using the range.
@@ -219,7 +228,7 @@ fn relocate(rig: &Rc<Rig>, old: PageRange) {
     world(|w| w.model.call(new));
     rig.engine.claim(old);
     if refused() {
-        rig.engine.unclaim(old);
+        rig.engine.finish_refused(old);
         restored(old, true);
         world(|w| w.model.call(new));
         return;

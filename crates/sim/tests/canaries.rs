@@ -43,6 +43,7 @@ noticed! {
     unreadable: Unreadable,
     moved: Moved,
     stays: Stays,
+    refused: Refused,
     moving: Moving,
     rebirth: Rebirth,
     share: Share,

@@ -96,3 +96,23 @@ void section_mlockmore(void)
     say("mlock: %d", answer);
     say("bytes: %d", holds(at, bytes, 11));
 }
+
+/* The same piece by piece. */
+void section_mlockpieces(void)
+{
+    enum { PIECES = 64 };
+    unsigned char *pieces[PIECES];
+    int locked = 0;
+    while (locked < PIECES) {
+        pieces[locked] = filled(MIB, (uint64_t)locked);
+        if (mlock(pieces[locked++], MIB) != 0) break;
+    }
+    say("some: %d, all: %d", locked > 4, locked == PIECES);
+    make_absent();
+    int right = 1;
+    for (int i = 0; i < locked; i++) right &= holds(pieces[i], MIB, (uint64_t)i);
+    say("bytes: %d", right);
+    /* What has been unlocked does not count. */
+    for (int i = 0; i < 4; i++) CHECK(munlock(pieces[i], MIB) == 0);
+    say("again: %d", mlock(filled(2 * MIB, 70), 2 * MIB));
+}

@@ -25,5 +25,15 @@ void section_high(void);
 void section_grown(void);
 void section_mlocklimit(void);
 void section_mlockmore(void);
+void section_mlockpieces(void);
+
+void section_mapfails(void);
+void section_movefails(void);
+void section_overlaps(void);
+void section_advisedpart(void);
+void section_guards(void);
+void section_guardsmove(void);
+void section_adviceanswers(void);
+void section_shrinks(void);
 
 #endif

@@ -1,0 +1,157 @@
+//! madvise: bytes thrown away, guards, pages brought in.
+//!
+//! # Guards
+//!
+//! `MADV_GUARD_INSTALL` leaves a mark in the page table, at which an access ends in SIGSEGV (a system call in `EFAULT`). userfaultfd's copy would
+//! take the mark's place, so a guarded page is not managed: faults on its neighbours, pins and prefetches leave it alone, and the kernel
+//! answers for it. Its memory stays registered, so that the mapping stays one; the removal of the guard makes the page managed again.
+
+use super::runs::{Held, any_managed, each_run};
+use super::{hand_over_managed, is_error, pages, raw};
+use crate::fault::{self, Needed};
+use crate::runtime::{Runtime, locked, uninterrupted};
+use crate::{attributes, own_threads, surrender, thread};
+use farshore_core::page::{Access, Page, PageRange};
+use farshore_sys::raw::{Errno, nr};
+use farshore_sys::vm::advice;
+
+const GUARD_INSTALL: u64 = 102;
+const GUARD_REMOVE: u64 = 103;
+const DONTFORK: u64 = super::DONTFORK;
+const WIPEONFORK: u64 = 18;
+const DONTNEED_LOCKED: u64 = 24;
+const COLLAPSE: u64 = 25;
+
+const fn error(errno: Errno) -> i64 {
+    -(errno.0 as i64)
+}
+
+pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
+    let [addr, len, what, ..] = *args;
+    let range = len.checked_next_multiple_of(super::PAGE).and_then(|len| pages(addr, len));
+    if what == advice::MERGEABLE {
+        // Never of managed memory (`net/calls/merging.rs`). Under the lock: what is mapped there meanwhile may become managed.
+        let managed = |range: Option<PageRange>| range.is_some_and(|r| any_managed(runtime, r));
+        return locked(runtime, |_| if managed(range) { 0 } else { raw(nr::MADVISE, args) });
+    }
+    if matches!(what, DONTFORK | WIPEONFORK | advice::DONTDUMP) {
+        attributes::note();
+    }
+    // Guarded pages are not managed, and are to be.
+    let ours = |r: &PageRange| any_managed(runtime, *r) || (what == GUARD_REMOVE && may_hold_guards(runtime, *r));
+    let Some(range) = range.filter(ours) else { return raw(nr::MADVISE, args) };
+    match what {
+        advice::DONTNEED | advice::FREE | DONTNEED_LOCKED => {
+            // Freeing at once is one of the ways in which MADV_FREE may behave.
+            let kernels = if what == advice::FREE { advice::DONTNEED } else { what };
+            locked(runtime, |_| each_run(runtime, range, |run, held| discard(runtime, run, held, what, kernels)))
+        }
+        GUARD_INSTALL => locked(runtime, |_| each_run(runtime, range, |run, held| install_guards(runtime, run, held))),
+        GUARD_REMOVE => locked(runtime, |_| each_run(runtime, range, |run, held| remove_guards(runtime, run, held))),
+        DONTFORK | WIPEONFORK => {
+            // A forked child registers what its parent manages, and takes it for copied. What was never touched stays so: V8 reserves half a GiB.
+            own_threads::ensure();
+            let handed = locked(runtime, |_| hand_over_managed(runtime, range, false));
+            if is_error(handed) { handed } else { raw(nr::MADVISE, args) }
+        }
+        advice::POPULATE_READ => populate(runtime, range, Access::Read, what),
+        advice::POPULATE_WRITE => populate(runtime, range, Access::Write, what),
+        // Hints that Farshore's own eviction stands for, and huge pages, which it cannot evict by halves.
+        advice::WILLNEED | advice::COLD | advice::PAGEOUT | advice::HUGEPAGE | advice::NOHUGEPAGE | COLLAPSE => {
+            let answer = locked(runtime, |_| {
+                each_run(runtime, range, |run, held| if held == Held::Others { advise(run, what) } else { 0 })
+            });
+            // Huge pages are made of one mapping after the other, and a hole is no mapping.
+            if what == COLLAPSE && answer == error(Errno::ENOMEM) { error(Errno::EINVAL) } else { answer }
+        }
+        _ => raw(nr::MADVISE, args),
+    }
+}
+
+/// The kernel's own.
+fn advise(run: PageRange, what: u64) -> i64 {
+    raw(nr::MADVISE, &[run.start.addr(), run.bytes(), what, 0, 0, 0])
+}
+
+fn may_hold_guards(runtime: &Runtime, range: PageRange) -> bool {
+    range.by_granule().any(|part| runtime.engine.may_hold_guards(part.start))
+}
+
+fn discard(runtime: &Runtime, run: PageRange, held: Held, asked: u64, kernels: u64) -> i64 {
+    if held != Held::Managed {
+        return advise(run, asked);
+    }
+    let done = runtime.engine.discard(run, |part| match advise(part, kernels) {
+        answer if is_error(answer) => Err(answer),
+        _ => Ok(()),
+    });
+    done.err().unwrap_or(0)
+}
+
+fn install_guards(runtime: &Runtime, run: PageRange, held: Held) -> i64 {
+    if held != Held::Managed {
+        return advise(run, GUARD_INSTALL);
+    }
+    runtime.engine.claim(run);
+    let answer = advise(run, GUARD_INSTALL);
+    if is_error(answer) {
+        runtime.engine.unclaim(run);
+    } else {
+        runtime.engine.finish_unmap(run);
+        runtime.engine.note_guards(run);
+    }
+    answer
+}
+
+fn remove_guards(runtime: &Runtime, run: PageRange, held: Held) -> i64 {
+    if held != Held::Guarded {
+        return advise(run, GUARD_REMOVE);
+    }
+    if surrender::is_done() {
+        // All memory is the kernel's by now.
+        return match runtime.engine.kernel.uffd().unregister(run.start.addr(), run.bytes()) {
+            Ok(()) => advise(run, GUARD_REMOVE),
+            Err(errno) => -i64::from(errno.0),
+        };
+    }
+    // Managed before the guards go: who touches such a page from then on finds it in our hands, and waits.
+    runtime.engine.manage(run);
+    runtime.engine.claim(run);
+    let answer = advise(run, GUARD_REMOVE);
+    if is_error(answer) {
+        runtime.engine.finish_unmap(run);
+    } else {
+        runtime.engine.unclaim(run);
+    }
+    answer
+}
+
+/// Brings pages in one after the other, as `MAP_POPULATE` does; the limit holds all the same.
+pub fn bring_in(runtime: &Runtime, range: PageRange, access: Access) -> i64 {
+    own_threads::ensure();
+    range.iter().map(|page| bring_in_one(runtime, page, access, || 0)).find(|&answer| is_error(answer)).unwrap_or(0)
+}
+
+/// As `MADV_POPULATE_*`, which also looks whether the program may access the memory, and ends at the first page of which it may not.
+fn populate(runtime: &Runtime, range: PageRange, access: Access, what: u64) -> i64 {
+    own_threads::ensure();
+    let one = |page: Page| advise(PageRange { start: page, end: page.plus(1) }, what);
+    range.iter().map(|page| bring_in_one(runtime, page, access, || one(page))).find(|&answer| is_error(answer)).unwrap_or(0)
+}
+
+/// Brings a page in, if it is managed, and lets the kernel answer while it cannot leave.
+fn bring_in_one(runtime: &Runtime, page: Page, access: Access, then: impl Fn() -> i64) -> i64 {
+    let answer = uninterrupted(|| {
+        let Some(thread) = thread::current() else { return Ok(then()) };
+        let pinned = thread.with_buffer(|buffer| runtime.engine.pin(page, access, thread.core(), buffer))?;
+        let answer = then();
+        if pinned {
+            runtime.engine.unpin(page);
+        }
+        Ok(answer)
+    });
+    answer.unwrap_or_else(|why| {
+        fault::tell(runtime, page, why, Needed::ByCall);
+        error(Errno::EFAULT)
+    })
+}
