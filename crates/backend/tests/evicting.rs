@@ -12,6 +12,7 @@ use farshore_backend::file::{FileArray, FileOptions};
 use farshore_backend::ram::RamSpace;
 use farshore_config::{Size, SwapSpec};
 use farshore_core::page::{Access, Page, PageRange};
+use farshore_core::word::State;
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::fault::resolve::Failure;
 use farshore_engine::health::{Change, News, Watcher};
@@ -25,7 +26,7 @@ use farshore_sys::futex::KernelFutex;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
 struct Counting;
@@ -72,6 +73,8 @@ const PROTECTED: u8 = 2;
 struct Tables {
     bytes: Box<[UnsafeCell<PageBuf>]>,
     rights: Box<[AtomicU8]>,
+    /// Called when pages have been mapped with zeros, and are in the fault's hands still.
+    on_zeros: OnceLock<Box<dyn Fn(Page) + Send + Sync>>,
 }
 
 // SAFETY: a page's bytes are used by its owner (`Busy`) or by who has pinned it, never both: the engine's protocol.
@@ -82,6 +85,7 @@ impl Tables {
         Tables {
             bytes: (0..pages).map(|_| UnsafeCell::new(PageBuf::ZERO)).collect(),
             rights: (0..pages).map(|_| AtomicU8::new(ABSENT)).collect(),
+            on_zeros: OnceLock::new(),
         }
     }
     fn right(&self, page: Page) -> &AtomicU8 {
@@ -104,6 +108,9 @@ impl Kernel for Tables {
     }
     fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError> {
         (0..count).try_for_each(|n| self.map(first.plus(n), &PageBuf::ZERO, Protect::Writable))?;
+        if let Some(look) = self.on_zeros.get() {
+            look(first);
+        }
         Ok(count)
     }
     fn protect(&self, range: PageRange) -> Result<(), KernelError> {
@@ -430,4 +437,22 @@ fn a_read_that_hangs_is_told_and_waits() {
         });
         rig.wait_for(|c| matches!(c, Change::Answers(_)));
     });
+}
+
+/// A memory call hides the granule between the mapping of a run of zero pages and its release: no page of the run stays in the fault's hands.
+#[test]
+fn a_run_of_zero_pages_is_released_in_a_hidden_granule() {
+    let rig: &Rig<RamSpace> = Box::leak(Box::new(Rig::new(RamSpace::open(Some(Size::mib(16)), None).unwrap(), 1024, 1)));
+    let engine = &rig.engine;
+    let granule = engine.table.granule_even_absent(Page(FIRST).granule()).expect("managed");
+    let mut buffer = vec![PageBuf::ZERO; 16];
+    engine.pin(Page(FIRST), Access::Write, 0, &mut buffer).expect("there is room");
+    let hide = |first: Page| engine.table.granule_even_absent(first.granule()).expect("managed").flags.hide();
+    assert!(engine.kernel.on_zeros.set(Box::new(hide)).is_ok());
+    let _ = engine.pin(Page(FIRST + 1), Access::Write, 0, &mut buffer);
+    assert!(granule.flags.is_hidden());
+    granule.flags.show();
+    let states: Vec<State> = (0..20).map(|n| engine.table.page(Page(FIRST + n)).expect("managed").word.load().state()).collect();
+    assert!(states.iter().filter(|&&state| state == State::Resident).count() > 2, "no run: {states:?}");
+    assert!(!states.contains(&State::Busy), "{states:?}");
 }

@@ -61,8 +61,6 @@ canaries! {
     Part = "part",
     /// A page that cannot be read through the program's own mapping is not read the other way.
     Untold = "untold",
-    /// Pages that a fault has taken beside its own are looked for where a memory call may have hidden them.
-    Hidden = "hidden",
     // Rules between two threads' memory: loom's (crates/core/tests).
     /// Slots that are being reserved while their space is closed are given out.
     Closed = "closed",

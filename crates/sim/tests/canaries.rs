@@ -1,4 +1,4 @@
-//! Shows that the simulator would notice: each canary breaks one rule of the engine, and a run must fail. The six from `Unreadable` on bring
+//! Shows that the simulator would notice: each canary breaks one rule of the engine, and a run must fail. The five from `Unreadable` on bring
 //! back faults that the simulator found.
 //!
 //! ```text
@@ -53,7 +53,6 @@ noticed! {
     aside: Aside,
     part: Part,
     untold: Untold,
-    hidden: Hidden,
 }
 
 fn is_noticed(canary: Canary) {

@@ -405,8 +405,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// Releases a page that this fault has taken beside its own. A memory call may have hidden the granule for a moment, in which no page
     /// of it is found in the ordinary way.
     fn release_taken(&self, page: Page, to: Release) {
-        let hidden = is_planted(Canary::Hidden) && self.page(page).is_none();
-        if let Some(word) = self.table.word_for_unpin(page).filter(|_| !hidden) {
+        if let Some(word) = self.table.word_for_unpin(page) {
             self.release(page, word, to);
         }
     }
