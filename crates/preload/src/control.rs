@@ -296,18 +296,13 @@ fn peer_groups(fd: &Fd) -> Vec<u32> {
 /// Every group that this process acts as, or can.
 fn own_groups() -> Vec<u32> {
     const SYS_GETGROUPS: u64 = 115;
-    const SYS_GETRESGID: u64 = 120;
     const GROUPS_MAX: usize = 65536;
     let mut groups = vec![0_u32; GROUPS_MAX];
     let to = groups.as_mut_ptr().expose_provenance() as u64;
     // SAFETY: getgroups writes at most so many numbers there.
     let count = unsafe { raw::syscall(SYS_GETGROUPS, [GROUPS_MAX as u64, to, 0, 0, 0, 0]) };
     groups.truncate(usize::try_from(count).unwrap_or(0));
-    let mut ids = [0_u32; 3];
-    let at = ids.as_mut_ptr().expose_provenance() as u64;
-    // SAFETY: the kernel writes three numbers there.
-    let _ = unsafe { raw::syscall(SYS_GETRESGID, [at, at + 4, at + 8, 0, 0, 0]) };
-    groups.extend(ids);
+    groups.extend(raw::groups());
     groups
 }
 

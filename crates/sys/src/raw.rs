@@ -177,11 +177,21 @@ pub unsafe fn syscall_retry(nr: u64, args: [u64; 6]) -> Result<u64, Errno> {
 /// The calling thread's user ids: real, effective, saved.
 pub fn users() -> [u32; 3] {
     const GETRESUID: u64 = 118;
+    three_ids(GETRESUID)
+}
+
+/// The real, effective and saved group of the calling thread.
+pub fn groups() -> [u32; 3] {
+    const GETRESGID: u64 = 120;
+    three_ids(GETRESGID)
+}
+
+fn three_ids(number: u64) -> [u32; 3] {
     let mut ids = [0u32; 3];
     let [real, effective, saved] = &mut ids;
     let [real, effective, saved] = [real, effective, saved].map(|id| core::ptr::from_mut(id).expose_provenance() as u64);
-    // SAFETY: the kernel writes three numbers there.
-    let _ = unsafe { syscall(GETRESUID, [real, effective, saved, 0, 0, 0]) };
+    // SAFETY: `number` is one of the two calls above, for which the kernel writes three numbers there.
+    let _ = unsafe { syscall(number, [real, effective, saved, 0, 0, 0]) };
     ids
 }
 

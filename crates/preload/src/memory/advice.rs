@@ -111,7 +111,7 @@ fn remove_guards(runtime: &Runtime, run: PageRange, held: Held) -> i64 {
         // All memory is the kernel's by now.
         return match runtime.engine.kernel.uffd().unregister(run.start.addr(), run.bytes()) {
             Ok(()) => advise(run, GUARD_REMOVE),
-            Err(errno) => -i64::from(errno.0),
+            Err(errno) => error(errno),
         };
     }
     // Managed before the guards go: who touches such a page from then on finds it in our hands, and waits.
@@ -128,15 +128,18 @@ fn remove_guards(runtime: &Runtime, run: PageRange, held: Held) -> i64 {
 
 /// Brings pages in one after the other, as `MAP_POPULATE` does; the limit holds all the same.
 pub fn bring_in(runtime: &Runtime, range: PageRange, access: Access) -> i64 {
-    own_threads::ensure();
-    range.iter().map(|page| bring_in_one(runtime, page, access, || 0)).find(|&answer| is_error(answer)).unwrap_or(0)
+    bring_each_in(runtime, range, access, |_| 0)
 }
 
 /// As `MADV_POPULATE_*`, which also looks whether the program may access the memory, and ends at the first page of which it may not.
 fn populate(runtime: &Runtime, range: PageRange, access: Access, what: u64) -> i64 {
+    bring_each_in(runtime, range, access, |page| advise(PageRange { start: page, end: page.plus(1) }, what))
+}
+
+/// Brings in one page after the other; the first error of `then` or of a page, else 0.
+fn bring_each_in(runtime: &Runtime, range: PageRange, access: Access, then: impl Fn(Page) -> i64) -> i64 {
     own_threads::ensure();
-    let one = |page: Page| advise(PageRange { start: page, end: page.plus(1) }, what);
-    range.iter().map(|page| bring_in_one(runtime, page, access, || one(page))).find(|&answer| is_error(answer)).unwrap_or(0)
+    range.iter().map(|page| bring_in_one(runtime, page, access, || then(page))).find(|&answer| is_error(answer)).unwrap_or(0)
 }
 
 /// Brings a page in, if it is managed, and lets the kernel answer while it cannot leave.

@@ -80,8 +80,14 @@ pub(super) fn settle(context: &mut UContext, sp: u64) {
 
 /// Sets the pretended mask, and lets signals go that waited for it.
 pub(super) fn change(thread: &Thread, to: SigSet) {
-    let freed = thread.shared.pretended().0 & !to.0;
+    let before = thread.shared.pretended();
     thread.shared.pretend(to);
+    let_go(thread, before, to);
+}
+
+/// What waited because of `before`, and is not blocked by `to`, is sent again.
+fn let_go(thread: &Thread, before: SigSet, to: SigSet) {
+    let freed = before.0 & !to.0;
     if freed != 0 {
         send_again(thread, SigSet(freed));
     }
@@ -90,21 +96,19 @@ pub(super) fn change(thread: &Thread, to: SigSet) {
 /// The same, by a call under way. A signal that came when the kernel had just changed its own mask waits for the call's end, with the pretended mask of before:
 /// what its handler goes back to is what the call has set.
 pub(super) fn change_in_call(thread: &Thread, to: SigSet) {
-    let freed = uninterrupted(|| match thread.deferred.get() {
+    let before = uninterrupted(|| match thread.deferred.get() {
         Some(deferred) => {
             thread.deferred.set(Some(deferred.going_back_to(to)));
-            0
+            to
         }
         None => {
-            let freed = thread.shared.pretended().0 & !to.0;
+            let before = thread.shared.pretended();
             thread.shared.pretend(to);
-            freed
+            before
         }
     });
-    // One comes before the next is sent: the kernel keeps one of a kind.
-    if freed != 0 {
-        send_again(thread, SigSet(freed));
-    }
+    // With signals as they were: one comes before the next is sent, of which the kernel keeps one of a kind.
+    let_go(thread, before, to);
 }
 
 /// A new thread begins with its parent's mask. What waits for the process and is not blocked comes now.

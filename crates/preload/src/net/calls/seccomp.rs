@@ -131,7 +131,7 @@ fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M
         return refuse(stopped);
     }
     let program = Program { len: filter.len() as u16, filter: filter.as_ptr() };
-    let Some(runtime) = runtime().filter(|_| holds_for_ours && thread::current().is_some_and(|thread| !thread.is_guest())) else {
+    let Some(runtime) = runtime().filter(|_| holds_for_ours && this.is_some()) else {
         let answer = install(mem, &raw const program as u64);
         if answer >= 0 {
             note_what_it_stops(&filter);
