@@ -61,6 +61,8 @@ canaries! {
     Part = "part",
     /// A page that cannot be read through the program's own mapping is not read the other way.
     Untold = "untold",
+    /// Pages that are taken over have no frames.
+    Stock = "stock",
     // Rules between two threads' memory: loom's (crates/core/tests).
     /// Slots that are being reserved while their space is closed are given out.
     Closed = "closed",

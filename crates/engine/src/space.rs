@@ -40,6 +40,28 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         self.stats.manage(range.len() as i64);
     }
 
+    /// The pages of `range` are managed since a moment ago, and have had bytes before: they are resident, and dirty. Their frames are taken, whatever the limit.
+    pub fn take_stock(&self, range: PageRange, core: usize) {
+        for part in range.by_granule() {
+            let Some(g) = self.table.granule(part.start.granule()) else { continue };
+            self.claim_part(&g, part);
+            let mut new = 0;
+            self.each_claimed(part, |page, word, was| {
+                // What was touched meanwhile has a frame already.
+                if was.state() == State::Untouched {
+                    new += 1;
+                    self.release(page, word, Release::Dirty { chances: 0, guessed: false, protected: false });
+                } else {
+                    self.restore(page, word, was);
+                }
+            });
+            if !is_planted(Canary::Stock) {
+                self.frames.take_back(core, new);
+            }
+            self.list_granule(g.granule, part.start, core);
+        }
+    }
+
     /// Takes every page of `range` before the kernel unmaps or moves it. Sleeps while others have one. Whole
     /// granules that nobody has touched are hidden instead, whatever their size.
     pub fn claim(&self, range: PageRange) {

@@ -78,7 +78,7 @@ fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
     }
     let (kind, short) = world(|w| {
         let few = w.model.alive_pages() < w.setup.pages;
-        let kind = if few && w.rng.below(2) == 0 { 0 } else { w.rng.below(12) };
+        let kind = if few && w.rng.below(2) == 0 { 0 } else { w.rng.below(13) };
         (kind, w.rng.pick(&[1, 4, 40, 300, 1300]))
     });
     let part = world(|w| w.model.part(&mut w.rng, short));
@@ -96,6 +96,7 @@ fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
             limit(rig);
             pace(rig);
         }
+        (12, Some(range)) => take_over(rig, range, core),
         _ => {}
     }
 }
@@ -286,6 +287,38 @@ fn keep(rig: &Rc<Rig>, range: PageRange, fill: bool, core: usize, buffer: &mut [
     });
     maybe_switch();
     rig.engine.hand_over(range);
+    restored(range, true);
+}
+
+/// Memory that was the kernel's becomes managed with what is there, as when a dormant process wakes.
+fn take_over(rig: &Rc<Rig>, range: PageRange, core: usize) {
+    let plain = world(|w| {
+        let is_plain = |page: Page| w.model.get(page).kind == Kind::Plain;
+        let start = range.iter().find(|&page| is_plain(page))?;
+        let end = PageRange { start, end: range.end }.iter().find(|&page| !is_plain(page)).unwrap_or(range.end);
+        Some(PageRange { start, end })
+    });
+    let Some(range) = plain else { return };
+    note("take over", range.start.0, range.len());
+    retire(range);
+    let (present, closed) = world(|w| {
+        w.memory.register(range);
+        range.iter().for_each(|p| note("kernel registers", p.0, range.len()));
+        w.model.change(range, |_, e| e.kind = Kind::Managed);
+        let present: Vec<Page> = range.iter().filter(|&p| w.memory.get(p).is_some_and(|place| place.bytes.is_some())).collect();
+        w.taking_over = present.len() as u64;
+        (present, range.iter().any(|page| w.model.get(page).no_access))
+    });
+    maybe_switch();
+    rig.engine.manage(range);
+    maybe_switch();
+    for run in present.chunk_by(|one, next| one.plus(1) == *next) {
+        rig.engine.take_stock(PageRange { start: run[0], end: run[run.len() - 1].plus(1) }, core);
+    }
+    world(|w| w.taking_over = 0);
+    if closed {
+        rig.engine.set_unreadable(range, true);
+    }
     restored(range, true);
 }
 

@@ -51,9 +51,9 @@ pub fn between_steps(rig: &Rig) {
     frames.assert_valid();
     let (resident, locking) = world(|w| {
         let locking = w.model.alive.iter().flat_map(|r| r.iter()).filter(|&p| w.model.get(p).call % 2 == 1).count() as u64;
-        (w.memory.resident(), locking)
+        (w.memory.resident(), locking + w.taking_over)
     });
-    // Pages that `mlock` is about to take out have given their frames back already.
+    // Pages that `mlock` is about to take out have given their frames back already; those that are taken over have none yet.
     if resident > frames.taken() + locking {
         broken(0, &format!("{resident} pages are resident with {} frames", frames.taken()));
     }

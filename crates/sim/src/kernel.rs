@@ -198,6 +198,13 @@ impl Memory {
         }
     }
 
+    /// Memory that is registered from now on, with the bytes that it has.
+    pub fn register(&mut self, range: PageRange) {
+        for page in range.iter() {
+            self.place(page).registered = true;
+        }
+    }
+
     /// Mapped with `PROT_NONE`: nobody may touch it until `mprotect`.
     pub fn close(&mut self, range: PageRange) {
         for page in range.iter() {

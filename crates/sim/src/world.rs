@@ -122,6 +122,8 @@ pub struct World {
     pub progress_at: u64,
     /// Who has the address-space lock.
     pub call_lock: Option<usize>,
+    /// Pages that are being taken over, and have no frames yet.
+    pub taking_over: u64,
     /// The kernel checks that the engine keeps its promises (off for the conformance suite, which makes none).
     pub strict: bool,
     /// Slots that forked children may read: the children's numbers, and theirs.
@@ -152,6 +154,7 @@ impl World {
             progress: 0,
             progress_at: 0,
             call_lock: None,
+            taking_over: 0,
             strict: true,
             children: Vec::new(),
             pausing: false,

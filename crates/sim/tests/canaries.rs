@@ -53,6 +53,7 @@ noticed! {
     aside: Aside,
     part: Part,
     untold: Untold,
+    stock: Stock,
 }
 
 fn is_noticed(canary: Canary) {

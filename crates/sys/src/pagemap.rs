@@ -91,6 +91,7 @@ const FLAG_PROTECT: u64 = 1 << 0;
 
 /// One entry of `/proc/self/pagemap`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
 pub struct Entry(pub u64);
 
 impl Entry {
@@ -101,6 +102,10 @@ impl Entry {
     /// It is in Linux' own swap.
     pub const fn swapped(self) -> bool {
         self.0 >> 62 & 1 != 0
+    }
+    /// It is one of these.
+    pub const fn has_bytes(self) -> bool {
+        self.present() || self.swapped()
     }
     /// It is write-protected by a userfaultfd.
     pub const fn write_protected(self) -> bool {
@@ -142,6 +147,20 @@ impl Pagemap {
         let mut bytes = [0u8; 8];
         match fd::pread(&self.fd, &mut bytes, addr / 4096 * 8)? {
             8 => Ok(Entry(u64::from_ne_bytes(bytes))),
+            _ => Err(Errno::EIO),
+        }
+    }
+
+    /// The entries of the pages from `addr` on, as many as there is room for.
+    ///
+    /// # Errors
+    /// What pread(2) answers; `EIO` past the end of the address space.
+    pub fn entries(&self, addr: u64, entries: &mut [Entry]) -> Result<(), Errno> {
+        let bytes = size_of_val(entries);
+        // SAFETY: an entry is a number of 8 bytes, so all of them are bytes that may have any value; borrowed for the call alone.
+        let room = unsafe { core::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<u8>(), bytes) };
+        match fd::pread(&self.fd, room, addr / 4096 * 8)? {
+            read if read == bytes => Ok(()),
             _ => Err(Errno::EIO),
         }
     }
