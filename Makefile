@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages sandbox failures follow secrecy family bench-ends report serve suites suites-long soak soak-long newcomer front bench setup install uninstall clean
+.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family bench-ends report serve suites suites-long soak soak-long newcomer front bench setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
@@ -56,6 +56,7 @@ miri: ## undefined behaviour in core
 real: ## real programs, natively and under farshore
 threads: ## threads, signals, limits, filters and allocators
 pages: ## what the kernel and programs do to pages: merging, locks, devices, stacks that grow
+dormant: ## programs that fit at first, and what they do when they do not
 sandbox: ## programs that restrict themselves, or insist on one thread
 failures: ## bad input, full disks, kill -9, other users
 calls: ## every system call natively and under farshore; blocked threads; debuggers
@@ -81,7 +82,7 @@ bench-ends:
 	python3 tools/test.py bench $(ARGS)
 newcomer: setup ## what a newcomer does first: both demos, small, and all of it once more in a fresh Debian (as root)
 	python3 tools/test.py demo demo-kv fresh $(ARGS)
-front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages sandbox failures follow secrecy family report serve suites suites-long soak soak-long:
+front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family report serve suites suites-long soak soak-long:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

@@ -254,6 +254,8 @@ def parts(seed):
              [Command([sys.executable, os.path.join(real, "threads.py")], count_last_line)], 10, r"", needs_build=True),
         Part("pages", "what the kernel and programs do to pages: merging, locks, devices, stacks that grow",
              [Command([sys.executable, os.path.join(real, "pages.py")], count_last_line)], 10, r"", needs_build=True),
+        Part("dormant", "programs that fit at first, and what they do when they do not",
+             [Command([sys.executable, os.path.join(real, "dormant.py")], count_last_line)], 5, r"", needs_build=True),
         Part("sandbox", "programs that restrict themselves or insist on one thread; blocked calls that are knocked at; no threads to be had",
              [Command([sys.executable, os.path.join(real, "sandbox.py")], count_last_line)], 10, r"", needs_build=True),
         Part("failures", "bad input, full disks, kill -9, other users",

@@ -11,9 +11,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use farshore_config::control::{Request, socket_name};
+use farshore_config::control::{Request, WAKER, socket_name};
 use farshore_config::stats::Stats;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt::PeerCredentials};
+
+use nix::unistd::Pid;
 
 use crate::refusal::Refusal;
 
@@ -21,6 +24,8 @@ use crate::refusal::Refusal;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a program is tried again whose queue of connections is full.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// How long a dormant program is waited for. It may have the signal blocked.
+const WAKE_PATIENCE: Duration = Duration::from_secs(3);
 /// Longest answer, in bytes.
 const ANSWER_LIMIT: usize = 1 << 20;
 
@@ -39,7 +44,7 @@ impl Client {
     pub fn connect(pid: u32) -> Result<Self, Refusal> {
         let users = users(pid)?;
         let until = Instant::now() + ANSWER_TIMEOUT;
-        let mut impostor = None;
+        let (mut impostor, mut woken) = (None, None::<Instant>);
         loop {
             let names = users.iter().map(|&user| socket_name(user, pid)).chain(longer_names(&kernels_list(), pid));
             let mut busy = false;
@@ -60,7 +65,13 @@ impl Client {
                 }
             }
             match impostor {
-                _ if busy && Instant::now() < until => std::thread::sleep(CONNECT_PAUSE),
+                // A dormant one makes its socket when it wakes.
+                _ if Instant::now() < until && busy => std::thread::sleep(CONNECT_PAUSE),
+                // It is asked once, and has its socket some milliseconds after it has heard.
+                _ if woken.is_some_and(|at| at.elapsed() < WAKE_PATIENCE) || woken.is_none() && wake(pid) => {
+                    woken.get_or_insert_with(Instant::now);
+                    std::thread::sleep(CONNECT_PAUSE);
+                }
                 None if busy => return Err(silent(pid)),
                 None => {
                     return Err(Refusal::failed(format!(
@@ -191,6 +202,19 @@ fn peer(stream: &UnixStream) -> std::io::Result<(u32, u32)> {
     let peer = getsockopt(stream, PeerCredentials)?;
     // Outside of our process namespace a process has no number.
     Ok((u32::try_from(peer.pid()).unwrap_or(0), peer.uid()))
+}
+
+/// Asks process `pid` to wake, if it runs with Farshore and is dormant. Whether it was asked.
+fn wake(pid: u32) -> bool {
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    // A mask in hexadecimal, in which signal 1 is the lowest bit.
+    let status = read("status");
+    let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+    let listens = caught.is_some_and(|caught| caught >> (WAKER - 1) & 1 != 0);
+    let number = Signal::try_from(WAKER as i32).ok();
+    // Of a process that has more rights than we have only the status can be read.
+    let ours = std::fs::read_to_string(format!("/proc/{pid}/maps")).map_or(true, |maps| maps.contains("/libfarshore.so"));
+    listens && ours && kill(Pid::from_raw(pid as i32), number).is_ok()
 }
 
 /// The kernel's list of the sockets of this network namespace; nothing where it cannot be had.

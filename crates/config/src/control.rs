@@ -169,6 +169,10 @@ pub fn error_line(why: &str) -> String {
     text
 }
 
+/// The signal by which a program is asked to wake that runs with Farshore and is dormant: `SIGURG`. Programs hardly use it, and who has no handler for it
+/// ignores it: should the program have become another one in the meantime, nothing happens.
+pub const WAKER: u32 = 23;
+
 /// One client's side of a connection: what it has sent and is not answered yet.
 #[derive(Debug)]
 pub struct Conversation {

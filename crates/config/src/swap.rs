@@ -73,6 +73,11 @@ impl SwapSpec {
         matches!(self, SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. })
     }
 
+    /// Whether it is a file without a name in a directory.
+    pub fn is_directory(&self) -> bool {
+        matches!(self, SwapSpec::Dir(_))
+    }
+
     /// Whether it is a block device.
     pub fn is_device(&self) -> bool {
         matches!(self, SwapSpec::Dev { .. })

@@ -166,6 +166,11 @@ fn pass_on(call: &mut Call) -> i64 {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn farshore_before_first_clone(_call: &mut Call) -> i64 {
+    0
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn farshore_before_clone(_flags: u64, _call: &Call) -> i64 {
     spoil();
     0
@@ -269,7 +274,7 @@ extern "C" fn at_load() {
     }
     if patches {
         // SAFETY: before the program's main there is one thread; the dispatcher is ready.
-        let report = unsafe { net::patch::patch(net::patch::DEFAULT_NAMES) };
+        let report = unsafe { net::patch::patch(net::patch::DEFAULT_NAMES, &|_| true, net::patch::Way::Awake) };
         assert!(report.patched > report.sites / 2, "{report:?}");
     }
     catch_the_rest();

@@ -22,6 +22,7 @@
 
 mod attributes;
 mod control;
+mod dormant;
 mod environment;
 mod family;
 mod fault;

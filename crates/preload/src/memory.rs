@@ -14,10 +14,14 @@ pub use runs::any_managed;
 
 use crate::fault::{self, Needed};
 use crate::runtime::{Runtime, Space, locked};
-use crate::{attributes, own_threads, surrender, thread};
-use farshore_core::limits::PAGE_SIZE;
+use crate::thread::Thread;
+use crate::{attributes, own_threads, report, start, surrender, thread};
+use core::ops::Range;
+use farshore_config::Options;
+use farshore_core::limits::{GRANULE_PAGES, PAGE_SIZE};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::table::PageTable;
+use farshore_sys::pagemap::{Entry, Pagemap};
 use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::vm::{self, map, prot};
 use runs::{Held, each_run, mixed};
@@ -92,14 +96,25 @@ fn pages(addr: u64, len: u64) -> Option<PageRange> {
 }
 
 fn may_manage(runtime: &Runtime, args: &Args) -> bool {
+    !surrender::is_done() && would_manage(&runtime.options, args)
+}
+
+/// Whether what a `mmap` with these arguments maps is managed where memory is.
+pub fn would_manage(options: &Options, args: &Args) -> bool {
     let [_, len, protection, flags, ..] = *args;
     let unwanted = map::STACK | MAP_GROWSDOWN | MAP_LOCKED | MAP_HUGETLB | MAP_SYNC;
-    !surrender::is_done()
-        && flags & 0xf == map::PRIVATE
+    flags & 0xf == map::PRIVATE
         && flags & map::ANONYMOUS != 0
         && flags & unwanted == 0
         && protection & prot::EXEC == 0
-        && len >= runtime.options.threshold.bytes()
+        && len >= options.threshold.bytes()
+}
+
+/// Whether a `mmap` makes a mapping without properties that matter here, and whose code, if it is any, is there already.
+pub fn plain_mapping(args: &Args) -> bool {
+    let [_, _, protection, flags, ..] = *args;
+    let special = MAP_GROWSDOWN | MAP_LOCKED | MAP_HUGETLB | MAP_SYNC;
+    flags & special == 0 && flags & 0xf != MAP_DROPPABLE && (protection & prot::EXEC == 0 || flags & map::ANONYMOUS == 0)
 }
 
 /// Registers `range`, mapped and in nobody's hands yet, and manages it. False: it stays the kernel's.
@@ -116,6 +131,60 @@ fn adopt(runtime: &Runtime, range: PageRange) -> bool {
         runtime.engine.manage(range);
     }
     registered.is_ok()
+}
+
+/// Takes over what a dormant process has mapped: what of `ranges` (bytes) is private anonymous memory. By the only thread of the process, before it goes on.
+/// `near`: what stays the kernel's.
+pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, near: Range<u64>) {
+    let Ok(pagemap) = Pagemap::open() else {
+        report::abort(format_args!("/proc/self/pagemap cannot be opened, which tells which pages are there"))
+    };
+    let mappings = start::mappings();
+    let core = thread::current().map_or(0, Thread::core);
+    for range in ranges {
+        for mapping in mappings.iter().filter(|mapping| mapping.may_be_managed()) {
+            let (start, end) = (mapping.start.max(range.start), mapping.end.min(range.end));
+            for (start, end) in
+                [(start, end.min(near.start)), (start.max(near.end), end)].into_iter().filter(|(start, end)| start < end)
+            {
+                let part = PageRange::covering(start, end - start);
+                split_huge_pages(part);
+                if adopt(runtime, part) {
+                    each_present(&pagemap, part, |run| runtime.engine.take_stock(run, core));
+                    if !mapping.readable {
+                        runtime.engine.set_unreadable(part, true);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The kernel splits a huge page when it is told that a part of it is cold.
+fn split_huge_pages(range: PageRange) {
+    const COLD: u64 = 20;
+    for granule in range.by_granule() {
+        raw(nr::MADVISE, &[granule.start.addr(), PAGE, COLD, 0, 0, 0]);
+    }
+}
+
+/// Calls `found` for each run of pages of `range` that have bytes, in memory or in Linux' own swap.
+fn each_present(pagemap: &Pagemap, range: PageRange, mut found: impl FnMut(PageRange)) {
+    for part in range.by_granule() {
+        let mut entries = [Entry(0); GRANULE_PAGES];
+        let Some(entries) = entries.get_mut(..part.len() as usize) else { continue };
+        if let Err(why) = pagemap.entries(part.start.addr(), entries) {
+            report::abort(format_args!("/proc/self/pagemap does not tell which pages are there ({why:?})"));
+        }
+        let mut at = part.start;
+        for run in entries.chunk_by(|one, other| one.has_bytes() == other.has_bytes()) {
+            let end = at.plus(run.len() as u64);
+            if run[0].has_bytes() {
+                found(PageRange { start: at, end });
+            }
+            at = end;
+        }
+    }
 }
 
 fn mmap(runtime: &Runtime, args: &Args) -> i64 {
@@ -143,7 +212,7 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
 
 /// Where the kernel is asked to map what will be managed. It gives addresses beyond the page table's 47 bits to whoever hints at them
 /// (five-level paging), and may always give others.
-fn hint(addr: u64, flags: u64) -> u64 {
+pub fn hint(addr: u64, flags: u64) -> u64 {
     let fixed = flags & (map::FIXED | map::FIXED_NOREPLACE) != 0;
     if fixed || addr < TABLE_END { addr } else { 0 }
 }

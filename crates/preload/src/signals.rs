@@ -19,6 +19,7 @@ pub mod pretended;
 pub mod steps;
 pub mod waits;
 
+use crate::dormant;
 use crate::net::buffers::{self, Memory, PinSet, careful};
 use crate::net::calls::NEEDED_SIGNALS;
 use crate::net::{entry, net};
@@ -217,7 +218,16 @@ unsafe extern "C" fn farshore_foreign_sigsys(info: *mut SigInfo, context: *mut U
 #[unsafe(no_mangle)]
 unsafe extern "C" fn farshore_before_sigreturn(context: *mut UContext, sp: u64) {
     // SAFETY: this function's own condition.
-    pretended::settle(unsafe { &mut *context }, sp);
+    let context = unsafe { &mut *context };
+    dormant::settle(context);
+    pretended::settle(context, sp);
+}
+
+/// The context of the program that the handler has interrupted which woke us: it goes on with our stack for handlers, and without our signals blocked.
+pub fn settle_interrupted(context: &mut UContext) {
+    dormant::settle(context);
+    let sp = context.get(Reg::Rsp);
+    pretended::settle(context, sp);
 }
 
 /// The calls of this module, by number.
@@ -447,10 +457,10 @@ pub fn begin_child() {
     }
 }
 
-/// At the start: what the program before has left blocked of [`OURS`] is pretended from now on.
-pub fn adopt_mask(thread: &thread::Thread) {
-    let before = signal::sigprocmask(How::Unblock, OURS);
-    thread.shared.pretend(SigSet(before.0 & OURS.0));
+/// At the start: what the program before has left blocked of [`OURS`] is pretended from now on. `mask`: the thread's, if it has another one for the moment.
+pub fn adopt_mask(thread: &thread::Thread, mask: Option<SigSet>) {
+    let mask = mask.unwrap_or_else(|| signal::sigprocmask(How::Unblock, OURS));
+    thread.shared.pretend(SigSet(mask.0 & OURS.0));
 }
 
 /// Which of [`OURS`] the calling thread pretends to have blocked, a bit for each: its children begin with that.

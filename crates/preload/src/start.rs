@@ -9,10 +9,13 @@
 //! 5. give the main thread its record, install the signal handlers;
 //! 6. catch the other system calls by Syscall User Dispatch. From here on memory is managed.
 //!
+//! The first process of a run does the first of them, and the rest when it wakes ([`crate::dormant`]).
+//!
 //! Whatever fails before 6 ends the program with status 125 and one line: never a program that runs without what was asked for. But
 //! a program that was started by one under Farshore then runs as it would have natively, also with a line.
 
 use crate::control;
+use crate::dormant;
 use crate::environment;
 use crate::net::calls::{follow, keepers, merging};
 use crate::net::{entry, patch};
@@ -28,7 +31,7 @@ use farshore_backend::faulty::FaultConfig;
 use farshore_config::control::{Change, Set, Setting};
 use farshore_config::pace::Knob;
 use farshore_config::{FaultMode, Options, StatsTarget, stats};
-use farshore_core::limits::batch_pages_most;
+use farshore_core::limits::{PAGE_SIZE, batch_pages_most};
 use farshore_engine::evict::control::Wanted;
 use farshore_engine::health::{Usage, Writing};
 use farshore_engine::stats::{Count, FaultKind};
@@ -40,6 +43,7 @@ use farshore_sys::fd::Fd;
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::own::map_own;
+use farshore_sys::signal::SigSet;
 use farshore_sys::sud;
 use farshore_sys::uffd::{Uffd, UffdOptions};
 use farshore_sys::vm::{self, SelfAdvice, SelfMem};
@@ -62,7 +66,12 @@ extern "C" fn at_load() {
         Err(why) => refuse(&format!("the options of 'farshore run' do not reach the library as they should: {why}")),
     };
     let (followed, merges) = (options.followed, options.memory_merge);
-    if let Err(why) = start(options) {
+    let begun = begin(options);
+    let awake = begun.and_then(|begun| match dormant::begin(begun) {
+        Ok(()) => Ok(()),
+        Err(begun) => start(*begun),
+    });
+    if let Err(why) = awake {
         if !followed {
             refuse(&why);
         }
@@ -78,18 +87,63 @@ fn refuse(why: &str) -> ! {
     report::exit(125)
 }
 
-fn start(mut options: Options) -> Result<(), String> {
+/// What is found out at the start, whenever Farshore is needed.
+#[derive(Debug, Clone)]
+pub struct Begun {
+    /// What the user asked for.
+    pub options: Options,
+    /// Where the heap began, bytes.
+    pub heap_floor: u64,
+    /// Faults that swap spaces inject (tests).
+    faults: Option<FaultConfig>,
+    /// Name of the program.
+    program: String,
+    /// When Farshore began, by the monotonic clock, ns.
+    started_ns: u64,
+}
+
+fn begin(mut options: Options) -> Result<Begun, String> {
     entry::init()?;
-    keepers::look_at_inherited(crate::net::net());
-    crate::net::mark_plain_calls();
-    crate::net::mark_quick_calls();
     find_own_text()?;
     if let Some(StatsTarget::File(path)) = &options.stats {
         // The program may change its directory.
         let path = std::path::absolute(path).map_err(|why| format!("--stats {}: {why}", path.display()))?;
         options.stats = Some(StatsTarget::File(path));
     }
-    let uffd = raise_uffd(open_uffd(&options)?);
+    options.encrypt = options.encrypts();
+    let faults = AnyBackend::faults_asked().map_err(|why| why.to_string())?;
+    let program = std::env::args().next().unwrap_or_default();
+    // SAFETY: asks only.
+    let heap_floor = unsafe { vm::brk(0) };
+    Ok(Begun { options, heap_floor, faults, program, started_ns: MonotonicClock::new().now_ns() })
+}
+
+fn start(begun: Begun) -> Result<(), String> {
+    let runtime = prepare(begun)?;
+    enter(runtime, None)?;
+    catch_system_calls();
+    look_after(runtime);
+    Ok(())
+}
+
+/// The rest of start-up, for a process that was dormant, but for the last step; `mask` is the one of the program. By its only thread, which has its record, with all
+/// signals blocked.
+///
+/// # Errors
+/// One line: what cannot be had.
+pub fn rise(begun: Begun, mask: SigSet) -> Result<&'static Runtime, String> {
+    let runtime = prepare(begun)?;
+    enter(runtime, Some(mask))?;
+    Ok(runtime)
+}
+
+/// Everything that the program's memory needs before any of it is managed.
+fn prepare(begun: Begun) -> Result<&'static Runtime, String> {
+    let options = &begun.options;
+    keepers::look_at_inherited(crate::net::net());
+    crate::net::mark_plain_calls();
+    crate::net::mark_quick_calls();
+    let uffd = raise_uffd(open_uffd(options)?);
     let memory = SelfMem::open().map_err(|why| format!("/proc/self/mem cannot be opened ({why:?}); is /proc mounted?"))?;
     let kernel = LinuxKernel::with_parts(
         uffd,
@@ -98,23 +152,21 @@ fn start(mut options: Options) -> Result<(), String> {
         options.fault == FaultMode::Poll,
     )
     .on_shortage(own_threads::short_of_frames);
-    options.encrypt = options.encrypts();
-    let faults = AnyBackend::faults_asked().map_err(|why| why.to_string())?;
     let handed = options.family.as_ref().map_or(&[][..], |family| &family.devices);
     device::adopt(handed).map_err(|why| why.to_string())?;
-    let backend = AnyBackend::open_with(&options.swap, options.encrypt, faults.as_ref(), &mut |notice| {
+    let backend = AnyBackend::open_with(&options.swap, options.encrypt, begun.faults.as_ref(), &mut |notice| {
         // Once: those who are started by a program that has said it say nothing that they would not have said natively.
         if !options.followed {
             report::line(format_args!("{notice}"));
         }
     })
     .map_err(|why| why.to_string())?;
-    // SAFETY: start-up: there is one thread, and until `running` the dispatcher passes every call on.
-    let report = unsafe { patch::patch(patch::DEFAULT_NAMES) };
+    // SAFETY: there is one thread, and until `running` the dispatcher passes every call on.
+    let report = unsafe { patch::patch(patch::DEFAULT_NAMES, &|_| true, patch::Way::Awake) };
     if options.trace {
         report::line(format_args!("{} of {} system call sites patched", report.patched, report.sites));
     }
-    let runtime = install(build(options, kernel, backend, faults)?);
+    let runtime = install(build(begun, kernel, backend)?);
     std::panic::set_hook(Box::new(|info| report::abort(format_args!("bug: {info}"))));
     family::prepare(runtime).map_err(|why| format!("the list of this program's processes cannot be made ({why:?})"))?;
     runtime.note_own_fds();
@@ -123,7 +175,7 @@ fn start(mut options: Options) -> Result<(), String> {
         // What it starts shares the limit, from a first exec on.
         family::begin(runtime).map_err(|why| format!("no memory to share with the programs that this one starts ({why:?})"))?;
     }
-    enter(runtime)
+    Ok(runtime)
 }
 
 /// A descriptor of ours under a number that the program does not count on, if there is one.
@@ -147,22 +199,23 @@ pub fn open_uffd(options: &Options) -> Result<Uffd, String> {
     opened.map(|(uffd, _)| uffd).map_err(|why| why.to_string())
 }
 
-fn build(options: Options, kernel: LinuxKernel, backend: AnyBackend, faults: Option<FaultConfig>) -> Result<Runtime, String> {
+fn build(begun: Begun, kernel: LinuxKernel, backend: AnyBackend) -> Result<Runtime, String> {
+    let Begun { options, heap_floor, faults, program, started_ns } = begun;
     let cores = threads::available_parallelism().map_or(1, usize::from);
     let shape = shape(&options, cores);
     let policy = policy(&options)?;
     let staging = staging(shape)?;
-    let clock = MonotonicClock::new();
-    let started_ns = clock.now_ns();
     // SAFETY: fresh memory of just this size that nobody else knows.
-    let engine = unsafe { Engine::new(shape, kernel, backend, policy, clock, KernelFutex, staging) };
+    let engine = unsafe { Engine::new(shape, kernel, backend, policy, MonotonicClock::new(), KernelFutex, staging) };
     // SAFETY: asks only.
     let brk = unsafe { vm::brk(0) };
-    let space = Space { heap_floor: brk.next_multiple_of(4096), brk, locked: 0 };
-    let program = std::env::args().next().unwrap_or_default();
+    let space = Space { heap_floor: heap_floor.next_multiple_of(4096), brk, locked: 0 };
     let parts = Parts { engine, options, space, shape, faults, first: true, started_ns, program };
     Ok(parts.assemble())
 }
+
+/// The most evictors where their number is not fixed.
+const EVICTORS_AUTO: usize = 4;
 
 /// How the engine is built. Where the number of evictors is not fixed there are as many as there are cores, at most four, and at most as many as
 /// have room for batches that are.
@@ -170,7 +223,7 @@ fn shape(options: &Options, cores: usize) -> Shape {
     let Options { evictors, batch, writes, free, .. } = *options;
     let memory = options.memory.bytes();
     let has_room = |n: &usize| batch.is_none_or(|batch| batch as usize <= batch_pages_most(memory, *n));
-    let evictors = evictors.map_or_else(|| (1..=cores.min(4)).rev().find(has_room).unwrap_or(1), |n| n as usize);
+    let evictors = evictors.map_or_else(|| (1..=cores.min(EVICTORS_AUTO)).rev().find(has_room).unwrap_or(1), |n| n as usize);
     Shape {
         memory,
         evictors,
@@ -178,6 +231,19 @@ fn shape(options: &Options, cores: usize) -> Shape {
         nodes: Nodes::new(nodes::of_cores()),
         wanted: Wanted { evictors: options.evictors, batch, writes, free },
     }
+}
+
+/// What of the limit an engine has for the program's pages, at least; bytes.
+pub fn room(options: &Options) -> u64 {
+    let memory = options.memory.bytes();
+    let Options { evictors, batch, writes, free, .. } = *options;
+    let wanted = Wanted { evictors, batch, writes, free };
+    let frames = |n: usize| Shape { memory, evictors: n, cores: 1, nodes: Nodes::new(|_| 0), wanted }.sizes().frames;
+    let least = match evictors {
+        Some(n) => frames(n as usize),
+        None => (1..=EVICTORS_AUTO).map(frames).min().unwrap_or(0),
+    };
+    least * PAGE_SIZE as u64
 }
 
 /// The policies that the options name.
@@ -197,25 +263,32 @@ pub fn staging(shape: Shape) -> Result<*mut PageBuf, String> {
     Ok(base.as_ptr().cast())
 }
 
-/// The last steps: from the end of this on, the program's memory is managed.
-fn enter(runtime: &'static Runtime) -> Result<(), String> {
+/// The last steps but one: from the end of this on, the program's memory may be managed. `dormant`: the mask of the main thread, which has its record.
+fn enter(runtime: &'static Runtime, dormant: Option<SigSet>) -> Result<(), String> {
     if let Err(why) = follow::install(&Options { family: family::handed(), ..runtime.options.clone() }) {
         report::line(format_args!("{why}"));
     }
-    let thread = thread::adopt(false).ok_or("no memory for the record of the main thread")?;
+    let thread = match dormant {
+        Some(_) => thread::current(),
+        None => thread::adopt(false),
+    };
+    let thread = thread.ok_or("no memory for the record of the main thread")?;
     crate::process::is_alone();
-    signals::install().map_err(|why| format!("signal handlers cannot be installed ({why:?})"))?;
     merging::take_over(runtime.options.memory_merge)?;
-    signals::adopt_mask(thread);
+    signals::install().map_err(|why| format!("signal handlers cannot be installed ({why:?})"))?;
+    signals::adopt_mask(thread, dormant);
     // From here on every `rt_sigreturn` is caught.
     entry::edge::show_sites();
     crate::HEAP.expect_handlers();
     runtime.running.store(true, Ordering::Release);
-    catch_system_calls();
-    if !own_threads::are_there() && knock::arm() {
+    Ok(())
+}
+
+/// Makes threads of ours if somebody waits for them already.
+pub fn look_after(runtime: &'static Runtime) {
+    if !own_threads::are_there() && (knock::arm() || runtime.engine.is_short()) {
         own_threads::ensure_now(runtime);
     }
-    Ok(())
 }
 
 /// Switches Syscall User Dispatch on for the calling thread.
@@ -231,16 +304,32 @@ pub fn catch_system_calls() {
 }
 
 /// One line of `/proc/self/maps`.
-struct Mapping {
-    start: u64,
-    end: u64,
+#[derive(Debug)]
+pub struct Mapping {
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
     private: bool,
     executable: bool,
+    /// The program may read it.
+    pub readable: bool,
     readable_writable: bool,
+    /// Of no file, without a name.
     anonymous: bool,
+    /// The heap, or with a name that the program gave.
+    named: bool,
 }
 
-fn mappings() -> Vec<Mapping> {
+impl Mapping {
+    /// Whether it is private memory of no file, and no code.
+    pub fn may_be_managed(&self) -> bool {
+        self.private && !self.executable && (self.anonymous || self.named)
+    }
+}
+
+/// All mappings of this process.
+pub fn mappings() -> Vec<Mapping> {
     let text = farshore_sys::fd::read_file(c"/proc/self/maps", 16 << 20).unwrap_or_default();
     text.split(|&b| b == b'\n').filter_map(|line| parse_mapping(core::str::from_utf8(line).ok()?)).collect()
 }
@@ -256,8 +345,10 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
         end: u64::from_str_radix(end, 16).ok()?,
         private: rights.get(3) == Some(&b'p'),
         executable: rights.get(2) == Some(&b'x'),
+        readable: rights.first() == Some(&b'r'),
         readable_writable: rights.starts_with(b"rw"),
         anonymous: inode == "0" && name.is_none(),
+        named: inode == "0" && name.is_some_and(|name| name == "[heap]" || name.starts_with("[anon:")),
     })
 }
 

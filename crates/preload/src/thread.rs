@@ -393,7 +393,59 @@ pub fn adopt(internal: bool) -> Option<&'static Thread> {
     adopt_record(new_record()?, internal, Whose::Owners)
 }
 
-/// The same for a new thread of the program, which runs on a record's stack for calls already.
+/// The same for the main thread of a process that was dormant; then `f`, on a stack of ours. The program's alternate stack, on which it may be just now, becomes
+/// what the thread believes to have. What `f` gives; after an error the thread is as before. `None`: there is no memory for a record, and `f` was not called.
+pub fn adopt_first<R, E>(f: impl FnOnce() -> Result<R, E>) -> Option<Result<R, E>> {
+    // SAFETY: asks only.
+    let programs = unsafe { signal::sigaltstack(None) }.unwrap_or(AltStack::NONE);
+    let thread = adopt(false)?;
+    let (mut f, mut result) = (Some(f), None);
+    let mut work = || {
+        // From here: the kernel changes nothing for who is on the stack that it knows.
+        use_own_stack(thread);
+        thread.program_stack.set(if programs.flags & AltStack::DISABLE != 0 { AltStack::NONE } else { programs });
+        result = f.take().map(|f| f());
+        if matches!(result, Some(Err(_))) {
+            // SAFETY: what the program has set itself.
+            let _ = unsafe { signal::sigaltstack(Some(&programs)) };
+        }
+    };
+    let top = top_of(NonNull::from(thread), FOR_NESTED) & !15;
+    // SAFETY: a stack of the thread's own that nothing else is on: no call is under way there.
+    unsafe { on_stack(top, &mut work) };
+    if matches!(result, Some(Err(_))) {
+        // SAFETY: null is always right.
+        unsafe { tls::set(core::ptr::null_mut()) };
+        tls::set_call_stack(0);
+    }
+    result
+}
+
+/// Calls `f` on the stack that ends at `top`.
+///
+/// # Safety
+/// A stack that nothing else uses, with room for what `f` needs. `top` is a multiple of 16.
+unsafe fn on_stack<F: FnMut()>(top: u64, f: &mut F) {
+    extern "C" fn call<F: FnMut()>(f: &mut F) {
+        f();
+    }
+    // SAFETY: the caller's promise; the callee is a C function, which keeps r12; and a panic in it ends the process.
+    unsafe {
+        core::arch::asm!(
+            "mov r12, rsp",
+            "mov rsp, {top}",
+            "call {call}",
+            "mov rsp, r12",
+            top = in(reg) top,
+            call = in(reg) call::<F> as extern "C" fn(&mut F),
+            in("rdi") core::ptr::from_mut(f),
+            out("r12") _,
+            clobber_abi("C"),
+        );
+    }
+}
+
+/// The same as [`adopt`] for a new thread of the program, which runs on a record's stack for calls already.
 pub fn adopt_on(stack: u64, whose: Whose) -> Option<&'static Thread> {
     adopt_record(record_with(stack)?, false, whose)
 }

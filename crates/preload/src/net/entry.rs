@@ -80,7 +80,10 @@
 use core::arch::asm;
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use farshore_sys::signal::SigSet;
+use farshore_sys::tls;
 
+pub mod asleep;
 mod clone;
 pub mod edge;
 mod sigsys;
@@ -307,6 +310,43 @@ unsafe extern "C" {
 pub unsafe fn for_program(nr: u64, args: &[u64; 6]) -> i64 {
     // SAFETY: the function makes the call that it is told, which the caller answers for.
     unsafe { farshore_for_program(nr, args) }
+}
+
+/// Whether the frame of a call is where it belongs.
+#[inline(always)]
+pub fn is_on_call_stack(call: &Call) -> bool {
+    core::ptr::from_ref(call) as u64 == tls::call_stack().wrapping_sub(FRAME as u64)
+}
+
+unsafe extern "C" {
+    fn farshore_go_on(frame: u64) -> !;
+}
+
+/// A call begins again, with a copy of its frame on the calling thread's call stack, and this mask of signals.
+///
+/// # Safety
+/// `call` is the complete frame of a call of this thread that has done nothing yet; the thread has a call stack, nothing of whose upper part is in use; all
+/// signals are blocked.
+pub unsafe fn go_on(call: &Call, mask: SigSet) -> ! {
+    // SAFETY: this function's own condition.
+    let frame = unsafe { copy_frame(call, tls::call_stack(), Call { mask: mask.0, ..*call }) };
+    // SAFETY: a complete frame with its vectors.
+    unsafe { farshore_go_on(frame) }
+}
+
+/// Writes `frame`, which is `call`'s but for some fields, to the end of the call stack that ends at `top`, and its vectors below it. Its address.
+///
+/// # Safety
+/// `call` is a complete frame; nothing at the end of that stack is in use.
+unsafe fn copy_frame(call: &Call, top: u64, frame: Call) -> u64 {
+    let at = top - FRAME as u64;
+    let vectors = (at - VECTOR_AREA as u64) & !63;
+    // SAFETY: the end of a call stack that nobody has; there is room for a frame, as in `entry`.
+    unsafe { core::ptr::with_exposed_provenance_mut::<Call>(at as usize).write(Call { vectors, ..frame }) };
+    let area = [call.vectors, vectors].map(|at| core::ptr::with_exposed_provenance_mut::<[u8; VECTOR_AREA]>(at as usize));
+    // SAFETY: the vectors of the frame, and room for them below the copy.
+    unsafe { core::ptr::copy_nonoverlapping(area[0], area[1], 1) };
+    at
 }
 
 /// Called by the assembly with a complete frame.

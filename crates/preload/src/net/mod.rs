@@ -27,7 +27,7 @@ pub mod transfer;
 use crate::fault::{self, Needed};
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::thread::{self, Thread};
-use crate::{memory, own_threads, process, report, signals, surrender, unithreads};
+use crate::{dormant, memory, own_threads, process, report, signals, surrender, unithreads};
 use buffers::{Args, Held, Memory, PinSet, careful, share};
 use core::sync::atomic::Ordering;
 use entry::Call;
@@ -35,7 +35,7 @@ use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::word::Pin;
 use farshore_sys::raw::syscall;
-use farshore_sys::signal::SigSet;
+use farshore_sys::signal::{self, How, SigSet};
 
 /// The engine as the net sees it.
 #[derive(Debug)]
@@ -47,8 +47,8 @@ pub fn net() -> &'static Net {
 }
 
 /// Who serves a call.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Server {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Server {
     Memory,
     Signals,
     Process,
@@ -56,7 +56,7 @@ enum Server {
     Rest,
 }
 
-fn server(number: u64) -> Server {
+pub fn server(number: u64) -> Server {
     if memory::handles(number) {
         Server::Memory
     } else if signals::handles(number) {
@@ -76,11 +76,11 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
     let (number, args) = (call.nr, &call.args);
     // Before the program runs, and for our own threads, a call is what it is.
     let Some(runtime) = runtime().filter(|r| r.running.load(Ordering::Relaxed) && !thread::is_internal()) else {
-        return net().own(number, args);
+        let args = *args;
+        return dormant::answer(call).unwrap_or_else(|| net().own(number, &args));
     };
-    if thread::current().is_none() {
-        // It began before us.
-        uninterrupted(|| thread::adopt(false));
+    if !entry::is_on_call_stack(call) {
+        begin_on_call_stack(call);
     }
     unithreads::settle();
     let server = server(number);
@@ -93,6 +93,17 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
         };
     }
     pinned(number, args)
+}
+
+/// A call that began before its thread had a call stack: of a thread that was there before us, or of one whose process was dormant.
+#[cold]
+fn begin_on_call_stack(call: &Call) -> ! {
+    let mask = signal::sigprocmask(How::Set, SigSet::ALL);
+    if thread::current().or_else(|| thread::adopt(false)).is_none() {
+        report::abort(format_args!("no memory for the record of a thread"));
+    }
+    // SAFETY: the frame of a call that has done nothing, by its own thread, which has a call stack and is not on it.
+    unsafe { entry::go_on(call, mask) }
 }
 
 /// Calls that change memory, signals, processes or limits, of code with the stack pointer `sp`.
@@ -108,9 +119,9 @@ fn change(runtime: &'static Runtime, server: Server, number: u64, args: &Args, s
 
 /// Lets the calls that neither touch memory nor need a look at their arguments go straight to the kernel. At start-up.
 pub fn mark_plain_calls() {
-    // It only waits, and must go on when a signal of ours comes (`own_threads::knock`).
-    const PAUSE: u64 = 34;
-    for number in (0..table::COUNT as u64).filter(|&number| server(number) == Server::Rest && number != PAUSE) {
+    // These only wait, and must go on when a signal of ours comes (`own_threads::knock`): pause, and what is made of others then.
+    const WAITS: [u64; 2] = [34, 219];
+    for number in (0..table::COUNT as u64).filter(|number| server(*number) == Server::Rest && !WAITS.contains(number)) {
         if table::describe(number)
             .is_some_and(|entry| entry.kind == table::Kind::NoPointers && entry.descriptors | entry.perhaps == 0)
         {

@@ -1,7 +1,8 @@
 //! Puts a jump over the `syscall` instructions of libc and the loader, so that their calls need no trap.
 //!
-//! Runs once, at start-up, while there is one thread. What cannot be patched with certainty stays as it is: Syscall User
-//! Dispatch catches it, slower by microseconds. So every doubt below is settled by leaving the site alone.
+//! Runs while there is one thread: at start-up, and where a process is dormant first ([`crate::dormant`]) once for the calls that may wake it, and
+//! for all others when it wakes. What cannot be patched with certainty stays as it is: Syscall User Dispatch catches it, slower by microseconds.
+//! So every doubt below is settled by leaving the site alone.
 //!
 //! # A site
 //!
@@ -16,11 +17,12 @@
 //!
 //! # What must hold
 //!
-//! 1. **Instructions are instructions.** Only functions that `.eh_frame` names are decoded, each from its first byte.
+//! 1. **Instructions are instructions.** Only functions that `.eh_frame` names are decoded, each from its first byte, up to the next one where
+//!    the call lies behind what the description covers (`clone`).
 //!    One invalid instruction, and the function is left alone. So data in text is never taken for code.
 //! 2. **Nobody jumps into a window.** The jumps of the decoded functions are known. The rest of the text is searched for
-//!    direct jumps and calls at every byte offset, also where no instruction begins: that finds too many, never too few. A
-//!    window into whose inside one leads is dropped. A function with an indirect jump (a `switch` table) is left alone:
+//!    direct jumps and calls at every byte offset, also where no instruction begins: that finds too many, never too few. What is found in
+//!    a function that can be decoded is one if an instruction begins there. A window into whose inside one leads is dropped. A function with an indirect jump (a `switch` table) is left alone:
 //!    its targets are not known. Windows may begin at a target.
 //! 3. **Moved instructions do the same elsewhere.** No jumps, calls, returns, landing pads, and none that change `rsp`, on
 //!    which the stubs' unwind rule relies. Operands relative to `rip` are encoded anew; all else is copied byte by byte.
@@ -34,20 +36,39 @@
 
 use super::entry::{farshore_entry, raw};
 use super::stubs::{self, STUB_HEAD, STUB_SIZE, StubBytes, Stubs};
-use core::arch::x86_64::{
-    __m128i, _mm_and_si128, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_or_si128, _mm_set1_epi8,
-};
 use iced_x86::{Decoder, DecoderOptions, Encoder, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use std::ops::Range;
 
+mod image;
+mod search;
 mod sites;
 
+use image::{Functions, Mapping, image, images, is_named, parse_mapping, read_maps};
+use search::{each_match, is_syscall, targets_inside};
 pub(super) use sites::of_stub;
 use sites::{Patched, remember};
 pub use sites::{call_in_stub, to_stub};
 
 /// Files whose text is patched: those whose name begins with one of these.
 pub const DEFAULT_NAMES: &[&str] = &["libc.so.6", "libc-2.", "ld-linux-x86-64.so.2", "ld-2.", "libpthread"];
+
+/// Where stubs lead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// To the entry.
+    Awake,
+    /// To the entry of a dormant process.
+    Asleep,
+}
+
+impl Way {
+    fn entry(self) -> u64 {
+        match self {
+            Way::Awake => farshore_entry as *const () as u64,
+            Way::Asleep => super::entry::asleep::entry(),
+        }
+    }
+}
 
 /// What [`patch`] did.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -72,6 +93,23 @@ pub struct PatchReport {
     pub refusal: i64,
     /// Files that were looked at.
     pub files: usize,
+    /// Not in [`PatchReport::sites`]: of calls that nobody wants to see.
+    pub unwanted: usize,
+    /// Bytes of a `syscall` in text of which it is not known what it is.
+    pub unknown: usize,
+    /// What is left although it is wanted: the numbers of calls that are not caught, [`ANY_NUMBER`] for one that is not known.
+    pub escapes: Vec<u64>,
+}
+
+/// The number of a call of which nobody can tell before it is made.
+pub const ANY_NUMBER: u64 = u64::MAX;
+
+impl PatchReport {
+    /// Adds one of the reasons why a site is left.
+    fn leave(&mut self, reason: impl FnOnce(&mut PatchReport) -> &mut usize, numbers: &[u64]) {
+        *reason(self) += numbers.len();
+        self.escapes.extend(numbers);
+    }
 }
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -86,241 +124,97 @@ const PROT_READ_EXEC: u64 = 5;
 const PROT_ALL: u64 = 7;
 const O_CLOEXEC: u64 = 0o2_000_000;
 
-/// Patches the files whose names begin with one of `names`. Call [`super::entry::init`] before.
+/// Patches the calls that are `wanted`, by number, in the files whose names begin with one of `names`; a number that is not known before the call is
+/// [`ANY_NUMBER`]. Call [`super::entry::init`] before. It may be called again for more.
 ///
 /// # Safety
-/// Called once, while the process has one thread and no handler of a signal can run on it; what is put behind the entry
+/// Called while the process has one thread and no handler of a signal can run on it; what is put behind the entry
 /// is ready to be called.
-pub unsafe fn patch(names: &[&str]) -> PatchReport {
+pub unsafe fn patch(names: &[&str], wanted: &dyn Fn(u64) -> bool, way: Way) -> PatchReport {
     let mut report = PatchReport::default();
-    // SAFETY: once in a process, the caller says.
-    let mut stubs = unsafe { Stubs::new() };
+    if way == Way::Awake {
+        // SAFETY: one thread, the caller says.
+        unsafe { lead_all_to_entry() };
+    }
+    // SAFETY: one thread, the caller says, and this is the only place where they are used.
+    let mut stubs = unsafe { Stubs::unused() };
     let maps = read_maps();
     for image in images(&maps, names) {
         report.files += 1;
+        report.unknown += image.functions.unknown;
         for text in &image.texts {
             // SAFETY: a readable, executable mapping of a library, which is not unmapped while the process starts.
             let bytes = unsafe { std::slice::from_raw_parts(text.start as *const u8, (text.end - text.start) as usize) };
             let text = Text { start: text.start, bytes };
-            let plans = plan(&text, &image.functions, &mut report);
+            let plans = plan(&text, &image.functions, wanted, &mut report);
             // SAFETY: one thread, the caller says; the plans are for this text, which is mapped where it says.
-            unsafe { apply(&text, &plans, &mut stubs, &mut report) };
+            unsafe { apply(&text, &plans, &mut stubs, way, &mut report) };
         }
     }
     report.left = report.restorers + report.indirect + report.windowless + report.unreachable + report.refused;
     report
 }
 
-// ---- what is mapped -----------------------------------------------------------------------------------------------
-
-/// One line of `/proc/self/maps` that maps a file.
-#[derive(Debug, PartialEq, Eq)]
-struct Mapping<'a> {
-    range: Range<u64>,
-    permissions: &'a str,
-    offset: u64,
-    path: &'a str,
+/// Whether there are the bytes of a `syscall` in code: of a file that is being loaded nothing else can be read yet.
+///
+/// # Safety
+/// Readable memory, which nobody takes away meanwhile.
+pub unsafe fn has_syscalls(code: Range<u64>) -> bool {
+    // SAFETY: this function's own condition.
+    let bytes = unsafe { std::slice::from_raw_parts(code.start as *const u8, (code.end - code.start) as usize) };
+    let mut found = false;
+    each_match(bytes, is_syscall, |_| found = true);
+    found
 }
 
-/// A library in memory.
-struct Image {
-    texts: Vec<Range<u64>>,
-    functions: Functions,
-}
-
-/// `/proc/self/maps`, empty if it cannot be read.
-fn read_maps() -> String {
-    let mut bytes = Vec::new();
-    // SAFETY: opens by a constant name.
-    let fd = unsafe { raw(NR_OPEN, [c"/proc/self/maps".as_ptr() as u64, O_CLOEXEC, 0, 0, 0, 0]) };
-    if fd < 0 {
-        return String::new();
-    }
-    let mut piece = [0u8; 4096];
-    loop {
-        // SAFETY: writes at most the length of `piece`.
-        let count = unsafe { raw(NR_READ, [fd as u64, piece.as_mut_ptr() as u64, piece.len() as u64, 0, 0, 0]) };
-        if count <= 0 {
-            break;
-        }
-        bytes.extend_from_slice(&piece[..count as usize]);
-    }
-    // SAFETY: our own descriptor, not used after.
-    unsafe { raw(NR_CLOSE, [fd as u64, 0, 0, 0, 0, 0]) };
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn parse_mapping(line: &str) -> Option<Mapping<'_>> {
-    let mut words = line.splitn(6, ' ');
-    let (start, end) = words.next()?.split_once('-')?;
-    let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
-    let permissions = words.next()?;
-    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
-    let path = words.nth(2)?.trim_start();
-    path.starts_with('/').then_some(Mapping { range, permissions, offset, path })
-}
-
-fn images(maps: &str, names: &[&str]) -> Vec<Image> {
+/// The number of the call whose `syscall` ends at `site`, in the text of a file; `None`: it is not known.
+pub fn number_before(site: u64) -> Option<u64> {
+    let maps = read_maps();
     let mappings: Vec<Mapping<'_>> = maps.lines().filter_map(parse_mapping).collect();
-    let wanted = |mapping: &&Mapping<'_>| {
-        let file = mapping.path.rsplit('/').next().unwrap_or("");
-        mapping.offset == 0 && mapping.permissions.starts_with('r') && names.iter().any(|name| file.starts_with(name))
+    let text = mappings.iter().find(|mapping| mapping.range.contains(&site) && mapping.permissions.contains('x'))?;
+    let first = mappings.iter().find(|first| first.path == text.path && first.offset == 0)?;
+    let image = image(first, &mappings)?;
+    let function = image.functions.all.iter().find(|function| function.start < site && site <= function.end)?;
+    // SAFETY: readable text of a file; there is one thread.
+    let bytes = unsafe { std::slice::from_raw_parts(function.start as *const u8, (function.end - function.start) as usize) };
+    let instructions: Vec<Instruction> = Decoder::with_ip(64, bytes, function.start, DecoderOptions::NONE).iter().collect();
+    let at = instructions.iter().position(|i| i.next_ip() == site && i.mnemonic() == Mnemonic::Syscall)?;
+    number_of(&instructions, at, &[])
+}
+
+/// Whether code may make one of these calls by an instruction of its own, in all that is mapped executable from files but the patched ones (`names`) and us. What may call first: its path.
+pub fn others_may_call(names: &[&str], wanted: &dyn Fn(u64) -> bool) -> Option<String> {
+    let maps = read_maps();
+    let mappings: Vec<Mapping<'_>> = maps.lines().filter_map(parse_mapping).collect();
+    let own = stubs::start();
+    let own = mappings.iter().find(|mapping| mapping.range.contains(&own)).map_or("", |own| own.path);
+    let is_other = |path: &str| path != own && !is_named(path, names);
+    let executable = |mapping: &&Mapping<'_>| mapping.permissions.contains('x') && is_other(mapping.path);
+    let calls = |mapping: &&Mapping<'_>| {
+        let first = mappings.iter().find(|first| first.path == mapping.path && first.offset == 0);
+        first.is_none_or(|first| text_may_call(first, &mappings, wanted))
     };
-    mappings.iter().filter(wanted).filter_map(|first| image(first, &mappings)).collect()
+    mappings.iter().filter(executable).find(calls).map(|mapping| mapping.path.to_owned())
 }
 
-/// Reads the program headers of the library that begins at `first`.
-fn image(first: &Mapping<'_>, mappings: &[Mapping<'_>]) -> Option<Image> {
-    let mappings: Vec<&Mapping<'_>> = mappings.iter().filter(|mapping| mapping.path == first.path).collect();
-    let memory = Memory { mappings };
-    let base = first.range.start;
-    if memory.bytes(base, 6)? != *b"\x7fELF\x02\x01" {
-        return None;
+fn text_may_call(first: &Mapping<'_>, mappings: &[Mapping<'_>], wanted: &dyn Fn(u64) -> bool) -> bool {
+    let mut report = PatchReport::default();
+    let Some(image) = image(first, mappings) else { return true };
+    if image.functions.unknown > 0 {
+        return true;
     }
-    let headers = base + memory.u64(base + 0x20)?;
-    let (size, count) = (u64::from(memory.u16(base + 0x36)?), u64::from(memory.u16(base + 0x38)?));
-    let (mut texts, mut table, mut bias) = (Vec::new(), None, None);
-    for header in (0..count).map(|index| headers + index * size) {
-        let (kind, flags) = (memory.u32(header)?, memory.u32(header + 4)?);
-        let (address, length) = (memory.u64(header + 16)?, memory.u64(header + 32)?);
-        let bias = *bias.get_or_insert_with(|| base.wrapping_sub(if kind == PT_LOAD { address & !0xfff } else { 0 }));
-        let start = bias.wrapping_add(address);
-        match kind {
-            PT_LOAD if flags & PF_X != 0 && memory.executable(start, length) => texts.push(start..start + length),
-            PT_GNU_EH_FRAME => table = Some(start),
-            _ => {}
-        }
-    }
-    let functions = Functions::read(&memory, table?, &texts)?;
-    Some(Image { texts, functions })
-}
-
-const PT_LOAD: u32 = 1;
-const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
-const PF_X: u32 = 1;
-
-/// The memory of one library: reads what is mapped readable from its file, and nothing else.
-struct Memory<'a> {
-    mappings: Vec<&'a Mapping<'a>>,
-}
-
-impl Memory<'_> {
-    fn mapped(&self, start: u64, length: u64, permissions: &str) -> bool {
-        let inside = |mapping: &&Mapping<'_>| mapping.range.contains(&start) && mapping.range.end - start >= length;
-        self.mappings.iter().any(|m| inside(m) && m.permissions.starts_with(permissions))
-    }
-
-    fn executable(&self, start: u64, length: u64) -> bool {
-        length > 0 && self.mapped(start, length, "r-xp")
-    }
-
-    fn bytes(&self, start: u64, length: u64) -> Option<&[u8]> {
-        // SAFETY: mapped readable from a file, and libraries are neither unmapped nor changed while the process starts.
-        self.mapped(start, length, "r").then(|| unsafe { std::slice::from_raw_parts(start as *const u8, length as usize) })
-    }
-
-    fn u8(&self, at: u64) -> Option<u8> {
-        self.bytes(at, 1).map(|bytes| bytes[0])
-    }
-
-    fn u16(&self, at: u64) -> Option<u16> {
-        self.bytes(at, 2)?.try_into().ok().map(u16::from_le_bytes)
-    }
-
-    fn u32(&self, at: u64) -> Option<u32> {
-        self.bytes(at, 4)?.try_into().ok().map(u32::from_le_bytes)
-    }
-
-    fn i32(&self, at: u64) -> Option<i64> {
-        self.u32(at).map(|value| i64::from(value as i32))
-    }
-
-    fn u64(&self, at: u64) -> Option<u64> {
-        self.bytes(at, 8)?.try_into().ok().map(u64::from_le_bytes)
-    }
-}
-
-/// Where functions begin and end, from `.eh_frame_hdr`; those that contain the bytes of a `syscall`.
-struct Functions(Vec<Range<u64>>);
-
-/// Encodings of pointers in `.eh_frame` (`DW_EH_PE_`): 4 bytes unsigned; 4 bytes signed relative to the table; to itself.
-const PE_UDATA4: u8 = 0x03;
-const PE_DATAREL_SDATA4: u8 = 0x3b;
-const PE_PCREL_SDATA4: u8 = 0x1b;
-
-impl Functions {
-    /// The functions of `texts` that the table names. Functions without the bytes of a `syscall` are of no interest, and are
-    /// most of them: so the bytes are looked for first, and then the functions that they are in.
-    fn read(memory: &Memory<'_>, table: u64, texts: &[Range<u64>]) -> Option<Functions> {
-        let [version, _, count, entries] = *memory.bytes(table, 4)? else { return None };
-        if (version, count, entries) != (1, PE_UDATA4, PE_DATAREL_SDATA4) {
-            return None;
-        }
-        let count = u64::from(memory.u32(table + 8)?);
-        // Function and description, in the order of functions.
-        let (rows, _) = memory.bytes(table + 12, count * 8)?.as_chunks::<8>();
-        let at = |word: &[u8]| {
-            let offset = word.first_chunk().map_or(0, |word| i32::from_le_bytes(*word));
-            table.wrapping_add_signed(i64::from(offset))
-        };
-        let mut functions: Vec<Range<u64>> = Vec::new();
-        for text in texts {
-            let Some(bytes) = memory.bytes(text.start, text.end - text.start) else { continue };
-            each_match(bytes, is_syscall, |offset| {
-                let site = text.start + offset as u64;
-                let next = rows.partition_point(|row| at(row) <= site);
-                let Some(row) = next.checked_sub(1).and_then(|last| rows.get(last)) else { return };
-                let (start, entry) = (at(row), at(&row[4..]));
-                if functions.last().is_some_and(|last| last.start == start) {
-                    return;
-                }
-                let length = u64::from(memory.u32(entry + 12).unwrap_or(0));
-                let holds = site + SYSCALL.len() as u64 <= start + length && memory.bytes(start, length).is_some();
-                if holds && plain_entry(memory, entry, start) == Some(true) {
-                    functions.push(start..start + length);
-                }
-            });
-        }
-        Some(Functions(functions))
-    }
-}
-
-/// Whether the frame description at `entry` is for an ordinary function at `start`. `None`: it cannot be read.
-fn plain_entry(memory: &Memory<'_>, entry: u64, start: u64) -> Option<bool> {
-    let information = (entry + 4).checked_sub(u64::from(memory.u32(entry + 4)?))?;
-    if memory.u32(information + 4)? != 0 {
-        return None;
-    }
-    let mut at = information + 9;
-    let mut augmentation = Vec::new();
-    while let letter @ 1.. = memory.u8(at)? {
-        augmentation.push(letter);
-        at += 1;
-    }
-    let signal_frame = augmentation.contains(&b'S');
-    if augmentation.first() != Some(&b'z') {
-        return None;
-    }
-    // Behind the zero: code and data alignment, return column, length of what follows: one byte each in practice.
-    let numbers = memory.bytes(at + 1, 4)?;
-    if numbers.iter().any(|byte| byte & 0x80 != 0) {
-        return None;
-    }
-    at += 5;
-    for letter in &augmentation[1..] {
-        match letter {
-            b'R' => {
-                let here = (entry + 8).wrapping_add_signed(memory.i32(entry + 8)?);
-                return Some(memory.u8(at)? == PE_PCREL_SDATA4 && here == start && !signal_frame);
+    image.texts.iter().any(|text| {
+        // SAFETY: a readable, executable mapping of a file that nobody unmaps meanwhile: there is one thread.
+        let bytes = unsafe { std::slice::from_raw_parts(text.start as *const u8, (text.end - text.start) as usize) };
+        let (text, mut code) = (Text { start: text.start, bytes }, Code::default());
+        for function in image.functions.all.iter().filter(|function| text.slice(function).is_some()) {
+            let bytes = text.slice(function).unwrap_or_default();
+            if !read_function(function, bytes, &mut code, wanted, &mut report) {
+                return true;
             }
-            b'L' => at += 1,
-            // A personality: its encoding and 4 bytes.
-            b'P' if memory.u8(at)? & 0x0f == 0x0b => at += 5,
-            b'S' => {}
-            _ => return None,
         }
-    }
-    None
+        report.sites > report.restorers
+    })
 }
 
 // ---- what to do ---------------------------------------------------------------------------------------------------
@@ -344,6 +238,8 @@ struct Window {
     range: Range<u64>,
     /// Behind the `syscall`.
     site: u64,
+    /// Number of the call, or [`ANY_NUMBER`].
+    number: u64,
 }
 
 impl Window {
@@ -356,8 +252,8 @@ impl Window {
 /// What the functions of a text say about it.
 #[derive(Default)]
 struct Code {
-    /// Sites that may be patched, and the possible windows of each, the best first.
-    sites: usize,
+    /// Sites that may be patched: the number of each call, and the possible windows of each, the best first.
+    sites: Vec<u64>,
     choices: Vec<Window>,
     /// Functions that were decoded, in order, and the targets of all jumps and calls in them.
     decoded: Vec<Range<u64>>,
@@ -377,14 +273,16 @@ impl Code {
 const SHAPES: [(usize, usize); 9] = [(0, 1), (1, 0), (0, 2), (1, 1), (2, 0), (0, 3), (1, 2), (2, 1), (3, 0)];
 
 /// The windows to use in `text`.
-fn plan(text: &Text<'_>, functions: &Functions, report: &mut PatchReport) -> Vec<Window> {
+fn plan(text: &Text<'_>, functions: &Functions, wanted: &dyn Fn(u64) -> bool, report: &mut PatchReport) -> Vec<Window> {
     let mut code = Code::default();
-    for function in &functions.0 {
-        if let Some(bytes) = text.slice(function) {
-            read_function(function, bytes, &mut code, report);
+    for function in &functions.all {
+        if let Some(bytes) = text.slice(function)
+            && !read_function(function, bytes, &mut code, wanted, report)
+        {
+            report.unknown += 1;
         }
     }
-    let targets = targets_inside(text, &mut code);
+    let targets = targets_inside(text, &mut code, |at| functions.is_inside_instruction(text, at));
     let mut chosen: Vec<Window> = Vec::new();
     for windows in Code::choices_by_site(&code.choices) {
         let free = |window: &&Window| {
@@ -400,51 +298,130 @@ fn plan(text: &Text<'_>, functions: &Functions, report: &mut PatchReport) -> Vec
         };
         chosen.extend(windows.iter().find(free).cloned());
     }
-    report.windowless += code.sites - chosen.len();
+    let mut without = code.sites;
+    for window in &chosen {
+        without.extract_if(.., |number| *number == window.number).next();
+    }
+    report.leave(|report| &mut report.windowless, &without);
     chosen
 }
 
-/// Adds the sites of a function to `code`, and counts them.
-fn read_function(function: &Range<u64>, bytes: &[u8], code: &mut Code, report: &mut PatchReport) {
+/// Adds the wanted sites of a function to `code`, and counts them. False: it cannot be read.
+fn read_function(
+    function: &Range<u64>,
+    bytes: &[u8],
+    code: &mut Code,
+    wanted: &dyn Fn(u64) -> bool,
+    report: &mut PatchReport,
+) -> bool {
     let mut decoder = Decoder::with_ip(64, bytes, function.start, DecoderOptions::NONE);
     let instructions = &mut code.instructions;
     instructions.clear();
     instructions.extend(decoder.iter());
     if instructions.iter().any(Instruction::is_invalid) {
-        return;
+        return false;
     }
     code.decoded.push(function.clone());
     let direct = instructions.iter().filter(|i| matches!(i.op0_kind(), OpKind::NearBranch64 | OpKind::NearBranch32));
+    let first_target = code.targets.len();
     code.targets.extend(direct.map(Instruction::near_branch_target));
-    let is_site = |index: &usize| instructions[*index].mnemonic() == Mnemonic::Syscall;
-    let sites = (0..instructions.len()).filter(is_site);
-    report.sites += sites.clone().count();
-    if instructions.iter().any(|instruction| instruction.flow_control() == FlowControl::IndirectBranch) {
-        report.indirect += sites.count();
-        return;
-    }
+    let sites = (0..instructions.len()).filter(|&index| instructions[index].mnemonic() == Mnemonic::Syscall);
+    let is_indirect = instructions.iter().any(|instruction| instruction.flow_control() == FlowControl::IndirectBranch);
     for site in sites {
         if sets_sigreturn(&instructions[..site]) {
+            report.sites += 1;
             report.restorers += 1;
+            continue;
+        }
+        let number = number_of(instructions, site, &code.targets[first_target..]).unwrap_or(ANY_NUMBER);
+        if !wanted(number) {
+            report.unwanted += 1;
+            continue;
+        }
+        report.sites += 1;
+        if is_indirect {
+            report.leave(|report| &mut report.indirect, &[number]);
         } else {
-            code.sites += 1;
-            code.choices.extend(SHAPES.iter().filter_map(|&shape| window(instructions, site, shape)));
+            code.sites.push(number);
+            code.choices.extend(SHAPES.iter().filter_map(|&shape| window(instructions, site, number, shape)));
         }
     }
+    true
+}
+
+/// The number that an instruction loads into `rax`.
+fn loads_number(instruction: &Instruction) -> Option<u64> {
+    let is_rax = |register: Register| register.full_register() == Register::RAX;
+    if instruction.op_count() < 2 || !is_rax(instruction.op0_register()) {
+        return None;
+    }
+    let constant = matches!(instruction.op1_kind(), OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64);
+    match instruction.mnemonic() {
+        Mnemonic::Mov if constant => Some(instruction.immediate(1)),
+        Mnemonic::Xor if instruction.op1_register() == instruction.op0_register() => Some(0),
+        _ => None,
+    }
+}
+
+/// Whether it is one of those that load arguments, and surely does not change `rax`.
+fn leaves_rax(instruction: &Instruction) -> bool {
+    use Mnemonic::{Add, And, Cmp, Lea, Mov, Movsx, Movsxd, Movzx, Nop, Or, Sar, Shl, Shr, Sub, Test, Xor};
+    let known = matches!(
+        instruction.mnemonic(),
+        Add | And | Cmp | Lea | Mov | Movsx | Movsxd | Movzx | Nop | Or | Sar | Shl | Shr | Sub | Test | Xor
+    );
+    known && (instruction.op0_kind() != OpKind::Register || instruction.op0_register().full_register() != Register::RAX)
 }
 
 /// Whether the last instruction sets `rax` to the number of `rt_sigreturn`.
 fn sets_sigreturn(before: &[Instruction]) -> bool {
-    before.last().is_some_and(|last| {
-        last.mnemonic() == Mnemonic::Mov
-            && last.op0_register().full_register() == Register::RAX
-            && matches!(last.op1_kind(), OpKind::Immediate32 | OpKind::Immediate32to64 | OpKind::Immediate64)
-            && last.immediate(1) == 15
+    before.last().and_then(loads_number) == Some(15)
+}
+
+/// The number of the call at `site`, if the instructions right before it say so, and no jump of the function leads between them. (A jump by a table leads to where a
+/// case begins, which loads what it needs.)
+fn number_of(function: &[Instruction], site: usize, targets: &[u64]) -> Option<u64> {
+    /// Instructions that load arguments come between.
+    const FAR: usize = 16;
+    for instruction in function[..site].iter().rev().take(FAR) {
+        if targets.contains(&instruction.next_ip()) || instruction.flow_control() != FlowControl::Next {
+            return None;
+        }
+        if let Some(number) = loads_number(instruction) {
+            return Some(number);
+        }
+        if instruction.mnemonic() == Mnemonic::Mov && instruction.op0_register() == Register::EAX {
+            return constant_in(function, instruction.op1_register());
+        }
+        if !leaves_rax(instruction) {
+            return None;
+        }
+    }
+    None
+}
+
+/// What a register holds wherever it is used, if the function loads one number into it and nothing else.
+fn constant_in(function: &[Instruction], register: Register) -> Option<u64> {
+    let is_it = |other: Register| other.full_register() == register.full_register();
+    let (mut number, mut others) = (None, false);
+    for instruction in function.iter().filter(|i| i.op0_kind() == OpKind::Register && is_it(i.op0_register())) {
+        let constant = instruction.op_count() == 2 && instruction.op1_kind() == OpKind::Immediate32;
+        match instruction.mnemonic() {
+            Mnemonic::Mov if constant && number.is_none_or(|number| number == instruction.immediate(1)) => {
+                number = Some(instruction.immediate(1));
+            }
+            // The caller's, which is kept.
+            Mnemonic::Push | Mnemonic::Pop | Mnemonic::Cmp | Mnemonic::Test => {}
+            _ => others = true,
+        }
+    }
+    number.filter(|_| {
+        register.is_gpr32() && !others && !matches!(register, Register::EAX | Register::ECX | Register::EDX | Register::R11D)
     })
 }
 
 /// The window of this shape, if it is long enough and all in it can be moved.
-fn window(instructions: &[Instruction], site: usize, (before, after): (usize, usize)) -> Option<Window> {
+fn window(instructions: &[Instruction], site: usize, number: u64, (before, after): (usize, usize)) -> Option<Window> {
     let first = site.checked_sub(before)?;
     let before = &instructions[first..site];
     let after = instructions.get(site + 1..=site + after)?;
@@ -453,7 +430,7 @@ fn window(instructions: &[Instruction], site: usize, (before, after): (usize, us
     if range.end - range.start < JUMP_LENGTH as u64 || !before.iter().chain(after).all(is_movable) {
         return None;
     }
-    Some(Window { range, site: instructions[site].next_ip() })
+    Some(Window { range, site: instructions[site].next_ip(), number })
 }
 
 fn is_movable(instruction: &Instruction) -> bool {
@@ -465,213 +442,34 @@ fn is_movable(instruction: &Instruction) -> bool {
         && !matches!(instruction.mnemonic(), Mnemonic::Endbr64 | Mnemonic::Endbr32 | Mnemonic::Syscall)
 }
 
-/// Addresses inside of the windows that a direct jump or call may lead to, sorted.
-fn targets_inside(text: &Text<'_>, code: &mut Code) -> Vec<u64> {
-    let spans = Spans::of(text, &code.choices);
-    let decoded = |at: usize| {
-        let address = text.start + at as u64;
-        let next = code.decoded.partition_point(|function| function.start <= address);
-        next > 0 && code.decoded[next - 1].contains(&address)
-    };
-    let mut targets = std::mem::take(&mut code.targets);
-    targets.retain(|target| target.checked_sub(text.start).is_some_and(|at| spans.contain(at as usize)));
-    let mut check = |at: usize, target: usize| {
-        if spans.contain(target) && !decoded(at) {
-            targets.push(text.start + target as u64);
-        }
-    };
-    far_jumps(text.bytes, &mut check);
-    let mut done = 0;
-    for span in &spans.sorted {
-        let sources = span.start.saturating_sub(SHORT_JUMP).max(done)..(span.end + SHORT_JUMP).min(text.bytes.len());
-        done = done.max(sources.end);
-        short_jumps(text.bytes, sources, &mut check);
-    }
-    targets.sort_unstable();
-    targets
-}
-
-/// Farther than a jump of two bytes leads, in either direction.
-const SHORT_JUMP: usize = 130;
-/// Bytes of text for each bit of [`Spans::near`].
-const NEAR: usize = 64;
-
-/// The insides of all windows of each site, as offsets into the text.
-struct Spans {
-    sorted: Vec<Range<usize>>,
-    /// A bit for each piece of the text that some span touches: small enough to stay in the fastest cache.
-    near: Vec<u64>,
-}
-
-impl Spans {
-    fn of(text: &Text<'_>, choices: &[Window]) -> Spans {
-        let span = |windows: &[Window]| {
-            let start = windows.iter().map(|window| window.inside().start).min()?;
-            let end = windows.iter().map(|window| window.inside().end).max()?;
-            Some((start - text.start) as usize..(end - text.start) as usize)
-        };
-        let mut sorted: Vec<Range<usize>> = Code::choices_by_site(choices).filter_map(span).collect();
-        sorted.sort_unstable_by_key(|span| span.start);
-        let mut near = vec![0; text.bytes.len() / NEAR / 64 + 1];
-        for piece in sorted.iter().flat_map(|span| span.start / NEAR..=span.end / NEAR) {
-            near[piece / 64] |= 1 << (piece % 64);
-        }
-        Spans { sorted, near }
-    }
-
-    fn contain(&self, at: usize) -> bool {
-        let piece = at / NEAR;
-        if self.near.get(piece / 64).is_none_or(|bits| bits >> (piece % 64) & 1 == 0) {
-            return false;
-        }
-        // Neighbours' spans may overlap, but none is longer than a few instructions.
-        let next = self.sorted.partition_point(|span| span.start <= at);
-        self.sorted[next.saturating_sub(8)..next].iter().any(|span| span.contains(&at))
-    }
-}
-
-/// All that could be a call, a jump or an `xbegin` with four bytes of distance.
-fn far_jumps(bytes: &[u8], check: &mut impl FnMut(usize, usize)) {
-    let mut far = |at: usize, distance: usize| {
-        if let Some(&[a, b, c, d]) = bytes.get(distance..distance + 4) {
-            check(at, (distance + 4).wrapping_add_signed(i32::from_le_bytes([a, b, c, d]) as isize));
-        }
-    };
-    let consider = |at: usize| match (bytes[at], bytes.get(at + 1)) {
-        (0xe8 | 0xe9, _) => far(at, at + 1),
-        (0x0f, Some(0x80..=0x8f)) | (0xc7, Some(0xf8)) => far(at, at + 2),
-        _ => {}
-    };
-    each_match(bytes, is_far_jump, consider);
-}
-
-/// All that could be a short jump, a `loop` or a `jrcxz`.
-fn short_jumps(bytes: &[u8], sources: Range<usize>, check: &mut impl FnMut(usize, usize)) {
-    let Some(part) = bytes.get(sources.clone()) else { return };
-    each_match(part, is_short_jump, |offset| {
-        let at = sources.start + offset;
-        if let Some(&distance) = bytes.get(at + 1) {
-            check(at, (at + 2).wrapping_add_signed(isize::from(distance as i8)));
-        }
-    });
-}
-
-/// Bytes that are looked at together: a bit each of a word.
-const BLOCK: usize = 64;
-
-/// Calls `found` for each offset at which `opens` finds what it looks for. Megabytes of text are searched at every start of
-/// a program, so `opens` sees 16 bytes at a time, with those that follow each; and hits, which come at random, are taken from
-/// a word with many of them, since the processor guesses wrong at the end of each word.
-#[inline(always)]
-fn each_match(bytes: &[u8], opens: impl Fn(__m128i, __m128i) -> __m128i, mut found: impl FnMut(usize)) {
-    let hits = |block: &[u8; BLOCK + 1]| {
-        let mut hits = 0;
-        for part in 0..BLOCK / 16 {
-            // SAFETY: the block holds 16 bytes from there on.
-            let here = unsafe { _mm_loadu_si128(block.as_ptr().wrapping_add(part * 16).cast()) };
-            // SAFETY: and one more.
-            let next = unsafe { _mm_loadu_si128(block.as_ptr().wrapping_add(part * 16 + 1).cast()) };
-            // SAFETY: SSE2 is part of x86-64.
-            let bits = unsafe { _mm_movemask_epi8(opens(here, next)) } as u64;
-            hits |= bits << (part * 16);
-        }
-        hits
-    };
-    let mut each = |at: usize, mut hits: u64| {
-        while hits != 0 {
-            found(at + hits.trailing_zeros() as usize);
-            hits &= hits - 1;
-        }
-    };
-    let mut at = 0;
-    while let Some(block) = bytes.get(at..).and_then(|rest| rest.first_chunk()) {
-        each(at, hits(block));
-        at += BLOCK;
-    }
-    // What is left has 64 bytes at most; behind it are zeros, which are nobody's second byte.
-    let rest = &bytes[at..];
-    let mut block = [0; BLOCK + 1];
-    block[..rest.len()].copy_from_slice(rest);
-    let valid = 1_u64.checked_shl(rest.len() as u32).map_or(u64::MAX, |bit| bit - 1);
-    each(at, hits(&block) & valid);
-}
-
-/// `0f 05`.
-#[inline(always)]
-fn is_syscall(here: __m128i, next: __m128i) -> __m128i {
-    both(equal(here, SYSCALL[0]), equal(next, SYSCALL[1]))
-}
-
-/// `e8`, `e9`; `0f 8x`; `c7 f8`.
-#[inline(always)]
-fn is_far_jump(here: __m128i, next: __m128i) -> __m128i {
-    let conditional = both(equal(here, 0x0f), equal(masked(next, 0xf0), 0x80));
-    let begin = both(equal(here, 0xc7), equal(next, 0xf8));
-    either(equal(masked(here, 0xfe), 0xe8), either(conditional, begin))
-}
-
-/// `7x`, `e0` to `e3`, `eb`.
-#[inline(always)]
-fn is_short_jump(here: __m128i, _next: __m128i) -> __m128i {
-    either(equal(masked(here, 0xf0), 0x70), either(equal(masked(here, 0xfc), 0xe0), equal(here, 0xeb)))
-}
-
-#[inline(always)]
-fn equal(bytes: __m128i, byte: u8) -> __m128i {
-    // SAFETY: SSE2 is part of x86-64.
-    let all = unsafe { _mm_set1_epi8(byte as i8) };
-    // SAFETY: as above.
-    unsafe { _mm_cmpeq_epi8(bytes, all) }
-}
-
-#[inline(always)]
-fn masked(bytes: __m128i, mask: u8) -> __m128i {
-    // SAFETY: SSE2 is part of x86-64.
-    let all = unsafe { _mm_set1_epi8(mask as i8) };
-    // SAFETY: as above.
-    unsafe { _mm_and_si128(bytes, all) }
-}
-
-#[inline(always)]
-fn both(one: __m128i, other: __m128i) -> __m128i {
-    // SAFETY: SSE2 is part of x86-64.
-    unsafe { _mm_and_si128(one, other) }
-}
-
-#[inline(always)]
-fn either(one: __m128i, other: __m128i) -> __m128i {
-    // SAFETY: SSE2 is part of x86-64.
-    unsafe { _mm_or_si128(one, other) }
-}
-
 // ---- doing it -----------------------------------------------------------------------------------------------------
 
 /// # Safety
 /// As for [`patch`]; `windows` are of `whole`, which is mapped where it says.
-unsafe fn apply(whole: &Text<'_>, windows: &[Window], stubs: &mut Stubs, report: &mut PatchReport) {
-    let (Some(first), Some(last)) = (windows.iter().map(|w| w.range.start).min(), windows.iter().map(|w| w.range.end).max())
-    else {
+unsafe fn apply(whole: &Text<'_>, windows: &[Window], stubs: &mut Stubs, way: Way, report: &mut PatchReport) {
+    if windows.is_empty() {
         return;
-    };
-    debug_assert!(whole.slice(&(first..last)).is_some());
-    let text = first & !0xfff..(last + 0xfff) & !0xfff;
+    }
+    debug_assert!(windows.iter().all(|window| whole.slice(&window.range).is_some()));
+    // The whole of it: the kernel does not join mappings again of which a part was writable.
+    let text = whole.start & !0xfff..(whole.start + whole.bytes.len() as u64 + 0xfff) & !0xfff;
     let room = stubs::start()..stubs::start() + stubs::LENGTH;
     // SAFETY: nothing but stubs is in the room, and no site leads to one while it is not executable: below.
     let opened = unsafe { protect(&room, PROT_READ_WRITE) };
     if opened < 0 {
-        report.refused += windows.len();
+        report.leave(|report| &mut report.refused, &windows.iter().map(|window| window.number).collect::<Vec<_>>());
         report.refusal = opened;
         return;
     }
     let mut jumps = Vec::with_capacity(windows.len());
     for window in windows {
-        match stubs.next_address().and_then(|address| Some((address, stub(whole, window, address)?))) {
+        match stubs.next_address().and_then(|address| Some((address, stub(whole, window, address, way)?))) {
             Some((address, bytes)) => {
                 // SAFETY: the room was made writable above.
                 unsafe { stubs.push(&bytes) };
                 jumps.push((window, address));
             }
-            None => report.unreachable += 1,
+            None => report.leave(|report| &mut report.unreachable, &[window.number]),
         }
     }
     // SAFETY: back to what it was.
@@ -679,7 +477,7 @@ unsafe fn apply(whole: &Text<'_>, windows: &[Window], stubs: &mut Stubs, report:
     // SAFETY: more rights than before.
     let opened = if closed < 0 { closed } else { unsafe { protect(&text, PROT_ALL) } };
     if opened < 0 {
-        report.refused += jumps.len();
+        report.leave(|report| &mut report.refused, &jumps.iter().map(|(window, _)| window.number).collect::<Vec<_>>());
         report.refusal = opened;
         return;
     }
@@ -694,6 +492,26 @@ unsafe fn apply(whole: &Text<'_>, windows: &[Window], stubs: &mut Stubs, report:
     if closed < 0 {
         report.refusal = closed;
     }
+}
+
+/// The stubs that lead to the entry of a dormant process lead to the other one from now on.
+///
+/// # Safety
+/// There is one thread, and it is not in a stub.
+unsafe fn lead_all_to_entry() {
+    let room = stubs::start()..stubs::start() + stubs::LENGTH;
+    let jumps: Vec<u64> = sites::all().map(|patched| patched.call() + sites::WAY_IN - JUMP_LENGTH as u64).collect();
+    // SAFETY: nothing but stubs is in the room, and the caller says that nobody is in one.
+    if jumps.is_empty() || unsafe { protect(&room, PROT_READ_WRITE) } < 0 {
+        return;
+    }
+    for at in jumps {
+        let way = distance(at + JUMP_LENGTH as u64, Way::Awake.entry()).to_le_bytes();
+        // SAFETY: the distance of a jump in a stub, writable now. Both entries are in reach: they lie together.
+        unsafe { ((at + 1) as *mut [u8; 4]).write(way) };
+    }
+    // SAFETY: back to what it was.
+    unsafe { protect(&room, PROT_READ_EXEC) };
 }
 
 /// # Safety
@@ -770,7 +588,7 @@ impl Writer {
 }
 
 /// The stub for `window` of `text` at `address`. `None`: out of reach, or too long.
-fn stub(text: &Text<'_>, window: &Window, address: u64) -> Option<StubBytes> {
+fn stub(text: &Text<'_>, window: &Window, address: u64, way: Way) -> Option<StubBytes> {
     let mut writer = Writer { bytes: [INT3; STUB_SIZE], length: 0, address };
     // The jump to the stub is as far as the jump back, to within two stubs.
     i32::try_from((address.wrapping_sub(window.range.start) as i64).checked_add(0x1000)?).ok()?;
@@ -782,7 +600,7 @@ fn stub(text: &Text<'_>, window: &Window, address: u64) -> Option<StubBytes> {
     writer.bytes[8..STUB_HEAD].copy_from_slice(&place.resume().to_le_bytes());
     debug_assert_eq!(writer.here(), place.call());
     writer.push_relative(&[0x4c, 0x8d, 0x1d], address)?;
-    writer.push_relative(&[0xe9], farshore_entry as *const () as u64)?;
+    writer.push_relative(&[0xe9], way.entry())?;
     if window.site < window.range.end {
         writer.push_moved(text, window.site..window.range.end)?;
         writer.push_relative(&[0xe9], window.range.end)?;

@@ -68,12 +68,16 @@ pub struct Stubs {
 }
 
 impl Stubs {
-    /// All stubs free.
+    /// Those that nobody has.
     ///
     /// # Safety
-    /// Made once in a process.
-    pub unsafe fn new() -> Stubs {
-        Stubs { used: 0 }
+    /// One at a time.
+    pub unsafe fn unused() -> Stubs {
+        // SAFETY: readable text of ours.
+        let room =
+            unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance::<StubBytes>(start() as usize), STUB_COUNT) };
+        // A stub begins with an address, and no address looks like that.
+        Stubs { used: room.partition_point(|stub| stub[..8] != [0xcc; 8]) }
     }
 
     /// Where the next stub will be. `None`: all are used.

@@ -207,7 +207,6 @@ pub fn end_put_off() {
 pub fn go_on(context: &mut UContext) {
     const EINTR: i64 = -4;
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
-    const RESTART_SYSCALL: u64 = 219;
     let at = context.get(Reg::Rip);
     if context.get(Reg::Rax) as i64 != EINTR || !start::is_own_text(at) || !start::is_own_text(at.wrapping_sub(2)) {
         return;
@@ -218,12 +217,18 @@ pub fn go_on(context: &mut UContext) {
         return;
     }
     let number = context.get(Reg::R12);
+    if let Some(start) = edge::again(at) {
+        go_on_with(context, number, start);
+    }
+}
+
+/// The same for call `number`, which is made at `start`.
+pub fn go_on_with(context: &mut UContext, number: u64, start: u64) {
     let again = match Wait::of(number, context) {
         Wait::Again => number,
         Wait::Remembered => RESTART_SYSCALL,
-        Wait::Ended => return,
+        Wait::Ended => return edge::resume_in_stub(context),
     };
-    let Some(start) = edge::again(at) else { return };
     for (register, value) in [(Reg::Rax, again), (Reg::Rip, start)] {
         // SAFETY: as the kernel does where no handler runs: back to the instruction, whose call has had no effect.
         unsafe { context.set(register, value) };
@@ -233,6 +238,7 @@ pub fn go_on(context: &mut UContext) {
     }
 }
 
+const RESTART_SYSCALL: u64 = 219;
 /// Red zone of the interrupted code.
 const RED_ZONE: u64 = 128;
 /// In the order in which they are loaded, behind the mask.
@@ -284,8 +290,8 @@ impl Wait {
         const UNTIL: u64 = 1;
         let forever = |condition: bool| if condition { Wait::Again } else { Wait::Ended };
         match number {
-            // poll, nanosleep, futex
-            7 | 35 | 202 => Wait::Remembered,
+            // poll, nanosleep, futex, and these made again
+            7 | 35 | 202 | RESTART_SYSCALL => Wait::Remembered,
             // clock_nanosleep
             230 if context.get(Reg::Rsi) & UNTIL == 0 => Wait::Remembered,
             // select, pause, rt_sigsuspend, pselect6, ppoll

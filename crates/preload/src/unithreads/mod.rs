@@ -37,7 +37,7 @@ pub mod worker;
 
 use crate::net::entry;
 use crate::runtime::{runtime, uninterrupted};
-use crate::{fault, memory, own_threads, report, thread};
+use crate::{dormant, fault, memory, own_threads, report, thread};
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -88,6 +88,7 @@ static LIBRARY: Library = Library { join, leave, rings, attach, detach, complete
 /// Our side of the joint, for a scheduler in the program.
 #[unsafe(no_mangle)]
 extern "C" fn farshore_joint(version: u32) -> *const Library {
+    dormant::wake_now();
     if version == VERSION && runtime().is_some() { &raw const LIBRARY } else { core::ptr::null() }
 }
 

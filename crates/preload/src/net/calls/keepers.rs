@@ -165,6 +165,55 @@ pub(super) fn after_transfer(mem: &impl Memory, what: Transfer, args: &Args, res
 
 /// Looks at the descriptors that the process was started with. At start-up.
 pub fn look_at_inherited(mem: &impl Memory) {
+    each_descriptor(mem, |fd| came(mem, fd));
+}
+
+/// Whether some driver may have been told about memory while nobody looked at requests: whether something is open that keeps what it is told about, or of whose
+/// requests some are refused (`commands.rs`). When a dormant process wakes.
+pub fn may_have_been_told(mem: &impl Memory) -> bool {
+    /// Memory and random numbers, terminals.
+    const TELL_NOTHING: [u32; 11] = [1, 4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
+    let mut told = false;
+    each_descriptor(mem, |fd| {
+        told |= mode_and_device(mem, fd).is_some_and(|(mode, device)| match mode & libc::S_IFMT {
+            libc::S_IFCHR => !TELL_NOTHING.contains(&numbers(device).0),
+            0 => !is_plain_anonymous(mem, fd),
+            _ => false,
+        });
+    });
+    told
+}
+
+/// Whether a descriptor without a file is of a kind that keeps no memory.
+fn is_plain_anonymous(mem: &impl Memory, fd: u64) -> bool {
+    const KINDS: [&str; 15] = [
+        "[eventpoll]",
+        "[eventfd]",
+        "[timerfd]",
+        "[signalfd]",
+        "inotify",
+        "[pidfd]",
+        "[fanotify]",
+        "[perf_event]",
+        "[landlock-ruleset]",
+        "seccomp notify",
+        "[fscontext]",
+        "bpf-map",
+        "bpf-prog",
+        "bpf_link",
+        "btf",
+    ];
+    let Ok(path) = std::ffi::CString::new(format!("/proc/self/fd/{fd}")) else { return false };
+    let (mut name, mut pins) = ([0u8; 64], PinSet::new());
+    let addr = pin_local(mem, &mut pins, &mut name);
+    let len = mem.own(libc::SYS_readlink as u64, &[path.as_ptr() as u64, addr, 64, 0, 0, 0]);
+    mem.unpin(&mut pins);
+    let name = usize::try_from(len).ok().and_then(|len| core::str::from_utf8(name.get(..len)?).ok());
+    name.and_then(|name| name.strip_prefix("anon_inode:")).is_some_and(|kind| KINDS.contains(&kind))
+}
+
+/// Calls `found` for each open descriptor.
+fn each_descriptor(mem: &impl Memory, mut found: impl FnMut(u64)) {
     // Not by libc, which would begin its heap for that: below what will be managed.
     let Ok(folder) = fd::open(c"/proc/self/fd", fd::O_RDONLY) else { return };
     let (mut entries, mut pins) = ([0u8; 4096], PinSet::new());
@@ -176,7 +225,7 @@ pub fn look_at_inherited(mem: &impl Memory) {
         // struct linux_dirent64: the length at byte 16, the name from byte 19 on.
         while let Some((len, name)) = rest.get(16..18).zip(rest.get(19..)) {
             let name = core::ffi::CStr::from_bytes_until_nul(name).unwrap_or_default();
-            name.to_str().ok().and_then(|name| name.parse().ok()).into_iter().for_each(|fd: u32| came(mem, fd.into()));
+            name.to_str().ok().and_then(|name| name.parse().ok()).into_iter().for_each(|fd: u32| found(fd.into()));
             rest = rest.get(usize::from(u16::from_ne_bytes([len[0], len[1]]))..).filter(|_| len != [0, 0]).unwrap_or_default();
         }
     }

@@ -1,6 +1,6 @@
 //! Calls that make threads and processes: what is done around the assembly of the entry, whose head explains each case.
 
-use super::{AGAIN, Call, FRAME, MARK_CHILD, MARK_MADE, VECTOR_AREA};
+use super::{AGAIN, Call, MARK_CHILD, MARK_MADE, copy_frame};
 use super::{NR_CLONE, NR_CLONE3, NR_FORK, NR_VFORK, farshore_make_writable, raw};
 use core::mem::size_of;
 use farshore_sys::signal::{self, How, SigSet};
@@ -19,6 +19,8 @@ const EFAULT: i64 = -14;
 const EINVAL: i64 = -22;
 
 unsafe extern "C" {
+    /// Before everything else. Negative: not made, the program gets this errno. It may not come back, and have the call begin again.
+    fn farshore_before_first_clone(call: &mut Call) -> i64;
     /// Before a call of the clone family. Negative: not made, the program gets this errno. Else a number of at most [`GIVEN_BITS`] bits, which the
     /// child's hook gets.
     /// The arguments are for reading (`ptid`, `ctid`, `tls` may be managed memory that the kernel writes): changes are ignored.
@@ -118,6 +120,11 @@ fn read_request(call: &Call, copy: &mut CloneArgs) -> Result<Request, i64> {
 }
 
 pub(super) fn clone(call: &mut Call) -> i64 {
+    // SAFETY: hook, called as its contract says.
+    let ready = unsafe { farshore_before_first_clone(call) };
+    if ready < 0 {
+        return ready;
+    }
     let before = signal::sigprocmask(How::Set, CLONE_MASK);
     call.mask = before.0;
     let result = clone_quietly(call);
@@ -209,14 +216,8 @@ fn kernel_args(call: &Call, copy: &mut CloneArgs) -> [u64; 6] {
 
 /// Makes a child on the call stack that ends at `top`. It will be in the program with the stack pointer `new`, or with its parent's.
 fn clone_onto(call: &Call, copy: &mut CloneArgs, flags: u64, top: u64, new: Option<u64>) -> i64 {
-    let child = top - FRAME as u64;
-    let vectors = (child - VECTOR_AREA as u64) & !63;
-    let frame = Call { sp: new.unwrap_or(call.sp), aux: MARK_CHILD | flags, vectors, ..*call };
-    // SAFETY: the end of a call stack that nobody has; there is room for a frame, as in `entry`.
-    unsafe { core::ptr::with_exposed_provenance_mut::<Call>(child as usize).write(frame) };
-    let area = [call.vectors, vectors].map(|at| core::ptr::with_exposed_provenance_mut::<[u8; VECTOR_AREA]>(at as usize));
-    // SAFETY: the vectors of the parent's frame, and room for them below the child's.
-    unsafe { core::ptr::copy_nonoverlapping(area[0], area[1], 1) };
+    // SAFETY: this call's frame; a call stack that nobody has.
+    let child = unsafe { copy_frame(call, top, Call { sp: new.unwrap_or(call.sp), aux: MARK_CHILD | flags, ..*call }) };
     let [mut a0, mut a1, a2, a3, a4, a5] = kernel_args(call, copy);
     if call.nr == NR_CLONE3 {
         a0 = copy.as_mut_ptr() as u64;

@@ -284,6 +284,24 @@ fn not_made(context: &mut UContext) {
     }
 }
 
+/// The same for a context that a `rt_sigreturn` restores, where the call's frame is on the program's stack: it began before the thread had a call stack.
+pub fn unmake_on_programs_stack(context: &mut UContext) {
+    // SAFETY: hook, called as its contract says.
+    if !unsafe { farshore_on_call_stack(context.get(Reg::Rsp)) } {
+        not_made(context);
+    }
+}
+
+/// Where a call is made again whose `syscall` ended at `site` before a jump may have come to lie over it.
+pub fn made_again_at(site: u64) -> u64 {
+    patch::call_in_stub(site).unwrap_or(site.wrapping_sub(2))
+}
+
+/// A context in text over which a jump has come to lie goes on in the stub.
+pub fn resume_in_stub(context: &mut UContext) {
+    set(context, &[(Reg::Rip, resumable(context.get(Reg::Rip)))]);
+}
+
 /// The call under way has a signal to deliver at its end. In a handler, after [`find`] said [`Where::Call`]. `trapped`: the signal says that a filter of the program's has not let
 /// through a call that was made for it. The dispatcher gives up then, and the program finds itself behind its `syscall`, with the number in `rax`, as natively.
 pub fn defer(context: &mut UContext, trapped: bool) {

@@ -6,6 +6,7 @@ use super::{
 };
 use core::arch::global_asm;
 use core::mem::offset_of;
+use farshore_sys::raw::nr;
 use farshore_sys::tls;
 
 global_asm!(
@@ -117,6 +118,7 @@ global_asm!(
     # Neither this nor anything else before pushfq changes the flags.
     jrcxz 9b
 8:
+    farshore_label farshore_entry_framed
     mov [rcx + {o_sp} - {frame}], rsp
     lea rsp, [rcx + {o_flags} + 8 - {frame}]
     farshore_label farshore_entry_switched
@@ -406,6 +408,26 @@ farshore_clone_onto:
     .cfi_endproc
     .size farshore_clone_onto, . - farshore_clone_onto
 
+    # extern "C" fn(frame) -> !: goes on with that frame, on the stack below it and with its mask of signals.
+    .globl farshore_go_on
+    .hidden farshore_go_on
+    .type farshore_go_on, @function
+    .p2align 4
+farshore_go_on:
+    .cfi_startproc
+    .cfi_undefined rip
+    mov rbp, rdi
+    mov rsp, [rbp + {o_vectors}]
+    mov eax, {sigprocmask}
+    mov edi, 2
+    lea rsi, [rbp + {o_mask}]
+    xor edx, edx
+    mov r10d, 8
+    syscall
+    jmp .Lfarshore_enter
+    .cfi_endproc
+    .size farshore_go_on, . - farshore_go_on
+
     # extern "C" fn(nr, arguments): a call for the program. See the head of edge.rs.
     .globl farshore_for_program
     .hidden farshore_for_program
@@ -475,6 +497,8 @@ farshore_for_program:
     o_action = const offset_of!(Call, action),
     o_result = const offset_of!(Call, result),
     o_vectors = const offset_of!(Call, vectors),
+    o_mask = const offset_of!(Call, mask),
+    sigprocmask = const nr::RT_SIGPROCMASK,
     o_vector_mode = const offset_of!(Call, vector_mode),
     o_r8 = const offset_of!(Call, r8),
     o_r9 = const offset_of!(Call, r9),

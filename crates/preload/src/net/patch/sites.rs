@@ -84,6 +84,11 @@ pub(super) fn remember(more: impl Iterator<Item = Patched>) {
     SITES.store(Box::into_raw(Box::new(Sites { by_stub, by_window })), Ordering::Release);
 }
 
+/// All of them.
+pub(super) fn all() -> impl Iterator<Item = &'static Patched> {
+    sites().into_iter().flat_map(|sites| &sites.by_stub)
+}
+
 /// The site whose stub an address lies in.
 pub(in super::super) fn of_stub(at: u64) -> Option<&'static Patched> {
     let (offset, sites) = (at.checked_sub(stubs::start()).filter(|&offset| offset < stubs::LENGTH)?, sites()?);

@@ -1,5 +1,6 @@
 //! Planning on hand-made text and on this process' own libc. Running patched code is tested with programs.
 
+use super::search::{each_match, far_jumps, is_syscall, short_jumps};
 use super::sites::WAY_IN;
 use super::*;
 
@@ -12,7 +13,8 @@ fn plan_of(start: u64, function: &[&[u8]], rest: &[u8]) -> (Vec<Window>, PatchRe
     let end = start + bytes.len() as u64;
     bytes.extend_from_slice(rest);
     let mut report = PatchReport::default();
-    let plans = plan(&Text { start, bytes: &bytes }, &Functions(std::iter::once(start..end).collect()), &mut report);
+    let functions = Functions { all: std::iter::once(start..end).collect(), ..Functions::default() };
+    let plans = plan(&Text { start, bytes: &bytes }, &functions, &|_| true, &mut report);
     (plans, report, bytes)
 }
 
@@ -94,7 +96,7 @@ fn a_stub_has_its_site_first_and_operands_that_still_fit() {
     let start = stubs::start() - 0x10_0000;
     let (plans, _, bytes) = plan_of(start, &function, &[]);
     let address = stubs::start() + STUB_SIZE as u64;
-    let bytes = stub(&Text { start, bytes: &bytes }, &plans[0], address).expect("near enough");
+    let bytes = stub(&Text { start, bytes: &bytes }, &plans[0], address, Way::Awake).expect("near enough");
     assert_eq!(bytes[..8], (start + 2).to_le_bytes());
     let code: Vec<Instruction> =
         Decoder::with_ip(64, &bytes[STUB_HEAD..], address + STUB_HEAD as u64, DecoderOptions::NONE).into_iter().take(4).collect();
@@ -108,7 +110,7 @@ fn a_stub_has_its_site_first_and_operands_that_still_fit() {
 #[test]
 fn each_address_of_a_stub_stands_for_one_of_the_window() {
     // mov eax, 39; syscall; nop; nop; nop: the window is all of it.
-    let window = Window { range: 0x1000..0x100a, site: 0x1007 };
+    let window = Window { range: 0x1000..0x100a, site: 0x1007, number: 0 };
     let stub = stubs::start();
     let patched = Patched::new(&window, stub);
     let (code, call) = (stub + STUB_HEAD as u64, stub + STUB_HEAD as u64 + 5);
@@ -125,14 +127,14 @@ fn each_address_of_a_stub_stands_for_one_of_the_window() {
     }
     assert!(patched.is_way_in(call + 7) && !patched.is_way_in(call) && !patched.is_way_in(patched.resume()));
     // Nothing is moved behind the call: it goes on where the window ends.
-    let short = Patched::new(&Window { range: 0x1000..0x1007, site: 0x1007 }, stub);
+    let short = Patched::new(&Window { range: 0x1000..0x1007, site: 0x1007, number: 0 }, stub);
     assert_eq!((short.resume(), short.to_program(short.call())), (0x1007, 0x1005));
 }
 
 #[test]
 fn a_text_out_of_reach_has_no_stub() {
     let (plans, _, bytes) = plan_of(0x1000, &[&SYSCALL, &[0x48, 0x8d, 0x15, 0, 0, 0, 0], &[0xc3]], &[]);
-    assert!(stub(&Text { start: 0x1000, bytes: &bytes }, &plans[0], 0x1_0000_0000).is_none());
+    assert!(stub(&Text { start: 0x1000, bytes: &bytes }, &plans[0], 0x1_0000_0000, Way::Awake).is_none());
 }
 
 #[test]
@@ -200,7 +202,7 @@ fn libc_is_found_and_nearly_all_of_it_can_be_patched() {
         for text in &image.texts {
             // SAFETY: mapped text of a library.
             let bytes = unsafe { std::slice::from_raw_parts(text.start as *const u8, (text.end - text.start) as usize) };
-            planned += plan(&Text { start: text.start, bytes }, &image.functions, &mut report).len();
+            planned += plan(&Text { start: text.start, bytes }, &image.functions, &|_| true, &mut report).len();
         }
     }
     assert!(report.sites > 300, "{report:?}");

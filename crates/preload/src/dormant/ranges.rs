@@ -1,0 +1,75 @@
+//! A set of addresses, as ranges of bytes.
+
+use std::ops::Range;
+
+/// Ranges in order, of which no two touch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ranges(Vec<Range<u64>>);
+
+impl Ranges {
+    /// Bytes in all.
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// The ranges, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Range<u64>> {
+        self.0.iter().cloned()
+    }
+
+    /// Whether something of `start..end` is in it.
+    pub fn touches(&self, start: u64, end: u64) -> bool {
+        let first = self.0.partition_point(|range| range.end <= start);
+        self.0.get(first).is_some_and(|range| range.start < end)
+    }
+
+    /// Adds `start..end`.
+    pub fn add(&mut self, start: u64, end: u64) {
+        if start >= end {
+            return;
+        }
+        // Those that touch it become one with it.
+        let first = self.0.partition_point(|range| range.end < start);
+        let last = self.0.partition_point(|range| range.start <= end);
+        let joined = self.0.get(first..last).unwrap_or_default();
+        let from = joined.first().map_or(start, |range| range.start.min(start));
+        let to = joined.last().map_or(end, |range| range.end.max(end));
+        self.0.splice(first..last, core::iter::once(from..to));
+    }
+
+    /// Takes `start..end` out.
+    pub fn remove(&mut self, start: u64, end: u64) {
+        if start >= end {
+            return;
+        }
+        let first = self.0.partition_point(|range| range.end <= start);
+        let last = self.0.partition_point(|range| range.start < end);
+        if first >= last {
+            return;
+        }
+        let (head, tail) = (self.0[first].start..start, end..self.0[last - 1].end);
+        self.0.splice(first..last, [head, tail].into_iter().filter(|part| !part.is_empty()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn are_a_set_of_addresses(steps in prop::collection::vec((any::<bool>(), 0..64u64, 0..64u64), 0..40)) {
+            let (mut ranges, mut plain) = (Ranges::default(), [false; 64]);
+            for (adds, start, end) in steps {
+                if adds { ranges.add(start, end) } else { ranges.remove(start, end) }
+                (start..end).for_each(|at| plain[at as usize] = adds);
+                prop_assert_eq!(ranges.bytes(), plain.iter().filter(|&&there| there).count() as u64);
+                prop_assert!(ranges.0.windows(2).all(|pair| pair[0].end < pair[1].start), "{:?}", ranges);
+                prop_assert!(ranges.iter().all(|range| range.start < range.end && range.into_iter().all(|at| plain[at as usize])));
+                let touched = plain.get(start as usize..end as usize).is_some_and(|part| part.contains(&true));
+                prop_assert_eq!(ranges.touches(start, end) && start < end, touched);
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Programs that fit at first, and what they do when they do not fit any more: each section natively and under Farshore.
+
+    tests/real/dormant.py                      everything
+    tests/real/dormant.py --only stock         these alone
+    tests/real/dormant.py --mode poll          one delivery of faults alone
+
+The program is `tests/programs/dormant.c`. What a section prints, and how it ends, must be the same natively and under Farshore; what could wake it is
+its own affair. By polling nothing is ever dormant: there it only must be the same. The last line is `N passed, N failed, N skipped`.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+import harness  # noqa: E402
+from harness import MIB, Unavailable  # noqa: E402
+from threads import Case, Runner  # noqa: E402
+
+# Less than the ballast, and more than what a section maps before it.
+LIMIT, BALLAST = 40 * MIB, "64"
+# It has threads and descriptors by polling.
+UPCALL_ALONE = ("unseen", "refused")
+# Sections that print something else under Farshore: what, and a part of the line that Farshore says.
+REFUSED = {
+    "refused": ("refused: more 0, Cannot allocate memory\nrefused: bytes 1, child 0\nrefused: done\n", "goes on with what fits its limit"),
+}
+
+
+# Calls in which a dormant program is asked for its counters.
+WAITS = ("nanosleep", "poll", "ppoll", "select", "futex")
+
+
+def asked(farshore, program, call):
+    """What is wrong with a program that waits in `call` while somebody asks for its counters; None: nothing."""
+    argv = [program, BALLAST, f"wait:{call}"]
+    native = subprocess.run(argv, stdout=subprocess.PIPE, check=False).stdout
+    run = subprocess.Popen([farshore, "run", "--memory", str(LIMIT), "--", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(0.7)
+    answer = subprocess.run([farshore, "stat", str(run.pid)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    try:
+        printed, said = run.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        return "no end after 60 s"
+    if answer.returncode != 0:
+        return f"farshore stat: {answer.stdout.decode(errors='replace')}"
+    return None if (printed, said) == (native, b"") else f"{printed} and {said}, natively {native}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="NAME[,NAME]", help="these sections alone")
+    parser.add_argument("--mode", choices=("upcall", "poll"), help="one delivery of faults alone")
+    parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
+    parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where files go (default /var/tmp)")
+    options = parser.parse_args()
+    harness.tidy_on_sigterm()
+    options.work = tempfile.mkdtemp(prefix="farshore-dormant-", dir=options.work)
+    os.chmod(options.work, 0o755)
+    modes = [options.mode] if options.mode else ["upcall"] + (["poll"] if harness.poll_allowed() else [])
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    try:
+        harness.build_program("peak")
+        program = harness.build_program("dormant")
+        sections = subprocess.run([program, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()
+        waits = [f"wait:{call}" for call in WAITS]
+        wanted = options.only.split(",") if options.only else sections + waits
+        if unknown := set(wanted) - set(sections) - set(waits):
+            parser.error(f"there is no section {', '.join(sorted(unknown))}")
+        runner = Runner(options)
+        for section in wanted:
+            if section in waits:
+                wrong = asked(runner.farshore, program, section.removeprefix("wait:"))
+                counts["failed" if wrong else "passed"] += 1
+                print(f"{section:18} upcall  {'FAILED: ' + wrong if wrong else 'ok'}", flush=True)
+                continue
+            case = Case(section, lambda section=section: [program, BALLAST, section], LIMIT, {}, refused=REFUSED.get(section))
+            try:
+                results = runner.case(case, [mode for mode in modes if mode == "upcall" or section not in UPCALL_ALONE])
+            except Unavailable as why:
+                counts["skipped"] += 1
+                print(f"{section:18} skipped: {why}", flush=True)
+                continue
+            for mode, wrong in results:
+                counts["failed" if wrong else "passed"] += 1
+                print(f"{section:18} {mode:7} {'FAILED: ' + wrong if wrong else 'ok'}", flush=True)
+    finally:
+        shutil.rmtree(options.work, ignore_errors=True)
+    print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    return 1 if counts["failed"] or not counts["passed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
