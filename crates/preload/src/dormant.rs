@@ -16,7 +16,7 @@
 //!
 //! 1. **There is one thread, and one process on the memory.** All that would change that wakes first. So waking is start-up, later: nobody else runs meanwhile.
 //! 2. **Every watched call is seen.** A program whose text outside of libc and the loader may make one by an instruction of its own (Go, sanitizers, what
-//!    is compiled at run time) is awake from the start, or from when that text is mapped ([`patch::may_call`]). Where a site cannot be patched, likewise.
+//!    is compiled at run time) is awake from the start, or from when that text is mapped. Where a site cannot be patched, likewise.
 //! 3. **What is there when it wakes is plain.** Locked memory, memory that is wiped or dropped, keys, merging, rings, descriptors of devices that keep memory: what
 //!    gives memory such a property wakes first.
 //! 4. **A call that wakes begins again**, on the call stack that the thread has got meanwhile ([`entry::go_on`]), and is served as any other.
