@@ -88,7 +88,10 @@ static void section_unseen(void)
     }
     say("tasks %d, high descriptors %d", entries("/proc/self/task", 0), entries("/proc/self/fd", 60));
     struct sigaction action;
-    CHECK(sigaction(SIGSEGV, NULL, &action) == 0 && action.sa_handler == SIG_DFL);
+    for (int number = 1; number < 65; number++) {
+        if (sigaction(number, NULL, &action) == 0) CHECK(action.sa_handler == SIG_DFL && action.sa_flags == 0);
+    }
+    say("high descriptors %d", entries("/proc/self/fd", 60));
     stack_t stack;
     CHECK(sigaltstack(NULL, &stack) == 0);
     say("alternate stack %d", !(stack.ss_flags & SS_DISABLE));
@@ -187,7 +190,7 @@ static void section_handler(void)
     unsigned char *buffer = map(MIB);
     fill(buffer, MIB, 6);
     CHECK(pipe(ends) == 0);
-    alarm_in(50000, SA_RESTART);
+    alarm_in(200000, SA_RESTART);
     ssize_t got = read(ends[0], buffer + 3 * PAGE, 6);
     say("read %zd %.6s", got, buffer + 3 * PAGE);
     CHECK(holds(buffer, 3 * PAGE, 6));
@@ -468,6 +471,53 @@ static void section_smallstack(void)
     say("%d bytes below the stack were changed", below);
 }
 
+/* Handlers at any moment of a call that is counted: the call is the one that was made. */
+static void on_nothing(int number)
+{
+    (void)number;
+    runs++;
+}
+
+static void section_entries(void)
+{
+    struct sigaction action = { .sa_handler = on_nothing, .sa_flags = SA_RESTART };
+    struct sigevent event = { .sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM };
+    struct itimerspec often = { { 0, 30011 }, { 0, 30011 } };
+    timer_t timer;
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0 && timer_create(CLOCK_MONOTONIC, &event, &timer) == 0);
+    CHECK(timer_settime(timer, 0, &often, NULL) == 0);
+    for (uint64_t end = now_ns() + 6000000000; now_ns() < end;) {
+        unsigned char *at = mmap(NULL, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(at != MAP_FAILED && at != NULL);
+        at[3 * PAGE] = 1;
+        CHECK(mprotect(at, PAGE, PROT_READ) == 0 && munmap(at, 64 * PAGE) == 0);
+    }
+    CHECK(timer_delete(timer) == 0);
+    press();
+    say("signals %d", runs > 0);
+}
+
+/* A handler that needs much of the program's stack, in a call whose number nobody knows before. */
+static void on_deep(int number)
+{
+    volatile unsigned char much[3 * MIB];
+    (void)number;
+    for (size_t i = 0; i < sizeof much; i += PAGE) much[i] = 1;
+    runs++;
+}
+
+static void section_deep(void)
+{
+    struct sigaction action = { .sa_handler = on_deep };
+    char byte;
+    CHECK(pipe(ends) == 0 && sigaction(SIGALRM, &action, NULL) == 0);
+    /* Again and again: one may come before the call has begun. */
+    struct itimerval often = { { 0, 300000 }, { 0, 300000 } };
+    CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
+    long answer = syscall(SYS_read, ends[0], &byte, 1);
+    say("read %ld %s, runs %d", answer, strerror(errno), runs > 0);
+}
+
 /* Text that ends before its mapping does. */
 static void section_shortcode(void)
 {
@@ -526,7 +576,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "thread", section_thread }, { "fork", section_fork }, { "spawn", section_spawn }, { "vfork", section_vfork }, { "code", section_code },
     { "storm", section_storm }, { "heap", section_heap }, { "refused", section_refused },
     { "heapparts", section_heapparts }, { "stacks", section_stacks }, { "smallstack", section_smallstack },
-    { "shortcode", section_shortcode },
+    { "shortcode", section_shortcode }, { "entries", section_entries }, { "deep", section_deep },
 };
 
 int main(int argc, char **argv)

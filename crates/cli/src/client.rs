@@ -68,7 +68,7 @@ impl Client {
                 // A dormant one makes its socket when it wakes.
                 _ if Instant::now() < until && busy => std::thread::sleep(CONNECT_PAUSE),
                 // It is asked once, and has its socket some milliseconds after it has heard.
-                _ if woken.is_some_and(|at| at.elapsed() < WAKE_PATIENCE) || woken.is_none() && wake(pid) => {
+                _ if woken.is_some_and(|at| at.elapsed() < WAKE_PATIENCE) || woken.is_none() && (wake(pid) || is_ours(pid)) => {
                     woken.get_or_insert_with(Instant::now);
                     std::thread::sleep(CONNECT_PAUSE);
                 }
@@ -213,8 +213,17 @@ fn wake(pid: u32) -> bool {
     let listens = caught.is_some_and(|caught| caught >> (WAKER - 1) & 1 != 0);
     let number = Signal::try_from(WAKER as i32).ok();
     // Of a process that has more rights than we have only the status can be read.
-    let ours = std::fs::read_to_string(format!("/proc/{pid}/maps")).map_or(true, |maps| maps.contains("/libfarshore.so"));
-    listens && ours && kill(Pid::from_raw(pid as i32), number).is_ok()
+    listens && has_library(pid).unwrap_or(true) && kill(Pid::from_raw(pid as i32), number).is_ok()
+}
+
+/// Whether process `pid` runs with Farshore, and may be waking just now.
+fn is_ours(pid: u32) -> bool {
+    has_library(pid).unwrap_or(false)
+}
+
+fn has_library(pid: u32) -> Option<bool> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    Some(maps.contains("/libfarshore.so"))
 }
 
 /// The kernel's list of the sockets of this network namespace; nothing where it cannot be had.

@@ -176,7 +176,7 @@ pub fn answer(call: &mut Call) -> Option<i64> {
 
 fn serve(call: &mut Call) -> i64 {
     let (number, args) = (call.nr, call.args);
-    match watch::need_of(number, &args) {
+    match watch::need_seen(number, &args) {
         Need::Nothing => {
             // SAFETY: the program's own call: nothing is managed.
             let answer = unsafe { entry::for_program(number, &args) };
@@ -188,6 +188,7 @@ fn serve(call: &mut Call) -> i64 {
             // Or a handler was faster.
             _ => wake_for(call),
         },
+        Need::Question => with(|sleeper, _| tell_action(&sleeper.waker, &args)).unwrap_or(-i64::from(Errno::EINVAL.0)),
         Need::Refusal => net::pinned(number, &args),
         Need::Awake => wake_for(call),
         Need::End => {
@@ -330,6 +331,17 @@ fn mapped(sleeper: &mut Sleeper, number: u64, args: &[u64; 6]) -> Option<i64> {
         nr::MREMAP => mremap(sleeper, args),
         _ => brk(sleeper, args[0]),
     }
+}
+
+/// `rt_sigaction`, without a new action: with what the program would find.
+fn tell_action(action: &Action, args: &[u64; 6]) -> i64 {
+    let answer = raw(nr::RT_SIGACTION, args);
+    if answer == 0 && args[2] != 0 {
+        let told = core::ptr::with_exposed_provenance_mut::<[u64; 4]>(args[2] as usize);
+        // SAFETY: the kernel has just written an action there, for which the program has made room.
+        unsafe { told.write_unaligned(signals::to_words(action)) };
+    }
+    answer
 }
 
 fn raw(number: u64, args: &[u64; 6]) -> i64 {

@@ -29,7 +29,7 @@ use crate::runtime::uninterrupted;
 use crate::thread;
 use actions::{SIG_DFL, SIG_IGN, SIGNALS, is_handler};
 use farshore_sys::guarded;
-use farshore_sys::raw::{Errno, getpid, gettid, nr};
+use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
 use farshore_sys::signal::{
     self, Action, AltStack, Handler, How, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags,
 };
@@ -230,6 +230,18 @@ pub fn settle_interrupted(context: &mut UContext) {
     pretended::settle(context, sp);
 }
 
+/// Whether a signal waits that code with this mask will handle by a handler that ends calls (no `SA_RESTART`).
+pub fn ends_calls(mask: SigSet) -> bool {
+    let mut pending = 0u64;
+    // SAFETY: eight bytes of ours.
+    unsafe { syscall(RT_SIGPENDING, [&raw mut pending as u64, 8, 0, 0, 0, 0]) };
+    let waiting = pending & !mask.0;
+    (1..SIGNALS as u32).filter(|number| waiting >> (number - 1) & 1 != 0).any(|number| {
+        let action = actions::get(number);
+        is_handler(&action) && action.flags & flags::RESTART == 0
+    })
+}
+
 /// The calls of this module, by number.
 pub fn handles(number: u64) -> bool {
     matches!(number, nr::RT_SIGACTION | nr::RT_SIGPROCMASK | nr::SIGALTSTACK | RT_SIGPENDING | RT_SIGTIMEDWAIT)
@@ -273,7 +285,8 @@ fn from_words(words: [u64; 4]) -> Action {
     Action { handler: words[0], flags: words[1], restorer: words[2], mask: SigSet(words[3]) }
 }
 
-fn to_words(action: &Action) -> [u64; 4] {
+/// As the kernel has it in memory.
+pub fn to_words(action: &Action) -> [u64; 4] {
     [action.handler, action.flags, action.restorer, action.mask.0]
 }
 

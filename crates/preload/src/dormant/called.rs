@@ -82,12 +82,20 @@ unsafe extern "C" fn on_waker(_signal: i32, _info: *mut SigInfo, context: *mut U
     let context = unsafe { &mut *context };
     let site = context.get(Reg::Rip);
     let ended = context.get(Reg::Rax) as i64 == EINTR;
+    let to_be_made = !start::is_own_text(site) && edge::is_to_be_made(site);
     // Before a jump lies over it.
     let number = if ended && !start::is_own_text(site) { patch::number_before(site) } else { None };
     if !dormant::wake_called(context.mask(), core::ptr::from_ref(context) as u64) {
         return;
     }
     signals::settle_interrupted(context);
+    if signals::ends_calls(context.mask()) {
+        // The call ends, as it would have natively: the handler comes when ours returns.
+        if to_be_made {
+            edge::end_interrupted(context, site);
+        }
+        return edge::resume_in_stub(context);
+    }
     match number {
         Some(number) => {
             keep_what_is_written(number, context);

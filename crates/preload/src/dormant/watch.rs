@@ -18,6 +18,8 @@ pub enum Need {
     Mapped,
     /// It is refused, as it is when we are awake, or looked at whether it is.
     Refusal,
+    /// It asks for the action of the signal that is ours.
+    Question,
     /// It ends the process.
     End,
     /// Everything.
@@ -74,6 +76,18 @@ pub fn makes_a_thread(number: u64) -> bool {
     matches!(number, CLONE..=VFORK | CLONE3)
 }
 
+/// Calls that never wait. What may wait must not do so on our stack, where handlers of the program would run meanwhile: it wakes, if it came by a site whose calls are
+/// not known before (`syscall`). getpid, gettid, sched_yield, sched_setaffinity and its like, clocks, getcpu, getrandom, membarrier.
+const AT_ONCE: [u64; 10] = [24, 39, 186, 201, 203, 204, 228, 309, 318, 324];
+
+/// What this call needs, which a dormant process sees.
+pub fn need_seen(number: u64, args: &[u64; 6]) -> Need {
+    match need_of(number, args) {
+        Need::Nothing if !is_watched(number) && !AT_ONCE.contains(&number) => Need::Awake,
+        need => need,
+    }
+}
+
 /// What this call needs.
 pub fn need_of(number: u64, args: &[u64; 6]) -> Need {
     let if_harmless = |harmless: bool| if harmless { Need::Nothing } else { Need::Awake };
@@ -87,6 +101,7 @@ pub fn need_of(number: u64, args: &[u64; 6]) -> Need {
         IOCTL => if_harmless(REQUESTS.contains(&((args[1] >> 8) & 0xff))),
         SHMAT => if_harmless(args[2] & 0o40000 == 0),
         PRLIMIT64 => if_harmless(args[2] == 0),
+        nr::RT_SIGACTION if args[0] == u64::from(WAKER) && args[1] == 0 => Need::Question,
         nr::RT_SIGACTION => if_harmless(args[0] != u64::from(WAKER)),
         nr::EXIT | EXIT_GROUP => Need::End,
         _ if BEFORE.contains(&number) => Need::Awake,

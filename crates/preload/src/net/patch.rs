@@ -496,15 +496,20 @@ unsafe fn apply(whole: &Text<'_>, windows: &[Window], stubs: &mut Stubs, way: Wa
 
 /// The stubs that lead to the entry of a dormant process lead to the other one from now on.
 ///
+/// # Panics
+/// When the kernel does not let them be written, as it did at the start: the other way is for one thread.
+///
 /// # Safety
 /// There is one thread, and it is not in a stub.
 unsafe fn lead_all_to_entry() {
     let room = stubs::start()..stubs::start() + stubs::LENGTH;
     let jumps: Vec<u64> = sites::all().map(|patched| patched.call() + sites::WAY_IN - JUMP_LENGTH as u64).collect();
-    // SAFETY: nothing but stubs is in the room, and the caller says that nobody is in one.
-    if jumps.is_empty() || unsafe { protect(&room, PROT_READ_WRITE) } < 0 {
+    if jumps.is_empty() {
         return;
     }
+    // SAFETY: nothing but stubs is in the room, and the caller says that nobody is in one.
+    let opened = unsafe { protect(&room, PROT_READ_WRITE) };
+    assert!(opened >= 0, "stubs that were writable at the start cannot be written any more (error {})", -opened);
     for at in jumps {
         let way = distance(at + JUMP_LENGTH as u64, Way::Awake.entry()).to_le_bytes();
         // SAFETY: the distance of a jump in a stub, writable now. Both entries are in reach: they lie together.

@@ -297,6 +297,19 @@ pub fn made_again_at(site: u64) -> u64 {
     patch::call_in_stub(site).unwrap_or(site.wrapping_sub(2))
 }
 
+/// Whether a `syscall` is at an address of the program's text, where a thread was just now.
+pub fn is_to_be_made(at: u64) -> bool {
+    let code = core::ptr::with_exposed_provenance::<[u8; 2]>(at as usize);
+    // SAFETY: the thread was about to execute what is there. It may not be readable in two pieces at the end of a mapping: then it could not be executed either.
+    unsafe { code.read_unaligned() == [0x0f, 0x05] }
+}
+
+/// A call that was to be made (again) at `site` has ended with `EINTR`.
+pub fn end_interrupted(context: &mut UContext, site: u64) {
+    const EINTR: i64 = -4;
+    set(context, &[(Reg::Rax, EINTR as u64), (Reg::Rip, site + 2)]);
+}
+
 /// A context in text over which a jump has come to lie goes on in the stub.
 pub fn resume_in_stub(context: &mut UContext) {
     set(context, &[(Reg::Rip, resumable(context.get(Reg::Rip)))]);

@@ -221,6 +221,8 @@ global_asm!(
     mov [rsp + {o_rbp} - {o_resume}], rbp
     lea rbp, [rsp - {o_resume}]
     farshore_frame_by_rbp
+    # Of a dormant process a handler may come at any moment, and begins below the red zone.
+    mov rsp, rbp
     xor ecx, ecx
 6:
     mov [rbp + {o_aux}], rcx
