@@ -1,0 +1,4 @@
+//! What a dormant process counts.
+
+#[path = "../src/dormant/ranges.rs"]
+mod ranges;
