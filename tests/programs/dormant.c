@@ -557,6 +557,11 @@ static void section_refused(void)
     while (dup(0) >= 0) {}
     more = mmap(NULL, ballast, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     say("more %d, %s", more != MAP_FAILED, more == MAP_FAILED ? strerror(errno) : "there");
+    errno = 0;
+    unsigned char *top = sbrk(0);
+    int grown = sbrk((long)ballast) != (void *)-1;
+    say("heap %d, %s", grown, strerror(errno));
+    CHECK(sbrk(0) == (void *)top || brk(top) == 0);
     for (int i = 0; i < 200; i++) {
         unsigned char *at = map(8 * MIB);
         fill(at, MIB, i);

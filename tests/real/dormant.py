@@ -28,7 +28,7 @@ LIMIT, BALLAST = 40 * MIB, "64"
 UPCALL_ALONE = ("unseen", "refused")
 # Sections that print something else under Farshore: what, and a part of the line that Farshore says.
 REFUSED = {
-    "refused": ("refused: more 0, Cannot allocate memory\nrefused: bytes 1, child 0\nrefused: done\n", "goes on with what fits its limit"),
+    "refused": ("refused: more 0, Cannot allocate memory\nrefused: heap 0, Cannot allocate memory\nrefused: bytes 1, child 0\nrefused: done\n", "goes on with what fits its limit"),
 }
 
 

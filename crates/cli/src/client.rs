@@ -15,7 +15,6 @@ use farshore_config::control::{Request, WAKER, socket_name};
 use farshore_config::stats::Stats;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt::PeerCredentials};
-
 use nix::unistd::Pid;
 
 use crate::refusal::Refusal;
@@ -65,9 +64,8 @@ impl Client {
                 }
             }
             match impostor {
-                // A dormant one makes its socket when it wakes.
-                _ if Instant::now() < until && busy => std::thread::sleep(CONNECT_PAUSE),
-                // It is asked once, and has its socket some milliseconds after it has heard.
+                _ if busy && Instant::now() < until => std::thread::sleep(CONNECT_PAUSE),
+                // A dormant one is asked once, and makes its socket some milliseconds after it has heard.
                 _ if woken.is_some_and(|at| at.elapsed() < WAKE_PATIENCE) || woken.is_none() && (wake(pid) || is_ours(pid)) => {
                     woken.get_or_insert_with(Instant::now);
                     std::thread::sleep(CONNECT_PAUSE);

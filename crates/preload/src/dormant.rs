@@ -43,8 +43,9 @@ mod watch;
 use crate::memory;
 use crate::net;
 use crate::net::calls::keepers;
-use crate::net::entry::{self, Call, edge};
+use crate::net::entry::{self, Call};
 use crate::net::patch;
+use crate::runtime::uninterrupted;
 use crate::start::{self, Begun};
 use crate::{report, signals, surrender, thread};
 use core::cell::UnsafeCell;
@@ -95,13 +96,10 @@ unsafe impl Sync for Place {}
 
 static SLEEPER: Place = Place(UnsafeCell::new(None));
 
-/// Runs `f` with what is known, all signals blocked; with the mask of before.
-fn with<R>(f: impl FnOnce(&mut Sleeper, SigSet) -> R) -> Option<R> {
-    let mask = signal::sigprocmask(How::Set, SigSet::ALL);
+/// Runs `f` with what is known, all signals blocked.
+fn with<R>(f: impl FnOnce(&mut Sleeper) -> R) -> Option<R> {
     // SAFETY: there is one thread, and no handler runs on top of it; `f` is not given a way to come here again.
-    let result = unsafe { (*SLEEPER.0.get()).as_mut() }.map(|sleeper| f(sleeper, mask));
-    signal::sigprocmask(How::Set, mask);
-    result
+    uninterrupted(|| unsafe { (*SLEEPER.0.get()).as_mut() }.map(f))
 }
 
 /// Whether nothing is managed yet.
@@ -124,10 +122,12 @@ pub fn begin(begun: Begun) -> Result<(), Box<Begun>> {
             && options.swap.iter().all(SwapSpec::is_directory)
     };
 
+    if !can_wait(&begun.options) || !has_one_task() {
+        return Err(Box::new(begun));
+    }
     let filtered = has_filter();
     let elsewhere = |number| watch::must_be_seen_elsewhere(number, filtered);
-
-    if !can_wait(&begun.options) || !has_one_task() || patch::others_may_call(patch::DEFAULT_NAMES, &elsewhere).is_some() {
+    if patch::others_may_call(patch::DEFAULT_NAMES, &elsewhere).is_some() {
         return Err(Box::new(begun));
     }
     // What would refuse the program must do so now.
@@ -183,16 +183,16 @@ fn serve(call: &mut Call) -> i64 {
             // A handler woke us before it was made, or made again.
             if answer == entry::AGAIN && !is_dormant() { begin_again(call) } else { answer }
         }
-        Need::Mapped => match with(|sleeper, _| mapped(sleeper, number, &args)) {
+        Need::Mapped => match with(|sleeper| mapped(sleeper, number, &args)) {
             Some(Some(answer)) => answer,
             // Or a handler was faster.
             _ => wake_for(call),
         },
-        Need::Question => with(|sleeper, _| tell_action(&sleeper.waker, &args)).unwrap_or(-i64::from(Errno::EINVAL.0)),
+        Need::Question => with(|sleeper| tell_action(&sleeper.waker, &args)).unwrap_or(-i64::from(Errno::EINVAL.0)),
         Need::Refusal => net::pinned(number, &args),
         Need::Awake => wake_for(call),
         Need::End => {
-            let tells = with(|sleeper, _| sleeper.begun.options.stats.is_some());
+            let tells = with(|sleeper| sleeper.begun.options.stats.is_some());
             if tells == Some(true) { wake_for(call) } else { report::exit(args[0]) }
         }
     }
@@ -233,8 +233,10 @@ fn wake_for(call: &mut Call) -> i64 {
 /// What a call gets that needs us awake where that cannot be.
 fn refuse(call: &Call) -> i64 {
     match watch::need_of(call.nr, &call.args) {
-        Need::Mapped => -i64::from(Errno::ENOMEM.0),
         Need::End => report::exit(call.args[0]),
+        // The break as it is: this call has no errors.
+        // SAFETY: asks only.
+        _ if call.nr == nr::BRK => unsafe { vm::brk(0) as i64 },
         _ if watch::makes_a_thread(call.nr) => -i64::from(Errno::EAGAIN.0),
         _ => -i64::from(Errno::ENOMEM.0),
     }
@@ -301,15 +303,10 @@ fn stand_up(sleeper: &Sleeper, mask: SigSet, near: Range<u64>) -> Result<SigSet,
     let runtime = start::rise(begun.clone(), mask)?;
     if told {
         surrender::from_the_beginning();
-        report::line(format_args!(
-            "a device is open that may keep memory of the program: all of it is the kernel's, and --memory does not hold"
-        ));
-    }
-    let heap = heap.0.next_multiple_of(PAGE_SIZE as u64)..heap.1.next_multiple_of(PAGE_SIZE as u64);
-    if !told {
+    } else {
         // Something may be mapped in the middle of the heap.
         let mut all = mapped.clone();
-        all.add(heap.start, heap.end);
+        all.add(heap.0.next_multiple_of(PAGE_SIZE as u64), heap.1.next_multiple_of(PAGE_SIZE as u64));
         memory::take_stock(runtime, all.iter(), near);
     }
     start::catch_system_calls();
@@ -353,10 +350,6 @@ fn rounded(len: u64) -> Option<u64> {
     len.checked_next_multiple_of(PAGE_SIZE as u64)
 }
 
-fn is_error(answer: i64) -> bool {
-    (-4095..0).contains(&answer)
-}
-
 fn mmap(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
     let [addr, len, protection, flags, ..] = *args;
     let fixed = flags & map::FIXED != 0;
@@ -370,7 +363,7 @@ fn mmap(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
         args[0] = memory::hint(addr, flags);
     }
     let answer = raw(nr::MMAP, &args);
-    if is_error(answer) {
+    if memory::is_error(answer) {
         return Some(answer);
     }
     let (start, end) = (answer as u64, answer as u64 + bytes);
@@ -414,7 +407,7 @@ fn mremap(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
         return None;
     }
     let answer = raw(nr::MREMAP, args);
-    if !is_error(answer) && counts {
+    if !memory::is_error(answer) && counts {
         let (start, end) = (answer as u64, answer as u64 + new_bytes);
         sleeper.mapped.remove(old, old_end);
         if counted || start::is_private_anonymous(start, new_bytes) {
@@ -431,9 +424,4 @@ fn brk(sleeper: &mut Sleeper, wanted: u64) -> Option<i64> {
     // SAFETY: the program's own call; nothing is managed.
     sleeper.heap.1 = unsafe { vm::brk(wanted) };
     Some(sleeper.heap.1 as i64)
-}
-
-/// A `rt_sigreturn` goes back to a call of a process that was dormant when it was interrupted: one that was about to be made is not, and begins again.
-pub fn settle(context: &mut farshore_sys::signal::UContext) {
-    edge::unmake_on_programs_stack(context);
 }

@@ -85,7 +85,8 @@ fn raw(number: u64, args: &Args) -> i64 {
     unsafe { syscall(number, *args) }
 }
 
-fn is_error(answer: i64) -> bool {
+/// Whether the kernel's answer is an error.
+pub fn is_error(answer: i64) -> bool {
     (-4095..0).contains(&answer)
 }
 

@@ -19,7 +19,6 @@ pub mod pretended;
 pub mod steps;
 pub mod waits;
 
-use crate::dormant;
 use crate::net::buffers::{self, Memory, PinSet, careful};
 use crate::net::calls::NEEDED_SIGNALS;
 use crate::net::{entry, net};
@@ -218,15 +217,13 @@ unsafe extern "C" fn farshore_foreign_sigsys(info: *mut SigInfo, context: *mut U
 #[unsafe(no_mangle)]
 unsafe extern "C" fn farshore_before_sigreturn(context: *mut UContext, sp: u64) {
     // SAFETY: this function's own condition.
-    let context = unsafe { &mut *context };
-    dormant::settle(context);
-    pretended::settle(context, sp);
+    settle(unsafe { &mut *context }, sp);
 }
 
-/// The context of the program that the handler has interrupted which woke us: it goes on with our stack for handlers, and without our signals blocked.
-pub fn settle_interrupted(context: &mut UContext) {
-    dormant::settle(context);
-    let sp = context.get(Reg::Rsp);
+/// A context of the program is about to be restored, by code at `sp`: it goes on with our stack for handlers, and without our signals blocked. A call of a
+/// process that was dormant when it was interrupted, and that was about to be made, is not: it begins again.
+pub fn settle(context: &mut UContext, sp: u64) {
+    entry::edge::unmake_on_programs_stack(context);
     pretended::settle(context, sp);
 }
 

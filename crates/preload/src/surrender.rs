@@ -25,6 +25,9 @@ pub fn is_done() -> bool {
 /// Nothing is managed from the beginning: a device that may keep memory is open already.
 pub fn from_the_beginning() {
     DONE.store(true, Ordering::Relaxed);
+    report::line(format_args!(
+        "a device is open that may keep memory of the program: all of it is the kernel's, and --memory does not hold"
+    ));
 }
 
 /// Hands all memory over, because of this device (major and minor number). False: it stays managed, and the device must not be used.

@@ -88,7 +88,8 @@ unsafe extern "C" fn on_waker(_signal: i32, _info: *mut SigInfo, context: *mut U
     if !dormant::wake_called(context.mask(), core::ptr::from_ref(context) as u64) {
         return;
     }
-    signals::settle_interrupted(context);
+    let sp = context.get(Reg::Rsp);
+    signals::settle(context, sp);
     if signals::ends_calls(context.mask()) {
         // The call ends, as it would have natively: the handler comes when ours returns.
         if to_be_made {
