@@ -60,6 +60,8 @@ Row = namedtuple("Row", "counts seconds cpu remark failures", defaults=((),))
 # Such a line, in what cargo, the simulator and our drivers print, and how many of a part are shown at the end.
 FAILURE = re.compile(r".*\bFAILED\b|seed \d+:? breaks|.* panicked at |error(\[|:)|.* \d+ DIFFERENT\b|did nothing in any round")
 FAILURES = 8
+# How many lines after it say why.
+REASONS = 3
 
 
 class Counts:
@@ -410,7 +412,31 @@ def failures_in(path):
     with open(path, encoding="utf-8") as log:
         lines = log.read().splitlines()
     say("\n".join([f"--- the last lines of {path}", *lines[-TAIL_LINES:], "---"]))
-    return [line.strip()[:300] for line in lines if FAILURE.match(line)][:FAILURES]
+    return reasons(lines)
+
+
+def reasons(lines):
+    """The lines that tell of failures, each with those that say why. A panic is one only if its test failed: some tests are to panic.
+
+    >>> panics = ["thread 'a::b' (7) panicked at x.rs:1:2:", "left: 1", "thread 'c' (8) panicked at y.rs:3:4:", "mode sud: steps", "", "test c ... FAILED"]
+    >>> reasons(panics)
+    ["thread 'c' (8) panicked at y.rs:3:4:", '    mode sud: steps', 'test c ... FAILED']
+    >>> reasons(["sort ok", "stacks poll FAILED: no end after 60 s", "  task 7 waits", "  in read"])
+    ['stacks poll FAILED: no end after 60 s', '    task 7 waits', '    in read']
+    """
+    failed = {found[1] for line in lines if (found := re.match(r"test (\S+).* FAILED$", line))}
+    found, after = [], 0
+    for line in lines:
+        panic = re.match(r"thread '(.*?)'.* panicked at ", line)
+        if FAILURE.match(line) and not (panic and failed and panic[1] not in failed):
+            found.append([line.strip()[:300]])
+            after = REASONS
+        elif after and line.strip() and not panic:
+            found[-1].append("    " + line.strip()[:300])
+            after -= 1
+        else:
+            after = 0
+    return [line for lines in found[:FAILURES] for line in lines]
 
 
 class Results:

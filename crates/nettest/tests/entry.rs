@@ -5,8 +5,9 @@
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -73,18 +74,31 @@ fn library() -> &'static Path {
     })
 }
 
-fn wait(mut child: Child) -> Result<(), String> {
+/// Runs it to its end. What it says on stderr is part of the error: whoever reads it may have no more than that.
+fn run(command: &mut Command) -> Result<(), String> {
+    let mut child = command.stderr(Stdio::piped()).spawn().expect("the program starts");
+    let mut stderr = child.stderr.take().expect("a pipe");
+    let said = std::thread::spawn(move || {
+        let mut said = String::new();
+        let _ = stderr.read_to_string(&mut said);
+        said
+    });
     let start = Instant::now();
-    while start.elapsed() < PATIENCE {
+    let status = loop {
         if let Some(status) = child.try_wait().expect("our own child") {
-            return if status.success() { Ok(()) } else { Err(status.to_string()) };
+            break status.to_string();
+        }
+        if start.elapsed() > PATIENCE {
+            // Our own child, which has not been waited for.
+            let _ = child.kill();
+            let _ = child.wait();
+            // Children of its may still have stderr: what it said is not waited for.
+            return Err(format!("did not end within {PATIENCE:?}"));
         }
         std::thread::sleep(Duration::from_millis(5));
-    }
-    // Our own child, which has not been waited for.
-    let _ = child.kill();
-    let _ = child.wait();
-    Err(format!("did not end within {PATIENCE:?}"))
+    };
+    let said = said.join().expect("it only reads");
+    if status == "exit status: 0" { Ok(()) } else { Err(format!("{status}: {}", said.trim())) }
 }
 
 fn run_all(mode: Option<&str>) {
@@ -98,7 +112,7 @@ fn run_all(mode: Option<&str>) {
             if let Some(mode) = mode {
                 command.env("LD_PRELOAD", library()).env("NETTEST_MODE", mode);
             }
-            wait(command.spawn().expect("the program starts")).err().map(|why| format!("{name}: {why}"))
+            run(&mut command).err().map(|why| format!("{name}: {why}"))
         })
         .collect();
     assert!(failures.is_empty(), "mode {}: {failures:?}", mode.unwrap_or("native"));
