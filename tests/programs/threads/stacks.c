@@ -115,8 +115,7 @@ asm(".text\n"
     "    ret\n"
     ".size cancellable, . - cancellable\n");
 
-static volatile int cancelled;
-static int libcs;
+static volatile int cancelled, in_libc;
 
 static void on_cancel(int number, siginfo_t *info, void *context)
 {
@@ -134,12 +133,13 @@ static void on_call(int number, siginfo_t *info, void *context)
     (void)info;
     Dl_info found;
     void *rip = (void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
-    libcs += dladdr(rip, &found) != 0 && found.dli_fname != NULL && strstr(found.dli_fname, "libc") != NULL;
+    in_libc = dladdr(rip, &found) != 0 && found.dli_fname != NULL && strstr(found.dli_fname, "libc") != NULL;
 }
 
 struct waiter {
     int fd, by_libc;
     long result;
+    volatile int ended;
 };
 
 static void *wait_for_byte(void *argument)
@@ -147,16 +147,17 @@ static void *wait_for_byte(void *argument)
     struct waiter *waiter = argument;
     char byte;
     waiter->result = waiter->by_libc ? read(waiter->fd, &byte, 1) : cancellable(SYS_read, waiter->fd, (long)&byte, 1, &cancelled);
+    waiter->ended = 1;
     return NULL;
 }
 
 static void cancel_waiters(void)
 {
-    int pipe_of_none[2], count = 0, interrupted = 0;
+    int pipe_of_none[2], count = 0, interrupted = 0, libcs = 0;
     CHECK(pipe(pipe_of_none) == 0);
     handle(SIGUSR2, on_cancel, SA_RESTART);
     for (int i = 0; i < 200; i++) {
-        struct waiter waiter = { pipe_of_none[0], 0, 0 };
+        struct waiter waiter = { .fd = pipe_of_none[0] };
         cancelled = 0;
         pthread_t thread = start(wait_for_byte, &waiter);
         /* Some at any moment, the others for certain in the call. */
@@ -168,12 +169,17 @@ static void cancel_waiters(void)
     }
     handle(SIGUSR2, on_call, 0);
     for (int i = 0; i < 5; i++) {
-        struct waiter waiter = { pipe_of_none[0], 1, 0 };
+        struct waiter waiter = { .fd = pipe_of_none[0], .by_libc = 1 };
         pthread_t thread = start(wait_for_byte, &waiter);
-        sleep_ms(50);
-        CHECK(pthread_kill(thread, SIGUSR2) == 0);
+        /* Again, should one have come before the call. */
+        do {
+            sleep_ms(50);
+            CHECK(pthread_kill(thread, SIGUSR2) == 0);
+            for (int ms = 0; !waiter.ended && ms < 2000; ms++) sleep_ms(1);
+        } while (!waiter.ended);
         join(thread);
         interrupted += waiter.result == -1;
+        libcs += in_libc;
     }
     say("cancelled %d of 200; in libc %d, interrupted %d of 5", count, libcs, interrupted);
 }

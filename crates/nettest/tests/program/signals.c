@@ -27,7 +27,9 @@ static void alarm_in(long first, long every)
 
 static void *write_late(void *descriptor)
 {
-    usleep(80000);
+    while (!signals)
+        usleep(1000);
+    usleep(70000);
     CHECK(write(*(int *)descriptor, "x", 1) == 1);
     return NULL;
 }
@@ -45,11 +47,11 @@ static void restart_one(int restart, int raw)
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGALRM);
     pthread_sigmask(SIG_BLOCK, &blocked, &before);
+    signals = 0;
     pthread_t writer;
     CHECK(!pthread_create(&writer, NULL, write_late, &ends[1]));
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 
-    signals = 0;
     alarm_in(10000, 10000);
     if (raw) {
         result = inline_read(ends[0], &byte, 1);
@@ -68,9 +70,11 @@ static void restart_one(int restart, int raw)
     close(ends[0]);
     close(ends[1]);
 
-    struct timespec time = {0, 30000000}, left;
-    alarm_in(10000, 0);
+    /* Again and again: the first may come before the call. */
+    struct timespec time = {100, 0}, left;
+    alarm_in(10000, 10000);
     CHECK(nanosleep(&time, &left) == -1 && errno == EINTR);
+    alarm_in(0, 0);
 }
 
 void test_restart(void)
@@ -129,7 +133,7 @@ struct cancelled {
     int descriptor;
     enum how how;
 };
-static volatile int cleaned;
+static volatile int cleaned, begun;
 
 static void clean(void *argument)
 {
@@ -142,6 +146,7 @@ static void *be_cancelled(void *argument)
     struct cancelled *self = argument;
     char byte;
     pthread_cleanup_push(clean, NULL);
+    begun = 1;
     if (self->how != READ)
         pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
     while (self->how == ASYNC_CALLS)
@@ -165,9 +170,11 @@ void test_cancel(void)
             struct cancelled argument = {ends[0], how};
             pthread_t thread;
             void *value;
-            cleaned = 0;
+            cleaned = begun = 0;
             CHECK(!pthread_create(&thread, NULL, be_cancelled, &argument));
-            /* The first ones for certain within the call, the others at any moment. */
+            /* The first ones within the call, the others at any moment. */
+            while (i < 5 && !begun)
+                usleep(1000);
             usleep(i < 5 ? 20000 : 100 + i * 7);
             CHECK(!pthread_cancel(thread));
             CHECK(!pthread_join(thread, &value));
