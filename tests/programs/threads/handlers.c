@@ -295,12 +295,25 @@ static void answer(int number, siginfo_t *info, void *context)
 
 static pthread_t main_thread;
 
+static volatile int pestered;
+
+/* Until the call has ended: the first signal may come before it. */
 static void *pester(void *argument)
 {
     int number = *(int *)argument;
     sleep_ms(20);
-    pthread_kill(main_thread, number);
+    for (int ms = 0; !pestered; ms++) {
+        if (ms % 500 == 0) CHECK(pthread_kill(main_thread, number) == 0);
+        sleep_ms(1);
+    }
     return NULL;
+}
+
+static void end(pthread_t pesterer)
+{
+    pestered = 1;
+    join(pesterer);
+    pestered = 0;
 }
 
 void section_restart(void)
@@ -314,20 +327,20 @@ void section_restart(void)
     pthread_t thread = start(pester, &number);
     ssize_t n = read(pair[0], in, MIB);
     say("without SA_RESTART: %s", n < 0 ? strerror(errno) : "bytes");
-    join(thread);
+    end(thread);
     number = SIGUSR2;
     handle(SIGUSR2, answer, SA_RESTART);
     make_absent();
     thread = start(pester, &number);
     n = read(pair[0], in, MIB);
     say("with SA_RESTART: %zd bytes, %.4s", n, in);
-    join(thread);
+    end(thread);
     /* Never restarted, whatever the action says. */
     thread = start(pester, &number);
     struct timespec long_time = { 20, 0 }, left;
     int slept = nanosleep(&long_time, &left);
     say("nanosleep: %s, %s", slept < 0 ? strerror(errno) : "slept", left.tv_sec >= 15 ? "most is left" : "WRONG");
-    join(thread);
+    end(thread);
 }
 
 /* ------------------------------------------------------------------------------------------ context */
