@@ -263,8 +263,8 @@ static void interrupted(void)
     CHECK(pipe(ends) == 0);
     unsigned char *in = fresh(MIB);
     handle(SIGALRM, note, 0);
-    /* Again and again: the first may come before the call. */
-    struct itimerval often = { { 0, 30000 }, { 0, 30000 } }, never = { { 0, 0 }, { 0, 0 } };
+    /* Again, and not before the handler has ended: the first may come before the call. */
+    struct itimerval often = { { 5, 0 }, { 0, 30000 } }, never = { { 0, 0 }, { 0, 0 } };
     CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
     ssize_t n = read(ends[0], in, MIB);
     CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);

@@ -278,8 +278,8 @@ void section_waiting(void)
         }
         /* Another signal interrupts. */
         got_count = 0;
-        /* Again and again: the first may come before the call. */
-        struct itimerval often = { { 0, 20000 }, { 0, 20000 } }, never = { { 0, 0 }, { 0, 0 } };
+        /* Again, and not before the handler has ended: the first may come before the call. */
+        struct itimerval often = { { 5, 0 }, { 0, 20000 } }, never = { { 0, 0 }, { 0, 0 } };
         CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
         result = sigwaitinfo(&set, info);
         int error = errno;
