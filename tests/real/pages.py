@@ -57,7 +57,9 @@ def merging():
 
 
 # Sections that stay within the limit, but for what Farshore and libc need.
-BOUNDED, BESIDES = ("mlocklimit", "mlockmore"), 24 * MIB
+BOUNDED, BESIDES = ("mlocklimit", "mlockmore", "hugeleaves", "hugebefore"), 24 * MIB
+# Sections that fit into the limit, at first or altogether: there the ballast does nothing. One MiB of it.
+FITTING = {"huge": 512 * MIB, "hugeleaves": 144 * MIB, "hugebefore": 144 * MIB}
 # Devices that may be opened for writing and do nothing by that, and that Farshore does not know.
 DEVICES = ("/dev/cpu_dma_latency", "/dev/vga_arbiter")
 KEPT = "may keep memory of the program: all of it"
@@ -110,7 +112,7 @@ def prepare(program, section):
     """The command line of a section, if it can run here."""
     if section.startswith("device"):
         unknown_device()
-    return [program, BALLAST, section]
+    return [program, "1" if section in FITTING else BALLAST, section]
 
 
 def cases():
@@ -123,7 +125,7 @@ def cases():
         if section == "inherited":
             continue
         env = {"PAGES_DEVICE": next((path for path in DEVICES if os.access(path, os.W_OK)), "")}
-        case = Case(section, lambda section=section: prepare(program, section), ROOMY, env, refused=REFUSED.get(section))
+        case = Case(section, lambda section=section: prepare(program, section), FITTING.get(section, ROOMY), env, refused=REFUSED.get(section))
         found.append((case, around.get(section, contextlib.nullcontext)))
     # The setting was there before Farshore was, or a program under Farshore hands it on.
     started = Started("inherited", lambda: [program, BALLAST, "inherited"], ROOMY)

@@ -48,6 +48,8 @@ pub struct Stats {
     pub evictions: Evictions,
     /// Who makes it leave.
     pub evictors: Evictors,
+    /// What came as huge pages.
+    pub huge_pages: HugePages,
     /// What went through the swap spaces.
     pub swap: Swap,
     /// What was fetched unasked.
@@ -107,6 +109,16 @@ pub struct Faults {
     pub wait: u64,
     /// A write to a clean page.
     pub write_protect: u64,
+}
+
+/// Huge pages (2 MiB).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HugePages {
+    /// First touches that brought one.
+    pub mapped: u64,
+    /// How often huge pages of a granule were split, because pages of it left.
+    pub split: u64,
 }
 
 /// Evictions.
@@ -267,6 +279,7 @@ impl Default for Stats {
             faults: Faults::default(),
             evictions: Evictions::default(),
             evictors: Evictors::default(),
+            huge_pages: HugePages::default(),
             swap: Swap::default(),
             prefetch: Prefetch::default(),
             fault_latency_ns: Latency::default(),

@@ -63,6 +63,10 @@ canaries! {
     Untold = "untold",
     /// Pages that are taken over have no frames.
     Stock = "stock",
+    /// Pages leave a huge page that was not split.
+    Whole = "whole",
+    /// Pages that a fault has taken beside its own are looked for where a memory call may have hidden them.
+    Hidden = "hidden",
     // Rules between two threads' memory: loom's (crates/core/tests).
     /// Slots that are being reserved while their space is closed are given out.
     Closed = "closed",

@@ -7,7 +7,7 @@
 //!
 //! * [`page`] names pages, granules and ranges;
 //! * [`word`] is the page word: one 64-bit word a page, one order of changes;
-//! * [`table`] finds the word of an address;
+//! * [`table`] finds the word of an address, [`huge`] what is known of huge pages there;
 //! * [`frames`] counts the frames of the memory limit in three levels;
 //! * [`slots`] hands out places in swap space, side by side;
 //! * [`delegation`] lets one core ask another for work on what that one owns;
@@ -33,6 +33,7 @@ pub mod canary;
 pub mod delegation;
 pub mod frames;
 pub mod gate;
+pub mod huge;
 pub mod joint;
 pub mod limits;
 pub mod page;

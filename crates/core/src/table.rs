@@ -21,6 +21,7 @@
 //! A program may reserve far more addresses than it ever uses (a terabyte, say). Of a granule that nobody has touched, only its [`Flags`] are written, two
 //! bytes: a page of memory for a GiB. Its words and the rest of it are not looked at one by one either, whatever happens to it.
 
+use crate::huge::Huge;
 use crate::limits::{GRANULE_PAGES, LEAF_GRANULES, LEAVES};
 use crate::page::{GranuleId, Page, PageRange};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, spin_hint};
@@ -66,6 +67,8 @@ pub struct Granule {
     pub returns: AtomicU8,
     /// Until when it may be kept.
     pub loops_until: AtomicU32,
+    /// Whether it may come as a huge page, and may have come so.
+    pub huge: Huge,
     /// The next granule of the partition's list, as `GranuleId + 1`; 0 ends it.
     pub next: AtomicU64,
 }
@@ -251,6 +254,7 @@ impl PageTable {
             to.words.iter().zip(g.words).for_each(|(to, from)| to.copy_from(from));
             to.granule.touched.store(g.granule.touched(), Ordering::SeqCst);
             to.flags.set_unreadable(g.flags.is_unreadable());
+            to.granule.huge.copy_from(&g.granule.huge);
         }
         copy
     }
@@ -341,6 +345,7 @@ impl PageTable {
                 g.granule.left_at.store(0, Ordering::Relaxed);
                 g.granule.returns.store(0, Ordering::Relaxed);
                 g.granule.loops_until.store(0, Ordering::Relaxed);
+                g.granule.huge.forget();
             } else {
                 // Foreign words differ from 0.
                 g.granule.touch();

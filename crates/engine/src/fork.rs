@@ -24,7 +24,7 @@ use farshore_core::canary::{Canary, is_planted};
 use farshore_core::page::Page;
 use farshore_core::slots::SlotMap;
 use farshore_core::sync::Futex;
-use farshore_core::sync::plain::{AtomicU32, AtomicU64};
+use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
 use farshore_core::table::PageTable;
 use farshore_core::word::{State, Word};
 
@@ -39,6 +39,8 @@ pub(crate) struct Rest {
     evictors: AtomicU32,
     /// Pages whose bytes are in stages alone: their writes fail.
     unsaved: AtomicU64,
+    /// The process has forked, or is a fork.
+    has_forked: AtomicBool,
 }
 
 impl Rest {
@@ -59,6 +61,11 @@ impl Rest {
     /// It has one again, which looks next whether it is to rest. If who wants that has counted it as resting still, it sees so.
     pub(crate) fn unpark(&self) {
         self.resting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether pages may be shared with a parent or a child.
+    pub(crate) fn has_forked(&self) -> bool {
+        self.has_forked.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_wanted(&self) -> bool {
@@ -100,6 +107,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     /// How many pages are in stages alone because their writes fail: a child could not have them. Resume all the same.
     pub fn quiesce(&self) -> Result<(), u64> {
         self.gate.close(&self.futex);
+        self.rest.has_forked.store(true, Ordering::Relaxed);
         self.rest.unsaved.store(0, Ordering::SeqCst);
         self.rest.wanted.store(1, Ordering::SeqCst);
         // Evictors that sleep look at `wanted` when they wake.
@@ -145,6 +153,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     ) -> Result<Self, (Page, Word)> {
         // SAFETY: this function's own condition.
         let mut engine = unsafe { Engine::new(shape, kernel, backend, policy, clock, futex, staging) };
+        engine.rest.has_forked.store(true, Ordering::Relaxed);
         engine.table = from.table;
         engine.slots = from.slots;
         engine.slots.set_spaces(&crate::capacities(&engine.backend));

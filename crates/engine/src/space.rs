@@ -340,6 +340,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         if old.by_granule().any(|part| self.may_hold_guards(part.start)) {
             self.note_guards(moved);
         }
+        self.inherit_huge(old, moved);
         self.each_claimed(old, |page, _, was| {
             if was.state() == State::Untouched {
                 return;
@@ -442,6 +443,30 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                     g.flags.set_unreadable(true);
                 }
             });
+        }
+    }
+
+    /// What may be parts of huge pages may be so under new names.
+    fn inherit_huge(&self, old: PageRange, moved: PageRange) {
+        let huge =
+            |part: PageRange| self.table.granule_even_absent(part.start.granule()).is_some_and(|g| g.granule.huge.may_be());
+        if old.by_granule().any(huge) {
+            self.note_huge(moved);
+        }
+    }
+
+    /// The program asks for huge pages in `range`, or wants none there: for the granules that it has whole. Under the address-space lock.
+    /// More than there are frames for would not come in huge pages anyway.
+    pub fn advise_huge(&self, range: PageRange, wanted: bool) {
+        if wanted && range.len() > self.frames.limit() {
+            return;
+        }
+        for part in range.by_granule().filter(|part| part.len() == GRANULE_PAGES as u64) {
+            if let Some(g) = self.table.granule(part.start.granule()) {
+                // What is remembered of it is forgotten when it goes.
+                g.granule.touch();
+                g.granule.huge.advise(wanted);
+            }
         }
     }
 

@@ -56,9 +56,13 @@ pub enum Count {
     FrameWaitNs,
     /// Pages that did not come along for want of a frame to spare.
     Missed,
+    /// Granules whose first touch brought a huge page.
+    HugeMapped,
+    /// How often huge pages of a granule were split, because pages of it leave.
+    HugeSplit,
 }
 
-const COUNTS: usize = Count::Missed as usize + 1;
+const COUNTS: usize = Count::HugeSplit as usize + 1;
 
 #[derive(Debug)]
 struct PerCore {

@@ -3,7 +3,7 @@
 //! is the same.
 
 use crate::prefetch::Prefetcher;
-use farshore_core::page::{Page, PageRange};
+use farshore_core::page::{GranuleId, Page, PageRange};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::{Slot, Word};
 
@@ -49,6 +49,17 @@ pub enum KernelError {
     Other(i32),
 }
 
+/// Where the kernel gives fresh memory as huge pages: its own setting (`transparent_hugepage/enabled`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HugePages {
+    /// Nowhere.
+    Never,
+    /// Where the program has asked for them (`MADV_HUGEPAGE`).
+    Asked,
+    /// Everywhere, but where it does not want them.
+    Always,
+}
+
 /// Changes to the program's page tables. All methods act on pages of which the caller owns the
 /// words, except that [`Kernel::protect`] may cover neighbours.
 pub trait Kernel: Sync {
@@ -67,6 +78,17 @@ pub trait Kernel: Sync {
     }
     /// Maps the absent pages from `first` on with zeros, writable; how many were mapped (at least 1).
     fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError>;
+    /// Where [`Kernel::map_huge`] is worth a call.
+    fn huge_pages(&self) -> HugePages {
+        HugePages::Never
+    }
+    /// Maps a granule, all of it absent until now, with zeros, writable, as one huge page where that can be had. All of it or, with an error, none.
+    fn map_huge(&self, _granule: GranuleId) -> Result<(), KernelError> {
+        Err(KernelError::Refused)
+    }
+    /// Makes small pages of all huge pages of which there are parts in a granule: each page that leaves then gives its RAM back by itself. The bytes stay, and who can
+    /// write them. It may fail, where a huge page is shared with another process or pinned; what leaves then gives its RAM back when the last page does.
+    fn split_huge(&self, _granule: GranuleId) {}
     /// Write-protects every mapped page of `range`, with one TLB flush.
     fn protect(&self, range: PageRange) -> Result<(), KernelError>;
     /// Makes `page` writable and wakes kernel waiters if there are any.

@@ -174,7 +174,8 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> R
     register_all(parents, &uffd)?;
     let memory = SelfMem::for_child().raise(start::lowest_own_descriptor());
     let kernel = LinuxKernel::with_parts(uffd, old.kernel.advice().for_child(), memory, parents.options.fault == FaultMode::Poll)
-        .on_shortage(own_threads::short_of_frames);
+        .on_shortage(own_threads::short_of_frames)
+        .with_huge_pages(old.kernel.huge_way().and_then(|way| start::huge_way(way.source)));
     let shape = family::child_shape(parents);
     // SAFETY: the parent's engine is not used in this process from here on; its words have one user.
     let table = unsafe { core::ptr::read(&raw const old.table) };
@@ -256,7 +257,7 @@ fn own_space(options: &Options, faults: Option<FaultConfig>) -> farshore_backend
     })
 }
 
-/// Closes the parent's descriptors that are of no use here: its userfaultfd, its view of its memory, its rings. The swap files stay.
+/// Closes the parent's descriptors that are of no use here: its userfaultfd, its views of its memory, its rings. The swap files stay.
 fn close_parents(parents: &Runtime, listener: Option<i32>) {
     let kernel = &parents.engine.kernel;
     let close = |fd: i32| {
@@ -265,6 +266,7 @@ fn close_parents(parents: &Runtime, listener: Option<i32>) {
     };
     close(kernel.uffd().fd().raw());
     kernel.memory().fd().into_iter().for_each(|fd| close(fd.raw()));
+    kernel.huge_way().into_iter().for_each(|way| close(way.pagemap.fd().raw()));
     listener.into_iter().for_each(close);
     parents.engine.backend.rings().into_iter().for_each(close);
 }

@@ -123,7 +123,7 @@ fn adopt(runtime: &Runtime, range: PageRange) -> bool {
     if surrender::is_done() || !PageTable::covers(range) {
         return false;
     }
-    // Huge pages cannot be evicted by halves.
+    // Huge pages cannot be evicted by halves: those that there are come by us, who split them (`farshore_engine::fault::huge`).
     // SAFETY: advice about memory that has just been mapped for the program.
     let _ = unsafe { vm::madvise(range.start.addr(), range.bytes(), vm::advice::NOHUGEPAGE) };
     // SAFETY: faults on it are served from the next line on, and nobody knows the address before.
@@ -142,6 +142,9 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, n
     };
     let mappings = start::mappings();
     let core = thread::current().map_or(0, Thread::core);
+    let ranges: Vec<Range<u64>> = ranges.collect();
+    // Where all of it stays, its huge pages do.
+    let fits = runtime.engine.would_fit(ranges.iter().map(|range| range.end - range.start).sum::<u64>() / PAGE);
     for range in ranges {
         for mapping in mappings.iter().filter(|mapping| mapping.may_be_managed()) {
             let (start, end) = (mapping.start.max(range.start), mapping.end.min(range.end));
@@ -149,8 +152,11 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, n
                 [(start, end.min(near.start)), (start.max(near.end), end)].into_iter().filter(|(start, end)| start < end)
             {
                 let part = PageRange::covering(start, end - start);
-                split_huge_pages(part);
+                if !fits {
+                    split_huge_pages(part);
+                }
                 if adopt(runtime, part) {
+                    runtime.engine.note_huge(part);
                     each_present(&pagemap, part, |run| runtime.engine.take_stock(run, core));
                     if !mapping.readable {
                         runtime.engine.set_unreadable(part, true);

@@ -154,6 +154,7 @@ impl Runtime {
         let kernel = &self.engine.kernel;
         let mut all = vec![kernel.uffd().fd().raw()];
         all.extend(kernel.memory().fd().map(Fd::raw));
+        all.extend(kernel.huge_way().map(|way| way.pagemap.fd().raw()));
         all.extend(self.engine.backend.fds());
         all.extend(crate::family::own_fds());
         all.extend(crate::own_threads::knock::descriptor());

@@ -41,8 +41,10 @@ use farshore_policy::{BuiltIn, Chosen, prefetch};
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::fd::Fd;
 use farshore_sys::futex::KernelFutex;
-use farshore_sys::kernel::LinuxKernel;
+use farshore_sys::huge::Source;
+use farshore_sys::kernel::{HugeWay, LinuxKernel};
 use farshore_sys::own::map_own;
+use farshore_sys::pagemap::Pagemap;
 use farshore_sys::signal::SigSet;
 use farshore_sys::sud;
 use farshore_sys::uffd::{Uffd, UffdOptions};
@@ -151,7 +153,8 @@ fn prepare(begun: Begun) -> Result<&'static Runtime, String> {
         memory.raise(lowest_own_descriptor()),
         options.fault == FaultMode::Poll,
     )
-    .on_shortage(own_threads::short_of_frames);
+    .on_shortage(own_threads::short_of_frames)
+    .with_huge_pages(Source::open().and_then(|source| huge_way(Box::leak(Box::new(source)))));
     let handed = options.family.as_ref().map_or(&[][..], |family| &family.devices);
     device::adopt(handed).map_err(|why| why.to_string())?;
     let backend = AnyBackend::open_with(&options.swap, options.encrypt, begun.faults.as_ref(), &mut |notice| {
@@ -186,6 +189,11 @@ pub fn raise(fd: Fd) -> Fd {
 /// The same for a userfaultfd.
 pub fn raise_uffd(uffd: Uffd) -> Uffd {
     uffd.raise(lowest_own_descriptor()).unwrap_or_else(|(uffd, _)| uffd)
+}
+
+/// How huge pages come to this process; `None` if it may not look at its own page tables.
+pub fn huge_way(source: &'static Source) -> Option<HugeWay> {
+    Some(HugeWay { source, pagemap: Pagemap::open().ok()?.raise(lowest_own_descriptor()) })
 }
 
 /// In poll mode with privilege the kernel's own accesses are served too. Buffers of calls are pinned all the same: what a
@@ -512,6 +520,10 @@ impl control::Target for Runtime {
                 synchronous: engine.stats.total(Count::Synchronous),
             },
             evictors: self.evictors(),
+            huge_pages: stats::HugePages {
+                mapped: engine.stats.total(Count::HugeMapped),
+                split: engine.stats.total(Count::HugeSplit),
+            },
             swap: stats::Swap {
                 pages_in: read,
                 pages_out: written,

@@ -7,7 +7,7 @@ use crate::program::{accept, between_things, fetch_buffer, progress};
 use crate::sched::{maybe_switch, sleep_ns};
 use crate::world::{note, world};
 use farshore_core::page::{Page, PageRange};
-use farshore_engine::traits::PageBuf;
+use farshore_engine::traits::{HugePages, PageBuf};
 use std::rc::Rc;
 
 pub(crate) fn lock() {
@@ -307,10 +307,15 @@ fn take_over(rig: &Rc<Rig>, range: PageRange, core: usize) {
         w.model.change(range, |_, e| e.kind = Kind::Managed);
         let present: Vec<Page> = range.iter().filter(|&p| w.memory.get(p).is_some_and(|place| place.bytes.is_some())).collect();
         w.taking_over = present.len() as u64;
+        if w.setup.huge != HugePages::Never {
+            // The kernel has made some of it huge pages, in its way.
+            w.memory.join(range);
+        }
         (present, range.iter().any(|page| w.model.get(page).no_access))
     });
     maybe_switch();
     rig.engine.manage(range);
+    rig.engine.note_huge(range);
     maybe_switch();
     for run in present.chunk_by(|one, next| one.plus(1) == *next) {
         rig.engine.take_stock(PageRange { start: run[0], end: run[run.len() - 1].plus(1) }, core);

@@ -4,11 +4,11 @@
 use crate::kernel::{Place, stamp_of};
 use crate::sched::{block, maybe_switch, switch, wake};
 use crate::world::{World, broken, note, world};
-use farshore_core::page::{Page, PageRange};
+use farshore_core::page::{GranuleId, Page, PageRange};
 use farshore_core::sync::{AtomicU32, Futex, Ordering};
 use farshore_core::word::Word;
 use farshore_engine::prefetch::{Ahead, Fetch, Prefetcher};
-use farshore_engine::traits::{Came, Clock, Kernel, KernelError, PageBuf, Policy, Protect, Return, Verdict};
+use farshore_engine::traits::{Came, Clock, HugePages, Kernel, KernelError, PageBuf, Policy, Protect, Return, Verdict};
 
 /// The simulated kernel.
 #[derive(Debug)]
@@ -92,6 +92,31 @@ impl Kernel for SimKernel {
         })
     }
 
+    fn huge_pages(&self) -> HugePages {
+        world(|w| w.setup.huge)
+    }
+
+    fn map_huge(&self, granule: GranuleId) -> Result<(), KernelError> {
+        call(|w| {
+            refuse(w)?;
+            w.memory.huge(granule)?;
+            w.counts.huge += 1;
+            granule.range().iter().for_each(|page| note("map huge", page.0, granule.0));
+            Ok(())
+        })
+    }
+
+    fn split_huge(&self, granule: GranuleId) {
+        for page in granule.range().iter() {
+            call(|w| {
+                if let Some(number) = w.memory.get(page).map(|place| place.huge).filter(|&number| number != 0) {
+                    note("split huge", page.0, number);
+                    w.memory.split(number);
+                }
+            });
+        }
+    }
+
     fn protect(&self, range: PageRange) -> Result<(), KernelError> {
         call(|w| {
             let refused = w.rates.refused;
@@ -157,6 +182,9 @@ impl Kernel for SimKernel {
                     promised(w.memory.get(page), page, false);
                 }
                 let place = w.memory.get_mut(page).filter(|p| p.mapped).ok_or((n, KernelError::Gone))?;
+                if w.strict && place.huge != 0 {
+                    broken(page.0, "a page leaves a huge page that was not split: its RAM stays");
+                }
                 place.bytes = None;
                 place.protected = false;
                 note("unmap", page.0, pages.len() as u64);

@@ -2,7 +2,8 @@
 //!
 //! Plain state and plain operations, without chance or switching: [`crate::host`] adds these around them.
 
-use farshore_core::page::{Access, Page, PageRange};
+use farshore_core::limits::GRANULE_PAGES;
+use farshore_core::page::{Access, GranuleId, Page, PageRange};
 use farshore_engine::traits::{KernelError, PageBuf, Protect};
 
 /// Number of the first page of the arena: 5 granules before the end of a leaf of the page table, so that a run uses two.
@@ -42,6 +43,8 @@ pub struct Place {
     pub bytes: Option<Box<PageBuf>>,
     /// A write to the present page faults.
     pub protected: bool,
+    /// Number of the huge page that it is a part of; 0: it is none.
+    pub huge: u64,
 }
 
 /// How an access ends.
@@ -62,12 +65,14 @@ pub enum Touch {
 #[derive(Clone, Debug)]
 pub struct Memory {
     places: Vec<Place>,
+    /// Huge pages so far.
+    huge_pages: u64,
 }
 
 impl Memory {
     /// `pages` pages of nothing, from [`ARENA`] on.
     pub fn new(pages: u64) -> Memory {
-        Memory { places: vec![Place::default(); pages as usize] }
+        Memory { places: vec![Place::default(); pages as usize], huge_pages: 0 }
     }
 
     /// All pages.
@@ -116,6 +121,35 @@ impl Memory {
             }
         }
         Ok(count)
+    }
+
+    /// A huge page of zeros, if all of the granule is absent and ours.
+    pub fn huge(&mut self, granule: GranuleId) -> Result<(), KernelError> {
+        for page in granule.range().iter() {
+            if self.ours(page)?.bytes.is_some() {
+                return Err(KernelError::Exists);
+            }
+        }
+        for page in granule.range().iter() {
+            self.copy(page, &PageBuf::ZERO, Protect::Writable)?;
+        }
+        self.join(granule.range());
+        Ok(())
+    }
+
+    /// Huge pages of the granules that are there as a whole.
+    pub fn join(&mut self, range: PageRange) {
+        for part in range.by_granule().filter(|part| part.len() == GRANULE_PAGES as u64) {
+            if part.iter().all(|page| self.get(page).is_some_and(|place| place.bytes.is_some())) {
+                self.huge_pages += 1;
+                part.iter().for_each(|page| self.place(page).huge = self.huge_pages);
+            }
+        }
+    }
+
+    /// Small pages of a huge one, wherever they are by now.
+    pub fn split(&mut self, number: u64) {
+        self.places.iter_mut().filter(|place| place.huge == number).for_each(|place| place.huge = 0);
     }
 
     /// Write-protects what is present and ours in `range`; an error if nothing in it is ours.
@@ -169,7 +203,7 @@ impl Memory {
         for page in range.iter() {
             let place = self.place(page);
             place.bytes = None;
-            place.protected = false;
+            (place.protected, place.huge) = (false, 0);
         }
     }
 

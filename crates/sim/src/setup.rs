@@ -3,6 +3,7 @@
 use crate::rng::Rng;
 use farshore_core::limits::WRITES_MAX;
 use farshore_engine::evict::control::Wanted;
+use farshore_engine::traits::HugePages;
 
 /// What the user asked for.
 #[derive(Clone, Copy, Default, Debug)]
@@ -82,6 +83,8 @@ pub struct Setup {
     pub paces: bool,
     /// Room that is not needed any more is given back.
     pub trims: bool,
+    /// Where fresh memory comes as huge pages.
+    pub huge: HugePages,
     /// So many of the threads are workers of unithreads.
     pub workers: usize,
     /// Unithreads of each.
@@ -205,6 +208,7 @@ impl Wish {
             wanted: Wanted::default(),
             paces: false,
             trims: false,
+            huge: HugePages::Never,
             workers: 0,
             unithreads: 0,
         };
@@ -219,6 +223,8 @@ impl Wish {
         let setup = Setup { trims: dice.below(3) > 0 && self.single.is_none(), ..setup };
         let (workers, unithreads) = self.draw_unithreads(&mut dice, setup.threads);
         let setup = Setup { workers, unithreads, ..setup };
+        let setup =
+            Setup { huge: dice.pick(&[HugePages::Never, HugePages::Asked, HugePages::Always, HugePages::Always]), ..setup };
         if !self.rough {
             return setup;
         }

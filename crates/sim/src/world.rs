@@ -205,6 +205,8 @@ pub struct Counts {
     pub aside_to_look: u64,
     /// Workers that had to end their fetches before they waited.
     pub settled: u64,
+    /// First touches that brought a huge page.
+    pub huge: u64,
 }
 
 /// One line of the trace.

@@ -1,4 +1,4 @@
-//! Shows that the simulator would notice: each canary breaks one rule of the engine, and a run must fail. The five from `Unreadable` on bring
+//! Shows that the simulator would notice: each canary breaks one rule of the engine, and a run must fail. The five from `Unreadable` on, and `Hidden`, bring
 //! back faults that the simulator found.
 //!
 //! ```text
@@ -54,6 +54,8 @@ noticed! {
     part: Part,
     untold: Untold,
     stock: Stock,
+    whole: Whole,
+    hidden: Hidden,
 }
 
 fn is_noticed(canary: Canary) {

@@ -1,6 +1,7 @@
 //! The suite that the real kernel passes, on the simulated one. (The same cases run in `farshore-sys` on Linux.)
 
 use farshore_core::page::{Access, Page, PageRange};
+use farshore_engine::traits::HugePages;
 use farshore_sim::host::SimKernel;
 use farshore_sim::kernel::{ARENA, Touch};
 use farshore_sim::setup::Wish;
@@ -53,6 +54,7 @@ impl Scratch for Memory {
 fn the_simulated_kernel_conforms() {
     let mut setup = Wish { seed: 1, steps: 1, pages: Some(PAGES), ..Wish::default() }.setup();
     setup.switch_rate = 0;
+    setup.huge = HugePages::Always;
     begin(World::new(setup));
     world(|w| w.strict = false);
     add_actor("suite".into());

@@ -6,8 +6,9 @@
 //! seeds cover those).
 
 use core::cell::Cell;
+use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Page, PageRange};
-use farshore_engine::traits::{Kernel, KernelError, PageBuf, Protect};
+use farshore_engine::traits::{HugePages, Kernel, KernelError, PageBuf, Protect};
 
 /// How the program's access to a byte faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,7 +40,7 @@ pub trait Scratch {
 }
 
 /// Pages that the suite uses.
-pub const PAGES: u64 = 2048;
+pub const PAGES: u64 = 4096;
 
 /// The kernel, its memory, and the next page that no case has used.
 struct Suite<'a, K> {
@@ -105,6 +106,7 @@ pub fn run<K: Kernel>(kernel: &K, memory: &dyn Scratch) {
     suite.copy_out_of_unreadable();
     suite.fill_unreadable();
     suite.gone();
+    suite.huge();
     suite.threads_have_numbers();
 }
 
@@ -403,6 +405,60 @@ impl<K: Kernel> Suite<'_, K> {
             assert_eq!(self.kernel.unmap(&[page]), Err((0, KernelError::Gone)));
         }
         assert_eq!(self.kernel.protect(range), Err(KernelError::Gone));
+    }
+
+    /// A granule that comes as one page is as many pages like any other, before it is split and after.
+    fn huge(&self) {
+        if self.kernel.huge_pages() == HugePages::Never {
+            return;
+        }
+        const PAGES: u64 = GRANULE_PAGES as u64;
+        let start = self.memory.range().start.plus(self.next.get()).plus(PAGES).granule().first();
+        self.next.set(start.0 - self.memory.range().start.0);
+        for split in [true, false] {
+            let range = self.fresh(PAGES);
+            self.next.set(self.next.get() - 1);
+            let [a, b, c] = [0, 100, 511].map(|n| range.start.plus(n));
+            assert_eq!(self.kernel.map_huge(range.start.granule()), Ok(()));
+            for page in range.iter() {
+                assert_eq!((self.read(page), self.write(page, page.0 as u8)), (Ok(0), Ok(())), "zeros are writable");
+                self.memory.write(page.addr() + 4095, page.0 as u8).expect("writable");
+            }
+            assert_eq!(self.kernel.map_huge(range.start.granule()), Err(KernelError::Exists));
+            assert_eq!(self.kernel.map(b, &filled(9), Protect::Writable), Err(KernelError::Exists));
+            if split {
+                self.kernel.split_huge(range.start.granule());
+            }
+            assert_eq!(self.kernel.protect(PageRange { start: b, end: b.plus(8) }), Ok(()));
+            for page in range.iter() {
+                let inside = (b..b.plus(8)).contains(&page);
+                let written = self.write(page, page.0 as u8);
+                assert_eq!((self.read(page), written.is_err()), (Ok(page.0 as u8), inside), "{page:?} of {range:?}");
+            }
+            assert_eq!(self.kernel.unprotect(b.plus(1)), Ok(()));
+            assert_eq!(self.write(b.plus(1), b.0 as u8 + 1), Ok(()));
+            if split {
+                assert_eq!(self.kernel.unmap(&[a, b, c]), Ok(()));
+                assert_eq!([a, b, c].map(|page| self.read(page)), [Err(Fault::Absent); 3]);
+                assert_eq!(self.read(b.plus(1)), Ok(b.0 as u8 + 1), "the neighbours stay");
+                self.fill(b, 7, Protect::WriteProtected);
+                assert_eq!((self.read(b), self.write(b, 1)), (Ok(7), Err(Fault::Protected)));
+                assert_eq!(self.kernel.map_huge(range.start.granule()), Err(KernelError::Exists), "a part of it is there");
+                assert_eq!(self.read(a), Err(Fault::Absent), "then nothing comes");
+            } else {
+                let pages: alloc_crate::vec::Vec<Page> = range.iter().collect();
+                assert_eq!(self.kernel.unmap(&pages), Ok(()));
+                assert_eq!(self.read(c), Err(Fault::Absent));
+                // Once more, over page tables that are there already.
+                assert_eq!(self.kernel.map_huge(range.start.granule()), Ok(()));
+                assert_eq!(self.read(c), Ok(0));
+            }
+        }
+        // A mapping that ends within the granule.
+        let range = self.fresh(PAGES);
+        self.memory.unmap(PageRange { start: range.start.plus(300), end: range.end });
+        assert!(self.kernel.map_huge(range.start.granule()).is_err());
+        assert_eq!(self.read(range.start), Err(Fault::Absent), "nothing of it is there");
     }
 
     fn threads_have_numbers(&self) {

@@ -6,6 +6,7 @@
 //!
 //! * **in**: `UFFDIO_COPY`, which fills an empty place in the page table and never flushes (about 1 µs). `UFFDIO_MOVE` was
 //!   measured and dropped: it must flush the place it takes the page from, 0.8 µs alone but 10 µs when another thread runs.
+//! * **in, a whole granule that nobody has touched**: `UFFDIO_MOVE` of a huge page that was made beside it ([`crate::huge`]): one flush for 512 pages.
 //! * **out**: one ranged `UFFDIO_WRITEPROTECT` before the bytes are copied (one flush for a batch), one vectored
 //!   `process_madvise(MADV_DONTNEED)` after (one flush for a batch; neighbours are merged into one range).
 //!
@@ -18,13 +19,16 @@
 //! `ENOENT` or `ENOMEM`, which is [`KernelError::Gone`]; a copy out of such a page ends in the handlers' [`crate::guarded::fixup`], and is `Gone` too.
 
 use crate::guarded;
+use crate::huge::{HUGE, Source};
+use crate::pagemap::{Categories, Pagemap, Query, Region};
 use crate::raw::{self, Errno};
 use crate::tls;
 use crate::uffd::{Uffd, UffdError};
 use crate::vm::{self, AdviseError, Range, SelfAdvice, SelfMem, advice};
+use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::limits::{PAGE_SHIFT, PAGE_SIZE};
-use farshore_core::page::{Page, PageRange};
-use farshore_engine::traits::{Kernel, KernelError, PageBuf, Protect};
+use farshore_core::page::{GranuleId, Page, PageRange};
+use farshore_engine::traits::{HugePages, Kernel, KernelError, PageBuf, Protect};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
@@ -53,6 +57,16 @@ pub struct LinuxKernel {
     memory: SelfMem,
     wake: bool,
     shortage: fn(),
+    huge: Option<HugeWay>,
+}
+
+/// How huge pages come.
+#[derive(Debug)]
+pub struct HugeWay {
+    /// Where they are made.
+    pub source: &'static Source,
+    /// Tells whether anything is where one is to go, and whether it has come as one. This process'.
+    pub pagemap: Pagemap,
 }
 
 impl LinuxKernel {
@@ -68,18 +82,30 @@ impl LinuxKernel {
             // SAFETY: inside the static, which nobody writes.
             unsafe { byte.read_volatile() };
         }
-        Ok(LinuxKernel { uffd, advice: SelfAdvice::probe(), memory: SelfMem::open()?, wake, shortage: || {} })
+        Ok(LinuxKernel { uffd, advice: SelfAdvice::probe(), memory: SelfMem::open()?, wake, shortage: || {}, huge: None })
     }
 
     /// As [`LinuxKernel::new`], with ways and descriptors of the caller's choice (moved to high numbers, say).
     pub const fn with_parts(uffd: Uffd, advice: SelfAdvice, memory: SelfMem, wake: bool) -> LinuxKernel {
-        LinuxKernel { uffd, advice, memory, wake, shortage: || {} }
+        LinuxKernel { uffd, advice, memory, wake, shortage: || {}, huge: None }
     }
 
     /// Calls `shortage` when a fault has to wait for a frame: on its thread, with nothing in its hands.
     #[must_use]
     pub fn on_shortage(self, shortage: fn()) -> LinuxKernel {
         LinuxKernel { shortage, ..self }
+    }
+
+    /// Fresh memory may come as huge pages.
+    #[must_use]
+    pub fn with_huge_pages(mut self, way: Option<HugeWay>) -> LinuxKernel {
+        self.huge = way;
+        self
+    }
+
+    /// How huge pages come, if they do.
+    pub const fn huge_way(&self) -> Option<&HugeWay> {
+        self.huge.as_ref()
     }
 
     /// The userfaultfd, to register memory with and to read messages from.
@@ -116,6 +142,43 @@ impl LinuxKernel {
             Err(KernelError::Again) if progress > 0 => Ok(progress),
             Err(why) => Err(why),
         }
+    }
+
+    /// Moves what was made at `place` to a granule that is absent, and fills what is left of it. Whether it is a huge page there, or why nothing has come.
+    fn move_in(&self, pagemap: &Pagemap, granule: GranuleId, place: u64) -> Result<bool, KernelError> {
+        let (first, pages) = (granule.first(), GRANULE_PAGES as u64);
+        // The fault has left an empty page table, and a huge page comes in pieces where there is one. The kernel takes it away when all that it could hold is thrown away
+        // (Linux 6.14). All of the granule is the caller's, and nothing should be there. But where a mistake would cost bytes the kernel is asked.
+        if has_any(pagemap, first, Categories::PRESENT.with(Categories::SWAPPED))? {
+            return Err(KernelError::Exists);
+        }
+        // SAFETY: memory that is registered, in which there is nothing: nobody but its owner, who has called, can bring anything there.
+        unsafe { vm::madvise(first.addr(), HUGE, advice::DONTNEED) }.map_err(unmap_error)?;
+        let mut done = pages;
+        again(|| {
+            // SAFETY: `place` is memory of ours that nobody else uses; what is moved to is absent, and its owner's to fill.
+            match unsafe { self.uffd.move_pages(first.addr(), place, HUGE, false, self.wake) } {
+                // It was made of small pages, and not of all.
+                Err(UffdError::Again { done: bytes }) if bytes > 0 => {
+                    done = bytes >> PAGE_SHIFT;
+                    Ok(())
+                }
+                other => other.map(|_| ()),
+            }
+        })?;
+        let whole = done == pages;
+        while done < pages {
+            match self.map_zeros(first.plus(done), pages - done) {
+                Ok(more) => done += more,
+                Err(why) => {
+                    // Only what has just come: it is the caller's, and nothing but zeros.
+                    // SAFETY: as said.
+                    unsafe { vm::madvise(first.addr(), done << PAGE_SHIFT, advice::DONTNEED) }.map_err(unmap_error)?;
+                    return Err(why);
+                }
+            }
+        }
+        Ok(whole && has_any(pagemap, first, Categories::HUGE)?)
     }
 
     /// Protects a range of which a part is not registered: halves it until the parts are pure. Whether any part was registered.
@@ -179,6 +242,16 @@ fn again(mut request: impl FnMut() -> Result<(), UffdError>) -> Result<(), Kerne
     }
 }
 
+/// Whether any page of the granule from `first` on is one of these.
+fn has_any(pagemap: &Pagemap, first: Page, any: Categories) -> Result<bool, KernelError> {
+    let mut regions = [Region::default(); 1];
+    let query = Query { any, report: any, ..Query::default() };
+    match pagemap.scan(first.addr(), first.addr() + HUGE, query, &mut regions) {
+        Ok((found, _)) => Ok(found > 0),
+        Err(errno) => Err(KernelError::Other(errno.0)),
+    }
+}
+
 /// Merges neighbours of `pages` from `from` on into ranges; how many ranges, and the page after the last one taken.
 fn merge(pages: &[Page], from: usize, ranges: &mut [Range; UNMAP_RANGES]) -> (usize, usize) {
     let (mut count, mut next) = (0usize, from);
@@ -226,6 +299,30 @@ impl Kernel for LinuxKernel {
             }
         }
         Ok(done)
+    }
+
+    fn huge_pages(&self) -> HugePages {
+        self.huge.as_ref().map_or(HugePages::Never, |way| way.source.when())
+    }
+
+    fn map_huge(&self, granule: GranuleId) -> Result<(), KernelError> {
+        let HugeWay { source, pagemap } = self.huge.as_ref().ok_or(KernelError::Refused)?;
+        source.make(|place| self.move_in(pagemap, granule, place)).unwrap_or(Err(KernelError::Refused))
+    }
+
+    fn split_huge(&self, granule: GranuleId) {
+        // The kernel splits a huge page of which a part is said to be cold. Any page may be a part of another one, or of none. What else it does to them does not
+        // matter to us: they are about to leave.
+        let mut ranges = [Range::default(); GRANULE_PAGES];
+        for (range, page) in ranges.iter_mut().zip(granule.range().iter()) {
+            *range = Range { addr: page.addr(), len: PAGE };
+        }
+        let mut rest = &ranges[..];
+        // SAFETY: no byte changes.
+        while let Err(failed) = unsafe { self.advice.advise(rest, advice::COLD) } {
+            // Not mapped, or locked.
+            rest = &rest[failed.done + 1..];
+        }
     }
 
     fn protect(&self, range: PageRange) -> Result<(), KernelError> {

@@ -41,6 +41,7 @@ pub mod cpu;
 pub mod fd;
 pub mod futex;
 pub mod guarded;
+pub mod huge;
 pub mod kernel;
 pub mod lock;
 pub mod own;

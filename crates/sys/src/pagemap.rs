@@ -139,6 +139,17 @@ impl Pagemap {
         Ok(Pagemap { fd: fd::open(c"/proc/self/pagemap", fd::O_RDONLY)? })
     }
 
+    /// The same under a number from `lowest` on, if there is one.
+    #[must_use]
+    pub fn raise(self, lowest: i32) -> Pagemap {
+        Pagemap { fd: self.fd.raise(lowest).unwrap_or_else(|(fd, _)| fd) }
+    }
+
+    /// Its descriptor.
+    pub const fn fd(&self) -> &Fd {
+        &self.fd
+    }
+
     /// The entry of the page that holds `addr`.
     ///
     /// # Errors

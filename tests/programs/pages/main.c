@@ -17,6 +17,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "mapfails", section_mapfails }, { "movefails", section_movefails }, { "overlaps", section_overlaps },
     { "advisedpart", section_advisedpart }, { "guards", section_guards }, { "guardsmove", section_guardsmove },
     { "adviceanswers", section_adviceanswers }, { "shrinks", section_shrinks },
+    { "huge", section_huge }, { "hugeleaves", section_hugeleaves }, { "hugebefore", section_hugebefore },
 };
 
 long number_in(const char *path, const char *name)

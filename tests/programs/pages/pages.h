@@ -36,4 +36,8 @@ void section_guardsmove(void);
 void section_adviceanswers(void);
 void section_shrinks(void);
 
+void section_huge(void);
+void section_hugeleaves(void);
+void section_hugebefore(void);
+
 #endif

@@ -1,8 +1,9 @@
 //! The fault path: what runs when a thread touches a page that is not mapped as the access needs.
 //!
-//! [`resolve`] decides and does; [`run`] lets neighbours come along; [`ahead`] brings what a prefetcher has asked for; [`pins`] does the same for system calls;
+//! [`resolve`] decides and does; [`huge`] brings fresh memory in huge pages; [`run`] lets neighbours come along; [`ahead`] brings what a prefetcher has asked for; [`pins`] does the same for system calls;
 //! [`unwaited`] is the fault of a thread that does something else meanwhile.
 pub mod ahead;
+pub mod huge;
 pub mod pins;
 pub mod resolve;
 pub(crate) mod run;

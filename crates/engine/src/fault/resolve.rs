@@ -341,6 +341,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             self.give_frames(fault.core, 1);
             return self.done(fault, FaultKind::Wait);
         }
+        if let Some(protected) = self.map_granule(fault.page, at, fault.core) {
+            self.release(fault.page, at.word, Release::Dirty { chances: 0, guessed: false, protected });
+            self.list_granule(at.granule, fault.page, fault.core);
+            return self.done(fault, FaultKind::Zero);
+        }
         let more = self.claim_zero_run(fault.page, fault.core);
         let epoch = protection_epoch(at.granule);
         let mapped = self.kernel.map_zeros(fault.page, 1 + more);
@@ -404,8 +409,9 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 
     /// Releases a page that this fault has taken beside its own. A memory call may have hidden the granule for a moment, in which no page
     /// of it is found in the ordinary way.
-    fn release_taken(&self, page: Page, to: Release) {
-        if let Some(word) = self.table.word_for_unpin(page) {
+    pub(super) fn release_taken(&self, page: Page, to: Release) {
+        let hidden = is_planted(Canary::Hidden) && self.page(page).is_none();
+        if let Some(word) = self.table.word_for_unpin(page).filter(|_| !hidden) {
             self.release(page, word, to);
         }
     }

@@ -56,9 +56,12 @@ pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
         }
         advice::POPULATE_READ => populate(runtime, range, Access::Read, what),
         advice::POPULATE_WRITE => populate(runtime, range, Access::Write, what),
-        // Hints that Farshore's own eviction stands for, and huge pages, which it cannot evict by halves.
+        // Hints that Farshore's own eviction stands for, and huge pages: they come by a first touch of ours (`farshore_engine::fault::huge`).
         advice::WILLNEED | advice::COLD | advice::PAGEOUT | advice::HUGEPAGE | advice::NOHUGEPAGE | COLLAPSE => {
             let answer = locked(runtime, |_| {
+                if matches!(what, advice::HUGEPAGE | advice::NOHUGEPAGE) {
+                    runtime.engine.advise_huge(range, what == advice::HUGEPAGE);
+                }
                 each_run(runtime, range, |run, held| if held == Held::Others { advise(run, what) } else { 0 })
             });
             // Huge pages are made of one mapping after the other, and a hole is no mapping.

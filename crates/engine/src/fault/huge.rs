@@ -1,0 +1,113 @@
+//! First touches that bring a whole granule as one huge page.
+//!
+//! A program whose memory fits into its limit is to run as fast as without Farshore, and the kernel gives fresh memory as huge pages where it is set to
+//! (`transparent_hugepage/enabled`). Small pages alone took random updates in a GiB to 0.7 of that.
+//!
+//! # When
+//!
+//! Nothing of a huge page can leave by itself: it is split first, which takes as long as it took to fill it. So a granule comes as a huge page only where nothing
+//! will have to leave as far as can be seen: if all that is managed, touched or not, fits into the frames that there are. And only where the program could have had one natively.
+//!
+//! # How
+//!
+//! The first touch owns its page. It takes all other pages of the granule, with frames to spare, or lets go of them and goes on as ever; it waits for none. The kernel maps the granule by one
+//! call ([`Kernel::map_huge`]), and all pages are released as resident and dirty. From then on they are pages like any other: each has its word, and its frame.
+//!
+//! When an evictor takes the first victims of a granule that came like this it splits the huge page ([`Kernel::split_huge`]), before it protects or copies anything. Otherwise the victims' RAM would
+//! be free when the last of the 512 pages has left, and the program would have more RAM than its limit. Canary `whole`.
+//!
+//! What the program does to a part of a huge page by itself (`munmap`, `MADV_DONTNEED`, `mprotect`, `mremap`) the kernel splits as it does natively.
+
+use crate::Engine;
+use crate::stats::Count;
+use crate::traits::{Backend, Clock, HugePages, Kernel, Policy};
+use core::sync::atomic::Ordering;
+use farshore_core::limits::GRANULE_PAGES;
+use farshore_core::page::{Access, Page, PageRange};
+use farshore_core::sync::Futex;
+use farshore_core::table::PageRef;
+use farshore_core::word::{BeginFault, Release, State, Word};
+
+use super::resolve::protection_epoch;
+
+impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+    /// Maps the granule of `page`, which is the caller's and untouched, as a huge page, and releases its other pages as resident. `None`: it was not done, and nothing
+    /// has changed. Otherwise whether the pages may be write-protected all the same; the caller releases its own.
+    pub(super) fn map_granule(&self, page: Page, at: PageRef<'_>, core: usize) -> Option<bool> {
+        let unasked = match self.kernel.huge_pages() {
+            HugePages::Never => return None,
+            HugePages::Asked => false,
+            HugePages::Always => true,
+        };
+        if !at.granule.huge.is_wanted(unasked) || !self.everything_fits() {
+            return None;
+        }
+        let others = GRANULE_PAGES as u64 - 1;
+        let frames = self.frames.take_spare(core, others, self.frames.limit() / 8);
+        if frames < others || !self.claim_others(page) {
+            self.give_frames(core, frames);
+            return None;
+        }
+        let epoch = protection_epoch(at.granule);
+        let mapped = self.kernel.map_huge(page.granule());
+        let protected = self.protection_moved(at.granule, epoch);
+        if mapped.is_err() {
+            // Once is enough: what cannot be had now (no huge page free, a mapping that ends here) is not asked for at each touch.
+            at.granule.huge.advise(false);
+            self.release_others(page, GRANULE_PAGES, Release::Untouched);
+            self.give_frames(core, frames);
+            return None;
+        }
+        at.granule.huge.came();
+        self.stats.add(core, Count::HugeMapped, 1);
+        self.release_others(page, GRANULE_PAGES, Release::Dirty { chances: 0, guessed: false, protected });
+        Some(protected)
+    }
+
+    /// Whether the frames are enough for all that is managed, should all of it be touched.
+    fn everything_fits(&self) -> bool {
+        self.would_fit(0)
+    }
+
+    /// The same with so many pages more.
+    pub fn would_fit(&self, more: u64) -> bool {
+        self.frames.debt() == 0 && self.stats.managed.load(Ordering::Relaxed).saturating_add(more) <= self.frames.limit()
+    }
+
+    /// What is in `range` may be parts of huge pages: it was there before it was managed, or was moved here. Before any of it is released as resident.
+    pub fn note_huge(&self, range: PageRange) {
+        for part in range.by_granule() {
+            if let Some(g) = self.table.granule(part.start.granule()) {
+                g.granule.huge.came();
+            }
+        }
+    }
+
+    /// Takes all pages of `page`'s granule but `page`, if all are untouched and nobody has any of them.
+    fn claim_others(&self, page: Page) -> bool {
+        for (count, other) in page.granule().range().iter().enumerate().filter(|&(_, other)| other != page) {
+            let taken = self.page(other).filter(|at| at.word.load() == Word::UNTOUCHED).is_some_and(|at| {
+                match at.word.begin_fault(Access::Write, false) {
+                    BeginFault::Owned { was } if was.state() == State::Untouched && !self.moving.contains(other) => true,
+                    BeginFault::Owned { was } => {
+                        self.restore(other, at.word, was);
+                        false
+                    }
+                    _ => false,
+                }
+            });
+            if !taken {
+                self.release_others(page, count, Release::Untouched);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Releases the first `count` pages of `page`'s granule, but `page`. All were taken by [`Engine::claim_others`].
+    fn release_others(&self, page: Page, count: usize, to: Release) {
+        for other in page.granule().range().iter().take(count).filter(|&other| other != page) {
+            self.release_taken(other, to);
+        }
+    }
+}
