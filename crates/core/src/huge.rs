@@ -6,10 +6,12 @@ use crate::sync::{AtomicU32, Ordering};
 const ASKED: u32 = 1;
 /// … or does not want them (`MADV_NOHUGEPAGE`), or the kernel did not give one …
 const UNWANTED: u32 = 2;
-/// … and the kernel may hold pages of the granule as parts of huge pages.
+/// … and the kernel may hold the pages of the granule as one huge page …
 const CAME: u32 = 4;
+/// … or some of them as parts of huge pages that reach beyond it.
+const PARTS: u32 = 8;
 /// One of those who split them.
-const SPLITTER: u32 = 8;
+const SPLITTER: u32 = 16;
 
 /// One granule's.
 #[derive(Debug)]
@@ -28,22 +30,32 @@ impl Huge {
         now & UNWANTED == 0 && (unasked || now & ASKED != 0)
     }
 
-    /// The kernel may hold pages of the granule as parts of huge pages from now on. Before one of them is released as resident, so that the evictor that takes it (an acquire) sees this.
+    /// The kernel may hold the granule as one huge page from now on. Before a page of it is released as resident, so that the evictor that takes it (an acquire) sees this.
     pub fn came(&self) {
         self.0.fetch_or(CAME, Ordering::Relaxed);
     }
 
-    /// Whether the kernel may hold pages of it so.
+    /// The same of some pages, as parts of huge pages that reach beyond the granule.
+    pub fn parts_came(&self) {
+        self.0.fetch_or(PARTS, Ordering::Relaxed);
+    }
+
+    /// Whether the kernel may hold pages of it in one of these ways.
     pub fn may_be(&self) -> bool {
-        self.0.load(Ordering::Relaxed) & CAME != 0
+        self.0.load(Ordering::Relaxed) & (CAME | PARTS) != 0
+    }
+
+    /// Whether it may keep RAM after the granule has gone as a whole.
+    pub fn may_reach_beyond(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & PARTS != 0
     }
 
     /// Whether the caller, who has a page of the granule, is to split what is huge here, and to call [`Huge::end_split`] after that. Another one may be at it: then both are, since neither's
     /// pages may leave before. `stays`: not all of it can be split, so it is to be done again next time.
     pub fn begin_split(&self, stays: bool) -> bool {
         let begin = |now: u32| {
-            let is_huge = now & CAME != 0 || now >= SPLITTER;
-            is_huge.then_some((if stays { now } else { now & !CAME }) + SPLITTER)
+            let is_huge = now & (CAME | PARTS) != 0 || now >= SPLITTER;
+            is_huge.then_some((if stays { now } else { now & !(CAME | PARTS) }) + SPLITTER)
         };
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, begin).is_ok()
     }
@@ -55,7 +67,7 @@ impl Huge {
 
     /// The granule's memory has gone.
     pub(crate) fn forget(&self) {
-        self.0.fetch_and(!(ASKED | UNWANTED | CAME), Ordering::Relaxed);
+        self.0.fetch_and(!(ASKED | UNWANTED | CAME | PARTS), Ordering::Relaxed);
     }
 
     /// Takes over another's, while nobody splits anything.

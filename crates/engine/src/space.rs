@@ -75,7 +75,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
                 }
                 g.flags.show();
             }
-            self.claim_part(&g, part);
+            self.claim_to_free(&g, part);
         });
     }
 
@@ -97,7 +97,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             if !g.granule.touched() {
                 continue;
             }
-            self.claim_part(&g, part);
+            self.claim_to_free(&g, part);
             if let Err(why) = call(part) {
                 self.unclaim(part);
                 return Err(why);
@@ -446,12 +446,43 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         }
     }
 
-    /// What may be parts of huge pages may be so under new names.
+    /// What may be huge pages, or parts of some, may be so under new names.
     fn inherit_huge(&self, old: PageRange, moved: PageRange) {
         let huge =
             |part: PageRange| self.table.granule_even_absent(part.start.granule()).is_some_and(|g| g.granule.huge.may_be());
-        if old.by_granule().any(huge) {
-            self.note_huge(moved);
+        if !old.by_granule().any(huge) {
+            return;
+        }
+        let in_step = moved.start.0.abs_diff(old.start.0).is_multiple_of(GRANULE_PAGES as u64);
+        self.each_granule(moved, |part| {
+            let Some(g) = self.table.granule(part.start.granule()) else { return };
+            let beyond = |old: PageRange| {
+                self.table.granule_even_absent(old.start.granule()).is_some_and(|g| g.granule.huge.may_reach_beyond())
+            };
+            if in_step && part.len() == GRANULE_PAGES as u64 && !old.by_granule().any(beyond) {
+                g.granule.huge.came();
+            } else {
+                g.granule.huge.parts_came();
+            }
+        });
+    }
+
+    /// Takes every page of a part of a granule before its memory goes. What stays of a huge page would keep the RAM of all of it until the kernel is short of memory; and our limit is not the
+    /// kernel's. So it is split first.
+    fn claim_to_free(&self, g: &GranuleRef<'_>, part: PageRange) {
+        self.claim_part(g, part);
+        if part.len() < GRANULE_PAGES as u64 || g.granule.huge.may_reach_beyond() {
+            self.split_huge(g);
+        }
+    }
+
+    /// Makes small pages of what may be huge in a granule of which the caller has pages ([`crate::fault::huge`]).
+    pub(crate) fn split_huge(&self, g: &GranuleRef<'_>) {
+        // What a parent and its child share cannot be split.
+        if !is_planted(Canary::Whole) && g.granule.huge.begin_split(self.rest.has_forked()) {
+            self.kernel.split_huge(g.id);
+            g.granule.huge.end_split();
+            self.stats.add(MEMORY_CALLS, Count::HugeSplit, 1);
         }
     }
 

@@ -5,7 +5,7 @@ use crate::Rig;
 use crate::model::Kind;
 use crate::program::{accept, between_things, fetch_buffer, progress};
 use crate::sched::{maybe_switch, sleep_ns};
-use crate::world::{note, world};
+use crate::world::{World, broken, note, world};
 use farshore_core::page::{Page, PageRange};
 use farshore_engine::traits::{HugePages, PageBuf};
 use std::rc::Rc;
@@ -178,6 +178,7 @@ pub fn unmap(rig: &Rc<Rig>, range: PageRange) {
         restored(range, true);
         return;
     }
+    world(|w| keeps_none(w, range));
     unmapped(range);
     maybe_switch();
     rig.engine.finish_unmap(range);
@@ -206,6 +207,7 @@ fn discard(rig: &Rc<Rig>, range: PageRange) {
             return Err(());
         }
         world(|w| {
+            keeps_none(w, part);
             w.memory.drop_bytes(part);
             part.iter().for_each(|p| note("kernel dontneed", p.0, part.len()));
             w.model.change(part, |_, e| e.stamp = 0);
@@ -367,5 +369,12 @@ fn pace(rig: &Rc<Rig>) {
     if let Some(wanted) = wanted {
         note("pace", 0, u64::from(wanted.batch.unwrap_or(0)));
         rig.engine.fix_pace(wanted);
+    }
+}
+
+/// The RAM of what the program gives up is free.
+fn keeps_none(w: &World, range: PageRange) {
+    if let Some(page) = w.memory.keeps_ram(range).filter(|_| w.strict) {
+        broken(page.0, "a part of a huge page goes that was not split: its RAM stays");
     }
 }

@@ -191,6 +191,20 @@ impl Memory {
         }
     }
 
+    /// A managed page of `range` that is a part of a huge page of which there is more elsewhere: when `range` goes, its RAM stays.
+    pub fn keeps_ram(&self, range: PageRange) -> Option<Page> {
+        let number = |page: Page| self.get(page).filter(|place| place.registered).map_or(0, |place| place.huge);
+        let stays = |wanted: u64| {
+            self.arena().iter().any(|page| !range.contains(page) && self.get(page).is_some_and(|place| place.huge == wanted))
+        };
+        let mut last = 0;
+        range.iter().find(|&page| {
+            let new = number(page) != 0 && number(page) != last;
+            last = number(page);
+            new && stays(last)
+        })
+    }
+
     /// `munmap`.
     pub fn unmap(&mut self, range: PageRange) {
         for page in range.iter() {

@@ -19,7 +19,7 @@
 //! `ENOENT` or `ENOMEM`, which is [`KernelError::Gone`]; a copy out of such a page ends in the handlers' [`crate::guarded::fixup`], and is `Gone` too.
 
 use crate::guarded;
-use crate::huge::{HUGE, Source};
+use crate::huge::{HUGE, Source, Taken};
 use crate::pagemap::{Categories, Pagemap, Query, Region};
 use crate::raw::{self, Errno};
 use crate::tls;
@@ -144,28 +144,32 @@ impl LinuxKernel {
         }
     }
 
-    /// Moves what was made at `place` to a granule that is absent, and fills what is left of it. Whether it is a huge page there, or why nothing has come.
-    fn move_in(&self, pagemap: &Pagemap, granule: GranuleId, place: u64) -> Result<bool, KernelError> {
+    /// Moves what was made at `place` to a granule that is absent.
+    fn move_in(&self, pagemap: &Pagemap, granule: GranuleId, place: u64) -> Taken<KernelError> {
         let (first, pages) = (granule.first(), GRANULE_PAGES as u64);
-        // The fault has left an empty page table, and a huge page comes in pieces where there is one. The kernel takes it away when all that it could hold is thrown away
-        // (Linux 6.14). All of the granule is the caller's, and nothing should be there. But where a mistake would cost bytes the kernel is asked.
-        if has_any(pagemap, first, Categories::PRESENT.with(Categories::SWAPPED))? {
-            return Err(KernelError::Exists);
+        match has_any(pagemap, place, Categories::HUGE) {
+            Ok(true) => {}
+            Ok(false) => return Taken::Small(KernelError::Refused),
+            Err(why) => return Taken::Kept(why),
         }
-        // SAFETY: memory that is registered, in which there is nothing: nobody but its owner, who has called, can bring anything there.
-        unsafe { vm::madvise(first.addr(), HUGE, advice::DONTNEED) }.map_err(unmap_error)?;
+        if let Err(why) = empty_table(pagemap, first) {
+            return Taken::Kept(why);
+        }
         let mut done = pages;
-        again(|| {
+        let moved = again(|| {
             // SAFETY: `place` is memory of ours that nobody else uses; what is moved to is absent, and its owner's to fill.
             match unsafe { self.uffd.move_pages(first.addr(), place, HUGE, false, self.wake) } {
-                // It was made of small pages, and not of all.
+                // In pieces, and not all.
                 Err(UffdError::Again { done: bytes }) if bytes > 0 => {
                     done = bytes >> PAGE_SHIFT;
                     Ok(())
                 }
                 other => other.map(|_| ()),
             }
-        })?;
+        });
+        if let Err(why) = moved {
+            return Taken::Kept(why);
+        }
         let whole = done == pages;
         while done < pages {
             match self.map_zeros(first.plus(done), pages - done) {
@@ -173,12 +177,12 @@ impl LinuxKernel {
                 Err(why) => {
                     // Only what has just come: it is the caller's, and nothing but zeros.
                     // SAFETY: as said.
-                    unsafe { vm::madvise(first.addr(), done << PAGE_SHIFT, advice::DONTNEED) }.map_err(unmap_error)?;
-                    return Err(why);
+                    let undone = unsafe { vm::madvise(first.addr(), done << PAGE_SHIFT, advice::DONTNEED) };
+                    return Taken::Spoilt(undone.map_err(unmap_error).err().unwrap_or(why));
                 }
             }
         }
-        Ok(whole && has_any(pagemap, first, Categories::HUGE)?)
+        if whole && has_any(pagemap, first.addr(), Categories::HUGE) == Ok(true) { Taken::Huge } else { Taken::Pieces }
     }
 
     /// Protects a range of which a part is not registered: halves it until the parts are pure. Whether any part was registered.
@@ -242,11 +246,21 @@ fn again(mut request: impl FnMut() -> Result<(), UffdError>) -> Result<(), Kerne
     }
 }
 
-/// Whether any page of the granule from `first` on is one of these.
-fn has_any(pagemap: &Pagemap, first: Page, any: Categories) -> Result<bool, KernelError> {
+/// Takes the page table away in which nothing is. The fault has left it, and a huge page comes in pieces where there is one. The kernel does so when all that it could hold is
+/// thrown away (Linux 6.14). All of the granule is the caller's, and nothing should be there; but where a mistake would cost bytes the kernel is asked.
+fn empty_table(pagemap: &Pagemap, first: Page) -> Result<(), KernelError> {
+    if has_any(pagemap, first.addr(), Categories::PRESENT.with(Categories::SWAPPED))? {
+        return Err(KernelError::Exists);
+    }
+    // SAFETY: memory that is registered, in which there is nothing: nobody but its owner, who has called, can bring anything there.
+    unsafe { vm::madvise(first.addr(), HUGE, advice::DONTNEED) }.map_err(unmap_error)
+}
+
+/// Whether any page of the 2 MiB from `start` on is one of these.
+fn has_any(pagemap: &Pagemap, start: u64, any: Categories) -> Result<bool, KernelError> {
     let mut regions = [Region::default(); 1];
     let query = Query { any, report: any, ..Query::default() };
-    match pagemap.scan(first.addr(), first.addr() + HUGE, query, &mut regions) {
+    match pagemap.scan(start, start + HUGE, query, &mut regions) {
         Ok((found, _)) => Ok(found > 0),
         Err(errno) => Err(KernelError::Other(errno.0)),
     }

@@ -13,12 +13,10 @@
 //! reads the epoch, maps, reads it again, and says `protected` unless it was even and did not move.
 
 use super::pipeline::Victim;
-use crate::stats::Count;
+use crate::Engine;
 use crate::traits::{Backend, Clock, Kernel, Policy, Verdict};
-use crate::{Engine, MEMORY_CALLS};
 use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
-use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::sync::Futex;
@@ -80,7 +78,8 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         }
         if victims.len() > first_victim {
             self.note_leaving(g.granule);
-            self.split_before_leaving(g);
+            // Each is to give its RAM back by itself.
+            self.split_huge(g);
         }
         if victims[first_victim..].iter().any(|v| v.dirty) && !self.protect_victims(g, &victims[first_victim..]) {
             for victim in victims.drain(first_victim..) {
@@ -88,16 +87,6 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
             }
         }
         look
-    }
-
-    /// Pages of the granule leave: each is to give its RAM back by itself ([`crate::fault::huge`]).
-    fn split_before_leaving(&self, g: &GranuleRef<'_>) {
-        // What a parent and its child share cannot be split.
-        if !is_planted(Canary::Whole) && g.granule.huge.begin_split(self.rest.has_forked()) {
-            self.kernel.split_huge(g.id);
-            g.granule.huge.end_split();
-            self.stats.add(MEMORY_CALLS, Count::HugeSplit, 1);
-        }
     }
 
     /// A clean page whose slot is in a space that fails, or is to go, would be there only: it is made dirty, and leaves later, to

@@ -16,7 +16,8 @@
 //! When an evictor takes the first victims of a granule that came like this it splits the huge page ([`Kernel::split_huge`]), before it protects or copies anything. Otherwise the victims' RAM would
 //! be free when the last of the 512 pages has left, and the program would have more RAM than its limit. Canary `whole`.
 //!
-//! What the program does to a part of a huge page by itself (`munmap`, `MADV_DONTNEED`, `mprotect`, `mremap`) the kernel splits as it does natively.
+//! What the program does to a part of a huge page (`munmap`, `MADV_DONTNEED`, `mremap`) the kernel splits in the page table alone: natively the RAM of what has gone comes back when the kernel is
+//! short of memory. So a memory call splits it as well, before a part of it goes.
 
 use crate::Engine;
 use crate::stats::Count;
