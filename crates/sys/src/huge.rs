@@ -6,11 +6,12 @@
 //! Nothing here is asked of the kernel but what any program may ask: whether there is a huge page at a touch is its decision (its setting, its free memory).
 
 use crate::alloc_crate::vec::Vec;
+use crate::clock;
 use crate::own::map_own;
 use crate::raw::{nr, syscall_result};
 use crate::vm::{self, advice};
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use farshore_engine::traits::HugePages;
 
 /// Bytes of a huge page: those of a granule.
@@ -35,6 +36,8 @@ pub struct Source {
     when: HugePages,
     places: [AtomicU8; PLACES],
     failures: AtomicU32,
+    /// Nothing is asked of the kernel any more.
+    given_up: AtomicBool,
 }
 
 /// How `take` of [`Source::make`] ended.
@@ -104,6 +107,7 @@ impl Source {
             when,
             places: [const { AtomicU8::new(EMPTY) }; PLACES],
             failures: AtomicU32::new(0),
+            given_up: AtomicBool::new(false),
         })
     }
 
@@ -133,16 +137,28 @@ impl Source {
 
     /// For which memory a huge page is worth asking for, now.
     pub fn when(&self) -> HugePages {
-        if self.failures.load(Ordering::Relaxed) >= FAILURES_MAX { HugePages::Never } else { self.when }
+        let given_up = self.given_up.load(Ordering::Relaxed) || self.failures.load(Ordering::Relaxed) >= FAILURES_MAX;
+        if given_up { HugePages::Never } else { self.when }
+    }
+
+    /// Makes none any more: a filter is about to forbid the calls. Waits until nobody is making one.
+    pub fn give_up(&self) {
+        self.given_up.store(true, Ordering::SeqCst);
+        while self.places.iter().any(|place| place.load(Ordering::SeqCst) == TAKEN) {
+            clock::sleep_ns(50_000);
+        }
     }
 
     /// Makes a huge page of zeros in a free place, and lets `take` move it away from the address that it gets. `None`: no place is free.
     pub fn make<E>(&self, take: impl FnOnce(u64) -> Taken<E>) -> Option<Result<(), E>> {
         let base = self.base()?;
-        let has =
-            |place: &AtomicU8, state: u8| place.compare_exchange(state, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let has = |place: &AtomicU8, state: u8| place.compare_exchange(state, TAKEN, Ordering::SeqCst, Ordering::Relaxed).is_ok();
         let free = |state: u8| self.places.iter().position(|place| has(place, state));
         let number = free(FULL).or_else(|| free(EMPTY))?;
+        if self.given_up.load(Ordering::SeqCst) {
+            self.places[number].store(EMPTY, Ordering::Release);
+            return None;
+        }
         let place = base + number as u64 * HUGE;
         // The kernel fills it with zeros.
         // SAFETY: a place of our own that nobody else has.
@@ -235,5 +251,7 @@ mod tests {
         assert_eq!(full(), 1, "one of those that failed at a time");
         source.make(|_| Taken::<()>::Huge);
         assert_eq!(full(), 0);
+        source.give_up();
+        assert_eq!((source.when(), source.make(|_| Taken::<()>::Huge)), (HugePages::Never, None));
     }
 }

@@ -1,5 +1,10 @@
 /* Transparent huge pages: fresh memory comes in them where the program asks, and what happens to parts of them. */
 #include "pages.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 enum { HUGE = 2 << 20, COUNT = 16, MORE = 160 << 20 };
@@ -139,4 +144,22 @@ void section_hugebefore(void)
     unsigned char *more = filled(MORE, 6);
     say("more: %d", holds(more, MORE, 6));
     say("all: %d", holds(at, COUNT * HUGE, 5));
+}
+
+/* A filter of the program's that knows which requests of ioctl it needs. */
+void section_hugefiltered(void)
+{
+    have_a_thread();
+    const unsigned nr = offsetof(struct seccomp_data, nr), request = offsetof(struct seccomp_data, args[1]);
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, nr), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 4), BPF_STMT(BPF_LD | BPF_W | BPF_ABS, request),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0xc028aa05, 1, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0xc0606610, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = { sizeof filter / sizeof *filter, filter };
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    say("filter: %ld", syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program));
+    unsigned char *at = granules(COUNT, MADV_HUGEPAGE);
+    fill(at, COUNT * HUGE, 7);
+    say("all: %d", holds(at, COUNT * HUGE, 7));
 }

@@ -18,6 +18,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "advisedpart", section_advisedpart }, { "guards", section_guards }, { "guardsmove", section_guardsmove },
     { "adviceanswers", section_adviceanswers }, { "shrinks", section_shrinks },
     { "huge", section_huge }, { "hugeleaves", section_hugeleaves }, { "hugebefore", section_hugebefore },
+    { "hugefiltered", section_hugefiltered },
 };
 
 long number_in(const char *path, const char *name)

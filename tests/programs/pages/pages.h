@@ -39,5 +39,6 @@ void section_shrinks(void);
 void section_huge(void);
 void section_hugeleaves(void);
 void section_hugebefore(void);
+void section_hugefiltered(void);
 
 #endif

@@ -11,6 +11,7 @@
 //! * One that stops what the control thread does is installed, and there is no control thread from then on: `farshore stat` gets no answer.
 //! * One that stops what a forked child, or the start of a program, needs of us is installed all the same. From then on this process
 //!   cannot fork (`EAGAIN`, with a line), or programs that it starts run without Farshore.
+//! * One that stops what brings huge pages in is installed, and pages are small from then on.
 //! * The strict mode leaves four calls, so it is refused always.
 //!
 //! The kernel gets a copy of the program's filter: what was looked at is what is installed. A filter sees calls in our text, not in the
@@ -129,6 +130,10 @@ fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M
     let everything = [own::ALWAYS, if holds_for_ours { own::THREADS } else { &[] }];
     if let Some(stopped) = first_stopped(&filter, &everything) {
         return refuse(stopped);
+    }
+    if let (Some(_), Some(runtime)) = (first_stopped(&filter, &[own::HUGE_PAGES]), runtime()) {
+        // Before it holds for any thread.
+        runtime.engine.kernel.huge_way().inspect(|way| way.source.give_up());
     }
     let program = Program { len: filter.len() as u16, filter: filter.as_ptr() };
     let Some(runtime) = runtime().filter(|_| holds_for_ours && this.is_some()) else {

@@ -38,6 +38,8 @@ const REGISTER: u64 = 0xc020_aa00;
 const WAKE: u64 = 0x8010_aa02;
 const COPY: u64 = 0xc028_aa03;
 const WRITE_PROTECT: u64 = 0xc018_aa06;
+const MOVE: u64 = 0xc028_aa05;
+const PAGEMAP_SCAN: u64 = 0xc060_6610;
 const FUTEX_WAIT: u64 = 128;
 const FUTEX_WAKE: u64 = 129;
 const FUTEX_WAKE_SHARED: u64 = 1;
@@ -91,6 +93,12 @@ pub(super) const ALWAYS: &[Own] = &[
     call(60, "exit", ENDS),
     call(231, "exit_group", ENDS),
 ];
+
+const HUGE: &str = "bring huge pages in";
+
+/// On threads of the program, where they can: without these pages are small.
+pub(super) const HUGE_PAGES: &[Own] =
+    &[with(16, "ioctl(UFFDIO_MOVE)", 1, MOVE, HUGE), with(16, "ioctl(PAGEMAP_SCAN)", 1, PAGEMAP_SCAN, HUGE)];
 
 const EVICTING: &str = "evict pages";
 const CONTROLLING: &str = "answer farshore stat and set";
