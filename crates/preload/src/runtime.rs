@@ -162,6 +162,11 @@ impl Runtime {
         self.own_fds.store(Box::into_raw(Box::new(all)), Ordering::Release);
     }
 
+    /// No huge pages are made from now on, nor is one in the making.
+    pub fn have_small_pages(&self) {
+        self.engine.kernel.huge_way().inspect(|way| way.source.give_up());
+    }
+
     /// Sleeps until start-up is over.
     pub fn wait_until_running(&self) {
         let never = core::sync::atomic::AtomicU32::new(0);

@@ -133,7 +133,7 @@ fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M
     }
     if let (Some(_), Some(runtime)) = (first_stopped(&filter, &[own::HUGE_PAGES]), runtime()) {
         // Before it holds for any thread.
-        runtime.engine.kernel.huge_way().inspect(|way| way.source.give_up());
+        runtime.have_small_pages();
     }
     let program = Program { len: filter.len() as u16, filter: filter.as_ptr() };
     let Some(runtime) = runtime().filter(|_| holds_for_ours && this.is_some()) else {
