@@ -116,6 +116,20 @@ macro_rules! numbers {
         $(
             common!($name, $value);
             changes!($name, $value: fetch_add fetch_sub fetch_or fetch_and fetch_xor fetch_max fetch_min);
+
+            impl $name {
+                /// See `core`.
+                #[allow(clippy::missing_errors_doc)]
+                #[track_caller]
+                pub fn fetch_update(
+                    &self,
+                    done: Ordering,
+                    failed: Ordering,
+                    change: impl FnMut($value) -> Option<$value>,
+                ) -> Result<$value, $value> {
+                    self.note().fetch_update(done, failed, change)
+                }
+            }
         )*
     };
 }
