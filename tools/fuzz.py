@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Coverage-guided fuzzing of the targets in crates/fuzz, with libFuzzer and the stable toolchain.
+"""Coverage-guided fuzzing of the targets in crates/testing/fuzz, with libFuzzer and the stable toolchain.
 
     tools/fuzz.py                            every target, some seconds of a processor each
     tools/fuzz.py word control --seconds 600 these targets alone, for longer
@@ -26,7 +26,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-CRATE = os.path.join(ROOT, "crates", "fuzz")
+CRATE = os.path.join(ROOT, "crates", "testing", "fuzz")
 TARGET = os.path.join(ROOT, os.environ.get("CARGO_TARGET_DIR") or "target")
 # Inputs that are kept, failures, and the programs.
 WORK = os.path.join(TARGET, "fuzz")

@@ -6,7 +6,7 @@
 # Without an option: looks for a Rust toolchain that is new enough, and for a C compiler, which rustc links with; if there is none, it installs the
 # Debian packages of tools/packages.txt. With --programs it also installs those of tests/real/packages.txt (what `make demo` runs), with --clients those
 # of tests/serve/packages.txt (what `make demo-kv` runs), with --tests both, and those of tests/report/packages.txt (a browser),
-# crates/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites) and tests/newcomer/packages.txt (a fresh Debian), and
+# crates/testing/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites) and tests/newcomer/packages.txt (a fresh Debian), and
 # rustfmt, clippy and miri. What is there already is left as it is, and nothing is asked of the network then. Exit status 1
 # if something is missing without which nothing can be built; what only some tests need is named, and these tests say that they are skipped.
 #
@@ -18,7 +18,7 @@ build_packages_file=tools/packages.txt
 packages_file=tests/real/packages.txt
 clients_packages_file=tests/serve/packages.txt
 # What only the tests need: a browser; a C++ compiler for the fuzzer; other people's suites; a fresh Debian.
-test_packages_files='tests/report/packages.txt crates/fuzz/packages.txt tests/suites/packages.txt tests/newcomer/packages.txt'
+test_packages_files='tests/report/packages.txt crates/testing/fuzz/packages.txt tests/suites/packages.txt tests/newcomer/packages.txt'
 # The day of the nightly, as rustup names it.
 nightly_day=2026-10-30
 

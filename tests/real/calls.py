@@ -2,9 +2,9 @@
 """System calls of a program under Farshore, and the program as others see it: what is natively, is so here.
 
     tests/real/calls.py                       everything, as `make test` does
-    tests/real/calls.py --only walk --mode upcall --rounds 20
+    tests/real/calls.py --only matrix --mode upcall --rounds 20
 
-walk      every system call of the net's table (farshore-walk, crates/walk), natively and under Farshore: with buffers that are resident,
+matrix    every system call of the net's table (farshore-call-matrix, crates/testing/call-matrix), natively and under Farshore: with buffers that are resident,
           absent, half absent, across the edges and the end of managed memory, write-protected, and leaving at that moment. Each line
           of output must be the native one; the states of the pages, as the kernel tells them, must have been those.
 blocked   hundreds of threads blocked in calls with large buffers, and many that pin much at one time: the others go on
@@ -33,7 +33,7 @@ import harness  # noqa: E402
 from harness import MIB, PAGE, Unavailable, need  # noqa: E402
 
 TIMEOUT = 240
-# What must be seen of each way, as shares of the pages that the walk's buffers lie on: state and least share.
+# What must be seen of each way, as shares of the pages that the matrix' buffers lie on: state and least share.
 WANTED = {
     "resident": ("absent", None, 0.1), "absent": ("absent", 0.9, None), "half": ("absent", 0.2, 0.8), "edge-out": ("absent", 0.9, None),
     "edge-in": ("absent", 0.9, None), "end": ("absent", 0.9, None), "clean": ("protected", 0.5, None), "leaving": ("absent", 0.01, 0.99),
@@ -95,11 +95,11 @@ def ended_badly(outcome, expected=0):
     return [] if outcome.status == expected else [f"status {outcome.status}: {outcome.stderr.strip()[-400:]}"]
 
 
-# ------------------------------------------------------------------------------------------------ the walk
+# ------------------------------------------------------------------------------------------------ the matrix
 
 
 def namespaces():
-    """A command that gives the walk mounts, host names and message queues of its own; none if that is not allowed here."""
+    """A command that gives the matrix mounts, host names and message queues of its own; none if that is not allowed here."""
     for more in ([], ["-U", "-r"]):
         argv = ["unshare", *more, "-m", "-u", "-i", "--propagation", "private"]
         if shutil.which("unshare") and subprocess.run([*argv, "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0:
@@ -108,7 +108,7 @@ def namespaces():
 
 
 def row_of(line):
-    """The call that a line of the walk is about."""
+    """The call that a line of the matrix is about."""
     return re.match(r"\w*", line)[0]
 
 
@@ -141,24 +141,24 @@ def states(path):
     return wrong
 
 
-def walk(runner):
+def matrix(runner):
     """The table, natively and in each mode."""
-    program = os.environ.get("FARSHORE_WALK") or os.path.join(os.path.dirname(runner.options.farshore), "farshore-walk")
+    program = os.environ.get("FARSHORE_CALL_MATRIX") or os.path.join(os.path.dirname(runner.options.farshore), "farshore-call-matrix")
     if not os.access(program, os.X_OK):
-        raise SystemExit(f"no farshore-walk at {program}: build it with `cargo build --workspace --release`, or name it by FARSHORE_WALK")
+        raise SystemExit(f"no farshore-call-matrix at {program}: build it with `cargo build --workspace --release`, or name it by FARSHORE_CALL_MATRIX")
     apart = namespaces()
     argv = [program] + (["--apart"] if apart else [])
     with runner.folder() as folder:
         outcome, native = runner.finish([*apart, *argv], folder)
     problems = ended_badly(outcome)
-    runner.test("walk natively", problems)
+    runner.test("matrix natively", problems)
     if problems:
         return
     for mode in runner.options.mode:
         counts = os.path.join(runner.options.work, f"counts-{mode}.json")
         more = ["--managed", "--rounds", str(runner.options.rounds), "--counts", counts]
         with runner.folder() as folder:
-            # Children that the walk looks at from outside are ordinary programs.
+            # Children that the matrix looks at from outside are ordinary programs.
             # Nothing is read ahead: what a call finds absent is what this puts out.
             managed = runner.under_farshore([*argv, *more], 5 * MIB, mode, "--no-follow", "--prefetch", "none")
             outcome, lines = runner.finish([*apart, *managed], folder)
@@ -167,10 +167,10 @@ def walk(runner):
         different = {row: wrong for row, wrong in rows.items() if wrong}
         runner.passed += len(rows) - len(different)
         runner.failed += len(different)
-        print(f"walk {mode}: {len(rows)} rows, {len(different)} differ", flush=True)
+        print(f"matrix {mode}: {len(rows)} rows, {len(different)} differ", flush=True)
         for wrong in list(different.values())[:10]:
             print("    " + "\n    ".join(wrong[:3]), flush=True)
-        runner.test(f"walk {mode}", problems)
+        runner.test(f"matrix {mode}", problems)
         if not problems:
             runner.test(f"states of pages, {mode}", states(counts))
     print("\n".join(line for line in native if row_of(line) in ("rows", "")))
@@ -428,14 +428,14 @@ def outside(runner):
 
 # ----------------------------------------------------------------------------------------------------- main
 
-PARTS = {"walk": walk, "blocked": blocked, "outside": outside}
+PARTS = {"matrix": matrix, "blocked": blocked, "outside": outside}
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=f"these parts alone: {', '.join(PARTS)}")
     parser.add_argument("--mode", default="upcall,poll", help="upcall, poll or both (default both)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="how often the walk is made while pages leave (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="how often the matrix is gone through while pages leave (default 3)")
     parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
     parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where files go (default /var/tmp)")
     options = parser.parse_args()

@@ -6,7 +6,7 @@ that changes.
 
 Each test prints one line. A full disk is tried on a small tmpfs and a small ext4 image where this is root, and by
 `file:…,size=…` always; one that hangs, by freezing that image. Errors of a disk are injected by $FARSHORE_FAULTY
-(crates/backend/src/faulty.rs). The last line counts: N passed, N failed, N skipped.
+(crates/product/backend/src/faulty.rs). The last line counts: N passed, N failed, N skipped.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Unithreads on far memory: the tests of crates/uthread that run there, with a fraction of the memory that they use, on each kind of swap space.
+"""Unithreads on far memory: the tests of crates/services/uthread that run there, with a fraction of the memory that they use, on each kind of swap space.
 
     tests/real/unithreads.py [--only NAME] [--farshore PATH]
 
-The tests are Rust (crates/uthread/tests/far.rs and runtime.rs) and check their own data; natively they are part of `make unit`. Each test here runs a whole
+The tests are Rust (crates/services/uthread/tests/far.rs and runtime.rs) and check their own data; natively they are part of `make unit`. Each test here runs a whole
 program of them under farshore and looks at the counters. Prints one line each; the last one counts: N passed, N failed, N skipped.
 """
 
@@ -43,7 +43,7 @@ def c_program():
         build = ["cargo", "build", "--quiet", "-p", "farshore-uthread-c", "--profile", profile]
         done = subprocess.run(build, cwd=ROOT, stderr=subprocess.PIPE, check=False)
         expect(done.returncode == 0, f"cargo build: {done.stderr.decode()[-400:]}")
-    header = os.path.join(ROOT, "crates", "uthread-c", "include")
+    header = os.path.join(ROOT, "crates", "services", "uthread-c", "include")
     return harness.build_program("unitheap", ["-I", header], libraries=["-L", where, "-lfarshore_uthread"]), where
 
 
