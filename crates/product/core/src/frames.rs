@@ -2,14 +2,14 @@
 //!
 //! A frame is a permission to have one page resident, not an address: the
 //! kernel allocates the RAM when a page is mapped (`UFFDIO_COPY`, see
-//! ARCHITECTURE.md "Why pages come by copy"), so identical frames need no
+//! `docs/src/decisions/0001-pages-come-by-copy.md`), so identical frames need no
 //! queue of identities and each level is a counter (MAGE §5.2 has lists here):
 //!
 //! 1. a **cache** a core: what faults on that core take from, two adds on one line of the core's own;
 //! 2. the **shared** level, refilled by evictors, drained by caches in batches;
 //! 3. the **reserve**: frames of the limit that were never handed out.
 //!
-//! # Equation (DESIGN rule 4)
+//! # Equation (`docs/src/internals/invariants.md`, 4)
 //!
 //! ```text
 //! free (shared + reserve) + cached + taken = limit + debt

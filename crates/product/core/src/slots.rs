@@ -3,8 +3,8 @@
 //! Swap space is divided into extents of 512 slots (2 MiB). An evictor asks for
 //! a *run* of neighbouring slots for a batch, so that 256 scattered victims leave
 //! by one large write: random 4 KiB writes beside the reads halve the reads of an
-//! SSD, large ones cost them almost nothing (ARCHITECTURE.md, "Why slots are
-//! handed out side by side"). The page word carries the slot, so any page can lie anywhere,
+//! SSD, large ones cost them almost nothing (`docs/src/decisions/0006-slots-side-by-side.md`).
+//! The page word carries the slot, so any page can lie anywhere,
 //! and a page that `mremap` moves keeps its slot.
 //!
 //! # Life of a slot

@@ -2,7 +2,7 @@
 //!
 //! A two-level table over the 47 bits of a user address: a leaf a GiB, allocated
 //! when the first region of that GiB is managed, never freed (a thread may be
-//! looking at it). A leaf is the flat table of DESIGN: 8 bytes a page, one
+//! looking at it). A leaf is a flat table: 8 bytes a page, one
 //! multiplication-free index, no search, no lock. Its memory comes zeroed, and
 //! zero is [`State::Untouched`](crate::word::State), so managing 64 GiB costs a flag a
 //! granule and not a write a page.

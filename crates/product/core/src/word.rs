@@ -19,8 +19,8 @@
 //! | `Leaving` | no | in a stage | stage | any thread, by compare-and-swap |
 //! | `Out` | no | in a slot | slot | any thread, by compare-and-swap |
 //!
-//! DESIGN's *fetching* and the first half of its *leaving* are both `Busy`: a page in
-//! somebody's hands. They need no distinction, because nobody but the owner acts on
+//! A page that is being fetched and one that an evictor is copying are both `Busy`: in
+//! somebody's hands. These need no distinction, because nobody but the owner acts on
 //! the difference: everybody else waits. (An `Untouched` page in an absent granule
 //! of the table is not managed at all; see [`crate::table`].)
 //!

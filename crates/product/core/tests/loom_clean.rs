@@ -2,7 +2,8 @@
 //!
 //! With write-protection faults it is closed: the kernel does not let a write pass until the page's owner has taken the protection away, and the evictor is the owner.
 //! With asynchronous write-protection (`UFFD_FEATURE_WP_ASYNC`, and `PAGEMAP_SCAN` to ask what was written) the kernel lets the write pass by itself, so it stays open, also
-//! if the scan protects in the same call: the models find the lost write. That is why Farshore does not use it (ARCHITECTURE.md).
+//! if the scan protects in the same call: the models find the lost write. That is why Farshore does not use it
+//! (`docs/src/decisions/0016-writes-are-noticed-by-a-fault.md`).
 #![cfg(loom)]
 
 mod common;

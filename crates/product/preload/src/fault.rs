@@ -1,4 +1,4 @@
-//! The upcall: SIGBUS of a thread that touched an absent or write-protected page (DESIGN, "Three deliveries").
+//! The upcall: SIGBUS of a thread that touched an absent or write-protected page.
 //!
 //! The handler runs on the thread that faulted, with all signals blocked, on an alternate stack
 //! (the page may be the thread's own stack). It owns nothing when it returns.

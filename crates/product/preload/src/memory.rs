@@ -1,4 +1,4 @@
-//! Memory calls: mmap, munmap, mremap, madvise, mprotect, mlock, brk (DESIGN, ExtMem §3.1).
+//! Memory calls: mmap, munmap, mremap, madvise, mprotect, mlock, brk (ExtMem §3.1).
 //!
 //! What is managed: anonymous private memory that is not executable, stack, locked or huge, in mappings of at least the
 //! threshold, and the heap. Every call does what the kernel does, through the kernel, under the address-space lock; what

@@ -38,7 +38,7 @@ pub struct Runtime {
     pub engine: TheEngine,
     /// What the user asked for.
     pub options: Options,
-    /// The address-space lock. Never taken by faults or evictors; with signals blocked ([`locked`]).
+    /// The address-space lock. Never taken by evictors, and by faults only before they begin, to make our threads; with signals blocked ([`locked`]).
     pub space: Mutex<Space>,
     /// Our descriptors, sorted: a leaked list, replaced when one comes ([`Runtime::note_own_fds`]).
     own_fds: AtomicPtr<Vec<i32>>,

@@ -15,11 +15,11 @@
 //! `mxcsr` and of the x87 unit. All other registers, vectors included, are the caller's to save, and the compiler has done so at the call. The
 //! direction flag is clear at each call. The thread pointer (`fs`) is not switched: thread-local storage belongs to the worker.
 //!
-//! Out of a signal handler it is the same switch: the kernel has put every register of the interrupted code into the signal frame, which lies on
-//! the unithread's own stack further up. The return from the handler restores them, whenever that is.
+//! At a page fault it is the same switch, and not inside of the signal handler: the handler leaves every register of the interrupted code on the unithread's own
+//! stack and returns into code that waits there (`far.rs`). That code puts them all back, whenever that is.
 //!
 //! Loading a control word costs tens of cycles if it changes something (measured by `examples/switch.rs`: 135 cycles a switch against 7), so it is
-//! loaded only where control bits differ. The flags of exceptions that have come are not the callee's to preserve; out of a signal handler the frame
+//! loaded only where control bits differ. The flags of exceptions that have come are not the callee's to preserve; at a page fault the saved state
 //! has them.
 //!
 //! Leaves by `pop` and `jmp`, not by `ret`: the processor predicts a `ret` by the call before it, which was another stack's.

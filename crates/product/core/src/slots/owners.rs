@@ -12,7 +12,7 @@
 //! # Which slots
 //!
 //! 1. those behind the last run, in the extent that is being filled;
-//! 2. while two thirds of the core's room are free: of the extent that has waited longest with a third or less in use (why: ARCHITECTURE.md, "Room");
+//! 2. while two thirds of the core's room are free: of the extent that has waited longest with a third or less in use (why: *Room* in `docs/src/decisions/0006-slots-side-by-side.md`);
 //! 3. of one whose room was given back ([`super::giving`]);
 //! 4. of a new extent;
 //! 5. of any own extent that has some;

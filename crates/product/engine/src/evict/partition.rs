@@ -4,7 +4,8 @@
 //! touches a list only when a granule gets its first resident page, by one push without a lock;
 //! an evictor walks the granules of a partition round and round like the hand of a
 //! clock, and the words of a granule in the order of their addresses. So victims that lie side by side are found side by side, and a
-//! fault never writes a shared list (coordination avoidance, P3). Why not a list of pages: ARCHITECTURE.md.
+//! fault never writes a shared list (coordination avoidance). Why not a list of pages:
+//! `docs/src/decisions/0004-evictors-take-granules.md`.
 //!
 //! # Whose turn it is
 //!

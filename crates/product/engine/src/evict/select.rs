@@ -1,7 +1,7 @@
 //! Victims of one granule: taken, and write-protected with one TLB flush.
 //!
 //! A victim's bytes must not change while they are copied. Protecting page by page costs a TLB shootdown each
-//! (10 µs a page when another core runs the program, ARCHITECTURE.md); one call over the range from the
+//! (10 µs a page when another core runs the program: `docs/src/decisions/costs.md`); one call over the range from the
 //! first to the last victim costs one. The call protects the pages between them too, so each of those is told
 //! *before* (`expect_protection`), and pages that a system call has pinned for writing are left out by cutting the range.
 //!

@@ -14,7 +14,7 @@
 //!
 //! `poll` and `select` still see ours as open, and `/proc/self/fd` lists them. That hides them from mistakes, not from an attacker: code that runs in the
 //! process can use whatever the process has open. So what is kept open must be nothing that the process could not have anyway: no directory, above all
-//! (ARCHITECTURE, section 6).
+//! (`docs/src/internals/kernel.md`).
 
 use super::super::buffers::{Args, Memory, PinSet, errno, pin_local, read_user, run};
 use super::super::table::{Dir, Entry, Extent, Ptr};

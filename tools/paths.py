@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Checks that what the documents name is there: paths, links with their anchors, and identifiers.
+
+    tools/paths.py                all documents: README.md, ARCHITECTURE.md, CONTRIBUTING.md, docs/**/*.md
+    tools/paths.py FILE...        these alone
+
+Code between backticks is looked at outside of fenced blocks:
+
+- A path (it contains `/`, or ends as a source file does) must be the end, at a `/`, of the path of a file or directory of the repository. So
+  `engine/src/fault/run.rs` and `fault/run.rs` are both found, wherever the crate lies. System paths, placeholders (`NAME`) and wildcards are left out.
+- An identifier (`Type::method`, `function(…)`, `snake_case`, `UPPER_CASE`) must occur in the sources, outside of Rust's comments, or name one of
+  their files; of one with `::` each part. Left out are constants of the kernel, by their beginnings, and what is listed in `ELSEWHERE`.
+
+A relative link must lead to a file of the repository, and its `#anchor` to a heading there.
+
+What is not found is printed, a line each: `file:line: what`. The exit status is 1 if there was any.
+"""
+
+import functools
+import os
+import re
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# Endings that make a word without a `/` a path, and those of files whose words are identifiers.
+PATH_ENDS = (".rs", ".py", ".md", ".c", ".cc", ".h", ".sh", ".toml")
+SOURCE_ENDS = (".rs", ".py", ".c", ".cc", ".h", ".S", ".go", ".sh", ".js", ".toml", "Makefile")
+# Where a path begins that is not the repository's.
+SYSTEM = ("/", "~", "../", "./", "target/", "http:", "https:", "proc/", "sys/kernel", "dev/")
+# What stands for something else: `crates/NAME/src`, `results/DATE-MACHINE/`.
+PLACEHOLDER = re.compile(r"\b(NAME|DATE|MACHINE|PID|BEFORE|AFTER|PATH|DIR|SPEC|CRATE|UID|FILE|SIZE)\b")
+# Paths that are right and not the repository's, with the reason.
+PATHS_ELSEWHERE = {
+    "mm/workingset.c": "of the Linux kernel",
+    "transparent_hugepage/enabled": "a setting of the kernel, below its directory mm",
+    "compare.py": "a script that was dropped; a decision record says why",
+}
+# Constants that are the kernel's or libc's: whether a source of ours has them says nothing.
+KERNELS = re.compile(r"(CONFIG|COOP|FILES|IORING|KEYCTL|MADV|MAP|MSG|PR|RLIMIT|SA|SO|UFFD|UFFDIO)_")
+# Other identifiers that are right and in no source of ours, with the reason.
+ELSEWHERE = {
+    "clear_child_tid": "a field of the kernel's tasks",
+    "instruction_pointer": "a field of what the kernel shows to filters of system calls",
+    "si_call_addr": "a field of the kernel's siginfo",
+    "pthread_sigqueue": "a function of libc",
+    "NO_TLS": "an option of LMDB, whose crate has it in another spelling",
+}
+
+FENCE = re.compile(r"^\s*(```|~~~)")
+CODE = re.compile(r"(`+)(.+?)\1")
+LINK = re.compile(r"\[[^\]]*\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)(?:\s+\"[^\"]*\")?\)|^\s*\[[^\]]+\]:\s+(\S+)")
+QUALIFIED = re.compile(r"^[A-Za-z_]\w*(::[A-Za-z_]\w*)+(\(.*\))?$")
+CALLED = re.compile(r"^[a-z_]\w*\((?!\d\)).*\)$")
+SNAKE = re.compile(r"^(?=[^_]*\w_)[a-z][a-z0-9_]*$|^[A-Z][A-Z0-9]*(_[A-Z0-9]+)+$")
+
+
+@functools.cache
+def repository():
+    """All files, and all endings at a `/` of their paths and of their directories' paths."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True)
+    files = [path for path in listed.stdout.decode().split("\0") if path and os.path.exists(os.path.join(ROOT, path))]
+    endings = set()
+    for path in files:
+        parts = path.split("/")
+        for last in range(1, len(parts) + 1):
+            endings.update("/".join(parts[first:last]) for first in range(last))
+    return files, endings
+
+
+@functools.cache
+def words():
+    """Every word of the sources outside of Rust's comments, and their files' names."""
+    found = set()
+    for path in repository()[0]:
+        if path.endswith(SOURCE_ENDS) and path != "tools/paths.py":
+            with open(os.path.join(ROOT, path), encoding="utf-8", errors="replace") as source:
+                text = source.read()
+            found.add(os.path.basename(path).split(".")[0])
+            found.update(re.findall(r"[A-Za-z_]\w*", re.sub(r"//.*", "", text) if path.endswith(".rs") else text))
+    return found
+
+
+def lines_outside_fences(path):
+    """The lines of a document with their numbers, without fenced blocks."""
+    fence = None
+    with open(path, encoding="utf-8") as document:
+        for number, line in enumerate(document, 1):
+            mark = FENCE.match(line)
+            if mark and fence in (None, mark[1]):
+                fence = None if fence else mark[1]
+            elif fence is None:
+                yield number, line.rstrip("\n")
+
+
+@functools.cache
+def anchors(path):
+    """The anchors of a document's headings, as GitHub and mdBook both make them."""
+    found, seen = set(), {}
+    for _, line in lines_outside_fences(path):
+        heading = re.match(r"#{1,6}\s+(.*?)\s*#*$", line)
+        if heading:
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).replace("`", "").replace("*", "")
+            slug = re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", text.lower()))
+            found.add(slug if slug not in seen else f"{slug}-{seen[slug]}")
+            seen[slug] = seen.get(slug, 0) + 1
+    return found
+
+
+def missing_code(text):
+    """What is wrong with code between backticks, or None."""
+    if re.search(r"[\s*?{}<>$…|=,\\\\]", text) and not CALLED.match(text):
+        return None
+    if "(" not in text and "::" not in text and ("/" in text or text.endswith(PATH_ENDS)):
+        known = text.startswith((*SYSTEM, "-", "@", ".")) or PLACEHOLDER.search(text) or text in PATHS_ELSEWHERE
+        return None if known or text.rstrip("/") in repository()[1] else f"no such path: {text}"
+    if QUALIFIED.match(text) or CALLED.match(text) or SNAKE.match(text):
+        parts = re.sub(r"\(.*", "", text).split("::")
+        gone = [part for part in parts if part not in words() and part not in ELSEWHERE and not KERNELS.match(part)]
+        return f"no such identifier: {text} ({', '.join(gone)})" if gone else None
+    return None
+
+
+def missing_link(target, document):
+    """What is wrong with a link, or None."""
+    if re.match(r"[a-z]+:", target) or not target:
+        return None
+    path, _, anchor = target.partition("#")
+    file = os.path.normpath(os.path.join(os.path.dirname(document), path)) if path else document
+    if os.path.relpath(file, ROOT) not in repository()[1]:
+        return f"no such file: {target}"
+    if anchor and file.endswith(".md") and anchor not in anchors(file):
+        return f"no such heading: {target}"
+    return None
+
+
+def documents():
+    """The documents that are checked."""
+    return [path for path in repository()[0] if re.fullmatch(r"(README|ARCHITECTURE|CONTRIBUTING)\.md|docs/.*\.md", path)]
+
+
+def main():
+    found = 0
+    for name in sys.argv[1:] or documents():
+        document = os.path.abspath(name) if sys.argv[1:] else os.path.join(ROOT, name)
+        for number, line in lines_outside_fences(document):
+            wrong = [missing_code(code[2].strip()) for code in CODE.finditer(line)]
+            wrong += [missing_link(link[1] or link[2] or "", document) for link in LINK.finditer(CODE.sub("code", line))]
+            for what in filter(None, wrong):
+                print(f"{os.path.relpath(document, ROOT)}:{number}: {what}")
+                found += 1
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
