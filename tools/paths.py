@@ -8,7 +8,7 @@ Code between backticks is looked at outside of fenced blocks:
 
 - A path (it contains `/`, or ends as a source file does) must be the end, at a `/`, of the path of a file or directory of the repository. So
   `engine/src/fault/run.rs` and `fault/run.rs` are both found, wherever the crate lies. System paths, placeholders (`NAME`) and wildcards are left out.
-- An identifier (`Type::method`, `function(…)`, `snake_case`, `UPPER_CASE`) must occur in the sources, outside of Rust's comments, or name one of
+- An identifier (`Type::method`, `function(…)`, `snake_case`, `UPPER_CASE`, `CamelCase`) must occur in the sources, outside of Rust's comments, or name one of
   their files; of one with `::` each part. Left out are constants of the kernel, by their beginnings, and what is listed in `ELSEWHERE`.
 
 A relative link must lead to a file of the repository, and its `#anchor` to a heading there.
@@ -33,7 +33,6 @@ SYSTEM = ("/", "~", "../", "./", "target/", "http:", "https:", "proc/", "sys/ker
 PLACEHOLDER = re.compile(r"\b(NAME|DATE|MACHINE|PID|BEFORE|AFTER|PATH|DIR|SPEC|CRATE|UID|FILE|SIZE)\b")
 # Paths that are right and not the repository's, with the reason.
 PATHS_ELSEWHERE = {
-    "mm/workingset.c": "of the Linux kernel",
     "transparent_hugepage/enabled": "a setting of the kernel, below its directory mm",
     "compare.py": "a script that was dropped; a decision record says why",
 }
@@ -53,7 +52,7 @@ CODE = re.compile(r"(`+)(.+?)\1")
 LINK = re.compile(r"\[[^\]]*\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)(?:\s+\"[^\"]*\")?\)|^\s*\[[^\]]+\]:\s+(\S+)")
 QUALIFIED = re.compile(r"^[A-Za-z_]\w*(::[A-Za-z_]\w*)+(\(.*\))?$")
 CALLED = re.compile(r"^[a-z_]\w*\((?!\d\)).*\)$")
-SNAKE = re.compile(r"^(?=[^_]*\w_)[a-z][a-z0-9_]*$|^[A-Z][A-Z0-9]*(_[A-Z0-9]+)+$")
+NAME = re.compile(r"^(?=[^_]*\w_)[a-z][a-z0-9_]*$|^[A-Z][A-Z0-9]*(_[A-Z0-9]+)+$|^[A-Z][a-z0-9]+([A-Z][a-z0-9]+)+$")
 
 
 @functools.cache
@@ -115,7 +114,7 @@ def missing_code(text):
     if "(" not in text and "::" not in text and ("/" in text or text.endswith(PATH_ENDS)):
         known = text.startswith((*SYSTEM, "-", "@", ".")) or PLACEHOLDER.search(text) or text in PATHS_ELSEWHERE
         return None if known or text.rstrip("/") in repository()[1] else f"no such path: {text}"
-    if QUALIFIED.match(text) or CALLED.match(text) or SNAKE.match(text):
+    if QUALIFIED.match(text) or CALLED.match(text) or NAME.match(text):
         parts = re.sub(r"\(.*", "", text).split("::")
         gone = [part for part in parts if part not in words() and part not in ELSEWHERE and not KERNELS.match(part)]
         return f"no such identifier: {text} ({', '.join(gone)})" if gone else None
