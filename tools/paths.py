@@ -57,15 +57,16 @@ NAME = re.compile(r"^(?=[^_]*\w_)[a-z][a-z0-9_]*$|^[A-Z][A-Z0-9]*(_[A-Z0-9]+)+$|
 
 @functools.cache
 def repository():
-    """All files, and all endings at a `/` of their paths and of their directories' paths."""
+    """All files; the paths of all files and directories; and all endings of these at a `/`."""
     listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True)
     files = [path for path in listed.stdout.decode().split("\0") if path and os.path.exists(os.path.join(ROOT, path))]
-    endings = set()
+    paths, endings = set(), set()
     for path in files:
         parts = path.split("/")
         for last in range(1, len(parts) + 1):
+            paths.add("/".join(parts[:last]))
             endings.update("/".join(parts[first:last]) for first in range(last))
-    return files, endings
+    return files, paths, endings
 
 
 @functools.cache
@@ -93,6 +94,16 @@ def lines_outside_fences(path):
                 yield number, line.rstrip("\n")
 
 
+def slug(heading):
+    """The anchor of a heading.
+
+    >>> slug("`read(fd, n)` of libc, with *its* buffer [out](x.md)")
+    'readfd-n-of-libc-with-its-buffer-out'
+    """
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").replace("*", "")
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", text.lower()))
+
+
 @functools.cache
 def anchors(path):
     """The anchors of a document's headings, as GitHub and mdBook both make them."""
@@ -100,20 +111,27 @@ def anchors(path):
     for _, line in lines_outside_fences(path):
         heading = re.match(r"#{1,6}\s+(.*?)\s*#*$", line)
         if heading:
-            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).replace("`", "").replace("*", "")
-            slug = re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", text.lower()))
-            found.add(slug if slug not in seen else f"{slug}-{seen[slug]}")
-            seen[slug] = seen.get(slug, 0) + 1
+            name = slug(heading[1])
+            found.add(name if name not in seen else f"{name}-{seen[name]}")
+            seen[name] = seen.get(name, 0) + 1
     return found
 
 
 def missing_code(text):
-    """What is wrong with code between backticks, or None."""
+    """What is wrong with code between backticks, or None.
+
+    >>> [missing_code(right) for right in ("core/src/word.rs", "fault/run.rs", "docs", "Engine::claim", "read(2)", "/proc/self/mem", "fork")]
+    [None, None, None, None, None, None, None]
+    >>> missing_code("core/src/lost.rs"), missing_code("ore/src/word.rs")
+    ('no such path: core/src/lost.rs', 'no such path: ore/src/word.rs')
+    >>> missing_code("Engine::lose_all"), missing_code("lose_all(a, b)"), missing_code("lose_all")[:24]
+    ('no such identifier: Engine::lose_all (lose_all)', 'no such identifier: lose_all(a, b) (lose_all)', 'no such identifier: lose')
+    """
     if re.search(r"[\s*?{}<>$…|=,\\\\]", text) and not CALLED.match(text):
         return None
     if "(" not in text and "::" not in text and ("/" in text or text.endswith(PATH_ENDS)):
         known = text.startswith((*SYSTEM, "-", "@", ".")) or PLACEHOLDER.search(text) or text in PATHS_ELSEWHERE
-        return None if known or text.rstrip("/") in repository()[1] else f"no such path: {text}"
+        return None if known or text.rstrip("/") in repository()[2] else f"no such path: {text}"
     if QUALIFIED.match(text) or CALLED.match(text) or NAME.match(text):
         parts = re.sub(r"\(.*", "", text).split("::")
         gone = [part for part in parts if part not in words() and part not in ELSEWHERE and not KERNELS.match(part)]
@@ -122,7 +140,14 @@ def missing_code(text):
 
 
 def missing_link(target, document):
-    """What is wrong with a link, or None."""
+    """What is wrong with a link, or None.
+
+    >>> readme = os.path.join(ROOT, "README.md")
+    >>> missing_link("ARCHITECTURE.md#invariants", readme), missing_link("https://example.invalid", readme)
+    (None, None)
+    >>> missing_link("LOST.md", readme), missing_link("ARCHITECTURE.md#lost", readme)
+    ('no such file: LOST.md', 'no such heading: ARCHITECTURE.md#lost')
+    """
     if re.match(r"[a-z]+:", target) or not target:
         return None
     path, _, anchor = target.partition("#")
