@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that what the documents name is there: paths, links with their anchors, and identifiers.
 
-    tools/paths.py                all documents: README.md, ARCHITECTURE.md, CONTRIBUTING.md, docs/**/*.md
+    tools/paths.py                all documents: README.md, ARCHITECTURE.md, CONTRIBUTING.md, SECURITY.md, docs/**/*.md
     tools/paths.py FILE...        these alone
 
 Code between backticks is looked at outside of fenced blocks:
@@ -27,13 +27,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Endings that make a word without a `/` a path, and those of files whose words are identifiers.
 PATH_ENDS = (".rs", ".py", ".md", ".c", ".cc", ".h", ".sh", ".toml")
 SOURCE_ENDS = (".rs", ".py", ".c", ".cc", ".h", ".S", ".go", ".sh", ".js", ".toml", "Makefile")
-# Where a path begins that is not the repository's.
-SYSTEM = ("/", "~", "../", "./", "target/", "http:", "https:", "proc/", "sys/kernel", "dev/")
+# Where a path begins that is not the repository's: the system's, the build's, an installation's.
+SYSTEM = ("/", "~", "../", "./", "target/", "proc/", "sys/kernel", "dev/", "bin/", "lib/", "share/")
 # What stands for something else: `crates/NAME/src`, `results/DATE-MACHINE/`.
 PLACEHOLDER = re.compile(r"\b(NAME|DATE|MACHINE|PID|BEFORE|AFTER|PATH|DIR|SPEC|CRATE|UID|FILE|SIZE)\b")
 # Paths that are right and not the repository's, with the reason.
 PATHS_ELSEWHERE = {
     "transparent_hugepage/enabled": "a setting of the kernel, below its directory mm",
+    "profiles/seccomp/default.json": "of the container engine moby",
     "compare.py": "a script that was dropped; a decision record says why",
 }
 # Constants that are the kernel's or libc's: whether a source of ours has them says nothing.
@@ -44,6 +45,7 @@ ELSEWHERE = {
     "instruction_pointer": "a field of what the kernel shows to filters of system calls",
     "si_call_addr": "a field of the kernel's siginfo",
     "pthread_sigqueue": "a function of libc",
+    "clap_complete": "a crate that a proposed change would use",
     "NO_TLS": "an option of LMDB, whose crate has it in another spelling",
 }
 
@@ -59,7 +61,7 @@ NAME = re.compile(r"^(?=[^_]*\w_)[a-z][a-z0-9_]*$|^[A-Z][A-Z0-9]*(_[A-Z0-9]+)+$|
 def repository():
     """All files; the paths of all files and directories; and all endings of these at a `/`."""
     listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True)
-    files = [path for path in listed.stdout.decode().split("\0") if path and os.path.exists(os.path.join(ROOT, path))]
+    files = [path for path in dict.fromkeys(listed.stdout.decode().split("\0")) if path and os.path.exists(os.path.join(ROOT, path))]
     paths, endings = set(), set()
     for path in files:
         parts = path.split("/")
@@ -129,7 +131,7 @@ def missing_code(text):
     """
     if re.search(r"[\s*?{}<>$…|=,\\\\]", text) and not CALLED.match(text):
         return None
-    if "(" not in text and "::" not in text and ("/" in text or text.endswith(PATH_ENDS)):
+    if "(" not in text and ":" not in text and ("/" in text or text.endswith(PATH_ENDS)):
         known = text.startswith((*SYSTEM, "-", "@", ".")) or PLACEHOLDER.search(text) or text in PATHS_ELSEWHERE
         return None if known or text.rstrip("/") in repository()[2] else f"no such path: {text}"
     if QUALIFIED.match(text) or CALLED.match(text) or NAME.match(text):
@@ -161,7 +163,7 @@ def missing_link(target, document):
 
 def documents():
     """The documents that are checked."""
-    return [path for path in repository()[0] if re.fullmatch(r"(README|ARCHITECTURE|CONTRIBUTING)\.md|docs/.*\.md", path)]
+    return [path for path in repository()[0] if re.fullmatch(r"(README|ARCHITECTURE|CONTRIBUTING|SECURITY)\.md|docs/.*\.md", path)]
 
 
 def main():
