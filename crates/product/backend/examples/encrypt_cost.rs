@@ -3,8 +3,8 @@
 //! Prints the best of several rounds, since whatever else runs only adds; and how long it takes to copy a page, as a measure.
 
 use farshore_backend::Cipher;
+use farshore_core::seams::PageBuf;
 use farshore_core::word::Slot;
-use farshore_engine::traits::PageBuf;
 use std::hint::black_box;
 use std::time::Instant;
 

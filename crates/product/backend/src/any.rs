@@ -8,9 +8,9 @@ use crate::file::{FileArray, FileOptions, FileQueue};
 use crate::layered::{Layered, LayeredQueue};
 use crate::ram::{RamQueue, RamSpace};
 use farshore_config::SwapSpec;
+use farshore_core::seams::{Backend, CANNOT, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, CANNOT, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use rustix::fd::RawFd;
 use std::sync::Arc;
 

@@ -38,9 +38,9 @@
 use crate::sleep;
 use farshore_config::Time;
 use farshore_core::limits::EXTENT_SLOTS;
+use farshore_core::seams::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use farshore_core::slots::arrangement::{Arrangements, SpaceSet};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

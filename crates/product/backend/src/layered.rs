@@ -9,9 +9,9 @@
 
 use crate::any::{AnyBackend, AnyQueue};
 use crate::error::OpenError;
+use farshore_core::seams::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use rustix::fd::RawFd;
 use std::sync::OnceLock;
 

@@ -12,13 +12,13 @@ use farshore_backend::file::{FileArray, FileOptions};
 use farshore_backend::ram::RamSpace;
 use farshore_config::{Size, SwapSpec};
 use farshore_core::page::{Access, Page, PageRange};
+use farshore_core::seams::{Backend, Kernel, KernelError, PageBuf, Protect, World};
 use farshore_core::word::State;
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::fault::resolve::Failure;
 use farshore_engine::health::{Change, News, Watcher};
 use farshore_engine::prefetch::Reader;
 use farshore_engine::stats::Count;
-use farshore_engine::traits::{Backend, Kernel, KernelError, PageBuf, Protect};
 use farshore_engine::{Engine, Nodes, Shape};
 use farshore_policy::{BuiltIn, Chosen, prefetch};
 use farshore_sys::clock::MonotonicClock;
@@ -141,9 +141,19 @@ impl Kernel for Tables {
     }
 }
 
-type TheEngine<B> = Engine<Tables, B, Chosen, MonotonicClock, KernelFutex>;
+struct Over<B>(core::marker::PhantomData<B>);
 
-struct Rig<B> {
+impl<B: Backend> World for Over<B> {
+    type Kernel = Tables;
+    type Backend = B;
+    type Policy = Chosen;
+    type Clock = MonotonicClock;
+    type Futex = KernelFutex;
+}
+
+type TheEngine<B> = Engine<Over<B>>;
+
+struct Rig<B: Backend> {
     engine: TheEngine<B>,
     pages: u64,
     stop: AtomicBool,
@@ -367,7 +377,7 @@ fn errors_at_any_rate_never_become_wrong_bytes() {
 fn another_space_takes_over_and_the_one_that_comes_back_is_used_again() {
     let place = Dir::new();
     for (kind, change) in
-        [(Kind::WriteError, Change::Fails(farshore_engine::traits::IoError::Device(5))), (Kind::Full, Change::Full)]
+        [(Kind::WriteError, Change::Fails(farshore_core::seams::IoError::Device(5))), (Kind::Full, Change::Full)]
     {
         let config = FaultConfig { space: Some(1), ..FaultConfig::default() };
         let rig = Rig::new(Faulty::new(files(&place, 2, FileOptions::default()), &config), 4000, 1);

@@ -14,6 +14,7 @@
 //! * [`pooled`] says where a pool in RAM has the page of a slot;
 //! * [`wait`] lets a thread sleep until another has moved a page on;
 //! * [`gate`] keeps threads out while a process forks;
+//! * [`seams`] are the traits of what lies around the engine: kernel, swap space, policy, clock, futex;
 //! * [`joint`] is what the library and a scheduler of unithreads say to each other;
 //! * [`roll`] waits until threads of ours have begun;
 //! * [`spin`] is the lock of those who are not in the fault path;
@@ -41,6 +42,8 @@ pub mod pooled;
 #[cfg(feature = "recorder")]
 pub mod recorder;
 pub mod roll;
+#[cfg(not(loom))]
+pub mod seams;
 pub mod slots;
 pub mod spin;
 pub mod sync;

@@ -41,13 +41,12 @@ use crate::fault::run::Alike;
 use crate::giving::Looks;
 use crate::health::Usage;
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, IoError, Kernel, PageBuf, Policy};
 use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::{EVICTORS_MAX, EXTENT_SLOTS, GRANULE_PAGES};
 use farshore_core::page::{Access, Page, PageRange};
+use farshore_core::seams::{Backend, IoError, PageBuf, World};
 use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
-use farshore_core::sync::Futex;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32};
 use farshore_core::table::{GranuleRef, PageRef};
 use farshore_core::word::{BeginFault, Release, Slot, State, Word};
@@ -74,7 +73,7 @@ impl Asks {
     }
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, C, F> {
+impl<W: World> Evictor<'_, W> {
     /// Answers what the drainer has asked since the last time.
     pub(crate) fn answer_drainer(&mut self) {
         let asks = &self.engine.asks;
@@ -137,7 +136,7 @@ struct Pass<'p> {
     core: usize,
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// A number for a space that comes; `None`: there are as many as there can be. One thread at a time.
     pub fn free_space(&self) -> Option<usize> {
         (0..SPACES_MAX).find(|&space| space >= self.health.spaces() || self.health.usage(space) == Usage::Absent)

@@ -17,11 +17,11 @@
 //! slots, and turns each word into what is true there ([`AtomicWord::inherit`](farshore_core::word::AtomicWord::inherit)). What was in
 //! the parent's stages is read from its slots. Nothing else of the parent's engine is used.
 
-use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use crate::{Engine, MEMORY_CALLS};
 use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::page::Page;
+use farshore_core::seams::{PageBuf, World};
 use farshore_core::slots::SlotMap;
 use farshore_core::sync::Futex;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
@@ -99,7 +99,7 @@ pub struct Inheritance<'p> {
     pub keep_pins: bool,
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// Waits until no page is in anybody's hands, and keeps it so until [`Engine::resume`]. Under the address-space lock, by a thread
     /// that is not serving a fault and does not touch managed memory before.
     ///
@@ -143,11 +143,11 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     #[allow(clippy::too_many_arguments)]
     pub unsafe fn for_child(
         shape: crate::Shape,
-        kernel: K,
-        backend: B,
-        policy: P,
-        clock: C,
-        futex: F,
+        kernel: W::Kernel,
+        backend: W::Backend,
+        policy: W::Policy,
+        clock: W::Clock,
+        futex: W::Futex,
         staging: *mut PageBuf,
         from: Inheritance<'_>,
     ) -> Result<Self, (Page, Word)> {

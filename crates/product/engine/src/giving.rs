@@ -26,12 +26,11 @@ use crate::Engine;
 use crate::drain::Host;
 use crate::health::Usage;
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, Kernel, LATER, Policy};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
+use farshore_core::seams::{Backend, Clock, Kernel, LATER, World};
 use farshore_core::slots::Idle;
 use farshore_core::slots::arrangement::SpaceSet;
-use farshore_core::sync::Futex;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
 
 /// Extents that are always kept: 64 MiB.
@@ -93,7 +92,7 @@ impl Looks {
     }
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// Room is given back from now on: with `keep` extents to spare ([`KEEP`]), after `pause_ns` of idleness ([`PAUSE_NS`]).
     pub fn give_room_back_from(&self, keep: u32, pause_ns: u64) {
         self.giving.keep.store(keep, Ordering::Relaxed);

@@ -23,16 +23,16 @@
 
 use crate::Engine;
 use crate::prefetch::Reader;
-use crate::traits::{Backend, Clock, IoError, Kernel, Policy};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use farshore_core::limits::FRAME_CACHES;
+use farshore_core::seams::{Clock, IoError, World};
 use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
 use farshore_core::slots::{Allowed, SlotMap};
 use farshore_core::spin::SpinLock;
+use farshore_core::sync::Padded;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use farshore_core::sync::{Futex, Padded};
 use farshore_core::wait::Event;
 use farshore_core::word::Slot;
 
@@ -434,7 +434,7 @@ impl Health {
 #[derive(Debug)]
 pub(crate) struct Transfer(Option<usize>);
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// A transfer of the slots from `slot` on begins on `core`. Ends with [`Engine::transferred`].
     pub(crate) fn transfer(&self, slot: Slot, core: usize) -> Transfer {
         let place = self.health.enter(slot, self.clock.now_ns(), core);
@@ -558,9 +558,9 @@ impl Watcher {
 
     /// The watcher's thread: looks, and sleeps while there is nothing to look at, until `stop` (and a change). It makes threads that read ahead, too, with
     /// `make_reader`, which must not wait for what the watcher has to find out: a space that hangs.
-    pub fn run<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex>(
+    pub fn run<W: World>(
         &mut self,
-        engine: &Engine<K, B, P, C, F>,
+        engine: &Engine<W>,
         stop: &AtomicBool,
         tell: &mut dyn FnMut(News),
         make_reader: &mut dyn FnMut() -> Reader,
@@ -579,11 +579,7 @@ impl Watcher {
     }
 
     /// One look. Whether there is something that changes by itself: look again soon.
-    pub fn look<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex>(
-        &mut self,
-        engine: &Engine<K, B, P, C, F>,
-        tell: &mut dyn FnMut(News),
-    ) -> bool {
+    pub fn look<W: World>(&mut self, engine: &Engine<W>, tell: &mut dyn FnMut(News)) -> bool {
         // Without memory: the map does not grow for now.
         let _ = engine.slots.stock();
         engine.wake_giver();
@@ -603,13 +599,7 @@ impl Watcher {
         busy | self.look_for_hang(engine, SPACES_MAX, now, tell)
     }
 
-    fn look_for_hang<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex>(
-        &mut self,
-        engine: &Engine<K, B, P, C, F>,
-        space: usize,
-        now: u64,
-        tell: &mut dyn FnMut(News),
-    ) -> bool {
+    fn look_for_hang<W: World>(&mut self, engine: &Engine<W>, space: usize, now: u64, tell: &mut dyn FnMut(News)) -> bool {
         let health = &engine.health;
         let patience = health.patience_ns.load(Ordering::Relaxed);
         let late = self.longest[space].filter(|(since, _)| now.saturating_sub(*since) >= patience);
@@ -636,13 +626,7 @@ impl Watcher {
         told.hangs.is_some()
     }
 
-    fn look_at_writes<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex>(
-        &mut self,
-        engine: &Engine<K, B, P, C, F>,
-        space: usize,
-        now: u64,
-        tell: &mut dyn FnMut(News),
-    ) -> bool {
+    fn look_at_writes<W: World>(&mut self, engine: &Engine<W>, space: usize, now: u64, tell: &mut dyn FnMut(News)) -> bool {
         let health = &engine.health;
         let is = health.writing(space);
         let told = &mut self.told[space];

@@ -46,7 +46,6 @@ pub mod health;
 pub mod prefetch;
 pub mod space;
 pub mod stats;
-pub mod traits;
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -62,10 +61,10 @@ use farshore_core::limits::{
     BATCH_PAGES_MAX, BATCH_PAGES_MIN, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE, batch_pages_most,
 };
 use farshore_core::page::{Page, PageRange};
+use farshore_core::seams::{Backend, Kernel, PageBuf, World};
 use farshore_core::slots::SlotMap;
 use farshore_core::slots::owners::OWNERS_MAX;
 use farshore_core::spin::SpinLock;
-use farshore_core::sync::Futex;
 use farshore_core::sync::plain::{AtomicBool, AtomicU64};
 use farshore_core::table::{PageRef, PageTable};
 use farshore_core::wait::{Event, WaitTable};
@@ -73,7 +72,6 @@ use farshore_core::word::{AtomicWord, Release, Released, Slot, Word};
 use health::Health;
 use prefetch::Requests;
 use stats::Stats;
-use traits::{Backend, Clock, Kernel, PageBuf, Policy};
 
 /// How an engine is built.
 #[derive(Clone, Copy, Debug)]
@@ -162,17 +160,17 @@ impl Watermarks {
 }
 
 /// The engine of one process.
-pub struct Engine<K, B, P, C, F> {
+pub struct Engine<W: World> {
     /// Page tables of the program.
-    pub kernel: K,
+    pub kernel: W::Kernel,
     /// Swap space.
-    pub backend: B,
+    pub backend: W::Backend,
     /// Chooses victims.
-    pub policy: P,
+    pub policy: W::Policy,
     /// Time.
-    pub clock: C,
+    pub clock: W::Clock,
     /// Sleeping.
-    pub futex: F,
+    pub futex: W::Futex,
     /// Page words.
     pub table: PageTable,
     /// Frames of the limit.
@@ -251,18 +249,26 @@ pub(crate) fn capacities(backend: &impl Backend) -> Vec<Option<u64>> {
     (0..backend.spaces()).map(|space| backend.capacity_of(space)).collect()
 }
 
-impl<K, B, P, C, F> core::fmt::Debug for Engine<K, B, P, C, F> {
+impl<W: World> core::fmt::Debug for Engine<W> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Engine").field("frames", &self.frames).field("slots", &self.slots).finish_non_exhaustive()
     }
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// Builds an engine. `staging` is memory for [`Sizes::stages`] pages that is never managed and outlives the engine.
     ///
     /// # Safety
     /// `staging` must point to that many writable pages, aligned to 4096 bytes, that nobody else uses.
-    pub unsafe fn new(shape: Shape, kernel: K, backend: B, policy: P, clock: C, futex: F, staging: *mut PageBuf) -> Self {
+    pub unsafe fn new(
+        shape: Shape,
+        kernel: W::Kernel,
+        backend: W::Backend,
+        policy: W::Policy,
+        clock: W::Clock,
+        futex: W::Futex,
+        staging: *mut PageBuf,
+    ) -> Self {
         let sizes = shape.sizes();
         // A core's pages are on its list, and get its slots: one evictor looks after both (MAGE §4.2.2, ScaleSwap §4.4 and §4.6).
         let partitions = shape.evictors.max(shape.cores.min(OWNERS_MAX));

@@ -11,12 +11,12 @@
 //! has unmapped something already, [`Engine::finish_refused`] finds out what is left.
 
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, Kernel, KernelError, PageBuf, Policy};
 use crate::{Engine, MEMORY_CALLS};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
-use farshore_core::sync::{Futex, Ordering};
+use farshore_core::seams::{Kernel, KernelError, PageBuf, World};
+use farshore_core::sync::Ordering;
 use farshore_core::table::GranuleRef;
 use farshore_core::word::{AtomicWord, Claim, Release, State, Word};
 
@@ -26,7 +26,7 @@ fn nameless(range: PageRange, page: Page) -> Release {
     if range.start <= granule.start && granule.end <= range.end { Release::Untouched } else { Release::Foreign }
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// The pages of `range`, mapped and registered just now, are managed from now on.
     pub fn manage(&self, range: PageRange) {
         for part in range.by_granule().filter(|part| part.len() < GRANULE_PAGES as u64) {

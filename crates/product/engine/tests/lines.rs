@@ -7,15 +7,15 @@
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::recorder::{Lines, record};
+use farshore_core::seams::{
+    Ahead, Backend, Came, Clock, Fetch, IoError, Kernel, KernelError, PageBuf, Policy, Prefetcher, Protect, Verdict, World,
+    WriteQueue,
+};
 use farshore_core::sync::{AtomicU32, AtomicU64, Futex, Ordering};
 use farshore_core::word::{Slot, Word};
 use farshore_engine::evict::control::Wanted;
 use farshore_engine::evict::pipeline::Evictor;
-use farshore_engine::prefetch::{Ahead, Fetch, Prefetcher};
 use farshore_engine::stats::Count;
-use farshore_engine::traits::{
-    Backend, Came, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect, Verdict, WriteQueue,
-};
 use farshore_engine::{Engine, Nodes, Shape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Barrier, Mutex};
@@ -217,8 +217,16 @@ impl Futex for Plain {
     fn wake_all(&self, _word: &AtomicU32) {}
 }
 
-type TheEngine = Engine<Tables, Space, Plain, Plain, Plain>;
-type TheEvictor<'e> = Evictor<'e, Tables, Space, Plain, Plain, Plain>;
+impl World for Plain {
+    type Kernel = Tables;
+    type Backend = Space;
+    type Policy = Plain;
+    type Clock = Plain;
+    type Futex = Plain;
+}
+
+type TheEngine = Engine<Plain>;
+type TheEvictor<'e> = Evictor<'e, Plain>;
 
 fn engine() -> TheEngine {
     // With fewer evictors awake than there are cores, one looks after the pages of several.

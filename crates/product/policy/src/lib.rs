@@ -11,8 +11,8 @@ extern crate alloc;
 pub mod prefetch;
 
 use farshore_core::page::Page;
+use farshore_core::seams::{Came, Policy, Return, Verdict};
 use farshore_core::word::Word;
-use farshore_engine::traits::{Came, Policy, Return, Verdict};
 
 /// A loop is kept in part up to so many times the size of memory: a smaller share of a larger one gains little.
 const LOOP_MEMORIES: u64 = 5;

@@ -387,7 +387,7 @@ fn hand_over(runtime: &Runtime, run: PageRange, fill: bool) -> i64 {
 }
 
 fn unregister_failed(errno: Errno) -> farshore_engine::fault::resolve::Failure {
-    farshore_engine::fault::resolve::Failure::Kernel(farshore_engine::traits::KernelError::Other(errno.0))
+    farshore_engine::fault::resolve::Failure::Kernel(farshore_core::seams::KernelError::Other(errno.0))
 }
 
 fn mremap(runtime: &Runtime, args: &Args) -> i64 {

@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use farshore_backend::AnyBackend;
 use farshore_backend::faulty::FaultConfig;
 use farshore_config::Options;
+use farshore_core::seams::World;
 use farshore_core::sync::Futex as _;
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::{Engine, Shape};
@@ -15,10 +16,22 @@ use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::lock::Mutex;
 use farshore_sys::signal::{self, How, SigSet};
 
+/// What the engine of a program works with.
+#[derive(Debug)]
+pub struct Real;
+
+impl World for Real {
+    type Kernel = LinuxKernel;
+    type Backend = AnyBackend;
+    type Policy = Chosen;
+    type Clock = MonotonicClock;
+    type Futex = KernelFutex;
+}
+
 /// The engine that ships.
-pub type TheEngine = Engine<LinuxKernel, AnyBackend, Chosen, MonotonicClock, KernelFutex>;
+pub type TheEngine = Engine<Real>;
 /// Its evictors.
-pub type TheEvictor = Evictor<'static, LinuxKernel, AnyBackend, Chosen, MonotonicClock, KernelFutex>;
+pub type TheEvictor = Evictor<'static, Real>;
 
 /// What only memory calls use; its mutex is the address-space lock.
 #[derive(Debug)]

@@ -18,9 +18,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_config::control::{Change, Set};
 use farshore_config::{Options, SwapSpec};
 use farshore_core::page::PageRange;
+use farshore_core::seams::{Backend as _, IoError};
 use farshore_engine::drain::{Drained, Host, NoDrain};
 use farshore_engine::health::Usage;
-use farshore_engine::traits::{Backend as _, IoError};
 use farshore_sys::lock::Mutex;
 
 /// Changes that are remembered when they have ended.

@@ -27,7 +27,7 @@ use crate::unithreads::worker::Worker;
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use farshore_engine::traits::PageBuf;
+use farshore_core::seams::PageBuf;
 use farshore_sys::cpu;
 use farshore_sys::lock::Mutex;
 use farshore_sys::own::map_own;

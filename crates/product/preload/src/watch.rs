@@ -6,8 +6,8 @@
 use crate::own_threads;
 use crate::report;
 use crate::runtime::Runtime;
+use farshore_core::seams::Backend;
 use farshore_engine::health::{Change, News, Watcher};
-use farshore_engine::traits::Backend;
 
 /// The thread.
 pub fn run(runtime: &'static Runtime, watcher: &mut Watcher) {

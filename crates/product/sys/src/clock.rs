@@ -9,7 +9,7 @@
 
 use crate::fd;
 use crate::raw;
-use farshore_engine::traits::Clock;
+use farshore_core::seams::Clock;
 
 const CLOCK_GETTIME: u64 = 228;
 const CLOCK_MONOTONIC: u64 = 1;

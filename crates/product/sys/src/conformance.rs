@@ -8,7 +8,7 @@
 use core::cell::Cell;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Page, PageRange};
-use farshore_engine::traits::{HugePages, Kernel, KernelError, PageBuf, Protect};
+use farshore_core::seams::{HugePages, Kernel, KernelError, PageBuf, Protect};
 
 /// How the program's access to a byte faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

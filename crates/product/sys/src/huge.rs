@@ -12,7 +12,7 @@ use crate::raw::{nr, syscall_result};
 use crate::vm::{self, advice};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use farshore_engine::traits::HugePages;
+use farshore_core::seams::HugePages;
 
 /// Bytes of a huge page: those of a granule.
 pub const HUGE: u64 = 2 << 20;

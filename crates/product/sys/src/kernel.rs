@@ -28,7 +28,7 @@ use crate::vm::{self, AdviseError, Range, SelfAdvice, SelfMem, advice};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::limits::{PAGE_SHIFT, PAGE_SIZE};
 use farshore_core::page::{GranuleId, Page, PageRange};
-use farshore_engine::traits::{HugePages, Kernel, KernelError, PageBuf, Protect};
+use farshore_core::seams::{HugePages, Kernel, KernelError, PageBuf, Protect};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Memory, install_fixup, managed, open};
-use farshore_engine::traits::HugePages;
+use farshore_core::seams::HugePages;
 use farshore_sys::conformance::{PAGES, run};
 use farshore_sys::huge::Source;
 use farshore_sys::kernel::{HugeWay, LinuxKernel};

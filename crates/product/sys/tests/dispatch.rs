@@ -5,8 +5,8 @@ mod common;
 
 use common::{PAGE, managed, open};
 use farshore_core::page::PageRange;
+use farshore_core::seams::{Clock, Kernel, PageBuf, Protect};
 use farshore_core::sync::{AtomicU32, Futex};
-use farshore_engine::traits::{Clock, Kernel, PageBuf, Protect};
 use farshore_sys::alloc::OwnMemory;
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::futex::KernelFutex;

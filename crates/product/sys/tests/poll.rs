@@ -4,7 +4,7 @@ mod common;
 
 use common::{PAGE, copy, managed, open, pointer};
 use farshore_core::page::{Page, PageRange};
-use farshore_engine::traits::{Kernel, KernelError, Protect};
+use farshore_core::seams::{Kernel, KernelError, Protect};
 use farshore_sys::fd::{self, O_RDONLY};
 use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::raw::Errno;

@@ -4,7 +4,7 @@ mod common;
 
 use common::{managed, open};
 use farshore_core::page::{Page, PageRange};
-use farshore_engine::traits::{Kernel, KernelError, PageBuf, Protect};
+use farshore_core::seams::{Kernel, KernelError, PageBuf, Protect};
 use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::own::Stack;
 use farshore_sys::signal::{self, Action, How, SigInfo, SigSet, UContext};

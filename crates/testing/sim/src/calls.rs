@@ -7,7 +7,7 @@ use crate::program::{accept, between_things, fetch_buffer, progress};
 use crate::sched::{maybe_switch, sleep_ns};
 use crate::world::{World, broken, note, world};
 use farshore_core::page::{Page, PageRange};
-use farshore_engine::traits::{HugePages, PageBuf};
+use farshore_core::seams::{HugePages, PageBuf};
 use std::rc::Rc;
 
 pub(crate) fn lock() {

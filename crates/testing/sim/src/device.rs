@@ -9,9 +9,9 @@ use crate::sched::{block, maybe_switch};
 use crate::setup::Fault;
 use crate::world::{World, broken, note, world};
 use farshore_core::limits::EXTENT_SLOTS;
+use farshore_core::seams::{Backend, CANNOT, IoError, LATER, PageBuf, ReadBegun, WriteQueue};
 use farshore_core::slots::arrangement::{Arrangements, SPACES_MAX, SpaceSet};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, CANNOT, IoError, LATER, PageBuf, ReadBegun, WriteQueue};
 
 /// One slot of the device.
 #[derive(Clone, Default, Debug)]

@@ -5,10 +5,10 @@ use crate::kernel::{Place, stamp_of};
 use crate::sched::{block, maybe_switch, switch, wake};
 use crate::world::{World, broken, note, world};
 use farshore_core::page::{GranuleId, Page, PageRange};
+use farshore_core::seams::{Ahead, Fetch, Prefetcher};
+use farshore_core::seams::{Came, Clock, HugePages, Kernel, KernelError, PageBuf, Policy, Protect, Return, Verdict};
 use farshore_core::sync::{AtomicU32, Futex, Ordering};
 use farshore_core::word::Word;
-use farshore_engine::prefetch::{Ahead, Fetch, Prefetcher};
-use farshore_engine::traits::{Came, Clock, HugePages, Kernel, KernelError, PageBuf, Policy, Protect, Return, Verdict};
 
 /// The simulated kernel.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, GranuleId, Page, PageRange};
-use farshore_engine::traits::{KernelError, PageBuf, Protect};
+use farshore_core::seams::{KernelError, PageBuf, Protect};
 
 /// Number of the first page of the arena: 5 granules before the end of a leaf of the page table, so that a run uses two.
 pub const ARENA: u64 = (7 << 18) - 5 * 512;

@@ -38,7 +38,7 @@
 //!
 //! Not simulated: orders of memory that a CPU may show (loom's business), children that evict.
 //!
-//! [`Kernel::interleave`]: farshore_engine::traits::Kernel::interleave
+//! [`Kernel::interleave`]: farshore_core::seams::Kernel::interleave
 
 pub mod calls;
 pub mod check;
@@ -58,13 +58,13 @@ pub mod world;
 
 use device::SimBackend;
 use farshore_core::page::Access;
+use farshore_core::seams::PageBuf;
 use farshore_core::sync::Futex as _;
 use farshore_engine::Shape;
 use farshore_engine::evict::pipeline::Evictor;
 use farshore_engine::health::{News, Watcher};
 use farshore_engine::prefetch::Reader;
 use farshore_engine::stats::Count;
-use farshore_engine::traits::PageBuf;
 use host::{SimClock, SimFutex, SimKernel, SimPolicy};
 use sched::{Scheduler, Stepped};
 use setup::{Setup, Wish};
@@ -75,8 +75,20 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use world::{Counts, Rates, Status, World, broken, note, world};
 
+/// What the engine works with here.
+#[derive(Debug)]
+pub struct Simulated;
+
+impl farshore_core::seams::World for Simulated {
+    type Kernel = SimKernel;
+    type Backend = SimBackend;
+    type Policy = SimPolicy;
+    type Clock = SimClock;
+    type Futex = SimFutex;
+}
+
 /// The engine in the simulated world.
-pub type Engine = farshore_engine::Engine<SimKernel, SimBackend, SimPolicy, SimClock, SimFutex>;
+pub type Engine = farshore_engine::Engine<Simulated>;
 
 /// Steps between two looks at all pages.
 const CHECK_STEPS: u64 = 500;

@@ -6,8 +6,8 @@ use crate::model::{Expected, Kind};
 use crate::sched::{maybe_switch, park, sleep_ns, switch};
 use crate::world::{World, broken, note, world};
 use farshore_core::page::{Access, Page};
+use farshore_core::seams::{KernelError, PageBuf};
 use farshore_engine::fault::resolve::Failure;
-use farshore_engine::traits::{KernelError, PageBuf};
 use std::rc::Rc;
 
 /// Faults of one access in a row after which something is wrong.

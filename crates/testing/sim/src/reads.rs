@@ -14,8 +14,8 @@ use crate::sched::maybe_switch;
 use crate::setup::Fault;
 use crate::world::{World, broken, world};
 use farshore_core::limits::PAGE_SIZE;
+use farshore_core::seams::{Backend, IoError, PageBuf, ReadBegun};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, IoError, PageBuf, ReadBegun};
 
 /// Descriptor of the first space's file.
 const FD: i32 = 1000;

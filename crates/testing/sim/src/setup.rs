@@ -2,8 +2,8 @@
 
 use crate::rng::Rng;
 use farshore_core::limits::WRITES_MAX;
+use farshore_core::seams::HugePages;
 use farshore_engine::evict::control::Wanted;
-use farshore_engine::traits::HugePages;
 
 /// What the user asked for.
 #[derive(Clone, Copy, Default, Debug)]

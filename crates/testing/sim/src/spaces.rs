@@ -9,10 +9,10 @@ use crate::sched::{park, sleep_ns};
 use crate::world::{broken, note, world};
 use crate::{Engine, Rig};
 use farshore_core::page::PageRange;
+use farshore_core::seams::IoError;
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_engine::drain::{Drained, Host};
 use farshore_engine::health::Usage;
-use farshore_engine::traits::IoError;
 use std::rc::Rc;
 
 /// Spaces at a time.

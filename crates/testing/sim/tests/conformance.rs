@@ -1,7 +1,7 @@
 //! The suite that the real kernel passes, on the simulated one. (The same cases run in `farshore-sys` on Linux.)
 
 use farshore_core::page::{Access, Page, PageRange};
-use farshore_engine::traits::HugePages;
+use farshore_core::seams::HugePages;
 use farshore_sim::host::SimKernel;
 use farshore_sim::kernel::{ARENA, Touch};
 use farshore_sim::setup::Wish;

@@ -7,8 +7,8 @@ use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_config::Compression;
 use farshore_core::limits::PAGE_SIZE;
+use farshore_core::seams::PageBuf;
 use farshore_core::sync::spin_hint;
-use farshore_engine::traits::PageBuf;
 
 /// A page that does not become smaller than this is passed on as it is: decompressing it would cost more than it saves.
 pub const WORTH_IT: usize = PAGE_SIZE / 4 * 3;

@@ -17,10 +17,10 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farshore_config::Compression;
 use farshore_core::limits::{EVICTORS_MAX, EXTENT_SLOTS, EXTENTS_MAX, PAGE_SIZE};
 use farshore_core::pooled::{Place, PooledWord};
+use farshore_core::seams::PageBuf;
 use farshore_core::spin::SpinLock;
 use farshore_core::sync::spin_hint;
 use farshore_core::word::Slot;
-use farshore_engine::traits::PageBuf;
 use rustix::io::Errno;
 
 /// Most slots that entries are reserved for.

@@ -230,7 +230,7 @@ pub fn adopt(handed: &[HandedDevice]) -> Result<(), OpenError> {
 
 /// Whether a page can be read: before the first that matters.
 pub(crate) fn probe(fd: &OwnedFd) -> Result<(), Errno> {
-    let mut page = farshore_engine::traits::PageBuf::ZERO;
+    let mut page = farshore_core::seams::PageBuf::ZERO;
     match pread(fd, &mut page.0[..], 0)? {
         len if len == page.0.len() => Ok(()),
         _ => Err(Errno::IO),

@@ -18,7 +18,7 @@
 //! locked (it could lock that again), and the table takes one answer only.
 
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
-use farshore_engine::traits::IoError;
+use farshore_core::seams::IoError;
 use farshore_sys::fd::{lock_byte, unlock_byte};
 use farshore_sys::raw::Errno;
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};

@@ -23,8 +23,8 @@
 use super::xts::{KEY_BYTES, Schedules};
 use core::ptr::NonNull;
 use farshore_core::limits::PAGE_SIZE;
+use farshore_core::seams::PageBuf;
 use farshore_core::word::Slot;
-use farshore_engine::traits::PageBuf;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mlock, mmap_anonymous, mprotect, munmap};
 use rustix::process::{Resource, getrlimit};

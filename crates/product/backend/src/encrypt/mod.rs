@@ -26,9 +26,9 @@ mod xts;
 pub use cipher::{Cipher, CipherError};
 
 use core::ptr::NonNull;
+use farshore_core::seams::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::sync::Arc;

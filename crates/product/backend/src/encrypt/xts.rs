@@ -19,7 +19,7 @@
 
 use aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use aes::{Aes256, Aes256Enc};
-use farshore_engine::traits::PageBuf;
+use farshore_core::seams::PageBuf;
 
 /// Bytes of both keys.
 pub(super) const KEY_BYTES: usize = 64;

@@ -5,7 +5,7 @@
 
 use super::{Files, Piece, io_error};
 use farshore_core::limits::PAGE_SIZE;
-use farshore_engine::traits::IoError;
+use farshore_core::seams::IoError;
 use farshore_sys::fd::discard;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;

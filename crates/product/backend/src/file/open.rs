@@ -6,7 +6,7 @@ use crate::device::{self, regions::Regions};
 use crate::error::{OpenError, SMALLEST_BYTES};
 use crate::fd::place_high;
 use farshore_config::{Size, SwapSpec};
-use farshore_engine::traits::PageBuf;
+use farshore_core::seams::PageBuf;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     FileType, Mode, OFlags, fchmod, fcntl_getfl, fcntl_setfl, fstatfs, fstatvfs, ftruncate, lstat, open as open_file, stat,

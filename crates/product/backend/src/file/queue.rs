@@ -2,8 +2,8 @@
 
 use super::uring::{self, UringQueue};
 use super::{Files, Progress};
+use farshore_core::seams::{IoError, PageBuf, WriteQueue};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{IoError, PageBuf, WriteQueue};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 

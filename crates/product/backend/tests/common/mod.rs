@@ -1,8 +1,8 @@
 //! What the tests of this crate share.
 #![allow(dead_code)]
 
+use farshore_core::seams::{Backend, IoError, PageBuf, WriteQueue};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{Backend, IoError, PageBuf, WriteQueue};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -27,10 +27,10 @@
 
 use crate::Engine;
 use crate::stats::{Count, FaultKind};
-use crate::traits::{Backend, Clock, Kernel, Policy, Return};
 use core::sync::atomic::Ordering;
+use farshore_core::seams::{Policy, Return, World};
+use farshore_core::sync::Padded;
 use farshore_core::sync::plain::{AtomicU32, AtomicU64};
-use farshore_core::sync::{Futex, Padded};
 use farshore_core::table::{Granule, GranuleRef};
 
 /// Pages that leave in one unit of time.
@@ -91,7 +91,7 @@ fn is_among(id: u64, share: u32) -> bool {
     id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48 < u64::from(share)
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// As of the last batch: a sum over all cores.
     fn loop_time(&self) -> u32 {
         self.loops.now.load(Ordering::Relaxed)

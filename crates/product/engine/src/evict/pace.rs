@@ -21,12 +21,12 @@
 use super::control::{Controller, Pace, WINDOW_NS, Wanted, Window};
 use super::pipeline::{Evictor, Progress};
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, Kernel, Policy};
 use crate::{Engine, Shape};
 use core::sync::atomic::Ordering;
+use farshore_core::seams::{Clock, World};
 use farshore_core::spin::SpinLock;
+use farshore_core::sync::Padded;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
-use farshore_core::sync::{Futex, Padded};
 use farshore_core::wait::Event;
 
 /// Percent of the frames that are kept free while requests are served and nobody has said something else.
@@ -197,7 +197,7 @@ impl Control {
     }
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// How hard evictors work.
     pub fn paced(&self) -> Paced {
         let (pace, wanted) = self.control.decider.with(|decider| (decider.controller.pace(), decider.controller.wanted()));
@@ -346,7 +346,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
     }
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, C, F> {
+impl<W: World> Evictor<'_, W> {
     /// After a step that began then.
     pub(super) fn note_step(&mut self, began_ns: u64, progress: Progress) {
         let engine = self.engine;

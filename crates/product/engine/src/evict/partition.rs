@@ -25,12 +25,12 @@
 //!   one of the two sees the other: no resident page is forgotten.
 
 use crate::Engine;
-use crate::traits::{Backend, Clock, Kernel, Policy};
 use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::page::{GranuleId, Page};
+use farshore_core::seams::{Kernel, World};
+use farshore_core::sync::Padded;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
-use farshore_core::sync::{Futex, Padded};
 use farshore_core::table::{Granule, GranuleRef, PageTable};
 use farshore_core::word::State;
 
@@ -229,7 +229,7 @@ impl<'e> Walk<'e> {
     }
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// A page of the granule has become resident: puts the granule on a list unless it is on one.
     #[inline]
     pub(crate) fn list_granule(&self, granule: &Granule, page: Page, core: usize) {

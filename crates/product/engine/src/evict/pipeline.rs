@@ -19,16 +19,15 @@ use super::stage::Vacancy;
 use super::writes::{Flight, RETRIES, Write};
 use crate::Engine;
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, IoError, Kernel, Policy, WriteQueue};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS, WRITES_MAX};
 use farshore_core::page::{Access, Page};
+use farshore_core::seams::{Backend, Clock, IoError, Kernel, World, WriteQueue};
 use farshore_core::slots::Run;
 use farshore_core::slots::arrangement::SPACES_MAX;
-use farshore_core::sync::Futex;
 use farshore_core::sync::plain::AtomicBool;
 use farshore_core::word::{BeginFault, Release, Slot, Stage, StageStep, Word};
 
@@ -85,11 +84,11 @@ pub enum Progress {
 }
 
 /// One evictor: its ring of stages, its write queue, its batches.
-pub struct Evictor<'e, K, B: Backend, P, C, F> {
-    pub(crate) engine: &'e Engine<K, B, P, C, F>,
+pub struct Evictor<'e, W: World> {
+    pub(crate) engine: &'e Engine<W>,
     pub(crate) id: usize,
     thread: u64,
-    pub(super) queue: B::Queue,
+    pub(super) queue: <W::Backend as Backend>::Queue,
     pub(super) ring: Ring,
     /// Stages in state Failed.
     pub(super) failed: u32,
@@ -124,18 +123,18 @@ pub struct Evictor<'e, K, B: Backend, P, C, F> {
     pub(super) completions: Vec<(u64, Result<(), IoError>)>,
 }
 
-impl<K, B: Backend, P, C, F> core::fmt::Debug for Evictor<'_, K, B, P, C, F> {
+impl<W: World> core::fmt::Debug for Evictor<'_, W> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Evictor").field("id", &self.id).field("failed", &self.failed).finish_non_exhaustive()
     }
 }
 
-impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B, P, C, F> {
+impl<'e, W: World> Evictor<'e, W> {
     /// Evictor number `id` of `engine`, to be run on the calling thread or one that says so by [`Evictor::adopt`].
     ///
     /// # Errors
     /// When the backend has no queue for it.
-    pub fn new(id: usize, engine: &'e Engine<K, B, P, C, F>) -> Result<Self, IoError> {
+    pub fn new(id: usize, engine: &'e Engine<W>) -> Result<Self, IoError> {
         let each = engine.sizes.stages_each;
         let batch = engine.sizes.batch;
         // Writes to a space that hangs must not keep others from theirs.
@@ -340,7 +339,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
         for (&stage, victim) in self.places.iter().zip(&self.victims) {
             engine.stages.hold(stage, victim.page, victim.slot);
             if let (true, Some(slot)) = (victim.dirty, victim.slot) {
-                engine.slots.set_sum(slot, Engine::<K, B, P, C, F>::checksum(slot, engine.stages.bytes(stage)));
+                engine.slots.set_sum(slot, Engine::<W>::checksum(slot, engine.stages.bytes(stage)));
             }
             let Some(at) = engine.page(victim.page) else { unreachable!("{:?} vanished while it was owned", victim.page) };
             if !victim.dirty {
@@ -567,7 +566,7 @@ impl<'e, K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'e, K, B,
     }
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// Up to `want` neighbouring slots for `core`. When there are none, drains are called off, and their spaces have some again.
     pub(super) fn reserve(&self, core: usize, want: u32) -> Option<Run> {
         self.slots.reserve_run(core, want).or_else(|| {
@@ -640,7 +639,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
         }
         match at.word.begin_fault(Access::Write, false) {
             BeginFault::Owned { was } if was.stage() == Some(stage) => {
-                if self.kernel.map(page, self.stages.bytes(stage), crate::traits::Protect::Writable).is_ok() {
+                if self.kernel.map(page, self.stages.bytes(stage), farshore_core::seams::Protect::Writable).is_ok() {
                     self.stages.vacate(stage, false);
                     // Whether an evictor protected it meanwhile is not worth finding out.
                     self.release(page, at.word, Release::Dirty { chances: 1, guessed: false, protected: true });

@@ -14,12 +14,11 @@
 
 use super::pipeline::Victim;
 use crate::Engine;
-use crate::traits::{Backend, Clock, Kernel, Policy, Verdict};
 use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Page, PageRange};
-use farshore_core::sync::Futex;
+use farshore_core::seams::{Kernel, Policy, Verdict, World};
 use farshore_core::table::GranuleRef;
 use farshore_core::word::{AtomicWord, BeginEvict, Collateral, Release, State, Word};
 
@@ -38,7 +37,7 @@ pub(super) struct Look {
     pub populated: bool,
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// Takes victims of granule `g` from page `from` on until there are `room` in `victims`, and protects them.
     /// With `dirty_max` reached only clean pages are taken.
     pub(super) fn select(

@@ -16,11 +16,11 @@
 //! Whoever moves the page word out of `Leaving{stage}` is the one user of the stage from then on: if it is
 //! not the evictor, the evictor waits with the stage's next use until it was vacated, and frees the stage's slot then unless the page kept it.
 
-use crate::traits::PageBuf;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use farshore_core::page::Page;
+use farshore_core::seams::PageBuf;
 use farshore_core::sync::plain::{AtomicU8, AtomicU64};
 use farshore_core::word::{Slot, Stage};
 

@@ -18,12 +18,11 @@ use super::stage::Vacancy;
 use crate::Engine;
 use crate::health::{Begun, Transfer};
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy, WriteQueue};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::BATCHES_IN_FLIGHT;
+use farshore_core::seams::{Clock, PageBuf, World, WriteQueue};
 use farshore_core::slots::Run;
 use farshore_core::slots::arrangement::SPACES_MAX;
-use farshore_core::sync::Futex;
 use farshore_core::word::{Slot, Stage};
 
 /// Writes of pages whose first write failed that may be in line.
@@ -71,7 +70,7 @@ enum Wait {
     ForOne,
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, C, F> {
+impl<W: World> Evictor<'_, W> {
     /// Puts a write in line. Its stages are in state Writing from before this until its completion.
     pub(super) fn start_write(&mut self, write: Write) {
         self.writes_left[write.batch] += 1;
@@ -306,7 +305,7 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Evictor<'_, K, B, P, 
         let engine = self.engine;
         for n in 0..run.len {
             let (stage, slot) = (Stage(first.0 + n), run.first.plus(u64::from(n)));
-            engine.slots.set_sum(slot, Engine::<K, B, P, C, F>::checksum(slot, engine.stages.bytes(stage)));
+            engine.slots.set_sum(slot, Engine::<W>::checksum(slot, engine.stages.bytes(stage)));
             let old = engine.stages.slot(stage);
             engine.stages.set_slot(stage, Some(slot));
             if let Some(old) = old.filter(|&old| old != slot) {

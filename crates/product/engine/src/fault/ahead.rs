@@ -5,12 +5,11 @@
 //! another fault's. They pass the gate as faults do, so nothing is in their hands while the process forks.
 
 use crate::Engine;
-use crate::prefetch::Ahead;
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use core::sync::atomic::Ordering;
 use farshore_core::page::{Page, PageRange};
-use farshore_core::sync::Futex;
+use farshore_core::seams::Ahead;
+use farshore_core::seams::{Backend, PageBuf, World};
 use farshore_core::sync::plain::AtomicBool;
 use farshore_core::word::{Slot, State};
 
@@ -29,7 +28,7 @@ impl Run {
     }
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// The loop of a thread that reads ahead: until `stop`, after [`Engine::wake_readers`]. `buffer` is for one read; it counts on `core`.
     pub fn read_ahead(&self, core: usize, buffer: &mut [PageBuf], stop: &AtomicBool) {
         loop {

@@ -21,17 +21,16 @@
 
 use crate::Engine;
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, HugePages, Kernel, Policy};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
-use farshore_core::sync::Futex;
+use farshore_core::seams::{HugePages, Kernel, World};
 use farshore_core::table::PageRef;
 use farshore_core::word::{BeginFault, Release, State, Word};
 
 use super::resolve::protection_epoch;
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// Maps the granule of `page`, which is the caller's and untouched, as a huge page, and releases its other pages as resident. `None`: it was not done, and nothing
     /// has changed. Otherwise whether the pages may be write-protected all the same; the caller releases its own.
     pub(super) fn map_granule(&self, page: Page, at: PageRef<'_>, core: usize) -> Option<bool> {

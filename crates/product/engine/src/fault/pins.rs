@@ -8,12 +8,11 @@
 
 use crate::Engine;
 use crate::fault::resolve::Failure;
-use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy};
 use farshore_core::page::{Access, Page};
-use farshore_core::sync::Futex;
+use farshore_core::seams::{PageBuf, World};
 use farshore_core::word::{BeginFault, Pin, State};
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// Pins `page` for the kernel's `access`. `Ok(false)`: not managed, nothing to unpin.
     ///
     /// # Errors

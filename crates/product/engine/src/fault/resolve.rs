@@ -24,12 +24,11 @@
 use crate::Engine;
 use crate::fault::run::Along;
 use crate::stats::{Count, FaultKind};
-use crate::traits::{Backend, Came, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect};
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page};
-use farshore_core::sync::Futex;
+use farshore_core::seams::{Backend, Came, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect, World};
 use farshore_core::table::{Granule, PageRef};
 use farshore_core::wait::Ticket;
 use farshore_core::word::{BeginFault, Release, Slot, State, Word};
@@ -176,7 +175,7 @@ impl Fault {
     }
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// Serves a fault and sleeps where it has to. `buffer` is one page of the caller's for the fetch.
     ///
     /// # Errors

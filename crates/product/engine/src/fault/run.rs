@@ -13,13 +13,12 @@
 
 use crate::Engine;
 use crate::fault::resolve::protection_epoch;
-use crate::prefetch::{Fetch, Prefetcher};
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, Kernel, PageBuf, Policy, Protect};
 use core::cell::Cell;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, GranuleId, Page};
-use farshore_core::sync::Futex;
+use farshore_core::seams::{Fetch, Prefetcher, World};
+use farshore_core::seams::{Kernel, PageBuf, Policy, Protect};
 use farshore_core::sync::plain::AtomicU64;
 use farshore_core::table::Granule;
 use farshore_core::word::{BeginFault, Release, Slot, State, Word};
@@ -58,7 +57,7 @@ pub(crate) enum Alike {
     Dirty,
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// Takes the pages beside `page`, which is about to be read from `slot`, that the prefetcher wants; at most `most`. What shall be brought
     /// meanwhile goes to the threads that read ahead.
     pub(super) fn claim_run(&self, page: Page, core: usize, slot: Slot, most: usize) -> Along {
@@ -188,8 +187,8 @@ impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F>
 }
 
 /// A fetch as its prefetcher sees it.
-struct Fetching<'e, K, B, P, C, F> {
-    engine: &'e Engine<K, B, P, C, F>,
+struct Fetching<'e, W: World> {
+    engine: &'e Engine<W>,
     page: Page,
     core: usize,
     slot: Slot,
@@ -197,7 +196,7 @@ struct Fetching<'e, K, B, P, C, F> {
     along: Cell<Along>,
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Fetch for Fetching<'_, K, B, P, C, F> {
+impl<W: World> Fetch for Fetching<'_, W> {
     fn page(&self) -> Page {
         self.page
     }

@@ -18,12 +18,11 @@ use super::resolve::{FRAME_PATIENCE_NS, Failure, Fault, Step};
 use crate::Engine;
 use crate::health::Transfer;
 use crate::stats::Count;
-use crate::traits::{Backend, Clock, IoError, Kernel, PageBuf, Policy, ReadBegun};
 use core::ops::Range;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
-use farshore_core::sync::Futex;
+use farshore_core::seams::{Backend, Clock, IoError, PageBuf, ReadBegun, World};
 use farshore_core::wait::Ticket;
 use farshore_core::word::Slot;
 
@@ -109,7 +108,7 @@ impl Unwaited {
     }
 }
 
-impl<K: Kernel, B: Backend, P: Policy, C: Clock, F: Futex> Engine<K, B, P, C, F> {
+impl<W: World> Engine<W> {
     /// Takes a fault on until it waits for something. `answer` is looked at after [`Wants::Read`]: bytes read, or a negative errno. `buffer` is where it
     /// fetches to, the same at each call.
     pub fn go_on(&self, fault: &mut Unwaited, buffer: &mut [PageBuf], answer: i32) -> Wants {

@@ -12,8 +12,8 @@ use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_core::limits::FRAME_CACHES;
 use farshore_core::page::Page;
+use farshore_core::seams::{Ahead, Fetch, Prefetcher};
 use farshore_core::sync::Padded;
-use farshore_engine::prefetch::{Ahead, Fetch, Prefetcher};
 
 /// Faults that a core remembers.
 const HISTORY: usize = 64;

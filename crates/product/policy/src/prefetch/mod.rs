@@ -5,7 +5,7 @@ mod sequential;
 mod stride;
 mod trail;
 
-use farshore_engine::prefetch::{Ahead, Fetch, Prefetcher};
+use farshore_core::seams::{Ahead, Fetch, Prefetcher};
 use majority::Majority;
 use sequential::Sequential;
 use stride::Stride;

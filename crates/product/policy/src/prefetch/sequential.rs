@@ -2,7 +2,7 @@
 //!
 //! A stream's first fetch brings one page, and each that goes on twice as many as the one before, up to [`WINDOW_MAX`]. Once it brings
 //! [`AHEAD_FROM`], what lies behind is asked for as well, so that it is read while the program works on this window. From then on
-//! its faults meet markers only (`farshore_engine::prefetch`):
+//! its faults meet markers only (`farshore_core::seams`, prefetch):
 //!
 //! ```text
 //!  asked for at the last marker            asked for at this one
@@ -17,7 +17,7 @@ use core::cmp::Ordering::{Equal, Greater, Less};
 use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{GranuleId, Page};
-use farshore_engine::prefetch::{AHEAD_MAX, Ahead, Fetch, PIECE_MAX, Prefetcher};
+use farshore_core::seams::{AHEAD_MAX, Ahead, Fetch, PIECE_MAX, Prefetcher};
 
 /// Pages between the end of the last fetch and a fault that still goes on with it: pages that were resident …
 const GAP: i32 = 16;

@@ -7,7 +7,7 @@ use super::trail::{STEP_MAX, Trail};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_core::page::Page;
-use farshore_engine::prefetch::{Ahead, Fetch, Prefetcher};
+use farshore_core::seams::{Ahead, Fetch, Prefetcher};
 
 /// Pages of a region, as a power of two.
 const REGION: u32 = 11;

@@ -7,7 +7,7 @@ use core::cell::{Cell, RefCell};
 use core::sync::atomic::AtomicU64;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{GranuleId, Page};
-use farshore_engine::prefetch::{Ahead, Fetch, Prefetcher};
+use farshore_core::seams::{Ahead, Fetch, Prefetcher};
 use std::collections::HashSet;
 use std::vec::Vec;
 

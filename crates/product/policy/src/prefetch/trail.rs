@@ -1,6 +1,6 @@
 //! What `stride` and `majority` share: following faults that come at equal distances, once they are found.
 //!
-//! A trail leaves a marker (`farshore_engine::prefetch`) in front of each window that it asks for, as a stream of `sequential` does:
+//! A trail leaves a marker (`farshore_core::seams`, prefetch) in front of each window that it asks for, as a stream of `sequential` does:
 //!
 //! ```text
 //!  the fault here   asked for before          asked for now
@@ -9,7 +9,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_core::page::Page;
-use farshore_engine::prefetch::{Ahead, Fetch, PIECE_MAX};
+use farshore_core::seams::{Ahead, Fetch, PIECE_MAX};
 
 /// The first window, in pages.
 const WINDOW_MIN: u32 = 4;

@@ -22,8 +22,8 @@
 use super::{ALIVE, Kin, LEFT, Ledger, Member};
 use crate::runtime::Runtime;
 use core::sync::atomic::{AtomicU64, Ordering};
+use farshore_core::seams::Clock as _;
 use farshore_engine::stats::Count;
-use farshore_engine::traits::Clock as _;
 use farshore_sys::raw::syscall;
 
 /// How long a member counts as short after it said so, ns.

@@ -18,7 +18,7 @@ use crate::net::{entry, net};
 use crate::own_threads::knock;
 use crate::runtime::uninterrupted;
 use crate::thread;
-use farshore_engine::traits::Clock as _;
+use farshore_core::seams::Clock as _;
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::raw::Errno;
 use farshore_sys::signal::{self, How, SigInfo, SigSet};

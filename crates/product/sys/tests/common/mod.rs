@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use farshore_core::page::{Page, PageRange};
-use farshore_engine::traits::PageBuf;
+use farshore_core::seams::PageBuf;
 use farshore_sys::conformance::{Fault, Scratch};
 use farshore_sys::guarded;
 use farshore_sys::signal::{self, Action, FaultKind, SigInfo, SigSet, UContext};

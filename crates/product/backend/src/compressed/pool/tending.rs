@@ -5,8 +5,8 @@ use super::{Entry, Pool, State};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::pooled::{CopyEnd, Place};
+use farshore_core::seams::{FreeSlots, PageBuf};
 use farshore_core::word::Slot;
-use farshore_engine::traits::{FreeSlots, PageBuf};
 
 impl Pool {
     /// Looks at the next `extents` extents, and takes out pages of slots that are free. Whether the oldest should go to the tier below then.

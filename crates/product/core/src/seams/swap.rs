@@ -1,113 +1,9 @@
-//! What the engine needs from the world. The shipped library passes the real
-//! kernel and real backends, the simulator passes its own, and the code between
-//! is the same.
+//! Swap space: where pages are that are not in memory.
 
-use crate::prefetch::Prefetcher;
-use farshore_core::page::{GranuleId, Page, PageRange};
-use farshore_core::slots::arrangement::SpaceSet;
-use farshore_core::word::{Slot, Word};
-
-/// The bytes of one page, aligned as direct I/O wants them.
-#[repr(C, align(4096))]
-#[derive(Clone)]
-pub struct PageBuf(pub [u8; 4096]);
-
-impl PageBuf {
-    /// A page of zeros.
-    pub const ZERO: PageBuf = PageBuf([0; 4096]);
-}
-
-impl core::fmt::Debug for PageBuf {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("PageBuf(4096 bytes)")
-    }
-}
-
-/// Whether a page is mapped so that a write to it faults.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Protect {
-    /// The program can write it.
-    Writable,
-    /// A write faults first.
-    WriteProtected,
-}
-
-/// Why the kernel did not map, unmap or protect a page.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum KernelError {
-    /// A page is mapped there already.
-    Exists,
-    /// There is no (registered) memory there any more: the program unmapped it meanwhile.
-    Gone,
-    /// The address space is being changed: try again.
-    Again,
-    /// The kernel has no memory.
-    NoMemory,
-    /// The page cannot be read or moved (protection, pinned by the kernel, shared with a fork).
-    Refused,
-    /// Anything else, by errno.
-    Other(i32),
-}
-
-/// Where the kernel gives fresh memory as huge pages: its own setting (`transparent_hugepage/enabled`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum HugePages {
-    /// Nowhere.
-    Never,
-    /// Where the program has asked for them (`MADV_HUGEPAGE`).
-    Asked,
-    /// Everywhere, but where it does not want them.
-    Always,
-}
-
-/// Changes to the program's page tables. All methods act on pages of which the caller owns the
-/// words, except that [`Kernel::protect`] may cover neighbours.
-pub trait Kernel: Sync {
-    /// Maps `page`, absent until now, with a copy of `bytes`, and wakes kernel waiters if there are any.
-    fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError>;
-    /// Maps the absent pages from `first` on with copies of `bytes`, as [`Kernel::map`] does one; how many were mapped (at least 1).
-    fn map_run(&self, first: Page, bytes: &[PageBuf], protect: Protect) -> Result<u64, KernelError> {
-        for (page, bytes) in (0..).zip(bytes) {
-            match self.map(first.plus(page), bytes, protect) {
-                Ok(()) => {}
-                Err(_) if page > 0 => return Ok(page),
-                Err(why) => return Err(why),
-            }
-        }
-        Ok(bytes.len() as u64)
-    }
-    /// Maps the absent pages from `first` on with zeros, writable; how many were mapped (at least 1).
-    fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError>;
-    /// Where [`Kernel::map_huge`] is worth a call.
-    fn huge_pages(&self) -> HugePages {
-        HugePages::Never
-    }
-    /// Maps a granule, all of it absent until now, with zeros, writable, as one huge page where that can be had. All of it or, with an error, none.
-    fn map_huge(&self, _granule: GranuleId) -> Result<(), KernelError> {
-        Err(KernelError::Refused)
-    }
-    /// Makes small pages of all huge pages of which there are parts in a granule: each page that leaves then gives its RAM back by itself. The bytes stay, and who can
-    /// write them. It may fail, where a huge page is shared with another process or pinned; what leaves then gives its RAM back when the last page does.
-    fn split_huge(&self, _granule: GranuleId) {}
-    /// Write-protects every mapped page of `range`, with one TLB flush.
-    fn protect(&self, range: PageRange) -> Result<(), KernelError>;
-    /// Makes `page` writable and wakes kernel waiters if there are any.
-    fn unprotect(&self, page: Page) -> Result<(), KernelError>;
-    /// Copies the bytes of a mapped page. `readable` is false when the program itself may not read it.
-    fn copy_out(&self, page: Page, into: &mut PageBuf, readable: bool) -> Result<(), KernelError>;
-    /// Unmaps `pages` and throws their bytes away, with as few TLB flushes as can be. Either all
-    /// are unmapped or the first `n` of `Err((n, why))`.
-    fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)>;
-    /// Does nothing. The engine calls it between two changes that other threads can come between; the simulator lets them.
-    #[inline(always)]
-    fn interleave(&self) {}
-    /// A number for the calling thread, so that an eviction on a thread that is not an evictor is noticed.
-    fn current_thread(&self) -> u64;
-    /// Lets other threads that want it have the processor.
-    fn step_aside(&self) {}
-    /// A fault waits for a frame, with empty hands: whoever makes the evictors' threads may have to do it now.
-    fn short_of_frames(&self) {}
-}
+use super::PageBuf;
+use crate::slots::SlotMap;
+use crate::slots::arrangement::SpaceSet;
+use crate::word::Slot;
 
 /// Why a backend could not do what it was asked to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -197,7 +93,7 @@ pub trait Backend: Send + Sync {
     /// The most that it may be from now on.
     fn allow_memory(&self, _bytes: u64) {}
     /// Extents from `first` on, of which no slot was used yet, go round these spaces
-    /// ([`Arrangements`](farshore_core::slots::arrangement::Arrangements)): one has come, or goes. By one thread at a time.
+    /// ([`Arrangements`](crate::slots::arrangement::Arrangements)): one has come, or goes. By one thread at a time.
     fn arrange(&self, _first: u32, _spaces: SpaceSet) {}
     /// Whether no write that the backend makes by itself (a pool's copy to what is below it) is under way to a slot of these. Of slots that have no page
     /// any more the answer stays true: such a write begins only to a slot that has one.
@@ -254,62 +150,8 @@ pub trait FreeSlots {
     }
 }
 
-impl FreeSlots for farshore_core::slots::SlotMap {
+impl FreeSlots for SlotMap {
     fn free_of(&self, first: u64) -> u64 {
-        farshore_core::slots::SlotMap::free_of(self, first)
-    }
-}
-
-/// Time, in nanoseconds from an arbitrary start.
-pub trait Clock: Sync {
-    /// Now.
-    fn now_ns(&self) -> u64;
-}
-
-/// What a policy says of a page that an evictor passes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verdict {
-    /// Evict it.
-    Evict,
-    /// Evict it unless it has chances left; then take one.
-    EvictUnlessChances,
-    /// Leave it.
-    Keep,
-}
-
-/// How a page came.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Came {
-    /// A fault has fetched it.
-    Fetched,
-    /// A fault found it in a stage: it is used.
-    Rescued,
-    /// The same, and so it was when it came the last time: it is used all the time.
-    RescuedAgain,
-}
-
-/// Pages that have left came back, to a program that goes through them in order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Return {
-    /// How many pages left in between. If the program goes round in a loop, it has so many pages more than there are frames.
-    pub distance: u64,
-    /// Frames that there are.
-    pub frames: u64,
-}
-
-/// Chooses victims. Called by evictors for each resident page that they pass, so O(1), no locks, no
-/// allocation. It never moves a page: a policy can be wrong, it cannot corrupt memory.
-pub trait Policy: Sync {
-    /// What guesses the pages that will be wanted next.
-    type Prefetch: Prefetcher;
-    /// It.
-    fn prefetcher(&self) -> &Self::Prefetch;
-    /// What to do with a resident page.
-    fn verdict(&self, page: Page, word: Word) -> Verdict;
-    /// How many chances a page gets that became resident like this, at most [`farshore_core::word::CHANCES_MAX`].
-    fn chances(&self, came: Came) -> u8;
-    /// Which share of such a loop fits into all of memory, in 65,536ths; 0: no part of it should stay (`evict::loops`).
-    fn keep(&self, _returned: Return) -> u16 {
-        0
+        SlotMap::free_of(self, first)
     }
 }

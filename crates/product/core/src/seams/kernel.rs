@@ -1,0 +1,90 @@
+//! The page tables of the program, as the engine changes them.
+
+use super::PageBuf;
+use crate::page::{GranuleId, Page, PageRange};
+
+/// Whether a page is mapped so that a write to it faults.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protect {
+    /// The program can write it.
+    Writable,
+    /// A write faults first.
+    WriteProtected,
+}
+
+/// Why the kernel did not map, unmap or protect a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KernelError {
+    /// A page is mapped there already.
+    Exists,
+    /// There is no (registered) memory there any more: the program unmapped it meanwhile.
+    Gone,
+    /// The address space is being changed: try again.
+    Again,
+    /// The kernel has no memory.
+    NoMemory,
+    /// The page cannot be read or moved (protection, pinned by the kernel, shared with a fork).
+    Refused,
+    /// Anything else, by errno.
+    Other(i32),
+}
+
+/// Where the kernel gives fresh memory as huge pages: its own setting (`transparent_hugepage/enabled`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HugePages {
+    /// Nowhere.
+    Never,
+    /// Where the program has asked for them (`MADV_HUGEPAGE`).
+    Asked,
+    /// Everywhere, but where it does not want them.
+    Always,
+}
+
+/// Changes to the program's page tables. All methods act on pages of which the caller owns the
+/// words, except that [`Kernel::protect`] may cover neighbours.
+pub trait Kernel: Sync {
+    /// Maps `page`, absent until now, with a copy of `bytes`, and wakes kernel waiters if there are any.
+    fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError>;
+    /// Maps the absent pages from `first` on with copies of `bytes`, as [`Kernel::map`] does one; how many were mapped (at least 1).
+    fn map_run(&self, first: Page, bytes: &[PageBuf], protect: Protect) -> Result<u64, KernelError> {
+        for (page, bytes) in (0..).zip(bytes) {
+            match self.map(first.plus(page), bytes, protect) {
+                Ok(()) => {}
+                Err(_) if page > 0 => return Ok(page),
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(bytes.len() as u64)
+    }
+    /// Maps the absent pages from `first` on with zeros, writable; how many were mapped (at least 1).
+    fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError>;
+    /// Where [`Kernel::map_huge`] is worth a call.
+    fn huge_pages(&self) -> HugePages {
+        HugePages::Never
+    }
+    /// Maps a granule, all of it absent until now, with zeros, writable, as one huge page where that can be had. All of it or, with an error, none.
+    fn map_huge(&self, _granule: GranuleId) -> Result<(), KernelError> {
+        Err(KernelError::Refused)
+    }
+    /// Makes small pages of all huge pages of which there are parts in a granule: each page that leaves then gives its RAM back by itself. The bytes stay, and who can
+    /// write them. It may fail, where a huge page is shared with another process or pinned; what leaves then gives its RAM back when the last page does.
+    fn split_huge(&self, _granule: GranuleId) {}
+    /// Write-protects every mapped page of `range`, with one TLB flush.
+    fn protect(&self, range: PageRange) -> Result<(), KernelError>;
+    /// Makes `page` writable and wakes kernel waiters if there are any.
+    fn unprotect(&self, page: Page) -> Result<(), KernelError>;
+    /// Copies the bytes of a mapped page. `readable` is false when the program itself may not read it.
+    fn copy_out(&self, page: Page, into: &mut PageBuf, readable: bool) -> Result<(), KernelError>;
+    /// Unmaps `pages` and throws their bytes away, with as few TLB flushes as can be. Either all
+    /// are unmapped or the first `n` of `Err((n, why))`.
+    fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)>;
+    /// Does nothing. The engine calls it between two changes that other threads can come between; the simulator lets them.
+    #[inline(always)]
+    fn interleave(&self) {}
+    /// A number for the calling thread, so that an eviction on a thread that is not an evictor is noticed.
+    fn current_thread(&self) -> u64;
+    /// Lets other threads that want it have the processor.
+    fn step_aside(&self) {}
+    /// A fault waits for a frame, with empty hands: whoever makes the evictors' threads may have to do it now.
+    fn short_of_frames(&self) {}
+}
