@@ -8,7 +8,7 @@ use crate::file::{FileArray, FileOptions, FileQueue};
 use crate::layered::{Layered, LayeredQueue};
 use crate::ram::{RamQueue, RamSpace};
 use farshore_config::SwapSpec;
-use farshore_core::seams::{Backend, CANNOT, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
+use farshore_core::seams::{Backend, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
 use rustix::fd::RawFd;
@@ -231,51 +231,22 @@ impl AnyBackend {
     }
 }
 
+/// Does the same with the space inside, whatever its kind.
+macro_rules! inside {
+    ($enum:ident, $any:expr, $inner:ident => $what:expr) => {
+        match $any {
+            $enum::File($inner) => $what,
+            $enum::Ram($inner) => $what,
+            $enum::Faulty($inner) => $what,
+            $enum::Encrypted($inner) => $what,
+            $enum::Layered($inner) => $what,
+            $enum::Compressed($inner) => $what,
+        }
+    };
+}
+
 impl Backend for AnyBackend {
     type Queue = AnyQueue;
-
-    fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
-        match self {
-            AnyBackend::File(files) => files.read(slot, into),
-            AnyBackend::Ram(ram) => ram.read(slot, into),
-            AnyBackend::Faulty(faulty) => faulty.read(slot, into),
-            AnyBackend::Encrypted(encrypted) => encrypted.read(slot, into),
-            AnyBackend::Layered(layers) => layers.read(slot, into),
-            AnyBackend::Compressed(pool) => pool.read(slot, into),
-        }
-    }
-
-    fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
-        match self {
-            AnyBackend::File(files) => files.read_run(first, into),
-            AnyBackend::Ram(ram) => ram.read_run(first, into),
-            AnyBackend::Faulty(faulty) => faulty.read_run(first, into),
-            AnyBackend::Encrypted(encrypted) => encrypted.read_run(first, into),
-            AnyBackend::Layered(layers) => layers.read_run(first, into),
-            AnyBackend::Compressed(pool) => pool.read_run(first, into),
-        }
-    }
-
-    fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
-        match self {
-            AnyBackend::File(files) => files.begin_read(first, into),
-            AnyBackend::Ram(ram) => ram.begin_read(first, into),
-            AnyBackend::Faulty(faulty) => faulty.begin_read(first, into),
-            AnyBackend::Encrypted(encrypted) => encrypted.begin_read(first, into),
-            AnyBackend::Layered(layers) => layers.begin_read(first, into),
-            AnyBackend::Compressed(pool) => pool.begin_read(first, into),
-        }
-    }
-
-    fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
-        match self {
-            AnyBackend::File(_) | AnyBackend::Ram(_) => read,
-            AnyBackend::Faulty(faulty) => faulty.finish_read(first, into, read),
-            AnyBackend::Encrypted(encrypted) => encrypted.finish_read(first, into, read),
-            AnyBackend::Layered(layers) => layers.finish_read(first, into, read),
-            AnyBackend::Compressed(pool) => pool.finish_read(first, into, read),
-        }
-    }
 
     fn queue(&self, depth: u32) -> Result<AnyQueue, IoError> {
         Ok(match self {
@@ -287,137 +258,75 @@ impl Backend for AnyBackend {
             AnyBackend::Compressed(pool) => AnyQueue::Compressed(Box::new(pool.queue(depth)?)),
         })
     }
+}
 
+impl Reads for AnyBackend {
+    fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
+        inside!(AnyBackend, self, space => space.read(slot, into))
+    }
+
+    fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        inside!(AnyBackend, self, space => space.read_run(first, into))
+    }
+
+    fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
+        inside!(AnyBackend, self, space => space.begin_read(first, into))
+    }
+
+    fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
+        inside!(AnyBackend, self, space => space.finish_read(first, into, read))
+    }
+}
+
+impl Spaces for AnyBackend {
     fn capacity(&self) -> Option<u64> {
-        match self {
-            AnyBackend::File(files) => files.capacity(),
-            AnyBackend::Ram(ram) => ram.capacity(),
-            AnyBackend::Faulty(faulty) => faulty.capacity(),
-            AnyBackend::Encrypted(encrypted) => encrypted.capacity(),
-            AnyBackend::Layered(layers) => layers.capacity(),
-            AnyBackend::Compressed(pool) => pool.capacity(),
-        }
+        inside!(AnyBackend, self, space => space.capacity())
     }
 
     fn name(&self) -> &str {
-        match self {
-            AnyBackend::File(files) => files.name(),
-            AnyBackend::Ram(ram) => ram.name(),
-            AnyBackend::Faulty(faulty) => faulty.name(),
-            AnyBackend::Encrypted(encrypted) => encrypted.name(),
-            AnyBackend::Layered(layers) => layers.name(),
-            AnyBackend::Compressed(pool) => pool.name(),
-        }
+        inside!(AnyBackend, self, space => space.name())
     }
 
     fn spaces(&self) -> usize {
-        match self {
-            AnyBackend::File(files) => files.spaces(),
-            AnyBackend::Ram(ram) => ram.spaces(),
-            AnyBackend::Faulty(faulty) => faulty.spaces(),
-            AnyBackend::Encrypted(encrypted) => encrypted.spaces(),
-            AnyBackend::Layered(layers) => layers.spaces(),
-            AnyBackend::Compressed(pool) => pool.spaces(),
-        }
+        inside!(AnyBackend, self, space => space.spaces())
     }
 
     fn capacity_of(&self, space: usize) -> Option<u64> {
-        match self {
-            AnyBackend::File(files) => files.capacity_of(space),
-            AnyBackend::Ram(ram) => ram.capacity_of(space),
-            AnyBackend::Faulty(faulty) => faulty.capacity_of(space),
-            AnyBackend::Encrypted(encrypted) => encrypted.capacity_of(space),
-            AnyBackend::Layered(layers) => layers.capacity_of(space),
-            AnyBackend::Compressed(pool) => pool.capacity_of(space),
-        }
+        inside!(AnyBackend, self, inner => inner.capacity_of(space))
     }
 
     fn name_of(&self, slot: Slot) -> &str {
-        match self {
-            AnyBackend::File(files) => files.name_of(slot),
-            AnyBackend::Ram(ram) => ram.name_of(slot),
-            AnyBackend::Faulty(faulty) => faulty.name_of(slot),
-            AnyBackend::Encrypted(encrypted) => encrypted.name_of(slot),
-            AnyBackend::Layered(layers) => layers.name_of(slot),
-            AnyBackend::Compressed(pool) => pool.name_of(slot),
-        }
-    }
-
-    fn own_memory(&self) -> Option<u64> {
-        match self {
-            AnyBackend::File(_) | AnyBackend::Ram(_) => None,
-            AnyBackend::Faulty(faulty) => faulty.inner().own_memory(),
-            AnyBackend::Encrypted(encrypted) => encrypted.inner().own_memory(),
-            // What a child has inherited is its parent's.
-            AnyBackend::Layered(layers) => {
-                layers.own().map_or_else(|| layers.base().own_memory().map(|_| 0), AnyBackend::own_memory)
-            }
-            AnyBackend::Compressed(pool) => pool.own_memory(),
-        }
-    }
-
-    fn allow_memory(&self, bytes: u64) {
-        match self {
-            AnyBackend::File(_) | AnyBackend::Ram(_) => {}
-            AnyBackend::Faulty(faulty) => faulty.inner().allow_memory(bytes),
-            AnyBackend::Encrypted(encrypted) => encrypted.inner().allow_memory(bytes),
-            AnyBackend::Layered(layers) => layers.own().into_iter().for_each(|own| own.allow_memory(bytes)),
-            AnyBackend::Compressed(pool) => pool.allow_memory(bytes),
-        }
+        inside!(AnyBackend, self, space => space.name_of(slot))
     }
 
     fn arrange(&self, first: u32, spaces: SpaceSet) {
-        match self {
-            AnyBackend::Ram(_) => {}
-            AnyBackend::File(files) => files.arrange(first, spaces),
-            AnyBackend::Faulty(faulty) => faulty.arrange(first, spaces),
-            AnyBackend::Encrypted(encrypted) => encrypted.arrange(first, spaces),
-            AnyBackend::Layered(layers) => layers.arrange(first, spaces),
-            AnyBackend::Compressed(pool) => pool.arrange(first, spaces),
-        }
+        inside!(AnyBackend, self, space => space.arrange(first, spaces));
     }
 
     fn is_quiet(&self, is_there: &dyn Fn(Slot) -> bool) -> bool {
-        match self {
-            AnyBackend::Ram(_) | AnyBackend::File(_) => true,
-            AnyBackend::Faulty(faulty) => faulty.is_quiet(is_there),
-            AnyBackend::Encrypted(encrypted) => encrypted.is_quiet(is_there),
-            AnyBackend::Layered(layers) => layers.is_quiet(is_there),
-            AnyBackend::Compressed(pool) => pool.is_quiet(is_there),
-        }
+        inside!(AnyBackend, self, space => space.is_quiet(is_there))
     }
 
     fn shut_space(&self, space: usize) {
-        match self {
-            AnyBackend::Ram(_) => {}
-            AnyBackend::File(files) => files.shut_space(space),
-            AnyBackend::Faulty(faulty) => faulty.shut_space(space),
-            AnyBackend::Encrypted(encrypted) => encrypted.shut_space(space),
-            AnyBackend::Layered(layers) => layers.shut_space(space),
-            AnyBackend::Compressed(pool) => pool.shut_space(space),
-        }
+        inside!(AnyBackend, self, inner => inner.shut_space(space));
     }
 
     fn close_space(&self, space: usize) {
-        match self {
-            AnyBackend::Ram(_) => {}
-            AnyBackend::File(files) => files.close_space(space),
-            AnyBackend::Faulty(faulty) => faulty.close_space(space),
-            AnyBackend::Encrypted(encrypted) => encrypted.close_space(space),
-            AnyBackend::Layered(layers) => layers.close_space(space),
-            AnyBackend::Compressed(pool) => pool.close_space(space),
-        }
+        inside!(AnyBackend, self, inner => inner.close_space(space));
     }
 
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
-        match self {
-            AnyBackend::Ram(_) => Err(CANNOT),
-            AnyBackend::File(files) => files.give_back(first, count),
-            AnyBackend::Faulty(faulty) => faulty.give_back(first, count),
-            AnyBackend::Encrypted(encrypted) => encrypted.give_back(first, count),
-            AnyBackend::Layered(layers) => layers.give_back(first, count),
-            AnyBackend::Compressed(pool) => pool.give_back(first, count),
-        }
+        inside!(AnyBackend, self, space => space.give_back(first, count))
+    }
+}
+
+impl MemoryBudget for AnyBackend {
+    fn own_memory(&self) -> Option<u64> {
+        inside!(AnyBackend, self, space => space.own_memory())
+    }
+
+    fn allow_memory(&self, bytes: u64) {
+        inside!(AnyBackend, self, space => space.allow_memory(bytes));
     }
 }
 
@@ -440,62 +349,23 @@ pub enum AnyQueue {
 
 impl WriteQueue for AnyQueue {
     unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {
-        match self {
-            // SAFETY: the caller keeps to our own contract, which is the same.
-            AnyQueue::File(queue) => unsafe { queue.start_write(first, pages, count, tag) },
-            // SAFETY: as above.
-            AnyQueue::Ram(queue) => unsafe { queue.start_write(first, pages, count, tag) },
-            // SAFETY: as above.
-            AnyQueue::Faulty(queue) => unsafe { queue.start_write(first, pages, count, tag) },
-            // SAFETY: as above.
-            AnyQueue::Encrypted(queue) => unsafe { queue.start_write(first, pages, count, tag) },
-            // SAFETY: as above.
-            AnyQueue::Layered(queue) => unsafe { queue.start_write(first, pages, count, tag) },
-            // SAFETY: as above.
-            AnyQueue::Compressed(queue) => unsafe { queue.start_write(first, pages, count, tag) },
-        }
+        // SAFETY: the caller keeps to our own contract, which is the same.
+        inside!(AnyQueue, self, queue => unsafe { queue.start_write(first, pages, count, tag) })
     }
 
     fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
-        match self {
-            AnyQueue::File(queue) => queue.reap(wait, done),
-            AnyQueue::Ram(queue) => queue.reap(wait, done),
-            AnyQueue::Faulty(queue) => queue.reap(wait, done),
-            AnyQueue::Encrypted(queue) => queue.reap(wait, done),
-            AnyQueue::Layered(queue) => queue.reap(wait, done),
-            AnyQueue::Compressed(queue) => queue.reap(wait, done),
-        }
+        inside!(AnyQueue, self, queue => queue.reap(wait, done));
     }
 
     fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
-        match self {
-            AnyQueue::File(queue) => queue.reap_within(ns, done),
-            AnyQueue::Ram(queue) => queue.reap_within(ns, done),
-            AnyQueue::Faulty(queue) => queue.reap_within(ns, done),
-            AnyQueue::Encrypted(queue) => queue.reap_within(ns, done),
-            AnyQueue::Layered(queue) => queue.reap_within(ns, done),
-            AnyQueue::Compressed(queue) => queue.reap_within(ns, done),
-        }
+        inside!(AnyQueue, self, queue => queue.reap_within(ns, done));
     }
 
     fn in_flight(&self) -> u32 {
-        match self {
-            AnyQueue::File(queue) => queue.in_flight(),
-            AnyQueue::Ram(queue) => queue.in_flight(),
-            AnyQueue::Faulty(queue) => queue.in_flight(),
-            AnyQueue::Encrypted(queue) => queue.in_flight(),
-            AnyQueue::Layered(queue) => queue.in_flight(),
-            AnyQueue::Compressed(queue) => queue.in_flight(),
-        }
+        inside!(AnyQueue, self, queue => queue.in_flight())
     }
 
     fn tend(&mut self, free: &dyn FreeSlots) {
-        match self {
-            AnyQueue::File(_) | AnyQueue::Ram(_) => {}
-            AnyQueue::Faulty(queue) => queue.tend(free),
-            AnyQueue::Encrypted(queue) => queue.tend(free),
-            AnyQueue::Layered(queue) => queue.tend(free),
-            AnyQueue::Compressed(queue) => queue.tend(free),
-        }
+        inside!(AnyQueue, self, queue => queue.tend(free));
     }
 }

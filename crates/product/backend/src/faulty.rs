@@ -38,7 +38,7 @@
 use crate::sleep;
 use farshore_config::Time;
 use farshore_core::limits::EXTENT_SLOTS;
-use farshore_core::seams::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
+use farshore_core::seams::{Backend, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
 use farshore_core::slots::arrangement::{Arrangements, SpaceSet};
 use farshore_core::word::Slot;
 use std::sync::Arc;
@@ -350,6 +350,19 @@ impl<B: Backend> Faulty<B> {
 impl<B: Backend> Backend for Faulty<B> {
     type Queue = FaultyQueue<B::Queue>;
 
+    fn queue(&self, depth: u32) -> Result<Self::Queue, IoError> {
+        let depth = depth.clamp(1, 4096);
+        let entry = Entry { tag: 0, verdict: None, due: 0, hangs: false, state: State::Free };
+        Ok(FaultyQueue {
+            inner: self.inner.queue(depth)?,
+            dice: Arc::clone(&self.dice),
+            entries: vec![entry; depth as usize].into(),
+            free: (0..depth).rev().collect(),
+        })
+    }
+}
+
+impl<B: Backend> Reads for Faulty<B> {
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
         self.read_run(slot, core::slice::from_mut(into))
     }
@@ -370,18 +383,9 @@ impl<B: Backend> Backend for Faulty<B> {
     fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
         self.inner.finish_read(first, into, read)
     }
+}
 
-    fn queue(&self, depth: u32) -> Result<Self::Queue, IoError> {
-        let depth = depth.clamp(1, 4096);
-        let entry = Entry { tag: 0, verdict: None, due: 0, hangs: false, state: State::Free };
-        Ok(FaultyQueue {
-            inner: self.inner.queue(depth)?,
-            dice: Arc::clone(&self.dice),
-            entries: vec![entry; depth as usize].into(),
-            free: (0..depth).rev().collect(),
-        })
-    }
-
+impl<B: Backend> Spaces for Faulty<B> {
     fn capacity(&self) -> Option<u64> {
         self.inner.capacity()
     }
@@ -421,6 +425,16 @@ impl<B: Backend> Backend for Faulty<B> {
 
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
         self.inner.give_back(first, count)
+    }
+}
+
+impl<B: Backend> MemoryBudget for Faulty<B> {
+    fn own_memory(&self) -> Option<u64> {
+        self.inner.own_memory()
+    }
+
+    fn allow_memory(&self, bytes: u64) {
+        self.inner.allow_memory(bytes);
     }
 }
 

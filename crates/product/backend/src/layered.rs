@@ -9,7 +9,7 @@
 
 use crate::any::{AnyBackend, AnyQueue};
 use crate::error::OpenError;
-use farshore_core::seams::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
+use farshore_core::seams::{Backend, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
 use rustix::fd::RawFd;
@@ -88,6 +88,13 @@ impl Layered {
 impl Backend for Layered {
     type Queue = LayeredQueue;
 
+    fn queue(&self, depth: u32) -> Result<LayeredQueue, IoError> {
+        let own = self.open_own().map_err(|_| IoError::Full)?;
+        Ok(LayeredQueue { own: Box::new(own.queue(depth)?), first_own: self.first_own })
+    }
+}
+
+impl Reads for Layered {
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
         let (space, slot) = self.layer(slot)?;
         space.read(slot, into)
@@ -110,12 +117,9 @@ impl Backend for Layered {
         let (space, first) = self.layer(first)?;
         space.finish_read(first, into, read)
     }
+}
 
-    fn queue(&self, depth: u32) -> Result<LayeredQueue, IoError> {
-        let own = self.open_own().map_err(|_| IoError::Full)?;
-        Ok(LayeredQueue { own: Box::new(own.queue(depth)?), first_own: self.first_own })
-    }
-
+impl Spaces for Layered {
     fn capacity(&self) -> Option<u64> {
         self.own.get().map_or_else(|| self.capacities.iter().copied().sum(), AnyBackend::capacity)
     }
@@ -159,6 +163,17 @@ impl Backend for Layered {
         let Some((number, own)) = own else { return Ok(()) };
         // Its very first extent is never given back: slot 0 is reserved.
         Slot::new(number).map_or(Ok(()), |first| own.give_back(first, count))
+    }
+}
+
+impl MemoryBudget for Layered {
+    /// What a child has inherited is its parent's.
+    fn own_memory(&self) -> Option<u64> {
+        self.own.get().map_or_else(|| self.base.own_memory().map(|_| 0), AnyBackend::own_memory)
+    }
+
+    fn allow_memory(&self, bytes: u64) {
+        self.own.get().into_iter().for_each(|own| own.allow_memory(bytes));
     }
 }
 

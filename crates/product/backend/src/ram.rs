@@ -10,7 +10,7 @@ use crate::reserved::Reserved;
 use crate::sleep;
 use farshore_config::{Size, SwapSpec, Time};
 use farshore_core::limits::PAGE_SIZE;
-use farshore_core::seams::{Backend, IoError, PageBuf, ReadBegun, WriteQueue};
+use farshore_core::seams::{Backend, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
 use farshore_core::word::Slot;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -109,6 +109,14 @@ pub(crate) fn machine_bytes() -> u64 {
 impl Backend for RamSpace {
     type Queue = RamQueue;
 
+    fn queue(&self, depth: u32) -> Result<RamQueue, IoError> {
+        let depth = depth.clamp(1, DEPTH_MAX) as usize;
+        let pending = VecDeque::with_capacity(depth);
+        Ok(RamQueue { memory: Arc::clone(&self.memory), latency_ns: self.latency_ns, depth, pending })
+    }
+}
+
+impl Reads for RamSpace {
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
         self.read_run(slot, core::slice::from_mut(into))
     }
@@ -130,13 +138,9 @@ impl Backend for RamSpace {
             (result, _) => ReadBegun::Over(result),
         }
     }
+}
 
-    fn queue(&self, depth: u32) -> Result<RamQueue, IoError> {
-        let depth = depth.clamp(1, DEPTH_MAX) as usize;
-        let pending = VecDeque::with_capacity(depth);
-        Ok(RamQueue { memory: Arc::clone(&self.memory), latency_ns: self.latency_ns, depth, pending })
-    }
-
+impl Spaces for RamSpace {
     fn capacity(&self) -> Option<u64> {
         Some(self.memory.pages)
     }
@@ -157,6 +161,8 @@ impl Backend for RamSpace {
         self.name()
     }
 }
+
+impl MemoryBudget for RamSpace {}
 
 #[derive(Debug)]
 struct Pending {

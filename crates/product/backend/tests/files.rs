@@ -6,7 +6,7 @@ use common::*;
 use farshore_backend::file::{FileArray, FileOptions};
 use farshore_backend::{AnyBackend, OpenError};
 use farshore_config::{Size, SwapSpec};
-use farshore_core::seams::{Backend, IoError, PageBuf, WriteQueue};
+use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fstat};
 use std::os::unix::fs::symlink;
 use std::path::Path;

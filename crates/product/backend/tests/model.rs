@@ -10,7 +10,7 @@ use farshore_backend::faulty::{FaultConfig, Faulty, Kind};
 use farshore_backend::file::{FileArray, FileOptions};
 use farshore_backend::ram::RamSpace;
 use farshore_config::{Size, SwapSpec, Time};
-use farshore_core::seams::{Backend, IoError, PageBuf, WriteQueue};
+use farshore_core::seams::{Backend, IoError, PageBuf, Reads, WriteQueue};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use common::*;
 use farshore_backend::file::{FileArray, FileOptions};
 use farshore_backend::{AnyBackend, faulty::Kind};
 use farshore_config::SwapSpec;
-use farshore_core::seams::{Backend, IoError, PageBuf};
+use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -12,7 +12,7 @@ pub use crate::sync::Futex;
 pub use kernel::{HugePages, Kernel, KernelError, Protect};
 pub use policy::{Came, Policy, Return, Verdict};
 pub use prefetch::{AHEAD_MAX, Ahead, Fetch, PIECE_MAX, Prefetcher};
-pub use swap::{Backend, CANNOT, FreeSlots, IoError, LATER, ReadBegun, WriteQueue};
+pub use swap::{Backend, CANNOT, FreeSlots, IoError, LATER, MemoryBudget, ReadBegun, Reads, Spaces, WriteQueue};
 
 /// The five seams of one engine.
 pub trait World {

@@ -45,7 +45,7 @@ use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::{EVICTORS_MAX, EXTENT_SLOTS, GRANULE_PAGES};
 use farshore_core::page::{Access, Page, PageRange};
-use farshore_core::seams::{Backend, IoError, PageBuf, World};
+use farshore_core::seams::{IoError, PageBuf, Reads, Spaces, World};
 use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
 use farshore_core::sync::plain::{AtomicBool, AtomicU32};
 use farshore_core::table::{GranuleRef, PageRef};

@@ -28,7 +28,7 @@ use crate::health::Usage;
 use crate::stats::Count;
 use core::sync::atomic::Ordering;
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
-use farshore_core::seams::{Backend, Clock, Kernel, LATER, World};
+use farshore_core::seams::{Clock, Kernel, LATER, Spaces, World};
 use farshore_core::slots::Idle;
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};

@@ -61,7 +61,7 @@ use farshore_core::limits::{
     BATCH_PAGES_MAX, BATCH_PAGES_MIN, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE, batch_pages_most,
 };
 use farshore_core::page::{Page, PageRange};
-use farshore_core::seams::{Backend, Kernel, PageBuf, World};
+use farshore_core::seams::{Backend, Kernel, MemoryBudget, PageBuf, Spaces, World};
 use farshore_core::slots::SlotMap;
 use farshore_core::slots::owners::OWNERS_MAX;
 use farshore_core::spin::SpinLock;

@@ -8,8 +8,8 @@ use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::recorder::{Lines, record};
 use farshore_core::seams::{
-    Ahead, Backend, Came, Clock, Fetch, IoError, Kernel, KernelError, PageBuf, Policy, Prefetcher, Protect, Verdict, World,
-    WriteQueue,
+    Ahead, Backend, Came, Clock, Fetch, IoError, Kernel, KernelError, MemoryBudget, PageBuf, Policy, Prefetcher, Protect, Reads,
+    Spaces, Verdict, World, WriteQueue,
 };
 use farshore_core::sync::{AtomicU32, AtomicU64, Futex, Ordering};
 use farshore_core::word::{Slot, Word};
@@ -135,29 +135,42 @@ struct Queue(Space, Vec<u64>);
 
 impl Backend for Space {
     type Queue = Queue;
+
+    fn queue(&self, _depth: u32) -> Result<Queue, IoError> {
+        Ok(Queue(self.clone(), Vec::new()))
+    }
+}
+
+impl Reads for Space {
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
         *into = self.0.lock().unwrap()[&slot.number()].clone();
         Ok(())
     }
-    fn queue(&self, _depth: u32) -> Result<Queue, IoError> {
-        Ok(Queue(self.clone(), Vec::new()))
-    }
+}
+
+impl Spaces for Space {
     fn capacity(&self) -> Option<u64> {
         None
     }
+
     fn name(&self) -> &str {
         "pretended"
     }
+
     fn spaces(&self) -> usize {
         1
     }
+
     fn capacity_of(&self, _space: usize) -> Option<u64> {
         None
     }
+
     fn name_of(&self, _slot: Slot) -> &str {
         "pretended"
     }
 }
+
+impl MemoryBudget for Space {}
 
 impl WriteQueue for Queue {
     unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {

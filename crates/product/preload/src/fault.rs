@@ -29,7 +29,7 @@ use crate::{fork, own_threads, signals, thread};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
-use farshore_core::seams::{Backend, Clock};
+use farshore_core::seams::{Clock, Spaces};
 use farshore_engine::fault::resolve::Failure;
 use farshore_sys::signal::{BUS_ADRERR, BUS_MCEERR_AR, Reg, SIGBUS, SigInfo, UContext};
 use farshore_sys::uffd::UffdError;

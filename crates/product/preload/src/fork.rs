@@ -26,7 +26,7 @@ use farshore_backend::faulty::FaultConfig;
 use farshore_backend::layered::Layered;
 use farshore_config::{FaultMode, Options};
 use farshore_core::page::PageRange;
-use farshore_core::seams::{Backend as _, Clock as _};
+use farshore_core::seams::{Clock as _, Spaces as _};
 use farshore_core::word::State;
 use farshore_engine::Engine;
 use farshore_engine::fork::Inheritance;

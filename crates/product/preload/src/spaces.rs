@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_config::control::{Change, Set};
 use farshore_config::{Options, SwapSpec};
 use farshore_core::page::PageRange;
-use farshore_core::seams::{Backend as _, IoError};
+use farshore_core::seams::{IoError, Spaces as _};
 use farshore_engine::drain::{Drained, Host, NoDrain};
 use farshore_engine::health::Usage;
 use farshore_sys::lock::Mutex;

@@ -32,7 +32,7 @@ use farshore_config::control::{Change, Set, Setting};
 use farshore_config::pace::Knob;
 use farshore_config::{FaultMode, Options, StatsTarget, stats};
 use farshore_core::limits::{PAGE_SIZE, batch_pages_most};
-use farshore_core::seams::{Backend, Clock, PageBuf};
+use farshore_core::seams::{Clock, PageBuf, Spaces};
 use farshore_engine::evict::control::Wanted;
 use farshore_engine::health::{Usage, Writing};
 use farshore_engine::stats::{Count, FaultKind};

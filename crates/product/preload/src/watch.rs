@@ -6,7 +6,7 @@
 use crate::own_threads;
 use crate::report;
 use crate::runtime::Runtime;
-use farshore_core::seams::Backend;
+use farshore_core::seams::Spaces;
 use farshore_engine::health::{Change, News, Watcher};
 
 /// The thread.

@@ -9,7 +9,7 @@ use crate::sched::{block, maybe_switch};
 use crate::setup::Fault;
 use crate::world::{World, broken, note, world};
 use farshore_core::limits::EXTENT_SLOTS;
-use farshore_core::seams::{Backend, CANNOT, IoError, LATER, PageBuf, ReadBegun, WriteQueue};
+use farshore_core::seams::{Backend, CANNOT, IoError, LATER, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
 use farshore_core::slots::arrangement::{Arrangements, SPACES_MAX, SpaceSet};
 use farshore_core::word::Slot;
 
@@ -225,6 +225,15 @@ pub(crate) fn deliver(w: &mut World, slot: Slot, into: &mut PageBuf, fault: Opti
 impl Backend for SimBackend {
     type Queue = SimQueue;
 
+    fn queue(&self, depth: u32) -> Result<SimQueue, IoError> {
+        world(|w| {
+            w.device.depth.push(depth.min(w.setup.depth));
+            Ok(SimQueue { id: w.device.depth.len() - 1 })
+        })
+    }
+}
+
+impl Reads for SimBackend {
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
         maybe_switch();
         let (until, fault) = world(|w| {
@@ -246,14 +255,9 @@ impl Backend for SimBackend {
     fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
         reads::finish(first, into, read)
     }
+}
 
-    fn queue(&self, depth: u32) -> Result<SimQueue, IoError> {
-        world(|w| {
-            w.device.depth.push(depth.min(w.setup.depth));
-            Ok(SimQueue { id: w.device.depth.len() - 1 })
-        })
-    }
-
+impl Spaces for SimBackend {
     fn capacity(&self) -> Option<u64> {
         (0..self.spaces).map(|space| self.capacity_of(space)).sum()
     }
@@ -344,6 +348,8 @@ impl Backend for SimBackend {
         })
     }
 }
+
+impl MemoryBudget for SimBackend {}
 
 impl SimQueue {
     fn mine(&self, w: &World) -> u32 {

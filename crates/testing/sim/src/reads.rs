@@ -14,7 +14,7 @@ use crate::sched::maybe_switch;
 use crate::setup::Fault;
 use crate::world::{World, broken, world};
 use farshore_core::limits::PAGE_SIZE;
-use farshore_core::seams::{Backend, IoError, PageBuf, ReadBegun};
+use farshore_core::seams::{IoError, PageBuf, ReadBegun, Reads};
 use farshore_core::word::Slot;
 
 /// Descriptor of the first space's file.

@@ -45,7 +45,9 @@ use crate::any::{AnyBackend, AnyQueue};
 use crate::error::{OpenError, SMALLEST_BYTES};
 use codec::{Encoder, WORTH_IT};
 use farshore_config::{Compression, Size, SwapSpec};
-use farshore_core::seams::{Backend, CANNOT, FreeSlots, IoError, LATER, PageBuf, ReadBegun, WriteQueue};
+use farshore_core::seams::{
+    Backend, CANNOT, FreeSlots, IoError, LATER, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue,
+};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
 use pool::{Pool, Put};
@@ -123,6 +125,25 @@ impl Compressed {
 impl Backend for Compressed {
     type Queue = CompressedQueue;
 
+    fn queue(&self, depth: u32) -> Result<CompressedQueue, IoError> {
+        let lower = self.lower.as_ref().map(|lower| lower.queue(depth + COPIES as u32)).transpose()?;
+        let copies = if lower.is_some() { COPIES } else { 0 };
+        Ok(CompressedQueue {
+            pool: Arc::clone(&self.pool),
+            lower,
+            encoder: Encoder::new(self.pool.kind()),
+            small: Box::new([0; WORTH_IT]),
+            writes: vec![None; depth.max(1) as usize].into_boxed_slice(),
+            passed_on: VecDeque::with_capacity(depth as usize * farshore_core::limits::BATCH_PAGES_MAX),
+            copies: (0..copies)
+                .map(|_| Copy { run: None, pages: vec![PageBuf::ZERO; PAGES_A_COPY].into_boxed_slice() })
+                .collect(),
+            copies_fail: false,
+        })
+    }
+}
+
+impl Reads for Compressed {
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
         match self.pool.read(slot, into) {
             Some(true) => Ok(()),
@@ -163,24 +184,9 @@ impl Backend for Compressed {
     fn finish_read(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
         self.below()?.finish_read(first, into, read)
     }
+}
 
-    fn queue(&self, depth: u32) -> Result<CompressedQueue, IoError> {
-        let lower = self.lower.as_ref().map(|lower| lower.queue(depth + COPIES as u32)).transpose()?;
-        let copies = if lower.is_some() { COPIES } else { 0 };
-        Ok(CompressedQueue {
-            pool: Arc::clone(&self.pool),
-            lower,
-            encoder: Encoder::new(self.pool.kind()),
-            small: Box::new([0; WORTH_IT]),
-            writes: vec![None; depth.max(1) as usize].into_boxed_slice(),
-            passed_on: VecDeque::with_capacity(depth as usize * farshore_core::limits::BATCH_PAGES_MAX),
-            copies: (0..copies)
-                .map(|_| Copy { run: None, pages: vec![PageBuf::ZERO; PAGES_A_COPY].into_boxed_slice() })
-                .collect(),
-            copies_fail: false,
-        })
-    }
-
+impl Spaces for Compressed {
     fn capacity(&self) -> Option<u64> {
         match &self.lower {
             Some(lower) => lower.capacity(),
@@ -207,14 +213,6 @@ impl Backend for Compressed {
         self.lower.as_ref().map_or(&self.name, |lower| lower.name_of(slot))
     }
 
-    fn own_memory(&self) -> Option<u64> {
-        Some(self.pool.bytes().1)
-    }
-
-    fn allow_memory(&self, bytes: u64) {
-        self.pool.allow(bytes);
-    }
-
     fn arrange(&self, first: u32, spaces: SpaceSet) {
         self.lower.iter().for_each(|lower| lower.arrange(first, spaces));
     }
@@ -236,6 +234,16 @@ impl Backend for Compressed {
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
         let Some(lower) = &self.lower else { return Err(CANNOT) };
         if self.pool.forget_all(first, count) { lower.give_back(first, count) } else { Err(LATER) }
+    }
+}
+
+impl MemoryBudget for Compressed {
+    fn own_memory(&self) -> Option<u64> {
+        Some(self.pool.bytes().1)
+    }
+
+    fn allow_memory(&self, bytes: u64) {
+        self.pool.allow(bytes);
     }
 }
 

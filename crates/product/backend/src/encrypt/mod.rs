@@ -26,7 +26,7 @@ mod xts;
 pub use cipher::{Cipher, CipherError};
 
 use core::ptr::NonNull;
-use farshore_core::seams::{Backend, FreeSlots, IoError, PageBuf, ReadBegun, WriteQueue};
+use farshore_core::seams::{Backend, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
 use farshore_core::slots::arrangement::SpaceSet;
 use farshore_core::word::Slot;
 use rustix::io::Errno;
@@ -83,6 +83,23 @@ impl<B: Backend> Encrypted<B> {
 impl<B: Backend> Backend for Encrypted<B> {
     type Queue = EncryptedQueue<B::Queue>;
 
+    fn queue(&self, depth: u32) -> Result<Self::Queue, IoError> {
+        let depth = depth.max(1);
+        let no_memory = |errno: Errno| IoError::Device(errno.raw_os_error());
+        let bounce = Bounce::new(depth, Arc::clone(&self.bounce_bytes)).map_err(no_memory)?;
+        let op = Op { first: ANY, pages: core::ptr::null(), count: 0, done: 0, piece: 0, tag: 0 };
+        Ok(EncryptedQueue {
+            inner: self.inner.queue(depth)?,
+            bounce,
+            cipher: Arc::clone(&self.cipher),
+            ops: vec![op; depth as usize].into(),
+            free: (0..depth).rev().collect(),
+            ended: Vec::with_capacity(depth as usize),
+        })
+    }
+}
+
+impl<B: Backend> Reads for Encrypted<B> {
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
         self.inner.read(slot, into)?;
         self.cipher.decrypt(slot, into);
@@ -105,22 +122,9 @@ impl<B: Backend> Backend for Encrypted<B> {
         let read = self.inner.finish_read(first, into, read);
         self.decrypted(first, into, read)
     }
+}
 
-    fn queue(&self, depth: u32) -> Result<Self::Queue, IoError> {
-        let depth = depth.max(1);
-        let no_memory = |errno: Errno| IoError::Device(errno.raw_os_error());
-        let bounce = Bounce::new(depth, Arc::clone(&self.bounce_bytes)).map_err(no_memory)?;
-        let op = Op { first: ANY, pages: core::ptr::null(), count: 0, done: 0, piece: 0, tag: 0 };
-        Ok(EncryptedQueue {
-            inner: self.inner.queue(depth)?,
-            bounce,
-            cipher: Arc::clone(&self.cipher),
-            ops: vec![op; depth as usize].into(),
-            free: (0..depth).rev().collect(),
-            ended: Vec::with_capacity(depth as usize),
-        })
-    }
-
+impl<B: Backend> Spaces for Encrypted<B> {
     fn capacity(&self) -> Option<u64> {
         self.inner.capacity()
     }
@@ -159,6 +163,16 @@ impl<B: Backend> Backend for Encrypted<B> {
 
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
         self.inner.give_back(first, count)
+    }
+}
+
+impl<B: Backend> MemoryBudget for Encrypted<B> {
+    fn own_memory(&self) -> Option<u64> {
+        self.inner.own_memory()
+    }
+
+    fn allow_memory(&self, bytes: u64) {
+        self.inner.allow_memory(bytes);
     }
 }
 

@@ -34,7 +34,7 @@ pub use uring::set_in_place;
 use crate::error::OpenError;
 use farshore_config::SwapSpec;
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
-use farshore_core::seams::{Backend, IoError, PageBuf, ReadBegun};
+use farshore_core::seams::{Backend, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces};
 use farshore_core::slots::arrangement::{Arrangements, SPACES_MAX, SpaceSet};
 use farshore_core::word::Slot;
 use places::Places;
@@ -330,6 +330,12 @@ impl FileArray {
 impl Backend for FileArray {
     type Queue = FileQueue;
 
+    fn queue(&self, depth: u32) -> Result<FileQueue, IoError> {
+        FileQueue::new(&self.files, depth, self.uring, &self.ready)
+    }
+}
+
+impl Reads for FileArray {
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
         self.files.read(slot.number(), core::slice::from_mut(into))
     }
@@ -347,11 +353,9 @@ impl Backend for FileArray {
             Err(why) => ReadBegun::Over(Err(why)),
         }
     }
+}
 
-    fn queue(&self, depth: u32) -> Result<FileQueue, IoError> {
-        FileQueue::new(&self.files, depth, self.uring, &self.ready)
-    }
-
+impl Spaces for FileArray {
     fn capacity(&self) -> Option<u64> {
         (0..self.spaces()).map(|space| self.capacity_of(space)).sum()
     }
@@ -388,6 +392,8 @@ impl Backend for FileArray {
         self.files.give_back(first.number(), count)
     }
 }
+
+impl MemoryBudget for FileArray {}
 
 #[cfg(test)]
 mod tests {

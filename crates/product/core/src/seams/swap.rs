@@ -49,49 +49,42 @@ pub enum ReadBegun {
     Due(u64),
 }
 
-/// A kind of swap space.
+/// Reads pages back: what faults, readers and the drainer need.
 ///
-/// Slots are page-sized and numbered from 0; slot `n` is `n * 4096` bytes into the space. The engine never
-/// reads a slot whose write has not been acknowledged, nor writes one that is being read or written.
-pub trait Backend: Send + Sync {
-    /// What an evictor writes through. One thread uses a queue at a time.
-    type Queue: WriteQueue;
+/// Slots are page-sized and numbered from 0; slot `n` is `n * 4096` bytes into the space. The engine never reads a slot whose write has not been
+/// acknowledged.
+pub trait Reads: Send + Sync {
     /// Reads one page. Blocks. Called in a signal handler: no locks that a thread
     /// may hold while it faults, no allocation.
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError>;
-    /// Reads the neighbouring slots from `first` on, one page each; all of them or an error. As [`Backend::read`] otherwise.
+    /// Reads the neighbouring slots from `first` on, one page each; all of them or an error. As [`Reads::read`] otherwise.
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
         (0..).zip(into).try_for_each(|(n, page)| self.read(first.plus(n), page))
     }
     /// Begins a read of the neighbouring slots from `first` on, for a caller that does something else meanwhile. What the caller has read of them is handed to
-    /// [`Backend::finish_read`]. `into` stays where it is until the read has ended. As [`Backend::read`] otherwise.
+    /// [`Reads::finish_read`]. `into` stays where it is until the read has ended. As [`Reads::read`] otherwise.
     fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
         ReadBegun::Over(self.read_run(first, into))
     }
-    /// The caller has read the slots from `first` on, as [`Backend::begin_read`] has told it, with this result: makes pages of what came.
+    /// The caller has read the slots from `first` on, as [`Reads::begin_read`] has told it, with this result: makes pages of what came.
     fn finish_read(&self, _first: Slot, _into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
         read
     }
-    /// A queue for up to `depth` writes in flight.
-    fn queue(&self, depth: u32) -> Result<Self::Queue, IoError>;
+}
+
+/// The spaces that slots lie in, each of which fails by itself: what the slot map, the watcher of failures and the drainer need.
+pub trait Spaces: Send + Sync {
     /// Slots that the space can hold; `None`: as many as the disk has room for.
     fn capacity(&self) -> Option<u64>;
     /// How the space is called in messages: `file:/var/tmp`.
     fn name(&self) -> &str;
     /// Spaces that fail each by itself (the files of an array), at least 1. Extents of 512 slots go round them, until
-    /// [`Backend::arrange`].
+    /// [`Spaces::arrange`].
     fn spaces(&self) -> usize;
     /// Slots that one of them can hold, in whole extents; `None`: as many as its disk has room for.
     fn capacity_of(&self, space: usize) -> Option<u64>;
     /// How the one that `slot` lies in is called in messages.
     fn name_of(&self, slot: Slot) -> &str;
-    /// RAM in which the space keeps pages, in bytes: it is taken from the memory limit. A page that is written to it adds a page at most. `None`: it
-    /// keeps them elsewhere.
-    fn own_memory(&self) -> Option<u64> {
-        None
-    }
-    /// The most that it may be from now on.
-    fn allow_memory(&self, _bytes: u64) {}
     /// Extents from `first` on, of which no slot was used yet, go round these spaces
     /// ([`Arrangements`](crate::slots::arrangement::Arrangements)): one has come, or goes. By one thread at a time.
     fn arrange(&self, _first: u32, _spaces: SpaceSet) {}
@@ -100,7 +93,7 @@ pub trait Backend: Send + Sync {
     fn is_quiet(&self, _is_there: &dyn Fn(Slot) -> bool) -> bool {
         true
     }
-    /// `space` is empty and quiet ([`Backend::is_quiet`]), and none of its slots is given out any more: no transfer begins there from now on. Waits for
+    /// `space` is empty and quiet ([`Spaces::is_quiet`]), and none of its slots is given out any more: no transfer begins there from now on. Waits for
     /// threads that write there without a ring.
     fn shut_space(&self, _space: usize) {}
     /// The neighbouring slots from `first` on, within an extent, have no page: the medium need not keep what it has there. Nobody above reads or writes
@@ -114,6 +107,25 @@ pub trait Backend: Send + Sync {
     }
     /// Gives back what a space had that was shut. A page of it can be read no more.
     fn close_space(&self, _space: usize) {}
+}
+
+/// RAM that a kind of swap space keeps pages in: what divides the memory limit needs.
+pub trait MemoryBudget: Send + Sync {
+    /// RAM in which the space keeps pages, in bytes: it is taken from the memory limit. A page that is written to it adds a page at most. `None`: it
+    /// keeps them elsewhere.
+    fn own_memory(&self) -> Option<u64> {
+        None
+    }
+    /// The most that it may be from now on.
+    fn allow_memory(&self, _bytes: u64) {}
+}
+
+/// A kind of swap space. The engine never writes a slot that is being read or written.
+pub trait Backend: Reads + Spaces + MemoryBudget {
+    /// What an evictor writes through. One thread uses a queue at a time.
+    type Queue: WriteQueue;
+    /// A queue for up to `depth` writes in flight.
+    fn queue(&self, depth: u32) -> Result<Self::Queue, IoError>;
 }
 
 /// Asynchronous writes to one backend. Completions come in any order.

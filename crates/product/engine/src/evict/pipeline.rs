@@ -25,7 +25,7 @@ use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS, WRITES_MAX};
 use farshore_core::page::{Access, Page};
-use farshore_core::seams::{Backend, Clock, IoError, Kernel, World, WriteQueue};
+use farshore_core::seams::{Backend, Clock, IoError, Kernel, MemoryBudget, World, WriteQueue};
 use farshore_core::slots::Run;
 use farshore_core::slots::arrangement::SPACES_MAX;
 use farshore_core::sync::plain::AtomicBool;

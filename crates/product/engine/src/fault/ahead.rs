@@ -8,8 +8,8 @@ use crate::Engine;
 use crate::stats::Count;
 use core::sync::atomic::Ordering;
 use farshore_core::page::{Page, PageRange};
-use farshore_core::seams::Ahead;
-use farshore_core::seams::{Backend, PageBuf, World};
+use farshore_core::seams::{Ahead, Reads};
+use farshore_core::seams::{PageBuf, World};
 use farshore_core::sync::plain::AtomicBool;
 use farshore_core::word::{Slot, State};
 

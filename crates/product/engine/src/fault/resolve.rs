@@ -28,7 +28,7 @@ use core::sync::atomic::{Ordering, fence};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page};
-use farshore_core::seams::{Backend, Came, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect, World};
+use farshore_core::seams::{Came, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect, Reads, World};
 use farshore_core::table::{Granule, PageRef};
 use farshore_core::wait::Ticket;
 use farshore_core::word::{BeginFault, Release, Slot, State, Word};

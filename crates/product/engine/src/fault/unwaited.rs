@@ -22,7 +22,7 @@ use core::ops::Range;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
-use farshore_core::seams::{Backend, Clock, IoError, PageBuf, ReadBegun, World};
+use farshore_core::seams::{Clock, IoError, PageBuf, ReadBegun, Reads, World};
 use farshore_core::wait::Ticket;
 use farshore_core::word::Slot;
 
