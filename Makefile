@@ -97,13 +97,14 @@ setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt
 install: ## install to PREFIX (default /usr/local), after make build
 	@test -x $(TARGET)/release/farshore && test -f $(TARGET)/release/libfarshore.so || { echo 'nothing is built in $(TARGET)/release: run make build first' >&2; exit 1; }
 	install -D -m 755 $(TARGET)/release/farshore $(DESTDIR)$(PREFIX)/bin/farshore
+	install -D -m 755 $(TARGET)/release/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-bench
 	install -D -m 755 $(TARGET)/release/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-load
 	install -D -m 755 $(TARGET)/release/farshore-serve $(DESTDIR)$(PREFIX)/bin/farshore-serve
 	install -D -m 644 $(TARGET)/release/libfarshore.so $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so
 	install -D -m 644 docs/farshore.1 $(DESTDIR)$(PREFIX)/share/man/man1/farshore.1
 
 uninstall: ## remove what make install has installed
-	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(DESTDIR)$(PREFIX)/share/man/man1/farshore.1
+	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(DESTDIR)$(PREFIX)/share/man/man1/farshore.1
 	rmdir $(DESTDIR)$(PREFIX)/lib/farshore 2>/dev/null || true
 
 clean: ## remove everything that was built

@@ -41,6 +41,7 @@ STEPS = [
     "make front",
     "make install",
     "farshore run --memory 64M -- sort --version",
+    "farshore bench canonical --list",
 ]
 # What a step may not say, whatever its exit status.
 BAD = re.compile(r"skipped: |packages could not be installed|is missing")

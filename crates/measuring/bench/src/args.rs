@@ -1,15 +1,42 @@
-//! The command line of `farshore bench`. `cli` has it as one of its commands.
+//! The command line of `farshore bench`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use farshore_command::usage::Words;
 use farshore_load::size::Bytes;
 use farshore_load::workload::Workload;
 
 use crate::result::Axis;
+use crate::run::THERE_IS;
 use crate::targets::spec::{self, Spec};
 use crate::uthread::args::UthreadArgs;
+
+/// The whole of it, as `farshore` would read it if this were one of its commands: so help and errors name `farshore bench`.
+#[derive(Parser, Debug)]
+#[command(name = "farshore", max_term_width = 100)]
+pub struct Line {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The one command.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    #[expect(missing_docs, reason = "it would be the help")]
+    #[command(
+        about = farshore_command::BENCH_ABOUT,
+        long_about = "Runs a workload, or a program of yours, under each of several targets in turn (Farshore, no limit, Linux swap, zram, zswap), \
+    several rounds, and tells how they compare: medians, ratios round by round with an interval, latencies, faults, processor time, and \
+    what share of the disk's own limit that is."
+    )]
+    Bench(Box<BenchArgs>),
+}
+
+/// What usage errors name.
+pub const WORDS: Words = Words { first: "workload", known: THERE_IS, required: &[] };
 
 /// `farshore bench`.
 #[derive(Args, Debug)]

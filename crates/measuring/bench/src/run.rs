@@ -17,6 +17,8 @@ use crate::targets::spec::{self, Spec};
 use crate::uthread::course::{Course, Maker, Rounds};
 use crate::{canonical, check, compare, device, machine, output, statistics, table, uthread};
 
+/// What can be measured, for messages.
+pub const THERE_IS: &str = "random, scan, hotset, gups-move, phase, pagerank, stress, kv, canonical, uthread or device";
 /// What is compared where nothing is said.
 const USUAL: &str = "farshore,linux-swap";
 /// The server of `uthread`, and what says where it is.
@@ -306,9 +308,7 @@ fn plan(arguments: &BenchArgs) -> Result<Vec<Experiment>, Failure> {
         (Some(What::Workload(workload)), true) => Subject::Workload(Box::new(workload.clone())),
         (None, false) => Subject::Program(arguments.program.clone()),
         (None, true) => {
-            return Err(Failure::Usage(
-                "nothing to measure: name a workload (random, scan, hotset, gups-move, phase, pagerank, stress, kv), canonical, uthread or device, or a program behind --".into(),
-            ));
+            return Err(Failure::Usage(format!("nothing to measure: name a workload ({THERE_IS}), or a program behind --")));
         }
     };
     plan::experiments(&subject, &common, arguments.sweep.as_ref()).map_err(Failure::Usage)

@@ -1,15 +1,16 @@
-//! The command line: options, their help, and usage errors of one line.
+//! The command line: options and their help.
 
-use std::error::Error as _;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
+use farshore_command::refusal::Refusal;
+use farshore_command::usage::{self, Asked, Words};
 use farshore_config::pace::OrAuto;
 use farshore_config::{FaultMode, Named, Size, StatsTarget, SwapSpec, Time};
 
-use crate::refusal::Refusal;
+/// The name of the command that is a program of its own.
+const BENCH: &str = "bench";
 
 /// Gives unmodified programs more memory than the RAM they may use.
 #[derive(Parser, Debug)]
@@ -54,13 +55,8 @@ pub enum Command {
     Stat(StatArgs),
     /// Change settings of a running program
     Set(SetArgs),
-    /// Compare programs under Farshore with Linux swap, zram and others, in turn, in one run
-    #[command(
-        long_about = "Runs a workload, or a program of yours, under each of several targets in turn (Farshore, no limit, Linux swap, zram, zswap), \
-    several rounds, and tells how they compare: medians, ratios round by round with an interval, latencies, faults, processor time, and \
-    what share of the disk's own limit that is."
-    )]
-    Bench(Box<farshore_bench::args::BenchArgs>),
+    #[command(name = BENCH, about = farshore_command::BENCH_ABOUT, disable_help_flag = true)]
+    Bench(BenchArgs),
 }
 
 /// `farshore run`.
@@ -269,6 +265,14 @@ pub struct SetArgs {
     pub settings: Vec<(String, String)>,
 }
 
+/// `farshore bench`: what it is asked is read by the command that it becomes.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// Its words
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, num_args = 0..)]
+    pub words: Vec<OsString>,
+}
+
 fn pid(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(pid) if pid > 0 && i32::try_from(pid).is_ok() => Ok(pid),
@@ -290,92 +294,54 @@ fn setting(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// What a parsed command line asks for.
-#[derive(Debug)]
-pub enum Asked {
-    /// To run a command.
-    For(Box<Command>),
-    /// To print a text (help, version).
-    Text(Box<clap::Error>),
-}
-
-/// Reads the command line.
+/// The command that this command line is for.
 ///
 /// # Errors
-/// One line for what clap would tell in several (125).
-pub fn parse(arguments: Vec<OsString>) -> Result<Asked, Refusal> {
-    match Cli::try_parse_from(arguments) {
-        Ok(cli) => Ok(Asked::For(Box::new(cli.command))),
-        Err(error) => match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Asked::Text(Box::new(error))),
-            _ => Err(Refusal::cannot_start(one_line(&error))),
-        },
+/// A usage error of one line (125).
+pub fn parse(words: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
+    if let Some(words) = for_bench(&words) {
+        return Ok(Asked::For(Command::Bench(BenchArgs { words })));
+    }
+    Ok(match usage::parse::<Cli>(words, &WORDS)? {
+        Asked::For(cli) => Asked::For(cli.command),
+        Asked::Text(text) => Asked::Text(text),
+    })
+}
+
+/// What the user has written for `farshore bench`. clap is not asked: it would take `--` and `--help` for its own.
+fn for_bench(words: &[OsString]) -> Option<Vec<OsString>> {
+    match words {
+        [_, bench, rest @ ..] if bench == BENCH => Some(rest.to_vec()),
+        [_, help, bench, rest @ ..] if help == "help" && bench == BENCH => {
+            Some(rest.iter().cloned().chain(["--help".into()]).collect())
+        }
+        _ => None,
     }
 }
 
-fn one_line(error: &clap::Error) -> String {
-    let context = |kind: ContextKind| match error.get(kind) {
-        Some(ContextValue::String(text)) => text.clone(),
-        Some(ContextValue::Strings(texts)) => texts.join(", "),
-        _ => String::new(),
-    };
-    let (argument, value) = (context(ContextKind::InvalidArg), context(ContextKind::InvalidValue));
-    // "--memory <SIZE>" is known as --memory.
-    let option = argument.split(' ').next().unwrap_or_default();
-    match error.kind() {
-        ErrorKind::UnknownArgument => {
-            let near = context(ContextKind::SuggestedArg);
-            let hint = if near.is_empty() { String::new() } else { format!("did you mean '{near}'? ") };
-            format!("unknown option '{argument}': {hint}see 'farshore --help' or 'farshore COMMAND --help'")
-        }
-        ErrorKind::InvalidSubcommand => {
-            format!("unknown command '{}': use run, doctor, stat, set or bench", context(ContextKind::InvalidSubcommand))
-        }
-        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            "no command given: use run, doctor, stat, set or bench; see 'farshore --help'".into()
-        }
-        ErrorKind::ValueValidation => {
-            let why = error.source().map_or_else(|| format!("invalid value '{value}'"), ToString::to_string);
-            if option.starts_with('-') { format!("{option}: {why}") } else { why }
-        }
-        ErrorKind::InvalidValue if value.is_empty() => format!("{option} has no value: write {argument}"),
-        ErrorKind::MissingRequiredArgument => missing(&argument),
-        ErrorKind::ArgumentConflict => format!("{option} is given twice: give it once"),
-        ErrorKind::InvalidUtf8 => "an option's value is not UTF-8: use another name".into(),
-        _ => {
-            let text = error.to_string();
-            let line = text.lines().next().unwrap_or_default();
-            format!("{}: see 'farshore --help'", line.strip_prefix("error: ").unwrap_or(line))
-        }
-    }
-}
-
-fn missing(argument: &str) -> String {
-    let (what, example) = if argument.contains("PROGRAM") {
-        ("no PROGRAM given", "farshore run --memory 256M -- PROGRAM")
-    } else if argument.contains("KEY=VALUE") {
-        ("no setting given", "farshore set PID memory=512M")
-    } else {
-        ("no process id given", "farshore stat PID")
-    };
-    format!("{what}: write it as in '{example}'")
-}
+/// What usage errors name.
+const WORDS: Words = Words {
+    first: "command",
+    known: "run, doctor, stat, set or bench",
+    required: &[
+        ("PROGRAM", "no PROGRAM given: write it as in 'farshore run --memory 256M -- PROGRAM'"),
+        ("KEY=VALUE", "no setting given: write it as in 'farshore set PID memory=512M'"),
+        ("PID", "no process id given: write it as in 'farshore stat PID'"),
+    ],
+};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    fn parsed(words: &[&str]) -> Result<Asked, Refusal> {
+    fn parsed(words: &[&str]) -> Result<Asked<Command>, Refusal> {
         parse(std::iter::once("farshore").chain(words.iter().copied()).map(OsString::from).collect())
     }
 
     fn run(words: &[&str]) -> RunArgs {
         match parsed(words) {
-            Ok(Asked::For(command)) => match *command {
-                Command::Run(arguments) => *arguments,
-                other => panic!("{words:?} gave {other:?}"),
-            },
+            Ok(Asked::For(Command::Run(arguments))) => *arguments,
             other => panic!("{words:?} gave {other:?}"),
         }
     }
@@ -434,7 +400,7 @@ mod tests {
             (&["doctor", "now"], "now"),
         ] {
             let refusal = parsed(words).map(|asked| panic!("{words:?} gave {asked:?}")).unwrap_err();
-            assert_eq!(refusal.status, crate::refusal::CANNOT_START);
+            assert_eq!(refusal.status, farshore_command::refusal::CANNOT_START);
             assert!(refusal.text.contains(part), "{words:?}: {}", refusal.text);
             assert!(!refusal.text.contains('\n'), "{words:?}: {}", refusal.text);
             println!("{refusal}");

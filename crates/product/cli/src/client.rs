@@ -11,13 +11,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use farshore_command::refusal::Refusal;
 use farshore_config::control::{Request, WAKER, socket_name};
 use farshore_config::stats::Stats;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt::PeerCredentials};
 use nix::unistd::Pid;
-
-use crate::refusal::Refusal;
 
 /// How long a program may take to be connected to, and to answer: from the question to the last byte, however they come. Its thread may have to wait for a core.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -5,13 +5,13 @@ use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use farshore_command::refusal::{FAILED, Refusal};
 use farshore_config::{SwapSpec, plain};
 use farshore_sys::probe::{Needed, Probe, probe_all};
 use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
 use crate::args::DoctorArgs;
-use crate::refusal::{FAILED, Refusal};
 use crate::stat::bytes;
 use crate::{library, print, swap};
 

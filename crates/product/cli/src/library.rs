@@ -5,12 +5,12 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use farshore_command::refusal::Refusal;
 use farshore_launch::{Elf, FirstLibrary, Work};
 use farshore_sys::fd;
 use rustix::fs::StatVfsMountFlags;
 
 use crate::program::mounted_with;
-use crate::refusal::Refusal;
 
 /// The library's file name.
 pub const FILE_NAME: &str = "libfarshore.so";

@@ -1,18 +1,15 @@
 //! The command `farshore`.
 //!
-//! `run` checks what can be checked, and then *becomes* the program: no parent stays. The program
-//! must find the process as it was before, so this command starts without the standard library's
-//! entry, which would ignore SIGPIPE for good, open `/dev/null` in place of closed descriptors and
-//! install signal handlers. As a gift, `farshore stat PID | head` ends quietly.
+//! `run` checks what can be checked, and then *becomes* the program: no parent stays, and the program finds the process as it
+//! was before (see [`farshore_command::entry`]).
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`args`] | the command line, its help and its usage errors |
+//! | [`args`] | the command line and its help |
 //! | [`run`], [`program`], [`library`], [`swap`] | `farshore run` |
 //! | [`doctor`] | `farshore doctor` |
 //! | [`client`], [`stat`] | `farshore stat` and `farshore set` |
-//! | [`bench`] | `farshore bench`, which the crate of that name does |
-//! | [`refusal`] | errors and exit statuses |
+//! | [`bench`] | `farshore bench`: becomes `farshore-bench`, a program of its own, of which `run` carries nothing |
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(test, allow(dead_code))]
 
@@ -22,7 +19,6 @@ mod client;
 mod doctor;
 mod library;
 mod program;
-mod refusal;
 mod run;
 mod stat;
 mod swap;
@@ -30,8 +26,9 @@ mod swap;
 use std::ffi::OsString;
 use std::io::Write;
 
-use args::{Asked, Command};
-use refusal::Refusal;
+use args::Command;
+use farshore_command::refusal::Refusal;
+use farshore_command::usage::{self, Asked};
 
 /// The C entry point.
 ///
@@ -40,51 +37,25 @@ use refusal::Refusal;
 #[cfg(not(test))]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn main(count: core::ffi::c_int, arguments: *const *const core::ffi::c_char) -> core::ffi::c_int {
-    use std::os::unix::ffi::OsStringExt;
-    let count = usize::try_from(count).unwrap_or(0);
-    let words = (0..count).map(|index| {
-        // SAFETY: C promises `count` pointers in a row at `arguments`.
-        let place = unsafe { arguments.add(index) };
-        // SAFETY: as above, so one can be read here.
-        let word = unsafe { *place };
-        // SAFETY: each points to a string that ends with a zero byte and stays for the process' life.
-        let word = unsafe { core::ffi::CStr::from_ptr(word) };
-        OsString::from_vec(word.to_bytes().to_vec())
-    });
-    core::ffi::c_int::from(command(words.collect()))
+    // SAFETY: they are what this has got.
+    let words = unsafe { farshore_command::entry::words(count, arguments) };
+    farshore_command::entry::end(command(words))
 }
 
 /// Does what the command line says; the exit status.
-fn command(arguments: Vec<OsString>) -> u8 {
-    match args::parse(arguments).and_then(act) {
-        Ok(status) => status,
-        Err(refusal) => {
-            // Where stderr is closed, the status is all that is left to tell.
-            let _ = writeln!(std::io::stderr(), "{refusal}");
-            refusal.status
-        }
-    }
-}
-
-fn act(asked: Asked) -> Result<u8, Refusal> {
-    match asked {
-        Asked::For(command) => match *command {
-            Command::Run(arguments) => run::run(*arguments),
-            Command::Doctor(arguments) => doctor::doctor(&arguments),
-            Command::Stat(arguments) => stat::stat(&arguments),
-            Command::Set(arguments) => stat::set(&arguments),
-            Command::Bench(arguments) => bench::bench(&arguments),
-        },
-        Asked::Text(text) => text.print().map(|()| 0).map_err(|error| cannot_print(&error)),
+fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
+    match args::parse(words)? {
+        Asked::For(Command::Run(arguments)) => run::run(*arguments),
+        Asked::For(Command::Doctor(arguments)) => doctor::doctor(&arguments),
+        Asked::For(Command::Stat(arguments)) => stat::stat(&arguments),
+        Asked::For(Command::Set(arguments)) => stat::set(&arguments),
+        Asked::For(Command::Bench(arguments)) => bench::bench(&arguments),
+        Asked::Text(text) => usage::print(&text).map(|()| 0),
     }
 }
 
 /// Writes `text` to standard output.
 fn print(text: &str) -> Result<(), Refusal> {
     let mut output = std::io::stdout().lock();
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(|error| cannot_print(&error))
-}
-
-fn cannot_print(error: &std::io::Error) -> Refusal {
-    Refusal::failed(format!("cannot write to standard output ({error}): check where it goes"))
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(|error| usage::cannot_print(&error))
 }

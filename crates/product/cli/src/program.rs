@@ -9,10 +9,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use farshore_command::refusal::{NOT_EXECUTABLE, Refusal};
 use farshore_launch::{Elf, FirstLibrary, Obstacle, Program, Rights, SCRIPTS_MAX, Work};
 use rustix::fs::{Access, StatVfsMountFlags};
-
-use crate::refusal::Refusal;
 
 /// The file that `execvp(name)` would execute.
 ///
@@ -38,7 +37,7 @@ fn find_in(name: &OsStr, path: Option<OsString>) -> Result<PathBuf, Refusal> {
         let candidate = folder.join(name);
         match executable(&candidate) {
             Ok(()) => return Ok(candidate),
-            Err(refusal) if refusal.status == crate::refusal::NOT_EXECUTABLE => refused = refused.or(Some(refusal)),
+            Err(refusal) if refusal.status == NOT_EXECUTABLE => refused = refused.or(Some(refusal)),
             Err(_) => {}
         }
     }
@@ -49,7 +48,10 @@ fn find_in(name: &OsStr, path: Option<OsString>) -> Result<PathBuf, Refusal> {
 }
 
 /// Whether `path` can be executed, as far as its name, kind and mode go.
-fn executable(path: &Path) -> Result<(), Refusal> {
+///
+/// # Errors
+/// It is not there (127), or it is there and not executable (126).
+pub fn executable(path: &Path) -> Result<(), Refusal> {
     let shown = path.display();
     let data = match std::fs::metadata(path) {
         Ok(data) => data,
@@ -196,7 +198,7 @@ fn of_loader(obstacle: Obstacle, whose: &str, work: &Work<'_>) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::refusal::{NOT_EXECUTABLE, NOT_FOUND};
+    use farshore_command::refusal::NOT_FOUND;
 
     #[test]
     fn path_is_searched_like_execvp() {

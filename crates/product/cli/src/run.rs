@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
+use farshore_command::refusal::Refusal;
 use farshore_config::{
     MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE, Partial, Size, StatsTarget,
 };
@@ -14,7 +15,6 @@ use rustix::fs::Access;
 use farshore_launch::FirstLibrary;
 
 use crate::args::RunArgs;
-use crate::refusal::Refusal;
 use crate::{library, program, swap};
 
 /// Becomes the program. Returns only when it cannot.
@@ -30,10 +30,7 @@ pub fn run(mut arguments: RunArgs) -> Result<u8, Refusal> {
     let library = library::find()?;
     options.library = Some(library.clone());
     let environment = environment(std::env::vars_os(), &library, &first, &options);
-    match execute(&path, &command, environment) {
-        Ok(never) => match never {},
-        Err(error) => Err(not_executed(&path, &error)),
-    }
+    execute(&path, &command, environment)
 }
 
 /// Puts the layers together, and looks at what they name.
@@ -120,8 +117,26 @@ fn environment(
     variables
 }
 
-/// Replaces this process. Not by the standard library, which would reset signals on the way.
-fn execute(path: &Path, command: &[OsString], environment: Vec<(OsString, OsString)>) -> io::Result<Infallible> {
+/// Becomes the program at `path`. Not by the standard library, which would reset signals on the way. Returns only when it cannot.
+///
+/// # Errors
+/// It is not there any more (127), or it cannot be executed (126).
+pub fn execute(
+    path: &Path,
+    command: &[OsString],
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<u8, Refusal> {
+    match replaced(path, command, environment) {
+        Ok(never) => match never {},
+        Err(error) => Err(not_executed(path, &error)),
+    }
+}
+
+fn replaced(
+    path: &Path,
+    command: &[OsString],
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> io::Result<Infallible> {
     let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
     let path = text(path.as_os_str().as_bytes().to_vec())?;
     let words: Vec<CString> = command.iter().map(|word| text(word.as_bytes().to_vec())).collect::<io::Result<_>>()?;

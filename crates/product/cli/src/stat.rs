@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::time::Duration;
 
+use farshore_command::refusal::Refusal;
 use farshore_config::stats::Stats;
 use farshore_config::{SwapSpec, plain};
 
 use crate::args::{SetArgs, StatArgs};
 use crate::client::Client;
-use crate::refusal::Refusal;
 use crate::{print, swap};
 
 /// How often a change that takes its time is asked for.

@@ -5,11 +5,10 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use farshore_command::refusal::Refusal;
 use farshore_config::{Size, SwapSpec};
 use rustix::fs::Access;
 use rustix::io::Errno;
-
-use crate::refusal::Refusal;
 
 /// With less room than this a space is as good as full.
 pub const ROOM_MIN: Size = Size::mib(16);

@@ -34,7 +34,8 @@ fn as_nobody(program: &Path) -> Option<Command> {
     Some(command)
 }
 
-fn clean(mut command: Command) -> Command {
+/// `command` without anything of the caller's environment that the command reads, and with nothing to read.
+pub fn clean(mut command: Command) -> Command {
     for name in ["FARSHORE_LIBRARY", "FARSHORE_OPTIONS", "FARSHORE_OLD_PRELOAD", "FARSHORE_SWAP_DIR", "LD_PRELOAD"] {
         command.env_remove(name);
     }

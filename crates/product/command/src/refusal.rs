@@ -8,7 +8,7 @@ pub const CANNOT_START: u8 = 125;
 pub const NOT_EXECUTABLE: u8 = 126;
 /// The program is not there.
 pub const NOT_FOUND: u8 = 127;
-/// `stat`, `set` and `doctor`: what was asked for could not be done.
+/// `stat`, `set`, `doctor` and `bench`: what was asked for could not be done.
 pub const FAILED: u8 = 1;
 
 /// One line for the user and an exit status.

@@ -1,0 +1,82 @@
+//! The command `farshore-bench`, which `farshore bench` becomes: one process, and to the user one command.
+//!
+//! `farshore` says first where it is itself ([`CALLER`]): that is what targets run. Without that word it is the `farshore`
+//! beside this command, or else in PATH.
+#![cfg_attr(not(test), no_main)]
+#![cfg_attr(test, allow(dead_code))]
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use farshore_bench::args::{Command, Line, WORDS};
+use farshore_bench::run::{self, Failure};
+use farshore_bench::targets::tools;
+use farshore_command::CALLER;
+use farshore_command::refusal::Refusal;
+use farshore_command::usage::{self, Asked};
+
+/// The C entry point.
+///
+/// # Safety
+/// Called once by the C runtime, with the arguments as C promises them.
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn main(count: core::ffi::c_int, arguments: *const *const core::ffi::c_char) -> core::ffi::c_int {
+    // SAFETY: they are what this has got.
+    let words = unsafe { farshore_command::entry::words(count, arguments) };
+    farshore_command::entry::end(command(words))
+}
+
+/// Does what the command line says; the exit status.
+fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
+    let (farshore, words) = split(words);
+    // What the user has written: help, errors and results show it so.
+    let line: Vec<OsString> = ["farshore".into(), "bench".into()].into_iter().chain(words).collect();
+    let shown = line.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let arguments = match usage::parse::<Line>(line, &WORDS)? {
+        Asked::For(Line { command: Command::Bench(arguments) }) => arguments,
+        Asked::Text(text) => return usage::print(&text).map(|()| 0),
+    };
+    let farshore = farshore.map_or_else(own, Ok)?;
+    run::bench(&arguments, &farshore, shown).map_err(|failure| match failure {
+        Failure::Usage(why) => Refusal::cannot_start(why),
+        Failure::Failed(why) => Refusal::failed(why),
+    })
+}
+
+/// The `farshore` that has become this command, and what is left of the words without this command's name.
+fn split(words: Vec<OsString>) -> (Option<PathBuf>, Vec<OsString>) {
+    let mut words = words.into_iter().skip(1).peekable();
+    let path = |word: &OsString| word.as_bytes().strip_prefix(CALLER.as_bytes()).map(<[u8]>::to_vec);
+    let farshore = words.peek().and_then(path).map(|path| PathBuf::from(OsString::from_vec(path)));
+    if farshore.is_some() {
+        words.next();
+    }
+    (farshore, words.collect())
+}
+
+/// The `farshore` of this command, when it is called by its own name. Where there is none, the targets that need it say so.
+fn own() -> Result<PathBuf, Refusal> {
+    let this = std::env::current_exe()
+        .map_err(|error| Refusal::failed(format!("cannot find out where this command is ({error}): is /proc mounted?")))?;
+    let beside = this.with_file_name("farshore");
+    let elsewhere = || tools::find("farshore");
+    Ok(if tools::is_executable(&beside) { beside } else { elsewhere().unwrap_or(beside) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_caller_is_told_once_and_first() {
+        let of = |words: &[&str]| split(words.iter().map(OsString::from).collect());
+        let rest = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(of(&["farshore-bench", "random", "--size", "1G"]), (None, rest(&["random", "--size", "1G"])));
+        assert_eq!(of(&["farshore-bench", "--farshore=/a b", "random"]), (Some("/a b".into()), rest(&["random"])));
+        assert_eq!(of(&["x", "random", "--farshore=/a"]), (None, rest(&["random", "--farshore=/a"])));
+        assert_eq!(of(&["x", "--farshore=/a", "--farshore=/b"]), (Some("/a".into()), rest(&["--farshore=/b"])));
+        assert_eq!((of(&["x"]), of(&[])), ((None, Vec::new()), (None, Vec::new())));
+    }
+}
