@@ -16,6 +16,10 @@ const SEGMENT: usize = size_of::<ProgramHeader64<LE>>();
 pub const FIRST: usize = 64;
 /// Bytes of program headers that are read at once.
 pub const TABLE: usize = 8 * SEGMENT;
+/// Bytes of an entry of the list that names a program's libraries; of what is read of it at once; of the longest list that a program has.
+const ENTRY: usize = 16;
+const PIECE: usize = 32 * ENTRY;
+const LIST: u64 = 4096 * ENTRY as u64;
 
 /// An ELF file, as far as starting it goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,26 +76,37 @@ pub fn headers(file: &Fd, work: &mut Work<'_>) -> Result<Elf, Obstacle> {
         Err(elf) => return Ok(elf),
     };
     work.loader.fill(0);
-    let mut dynamic = false;
+    let found = match find(file, work.table, (offset, count), &|segment| segment.p_type.get(LE) == elf::PT_INTERP)? {
+        Ok(found) => found,
+        Err(damaged) => return Ok(damaged),
+    };
+    let Some(segment) = found else { return Ok(Elf::Program { dynamic: false }) };
+    Ok(match read_loader(file, work.loader, segment.p_offset.get(LE), segment.p_filesz.get(LE))? {
+        Ok(()) => Elf::Program { dynamic: true },
+        Err(why) => Elf::Damaged(why),
+    })
+}
+
+/// The first of `count` segments from `offset` on that is `wanted`, if there is one. As many as `table` takes are read at a time.
+fn find(
+    file: &Fd,
+    table: &mut [u8],
+    (offset, count): (u64, usize),
+    wanted: &dyn Fn(&ProgramHeader64<LE>) -> bool,
+) -> Result<Result<Option<ProgramHeader64<LE>>, Elf>, Obstacle> {
     let (mut left, mut at) = (count, offset);
-    while left > 0 && !dynamic {
-        let bytes = left.min(TABLE / SEGMENT) * SEGMENT;
-        if read(file, &mut work.table[..bytes], at)? < bytes {
-            return Ok(Elf::Damaged("its program headers are cut off"));
+    while left > 0 {
+        let bytes = left.min(table.len() / SEGMENT) * SEGMENT;
+        if read(file, &mut table[..bytes], at)? < bytes {
+            return Ok(Err(Elf::Damaged("its program headers are cut off")));
         }
-        let segments = work.table[..bytes].chunks_exact(SEGMENT).filter_map(segment);
-        let found = segments.into_iter().find(|segment| segment.p_type.get(LE) == elf::PT_INTERP);
-        if let Some(segment) = found {
-            let (offset, length) = (segment.p_offset.get(LE), segment.p_filesz.get(LE));
-            if let Err(why) = read_loader(file, work.loader, offset, length)? {
-                return Ok(Elf::Damaged(why));
-            }
-            dynamic = true;
+        if let Some(found) = table[..bytes].chunks_exact(SEGMENT).filter_map(segment).find(wanted) {
+            return Ok(Ok(Some(found)));
         }
         left -= bytes / SEGMENT;
-        at += bytes as u64;
+        at = at.saturating_add(bytes as u64);
     }
-    Ok(Elf::Program { dynamic })
+    Ok(Ok(None))
 }
 
 /// The name that `file`, a program whose headers make sense, has for a runtime that must be the first library of a program ([`goes_first`]): to `into`, with a
@@ -103,52 +118,55 @@ pub fn first_library(file: &Fd, table: &mut [u8], into: &mut [u8; FIRST]) -> Res
     into.fill(0);
     let mut header = [0; HEADER];
     let length = read(file, &mut header, 0)?;
-    let Ok((offset, count)) = begin(&header[..length]) else { return Ok(()) };
-    let find = |table: &mut [u8], wanted: &mut dyn FnMut(&ProgramHeader64<LE>) -> bool| {
-        for index in 0..count {
-            let at = offset.saturating_add((index * SEGMENT) as u64);
-            if read(file, &mut table[..SEGMENT], at)? < SEGMENT {
-                return Ok(None);
-            }
-            if let Some(found) = segment(&table[..SEGMENT]).filter(&mut *wanted) {
-                return Ok(Some(found));
-            }
-        }
-        Ok(None)
-    };
-    let Some(dynamic) = find(table, &mut |s| s.p_type.get(LE) == elf::PT_DYNAMIC)? else { return Ok(()) };
-    // Where the names are, then the names. A list as long as this is no program's.
-    let entries = (dynamic.p_filesz.get(LE) / 16).min(4096);
+    let Ok(segments) = begin(&header[..length]) else { return Ok(()) };
+    let is_list = |segment: &ProgramHeader64<LE>| segment.p_type.get(LE) == elf::PT_DYNAMIC;
+    let Ok(Some(list)) = find(file, table, segments, &is_list)? else { return Ok(()) };
     let mut names = None;
-    for pass in 0..2 {
-        for index in 0..entries {
-            let mut entry = [0; 16];
-            if read(file, &mut entry, dynamic.p_offset.get(LE).saturating_add(index * 16))? < 16 {
+    each_entry(file, &list, &mut |tag, value| {
+        names = if tag == u64::from(elf::DT_STRTAB) { Some(value) } else { names };
+        Ok(false)
+    })?;
+    // Where the names will be in memory, and so where they are in the file.
+    let Some(address) = names else { return Ok(()) };
+    let holds = |segment: &ProgramHeader64<LE>| {
+        let start = segment.p_vaddr.get(LE);
+        segment.p_type.get(LE) == elf::PT_LOAD && address >= start && address - start < segment.p_filesz.get(LE)
+    };
+    let Ok(Some(load)) = find(file, table, segments, &holds)? else { return Ok(()) };
+    let names = load.p_offset.get(LE).saturating_add(address - load.p_vaddr.get(LE));
+    each_entry(file, &list, &mut |tag, value| {
+        if tag != u64::from(elf::DT_NEEDED) {
+            return Ok(false);
+        }
+        let length = read(file, &mut into[..], names.saturating_add(value))?;
+        let end = into[..length].iter().position(|&byte| byte == 0).filter(|&end| goes_first(&into[..end]));
+        into[end.unwrap_or(0)..].fill(0);
+        Ok(end.is_some())
+    })
+}
+
+/// Gives tag and value of each entry of the list that names a program's libraries to `look`, up to the list's end or until that returns `true`.
+fn each_entry(
+    file: &Fd,
+    list: &ProgramHeader64<LE>,
+    look: &mut dyn FnMut(u64, u64) -> Result<bool, Obstacle>,
+) -> Result<(), Obstacle> {
+    let mut piece = [0; PIECE];
+    let (mut left, mut at) = (list.p_filesz.get(LE).min(LIST), list.p_offset.get(LE));
+    while left >= ENTRY as u64 {
+        let wanted = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
+        let length = read(file, &mut piece[..wanted], at)?;
+        for entry in piece[..length].chunks_exact(ENTRY) {
+            let [tag, value] = [0, 8].map(|at| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default()));
+            if tag == 0 || look(tag, value)? {
                 return Ok(());
             }
-            let [tag, value] = [0, 8].map(|at| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default()));
-            match (tag, names) {
-                (0, _) => break,
-                (tag, _) if pass == 0 && tag == u64::from(elf::DT_STRTAB) => {
-                    let holds = |s: &ProgramHeader64<LE>| {
-                        let start = s.p_vaddr.get(LE);
-                        s.p_type.get(LE) == elf::PT_LOAD && value >= start && value - start < s.p_filesz.get(LE)
-                    };
-                    let Some(load) = find(table, &mut |s| holds(s))? else { return Ok(()) };
-                    names = Some(load.p_offset.get(LE).saturating_add(value - load.p_vaddr.get(LE)));
-                }
-                (tag, Some(names)) if pass == 1 && tag == u64::from(elf::DT_NEEDED) => {
-                    let length = read(file, &mut into[..], names.saturating_add(value))?;
-                    let end = into[..length].iter().position(|&byte| byte == 0);
-                    if let Some(end) = end.filter(|&end| goes_first(&into[..end])) {
-                        into[end..].fill(0);
-                        return Ok(());
-                    }
-                    into.fill(0);
-                }
-                _ => {}
-            }
         }
+        if length < wanted {
+            break;
+        }
+        left -= wanted as u64;
+        at = at.saturating_add(wanted as u64);
     }
     Ok(())
 }

@@ -11,6 +11,8 @@ use std::vec;
 use std::vec::Vec;
 
 const GLIBC: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
+/// Program headers that are read at once.
+const TABLE_SEGMENTS: usize = super::elf::TABLE / 56;
 
 /// A directory, removed at the end.
 struct Folder(PathBuf);
@@ -256,4 +258,56 @@ fn what_goes_first_is_found_in_a_program() {
         assert_eq!(FirstLibrary::NONE.or_of(b"/y.so:libasan.so"), b"");
     }
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Lists and headers longer than what is read of them at once, in a file whose bytes are elsewhere in memory.
+#[test]
+fn what_goes_first_is_found_anywhere_in_a_long_list() {
+    let folder = Folder::new("long-list");
+    let strings = b"\0libplain.so\0libasan.so.8\0";
+    for (plain, asan, after, first) in [
+        (0, true, 0, "libasan.so.8"),
+        (31, true, 5, "libasan.so.8"),
+        (32, true, 0, "libasan.so.8"),
+        (100, true, 0, "libasan.so.8"),
+        (100, false, 0, ""),
+        // What follows the end of the list is no entry.
+        (3, false, 1, ""),
+    ] {
+        // Two more segments of no meaning than are read at once, then the list and the names.
+        let count = TABLE_SEGMENTS + 4;
+        let begin = 64 + 56 * count;
+        let mut list: Vec<[u64; 2]> = vec![[u64::from(elf::DT_NEEDED), 1]; plain];
+        list.extend(asan.then_some([u64::from(elf::DT_NEEDED), 13]));
+        let names = begin + 16 * (list.len() + 2 + after);
+        list.extend([[u64::from(elf::DT_STRTAB), 0x10_0000 + names as u64], [0, 0]]);
+        list.extend(vec![[u64::from(elf::DT_NEEDED), 13]; after]);
+        let mut bytes = program();
+        bytes.truncate(64);
+        bytes[56..58].copy_from_slice(&u16::try_from(count).expect("few").to_le_bytes());
+        let mut add = |kind: u32, offset: usize, address: usize, length: usize| {
+            let mut segment = vec![0_u8; 56];
+            segment[..4].copy_from_slice(&kind.to_le_bytes());
+            for (at, value) in [(8, offset), (16, address), (32, length)] {
+                segment[at..at + 8].copy_from_slice(&(value as u64).to_le_bytes());
+            }
+            bytes.extend(segment);
+        };
+        let end = names + strings.len();
+        add(elf::PT_INTERP, end, 0, GLIBC.len());
+        for _ in 0..TABLE_SEGMENTS {
+            add(elf::PT_NOTE, 0, 0, 0);
+        }
+        add(elf::PT_LOAD, 0, 0, 0);
+        add(elf::PT_DYNAMIC, begin, 0x10_0000 + begin, 16 * list.len());
+        add(elf::PT_LOAD, 0, 0x10_0000, end);
+        bytes.extend(list.iter().flatten().flat_map(|word| word.to_le_bytes()));
+        bytes.extend(strings);
+        bytes.extend(GLIBC);
+        let path = folder.file("program", &bytes);
+        let mut buffer = vec![0xaa; Work::BYTES];
+        let mut work = Work::new(&mut buffer);
+        check(&Program::at(&text(&path)), &Rights::of_this_thread(), &mut work).expect("it makes sense");
+        assert_eq!(work.first_library().name(), first.as_bytes(), "{plain} {asan} {after}");
+    }
 }
