@@ -30,6 +30,11 @@ use args::Command;
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
 
+// The unwinder, which the standard library has for backtraces, as a part of this program. As a library of its own (libgcc_s) it is loaded at every start,
+// and asks the processor what it can do, which takes microseconds a question in a virtual machine.
+#[link(name = "gcc_eh", kind = "static", modifiers = "-bundle")]
+unsafe extern "C" {}
+
 /// The C entry point.
 ///
 /// # Safety
