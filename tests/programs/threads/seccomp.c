@@ -180,7 +180,7 @@ void section_allowlist(void)
 
 /* ------------------------------------------------------------------------------------------- exact */
 
-/* The calls that Farshore makes itself (crates/product/preload/src/net/calls/seccomp/own.rs): on the program's threads, and on its own. */
+/* The calls that Farshore makes itself (crates/product/net/src/calls/seccomp/own.rs): on the program's threads, and on its own. */
 static const unsigned own_calls[] = {
     16, 17, 202, 228, 35, 230, 24, 13, 14, 15, 131, 39, 186, 234, 297, 9, 11, 10, 28, 440, 5, 7, 55, 72, 46, 47, 327, 328, 274, 219, 1, 60, 231,
     426, 18, 0, 271, 288, 44, 45, 3, 54, 98, 257, 332, 77, 26, 221,

@@ -26,6 +26,7 @@ mod dormant;
 mod environment;
 mod family;
 mod fault;
+mod filters;
 mod fork;
 mod memory;
 mod net;

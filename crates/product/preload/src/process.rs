@@ -8,8 +8,9 @@
 //! | `fork` | copied | see [`crate::fork`] |
 //! | exec | new | under Farshore too, if it can be and `--no-follow` was not asked for ([`follow`]) |
 
+use crate::filters;
 use crate::net::buffers::{self, Memory as _, PinSet};
-use crate::net::calls::{exec, follow, seccomp};
+use crate::net::calls::{exec, follow};
 use crate::net::entry::{self, Call};
 use crate::own_threads::{self, knock, rights};
 use crate::runtime::{Runtime, runtime, uninterrupted};
@@ -113,7 +114,7 @@ fn order_rights(number: u64, args: &Args) {
 
 fn execute(number: u64, args: &Args) -> i64 {
     // The process that the command became keeps the task of writing the counters, whatever program it becomes.
-    let plan = follow::plan().filter(|_| !seccomp::forbids_starts()).map(|plan| (plan, of_the_program().is_some()));
+    let plan = follow::plan().filter(|_| !filters::forbids_starts()).map(|plan| (plan, of_the_program().is_some()));
     let prepared = match exec::prepare(net::net(), number, args, plan) {
         Ok(prepared) => prepared,
         Err(error) => return error,
@@ -219,7 +220,7 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
         keep_end_word(call);
     }
     if flags & CLONE_VM == 0 {
-        if seccomp::forbids_forks() {
+        if filters::forbids_forks() {
             return -i64::from(Errno::EAGAIN.0);
         }
         // The child begins on it before it can serve a fault.

@@ -14,7 +14,7 @@ mod waits;
 
 use crate::call::Call;
 use crate::generic;
-use crate::table::{COUNT, Kind, describe};
+use farshore_net::table::{COUNT, Kind, describe};
 
 /// What prepares a call; why it cannot be made here.
 type Prepare = Box<dyn Fn(&mut Call) -> Result<(), String>>;

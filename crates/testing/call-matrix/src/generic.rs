@@ -3,7 +3,7 @@
 //! They end with an error, which must be the same natively. A row that is new in the table is tried at once.
 
 use crate::call::Call;
-use crate::table::{Dir, Extent, Kind, Ptr};
+use farshore_net::table::{Dir, Extent, Kind, Ptr};
 
 /// Elements of an array of which a number says how many there are.
 const COUNT: u32 = 40;

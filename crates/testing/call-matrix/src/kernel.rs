@@ -46,8 +46,8 @@ pub fn sys(name: &str, args: &[u64]) -> Result<u64, String> {
 
 /// The number of a call.
 pub fn number(name: &str) -> u64 {
-    (0..crate::table::COUNT as u64)
-        .find(|&nr| crate::table::describe(nr).is_some_and(|entry| entry.name == name))
+    (0..farshore_net::table::COUNT as u64)
+        .find(|&nr| farshore_net::table::describe(nr).is_some_and(|entry| entry.name == name))
         .unwrap_or_else(|| panic!("no call is named {name}"))
 }
 

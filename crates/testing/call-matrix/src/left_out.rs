@@ -1,7 +1,7 @@
 //! Rows that the matrix does not call, and a check that it and the table agree.
 
-use crate::table::{COUNT, Kind, describe};
 use crate::{cases, generic};
+use farshore_net::table::{COUNT, Kind, describe};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 

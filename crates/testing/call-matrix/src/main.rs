@@ -1,7 +1,7 @@
 //! `farshore-call-matrix`: makes every system call of the net's table, with its buffers in every state that memory can have.
 //!
 //! ```text
-//!  table (crates/product/preload/src/net/table, included) ─┐
+//!  table (crates/product/net/src/table) ────────────┐
 //!  cases: calls with a set-up, by the table's name ─┼▶ way ▶ prepare all ▶ make absent ▶ call all ▶ one line a call
 //!  generic calls, made from the table's rules ──────┘
 //! ```
@@ -23,8 +23,6 @@ mod left_out;
 mod memory;
 mod place;
 mod run;
-#[path = "../../../product/preload/src/net/table.rs"]
-mod table;
 
 use std::process::ExitCode;
 

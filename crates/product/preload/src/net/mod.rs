@@ -12,28 +12,26 @@
 //! [`table`] says of every system call which memory it touches, [`buffers`] pins it, [`transfer`] does calls whose buffers are
 //! larger than may be pinned at once in pieces, [`calls`] holds the odd ones; [`quick`] is a shorter way for small reads and writes. [`patch`] and [`entry`] do the catching.
 
-pub mod buffers;
-pub mod calls;
 pub mod entry;
-#[path = "calls/limits.rs"]
 mod limits;
 pub mod patch;
 pub mod quick;
 pub mod robust;
 pub mod stubs;
-pub mod table;
-pub mod transfer;
+
+pub use farshore_net::{buffers, calls, table};
 
 use crate::fault::{self, Needed};
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::thread::{self, Thread};
-use crate::{dormant, memory, own_threads, process, report, signals, surrender, unithreads};
+use crate::{dormant, filters, memory, own_threads, process, report, signals, surrender, unithreads};
 use buffers::{Args, Held, Memory, PinSet, careful, share};
 use core::sync::atomic::Ordering;
 use entry::Call;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::word::Pin;
+use farshore_net::calls::seccomp::Instruction;
 use farshore_sys::raw::syscall;
 use farshore_sys::signal::{self, How, SigSet};
 
@@ -212,6 +210,14 @@ impl Memory for Net {
         if let Some(runtime) = runtime().filter(|r| memory::any_managed(r, range)) {
             memory::keep(runtime, range);
         }
+    }
+
+    fn set_filter(&self, filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u64) -> i64) -> i64 {
+        filters::set_filter(filter, flags, install)
+    }
+
+    fn refuse_strict_mode(&self) -> i64 {
+        filters::refuse_strict()
     }
 
     fn surrender(&self, device: (u32, u32)) -> bool {

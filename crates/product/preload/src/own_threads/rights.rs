@@ -12,9 +12,9 @@
 //!
 //! **Where they could not be made again** (a filter forbids new threads, or `RLIMIT_NPROC` does), the change is made by each of ours as well, before the program goes on: an
 //! *order*. They get a SIGBUS (which they never block), and [`take_order`] in its handler. What cannot be ordered is refused. Filters reach them by
-//! `SECCOMP_FILTER_FLAG_TSYNC` ([`seccomp`]).
+//! `SECCOMP_FILTER_FLAG_TSYNC` ([`filters`]).
 
-use crate::net::calls::seccomp;
+use crate::filters;
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::{own_threads, process, report, thread};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -218,7 +218,7 @@ pub fn are_made_by_this_thread() {
 
 /// Whether threads that end now could be made again later.
 pub fn can_be_made_again() -> bool {
-    !seccomp::stops_new_threads() && !FEW_THREADS.load(Ordering::Relaxed)
+    !filters::stops_new_threads() && !FEW_THREADS.load(Ordering::Relaxed)
 }
 
 /// The program's limit of processes is so low, or is not any more, that threads can hardly be made.

@@ -1,7 +1,7 @@
 //! Filters of system calls that the program installs itself: `seccomp` and `prctl(PR_SET_SECCOMP)`.
 //!
 //! A filter holds for every call of a thread, ours too: the faults of that thread are served on it. So the filter is run here first, on
-//! each of our own calls ([`own`]), with what is not known of their arguments left open ([`bpf`]). If it lets them all pass, it is
+//! each of our own calls ([`own`], [`farshore_net::calls::seccomp`]), with what is not known of their arguments left open (`bpf`). If it lets them all pass, it is
 //! installed: by the kernel, so that it is as strong as natively. Otherwise it is refused with `EINVAL`, as by a kernel without filters,
 //! and a line on stderr says which call it would stop.
 //!
@@ -17,29 +17,13 @@
 //! The kernel gets a copy of the program's filter: what was looked at is what is installed. A filter sees calls in our text, not in the
 //! program's (`instruction_pointer`), and the calls that we make in place of the program's.
 
-#[path = "seccomp/bpf.rs"]
-mod bpf;
-#[path = "seccomp/own.rs"]
-mod own;
-
-use super::super::buffers::{self, Args, Memory, PinSet, careful, errno};
+use crate::net::net;
 use crate::own_threads::{self, rights};
 use crate::runtime::{runtime, uninterrupted};
 use crate::{process, report, thread};
-use bpf::Instruction;
 use core::sync::atomic::{AtomicBool, Ordering};
-use own::Own;
-
-const SET_MODE_STRICT: u64 = 0;
-const SET_MODE_FILTER: u64 = 1;
-const GET_ACTION_AVAIL: u64 = 2;
-const GET_NOTIF_SIZES: u64 = 3;
-const FLAG_TSYNC: u64 = 1;
-/// Modes of `prctl(PR_SET_SECCOMP)`.
-const MODE_STRICT: u64 = 1;
-const MODE_FILTER: u64 = 2;
-/// Instructions that the kernel accepts.
-const LEN_MAX: usize = 4096;
+use farshore_net::buffers::{Memory as _, errno};
+use farshore_net::calls::seccomp::{FLAG_TSYNC, Instruction, Program, SET_MODE_FILTER, first_stopped, own, own::Own};
 
 /// A filter of this process stops what a forked child needs of us.
 static NO_FORKS: AtomicBool = AtomicBool::new(false);
@@ -67,79 +51,33 @@ pub fn forbids_starts() -> bool {
     NO_STARTS.load(Ordering::Relaxed)
 }
 
-/// `seccomp`.
-pub(super) fn seccomp(mem: &impl Memory, args: &Args) -> i64 {
-    let nr = libc::SYS_seccomp as u64;
-    // The kernel takes 32 bits of each of the first two.
-    let (operation, flags) = (args[0] & 0xffff_ffff, args[1] & 0xffff_ffff);
-    match operation {
-        // Otherwise it is refused natively, by which libraries find out what there is.
-        SET_MODE_STRICT if flags == 0 && args[2] == 0 => refuse_strict(),
-        SET_MODE_FILTER => set_filter(mem, args[2], flags, |mem, filter| mem.raw(nr, &[operation, flags, filter, 0, 0, 0])),
-        _ => {
-            let mut pins = PinSet::new();
-            if matches!(operation, GET_ACTION_AVAIL | GET_NOTIF_SIZES) {
-                buffers::guess(mem, &mut pins, args[2], 8);
-            }
-            let answer = mem.raw(nr, args);
-            mem.unpin(&mut pins);
-            answer
-        }
-    }
-}
-
-/// `prctl(PR_SET_SECCOMP, …)`.
-pub(super) fn by_prctl(mem: &impl Memory, args: &Args) -> i64 {
-    match args[1] {
-        MODE_STRICT => refuse_strict(),
-        MODE_FILTER => set_filter(mem, args[2], 0, |mem, filter| {
-            mem.raw(libc::SYS_prctl as u64, &[args[0], args[1], filter, args[3], args[4], 0])
-        }),
-        _ => mem.raw(libc::SYS_prctl as u64, args),
-    }
-}
-
-fn refuse_strict() -> i64 {
+/// The strict mode is asked for.
+pub fn refuse_strict() -> i64 {
     report::line(format_args!(
         "seccomp: the strict mode is refused: it leaves no way to bring a page in; run the program without Farshore"
     ));
     errno(libc::EINVAL)
 }
 
-/// The kernel's `struct sock_fprog`.
-#[repr(C)]
-struct Program {
-    len: u16,
-    filter: *const Instruction,
-}
-
-/// Looks at the filter at `addr` and lets `install` install a copy of it.
-fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M, u64) -> i64) -> i64 {
-    let Some(filter) = copy_filter(mem, addr) else {
-        // The kernel's answer, which depends on the flags too.
-        return install(mem, 0);
-    };
-    if !bpf::is_valid(&filter) {
-        // The kernel refuses it too, or does more than we know.
-        return errno(libc::EINVAL);
-    }
+/// The program installs a filter, of which `install` installs a copy.
+pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u64) -> i64) -> i64 {
     let everywhere = flags & FLAG_TSYNC != 0;
     // A guest is a process of its own.
     let this = thread::current().filter(|thread| !thread.is_guest());
     let holds_for_ours = everywhere || this.is_none_or(|thread| uninterrupted(|| rights::would_be_left(thread)));
     let everything = [own::ALWAYS, if holds_for_ours { own::THREADS } else { &[] }];
-    if let Some(stopped) = first_stopped(&filter, &everything) {
+    if let Some(stopped) = first_stopped(filter, &everything) {
         return refuse(stopped);
     }
-    if let (Some(_), Some(runtime)) = (first_stopped(&filter, &[own::HUGE_PAGES]), runtime()) {
+    if let (Some(_), Some(runtime)) = (first_stopped(filter, &[own::HUGE_PAGES]), runtime()) {
         // Before it holds for any thread.
         runtime.have_small_pages();
     }
-    let program = Program { len: filter.len() as u16, filter: filter.as_ptr() };
+    let program = Program::of(filter);
     let Some(runtime) = runtime().filter(|_| holds_for_ours && this.is_some()) else {
-        let answer = install(mem, &raw const program as u64);
+        let answer = install(&raw const program as u64);
         if answer >= 0 {
-            note_what_it_stops(&filter);
+            note_what_it_stops(filter);
             // Another thread of the program is outside of it, as ours are.
             if let Some(runtime) = runtime() {
                 uninterrupted(|| rights::has_filtered(runtime, false));
@@ -147,12 +85,12 @@ fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M
         }
         return answer;
     };
-    let silences = first_stopped(&filter, &[own::CONTROL]).is_some();
-    let stays = first_stopped(&filter, &[own::FORKS]).is_some();
+    let silences = first_stopped(filter, &[own::CONTROL]).is_some();
+    let stays = first_stopped(filter, &[own::FORKS]).is_some();
     if !stays && !everywhere {
-        let answer = install(mem, &raw const program as u64);
+        let answer = install(&raw const program as u64);
         if answer >= 0 {
-            note_what_it_stops(&filter);
+            note_what_it_stops(filter);
             uninterrupted(|| {
                 if silences {
                     own_threads::knock::be_silent();
@@ -174,7 +112,7 @@ fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M
         return refused();
     }
     if silences && !rights::can_be_made_again() && rights::has_threads() {
-        return first_stopped(&filter, &[own::CONTROL]).map_or(0, refuse);
+        return first_stopped(filter, &[own::CONTROL]).map_or(0, refuse);
     }
     if silences {
         // It must not be in the middle of something when the filter comes.
@@ -195,10 +133,10 @@ fn set_filter<M: Memory>(mem: &M, addr: u64, flags: u64, install: impl FnOnce(&M
     // With a listener the answer is its descriptor, and a thread that cannot have the filter an error.
     let more = if flags & FLAG_NEW_LISTENER != 0 { FLAG_TSYNC_ESRCH } else { 0 };
     let flags = if everywhere { flags } else { flags | FLAG_TSYNC | more };
-    let answer = mem.raw(libc::SYS_seccomp as u64, &[SET_MODE_FILTER, flags, &raw const program as u64, 0, 0, 0]);
+    let answer = net().raw(libc::SYS_seccomp as u64, &[SET_MODE_FILTER, flags, &raw const program as u64, 0, 0, 0]);
     let installed = answer == 0 || (answer > 0 && flags & FLAG_NEW_LISTENER != 0);
     if installed {
-        note_what_it_stops(&filter);
+        note_what_it_stops(filter);
         uninterrupted(|| rights::has_filtered(runtime, true));
     } else if stays {
         own_threads::allow_readers(runtime, rights::can_be_made_again());
@@ -224,30 +162,3 @@ fn note_what_it_stops(filter: &[Instruction]) {
         NO_STARTS.store(true, Ordering::Relaxed);
     }
 }
-
-fn first_stopped(filter: &[Instruction], calls: &[&'static [Own]]) -> Option<&'static Own> {
-    calls.iter().copied().flatten().find(|call| !bpf::always_allows(filter, call.nr, &call.args))
-}
-
-/// The program's filter, in memory of ours; `None` if it cannot be read. One of a length that the kernel refuses is empty.
-fn copy_filter(mem: &impl Memory, addr: u64) -> Option<Vec<Instruction>> {
-    let mut pins = PinSet::new();
-    let header = buffers::read_user::<[u64; 2]>(mem, &mut pins, addr);
-    mem.unpin(&mut pins);
-    let [len, at] = header?;
-    let len = (len & 0xffff) as usize;
-    if len > LEN_MAX {
-        return Some(Vec::new());
-    }
-    let mut filter = vec![Instruction::default(); len];
-    let bytes = size_of_val(filter.as_slice());
-    buffers::pin_all(mem, &mut pins, at, bytes as u64, buffers::Access::Read);
-    // SAFETY: room for so many bytes; any bytes are an instruction.
-    let read = unsafe { careful::careful_copy(filter.as_mut_ptr().cast(), at, bytes) };
-    mem.unpin(&mut pins);
-    read.then_some(filter)
-}
-
-#[cfg(test)]
-#[path = "tests_seccomp.rs"]
-mod tests;

@@ -11,25 +11,15 @@
 //! carry faults and system calls ([`NEEDED_SIGNALS`]): a handler of the program that runs on top of the call would
 //! be killed at its first touch of an absent page.
 
-#[path = "calls/commands.rs"]
 mod commands;
-#[path = "calls/descriptors.rs"]
 pub mod descriptors;
-#[path = "calls/exec.rs"]
 pub mod exec;
-#[path = "calls/follow.rs"]
 pub mod follow;
-#[path = "calls/keepers.rs"]
 pub mod keepers;
-#[path = "calls/merging.rs"]
 pub mod merging;
-#[path = "calls/opened.rs"]
 mod opened;
-#[path = "calls/process_vm.rs"]
 mod process_vm;
-#[path = "calls/seccomp.rs"]
 pub mod seccomp;
-#[path = "calls/waits.rs"]
 mod waits;
 
 use super::buffers::{self, Args, Memory, errno};
@@ -117,5 +107,4 @@ fn special(mem: &impl Memory, what: Special, nr: u64, args: &Args) -> i64 {
 }
 
 #[cfg(test)]
-#[path = "tests_calls.rs"]
 mod tests;

@@ -11,7 +11,8 @@
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
 use super::careful::repair;
-use super::{Access, Args, Memory, PAGE, PinSet};
+use super::{Access, Args, Memory, PAGE, PinSet, errno};
+use crate::calls::seccomp::{Instruction, Program, first_stopped, own};
 use farshore_core::page::Page;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -182,7 +183,7 @@ impl Fake {
     pub fn call(&self, nr: i64, args: &[u64]) -> i64 {
         let mut all = [0; 6];
         all[..args.len()].copy_from_slice(args);
-        let result = super::super::calls::dispatch(self, nr as u64, &all).expect("a call of this part of the net");
+        let result = crate::calls::dispatch(self, nr as u64, &all).expect("a call of this part of the net");
         assert!(self.state.borrow().pinned.is_empty(), "pins are left after call {nr}");
         assert!(self.state.borrow().scratch.is_empty(), "scratch memory is left after call {nr}");
         result
@@ -292,6 +293,13 @@ impl Memory for Fake {
         }
         state.calls.push((nr, *args, result));
         result
+    }
+    /// As the library does where no thread of ours is.
+    fn set_filter(&self, filter: &[Instruction], _flags: u64, install: &mut dyn FnMut(u64) -> i64) -> i64 {
+        match first_stopped(filter, &[own::ALWAYS, own::THREADS]) {
+            Some(_) => errno(libc::EINVAL),
+            None => install(&raw const *Box::leak(Box::new(Program::of(filter))) as u64),
+        }
     }
     fn own_fds(&self) -> &[i32] {
         &self.own

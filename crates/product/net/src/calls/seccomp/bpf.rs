@@ -8,7 +8,7 @@
 /// The kernel's `struct sock_filter`.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Instruction {
+pub struct Instruction {
     pub(super) code: u16,
     pub(super) yes: u8,
     pub(super) no: u8,

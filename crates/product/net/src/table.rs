@@ -19,12 +19,9 @@
 //! without. Numbers with x32's bit are not in the table either: their structures are other ones.
 
 #[cfg(test)]
-#[path = "table/document.rs"]
 mod document;
-#[path = "table/entries.rs"]
 mod entries;
 #[cfg(test)]
-#[path = "table/special.rs"]
 mod special;
 
 /// What the kernel does with the memory behind a pointer argument.
@@ -317,5 +314,4 @@ pub fn describe(nr: u64) -> Option<&'static Entry> {
 }
 
 #[cfg(test)]
-#[path = "tests_table.rs"]
 mod tests;

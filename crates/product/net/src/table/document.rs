@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 const HEAD: &str = "# What Farshore does with each system call
 
-Written by the tests from the table in `crates/product/preload/src/net/table`, which is what the library goes by; a test compares its
+Written by the tests from the table in `crates/product/net/src/table`, which is what the library goes by; a test compares its
 pointers with the kernel's own prototypes, and `farshore-call-matrix` (`make calls`) makes the calls: with memory that is absent, half absent,
 at the edge of what is managed, write-protected, and being evicted at that moment.
 
@@ -16,7 +16,7 @@ Arguments are counted from 0. *In*: the kernel reads there, *out*: it writes, *b
 |---|---|
 | no pointers | the kernel touches no memory of the program: the call is made as it is |
 | pinned | the pages are made present, and writable where the kernel writes; they cannot be evicted until the call has ended. What finds no room (a call may pin a sixteenth of the limit, all calls together a quarter) goes through *scratch* memory, which is not managed: copied in, one call, copied out. Memory that is not managed needs nothing, and what the program itself cannot access is left to the kernel, which answers `EFAULT` |
-| in pieces | what finds no room is done by several calls, as long as the result could have been the kernel's own for the one (`crates/product/preload/src/net/transfer.rs` says when); otherwise on scratch memory |
+| in pieces | what finds no room is done by several calls, as long as the result could have been the kernel's own for the one (`crates/product/net/src/transfer.rs` says when); otherwise on scratch memory |
 | copied | the kernel works on a copy that is not managed |
 | followed | Farshore changes its own records with the call: mappings, signals, processes. Structures are read and written by Farshore as the program would |
 | handed over | the kernel remembers the address and touches it later: the pages there stop being managed, for good |

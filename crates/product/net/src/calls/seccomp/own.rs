@@ -5,13 +5,15 @@
 
 /// A call of ours.
 #[derive(Debug)]
-pub(super) struct Own {
-    pub(super) nr: u32,
-    pub(super) name: &'static str,
-    /// `None`: differs.
-    pub(super) args: [Option<u64>; 6],
+pub struct Own {
+    /// Its number.
+    pub nr: u32,
+    /// Its name.
+    pub name: &'static str,
+    /// Its arguments; `None`: differs.
+    pub args: [Option<u64>; 6],
     /// What it is needed for: "Farshore needs it to …".
-    pub(super) purpose: &'static str,
+    pub purpose: &'static str,
 }
 
 const ANY: [Option<u64>; 6] = [None; 6];
@@ -46,7 +48,7 @@ const FUTEX_WAKE_SHARED: u64 = 1;
 const STDERR: u64 = 2;
 
 /// On threads of the program: `fault.rs`, the engine, `backend/src/file`, `signals`, `memory.rs`, `net`, `report.rs`.
-pub(super) const ALWAYS: &[Own] = &[
+pub const ALWAYS: &[Own] = &[
     with(16, "ioctl(UFFDIO_COPY)", 1, COPY, FAULTS),
     with(16, "ioctl(UFFDIO_WRITEPROTECT)", 1, WRITE_PROTECT, FAULTS),
     with(16, "ioctl(UFFDIO_WAKE)", 1, WAKE, FAULTS),
@@ -97,14 +99,14 @@ pub(super) const ALWAYS: &[Own] = &[
 const HUGE: &str = "bring huge pages in";
 
 /// On threads of the program, where they can: without these pages are small.
-pub(super) const HUGE_PAGES: &[Own] =
+pub const HUGE_PAGES: &[Own] =
     &[with(16, "ioctl(UFFDIO_MOVE)", 1, MOVE, HUGE), with(16, "ioctl(PAGEMAP_SCAN)", 1, PAGEMAP_SCAN, HUGE)];
 
 const EVICTING: &str = "evict pages";
 const CONTROLLING: &str = "answer farshore stat and set";
 
 /// On threads of ours besides: evictors, fault handlers of the poll mode, the kin thread.
-pub(super) const THREADS: &[Own] = &[
+pub const THREADS: &[Own] = &[
     call(426, "io_uring_enter", EVICTING),
     call(18, "pwrite64", EVICTING),
     call(0, "read", EVICTING),
@@ -115,7 +117,7 @@ pub(super) const THREADS: &[Own] = &[
 ];
 
 /// On the control thread, without which the program can go on.
-pub(super) const CONTROL: &[Own] = &[
+pub const CONTROL: &[Own] = &[
     call(271, "ppoll", CONTROLLING),
     call(288, "accept4", CONTROLLING),
     call(44, "sendto", CONTROLLING),
@@ -134,7 +136,7 @@ pub(super) const CONTROL: &[Own] = &[
 const FORKING: &str = "go on in a forked process";
 
 /// In a forked child, and around the fork.
-pub(super) const FORKS: &[Own] = &[
+pub const FORKS: &[Own] = &[
     call(323, "userfaultfd", FORKING),
     call(56, "clone", FORKING),
     call(425, "io_uring_setup", FORKING),
@@ -162,7 +164,7 @@ pub(super) const FORKS: &[Own] = &[
 const STARTING: &str = "start under Farshore";
 
 /// At the start of a program, by the dynamic linker and ours, besides.
-pub(super) const STARTS: &[Own] = &[
+pub const STARTS: &[Own] = &[
     call(2, "open", STARTING),
     call(10, "mprotect", STARTING),
     call(12, "brk", STARTING),

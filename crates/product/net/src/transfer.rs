@@ -33,13 +33,9 @@
 //! The straight line costs 13 ns for a `read` of a resident page, 40 to 55 ns for a `writev` or `recvmsg` of two buffers
 //! (with a pin of one compare-and-swap a page; without the system call).
 
-#[path = "transfer/kind.rs"]
 pub(super) mod kind;
-#[path = "transfer/many.rs"]
 mod many;
-#[path = "transfer/messages.rs"]
 mod messages;
-#[path = "transfer/pieces.rs"]
 pub(super) mod pieces;
 
 use super::buffers::scratch::FAULT;
@@ -206,5 +202,4 @@ fn entries(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
 }
 
 #[cfg(test)]
-#[path = "tests_transfer.rs"]
 mod tests;

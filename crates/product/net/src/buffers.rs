@@ -18,17 +18,13 @@
 //!    changed, also when the call failed (`nanosleep` tells what is left), and not what it has left alone: other threads
 //!    may write there meanwhile.
 
-#[path = "buffers/careful.rs"]
 pub mod careful;
-#[path = "buffers/held.rs"]
 mod held;
-#[path = "buffers/pins.rs"]
 mod pins;
-#[path = "buffers/scratch.rs"]
 pub mod scratch;
-#[path = "buffers/share.rs"]
 pub mod share;
 
+use super::calls::seccomp::Instruction;
 use super::table::{Dir, Extent, Ptr};
 pub use farshore_core::page::Access;
 pub use held::{Held, Ticket};
@@ -64,6 +60,13 @@ pub trait Memory {
     /// Makes a system call of the program that waits for events, again if it was interrupted and no handler of the program is to run.
     fn raw_again(&self, nr: u64, args: &Args) -> i64 {
         self.raw(nr, args)
+    }
+    /// The program installs this filter of system calls, which the kernel would accept, with these flags of `seccomp`: lets `install` install a copy of
+    /// it (the address of a `struct sock_fprog`), or refuses. The call's result.
+    fn set_filter(&self, filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u64) -> i64) -> i64;
+    /// The program asks for seccomp's strict mode, which leaves no way to bring a page in. The call's result.
+    fn refuse_strict_mode(&self) -> i64 {
+        errno(libc::EINVAL)
     }
     /// Farshore's descriptors, in ascending order.
     fn own_fds(&self) -> &[i32];
@@ -320,13 +323,10 @@ pub fn guess(mem: &impl Memory, pins: &mut PinSet, addr: u64, len: u64) {
 }
 
 #[cfg(test)]
-#[path = "tests_fake.rs"]
-pub(super) mod fake;
+pub(crate) mod fake;
 
 #[cfg(test)]
-#[path = "tests_buffers.rs"]
 mod tests;
 
 #[cfg(test)]
-#[path = "tests_held.rs"]
 mod tests_held;

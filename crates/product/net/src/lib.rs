@@ -1,0 +1,19 @@
+//! What each system call needs, over any [`Memory`]: the net without the library around it.
+//!
+//! Under userfaultfd's signals the kernel's own access to an absent page fails with `EFAULT`. So the memory that a call touches is made present before the call,
+//! and kept until it has ended.
+//!
+//! * [`table`] says of every system call which memory it touches;
+//! * [`buffers`] pins that memory;
+//! * [`transfer`] makes calls whose buffers are larger than may be pinned at once, in pieces;
+//! * [`calls`] has the calls that are no rule, and [`calls::dispatch`], the way in.
+//!
+//! How calls are caught, and what those that change memory, signals and processes do, is the library's (`preload/src/net`).
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+pub mod buffers;
+pub mod calls;
+pub mod table;
+pub mod transfer;
+
+pub use buffers::Memory;
