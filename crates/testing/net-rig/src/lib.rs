@@ -184,7 +184,12 @@ extern "C" fn farshore_parent_after_clone(_flags: u64, _result: i64) {
 #[unsafe(no_mangle)]
 extern "C" fn farshore_child_started(flags: u64, _given: u64, stack: u64) {
     const CLONE_VM: u64 = 0x100;
+    const CLONE_VFORK: u64 = 0x4000;
+    const CLONE_SETTLS: u64 = 0x8_0000;
     spoil();
+    if flags & (CLONE_VM | CLONE_VFORK | CLONE_SETTLS) == CLONE_VM {
+        signals::storage_apart();
+    }
     if flags & CLONE_VM != 0 {
         signals::begin_thread(stack);
     }

@@ -261,7 +261,10 @@ static void clone_one(enum kind kind, int level)
     pid_t child = (pid_t)word(probe_out, RAX);
     int status;
     CHECK(child > 0);
-    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(waitpid(child, &status, 0) == child);
+    if (status)
+        fprintf(stderr, "%s: the child ended with status %#x\n", kinds[kind], status);
+    CHECK(!status);
     CHECK(probe_child_done);
     char what[64];
     snprintf(what, sizeof what, "%s: parent", kinds[kind]);
