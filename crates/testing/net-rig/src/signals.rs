@@ -82,16 +82,15 @@ pub(crate) fn storage_apart() {
     /// Of glibc's `struct pthread`.
     const THREAD_BYTES: usize = 2304;
     let home = Home::new(0).expect("memory for a thread's storage");
-    // SAFETY: fresh memory that stays; a thread of libc's has that much behind its pointer.
+    // SAFETY: fresh memory, which nobody unmaps; a thread of libc's has that much behind its pointer.
     unsafe { home.move_in(THREAD_BYTES) }.expect("a thread pointer");
-    core::mem::forget(home);
 }
 
 /// Our own handlers; the first thread's stacks.
 pub(crate) fn install() {
     farshore_begin_thread();
     // What all storage begins with is copied now, while nobody else runs.
-    drop(Home::new(0));
+    let _ = Home::new(0);
     for (number, handler) in [(SIGBUS, on_sigbus as Handler as *const () as u64), (SIGSYS, on_sigsys as *const () as u64)] {
         // SAFETY: both take what SA_SIGINFO gives, and are async-signal-safe.
         unsafe { signal::sigaction(number, Some(&ours(handler, 0))) }.expect("a handler of ours");
