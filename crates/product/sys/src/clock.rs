@@ -56,7 +56,8 @@ impl Clock for MonotonicClock {
     }
 }
 
-fn by_syscall() -> u64 {
+/// The same time, where no clock was made yet.
+pub fn by_syscall() -> u64 {
     let mut now = [0u64; 2];
     // SAFETY: the kernel writes one timespec (two 64-bit numbers) into `now`. It cannot fail for this clock.
     let _ = unsafe { raw::syscall(CLOCK_GETTIME, [CLOCK_MONOTONIC, now.as_mut_ptr() as u64, 0, 0, 0, 0]) };

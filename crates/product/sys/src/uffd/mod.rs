@@ -252,12 +252,19 @@ impl Uffd {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(options: UffdOptions) -> Result<(Uffd, Features), OpenError> {
+        let all = options.required.with(options.wanted);
+        let fd = open_fd(options)?;
+        if api(&fd, all).is_ok() {
+            return Ok((Uffd { fd }, all));
+        }
+        // The kernel does not have all of them, and takes none then. A descriptor shakes hands once only.
+        drop(fd);
         let there = kernel_features(options)?;
         let missing = options.required.without(there);
         if !missing.is_empty() {
             return Err(OpenError::Missing(missing));
         }
-        let on = Features(options.required.with(options.wanted).0 & there.0);
+        let on = Features(all.0 & there.0);
         let fd = open_fd(options)?;
         api(&fd, on).map_err(|errno| OpenError::Failed("UFFDIO_API", errno))?;
         Ok((Uffd { fd }, on))
