@@ -7,6 +7,8 @@ use std::path::Path;
 
 use farshore_command::refusal::{FAILED, Refusal};
 use farshore_config::{SwapSpec, plain};
+use farshore_sites::table::Table;
+use farshore_sites::{Image, NAMES, installed, is_named};
 use farshore_sys::probe::{Needed, Probe, probe_all};
 use rustix::fs::{Mode, OFlags};
 use serde_json::json;
@@ -58,6 +60,7 @@ impl From<Probe> for Finding {
 pub fn doctor(arguments: &DoctorArgs) -> Result<u8, Refusal> {
     let mut findings: Vec<Finding> = probe_all().into_iter().map(Finding::from).collect();
     findings.push(find_library());
+    findings.extend(library::find().ok().map(|path| knows_libc(&path)));
     findings.extend(encryption());
     for spec in specs(arguments)? {
         look_at_swap(&spec, &mut findings);
@@ -83,6 +86,34 @@ fn find_library() -> Finding {
         Err(refusal) => (Err(refusal.text), ""),
     };
     Finding::required(library::FILE_NAME, result, advice)
+}
+
+/// Whether the library has plans for the libc and the loader that this command runs with, as programs do.
+fn knows_libc(library: &Path) -> Finding {
+    let read = |path: &Path| std::fs::read(path).map_err(|error| format!("'{}' cannot be read ({error})", path.display()));
+    let look = || {
+        let library = read(library)?;
+        let table = Table::in_file(&library).ok_or("the library has no table of system calls")?;
+        let files: Vec<_> = installed::files().into_iter().filter(|path| is_named(&path.to_string_lossy(), NAMES)).collect();
+        for path in &files {
+            let file = read(path)?;
+            let known = Image::of_file(&file).is_some_and(|image| image.build_id().is_some_and(|id| table.find(id).is_some()));
+            if !known {
+                return Err(format!("the library was built for another '{}'", path.display()));
+            }
+        }
+        if files.is_empty() {
+            Err("this command is not linked with glibc".into())
+        } else {
+            Ok("the library knows this machine's".into())
+        }
+    };
+    Finding::optional(
+        "libc",
+        look(),
+        "a start takes some 2 ms more, for a search",
+        "build Farshore on this machine, with this libc",
+    )
 }
 
 /// What `--encrypt` needs: a page of locked memory, and, to be fast, AES instructions.

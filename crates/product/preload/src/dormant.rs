@@ -111,7 +111,7 @@ fn is_dormant() -> bool {
 ///
 /// # Errors
 /// What start-up goes on with.
-pub fn begin(begun: Begun) -> Result<(), Box<Begun>> {
+pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
     // A swap space that only its opening tells whether it can be had, and a key that must be locked in memory, are refused at the start or never.
     let can_wait = |options: &Options| {
         !options.followed
@@ -127,7 +127,7 @@ pub fn begin(begun: Begun) -> Result<(), Box<Begun>> {
     }
     let filtered = has_filter();
     let elsewhere = |number| watch::must_be_seen_elsewhere(number, filtered);
-    if patch::others_may_call(patch::DEFAULT_NAMES, &elsewhere).is_some() {
+    if patch::others_may_call(maps, patch::DEFAULT_NAMES, &elsewhere) {
         return Err(Box::new(begun));
     }
     // What would refuse the program must do so now.
@@ -137,8 +137,8 @@ pub fn begin(begun: Begun) -> Result<(), Box<Begun>> {
     if !entry::asleep::prepare() {
         return Err(Box::new(begun));
     }
-    // SAFETY: start-up: there is one thread, and the dispatcher passes every call on until the state changes.
-    let report = unsafe { patch::patch(patch::DEFAULT_NAMES, &watch::is_watched, patch::Way::Asleep) };
+    // SAFETY: start-up: there is one thread, and the dispatcher passes every call on until the state changes; `maps` was read at the start of ours.
+    let report = unsafe { patch::patch(maps, patch::DEFAULT_NAMES, &watch::is_watched, patch::Way::Asleep) };
     if report.files < 2 || report.unknown > 0 || report.escapes.iter().any(|&number| watch::must_be_seen(number)) {
         return Err(Box::new(begun));
     }

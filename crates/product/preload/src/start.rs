@@ -38,7 +38,7 @@ use farshore_engine::health::{Usage, Writing};
 use farshore_engine::stats::{Count, FaultKind};
 use farshore_engine::{Engine, Nodes, Shape};
 use farshore_policy::{BuiltIn, Chosen, prefetch};
-use farshore_sys::clock::MonotonicClock;
+use farshore_sys::clock::{self, MonotonicClock};
 use farshore_sys::fd::Fd;
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::huge::Source;
@@ -68,10 +68,11 @@ extern "C" fn at_load() {
         Err(why) => refuse(&format!("the options of 'farshore run' do not reach the library as they should: {why}")),
     };
     let (followed, merges) = (options.followed, options.memory_merge);
-    let begun = begin(options);
-    let awake = begun.and_then(|begun| match dormant::begin(begun) {
+    let maps = patch::Maps::read();
+    let begun = begin(options, &maps);
+    let awake = begun.and_then(|begun| match dormant::begin(begun, &maps) {
         Ok(()) => Ok(()),
-        Err(begun) => start(*begun),
+        Err(begun) => start(*begun, &maps),
     });
     if let Err(why) = awake {
         if !followed {
@@ -104,9 +105,9 @@ pub struct Begun {
     started_ns: u64,
 }
 
-fn begin(mut options: Options) -> Result<Begun, String> {
+fn begin(mut options: Options, maps: &patch::Maps) -> Result<Begun, String> {
     entry::init()?;
-    find_own_text()?;
+    find_own_text(maps)?;
     if let Some(StatsTarget::File(path)) = &options.stats {
         // The program may change its directory.
         let path = std::path::absolute(path).map_err(|why| format!("--stats {}: {why}", path.display()))?;
@@ -117,11 +118,11 @@ fn begin(mut options: Options) -> Result<Begun, String> {
     let program = std::env::args().next().unwrap_or_default();
     // SAFETY: asks only.
     let heap_floor = unsafe { vm::brk(0) };
-    Ok(Begun { options, heap_floor, faults, program, started_ns: MonotonicClock::new().now_ns() })
+    Ok(Begun { options, heap_floor, faults, program, started_ns: clock::by_syscall() })
 }
 
-fn start(begun: Begun) -> Result<(), String> {
-    let runtime = prepare(begun)?;
+fn start(begun: Begun, maps: &patch::Maps) -> Result<(), String> {
+    let runtime = prepare(begun, maps)?;
     enter(runtime, None)?;
     catch_system_calls();
     look_after(runtime);
@@ -134,13 +135,13 @@ fn start(begun: Begun) -> Result<(), String> {
 /// # Errors
 /// One line: what cannot be had.
 pub fn rise(begun: Begun, mask: SigSet) -> Result<&'static Runtime, String> {
-    let runtime = prepare(begun)?;
+    let runtime = prepare(begun, &patch::Maps::read())?;
     enter(runtime, Some(mask))?;
     Ok(runtime)
 }
 
 /// Everything that the program's memory needs before any of it is managed.
-fn prepare(begun: Begun) -> Result<&'static Runtime, String> {
+fn prepare(begun: Begun, maps: &patch::Maps) -> Result<&'static Runtime, String> {
     let options = &begun.options;
     keepers::look_at_inherited(crate::net::net());
     crate::net::mark_plain_calls();
@@ -164,10 +165,11 @@ fn prepare(begun: Begun) -> Result<&'static Runtime, String> {
         }
     })
     .map_err(|why| why.to_string())?;
-    // SAFETY: there is one thread, and until `running` the dispatcher passes every call on.
-    let report = unsafe { patch::patch(patch::DEFAULT_NAMES, &|_| true, patch::Way::Awake) };
+    // SAFETY: there is one thread, and until `running` the dispatcher passes every call on; libraries stay where they are.
+    let report = unsafe { patch::patch(maps, patch::DEFAULT_NAMES, &|_| true, patch::Way::Awake) };
     if options.trace {
-        report::line(format_args!("{} of {} system call sites patched", report.patched, report.sites));
+        let how = if report.searched == 0 { "planned when the library was built" } else { "found by a search" };
+        report::line(format_args!("{} of {} system call sites patched ({how})", report.patched, report.sites));
     }
     let runtime = install(build(begun, kernel, backend)?);
     std::panic::set_hook(Box::new(|info| report::abort(format_args!("bug: {info}"))));
@@ -360,10 +362,8 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
     })
 }
 
-fn find_own_text() -> Result<(), String> {
-    let here = at_load as *const () as u64;
-    let all = mappings();
-    let text = all.iter().find(|m| m.executable && (m.start..m.end).contains(&here));
+fn find_own_text(maps: &patch::Maps) -> Result<(), String> {
+    let text = maps.text_around(at_load as *const () as u64);
     let text = text.ok_or("libfarshore.so does not find itself in /proc/self/maps; is /proc mounted?")?;
     TEXT_START.store(text.start, Ordering::Release);
     TEXT_LEN.store(text.end - text.start, Ordering::Release);

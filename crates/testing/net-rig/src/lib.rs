@@ -3,7 +3,8 @@
 //!
 //! The modules are `libfarshore.so`'s own, included as they are. `tests/entry.rs` preloads this library into
 //! `tests/program`, which checks registers, signals, threads and unwinding. Environment: `NETTEST_MODE` is `patch` (sites
-//! are patched), `sud` (Syscall User Dispatch), or `both`; without it nothing is caught.
+//! are patched), `sud` (Syscall User Dispatch), or `both`; without it nothing is caught. `table-search` and `search-table` are `patch` in two steps, as for a dormant
+//! process: a part of the sites by the one way to a plan, the rest by the other.
 //!
 //! Two calls that Linux does not have are answered here, so that the program can steer the test: [`CALL_SPOIL`] and
 //! [`CALL_SET_WAY`].
@@ -263,9 +264,26 @@ fn find_own_text() {
     }
 }
 
+/// Patches those that are wanted, by a search or by the table; how many.
+fn patch(searched: bool, wanted: &dyn Fn(u64) -> bool) -> usize {
+    use net::patch::{DEFAULT_NAMES, Maps, Way, patch, patch_by};
+    let maps = Maps::read();
+    let report = if searched {
+        // SAFETY: before the program's main there is one thread; the dispatcher is ready; nothing is unmapped meanwhile.
+        unsafe { patch_by(&[], &maps, DEFAULT_NAMES, wanted, Way::Awake) }
+    } else {
+        // SAFETY: as above.
+        unsafe { patch(&maps, DEFAULT_NAMES, wanted, Way::Awake) }
+    };
+    assert_eq!(report.searched, if searched { report.files } else { 0 }, "{report:?}");
+    assert!(report.patched > report.sites / 2 && report.patched + report.left == report.sites, "{report:?}");
+    report.patched
+}
+
 extern "C" fn at_load() {
-    let (patches, dispatches) = match std::env::var("NETTEST_MODE").as_deref() {
-        Ok("patch") => (true, false),
+    let mode = std::env::var("NETTEST_MODE");
+    let (patches, dispatches) = match mode.as_deref() {
+        Ok("patch" | "table-search" | "search-table") => (true, false),
         Ok("sud") => (false, true),
         Ok("both") => (true, true),
         _ => return,
@@ -278,9 +296,15 @@ extern "C" fn at_load() {
         net::entry::edge::show_sites();
     }
     if patches {
-        // SAFETY: before the program's main there is one thread; the dispatcher is ready.
-        let report = unsafe { net::patch::patch(net::patch::DEFAULT_NAMES, &|_| true, net::patch::Way::Awake) };
-        assert!(report.patched > report.sites / 2, "{report:?}");
+        // Whether a part is searched first, and whether the rest is.
+        let (first, rest) = match mode.as_deref() {
+            Ok("table-search") => (Some(false), true),
+            Ok("search-table") => (Some(true), false),
+            _ => (None, false),
+        };
+        let mut patched = first.map_or(0, |searched| patch(searched, &|number| number.is_multiple_of(2)));
+        patched += patch(rest, &|_| true);
+        assert!(patched > 300, "{patched} sites");
     }
     catch_the_rest();
 }

@@ -103,7 +103,7 @@ fn run(command: &mut Command) -> Result<(), String> {
 
 fn run_all(mode: Option<&str>) {
     let Some(program) = program() else { return };
-    let tests = if mode == Some("patch") { &TESTS[..WITHOUT_SIGNALS] } else { &TESTS };
+    let tests = if mode.is_some_and(|mode| !matches!(mode, "sud" | "both")) { &TESTS[..WITHOUT_SIGNALS] } else { &TESTS };
     let failures: Vec<String> = tests
         .iter()
         .filter_map(|name| {
@@ -126,6 +126,12 @@ fn the_program_passes_natively() {
 #[test]
 fn calls_at_patched_sites_preserve_what_they_should() {
     run_all(Some("patch"));
+}
+
+#[test]
+fn sites_of_the_table_and_sites_that_are_searched_go_together() {
+    run_all(Some("table-search"));
+    run_all(Some("search-table"));
 }
 
 #[test]

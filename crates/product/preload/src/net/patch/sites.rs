@@ -2,8 +2,8 @@
 //! glibc since 2.41 looks whether it lies at a certain `syscall`.
 
 use super::super::stubs::{self, STUB_HEAD, STUB_SIZE};
-use super::{JUMP_LENGTH, SYSCALL, Window};
 use core::sync::atomic::{AtomicPtr, Ordering};
+use farshore_sites::{JUMP_LENGTH, SYSCALL, Window};
 use std::ops::Range;
 
 /// A site with a jump over it.
@@ -75,7 +75,7 @@ fn sites() -> Option<&'static Sites> {
     unsafe { SITES.load(Ordering::Acquire).as_ref() }
 }
 
-pub(super) fn remember(more: impl Iterator<Item = Patched>) {
+pub(super) fn remember(more: Vec<Patched>) {
     let mut by_stub = sites().map_or_else(Vec::new, |sites| sites.by_stub.clone());
     by_stub.extend(more);
     by_stub.sort_unstable_by_key(|patched| patched.stub);

@@ -1,0 +1,124 @@
+//! Where functions begin and end: `.eh_frame_hdr` and `.eh_frame`.
+
+use crate::SYSCALL;
+use crate::image::{Memory, Text};
+use crate::search::each_syscall;
+use iced_x86::{Decoder, DecoderOptions};
+use std::ops::Range;
+
+/// The functions that contain the bytes of a `syscall`, as `.eh_frame_hdr` names them.
+#[derive(Default)]
+pub(crate) struct Functions<'a> {
+    pub(crate) all: Vec<Range<u64>>,
+    /// Bytes of a `syscall` in no function.
+    pub(crate) unknown: usize,
+    /// Where all functions of the image begin, in order: distances from the table.
+    pub(crate) rows: &'a [[u8; 8]],
+    pub(crate) table: u64,
+}
+
+/// Encodings of pointers in `.eh_frame` (`DW_EH_PE_`): 4 bytes unsigned; 4 bytes signed relative to the table; to itself.
+const PE_UDATA4: u8 = 0x03;
+const PE_DATAREL_SDATA4: u8 = 0x3b;
+const PE_PCREL_SDATA4: u8 = 0x1b;
+
+impl<'a> Functions<'a> {
+    /// The functions of `texts` that the table names. Functions without the bytes of a `syscall` are of no interest, and are
+    /// most of them: so the bytes are looked for first, and then the functions that they are in.
+    pub(crate) fn read(memory: &Memory<'_, 'a>, table: u64, texts: &[Range<u64>]) -> Option<Functions<'a>> {
+        let [version, _, count, entries] = *memory.bytes(table, 4)? else { return None };
+        if (version, count, entries) != (1, PE_UDATA4, PE_DATAREL_SDATA4) {
+            return None;
+        }
+        let count = u64::from(memory.u32(table + 8)?);
+        // Function and description, in the order of functions.
+        let (rows, _) = memory.bytes(table + 12, count * 8)?.as_chunks::<8>();
+        let at = |word: &[u8]| {
+            let offset = word.first_chunk().map_or(0, |word| i32::from_le_bytes(*word));
+            table.wrapping_add_signed(i64::from(offset))
+        };
+        let mut functions = Functions { rows, table, ..Functions::default() };
+        for text in texts {
+            let Some(bytes) = memory.bytes(text.start, text.end - text.start) else { continue };
+            each_syscall(bytes, |offset| {
+                let site = text.start + offset as u64;
+                let end = site + SYSCALL.len() as u64;
+                let next = rows.partition_point(|row| at(row) <= site);
+                let row = next.checked_sub(1).and_then(|last| rows.get(last));
+                let Some((start, entry)) = row.map(|row| (at(row), at(&row[4..]))) else {
+                    functions.unknown += 1;
+                    return;
+                };
+                if functions.all.last().is_some_and(|last| last.start == start && end <= last.end) {
+                    return;
+                }
+                let named = u64::from(memory.u32(entry.wrapping_add(12)).unwrap_or(0));
+                // The description of `clone` ends before its call: the rest, up to the next function, goes on where it ended.
+                let behind = rows.get(next).map_or(text.end, |row| at(row)).saturating_sub(start);
+                let length = if end <= start + named { named } else { behind };
+                let holds = end <= start + length && memory.bytes(start, length).is_some();
+                if holds && plain_entry(memory, entry, start) == Some(true) {
+                    functions.all.push(start..start + length);
+                } else if !is_restorer(&bytes[..offset]) {
+                    functions.unknown += 1;
+                }
+            });
+        }
+        Some(functions)
+    }
+
+    /// Whether no instruction begins at `at`, which lies in a function that can be decoded so far.
+    pub(crate) fn is_inside_instruction(&self, text: &Text<'_>, at: u64) -> bool {
+        let begins = |row: &[u8; 8]| self.table.wrapping_add_signed(i32::from_le_bytes([row[0], row[1], row[2], row[3]]).into());
+        let next = self.rows.partition_point(|row| begins(row) <= at);
+        let Some(start) = next.checked_sub(1).and_then(|row| self.rows.get(row)).map(begins) else { return false };
+        let end = self.rows.get(next).map_or(at, begins).max(at + 1);
+        let Some(bytes) = text.slice(&(start..end)) else { return false };
+        let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
+        let around = decoder.iter().find(|instruction| instruction.is_invalid() || instruction.next_ip() > at);
+        around.is_some_and(|instruction| !instruction.is_invalid() && instruction.ip() != at)
+    }
+}
+
+/// Whether a `syscall` behind these bytes is that of a signal handler's restorer: `mov rax, 15`.
+fn is_restorer(before: &[u8]) -> bool {
+    before.ends_with(&[0x48, 0xc7, 0xc0, 15, 0, 0, 0]) || before.ends_with(&[0xb8, 15, 0, 0, 0])
+}
+
+/// Whether the frame description at `entry` is for an ordinary function at `start`. `None`: it cannot be read.
+fn plain_entry(memory: &Memory<'_, '_>, entry: u64, start: u64) -> Option<bool> {
+    let information = entry.checked_add(4)?.checked_sub(u64::from(memory.u32(entry + 4)?))?;
+    if memory.u32(information + 4)? != 0 {
+        return None;
+    }
+    let mut at = information + 9;
+    let mut augmentation = Vec::new();
+    while let letter @ 1.. = memory.u8(at)? {
+        augmentation.push(letter);
+        at += 1;
+    }
+    let signal_frame = augmentation.contains(&b'S');
+    if augmentation.first() != Some(&b'z') {
+        return None;
+    }
+    // Behind the zero: code and data alignment, return column, length of what follows: one byte each in practice.
+    let numbers = memory.bytes(at + 1, 4)?;
+    if numbers.iter().any(|byte| byte & 0x80 != 0) {
+        return None;
+    }
+    at += 5;
+    for letter in &augmentation[1..] {
+        match letter {
+            b'R' => {
+                let here = (entry + 8).wrapping_add_signed(memory.i32(entry + 8)?.into());
+                return Some(memory.u8(at)? == PE_PCREL_SDATA4 && here == start && !signal_frame);
+            }
+            b'L' => at += 1,
+            // A personality: its encoding and 4 bytes.
+            b'P' if memory.u8(at)? & 0x0f == 0x0b => at += 5,
+            b'S' => {}
+            _ => return None,
+        }
+    }
+    None
+}

@@ -1,0 +1,210 @@
+//! What the bytes of a text may be: `syscall` instructions, and jumps into windows. Megabytes are searched when a program starts.
+
+use crate::SYSCALL;
+use crate::image::Text;
+use crate::plan::Code;
+use std::ops::Range;
+
+/// Addresses inside of the windows that a direct jump or call may lead to, sorted. `is_none`: surely no instruction begins at an address.
+pub(crate) fn targets_inside(text: &Text<'_>, code: &mut Code, is_none: impl Fn(u64) -> bool) -> Vec<u64> {
+    let spans = Spans::of(text, code);
+    let decoded = |at: usize| {
+        let address = text.start + at as u64;
+        let next = code.decoded.partition_point(|function| function.start <= address);
+        next > 0 && code.decoded[next - 1].contains(&address)
+    };
+    let mut targets = std::mem::take(&mut code.targets);
+    targets.retain(|target| target.checked_sub(text.start).is_some_and(|at| spans.contain(at as usize)));
+    let mut check = |at: usize, target: usize| {
+        if spans.contain(target) && !decoded(at) && !is_none(text.start + at as u64) {
+            targets.push(text.start + target as u64);
+        }
+    };
+    far_jumps(text.bytes, &mut check);
+    let mut done = 0;
+    for span in &spans.sorted {
+        let sources = span.start.saturating_sub(SHORT_JUMP).max(done)..(span.end + SHORT_JUMP).min(text.bytes.len());
+        done = done.max(sources.end);
+        short_jumps(text.bytes, sources, &mut check);
+    }
+    targets.sort_unstable();
+    targets
+}
+
+/// Farther than a jump of two bytes leads, in either direction.
+const SHORT_JUMP: usize = 130;
+/// Bytes of text for each bit of [`Spans::near`].
+const NEAR: usize = 64;
+
+/// The insides of all windows of each site, as offsets into the text.
+struct Spans {
+    sorted: Vec<Range<usize>>,
+    /// A bit for each piece of the text that some span touches: small enough to stay in the fastest cache.
+    near: Vec<u64>,
+}
+
+impl Spans {
+    fn of(text: &Text<'_>, code: &Code) -> Spans {
+        let span = |choices: Range<usize>| {
+            let choices = &code.choices[choices];
+            let start = choices.iter().map(|choice| choice.inside().start).min()?;
+            let end = choices.iter().map(|choice| choice.inside().end).max()?;
+            Some((start - text.start) as usize..(end - text.start) as usize)
+        };
+        let mut sorted: Vec<Range<usize>> = code.sites.iter().filter_map(|site| span(site.choices.clone())).collect();
+        sorted.sort_unstable_by_key(|span| span.start);
+        let mut near = vec![0; text.bytes.len() / NEAR / 64 + 1];
+        for piece in sorted.iter().flat_map(|span| span.start / NEAR..=span.end / NEAR) {
+            near[piece / 64] |= 1 << (piece % 64);
+        }
+        Spans { sorted, near }
+    }
+
+    fn contain(&self, at: usize) -> bool {
+        let piece = at / NEAR;
+        if self.near.get(piece / 64).is_none_or(|bits| bits >> (piece % 64) & 1 == 0) {
+            return false;
+        }
+        // Neighbours' spans may overlap, but none is longer than a few instructions.
+        let next = self.sorted.partition_point(|span| span.start <= at);
+        self.sorted[next.saturating_sub(8)..next].iter().any(|span| span.contains(&at))
+    }
+}
+
+/// Whether there are the bytes of a `syscall`.
+pub fn has_syscalls(bytes: &[u8]) -> bool {
+    let mut found = false;
+    each_syscall(bytes, |_| found = true);
+    found
+}
+
+/// The offsets of all bytes that are a `syscall`.
+pub(crate) fn each_syscall(bytes: &[u8], found: impl FnMut(usize)) {
+    each_match(bytes, |here, next| (here == SYSCALL[0]) & (next == SYSCALL[1]), found);
+}
+
+/// All that could be a call, a jump or an `xbegin` with four bytes of distance.
+pub(crate) fn far_jumps(bytes: &[u8], check: &mut impl FnMut(usize, usize)) {
+    let mut far = |at: usize, distance: usize| {
+        if let Some(&[a, b, c, d]) = bytes.get(distance..distance + 4) {
+            check(at, (distance + 4).wrapping_add_signed(i32::from_le_bytes([a, b, c, d]) as isize));
+        }
+    };
+    let consider = |at: usize| match (bytes[at], bytes.get(at + 1)) {
+        (0xe8 | 0xe9, _) => far(at, at + 1),
+        (0x0f, Some(0x80..=0x8f)) | (0xc7, Some(0xf8)) => far(at, at + 2),
+        _ => {}
+    };
+    let opens =
+        |here: u8, next: u8| (here & 0xfe == 0xe8) | ((here == 0x0f) & (next & 0xf0 == 0x80)) | ((here == 0xc7) & (next == 0xf8));
+    each_match(bytes, opens, consider);
+}
+
+/// All that could be a short jump, a `loop` or a `jrcxz`.
+pub(crate) fn short_jumps(bytes: &[u8], sources: Range<usize>, check: &mut impl FnMut(usize, usize)) {
+    let Some(part) = bytes.get(sources.clone()) else { return };
+    let opens = |here: u8, _next: u8| (here & 0xf0 == 0x70) | (here & 0xfc == 0xe0) | (here == 0xeb);
+    each_match(part, opens, |offset| {
+        let at = sources.start + offset;
+        if let Some(&distance) = bytes.get(at + 1) {
+            check(at, (at + 2).wrapping_add_signed(isize::from(distance as i8)));
+        }
+    });
+}
+
+/// Bytes that are looked at together: a bit each of a word.
+const BLOCK: usize = 64;
+
+/// Calls `found` for each offset at which `opens` finds what it looks for; it sees a byte and the one that follows. The compiler makes vectors of
+/// the first loop, so `opens` must not branch (`|` and `&`, not `||` and `&&`). Hits, which come at random, are taken from
+/// a word with many of them, since the processor guesses wrong at the end of each word.
+#[inline(always)]
+pub(crate) fn each_match(bytes: &[u8], opens: impl Fn(u8, u8) -> bool, mut found: impl FnMut(usize)) {
+    let hits = |block: &[u8; BLOCK + 1]| {
+        let mut marks = [0_u8; BLOCK];
+        for at in 0..BLOCK {
+            marks[at] = u8::from(opens(block[at], block[at + 1]));
+        }
+        let (eights, _) = marks.as_chunks::<8>();
+        eights.iter().enumerate().fold(0_u64, |hits, (index, eight)| {
+            // The lowest bit of each byte, side by side.
+            let bits = u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56;
+            hits | bits << (index * 8)
+        })
+    };
+    let mut each = |at: usize, mut hits: u64| {
+        while hits != 0 {
+            found(at + hits.trailing_zeros() as usize);
+            hits &= hits - 1;
+        }
+    };
+    let mut at = 0;
+    while let Some(block) = bytes.get(at..).and_then(|rest| rest.first_chunk()) {
+        each(at, hits(block));
+        at += BLOCK;
+    }
+    // What is left has 64 bytes at most; behind it are zeros, which are nobody's second byte.
+    let rest = &bytes[at..];
+    let mut block = [0; BLOCK + 1];
+    block[..rest.len()].copy_from_slice(rest);
+    let valid = 1_u64.checked_shl(rest.len() as u32).map_or(u64::MAX, |bit| bit - 1);
+    each(at, hits(&block) & valid);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_far_search_agrees_with_a_plain_one() {
+        let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+        for length in [0, 1, 5, 15, 16, 17, 31, 63, 64, 65, 129, 400] {
+            let mut next = || {
+                seed ^= seed << 13;
+                seed ^= seed >> 7;
+                seed ^= seed << 17;
+                [0xe8, 0xe9, 0x0f, 0x85, 0xc7, 0xf8, 0x00, 0xff][(seed >> 32) as usize % 8]
+            };
+            let bytes: Vec<u8> = (0..length).map(|_| next()).collect();
+            let mut found = Vec::new();
+            far_jumps(&bytes, &mut |at, target| found.push((at, target)));
+            let plain = (0..length).filter_map(|at| {
+                let distance = match (bytes[at], bytes.get(at + 1).copied().unwrap_or(0)) {
+                    (0xe8 | 0xe9, _) => at + 1,
+                    (0x0f, 0x80..=0x8f) | (0xc7, 0xf8) => at + 2,
+                    _ => return None,
+                };
+                let displacement = i32::from_le_bytes(bytes.get(distance..distance + 4)?.try_into().ok()?);
+                Some((at, (distance + 4).wrapping_add_signed(displacement as isize)))
+            });
+            assert_eq!(found, plain.collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn the_short_search_and_the_one_for_syscalls_agree_with_plain_ones() {
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        for length in [0, 1, 2, 15, 16, 17, 33, 63, 64, 65, 66, 128, 129, 400] {
+            let mut next = || {
+                seed ^= seed << 13;
+                seed ^= seed >> 7;
+                seed ^= seed << 17;
+                [0x6f, 0x70, 0x7f, 0x80, 0xe0, 0xe3, 0xe4, 0xeb, 0x0f, 0x05][(seed >> 32) as usize % 10]
+            };
+            let bytes: Vec<u8> = (0..length).map(|_| next()).collect();
+            let (mut found, mut sites) = (Vec::new(), Vec::new());
+            let sources = length / 7..length - length / 9;
+            short_jumps(&bytes, sources.clone(), &mut |at, target| found.push((at, target)));
+            let plain = sources.filter_map(|at| {
+                let distance = *bytes.get(at + 1)?;
+                matches!(bytes[at], 0x70..=0x7f | 0xe0..=0xe3 | 0xeb)
+                    .then(|| (at, (at + 2).wrapping_add_signed(isize::from(distance as i8))))
+            });
+            assert_eq!(found, plain.collect::<Vec<_>>());
+            each_syscall(&bytes, |at| sites.push(at));
+            let plain = (0..length).filter(|&at| bytes.get(at..at + 2) == Some(&SYSCALL));
+            assert_eq!(sites, plain.collect::<Vec<_>>());
+            assert_eq!(has_syscalls(&bytes), !sites.is_empty());
+        }
+    }
+}
