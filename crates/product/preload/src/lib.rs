@@ -44,6 +44,11 @@ mod thread;
 mod unithreads;
 mod watch;
 
+// The unwinder, which the standard library has for backtraces of panics, as a part of this library. `libgcc_s.so.1` would be loaded by every program
+// under Farshore, and asks the processor what it can do, which takes microseconds a question in a virtual machine.
+#[link(name = "gcc_eh", kind = "static", modifiers = "-bundle")]
+unsafe extern "C" {}
+
 /// Farshore's own heap, apart from the program's.
 #[global_allocator]
 static HEAP: farshore_sys::alloc::OwnMemory = farshore_sys::alloc::OwnMemory::new();
