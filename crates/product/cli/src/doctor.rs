@@ -278,6 +278,15 @@ mod tests {
     }
 
     #[test]
+    fn a_library_without_a_table_does_not_know_libc() {
+        let missing = |path: &Path| knows_libc(path).result.expect_err("it has none");
+        let itself = std::env::current_exe().expect("where this test lies");
+        assert_eq!(missing(&itself), "the library has no table of system calls");
+        assert!(missing(Path::new("/no/such/library")).starts_with("'/no/such/library' cannot be read"));
+        assert!(!knows_libc(&itself).stops());
+    }
+
+    #[test]
     fn the_table_tells_what_is_needed_from_what_is_nice() {
         let text = as_table(&sample(), false, false);
         let expected = "\
