@@ -1,4 +1,4 @@
-"""Differences that are known: known.toml, what it explains, and the page that is made from it (docs/suites.md)."""
+"""Differences that are known: known.toml, what it explains, and the page that is made from it (docs/src/reference/suites.md)."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import tomllib
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIST = os.path.join(HERE, "known.toml")
-DOCS = os.path.join(os.path.dirname(os.path.dirname(HERE)), "docs", "suites.md")
+DOCS = os.path.join(os.path.dirname(os.path.dirname(HERE)), "docs", "src", "reference", "suites.md")
 
 HEAD = """# Other people's test suites
 
@@ -60,7 +60,7 @@ def unseen(listed, verdicts):
 
 
 def page(listed):
-    """The text of docs/suites.md."""
+    """The text of docs/src/reference/suites.md."""
     if not listed:
         return HEAD + "Nothing.\n"
     rows = [f"| {entry.suite} | `{cell(entry.unit)}` | `{cell(entry.test)}` | {entry.mode or 'all'} | {cell(entry.reason)} |" for entry in listed]

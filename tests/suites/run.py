@@ -10,7 +10,7 @@ alone), and each test must end as it did natively. A test that ends otherwise is
 is run natively again, up to three times, and a test that ends in two ways there is counted as unsteady and told apart. A difference that only a second run under
 farshore does not show remains one.
 
-Differences that are known, each with its reason, are in known.toml; docs/suites.md is made from it (--docs). What else differs fails the run, and its
+Differences that are known, each with its reason, are in known.toml; docs/src/reference/suites.md is made from it (--docs). What else differs fails the run, and its
 output stays in the log directory. Suites whose programs are not installed are skipped and counted. The last line is
 `N passed, N failed, N skipped`, of tests in a mode; "passed" means: as natively.
 """
@@ -219,7 +219,7 @@ def arguments():
     parser.add_argument("--swap", action="append", default=[], metavar="SPEC", help="swap space for farshore")
     parser.add_argument("--logs", default=os.path.join(harness.target_dir(), "suite-logs"), help="where failures keep what they printed")
     parser.add_argument("--keep", action="store_true", help="keep every run's directory, and say where")
-    parser.add_argument("--docs", action="store_true", help="write docs/suites.md from known.toml, and end")
+    parser.add_argument("--docs", action="store_true", help="write docs/src/reference/suites.md from known.toml, and end")
     options = parser.parse_args()
     modes = {"quarter": QUARTER, "16M": SMALL}
     wanted = options.mode.split(",") if options.mode else ["quarter"] if options.short else list(modes)
@@ -250,7 +250,7 @@ def main():
         known.write_docs(known.load())
         return 0
     if not known.docs_are_fresh(known.load()):
-        raise SystemExit("docs/suites.md does not say what known.toml says: tests/suites/run.py --docs writes it")
+        raise SystemExit("docs/src/reference/suites.md does not say what known.toml says: tests/suites/run.py --docs writes it")
     harness.tidy_on_sigterm()
     farshore = harness.find_farshore(options.farshore)
     work = tempfile.mkdtemp(prefix="farshore-suites-", dir=os.environ.get("FARSHORE_SWAP_DIR") or "/var/tmp")

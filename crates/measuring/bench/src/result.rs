@@ -1,4 +1,4 @@
-//! What `farshore bench --json` writes: schema 1, told field by field in `docs/bench-json.md`.
+//! What `farshore bench --json` writes: schema 1, told field by field in `docs/src/reference/bench-json.md`.
 //!
 //! Names are stable: scripts and `--compare` rely on them. Fields may be added within a schema; a reader takes
 //! what is missing as empty. Units are in the names; `pages` are of 4 KiB; everything else counts.

@@ -247,20 +247,20 @@ fn the_documentation_names_each_field() {
     ] {
         assert!(found.contains(name), "the example has no {name}");
     }
-    let document = include_str!("../../../../docs/bench-json.md");
+    let document = include_str!("../../../../docs/src/reference/bench-json.md");
     let missing: Vec<&String> = found.iter().filter(|name| !document.contains(&format!("`{name}`"))).collect();
-    assert!(missing.is_empty(), "docs/bench-json.md does not tell of {missing:?}");
+    assert!(missing.is_empty(), "docs/src/reference/bench-json.md does not tell of {missing:?}");
 }
 
 #[test]
 fn the_documentation_names_each_word() {
-    let document = include_str!("../../../../docs/bench-json.md");
+    let document = include_str!("../../../../docs/src/reference/bench-json.md");
     let accesses =
         [Access::RandomRead, Access::RandomWrite, Access::RandomMixed, Access::SequentialRead, Access::SequentialWrite]
             .map(|access| serde_json::to_string(&access));
     let axes = [Axis::Memory, Axis::Threads, Axis::Files].map(|axis| serde_json::to_string(&axis));
     for word in accesses.into_iter().chain(axes) {
         let word = word.unwrap_or_default();
-        assert!(document.contains(&format!("`{word}`")), "docs/bench-json.md does not tell of {word}");
+        assert!(document.contains(&format!("`{word}`")), "docs/src/reference/bench-json.md does not tell of {word}");
     }
 }

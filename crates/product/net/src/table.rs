@@ -4,7 +4,7 @@
 //! `EFAULT`. So the net must know, before a call is made, which bytes the kernel may touch. This table says so,
 //! for each x86-64 system call, as data: [`Kind`] is what is done with the call, [`Ptr`] is one pointer
 //! argument. [`super::buffers`] carries the rules out, [`super::transfer`] moves what can be larger than the
-//! budget, [`super::calls`] has the calls that no rule describes. `docs/system-calls.md` is the table for people.
+//! budget, [`super::calls`] has the calls that no rule describes. `docs/src/reference/system-calls.md` is the table for people.
 //!
 //! The rules are generous: a page pinned too many costs nothing but time, a page too few is an `EFAULT` that the
 //! program would not have seen.

@@ -1,4 +1,4 @@
-//! The table as a document for people: `docs/system-calls.md`, which a test compares with this.
+//! The table as a document for people: `docs/src/reference/system-calls.md`, which a test compares with this.
 
 use super::special::{inside, pointers};
 use super::{Area, COUNT, Dir, Extent, Kind, Ptr, Special, Transfer, describe};

@@ -195,13 +195,13 @@ fn the_document_has_a_line_for_each_call() {
 
 #[test]
 fn the_document_in_the_repository_is_the_tables() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/system-calls.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/src/reference/system-calls.md");
     if std::env::var_os("FARSHORE_WRITE_DOCS").is_some() {
-        std::fs::write(path, markdown()).expect("docs/system-calls.md can be written");
+        std::fs::write(path, markdown()).expect("docs/src/reference/system-calls.md can be written");
     }
     let written = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
         written == markdown(),
-        "docs/system-calls.md is not what the table says; this writes it: FARSHORE_WRITE_DOCS=1 cargo test -p farshore-preload document"
+        "docs/src/reference/system-calls.md is not what the table says; this writes it: FARSHORE_WRITE_DOCS=1 cargo test -p farshore-preload document"
     );
 }
