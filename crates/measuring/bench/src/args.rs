@@ -28,9 +28,9 @@ pub enum Command {
     #[expect(missing_docs, reason = "it would be the help")]
     #[command(
         about = farshore_command::BENCH_ABOUT,
-        long_about = "Runs a workload, or a program of yours, under each of several targets in turn (Farshore, no limit, Linux swap, zram, zswap), \
-    several rounds, and tells how they compare: medians, ratios round by round with an interval, latencies, faults, processor time, and \
-    what share of the disk's own limit that is."
+        long_about = "Runs a workload, or a program of yours, under several targets in turn (Farshore, no limit, Linux swap, zram, zswap), for \
+    several rounds. Then it shows how they compare: medians, ratios round by round with an interval, latencies, faults, processor time, \
+    and what share of the disk's own limit the transfers took."
     )]
     Bench(Box<BenchArgs>),
 }
@@ -57,7 +57,7 @@ pub struct BenchArgs {
     #[command(subcommand)]
     pub what: Option<What>,
 
-    /// What the program is run under: the first is set against each of the others [default: farshore,linux-swap]
+    /// What to run the program under; the first is set against each of the others [default: farshore,linux-swap]
     ///
     /// TARGET is one of
     ///   native                 no limit, without Farshore;
@@ -69,8 +69,8 @@ pub struct BenchArgs {
     ///   zram                   the same cgroup, and compressed RAM with lz4;
     ///   zswap                  the same swap files behind the kernel's compressed cache;
     ///   command:WORDS          WORDS before the program: 'command:nice -n 5'.
-    /// Each takes label=NAME and env.NAME=VALUE as options too. A comma in an option is written \,.
-    /// The kernel's targets need root.
+    /// Each also takes the options label=NAME and env.NAME=VALUE. Write a comma in an option as \,.
+    /// linux-swap, zram and zswap need root.
     #[arg(long, global = true, value_name = "TARGETS", verbatim_doc_comment, value_parser = targets)]
     pub against: Vec<Targets>,
 
@@ -78,18 +78,18 @@ pub struct BenchArgs {
     #[arg(long, global = true, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory: Option<Bytes>,
 
-    /// RAM for compressed pages on top of it, for targets such as farshore:swap=ram:lz4, whose limit is both together
+    /// RAM for compressed pages on top of --memory, for targets such as farshore:swap=ram:lz4, whose limit is both together
     ///
-    /// zram takes what it needs on top of --memory, which its settings tell (compressed_bytes_peak); a pool of Farshore has its place
-    /// within its limit.
+    /// A pool of Farshore's lies within that limit. zram takes what it needs on top of --memory in any case; its settings in the
+    /// results say how much that was (compressed_bytes_peak).
     #[arg(long, global = true, value_name = "SIZE")]
     pub pool: Option<Bytes>,
 
-    /// What a cgroup gets on top of it, for text, stacks and page tables
+    /// What a cgroup gets on top of --memory, for text, stacks and page tables
     #[arg(long, global = true, value_name = "SIZE", default_value = "4M")]
     pub extra: Bytes,
 
-    /// What swap space must hold [default: twice the data of a workload, four times --memory for a program]
+    /// How much the swap space must hold [default: twice the data of a workload, four times --memory for a program]
     #[arg(long, global = true, value_name = "SIZE")]
     pub swap_size: Option<Bytes>,
 
@@ -97,11 +97,11 @@ pub struct BenchArgs {
     #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub swap_files: u32,
 
-    /// Rounds, in each of which every target runs once; at least 5 for an interval worth the name
+    /// Rounds, in each of which every target runs once; fewer than 5 give no useful interval
     #[arg(long, global = true, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
 
-    /// Rounds before those, which do not count
+    /// Warm-up rounds before those, which do not count
     #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub warm_up_rounds: u32,
 
@@ -116,7 +116,7 @@ pub struct BenchArgs {
     #[arg(long, global = true, value_name = "DIR")]
     pub dir: Option<PathBuf>,
 
-    /// Write everything that was measured to FILE, as JSON
+    /// Write all measurements to FILE, as JSON
     #[arg(long, global = true, value_name = "FILE")]
     pub json: Option<PathBuf>,
 
@@ -124,11 +124,11 @@ pub struct BenchArgs {
     #[arg(long, global = true, value_name = "DIR")]
     pub report: Option<PathBuf>,
 
-    /// The same, and the table as text, in DIR/DATE-MACHINE
+    /// Write page, JSON and tables to DIR/DATE-MACHINE
     #[arg(long, global = true, value_name = "DIR", conflicts_with = "report")]
     pub results: Option<PathBuf>,
 
-    /// Longest time of one run, in seconds: what takes longer is ended, and counts as failed
+    /// The longest that one run may take, in seconds; then it is ended, and counts as failed
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 600.0, value_parser = positive)]
     pub timeout: f64,
 
@@ -136,11 +136,11 @@ pub struct BenchArgs {
     #[arg(long, global = true)]
     pub no_device: bool,
 
-    /// Compare the builds OLD and NEW in turn, to judge a change: each a farshore command or its directory
+    /// Compare the builds OLD and NEW in turn, to judge a change; each is a farshore command or its directory
     #[arg(long, global = true, value_names = ["OLD", "NEW"], num_args = 2)]
     pub builds: Option<Vec<PathBuf>>,
 
-    /// Say what of NEW.json is faster or slower than in OLD.json, beyond the noise
+    /// Say what is faster or slower in NEW.json than in OLD.json, beyond the noise
     #[arg(long, value_names = ["OLD.json", "NEW.json"], num_args = 2, conflicts_with_all = ["program", "against", "builds"])]
     pub compare: Option<Vec<PathBuf>>,
 
@@ -166,10 +166,10 @@ pub enum What {
 /// `farshore bench canonical`.
 #[derive(Args, Debug)]
 pub struct CanonicalArgs {
-    /// Only the experiments whose name has this in it; repeat for more
+    /// Run only the comparisons whose name contains TEXT; repeat for more
     #[arg(long, value_name = "TEXT")]
     pub only: Vec<String>,
-    /// Tell what would be run, and how long it takes
+    /// List what would be run, and how long it takes
     #[arg(long)]
     pub list: bool,
 }
@@ -177,7 +177,7 @@ pub struct CanonicalArgs {
 /// `farshore bench device`.
 #[derive(Args, Debug)]
 pub struct DeviceArgs {
-    /// The file that it is measured on
+    /// Size of the file that is read and written
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     pub size: Bytes,
     /// Seconds for each kind of access and depth
@@ -187,7 +187,7 @@ pub struct DeviceArgs {
 
 const AFTER_BENCH: &str = "\
 Examples:
-  farshore bench random --size 512M --memory 256M --threads 8 --against farshore,linux-swap,zram --json out.json
+  farshore bench random --size 512M --threads 8 --against farshore,linux-swap,zram --json out.json
   farshore bench hotset --against farshore,farshore:prefetch=none,native
   farshore bench random --sweep memory --against farshore,linux-swap,native --report report
   farshore bench --memory 100M --against farshore,linux-swap,native -- sort -S 1G big.txt
@@ -196,24 +196,24 @@ Examples:
   farshore bench random --threads 8 --builds ../before/target/release target/release
   farshore bench --compare monday.json tuesday.json
 
-Each round runs every target once, one after the other; ratios are taken round by round. Everything
-that is set up (cgroup, swap, zram) is taken down at the end, at an error and at Ctrl-C; what a
-kill -9 leaves behind is found and removed at the next start. Swap that was on before is not touched.
+Each round runs every target once, one after the other. Ratios are taken round by round. Cgroups,
+swap and zram that it has set up are taken down at the end, at an error and at Ctrl-C. The next
+start finds and removes what a kill -9 leaves behind. Swap that was on before is not touched.
 
-Called by sudo, it runs a PROGRAM of yours as root, under every target.
+Under sudo, a PROGRAM of yours runs as root, under every target.
 
 Exit status:
-  0    everything was measured, and each program's data were right
-  1    a run under farshore or native went wrong or could not be had, or memory or disk do not suffice; what
-       the kernel's targets do wrong (out of memory in a cgroup) is told, and is a result
+  0    it was measured, and the data of each run under farshore or native were right
+  1    a run under farshore or native failed or could not be made, or memory or disk do not suffice.
+       A failure of the kernel's targets (out of memory in a cgroup) is reported, and is a result
   125  a wrong option
   130  ended by Ctrl-C (128+n by signal n): what was measured so far is written
 
 Environment:
-  FARSHORE_SWAP_DIR  the directory for swap files where no --dir is given
+  FARSHORE_SWAP_DIR  the directory for swap files if no --dir is given
   FARSHORE_LOAD      farshore-load, if it is not beside farshore
-  LOAD_BALLAST       slows farshore-load down by so many percent: env.LOAD_BALLAST=20 as a target's option
-                     shows whether a comparison notices";
+  LOAD_BALLAST       slows farshore-load down by so many percent; env.LOAD_BALLAST=20 as a target's
+                     option shows whether a comparison notices";
 
 /// The targets of one `--against`.
 #[derive(Clone, Debug)]

@@ -12,12 +12,12 @@ use farshore_config::{FaultMode, Named, Size, StatsTarget, SwapSpec, Time};
 /// The name of the command that is a program of its own.
 const BENCH: &str = "bench";
 
-/// Gives unmodified programs more memory than the RAM they may use.
+/// Runs unmodified programs in less memory than they ask for.
 #[derive(Parser, Debug)]
 #[command(name = "farshore", version, max_term_width = 100, after_help = AFTER_ALL)]
 #[command(
-    long_about = "Gives unmodified programs more memory than the RAM they may use: cold pages live elsewhere (on disks, in RAM \
-    set aside for it), and page faults are served inside the program, without root and on a stock Linux kernel."
+    long_about = "Runs unmodified programs in less memory than they ask for. Pages that a program does not use move to disk or to \
+    compressed RAM, and come back when the program touches them. No root, kernel module or patched kernel is needed."
 )]
 pub struct Cli {
     /// What to do.
@@ -27,28 +27,28 @@ pub struct Cli {
 
 const AFTER_ALL: &str = "\
 Examples:
-  farshore doctor                                    see whether this machine can do it
+  farshore doctor                                    can this machine do it?
   farshore run --memory 256M -- sort -S 1G big.txt   sort with 256 MiB of local memory
-  farshore stat 4242                                 counters of the running program 4242
+  farshore stat 4242                                 show the counters of process 4242
   farshore set 4242 memory=512M                      give it more local memory
-  farshore bench random --against farshore,zram      compare on this machine
+  farshore bench random --against farshore,zram      compare with zram on this machine
 
-'farshore COMMAND --help' tells everything about a command.";
+See 'farshore COMMAND --help' for all about a command, and 'man farshore' for all of it.";
 
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Run PROGRAM with its cold memory elsewhere
+    /// Run a program in less memory than it asks for
     #[command(
-        long_about = "Runs PROGRAM with at most the given local memory for its heap and its large anonymous mappings; what does not fit \
-    lives in the swap spaces. PROGRAM replaces this command: its process id, input, output, signals and exit status are its own.\n\n\
-    Everything after PROGRAM is PROGRAM's. Sizes take K, M, G and T (powers of 1024), such as 64M or 1.5G."
+        long_about = "Runs PROGRAM with a limit on the local memory of its heap and its large anonymous mappings. Pages that do not fit \
+    move to the swap spaces. PROGRAM replaces this command: process id, input, output, signals and exit status are PROGRAM's own.\n\n\
+    Everything after PROGRAM belongs to PROGRAM. Sizes take K, M, G and T (powers of 1024), such as 64M or 1.5G."
     )]
     Run(Box<RunArgs>),
-    /// Tell what this kernel and user can do, and how to mend what is missing
+    /// Check what this machine and user can do, and how to mend what is missing
     #[command(
-        long_about = "Tries what Farshore needs from the kernel and the user's rights, one by one, and says what each missing thing costs \
-    and how to mend it. It leaves nothing behind itself; what programs leave in a swap space it tells."
+        long_about = "Tries each operation that Farshore needs from the kernel and from the user's rights. For each one that is missing, it \
+    says what that costs and how to mend it. It leaves nothing behind. It also says what programs leave behind in a swap space."
     )]
     Doctor(DoctorArgs),
     /// Show the counters of a running program
@@ -66,61 +66,61 @@ pub enum Command {
     after_long_help = AFTER_RUN
 )]
 pub struct RunArgs {
-    /// Local memory for managed pages, at least 4M. Required here or in the config file
+    /// Local memory for managed pages, at least 4M; required here or in the config file
     // A negative size should be called that, not an unknown option.
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory: Option<Size>,
 
-    /// Where cold pages go; repeat for an array
+    /// Where cold pages go; repeat to spread them over several
     ///
     /// SPEC is one of
     ///   dir:PATH               a file without a name in this directory;
     ///   file:PATH[,size=SIZE]  this file, made anew and removed at once;
-    ///   dev:PATH[,size=SIZE]   a block device that nothing else uses; what is on it is lost, which
-    ///                          must be said by ,force where it bears a file system or the like;
-    ///   ram:lz4[,size=SIZE]    a pool of compressed pages in RAM, which counts within --memory:
-    ///                          alone, or before others, which then get its oldest when it is full;
+    ///   dev:PATH[,size=SIZE][,force]
+    ///                          a block device that nothing else uses; what is on it is lost. If
+    ///                          it bears a file system or the like, only with ,force;
+    ///   ram:lz4[,size=SIZE]    a pool of compressed pages in RAM, within --memory: alone, or in
+    ///                          front of others, which get its oldest pages when it is full;
     ///   ram:zstd[,size=SIZE]   the same, smaller and slower;
     ///   ram[,size=SIZE]        RAM set aside, for tests;
     ///   delay:TIME             RAM that answers after TIME (10us, 1ms), for measuring.
-    /// Without it: dir: of $FARSHORE_SWAP_DIR, else of /var/tmp.
+    /// The default is dir: of $FARSHORE_SWAP_DIR, else of /var/tmp.
     #[arg(long, value_name = "SPEC", verbatim_doc_comment)]
     pub swap: Vec<SwapSpec>,
 
-    /// How faults are delivered: upcall (default) or poll
+    /// Who fetches an absent page: upcall (default) or poll
     ///
-    /// upcall  the thread that touches an absent page fetches it itself, in a signal handler:
-    ///         faster, and needs no privilege;
-    /// poll    handler threads fetch it: slower, but no signal is raised. With the setting
-    ///         vm.unprivileged_userfaultfd=1, /dev/userfaultfd or CAP_SYS_PTRACE also for
-    ///         the kernel's own accesses.
+    /// upcall  the thread that touched the page, in a signal handler: faster, and needs no
+    ///         privilege;
+    /// poll    threads of Farshore's: slower, but no signal is raised. The kernel's own accesses
+    ///         are served too with vm.unprivileged_userfaultfd=1, /dev/userfaultfd or
+    ///         CAP_SYS_PTRACE.
     #[arg(long, value_name = "MODE", verbatim_doc_comment)]
     pub fault: Option<FaultMode>,
 
-    /// What chooses the pages that leave: second-chance (default) or fifo
+    /// Which pages leave: second-chance (default) or fifo
     #[arg(long, value_name = "NAME[,KEY=VALUE]...")]
     pub policy: Option<Named>,
 
-    /// What fetches pages before they are asked for: sequential (default), stride,
-    /// majority or none
+    /// Which pages are fetched before they are asked for: sequential (default), stride, majority or none
     #[arg(long, value_name = "NAME[,KEY=VALUE]...")]
     pub prefetch: Option<Named>,
 
-    /// Threads that move pages out, 1 to 16 [default: auto: one a core, at most 4, awake as needed]
+    /// Evictors, the threads that move pages out, 1 to 16 [default: auto: one a core, at most 4, awake as needed]
     #[arg(long, value_name = "N|auto")]
     pub evictors: Option<OrAuto>,
 
-    /// Pages that leave together, 8 to 256 [default: auto: 64 to 256, as fast as the program needs memory]
+    /// Pages that leave together, 8 to 256 [default: auto: 64 to 256, the more the faster the program needs memory]
     #[arg(long, value_name = "N|auto")]
     pub batch: Option<OrAuto>,
 
-    /// Writes that each of these threads may have with the disk at a time, 1 to 4 [default: auto: 2, more
-    /// where the disk works on them side by side, fewer where reads would wait for them]
+    /// Writes that each evictor may have with the disk at a time, 1 to 4 [default: auto: 2; more where the disk works on them side by
+    /// side, fewer where reads would wait for them]
     #[arg(long, value_name = "N|auto")]
     pub writes: Option<OrAuto>,
 
-    /// Percent of the memory limit that is kept free for faults, 1 to 50 [default: auto: two batches, a
-    /// sixteenth of it at most; 15 while the program runs unithreads]
+    /// Percent of the memory limit that is kept free for faults, 1 to 50 [default: auto: two batches, at most a sixteenth of the limit;
+    /// 15 while the program runs unithreads]
     #[arg(long, value_name = "N|auto")]
     pub free: Option<OrAuto>,
 
@@ -138,39 +138,39 @@ pub struct RunArgs {
 
     /// How long a swap space may take for a read or write before it counts as hanging [default: 10s]
     ///
-    /// Farshore then says so, and writes to the other swap spaces alone until it answers. Who needs what
-    /// is in it waits, however long that takes.
-    #[arg(long, value_name = "TIME", allow_hyphen_values = true, verbatim_doc_comment)]
+    /// Farshore then says so, and writes to the other swap spaces alone until it answers. A thread that needs a page from it
+    /// waits, however long that takes.
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub io_timeout: Option<Time>,
 
-    /// Each process has --memory for itself
+    /// Give each process all of --memory for itself
     ///
-    /// Without it PROGRAM and all processes that it forks or starts share it: who is short of memory
-    /// gets it from who is not, then all get equal parts.
-    #[arg(long, verbatim_doc_comment)]
+    /// Without it, PROGRAM and all processes that it forks or starts share the limit: a process that is short of memory takes it
+    /// from one that has some to spare. When all are short, all get equal parts.
+    #[arg(long)]
     pub memory_per_process: bool,
 
-    /// Encrypt pages on their way to the swap space, with a random key that is nowhere but in memory
+    /// Encrypt pages on their way to the swap space
     ///
-    /// AES-256-XTS, about a microsecond a page. The key's memory (4 KiB) is locked and left out of
-    /// core dumps; a forked child has a key of its own for what it writes itself.
-    /// Without it the program's cold pages are plain text in the swap space, and stay there after
-    /// its end: on a device until they are overwritten, and in the blocks that a swap file leaves
-    /// free on its disk. Nothing is wiped.
-    #[arg(long, verbatim_doc_comment)]
+    /// AES-256-XTS, about a microsecond a page. The key is random and exists only in memory (4 KiB) that is locked and left out of
+    /// core dumps. A forked child has a key of its own for what it writes itself.
+    ///
+    /// Without it the program's cold pages are plain text in the swap space, and stay there after its end: on a device until
+    /// they are overwritten, and in the blocks that a swap file leaves free on its disk. Nothing is wiped.
+    #[arg(long)]
     pub encrypt: bool,
 
     /// Keep the room that freed pages have on the disk
     ///
-    /// Without it room that is not needed any more is given back some seconds later: swap files get
-    /// holes, devices are told (discard).
-    #[arg(long, verbatim_doc_comment)]
+    /// Without it, room that is no longer needed is given back some seconds later: swap files get holes, devices are told
+    /// (discard).
+    #[arg(long)]
     pub no_trim: bool,
 
-    /// Programs that PROGRAM starts are ordinary programs
+    /// Run programs that PROGRAM starts as ordinary programs
     ///
     /// Without it they run under Farshore too, with these options, if they can: see below.
-    #[arg(long, verbatim_doc_comment)]
+    #[arg(long)]
     pub no_follow: bool,
 
     /// The program, found in PATH as a shell would, and its arguments
@@ -186,33 +186,31 @@ Examples:
   farshore run --memory 1G --encrypt -- ./program
   farshore run --config far.toml -- python3 job.py     (far.toml: memory = \"2G\")
 
-Programs that PROGRAM starts (and those that they start) run with Farshore and the same options too.
-Those that cannot (static, setuid, 32-bit, not glibc, unreadable) run as they would without Farshore.
---stats is written by the process that this command becomes alone, at its end, whatever program it
-has become by then. A 'farshore run' among them counts for what it starts.
+Programs that PROGRAM starts run under Farshore too, with the same options, and so do those that
+they start. Programs that cannot (static, setuid, 32-bit, not glibc, unreadable) run without it.
+A 'farshore run' among them replaces the options for what it starts. Only the process that this
+command becomes writes --stats, at its end, whatever program it is by then.
 
 Exit status:
-  The program's own; 128+n in a shell if signal n ended it. When it could not be started:
-  125  Farshore could not start it: wrong option, unusable swap space, a program that cannot work
-       with it (static, setuid, 32-bit, not glibc)
-  126  PROGRAM is there and not executable
-  127  PROGRAM is not there
+  PROGRAM's own; 128+n in a shell if signal n ended it. If PROGRAM could not be started:
+  125  Farshore could not start it: a wrong option, an unusable swap space, or a program that cannot
+       work with it (static, setuid, 32-bit, not glibc)
+  126  PROGRAM exists and is not executable
+  127  PROGRAM does not exist
 
 Environment:
-  FARSHORE_SWAP_DIR  the directory for swap files where no --swap is given
+  FARSHORE_SWAP_DIR  the directory for swap files if no --swap is given
   FARSHORE_LIBRARY   libfarshore.so, if it is not beside farshore, nor in ../lib/farshore or ../lib
-  FARSHORE_OPTIONS, FARSHORE_OLD_PRELOAD and LD_PRELOAD are set for PROGRAM";
+  FARSHORE_OPTIONS, FARSHORE_OLD_PRELOAD and LD_PRELOAD are set for PROGRAM, which sees none of them";
 
 /// `farshore doctor`.
 #[derive(Args, Debug)]
-#[command(
-    after_long_help = "Exit status: 0 if everything is there that 'farshore run' needs in its default way (upcall), 1 if not."
-)]
+#[command(after_long_help = "Exit status: 0 if 'farshore run' can work here with its default, --fault upcall; 1 if it cannot.")]
 pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Look at this swap space too; repeat for more [default: the one that run would take]
+    /// Check this swap space; repeat for more [default: the one that run would take]
     #[arg(long, value_name = "SPEC")]
     pub swap: Vec<SwapSpec>,
 }
@@ -222,11 +220,12 @@ pub struct DoctorArgs {
 #[command(after_long_help = "\
 Examples:
   farshore stat 4242
-  farshore stat --watch 1 4242            again every second, with what happened in between
+  farshore stat --watch 1 4242            again every second, with rates
   farshore stat --json 4242               the same fields as --stats of 'farshore run'
 
-Exit status: 0; 1 if there is no such program, or it does not run with Farshore.
-A program is shown to the user that started it, and to root.")]
+Only the user that started the program, and root, may ask.
+
+Exit status: 0; 1 if there is no such program, or it does not run under Farshore.")]
 pub struct StatArgs {
     /// The program's process id
     #[arg(value_name = "PID", value_parser = pid)]
@@ -234,7 +233,7 @@ pub struct StatArgs {
     /// Print JSON; with --watch, one line each time
     #[arg(long)]
     pub json: bool,
-    /// Show again every so many seconds, until the program ends
+    /// Show them again every SECONDS, with what happened in between, until the program ends
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub watch: Option<f64>,
 }
@@ -243,15 +242,17 @@ pub struct StatArgs {
 #[derive(Args, Debug)]
 #[command(after_long_help = "\
 Keys:
-  memory=SIZE   the local memory: more at once, less as fast as pages can leave
-  swap+=SPEC    one more swap space (dir:, file: or dev:), or one that is being drained after all
-  swap-=SPEC    a swap space, as 'farshore stat' shows it, goes away: what it holds moves to the others, then its file is
-                closed. This waits for it, and Ctrl-C leaves it going on; if the others have no room, it is used again
+  memory=SIZE   the local memory: more at once; less as fast as pages can leave
+  swap+=SPEC    adds a swap space (dir:, file: or dev:), or calls off the removal of one
+  swap-=SPEC    removes a swap space, named as 'farshore stat' shows it: what it holds moves to the
+                others, then its file is closed. The command waits for that; after Ctrl-C it goes on
+                without the command. If the others have no room, the space is used again
   evictors=N, batch=N, writes=N, free=N
-                as the options of 'farshore run', at most what the run was started with; auto: it adapts
+                as the options of 'farshore run', at most what the run was started with, or auto
 
-Exit status: 0; 1 if a setting was refused or failed, or there is no such program. Settings are made in order, up to the first that is
-refused.
+Settings are made in order, up to the first that is refused or fails.
+
+Exit status: 0; 1 if a setting was refused or failed, or there is no such program.
 
 Examples:
   farshore set 4242 memory=2G
@@ -260,7 +261,7 @@ pub struct SetArgs {
     /// The program's process id
     #[arg(value_name = "PID", value_parser = pid)]
     pub pid: u32,
-    /// What to set
+    /// Settings, made in order
     #[arg(required = true, value_name = "KEY=VALUE", value_parser = setting)]
     pub settings: Vec<(String, String)>,
 }
@@ -404,6 +405,40 @@ mod tests {
             assert!(refusal.text.contains(part), "{words:?}: {}", refusal.text);
             assert!(!refusal.text.contains('\n'), "{words:?}: {}", refusal.text);
             println!("{refusal}");
+        }
+    }
+
+    /// A file of the repository, by its path from there.
+    fn document(path: &str) -> String {
+        let mut above = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+        let root = above.find(|folder| folder.join("Cargo.lock").exists()).expect("the crate is in a workspace");
+        std::fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+
+    /// The long options of a command and of its own commands, without --help.
+    fn options(command: &clap::Command) -> Vec<String> {
+        let own = command.get_arguments().filter_map(|argument| argument.get_long()).filter(|name| *name != "help");
+        let mut names: Vec<String> = own.map(String::from).collect();
+        names.extend(command.get_subcommands().flat_map(options));
+        names
+    }
+
+    #[test]
+    fn the_manual_has_every_option() {
+        let (manual, names) = (document("docs/farshore.1"), options(&Cli::command()));
+        assert!(names.len() > 40, "{names:?}");
+        let missing: Vec<&String> = names.iter().filter(|name| !manual.contains(&format!("Fl -{name}"))).collect();
+        assert!(missing.is_empty(), "docs/farshore.1 does not have {missing:?}");
+    }
+
+    #[test]
+    fn the_reference_has_every_option() {
+        let page = document("docs/src/reference/command-line.md");
+        for name in ["run", "stat", "doctor"] {
+            let command = Cli::command().find_subcommand(name).expect("it is a command").clone();
+            let missing: Vec<String> =
+                options(&command).into_iter().filter(|name| !page.contains(&format!("--{name}"))).collect();
+            assert!(missing.is_empty(), "docs/src/reference/command-line.md does not have {missing:?} of {name}");
         }
     }
 }

@@ -14,6 +14,6 @@ pub mod refusal;
 pub mod usage;
 
 /// What `farshore bench` is for: a line of the help of both commands.
-pub const BENCH_ABOUT: &str = "Compare programs under Farshore with Linux swap, zram and others, in turn, in one run";
+pub const BENCH_ABOUT: &str = "Compare Farshore with Linux swap, zram and others, in turn, in one run";
 /// What `farshore` says to the command of `farshore bench` first: this and the path of itself, the command that is to be measured.
 pub const CALLER: &str = "--farshore=";

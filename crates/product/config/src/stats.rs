@@ -371,4 +371,26 @@ mod tests {
         assert!(Stats::from_json("{\"schema\":2}").unwrap_err().contains("schema 2"));
         assert!(Stats::from_json("{").is_err());
     }
+
+    #[test]
+    fn the_reference_has_every_counter() {
+        fn names(value: &serde_json::Value) -> Vec<String> {
+            let inside = |value: &serde_json::Value| names(value);
+            match value {
+                serde_json::Value::Object(map) => {
+                    map.iter().flat_map(|(name, value)| std::iter::once(name.clone()).chain(inside(value))).collect()
+                }
+                serde_json::Value::Array(list) => list.iter().flat_map(inside).collect(),
+                _ => Vec::new(),
+            }
+        }
+        let mut above = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+        let root = above.find(|folder| folder.join("Cargo.lock").exists()).expect("the crate is in a workspace");
+        let page = std::fs::read_to_string(root.join("docs/src/reference/counters.md")).expect("the page is there");
+        let stats = Stats { spaces: vec![Space::default()], pool: Some(Pool::default()), ..Stats::default() };
+        let names = names(&serde_json::to_value(&stats).expect("it has a JSON form"));
+        assert!(names.len() > 60, "{names:?}");
+        let missing: Vec<&String> = names.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
+        assert!(missing.is_empty(), "docs/src/reference/counters.md does not have {missing:?}");
+    }
 }

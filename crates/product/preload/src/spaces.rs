@@ -295,7 +295,7 @@ impl Host for Here {
                 Ok(())
             }
             Drained::Unreadable(pages, why) => Err(format!(
-                "{pages} pages could not be saved ({why}); they stay there, and who needs one gets SIGBUS. It takes no new pages; \
+                "{pages} pages could not be saved ({why}); they stay there, and a thread that touches one gets SIGBUS. It takes no new pages; \
                  drain it again when it can be read, or use it again by swap+="
             )),
             Drained::NoRoom => {

@@ -42,7 +42,7 @@ fn tell(runtime: &Runtime, News { slot, change, others }: News) {
                 false => "no other swap space takes its place",
             };
             report::line(format_args!(
-                "swap space {name} has not answered for {}: who needs what is in it waits, and {rest}",
+                "swap space {name} has not answered for {}: threads that need a page from it wait, and {rest}",
                 Span(ns)
             ));
         }

@@ -20,45 +20,51 @@ static HEAP: farshore_uthread::Allocator = farshore_uthread::Allocator;
 
 const AFTER_HELP: &str = "\
 Examples:
-  farshore-serve kv --memory 4G                           a memcached on 127.0.0.1:11211
+  farshore-serve kv --memory 4G
+      a memcached on 127.0.0.1:11211
   farshore-serve kv --listen 127.0.0.1:0 --udp 127.0.0.1:0
-                                                          on ports that the kernel chooses: see the line on stderr
+      on ports that the kernel chooses: see the line on stderr
   farshore run --memory 1G -- farshore-serve kv --memory 4G
-                                                          the same in 1 GiB of RAM
-  farshore-serve array --items 16M --item-bytes 256       4 GiB of numbers
-  farshore-serve scan --items 4M                          4 GiB of values in the order of their keys, in an LMDB
+      4 GiB of items in 1 GiB of RAM
+  farshore-serve array --items 16M --item-bytes 256
+      4 GiB of numbers
+  farshore-serve scan --items 4M
+      4 GiB of values in the order of their keys, in an LMDB
 
 When it is ready it says so on stderr, with its addresses. SIGTERM and SIGINT end it.
 
-Exit status: 0 told to end, 1 it could not be run, 2 wrong options.";
+Exit status: 0 if it was told to end, 1 if it could not be run, 2 for wrong options.";
 
 const KV_HELP: &str = "\
 Examples:
   farshore-serve kv --memory 4G --workers 2               4 GiB of items, besides the index
   farshore-serve kv --max-item 8M --max-connections 100   larger items for fewer clients
-  farshore-serve kv --wait block                          a worker sleeps while a page comes, to compare with
+  farshore-serve kv --wait block                          for comparison: a worker sleeps for a page
 
-It speaks memcached's text protocol, classic and meta; no binary protocol, no authentication: whoever reaches its
-address can read and write everything. Over UDP the sender may be forged: what is no command has no answer, and a long answer
-is refused (--max-udp-answer). --memory is for items; their index takes some 50 bytes for each, on top.";
+It speaks memcached's text protocol, classic and meta. There is no binary protocol and no
+authentication: whoever reaches its address can read and write everything. Over UDP the sender may
+be forged, so what is no command gets no answer, and a long answer is refused (--max-udp-answer).
+--memory is for items; their index takes some 50 bytes for each, on top.";
 
 const ARRAY_HELP: &str = "\
 Examples:
   farshore-serve array --items 1M --item-bytes 4096 --udp 127.0.0.1:7000
 
-Requests and answers are two little-endian words of 8 bytes: a number of the client's own, and the index or its value.";
+Requests and answers are two little-endian words of 8 bytes: a number that the client chooses, and
+the index, or its value.";
 
 const SCAN_HELP: &str = "\
 Examples:
   farshore-serve scan --items 1M --value-bytes 1024 --udp 127.0.0.1:7000
-  farshore-serve scan --items 4M --path /mnt/nvme         the file that fills it needs room for a moment
+  farshore-serve scan --items 4M --path /mnt/nvme         its first file needs room for a moment
   farshore run --memory 1G -- farshore-serve scan --items 4M
                                                           4 GiB of values in 1 GiB of RAM
 
-Requests are three little-endian words of 8 bytes: a number of the client's own, the operation, a key from 0 on.
-Operations are 0, GET; and 1, SCAN, plus 256 times how many values it wants, where nothing stands for 100. Answers are
-four: that number, a status (0 found, 1 not, 2 more than --max-scan), how many values were found, or for status 2 may be
-asked for, and their sum.";
+A request has three little-endian words of 8 bytes: a number that the client chooses, the
+operation, and a key from 0 on. Operations are 0, GET; and 1, SCAN, plus 256 times how many values it wants,
+where 0 stands for 100. An answer has four words: that number; a status (0 found, 1 not found,
+2 more than --max-scan); how many values were found, or, for status 2, may be asked for; and their
+sum.";
 
 /// Servers on unithreads, whose data may be far away
 #[derive(Parser, Debug)]

@@ -1,4 +1,4 @@
-//! Unithreads: user-level threads that can be switched away from inside a signal handler (Adios, sections 3.2 to 3.4).
+//! Unithreads: user-level threads that leave their worker where they touch a page that is not there (Adios, sections 3.2 to 3.4).
 //!
 //! A thread that waits for its page does nothing else meanwhile. A unithread that waits leaves its worker to the next one, and a switch is some forty
 //! instructions.

@@ -12,40 +12,50 @@ use crate::args::positive;
 
 const AFTER: &str = "\
 Examples:
-  farshore bench uthread array                            yield, busy, block and Linux swap, with pages that take 10 us
+  farshore bench uthread array
+      yield, busy, block and Linux swap, with pages that take 10 us
   farshore bench uthread kv --swap dir:/mnt/nvme --results results
-                                                          a memcached whose values are on a disk
-  farshore bench uthread scan --swap dir:/mnt/nvme        an LMDB, 1 % of whose requests read 100 values in a row
+      a memcached whose values are on a disk
+  farshore bench uthread scan --swap dir:/mnt/nvme
+      an LMDB; 1 % of the requests read 100 values in a row
   farshore bench uthread array --mode yield:1 --mode block:8,16 --phases throughput --rounds 3
-                                                          two modes, and how much they can do
+      two modes, and how much they can do
   farshore bench uthread array --mode yield:2 --mode busy:2 --cores 2
-                                                          two workers each; needs a third core for the generator
-  farshore bench uthread array --mode yield:2 --mode yield-rr:2 --cores 2 --phases throughput,latency
-                                                          what it is worth to know who has how many fetches under way
-  farshore bench uthread kv --mode yield:1 --mode memcached:1,2 --mode memcached-swap:1,2 --swap dir:/var/tmp --transport tcp --phases capacity
-                                                          the highest rates with a 99th percentile of at most 1 ms
-  farshore bench uthread switch                           what a switch between two unithreads costs
+      two workers each; needs a third core for the generator
+  farshore bench uthread array --mode yield:2 --mode yield-rr:2 --cores 2
+      what it gains to give requests to the worker with the fewest fetches under way
+  farshore bench uthread kv --mode yield:1 --mode memcached:1,2 --mode memcached-swap:1,2 \\
+          --swap dir:/var/tmp --transport tcp --phases capacity
+      the highest rates with a 99th percentile of at most 1 ms
+  farshore bench uthread switch
+      what a switch between two unithreads costs
 
 Modes:
   yield:N   N workers run other unithreads while a page comes
-  busy:N    N workers look for the page without end
+  busy:N    N workers spin until the page is there
   block:N   N workers, which are OS threads, sleep until the page is there
-  swap:N    the same without Farshore, in a memory cgroup with Linux swap: on the disk of --dir, whatever --swap says (root)
+  swap:N    the same without Farshore, in a memory cgroup with Linux swap on the disk of --dir,
+            whatever --swap says (root)
   memcached:N, memcached-swap:N
-            kv: the real memcached (from PATH) with N threads in place of farshore-serve, under farshore run and with Linux swap;
-            with --transport tcp: its socket for datagrams holds 130 or so, and what comes while it is full is lost
-With -rr, as in yield-rr:N, requests go to idle workers in turn (round robin) and not to the one with the fewest fetches; not for memcached.
-Of several numbers the best one is found in a short first pass. All workers share the cores of --cores.
+            kv: the real memcached (from PATH) with N threads in place of farshore-serve, under
+            farshore run and with Linux swap. Use --transport tcp: its socket for datagrams holds
+            130 or so, and loses what comes while it is full
+With -rr, as in yield-rr:N, idle workers get requests in turn (round robin), and not the one with
+the fewest fetches; not for memcached. Of several numbers, a short first pass finds the best one.
+All workers share the cores of --cores.
 
 Phases:
-  throughput  closed loop: --outstanding requests are under way always; the ratios say how many times better the first mode is
-  latency     open loop: requests come at the times of a Poisson process, so many a second as --at of what the reference
-              did in the first phase; the figure is the 99.9th percentile (scan: of its GETs), in which a request without an
-              answer took 1 s
-  floor       the load of the latency phase for the first mode with more memory than data: what of the latency is the machine's
+  throughput  closed loop: --outstanding requests are always under way; the ratios say how many
+              times better the first mode is
+  latency     open loop: requests come at the times of a Poisson process, at --at of the rate that
+              the reference reached in the first phase. The figure is the 99.9th percentile (scan:
+              of its GETs); a request without an answer counts as 1 s
+  floor       the load of the latency phase for the first mode, with more memory than data: how much
+              of the latency is the machine's
   local       the first phase once more with more memory than data, for yield, block and memcached
-  capacity    open loop at rate after rate, --seconds each: the figure is the highest rate of --rates at which --target is met, 0 if none is;
-              a rate that misses it is tried once more (scan: --target is for all requests)
+  capacity    open loop at rate after rate, --seconds each. The figure is the highest rate of
+              --rates at which --target is met, 0 if none is. A rate that misses it is tried once
+              more (scan: --target is for all requests)
 
 All answers are checked: one that is wrong or comes twice makes the exit status 1.
 Not for this: --against, --builds, --sweep, --memory, --pool, --swap-files.
@@ -60,14 +70,14 @@ pub struct UthreadArgs {
     /// The service; or what a switch costs
     #[arg(value_enum, default_value_t = What::Array)]
     pub what: What,
-    /// How the server waits, and with how many workers: yield:N, busy:N, block:N,..., swap:N,..., memcached:N,... or memcached-swap:N,...; repeat for more, the first is set against the others
+    /// How the server waits, and with how many workers: see Modes below; repeat for more, the first is set against the others
     /// [default: yield:1, busy:1, block:8,16,32,64 and swap:8,16,32]
     #[arg(long = "mode", value_name = "MODE:N[,N]...")]
     pub modes: Vec<Modes>,
     /// The server's data
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub data: Bytes,
-    /// How much of it may be local
+    /// How much of --data may be local
     #[arg(long, value_name = "PERCENT", default_value = "20%")]
     pub share: Percent,
     /// Where the rest is, as for farshore run; repeat for more [default: delay:10us]
@@ -85,7 +95,7 @@ pub struct UthreadArgs {
     /// Load of the latency phase: a share of the highest throughput of --reference
     #[arg(long, value_name = "PERCENT", default_value = "80%")]
     pub at: Percent,
-    /// Whose throughput that is [default: busy, and block if a swap space is on a disk]
+    /// The mode whose throughput --at is a share of [default: busy; block if a swap space is on a disk]
     #[arg(long, value_enum, value_name = "MODE")]
     pub reference: Option<Wait>,
     /// Load of the latency phase in requests a second, in place of --at
@@ -97,7 +107,7 @@ pub struct UthreadArgs {
     /// Rates that the capacity phase looks through, in requests a second
     #[arg(long, value_name = "LOW..HIGH", default_value = "1000..200000")]
     pub rates: Rates,
-    /// What the capacity phase wants: that percentile of the latency is at most that
+    /// What the capacity phase wants: a percentile of the latency that is at most TIME
     #[arg(long, value_name = "PERCENTILE=TIME", default_value = "p99=1ms")]
     pub target: Goal,
     /// How requests travel
@@ -109,7 +119,7 @@ pub struct UthreadArgs {
     /// kv, scan: bytes of a value; for scan a multiple of 8
     #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=65536))]
     pub value_size: u32,
-    /// Unithreads of the server: requests that it has under way at most
+    /// Unithreads of the server: the most requests that it has under way
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub unithreads: u32,
     /// Cores for the server's workers; the generator gets the others. 0: nothing is bound
@@ -148,7 +158,7 @@ impl What {
 pub enum Wait {
     /// Runs other unithreads
     Yield,
-    /// Looks for it without end
+    /// Spins until it is there
     Busy,
     /// Sleeps
     Block,
