@@ -15,7 +15,7 @@ ARGS ?=
 .PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family bench-ends report serve suites suites-long soak soak-long newcomer front bench setup install uninstall clean
 
 help: ## show this
-	@echo 'Farshore: more memory for unmodified programs. Start with make demo.'
+	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 	@echo 'Variables: CARGO_TARGET_DIR, PREFIX (make install), ARGS (options for demo, bench and the tests, such as'
 	@echo "make demo ARGS='--size small'), NIGHTLY (a toolchain with miri), FARSHORE_SWAP_DIR (where" tests put cold pages; default /var/tmp)'

@@ -105,9 +105,10 @@ fn read_spec(key: &str, value: &str) -> Result<SwapSpec, String> {
     let spec: SwapSpec = value.parse().map_err(|why| format!("{key}={value}: {why}"))?;
     spec.check_supported().map_err(|why| format!("{key}={value}: {why}"))?;
     match &spec {
-        SwapSpec::Dir(path) | SwapSpec::File { path, .. } | SwapSpec::Dev { path, .. } if !path.is_absolute() => {
-            Err(format!("{key}={value}: where '{}' lies depends on who asks; give an absolute path", path.display()))
-        }
+        SwapSpec::Dir(path) | SwapSpec::File { path, .. } | SwapSpec::Dev { path, .. } if !path.is_absolute() => Err(format!(
+            "{key}={value}: '{}' is a relative path, and the program's directory may be another; give an absolute path",
+            path.display()
+        )),
         _ => Ok(spec),
     }
 }

@@ -26,7 +26,7 @@ pub fn is_done() -> bool {
 pub fn from_the_beginning() {
     DONE.store(true, Ordering::Relaxed);
     report::line(format_args!(
-        "a device is open that may keep memory of the program: all of it is the kernel's, and --memory does not hold"
+        "a device is open that may keep memory of the program: all of it stays in RAM, and --memory does not limit it"
     ));
 }
 
@@ -51,12 +51,12 @@ pub fn all(runtime: &Runtime, (major, minor): (u32, u32)) -> bool {
     let device = format_args!("device {major}:{minor} may keep memory of the program");
     if done {
         report::line(format_args!(
-            "{device}: all of it ({} MiB) is the kernel's from here on, and --memory does not hold",
+            "{device}: all of it ({} MiB) stays in RAM from here on, and --memory does not limit it",
             used.div_ceil(256)
         ));
     } else if !SAID.swap(true, Ordering::Relaxed) {
         report::line(format_args!(
-            "{device}: it is refused, since {} MiB do not fit into the limit of {} MiB; a larger --memory lets it work",
+            "{device}: it is refused, since {} MiB do not fit into the limit of {} MiB; give a larger --memory",
             used.div_ceil(256),
             limit / 256
         ));
