@@ -50,14 +50,10 @@ fn help_is_that_of_farshore_bench() {
     for (words, parts) in [
         (
             &["--help"][..],
-            &[
-                "Usage: farshore bench WORKLOAD [OPTIONS]",
-                "--against <TARGETS>",
-                "several rounds, and tells how they compare",
-                "130",
-            ][..],
+            &["Usage: farshore bench WORKLOAD [OPTIONS]", "--against <TARGETS>", "Runs a workload, or a program of yours", "130"]
+                [..],
         ),
-        (&["-h"], &["Compare programs under Farshore", "farshore bench --compare OLD.json NEW.json"]),
+        (&["-h"], &["Compare Farshore with Linux swap", "farshore bench --compare OLD.json NEW.json"]),
         (&["random", "--help"], &["Usage: farshore bench random [OPTIONS]", "--threads"]),
         (&["uthread", "--help"], &["farshore bench uthread"]),
     ] {
