@@ -202,6 +202,6 @@ fn the_document_in_the_repository_is_the_tables() {
     let written = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
         written == markdown(),
-        "docs/src/reference/system-calls.md is not what the table says; this writes it: FARSHORE_WRITE_DOCS=1 cargo test -p farshore-preload document"
+        "docs/src/reference/system-calls.md is not what the table says; this writes it: FARSHORE_WRITE_DOCS=1 cargo test -p farshore-net document"
     );
 }
