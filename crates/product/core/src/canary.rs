@@ -1,9 +1,9 @@
 //! Canaries: bugs that are planted on purpose, to show that the simulator and the fuzzer would find one.
 //!
-//! Without the feature `canaries` [`is_planted`] is `false` for the compiler, and nothing of them is in the program. With it they are all in
-//! the one build, and each thread plants at most one ([`plant`]).
+//! Without the feature `canaries`, [`is_planted`] is `false` for the compiler, and no planted bug is in the program. With the
+//! feature, one build contains all of them, and each thread plants at most one ([`plant`]).
 
-/// Makes the list, so that none is left out of [`Canary::ALL`].
+/// Makes the list of canaries, so that none is left out of [`Canary::ALL`].
 macro_rules! canaries {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
         /// A planted bug.
@@ -13,15 +13,15 @@ macro_rules! canaries {
         }
 
         impl Canary {
-            /// All, with their names.
+            /// All canaries, with their names.
             pub const ALL: &'static [(&'static str, Canary)] = &[$(($text, Canary::$name),)*];
         }
     };
 }
 
 canaries! {
-    // Rules of the engine that are broken: the simulator's (crates/testing/sim/tests/canaries.rs).
-    /// A fault does not look whether its granule was protected meanwhile.
+    // Broken rules of the engine. The simulator must notice them (crates/testing/sim/tests/canaries.rs).
+    /// A fault does not check whether its granule was write-protected meanwhile.
     Epoch = "epoch",
     /// A stage is retired before its write is acknowledged.
     Written = "written",
@@ -31,7 +31,7 @@ canaries! {
     Frame = "frame",
     /// A slot is not given back.
     Slot = "slot",
-    /// What was read is not checked.
+    /// The bytes that were read are not checked.
     Checksum = "checksum",
     /// Some waiters are not woken.
     Wake = "wake",
@@ -41,7 +41,7 @@ canaries! {
     Moved = "moved",
     /// A part of a range stays hidden.
     Stays = "stays",
-    /// A call that fails is taken for one that has changed nothing.
+    /// A call that fails is taken for one that changed nothing.
     Refused = "refused",
     /// Memory that is being moved is not left alone.
     Moving = "moving",
@@ -51,28 +51,29 @@ canaries! {
     Share = "share",
     /// A fork does not wait for evictors.
     Rest = "rest",
-    /// A space is taken away while something is still there.
+    /// A space is taken away while it still holds something.
     Drain = "drain",
-    /// The room of an extent is given back that is in use.
+    /// The room of an extent that is in use is given back.
     Trim = "trim",
-    /// A fault that is put aside with empty hands stays inside of the gate.
+    /// A fault that is put aside and owns no page stays inside the gate.
     Aside = "aside",
-    /// A read that was cut off is taken for whole.
+    /// A read that was cut off is taken for a whole one.
     Part = "part",
     /// A page that cannot be read through the program's own mapping is not read the other way.
     Untold = "untold",
     /// Pages that are taken over have no frames.
     Stock = "stock",
-    /// Pages leave a huge page that was not split.
+    /// Pages leave a huge page that the kernel has not split.
     Whole = "whole",
-    /// Pages that a fault has taken beside its own are looked for where a memory call may have hidden them.
+    /// A fault looks for the pages that it took beside its own where a memory call may have hidden them.
     Hidden = "hidden",
-    // Rules between two threads' memory: loom's (crates/product/core/tests).
-    /// Slots that are being reserved while their space is closed are given out.
+    // Broken rules about memory that two threads share. The loom models must notice them (crates/product/core/tests).
+    /// Slots that are being reserved while their space is closed are still given out.
     Closed = "closed",
-    /// What was done for a core that has stopped waiting is not taken back.
+    /// Work done for a core that has stopped waiting is not undone.
     Delegation = "delegation",
-    // Wrong answers to bytes from outside: the fuzzer's, named as its targets (crates/testing/fuzz).
+    // Wrong answers to bytes from outside. The fuzzer must notice them; each has the name of its fuzz target
+    // (crates/testing/fuzz).
     /// A line of the control socket.
     Control = "control",
     /// A name with parameters.
@@ -118,7 +119,7 @@ mod planted {
         PLANTED.get() == Some(canary)
     }
 
-    /// Plants this bug in the calling thread, and takes out the one before.
+    /// Plants this bug in the calling thread, and removes the one planted before.
     pub fn plant(canary: Option<Canary>) {
         PLANTED.set(canary);
     }

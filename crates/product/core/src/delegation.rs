@@ -1,4 +1,5 @@
-//! Work that one core asks another for (ScaleSwap §4.5): what a core owns is touched by the core itself, so others ask.
+//! Work that one core asks another to do (ScaleSwap §4.5). Only a core itself touches what it owns, so other cores ask
+//! it.
 //!
 //! ```text
 //!  asker     post ─▶ push ─▶ looks for the answer, serves its own queue meanwhile ─▶ answered, or cancels
@@ -8,26 +9,28 @@
 //!
 //! # A queue a core
 //!
-//! Any thread pushes, one takes at a time: a push is one compare-and-swap, taking is one swap and turns the chain round, so work is done in the order
-//! in which it came, and no link is looked at after its node was given back. Nodes are there before (a [`Task`] of the pool, or whatever else has a
-//! link of its own), so pushing never allocates and never fails.
+//! Any thread pushes; one thread at a time takes. A push is one compare-and-swap. Taking is one swap, after which the taker
+//! reverses the chain, so work is done in the order in which it came. Nobody looks at a link after its node was given back. Nodes
+//! exist beforehand (a [`Task`] of the pool, or another object with a link of its own), so pushing never allocates and never
+//! fails.
 //!
 //! # A task
 //!
 //! ```text
 //!  Free ─claim─▶ Claimed ─post─▶ Posted ─begin─▶ Serving ─end─▶ Done ─answer─▶ Free
 //!                                   │                │
-//!                                   └────cancel──────┴─▶ Cancelled ─▶ Free   (by who takes it from the queue, or ends it)
+//!                                   └────cancel──────┴─▶ Cancelled ─▶ Free   (by the thread that takes it from the queue, or ends it)
 //! ```
 //!
-//! An owner may be stopped at any moment, so no asker depends on it: it cancels, and from then on the task is the server's. Both ends
-//! are one compare-and-swap on the state, so either the asker has the answer, or the server knows that nobody has, and takes it back.
+//! The thread that serves an owner's queue may be stopped at any moment, so no asker depends on it. The asker cancels the task
+//! instead, and from then on the task belongs to the server. Both ends are one compare-and-swap on the state. So either the asker
+//! has the answer, or the server knows that nobody has it, and takes the work back.
 
 use crate::canary::{Canary, is_planted};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, Padded};
 use alloc::boxed::Box;
 
-/// Tasks of a core. One is used at a time; others may be cancelled and not taken from their queue yet.
+/// Tasks of a core. The core uses one at a time; others may be cancelled and still be in a queue.
 pub const TASKS_A_CORE: usize = if cfg!(loom) { 2 } else { 8 };
 
 const FREE: u32 = 0;
@@ -40,10 +43,10 @@ const CANCELLED: u32 = 5;
 /// The number of a node in a queue; never 0.
 pub type Node = u32;
 
-/// What others ask one core for. Many push, one takes.
+/// The queue of what other cores ask one core for. Many threads push, one takes.
 #[derive(Debug)]
 pub struct Queue {
-    /// The newest node, 0: none.
+    /// The newest node; 0: none.
     newest: AtomicU32,
 }
 
@@ -54,17 +57,18 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// An empty one.
+    /// An empty queue.
     pub fn new() -> Queue {
         Queue { newest: AtomicU32::new(0) }
     }
 
-    /// Puts a node in, which is in no queue. `link` is the node's own.
+    /// Puts in a node that is in no queue. `link` is the node's own.
     pub fn push(&self, node: Node, link: &AtomicU32) {
         let mut newest = self.newest.load(Ordering::Relaxed);
         loop {
             link.store(newest, Ordering::Relaxed);
-            // Release: what the node says is there when it is taken (the Acquire in `take`).
+            // Release: what the pusher wrote for this node is visible to the thread that takes it (the Acquire in
+            // `take`).
             match self.newest.compare_exchange_weak(newest, node, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(seen) => newest = seen,
@@ -72,12 +76,12 @@ impl Queue {
         }
     }
 
-    /// Whether there is nothing in it. Acquire: what was done before the last push is seen.
+    /// Whether the queue is empty. Acquire: the caller sees what was done before the last push.
     pub fn is_empty(&self) -> bool {
         self.newest.load(Ordering::Acquire) == 0
     }
 
-    /// Takes all: the oldest node, from which links lead to the newest (0 ends the chain). By one thread at a time.
+    /// Takes all nodes: returns the oldest, from which links lead to the newest (0 ends the chain). One thread at a time.
     pub fn take<'l>(&self, link: impl Fn(Node) -> &'l AtomicU32) -> Node {
         if self.is_empty() {
             return 0;
@@ -115,14 +119,14 @@ impl Asked {
     }
 }
 
-/// The tasks of all cores, there from the start.
+/// The tasks of all cores, allocated at the start.
 #[derive(Debug)]
 pub struct Tasks {
     all: Box<[Padded<Task>]>,
 }
 
 impl Tasks {
-    /// For this many cores.
+    /// Tasks for this many cores.
     pub fn new(cores: usize) -> Tasks {
         let task = || {
             let [state, link] = [FREE, 0].map(AtomicU32::new);
@@ -146,7 +150,8 @@ impl Tasks {
         &self.task(node).link
     }
 
-    /// A task of `core`'s that says `request`, to be pushed. `None`: all of them are in queues that nobody serves.
+    /// Posts a task of `core`'s that says `request`; the caller pushes it. `None`: all tasks of the core are in queues
+    /// that nobody serves.
     pub fn post(&self, core: usize, request: u64) -> Option<Asked> {
         let first = (core * TASKS_A_CORE) % self.all.len();
         let at = (first..first + TASKS_A_CORE).find(|&at| {
@@ -160,7 +165,7 @@ impl Tasks {
         Some(Asked(at as Node + 1))
     }
 
-    /// The answer, if there is one: the task is over then.
+    /// The answer, if there is one. The task is over then.
     pub fn answer(&self, asked: Asked) -> Option<u64> {
         let task = self.task(asked.0);
         if task.state.load(Ordering::Acquire) != DONE {
@@ -171,7 +176,7 @@ impl Tasks {
         Some(answer)
     }
 
-    /// Nobody waits for the task any more. The answer, if it came just before.
+    /// The asker stops waiting for the task. Returns the answer if it came just before.
     pub fn cancel(&self, asked: Asked) -> Option<u64> {
         let task = self.task(asked.0);
         for from in [POSTED, SERVING] {
@@ -179,11 +184,11 @@ impl Tasks {
                 return None;
             }
         }
-        // It goes from Posted by Serving to Done: it was past both.
+        // The state goes from Posted through Serving to Done, and it was past both.
         self.answer(asked)
     }
 
-    /// Who has taken a task from its queue begins it: what it asks for. `None`: it was cancelled.
+    /// The thread that has taken a task from its queue begins it. Returns the request; `None`: the task was cancelled.
     pub fn begin(&self, node: Node) -> Option<u64> {
         let task = self.task(node);
         if task.state.compare_exchange(POSTED, SERVING, Ordering::AcqRel, Ordering::Acquire).is_err() {
@@ -193,7 +198,7 @@ impl Tasks {
         Some(task.request.load(Ordering::Relaxed))
     }
 
-    /// Answers a task that was begun. False: it was cancelled meanwhile, and nobody has the answer.
+    /// Answers a task that was begun. False: it was cancelled meanwhile, and nobody receives the answer.
     #[must_use]
     pub fn end(&self, node: Node, answer: u64) -> bool {
         let task = self.task(node);
@@ -205,7 +210,8 @@ impl Tasks {
         told || is_planted(Canary::Delegation)
     }
 
-    /// In a forked child, which has a copy of what was under way and none who waits for it: nothing is.
+    /// In a forked child: no task is under way. The child has a copy of the parent's tasks, and none of the threads that
+    /// wait for them.
     pub fn forget(&mut self) {
         self.all.iter().for_each(|task| task.state.store(FREE, Ordering::Relaxed));
     }

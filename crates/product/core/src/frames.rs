@@ -5,7 +5,7 @@
 //! `docs/src/decisions/0001-pages-come-by-copy.md`), so identical frames need no
 //! queue of identities and each level is a counter (MAGE §5.2 has lists here):
 //!
-//! 1. a **cache** a core: what faults on that core take from, two adds on one line of the core's own;
+//! 1. a **cache** a core: faults on that core take frames from it, with two adds on one line of the core's own;
 //! 2. the **shared** level, refilled by evictors, drained by caches in batches;
 //! 3. the **reserve**: frames of the limit that were never handed out.
 //!
@@ -15,9 +15,9 @@
 //! free (shared + reserve) + cached + taken = limit + debt
 //! ```
 //!
-//! `debt` is what a lowered limit still has to get back: frames that are given
-//! pay it first. *taken* is counted by core, and is what all count together: a frame may be given back on another core than it was taken on. Every movement is an add or a compare-and-swap on one counter
-//! each side, so the sum is exact whenever nobody is between the two sides.
+//! `debt` is what a lowered limit still has to get back: frames that are given back pay it first. *taken* is the sum of one count
+//! a core, because a frame may be given back on another core than it was taken on. Every movement is an add or a compare-and-swap
+//! on one counter each side, so the sum is exact whenever no thread is between the two sides.
 
 use crate::limits::{FRAME_CACHE_BATCH, FRAME_CACHES};
 use crate::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering, Padded};
@@ -28,7 +28,7 @@ use alloc::vec::Vec;
 #[derive(Debug)]
 pub struct Frames {
     limit: AtomicU64,
-    /// The highest that there was.
+    /// The highest limit so far.
     limit_peak: AtomicU64,
     debt: Padded<AtomicI64>,
     reserve: Padded<AtomicU64>,
@@ -42,7 +42,7 @@ pub struct Frames {
 struct Core {
     /// Free frames.
     cache: AtomicU32,
-    /// Taken here less given here: below 0 if more are given here.
+    /// Frames taken on this core less frames given back on it: below 0 if more were given back.
     taken: AtomicI64,
 }
 
@@ -60,18 +60,19 @@ pub struct FrameCounts {
     pub free: u64,
     /// Free, in the cores' own caches.
     pub cached: u64,
-    /// They hold a page, or are about to.
+    /// Frames that hold a page, or are about to.
     pub taken: u64,
 }
 
 impl FrameCounts {
-    /// Frames that are in no place: 0, but for what other threads move at that moment. Below 0: there are too many.
+    /// Frames that are counted nowhere: 0, except for those that other threads move at that moment. Below 0: too many are
+    /// counted.
     pub fn missing(&self) -> i64 {
         (self.limit + self.debt).cast_signed() - (self.free + self.cached + self.taken).cast_signed()
     }
 }
 
-/// Takes up to `want` from a counter; how many it got.
+/// Takes up to `want` from a counter; returns how many it got.
 fn draw(counter: &AtomicU64, want: u64) -> u64 {
     let mut now = counter.load(Ordering::Relaxed);
     loop {
@@ -111,9 +112,10 @@ impl Frames {
         self.core(core).taken.fetch_add(n as i64, Ordering::AcqRel);
     }
 
-    /// After frames have left the shared level or the reserve: the only times at which more can be taken, or cached, than before.
+    /// To be called after frames have left the shared level or the reserve. At no other time can more frames be taken or cached
+    /// than before.
     fn note_handed_out(&self) {
-        // While the limit is being raised, its debt is for a moment counted with it.
+        // While the limit is being raised, the debt is counted with it for a moment.
         let out = self.handed_out().min(self.limit_peak.load(Ordering::Relaxed));
         if out > self.handed_out_peak.load(Ordering::Relaxed) {
             self.handed_out_peak.fetch_max(out, Ordering::Relaxed);
@@ -132,7 +134,7 @@ impl Frames {
             self.note_taken(core, 1);
             return true;
         }
-        // Level 2, then 3: a batch, of which one is for us and the others for the cache.
+        // Level 2, then 3: a batch. One frame of it is for us, the others go to the cache.
         let batch = u64::from(FRAME_CACHE_BATCH);
         let want = batch.min((self.free_uncached() / 8).max(1));
         let mut got = draw(&self.shared, want);
@@ -147,7 +149,7 @@ impl Frames {
             self.note_handed_out();
             return true;
         }
-        // Nothing shared: rather another core's last frame than a wait.
+        // No frame is shared: taking another core's last frame is better than waiting.
         if self.cores.iter().any(|core| take_cached(&core.cache)) {
             self.note_taken(core, 1);
             return true;
@@ -168,13 +170,13 @@ impl Frames {
         got
     }
 
-    /// Takes `n` frames whether there are any or not: pages that were handed over and come back
-    /// because the call failed. What is not free becomes debt.
+    /// Takes `n` frames whether they are free or not: for pages that were handed over and come back because the call
+    /// failed. Frames that are not free become debt.
     pub fn take_back(&self, core: usize, n: u64) {
         let mut short = n;
         short -= draw(&self.shared, short);
         short -= draw(&self.reserve, short);
-        // What is cached is free too: as debt beside it, it could still be taken beyond the limit.
+        // Cached frames are free too. If they stayed cached beside a debt, they could still be taken beyond the limit.
         for core in &self.cores {
             while short > 0 && take_cached(&core.cache) {
                 short -= 1;
@@ -182,11 +184,11 @@ impl Frames {
         }
         self.debt.fetch_add(short as i64, Ordering::AcqRel);
         self.note_taken(core, n);
-        // More than the limit, maybe.
+        // This may exceed the limit.
         self.handed_out_peak.fetch_max(self.handed_out(), Ordering::Relaxed);
     }
 
-    /// Gives `n` frames back on `core`: debt first, the rest to the shared level.
+    /// Gives `n` frames back on `core`: to the debt first, the rest to the shared level.
     pub fn give(&self, core: usize, n: u64) {
         if n == 0 {
             return;
@@ -210,8 +212,8 @@ impl Frames {
         self.shared.fetch_add(n, Ordering::AcqRel);
     }
 
-    /// Changes the limit, in frames. Growth is there at once; of a lower limit what is free
-    /// goes at once and the rest as debt, which evictors work off.
+    /// Changes the limit, in frames. Added frames are free at once. When the limit is lowered, free frames go at once and
+    /// the rest becomes debt, which evictors work off.
     pub fn set_limit(&self, limit: u64) {
         self.limit_peak.fetch_max(limit, Ordering::Relaxed);
         let old = self.limit.swap(limit, Ordering::AcqRel);
@@ -251,7 +253,7 @@ impl Frames {
     pub fn limit(&self) -> u64 {
         self.limit.load(Ordering::Acquire)
     }
-    /// Frames that nobody has and no core has cached.
+    /// Frames that are free and in no core's cache.
     pub fn free_uncached(&self) -> u64 {
         self.shared.load(Ordering::Acquire) + self.reserve.load(Ordering::Acquire)
     }
@@ -263,14 +265,14 @@ impl Frames {
     pub fn taken(&self) -> u64 {
         self.cores.iter().map(|core| core.taken.load(Ordering::Acquire)).sum::<i64>().max(0) as u64
     }
-    /// The most frames that were ever taken at once, and a few that were cached then; never above the limit (and what a lowered one had to
-    /// get back).
+    /// The most frames that were ever taken at once, including a few that were only cached then. Never above the limit, plus what
+    /// a lowered limit had to get back.
     pub fn taken_peak(&self) -> u64 {
         self.handed_out_peak.load(Ordering::Relaxed)
     }
 
     /// Where the frames are, while other threads move them: the first of some looks at which none is missing, else the
-    /// last one. A frame that was lost is missing at every look, and so at every call.
+    /// last look. A frame that was lost is missing at every look, and so at every call.
     pub fn counts(&self) -> FrameCounts {
         let mut counts = self.look();
         for _ in 1..LOOKS {

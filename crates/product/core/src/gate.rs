@@ -1,11 +1,11 @@
-//! Keeps threads out of a section for a while, and waits until all are out: a fork copies the process when no page is in
-//! anybody's hands.
+//! Keeps threads out of a section for a while, and waits until all are out. A fork copies the process while no thread
+//! owns a page.
 //!
 //! # Why nobody is inside when [`Gate::close`] returns
 //!
-//! Who enters first counts itself, then looks whether the gate is closed, and goes out again if so. Who closes first closes,
-//! then looks at the counts. Both are SeqCst: one of the two sees the other. The counts are one a core, so that entering writes
-//! no line that others write.
+//! A thread that enters counts itself first, then looks whether the gate is closed, and goes out again if so. The thread that
+//! closes the gate closes it first, then looks at the counts. Both are SeqCst, so one of the two sees the other. There is one
+//! count a core, so that entering writes no line that other cores write.
 
 use crate::limits::FRAME_CACHES;
 use crate::sync::{AtomicU32, Futex, Ordering, Padded, both_sides};
@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 #[derive(Debug)]
 pub struct Gate {
     closed: Padded<AtomicU32>,
-    /// Goes up when a thread leaves while it is closed.
+    /// Goes up when a thread leaves while the gate is closed.
     left: Padded<AtomicU32>,
     inside: Box<[Padded<AtomicU32>]>,
 }
@@ -36,18 +36,18 @@ impl Gate {
         &self.inside[core % self.inside.len()]
     }
 
-    /// Goes in; sleeps while the gate is closed.
+    /// Enters the section; sleeps while the gate is closed.
     #[inline]
     pub fn enter<F: Futex>(&self, futex: &F, core: usize) {
         while !self.try_enter(futex, core) {
-            // Not counted again before it is open: each count that goes wakes who closes.
+            // We count ourselves again only once the gate is open: each count that goes wakes the thread that closes it.
             while self.is_closed() {
                 futex.wait(&self.closed, 1);
             }
         }
     }
 
-    /// Goes in, unless the gate is closed.
+    /// Enters the section, unless the gate is closed.
     #[must_use]
     pub fn try_enter<F: Futex>(&self, futex: &F, core: usize) -> bool {
         self.count(core).fetch_add(1, Ordering::SeqCst);
@@ -59,12 +59,12 @@ impl Gate {
         open
     }
 
-    /// Whether it is closed now.
+    /// Whether the gate is closed now.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst) != 0
     }
 
-    /// Goes out.
+    /// Leaves the section.
     #[inline]
     pub fn leave<F: Futex>(&self, futex: &F, core: usize) {
         self.count(core).fetch_sub(1, Ordering::SeqCst);
@@ -75,7 +75,7 @@ impl Gate {
         }
     }
 
-    /// Closes the gate and sleeps until nobody is inside. By one thread at a time, which is not inside.
+    /// Closes the gate and sleeps until no thread is inside. One thread at a time, which must not be inside itself.
     pub fn close<F: Futex>(&self, futex: &F) {
         self.closed.swap(1, Ordering::SeqCst);
         both_sides();
@@ -88,7 +88,7 @@ impl Gate {
         }
     }
 
-    /// Opens it again.
+    /// Opens the gate again.
     pub fn open<F: Futex>(&self, futex: &F) {
         self.closed.swap(0, Ordering::SeqCst);
         futex.wake_all(&self.closed);

@@ -1,4 +1,5 @@
-//! What is known of huge pages in a granule: whether it may come as one, and whether the kernel may hold its pages as parts of some.
+//! What is known of huge pages in a granule: whether the granule may be mapped as one, and whether the kernel may hold its pages
+//! as parts of huge pages.
 
 use crate::sync::{AtomicU32, Ordering};
 
@@ -10,10 +11,10 @@ const UNWANTED: u32 = 2;
 const CAME: u32 = 4;
 /// … or some of them as parts of huge pages that reach beyond it.
 const PARTS: u32 = 8;
-/// One of those who split them.
+/// One of the threads that split them.
 const SPLITTER: u32 = 16;
 
-/// One granule's.
+/// What is known of huge pages in one granule.
 #[derive(Debug)]
 pub struct Huge(AtomicU32);
 
@@ -24,34 +25,36 @@ impl Huge {
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(now & !clear | set));
     }
 
-    /// Whether a first touch may bring the granule as a huge page. `unasked`: also where the program has said nothing.
+    /// Whether a first touch may map the granule as a huge page. `unasked`: also where the program has said nothing.
     pub fn is_wanted(&self, unasked: bool) -> bool {
         let now = self.0.load(Ordering::Relaxed);
         now & UNWANTED == 0 && (unasked || now & ASKED != 0)
     }
 
-    /// The kernel may hold the granule as one huge page from now on. Before a page of it is released as resident, so that the evictor that takes it (an acquire) sees this.
+    /// From now on the kernel may hold the granule as one huge page. To be called before a page of it is released as resident, so
+    /// that the evictor that takes the page (an acquire) sees this.
     pub fn came(&self) {
         self.0.fetch_or(CAME, Ordering::Relaxed);
     }
 
-    /// The same of some pages, as parts of huge pages that reach beyond the granule.
+    /// The same for some of its pages, as parts of huge pages that reach beyond the granule.
     pub fn parts_came(&self) {
         self.0.fetch_or(PARTS, Ordering::Relaxed);
     }
 
-    /// Whether the kernel may hold pages of it in one of these ways.
+    /// Whether the kernel may hold pages of the granule in one of these ways.
     pub fn may_be(&self) -> bool {
         self.0.load(Ordering::Relaxed) & (CAME | PARTS) != 0
     }
 
-    /// Whether it may keep RAM after the granule has gone as a whole.
+    /// Whether the kernel may keep RAM of the granule after all of the granule has gone.
     pub fn may_reach_beyond(&self) -> bool {
         self.0.load(Ordering::Relaxed) & PARTS != 0
     }
 
-    /// Whether the caller, who has a page of the granule, is to split what is huge here, and to call [`Huge::end_split`] after that. Another one may be at it: then both are, since neither's
-    /// pages may leave before. `stays`: not all of it can be split, so it is to be done again next time.
+    /// Whether the caller, who owns a page of the granule, must split what is huge here, and then call [`Huge::end_split`]. If
+    /// another thread is splitting already, both of them split, since neither's pages may leave before. `stays`: not all of it
+    /// can be split, so it must be split again next time.
     pub fn begin_split(&self, stays: bool) -> bool {
         let begin = |now: u32| {
             let is_huge = now & (CAME | PARTS) != 0 || now >= SPLITTER;
@@ -60,17 +63,17 @@ impl Huge {
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, begin).is_ok()
     }
 
-    /// It is split.
+    /// The caller has split the huge pages.
     pub fn end_split(&self) {
         self.0.fetch_sub(SPLITTER, Ordering::Relaxed);
     }
 
-    /// The granule's memory has gone.
+    /// The granule's memory is gone.
     pub(crate) fn forget(&self) {
         self.0.fetch_and(!(ASKED | UNWANTED | CAME | PARTS), Ordering::Relaxed);
     }
 
-    /// Takes over another's, while nobody splits anything.
+    /// Copies the state of another granule, while no thread splits anything.
     pub(crate) fn copy_from(&self, other: &Huge) {
         self.0.store(other.0.load(Ordering::Relaxed), Ordering::Relaxed);
     }

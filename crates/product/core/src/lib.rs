@@ -7,21 +7,21 @@
 //!
 //! * [`page`] names pages, granules and ranges;
 //! * [`word`] is the page word: one 64-bit word a page, one order of changes;
-//! * [`table`] finds the word of an address, [`huge`] what is known of huge pages there;
+//! * [`table`] finds the word of an address, [`huge`] says what is known of huge pages there;
 //! * [`frames`] counts the frames of the memory limit in three levels;
 //! * [`slots`] hands out places in swap space, side by side;
-//! * [`delegation`] lets one core ask another for work on what that one owns;
+//! * [`delegation`] lets one core ask another to work on what the other core owns;
 //! * [`pooled`] says where a pool in RAM has the page of a slot;
 //! * [`wait`] lets a thread sleep until another has moved a page on;
 //! * [`gate`] keeps threads out while a process forks;
 //! * [`seams`] are the traits of what lies around the engine: kernel, swap space, policy, clock, futex;
-//! * [`joint`] is what the library and a scheduler of unithreads say to each other;
-//! * [`roll`] waits until threads of ours have begun;
-//! * [`spin`] is the lock of those who are not in the fault path;
+//! * [`joint`] is the interface between the library and a scheduler of unithreads;
+//! * [`roll`] waits until threads of Farshore's own have begun;
+//! * [`spin`] is the lock of threads that are not in the fault path;
 //! * [`limits`] holds every constant, and the relations between them;
 //! * [`canary`] plants bugs that tests must find;
 //! * `recorder` notes which cache lines a thread writes, for a test;
-//! * [`sync`] is the one place atomics come from (std or loom).
+//! * [`sync`] is the one module that atomics come from (std or loom).
 //!
 //! Nothing in the fault path of this crate allocates or takes a lock, so it may
 //! run inside a signal handler. The crate is `no_std` in that sense: `alloc` is

@@ -6,17 +6,16 @@ pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
 /// See [`PAGE_SIZE`].
 pub const PAGE_SHIFT: u32 = 12;
 
-/// Pages of a granule. A granule is 2 MiB: what one leaf of the kernel's page
-/// table covers, so that a range operation inside it takes one page-table lock,
-/// and what one 4 KiB piece of our own table of page words covers.
+/// Pages of a granule. A granule is 2 MiB. One leaf of the kernel's page table covers it, so a range operation inside it
+/// takes one page-table lock. One 4 KiB piece of our own table of page words covers it too.
 pub const GRANULE_PAGES: usize = 512;
 /// Binary logarithm of [`GRANULE_PAGES`].
 pub const GRANULE_SHIFT: u32 = 9;
 /// Bytes of a granule.
 pub const GRANULE_SIZE: usize = GRANULE_PAGES * PAGE_SIZE;
 
-/// Granules of one leaf of the table: a leaf covers 1 GiB of addresses. (Miri visits every atomic behind each
-/// reference that is made, so its address space is small.)
+/// Granules of one leaf of the table: a leaf covers 1 GiB of addresses. (Miri visits every atomic behind each reference
+/// that is made, so the address space is small under Miri.)
 pub const LEAF_GRANULES: usize = if cfg!(miri) { 4 } else { 512 };
 /// Leaves of the table: 2^17 × 1 GiB are the 47 bits of a user address on x86-64.
 pub const LEAVES: usize = if cfg!(miri) { 64 } else { 1 << 17 };
@@ -29,12 +28,13 @@ pub const BATCH_PAGES_MIN: usize = 8;
 pub const BATCHES_IN_FLIGHT: usize = 3;
 /// Most evictors (MAGE §4.2.1: more than four only contend).
 pub const EVICTORS_MAX: usize = 16;
-/// Most writes that one evictor may have with a device: reads that faults wait for queue behind them.
+/// Most writes that one evictor may have in flight with a device: reads that faults wait for queue behind them.
 pub const WRITES_MAX: u32 = 4;
-/// Most of the memory limit that can be kept free, in percent: the rest is the program's.
+/// Most of the memory limit that can be kept free, in percent. The rest is for the program.
 pub const FREE_PERCENT_MAX: u32 = 50;
 
-/// Pages of the largest batch that so many evictors can have in this memory (bytes): with room for their stages and for four batches of frames.
+/// Pages of the largest batch that this many evictors can have in this memory (bytes), with room for their stages and for four
+/// batches of frames.
 pub const fn batch_pages_most(memory: u64, evictors: usize) -> usize {
     let most = memory / (PAGE_SIZE * (evictors * BATCHES_IN_FLIGHT + 4)) as u64;
     if most < BATCH_PAGES_MAX as u64 { most as usize } else { BATCH_PAGES_MAX }
@@ -42,7 +42,7 @@ pub const fn batch_pages_most(memory: u64, evictors: usize) -> usize {
 
 /// Frames that move at once between a core's cache and the shared level.
 pub const FRAME_CACHE_BATCH: u32 = 32;
-/// Per-core caches; cores beyond share by remainder.
+/// Per-core caches of frames. Cores beyond this number share caches by remainder.
 pub const FRAME_CACHES: usize = 64;
 
 /// Slots of an extent: swap space is handed to evictors 2 MiB at a time.

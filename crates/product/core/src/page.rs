@@ -18,7 +18,7 @@ impl Page {
     pub const fn containing(addr: u64) -> Page {
         Page(addr >> PAGE_SHIFT)
     }
-    /// Address of the first byte.
+    /// Address of the page's first byte.
     #[inline]
     pub const fn addr(self) -> u64 {
         self.0 << PAGE_SHIFT
@@ -88,22 +88,22 @@ impl PageRange {
     pub const fn len(self) -> u64 {
         self.end.0 - self.start.0
     }
-    /// Whether there is no page in it.
+    /// Whether the range is empty.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.end.0 <= self.start.0
     }
-    /// Whether `page` is one of them.
+    /// Whether `page` is in the range.
     #[inline]
     pub const fn contains(self, page: Page) -> bool {
         self.start.0 <= page.0 && page.0 < self.end.0
     }
-    /// Bytes.
+    /// Length of the range in bytes.
     #[inline]
     pub const fn bytes(self) -> u64 {
         self.len() << PAGE_SHIFT
     }
-    /// The pages in both.
+    /// The pages that are in both ranges.
     pub const fn intersect(self, other: PageRange) -> PageRange {
         let start = if self.start.0 > other.start.0 { self.start.0 } else { other.start.0 };
         let end = if self.end.0 < other.end.0 { self.end.0 } else { other.end.0 };
@@ -123,8 +123,8 @@ impl PageRange {
 /// What a thread wanted to do with a page when it faulted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Read it.
+    /// To read it.
     Read,
-    /// Write it.
+    /// To write it.
     Write,
 }

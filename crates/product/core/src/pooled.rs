@@ -1,19 +1,20 @@
-//! Where a pool in RAM has the page of a slot: one word a slot, read by faults and changed by evictors.
+//! Where a pool in RAM has the page of a slot: one word a slot, which faults read and evictors change.
 //!
 //! ```text
 //!   nothing ──put──▶ a chunk, or one word repeated ──take──▶ nothing
 //! ```
 //!
-//! A reader *pins* the place while it decompresses, without a lock (it may be a signal handler). An evictor *takes* a place to give its
-//! memory to another page, or *relocates* the page to empty the memory around it; both fail while somebody reads it. Evictors change words under
-//! the pool's lock, so only pins come between.
+//! A reader *pins* the place while it decompresses, without a lock (the reader may be a signal handler). An evictor *takes* a
+//! place to give its memory to another page, or *relocates* the page to empty the memory around it. Both fail while another
+//! thread reads the place. Evictors change words under the pool's lock, so only pins can come between.
 //!
 //! # The copy in the tier below
 //!
-//! The oldest places are copied to the same slot of the tier below while they stay readable here: [`PooledWord::begin_copy`]. While a copy
-//! is under way nobody else may write that slot below, or two writes of one block would race in the device: a second copy is refused, and so is
-//! passing a page by the pool ([`PooledWord::is_copied`]). A place that is taken or replaced meanwhile is *stale*: the copy that ends then is of bytes
-//! that nobody wants, and the new place stays ([`PooledWord::end_copy`]).
+//! The oldest places are copied to the same slot of the tier below while they stay readable here: [`PooledWord::begin_copy`].
+//! While a copy is under way no other thread may write that slot below, or two writes of one block would race in the device. So a
+//! second copy is refused, and so is a write of the page that goes past the pool ([`PooledWord::is_copied`]). A place that is
+//! taken or replaced meanwhile is *stale*: the copy that ends then is of bytes that nobody wants, and the new place stays
+//! ([`PooledWord::end_copy`]).
 //!
 //! # What must hold (modelled in `tests/loom_pooled.rs`)
 //!
@@ -32,7 +33,7 @@ const KIND: u64 = 3 << KIND_SHIFT;
 const LEN_SHIFT: u32 = 12;
 const LEN_BITS: u32 = 13;
 const AT_SHIFT: u32 = LEN_SHIFT + LEN_BITS;
-/// Bits that say where the page is.
+/// Bits of the word that say where the page is.
 const PLACE: u64 = !(READERS | COPIED | STALE);
 
 /// Where a page is.
@@ -45,7 +46,7 @@ pub enum Place {
         /// Bytes of it that are used: 1 to 4096.
         len: u32,
     },
-    /// The page is one 64-bit word again and again. Whoever keeps the entry keeps the word.
+    /// The page is one 64-bit word again and again. The word is kept by the code that keeps the slot's entry.
     Repeated,
 }
 
@@ -73,9 +74,9 @@ impl Place {
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyEnd {
-    /// The page is below: its place here was taken.
+    /// The page is below: its place here has been taken.
     Moved(Place),
-    /// The page stays here: it is being read, the copy failed, or what was copied is not there any more.
+    /// The page stays here: a thread reads it, the copy failed, or the bytes that were copied are no longer here.
     Stays,
 }
 
@@ -84,17 +85,19 @@ pub enum CopyEnd {
 pub struct PooledWord(AtomicU64);
 
 impl PooledWord {
-    /// Nothing is here.
+    /// A word that says that the slot has no page here.
     pub fn new() -> PooledWord {
         PooledWord(AtomicU64::new(0))
     }
 
-    /// Where the page is. For evictors, under the pool's lock: without it the answer is old when it comes.
+    /// Where the page is. For evictors, under the pool's lock: without the lock the answer may be outdated when it
+    /// arrives.
     pub fn place(&self) -> Option<Place> {
         Place::decode(self.0.load(Ordering::Acquire))
     }
 
-    /// Keeps the page where it is until [`PooledWord::unpin`]; `None`: it is not here. Any thread that may read the slot.
+    /// Keeps the page where it is until [`PooledWord::unpin`]; `None`: the page is not here. For any thread that may read
+    /// the slot.
     pub fn pin(&self) -> Option<Place> {
         let mut word = self.0.load(Ordering::Acquire);
         loop {
@@ -108,22 +111,23 @@ impl PooledWord {
         }
     }
 
-    /// The reader is done.
+    /// Ends a reader's pin.
     pub fn unpin(&self) {
-        // Release: its reads come before the memory is given to another page.
+        // Release: the reader's loads come before the memory is given to another page.
         let before = self.0.fetch_sub(READER, Ordering::Release);
         debug_assert!(before & READERS > 0, "unpinned twice");
     }
 
-    /// A new page, in a place that was written before. Under the pool's lock; nothing may be here.
+    /// A new page has come, in a place that was written before this call. Under the pool's lock; the word must have no
+    /// place.
     pub fn put(&self, place: Place) {
         let word = self.0.load(Ordering::Relaxed);
         debug_assert!(Place::decode(word).is_none() && word & READERS == 0, "there is a page already");
-        // Nothing is here, so nobody pins, and all others hold the lock.
+        // The word has no place, so no thread can pin it, and every other access holds the lock.
         self.0.store(word & (COPIED | STALE) | place.encode(), Ordering::Release);
     }
 
-    /// Takes the page out, unless somebody reads it: its memory may be used for another. Under the pool's lock.
+    /// Takes the page out, unless a thread reads it; its memory may then be used for another page. Under the pool's lock.
     pub fn take(&self) -> Option<Place> {
         let mut word = self.0.load(Ordering::Acquire);
         loop {
@@ -131,9 +135,10 @@ impl PooledWord {
             if word & READERS > 0 {
                 return None;
             }
-            // A copy that is under way is of this page, and of no other that comes here.
+            // A copy that is under way is of this page, and not of the next page that comes here.
             let stale = if word & COPIED > 0 { STALE } else { 0 };
-            // Acquire: pairs with the last reader's release. Release: who finds nothing here looks below, at what was written before.
+            // Acquire: pairs with the last reader's release. Release: a thread that finds no page here looks below, at what was
+            // written before.
             match self.0.compare_exchange_weak(word, word & !PLACE | stale, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(place),
                 Err(now) => word = now,
@@ -141,8 +146,8 @@ impl PooledWord {
         }
     }
 
-    /// The page lies elsewhere from now on, where it was written before, and its old place may be used for another; unless somebody reads it. Under the
-    /// pool's lock.
+    /// The page lies elsewhere from now on, where it was written before this call, unless a thread reads it. The old place may
+    /// then be used for another page. Under the pool's lock.
     pub fn relocate(&self, to: Place) -> bool {
         let mut word = self.0.load(Ordering::Acquire);
         loop {
@@ -150,7 +155,7 @@ impl PooledWord {
             if word & READERS > 0 {
                 return false;
             }
-            // As in `take`. A copy that is under way stays one of this page.
+            // Orderings as in `take`. A copy that is under way is still a copy of this page.
             match self.0.compare_exchange_weak(word, word & !PLACE | to.encode(), Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return true,
                 Err(now) => word = now,
@@ -158,7 +163,7 @@ impl PooledWord {
         }
     }
 
-    /// A copy to the tier below begins, unless there is one, or nothing to copy. Under the pool's lock.
+    /// Begins a copy to the tier below, unless one is under way or there is nothing to copy. Under the pool's lock.
     pub fn begin_copy(&self) -> bool {
         let word = self.0.load(Ordering::Relaxed);
         if word & COPIED > 0 || Place::decode(word).is_none() {
@@ -168,7 +173,7 @@ impl PooledWord {
         true
     }
 
-    /// Whether a copy is under way, so that nobody else may write the slot below.
+    /// Whether a copy is under way, so that no other thread may write the slot below.
     pub fn is_copied(&self) -> bool {
         self.0.load(Ordering::Relaxed) & COPIED > 0
     }
@@ -183,7 +188,7 @@ impl PooledWord {
                 Some(_) => 0,
                 None => word & !(COPIED | STALE),
             };
-            // As in `take`.
+            // Orderings as in `take`.
             match self.0.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return moved.map_or(CopyEnd::Stays, CopyEnd::Moved),
                 Err(now) => word = now,
@@ -229,15 +234,15 @@ mod tests {
         word.put(HERE);
         assert!(word.begin_copy() && word.is_copied() && !word.begin_copy());
         assert_eq!((word.end_copy(true), word.is_copied(), word.place()), (CopyEnd::Moved(HERE), false, None));
-        // It failed.
+        // The copy failed.
         word.put(HERE);
         assert!(word.begin_copy());
         assert_eq!((word.end_copy(false), word.is_copied(), word.place()), (CopyEnd::Stays, false, Some(HERE)));
-        // It is being read.
+        // A reader has the page pinned.
         assert!(word.begin_copy() && word.pin().is_some());
         assert_eq!(word.end_copy(true), CopyEnd::Stays);
         word.unpin();
-        // Another page came, in the same place even.
+        // Another page came meanwhile, even into the same place.
         assert!(word.begin_copy());
         assert_eq!(word.take(), Some(HERE));
         assert!(word.is_copied() && !word.begin_copy());
@@ -246,7 +251,7 @@ mod tests {
         assert_eq!((word.end_copy(true), word.place()), (CopyEnd::Stays, Some(HERE)));
         assert!(word.begin_copy());
         assert_eq!(word.end_copy(true), CopyEnd::Moved(HERE));
-        // None came.
+        // No other page came.
         word.put(HERE);
         assert!(word.begin_copy() && word.take().is_some());
         assert_eq!((word.end_copy(true), word.place(), word.is_copied()), (CopyEnd::Stays, None, false));

@@ -1,7 +1,9 @@
-//! Which cache lines each thread writes, for a test (`crates/product/engine/tests/lines.rs`): the feature `recorder` puts these atomics in place of `core`'s.
+//! Which cache lines each thread writes, for a test (`crates/product/engine/tests/lines.rs`): the feature `recorder` puts these
+//! atomics in place of `core`'s.
 //!
-//! Every store and read-modify-write is noted, also a compare-and-swap that fails: it takes the line away from others all the same. What is under a
-//! [`crate::spin::SpinLock`] counts as written by who held it. Plain memory is not seen: it has one owner by the rules of the language.
+//! Every store and read-modify-write is noted, including a compare-and-swap that fails: it takes the line away from other cores
+//! all the same. Data under a [`crate::spin::SpinLock`] counts as written by the thread that held the lock. Plain memory is not
+//! seen: the language's rules give it one owner.
 
 extern crate std;
 
@@ -20,7 +22,7 @@ std::thread_local! {
     static WRITTEN: RefCell<Option<Lines>> = const { RefCell::new(None) };
 }
 
-/// What the calling thread writes while it does `work`.
+/// Runs `work`, and returns the lines that the calling thread wrote meanwhile.
 pub fn record<R>(work: impl FnOnce() -> R) -> (R, Lines) {
     WRITTEN.with_borrow_mut(|written| *written = Some(Lines::new()));
     let result = work();
@@ -44,7 +46,7 @@ pub fn wrote(address: usize, len: usize) {
 
 macro_rules! common {
     ($name:ident, $value:ty $(, $generic:ident)?) => {
-        /// As the one of `core`, and noted.
+        /// As the atomic of `core`, with its writes noted.
         #[derive(Debug, Default)]
         #[repr(transparent)]
         pub struct $name$(<$generic>)?(core::sync::atomic::$name$(<$generic>)?);

@@ -1,7 +1,8 @@
 //! Waiting until every thread that was made has begun.
 //!
-//! Who makes a thread calls it *before* it exists: waiters are woken when a thread answers, and not when one is called, so a call that came
-//! after the last answer would never be noticed (modelled in `tests/loom_roll.rs`).
+//! The thread that makes another one calls [`Roll::call`] *before* the new thread exists. Waiters are woken when a thread
+//! answers, and not when one is called, so a call that came after the last answer would never be noticed (modelled in
+//! `tests/loom_roll.rs`).
 
 use crate::sync::{AtomicU32, Futex, Ordering};
 
@@ -19,26 +20,26 @@ impl Default for Roll {
 }
 
 impl Roll {
-    /// Nobody was called.
+    /// An empty roll.
     #[cfg(not(loom))]
     pub const fn new() -> Roll {
         Roll { called: AtomicU32::new(0), present: AtomicU32::new(0) }
     }
 
-    /// Nobody was called.
+    /// An empty roll.
     #[cfg(loom)]
     pub fn new() -> Roll {
         Roll { called: AtomicU32::new(0), present: AtomicU32::new(0) }
     }
 
-    /// A thread is about to be made.
+    /// To be called when a thread is about to be made.
     pub fn call(&self) {
         self.called.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// It could not be made.
+    /// The thread that was called could not be made.
     pub fn dismiss(&self, futex: &impl Futex) {
-        // Present rather than not called: that changes what waiters sleep on.
+        // Counted as present rather than as not called: that changes the word that waiters sleep on.
         self.answer(futex);
     }
 
@@ -48,7 +49,7 @@ impl Roll {
         futex.wake_all(&self.present);
     }
 
-    /// Waits until all have answered.
+    /// Waits until all threads that were called have answered.
     pub fn wait(&self, futex: &impl Futex) {
         loop {
             let present = self.present.load(Ordering::Acquire);
@@ -59,7 +60,7 @@ impl Roll {
         }
     }
 
-    /// Nobody was called: in a forked child, where none of them is.
+    /// Empties the roll: in a forked child, where none of these threads exists.
     pub fn clear(&self) {
         self.called.store(0, Ordering::Release);
         self.present.store(0, Ordering::Release);

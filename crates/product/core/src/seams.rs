@@ -1,7 +1,8 @@
-//! What the engine needs from the world around it, as traits: the seams. The library that ships passes the real kernel and real swap spaces, the
-//! simulator passes its own, and the code between them is the same.
+//! What the engine needs from the world around it, as traits: the seams. The library that ships passes the real kernel and real
+//! swap spaces, the simulator passes simulated ones, and the engine's code is the same in both.
 //!
-//! They lie at the bottom so that an implementation of one (`sys`, `backend`, `policy`) depends neither on the engine nor on the others.
+//! The traits lie at the bottom so that an implementation of one (`sys`, `backend`, `policy`) depends neither on the engine nor
+//! on the others.
 
 mod kernel;
 mod policy;

@@ -13,40 +13,38 @@
 //! word or a stage names it) → *forfeit* ([`SlotMap::free`], any thread, without a lock;
 //! the fault path does this when a clean page becomes dirty).
 //!
-//! # Cores
-//!
-//! Each core has extents of its own, and fills them without touching what another core writes ([`owners`]).
+//! Each core has extents of its own, and fills them without touching lines that another core writes ([`owners`]).
 //!
 //! # fork
 //!
-//! After a fork both processes read what was in use at that moment, and neither may change it. So
+//! After a fork both processes read the slots that were in use at that moment, and neither may change them. So
 //!
-//! * the child's map has the parent's extents as its **base**: it frees slots there for itself alone, and takes none. Its own
-//!   extents come behind them, and lie in a space of its own;
-//! * the parent *shares* ([`SlotMap::share`]): what was in use is **held**, and not given out again even when the parent frees it,
-//!   until the child and all that descend from it are gone ([`SlotMap::unshare`]).
+//! * the child's map has the parent's extents as its **base**: the child frees slots there for itself alone, and takes none. Its
+//!   own extents come behind the base, and lie in a space of their own;
+//! * the parent *shares* ([`SlotMap::share`]): slots that were in use are **held**. They are not given out again even when the
+//!   parent frees them, until the child and all its descendants are gone ([`SlotMap::unshare`]).
 //!
 //! # Several spaces
 //!
-//! A process' own extents (counted from its base) go round the files of an array ([`arrangement`]). A space that fails is left alone
-//! without any slot changing its place ([`SlotMap::allow`]): what is in use there stays, and new slots come from the others. Each space
-//! has a *ceiling*, in extents of its own: those at or above it are not given out.
+//! A process' own extents (counted from its base) go round the files of an array ([`arrangement`]). When a space fails, the map
+//! leaves it alone, and no slot changes its place ([`SlotMap::allow`]): slots in use there stay, and new slots come from the
+//! other spaces. Each space has a *ceiling*, in extents of its own: extents at or above it are not given out.
 //!
-//! Spaces come and go while slots are given out ([`spaces`]). A space that is to go is *closed* first: none of its slots is given out
-//! any more, whatever its ceiling says, and when none is in use it can be taken away.
+//! Spaces come and go while slots are given out ([`spaces`]). A space that is to go is *closed* first: none of its slots is given
+//! out any more, whatever its ceiling says. When none of its slots is in use, it can be taken away.
 //!
-//! Room on the disk that is not needed any more is given back, whole extents at a time ([`giving`]).
+//! Room on the disk that is no longer needed is given back, whole extents at a time ([`giving`]).
 //!
 //! # Memory
 //!
-//! An evictor must not wait for memory: extents are made beforehand by a thread that may ([`SlotMap::stock`]). Without any left the map
-//! does not grow for now ([`SlotMap::wants_stock`]), and gives out what it has. Where nobody does that, extents are made
-//! as they are needed.
+//! An evictor must not wait for memory, so a thread that may wait makes extents beforehand ([`SlotMap::stock`]). When none of
+//! them is left, the map does not grow for now ([`SlotMap::wants_stock`]), and gives out the slots that it has. Where no thread
+//! makes extents beforehand, they are made as they are needed.
 //!
 //! # Equation
 //!
-//! `live` of an extent = its slots in use, bit by bit; what each core has taken and got back = `live` of its extents (checked by
-//! [`SlotMap::assert_valid`]).
+//! `live` of an extent = its slots in use, bit by bit. Slots that each core has taken less those that came back = `live` of its
+//! extents (checked by [`SlotMap::assert_valid`]).
 
 use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
 use crate::spin::SpinLock;
@@ -84,7 +82,7 @@ mod stock;
 mod waiting;
 
 const CHUNK: usize = if cfg!(loom) { 2 } else { 1024 };
-/// Room for each slot in use, while the space can grow.
+/// Slots that the map has room for, for each slot in use, while the space can grow.
 const SLACK: u32 = 3;
 /// Extents that are kept ready: 64 MiB of swap space.
 const SPARES: usize = if cfg!(miri) { 8 } else { 32 };
@@ -99,33 +97,34 @@ fn new_chunk() -> Chunk {
 pub struct SlotMap {
     chunks: Box<[AtomicPtr<Chunk>]>,
     extents: AtomicU32,
-    /// Plain, in models too: changed while nobody grows the map.
+    /// A plain atomic, in models too: it changes only while no thread grows the map.
     extents_max: crate::sync::plain::AtomicU32,
-    /// Extents below are the parent's.
+    /// Extents below this one are the parent's.
     base: u32,
-    /// Slots of the base that nobody has: the first of each space in it.
+    /// Slots of the base that no page can have: the first of each space in it.
     reserved_in_base: u32,
     /// Slots of the base that were in use when this process began.
     inherited: u64,
     /// What each core has.
     owners: Owners,
-    /// Held by who makes an extent, too. Never by the fault path, never across a system call.
+    /// The children's shares. A thread that makes an extent holds this lock, too. Never taken by the fault path, never
+    /// held across a system call.
     shares: SpinLock<Vec<Share>>,
-    /// Whether there are any.
+    /// Whether there are any shares.
     shared: AtomicBool,
-    /// Which space an own extent lies in.
+    /// Which space each own extent lies in.
     arrangements: Arrangements,
-    /// Spaces that there are or were.
+    /// Bounds of the spaces that exist or existed.
     spaces: Box<[Bounds]>,
-    /// Those that are there, those that come, and how many there ever were.
+    /// How many spaces there are, are coming, or ever were.
     known: crate::sync::plain::AtomicU32,
-    /// A bit for each space that gives out no slots, because it goes, or has gone.
+    /// A bit for each space that gives out no slots, because it is going, or has gone.
     closed: AtomicU64,
-    /// Extents that were made beforehand. Put in by `stock`, taken under the lock of `shares`.
+    /// Extents that were made beforehand. `stock` puts them in; they are taken under the lock of `shares`.
     spares: [crate::sync::plain::AtomicPtr<Extent>; SPARES],
-    /// Somebody sees to it that there are.
+    /// A thread makes extents beforehand.
     stocked: crate::sync::plain::AtomicBool,
-    /// It did not grow, for want of one.
+    /// The map did not grow, because no extent was left of those made beforehand.
     wants_stock: crate::sync::plain::AtomicBool,
 }
 
@@ -139,18 +138,18 @@ impl core::fmt::Debug for SlotMap {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct Run {
-    /// The first.
+    /// The first slot.
     pub first: Slot,
-    /// How many, at least 1.
+    /// How many slots, at least 1.
     pub len: u32,
 }
 
 /// Why no extent was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NoGrowth {
-    /// None may be given out, until something else is allowed.
+    /// No further extent may be given out, until something else is allowed.
     NoRoom,
-    /// There is no memory for it at the moment.
+    /// There is no memory for an extent at the moment.
     NoMemory,
 }
 
@@ -160,16 +159,17 @@ fn locate(slot: Slot) -> (u32, usize) {
 }
 
 impl SlotMap {
-    /// A space of at most `capacity` slots (rounded down to whole extents), `None`: as many as there can be; for one core.
+    /// A map of a space of at most `capacity` slots (rounded down to whole extents), `None`: as many as there can be. For
+    /// one core.
     pub fn new(capacity: Option<u64>) -> SlotMap {
         SlotMap::for_cores(capacity, &[0])
     }
 
-    /// As [`SlotMap::new`], for as many cores as `nodes` has: on which NUMA node each is. Of more than [`owners::OWNERS_MAX`] the later
-    /// ones share with the first.
+    /// As [`SlotMap::new`], for as many cores as `nodes` has entries; each entry is the NUMA node of a core. Cores beyond
+    /// [`owners::OWNERS_MAX`] share with the first ones.
     ///
     /// # Panics
-    /// Without any.
+    /// If `nodes` is empty.
     pub fn for_cores(capacity: Option<u64>, nodes: &[usize]) -> SlotMap {
         assert!(!nodes.is_empty(), "slots for no core");
         let max = capacity.map_or(EXTENTS_MAX as u64, |c| (c / EXTENT_SLOTS as u64).min(EXTENTS_MAX as u64));
@@ -196,15 +196,15 @@ impl SlotMap {
 
     fn extent(&self, index: u32) -> &Extent {
         let chunk = self.chunks[index as usize / CHUNK].load(Ordering::Acquire);
-        // SAFETY: callers pass the index of an extent that exists (`< self.extents`, or of a slot that was
-        // reserved), whose chunk `grow` published with Release before the extent; neither is ever freed.
+        // SAFETY: callers pass the index of an extent that exists (`< self.extents`, or of a slot that was reserved).
+        // `grow` published its chunk with Release before it published the extent; neither is ever freed.
         let chunk = unsafe { &*chunk };
         let extent = chunk[index as usize % CHUNK].load(Ordering::Acquire);
         // SAFETY: as above.
         unsafe { &*extent }
     }
 
-    /// Adds an extent of `owner`'s, shelved. Under the lock of `shares`.
+    /// Adds an extent of `owner`'s to the shelf. Under the lock of `shares`.
     fn grow_by_one(&self, owner: usize) -> Result<(), NoGrowth> {
         let index = self.extents.load(Ordering::Acquire);
         if index >= self.extents_max.load(Ordering::Relaxed) {
@@ -222,11 +222,11 @@ impl SlotMap {
         // SAFETY: non-null, from `boxed` just now or in an earlier `grow`, never freed.
         let chunk = unsafe { &*chunk };
         let fresh = self.take_spare().ok_or(NoGrowth::NoMemory)?;
-        // SAFETY: from `boxed`, and nobody else's.
+        // SAFETY: from `boxed`, and no other thread has the pointer.
         let extent = unsafe { &mut *fresh };
         extent.set_owner(owner);
         if index == self.base {
-            // Slot 0 means "no slot" in a page word: nobody may have it. The same in a child's own space.
+            // Slot 0 means "no slot" in a page word, so no page may have it. The same holds in a child's own space.
             extent.turn_taken(0, 1);
         }
         chunk[index as usize % CHUNK].store(fresh, Ordering::Release);
@@ -234,7 +234,7 @@ impl SlotMap {
         Ok(())
     }
 
-    /// Adds extents of `owner`'s up to the next one that `fits`. Which.
+    /// Adds extents of `owner`'s up to the next one that `fits`. Returns which.
     fn grow_to(&self, owner: usize, fits: impl Fn(u32) -> bool) -> Result<Range<u32>, NoGrowth> {
         self.alone(|_| {
             let first = self.extents.load(Ordering::Acquire);
@@ -250,13 +250,13 @@ impl SlotMap {
         self.grow_to(owner, |e| self.is_allowed(e))
     }
 
-    /// Runs `f` while no other thread adds an extent or shares.
+    /// Runs `f` while no other thread adds an extent or makes a share.
     fn alone<R>(&self, f: impl FnOnce(&mut Vec<Share>) -> R) -> R {
         self.shares.with(f)
     }
 
-    /// Of the 64 slots from `first`, a multiple of 64, on: a bit for each that nobody has. One that is held for a child alone is free, too: the child has
-    /// read what it needs, or has a copy.
+    /// A bit for each of the 64 slots from `first` on, a multiple of 64: set if no page of this process has the slot. A slot that
+    /// is held for a child alone counts as free, too: the child has read what it needs, or has a copy.
     pub fn free_of(&self, first: u64) -> u64 {
         let Some((index, i)) = Slot::new(first.max(1)).map(locate) else { return u64::MAX };
         if index >= self.extents.load(Ordering::Acquire) {
@@ -314,7 +314,7 @@ impl Drop for SlotMap {
     fn drop(&mut self) {
         for spare in self.spares.iter().map(|place| place.swap(core::ptr::null_mut(), Ordering::Acquire)) {
             if !spare.is_null() {
-                // SAFETY: from `boxed`, and nobody else has it.
+                // SAFETY: from `boxed`, and no other thread has the pointer.
                 drop(unsafe { Box::from_raw(spare) });
             }
         }
@@ -323,9 +323,9 @@ impl Drop for SlotMap {
             if chunk.is_null() {
                 continue;
             }
-            // SAFETY: from `boxed` in `grow_by_one`, dropped once, and `&mut self` means nobody uses it.
+            // SAFETY: from `boxed` in `grow_by_one`, dropped once, and `&mut self` means that no thread uses it.
             let chunk = unsafe { Box::from_raw(chunk) };
-            // The pointers as they were stored: one that is made from a shared reference may not be dropped.
+            // The pointers as they were stored: a pointer that is made from a shared reference may not be dropped.
             for extent in chunk.iter().map(|extent| extent.load(Ordering::Acquire)) {
                 if !extent.is_null() {
                     // SAFETY: as above.

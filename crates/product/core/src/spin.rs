@@ -1,7 +1,9 @@
-//! A lock for what evictors and memory calls do now and then, for less than a microsecond at a time. The fault path takes none.
+//! A lock for what evictors and memory calls do now and then, for less than a microsecond at a time. The fault path takes no
+//! such lock.
 //!
-//! A forked child has a copy of it, which nobody gives back if another thread held it at that moment: what a child goes on with is held by nobody while the
-//! process forks (evictors rest), and what it only reads needs no lock.
+//! A forked child has a copy of the lock, and no thread of the child releases it if another thread held it at the fork. So no
+//! thread holds a lock whose data the child goes on with while the process forks (evictors rest); data that the child only reads
+//! needs no lock.
 
 use crate::sync::{AtomicBool, Ordering, spin_hint};
 use core::cell::UnsafeCell;
@@ -17,22 +19,23 @@ pub struct SpinLock<T> {
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
-    /// A free one.
+    /// A lock that is free.
     pub fn new(value: T) -> SpinLock<T> {
         SpinLock { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
-    /// For who has it to himself: free again, whoever held the original of which it is a copy (in a forked child); and the value.
+    /// For a thread with exclusive access: the lock is free again, whichever thread held the original of which this is a copy (in
+    /// a forked child). Returns the value.
     pub fn renew(&mut self) -> &mut T {
         self.held.store(false, Ordering::Relaxed);
         self.value.get_mut()
     }
 
-    /// Calls `f` while holding it. Not re-entrant, and `f` must not fault on managed memory.
+    /// Calls `f` while holding the lock. Not re-entrant, and `f` must not fault on managed memory.
     #[cfg_attr(feature = "recorder", track_caller)]
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         while !self.take() {
-            // Reads while it is held: the holder's line stays where it is.
+            // Only reads while another thread holds the lock, so that the line stays with the holder.
             while self.held.load(Ordering::Relaxed) {
                 spin_hint();
             }
@@ -40,7 +43,7 @@ impl<T> SpinLock<T> {
         self.run(f)
     }
 
-    /// As [`SpinLock::with`], unless another thread holds it and still does after `looks` more looks.
+    /// As [`SpinLock::with`], unless another thread holds the lock and still does after `looks` more looks.
     #[cfg_attr(feature = "recorder", track_caller)]
     pub fn try_with<R>(&self, looks: u32, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let mut left = looks;

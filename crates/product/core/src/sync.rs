@@ -1,4 +1,5 @@
-//! The one module atomics come from: `core` when shipped, loom when modelled, and what notes who writes which cache line (`recorder`).
+//! The one module that atomics come from: `core` when shipped, loom when modelled, and types that note which thread writes which
+//! cache line (`recorder`).
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
@@ -8,7 +9,7 @@ pub use core::sync::atomic::fence;
 #[cfg(not(loom))]
 pub use plain::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
 
-/// What models need not see.
+/// Atomics that models need not see.
 pub mod plain {
     #[cfg(feature = "recorder")]
     pub use crate::recorder::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
@@ -26,15 +27,15 @@ pub fn spin_hint() {
     core::hint::spin_loop();
 }
 
-/// Between a change of one thing and a look at another, where another thread changes the second and looks at the first: one of the two sees the
-/// other. The accesses are SeqCst, which is enough where this is shipped; but loom takes SeqCst accesses for AcqRel ones, and knows fences alone.
+/// Stands between a change of one thing and a look at another, where another thread changes the second and looks at the first:
+/// one of the two sees the other. The accesses are SeqCst, which is enough in the shipped library. But loom treats SeqCst
+/// accesses as AcqRel ones, and gives only fences their full meaning.
 pub fn both_sides() {
     #[cfg(loom)]
     fence(Ordering::SeqCst);
 }
 
-/// Pads a value to a cache line of its own, so that two cores that write
-/// neighbouring values do not write one line.
+/// Pads a value to a cache line of its own, so that two cores that write neighbouring values do not write the same line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Padded<T>(pub T);
@@ -46,8 +47,8 @@ impl<T> core::ops::Deref for Padded<T> {
     }
 }
 
-/// Sleeping and waking on a 32-bit word, as futex(2) does it. The kernel's is
-/// in `farshore-sys`; loom and the simulator bring their own.
+/// Sleeping and waking on a 32-bit word, as futex(2) does it. The implementation that calls the kernel is in
+/// `farshore-sys`; loom and the simulator bring their own.
 pub trait Futex: Sync {
     /// Sleeps while `*word == expected`. The check and the start of the sleep
     /// are one atomic step with respect to [`Futex::wake_all`]. May return

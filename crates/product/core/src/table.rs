@@ -1,25 +1,24 @@
 //! From an address to its page word.
 //!
-//! A two-level table over the 47 bits of a user address: a leaf a GiB, allocated
-//! when the first region of that GiB is managed, never freed (a thread may be
-//! looking at it). A leaf is a flat table: 8 bytes a page, one
-//! multiplication-free index, no search, no lock. Its memory comes zeroed, and
-//! zero is [`State::Untouched`](crate::word::State), so managing 64 GiB costs a flag a
-//! granule and not a write a page.
+//! A two-level table over the 47 bits of a user address. It has a leaf for each GiB, which is allocated when the first
+//! region of that GiB is managed, and never freed (a thread may be looking at it). A leaf is a flat table: 8 bytes a
+//! page, one multiplication-free index, no search, no lock. Its memory comes zeroed, and zero is
+//! [`State::Untouched`](crate::word::State), so managing 64 GiB costs a flag a granule and not a write a page.
 //!
 //! # Which pages are managed
 //!
-//! A granule (2 MiB) is *absent* or *present*. In an absent one no page is managed. In a present one
-//! every page is, except those whose word is `Foreign`. Changes are made under the address-space lock:
+//! A granule (2 MiB) is *absent* or *present*. In an absent one no page is managed. In a present one every page is
+//! managed, except those whose word is `Foreign`. Changes are made under the address-space lock:
 //!
 //! * a whole absent granule becomes present by its flag alone;
-//! * of a partly managed one all 512 words are written before the flag is set;
+//! * of a partly managed granule, all 512 words are written before the flag is set;
 //! * a granule becomes absent again only when all its words are `Untouched`.
 //!
-//! # What nobody has touched costs nothing
+//! # Untouched memory costs nothing
 //!
-//! A program may reserve far more addresses than it ever uses (a terabyte, say). Of a granule that nobody has touched, only its [`Flags`] are written, two
-//! bytes: a page of memory for a GiB. Its words and the rest of it are not looked at one by one either, whatever happens to it.
+//! A program may reserve far more addresses than it ever uses (a terabyte, say). Of a granule that no thread has touched, only
+//! the [`Flags`] are written, two bytes: a page of memory for a GiB. The granule's words and its other state are not looked at
+//! one by one either, whatever happens to the granule.
 
 use crate::huge::Huge;
 use crate::limits::{GRANULE_PAGES, LEAF_GRANULES, LEAVES};
@@ -31,43 +30,45 @@ use alloc::boxed::Box;
 
 const ABSENT: u8 = 0;
 const PRESENT: u8 = 1;
-/// Untouched, and about to become absent: see [`Granule::hide`].
+/// The granule is untouched, and about to become absent: see [`Granule::hide`].
 const HIDDEN: u8 = 2;
 
-/// What is true of 2 MiB of the program's memory even if nobody has touched them: apart from the rest, so that it takes little room.
+/// What is true of 2 MiB of the program's memory even if no thread has touched them. Kept apart from the rest, so that it takes
+/// little room.
 #[derive(Debug)]
 pub struct Flags {
     /// [`ABSENT`], [`PRESENT`] or [`HIDDEN`].
     presence: AtomicU8,
-    /// Part of it is memory that the evictor must not read through the program's own mapping (`PROT_NONE`, write-only).
+    /// Part of the granule is memory that the evictor must not read through the program's own mapping (`PROT_NONE`,
+    /// write-only).
     unreadable: AtomicBool,
 }
 
-/// What is true of 2 MiB of the program's memory as a whole, once it was touched.
+/// What is true of 2 MiB of the program's memory as a whole, once a thread has touched them.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Granule {
-    /// Some page of it has been touched since it became present: its words may differ from 0.
+    /// Some page of the granule has been touched since the granule became present: its words may differ from 0.
     touched: AtomicBool,
-    /// It was touched in an earlier life: its words have memory.
+    /// The granule was touched in an earlier life: its words have memory.
     used: AtomicBool,
-    /// It is on a partition's list (or about to be): see the engine's `evict::partition`.
+    /// The granule is on a partition's list (or about to be): see the engine's `evict::partition`.
     pub listed: AtomicBool,
-    /// Goes up by one before and after an evictor write-protects a range here: odd while it is at it.
+    /// Goes up by one before and after an evictor write-protects a range here: odd while the evictor does so.
     pub protection_epoch: AtomicU32,
-    /// Some page of it may hold a guard (`MADV_GUARD_INSTALL`): mapped, registered, and foreign. A hint.
+    /// Some page of the granule may hold a guard (`MADV_GUARD_INSTALL`): mapped, registered, and foreign. A hint.
     pub guards: AtomicBool,
     /// How sure we are that pages here are written after they are read, 0 to 255.
     pub write_guess: AtomicU8,
     /// What a prefetcher remembers of fetches here (the engine's `prefetch`); hints.
     pub notes: [AtomicU64; 2],
-    /// When pages of it last left, in the time of the engine's `evict::loops`; a hint, as are the next two.
+    /// When pages of the granule last left, in the time of the engine's `evict::loops`; a hint, as are the next two.
     pub left_at: AtomicU32,
-    /// How often it has come back in a loop.
+    /// How often the granule has come back in a loop.
     pub returns: AtomicU8,
-    /// Until when it may be kept.
+    /// Until when the granule may be kept.
     pub loops_until: AtomicU32,
-    /// Whether it may come as a huge page, and may have come so.
+    /// Whether the granule may come as a huge page, and may have come so.
     pub huge: Huge,
     /// The next granule of the partition's list, as `GranuleId + 1`; 0 ends it.
     pub next: AtomicU64,
@@ -106,20 +107,20 @@ pub struct PageRef<'t> {
     pub flags: &'t Flags,
 }
 
-/// A present granule: its words, all 512, and itself.
+/// A present granule: its state, and the words of all its 512 pages.
 #[derive(Clone, Copy, Debug)]
 pub struct GranuleRef<'t> {
-    /// Which one.
+    /// Its number.
     pub id: GranuleId,
     /// Words of its pages, in order.
     pub words: &'t [AtomicWord],
-    /// What is true of it as a whole.
+    /// What is true of the granule as a whole.
     pub granule: &'t Granule,
-    /// What is true of it even if nobody has touched it.
+    /// What is true of the granule even if no thread has touched it.
     pub flags: &'t Flags,
 }
 
-/// Allocates a `T` whose every byte is zero, in memory that the allocator need not touch.
+/// Allocates a `T` whose every byte is zero, in memory that the allocator need not touch itself.
 ///
 /// # Safety
 /// All-zero bytes must be a valid `T`.
@@ -135,22 +136,23 @@ unsafe fn zeroed_box<T>() -> Box<T> {
     unsafe { Box::from_raw(memory.cast::<T>()) }
 }
 
-/// Makes a page that nobody uses any more, or yet, foreign or not. A thread that faulted on it while the program was
-/// giving the memory up may have it in hands for a moment: only that thread may move it on.
+/// Makes the word of a page that no thread uses any more, or yet, foreign or untouched. A thread that faulted on the page
+/// while the program was giving the memory up may own the page for a moment: only that thread may move it on.
 fn settle(word: &AtomicWord, foreign: bool) {
     while !word.set_foreign(foreign) {
         if word.load().state() != State::Busy {
-            // It stays as the caller left it; a memory call claims what is touched (see `PageTable::remove`).
+            // The page stays as the caller left it; a memory call claims touched pages (see `PageTable::remove`).
             return;
         }
         spin_hint();
     }
 }
 
-/// Makes a page that is about to be managed foreign or untouched.
+/// Makes the word of a page that is about to be managed foreign or untouched.
 ///
 /// # Panics
-/// If it still has bytes: whoever gave the memory up has forgotten them, and they would be taken for those of the new memory.
+/// If the page still has bytes: the code that gave the memory up has forgotten them, and they would be taken for those of the
+/// new memory.
 fn begin_life(word: &AtomicWord, foreign: bool) {
     while !word.set_foreign(foreign) {
         let state = word.load().state();
@@ -173,7 +175,8 @@ impl PageTable {
         PageTable { leaves: unsafe { zeroed_box() }, last: AtomicU64::new(0) }
     }
 
-    /// Whether the table has words for all of `range`: a process may have addresses beyond 47 bits where it asks for them (five-level paging).
+    /// Whether the table has words for all of `range`: a process may have addresses beyond 47 bits if it asks for them
+    /// (five-level paging).
     pub fn covers(range: PageRange) -> bool {
         range.end.0 <= (LEAVES * LEAF_GRANULES * GRANULE_PAGES) as u64
     }
@@ -190,7 +193,7 @@ impl PageTable {
         if let Some(leaf) = self.leaf(index) {
             return leaf;
         }
-        // SAFETY: a Leaf is made of atomics and flags for all of which zero is a valid value.
+        // SAFETY: a Leaf is made of atomics and flags, and zero is a valid value of each.
         let fresh: *mut Leaf = Box::into_raw(unsafe { zeroed_box::<Leaf>() });
         let place = &self.leaves[index as usize];
         let published = match place.compare_exchange(core::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
@@ -220,7 +223,7 @@ impl PageTable {
         }
     }
 
-    /// Every present granule, in no order. Those that become present meanwhile may be left out.
+    /// Every present granule, in no particular order. Granules that become present meanwhile may be left out.
     pub fn granules(&self) -> impl Iterator<Item = GranuleRef<'_>> {
         let index_of = |link: u64| link.checked_sub(1);
         let first = index_of(self.last.load(Ordering::Acquire));
@@ -229,7 +232,8 @@ impl PageTable {
             .filter_map(|id| self.granule(id))
     }
 
-    /// Bytes of the table that have addresses and no memory: words of granules that nobody has touched. Looks at each granule of each leaf.
+    /// Bytes of the table that have addresses and no memory: words of granules that no thread has touched. Looks at each granule
+    /// of each leaf.
     pub fn unused_bytes(&self) -> u64 {
         const WORDS: usize = size_of::<[AtomicWord; GRANULE_PAGES]>();
         let index_of = |link: u64| link.checked_sub(1);
@@ -244,7 +248,7 @@ impl PageTable {
             .sum()
     }
 
-    /// A copy, word by word, as `fork` makes one: for the simulator, where it does not.
+    /// A copy of the table, word by word, as `fork` makes one: for the simulator, where fork does not.
     #[must_use]
     pub fn duplicate(&self) -> PageTable {
         let copy = PageTable::new();
@@ -273,7 +277,7 @@ impl PageTable {
         Some(PageRef { word: &leaf.words[at * GRANULE_PAGES + page.index_in_granule()], granule, flags })
     }
 
-    /// The page's word even if its granule is absent: for unpinning a page that has been unmapped since.
+    /// The page's word even if its granule is absent: for unpinning a page that has been unmapped since it was pinned.
     #[inline(always)]
     pub fn word_for_unpin(&self, page: Page) -> Option<&AtomicWord> {
         let id = page.granule();
@@ -286,7 +290,7 @@ impl PageTable {
         self.granule_even_absent(id).filter(|g| g.flags.presence.load(Ordering::Acquire) == PRESENT)
     }
 
-    /// The granule, if its leaf exists: an evictor's list may still name one that has become absent.
+    /// The granule, if its leaf exists: an evictor's list may still name a granule that has become absent.
     pub fn granule_even_absent(&self, id: GranuleId) -> Option<GranuleRef<'_>> {
         let leaf = self.leaf(id.0 / LEAF_GRANULES as u64)?;
         let at = (id.0 % LEAF_GRANULES as u64) as usize;
@@ -294,8 +298,8 @@ impl PageTable {
         Some(GranuleRef { id, words, granule: &leaf.granules[at], flags: &leaf.flags[at] })
     }
 
-    /// Every page of `range` becomes managed and untouched. Under the address-space lock; the
-    /// pages must be foreign or absent before.
+    /// Every page of `range` becomes managed and untouched. Under the address-space lock; before the call, the pages must
+    /// be foreign or absent.
     ///
     /// # Panics
     /// If the table does not cover the range ([`PageTable::covers`]), or a page of it has bytes.
@@ -321,8 +325,8 @@ impl PageTable {
         }
     }
 
-    /// Every page of `range` stops being managed. Under the address-space lock; the caller has claimed
-    /// each touched page and released it as `Untouched` (whole granules) or `Foreign` (parts).
+    /// Every page of `range` stops being managed. Under the address-space lock; the caller has claimed each touched page
+    /// and released it as `Untouched` (whole granules) or `Foreign` (parts).
     pub fn remove(&self, range: PageRange) {
         for part in range.by_granule() {
             let Some(g) = self.granule_even_absent(part.start.granule()) else { continue };
@@ -333,10 +337,11 @@ impl PageTable {
                 g.flags.presence.store(ABSENT, Ordering::SeqCst);
                 g.flags.unreadable.store(false, Ordering::Relaxed);
                 if !g.granule.touched() {
-                    // All of it is as it came.
+                    // No word of the granule was changed.
                     continue;
                 }
-                // Managed in part until now: the words of the other pages must not be foreign when it comes back whole.
+                // The granule was managed in part until now: the words of its other pages must not be foreign when it
+                // comes back whole.
                 g.words.iter().filter(|w| w.load().state() == State::Foreign).for_each(|w| settle(w, false));
                 g.granule.used.store(true, Ordering::Relaxed);
                 g.granule.touched.store(false, Ordering::Relaxed);
@@ -361,19 +366,18 @@ impl PageTable {
 }
 
 impl Flags {
-    /// Whether the granule is present now. A fault that has just taken an untouched page asks again:
-    /// see [`Flags::hide`].
+    /// Whether the granule is present now. A fault that has just taken an untouched page asks again: see [`Flags::hide`].
     #[inline]
     pub fn is_present(&self) -> bool {
         self.presence.load(Ordering::SeqCst) == PRESENT
     }
-    /// Whether [`Flags::hide`] made it look absent.
+    /// Whether [`Flags::hide`] made the granule look absent.
     pub fn is_hidden(&self) -> bool {
         self.presence.load(Ordering::SeqCst) == HIDDEN
     }
     /// Makes the granule absent before its memory goes, when no page of it was touched. The caller looks at
-    /// [`Granule::touched`] afterwards: SeqCst on both sides, so either it sees the touch of a racing
-    /// fault, or that fault sees the granule absent and lets go.
+    /// [`Granule::touched`] afterwards. Both sides use SeqCst, so either the caller sees the touch of a racing fault, or
+    /// that fault sees the granule absent and lets go.
     pub fn hide(&self) {
         self.presence.store(HIDDEN, Ordering::SeqCst);
     }
@@ -381,31 +385,32 @@ impl Flags {
     pub fn show(&self) {
         self.presence.store(PRESENT, Ordering::SeqCst);
     }
-    /// Whether evictors must not read it through the program's own mapping.
+    /// Whether evictors must not read the granule through the program's own mapping.
     #[inline]
     pub fn is_unreadable(&self) -> bool {
         self.unreadable.load(Ordering::SeqCst)
     }
-    /// They must not, or may. SeqCst: who sets it looks at [`Granule::touched`] afterwards, and an evictor has a page of the granule only after a touch. So
-    /// the former sees that touch, or the latter sees this.
+    /// Says whether evictors must not read the granule through the program's own mapping. SeqCst: the thread that sets this looks
+    /// at [`Granule::touched`] afterwards, and an evictor has a page of the granule only after a touch. So either the thread sees
+    /// that touch, or the evictor sees this flag.
     pub fn set_unreadable(&self, unreadable: bool) {
         self.unreadable.store(unreadable, Ordering::SeqCst);
     }
 }
 
 impl Granule {
-    /// Whether some word of it may differ from 0.
+    /// Whether some word of the granule may differ from 0.
     #[inline]
     pub fn touched(&self) -> bool {
         self.touched.load(Ordering::SeqCst)
     }
-    /// Remembers that a page of it is being touched. One load when it is known.
+    /// Remembers that a page of the granule is being touched. Costs one load when that is known already.
     #[inline]
     pub fn touch(&self) {
-        // Acquire: who relies on another's touch comes after it (C++20 [atomics.order]: Relaxed would not put
-        // our look at `presence` after that touch).
+        // Acquire: a thread that relies on another thread's touch comes after it (C++20 [atomics.order]: Relaxed would
+        // not put our look at `presence` after that touch).
         if !self.touched.load(Ordering::Acquire) {
-            // SeqCst, and before the word's change: pairs with `hide`.
+            // SeqCst, and before the change of the word: pairs with `hide`.
             self.touched.store(true, Ordering::SeqCst);
         }
     }
@@ -416,7 +421,8 @@ impl Drop for PageTable {
         for leaf in self.leaves.iter_mut() {
             let leaf = *leaf.get_mut();
             if !leaf.is_null() {
-                // SAFETY: published leaves came from Box::into_raw, and `&mut self` means nobody looks any more.
+                // SAFETY: published leaves came from Box::into_raw, and `&mut self` means that no thread looks at them
+                // any more.
                 drop(unsafe { Box::from_raw(leaf) });
             }
         }
@@ -457,14 +463,14 @@ mod tests {
         let granule = GRANULE_PAGES as u64;
         let all = range(0, 4 * granule);
         t.add(all);
-        // Words that no granule without a touch can have: who looked at them would wait for them, or change them.
+        // Words that no untouched granule can have: a thread that looked at them would wait for them, or change them.
         let words: Vec<_> = (0..4).map(|n| t.granule(GranuleId(n)).unwrap().words).collect();
         words.iter().flat_map(|words| words.iter()).for_each(|word| word.overwrite(Word::FOREIGN));
         t.remove(all);
         assert!((0..4).all(|n| t.granule(GranuleId(n)).is_none()));
         t.add(all);
         assert!(words.iter().flat_map(|words| words.iter()).all(|word| word.load() == Word::FOREIGN));
-        // Of one that was touched they are.
+        // The words of a granule that was touched are looked at.
         t.granule(GranuleId(1)).unwrap().granule.touch();
         t.remove(all);
         assert!(words[1].iter().all(|word| word.load() == Word::UNTOUCHED) && words[0][0].load() == Word::FOREIGN);

@@ -1,5 +1,4 @@
-//! The page word: everything that is true about one page, in 64 bits that have
-//! one order of changes.
+//! The page word: everything that is true about one page, in 64 bits that have one order of changes.
 //!
 //! ```text
 //!  63     61 60        24 23        8 7         6       5       4       3       2     0
@@ -10,7 +9,7 @@
 //!
 //! # States, and what `place` means in them
 //!
-//! | state | mapped | bytes are | `place` | who may move it on |
+//! | state | mapped | bytes are | `place` | which thread may move it on |
 //! |---|---|---|---|---|
 //! | `Untouched` | no | zero, by definition | 0 | any thread, by compare-and-swap |
 //! | `Foreign` | – | not ours | 0 | the thread that holds the address-space lock |
@@ -19,35 +18,34 @@
 //! | `Leaving` | no | in a stage | stage | any thread, by compare-and-swap |
 //! | `Out` | no | in a slot | slot | any thread, by compare-and-swap |
 //!
-//! A page that is being fetched and one that an evictor is copying are both `Busy`: in
-//! somebody's hands. These need no distinction, because nobody but the owner acts on
-//! the difference: everybody else waits. (An `Untouched` page in an absent granule
-//! of the table is not managed at all; see [`crate::table`].)
+//! A page that is being fetched and a page that an evictor is copying are both `Busy`: one thread owns them. The word
+//! need not tell the two apart, because only the owner acts on the difference; every other thread waits. (An `Untouched`
+//! page in an absent granule of the table is not managed at all; see [`crate::table`].)
 //!
 //! # Rules
 //!
-//! 1. Every change is one compare-and-swap on the whole word (pins: one add), so there is
-//!    one order of changes and each sees the one before.
-//! 2. Whoever moved a word to `Busy` owns the page: only the owner maps, unmaps,
-//!    protects or unprotects it, and only the owner moves the word out of `Busy`.
-//! 3. `Resident` with a slot is **clean**: the slot holds the same bytes, and the kernel's page is
-//!    write-protected (or the fault that would change it has not returned yet). `Resident` without a slot is
-//!    **dirty**. There is no dirty bit that could disagree.
-//! 4. A dirty page is writable for the kernel too, unless `protected` is set. An evictor write-protects a whole
-//!    range with one call, neighbours that stay included: it sets `protected` on each *before* the call (see
+//! 1. Every change is one compare-and-swap on the whole word (pins: one add), so there is one order of changes and each sees the
+//!    one before.
+//! 2. The thread that moved a word to `Busy` owns the page: only the owner maps, unmaps, protects or unprotects it, and only the
+//!    owner moves the word out of `Busy`.
+//! 3. `Resident` with a slot is **clean**: the slot holds the same bytes, and the kernel's page is write-protected (or the fault
+//!    that would change it has not returned yet). `Resident` without a slot is **dirty**. There is no dirty bit that could
+//!    disagree.
+//! 4. A dirty page is writable for the kernel too, unless `protected` is set. An evictor write-protects a whole range with one
+//!    call, including neighbours that stay. It sets `protected` on each *before* the call (see
 //!    [`AtomicWord::expect_protection`]), so that a system call never meets a protection that the word did not announce.
-//! 5. `Leaving` keeps the page's bytes in a stage. `written` says that the stage's slot holds them too.
-//!    Only then may the evictor move it to `Out`.
-//! 6. `pins` counts system calls that are using the page. It can be raised in `Resident` only; while
-//!    it is not 0 the evictor leaves the page alone. It survives every change of state, so an unpin is one subtraction
-//!    whatever has happened to the page in between.
-//! 7. `waiters` is set by a thread before it sleeps; the owner's release clears it and must wake when it was set.
-//! 8. Whoever takes a page leaves the old state in the top three bits. So a memory call can still put
-//!    the page back when the kernel refuses the call ([`AtomicWord::claimed`]), and an evictor can tell that a page in
-//!    somebody's hands has its bytes in a stage of the evictor's, which it must not reuse ([`StageStep::Held`]).
-//! 9. `chances` of a resident page are how many times evictors still pass it over (a clock with counts). It has some when it comes, as the policy says,
-//!    and each evictor that passes takes one. `rescued` says that it came from a stage, and stays until its bytes are in a slot only: who is rescued
-//!    again has been used again all the time.
+//! 5. `Leaving` keeps the page's bytes in a stage. `written` says that the stage's slot holds them too. Only then may the evictor
+//!    move the word to `Out`.
+//! 6. `pins` counts system calls that are using the page. It can be raised in `Resident` only. While it is not 0 the evictor
+//!    leaves the page alone. It survives every change of state, so an unpin is one subtraction whatever has happened to the page
+//!    in between.
+//! 7. `waiters` is set by a thread before it sleeps. The owner's release clears it, and must wake when it was set.
+//! 8. The thread that takes a page leaves the old state in the top three bits. So a memory call can still put the page back when
+//!    the kernel refuses the call ([`AtomicWord::claimed`]). And an evictor can tell that the bytes of a page that another thread
+//!    owns are in a stage of the evictor's, which it must not reuse ([`StageStep::Held`]).
+//! 9. `chances` of a resident page are how many times evictors still pass it over (a clock with counts). A page gets some when it
+//!    comes, as the policy says, and each evictor that passes takes one. `rescued` says that the page came from a stage, and
+//!    stays until the page's bytes are in a slot only: a page that is rescued again has been used all the time.
 
 use crate::canary::{Canary, is_planted};
 use crate::page::Access;
@@ -63,7 +61,8 @@ const PINS_SHIFT: u32 = 8;
 const PIN_ONE: u64 = 1 << PINS_SHIFT;
 const PINS: u64 = 0xffff << PINS_SHIFT;
 const PLACE_SHIFT: u32 = 24;
-/// Where a `Busy` word keeps the state that its owner found, and a `Resident` one its chances. Places are below 2^37 (see `limits`).
+/// Where a `Busy` word keeps the state that its owner found, and a `Resident` one its chances. Places are below 2^37 (see
+/// `limits`).
 const TOP_SHIFT: u32 = 61;
 const TOP: u64 = 0x7 << TOP_SHIFT;
 /// The most chances that a page can have.
@@ -76,15 +75,15 @@ pub const CHANCES_MAX: u8 = 7;
 pub enum State {
     /// Managed, never touched or discarded: reads as zeros.
     Untouched = 0,
-    /// Not managed, in a granule that holds managed pages too: others' memory, or a guard in ours.
+    /// Not managed, in a granule that holds managed pages too: memory that is not ours, or a guard in ours.
     Foreign = 1,
-    /// In the hands of one thread.
+    /// One thread owns the page.
     Busy = 2,
     /// Mapped.
     Resident = 3,
     /// Unmapped, bytes still in RAM (in a stage), perhaps being written.
     Leaving = 4,
-    /// Only in swap space.
+    /// Unmapped, bytes in swap space only.
     Out = 5,
 }
 
@@ -100,7 +99,7 @@ impl Slot {
             None => None,
         }
     }
-    /// Its number: byte offset in the swap space / 4096.
+    /// The slot's number: byte offset in the swap space / 4096.
     #[inline]
     pub const fn number(self) -> u64 {
         self.0.get()
@@ -150,7 +149,7 @@ impl Word {
     /// The word of a page that is not ours.
     pub const FOREIGN: Word = Word(State::Foreign as u64);
 
-    /// State.
+    /// The page's state.
     #[inline]
     pub fn state(self) -> State {
         match self.0 & STATE {
@@ -173,7 +172,7 @@ impl Word {
     fn may_be_accessed(self, access: Access) -> bool {
         access == Access::Read || (Slot::new(self.place()).is_none() && !self.protected())
     }
-    /// The slot that holds the page's bytes: of an `Out` page always, of a `Resident` one when it is clean.
+    /// The slot that holds the page's bytes: for an `Out` page always, for a `Resident` one when it is clean.
     #[inline]
     pub fn slot(self) -> Option<Slot> {
         match self.state() {
@@ -211,17 +210,17 @@ impl Word {
     pub fn protected(self) -> bool {
         self.0 & PROTECTED != 0
     }
-    /// System calls that use the page.
+    /// Number of system calls that use the page.
     #[inline]
     pub fn pins(self) -> u32 {
         ((self.0 & PINS) >> PINS_SHIFT) as u32
     }
-    /// The word of the same page in somebody's hands.
+    /// The word of the same page once a thread owns it.
     #[inline]
     fn in_hands(self) -> Word {
         Word(self.0 & !(STATE | TOP) | State::Busy as u64 | (self.state() as u64) << TOP_SHIFT)
     }
-    /// Whether the page is in somebody's hands who found its bytes in `stage`.
+    /// Whether a thread owns the page and found its bytes in `stage`.
     #[inline]
     fn held_in(self, stage: Stage) -> bool {
         self.state() == State::Busy && self.0 >> TOP_SHIFT == State::Leaving as u64 && self.place() == u64::from(stage.0)
@@ -237,11 +236,11 @@ impl Word {
 pub enum Release {
     /// Managed and never touched: its bytes are zeros.
     Untouched,
-    /// Not ours any more.
+    /// No longer ours.
     Foreign,
     /// Mapped, and `slot` holds the same bytes (the kernel's page is write-protected).
     Clean {
-        /// Where the bytes are as well.
+        /// The slot that holds the bytes too.
         slot: Slot,
         /// How often evictors pass it over, at most [`CHANCES_MAX`].
         chances: u8,
@@ -257,14 +256,14 @@ pub enum Release {
     },
     /// Unmapped, bytes in `stage`; `written` when the stage's slot has them already.
     Leaving {
-        /// Where the bytes are.
+        /// The stage that holds the bytes.
         stage: Stage,
-        /// Whether a slot holds them too.
+        /// Whether the stage's slot holds them too.
         written: bool,
     },
     /// Unmapped, bytes in `slot` only.
     Out {
-        /// Where the bytes are.
+        /// The slot that holds the bytes.
         slot: Slot,
     },
 }
@@ -273,16 +272,16 @@ pub enum Release {
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BeginFault {
-    /// We own the page now; `was` says what to do about it.
+    /// We own the page now; `was` says what to do about the fault.
     Owned {
         /// The word as it was.
         was: Word,
     },
     /// Another thread owns it: wait, then look again.
     Wait,
-    /// It is mapped in the way that the access needs: the fault is over.
+    /// The page is mapped in the way that the access needs: the fault is over.
     Satisfied,
-    /// Not ours.
+    /// The page is not ours.
     Foreign,
 }
 
@@ -295,9 +294,9 @@ pub enum BeginEvict {
         /// The word as it was: `Resident`.
         was: Word,
     },
-    /// It had a chance left, and has one less now.
+    /// The page had a chance left, and has one fewer now.
     PassedOver,
-    /// Pinned, in somebody's hands, or not resident.
+    /// The page is pinned, owned by another thread, or not resident.
     Skip,
 }
 
@@ -307,7 +306,7 @@ pub enum BeginEvict {
 pub enum Collateral {
     /// The range may include the page.
     Fine,
-    /// It is pinned or in somebody's hands: the range must leave it out.
+    /// The page is pinned or owned by another thread: the range must leave it out.
     Avoid,
 }
 
@@ -322,7 +321,7 @@ pub enum Claim {
     },
     /// Another thread owns it: wait, then look again.
     Wait,
-    /// There is nothing to own: not ours.
+    /// There is nothing to own: the page is not ours.
     Foreign,
 }
 
@@ -332,9 +331,9 @@ pub enum Claim {
 pub enum Pin {
     /// Pinned: unpin it once.
     Pinned,
-    /// It has to be faulted in first, as a fault with the same access would.
+    /// The page has to be faulted in first, as a fault with the same access would do it.
     Fault,
-    /// Not ours: nothing to do.
+    /// The page is not ours: nothing to do.
     Foreign,
 }
 
@@ -354,8 +353,8 @@ pub enum StageStep {
     Done,
     /// The page no longer has its bytes in this stage: rescued or discarded.
     Gone,
-    /// Somebody has the page in hands and may be reading the stage, or may put the page back: neither reuse the
-    /// stage nor free its slot, look again later.
+    /// Another thread owns the page and may be reading the stage, or may put the page back. Neither reuse the stage nor
+    /// free its slot; look again later.
     Held,
 }
 
@@ -370,7 +369,7 @@ impl AtomicWord {
         AtomicWord(AtomicU64::new(word.0))
     }
 
-    /// Its value now. Acquire: pairs with the release in [`AtomicWord::release`], so that who sees
+    /// The word's value now. Acquire: pairs with the release in [`AtomicWord::release`], so that a thread that sees
     /// `Leaving` sees the bytes in the stage too.
     #[inline]
     pub fn load(&self) -> Word {
@@ -384,8 +383,8 @@ impl AtomicWord {
         loop {
             match next(Word(now)) {
                 Err(outcome) => return outcome,
-                // AcqRel: taking a page sees all that its last owner did (pairs with the same
-                // operation there), and publishes what we did before releasing it.
+                // AcqRel: the thread that takes a page sees all that its last owner did (pairs with the same operation
+                // there), and publishes what it did itself before it releases the page.
                 Ok((then, outcome)) => match self.0.compare_exchange_weak(now, then.0, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(_) => return outcome,
                     Err(seen) => now = seen,
@@ -394,20 +393,20 @@ impl AtomicWord {
         }
     }
 
-    /// A thread touched the page and the kernel says that it could not. `protected` is whether
-    /// the kernel found the page present (so that it was its protection that faulted).
+    /// A thread touched the page and the kernel says that it could not. `protected` is whether the kernel found the page
+    /// present (so that the page's protection caused the fault).
     pub fn begin_fault(&self, access: Access, protected: bool) -> BeginFault {
         self.change(|was| match was.state() {
             State::Foreign => Err(BeginFault::Foreign),
             State::Busy => Err(BeginFault::Wait),
-            // Absent for the kernel a moment ago and resident now: somebody brought it. Then
-            // only a write to a clean page still needs us, and the access finds that out by faulting again.
+            // The page was absent for the kernel a moment ago and is resident now: another thread brought it. Only a
+            // write to a clean page still needs us, and the access finds that out by faulting again.
             State::Resident if !protected || access == Access::Read => Err(BeginFault::Satisfied),
             _ => Ok((was.in_hands(), BeginFault::Owned { was })),
         })
     }
 
-    /// An evictor looks at the page. With `chances` one that has any loses one instead of being taken.
+    /// An evictor looks at the page. With `chances`, a page that has any loses one instead of being taken.
     pub fn begin_evict(&self, chances: bool) -> BeginEvict {
         self.change(|was| {
             if was.state() != State::Resident || was.pins() != 0 {
@@ -424,24 +423,24 @@ impl AtomicWord {
     pub fn expect_protection(&self) -> Collateral {
         self.change(|was| match was.state() {
             State::Busy => Err(Collateral::Avoid),
-            // Clean: write-protected already.
+            // A clean page is write-protected already.
             State::Resident if was.slot().is_some() => Err(Collateral::Fine),
-            // Pins first: a fault that ended while a range was being protected calls the page protected although
-            // it is writable, and one who pinned it before that fault counts on its being so.
+            // Pins first: a fault that ended while a range was being protected calls the page protected although it is
+            // writable, and a thread that pinned it before that fault counts on its being writable.
             State::Resident if was.pins() != 0 => Err(Collateral::Avoid),
             State::Resident if was.protected() => Err(Collateral::Fine),
             State::Resident => Ok((Word(was.0 | PROTECTED), Collateral::Fine)),
-            // Absent: whoever maps it meanwhile sees the granule's protection epoch move.
+            // An absent page: a thread that maps it meanwhile sees the granule's protection epoch move.
             _ => Err(Collateral::Fine),
         })
     }
 
-    /// In a forked child, before anybody else can touch it: what the page is there. Nothing that the parent's threads were about to
-    /// do with it counts: no pins (but with `keep_pins`), no waiters, no youth. The kernel has dropped its write protection, so a resident page is dirty,
-    /// and the slot that a clean one had is returned. A page that was leaving is in its slot: `slot_of` its stage, written before the fork.
-    ///
+    /// In a forked child, before any other thread can touch the page: sets the word to the page's state in the child. Nothing
+    /// that the parent's threads were about to do with the page counts: no pins (but with `keep_pins`), no waiters, no chances.
+    /// The kernel has dropped its write protection, so a resident page is dirty, and the slot that a clean one had is returned. A
+    /// page that was leaving is in its slot: `slot_of` its stage, written before the fork.
     /// # Errors
-    /// The word, when the page was in somebody's hands or its bytes are in no slot: then the child cannot have it.
+    /// The word, when a thread owned the page or its bytes are in no slot: then the child cannot have the page.
     pub fn inherit(&self, keep_pins: bool, slot_of: impl Fn(Stage) -> Option<Slot>) -> Result<(State, Option<Slot>), Word> {
         let was = self.load();
         let (then, freed) = match was.state() {
@@ -460,18 +459,19 @@ impl AtomicWord {
         Ok((then.state(), freed))
     }
 
-    /// Takes over another's value, before anybody can see this word.
+    /// Copies another word's value, before any other thread can see this word.
     #[cfg(not(loom))]
     pub(crate) fn copy_from(&self, other: &AtomicWord) {
         self.0.store(other.0.load(Ordering::Acquire), Ordering::Release);
     }
 
-    /// In a forked child: a pin that a call of this thread holds, which [`AtomicWord::inherit`] has dropped with the others'.
+    /// In a forked child: renews a pin that a call of this thread holds, which [`AtomicWord::inherit`] has dropped with the
+    /// others'.
     pub fn pin_again(&self) {
         self.0.fetch_add(PIN_ONE, Ordering::AcqRel);
     }
 
-    /// A memory call (munmap, madvise, mremap …) takes the page out of everybody's hands.
+    /// A memory call (munmap, madvise, mremap …) takes the page, so that no other thread can own it.
     pub fn claim(&self) -> Claim {
         self.change(|was| match was.state() {
             State::Foreign => Err(Claim::Foreign),
@@ -480,14 +480,14 @@ impl AtomicWord {
         })
     }
 
-    /// The word of a page that this thread claimed, as it was, with today's pins and without its chances.
+    /// The word of a page that this thread claimed: as it was, but with the pins of now and without its chances.
     pub fn claimed(&self) -> Word {
         let now = self.0.load(Ordering::Acquire);
         debug_assert_eq!(Word(now).state(), State::Busy, "only a claimed page can be asked");
         Word(now & !(STATE | TOP | WAITERS) | now >> TOP_SHIFT)
     }
 
-    /// The owner puts a page that it took back as it was.
+    /// The owner puts a page that it took back into the state that it found.
     pub fn restore(&self, was: Word) -> Released {
         self.change(|now| {
             debug_assert_eq!(now.state(), State::Busy, "only an owned page can be put back");
@@ -503,7 +503,7 @@ impl AtomicWord {
     pub fn release(&self, to: Release) -> Released {
         self.change(|now| {
             debug_assert_eq!(now.state(), State::Busy, "only an owned page can be released");
-            // From its stage, or before.
+            // The page came from its stage just now, or did so before.
             let from_stage = now.0 >> TOP_SHIFT == State::Leaving as u64;
             let rescued = if from_stage { RESCUED } else { now.0 & RESCUED };
             let resident = |chances: u8| {
@@ -528,7 +528,7 @@ impl AtomicWord {
         })
     }
 
-    /// The write of `stage` has been acknowledged.
+    /// The write of `stage` has been acknowledged: notes it in the word.
     pub fn stage_written(&self, stage: Stage) -> StageStep {
         self.change(|was| {
             if was.stage() == Some(stage) {
@@ -539,7 +539,7 @@ impl AtomicWord {
         })
     }
 
-    /// The evictor needs the stage: the page's bytes are in `slot` from here on only.
+    /// The evictor needs the stage: from here on the page's bytes are in `slot` only.
     ///
     /// # Panics
     /// When the stage has not been written (rule 5): that would lose the page.
@@ -566,7 +566,8 @@ impl AtomicWord {
         })
     }
 
-    /// [`AtomicWord::pin`] for code that may neither panic nor call anything; whether the page is pinned now. If not, ask that one.
+    /// [`AtomicWord::pin`] for code that may neither panic nor call anything. Returns whether the page is pinned now. If not, ask
+    /// that function.
     #[inline(always)]
     pub fn pin_quickly(&self, access: Access) -> bool {
         self.change(|was| {
@@ -585,20 +586,20 @@ impl AtomicWord {
         debug_assert!(before.pins() > 0, "{before:?} was unpinned more often than pinned");
     }
 
-    /// Says that the caller is about to sleep until the page moves on. `false`: it has moved already.
+    /// Says that the caller is about to sleep until the page moves on. `false`: the page has moved on already.
     #[must_use]
     pub fn announce_waiter(&self) -> bool {
         self.change(|was| if was.state() != State::Busy { Err(false) } else { Ok((Word(was.0 | WAITERS), true)) })
     }
 
-    /// Sets the word whatever it is, keeping pins. Only for a forked child, whose one thread inherited
-    /// words that threads of its parent had in hand.
+    /// Sets the word whatever it is, keeping pins. Only for a forked child, whose one thread inherited words of pages
+    /// that threads of its parent owned.
     pub fn overwrite(&self, word: Word) {
         self.change(|was| Ok((Word(was.0 & PINS | word.0 & !PINS), ())))
     }
 
-    /// Makes an untouched page foreign or the reverse, under the address-space lock, keeping pins.
-    /// `false`: it is neither, so it is not ours to change (rule 2), and has been left as it is.
+    /// Makes an untouched page foreign or the reverse, under the address-space lock, keeping pins. `false`: the page is
+    /// in neither state, so we may not change it (rule 2), and it stays as it is.
     #[must_use]
     pub fn set_foreign(&self, foreign: bool) -> bool {
         self.change(|was| {

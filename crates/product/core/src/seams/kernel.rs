@@ -36,7 +36,7 @@ pub enum HugePages {
     Never,
     /// Where the program has asked for them (`MADV_HUGEPAGE`).
     Asked,
-    /// Everywhere, but where it does not want them.
+    /// Everywhere, except where the program does not want them.
     Always,
 }
 
@@ -45,7 +45,8 @@ pub enum HugePages {
 pub trait Kernel: Sync {
     /// Maps `page`, absent until now, with a copy of `bytes`, and wakes kernel waiters if there are any.
     fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError>;
-    /// Maps the absent pages from `first` on with copies of `bytes`, as [`Kernel::map`] does one; how many were mapped (at least 1).
+    /// Maps the absent pages from `first` on with copies of `bytes`, as [`Kernel::map`] maps one. Returns how many were mapped
+    /// (at least 1).
     fn map_run(&self, first: Page, bytes: &[PageBuf], protect: Protect) -> Result<u64, KernelError> {
         for (page, bytes) in (0..).zip(bytes) {
             match self.map(first.plus(page), bytes, protect) {
@@ -56,18 +57,20 @@ pub trait Kernel: Sync {
         }
         Ok(bytes.len() as u64)
     }
-    /// Maps the absent pages from `first` on with zeros, writable; how many were mapped (at least 1).
+    /// Maps the absent pages from `first` on with zeros, writable. Returns how many were mapped (at least 1).
     fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError>;
     /// Where [`Kernel::map_huge`] is worth a call.
     fn huge_pages(&self) -> HugePages {
         HugePages::Never
     }
-    /// Maps a granule, all of it absent until now, with zeros, writable, as one huge page where that can be had. All of it or, with an error, none.
+    /// Maps a granule that is absent as a whole with zeros, writable, as one huge page where the kernel can provide one. Maps all
+    /// of it or, with an error, none.
     fn map_huge(&self, _granule: GranuleId) -> Result<(), KernelError> {
         Err(KernelError::Refused)
     }
-    /// Makes small pages of all huge pages of which there are parts in a granule: each page that leaves then gives its RAM back by itself. The bytes stay, and who can
-    /// write them. It may fail, where a huge page is shared with another process or pinned; what leaves then gives its RAM back when the last page does.
+    /// Splits all huge pages that have parts in a granule into small pages, so that each page that leaves gives its own RAM back.
+    /// The bytes and the write permissions stay. Splitting may fail where a huge page is shared with another process or pinned;
+    /// the RAM of such a huge page is given back when its last page leaves.
     fn split_huge(&self, _granule: GranuleId) {}
     /// Write-protects every mapped page of `range`, with one TLB flush.
     fn protect(&self, range: PageRange) -> Result<(), KernelError>;
@@ -75,16 +78,18 @@ pub trait Kernel: Sync {
     fn unprotect(&self, page: Page) -> Result<(), KernelError>;
     /// Copies the bytes of a mapped page. `readable` is false when the program itself may not read it.
     fn copy_out(&self, page: Page, into: &mut PageBuf, readable: bool) -> Result<(), KernelError>;
-    /// Unmaps `pages` and throws their bytes away, with as few TLB flushes as can be. Either all
-    /// are unmapped or the first `n` of `Err((n, why))`.
+    /// Unmaps `pages` and throws their bytes away, with as few TLB flushes as possible. Either all are unmapped, or the
+    /// first `n` of `Err((n, why))`.
     fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)>;
-    /// Does nothing. The engine calls it between two changes that other threads can come between; the simulator lets them.
+    /// Does nothing. The engine calls this between two changes that other threads can come between; the simulator lets
+    /// other threads run here.
     #[inline(always)]
     fn interleave(&self) {}
     /// A number for the calling thread, so that an eviction on a thread that is not an evictor is noticed.
     fn current_thread(&self) -> u64;
-    /// Lets other threads that want it have the processor.
+    /// Lets other threads that are ready use the processor.
     fn step_aside(&self) {}
-    /// A fault waits for a frame, with empty hands: whoever makes the evictors' threads may have to do it now.
+    /// A fault that owns no page waits for a frame. The thread that makes the evictors' threads may have to make them
+    /// now.
     fn short_of_frames(&self) {}
 }

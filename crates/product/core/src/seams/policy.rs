@@ -18,35 +18,37 @@ pub enum Verdict {
 /// How a page came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Came {
-    /// A fault has fetched it.
+    /// A fault fetched it.
     Fetched,
-    /// A fault found it in a stage: it is used.
+    /// A fault found it in a stage, so the page is used.
     Rescued,
-    /// The same, and so it was when it came the last time: it is used all the time.
+    /// A fault found it in a stage, and did so the last time it came too: the page is used all the time.
     RescuedAgain,
 }
 
-/// Pages that have left came back, to a program that goes through them in order.
+/// Pages that had left came back, to a program that goes through them in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Return {
-    /// How many pages left in between. If the program goes round in a loop, it has so many pages more than there are frames.
+    /// How many pages left in between. If the program goes round in a loop, the loop has this many pages more than there are
+    /// frames.
     pub distance: u64,
-    /// Frames that there are.
+    /// Number of frames.
     pub frames: u64,
 }
 
-/// Chooses victims. Called by evictors for each resident page that they pass, so O(1), no locks, no
-/// allocation. It never moves a page: a policy can be wrong, it cannot corrupt memory.
+/// Chooses victims. Evictors call it for each resident page that they pass, so it must be O(1), and take no locks and
+/// allocate nothing. It never moves a page: a policy can be wrong, it cannot corrupt memory.
 pub trait Policy: Sync {
-    /// What guesses the pages that will be wanted next.
+    /// The type that guesses which pages will be wanted next.
     type Prefetch: Prefetcher;
-    /// It.
+    /// The prefetcher.
     fn prefetcher(&self) -> &Self::Prefetch;
     /// What to do with a resident page.
     fn verdict(&self, page: Page, word: Word) -> Verdict;
     /// How many chances a page gets that became resident like this, at most [`crate::word::CHANCES_MAX`].
     fn chances(&self, came: Came) -> u8;
-    /// Which share of such a loop fits into all of memory, in 65,536ths; 0: no part of it should stay (`evict::loops`).
+    /// Which share of such a loop fits into all of memory, in 65,536ths; 0: no part of the loop should stay
+    /// (`evict::loops`).
     fn keep(&self, _returned: Return) -> u16 {
         0
     }

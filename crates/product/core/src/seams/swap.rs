@@ -8,17 +8,18 @@ use crate::word::Slot;
 /// Why a backend could not do what it was asked to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoError {
-    /// There is no room for more data (a full disk): other writes fail as well, reads work.
+    /// There is no room for more data (a full disk): other writes fail too, reads work.
     Full,
-    /// An error of the device, by errno.
+    /// An error from the device, by errno.
     Device(i32),
-    /// Fewer bytes than asked for.
+    /// The device transferred fewer bytes than asked for.
     Short,
 }
 
-/// What a backend answers that cannot give room back (`EOPNOTSUPP`).
+/// The answer of a backend that cannot give room back (`EOPNOTSUPP`).
 pub const CANNOT: IoError = IoError::Device(95);
-/// What a backend answers that cannot give room back now, since it is writing there by itself (`EAGAIN`): it may be asked again.
+/// The answer of a backend that cannot give room back now because it is writing there itself (`EAGAIN`). The caller may ask
+/// again.
 pub const LATER: IoError = IoError::Device(11);
 
 impl core::fmt::Display for IoError {
@@ -31,12 +32,13 @@ impl core::fmt::Display for IoError {
     }
 }
 
-/// How a read that nobody waits for goes on.
+/// How a read that no thread blocks on goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadBegun {
-    /// It has ended.
+    /// The read has ended.
     Over(Result<(), IoError>),
-    /// The caller reads so many pages, one at least and none that was not asked for, from this place of a file into the buffer, in a way of its own.
+    /// The caller reads this many pages from this place of a file into the buffer, in a way of its own: at least one, and none
+    /// that was not asked for.
     File {
         /// The descriptor. It stays open until the read has ended.
         fd: i32,
@@ -45,14 +47,14 @@ pub enum ReadBegun {
         /// Pages.
         pages: usize,
     },
-    /// It has ended when the monotonic clock says this, in ns.
+    /// The read has ended when the monotonic clock says this, in ns.
     Due(u64),
 }
 
 /// Reads pages back: what faults, readers and the drainer need.
 ///
-/// Slots are page-sized and numbered from 0; slot `n` is `n * 4096` bytes into the space. The engine never reads a slot whose write has not been
-/// acknowledged.
+/// Slots are page-sized and numbered from 0; slot `n` is `n * 4096` bytes into the space. The engine never reads a slot whose
+/// write has not been acknowledged.
 pub trait Reads: Send + Sync {
     /// Reads one page. Blocks. Called in a signal handler: no locks that a thread
     /// may hold while it faults, no allocation.
@@ -61,12 +63,14 @@ pub trait Reads: Send + Sync {
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
         (0..).zip(into).try_for_each(|(n, page)| self.read(first.plus(n), page))
     }
-    /// Begins a read of the neighbouring slots from `first` on, for a caller that does something else meanwhile. What the caller has read of them is handed to
-    /// [`Reads::finish_read`]. `into` stays where it is until the read has ended. As [`Reads::read`] otherwise.
+    /// Begins a read of the neighbouring slots from `first` on, for a caller that does something else meanwhile. The caller
+    /// passes what it has read itself to [`Reads::finish_read`]. `into` stays where it is until the read has ended. As
+    /// [`Reads::read`] otherwise.
     fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
         ReadBegun::Over(self.read_run(first, into))
     }
-    /// The caller has read the slots from `first` on, as [`Reads::begin_read`] has told it, with this result: makes pages of what came.
+    /// The caller has read the slots from `first` on, as [`Reads::begin_read`] told it to, with this result. Turns the bytes that
+    /// came into pages.
     fn finish_read(&self, _first: Slot, _into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
         read
     }
@@ -76,47 +80,48 @@ pub trait Reads: Send + Sync {
 pub trait Spaces: Send + Sync {
     /// Slots that the space can hold; `None`: as many as the disk has room for.
     fn capacity(&self) -> Option<u64>;
-    /// How the space is called in messages: `file:/var/tmp`.
+    /// The name of the space in messages: `file:/var/tmp`.
     fn name(&self) -> &str;
-    /// Spaces that fail each by itself (the files of an array), at least 1. Extents of 512 slots go round them, until
-    /// [`Spaces::arrange`].
+    /// Number of spaces that fail independently (the files of an array), at least 1. Extents of 512 slots go round them,
+    /// until [`Spaces::arrange`].
     fn spaces(&self) -> usize;
-    /// Slots that one of them can hold, in whole extents; `None`: as many as its disk has room for.
+    /// Slots that one of the spaces can hold, in whole extents; `None`: as many as its disk has room for.
     fn capacity_of(&self, space: usize) -> Option<u64>;
-    /// How the one that `slot` lies in is called in messages.
+    /// The name, in messages, of the space that `slot` lies in.
     fn name_of(&self, slot: Slot) -> &str;
-    /// Extents from `first` on, of which no slot was used yet, go round these spaces
-    /// ([`Arrangements`](crate::slots::arrangement::Arrangements)): one has come, or goes. By one thread at a time.
+    /// From now on the extents from `first` on, of which no slot has been used, go round these spaces
+    /// ([`Arrangements`](crate::slots::arrangement::Arrangements)): one space has come, or goes. One thread at a time.
     fn arrange(&self, _first: u32, _spaces: SpaceSet) {}
-    /// Whether no write that the backend makes by itself (a pool's copy to what is below it) is under way to a slot of these. Of slots that have no page
-    /// any more the answer stays true: such a write begins only to a slot that has one.
+    /// Whether none of the writes that the backend makes by itself (a pool's copy to the tier below) is under way to a slot of
+    /// these. For slots that no longer have a page the answer stays true, because such a write begins only to a slot that has
+    /// one.
     fn is_quiet(&self, _is_there: &dyn Fn(Slot) -> bool) -> bool {
         true
     }
-    /// `space` is empty and quiet ([`Spaces::is_quiet`]), and none of its slots is given out any more: no transfer begins there from now on. Waits for
-    /// threads that write there without a ring.
+    /// `space` is empty and quiet ([`Spaces::is_quiet`]), and none of its slots is given out any more. From now on no transfer
+    /// begins there. Waits for threads that write there without a ring.
     fn shut_space(&self, _space: usize) {}
-    /// The neighbouring slots from `first` on, within an extent, have no page: the medium need not keep what it has there. Nobody above reads or writes
-    /// them meanwhile; a backend that may be writing there by itself answers [`LATER`], and begins no such write until they have pages again. Blocks, by a
-    /// thread that may wait.
+    /// The neighbouring slots from `first` on, within an extent, have no page, so the medium need not keep their bytes. No caller
+    /// reads or writes them meanwhile. A backend that may be writing there by itself answers [`LATER`], and begins no such write
+    /// until the slots have pages again. Blocks: for a thread that may wait.
     ///
     /// # Errors
-    /// [`LATER`], [`CANNOT`], or why else it did not work. What the slots hold is anything then, too.
+    /// [`LATER`], [`CANNOT`], or the reason why it failed. The slots may hold any bytes then, too.
     fn give_back(&self, _first: Slot, _count: u32) -> Result<(), IoError> {
         Err(CANNOT)
     }
-    /// Gives back what a space had that was shut. A page of it can be read no more.
+    /// Releases what a space that was shut had. Its pages can no longer be read.
     fn close_space(&self, _space: usize) {}
 }
 
-/// RAM that a kind of swap space keeps pages in: what divides the memory limit needs.
+/// RAM that a kind of swap space keeps pages in: what the thread that divides the memory limit needs.
 pub trait MemoryBudget: Send + Sync {
-    /// RAM in which the space keeps pages, in bytes: it is taken from the memory limit. A page that is written to it adds a page at most. `None`: it
-    /// keeps them elsewhere.
+    /// RAM in which the space keeps pages, in bytes. It is taken from the memory limit. A page that is written to the space adds
+    /// a page at most. `None`: the space keeps pages elsewhere.
     fn own_memory(&self) -> Option<u64> {
         None
     }
-    /// The most that it may be from now on.
+    /// Sets the most that [`MemoryBudget::own_memory`] may be from now on.
     fn allow_memory(&self, _bytes: u64) {}
 }
 
@@ -137,26 +142,28 @@ pub trait WriteQueue: Send {
     ///
     /// # Safety
     /// The memory of `pages` must stay as it is until the completion for `tag` has been reaped.
-    /// (They lie in staging memory that outlives the queue; the evictor does not reuse a stage before.)
+    /// (The pages lie in staging memory that outlives the queue. The evictor does not reuse a stage before its
+    /// completion.)
     #[allow(clippy::result_unit_err)]
     unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()>;
-    /// Hands what was started to the device, and calls `done` for each completion there is; with `wait`,
-    /// blocks until there is at least one (unless nothing is in flight).
+    /// Hands the writes that were started to the device, and calls `done` for each completion that has arrived. With
+    /// `wait`, blocks until at least one has arrived (unless nothing is in flight).
     fn reap(&mut self, wait: bool, done: &mut dyn FnMut(u64, Result<(), IoError>));
     /// As [`WriteQueue::reap`] with `wait`, but gives up after about `ns` nanoseconds: a device may hang.
     fn reap_within(&mut self, ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>));
     /// Writes in flight.
     fn in_flight(&self) -> u32;
-    /// What the space does on the side, once a batch.
+    /// Work that the space does on the side, once a batch.
     fn tend(&mut self, _free: &dyn FreeSlots) {}
 }
 
 /// Which slots have no page.
 pub trait FreeSlots {
-    /// Of the 64 slots from `first`, a multiple of 64, on: a bit for each that has none, until the next write to it.
+    /// A bit for each of the 64 slots from `first` on, a multiple of 64: set if the slot has no page, until the next
+    /// write to it.
     fn free_of(&self, first: u64) -> u64;
 
-    /// Whether this one has none.
+    /// Whether this slot has no page.
     fn is_free(&self, slot: Slot) -> bool {
         self.free_of(slot.number() & !63) >> (slot.number() & 63) & 1 != 0
     }

@@ -1,7 +1,7 @@
-//! Which space an extent lies in, and where: shared by the map of slots and by the files.
+//! Which space an extent lies in, and where in it. The map of slots and the files both use this.
 //!
-//! Extents go round the spaces of an array. When a space comes or goes, those that are there stay where they are, and
-//! later ones go round the others: each such change is an **arrangement**, a set of spaces from an extent on.
+//! Extents go round the spaces of an array. When a space comes or goes, the extents that exist stay where they are, and
+//! later extents go round the changed set. Each such change is an **arrangement**: a set of spaces from an extent on.
 //!
 //! ```text
 //!  extent      0 1 2 3 4 5 6 │ 7 8 9 …        a set of two spaces from extent 0, of three from extent 7
@@ -11,25 +11,26 @@
 //!
 //! # Protocol
 //!
-//! One thread at a time makes changes ([`Arrangements::arrange`]); any thread, in a signal handler too, asks
-//! ([`Arrangements::place_of`]) about extents that are there already. An entry is written before the count that lets it be seen
-//! (Release), and changed afterwards only while no extent lies in it. So whoever got a slot by a release of its page word sees the
-//! arrangement that it lies in, and nobody needs a lock.
+//! One thread at a time makes changes ([`Arrangements::arrange`]). Any thread, in a signal handler too, asks
+//! ([`Arrangements::place_of`]) about extents that exist already. An entry is written before the count that makes it visible
+//! (Release). It is changed afterwards only while no extent lies in it. So a thread that got a slot by a release of its page word
+//! sees the arrangement that the slot lies in, and no lock is needed.
 //!
 //! # Room
 //!
-//! A change that leaves a space out saves extents that would never be used, and is left out itself when only the room that
-//! additions may need is left ([`Arrangements::can_leave_out`]). A space that comes where one has gone may still be in the set, and
-//! then needs no change. So additions never want for room, however often spaces come and go.
+//! A change that leaves a space out only saves extents that would never be used. Such a change is dropped when the only room left
+//! is what additions may need ([`Arrangements::can_leave_out`]). A space that comes where one has gone may still be in the set,
+//! and then needs no change. So additions never lack room, however often spaces come and go.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use alloc::boxed::Box;
 
-/// Spaces of an array at a time.
+/// Most spaces of an array at a time.
 pub const SPACES_MAX: usize = if cfg!(loom) { 2 } else { 64 };
-/// Changes that leave a space out.
+/// Most changes that leave a space out.
 const OMISSIONS_MAX: usize = if cfg!(loom) { 1 } else { 32 };
-/// The first arrangement, those that leave one out, and those that add one: without omissions between them each makes the set larger.
+/// Entries for the first arrangement, those that leave a space out, and those that add one. Without omissions between them, each
+/// addition makes the set larger.
 const ROOM: usize = 1 + OMISSIONS_MAX + SPACES_MAX;
 
 /// A set of spaces, by number.
@@ -37,52 +38,52 @@ const ROOM: usize = 1 + OMISSIONS_MAX + SPACES_MAX;
 pub struct SpaceSet(u64);
 
 impl SpaceSet {
-    /// The spaces from 0 to before `count`, at most [`SPACES_MAX`].
+    /// The spaces numbered below `count`, which is at most [`SPACES_MAX`].
     pub fn first(count: usize) -> SpaceSet {
         SpaceSet(u64::MAX.checked_shr(64 - count.min(SPACES_MAX) as u32).unwrap_or(0))
     }
 
-    /// With `space` in it.
+    /// The set with `space` in it.
     #[must_use]
     pub fn with(self, space: usize) -> SpaceSet {
         SpaceSet(self.0 | 1 << space)
     }
 
-    /// Without `space`.
+    /// The set without `space`.
     #[must_use]
     pub fn without(self, space: usize) -> SpaceSet {
         SpaceSet(self.0 & !(1 << space))
     }
 
-    /// Whether `space` is in it.
+    /// Whether `space` is in the set.
     pub fn contains(self, space: usize) -> bool {
         self.0 >> space & 1 != 0
     }
 
-    /// How many are in it.
+    /// How many spaces are in the set.
     pub fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// Whether none is.
+    /// Whether no space is in the set.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Those in it, in ascending order.
+    /// The spaces in the set, in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         let next = |rest: &u64| Some(rest & rest.wrapping_sub(1)).filter(|rest| *rest != 0);
         core::iter::successors(Some(self.0).filter(|all| *all != 0), next).map(|rest| rest.trailing_zeros() as usize)
     }
 
-    /// How many of those in it come before `space`.
+    /// How many spaces of the set come before `space`.
     fn rank(self, space: usize) -> u32 {
         (self.0 & ((1 << space) - 1)).count_ones()
     }
 
-    /// The one with so many before it.
+    /// The space of the set that has this many before it.
     fn nth(self, rank: u32) -> usize {
-        // As from the start: 0, 1, 2 …
+        // The set is as it was at the start: 0, 1, 2 …
         if self.0 & self.0.wrapping_add(1) == 0 { rank as usize } else { self.iter().nth(rank as usize).unwrap_or(0) }
     }
 }
@@ -90,13 +91,13 @@ impl SpaceSet {
 /// Where an extent lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// In which space.
+    /// The space that it lies in.
     pub space: usize,
-    /// Its number there.
+    /// Its number in that space.
     pub number: u32,
 }
 
-/// From an extent on.
+/// One arrangement: a set of spaces, from an extent on.
 #[derive(Debug)]
 struct Entry {
     first: AtomicU32,
@@ -111,7 +112,7 @@ pub struct Arrangements {
 }
 
 impl Arrangements {
-    /// Extents go round the spaces of `set`, which is not empty, from the first one on.
+    /// Extents from the first one on go round the spaces of `set`, which is not empty.
     pub fn new(set: SpaceSet) -> Arrangements {
         let entry = |n: usize| Entry { first: AtomicU32::new(0), set: AtomicU64::new(if n == 0 { set.0 } else { 0 }) };
         Arrangements { list: (0..ROOM).map(entry).collect(), count: AtomicU32::new(1) }
@@ -127,12 +128,12 @@ impl Arrangements {
         self.count.load(Ordering::Acquire) as usize - 1
     }
 
-    /// The spaces that new extents go round.
+    /// The spaces that new extents go round now.
     pub fn current(&self) -> SpaceSet {
         self.entry(self.last()).1
     }
 
-    /// Where `extent`, which is there or is about to be added, lies.
+    /// Where `extent`, which exists or is about to be added, lies.
     pub fn place_of(&self, extent: u32) -> Place {
         let mut at = self.last();
         let (mut first, mut set) = self.entry(at);
@@ -145,7 +146,7 @@ impl Arrangements {
         Place { space, number: turn / count + if at == 0 { 0 } else { self.extents_before(at, space) } }
     }
 
-    /// Extents of `space` in the arrangements before `at`.
+    /// How many extents of `space` lie in the arrangements before `at`.
     fn extents_before(&self, at: usize, space: usize) -> u32 {
         (0..at).map(|n| self.part(n, space, self.entry(n + 1).0).len() as u32).sum()
     }
@@ -157,7 +158,7 @@ impl Arrangements {
         (from..end.max(from)).step_by(set.len().max(1))
     }
 
-    /// The extents of `space`, of `extents` that there are.
+    /// The extents of `space` among the first `extents`.
     pub fn extents_of(&self, space: usize, extents: u32) -> impl DoubleEndedIterator<Item = u32> {
         let last = self.last();
         let end = move |at: usize| if at == last { extents } else { self.entry(at + 1).0.min(extents) };
@@ -167,11 +168,11 @@ impl Arrangements {
     /// Whether a space may still be left out.
     pub fn can_leave_out(&self) -> bool {
         let (left, set) = (ROOM - 1 - self.last(), self.current());
-        // Each of the others may still come, one by one.
+        // Each of the other spaces may still come, one by one.
         set.len() > 1 && left > SPACES_MAX - (set.len() - 1)
     }
 
-    /// Extents from `first` on, of which none is there yet, go round the spaces of `set`, which is not empty. One thread at a time.
+    /// Extents from `first` on, of which none exists yet, go round the spaces of `set`, which is not empty. One thread at a time.
     ///
     /// # Panics
     /// When there is no room, which [`Arrangements::can_leave_out`] prevents.
@@ -215,7 +216,8 @@ mod tests {
         assert_eq!(places, [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (0, 3), (0, 4), (1, 3), (2, 0)]);
     }
 
-    /// However spaces come and go: each extent has a place of its own, each space's are numbered without gaps, and none ever moves.
+    /// However spaces come and go: each extent has a place of its own, the extents of each space are numbered without gaps, and
+    /// no extent ever moves.
     #[test]
     fn no_two_extents_share_a_place_and_none_moves() {
         let (seeds, changes) = if cfg!(miri) { (2, 8) } else { (200, 60) };
@@ -254,7 +256,7 @@ mod tests {
         }
     }
 
-    /// Each of `SPACES_MAX` can be added after any number of changes.
+    /// Each of `SPACES_MAX` spaces can be added after any number of changes.
     #[test]
     fn additions_never_want_for_room() {
         let all = Arrangements::new(SpaceSet::first(1));

@@ -1,11 +1,12 @@
-//! Cores that have no slots left ask others ([`super::owners`] says who has which).
+//! Cores that have no slots left ask other cores ([`super::owners`] says which core has which slots).
 //!
 //! # Asking
 //!
-//! Only metadata is asked for: the asker writes and reads the pages itself. It pushes its task, then, until there is an answer, takes the owner's
-//! token if nobody has it and serves that queue, its own task among others, and serves its own queue. So it neither wakes nor waits for a thread
-//! that waits for a device. If whoever has the token does not go on (its thread was stopped), the task is cancelled, and so is a wait for the
-//! own token: the evictor has no slots *for now* ([`SlotMap::was_unanswered`]), puts its pages back, and comes again.
+//! A core asks for metadata only: the asker writes and reads the pages itself. The asker pushes its task. Then, until there is an
+//! answer, it does two things in turn. It takes the owner's token if no thread has it, and serves that queue, its own task
+//! included. And it serves its own queue. So it neither wakes nor waits for a thread that waits for a device. If the thread that
+//! has the token does not go on (because it was stopped), the asker cancels the task; it also gives up a wait for its own token.
+//! The evictor then has no slots *for now* ([`SlotMap::was_unanswered`]), puts its pages back, and tries again later.
 
 use super::arrangement::SPACES_MAX;
 use super::extent::extent_of;
@@ -16,7 +17,7 @@ use crate::limits::EXTENT_SLOTS;
 use crate::sync::{Ordering, spin_hint};
 use crate::word::Slot;
 
-/// What a task *Reserve* asks for: how many slots, and in which space (0: any).
+/// The request of a task *Reserve*: how many slots, and in which space (0: any).
 fn pack(want: u32, space: Option<usize>) -> u64 {
     u64::from(want) << 32 | space.map_or(0, |space| space as u64 + 1)
 }
@@ -27,7 +28,7 @@ fn unpack(request: u64) -> (u32, Option<usize>) {
 }
 
 impl Run {
-    /// As the answer to a task; 0: none.
+    /// The run as the answer to a task; 0: none.
     fn pack(run: Option<Run>) -> u64 {
         const { assert!(EXTENT_SLOTS < 1 << 16) };
         run.map_or(0, |run| run.first.number() << 16 | u64::from(run.len))
@@ -39,7 +40,8 @@ impl Run {
 }
 
 impl SlotMap {
-    /// With the token of `owner`: does what it was asked for before, then `f`, then what has come meanwhile.
+    /// With the token of `owner`: does what the core was asked for before, then `f`, then what has been asked for
+    /// meanwhile.
     pub(super) fn with_token<R>(&self, owner: usize, looks: u32, f: impl FnOnce(&mut Fill) -> R) -> Option<R> {
         self.owners.all[owner].fill.try_with(looks, |fill| {
             self.serve(owner, fill);
@@ -56,7 +58,7 @@ impl SlotMap {
         }
     }
 
-    /// Takes in what others have sent: extents go on the list, tasks wait for their turn.
+    /// Takes the owner's queue: extents go on the list, tasks wait for their turn.
     pub(super) fn take_in(&self, owner: usize, fill: &mut Fill) {
         let mut node = self.owners.all[owner].queue.take(|node| self.link(node));
         let mut last = fill.tasks;
@@ -88,7 +90,7 @@ impl SlotMap {
             if task == 0 {
                 return;
             }
-            // Before it ends: its asker may use it again then.
+            // Read before the task ends: its asker may use the task again after that.
             fill.tasks = self.link(task).load(Ordering::Relaxed);
             let Some(request) = self.owners.tasks.begin(task) else { continue };
             let (want, space) = unpack(request);
@@ -101,18 +103,18 @@ impl SlotMap {
         }
     }
 
-    /// Asks others, from `helper` on, who had some the last time.
+    /// Asks other cores, beginning with `helper`, which had slots the last time.
     pub(super) fn delegate(&self, me: usize, want: u32, space: Option<usize>, helper: usize) -> Option<Run> {
         let owners = &self.owners;
         let mut others = (u64::MAX >> (64 - owners.all.len())) & !(1 << me);
         loop {
-            // A space that is tried may be another's alone, and is left alone by those who are full.
+            // A space that is being tried may belong to another core alone, and full cores leave it alone.
             let full = if space.is_some() { 0 } else { owners.full.load(Ordering::SeqCst) };
             let to = owners.choose(me, others & !full, helper)?;
             others &= !(1 << to);
             match self.ask(me, to, pack(want, space)) {
                 Ok(Some(run)) => {
-                    // A hint: without it the next search begins where this one did.
+                    // Only a hint: without it the next search begins where this one did.
                     let _ = owners.all[me].fill.try_with(0, |fill| fill.helper = to);
                     return Some(run);
                 }
@@ -122,10 +124,10 @@ impl SlotMap {
         }
     }
 
-    /// Asks `to` for slots; an error: it does not answer.
+    /// Asks `to` for slots; an error: that core does not answer.
     fn ask(&self, me: usize, to: usize, request: u64) -> Result<Option<Run>, ()> {
         let tasks = &self.owners.tasks;
-        // Those that were cancelled are free again when their queue is served, which its owner may not do for long.
+        // Cancelled tasks are free again when their queue is served, which its owner may not do for a long time.
         let free_some = || self.with_token(to, 0, |_| tasks.post(me, request)).flatten();
         let asked = tasks.post(me, request).or_else(free_some).ok_or(())?;
         self.owners.all[to].queue.push(asked.node(), tasks.link(asked.node()));

@@ -1,21 +1,23 @@
-//! One extent: 512 slots, whose owner takes them while anybody frees them.
+//! One extent: 512 slots. Its owner takes them; any thread frees them.
 //!
-//! # Who writes which line
+//! # Which thread writes which line
 //!
-//! A slot is in use when its bit in `taken` differs from its bit in `freed`. The owner turns the one over when it takes the slot, whoever forfeits the
-//! slot turns the other: so a fault on any core writes no line that the owner writes when it reserves. `live` = `reserved` − `freed` of the two
-//! counts, each on the line of its bits.
+//! A slot is in use when its bit in `taken` differs from its bit in `freed`. The owner flips the first when it takes the slot,
+//! and the thread that forfeits the slot flips the second. So a fault on any core writes no line that the owner writes when it
+//! reserves. `live` = `reserved` − `freed` of the two counts, each on the line of its bits.
 //!
-//! # Who looks in which order
+//! # In which order a thread looks
 //!
-//! *taken, then freed*, to say that a slot is free: while it is in use its owner leaves `taken` alone, so there was a moment between the two looks at
-//! which it was. (The other way round it may have been freed, taken again, and look free.) *freed, then taken* for counts that must not be too low.
+//! *taken, then freed*, to decide that a slot is free: while the slot is in use its owner leaves `taken` alone, so it was free at
+//! some moment between the two looks. (In the other order, the slot may have been freed and taken again between the looks, and
+//! look free.) *freed, then taken* for counts that must not be too low.
 //!
 //! # Away
 //!
-//! An extent that its owner does not need for now is *away*, with the number of slots in use at which it comes back. Who frees a slot looks
-//! at that after it has counted the slot; the owner sends it away first, and looks at the count then. Whoever finds it low enough, and changes
-//! `away` first, puts it back: so it is in one place, and never forgotten.
+//! An extent that its owner does not need for now is *away*, with the number of slots in use at which it comes back. A thread
+//! that frees a slot looks at that number after it has counted the slot. The owner sends the extent away first, and looks at the
+//! count then. The thread that finds the count low enough, and is the first to change `away`, puts the extent back. So the extent
+//! is in one place, and never forgotten.
 
 use super::giving::Room;
 use crate::canary::{Canary, is_planted};
@@ -30,26 +32,26 @@ const AT_HAND: u32 = 0;
 /// `away` of an extent that comes back when its owner looks for it, and not before.
 const SHELVED: u32 = u32::MAX;
 
-/// What the owner writes, or who has its token.
+/// Written by the owner, or by the thread that has the owner's token.
 struct Taken {
     bits: [AtomicU64; WORDS],
     count: AtomicU32,
     room: Room,
 }
 
-/// What others write.
+/// Written by other threads.
 struct Freed {
     bits: [AtomicU64; WORDS],
     count: AtomicU32,
     away: AtomicU32,
-    /// Of the owner's list, or its queue.
+    /// Link of the owner's list, or of its queue.
     link: AtomicU32,
 }
 
 pub(super) struct Extent {
     taken: Padded<Taken>,
     freed: Padded<Freed>,
-    /// Written before it can be seen, and never again.
+    /// Written before the extent can be seen, and never again.
     owner: u32,
     /// Bit set: a forked child may read the slot. Changed under the lock of `shares`.
     pub(super) held: [AtomicU64; WORDS],
@@ -57,7 +59,7 @@ pub(super) struct Extent {
     pub(super) sums: [AtomicU64; EXTENT_SLOTS],
 }
 
-/// A bit for each slot of a word.
+/// A slot's bit in its word.
 fn bit(i: usize) -> u64 {
     1 << (i % 64)
 }
@@ -75,7 +77,7 @@ impl Extent {
         }
     }
 
-    /// Before anybody else sees it.
+    /// To be called before any other thread sees the extent.
     pub(super) fn set_owner(&mut self, owner: usize) {
         self.owner = owner as u32;
     }
@@ -84,7 +86,7 @@ impl Extent {
         self.owner as usize
     }
 
-    /// Whether it takes room on the disk.
+    /// Whether the extent takes room on the disk.
     pub(super) fn room(&self) -> &Room {
         &self.taken.room
     }
@@ -93,13 +95,14 @@ impl Extent {
         &self.freed.link
     }
 
-    /// Slots in use; not too few (module head).
+    /// Slots in use; never too few (module head).
     pub(super) fn live(&self) -> u32 {
         let freed = self.freed.count.load(Ordering::SeqCst);
         self.taken.count.load(Ordering::SeqCst).wrapping_sub(freed)
     }
 
-    /// Bit set: nobody has the slot, or had for a moment. Acquire: who takes it comes after who freed it.
+    /// Bit set: no page has the slot, or none had it for a moment. Acquire: the thread that takes the slot comes after
+    /// the thread that freed it.
     pub(super) fn free_word(&self, word: usize) -> u64 {
         let taken = self.taken.bits[word].load(Ordering::Acquire);
         !(taken ^ self.freed.bits[word].load(Ordering::Acquire))
@@ -136,12 +139,13 @@ impl Extent {
         self.taken.count.fetch_add(len, Ordering::SeqCst);
     }
 
-    /// `len` slots from `at` on, which are in use, are not any more. Whether the extent is to come back to its owner now: the caller sees to it.
+    /// Frees `len` slots from `at` on, which are in use. Whether the extent is to come back to its owner now: the caller puts it
+    /// back.
     #[must_use]
     pub(super) fn turn_freed(&self, at: usize, len: u32) -> bool {
         for word in at / 64..(at + len as usize).div_ceil(64) {
             let bits = part(word, at, len);
-            // Before: from then on the owner may take them again.
+            // Looked at first: from the change below on, the owner may take the slots again.
             let taken = if cfg!(debug_assertions) { self.taken.bits[word].load(Ordering::Acquire) } else { 0 };
             let before = self.freed.bits[word].fetch_xor(bits, Ordering::AcqRel);
             debug_assert!((taken ^ before) & bits == bits, "one of {len} slots from {at} on in an extent was freed twice");
@@ -156,7 +160,8 @@ impl Extent {
         live < away && self.bring(away)
     }
 
-    /// From now on it comes back when `most` or fewer slots are in use. Whether it does at once: it is at hand again. By the owner, who has it at hand.
+    /// From now on the extent comes back when `most` or fewer slots are in use. Whether it does so at once, and so is at hand
+    /// again. For the owner, while the extent is at hand.
     #[must_use]
     pub(super) fn send_away(&self, most: u32) -> bool {
         self.freed.away.swap(most + 1, Ordering::SeqCst);
@@ -164,12 +169,13 @@ impl Extent {
         self.live() <= most && self.bring(most + 1)
     }
 
-    /// It comes back when its owner looks for it. By the owner, who has it at hand.
+    /// The extent comes back when its owner looks for it. For the owner, while the extent is at hand.
     pub(super) fn shelve(&self) {
         self.freed.away.store(SHELVED, Ordering::SeqCst);
     }
 
-    /// The owner looks for it: whether it is at hand now, and was not before; and whether it had been shelved.
+    /// The owner looks for the extent. `Some`: it is at hand now, and was not before; the value says whether it had been
+    /// shelved.
     pub(super) fn fetch(&self) -> Option<bool> {
         let away = self.freed.away.load(Ordering::SeqCst);
         (away != AT_HAND && self.bring(away)).then_some(away == SHELVED)
@@ -179,7 +185,7 @@ impl Extent {
         self.freed.away.compare_exchange(from, AT_HAND, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
 
-    /// As another one is. Of extents that nobody uses meanwhile.
+    /// Becomes a copy of `other`. No thread uses either meanwhile.
     pub(super) fn copy_from(&self, other: &Extent) {
         let sides = [(&other.taken.bits, &self.taken.bits), (&other.freed.bits, &self.freed.bits), (&other.held, &self.held)];
         let words = sides.into_iter().flat_map(|(from, to)| from.iter().zip(to)).chain(other.sums.iter().zip(&self.sums));
@@ -205,12 +211,12 @@ fn part(word: usize, at: usize, len: u32) -> u64 {
     (u64::MAX >> (64 - (to - from))) << from
 }
 
-/// The number of an extent in a queue: behind those of tasks.
+/// The number of an extent in a queue; extents are numbered behind tasks.
 pub(super) fn node_of(extent: u32, last_task: Node) -> Node {
     last_task + 1 + extent
 }
 
-/// The extent of a node; `None`: it is a task.
+/// The extent of a node; `None`: the node is a task.
 pub(super) fn extent_of(node: Node, last_task: Node) -> Option<u32> {
     (node > last_task).then(|| node - last_task - 1)
 }

@@ -1,4 +1,4 @@
-//! Extents whose room on the disk is given back.
+//! Extents whose room on the disk the map gives back.
 //!
 //! ```text
 //!              a slot is given out          idle at a look              idle at a later look
@@ -7,12 +7,15 @@
 //!                                     └─────────────────────────┴────────────────────────────────────┘
 //! ```
 //!
-//! *Idle*: no slot is in use, none is held for a child, and its owner is not just filling it. An idle extent is *taken out of circulation* while the
-//! disk is asked: all its slots are taken, as its owner would take them, with the owner's token ([`super::owners`]). So nobody can be given one, and nobody names one; and
-//! to put it back is to free them. Who takes it out must not let the process fork before it is back: `share` would take its slots for used ones.
+//! *Idle*: no slot is in use, none is held for a child, and the extent's owner is not just filling it. An idle extent is *taken
+//! out of circulation* while the disk is asked to free its room: all its slots are taken, as its owner would take them, with the
+//! owner's token ([`super::owners`]). So no thread can be given one of its slots, and no page names one. To put the extent back
+//! is to free its slots. The thread that takes an extent out must not let the process fork before the extent is back: `share`
+//! would take its slots for used ones.
 //!
-//! Slots are given out of extents with room first. One without room is *shelved* when its owner meets it on the list, and taken from the shelf before the space grows.
-//! So what was given back stays so as long as the others are enough.
+//! Slots are given out of extents with room first. An extent without room is *shelved* when its owner meets it on the list, and
+//! is taken from the shelf before the space grows. So room that was given back stays given back as long as the other extents are
+//! enough.
 
 use super::owners::{Fill, PATIENCE};
 use super::{Extent, SLACK, SlotMap, WORDS};
@@ -26,7 +29,7 @@ const USED: u32 = 1;
 const RESTING: u32 = 2;
 const SLOTS: u32 = EXTENT_SLOTS as u32;
 
-/// Whether an extent takes room, and how long it has been idle. Changed with its owner's token.
+/// Whether an extent takes room, and how long it has been idle. Changed with the token of the extent's owner.
 #[derive(Debug)]
 pub(super) struct Room(AtomicU32);
 
@@ -40,15 +43,15 @@ impl Room {
     }
 }
 
-/// What [`SlotMap::look_whether_idle`] says.
+/// The result of [`SlotMap::look_whether_idle`].
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Idle {
-    /// It is in use, or has no room, or its owner's token was not to be had.
+    /// The extent is in use, or has no room, or its owner's token could not be had.
     No,
-    /// Since this look.
+    /// Idle since this look.
     Now,
-    /// Since an earlier look, without having been used in between.
+    /// Idle since an earlier look, and not used in between.
     Rests,
 }
 
@@ -58,27 +61,27 @@ impl SlotMap {
         self.owners.all.iter().map(|owner| owner.roomy.load(Ordering::Relaxed)).sum()
     }
 
-    /// As many as the map spreads the slots in use over, when it can grow.
+    /// How many extents the map spreads the slots in use over, when it can grow.
     pub fn extents_needed(&self) -> u32 {
         // At most three times the number of extents.
         (self.live() * u64::from(SLACK)).div_ceil(EXTENT_SLOTS as u64).min(u64::from(u32::MAX)) as u32
     }
 
-    /// Own extents, the last one first.
+    /// The process' own extents, the last one first.
     pub fn own_extents(&self) -> impl Iterator<Item = u32> + use<> {
         (self.base..self.extents.load(Ordering::Acquire)).rev()
     }
 
-    /// Slots of an own extent were taken. With its owner's token.
+    /// Slots of an own extent were taken. With the token of the extent's owner.
     pub(super) fn note_use(&self, owner: usize, fill: &mut Fill, room: &Room) {
-        // A look first: most runs follow another, and the line is the owner's.
+        // Look before writing: most runs follow another, and the line is the owner's.
         if room.0.load(Ordering::Relaxed) != USED && room.0.swap(USED, Ordering::Relaxed) == NO_ROOM {
             self.owners.all[owner].roomy.fetch_add(1, Ordering::Relaxed);
             fill.roomless -= 1;
         }
     }
 
-    /// An extent without room, from the shelf. With its owner's token.
+    /// Takes an extent without room from the shelf. With the owner's token.
     pub(super) fn take_from_shelf(&self, owner: usize, fill: &mut Fill) -> Option<u32> {
         if fill.roomless == 0 || fill.shelf_is_empty {
             return None;
@@ -105,7 +108,7 @@ impl SlotMap {
         self.with_token(extent.owner(), PATIENCE, |fill| f(fill, extent))
     }
 
-    /// Looks at an own extent. By one thread.
+    /// Looks whether an own extent is idle. One thread at a time.
     pub fn look_whether_idle(&self, index: u32) -> Idle {
         let look = |fill: &mut Fill, extent: &Extent| match extent.room().0.load(Ordering::Relaxed) {
             NO_ROOM => Idle::No,
@@ -119,7 +122,8 @@ impl SlotMap {
         self.with_owner(index, look).unwrap_or(Idle::No)
     }
 
-    /// Takes an own extent out of circulation, if it is idle: its first slot. Until [`SlotMap::put_back`], by the same thread.
+    /// Takes an own extent out of circulation, if it is idle. Returns its first slot. It stays out until
+    /// [`SlotMap::put_back`], by the same thread.
     pub fn take_out(&self, index: u32) -> Option<Slot> {
         self.with_owner(index, |fill, extent| {
             if !is_planted(Canary::Trim) {
@@ -133,7 +137,7 @@ impl SlotMap {
         })?
     }
 
-    /// Puts an extent back that was taken out. `given`: it has no room any more.
+    /// Puts an extent back that was taken out. `given`: it takes no room any more.
     pub fn put_back(&self, index: u32, given: bool) {
         let is_given = |fill: &mut Fill, extent: &Extent| {
             extent.room().0.store(NO_ROOM, Ordering::Relaxed);
@@ -142,7 +146,8 @@ impl SlotMap {
             fill.shelf_is_empty = false;
         };
         if given {
-            // Nobody but us names it. Without an answer the room counts as there, which costs a look later.
+            // No other thread names the extent. If the owner's token cannot be had, the room counts as there, which costs
+            // a look later.
             let _ = self.with_owner(index, is_given);
         }
         if !is_planted(Canary::Trim) {
@@ -165,7 +170,7 @@ mod tests {
         all
     }
 
-    /// Looks at all, and gives back what rests.
+    /// Looks at all extents, and gives back those that rest.
     fn give(map: &SlotMap) -> Vec<u32> {
         let rests = |&index: &u32| map.look_whether_idle(index) == Idle::Rests;
         let taken: Vec<u32> = map.own_extents().filter(rests).filter(|&index| map.take_out(index).is_some()).collect();
@@ -181,10 +186,10 @@ mod tests {
         assert_eq!((map.roomy_extents(), give(&map).len()), (7, 0));
         slots.iter().for_each(|&slot| map.free(slot));
         assert_eq!(give(&map), []);
-        // The first has a slot that nobody may have, and slots are given out of the last.
+        // The first extent has a slot that no page may have, and slots are given out of the last.
         assert_eq!(give(&map), [5, 4, 3, 2, 1]);
         assert_eq!((map.roomy_extents(), map.live(), give(&map).len()), (2, 0, 0));
-        // First of those that have room, then of those that had, before the space grows.
+        // First out of extents that have room, then out of those that had, before the space grows.
         let lie_below =
             |extent: u64, slots: &[Slot]| slots.iter().all(|slot| slot.number() / 512 < extent || slot.number() / 512 == 6);
         assert!(lie_below(1, &reserve_all(&map, 300)));
@@ -199,7 +204,7 @@ mod tests {
         let map = SlotMap::new(Some(2 * 512));
         let slots = reserve_all(&map, 600);
         slots.iter().for_each(|&slot| map.free(slot));
-        // Slots are given out of 1: only what lies elsewhere is idle, and 0 never is.
+        // Slots are given out of 1: only slots elsewhere are idle, and 0 never is.
         assert_eq!((give(&map).len(), give(&map).len()), (0, 0));
         assert_eq!(map.look_whether_idle(1), Idle::No);
         assert_eq!(map.take_out(1), None);

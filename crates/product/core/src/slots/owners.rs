@@ -1,27 +1,32 @@
-//! Each core has extents of its own, which it fills; cores ask each other for slots when theirs are full (ScaleSwap §4.4, §4.5).
+//! Each core has extents of its own, which it fills. Cores ask each other for slots when their own extents are full (ScaleSwap
+//! §4.4, §4.5).
 //!
 //! # What a core has
 //!
-//! Its extents say whose they are. One is being filled; those with room wait in a list, in the order in which they got it; all others are away
-//! ([`super::extent`]). All that is in [`Fill`], which belongs to who has the core's **token**: as a rule the evictor of this core, who reserves a run for
-//! each batch and writes lines that no other core writes. (A token and not a thread, since the evictor may be waiting for its device just then.)
+//! Each extent says which core owns it. One extent is being filled. Those with room wait in a list, in the order in which they
+//! got it. All others are away ([`super::extent`]). This state is in [`Fill`], which belongs to the thread that has the core's
+//! **token**. As a rule that is the evictor of this core, which reserves a run for each batch and writes lines that no other core
+//! writes. (The state belongs to a token and not to a thread, since the evictor may be waiting for its device just then.)
 //!
-//! Who frees a slot, a fault on any core, writes the lines for freed slots alone: the extent's, and the owner's count. When that makes an extent
-//! worth filling, it goes back to its owner by the owner's queue: the task *Free*, whose node is in the extent, so a signal handler can post it.
+//! A thread that frees a slot, in a fault on any core, writes the lines for freed slots alone: the extent's, and the owner's
+//! count. When that makes an extent worth filling, the extent goes back through its owner's queue: as the task *Free*, whose node
+//! is in the extent, so that a signal handler can post it.
 //!
 //! # Which slots
 //!
-//! 1. those behind the last run, in the extent that is being filled;
-//! 2. while two thirds of the core's room are free: of the extent that has waited longest with a third or less in use (why: *Room* in `docs/src/decisions/0006-slots-side-by-side.md`);
-//! 3. of one whose room was given back ([`super::giving`]);
-//! 4. of a new extent;
-//! 5. of any own extent that has some;
-//! 6. from another core, of the same NUMA node first: the task *Reserve*.
+//! 1. slots behind the last run, in the extent that is being filled;
+//! 2. while two thirds of the core's room are free: slots of the extent that has waited longest with a third or less in use (why:
+//!    *Room* in `docs/src/decisions/0006-slots-side-by-side.md`);
+//! 3. slots of an extent whose room was given back ([`super::giving`]);
+//! 4. slots of a new extent;
+//! 5. slots of any own extent that has some;
+//! 6. slots of another core, of the same NUMA node first: the task *Reserve*.
 //!
-//! Nothing is searched on the way. What cannot change is not looked at again: an extent that may not be given out is *shelved*, and that the space
-//! cannot grow is remembered, until what is allowed changes (`changes` counts that); who is full says so in a word that all read (`full`).
+//! No step searches. A core does not look again at what cannot have changed. An extent that may not be given out is *shelved*.
+//! That the space cannot grow is remembered until what is allowed changes (`changes` counts that). A core that is full says so in
+//! a word that all cores read (`full`).
 //!
-//! The list: [`super::waiting`]. How cores ask each other: [`super::asking`].
+//! The list is in [`super::waiting`]; how cores ask each other is in [`super::asking`].
 
 use super::extent::{Extent, node_of};
 use super::waiting::{NOT_FULL, ROOMY};
@@ -33,41 +38,42 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Padded, fence};
 use crate::word::Slot;
 use alloc::boxed::Box;
 
-/// Cores that have extents of their own, one bit of a word each; others share by remainder.
+/// Cores that have extents of their own, one bit of a word each. Cores beyond this number share by remainder.
 pub const OWNERS_MAX: usize = crate::limits::FRAME_CACHES;
-/// Looks for an answer, or at a token that another has, before a core goes on without: far longer than any work under a token takes, unless its thread
-/// does not run.
+/// How often a core looks for an answer, or at a token that another thread has, before it goes on without: far longer than any
+/// work under a token takes, unless the other thread does not run.
 pub(super) const PATIENCE: u32 = if cfg!(loom) { 12 } else { 100_000 };
 
-/// What belongs to who has a core's token.
+/// State that belongs to the thread that has a core's token.
 #[derive(Debug, Default)]
 pub(super) struct Fill {
-    /// The extent that is being filled, and the slot in it to go on at.
+    /// The extent that is being filled, and the slot in it to continue at.
     pub(super) current: Option<(u32, usize)>,
-    /// Those with room, oldest first, as nodes; 0: none.
+    /// Extents with room, oldest first, as nodes; 0: none.
     pub(super) oldest: Node,
     pub(super) newest: Node,
     /// Tasks that wait for their turn, in the order in which they came.
     pub(super) tasks: Node,
-    /// Own extents that are not shelved.
+    /// Own extents that are not on the shelf.
     pub(super) usable: u64,
     /// Own extents without room on the disk.
     pub(super) roomless: u64,
-    /// What was being filled when something changed: behind all others, once, when every free slot counts.
+    /// The extent that was being filled when something changed. It comes behind all others, once, when every free slot
+    /// counts.
     pub(super) left_for_last: Option<u32>,
-    /// None of those can be given out, as far as is known.
+    /// No extent on the shelf can be given out, as far as is known.
     pub(super) shelf_is_empty: bool,
-    /// `changes`, when the extents were looked through last.
+    /// The value of `changes` when the extents were last looked through.
     looked_at: u64,
-    /// It could not grow then.
+    /// The map could not grow then.
     stuck: bool,
     /// There is so little room that every free slot counts.
     pub(super) tight: bool,
-    /// Who had slots last.
+    /// The core that had slots last.
     pub(super) helper: usize,
 }
 
-/// Where slots come back: written by who frees.
+/// Counts of slots that came back: written by threads that free slots.
 #[derive(Debug, Default)]
 pub(super) struct Returned {
     /// Slots of own extents.
@@ -86,20 +92,20 @@ pub(super) struct Owner {
     pub(super) roomy: Padded<AtomicU32>,
     returned: Padded<Returned>,
     pub(super) queue: Padded<Queue>,
-    /// The last reservation had to go on without an answer. Written by who reserves, when that changes.
+    /// The last reservation had to go on without an answer. Written by the thread that reserves, when the value changes.
     unanswered: Padded<AtomicBool>,
 }
 
-/// What all owners share: read by all, written when something changes that concerns all.
+/// What all owners share: read by all cores, written when something changes that concerns all.
 #[derive(Debug)]
 pub(super) struct Owners {
     pub(super) all: Box<[Owner]>,
     pub(super) tasks: Tasks,
     /// A bit for each owner that has no room.
     pub(super) full: Padded<AtomicU64>,
-    /// How often what is allowed has changed.
+    /// How often the set of what may be given out has changed.
     changes: Padded<AtomicU64>,
-    /// For each owner a bit for each that is on the same NUMA node.
+    /// For each owner, a bit for each owner on the same NUMA node.
     near: Box<[u64]>,
 }
 
@@ -110,7 +116,7 @@ impl Fill {
 }
 
 impl Owners {
-    /// One for each of `nodes`, which says on which NUMA node the core is.
+    /// An owner for each entry of `nodes`, which says on which NUMA node the core is.
     pub(super) fn new(nodes: &[usize]) -> Owners {
         let nodes = &nodes[..nodes.len().min(OWNERS_MAX)];
         let owner = || Owner {
@@ -131,7 +137,7 @@ impl Owners {
         }
     }
 
-    /// In a forked child: what all extents had is the base's.
+    /// In a forked child: slots that all extents had count as the base's.
     pub(super) fn begin_own(&mut self) {
         for owner in &mut self.all {
             *owner.fill.0.renew() = Fill::default();
@@ -145,15 +151,15 @@ impl Owners {
         self.changed();
     }
 
-    /// Something may be given out that could not be, or the other way round.
+    /// Slots may be given out that could not be before, or the other way round.
     pub(super) fn changed(&self) {
-        // First: who finds itself full before it has seen the change says so before this, or looks again.
+        // Counted first: a core that finds itself full before it has seen the change says so before this, or looks again.
         self.changes.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         self.full.store(0, Ordering::SeqCst);
     }
 
-    /// Slots in use in own extents; not too few.
+    /// Slots in use in own extents; never too few.
     pub(super) fn live(&self) -> u64 {
         let freed: u64 = self.all.iter().map(|owner| owner.returned.own.load(Ordering::Acquire)).sum();
         self.all.iter().map(|owner| owner.taken.load(Ordering::Acquire)).sum::<u64>().saturating_sub(freed)
@@ -164,7 +170,7 @@ impl Owners {
         self.all.iter().map(|owner| owner.returned.base.load(Ordering::Relaxed)).sum()
     }
 
-    /// As another map's are. Its extents are looked for when they are needed.
+    /// Becomes a copy of `other`. The map's extents are looked for when they are needed.
     pub(super) fn copy_from(&self, other: &Owners) {
         for (to, from) in self.all.iter().zip(&other.all) {
             let counts =
@@ -185,7 +191,8 @@ impl Owners {
         }
     }
 
-    /// Of the cores in `open`, whom `me` asks first: on its own node, and from `from` on round and round.
+    /// Which of the cores in `open` the core `me` asks first: one on its own node if there is one, going round from
+    /// `from` on.
     pub(super) fn choose(&self, me: usize, open: u64, from: usize) -> Option<usize> {
         let near = open & self.near[me];
         let among = if near != 0 { near } else { open };
@@ -195,19 +202,21 @@ impl Owners {
 }
 
 impl SlotMap {
-    /// Reserves up to `want` neighbouring slots for `core`: its own, or those of another core; `None`: there are none, or none
+    /// Reserves up to `want` neighbouring slots for `core`: its own, or those of another core. `None`: there are none, or none
     /// can be had at the moment ([`SlotMap::was_unanswered`]).
     pub fn reserve_run(&self, core: usize, want: u32) -> Option<Run> {
         self.reserve(core, want, None)
     }
 
-    /// As [`SlotMap::reserve_run`], in one space, also if it is left alone: to see whether it works (again). Slots
-    /// that were never used before those that were, since overwriting may work where there is no room for more.
+    /// As [`SlotMap::reserve_run`], in one space, even if the map leaves that space alone: to see whether the space works
+    /// (again). Slots that were never used come before those that were, since overwriting may work where there is no room
+    /// for more.
     pub fn reserve_run_in(&self, core: usize, space: usize, want: u32) -> Option<Run> {
         self.reserve(core, want, Some(space))
     }
 
-    /// Whether the last reservation for `core` found that another core did not answer: then it may have failed without any want of room.
+    /// Whether the last reservation for `core` found that another core did not answer. The reservation may then have failed
+    /// although there is room.
     pub fn was_unanswered(&self, core: usize) -> bool {
         self.owner(core).unanswered.load(Ordering::Relaxed)
     }
@@ -237,7 +246,7 @@ impl SlotMap {
         }
     }
 
-    /// Own slots, as the module head says.
+    /// Finds slots of the core's own, as the module head says.
     pub(super) fn find(&self, owner: usize, fill: &mut Fill, want: u32, space: Option<usize>) -> Option<Run> {
         if let Some(space) = space {
             return self.find_in(owner, fill, space, want);
@@ -249,7 +258,8 @@ impl SlotMap {
                 return found;
             }
             self.owners.note_full(owner);
-            // One of the two sees the other: who puts an extent into the queue, or allows something, then looks whether we are full.
+            // One of the two sees the other: we say that we are full, then look; the other thread puts an extent into the queue,
+            // or allows something, then looks whether we are full.
             if self.owners.all[owner].queue.is_empty() && self.owners.changes.load(Ordering::SeqCst) == changes {
                 return None;
             }
@@ -264,7 +274,7 @@ impl SlotMap {
             if fill.looked_at != changes {
                 (fill.looked_at, fill.stuck, fill.tight) = (changes, false, false);
                 self.look_through(owner, fill);
-                // Behind all others: if the disk is full it may be what there is no room for.
+                // Behind all others: if the disk is full, this extent may be the one that has no room.
                 if let Some((index, _)) = fill.current.take() {
                     fill.left_for_last = Some(index);
                     self.put_away(fill, index);
@@ -288,7 +298,7 @@ impl SlotMap {
         }
     }
 
-    /// Slots of an extent were taken; `None`: they went back, since their space was closed just then.
+    /// Counts slots of an extent that were just taken. `None`: they went back, since their space was closed just then.
     fn count_run(&self, owner: usize, fill: &mut Fill, index: u32, at: usize, len: u32) -> Option<Run> {
         self.note_use(owner, fill, self.extent(index).room());
         if self.closed_meanwhile(index, at, len) {
@@ -303,7 +313,8 @@ impl SlotMap {
         let it = &self.owners.all[owner];
         let live = it.taken.load(Ordering::Relaxed) - it.returned.own.load(Ordering::Relaxed);
         let room = fill.usable * EXTENT_SLOTS as u64;
-        // Two thirds of the room are free: then some extent is at most a third full, and the one that has waited longest is emptier still.
+        // Two thirds of the room are free. So some extent is at most a third full, and the one that has waited longest is emptier
+        // still.
         if !fill.tight
             && live * u64::from(SLACK) <= room
             && let Some(extent) = self.oldest_with(fill, ROOMY)
@@ -329,7 +340,7 @@ impl SlotMap {
         self.oldest_with(fill, NOT_FULL)
     }
 
-    /// Own slots in one space, whatever is allowed there.
+    /// Finds own slots in one space, whatever is allowed there.
     fn find_in(&self, owner: usize, fill: &mut Fill, space: usize, want: u32) -> Option<Run> {
         if self.is_closed(space) {
             return None;
@@ -349,7 +360,7 @@ impl SlotMap {
         self.count_run(owner, fill, index, at, len)
     }
 
-    /// The bytes in `slot` are needed no more. No read or write of it may be in flight.
+    /// The bytes in `slot` are no longer needed. No read or write of it may be in flight.
     pub fn free(&self, slot: Slot) {
         let (index, at) = super::locate(slot);
         let extent = self.extent(index);
@@ -365,7 +376,7 @@ impl SlotMap {
         }
     }
 
-    /// All slots of an own extent, which were taken at one time, are free again.
+    /// Frees all slots of an own extent, which were taken at one time.
     pub(super) fn free_all_of(&self, index: u32) {
         let extent = self.extent(index);
         let comes_back = extent.turn_freed(0, EXTENT_SLOTS as u32);
@@ -375,18 +386,18 @@ impl SlotMap {
         }
     }
 
-    /// The task *Free*: the extent is worth filling again.
+    /// Posts the task *Free*: the extent is worth filling again.
     pub(super) fn send_back(&self, index: u32, extent: &Extent) {
         self.owners.all[extent.owner()].queue.push(node_of(index, self.owners.tasks.last()), extent.link());
         fence(Ordering::SeqCst);
         self.owners.note_room(extent.owner());
     }
 
-    /// Checks that what each core counts is what its extents say. Only exact while no other thread uses the map.
+    /// Checks that each core's counts agree with its extents. Exact only while no other thread uses the map.
     pub(super) fn assert_owners_valid(&self) {
         for (number, owner) in self.owners.all.iter().enumerate() {
             let own = (self.base..self.extents.load(Ordering::Acquire)).filter(|&index| self.extent(index).owner() == number);
-            // Nobody has the first slot of all, which counts as in use.
+            // No page has the very first slot, which counts as in use.
             let live: u64 = own.map(|index| u64::from(self.extent(index).live()) - u64::from(index == self.base)).sum();
             let counted = owner.taken.load(Ordering::Acquire) - owner.returned.own.load(Ordering::Acquire);
             assert_eq!(live, counted, "slots of core {number}");

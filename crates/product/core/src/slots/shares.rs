@@ -1,27 +1,27 @@
-//! The map of slots in a fork: what the parent holds for its children, and what a child begins with (the head of [`super`] says which
-//! rules both keep).
+//! The map of slots in a fork: the slots that the parent holds for its children, and what a child begins with. The head of
+//! [`super`] gives the rules that both keep.
 
 use super::{SlotMap, WORDS};
 use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
 use crate::sync::Ordering;
 use alloc::vec::Vec;
 
-/// Children whose slots are held apart from each other's. More have the last one's.
+/// Children whose slots are held separately. Further children use the last share.
 pub(super) const SHARES_MAX: usize = 32;
 
-/// What one or more forked children may read.
+/// Slots that one or more forked children may read.
 #[derive(Debug)]
 pub(super) struct Share {
     id: u64,
-    /// Children that are not gone.
+    /// Children that still exist.
     users: u32,
-    /// Slots that were in use when they began, by extent.
+    /// Slots that were in use when the children began, by extent.
     held: Vec<[u64; WORDS]>,
 }
 
 impl SlotMap {
-    /// A child is about to be forked: what is in use now is not given out again until [`SlotMap::unshare`] of the number that
-    /// this returns. Nothing may be reserved and not yet named by a page. Allocates.
+    /// A child is about to be forked: slots in use now are not given out again until [`SlotMap::unshare`] of the number that
+    /// this returns. No slot may be reserved and not yet named by a page. Allocates.
     pub fn share(&self) -> u64 {
         let extents = self.extents.load(Ordering::Acquire);
         let mut held: Vec<[u64; WORDS]> = Vec::with_capacity((extents - self.base) as usize);
@@ -38,7 +38,7 @@ impl SlotMap {
                 shares.push(Share { id, users: 1, held: core::mem::take(&mut held) });
                 return id;
             }
-            // Rather hold some longer than need be, than a list without end.
+            // Holding some slots longer than necessary is better than a list without end.
             let last = &mut shares[SHARES_MAX - 1];
             last.users += 1;
             core::mem::swap(&mut last.held, &mut held);
@@ -47,12 +47,12 @@ impl SlotMap {
             }
             last.id
         });
-        // What was replaced is freed here, outside of the lock.
+        // The memory that was replaced is freed here, outside of the lock.
         drop(held);
         id
     }
 
-    /// A child is gone, and all that it has forked.
+    /// A child is gone, and so are all its descendants.
     ///
     /// # Panics
     /// When there is no such share.
@@ -73,9 +73,9 @@ impl SlotMap {
             self.shared.store(!shares.is_empty(), Ordering::Relaxed);
             Some(gone)
         });
-        // What was held may be given out.
+        // Slots that were held may be given out.
         self.owners.changed();
-        // Freed outside of the lock.
+        // Memory is freed outside of the lock.
         drop(gone);
     }
 
@@ -84,8 +84,8 @@ impl SlotMap {
         self.alone(|shares| shares.len())
     }
 
-    /// In a forked child: all that there is becomes the base; new slots come behind, at most `capacity` of them (rounded down
-    /// to whole extents). The first slot of the child's own space.
+    /// In a forked child: all extents become the base. New slots come behind, at most `capacity` of them (rounded down to
+    /// whole extents). Returns the first slot of the child's own space.
     pub fn begin_own(&mut self, capacity: Option<u64>) -> u64 {
         self.reserved_in_base += u32::from(self.extents.load(Ordering::Relaxed) > self.base);
         self.base = self.extents.load(Ordering::Relaxed);
@@ -102,7 +102,8 @@ impl SlotMap {
         u64::from(self.base) * EXTENT_SLOTS as u64
     }
 
-    /// A copy, as `fork` makes one: for the simulator, where it does not. Of a map whose owner does nothing meanwhile.
+    /// A copy of the map, as `fork` makes one: for the simulator, where fork does not. The owner of the map does nothing
+    /// meanwhile.
     #[must_use]
     pub fn duplicate(&self) -> SlotMap {
         let capacity = u64::from(self.extents_max.load(Ordering::Relaxed)) * EXTENT_SLOTS as u64;

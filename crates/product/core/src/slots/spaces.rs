@@ -3,14 +3,15 @@
 //! # A space goes
 //!
 //! ```text
-//!  reserving            takes slots, counts them in `live` ─ fence ─ looks whether the space is closed: gives them back
-//!  who takes it away    closes the space                   ─ fence ─ looks at `live`
+//!  thread that reserves            takes slots, counts them in `live` ─ fence ─ looks whether the space is closed: gives them back
+//!  thread that takes it away       closes the space                   ─ fence ─ looks at `live`
 //! ```
 //!
-//! One of the two sees the other. So once a closed space was found empty ([`SlotMap::is_empty`]) it stays so: no page word and no stage
-//! names a slot of it, and none will.
+//! One of the two sees the other. So a closed space that was found empty ([`SlotMap::is_empty`]) stays empty: no page word and no
+//! stage names a slot of it, and none will.
 //!
-//! Its extents stay in the map, and their slots are nobody's. A space that comes may take its number: then they lie in that one.
+//! Its extents stay in the map, and their slots belong to no page. A space that comes may take its number; then the extents lie
+//! in that space.
 
 use super::arrangement::{SPACES_MAX, SpaceSet};
 use super::{CHUNK, SlotMap, locate};
@@ -26,20 +27,20 @@ use alloc::boxed::Box;
 pub enum Allowed {
     /// Any, up to its capacity.
     All,
-    /// Those in extents that are there already: the disk is full, and what it holds can be overwritten.
+    /// Slots in extents that exist already: the disk is full, and what it holds can be overwritten.
     NoGrowth,
     /// None: the space fails.
     Nothing,
 }
 
-/// One space of an array. Plain atomics, in models too: a hint, every value of which is right.
+/// One space of an array. Plain atomics, in models too: they are hints, every value of which is right.
 #[derive(Debug)]
 pub(super) struct Bounds {
-    /// Extents that it can hold.
+    /// Extents that the space can hold.
     capacity: AtomicU32,
     /// Its extents from here on are not given out.
     ceiling: AtomicU32,
-    /// What it had when it was found full; all ones: it is not.
+    /// How many extents the space had when it was found full; all ones: it is not full.
     grown: AtomicU32,
 }
 
@@ -51,7 +52,7 @@ impl Bounds {
     }
 }
 
-/// Room for all that there can be, of which the first have these capacities.
+/// Bounds for as many spaces as there can be, of which the first have these capacities.
 pub(super) fn bounds(capacities: &[Option<u64>]) -> Box<[Bounds]> {
     let number = AtomicU32::new;
     let all: Box<[Bounds]> =
@@ -60,24 +61,24 @@ pub(super) fn bounds(capacities: &[Option<u64>]) -> Box<[Bounds]> {
     all
 }
 
-/// Whole extents of so many slots.
+/// Whole extents of this many slots.
 fn extents(capacity: Option<u64>) -> u32 {
     capacity.map_or(u64::from(u32::MAX), |slots| slots / EXTENT_SLOTS as u64).min(u64::from(u32::MAX)) as u32
 }
 
-/// What [`SlotMap::end_space`] came to.
+/// The outcome of [`SlotMap::end_space`].
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Removal {
-    /// New extents go round the others.
+    /// New extents go round the other spaces.
     LeftOut,
-    /// It keeps its turn, for a space that takes its number: its extents will not be used.
+    /// The space keeps its turn, for a space that takes its number: its extents will not be used.
     KeepsTurn,
 }
 
 impl SlotMap {
-    /// Own extents go round spaces of these capacities, in slots (`None`: as many as there can be). Before the first slot is
-    /// reserved, or just after [`SlotMap::begin_own`].
+    /// Own extents go round spaces of these capacities, in slots (`None`: as many as there can be). To be called before the
+    /// first slot is reserved, or just after [`SlotMap::begin_own`].
     ///
     /// # Panics
     /// For more than [`SPACES_MAX`].
@@ -95,10 +96,10 @@ impl SlotMap {
         self.owners.changed();
     }
 
-    /// Room for so many extents, and for as many as there can be, if spaces may come.
+    /// Makes room for this many extents, or for as many as there can be if spaces may come.
     pub(super) fn set_extents_max(&mut self, extents: u32) {
         self.extents_max.store(extents, Ordering::Relaxed);
-        // Reserved, and filled as the map grows.
+        // The memory is reserved, and filled as the map grows.
         let room = if cfg!(any(loom, miri)) { extents as usize } else { EXTENTS_MAX };
         let chunks = room.div_ceil(CHUNK).max(1);
         if chunks > self.chunks.len() {
@@ -108,7 +109,7 @@ impl SlotMap {
         }
     }
 
-    /// Spaces that there are or were: their numbers are below.
+    /// Number of spaces that exist or existed; their numbers are below it.
     pub fn spaces(&self) -> usize {
         self.known.load(Ordering::Acquire) as usize
     }
@@ -118,10 +119,10 @@ impl SlotMap {
         Some(self.arrangements.place_of(locate(slot).0.checked_sub(self.base)?).space)
     }
 
-    /// Some own slot of `space`, there or not: to find its name by.
+    /// Some own slot of `space`, whether it exists or not: to look up the space's name.
     pub fn some_slot_of(&self, space: usize) -> Option<Slot> {
         let own = self.extents.load(Ordering::Acquire).saturating_sub(self.base);
-        // Those that come next among them.
+        // The extents that come next are among them.
         let turn = self.arrangements.current().len() as u32;
         let extent = self.arrangements.extents_of(space, own + turn).last()?;
         Slot::new(u64::from(self.base + extent) * EXTENT_SLOTS as u64 + 1)
@@ -132,7 +133,7 @@ impl SlotMap {
         let own = self.extents.load(Ordering::Acquire) - self.base;
         let live = |e: u32| u64::from(self.extent(self.base + e).live());
         let live = self.arrangements.extents_of(space, own).map(live).sum::<u64>();
-        // Nobody has the first slot of all, which counts as in use.
+        // No page has the very first slot, which counts as in use.
         live - u64::from(own > 0 && self.arrangements.place_of(0).space == space)
     }
 
@@ -153,7 +154,8 @@ impl SlotMap {
                     let own = self.extents.load(Ordering::Acquire) - self.base;
                     let grown = self.arrangements.extents_of(space, own).count() as u32;
                     bounds.grown.store(grown.min(capacity), Ordering::Relaxed);
-                    // Also if that is the capacity: what is being filled may be what there is no room for.
+                    // Also if the ceiling is the capacity: the extent that is being filled may be the one that has no
+                    // room.
                     self.owners.changed();
                 }
                 bounds.grown.load(Ordering::Relaxed)
@@ -165,8 +167,8 @@ impl SlotMap {
         }
     }
 
-    /// From now on `space` gives out no slots, not even to try whether it works, until [`SlotMap::reopen`]. What was reserved just before
-    /// may still be given back.
+    /// From now on `space` gives out no slots, not even to try whether it works, until [`SlotMap::reopen`]. Slots that were
+    /// reserved just before may still be given back.
     pub fn close(&self, space: usize) {
         self.closed.fetch_or(1 << space, Ordering::SeqCst);
     }
@@ -178,7 +180,7 @@ impl SlotMap {
         }
     }
 
-    /// Whether no slot of `space`, which is closed, is in use. Then none will be.
+    /// Whether no slot of `space`, which is closed, is in use. If so, none will be.
     pub fn is_empty(&self, space: usize) -> bool {
         // Pairs with the fence in `closed_meanwhile`, after the close.
         fence(Ordering::SeqCst);
@@ -189,9 +191,9 @@ impl SlotMap {
         self.closed.load(Ordering::Relaxed) >> space & 1 != 0
     }
 
-    /// Slots have been taken, and their count raised: gives them back if their space was closed before that could be seen.
+    /// Slots have been taken, and their count raised. Gives them back if their space was closed before that could be seen.
     pub(super) fn closed_meanwhile(&self, extent: u32, at: usize, len: u32) -> bool {
-        // Pairs with the fence in `is_empty`: either that sees our count, or we see that the space is closed.
+        // Pairs with the fence in `is_empty`: either that thread sees our count, or we see that the space is closed.
         fence(Ordering::SeqCst);
         let closed = self.is_closed(self.arrangements.place_of(extent - self.base).space) && !is_planted(Canary::Closed);
         if closed {
@@ -211,7 +213,7 @@ impl SlotMap {
         place.number < self.spaces[place.space].ceiling.load(Ordering::Relaxed) && !self.is_closed(place.space)
     }
 
-    /// Own extents of one space, as far as it can hold them.
+    /// Own extents of one space, as many as it can hold.
     pub(super) fn extents_in(&self, space: usize) -> impl DoubleEndedIterator<Item = u32> {
         let capacity = self.spaces[space].capacity.load(Ordering::Relaxed);
         let there = self.extents.load(Ordering::Acquire) - self.base;
@@ -221,7 +223,7 @@ impl SlotMap {
         self.arrangements.extents_of(space, there).filter(holds).map(move |extent| base + extent)
     }
 
-    /// Adds extents of `owner`'s up to the next one of `space`, unless that is at its capacity.
+    /// Adds extents of `owner`'s up to the next one of `space`, unless the space is at its capacity.
     pub(super) fn grow_in(&self, owner: usize, space: usize) -> Option<core::ops::Range<u32>> {
         let capacity = self.spaces[space].capacity.load(Ordering::Relaxed);
         let fits = |extent: u32| {
@@ -231,9 +233,10 @@ impl SlotMap {
         self.grow_to(owner, fits).ok()
     }
 
-    /// A space of `capacity` slots comes, under a number that no other has now; it is closed until [`SlotMap::reopen`]. `tell` is called if
-    /// new extents go round other spaces than before: from which own extent on, and round which. Who reads slots must know before
-    /// the first is given out, which is not before this returns.
+    /// A space of `capacity` slots comes, under a number that no other space has now. It is closed until [`SlotMap::reopen`].
+    /// `tell` is called if new extents go round other spaces than before, with the own extent from which on, and the set of
+    /// spaces. The code that reads slots must know this before the first slot is given out, which does not happen before this
+    /// returns.
     ///
     /// # Panics
     /// When the number is [`SPACES_MAX`] or above.
@@ -246,13 +249,13 @@ impl SlotMap {
             if !set.contains(space) {
                 self.arrange(set.with(space), tell);
             }
-            // However small the others are: what each may hold says its ceiling.
+            // However small the other spaces are: the ceiling of each says what it may hold.
             self.extents_max.store((self.chunks.len() * CHUNK).min(EXTENTS_MAX) as u32, Ordering::Relaxed);
         });
         self.owners.changed();
     }
 
-    /// `space`, which is closed and empty, goes. `tell` as for [`SlotMap::begin_space`].
+    /// `space`, which is closed and empty, goes. `tell` is as for [`SlotMap::begin_space`].
     pub fn end_space(&self, space: usize, tell: impl FnOnce(u32, SpaceSet)) -> Removal {
         self.alone(|_| {
             self.spaces[space].set(0);

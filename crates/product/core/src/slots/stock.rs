@@ -6,7 +6,7 @@ use alloc::boxed::Box;
 
 const _: () = assert!(cfg!(loom) || SPARES < CHUNK, "`stock_chunk` looks one list ahead");
 
-/// A new value on the heap, as Box::into_raw gives it; `None` without memory.
+/// A new value on the heap, as Box::into_raw gives it; `None`: out of memory.
 pub(super) fn boxed<T>(value: impl FnOnce() -> T) -> Option<*mut T> {
     const { assert!(size_of::<T>() > 0) };
     // SAFETY: the layout is not empty.
@@ -20,17 +20,17 @@ pub(super) fn boxed<T>(value: impl FnOnce() -> T) -> Option<*mut T> {
 }
 
 impl SlotMap {
-    /// Makes extents beforehand, so that reserving need not. By a thread that may allocate and will do so again, until
-    /// [`SlotMap::set_spaces`]. Whether all are there.
+    /// Makes extents beforehand, so that reserving need not make any. For a thread that may allocate and will call this
+    /// again, until [`SlotMap::set_spaces`]. Returns whether all of them are there.
     pub fn stock(&self) -> bool {
         self.stocked.store(true, Ordering::Relaxed);
         let missing = |place: &&crate::sync::plain::AtomicPtr<Extent>| place.load(Ordering::Relaxed).is_null();
         for place in self.spares.iter().filter(missing) {
             let Some(extent) = boxed(Extent::new) else { return false };
-            // Release: pairs with the taker's Acquire. Should another thread have filled the place, ours goes.
+            // Release: pairs with the taker's Acquire. If another thread has filled the place, our extent is freed.
             let put = place.compare_exchange(core::ptr::null_mut(), extent, Ordering::Release, Ordering::Relaxed);
             if put.is_err() {
-                // SAFETY: from `boxed`, and nobody else has it.
+                // SAFETY: from `boxed`, and no other thread has the pointer.
                 drop(unsafe { Box::from_raw(extent) });
             }
         }
@@ -39,7 +39,7 @@ impl SlotMap {
         complete
     }
 
-    /// Whether the map did not grow since the last [`SlotMap::stock`], because nothing was left of it.
+    /// Whether the map did not grow since the last [`SlotMap::stock`], because no extent of the stock was left.
     pub fn wants_stock(&self) -> bool {
         self.wants_stock.load(Ordering::Relaxed)
     }
@@ -49,14 +49,14 @@ impl SlotMap {
         self.spares[SPARES / 2].load(Ordering::Relaxed).is_null()
     }
 
-    /// One that was made beforehand (the last, so that the first half goes last), else a new one.
+    /// Takes an extent that was made beforehand (the last, so that the first half goes last), else makes a new one.
     pub(super) fn take_spare(&self) -> Option<*mut Extent> {
         let taken = self.spares.iter().rev().map(|place| place.swap(core::ptr::null_mut(), Ordering::Acquire));
         let spare = taken.into_iter().find(|extent| !extent.is_null());
         spare.or_else(|| if self.is_stocked() { None } else { boxed(Extent::new) })
     }
 
-    /// Asked when something is missing: whether somebody else makes it.
+    /// Asked when something is missing: whether another thread makes it.
     pub(super) fn is_stocked(&self) -> bool {
         let stocked = self.stocked.load(Ordering::Relaxed);
         if stocked {
@@ -65,7 +65,7 @@ impl SlotMap {
         stocked
     }
 
-    /// Makes the list that the next extents go into, if it is not there.
+    /// Makes the list that the next extents go into, if it does not exist.
     fn stock_chunk(&self) -> bool {
         let next = self
             .extents
@@ -76,9 +76,9 @@ impl SlotMap {
             return true;
         };
         let Some(chunk) = boxed(new_chunk) else { return false };
-        // Should another thread have put one there, ours goes.
+        // If another thread has put a list there, ours is freed.
         if place.compare_exchange(core::ptr::null_mut(), chunk, Ordering::Release, Ordering::Relaxed).is_err() {
-            // SAFETY: from `boxed`, and nobody else has it.
+            // SAFETY: from `boxed`, and no other thread has the pointer.
             drop(unsafe { Box::from_raw(chunk) });
         }
         true

@@ -1,10 +1,10 @@
-//! The map of slots, one thread.
+//! Tests of the map of slots, on one thread.
 
 use super::*;
 use alloc::collections::{BTreeSet, VecDeque};
 
 std::thread_local! {
-    /// Extents that were looked at: whether they may be given out.
+    /// How many extents the map has looked at to see whether they may be given out.
     pub(super) static LOOKS: core::cell::Cell<u64> = const { core::cell::Cell::new(0) };
 }
 
@@ -21,7 +21,7 @@ fn what_a_child_may_read_is_not_given_out_again() {
         (0..u64::from(run.len)).for_each(|i| assert!(later.insert(run.first.plus(i).number())));
     }
     assert!((0..300).all(|i| !later.contains(&first.first.plus(i).number())));
-    // A second child sees what is in use now, not what the first one sees.
+    // A second child sees the slots in use now, not those that the first one sees.
     let second = map.share();
     map.unshare(share);
     later.iter().for_each(|&n| map.free(Slot::new(n).unwrap()));
@@ -68,13 +68,13 @@ fn a_child_takes_slots_behind_its_parents() {
     }
     assert_eq!(count, 2 * EXTENT_SLOTS as u32 - 1);
     map.assert_valid();
-    // And its child.
+    // And the child's own child.
     assert_eq!(map.begin_own(None), 3 * EXTENT_SLOTS as u64);
     assert!(map.reserve_run(0, 1).unwrap().first.number() > 3 * EXTENT_SLOTS as u64);
     map.assert_valid();
 }
 
-/// Reserves all that there is; how many slots lie in each space.
+/// Reserves all slots; returns how many lie in each space.
 fn drain(map: &SlotMap) -> Vec<u32> {
     let mut count = alloc::vec![0; map.spaces()];
     while let Some(run) = map.reserve_run(0, 256) {
@@ -136,7 +136,7 @@ fn on_a_full_disk_what_was_being_filled_comes_last() {
     let full = [map.reserve_run(0, 512).unwrap(), map.reserve_run(0, 512).unwrap()];
     let filling = map.reserve_run(0, 100).unwrap();
     full.iter().for_each(|run| map.free(run.first));
-    // The disk had no room for what came next in the extent that is being filled.
+    // The disk had no room for the next slots in the extent that is being filled.
     map.allow(0, Allowed::NoGrowth);
     let next = || map.reserve_run(0, 8).map(|run| (run.first, run.len));
     assert_eq!([next(), next()], full.map(|run| Some((run.first, 1))), "room that the disk is known to have");
@@ -263,14 +263,14 @@ fn an_owner_that_stands_still_hangs_nobody() {
         assert_eq!(map.reserve_run(0, 8), None, "the owner itself does not wait for ever either");
         assert!(map.was_unanswered(0));
     });
-    // It goes on: what was cancelled is not done any more, and there are tasks again.
+    // The core goes on: cancelled work is not done any more, and there are free tasks again.
     let run = map.reserve_run(1, 8).unwrap();
     assert_eq!((map.extent(locate(run.first).0).owner(), run.len), (0, 8));
     assert_eq!(map.live(), u64::from(theirs + mine.len + run.len));
     map.assert_valid();
 }
 
-/// Seven of eight spaces are full: what a reservation looks at does not grow with what is full.
+/// Seven of eight spaces are full: how much a reservation looks at does not grow with the number of full spaces.
 #[test]
 fn nothing_full_is_searched() {
     const EXTENTS: u64 = if cfg!(miri) { 2 } else { 24 };
@@ -307,13 +307,13 @@ fn nothing_full_is_searched() {
             free_down_to(&map, &mut runs, map.live().min(first + 4096));
         }
         assert!((LOOKS.get() - before) / (rounds as u64) < 8, "{} looks for {rounds} runs", LOOKS.get() - before);
-        // A turn of the spaces, when one grows, and its list.
+        // One turn of the spaces, when one grows, and its list.
         assert!(most < 100, "{most} looks for one run");
         map.assert_valid();
     }
 }
 
-/// All is full: that is known without a look at an extent, and one slot that comes back is found by any core.
+/// All extents are full: a core knows that without a look at any extent, and any core finds one slot that comes back.
 #[test]
 fn a_full_map_says_so_at_once() {
     let map = SlotMap::for_cores(Some(16 * EXTENT_SLOTS as u64), &[0; 4]);
@@ -333,7 +333,8 @@ fn a_full_map_says_so_at_once() {
     map.assert_valid();
 }
 
-/// The first extent of all has a slot in use from its beginning on, which nobody has. It was once put away and taken up again for ever.
+/// The first extent of all has a slot that is in use from the beginning and that no page has. The map once put that extent away
+/// and took it up again for ever.
 #[test]
 fn the_first_extent_is_used_though_its_space_was_closed_when_it_came() {
     let mut map = SlotMap::new(None);

@@ -1,6 +1,7 @@
-//! The extents of a core that wait to be filled, in the order in which they got room; the others are away ([`super::extent`]) or shelved.
+//! The extents of a core that wait to be filled, in the order in which they got room. The others are away ([`super::extent`]) or
+//! shelved.
 //!
-//! All of it under the core's token ([`super::owners`]).
+//! All access is under the core's token ([`super::owners`]).
 
 use super::extent::{extent_of, node_of};
 use super::owners::Fill;
@@ -8,28 +9,28 @@ use super::{SLACK, SlotMap};
 use crate::limits::EXTENT_SLOTS;
 use crate::sync::Ordering;
 
-/// A third: an extent with as many slots in use, or fewer, is worth filling again while there is room enough.
+/// A third: an extent with this many slots in use, or fewer, is worth filling again while there is room enough.
 pub(super) const ROOMY: u32 = EXTENT_SLOTS as u32 / SLACK;
-/// While every free slot counts.
+/// The same bound while every free slot counts.
 pub(super) const NOT_FULL: u32 = EXTENT_SLOTS as u32 - 1;
 
 impl Fill {
-    /// With so many slots in use an extent is worth filling.
+    /// An extent with this many slots in use, or fewer, is worth filling.
     fn worth_filling(&self) -> u32 {
         if self.tight { NOT_FULL } else { ROOMY }
     }
 }
 
 impl SlotMap {
-    /// New extents: those that may be given out go on the list, but for the last, which is to be filled now if it may.
+    /// New extents: those that may be given out go on the list, except for the last, which is to be filled now if it may.
     pub(super) fn adopt(&self, owner: usize, fill: &mut Fill, new: core::ops::Range<u32>) -> Option<u32> {
         let last = new.end.checked_sub(1)?;
         fill.roomless += new.len() as u64;
         for index in new.filter(|&index| self.is_allowed(index)) {
-            // The others were made shelved, and stay so.
+            // The other extents were made shelved, and stay so.
             let _ = self.extent(index).fetch();
             fill.usable += 1;
-            // They are filled in the order of their numbers, so they have room as good as now.
+            // They are filled in the order of their numbers, so they count as having room from now on.
             self.note_use(owner, fill, self.extent(index).room());
             if index != last {
                 self.append(fill, index);
@@ -38,7 +39,7 @@ impl SlotMap {
         Some(last)
     }
 
-    /// The first on the list that has so few slots in use. Those before it go away.
+    /// Takes the first extent on the list that has at most this many slots in use. Those before it go away.
     pub(super) fn oldest_with(&self, fill: &mut Fill, most: u32) -> Option<u32> {
         while let Some(index) = extent_of(fill.oldest, self.owners.tasks.last()) {
             fill.oldest = self.extent(index).link().load(Ordering::Relaxed);
@@ -70,19 +71,20 @@ impl SlotMap {
         if self.shared.load(Ordering::Relaxed) { extent.unavailable() } else { extent.live() }
     }
 
-    /// Whether an extent belongs on the list rather than on the shelf, which is for those that have no room and nobody uses. (In the first of all, a slot always
-    /// counts as in use.) Where it is filled from and where it is put away must agree, or it would go round for ever.
+    /// Whether an extent belongs on the list rather than on the shelf, which is for extents that have no room and are not used.
+    /// (In the very first extent, a slot always counts as in use.) The code that fills extents and the code that puts them away
+    /// must agree on this, or an extent would go round for ever.
     fn is_listed(&self, fill: &Fill, index: u32) -> bool {
         let extent = self.extent(index);
         fill.tight || extent.room().is_there() || extent.live() > 0
     }
 
-    /// There is no use for an own extent for now, which is at hand.
+    /// Puts an own extent away that is at hand and that the core has no use for now.
     pub(super) fn put_away(&self, fill: &mut Fill, index: u32) {
         let extent = self.extent(index);
         let most = fill.worth_filling();
         let live = extent.live();
-        // What is held for children does not come back when slots are freed.
+        // Slots that are held for children do not come back when slots are freed.
         let most = if live <= most && self.used(index) > most { live.checked_sub(1) } else { Some(most) };
         match most.filter(|_| self.is_listed(fill, index) && self.is_allowed(index)) {
             Some(most) if extent.send_away(most) => self.append(fill, index),
@@ -95,7 +97,8 @@ impl SlotMap {
         }
     }
 
-    /// Something is allowed that was not, or the other way round, or room has become tight: all own extents that are away find their place.
+    /// Something is allowed that was not, or the other way round, or room has become tight: gives every own extent that is away
+    /// its new place.
     pub(super) fn look_through(&self, owner: usize, fill: &mut Fill) {
         fill.shelf_is_empty = false;
         for index in self.base..self.extents.load(Ordering::Acquire) {
