@@ -10,29 +10,32 @@
 //!
 //! # A space comes
 //!
-//! Its file is open and known to the backend before anybody hears of it; then the backend is told which extents will lie there, and
-//! then the map of slots ([`SlotMap::begin_space`](farshore_core::slots::SlotMap::begin_space)). So who has a slot there can read it.
+//! The file of the space is open and known to the backend before any other thread learns of the space. Then the backend is told
+//! which extents will lie there, and then the map of slots
+//! ([`SlotMap::begin_space`](farshore_core::slots::SlotMap::begin_space)). So a thread that has a slot there can read it.
 //!
 //! # A space goes
 //!
-//! 1. It is closed: none of its slots is given out any more, not even as a trial. Writes that wait for their turn go elsewhere.
+//! 1. The space is closed: none of its slots is given out any more, not even as a trial. Writes that wait for their turn go
+//!    elsewhere.
 //! 2. The **drainer**, a thread of its own, goes through all managed pages ([`Engine::run_drainer`]), again and again:
 //!
 //! | the page | what is done |
 //! |---|---|
-//! | out, with a slot there | brought in as for a write, with its neighbours: the slot is free. It is old, and leaves to another space |
-//! | clean, with a slot there | the slot is freed: the page is dirty, and protected (no call of the kernel is needed for that) |
-//! | in a stage | evictors are asked to give up the stages that they can: then it is out |
-//! | in somebody's hands | next time |
+//! | out, with a slot there | the drainer brings it in as for a write, with its neighbours: the slot is free. It is old, and leaves to another space |
+//! | clean, with a slot there | the drainer frees the slot: the page is dirty, and protected (no call of the kernel is needed for that) |
+//! | in a stage | evictors are asked to give up the stages that they can: then the page is out |
+//! | owned by another thread | the drainer comes back to it next time |
 //!
-//! 3. When no slot there is in use (new ones cannot come: head of the map's `spaces`), evictors are asked once more, so that whatever
-//!    they had begun has reached the device, and what a pool still copies there is waited for; then the file is closed.
+//! 3. When no slot there is in use (new ones cannot come: head of the map's `spaces`), evictors are asked once more, so that all
+//!    that they had begun has reached the device. The drainer waits for what a pool still copies there. Then the file is closed.
 //!
-//! What cannot be read stays where it is. If that is all that there still is, the drain ends: the space is *left*, gives out no slots, and
-//! the pages are told one by one. If an evictor finds no slot in the other spaces, it calls all drains off
-//! (`Engine::reserve`): rather a space too many than a program without room.
+//! Pages that cannot be read stay where they are. If only such pages still lie in the space, the drain ends: the space is *left*,
+//! gives out no slots, and the host is told of each of these pages. If an evictor finds no slot in the other spaces, it calls all
+//! drains off (`Engine::reserve`): a space too many is better than a program without room.
 //!
-//! The program goes first: the drainer takes spare frames only, few pages at a time, and pauses while faults wait for frames.
+//! The program goes first: the drainer takes spare frames only, a few pages at a time, and pauses while faults wait for
+//! frames.
 
 use crate::Engine;
 use crate::evict::pipeline::Evictor;
@@ -53,14 +56,14 @@ use farshore_core::word::{BeginFault, Release, Slot, State, Word};
 
 /// Pages of one read: 64 KiB, behind which a fault's own read does not wait long.
 const RUN_MAX: usize = 16;
-/// How often a page is read before it counts as one that cannot be.
+/// How often a page is read before it counts as unreadable.
 const READ_TRIES: u32 = 3;
 /// How long to wait for frames, for evictors, and before all pages are looked at once more.
 const FRAME_PAUSE_NS: u64 = 5_000_000;
 const ANSWER_PAUSE_NS: u64 = 1_000_000;
 const PASS_PAUSE_NS: u64 = 20_000_000;
 
-/// What the drainer asks evictors: to give up their stages, and to have gone on since.
+/// What the drainer asks evictors to do: to give up their stages, and to finish the step that they were in.
 #[derive(Debug, Default)]
 pub(crate) struct Asks {
     asked: AtomicU32,
@@ -74,14 +77,14 @@ impl Asks {
 }
 
 impl<W: World> Evictor<'_, W> {
-    /// Answers what the drainer has asked since the last time.
+    /// Answers what the drainer has asked since the last answer.
     pub(crate) fn answer_drainer(&mut self) {
         let asks = &self.engine.asks;
         let asked = asks.asked();
         if asked != self.answered {
             self.make_room(usize::MAX);
             self.answered = asked;
-            // Release: what was done before is seen by the drainer, which acquires it.
+            // Release: the drainer, which acquires this, sees what was done before.
             asks.answered[self.id].store(asked, Ordering::Release);
         }
     }
@@ -92,18 +95,18 @@ impl<W: World> Evictor<'_, W> {
 pub enum Drained {
     /// The space is empty, and gone.
     Gone,
-    /// So many pages cannot be read, the last one for this reason. They stay, and so does the space.
+    /// This many pages cannot be read, the last one for this reason. They stay, and so does the space.
     Unreadable(u64, Failure),
     /// No other space has room: the space is used again.
     NoRoom,
-    /// Somebody has called it off: the space is used again.
+    /// The drain was called off: the space is used again.
     CalledOff,
 }
 
 /// Why a drain cannot begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoDrain {
-    /// It is under way.
+    /// A drain of the space is under way.
     UnderWay,
     /// No other space is in use.
     Last,
@@ -111,7 +114,7 @@ pub enum NoDrain {
 
 /// What the drainer needs of the process that it runs in.
 pub trait Host {
-    /// Looks after what was asked for meanwhile. Between any two steps.
+    /// Handles requests that have arrived meanwhile. Called between any two steps.
     fn serve(&mut self);
     /// These pages lie in `space`, whose drain ends, and cannot be read.
     fn unreadable(&mut self, space: usize, pages: PageRange);
@@ -130,7 +133,7 @@ struct Pass<'p> {
     draining: SpaceSet,
     /// Pages that cannot be read, by space.
     unreadable: [u64; SPACES_MAX],
-    /// Why the last could not.
+    /// Why the last of them could not be read.
     why: [Option<Failure>; SPACES_MAX],
     buffer: &'p mut [PageBuf],
     core: usize,
@@ -142,22 +145,22 @@ impl<W: World> Engine<W> {
         (0..SPACES_MAX).find(|&space| space >= self.health.spaces() || self.health.usage(space) == Usage::Absent)
     }
 
-    /// A space of `capacity` slots comes, under a number of [`Engine::free_space`], under which the backend knows it already. By the same
-    /// thread.
+    /// A space of `capacity` slots comes, under a number from [`Engine::free_space`]. The backend knows the space by that number
+    /// already. Called by the same thread.
     pub fn add_space(&self, space: usize, capacity: Option<u64>) {
         self.health.begin(space);
         self.slots.begin_space(space, capacity, |first, spaces| self.backend.arrange(first, spaces));
         self.health.change_usage(&self.slots, space, Usage::Absent, Usage::InUse);
-        // Evictors that found no room find some.
+        // Evictors that found no room find some now.
         self.space_full.store(false, Ordering::Relaxed);
         self.work.signal(&self.futex);
         self.frames_came.signal(&self.futex);
     }
 
-    /// `space` is to go away. [`Host::ended`] says what came of it. One thread at a time.
+    /// `space` is to go away. [`Host::ended`] reports the outcome. One thread at a time.
     ///
     /// # Errors
-    /// Why it does not begin.
+    /// Why the drain does not begin.
     pub fn begin_drain(&self, space: usize) -> Result<(), NoDrain> {
         if self.health.all_that_are(Usage::InUse).without(space).is_empty() {
             return Err(NoDrain::Last);
@@ -169,7 +172,7 @@ impl<W: World> Engine<W> {
         if begun { Ok(()) } else { Err(NoDrain::UnderWay) }
     }
 
-    /// A space that is draining, or was, is used again. False: it is too late, or it is in use anyway.
+    /// A space that is draining, or was, is used again. False: it is too late, or the space is in use anyway.
     pub fn take_back(&self, space: usize) -> bool {
         let back =
             [Usage::Draining, Usage::Left].iter().any(|&from| self.health.change_usage(&self.slots, space, from, Usage::InUse));
@@ -178,13 +181,14 @@ impl<W: World> Engine<W> {
         back
     }
 
-    /// The drainer's thread has something to look at, or shall stop.
+    /// The drainer's thread has something to look at, or must stop.
     pub fn wake_drainer(&self) {
         self.health.drains.signal(&self.futex);
     }
 
-    /// The drainer's thread: drains what is to be drained, and sleeps while nothing is, until `stop` (and a wake). What it has begun goes on
-    /// when it is called again. `buffer`: pages to read into, `core`: where its fetches count.
+    /// The drainer's thread: drains the spaces that are to be drained, and sleeps while there are none, until `stop` (and a
+    /// wake). A drain that was begun goes on when this is called again. `buffer`: pages to read into, `core`: where its fetches
+    /// count.
     pub fn run_drainer(&self, buffer: &mut [PageBuf], core: usize, stop: &AtomicBool, host: &mut dyn Host) {
         let mut told = SpaceSet::default();
         let mut looks = Looks::default();
@@ -216,14 +220,14 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Somebody else has ended a drain.
+    /// Another thread has ended a drain.
     fn tell_of_end(&self, space: usize, host: &mut dyn Host) {
         if self.health.usage(space) == Usage::InUse {
             host.ended(space, if self.health.wanted_room(space) { Drained::NoRoom } else { Drained::CalledOff });
         }
     }
 
-    /// The evictors give up the stages that they can, and end the step that they are in.
+    /// Makes the evictors give up the stages that they can, and end the step that they are in.
     fn ask_evictors(&self, stop: &AtomicBool, host: &mut dyn Host) {
         let asked = self.asks.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let answered = |evictor: usize| self.asks.answered[evictor].load(Ordering::Acquire) == asked;
@@ -237,7 +241,7 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Ends the drain of a space that is empty, or holds nothing but what cannot be read. Whether it has.
+    /// Ends the drain of a space that is empty, or holds only pages that cannot be read. Whether it has ended.
     fn try_to_end(&self, space: usize, pass: &Pass<'_>, stop: &AtomicBool, host: &mut dyn Host) -> bool {
         if self.slots.is_empty(space) || (is_planted(Canary::Drain) && pass.unreadable[space] == 0) {
             if self.health.change_usage(&self.slots, space, Usage::Draining, Usage::Going) {
@@ -253,10 +257,10 @@ impl<W: World> Engine<W> {
         true
     }
 
-    /// Takes an empty space away, unless it is to stop before that.
+    /// Takes an empty space away, unless the drainer is told to stop first.
     fn take_away(&self, space: usize, stop: &AtomicBool, host: &mut dyn Host) {
-        // Whatever evictors had begun with slots that are free now has reached the device; but for what the backend copies there by itself, which evictors
-        // reap when they go on.
+        // All transfers that evictors had begun with slots that are free now have then reached the device. Copies that the
+        // backend makes by itself are the exception: evictors reap those when they go on.
         self.ask_evictors(stop, host);
         let is_busy = || !self.backend.is_quiet(&|slot| self.slots.space_of(slot) == Some(space));
         while !stop.load(Ordering::Acquire) && (is_busy() || !host.may_close()) {
@@ -275,7 +279,7 @@ impl<W: World> Engine<W> {
         host.ended(space, Drained::Gone);
     }
 
-    /// Tells of each page that is in `space` only. How many there are.
+    /// Reports each page that is in `space` only. Returns how many there are.
     fn tell_unreadable(&self, space: usize, host: &mut dyn Host) -> u64 {
         let (mut told, mut run) = (0, None::<PageRange>);
         for g in self.table.granules().filter(|g| g.granule.touched()) {
@@ -331,7 +335,7 @@ impl<W: World> Engine<W> {
                     }
                 }
                 host.serve();
-                // One that was called off is left alone at once, and one that is to go now is not forgotten.
+                // A drain that was called off is left alone at once, and a space that is to go now is not forgotten.
                 pass.draining = self.health.all_that_are(Usage::Draining);
                 if pass.draining.is_empty() {
                     return;
@@ -346,7 +350,7 @@ impl<W: World> Engine<W> {
         self.frames_came.sleep(&self.futex, prepared, Some(FRAME_PAUSE_NS));
     }
 
-    /// A clean page, whose slot is to be free: it is in memory alone from now on. Its mapping stays protected.
+    /// Frees the slot of a clean page, which is in memory alone from now on. Its mapping stays protected.
     fn make_dirty(&self, page: Page, pass: &Pass<'_>) {
         self.gate.enter(&self.futex, pass.core);
         if let Some(at) = self.page(page)
@@ -364,10 +368,10 @@ impl<W: World> Engine<W> {
         self.gate.leave(&self.futex, pass.core);
     }
 
-    /// Brings in page `index` of a granule, which is out, and those behind it whose slots lie behind its own. How many were looked at; `None`:
-    /// there is no spare frame.
+    /// Brings in page `index` of a granule, which is out, and those behind it whose slots lie behind its own. Returns how many
+    /// were looked at; `None`: there is no spare frame.
     fn drain_run(&self, g: &GranuleRef<'_>, index: usize, slot: Slot, pass: &mut Pass<'_>) -> Option<usize> {
-        // Nobody waits for a frame, and there are some to spare.
+        // No fault waits for a frame, and there are frames to spare.
         if self.frames_came.sleepers() > 0 {
             return None;
         }
@@ -389,11 +393,11 @@ impl<W: World> Engine<W> {
             self.bring(first, slot, taken, pass);
         }
         self.gate.leave(&self.futex, pass.core);
-        // A page that could not be taken is somebody else's: next time.
+        // A page that could not be taken belongs to another thread: it is drained next time.
         (spare > 0).then_some(taken.max(1))
     }
 
-    /// Reads and maps pages that are ours, each with its frame.
+    /// Reads and maps pages that the drainer owns, each with its frame.
     fn bring(&self, first: Page, slot: Slot, count: usize, pass: &mut Pass<'_>) {
         let Some(at) = self.page(first) else { unreachable!("{first:?} vanished while it was owned") };
         let mut done = 0;
@@ -414,7 +418,7 @@ impl<W: World> Engine<W> {
         self.list_granule(at.granule, first, pass.core);
     }
 
-    /// One page, with several tries; how many were mapped.
+    /// Brings in one page, with several tries; returns how many were mapped.
     fn bring_one(&self, page: Page, at: PageRef<'_>, slot: Slot, pass: &mut Pass<'_>) -> usize {
         let mut why = None;
         for _ in 0..READ_TRIES {

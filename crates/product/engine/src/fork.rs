@@ -1,21 +1,22 @@
-//! What a fork needs: a moment in which no page is in anybody's hands, and an engine for the child.
+//! What a fork needs: a moment in which no thread owns a page, and an engine for the child.
 //!
 //! # In the parent
 //!
 //! [`Engine::quiesce`], under the address-space lock (so no memory call is under way):
 //!
-//! 1. the **gate** is closed: who faults now sleeps, and faults that have begun end. Evictors go on meanwhile, since such a
-//!    fault may need a frame;
+//! 1. the **gate** is closed: threads that fault now sleep, and faults that have begun end. Evictors go on meanwhile, since
+//!    such a fault may need a frame;
 //! 2. evictors **rest**: each ends the writes that it has begun, and says of every stage whether its slot has the bytes.
 //!
-//! Now every page is untouched, resident, leaving and written, or out; each slot in use is named by a page word or by a stage. The
-//! caller shares the slots ([`SlotMap::share`]), forks, and calls [`Engine::resume`].
+//! Now every page is untouched, resident, leaving and written, or out; each slot in use is named by a page word or by a stage.
+//! The caller shares the slots ([`SlotMap::share`]), forks, and calls [`Engine::resume`].
 //!
 //! # In the child
 //!
-//! It has a copy of everything, and none of the threads. [`Engine::for_child`] makes a new engine around the page words and
-//! slots, and turns each word into what is true there ([`AtomicWord::inherit`](farshore_core::word::AtomicWord::inherit)). What was in
-//! the parent's stages is read from its slots. Nothing else of the parent's engine is used.
+//! The child has a copy of all memory, and none of the threads. [`Engine::for_child`] makes a new engine around the page words
+//! and slots, and turns each word into what is true in the child
+//! ([`AtomicWord::inherit`](farshore_core::word::AtomicWord::inherit)). Pages that were in the parent's stages are read from
+//! their slots. No other part of the parent's engine is used.
 
 use crate::{Engine, MEMORY_CALLS};
 use core::sync::atomic::Ordering;
@@ -33,9 +34,9 @@ use farshore_core::word::{State, Word};
 pub(crate) struct Rest {
     /// 1: they are to rest.
     wanted: AtomicU32,
-    /// How many do.
+    /// How many evictors rest.
     resting: AtomicU32,
-    /// How many there are.
+    /// How many evictors there are.
     evictors: AtomicU32,
     /// Pages whose bytes are in stages alone: their writes fail.
     unsaved: AtomicU64,
@@ -58,7 +59,8 @@ impl Rest {
         futex.wake_all(&self.resting);
     }
 
-    /// It has one again, which looks next whether it is to rest. If who wants that has counted it as resting still, it sees so.
+    /// The evictor has a thread again, which checks next whether it is to rest. If the thread that wants the rest has still
+    /// counted it as resting, the evictor sees that it is to rest.
     pub(crate) fn unpark(&self) {
         self.resting.fetch_sub(1, Ordering::SeqCst);
     }
@@ -95,16 +97,17 @@ pub struct Inheritance<'p> {
     pub stages: &'p crate::evict::stage::Stages,
     /// Managed pages.
     pub managed: u64,
-    /// Leave pins as they are: some call of this thread that is under way cannot tell which are its own.
+    /// Leave pins as they are: some call of this thread that is under way cannot tell which pins are its own.
     pub keep_pins: bool,
 }
 
 impl<W: World> Engine<W> {
-    /// Waits until no page is in anybody's hands, and keeps it so until [`Engine::resume`]. Under the address-space lock, by a thread
-    /// that is not serving a fault and does not touch managed memory before.
+    /// Waits until no thread owns a page, and keeps it so until [`Engine::resume`]. Under the address-space lock, by a thread
+    /// that is not serving a fault and touches no managed memory before the resume.
     ///
     /// # Errors
-    /// How many pages are in stages alone because their writes fail: a child could not have them. Resume all the same.
+    /// How many pages are in stages alone because their writes fail: a child could not have them. The caller resumes all
+    /// the same.
     pub fn quiesce(&self) -> Result<(), u64> {
         self.gate.close(&self.futex);
         self.rest.has_forked.store(true, Ordering::Relaxed);
@@ -125,15 +128,15 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Everything goes on.
+    /// Lets faults and evictors go on.
     pub fn resume(&self) {
         self.rest.wanted.store(0, Ordering::SeqCst);
         self.futex.wake_all(&self.rest.wanted);
         self.gate.open(&self.futex);
     }
 
-    /// The engine of a forked child. `staging` as for [`Engine::new`]; the other parts are the child's own. The frames of what is
-    /// resident are taken, whatever the limit.
+    /// The engine of a forked child. `staging` is as for [`Engine::new`]; the other parts are the child's own. The frames of
+    /// resident pages are taken, whatever the limit.
     ///
     /// # Safety
     /// As for [`Engine::new`]; and the parent was quiet ([`Engine::quiesce`]) when it forked.

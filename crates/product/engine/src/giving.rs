@@ -1,26 +1,28 @@
-//! Gives the disk back what is not needed any more: room of slots that were freed, whole extents at a time.
+//! Gives room on the disk back when it is no longer needed: room of slots that were freed, whole extents at a time.
 //!
-//! Done by the drainer's thread while no space is drained: it may wait for a disk. An extent is taken out of circulation first
-//! ([`SlotMap::take_out`](farshore_core::slots::SlotMap::take_out)), so that nobody is given a slot there before the disk has answered.
+//! The drainer's thread does this while no space is drained: it may wait for a disk. It takes an extent out of circulation first
+//! ([`SlotMap::take_out`](farshore_core::slots::SlotMap::take_out)), so that no page is given a slot there before the disk has
+//! answered.
 //!
 //! # Not more often than useful
 //!
-//! What is given back and used again costs the disk twice. So
+//! Room that is given back and used again costs the disk twice. So
 //!
-//! * nothing is begun before twice the extents that the map needs for its slots (and [`Giving::keep`]) have room; then it goes on until only what it needs is left,
-//!   or nothing is idle;
+//! * the thread begins only when twice the extents that the map needs for its slots (and [`Giving::keep`]) have room; then it
+//!   goes on until only the needed ones are left, or none is idle;
 //! * an extent must have been idle at two looks, and unused between them, [`Giving::pause_ns`] apart;
 //! * slots are given out of extents that have room first.
 //!
-//! A backend that is still writing to an extent by itself (a pool's copy of a page that was freed meanwhile) says so, and the extent's turn comes with a later
-//! look: on a device it would be another process' by the time that write lands.
+//! A backend that is still writing to an extent by itself (a pool's copy of a page that was freed meanwhile) says so, and the
+//! extent's turn comes with a later look. On a device, the extent might belong to another process by the time that write lands.
 //!
 //! # Sleep
 //!
-//! After a look that has found nothing to be done later the thread sleeps until somebody says that slots may have come free ([`Engine::wake_giver`]): memory calls,
-//! the watcher of transfers (faults that free slots make some), the end of a forked child. A word that is lost costs a look, so it is a hint.
+//! After a look that leaves nothing for later, the thread sleeps until another thread says that slots may have come free
+//! ([`Engine::wake_giver`]): memory calls, the watcher of transfers (faults that free slots make some), the end of a forked
+//! child. A message that is lost costs a look, so messages are hints.
 //!
-//! A fork waits for the extent that is being given back, as for a fault: it is inside the gate.
+//! A fork waits for the extent that is being given back, as for a fault: the thread is inside the gate.
 
 use crate::Engine;
 use crate::drain::Host;
@@ -35,7 +37,7 @@ use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
 
 /// Extents that are always kept: 64 MiB.
 pub const KEEP: u32 = 32;
-/// Between two looks.
+/// The pause between two looks.
 pub const PAUSE_NS: u64 = 2_000_000_000;
 const EXTENT_BYTES: u64 = (EXTENT_SLOTS * PAGE_SIZE) as u64;
 
@@ -45,12 +47,12 @@ pub struct Giving {
     on: AtomicBool,
     keep: AtomicU32,
     pause_ns: AtomicU64,
-    /// The thread sleeps until somebody says that slots have come free.
+    /// The thread sleeps until another thread says that slots have come free.
     asleep: AtomicBool,
 }
 
 impl Giving {
-    /// Not at all, until [`Engine::give_room_back_from`].
+    /// Gives nothing back, until [`Engine::give_room_back_from`].
     pub(crate) fn new() -> Giving {
         Giving {
             on: AtomicBool::new(false),
@@ -72,11 +74,11 @@ pub(crate) struct Looks {
     next_ns: u64,
     /// There was too much room, and there is still something to be done about it.
     begun: bool,
-    /// Spaces that have said that they cannot.
+    /// Spaces that have said that they cannot give room back.
     cannot: SpaceSet,
 }
 
-/// What came of an extent.
+/// The outcome of giving an extent back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Given {
     Yes,
@@ -100,9 +102,9 @@ impl<W: World> Engine<W> {
         self.giving.on.store(true, Ordering::Release);
     }
 
-    /// Slots may have come free: by any thread that may make a system call, and not in a fault.
+    /// Slots may have come free. Called by any thread that may make a system call, and not in a fault.
     pub fn wake_giver(&self) {
-        // The look before the swap: most calls find nobody asleep, and leave the line as it is.
+        // The look before the swap: most calls find that the thread does not sleep, and leave the line as it is.
         if self.giving.asleep.load(Ordering::Relaxed)
             && self.surplus(false) > 0
             && self.giving.asleep.swap(false, Ordering::Relaxed)
@@ -118,7 +120,8 @@ impl<W: World> Engine<W> {
         if begun || surplus > needed { surplus } else { 0 }
     }
 
-    /// Looks whether something can be given back, if it is time to; how long to sleep, `None`: until somebody wakes the thread.
+    /// Checks whether something can be given back, if it is time to. Returns how long to sleep; `None`: until another thread
+    /// wakes this one.
     pub(crate) fn give_room_back(&self, looks: &mut Looks, core: usize, stop: &AtomicBool, host: &mut dyn Host) -> Option<u64> {
         if !self.giving.on.load(Ordering::Acquire) {
             return None;
@@ -127,7 +130,7 @@ impl<W: World> Engine<W> {
         if now < looks.next_ns {
             return Some(looks.next_ns - now);
         }
-        // First: what is freed after the look wakes us.
+        // Stored first, so that a thread that frees slots after the look wakes us.
         self.giving.asleep.store(true, Ordering::Relaxed);
         let again = self.look_for_room(looks, core, stop, host);
         looks.begun = again;

@@ -1,4 +1,4 @@
-//! Which swap spaces work: what is done about one that fails, is full, or does not answer.
+//! Which swap spaces work, and what the engine does about one that fails, is full, or does not answer.
 //!
 //! ```text
 //!            a write finds no room                  WRITE_TRIES writes in a row fail
@@ -10,16 +10,16 @@
 //!   a transfer takes longer than the patience: *hangs* (no slots), until none does any more
 //! ```
 //!
-//! That is about spaces that are *in use*. One that is to go away is *draining* ([`crate::drain`]): it gives out no slots, whatever
-//! its state. What could not be read may be *left* in it.
+//! The picture is about spaces that are *in use*. A space that is to go away is *draining* ([`crate::drain`]): it gives out no
+//! slots, whatever its state. It is *left* if pages in it could not be read.
 //!
-//! Evictors report how writes end ([`Health::wrote`], [`Health::failed`]), and give pages that a trial may lose nothing by
-//! ([`Health::take_trial`]): its stage keeps the bytes until the write is acknowledged. Nothing here moves a page. What lies in
-//! a space that fails stays there, and is read from there.
+//! Evictors report how writes end ([`Health::wrote`], [`Health::failed`]), and provide pages for which a trial is no risk
+//! ([`Health::take_trial`]): their stages keep the bytes until the write is acknowledged. This module moves no page. Pages in a
+//! space that fails stay there, and are read from there.
 //!
-//! Transfers are noted while they are under way ([`Engine::transfer`]), so that a [`Watcher`], on a thread of its own that does no
-//! I/O with a swap space, sees which take too long; it also says what has changed. A thread that waits for such a transfer waits
-//! on: the kernel cannot be made to give its buffer back.
+//! Transfers are noted while they are under way ([`Engine::transfer`]). A [`Watcher`], on a thread of its own that does no I/O
+//! with a swap space, sees which of them take too long; it also reports what has changed. A thread that waits for such a transfer
+//! goes on waiting: the kernel cannot be made to give its buffer back.
 
 use crate::Engine;
 use crate::prefetch::Reader;
@@ -44,36 +44,37 @@ pub const PATIENCE_NS: u64 = 10_000_000_000;
 const TRIAL_EVERY_NS: u64 = 100_000_000;
 /// Between two trials at most.
 const TRIAL_EVERY_MAX_NS: u64 = 10_000_000_000;
-/// A space that works again is said to only after it has done so for this long: a full disk with a little room comes and goes.
+/// A space must work for this long before it is reported as working again: a full disk with a little room comes and goes.
 const PROBATION_NS: u64 = 3_000_000_000;
-/// Transfers that are watched at a time. Of more, some are not.
+/// Transfers that are watched at a time. Beyond this number, some are not watched.
 const WATCHED: usize = FRAME_CACHES * PROBES;
-/// Places of a core, which its transfers look at first for a free one; then they look at twice as many of others.
+/// Places of a core, in which its transfers look for a free one first; then they look at twice as many places of other
+/// cores.
 const PROBES: usize = 4;
 
-/// What is wrong with the writes to a space.
+/// What is wrong with writes to a space.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Writing {
     /// Nothing.
     Works,
     /// There is no room for more.
     Full,
-    /// They fail.
+    /// Writes fail.
     Fails,
 }
 
-/// What a space is there for.
+/// What a space is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Usage {
     /// Nothing: its number is free.
     Absent,
     /// Pages go there and come from there.
     InUse,
-    /// It is to be empty, and goes away then.
+    /// The space is to become empty, and goes away then.
     Draining,
-    /// It was drained, but for what could not be read.
+    /// The space was drained, except for pages that could not be read.
     Left,
-    /// It is empty, and is being taken away.
+    /// The space is empty, and is being taken away.
     Going,
 }
 
@@ -109,27 +110,27 @@ struct Watched {
     slot: AtomicU64,
 }
 
-/// How it was with a write when it was begun.
+/// The state of writes to the space when a write was begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Begun {
-    /// Its pages are there to see whether the space works.
+    /// The write's pages are there to see whether the space works.
     pub(crate) trial: bool,
     state: Writing,
 }
 
-/// Of all spaces.
+/// The health of all spaces.
 #[derive(Debug)]
 pub struct Health {
-    /// Room for all that there can be; the first `count` are there or were.
+    /// Room for as many spaces as there can be; the first `count` exist or existed.
     spaces: Box<[Space]>,
     count: AtomicUsize,
     watched: Box<[Padded<Watched>]>,
     patience_ns: AtomicU64,
-    /// Somebody is in [`Health::set_allowed`]: evictors and the watcher only, for a moment.
+    /// A thread is in [`Health::set_allowed`]: evictors and the watcher only, for a moment.
     applying: SpinLock<()>,
     /// The watcher has something to look at.
     news: Event,
-    /// The watcher sleeps until there is: whoever begins a transfer says so.
+    /// The watcher sleeps until there is news: the thread that begins a transfer says so.
     idle: AtomicBool,
     /// The drainer has something to do.
     pub(crate) drains: Event,
@@ -185,7 +186,7 @@ impl Health {
         self.patience_ns.store(ns.max(1), Ordering::Relaxed);
     }
 
-    /// How many spaces there are or were: their numbers are below.
+    /// How many spaces exist or existed; their numbers are below it.
     pub fn spaces(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
@@ -195,7 +196,7 @@ impl Health {
         USAGES[self.spaces[space].usage.load(Ordering::Acquire) as usize]
     }
 
-    /// Those that are there for this.
+    /// The spaces that are used for this.
     pub fn all_that_are(&self, usage: Usage) -> SpaceSet {
         (0..self.spaces()).filter(|&space| self.usage(space) == usage).fold(SpaceSet::default(), SpaceSet::with)
     }
@@ -204,7 +205,7 @@ impl Health {
         self.usage(space) == Usage::InUse
     }
 
-    /// Changes what a space is there for, and lets its slots follow; false: it was there for something else.
+    /// Changes what a space is used for, and adapts what its slots may do; false: it was used for something else.
     pub(crate) fn change_usage(&self, slots: &SlotMap, space: usize, from: Usage, to: Usage) -> bool {
         let changed = self.spaces[space].usage.compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed);
         if changed.is_ok() {
@@ -213,7 +214,7 @@ impl Health {
         changed.is_ok()
     }
 
-    /// A space comes, which nobody knows yet: nothing is wrong with it.
+    /// A space comes, which no other thread knows yet: nothing is wrong with it.
     pub(crate) fn begin(&self, space: usize) {
         let it = &self.spaces[space];
         it.life.fetch_add(1, Ordering::Relaxed);
@@ -228,7 +229,7 @@ impl Health {
         self.count.fetch_max(space + 1, Ordering::AcqRel);
     }
 
-    /// Of a drain that begins: so many slots are in use.
+    /// A drain begins: this many slots are in use.
     pub(crate) fn note_drain(&self, space: usize, live: u64) {
         self.spaces[space].drained_from.store(live.max(1), Ordering::Relaxed);
         self.spaces[space].no_room.store(false, Ordering::Relaxed);
@@ -240,7 +241,7 @@ impl Health {
         from.saturating_sub(live) * 100 / from
     }
 
-    /// No space has room for what is drained: all drains are called off. Whether there was one.
+    /// No space has room for the pages that are drained: all drains are called off. Returns whether there was one.
     pub(crate) fn call_off_drains(&self, slots: &SlotMap) -> bool {
         let mut any = false;
         for space in self.all_that_are(Usage::Draining).iter() {
@@ -289,17 +290,17 @@ impl Health {
         (0..self.spaces()).any(|s| s != space && self.is_open(s) && self.writing(s) == Writing::Works)
     }
 
-    /// Whether nothing is wrong with any.
+    /// Whether nothing is wrong with any space.
     pub fn all_work(&self) -> bool {
         (0..self.spaces()).all(|space| self.writing(space) == Writing::Works || !self.is_in_use(space))
     }
 
-    /// Whether there is one that holds pages and gives out no slots.
+    /// Whether some space holds pages and gives out no slots.
     pub(crate) fn some_are_closed(&self) -> bool {
         (0..self.spaces()).any(|space| !self.is_open(space) && self.usage(space) != Usage::Absent)
     }
 
-    /// Whether one does not answer.
+    /// Whether some space does not answer.
     pub fn any_hangs(&self) -> bool {
         (0..self.spaces()).any(|space| self.hangs(space))
     }
@@ -309,7 +310,8 @@ impl Health {
         (0..self.spaces()).any(|space| self.is_open(space))
     }
 
-    /// Lets the slots follow the state, which was changed before: the last who does it has seen the last change.
+    /// Adapts what slots may be given out to the space's state, which was changed before: the last thread that does this
+    /// has seen the last change.
     fn set_allowed(&self, slots: &SlotMap, space: usize) {
         self.applying.with(|()| {
             let allowed = match self.writing(space) {
@@ -326,8 +328,8 @@ impl Health {
         });
     }
 
-    /// A write to `space` has succeeded; `trial`: a page that was given to see whether it works. True when the watcher should
-    /// hear of it.
+    /// A write to `space` has succeeded; `trial`: its page was given to see whether the space works. True when the watcher
+    /// should hear of it.
     fn wrote(&self, slots: &SlotMap, space: usize, trial: bool) -> bool {
         let it = &self.spaces[space];
         if it.streak.load(Ordering::Relaxed) != 0 {
@@ -348,7 +350,7 @@ impl Health {
         it.errors.fetch_add(1, Ordering::Relaxed);
         it.why.store(pack(why), Ordering::Relaxed);
         let before = self.writing(space);
-        // That there is no room says nothing about slots that were used before.
+        // An error that says that there is no room tells nothing about slots that were used before.
         let counts = !begun.trial && (why != IoError::Full || begun.state != Writing::Works);
         let streak = if counts { it.streak.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
         let now = match why {
@@ -373,7 +375,7 @@ impl Health {
             }
             let it = &self.spaces[space];
             let due = it.try_at_ns.load(Ordering::Relaxed);
-            // Another takes its place meanwhile: there is no hurry.
+            // Another space takes its place meanwhile: there is no hurry.
             let pause = match self.has_other(space) {
                 true => (2 * it.pause_ns.load(Ordering::Relaxed)).min(TRIAL_EVERY_MAX_NS),
                 false => TRIAL_EVERY_NS,
@@ -392,10 +394,10 @@ impl Health {
         self.set_allowed(slots, space);
     }
 
-    /// A transfer of `slot` begins on `core`: where it is noted, if there is a place.
+    /// A transfer of `slot` begins on `core`. Returns where it is noted, if there is a place.
     fn enter(&self, slot: Slot, now_ns: u64, core: usize) -> Option<usize> {
         let own = core % FRAME_CACHES * PROBES;
-        // Of more threads than that, each waits for its own read.
+        // If there are more threads than places, each waits for its own read.
         let shared = slot.number().wrapping_mul(0x9E37_79B9_7F4A_7C15) as usize >> 32;
         let places = (own..own + PROBES).chain((shared..shared + 2 * PROBES).map(|at| at % WATCHED));
         let place = { places }.find(|&at| {
@@ -420,7 +422,7 @@ impl Health {
         for watched in &self.watched {
             let since = watched.since_ns.load(Ordering::SeqCst);
             let Some(slot) = Slot::new(watched.slot.load(Ordering::Relaxed)).filter(|_| since != 0) else { continue };
-            // What a forked child reads from its parent's space comes last.
+            // Transfers of a forked child from its parent's space come last.
             let space = slots.space_of(slot).unwrap_or(each.len() - 1);
             if each[space].is_none_or(|(longest, _)| since < longest) {
                 each[space] = Some((since, slot));
@@ -466,24 +468,24 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Evictors run out of what was allocated for them: the watcher sees to it, if there is one that sleeps.
+    /// Evictors run out of what was allocated for them. Wakes the watcher, if one sleeps, which allocates more.
     pub(crate) fn wake_watcher_for_stock(&self) {
         if self.health.news.sleepers() > 0 {
             self.wake_watcher();
         }
     }
 
-    /// The watcher looks, and looks whether it shall stop.
+    /// Wakes the watcher, which looks at the spaces, and whether it is to stop.
     pub fn wake_watcher(&self) {
         self.health.news.signal(&self.futex);
     }
 
-    /// Whether a write to `slot`, which is an own one, should rather not be begun.
+    /// Whether a write to `slot`, which is an own one, should not be begun.
     pub(crate) fn is_closed(&self, slot: Slot) -> bool {
         self.slots.space_of(slot).is_some_and(|space| !self.health.is_open(space))
     }
 
-    /// Whether what is in flight to `slot` is not worth waiting for.
+    /// Whether a transfer in flight to `slot` is not worth waiting for.
     pub(crate) fn hangs(&self, slot: Slot) -> bool {
         self.slots.space_of(slot).is_some_and(|space| self.health.hangs(space))
     }
@@ -492,7 +494,7 @@ impl<W: World> Engine<W> {
 /// How long to wait before a thread that could not be made is tried again.
 const READER_PAUSE_NS: u64 = 10_000_000;
 
-/// What has become of a space.
+/// The change in a space's state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// There is no room for more.
@@ -501,9 +503,9 @@ pub enum Change {
     Fails(IoError),
     /// It works again.
     Works,
-    /// A transfer has not ended for so many ns.
+    /// A transfer has not ended for this many ns.
     Hangs(u64),
-    /// All have, the longest after so many ns.
+    /// All transfers have ended, the longest after this many ns.
     Answers(u64),
 }
 
@@ -512,16 +514,16 @@ pub enum Change {
 pub struct News {
     /// Some slot of the space: `Backend::name_of` tells its name.
     pub slot: Slot,
-    /// What has become of it.
+    /// How its state has changed.
     pub change: Change,
     /// Another space takes its place.
     pub others: bool,
 }
 
-/// Watches the spaces of one engine, and sees to it that evictors need not allocate.
+/// Watches the spaces of one engine, and makes extents beforehand so that evictors need not allocate.
 #[derive(Debug)]
 pub struct Watcher {
-    /// For all that there can be; the last: what a forked child has from its parent.
+    /// For as many spaces as there can be; the last is for what a forked child reads from its parent.
     told: Vec<Told>,
     longest: Vec<Option<(u64, Slot)>>,
 }
@@ -538,7 +540,7 @@ struct Told {
 }
 
 impl Told {
-    /// Of a space of which nothing was told.
+    /// The record of a space about which nothing was told yet.
     fn nothing(life: u32) -> Told {
         Told { life, writing: Writing::Works, works_since_ns: None, hangs: None }
     }
@@ -556,8 +558,9 @@ impl Watcher {
         Watcher { told: alloc::vec![Told::nothing(0); SPACES_MAX + 1], longest: alloc::vec![None; SPACES_MAX + 1] }
     }
 
-    /// The watcher's thread: looks, and sleeps while there is nothing to look at, until `stop` (and a change). It makes threads that read ahead, too, with
-    /// `make_reader`, which must not wait for what the watcher has to find out: a space that hangs.
+    /// The watcher's thread: looks, and sleeps while there is nothing to look at, until `stop` (and a change). It also makes
+    /// threads that read ahead, with `make_reader`. That function must not wait for what the watcher has to find out: a space
+    /// that hangs.
     pub fn run<W: World>(
         &mut self,
         engine: &Engine<W>,
@@ -568,7 +571,7 @@ impl Watcher {
         let health = &engine.health;
         while !stop.load(Ordering::Acquire) {
             let prepared = health.news.prepare();
-            // First, so that a transfer that begins after the look wakes us.
+            // Stored first, so that a transfer that begins after the look wakes us.
             health.idle.store(true, Ordering::SeqCst);
             let busy = self.look(engine, tell);
             health.idle.store(!busy, Ordering::SeqCst);
@@ -578,9 +581,9 @@ impl Watcher {
         }
     }
 
-    /// One look. Whether there is something that changes by itself: look again soon.
+    /// Looks once. Returns whether something may change without a message: look again soon.
     pub fn look<W: World>(&mut self, engine: &Engine<W>, tell: &mut dyn FnMut(News)) -> bool {
-        // Without memory: the map does not grow for now.
+        // If there is no memory, the map does not grow for now.
         let _ = engine.slots.stock();
         engine.wake_giver();
         let now = engine.clock.now_ns();
@@ -619,7 +622,7 @@ impl Watcher {
         };
         if own {
             health.set_hangs(&engine.slots, space, told.hangs.is_some());
-            // Evictors need not wait for it, or may use it again.
+            // Evictors need not wait for the space, or may use it again.
             engine.work.signal(&engine.futex);
         }
         tell(change);
@@ -647,7 +650,7 @@ impl Watcher {
                 let before = core::mem::replace(&mut told.writing, worst);
                 match health.why(space) {
                     _ if worse <= before => return false,
-                    // Said already.
+                    // Reported already.
                     IoError::Full if before == Writing::Full => return false,
                     IoError::Full => Change::Full,
                     why => Change::Fails(why),
@@ -657,7 +660,7 @@ impl Watcher {
         if let Some(slot) = engine.slots.some_slot_of(space) {
             tell(News { slot, change, others: health.has_other(space) });
         }
-        // Who changes it again tells.
+        // The thread that changes the state again reports it.
         false
     }
 }

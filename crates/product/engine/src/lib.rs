@@ -22,17 +22,17 @@
 //!
 //! # Who waits for what (no cycle, so no deadlock)
 //!
-//! * A fault takes its **frame first**, then the page. So nobody who owns a page (`Busy`) waits for a frame.
+//! * A fault takes its **frame first**, then the page. So no thread that owns a page (`Busy`) waits for a frame.
 //! * The owner of a page waits for the kernel or for one backend read only.
-//! * An evictor owns pages only between selecting and unmapping a batch; it waits for completions of its own
-//!   writes and for stages that a rescuer is copying from (no wait inside).
-//! * A memory call waits for pages in other hands, one at a time; it holds claimed pages while it does, and
-//!   the address-space lock, which neither faults nor evictors take.
-//! * The drainer owns pages as a fault does, each with its frame: it waits for one read while it does. It waits for spare frames, and for
-//!   evictors to look at their stages, with empty hands.
-//! * Who gives room back is inside the gate while it waits for the disk, as a fault is, and owns no page.
-//! * A fork holds the address-space lock, waits for faults (which may wait for evictors), then for evictors. A fault that
-//!   waits for the fork to end owns nothing.
+//! * An evictor owns pages only between selecting and unmapping a batch; it waits for completions of its own writes and for
+//!   stages that a rescuer is copying from (no wait inside).
+//! * A memory call waits for pages that other threads own, one at a time. While it waits it holds claimed pages, and the
+//!   address-space lock, which neither faults nor evictors take.
+//! * The drainer owns pages as a fault does, each with its frame: it waits for one read while it does. It owns no page while it
+//!   waits for spare frames, or for evictors to look at their stages.
+//! * The thread that gives room back is inside the gate while it waits for the disk, as a fault is, and owns no page.
+//! * A fork holds the address-space lock, waits for faults (which may wait for evictors), then for evictors. A fault that waits
+//!   for the fork to end owns nothing.
 #![cfg_attr(not(test), no_std)]
 
 extern crate alloc;
@@ -82,21 +82,21 @@ pub struct Shape {
     pub evictors: usize,
     /// Cores of the machine.
     pub cores: usize,
-    /// Where they are.
+    /// The NUMA nodes that the cores are on.
     pub nodes: Nodes,
-    /// What of the evictors' pace is fixed.
+    /// Which parts of the evictors' pace are fixed.
     pub wanted: Wanted,
 }
 
-/// On which NUMA node each core is; of cores beyond [`OWNERS_MAX`] nothing is said.
+/// On which NUMA node each core is. Nothing is said about cores beyond [`OWNERS_MAX`].
 #[derive(Clone, Copy, Debug)]
 pub struct Nodes([u8; OWNERS_MAX]);
 
 impl Nodes {
-    /// All on one.
+    /// All cores on one node.
     pub const ONE: Nodes = Nodes([0; OWNERS_MAX]);
 
-    /// As `node` says of each core.
+    /// The nodes that `node` gives for each core.
     pub fn new(node: impl FnMut(usize) -> u8) -> Nodes {
         Nodes(core::array::from_fn(node))
     }
@@ -119,8 +119,8 @@ impl Shape {
     /// The sizes for this shape.
     ///
     /// # Panics
-    /// When the memory is below [`MEMORY_LIMIT_MIN`] or the number of evictors is out of range; callers check
-    /// what the user gave before.
+    /// When the memory is below [`MEMORY_LIMIT_MIN`] or the number of evictors is out of range; callers check the user's
+    /// values before.
     pub fn sizes(&self) -> Sizes {
         assert!(self.memory >= MEMORY_LIMIT_MIN, "memory limit {} is below {MEMORY_LIMIT_MIN}", self.memory);
         assert!((1..=EVICTORS_MAX).contains(&self.evictors), "{} evictors", self.evictors);
@@ -128,10 +128,11 @@ impl Shape {
         let evictors = self.evictors as u64;
         // A batch is small enough that all pipelines together hold at most an eighth of the limit …
         let chosen = (limit / (8 * evictors * BATCHES_IN_FLIGHT as u64)).clamp(BATCH_PAGES_MIN as u64, BATCH_PAGES_MAX as u64);
-        // … unless it was fixed; then as far as there is room. (Callers have refused what has none; a forked child may have less memory.)
+        // … unless it was fixed; then as large as there is room for. (Callers have refused sizes that have no room; a forked
+        // child may have less memory.)
         let batch =
             self.wanted.batch.map_or(chosen, |fixed| u64::from(fixed).min(batch_pages_most(self.memory, self.evictors) as u64));
-        // … and what lingers for a rescue is a 64th of it, if that is more.
+        // … and pages that linger for a rescue take a 64th of it, if that is more.
         let each = (batch * BATCHES_IN_FLIGHT as u64).max(limit / 64 / evictors);
         Sizes { batch: batch as usize, stages_each: each as usize, stages: each * evictors, frames: limit - each * evictors }
     }
@@ -146,10 +147,11 @@ struct Watermarks {
 
 impl Watermarks {
     fn set(&self, frames: u64, batch: u64, free: Option<u64>) {
-        // High: two batches, but never more than a sixteenth of what there is: frames that
-        // are free are frames that the program misses. Low: half of it, so that an evictor wakes before they run out.
+        // High: two batches, but never more than a sixteenth of all frames: frames that are free are frames that the
+        // program misses. Low: half of that, so that an evictor wakes before frames run out.
         let high = (2 * batch).min(frames / 16).max(16);
-        // So much percent, if it is said: an evictor wakes when there are fewer, and brings a batch more (Adios, section 3.3).
+        // This many percent, if the user has set it: an evictor wakes when fewer are free, and frees a batch more (Adios,
+        // section 3.3).
         let (low, high) = match free.map(|percent| frames * percent / 100) {
             Some(low) if low > high / 2 => (low, low + high / 2),
             _ => (high / 2, high),
@@ -189,29 +191,29 @@ pub struct Engine<W: World> {
     /// Threads that read ahead have work.
     requests: Requests,
     loops: evict::loops::Loops,
-    /// One a core, whose slots the pages on it get.
+    /// One for each core; the pages on a core's list get that core's slots.
     partitions: Box<[Partition]>,
     stages: Stages,
     sizes: Sizes,
     /// The limit that was asked for, in pages.
     limit: AtomicU64,
-    /// Held by who divides it.
+    /// Held by the thread that divides the limit.
     dividing: SpinLock<()>,
-    /// Frames of pages that have left and that the swap space, which keeps pages in RAM, has not got yet.
+    /// Frames of pages that were evicted, and that the swap space, which keeps pages in RAM, has not received yet.
     withheld: AtomicU64,
-    /// The most that was ever resident together with such a space, in pages.
+    /// The most pages that were ever resident together with those in such a space.
     resident_peak: AtomicU64,
     watermarks: Watermarks,
-    /// Writes fail for want of room: evictors take clean pages only, but for a trial now and then.
+    /// Writes fail because there is no room: evictors take clean pages only, except for a trial now and then.
     space_full: AtomicBool,
     /// Set when an evictor has found nothing to evict in a whole round, cleared when one did.
     starved: AtomicBool,
-    /// Pages that `relocate` is giving their words at the moment.
+    /// Pages whose words `relocate` is setting at the moment.
     moving: Moving,
-    /// Faults go through it: closed while the process forks.
+    /// Faults pass this gate: it is closed while the process forks.
     gate: Gate,
     rest: fork::Rest,
-    /// What the drainer asks evictors.
+    /// What the drainer asks evictors to do.
     asks: drain::Asks,
     /// How hard evictors work.
     control: Control,
@@ -220,8 +222,8 @@ pub struct Engine<W: World> {
 
 /// The range that a page move fills: there, *untouched* does not mean zeros yet.
 ///
-/// One writer, under the address-space lock, who sets it before the words can be seen. So a fault that has taken such a
-/// word (an acquire) sees it too, and lets go.
+/// One thread writes this, under the address-space lock, and sets it before the words can be seen. So a fault that has
+/// taken such a word (an acquire) sees it too, and lets go.
 #[derive(Debug, Default)]
 struct Moving {
     start: AtomicU64,
@@ -241,7 +243,7 @@ impl Moving {
     }
 }
 
-/// The core that memory calls count on: they are rare beside faults, and not told where they run.
+/// The core that memory calls count on: they are rare beside faults, and do not know where they run.
 pub(crate) const MEMORY_CALLS: usize = 0;
 
 /// What each space of `backend` can hold, in slots.
@@ -259,7 +261,7 @@ impl<W: World> Engine<W> {
     /// Builds an engine. `staging` is memory for [`Sizes::stages`] pages that is never managed and outlives the engine.
     ///
     /// # Safety
-    /// `staging` must point to that many writable pages, aligned to 4096 bytes, that nobody else uses.
+    /// `staging` must point to that many writable pages, aligned to 4096 bytes, that no other code uses.
     pub unsafe fn new(
         shape: Shape,
         kernel: W::Kernel,
@@ -270,7 +272,8 @@ impl<W: World> Engine<W> {
         staging: *mut PageBuf,
     ) -> Self {
         let sizes = shape.sizes();
-        // A core's pages are on its list, and get its slots: one evictor looks after both (MAGE §4.2.2, ScaleSwap §4.4 and §4.6).
+        // A core's pages are on its list, and get the core's slots: one evictor looks after both (MAGE §4.2.2, ScaleSwap §4.4 and
+        // §4.6).
         let partitions = shape.evictors.max(shape.cores.min(OWNERS_MAX));
         let nodes: Vec<usize> =
             (0..partitions).map(|core| shape.nodes.0[core % OWNERS_MAX.min(shape.cores.max(1))].into()).collect();
@@ -331,7 +334,8 @@ impl<W: World> Engine<W> {
         self.limit.load(Ordering::Relaxed) * PAGE_SIZE as u64
     }
 
-    /// Managed pages in RAM, bytes: resident or about to be, every stage that was ever used, and what a swap space in RAM keeps.
+    /// Managed pages in RAM, bytes: pages that are resident or about to be, every stage that was ever used, and pages that a
+    /// swap space keeps in RAM.
     pub fn resident_bytes(&self) -> u64 {
         self.resident() * PAGE_SIZE as u64
     }
@@ -345,7 +349,7 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Changes the memory limit: up at once, down as evictors get to it.
+    /// Changes the memory limit: a higher one holds at once, a lower one as evictors free frames.
     ///
     /// # Errors
     /// The smallest limit that can be set, when `bytes` is below it.
@@ -358,13 +362,13 @@ impl<W: World> Engine<W> {
         Ok(())
     }
 
-    /// The fewest pages that this engine works with: its stages, which were sized for the first limit and stay, and as many frames
-    /// as a smallest engine has.
+    /// The fewest pages that this engine works with: its stages, which were sized for the first limit and stay, and as many
+    /// frames as the smallest engine has.
     pub fn floor(&self) -> u64 {
         self.sizes.stages + 4 * self.sizes.batch as u64
     }
 
-    /// Pages that this engine may have or still has: its limit, and what a lowered limit has to get back.
+    /// Pages that this engine may have or still has: its limit, and the debt of a lowered limit.
     pub fn budget(&self) -> u64 {
         self.frames.limit() + self.frames.debt() + self.sizes.stages + self.kept_by_backend()
     }
@@ -374,7 +378,8 @@ impl<W: World> Engine<W> {
         self.frames.taken() + self.sizes.stages + self.kept_by_backend()
     }
 
-    /// Changes the limit to `pages`, or [`Engine::floor`] if that is more. Up at once, down as evictors get to it.
+    /// Changes the limit to `pages`, or [`Engine::floor`] if that is more. A higher limit holds at once, a lower one as
+    /// evictors free frames.
     pub fn set_budget(&self, pages: u64) {
         self.limit.store(pages.max(self.floor()), Ordering::Relaxed);
         self.divide_limit();
@@ -382,13 +387,13 @@ impl<W: World> Engine<W> {
         self.wake_all_evictors();
     }
 
-    /// Divides the limit: what a swap space keeps in RAM is not there for frames. By any thread.
+    /// Divides the limit: RAM in which a swap space keeps pages is not available for frames. Called by any thread.
     pub(crate) fn divide_limit(&self) {
         let more = self.dividing.with(|()| {
             let pages = self.limit.load(Ordering::Relaxed);
             let least = self.floor() - self.sizes.stages;
             self.backend.allow_memory((pages - self.floor()) * PAGE_SIZE as u64);
-            // Who makes it more after this look divides again.
+            // A thread that raises the space's share after this look divides again.
             let frames = pages.saturating_sub(self.sizes.stages + self.kept_by_backend()).max(least);
             let before = self.frames.limit();
             if frames != before {
@@ -407,9 +412,10 @@ impl<W: World> Engine<W> {
         self.backend.own_memory().map_or(0, |bytes| bytes.div_ceil(PAGE_SIZE as u64))
     }
 
-    /// Of a batch that leaves, `written` pages are to be written, the others are in their slots. Frames of the latter are free now. Those of
-    /// the former too, unless the swap space keeps pages in RAM itself: then when it has them and they were counted
-    /// ([`Engine::give_withheld`]), so that pages, stages and space are never more than the limit.
+    /// Of a batch that leaves, `written` pages are to be written; the others are in their slots. Frames of the others are free
+    /// now. Frames of the written pages are free now too, unless the swap space keeps pages in RAM itself. In that case they are
+    /// free when the space has the pages and they were counted ([`Engine::give_withheld`]), so that pages, stages and space are
+    /// never more than the limit.
     pub(crate) fn give_evicted(&self, core: usize, count: u64, written: u64) {
         let withheld = if self.backend.own_memory().is_some() { written } else { 0 };
         if withheld > 0 {
@@ -418,7 +424,7 @@ impl<W: World> Engine<W> {
         self.give_frames(core, count - withheld);
     }
 
-    /// The swap space was given `count` pages of a batch, or will not be.
+    /// The swap space was given `count` pages of a batch, or will not be given them.
     pub(crate) fn give_withheld(&self, core: usize, count: u64) {
         if self.backend.own_memory().is_some() {
             self.divide_limit();
@@ -430,12 +436,12 @@ impl<W: World> Engine<W> {
 
     /// Pages of the limit that are in RAM.
     fn resident(&self) -> u64 {
-        // First: frames that are given back meanwhile are in neither number rather than in both.
+        // Read first: frames that are given back meanwhile are in neither number rather than in both.
         let withheld = self.withheld.load(Ordering::Acquire);
         self.frames.taken().saturating_sub(withheld) + self.stages.ever_used() + self.kept_by_backend()
     }
 
-    /// Wakes every thread of this engine that sleeps: they look whether they are to stop.
+    /// Wakes every thread of this engine that sleeps: each checks whether it is to stop.
     pub fn wake_all_threads(&self) {
         self.wake_all_evictors();
         self.wake_readers();
@@ -443,13 +449,14 @@ impl<W: World> Engine<W> {
         self.wake_watcher();
     }
 
-    /// Whether threads of this engine would have something to do, if there were any: frames are short, or pages could be read ahead.
+    /// Whether threads of this engine would have something to do, if there were any: frames are short, or pages could be read
+    /// ahead.
     #[inline]
     pub fn wants_threads(&self) -> bool {
         self.is_short() || self.requests.want_reader()
     }
 
-    /// Its threads have ended, all of them.
+    /// All threads of this engine have ended.
     pub fn threads_have_ended(&self) {
         self.requests.forget_readers();
     }
@@ -470,14 +477,14 @@ impl<W: World> Engine<W> {
         self.table.page(page)
     }
 
-    /// Moves an owned page on and wakes who waits for it.
+    /// Moves an owned page on and wakes the threads that wait for it.
     #[inline]
     fn release(&self, page: Page, word: &AtomicWord, to: Release) {
         self.kernel.interleave();
         self.woken(page, word.release(to));
     }
 
-    /// Puts an owned page back as it was and wakes who waits for it.
+    /// Puts an owned page back as it was and wakes the threads that wait for it.
     fn restore(&self, page: Page, word: &AtomicWord, was: Word) {
         self.kernel.interleave();
         self.woken(page, word.restore(was));
@@ -507,7 +514,7 @@ impl<W: World> Engine<W> {
         self.frames.debt() > 0 || self.frames.free_uncached() < mark.load(Ordering::Relaxed)
     }
 
-    /// Free frames that pages which come along leave for faults.
+    /// Free frames that pages which come along must leave for faults.
     fn spare_mark(&self) -> u64 {
         self.watermarks.low.load(Ordering::Relaxed) / 2
     }
@@ -520,17 +527,17 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// The checksum of a page in `slot`. The slot is part of it, so that a device that delivers another
-    /// slot's bytes is found out.
+    /// The checksum of a page in `slot`. The slot is part of it, so that a device that delivers another slot's bytes is
+    /// detected.
     #[inline]
     fn checksum(slot: Slot, bytes: &PageBuf) -> u64 {
         xxhash_rust::xxh3::xxh3_64_with_seed(&bytes.0, slot.number())
     }
 
-    /// Checks what must hold while nobody is moving anything (tests, the simulator, once a second in a soak).
+    /// Checks the invariants while no thread is moving anything (tests, the simulator, once a second in a soak).
     ///
     /// # Panics
-    /// When it does not.
+    /// When an invariant does not hold.
     pub fn assert_valid_when_quiet(&self) {
         self.frames.assert_valid();
         self.slots.assert_valid();

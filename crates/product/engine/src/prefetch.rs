@@ -1,12 +1,12 @@
-//! Requests for pages that come unasked ([`Prefetcher`]), and who serves them.
+//! Requests for pages that no fault has asked for ([`Prefetcher`]), and the threads that serve them.
 //!
 //! ```text
 //!  a fault fetches a page ─▶ Prefetcher::fetch ─┬─▶ Fetch::take: neighbours that the same read brings                (fault::run)
 //!                                               └─▶ Ahead: what another thread of ours brings meanwhile ─▶ Requests ─▶ fault::ahead
 //! ```
 //!
-//! Threads that read ahead are made when a request finds none that sleeps, up to a most: by the watcher, since a fault makes no threads. Until one is there, requests
-//! wait in their places.
+//! A thread that reads ahead is made when a request finds none that sleeps, up to a most. The watcher makes it, since a fault
+//! makes no threads. Until the thread exists, requests wait in their places.
 //!
 //! [`Prefetcher`]: farshore_core::seams::Prefetcher
 
@@ -17,13 +17,13 @@ use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
 use farshore_core::sync::{Futex, Padded};
 use farshore_core::wait::Event;
 
-/// Pages that do not lie side by side which one thread reads.
+/// The most pages that do not lie side by side which one thread reads.
 const SCATTERED_MAX: u32 = 16;
 /// Requests that can wait; those beyond are dropped.
 const PLACES: usize = 16;
 
-/// Requests for threads that read ahead: a few words, each a request or 0. They are hints, so a full list drops what comes, and their order
-/// does not matter.
+/// Requests for threads that read ahead: a few words, each a request or 0. They are hints, so a full list drops what comes, and
+/// their order does not matter.
 #[derive(Debug)]
 pub struct Requests {
     places: [Padded<AtomicU64>; PLACES],
@@ -31,25 +31,25 @@ pub struct Requests {
     /// Threads that read ahead, and the most that there may be.
     readers: AtomicU32,
     readers_most: AtomicU32,
-    /// One more would be of use.
+    /// One more thread would be of use.
     wants_reader: AtomicBool,
 }
 
-/// What has become of a thread that was to be made.
+/// The outcome of making a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reader {
-    /// There is one more.
+    /// There is one more thread.
     Made,
     /// Not now: ask again soon.
     Later,
-    /// There will be no more.
+    /// There will be no more threads.
     Never,
 }
 
 const STEP_BITS: u32 = 20;
 const PAGES_BITS: u32 = 6;
 
-/// Neighbours are most likely one read, and one request. Others are read one by one: by several threads.
+/// Pages side by side are most likely one read, and so one request. Others are read one by one, by several threads.
 fn pieces(ahead: Ahead) -> impl Iterator<Item = Ahead> {
     let most = if ahead.step.abs() == 1 { PIECE_MAX } else { SCATTERED_MAX };
     (0..ahead.pages.div_ceil(most)).map_while(move |n| {
@@ -58,7 +58,7 @@ fn pieces(ahead: Ahead) -> impl Iterator<Item = Ahead> {
     })
 }
 
-/// As one word, never 0; `None` if it is out of range.
+/// The request as one word, never 0; `None` if it is out of range.
 fn pack(ahead: Ahead) -> Option<u64> {
     let limit = 1 << (STEP_BITS - 1);
     let fits = ahead.step != 0 && ahead.step.abs() < limit && (1..=PIECE_MAX).contains(&ahead.pages);
@@ -85,12 +85,12 @@ impl Default for Requests {
 }
 
 impl Requests {
-    /// Asks for pages, unless too much is asked for already. By a fault on `core`. True: more is asked for than there are threads that
-    /// sleep, and there may be one more: the watcher should make it. (A fault makes no threads.)
+    /// Asks for pages, unless too much is asked for already. Called by a fault on `core`. True: there are more requests than
+    /// threads that sleep, and there may be one more thread: the watcher should make it. (A fault makes no threads.)
     #[must_use]
     pub fn ask<F: Futex>(&self, futex: &F, core: usize, ahead: Ahead) -> bool {
         let mut places = (0..PLACES).map(|n| &self.places[(core + n) % PLACES]);
-        // Relaxed: a request is all in its word.
+        // Relaxed: a request lies whole in its word.
         let mut put =
             |word: u64| places.any(|place| place.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).is_ok());
         let placed = pieces(ahead).map_while(pack).take_while(|&word| put(word)).count();
@@ -103,7 +103,7 @@ impl Requests {
         placed > free && readers < self.readers_most.load(Ordering::Relaxed) && !self.wants_reader.swap(true, Ordering::AcqRel)
     }
 
-    /// There may be so many threads that read ahead, which are made when they are of use.
+    /// There may be this many threads that read ahead, which are made when they are of use.
     pub fn allow_readers(&self, most: u32) {
         self.readers_most.store(most, Ordering::Relaxed);
     }
@@ -113,18 +113,18 @@ impl Requests {
         self.readers.load(Ordering::Relaxed)
     }
 
-    /// A thread that reads ahead would be of use, and nobody has made it yet.
+    /// A thread that reads ahead would be of use, and none was made for it yet.
     pub(crate) fn want_reader(&self) -> bool {
         self.wants_reader.load(Ordering::Relaxed)
     }
 
-    /// Those that there were have ended; others may be made.
+    /// The threads that existed have ended; others may be made.
     pub(crate) fn forget_readers(&self) {
         self.readers.store(0, Ordering::Relaxed);
         self.wants_reader.store(false, Ordering::Release);
     }
 
-    /// Makes a thread if one is wanted; by the watcher. Whether to come again soon.
+    /// Makes a thread if one is wanted; called by the watcher. Returns whether to come again soon.
     pub(crate) fn serve(&self, make: &mut dyn FnMut() -> Reader) -> bool {
         if !self.wants_reader.load(Ordering::Acquire) {
             return false;
@@ -159,7 +159,7 @@ impl Requests {
 mod tests {
     use super::*;
 
-    /// Nobody sleeps here.
+    /// No thread sleeps here.
     struct NoFutex;
 
     impl Futex for NoFutex {

@@ -1,14 +1,15 @@
-//! Memory calls: pages that become managed, stop being managed, lose their bytes or change their name.
+//! Memory calls: pages that become managed, stop being managed, lose their bytes or get another address.
 //!
-//! All under the address-space lock of the caller, which neither faults nor evictors take. A call has three parts:
+//! All functions run under the caller's address-space lock, which neither faults nor evictors take. A call has three
+//! parts:
 //!
-//! 1. [`Engine::claim`] takes every page of the range into our hands (waiting for those that are in others');
-//! 2. the caller makes the kernel do it;
-//! 3. [`Engine::finish_unmap`] or [`Engine::relocate`] says what became of the pages, or [`Engine::unclaim`] puts
-//!    them back if the kernel refused.
+//! 1. [`Engine::claim`] takes every page of the range (it waits for pages that other threads own);
+//! 2. the caller makes the kernel do the call;
+//! 3. [`Engine::finish_unmap`] or [`Engine::relocate`] says what became of the pages, or [`Engine::unclaim`] puts them
+//!    back if the kernel refused.
 //!
-//! So nothing is given up before the kernel has agreed, and nobody sees a page in between. Of a call that may fail after the kernel
-//! has unmapped something already, [`Engine::finish_refused`] finds out what is left.
+//! So nothing is given up before the kernel has agreed, and no thread sees a page in between. For a call that may fail after the
+//! kernel has unmapped something already, [`Engine::finish_refused`] finds out what is left.
 
 use crate::stats::Count;
 use crate::{Engine, MEMORY_CALLS};
@@ -20,7 +21,7 @@ use farshore_core::sync::Ordering;
 use farshore_core::table::GranuleRef;
 use farshore_core::word::{AtomicWord, Claim, Release, State, Word};
 
-/// The word of a page of `range` that is managed no more: of a granule that goes whole, the word of fresh memory.
+/// The word of a page of `range` that is no longer managed: for a granule that goes as a whole, the word of fresh memory.
 fn nameless(range: PageRange, page: Page) -> Release {
     let granule = page.granule().range();
     if range.start <= granule.start && granule.end <= range.end { Release::Untouched } else { Release::Foreign }
@@ -30,7 +31,7 @@ impl<W: World> Engine<W> {
     /// The pages of `range`, mapped and registered just now, are managed from now on.
     pub fn manage(&self, range: PageRange) {
         for part in range.by_granule().filter(|part| part.len() < GRANULE_PAGES as u64) {
-            // Its words are about to be written.
+            // The granule's words are about to be written.
             if let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|g| !g.flags.is_present()) {
                 self.wait_for_late_faults(&g);
             }
@@ -40,14 +41,15 @@ impl<W: World> Engine<W> {
         self.stats.manage(range.len() as i64);
     }
 
-    /// The pages of `range` are managed since a moment ago, and have had bytes before: they are resident, and dirty. Their frames are taken, whatever the limit.
+    /// The pages of `range` have been managed since a moment ago, and had bytes before: they become resident, and dirty. Their
+    /// frames are taken, whatever the limit.
     pub fn take_stock(&self, range: PageRange, core: usize) {
         for part in range.by_granule() {
             let Some(g) = self.table.granule(part.start.granule()) else { continue };
             self.claim_part(&g, part);
             let mut new = 0;
             self.each_claimed(part, |page, word, was| {
-                // What was touched meanwhile has a frame already.
+                // Pages that were touched meanwhile have a frame already.
                 if was.state() == State::Untouched {
                     new += 1;
                     self.release(page, word, Release::Dirty { chances: 0, guessed: false, protected: false });
@@ -62,8 +64,8 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Takes every page of `range` before the kernel unmaps or moves it. Sleeps while others have one. Whole
-    /// granules that nobody has touched are hidden instead, whatever their size.
+    /// Takes every page of `range` before the kernel unmaps or moves it. Sleeps while other threads own one. Whole
+    /// granules that no thread has touched are hidden instead, whatever their size.
     pub fn claim(&self, range: PageRange) {
         self.each_granule(range, |part| {
             let Some(g) = self.table.granule(part.start.granule()) else { return };
@@ -86,8 +88,8 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Throws the bytes of `range` away: they read as zeros from now on (`MADV_DONTNEED`). `call` makes the
-    /// kernel do it for a part; where nobody has touched anything there is nothing to call it for.
+    /// Throws the bytes of `range` away: they read as zeros from now on (`MADV_DONTNEED`). `call` makes the kernel do it
+    /// for a part; for untouched parts there is nothing to call it for.
     ///
     /// # Errors
     /// The first of `call`; that part and those after it are as they were.
@@ -119,7 +121,7 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Takes one page. None: not managed.
+    /// Takes one page. None: it is not managed.
     fn claim_page(&self, page: Page) -> Option<Word> {
         let at = self.page(page)?;
         loop {
@@ -145,7 +147,7 @@ impl<W: World> Engine<W> {
             }
             for page in part.iter() {
                 let word = &g.words[page.index_in_granule()];
-                // Under the address-space lock, after `claim`: whatever is Busy here is ours, what is not is foreign.
+                // Under the address-space lock, after `claim`: every Busy page here is ours, all others are foreign.
                 if word.load().state() == State::Busy {
                     each(page, word, word.claimed());
                 }
@@ -171,7 +173,7 @@ impl<W: World> Engine<W> {
             }
             State::Leaving => {
                 if let Some(stage) = was.stage() {
-                    // Its evictor frees the slot, when no write of it is in flight any more.
+                    // The stage's evictor frees the slot, when no write of it is in flight any more.
                     self.stages.vacate(stage, false);
                 }
                 0
@@ -194,9 +196,9 @@ impl<W: World> Engine<W> {
         self.wake_giver();
     }
 
-    /// The claimed and released pages of `range` are managed no more. A fault that looked a granule up before (the program
-    /// touches what it unmaps) may have taken a page since it was released: the granule is hidden first, and such faults are
-    /// waited for, so that none of them reaches into the granule's next life.
+    /// The claimed and released pages of `range` are no longer managed. A fault that looked a granule up before (the program
+    /// touches memory that it unmaps) may have taken a page since the page was released. So the granule is hidden first, and
+    /// this waits for such faults, so that none of them reaches into the granule's next life.
     fn unmanage(&self, range: PageRange) {
         self.each_granule(range, |part| {
             let whole = part.len() == GRANULE_PAGES as u64 && !is_planted(Canary::Rebirth);
@@ -229,7 +231,7 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Managed pages of `range`: a granule that nobody has touched is managed whole (or hidden just now).
+    /// Managed pages of `range`: a granule that no thread has touched is managed as a whole (or hidden just now).
     fn count_managed(&self, range: PageRange) -> u64 {
         let mut count = 0;
         self.each_granule(range, |part| {
@@ -247,7 +249,7 @@ impl<W: World> Engine<W> {
         count
     }
 
-    /// The kernel refused: every claimed page is as it was.
+    /// The kernel refused: puts every claimed page back as it was.
     pub fn unclaim(&self, range: PageRange) {
         self.each_granule(range, |part| {
             if !self.show_hidden(part) {
@@ -256,8 +258,8 @@ impl<W: World> Engine<W> {
         });
     }
 
-    /// The kernel refused, but may have unmapped some or all of the claimed `range` before it did: a mapping over it, or a move onto it, that
-    /// failed late. The kernel is asked: what is left is as it was, the rest is given up.
+    /// The kernel refused, but may have unmapped some or all of the claimed `range` before it did: a mapping over it, or a move
+    /// onto it, that failed late. Asks the kernel: pages that are left are as they were, the others are given up.
     pub fn finish_refused(&self, range: PageRange) {
         if is_planted(Canary::Refused) {
             return self.unclaim(range);
@@ -302,8 +304,8 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Whether the claimed `page` is still mapped and registered. The question changes nothing: it gives a page that is there the protection
-    /// that its word promises (which a move that the kernel has undone may have dropped).
+    /// Whether the claimed `page` is still mapped and registered. The question changes nothing: it gives a page that is there the
+    /// protection that its word promises (a move that the kernel has undone may have dropped it).
     fn is_left(&self, page: Page, was: Word) -> bool {
         let clean = was.state() == State::Resident && was.slot().is_some();
         let one = PageRange { start: page, end: page.plus(1) };
@@ -316,8 +318,8 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Undoes the hiding of `part`'s granule. False when it was not hidden but claimed page by page. (Of a hidden one no
-    /// page is ours: what is busy there is in the hands of a fault that came too early.)
+    /// Undoes the hiding of `part`'s granule. False when the granule was not hidden but claimed page by page. (No page of
+    /// a hidden granule is ours: a fault that came too early owns the busy pages there.)
     fn show_hidden(&self, part: PageRange) -> bool {
         let Some(g) = self.table.granule_even_absent(part.start.granule()).filter(|g| g.flags.is_hidden()) else {
             return false;
@@ -334,7 +336,7 @@ impl<W: World> Engine<W> {
         self.moving.begin(moved);
         let there =
             |run: PageRange| PageRange { start: new.plus(run.start.0 - old.start.0), end: new.plus(run.end.0 - old.start.0) };
-        // What is foreign in between are guards, which the kernel has moved too.
+        // Foreign pages in between are guards, which the kernel has moved too.
         self.each_run(old, true, |run| self.manage(there(run)));
         self.inherit_unreadable(old, moved);
         if old.by_granule().any(|part| self.may_hold_guards(part.start)) {
@@ -348,7 +350,7 @@ impl<W: World> Engine<W> {
             let target = new.plus(page.0 - old.start.0);
             let Some(at) = self.page(target) else { unreachable!("{target:?} was managed just now") };
             at.granule.touch();
-            // A fault on a neighbour that brings zeros along may have it for a moment.
+            // A fault on a neighbour that brings zeros along may own the page for a moment.
             let before = self.claim_page(target);
             debug_assert!(before.is_some_and(|w| w.state() == State::Untouched), "{target:?} was touched while it was moved");
             let to = match was.state() {
@@ -384,7 +386,8 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// The longest runs of pages of `range` that are managed (or hidden just now), or of those that are not. `each` may manage its run.
+    /// Finds the longest runs of pages of `range` that are managed (or hidden just now), or of those that are not. `each` may
+    /// manage its run.
     fn each_run(&self, range: PageRange, managed: bool, mut each: impl FnMut(PageRange)) {
         let mut run = PageRange { start: range.start, end: range.start };
         let mut extend = |part: PageRange, fits: bool| {
@@ -427,13 +430,14 @@ impl<W: World> Engine<W> {
         self.table.granule_even_absent(page.granule()).is_some_and(|g| g.granule.guards.load(Ordering::Relaxed))
     }
 
-    /// Whether `page`, which is not managed, is mapped and registered all the same: it holds a guard. Under the address-space lock.
+    /// Whether `page`, which is not managed, is mapped and registered all the same: it holds a guard. Under the address-space
+    /// lock.
     pub fn is_guard(&self, page: Page) -> bool {
         self.may_hold_guards(page) && !self.is_managed(page) && self.is_left(page, Word::FOREIGN)
     }
 
-    /// What could not be read through the program's mapping cannot be read there under its new name either. Before any
-    /// page of `moved` can be a victim.
+    /// Memory that could not be read through the program's mapping cannot be read at its new address either. Called
+    /// before any page of `moved` can be a victim.
     fn inherit_unreadable(&self, old: PageRange, moved: PageRange) {
         let unreadable = |g: GranuleRef<'_>| g.flags.is_unreadable();
         let forget = is_planted(Canary::Unreadable);
@@ -446,7 +450,7 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// What may be huge pages, or parts of some, may be so under new names.
+    /// Pages that may be huge pages, or parts of some, may be so at their new addresses.
     fn inherit_huge(&self, old: PageRange, moved: PageRange) {
         let huge =
             |part: PageRange| self.table.granule_even_absent(part.start.granule()).is_some_and(|g| g.granule.huge.may_be());
@@ -467,8 +471,8 @@ impl<W: World> Engine<W> {
         });
     }
 
-    /// Takes every page of a part of a granule before its memory goes. What stays of a huge page would keep the RAM of all of it until the kernel is short of memory; and our limit is not the
-    /// kernel's. So it is split first.
+    /// Takes every page of a part of a granule before its memory goes. The rest of a huge page would keep the RAM of all of it
+    /// until the kernel is short of memory; and our limit is not the kernel's. So the huge page is split first.
     fn claim_to_free(&self, g: &GranuleRef<'_>, part: PageRange) {
         self.claim_part(g, part);
         if part.len() < GRANULE_PAGES as u64 || g.granule.huge.may_reach_beyond() {
@@ -476,9 +480,9 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Makes small pages of what may be huge in a granule of which the caller has pages ([`crate::fault::huge`]).
+    /// Splits the huge pages in a granule of which the caller owns pages ([`crate::fault::huge`]).
     pub(crate) fn split_huge(&self, g: &GranuleRef<'_>) {
-        // What a parent and its child share cannot be split.
+        // Huge pages that a parent and its child share cannot be split.
         if !is_planted(Canary::Whole) && g.granule.huge.begin_split(self.rest.has_forked()) {
             self.kernel.split_huge(g.id);
             g.granule.huge.end_split();
@@ -486,29 +490,29 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// The program asks for huge pages in `range`, or wants none there: for the granules that it has whole. Under the address-space lock.
-    /// More than there are frames for would not come in huge pages anyway.
+    /// The program asks for huge pages in `range`, or wants none there: applies to the granules that lie in it as a whole. Under
+    /// the address-space lock. A range larger than the frames would not come in huge pages anyway.
     pub fn advise_huge(&self, range: PageRange, wanted: bool) {
         if wanted && range.len() > self.frames.limit() {
             return;
         }
         for part in range.by_granule().filter(|part| part.len() == GRANULE_PAGES as u64) {
             if let Some(g) = self.table.granule(part.start.granule()) {
-                // What is remembered of it is forgotten when it goes.
+                // The advice is forgotten when the granule goes.
                 g.granule.touch();
                 g.granule.huge.advise(wanted);
             }
         }
     }
 
-    /// The old names of moved pages: nothing of theirs is given up.
+    /// Releases the old addresses of moved pages: nothing that the pages had is given up.
     fn leave_moved(&self, old: PageRange, stays: bool) {
         let managed = self.count_managed(old);
         self.each_claimed(old, |page, word, _| {
             self.release(page, word, if stays { Release::Untouched } else { nameless(old, page) });
         });
         if stays {
-            // Not `unclaim`: the pages are released, and what is busy now is in somebody else's hands.
+            // Not `unclaim`: the pages are released, and another thread owns pages that are busy now.
             self.each_granule(old, |part| {
                 if !self.show_hidden(part) && is_planted(Canary::Stays) {
                     self.unclaim(part);
@@ -520,12 +524,12 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Brings every page of `range` in and takes it, so that the caller can hand the range over to the kernel
-    /// (`mlock`): afterwards [`Engine::hand_over`]. Without `fill`, pages that were never touched are taken as they are: the kernel has zeros for
-    /// them when they are.
+    /// Brings every page of `range` in and takes it, so that the caller can hand the range over to the kernel (`mlock`):
+    /// afterwards [`Engine::hand_over`]. Without `fill`, pages that were never touched are taken as they are: the kernel fills
+    /// them with zeros when they are touched.
     ///
     /// # Errors
-    /// When a page cannot be brought in; what was claimed is put back.
+    /// When a page cannot be brought in; claimed pages are put back.
     pub fn claim_resident(
         &self,
         range: PageRange,
@@ -535,12 +539,13 @@ impl<W: World> Engine<W> {
     ) -> Result<(), crate::fault::resolve::Failure> {
         for part in range.by_granule() {
             if let Some(g) = self.table.granule(part.start.granule()) {
-                // Also where no page was touched: the program goes on using this memory, so faults and pins must find each page in our hands.
+                // Also where no page was touched: the program goes on using this memory, so faults and pins must find that we own
+                // each page.
                 g.granule.touch();
             }
             for page in part.iter() {
                 if let Err(why) = self.claim_brought_in(page, fill, core, buffer) {
-                    // Only what was claimed so far: a busy page further on is in somebody else's hands.
+                    // Only pages that were claimed so far: another thread owns a busy page further on.
                     self.unclaim_resident(PageRange { start: range.start, end: page });
                     return Err(why);
                 }
@@ -565,8 +570,8 @@ impl<W: World> Engine<W> {
             };
             match self.claim_page(page) {
                 Some(was) if may_stay(was.state()) => {
-                    // The frame goes back at once: what is locked is not managed memory any more, and
-                    // the rest of the range must still find frames.
+                    // The frame goes back at once: locked memory is not managed any more, and the rest of the range must
+                    // still find frames.
                     self.frames.give(MEMORY_CALLS, u64::from(was.state() == State::Resident));
                     break;
                 }
@@ -608,10 +613,10 @@ impl<W: World> Engine<W> {
             if unreadable {
                 g.flags.set_unreadable(true);
                 if !g.granule.touched() {
-                    // No page of it can be in an evictor's hands, and who takes one from here on sees the flag.
+                    // No evictor can own a page of it, and an evictor that takes one from here on sees the flag.
                     return;
                 }
-                // An evictor that looked before copies right now: wait until it has let go of its pages.
+                // An evictor that looked before may be copying right now: wait until it has let go of its pages.
                 for page in part.iter() {
                     self.wait_while_busy(page, &g.words[page.index_in_granule()]);
                 }
@@ -621,8 +626,8 @@ impl<W: World> Engine<W> {
         });
     }
 
-    /// In a forked child, which has no evictors and one thread: what the words of `range` said is
-    /// void, since the kernel has unmapped it, or (`zeroed`) thrown its bytes away.
+    /// In a forked child, which has no evictors and one thread: the words of `range` no longer hold, since the kernel has
+    /// unmapped it, or (`zeroed`) thrown its bytes away.
     pub fn forget(&self, range: PageRange, zeroed: bool) {
         self.each_granule(range, |part| {
             let Some(g) = self.table.granule(part.start.granule()) else { return };

@@ -1,4 +1,4 @@
-//! Counters. A core counts in lines of its own with relaxed adds; readers sum.
+//! Counters. A core counts in lines of its own with relaxed adds; a reader sums them.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -19,7 +19,7 @@ pub enum FaultKind {
     Zero,
     /// Its bytes were still in a stage.
     Rescue,
-    /// Another thread brought it, or was at it.
+    /// Another thread brought the page, or was bringing it.
     Wait,
     /// It was mapped and write-protected.
     WriteProtect,
@@ -40,7 +40,7 @@ pub enum Count {
     PagesIn,
     /// Of them, pages that came along with a fault on another.
     Prefetched,
-    /// Of these, pages whose stream went on behind them.
+    /// Of those, pages whose stream went on behind them.
     PrefetchUsed,
     /// Pages written to it.
     PagesOut,
@@ -52,9 +52,9 @@ pub enum Count {
     GivenUp,
     /// Times a fault found no frame and slept.
     FrameWaits,
-    /// How long that was, all together, nanoseconds.
+    /// How long those waits were, all together, nanoseconds.
     FrameWaitNs,
-    /// Pages that did not come along for want of a frame to spare.
+    /// Pages that did not come along because no frame was spare.
     Missed,
     /// Granules whose first touch brought a huge page.
     HugeMapped,
@@ -132,7 +132,7 @@ impl Stats {
         &self.cores[core % self.cores.len()]
     }
 
-    /// `n` more, on `core`.
+    /// Adds `n` on `core`.
     pub fn add(&self, core: usize, what: Count, n: u64) {
         self.core(core).counts[what as usize].fetch_add(n, Ordering::Relaxed);
     }

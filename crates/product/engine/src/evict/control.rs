@@ -1,4 +1,5 @@
-//! How hard evictors work: pages of a batch, writes with the device, evictors awake. Pure arithmetic; [`super::pace`] measures and carries out.
+//! How hard evictors work: pages of a batch, writes with the device, evictors awake. Pure arithmetic; [`super::pace`] measures
+//! and carries out.
 //!
 //! | | goes up when | goes down when |
 //! |---|---|---|
@@ -6,44 +7,47 @@
 //! | evictors awake | faults waited, and those awake were at work (or waited for the device) for three quarters of the time | one less would have been at work for half of it |
 //! | writes | faults waited or stages were short, and writes do not queue in the device | they queue there; or nobody needs more than usual |
 //!
-//! **Batch.** Frames must be free before they are needed, and no earlier: what leaves is fetched again if it was needed after all. A large batch costs the fewest TLB
-//! flushes a page (MAGE §4.2.1), which only matters when there are many batches.
+//! **Batch.** Frames must be free before they are needed, and no earlier: a page that left too early is fetched again if the
+//! program needs it after all. A large batch costs the fewest TLB flushes a page (MAGE §4.2.1), which only matters when there are
+//! many batches.
 //!
-//! **Writes.** Reads that faults wait for queue behind writes. So it is as with a congestion window (TCP Vegas): the floor is the shortest that a
-//! write of this size took at this space of late, and of `n` writes in flight `n × (1 − floor ⁄ latency)` wait behind others. A device that works on them side by
-//! side keeps that below a half, and gets one more; one that works on them in turn has one waiting at two writes, where it stays; one that is busy
-//! with reads has more than one and a half, and gets one less.
+//! **Writes.** Reads that faults wait for queue behind writes. So the number of writes is controlled like a congestion window
+//! (TCP Vegas). The floor is the shortest time that a write of this size took at this space of late. Of `n` writes in flight,
+//! `n × (1 − floor ⁄ latency)` wait behind others. A device that works on writes side by side keeps that below a half, and gets
+//! one more. A device that works on them in turn has one waiting at two writes, where it stays. A device that is busy with reads
+//! has more than one and a half waiting, and gets one less.
 //!
 //! # Why it does not oscillate
 //!
-//! * The thresholds lie apart: after a step up the reason for a step down is not given by the same load (three quarters of the time of `n` is more than half
-//!   of that of `n`; a batch that was too small by demand is more than a quarter of the next).
-//! * Up at once, since faults wait; down only after `hold` windows in a row that asked for it (a longer time without a decision counts as up to eight: evictors
-//!   slept). So a [`Level`] goes down at most once in `hold` windows, and up no more often than that and its size, *whatever* the load does.
-//! * Where a load lies between two levels after all, a step down is taken back. Each that is taken back within `hold` windows doubles `hold`, up to
-//!   [`HOLD_MOST`] (20 s): under a load that stays the same, changes become rare.
+//! * The thresholds lie apart: after a step up, the same load gives no reason for a step down (three quarters of the time of `n`
+//!   is more than half of that of `n`; a batch that was too small by demand is more than a quarter of the next).
+//! * A level goes up at once, since faults wait. It goes down only after `hold` windows in a row that asked for it (a longer time
+//!   without a decision, in which evictors slept, counts as up to eight). So a [`Level`] goes down at most once in `hold`
+//!   windows, and up no more often than that and its size, *whatever* the load does.
+//! * Where a load lies between two levels after all, a step down is taken back. Each one that is taken back within `hold` windows
+//!   doubles `hold`, up to [`HOLD_MOST`] (20 s): under a load that stays the same, changes become rare.
 
 use alloc::vec::Vec;
 use farshore_core::limits::{FREE_PERCENT_MAX, WRITES_MAX};
 
 /// How often a decision is made while evictors work, ns. (Never while they do not.)
 pub const WINDOW_NS: u64 = 10_000_000;
-/// Windows in a row that must ask for less, at first …
+/// Windows in a row that must ask for less before a level goes down, at first …
 pub const HOLD_LEAST: u32 = 32;
 /// … and at most.
 pub const HOLD_MOST: u32 = 2048;
-/// As how many windows a long one counts, at most.
+/// As how many windows a long window counts, at most.
 const WEIGHT_MOST: u64 = 8;
-/// Pages of the smallest batch that is chosen: one write.
+/// Pages of the smallest batch that the controller chooses: one write.
 const BATCH_LEAST: u32 = 64;
-/// Writes of one evictor with the device: usually (at most: [`WRITES_MAX`]).
+/// Writes that one evictor usually has with the device (at most: [`WRITES_MAX`]).
 const WRITES_USUAL: u32 = 2;
 /// Writes that a decision about their number rests on.
 const WRITES_A_VOTE: u64 = 8;
 /// Ratios of latencies are in parts of this.
 const ONE: u64 = 256;
 
-/// What the user has fixed; `None`: it adapts.
+/// What the user has fixed; `None`: the controller adapts it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Wanted {
     /// Evictors awake.
@@ -56,7 +60,7 @@ pub struct Wanted {
     pub free: Option<u32>,
 }
 
-/// What holds now.
+/// The pace that is in force now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pace {
     /// Evictors awake.
@@ -70,25 +74,25 @@ pub struct Pace {
 /// What was measured since the last decision.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Window {
-    /// How long, ns.
+    /// How long the window was, ns.
     pub ns: u64,
     /// Frames that were taken.
     pub demand: u64,
     /// Times a fault found no frame and slept.
     pub waits: u64,
-    /// Pages that did not come along for want of a frame to spare.
+    /// Pages that did not come along because no frame was spare.
     pub missed: u64,
-    /// For how long evictors were at work or waited for the device because of it, all together, ns.
+    /// For how long evictors were at work, or waited for the device because of work, all together, ns.
     pub occupied_ns: u64,
     /// Times an evictor waited for a write because its stages were used up.
     pub stalls: u64,
-    /// Writes that were waited for …
+    /// Writes that an evictor waited for …
     pub writes: u64,
-    /// … and the sum of how many times the floor each took, in 1/256.
+    /// … and the sum of how many times the floor each of them took, in 1/256.
     pub ratios: u64,
 }
 
-/// What a window says about a level.
+/// Which way a window wants a level to go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Vote {
     Up,
@@ -103,7 +107,7 @@ struct Level {
     most: u32,
     /// Windows in a row that asked for less.
     quiet: u32,
-    /// How many must.
+    /// How many windows in a row must ask for less.
     hold: u32,
     /// Windows since the last step down.
     since_down: u32,
@@ -114,7 +118,7 @@ impl Level {
         Level { now, most, quiet: 0, hold: HOLD_LEAST, since_down: u32::MAX }
     }
 
-    /// Goes a step if it is time to; from `least` on. The window counts as `weight`.
+    /// Takes a step if the votes ask for one, never below `least`. The window counts as `weight`.
     fn vote(&mut self, vote: Vote, least: u32, weight: u32) {
         self.since_down = self.since_down.saturating_add(weight);
         match vote {
@@ -129,7 +133,7 @@ impl Level {
             Vote::Down if self.now > least => {
                 self.quiet += weight;
                 if self.quiet >= self.hold {
-                    // The one before was right.
+                    // The step before this one was right.
                     if self.since_down != u32::MAX && self.since_down > 4 * self.hold {
                         self.hold = HOLD_LEAST;
                     }
@@ -143,7 +147,7 @@ impl Level {
     }
 }
 
-/// Decides.
+/// Decides how hard evictors work.
 #[derive(Debug)]
 pub struct Controller {
     wanted: Wanted,
@@ -154,12 +158,13 @@ pub struct Controller {
     batch: Level,
     evictors: Level,
     writes: Level,
-    /// Of windows that had too few.
+    /// Ratios of windows that had too few writes to decide.
     ratios: (u64, u64),
 }
 
 impl Controller {
-    /// For batches of at most so many pages, and so many evictors. Begins with large batches and one evictor.
+    /// A controller for batches of at most this many pages, and this many evictors. It begins with large batches and one
+    /// evictor.
     pub fn new(batch_most: u32, evictors: u32, wanted: Wanted) -> Controller {
         // Halvings down to the smallest.
         let steps = (batch_most / BATCH_LEAST).max(1).ilog2();
@@ -176,7 +181,7 @@ impl Controller {
         controller
     }
 
-    /// What the user wants from now on; out of bounds is cut to them, so callers check before.
+    /// What the user fixes from now on. Values out of bounds are cut to the bounds, so callers check before.
     pub fn fix(&mut self, wanted: Wanted) {
         self.wanted = Wanted {
             evictors: wanted.evictors.map(|n| n.clamp(1, self.evictors.most)),
@@ -206,13 +211,13 @@ impl Controller {
         }
     }
 
-    /// Faults have waited for so long that those awake must be stuck: all others are called.
+    /// Faults have waited for so long that the evictors awake must be stuck: all others are called.
     pub fn alarm(&mut self) {
         self.evictors.now = self.evictors.most;
         self.evictors.quiet = 0;
     }
 
-    /// A window is over: what holds from now on.
+    /// A window is over: returns the pace from now on.
     pub fn decide(&mut self, window: &Window) -> Pace {
         let pace = self.pace();
         let weight = (window.ns / WINDOW_NS).clamp(1, WEIGHT_MOST) as u32;
@@ -266,10 +271,10 @@ fn vote_writes(window: &Window, writes: u32, ratio: u64) -> Vote {
 
 /// Sizes of writes whose floors are apart: up to 1, 2, 4, … 64 pages.
 const SIZES: usize = 7;
-/// Writes to a space after which what was the shortest before is forgotten in two steps: a device may change.
+/// Writes to a space after which the shortest time so far is forgotten, in two steps: a device may change.
 const FLOOR_WRITES: u32 = 4096;
 
-/// The shortest that writes to one space took of late, ns, by their size.
+/// The shortest times that writes to one space took of late, ns, by their size.
 #[derive(Clone, Copy, Debug)]
 struct Floor {
     newer: [u64; SIZES],
@@ -288,7 +293,7 @@ impl Floors {
         Floors(alloc::vec![Floor { newer: unknown, older: unknown, left: FLOOR_WRITES }; last + 1])
     }
 
-    /// A write of so many pages to a space took `ns`: how many times the floor that is, in 1/256.
+    /// A write of this many pages to a space took `ns`: returns how many times the floor that is, in 1/256.
     pub(super) fn ratio(&mut self, space: usize, pages: u32, ns: u64) -> u64 {
         let size = (pages.max(1).next_power_of_two().ilog2() as usize).min(SIZES - 1);
         let floor = &mut self.0[space];

@@ -1,4 +1,4 @@
-//! The controller against loads that are made up, and loads that answer it.
+//! Tests of the controller: against loads that are made up, and against loads that react to the pace.
 
 use super::*;
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn auto(batch: u32, evictors: u32) -> Controller {
     Controller::new(batch, evictors, Wanted::default())
 }
 
-/// Decides `times` times on what `load` answers to the pace; how often the pace changed.
+/// Lets the controller decide `times` times, with `load` answering each pace. Returns how often the pace changed.
 fn changes(controller: &mut Controller, times: u32, mut load: impl FnMut(Pace) -> Window) -> u32 {
     let mut count = 0;
     for _ in 0..times {
@@ -90,7 +90,7 @@ fn evictors_wake_when_those_awake_are_not_enough() {
     assert_eq!(it.pace().evictors, 4);
 }
 
-/// What writes take on a device that works on `lanes` side by side, `others` ahead of each.
+/// How long writes take on a device that works on `lanes` of them side by side, with `others` ahead of each.
 fn device(pace: Pace, lanes: u64, others: u64) -> Window {
     let times = (u64::from(pace.writes) + others).div_ceil(lanes).max(1);
     Window { stalls: 1, writes: WRITES_A_VOTE, ratios: WRITES_A_VOTE * ONE * times, ..calm(300) }
@@ -139,7 +139,7 @@ fn what_is_fixed_stays() {
     assert_eq!(it.wanted(), Wanted::default());
 }
 
-/// A load that lies between two levels: each is too little, and the next too much.
+/// A load that lies between two levels: each level is too low, and the next one too high.
 #[test]
 fn a_load_between_two_levels_makes_few_changes() {
     let mut it = auto(256, 2);

@@ -1,29 +1,34 @@
-//! Loops: of what a program goes through in order again and again, a part stays.
+//! Loops: a part of the pages that a program goes through in order again and again stays in memory.
 //!
-//! Pages that leave in the order in which they came are the worst choice for a loop that is larger than memory: each leaves just before it is wanted, and
-//! none is ever found. If instead a part is left alone, that part is found each time, and only the rest goes round (the idea of bimodal insertion in
-//! processors' caches: Qureshi et al., Adaptive Insertion Policies, ISCA 2007).
+//! Evicting pages in the order in which they came is the worst choice for a loop that is larger than memory: each page leaves
+//! just before it is wanted, and none is ever found. If instead evictors leave a part alone, that part is found each time, and
+//! only the rest goes round (the idea of bimodal insertion in processors' caches: Qureshi et al., Adaptive Insertion Policies,
+//! ISCA 2007).
 //!
-//! # How a loop is seen
+//! # How a loop is detected
 //!
-//! Time is counted in pages that have left, in units of [`UNIT`]. A granule remembers when pages of it left; a stream that fetches them again tells how long ago that was,
-//! the *distance* (Linux' refault distance, `mm/workingset.c`). Since pages leave in order, a loop of `n` pages in `c` frames has the distance
-//! `n − c`, and so it stays while a part of it is kept: what is kept neither leaves nor takes part. So the policy can say, from distance and frames alone, which share of it
-//! would fit ([`Policy::keep`]). A granule is in a loop when it has come back twice: once may be a change of what the program does. A hash of its number says whether it is
-//! among those that are kept: the same ones in each round.
+//! Time is counted in pages that have left, in units of [`UNIT`]. A granule remembers when pages of it left. A stream that
+//! fetches them again shows how long ago that was: the *distance* (Linux' refault distance, `mm/workingset.c`). Since pages leave
+//! in order, a loop of `n` pages in `c` frames has the distance `n − c`. The distance stays the same while a part of the loop is
+//! kept, because kept pages neither leave nor take part. So the policy can say, from distance and frames alone, which share of
+//! the loop would fit ([`Policy::keep`]). A granule is in a loop when it has come back twice: one return may be a change of what
+//! the program does. A hash of the granule's number says whether it is among those that are kept: the same ones in each round.
 //!
 //! # How much is kept
 //!
-//! What is kept leaves less room for all else, which must not come and go faster for it than it is used. Rescues tell: they are pages that left and were wanted at once.
-//! When they are many, the room for loops is halved; else it grows, up to 7/8 of memory.
+//! Kept pages leave less room for all other pages, which must not come and go faster for it than they are used. Rescues show
+//! whether they do: a rescued page had left and was wanted at once. When rescues are many, the room for loops is halved; else it
+//! grows, up to 7/8 of memory.
 //!
-//! # What ends it
+//! # When it ends
 //!
-//! * A kept granule is an ordinary one after [`KEPT_FOR`] memories full of pages have left. Wanted still, it comes back and is kept again.
-//! * When no loop has been seen for half a memory full, nothing is kept: the program does something else now.
-//! * When an evictor finds nothing but kept granules, or pages besides them that turn out to be unable to leave, they are ordinary ones for a batch.
+//! * A kept granule is an ordinary one after [`KEPT_FOR`] memories full of pages have left. If the program still wants it, it
+//!   comes back and is kept again.
+//! * When no loop has been seen for half a memory full of pages, nothing is kept: the program does something else now.
+//! * When an evictor finds nothing but kept granules, or besides them only pages that turn out to be unable to leave, kept
+//!   granules are ordinary ones for a batch.
 //!
-//! All of it is hints: words that any thread may change at any time. A wrong one costs reads.
+//! All of this state is hints: words that any thread may change at any time. A wrong one costs reads.
 
 use crate::Engine;
 use crate::stats::{Count, FaultKind};
@@ -43,7 +48,7 @@ const RETURNS: u8 = 2;
 const ROOM_AT_FIRST: u32 = 8;
 /// … and at most.
 const ROOM_MAX: u32 = 14;
-/// One rescue for so many pages that leave is too many.
+/// One rescue in this many pages that leave is too many.
 const RESCUES_ONE_IN: u64 = 16;
 
 /// What is known of loops.
@@ -51,13 +56,13 @@ const RESCUES_ONE_IN: u64 = 16;
 pub(crate) struct Loops {
     /// Now, in units of [`UNIT`]; never 0 once a page has left.
     now: Padded<AtomicU32>,
-    /// When one was last seen.
+    /// When a loop was last seen.
     seen_at: Padded<AtomicU32>,
-    /// Which share of it would fit into all of memory, in 65,536ths.
+    /// Which share of that loop would fit into all of memory, in 65,536ths.
     fits: AtomicU32,
     /// Room for loops, in sixteenths of memory.
     room: AtomicU32,
-    /// When that was last thought about, …
+    /// When the room was last judged, …
     judged_at: AtomicU32,
     /// … and how many rescues there had been.
     rescues: AtomicU64,
@@ -81,18 +86,19 @@ fn since(then: u32, now: u32) -> i32 {
     now.wrapping_sub(then).cast_signed()
 }
 
-/// Room after some pages have left, and some of them were rescued.
+/// The room for loops after some pages have left, and some of them were rescued.
 fn judged(room: u32, left: u64, rescued: u64) -> u32 {
     if rescued * RESCUES_ONE_IN > left { room / 2 } else { (room + 1).min(ROOM_MAX) }
 }
 
-/// Whether a granule is among those that stay, of which there is `share` in 65,536ths. The upper bits of a multiplication by 2^64 / golden ratio: neighbours fall apart.
+/// Whether a granule is among those that are kept, a share of `share` in 65,536ths. Uses the upper bits of a multiplication by
+/// 2^64 / golden ratio, so that neighbours fall apart.
 fn is_among(id: u64, share: u32) -> bool {
     id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48 < u64::from(share)
 }
 
 impl<W: World> Engine<W> {
-    /// As of the last batch: a sum over all cores.
+    /// The time as of the last batch: the exact time is a sum over all cores.
     fn loop_time(&self) -> u32 {
         self.loops.now.load(Ordering::Relaxed)
     }
@@ -106,7 +112,7 @@ impl<W: World> Engine<W> {
         granule.left_at.store(self.loop_time().max(1), Ordering::Relaxed);
     }
 
-    /// A stream fetches pages of granule `g`. By faults.
+    /// A stream fetches pages of granule `g`. Called by faults.
     pub(crate) fn note_stream(&self, g: &Granule) {
         let left_at = g.left_at.load(Ordering::Relaxed);
         if left_at == 0 {
@@ -114,7 +120,7 @@ impl<W: World> Engine<W> {
         }
         let now = self.loop_time();
         let distance = since(left_at, now);
-        // Once for each time that it left.
+        // Counted once for each time that the granule left.
         if distance <= 0 {
             return;
         }
@@ -147,7 +153,7 @@ impl<W: World> Engine<W> {
         is_among(g.id.0, share) && since(self.loops.seen_at.load(Ordering::Relaxed), now) <= self.frames_in_units() / 2
     }
 
-    /// Tells the time, and thinks about the room for loops now and then. By evictors, after a batch.
+    /// Sets the time, and now and then judges the room for loops. Called by evictors, after a batch.
     pub(super) fn judge_loops(&self) {
         let loops = &self.loops;
         let (at, now) = (loops.judged_at.load(Ordering::Relaxed), ((self.stats.total(Count::Evicted) / UNIT) as u32).max(1));

@@ -1,7 +1,7 @@
-//! The eviction path: what makes frames free, on threads of its own (MAGE §4.1).
+//! The eviction path: frees frames, on threads of its own (MAGE §4.1).
 //!
-//! [`pipeline`] is one evictor, [`partition`] the lists that evictors take victims from,
-//! [`stage`] where victims wait, `loops` what is left alone because a program goes round. [`control`] decides how hard they work, and [`pace`]
+//! [`pipeline`] is one evictor, [`partition`] the lists that evictors take victims from, [`stage`] where victims wait, `loops`
+//! which pages evictors leave alone because a program goes round. [`control`] decides how hard evictors work, and [`pace`]
 //! carries it out.
 pub mod control;
 pub(crate) mod loops;

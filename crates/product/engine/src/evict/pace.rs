@@ -1,22 +1,25 @@
-//! Carries out what [`super::control`] decides: who is awake, and what is measured.
+//! Carries out what [`super::control`] decides: which evictors are awake. Measures what the decision rests on.
 //!
 //! ```text
 //!  evictors, faults ─▶ gauges ─▶ Engine::look (an evictor, after a step, every 10 ms at most) ─▶ Controller ─▶ pace
 //! ```
 //!
-//! **Awake and on standby.** Of the evictors that there are, those from number `first` on are awake, as many as the pace says, round about. They sleep on
-//! the event `work`, which faults signal. The others are on standby: they end their writes, then sleep on an event of their own, which is signalled only if one
-//! of them is to wake, or all are asked for something (a fork, a drain). So they cost nothing.
+//! **Awake and on standby.** The evictors from number `first` on, round about, are awake, as many as the pace says. They sleep on
+//! the event `work`, which faults signal. The others are on standby: they end their writes, then sleep on an event of their own.
+//! That event is signalled only if one of them is to wake, or if all evictors are asked for something (a fork, a drain). So
+//! evictors on standby cost nothing.
 //!
-//! **Turns.** Stages belong to an evictor, and what lingers in them is rescued without a read. So that those of evictors on standby are of use too, the
-//! first evictor offers its turn when it has gone round its ring, or when it finds nothing that it can do. The next on standby takes it when it has woken; until then
-//! the first goes on, so there is always somebody at work.
+//! **Turns.** Stages belong to an evictor, and pages that linger in them are rescued without a read. So that the stages of
+//! evictors on standby are used too, the first evictor offers its turn when it has gone round its ring, or when it finds nothing
+//! that it can do. The next evictor on standby takes the turn when it has woken. Until then the first goes on, so some evictor is
+//! always at work.
 //!
-//! **Nobody waits for one that is stuck.** The one that is awake may be inside of a call that does not return (a file system that hangs). A fault that has waited
-//! for a frame in vain for 100 ms raises the *alarm*: until the next decision everybody is awake, and then another is the first.
+//! **A stuck evictor holds up no fault.** The evictor that is awake may be inside a call that does not return (a file system that
+//! hangs). A fault that has waited for a frame in vain for 100 ms raises the *alarm*: until the next decision all evictors are
+//! awake, and then another one is the first.
 //!
-//! An evictor looks whether it is awake after it has read the numbers of both events, and sleeps on the one that goes with what it saw; who changes
-//! that signals `standby` afterwards. So no wake-up is lost.
+//! An evictor looks whether it is awake after it has read the numbers of both events, and sleeps on the event that goes with what
+//! it saw. A thread that changes who is awake signals `standby` afterwards. So no wake-up is lost.
 
 use super::control::{Controller, Pace, WINDOW_NS, Wanted, Window};
 use super::pipeline::{Evictor, Progress};
@@ -29,7 +32,7 @@ use farshore_core::sync::Padded;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
 use farshore_core::wait::Event;
 
-/// Percent of the frames that are kept free while requests are served and nobody has said something else.
+/// Percent of the frames that are kept free while requests are served and the user has set nothing else.
 const FREE_PERCENT: u64 = 15;
 
 /// What evictors and faults have counted since the start.
@@ -39,13 +42,13 @@ pub(crate) struct Gauges {
     pub(super) stalls: AtomicU64,
     writes: AtomicU64,
     ratios: AtomicU64,
-    /// Writes that devices have now, and the most they ever had.
+    /// Writes that devices have now, and the most that they ever had.
     flying: AtomicU32,
     flying_peak: AtomicU32,
     changes: AtomicU64,
 }
 
-/// Who decides, and what it had seen when it last did.
+/// The controller, and the sums that it had seen at its last decision.
 #[derive(Debug)]
 struct Decider {
     controller: Controller,
@@ -56,7 +59,7 @@ struct Decider {
 #[derive(Clone, Copy, Default, Debug)]
 struct Seen {
     now_ns: u64,
-    /// Frames that were freed for others, plus those that are taken: goes up by one with each that is taken.
+    /// Frames that were freed for others, plus frames that are taken: goes up by one with each frame that is taken.
     taken: u64,
     waits: u64,
     missed: u64,
@@ -70,7 +73,7 @@ impl Seen {
     fn since(self, before: Seen) -> Window {
         Window {
             ns: self.now_ns.saturating_sub(before.now_ns),
-            // What the program gave up meanwhile is not asked for by anybody.
+            // No thread asks for the frames that the program gave up meanwhile.
             demand: self.taken.saturating_sub(before.taken),
             waits: self.waits - before.waits,
             missed: self.missed - before.missed,
@@ -85,17 +88,17 @@ impl Seen {
 /// The pace of the evictors.
 #[derive(Debug)]
 pub(crate) struct Control {
-    /// Evictors that there are.
+    /// Number of evictors.
     evictors: u32,
     awake: AtomicU32,
     batch: AtomicU32,
     writes: AtomicU32,
-    /// The first that is awake.
+    /// The first evictor that is awake.
     first: AtomicU32,
-    /// It offers its turn to the next on standby.
+    /// The first evictor offers its turn to the next on standby.
     offer: AtomicBool,
     alarm: AtomicBool,
-    /// How many are awake is fixed: there is no alarm.
+    /// The number of evictors awake is fixed: there is no alarm.
     fixed: AtomicBool,
     /// Percent of the frames that are kept free, as the user has said; 0: nothing was said.
     free: AtomicU32,
@@ -112,11 +115,11 @@ pub(crate) struct Control {
 /// Numbers about the evictors, to look at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Paced {
-    /// What holds now.
+    /// The pace that is in force now.
     pub pace: Pace,
-    /// What of it was fixed.
+    /// Which parts of it the user has fixed.
     pub wanted: Wanted,
-    /// Evictors that there are.
+    /// Number of evictors.
     pub evictors: u32,
     /// Free frames at which evictors start and stop.
     pub watermarks: (u64, u64),
@@ -160,7 +163,7 @@ impl Control {
         self.writes.load(Ordering::Relaxed)
     }
 
-    /// Whether this evictor, which asks, is awake. If a turn is offered and it is the next, it takes it.
+    /// Whether this evictor, which asks, is awake. If a turn is offered and this evictor is next, it takes the turn.
     pub(super) fn is_awake(&self, id: usize) -> bool {
         let (first, awake) = (self.first.load(Ordering::SeqCst), self.awake.load(Ordering::SeqCst));
         let place = (id as u32 + self.evictors - first) % self.evictors;
@@ -171,11 +174,12 @@ impl Control {
         place < awake || self.alarm.load(Ordering::SeqCst)
     }
 
-    /// Of so many evictors that share the work, the how manieth this one is. Its own number while all are awake, so that cores keep theirs.
+    /// The evictor's rank among those that share the work, and how many share it. The rank is its own number while all are awake,
+    /// so that cores keep their evictors.
     pub(super) fn place_of(&self, id: usize) -> (usize, usize) {
         let (first, awake) = (self.first.load(Ordering::Relaxed), self.awake.load(Ordering::Relaxed));
         let place = (id as u32 + self.evictors - first) % self.evictors;
-        // Woken by an alarm: as if all were.
+        // Woken by an alarm: works as if all were awake.
         if awake >= self.evictors || place >= awake { (id, self.evictors as usize) } else { (place as usize, awake as usize) }
     }
 
@@ -190,7 +194,7 @@ impl Control {
         self.gauges.0.flying.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A write that was waited for took so many times the floor, in 1/256.
+    /// A write that was waited for took this many times the floor, in 1/256.
     pub(super) fn note_ratio(&self, ratio: u64) {
         self.gauges.0.ratios.fetch_add(ratio, Ordering::Relaxed);
         self.gauges.0.writes.fetch_add(1, Ordering::Relaxed);
@@ -213,26 +217,26 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Fixes some of the pace, from now on; the rest adapts. What is out of bounds ([`Sizes::batch`](crate::Sizes), the evictors that there are,
-    /// [`WRITES_MAX`](farshore_core::limits::WRITES_MAX)) is cut to them: callers check before.
+    /// Fixes some of the pace, from now on; the rest adapts. Values out of bounds ([`Sizes::batch`](crate::Sizes), the number of
+    /// evictors, [`WRITES_MAX`](farshore_core::limits::WRITES_MAX)) are cut to them: callers check before.
     pub fn fix_pace(&self, wanted: Wanted) {
         self.control.fixed.store(wanted.evictors.is_some(), Ordering::Relaxed);
         self.control.free.store(wanted.free.unwrap_or(0), Ordering::Relaxed);
         self.change_pace(|controller| controller.fix(wanted));
     }
 
-    /// The program serves requests from now on, or does not any more: what one of them waits for counts more than what a page costs. What the user has
-    /// said holds all the same.
+    /// The program serves requests from now on, or does not any more. While it does, a request's waiting time counts more than
+    /// the cost of a page. What the user has set holds all the same.
     ///
-    /// * [`FREE_PERCENT`] of the frames are kept free, so that none waits for one (Adios, section 3.3).
-    /// * Batches are small, and evictors let others have the processor after each: one that had a worker's for a whole batch, or for a tick (4 ms), was the tail of
-    ///   all requests of that worker.
+    /// * [`FREE_PERCENT`] of the frames are kept free, so that no request waits for one (Adios, section 3.3).
+    /// * Batches are small, and evictors let other threads have the processor after each batch. An evictor that had a worker's
+    ///   processor for a whole batch, or for a tick (4 ms), was the tail of all requests of that worker.
     pub fn serve_requests(&self, on: bool) {
         self.control.serving.store(on, Ordering::Relaxed);
         self.change_pace(|controller| controller.serve(on));
     }
 
-    /// Changes what the controller goes by, and carries out what follows; what else was said is stored before.
+    /// Changes what the controller goes by, and carries out what follows. Other settings are stored before this call.
     fn change_pace(&self, change: impl FnOnce(&mut Controller)) {
         let (before, pace) = self.control.decider.with(|decider| {
             let before = decider.controller.pace();
@@ -252,7 +256,7 @@ impl<W: World> Engine<W> {
         self.dividing.with(|()| self.set_watermarks(self.frames.limit()));
     }
 
-    /// For so many frames, while the limit is being divided.
+    /// Sets the watermarks for this many frames, while the limit is being divided.
     pub(crate) fn set_watermarks(&self, frames: u64) {
         let control = &self.control;
         let free = match control.free.load(Ordering::Relaxed) {
@@ -268,7 +272,7 @@ impl<W: World> Engine<W> {
         self.control.standby.signal(&self.futex);
     }
 
-    /// A fault has waited for a frame for long: whoever is awake may be stuck.
+    /// A fault has waited for a frame for a long time: the evictors that are awake may be stuck.
     #[cold]
     pub(crate) fn raise_alarm(&self) {
         let control = &self.control;
@@ -308,7 +312,7 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// A decision, if one is due. By an evictor, so never while none has anything to do.
+    /// Makes a decision, if one is due. Called by an evictor, so never while no evictor has anything to do.
     fn look(&self, now_ns: u64) {
         let control = &self.control;
         let due = control.due_ns.load(Ordering::Relaxed);
@@ -329,14 +333,14 @@ impl<W: World> Engine<W> {
         });
         self.set_pace(before, pace);
         if alarm {
-            // Who is stuck is not the first any more, and takes no turn that is offered.
+            // An evictor that is stuck is not the first any more, and takes no turn that is offered.
             let first = control.first.load(Ordering::SeqCst);
             control.first.store((first + 1) % control.evictors, Ordering::SeqCst);
             control.alarm.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Offers the evictor's turn, if it is the first of those awake and others are on standby.
+    /// Offers the evictor's turn, if this evictor is the first of those awake and others are on standby.
     fn offer_turn(&self, id: usize) {
         let control = &self.control;
         let is_first = control.first.load(Ordering::SeqCst) == id as u32;
@@ -347,7 +351,7 @@ impl<W: World> Engine<W> {
 }
 
 impl<W: World> Evictor<'_, W> {
-    /// After a step that began then.
+    /// To be called after a step that began at `began_ns`.
     pub(super) fn note_step(&mut self, began_ns: u64, progress: Progress) {
         let engine = self.engine;
         if progress == Progress::Idle {

@@ -1,28 +1,30 @@
 //! Partitions: which granules hold resident pages, in sharded lists (MAGE §4.2.2).
 //!
-//! The unit of a list is a granule (2 MiB of addresses), not a page: the fault path
-//! touches a list only when a granule gets its first resident page, by one push without a lock;
-//! an evictor walks the granules of a partition round and round like the hand of a
-//! clock, and the words of a granule in the order of their addresses. So victims that lie side by side are found side by side, and a
-//! fault never writes a shared list (coordination avoidance). Why not a list of pages:
-//! `docs/src/decisions/0004-evictors-take-granules.md`.
+//! The unit of a list is a granule (2 MiB of addresses), not a page. The fault path touches a list only when a granule gets its
+//! first resident page, by one push without a lock. An evictor walks the granules of a partition round and round like the hand of
+//! a clock, and the words of a granule in the order of their addresses. So victims that lie side by side are found side by side,
+//! and a fault never writes a shared list (coordination avoidance). `docs/src/decisions/0004-evictors-take-granules.md` says why
+//! it is not a list of pages.
 //!
-//! # Whose turn it is
+//! # Which partition is next
 //!
-//! A partition's granules are those that a core touched first, so one may have a hundred times as many as another. Were the partitions taken in turn, the hand of the
-//! small one would come by a hundred times as often, and what is used all the time would leave as often. So hands go round at about one pace: `passed` is how far a
-//! hand has come, in rounds (a granule of `n` is 1/n of a round), and the partition whose hand is behind is next ([`Turns`]). About, because evictors that
-//! look for victims with each other write each other's cache lines: each stays with its own until their hands go round twice as fast as another's. A partition
-//! that was empty begins where the foremost is.
+//! A partition's granules are those that a core touched first, so one partition may have a hundred times as many as another. Were
+//! the partitions taken in turn, the hand of the small one would come by a hundred times as often, and pages there that are used
+//! all the time would leave as often. So hands go round at about one pace: `passed` is how far a hand has come, in rounds (a
+//! granule of `n` is 1/n of a round), and the partition whose hand is behind is next ([`Turns`]). Only at about one pace, because
+//! evictors that look for victims in the same partitions write each other's cache lines: each evictor stays with its own
+//! partitions until their hands go round twice as fast as another's. A partition that was empty begins where the foremost hand
+//! is.
 //!
 //! # Protocol
 //!
-//! * `listed` of a granule is true when it is on a list or about to be pushed. Who turns it true pushes.
-//! * Lists are linked through `Granule::next`, which belongs to whoever pushes (until the push) and
-//!   then to the holder of the partition's `busy` flag.
-//! * An evictor that finds no page to evict or wait for unlinks the granule: it first sets `listed` false, **then**
-//!   looks at the words again. A fault first makes its page resident, **then** looks at `listed`. Both are SeqCst, so
-//!   one of the two sees the other: no resident page is forgotten.
+//! * `listed` of a granule is true when the granule is on a list or about to be pushed. The thread that turns it true
+//!   pushes.
+//! * Lists are linked through `Granule::next`. It belongs to the thread that pushes (until the push), and then to the
+//!   holder of the partition's `busy` flag.
+//! * An evictor that finds no page to evict or wait for unlinks the granule: it first sets `listed` false, **then** looks
+//!   at the words again. A fault first makes its page resident, **then** looks at `listed`. Both are SeqCst, so one of
+//!   the two sees the other: no resident page is forgotten.
 
 use crate::Engine;
 use alloc::vec::Vec;
@@ -39,11 +41,11 @@ use farshore_core::word::State;
 pub struct Partition {
     /// Head of the stack of newly listed granules (id + 1; 0: none).
     incoming: Padded<AtomicU64>,
-    /// Held by the evictor that walks the list. Tried, never waited for.
+    /// Held by the evictor that walks the list. Evictors try to take it, and never wait for it.
     busy: Padded<AtomicBool>,
     /// The granule *before* the hand in the ring (id + 1; 0: the ring is empty). Under `busy`.
     before_hand: AtomicU64,
-    /// Page of the granule at the hand that is looked at next. Under `busy`.
+    /// The page of the granule at the hand that is looked at next. Under `busy`.
     index: AtomicU32,
     /// Granules of the ring. Changed under `busy`.
     granules: AtomicU32,
@@ -51,17 +53,17 @@ pub struct Partition {
     passed: AtomicU64,
 }
 
-/// A round of a hand.
+/// One round of a hand.
 const ROUND: u64 = 1 << 32;
-/// For so long, in rounds of the foremost hand, an evictor remembers how far hands have come.
+/// How long, in rounds of the foremost hand, an evictor remembers how far hands have come.
 const REMEMBERED: u64 = 16 * ROUND;
 
-/// Which partition is next, as one evictor sees it; nobody else's memory is written for it.
+/// Which partition is next, as one evictor sees it; no memory of another thread is written for it.
 #[derive(Debug)]
 pub(super) struct Turns {
     /// How far each hand had come when this evictor last began to compare them.
     since: Vec<u64>,
-    /// What comes first, and which partition that is.
+    /// The partitions in order: each one's key, and its number.
     order: Vec<(u64, u32)>,
 }
 
@@ -70,8 +72,8 @@ impl Turns {
         Turns { since: alloc::vec![0; partitions], order: Vec::with_capacity(partitions) }
     }
 
-    /// Puts the partitions in order, the one whose turn it is first, and tells how far the foremost hand has come. Those that are `own` come before others unless
-    /// their hands go twice as fast; empty ones are last.
+    /// Puts the partitions in order, the next one first, and returns how far the foremost hand has come. Partitions that are
+    /// `own` come before others unless their hands go twice as fast; empty ones are last.
     pub fn order(&mut self, partitions: &[Partition], own: impl Fn(usize) -> bool) -> u64 {
         let passed = |partition: &Partition| partition.passed.load(Ordering::Relaxed);
         let foremost = partitions.iter().map(passed).max().unwrap_or(0);
@@ -81,10 +83,10 @@ impl Turns {
         self.order.clear();
         self.order.extend(partitions.iter().zip(&self.since).enumerate().map(|(at, (partition, since))| {
             let come = match (partition.is_empty(), partition.incoming.load(Ordering::Relaxed)) {
-                // Its hand's first round counts nothing, the others half.
+                // The first round of an own hand counts as nothing, its other rounds as half.
                 (false, _) if own(at) => (passed(partition) - since).saturating_sub(ROUND) / 2,
                 (false, _) => passed(partition) - since + 1,
-                // It begins where the foremost is.
+                // The partition begins where the foremost hand is.
                 (true, 1..) => u64::from(!own(at)),
                 (true, 0) => u64::MAX,
             };
@@ -94,18 +96,18 @@ impl Turns {
         foremost
     }
 
-    /// The `nth` in order.
+    /// The partition that is `nth` in order.
     pub fn at(&self, nth: usize) -> usize {
         self.order[nth].1 as usize
     }
 }
 
-/// A partition that this evictor walks; lets go when dropped.
+/// A partition that this evictor walks; dropping it lets the partition go.
 #[derive(Debug)]
 pub struct Walk<'e> {
     partition: &'e Partition,
     table: &'e PageTable,
-    /// As far as the hand is said to have come at most: one round in a walk, however often it comes by a granule that is alone.
+    /// The most that the hand is said to have come: one round in a walk, however often it comes by a granule that is alone.
     passed_most: u64,
 }
 
@@ -127,7 +129,7 @@ impl Partition {
         let mut head = self.incoming.load(Ordering::Relaxed);
         loop {
             granule.next.store(head, Ordering::Relaxed);
-            // Release: the link is seen by the evictor that takes the stack (its swap is Acquire).
+            // Release: the evictor that takes the stack (its swap is Acquire) sees the link.
             match self.incoming.compare_exchange_weak(head, link_to(id), Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(seen) => head = seen,
@@ -139,7 +141,7 @@ impl Partition {
         self.granules.load(Ordering::Relaxed) == 0
     }
 
-    /// Starts to walk, unless another evictor does. If it was empty its hand begins at `foremost`.
+    /// Starts to walk, unless another evictor does. If the partition was empty its hand begins at `foremost`.
     pub fn walk<'e>(&'e self, table: &'e PageTable, foremost: u64) -> Option<Walk<'e>> {
         if self.busy.swap(true, Ordering::Acquire) {
             return None;
@@ -221,7 +223,7 @@ impl<'e> Walk<'e> {
         }
         here.granule.listed.store(false, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        // See the protocol: look once more, now that a fault would list it anew.
+        // See the protocol: look once more, now that a fault would list the granule anew.
         let populated = here.words.iter().any(|w| matches!(w.load().state(), State::Resident | State::Busy));
         if populated && !here.granule.listed.swap(true, Ordering::SeqCst) {
             self.partition.push(here.id, here.granule);
@@ -230,13 +232,13 @@ impl<'e> Walk<'e> {
 }
 
 impl<W: World> Engine<W> {
-    /// A page of the granule has become resident: puts the granule on a list unless it is on one.
+    /// A page of the granule has become resident: puts the granule on a list unless it is on one already.
     #[inline]
     pub(crate) fn list_granule(&self, granule: &Granule, page: Page, core: usize) {
         self.kernel.interleave();
         fence(Ordering::SeqCst);
         if !granule.listed.load(Ordering::SeqCst) && !granule.listed.swap(true, Ordering::SeqCst) {
-            // MAGE §4.2.2: by the CPU that faults, so that lists fill evenly.
+            // MAGE §4.2.2: on the list of the CPU that faults, so that lists fill evenly.
             self.partitions[core % self.partitions.len()].push(page.granule(), granule);
         }
     }
@@ -260,7 +262,7 @@ mod tests {
         }
     }
 
-    /// Two partitions of so many granules each, and evictors that look after one of them or after neither.
+    /// Two partitions of this many granules each, and evictors that look after one of them or after neither.
     struct Two(PageTable, [Partition; 2], [Turns; 3]);
 
     const NEITHER: usize = 2;

@@ -6,11 +6,12 @@
 //!  batch n−2                                                        linger ⋯▶ retire: stages are free
 //! ```
 //!
-//! Two TLB flushes a batch and granule (protect, unmap), few large writes a batch, and up to three batches between
-//! "unmapped" and "acknowledged". The frames of a batch are free as soon as it is unmapped: the stages hold its bytes.
+//! An evictor needs two TLB flushes a batch and granule (protect, unmap), a few large writes a batch, and up to three
+//! batches between "unmapped" and "acknowledged". The frames of a batch are free as soon as the batch is unmapped: the
+//! stages hold its bytes.
 //!
-//! An [`Evictor`] is a state machine that [`Evictor::step`]s; [`Evictor::run`] is the loop of its thread.
-//! Everything that it needs is allocated when it is made: evicting allocates nothing (but a descriptor when the swap space grows).
+//! An [`Evictor`] is a state machine that [`Evictor::step`]s; [`Evictor::run`] is the loop of its thread. All its memory is
+//! allocated when it is made: evicting allocates nothing (except a descriptor when the swap space grows).
 
 use super::control::Floors;
 use super::partition::Turns;
@@ -33,16 +34,16 @@ use farshore_core::word::{BeginFault, Release, Slot, Stage, StageStep, Word};
 
 /// Granules that one batch looks at, at most.
 const GRANULES_A_BATCH: usize = 64;
-/// Pages of one write. Few of them are with the device at any moment, and none is long: reads that faults wait for
+/// Pages of one write. Few writes are with the device at any moment, and none is long, because reads that faults wait for
 /// queue behind them (three writes of 1 MiB in flight took a read from 43 µs to up to 2.5 ms).
 const PAGES_A_WRITE: usize = 64;
-/// Spaces that may come while the program runs without a queue being too short for those of them that hang.
+/// Spaces that may come while the program runs, without a queue becoming too short when some of them hang.
 const SPACES_EXPECTED: usize = 8;
-/// Dirty pages of a batch that tries whether there is room again, or a space that failed works …
+/// Dirty pages of a batch that tries whether there is room again, or whether a space that failed works …
 pub(super) const TRIAL_PAGES: usize = 8;
-/// … and how often that, and a write that nobody takes, is tried.
+/// … and how often that is tried, and a write that no space takes.
 pub(super) const TRIAL_EVERY_NS: u64 = 100_000_000;
-/// How long an evictor waits for a write before it looks whether its space hangs.
+/// How long an evictor waits for a write before it checks whether its space hangs.
 const WRITE_WAIT_NS: u64 = 20_000_000;
 /// The same while there is nothing else to do.
 const IDLE_WAIT_NS: u64 = 1_000_000;
@@ -58,9 +59,9 @@ const EMPTY_BATCHES_STARVED: u32 = 64;
 pub struct Victim {
     /// The page.
     pub page: Page,
-    /// Its word before.
+    /// Its word before it was taken.
     pub was: Word,
-    /// Its bytes are nowhere else.
+    /// The page's bytes are nowhere else.
     pub dirty: bool,
     slot: Option<Slot>,
 }
@@ -71,7 +72,7 @@ impl Victim {
     }
 }
 
-/// What a step came to.
+/// The outcome of a step.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
@@ -79,7 +80,7 @@ pub enum Progress {
     Worked,
     /// There are enough free frames.
     Idle,
-    /// Frames are short and nothing can be done at the moment.
+    /// Frames are short, and the evictor can do nothing at the moment.
     Blocked,
 }
 
@@ -93,29 +94,29 @@ pub struct Evictor<'e, W: World> {
     /// Stages in state Failed.
     pub(super) failed: u32,
     pub(super) retry_at_ns: u64,
-    /// By batch; the last: of pages that are written once more.
+    /// Writes that have not ended, by batch; the last number is for pages that are written once more.
     pub(super) writes_left: [u32; BATCHES_IN_FLIGHT + 1],
     /// Writes that wait for their turn at the device.
     pub(super) waiting: VecDeque<Write>,
-    /// Those that have it.
+    /// Writes that the device has.
     pub(super) flights: Vec<Flight>,
-    /// The shortest that writes took of late.
+    /// The shortest times that writes took of late.
     pub(super) floors: Floors,
     started: bool,
-    /// As it was when this step began.
+    /// Whether the evictor is awake, as it was when this step began.
     awake: bool,
-    /// It has no thread.
+    /// The evictor has no thread.
     parked: bool,
-    /// Pages evicted since it had its turn.
+    /// Pages evicted since the evictor had its turn.
     pub(super) turn: usize,
-    /// What the drainer has asked that was answered.
+    /// The last question of the drainer that the evictor has answered.
     pub(crate) answered: u32,
     empty_batches: u32,
-    /// The core whose pages the last batch has taken, if it is one that this evictor looks after: their slots come from there.
+    /// The core whose pages the last batch has taken, if this evictor looks after that core: the pages' slots come from there.
     pub(super) core: usize,
     turns: Turns,
     victims: Vec<Victim>,
-    /// Where the victims go.
+    /// The stages that the victims go to.
     places: Vec<Stage>,
     /// Slots in which this batch tries whether a space works.
     trial: Option<Run>,
@@ -130,14 +131,14 @@ impl<W: World> core::fmt::Debug for Evictor<'_, W> {
 }
 
 impl<'e, W: World> Evictor<'e, W> {
-    /// Evictor number `id` of `engine`, to be run on the calling thread or one that says so by [`Evictor::adopt`].
+    /// Evictor number `id` of `engine`, to be run on the calling thread or on one that calls [`Evictor::adopt`].
     ///
     /// # Errors
-    /// When the backend has no queue for it.
+    /// When the backend has no queue for the evictor.
     pub fn new(id: usize, engine: &'e Engine<W>) -> Result<Self, IoError> {
         let each = engine.sizes.stages_each;
         let batch = engine.sizes.batch;
-        // Writes to a space that hangs must not keep others from theirs.
+        // Writes to a space that hangs must not keep other spaces from theirs.
         let depth = WRITES_MAX * engine.health.spaces().max(SPACES_EXPECTED) as u32;
         let queue = engine.backend.queue(depth)?;
         engine.rest.add_evictor();
@@ -152,7 +153,8 @@ impl<'e, W: World> Evictor<'e, W> {
             failed: 0,
             retry_at_ns: 0,
             writes_left: [0; BATCHES_IN_FLIGHT + 1],
-            // At worst every page of every batch is a write of its own, and so are those that are written once more.
+            // In the worst case every page of every batch is a write of its own, and so are pages that are written once
+            // more.
             waiting: VecDeque::with_capacity(BATCHES_IN_FLIGHT * BATCH_PAGES_MAX + RETRIES),
             flights: Vec::with_capacity(depth as usize),
             floors: Floors::new(SPACES_MAX),
@@ -182,15 +184,15 @@ impl<'e, W: World> Evictor<'e, W> {
         self.thread = self.engine.kernel.current_thread();
     }
 
-    /// It has no thread until [`Evictor::run`]: a fork does not wait for it. Nothing of it may be under way.
+    /// The evictor has no thread until [`Evictor::run`], so a fork does not wait for it. It may have nothing under way.
     pub fn park(&mut self) {
         if !core::mem::replace(&mut self.parked, true) {
             self.engine.rest.park(&self.engine.futex);
         }
     }
 
-    /// The evictor thread: steps, and sleeps while there is nothing to do, until `stop` (and a wake). Then it ends what it has begun and
-    /// is parked: another thread may run it later, and pages in its stages can be rescued meanwhile.
+    /// The evictor thread: steps, and sleeps while there is nothing to do, until `stop` (and a wake). Then it ends what it has
+    /// begun and is parked: another thread may run the evictor later, and pages in its stages can be rescued meanwhile.
     pub fn run(&mut self, stop: &AtomicBool) {
         let engine = self.engine;
         self.adopt();
@@ -223,7 +225,8 @@ impl<'e, W: World> Evictor<'e, W> {
                 Progress::Worked => {}
                 Progress::Idle if self.has_live() => self.reap_within(IDLE_WAIT_NS),
                 Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => sleep(Some(TRIAL_EVERY_NS)),
-                // Pages are given up without a word to a space that keeps them in RAM.
+                // Nothing tells a space that keeps pages in RAM when the program gives pages up, so the evictor looks
+                // after it now and then.
                 Progress::Idle if self.awake && engine.backend.own_memory().is_some_and(|bytes| bytes > 0) => {
                     sleep(Some(TEND_EVERY_NS))
                 }
@@ -250,7 +253,7 @@ impl<'e, W: World> Evictor<'e, W> {
         let batch = engine.control.batch();
         let room = self.make_room(batch);
         let slot_of_batch = (0..BATCHES_IN_FLIGHT).find(|&batch| self.is_over(batch));
-        // A small batch pays the same TLB flushes as a full one: rather wait for a write.
+        // A small batch pays the same TLB flushes as a full one: waiting for a write is better.
         let too_small = room < batch.div_ceil(2);
         match slot_of_batch {
             Some(slot) if !too_small || (room > 0 && !self.has_live()) => {
@@ -271,13 +274,13 @@ impl<'e, W: World> Evictor<'e, W> {
             _ => self.empty_batches = self.empty_batches.saturating_add(1),
         }
         if self.empty_batches >= EMPTY_BATCHES_STARVED {
-            // A device that hangs may come back: for that one waits.
+            // A device that hangs may come back, so the fault waits for it.
             engine.starved.store(!engine.health.any_hangs(), Ordering::Relaxed);
         }
         Progress::Blocked
     }
 
-    /// Lets the swap space do what it does on the side; it may keep less in RAM then.
+    /// Lets the swap space do the work that it does on the side; the space may keep less in RAM after that.
     fn tend(&mut self) {
         let engine = self.engine;
         if engine.backend.own_memory().is_some() {
@@ -286,15 +289,15 @@ impl<'e, W: World> Evictor<'e, W> {
         }
     }
 
-    /// The process forks: ends what is under way, and sleeps until that is over.
+    /// The process forks: ends what is under way, and sleeps until the fork is over.
     fn rest(&mut self) {
         let engine = self.engine;
         let unsaved = self.end_writes();
         engine.rest.rest(&engine.futex, unsaved);
     }
 
-    /// Waits for the writes that were begun, tries those that failed once more, and makes the words of all pages in stages say
-    /// whether they are written. How many are not.
+    /// Waits for the writes that were begun, tries failed ones once more, and makes the words of all pages in stages say
+    /// whether they are written. Returns how many are not.
     pub fn end_writes(&mut self) -> u64 {
         let engine = self.engine;
         let drain = |evictor: &mut Self| {
@@ -310,14 +313,14 @@ impl<'e, W: World> Evictor<'e, W> {
         }
         for stage in self.ring.stages() {
             if self.ring.state(stage) == StageState::Quiet {
-                // Again: who had the page in hands when the write ended has put it back since.
+                // Once more: a thread that owned the page when the write ended may have put it back since.
                 let _ = engine.stage_is_written(stage);
             }
         }
         u64::from(self.failed)
     }
 
-    /// Selects, copies and unmaps one batch of at most `room` pages, and starts its writes. How many pages left.
+    /// Selects, copies and unmaps one batch of at most `room` pages, and starts its writes. Returns how many pages left.
     fn evict_batch(&mut self, batch: usize, room: usize) -> usize {
         let engine = self.engine;
         self.ring.next(room, &mut self.places);
@@ -333,7 +336,7 @@ impl<'e, W: World> Evictor<'e, W> {
             engine.stats.add(self.core, Count::Synchronous, count as u64);
         }
         self.ring.take(self.places.iter().zip(&self.victims).map(|(&stage, victim)| {
-            // Clean: its slot has the bytes already.
+            // A clean page: its slot has the bytes already.
             (stage, if victim.dirty { StageState::Writing } else { StageState::Quiet })
         }));
         for (&stage, victim) in self.places.iter().zip(&self.victims) {
@@ -358,12 +361,13 @@ impl<'e, W: World> Evictor<'e, W> {
         count
     }
 
-    /// Fills `self.victims` from one partition: the one whose hand is behind, of those that this evictor looks after before others' (MAGE §4.2.2, ScaleSwap §4.6). Dirty
+    /// Fills `self.victims` from one partition: the one whose hand is behind; partitions that this evictor looks after come
+    /// before others' (MAGE §4.2.2, ScaleSwap §4.6). Dirty victims come first.
     /// ones come first.
     fn select_batch(&mut self, room: usize) {
         self.victims.clear();
         let dirty_max = self.dirty_allowed();
-        // What could not leave last time looks like victims again.
+        // Pages that could not leave last time look like victims again.
         let keeping = self.empty_batches == 0;
         self.select_around(room, dirty_max, keeping);
         if keeping && self.victims.is_empty() {
@@ -372,10 +376,10 @@ impl<'e, W: World> Evictor<'e, W> {
         self.victims.sort_unstable_by_key(|v| (!v.dirty, v.page));
     }
 
-    /// Goes round the partitions until one has victims. `keeping`: those that are kept are left alone ([`super::loops`]).
+    /// Goes round the partitions until one has victims. `keeping`: kept granules are left alone ([`super::loops`]).
     fn select_around(&mut self, room: usize, dirty_max: usize, keeping: bool) {
         let engine = self.engine;
-        // Those that are awake share what those on standby would look after.
+        // Evictors that are awake share the partitions of those on standby.
         let (place, awake) = engine.control.place_of(self.id);
         let foremost = self.turns.order(&engine.partitions, |at| at % awake == place);
         for nth in 0..engine.partitions.len() {
@@ -397,7 +401,7 @@ impl<'e, W: World> Evictor<'e, W> {
                 if !look.populated && from == 0 {
                     walk.unlist();
                 } else if !walk.advance() && self.victims.is_empty() {
-                    // The only granule of the list: a second pass finds the pages that just lost their youth.
+                    // The only granule of the list: a second pass finds the pages that just lost their chances.
                     continue;
                 }
                 if self.victims.len() >= room {
@@ -426,8 +430,9 @@ impl<'e, W: World> Evictor<'e, W> {
         TRIAL_PAGES
     }
 
-    /// Copies the victims' bytes into the next stages; those that cannot be read are put back. Memory that was mapped unreadable is not known
-    /// to be so, and pages may have come there along with neighbours (glibc's arenas grow into such): it is seen when a copy fails.
+    /// Copies the victims' bytes into the next stages; victims that cannot be read are put back. The engine does not know all
+    /// memory that is mapped unreadable, and pages may have come there along with neighbours (glibc's arenas grow into such
+    /// memory). A copy that fails shows it.
     fn copy_to_stages(&mut self) {
         let engine = self.engine;
         let (places, mut taken) = (&self.places, 0);
@@ -447,7 +452,7 @@ impl<'e, W: World> Evictor<'e, W> {
         });
     }
 
-    /// Gives each dirty victim a slot, side by side; those for which there is none are put back.
+    /// Gives each dirty victim a slot, side by side; victims for which there is none are put back.
     fn give_slots(&mut self) {
         let engine = self.engine;
         let dirty = self.victims.iter().filter(|v| v.dirty).count();
@@ -465,18 +470,19 @@ impl<'e, W: World> Evictor<'e, W> {
             engine.wake_watcher_for_stock();
         }
         if given < dirty {
-            // What will be mended in a moment is no want of room.
+            // A want of slots that will end in a moment does not count as want of room.
             if !engine.may_have_slots(self.core) || self.empty_batches >= EMPTY_BATCHES_STARVED / 2 {
                 engine.space_full.store(true, Ordering::Relaxed);
             }
-            // Their stages lie between those of the victims that stay, so the clean ones go back too.
+            // The stages of the victims that go back lie between those of the victims that stay, so the clean ones go
+            // back too.
             for victim in self.victims.drain(given..) {
                 engine.put_back(&victim);
             }
         }
     }
 
-    /// Unmaps the victims with one TLB flush. What the kernel refuses is put back.
+    /// Unmaps the victims with one TLB flush. Pages that the kernel refuses are put back.
     fn unmap(&mut self) {
         let engine = self.engine;
         self.pages.clear();
@@ -499,7 +505,7 @@ impl<'e, W: World> Evictor<'e, W> {
             let stage = self.places[i];
             let same_extent = EXTENT_SLOTS - slot.number() as usize % EXTENT_SLOTS;
             let follows = |n: &usize| {
-                // Side by side in swap space and in the ring.
+                // Pages side by side in swap space and in the ring.
                 let n = *n;
                 self.victims[i + n].slot == Some(slot.plus(n as u64)) && self.places[i + n].0 == stage.0 + n as u32
             };
@@ -514,8 +520,8 @@ impl<'e, W: World> Evictor<'e, W> {
         self.reap(false);
     }
 
-    /// Reaps what is done and frees every stage that can be. Whether all are: then nothing of this evictor is in
-    /// flight, and each slot in use is named by a page word.
+    /// Reaps completions and frees every stage that can be freed. Returns whether all stages are free: then nothing of
+    /// this evictor is in flight, and each slot in use is named by a page word.
     pub fn settle(&mut self) -> bool {
         self.reap(false);
         if self.failed > 0 {
@@ -526,7 +532,7 @@ impl<'e, W: World> Evictor<'e, W> {
         self.ring.is_empty()
     }
 
-    /// Frees the oldest stages until `want` are free. How many are.
+    /// Frees the oldest stages until `want` are free. Returns how many are.
     pub(crate) fn make_room(&mut self, want: usize) -> usize {
         let engine = self.engine;
         while self.ring.room() < want
@@ -534,7 +540,7 @@ impl<'e, W: World> Evictor<'e, W> {
         {
             match self.ring.state(stage) {
                 StageState::Free => self.ring.pass_oldest(),
-                // What comes after it need not wait for a device that hangs.
+                // Stages that come after this one need not wait for a device that hangs.
                 StageState::Writing if engine.stages.slot(stage).is_some_and(|slot| engine.hangs(slot)) => {
                     self.ring.pass_oldest()
                 }
@@ -552,7 +558,7 @@ impl<'e, W: World> Evictor<'e, W> {
         self.ring.room().min(want)
     }
 
-    /// Frees what was left behind in the ring and has ended since.
+    /// Frees stages that were left behind in the ring and whose writes have ended since.
     fn free_strays(&mut self) {
         let engine = self.engine;
         if !self.ring.has_strays() {
@@ -567,7 +573,8 @@ impl<'e, W: World> Evictor<'e, W> {
 }
 
 impl<W: World> Engine<W> {
-    /// Up to `want` neighbouring slots for `core`. When there are none, drains are called off, and their spaces have some again.
+    /// Reserves up to `want` neighbouring slots for `core`. When there are none, drains are called off, so that their spaces
+    /// give out slots again.
     pub(super) fn reserve(&self, core: usize, want: u32) -> Option<Run> {
         self.slots.reserve_run(core, want).or_else(|| {
             let full = !self.may_have_slots(core) && self.health.call_off_drains(&self.slots);
@@ -578,8 +585,8 @@ impl<W: World> Engine<W> {
         })
     }
 
-    /// There were no slots for `core`, but not for want of room: the watcher will have made memory for them in a moment, or another core
-    /// did not answer.
+    /// There were no slots for `core`, but not because there is no room: the watcher will have made memory for them in a moment,
+    /// or another core did not answer.
     fn may_have_slots(&self, core: usize) -> bool {
         self.slots.wants_stock() || self.slots.was_unanswered(core)
     }
@@ -600,15 +607,17 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// The stage's evictor needs it: its page is in its slot only from now on, unless somebody took it out
-    /// before. False while that somebody is not done with the bytes.
+    /// The stage's evictor needs the stage: its page is in its slot only from now on, unless another thread took the page
+    /// before. False while that thread is not done with the bytes.
     fn retire(&self, stage: Stage) -> bool {
         let Some(slot) = self.stages.slot(stage) else { unreachable!("{stage:?} is quiet without a slot") };
         let Some(word) = self.table.word_for_unpin(self.stages.page(stage)) else { unreachable!("{stage:?} has no page") };
-        // Once more: the page may have been put back into the stage (a fault that was not mapped) since the completion.
+        // Checked once more: the page may have been put back into the stage (a fault that was not mapped) since the
+        // completion.
         match word.stage_written(stage) {
             StageStep::Held => return is_planted(Canary::Held),
-            // `relocate` has renamed the stage, and is about to make the new word name it, as it was when the page was claimed: unwritten, perhaps.
+            // `relocate` has renamed the stage. It is about to make the new word name the stage, in the state that the page was
+            // claimed in: unwritten, perhaps.
             StageStep::Gone if self.stages.vacancy(stage) == Vacancy::Held => return false,
             StageStep::Gone | StageStep::Done => {}
         }
@@ -627,7 +636,7 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Maps the page of a stage whose write failed again. True when the stage's bytes are needed no more.
+    /// Maps the page of a stage whose write failed again. True when the stage's bytes are no longer needed.
     pub(super) fn bring_back(&self, stage: Stage, core: usize) -> bool {
         let page = self.stages.page(stage);
         if self.stages.vacancy(stage) != Vacancy::Held {
@@ -641,7 +650,7 @@ impl<W: World> Engine<W> {
             BeginFault::Owned { was } if was.stage() == Some(stage) => {
                 if self.kernel.map(page, self.stages.bytes(stage), farshore_core::seams::Protect::Writable).is_ok() {
                     self.stages.vacate(stage, false);
-                    // Whether an evictor protected it meanwhile is not worth finding out.
+                    // Finding out whether an evictor protected the page meanwhile is not worth the cost.
                     self.release(page, at.word, Release::Dirty { chances: 1, guessed: false, protected: true });
                     self.list_granule(at.granule, page, core);
                     return true;

@@ -5,9 +5,9 @@
 //!            └─────── the window ────────────┘
 //! ```
 //!
-//! Stages are taken in order behind the window, so that a batch lies side by side in memory, and come free in order at its tail. One
-//! whose write does not end (its device hangs) would hold up all that come after it: it is left behind as a *stray*, which the
-//! window steps over when it comes round.
+//! Stages are taken in order behind the window, so that a batch lies side by side in memory, and become free in order at the
+//! window's tail. A stage whose write does not end (its device hangs) would hold up all that come after it. So it is left behind
+//! as a *stray*, which the window steps over when it comes round.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -32,13 +32,13 @@ pub(super) struct Ring {
     tail: u32,
     /// Stages of the window.
     used: u32,
-    /// Stages outside of it that are not free.
+    /// Stages outside the window that are not free.
     strays: u32,
     states: Box<[StageState]>,
 }
 
 impl Ring {
-    /// Of `len` stages from `base` on.
+    /// A ring of `len` stages from `base` on.
     pub(super) fn new(base: u32, len: usize) -> Ring {
         Ring { base, tail: 0, used: 0, strays: 0, states: alloc::vec![StageState::Free; len].into_boxed_slice() }
     }
@@ -64,7 +64,7 @@ impl Ring {
         self.states[(stage.0 - self.base) as usize]
     }
 
-    /// Not for `Free`: [`Ring::free`].
+    /// Sets the state of a stage. Not for `Free`: see [`Ring::free`].
     pub(super) fn set(&mut self, stage: Stage, state: StageState) {
         debug_assert!(state != StageState::Free && self.state(stage) != StageState::Free, "{stage:?} is free");
         self.states[(stage.0 - self.base) as usize] = state;
@@ -77,17 +77,17 @@ impl Ring {
         self.strays -= u32::from(!self.is_in_window(stage));
     }
 
-    /// Stages that can be taken.
+    /// Number of stages that can be taken.
     pub(super) fn room(&self) -> usize {
         (self.len() - self.used - self.strays) as usize
     }
 
-    /// Whether none is in use.
+    /// Whether no stage is in use.
     pub(super) fn is_empty(&self) -> bool {
         self.used == 0 && self.strays == 0
     }
 
-    /// Whether any was left behind.
+    /// Whether any stage was left behind.
     pub(super) fn has_strays(&self) -> bool {
         self.strays > 0
     }
@@ -97,12 +97,12 @@ impl Ring {
         self.state(stage) != StageState::Free && !self.is_in_window(stage)
     }
 
-    /// The oldest of the window.
+    /// The oldest stage of the window.
     pub(super) fn oldest(&self) -> Option<Stage> {
         (self.used > 0).then(|| self.at(self.tail))
     }
 
-    /// The window ends behind its oldest stage, which is free, or becomes a stray.
+    /// Moves the window past its oldest stage, which is free, or becomes a stray.
     pub(super) fn pass_oldest(&mut self) {
         let stray = self.oldest().is_some_and(|stage| self.state(stage) != StageState::Free);
         self.strays += u32::from(stray);
@@ -121,7 +121,7 @@ impl Ring {
     pub(super) fn take(&mut self, places: impl Iterator<Item = (Stage, StageState)>) {
         for (place, state) in places {
             while self.at(self.tail + self.used) != place {
-                // A stray, which is in the window again.
+                // The stage is a stray, which is in the window again.
                 self.strays -= 1;
                 self.used += 1;
             }
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(ring.room(), 4);
         assert_eq!(take(&mut ring, 4), [4, 5, 0, 2]);
         assert!(!ring.has_strays() && ring.room() == 0, "it is in the window again");
-        // It ends there: nothing to wait for when the tail comes to it.
+        // Its write ends while it is a stray: nothing to wait for when the tail comes to it.
         ring.set(Stage(1), Quiet);
         ring.free(Stage(1));
         for _ in 0..3 {
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(ring.state(ring.oldest().unwrap()), Free);
         ring.pass_oldest();
         assert_eq!((ring.oldest(), ring.room()), (Some(Stage(2)), 5));
-        // One that ends outside of the window.
+        // A stage whose write ends outside the window.
         ring.pass_oldest();
         assert_eq!((ring.is_empty(), ring.room()), (false, 5));
         ring.free(Stage(2));

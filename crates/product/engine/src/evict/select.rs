@@ -1,16 +1,16 @@
 //! Victims of one granule: taken, and write-protected with one TLB flush.
 //!
-//! A victim's bytes must not change while they are copied. Protecting page by page costs a TLB shootdown each
-//! (10 µs a page when another core runs the program: `docs/src/decisions/costs.md`); one call over the range from the
-//! first to the last victim costs one. The call protects the pages between them too, so each of those is told
-//! *before* (`expect_protection`), and pages that a system call has pinned for writing are left out by cutting the range.
+//! A victim's bytes must not change while they are copied. Protecting page by page costs a TLB shootdown each (10 µs a
+//! page when another core runs the program: `docs/src/decisions/costs.md`); one call over the range from the first to the
+//! last victim costs one. The call protects the pages between them too, so the word of each of those is marked *before*
+//! the call (`expect_protection`). Pages that a system call has pinned for writing are left out by cutting the range.
 //!
 //! # The window that must be closed
 //!
-//! A page between the victims may be absent when we look and be mapped writable by a fault before our call
-//! protects it. Its word would say "writable" and the kernel would refuse a system call's write.
-//! So: we make the granule's `protection_epoch` odd, **then** look at the words; a fault takes its page, **then**
-//! reads the epoch, maps, reads it again, and says `protected` unless it was even and did not move.
+//! A page between the victims may be absent when we look, and a fault may map it writable before our call protects it.
+//! Its word would say "writable" and the kernel would refuse a system call's write. So we make the granule's
+//! `protection_epoch` odd, **then** look at the words. A fault takes its page, **then** reads the epoch, maps, reads the
+//! epoch again, and says `protected` unless the epoch was even and did not move.
 
 use super::pipeline::Victim;
 use crate::Engine;
@@ -22,18 +22,18 @@ use farshore_core::seams::{Kernel, Policy, Verdict, World};
 use farshore_core::table::GranuleRef;
 use farshore_core::word::{AtomicWord, BeginEvict, Collateral, Release, State, Word};
 
-/// Between two victims there may be this many writable pages before two calls are better than one:
-/// each of them may cost a fault when it is written next, a call costs a TLB flush.
+/// Between two victims there may be this many writable pages before two calls are better than one: each such page may
+/// cost a fault when it is written next, and a call costs a TLB flush.
 const COLLATERAL_MAX: usize = 8;
-/// A page that is known to be used counts for so many.
+/// A page that is known to be used counts for this many.
 const COLLATERAL_USED: usize = 3;
 
 /// What a look at a granule found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
-    /// The page to go on with; 512: the granule is done.
+    /// The page to continue with; 512: the granule is done.
     pub next: usize,
-    /// Some page of it is resident or in somebody's hands.
+    /// Some page of the granule is resident or owned by a thread.
     pub populated: bool,
 }
 
@@ -77,7 +77,7 @@ impl<W: World> Engine<W> {
         }
         if victims.len() > first_victim {
             self.note_leaving(g.granule);
-            // Each is to give its RAM back by itself.
+            // Each page that leaves is to give its RAM back by itself.
             self.split_huge(g);
         }
         if victims[first_victim..].iter().any(|v| v.dirty) && !self.protect_victims(g, &victims[first_victim..]) {
@@ -88,8 +88,8 @@ impl<W: World> Engine<W> {
         look
     }
 
-    /// A clean page whose slot is in a space that fails, or is to go, would be there only: it is made dirty, and leaves later, to
-    /// another space. Whether it was.
+    /// A clean page whose slot is in a space that fails, or is to go, would be in that space only. So the page is made dirty, and
+    /// leaves later, to another space. Returns whether it was.
     fn save(&self, page: Page, word: &AtomicWord, was: Word) -> bool {
         let Some(slot) = was.slot().filter(|&slot| self.is_closed(slot)) else { return false };
         if !self.health.any_open() {
@@ -118,7 +118,7 @@ impl<W: World> Engine<W> {
         fine
     }
 
-    /// How many of `victims` (the first is dirty) one call can protect, having told every page in between.
+    /// How many of `victims` (the first is dirty) one call can protect. Marks the word of every page in between first.
     fn extent_of_call(&self, g: &GranuleRef<'_>, victims: &[Victim]) -> usize {
         let mut reach = 1;
         for (i, victim) in victims.iter().enumerate().skip(1) {
@@ -144,7 +144,7 @@ impl<W: World> Engine<W> {
         reach
     }
 
-    /// A victim that cannot be evicted after all is resident as before. Its page may be protected by now.
+    /// A victim that cannot be evicted after all becomes resident as before. Its page may be protected by now.
     pub(super) fn put_back(&self, victim: &Victim) {
         let Some(at) = self.page(victim.page) else { return };
         if victim.dirty {

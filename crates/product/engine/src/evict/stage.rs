@@ -10,11 +10,12 @@
 //! ```text
 //! free ─fill─▶ holds a page (word: Leaving{stage}) ─┬─ retired by its evictor (word: Out) ──────▶ free
 //!                                                   └─ taken by a rescuer or a memory call, ──▶ free
-//!                                                      who *vacates* it when done with its bytes
+//!                                                      which *vacates* it when done with its bytes
 //! ```
 //!
-//! Whoever moves the page word out of `Leaving{stage}` is the one user of the stage from then on: if it is
-//! not the evictor, the evictor waits with the stage's next use until it was vacated, and frees the stage's slot then unless the page kept it.
+//! The thread that moves the page word out of `Leaving{stage}` is the one user of the stage from then on. If that is not the
+//! evictor, the evictor does not use the stage again until that thread has vacated it. The evictor then frees the stage's slot,
+//! unless the page kept it.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -28,7 +29,8 @@ const HELD: u8 = 0;
 const VACATED_SLOT_KEPT: u8 = 1;
 const VACATED: u8 = 2;
 
-/// A line each: those of two evictors' rings lie side by side, and a rescuer vacates its own.
+/// One cache line each: stages of two evictors' rings lie side by side, and a rescuer writes only the line of the stage
+/// that it vacates.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Meta {
@@ -37,7 +39,7 @@ struct Meta {
     vacated: AtomicU8,
 }
 
-/// What has become of a stage whose page was taken by somebody else.
+/// The state of a stage whose page another thread has taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Vacancy {
     /// Still in use.
@@ -66,7 +68,7 @@ impl Stages {
     /// Stages in `memory`.
     ///
     /// # Safety
-    /// `memory` must point to `count` writable pages, aligned to 4096 bytes, that nobody else uses while `self` lives.
+    /// `memory` must point to `count` writable pages, aligned to 4096 bytes, that no other code uses while `self` lives.
     pub unsafe fn new(memory: *mut PageBuf, count: usize) -> Stages {
         let meta = || Meta { page: AtomicU64::new(0), slot: AtomicU64::new(0), vacated: AtomicU8::new(HELD) };
         Stages { memory, meta: (0..count).map(|_| meta()).collect::<Vec<_>>().into_boxed_slice(), ever_used: AtomicU64::new(0) }
@@ -96,7 +98,7 @@ impl Stages {
     /// The stage must be free and belong to the calling evictor's ring.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn bytes_mut(&self, stage: Stage) -> &mut PageBuf {
-        // Once all are in use, nobody writes here: evictors share the line.
+        // Once all stages are in use, no thread writes this line, which evictors share.
         if self.ever_used.load(Ordering::Relaxed) <= u64::from(stage.0) {
             self.ever_used.fetch_max(u64::from(stage.0) + 1, Ordering::Relaxed);
         }
@@ -104,7 +106,7 @@ impl Stages {
         unsafe { &mut *self.memory(stage) }
     }
 
-    /// Says whose bytes are in a stage, before the page word names it.
+    /// Records whose bytes are in a stage, before the page word names the stage.
     pub fn hold(&self, stage: Stage, page: Page, slot: Option<Slot>) {
         let meta = self.meta(stage);
         meta.page.store(page.0, Ordering::Relaxed);
@@ -118,7 +120,7 @@ impl Stages {
         Page(self.meta(stage).page.load(Ordering::Acquire))
     }
 
-    /// The page has another name now (`mremap`): said by its owner, before the new word names the stage.
+    /// The page has another address now (`mremap`). Called by its owner, before the new word names the stage.
     pub fn rename(&self, stage: Stage, page: Page) {
         self.meta(stage).page.store(page.0, Ordering::Release);
     }
@@ -128,7 +130,7 @@ impl Stages {
         Slot::new(self.meta(stage).slot.load(Ordering::Acquire))
     }
 
-    /// Names another slot, when a write is retried elsewhere. By the evictor.
+    /// Names another slot, when a write is retried elsewhere. Called by the evictor.
     pub fn set_slot(&self, stage: Stage, slot: Option<Slot>) {
         self.meta(stage).slot.store(slot.map_or(0, Slot::number), Ordering::Release);
     }
@@ -140,7 +142,7 @@ impl Stages {
         self.meta(stage).vacated.store(state, Ordering::Release);
     }
 
-    /// What has become of a stage whose page was taken.
+    /// The state of a stage whose page was taken.
     pub fn vacancy(&self, stage: Stage) -> Vacancy {
         match self.meta(stage).vacated.load(Ordering::Acquire) {
             HELD => Vacancy::Held,

@@ -1,4 +1,4 @@
-//! The writes of one evictor: in line, with the device, done, or failed.
+//! The writes of one evictor: waiting in line, with the device, done, or failed.
 //!
 //! ```text
 //!  start_write ─▶ waiting ─pump─▶ in flight ─reap─┬─▶ acknowledged: the stage is quiet
@@ -9,8 +9,9 @@
 //!           memory, if there is a frame; else, now and then, the same once more
 //! ```
 //!
-//! At most so many as the pace allows ([`super::pace`]) are with devices that answer, and no more than two thirds of the stages. Those to a space that
-//! hangs are not counted and not waited for: the next batches go by, in the stages that are left.
+//! At most as many writes as the pace allows ([`super::pace`]) are with devices that answer, and they take no more than two
+//! thirds of the stages. Writes to a space that hangs are not counted and not waited for: the next batches pass them by, in the
+//! stages that are left.
 
 use super::pipeline::{Evictor, TRIAL_EVERY_NS, TRIAL_PAGES};
 use super::ring::StageState;
@@ -25,9 +26,9 @@ use farshore_core::slots::Run;
 use farshore_core::slots::arrangement::SPACES_MAX;
 use farshore_core::word::{Slot, Stage};
 
-/// Writes of pages whose first write failed that may be in line.
+/// Most writes in line of pages whose first write failed.
 pub(super) const RETRIES: usize = 64;
-/// Pages of one of them.
+/// Pages of one such write.
 const RETRY_PAGES: usize = 64;
 /// The number that such writes have in place of a batch's.
 const RETRY: usize = BATCHES_IN_FLIGHT;
@@ -39,11 +40,11 @@ pub(super) struct Write {
     pub(super) stage: Stage,
     pub(super) count: u32,
     pub(super) batch: usize,
-    /// It is made to see whether its space works.
+    /// The write is made to see whether its space works.
     pub(super) trial: bool,
 }
 
-/// One that the device has.
+/// A write that the device has.
 #[derive(Debug)]
 pub(super) struct Flight {
     tag: u64,
@@ -71,7 +72,7 @@ enum Wait {
 }
 
 impl<W: World> Evictor<'_, W> {
-    /// Puts a write in line. Its stages are in state Writing from before this until its completion.
+    /// Puts a write in line. Its stages are in state Writing from before this call until its completion.
     pub(super) fn start_write(&mut self, write: Write) {
         self.writes_left[write.batch] += 1;
         self.waiting.push_back(write);
@@ -92,21 +93,22 @@ impl<W: World> Evictor<'_, W> {
         self.flights(false).count() as u32
     }
 
-    /// Whether a batch may begin with this number: none of the writes of the one before is worth waiting for.
+    /// Whether a batch may begin with this number: none of the writes of the batch that had it before is worth waiting
+    /// for.
     pub(super) fn is_over(&self, batch: usize) -> bool {
         let stuck = || self.flights(true).filter(|&(of, ..)| of == batch).count() as u32;
         self.writes_left[batch] == 0 || self.writes_left[batch] == stuck()
     }
 
-    /// Whether the devices would have more than two thirds of the stages that others do not keep: a device may hang from any moment on, and what is left
-    /// must do for the other spaces.
+    /// Whether the devices would have more than two thirds of the stages that others do not keep. A device may hang at any
+    /// moment, and the stages that are left must suffice for the other spaces.
     fn would_have_all(&self, count: u32) -> bool {
         let pages = |hanging| self.flights(hanging).map(|(.., pages)| pages).sum::<u32>();
         let live = pages(false);
         live > 0 && (live + count) * 3 > (self.engine.sizes.stages_each as u32 - pages(true)) * 2
     }
 
-    /// Gives the device as many of the waiting writes as it may have. How many it gave.
+    /// Gives the device as many of the waiting writes as it may have. Returns how many.
     fn pump(&mut self) -> u32 {
         let engine = self.engine;
         let mut given = 0;
@@ -123,8 +125,8 @@ impl<W: World> Evictor<'_, W> {
             let began_ns = engine.clock.now_ns();
             let begun = engine.begin_write(write.slot, write.trial);
             let transfer = engine.transfer(write.slot, self.core);
-            // SAFETY: the stages from `stage` on are in state Writing, so this evictor, the only one who reuses
-            // them, leaves their bytes alone until the completion.
+            // SAFETY: the stages from `stage` on are in state Writing, so this evictor, the only thread that reuses them,
+            // leaves their bytes alone until the completion.
             if unsafe { self.queue.start_write(write.slot, memory, write.count, tag(&write)) }.is_err() {
                 engine.transferred(transfer);
                 break;
@@ -155,7 +157,7 @@ impl<W: World> Evictor<'_, W> {
         }
     }
 
-    /// Takes completions: the stages' slots hold their bytes now. With `wait`, blocks until there is one.
+    /// Takes completions: the stages' slots hold their bytes now. With `wait`, blocks until at least one has arrived.
     pub(super) fn reap(&mut self, wait: bool) {
         self.take_completions(if wait { Wait::ForOne } else { Wait::No });
     }

@@ -1,8 +1,10 @@
-//! Threads that read ahead: they bring the pages that a prefetcher has asked for (`crate::prefetch`), while the program works on those before.
+//! Threads that read ahead: they bring the pages that a prefetcher has asked for (`crate::prefetch`), while the program works on
+//! those before.
 //!
-//! What they do to a page is what a fault does to pages that come along (`super::run`): taken only if it is out and a spare frame is there, mapped as
-//! old, put back if anything goes wrong, which is then for the page's own fault to report. A fault on a page that is on its way waits for it as it waits for
-//! another fault's. They pass the gate as faults do, so nothing is in their hands while the process forks.
+//! Such a thread treats a page as a fault treats pages that come along (`super::run`). It takes the page only if it is out and a
+//! spare frame is there, maps it as old, and puts it back if anything goes wrong, which the page's own fault then reports. A
+//! fault on a page that is on its way waits for it as it waits for another fault's page. The threads pass the gate as faults do,
+//! so they own no page while the process forks.
 
 use crate::Engine;
 use crate::stats::Count;
@@ -13,7 +15,7 @@ use farshore_core::seams::{PageBuf, World};
 use farshore_core::sync::plain::AtomicBool;
 use farshore_core::word::{Slot, State};
 
-/// Pages of a request that one read brings: taken, `step` pages apart, in slots side by side.
+/// Pages of a request that one read brings: taken by this thread, `step` pages apart, in slots side by side.
 #[derive(Clone, Copy)]
 struct Run {
     first: Page,
@@ -29,7 +31,8 @@ impl Run {
 }
 
 impl<W: World> Engine<W> {
-    /// The loop of a thread that reads ahead: until `stop`, after [`Engine::wake_readers`]. `buffer` is for one read; it counts on `core`.
+    /// The loop of a thread that reads ahead: until `stop`, after [`Engine::wake_readers`]. `buffer` is for one read; the thread
+    /// counts on `core`.
     pub fn read_ahead(&self, core: usize, buffer: &mut [PageBuf], stop: &AtomicBool) {
         loop {
             let prepared = self.requests.came().prepare();
@@ -45,7 +48,7 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// There may be so many threads that read ahead ([`Requests`](crate::prefetch::Requests)).
+    /// There may be this many threads that read ahead ([`Requests`](crate::prefetch::Requests)).
     pub fn allow_readers(&self, most: u32) {
         self.requests.allow_readers(most);
     }
@@ -63,7 +66,7 @@ impl<W: World> Engine<W> {
     fn bring_ahead(&self, ahead: Ahead, core: usize, buffer: &mut [PageBuf]) {
         let step = u64::from(ahead.step.unsigned_abs());
         let last = u64::from(ahead.pages - 1) * step;
-        // Upwards in any case: slots are.
+        // Upwards in any case, because slots go upwards.
         let first = match ahead.step {
             1.. => ahead.first,
             _ => Page(ahead.first.0.saturating_sub(last)),

@@ -1,23 +1,28 @@
 //! First touches that bring a whole granule as one huge page.
 //!
-//! A program whose memory fits into its limit is to run as fast as without Farshore, and the kernel gives fresh memory as huge pages where it is set to
-//! (`transparent_hugepage/enabled`). Small pages alone took random updates in a GiB to 0.7 of that.
+//! A program whose memory fits into its limit is to run as fast as without Farshore, and the kernel gives fresh memory as huge
+//! pages where it is set to do so (`transparent_hugepage/enabled`). With small pages alone, random updates in a GiB ran at 0.7 of
+//! that speed.
 //!
 //! # When
 //!
-//! Nothing of a huge page can leave by itself: it is split first, which takes as long as it took to fill it. So a granule comes as a huge page only where nothing
-//! will have to leave as far as can be seen: if all that is managed, touched or not, fits into the frames that there are. And only where the program could have had one natively.
+//! No part of a huge page can leave by itself: the huge page is split first, which takes as long as it took to fill it. So a
+//! granule comes as a huge page only where, as far as can be seen, no page will have to leave: if all managed memory, touched or
+//! not, fits into the frames that there are. And only where the program could have had a huge page natively.
 //!
 //! # How
 //!
-//! The first touch owns its page. It takes all other pages of the granule, with frames to spare, or lets go of them and goes on as ever; it waits for none. The kernel maps the granule by one
-//! call ([`Kernel::map_huge`]), and all pages are released as resident and dirty. From then on they are pages like any other: each has its word, and its frame.
+//! The first touch owns its page. It takes all other pages of the granule, with frames to spare, or lets go of them and goes on
+//! as an ordinary fault; it waits for none. The kernel maps the granule with one call ([`Kernel::map_huge`]), and all pages are
+//! released as resident and dirty. From then on they are pages like any other: each has its word, and its frame.
 //!
-//! When an evictor takes the first victims of a granule that came like this it splits the huge page ([`Kernel::split_huge`]), before it protects or copies anything. Otherwise the victims' RAM would
-//! be free when the last of the 512 pages has left, and the program would have more RAM than its limit. Canary `whole`.
+//! An evictor that takes the first victims of such a granule splits the huge page ([`Kernel::split_huge`]), before it protects or
+//! copies anything. Otherwise the victims' RAM would be free only when the last of the 512 pages has left, and the program would
+//! have more RAM than its limit. Canary `whole`.
 //!
-//! What the program does to a part of a huge page (`munmap`, `MADV_DONTNEED`, `mremap`) the kernel splits in the page table alone: natively the RAM of what has gone comes back when the kernel is
-//! short of memory. So a memory call splits it as well, before a part of it goes.
+//! When the program gives up or moves a part of a huge page (`munmap`, `MADV_DONTNEED`, `mremap`), the kernel splits it in the
+//! page table alone: natively the RAM of the part that is gone comes back when the kernel is short of memory. So a memory call
+//! splits the huge page as well, before a part of it goes.
 
 use crate::Engine;
 use crate::stats::Count;
@@ -31,8 +36,9 @@ use farshore_core::word::{BeginFault, Release, State, Word};
 use super::resolve::protection_epoch;
 
 impl<W: World> Engine<W> {
-    /// Maps the granule of `page`, which is the caller's and untouched, as a huge page, and releases its other pages as resident. `None`: it was not done, and nothing
-    /// has changed. Otherwise whether the pages may be write-protected all the same; the caller releases its own.
+    /// Maps the granule of `page`, which the caller owns and which is untouched, as a huge page, and releases its other pages as
+    /// resident. `None`: it was not mapped, and nothing has changed. Otherwise returns whether the pages may be write-protected
+    /// all the same; the caller releases its own page.
     pub(super) fn map_granule(&self, page: Page, at: PageRef<'_>, core: usize) -> Option<bool> {
         let unasked = match self.kernel.huge_pages() {
             HugePages::Never => return None,
@@ -52,7 +58,8 @@ impl<W: World> Engine<W> {
         let mapped = self.kernel.map_huge(page.granule());
         let protected = self.protection_moved(at.granule, epoch);
         if mapped.is_err() {
-            // Once is enough: what cannot be had now (no huge page free, a mapping that ends here) is not asked for at each touch.
+            // Asking once is enough: a huge page that cannot be had now (none is free, or the mapping ends here) is not asked for
+            // at each touch.
             at.granule.huge.advise(false);
             self.release_others(page, GRANULE_PAGES, Release::Untouched);
             self.give_frames(core, frames);
@@ -64,17 +71,18 @@ impl<W: World> Engine<W> {
         Some(protected)
     }
 
-    /// Whether the frames are enough for all that is managed, should all of it be touched.
+    /// Whether there are enough frames for all managed pages, should all of them be touched.
     fn everything_fits(&self) -> bool {
         self.would_fit(0)
     }
 
-    /// The same with so many pages more.
+    /// The same with this many pages more.
     pub fn would_fit(&self, more: u64) -> bool {
         self.frames.debt() == 0 && self.stats.managed.load(Ordering::Relaxed).saturating_add(more) <= self.frames.limit()
     }
 
-    /// What is in `range` may be parts of huge pages: it was there before it was managed, or was moved here. Before any of it is released as resident.
+    /// Memory in `range` may be parts of huge pages: it was there before it was managed, or was moved here. To be called before
+    /// any of it is released as resident.
     pub fn note_huge(&self, range: PageRange) {
         for part in range.by_granule() {
             if let Some(g) = self.table.granule(part.start.granule()) {
@@ -83,7 +91,7 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Takes all pages of `page`'s granule but `page`, if all are untouched and nobody has any of them.
+    /// Takes all pages of `page`'s granule except `page`, if all are untouched and no thread owns any of them.
     fn claim_others(&self, page: Page) -> bool {
         for (count, other) in page.granule().range().iter().enumerate().filter(|&(_, other)| other != page) {
             let taken = self.page(other).filter(|at| at.word.load() == Word::UNTOUCHED).is_some_and(|at| {
@@ -104,7 +112,7 @@ impl<W: World> Engine<W> {
         true
     }
 
-    /// Releases the first `count` pages of `page`'s granule, but `page`. All were taken by [`Engine::claim_others`].
+    /// Releases the first `count` pages of `page`'s granule, except `page`. [`Engine::claim_others`] took all of them.
     fn release_others(&self, page: Page, count: usize, to: Release) {
         for other in page.granule().range().iter().take(count).filter(|&other| other != page) {
             self.release_taken(other, to);

@@ -1,7 +1,8 @@
-//! The fault path: what runs when a thread touches a page that is not mapped as the access needs.
+//! The fault path: runs when a thread touches a page that is not mapped as the access needs.
 //!
-//! [`resolve`] decides and does; [`huge`] brings fresh memory in huge pages; [`run`] lets neighbours come along; [`ahead`] brings what a prefetcher has asked for; [`pins`] does the same for system calls;
-//! [`unwaited`] is the fault of a thread that does something else meanwhile.
+//! [`resolve`] decides and acts; [`huge`] brings fresh memory in huge pages; [`run`] lets neighbours come along; [`ahead`] brings
+//! the pages that a prefetcher has asked for; [`pins`] serves system calls; [`unwaited`] is the fault of a thread that does
+//! something else meanwhile.
 pub mod ahead;
 pub mod huge;
 pub mod pins;

@@ -1,10 +1,8 @@
 //! Pages under a system call.
 //!
-//! The kernel's own access to an absent or write-protected page fails with
-//! `EFAULT` when faults are delivered as signals, so a page is pinned before the call
-//! (brought in, made writable if the kernel will write it, kept from eviction) and
-//! unpinned after. A pin is a count in the page word; it survives whatever the
-//! program does to the page meanwhile.
+//! The kernel's own access to an absent or write-protected page fails with `EFAULT` when faults are delivered as signals.
+//! So a page is pinned before the call (brought in, made writable if the kernel will write it, kept from eviction) and
+//! unpinned after it. A pin is a count in the page word; it survives whatever the program does to the page meanwhile.
 
 use crate::Engine;
 use crate::fault::resolve::Failure;
@@ -13,7 +11,7 @@ use farshore_core::seams::{PageBuf, World};
 use farshore_core::word::{BeginFault, Pin, State};
 
 impl<W: World> Engine<W> {
-    /// Pins `page` for the kernel's `access`. `Ok(false)`: not managed, nothing to unpin.
+    /// Pins `page` for the kernel's `access`. `Ok(false)`: it is not managed, so there is nothing to unpin.
     ///
     /// # Errors
     /// When the page cannot be brought in; it is not pinned then.
@@ -41,8 +39,8 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Runs `f` while `page`, which is absent, is in our hands: nobody maps or evicts it meanwhile. False: it is not absent, or
-    /// somebody else's, and `f` was not run.
+    /// Runs `f` while we own `page`, which is absent: no other thread maps or evicts it meanwhile. False: the page is not
+    /// absent, or another thread owns it, and `f` was not run.
     pub fn while_absent(&self, page: Page, core: usize, f: impl FnOnce()) -> bool {
         self.gate.enter(&self.futex, core);
         let ran = self.page(page).is_some_and(|at| match at.word.begin_fault(Access::Read, false) {
@@ -65,7 +63,8 @@ impl<W: World> Engine<W> {
         self.page(page).is_some_and(|at| at.word.load().state() != State::Foreign)
     }
 
-    /// Whether a memory call has the page's granule hidden at this moment: what an access finds is known when the call is over.
+    /// Whether a memory call has the page's granule hidden at this moment: what an access finds is known only when the call is
+    /// over.
     pub fn is_hidden(&self, page: Page) -> bool {
         self.table.granule_even_absent(page.granule()).is_some_and(|g| g.flags.is_hidden())
     }

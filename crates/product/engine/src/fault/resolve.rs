@@ -1,9 +1,8 @@
 //! One fault, in steps.
 //!
-//! A [`Fault`] is taken by its delivery through [`Engine::step`] until it is
-//! done. A step never waits: it says what the fault waits for, and the delivery
-//! decides how (sleep in the signal handler, switch to another unithread, look at
-//! the next message). [`Engine::resolve`] is the delivery that sleeps.
+//! The delivery of a [`Fault`] takes it through [`Engine::step`] until it is done. A step never waits: it says what the
+//! fault waits for, and the delivery decides how (sleep in the signal handler, switch to another unithread, look at the
+//! next message). [`Engine::resolve`] is the delivery that sleeps.
 //!
 //! ```text
 //!  start ─▶ frame? ─no─▶ WaitFrame         nothing is owned while a fault waits for a frame
@@ -19,7 +18,7 @@
 //!   └─────────┴─────▶ release ◀───────────┘
 //! ```
 //!
-//! It never evicts, never writes to a backend, never allocates, never takes a lock (rule 1).
+//! A step never evicts, never writes to a backend, never allocates, never takes a lock (rule 1).
 
 use crate::Engine;
 use crate::fault::run::Along;
@@ -39,15 +38,15 @@ const READ_TRIES: u32 = 3;
 const ZERO_RUN_MAX: u64 = 16;
 /// From here on a read fault maps its page writable: neighbours were written after they were read.
 const GUESS_WRITES: u8 = 128;
-/// How much one write to a page that was fetched for reading adds to that …
+/// How much one write to a page that was fetched for reading adds to the guess …
 const GUESS_UP: u8 = 48;
 /// … and how much a page that leaves unwritten takes away.
 const GUESS_DOWN: u8 = 24;
-/// One read fault in so many is not guessed, so that a change of habit is noticed.
+/// One read fault in this many is not guessed, so that a change of habit is noticed.
 const GUESS_SAMPLE: u64 = 16;
-/// How long a fault sleeps for a frame before it calls all evictors, and asks whether there will ever be one.
+/// How long a fault sleeps for a frame before it calls all evictors, and checks whether there will ever be one.
 pub(super) const FRAME_PATIENCE_NS: u64 = 100_000_000;
-/// How often it does that before it gives up, when evictors cannot make frames free.
+/// How often it does so before it gives up, when evictors cannot make frames free.
 const FRAME_PATIENCE_TIMES: u32 = 50;
 
 /// One fault on its way.
@@ -57,13 +56,13 @@ pub struct Fault {
     pub page: Page,
     /// What the thread wanted.
     pub access: Access,
-    /// The kernel found the page present: its protection faulted.
+    /// The kernel found the page present: its protection caused the fault.
     pub protected: bool,
     pub(super) core: usize,
     started_ns: u64,
     waited: bool,
     patience: u32,
-    /// When that was counted last.
+    /// When the fault's patience was last counted.
     patient_since_ns: u64,
     phase: Phase,
 }
@@ -71,8 +70,8 @@ pub struct Fault {
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Start,
-    /// Owned, with a frame; the caller is reading `slot` into its buffer.
-    /// `along`: pages beside it that come with it.
+    /// The fault owns the page and a frame; the caller is reading `slot` into its buffer. `along`: pages beside it that
+    /// come with it.
     Reading {
         slot: Slot,
         was: Word,
@@ -85,31 +84,31 @@ enum Phase {
 #[must_use]
 #[derive(Debug)]
 pub enum Step {
-    /// It is over; the access can be tried again.
+    /// The fault is over; the access can be tried again.
     Done,
-    /// Not a managed page.
+    /// The page is not managed.
     Foreign,
-    /// Read the slots from this one on into the buffer, then step again with how that ended.
+    /// Read the slots from this one on into the buffer, then step again with the result of the read.
     Read {
-        /// The first.
+        /// The first slot.
         slot: Slot,
-        /// How many: more than one if pages beside it come along.
+        /// How many slots: more than one if pages beside it come along.
         pages: usize,
     },
-    /// Another thread has the page: sleep on the ticket, then step again.
+    /// Another thread owns the page: sleep on the ticket, then step again.
     WaitPage(Ticket),
     /// There is no frame: sleep on the frames event (prepared number), then step again.
     WaitFrame(u32),
-    /// It cannot be served.
+    /// The fault cannot be served.
     Failed(Failure),
 }
 
-/// Why a fault could not be served. The thread that needs the page gets SIGBUS, nobody gets wrong bytes.
+/// Why a fault could not be served. The thread that needs the page gets SIGBUS; no thread gets wrong bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
     /// The swap space could not be read.
     Read(Slot, IoError),
-    /// What it gave is not what was written.
+    /// The bytes that the swap space gave are not those that were written.
     Checksum(Slot),
     /// No frame can be made free: the swap space is full or fails.
     NoFrames,
@@ -133,8 +132,8 @@ impl core::fmt::Display for Failure {
     }
 }
 
-/// The granule's protection epoch, read after the page was taken. The fence pairs with the evictor's between its
-/// raise of the epoch and its look at the page words: one of the two sees the other (`evict::select`).
+/// The granule's protection epoch, read after the page was taken. The fence pairs with the evictor's, which stands
+/// between its raise of the epoch and its look at the page words: one of the two sees the other (`evict::select`).
 pub(super) fn protection_epoch(granule: &Granule) -> u32 {
     fence(Ordering::SeqCst);
     granule.protection_epoch.load(Ordering::SeqCst)
@@ -156,7 +155,7 @@ impl Fault {
         }
     }
 
-    /// Nothing comes along any more.
+    /// No page comes along any more.
     fn alone(&mut self) {
         if let Phase::Reading { along, .. } = &mut self.phase {
             *along = Along::default();
@@ -176,10 +175,10 @@ impl Fault {
 }
 
 impl<W: World> Engine<W> {
-    /// Serves a fault and sleeps where it has to. `buffer` is one page of the caller's for the fetch.
+    /// Serves a fault and sleeps where it has to. `buffer` is the caller's, one page for the fetch.
     ///
     /// # Errors
-    /// When it cannot be served; the page is as it was.
+    /// When the fault cannot be served; the page is as it was.
     pub fn resolve(
         &self,
         page: Page,
@@ -195,7 +194,7 @@ impl<W: World> Engine<W> {
         served
     }
 
-    /// Steps until it is over. Inside of the gate, but while it sleeps with empty hands.
+    /// Steps until the fault is over. The thread is inside the gate, except while it sleeps and owns no page.
     fn serve(&self, fault: &mut Fault, buffer: &mut [PageBuf]) -> Result<bool, Failure> {
         let mut read = Ok(());
         let core = fault.core;
@@ -229,8 +228,8 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Takes a fault one step on. `read` is how the read that the last step asked for ended; it is
-    /// looked at after [`Step::Read`] only.
+    /// Takes a fault one step on. `read` is the result of the read that the last step asked for; it is looked at after
+    /// [`Step::Read`] only.
     pub fn step(&self, fault: &mut Fault, buffer: &mut [PageBuf], read: Result<(), IoError>) -> Step {
         let Some(at) = self.page(fault.page) else {
             return Step::Foreign;
@@ -287,7 +286,7 @@ impl<W: World> Engine<W> {
         }
         fault.waited = true;
         self.work.signal(&self.futex);
-        // By time: who looks again whenever frames come, and finds none left, has not waited for long.
+        // By time: a fault that looks again whenever frames come, and finds none left, has not waited for long each time.
         let now = self.clock.now_ns();
         if fault.patience == 0 || now.saturating_sub(fault.patient_since_ns) >= FRAME_PATIENCE_NS {
             fault.patience += 1;
@@ -299,10 +298,10 @@ impl<W: World> Engine<W> {
         Step::WaitFrame(prepared)
     }
 
-    /// The page is ours: do what its last state asks for.
+    /// We own the page: do what its last state asks for.
     fn owned(&self, fault: &mut Fault, at: PageRef<'_>, was: Word, framed: bool, buffer: &mut [PageBuf]) -> Step {
         if !framed && was.state() != State::Resident {
-            // It was protected when it faulted and has been evicted since: come back with a frame.
+            // The page was protected when it faulted and has been evicted since: come back with a frame.
             self.restore(fault.page, at.word, was);
             fault.protected = false;
             return self.step_again(fault, buffer);
@@ -330,12 +329,12 @@ impl<W: World> Engine<W> {
             self.give_frames(fault.core, 1);
             return Step::Foreign;
         }
-        // Once more: the granule may have been unmapped and mapped anew since the first time.
+        // Checked once more: the granule may have been unmapped and mapped anew since the first time.
         if !is_planted(Canary::Rebirth) {
             at.granule.touch();
         }
         if self.moving.contains(fault.page) {
-            // `mremap` has not said yet what is here: the access is tried again and finds out.
+            // `mremap` has not said yet which bytes are here: the access is tried again and finds out.
             self.restore(fault.page, at.word, was);
             self.give_frames(fault.core, 1);
             return self.done(fault, FaultKind::Wait);
@@ -406,8 +405,8 @@ impl<W: World> Engine<W> {
         self.give_frames(fault.core, claimed.saturating_sub(mapped.max(1)));
     }
 
-    /// Releases a page that this fault has taken beside its own. A memory call may have hidden the granule for a moment, in which no page
-    /// of it is found in the ordinary way.
+    /// Releases a page that this fault has taken beside its own. A memory call may have hidden the granule for a moment, and then
+    /// no page of it is found in the ordinary way.
     pub(super) fn release_taken(&self, page: Page, to: Release) {
         let hidden = is_planted(Canary::Hidden) && self.page(page).is_none();
         if let Some(word) = self.table.word_for_unpin(page).filter(|_| !hidden) {
@@ -417,7 +416,7 @@ impl<W: World> Engine<W> {
 
     fn rescue(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
         let Some(stage) = was.stage() else { unreachable!("{was:?} is leaving without a stage") };
-        // A reader of a page that is written already keeps it clean; anybody else gets the only copy.
+        // If the page is written already, a fault that reads keeps it clean; any other fault gets the only copy.
         let clean = fault.access == Access::Read && was.written();
         let protect = if clean { Protect::WriteProtected } else { Protect::Writable };
         let epoch = protection_epoch(at.granule);
@@ -482,10 +481,10 @@ impl<W: World> Engine<W> {
         self.done(fault, FaultKind::Fetch)
     }
 
-    /// The read failed, or its bytes are wrong: it is tried again, alone, a few times.
+    /// The read failed, or its bytes are wrong: it is tried again, without other pages, a few times.
     fn read_failed(&self, fault: &mut Fault, at: PageRef<'_>, slot: Slot, was: Word, along: Along, why: Failure) -> Step {
         self.stats.add(fault.core, Count::IoErrors, 1);
-        // What was wrong may have been a page that came along: that try does not count.
+        // The error may have been about a page that came along: that try does not count.
         if along.pages() > 1 || fault.read_again().is_some_and(|tries| tries < READ_TRIES) {
             fault.alone();
             return Step::Read { slot, pages: 1 };
@@ -532,7 +531,7 @@ impl<W: World> Engine<W> {
         !is_planted(Canary::Epoch) && (before % 2 == 1 || protection_epoch(granule) != before)
     }
 
-    /// The kernel did not map the page that we own: everything goes back.
+    /// The kernel did not map the page that we own: page and frame go back.
     fn not_mapped(&self, fault: &mut Fault, at: PageRef<'_>, was: Word, why: KernelError) -> Step {
         self.restore(fault.page, at.word, was);
         if !is_planted(Canary::Frame) {

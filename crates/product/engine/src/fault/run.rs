@@ -1,15 +1,15 @@
 //! Pages that come along with a fetch.
 //!
-//! The prefetcher says how many neighbours it would like (`crate::prefetch`). One read brings them too, as far as their slots lie side by side: evictors lay
-//! out a batch in the order of its pages.
+//! The prefetcher says how many neighbours it would like (`crate::prefetch`). One read brings them too, as far as their slots lie
+//! side by side: evictors lay out a batch in the order of its pages.
 //!
 //! ```text
 //!  fault ─▶ claim_run: Out words ─▶ Busy, a spare frame each ─▶ one read ─▶ map_along ─▶ Clean (or Dirty, where writes are expected)
 //!                                                                └ error, wrong sum, not mapped ─▶ restored, frame given back
 //! ```
 //!
-//! Nothing here waits: a page that is not free to take, or for which there is no spare frame, ends the run. Pages that came
-//! along are old from the start, so those that nobody wants leave first, and without a write.
+//! No step here waits: a page that is not free to take, or for which there is no spare frame, ends the run. Pages that came
+//! along are old from the start, so pages that no thread wants leave first, and without a write.
 
 use crate::Engine;
 use crate::fault::resolve::protection_epoch;
@@ -31,12 +31,12 @@ pub(super) struct Along {
 }
 
 impl Along {
-    /// Pages that are read: it, and those with it.
+    /// Pages that are read: the page itself, and those that come with it.
     pub(super) fn pages(self) -> usize {
         self.before + 1 + self.after
     }
 
-    /// The slot of the first of them.
+    /// The first slot of the run.
     pub(super) fn first(self, slot: Slot) -> Slot {
         back_from(slot, self.before as u64).unwrap_or(slot)
     }
@@ -49,17 +49,17 @@ fn back_from(slot: Slot, n: u64) -> Option<Slot> {
 /// How pages of a run are mapped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Alike {
-    /// Write-protected: they keep their slots.
+    /// Write-protected: the pages keep their slots.
     Clean,
-    /// Writable, since they will most likely be written.
+    /// Writable, since the pages will most likely be written.
     Guessed,
-    /// Writable: their slots are to be free.
+    /// Writable: the pages' slots are to be freed.
     Dirty,
 }
 
 impl<W: World> Engine<W> {
-    /// Takes the pages beside `page`, which is about to be read from `slot`, that the prefetcher wants; at most `most`. What shall be brought
-    /// meanwhile goes to the threads that read ahead.
+    /// Takes the pages beside `page`, which is about to be read from `slot`, that the prefetcher wants; at most `most`. Pages
+    /// that are to be brought meanwhile are passed to the threads that read ahead.
     pub(super) fn claim_run(&self, page: Page, core: usize, slot: Slot, most: usize) -> Along {
         if most == 0 {
             return Along::default();
@@ -87,7 +87,7 @@ impl<W: World> Engine<W> {
         if up { Along { before: 0, after: taken } } else { Along { before: taken, after: 0 } }
     }
 
-    /// Takes pages 1 to `wanted` with a spare frame each, up to the first that cannot be had; how many.
+    /// Takes pages 1 to `wanted` with a spare frame each, up to the first that cannot be taken. Returns how many.
     pub(super) fn claim_each(&self, core: usize, wanted: u64, which: impl Fn(u64) -> Option<(Page, Slot)>) -> u64 {
         let spare = if wanted == 0 { 0 } else { self.frames.take_spare(core, wanted, self.spare_mark()) };
         if spare < wanted {
@@ -115,18 +115,18 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Maps the pages that came along with `page`, whose own slot is `slot`, from the buffer of the read; those that cannot be
-    /// are put back.
+    /// Maps the pages that came along with `page`, whose own slot is `slot`, from the buffer of the read; pages that cannot be
+    /// mapped are put back.
     pub(super) fn map_along(&self, page: Page, core: usize, granule: &Granule, slot: Slot, along: Along, buffer: &[PageBuf]) {
         let (before, after) = (&buffer[..along.before], &buffer[along.before + 1..along.pages()]);
         self.map_run(Page(page.0 - along.before as u64), core, granule, along.first(slot), before);
         self.map_run(page.plus(1), core, granule, slot.plus(1), after);
     }
 
-    /// Maps what can be mapped of pages that are ours, as many with one call as are mapped alike.
+    /// Maps what can be mapped of pages that we own, as many with one call as are mapped alike.
     pub(super) fn map_run(&self, first: Page, core: usize, granule: &Granule, slot: Slot, bytes: &[PageBuf]) {
         let (mut done, mut mapped) = (0, 0);
-        // A page whose sum is wrong is for its own fault to report.
+        // A page whose sum is wrong is left to its own fault, which reports it.
         let is_right = |n: usize| Self::checksum(slot.plus(n as u64), &bytes[n]) == self.slots.sum(slot.plus(n as u64));
         while done < bytes.len() {
             let dirty = self.guess_write(granule, first.plus(done as u64));
@@ -150,7 +150,7 @@ impl<W: World> Engine<W> {
         self.stats.add(core, Count::Prefetched, mapped);
     }
 
-    /// One call: how many of them are mapped, and released, now.
+    /// One call of the kernel: returns how many of the pages are mapped, and released, now.
     pub(crate) fn map_alike(&self, first: Page, granule: &Granule, slot: Slot, bytes: &[PageBuf], how: Alike) -> usize {
         let dirty = how != Alike::Clean;
         let protect = if dirty { Protect::Writable } else { Protect::WriteProtected };

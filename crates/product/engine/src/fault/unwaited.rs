@@ -1,7 +1,8 @@
-//! A fault that nobody waits for: its thread does something else until it can go on (delivery *yield*; Adios, section 3.2).
+//! A fault that no thread waits for: its thread does something else until the fault can go on (delivery *yield*; Adios,
+//! section 3.2).
 //!
-//! The steps are those of every fault ([`super::resolve`]); what a step waits for is handed to the caller, who comes back with [`Engine::go_on`] when it is
-//! there.
+//! The steps are those of every fault ([`super::resolve`]). What a step waits for is handed to the caller, who comes back with
+//! [`Engine::go_on`] when it is there.
 //!
 //! ```text
 //!  new ─▶ go_on ─▶ Gate ─────────── until it is open ──────┐
@@ -11,8 +12,9 @@
 //!          └───────────────────────────────────────────────┘
 //! ```
 //!
-//! Who has a fault at [`Wants::Read`] or [`Wants::Due`] keeps others waiting: those who want the page, and a fork. So it must come back when the read has
-//! ended, whatever else it does, and may not wait for either before ([`Unwaited::owns`]).
+//! A caller that has a fault at [`Wants::Read`] or [`Wants::Due`] keeps others waiting: threads that want the page, and a fork.
+//! So the caller must come back when the read has ended, whatever else it does, and may not wait for either before that
+//! ([`Unwaited::owns`]).
 
 use super::resolve::{FRAME_PATIENCE_NS, Failure, Fault, Step};
 use crate::Engine;
@@ -26,7 +28,7 @@ use farshore_core::seams::{Clock, IoError, PageBuf, ReadBegun, Reads, World};
 use farshore_core::wait::Ticket;
 use farshore_core::word::Slot;
 
-/// How often a read of the caller's that was cut off is made again.
+/// How often a read of the caller's that was cut off is repeated.
 const READ_TRIES: u32 = 3;
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
@@ -40,18 +42,18 @@ pub struct Unwaited {
     since_ns: u64,
 }
 
-/// Where it is.
+/// Where the fault is.
 #[derive(Debug)]
 enum At {
-    /// Outside of the gate, with empty hands.
+    /// Outside the gate, owning no page.
     Outside(Option<Blocked>),
-    /// Inside. The next step gets this result.
+    /// Inside the gate. The next step gets this result.
     Inside(Result<(), IoError>),
-    /// Inside, and a transfer is under way.
+    /// Inside the gate, and a transfer is under way.
     Transfer(Under),
 }
 
-/// What keeps it outside.
+/// What keeps the fault outside.
 #[derive(Clone, Copy, Debug)]
 enum Blocked {
     Gate,
@@ -59,7 +61,8 @@ enum Blocked {
     Frame(u32),
 }
 
-/// A transfer: of the `pages` slots from `slot` on `done` are there, and the caller reads `asked` more. 0: nobody does yet.
+/// A transfer of the `pages` slots from `slot` on: `done` of them are there, and the caller reads `asked` more. 0: no read
+/// is under way yet.
 #[derive(Debug)]
 struct Under {
     slot: Slot,
@@ -74,7 +77,7 @@ struct Under {
 #[must_use]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Wants {
-    /// Nothing: it is over. As [`Engine::resolve`] says it.
+    /// Nothing: the fault is over. The result is as from [`Engine::resolve`].
     Served(Result<bool, Failure>),
     /// That the caller reads these pages of the buffer from a file, and says how many bytes came.
     Read {
@@ -102,15 +105,15 @@ impl Unwaited {
         self.fault.page
     }
 
-    /// Whether others may wait for it: it has a page, and is inside of the gate.
+    /// Whether others may wait for this fault: it owns a page, and is inside the gate.
     pub fn owns(&self) -> bool {
         !matches!(self.at, At::Outside(_))
     }
 }
 
 impl<W: World> Engine<W> {
-    /// Takes a fault on until it waits for something. `answer` is looked at after [`Wants::Read`]: bytes read, or a negative errno. `buffer` is where it
-    /// fetches to, the same at each call.
+    /// Takes a fault on until it waits for something. `answer` is looked at after [`Wants::Read`]: bytes read, or a negative
+    /// errno. `buffer` is where the fault fetches to, the same at each call.
     pub fn go_on(&self, fault: &mut Unwaited, buffer: &mut [PageBuf], answer: i32) -> Wants {
         loop {
             let wants = match &mut fault.at {
@@ -134,7 +137,7 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Whether what a fault at [`Wants::Look`] waits for may be there.
+    /// Whether a fault at [`Wants::Look`] may be able to go on.
     pub fn may_go_on(&self, fault: &Unwaited) -> bool {
         match fault.at {
             At::Outside(Some(Blocked::Gate)) => !self.gate.is_closed(),
@@ -188,7 +191,7 @@ impl<W: World> Engine<W> {
         Some(wants)
     }
 
-    /// Begins to read what is not there yet. `Err`: that has ended with this.
+    /// Begins to read the pages that are not there yet. `Err`: the transfer has ended with this result.
     fn ask(&self, under: &mut Under, buffer: &mut [PageBuf]) -> Result<Wants, Result<(), IoError>> {
         let rest = &mut buffer[under.done..under.pages];
         match self.backend.begin_read(under.slot.plus(under.done as u64), rest) {
@@ -199,13 +202,13 @@ impl<W: World> Engine<W> {
             }
             ReadBegun::Due(ns) => {
                 under.asked = rest.len();
-                // What it will have been asked for, when the time has come.
+                // The number of pages that will have been asked for, when the time has come.
                 Ok(Wants::Due(ns))
             }
         }
     }
 
-    /// What was asked for has come, or not. The result, if the whole of it is over.
+    /// The pages that were asked for have come, or not. Returns the result, if the whole transfer is over.
     fn take_answer(&self, under: &mut Under, buffer: &mut [PageBuf], answer: i32) -> Option<Result<(), IoError>> {
         let asked = core::mem::take(&mut under.asked);
         let answer = if is_planted(Canary::Part) && answer >= 0 { ALL_CAME } else { answer };
@@ -235,5 +238,5 @@ impl<W: World> Engine<W> {
     }
 }
 
-/// What a caller answers to [`Wants::Due`] when it is over: all that was asked for is there.
+/// The caller's answer to [`Wants::Due`] when that time is over: all pages that were asked for are there.
 pub const ALL_CAME: i32 = i32::MAX;
