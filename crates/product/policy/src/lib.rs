@@ -1,8 +1,8 @@
-//! Built-in policies: who is evicted, and what comes unasked ([`prefetch`]). The example for writing another.
+//! Built-in policies: which pages are evicted, and which come unasked ([`prefetch`]). An example for writers of other
+//! policies.
 //!
-//! A policy is asked about each resident page that an evictor passes and answers
-//! [`Verdict`]; it never moves a page itself, so the worst that a wrong one does is
-//! to choose badly.
+//! An evictor asks the policy about each resident page that it passes, and the policy answers with a [`Verdict`]. It
+//! never moves a page itself, so the worst that a wrong policy does is to choose badly.
 #![forbid(unsafe_code)]
 #![no_std]
 
@@ -14,15 +14,15 @@ use farshore_core::page::Page;
 use farshore_core::seams::{Came, Policy, Return, Verdict};
 use farshore_core::word::Word;
 
-/// A loop is kept in part up to so many times the size of memory: a smaller share of a larger one gains little.
+/// A loop is kept in part up to this many times the size of memory: a smaller share of a larger loop gains little.
 const LOOP_MEMORIES: u64 = 5;
 
 /// The built-in policies by name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BuiltIn {
-    /// Evicts each page that the hand meets, but for those that were rescued since it last came by: they have
-    /// proved that they are used. Linux reads access bits for this; a process cannot, so a page is
-    /// unmapped, kept in RAM a while, and who comes back has proved it (Flexible Swapping §3 calls such a page hot). Who does so
+    /// Evicts each page that the hand meets, except for pages that were rescued since it last came by: a rescue proves that the
+    /// page is used. Linux reads access bits for this. A process cannot read them, so a page is unmapped and kept in RAM for a
+    /// while, and a page that comes back has proved its use (Flexible Swapping §3 calls such a page hot). A page that comes back
     /// again is left alone for longer.
     SecondChance,
     /// First in, first out: like `SecondChance` without the chance.
@@ -46,9 +46,9 @@ impl BuiltIn {
 /// What a process was told to use.
 #[derive(Debug)]
 pub struct Chosen {
-    /// Who leaves.
+    /// Chooses the pages that leave.
     pub evict: BuiltIn,
-    /// What comes unasked.
+    /// Chooses the pages that come unasked.
     pub prefetch: prefetch::BuiltIn,
 }
 

@@ -1,11 +1,13 @@
-//! The majority's trend: what most of the last faults near here did, the next will do (Leap, ATC 2020, §4: "majority-based prefetching").
+//! The majority's trend: the next fault will do what most of the last faults near it did (Leap, ATC 2020, §4: "majority-based
+//! prefetching").
 //!
-//! A core remembers its last 64 faults, each with its distance from the nearest one before it. Boyer and Moore's vote finds the distance that more than half of the
-//! last 4 in the neighbourhood have; if none has, of the last 8, and so on. So a few faults that do not belong do not end a trend, as they end a stride's.
+//! A core remembers its last 64 faults, each with its distance from the nearest one before it. Boyer and Moore's vote finds the
+//! distance that more than half of the last 4 in the neighbourhood have; if none has, of the last 8, and so on. So a few faults
+//! that do not belong to the trend do not end it, as they would end a stride.
 //!
-//! Where it departs from Leap: there the last faults of a process vote, wherever they were. Threads that take turns, each with a step of its own, then have no majority;
-//! here those in one neighbourhood vote on it. And pages that were brought in time do not fault here (Leap sees them in the swap cache): at a marker, the trail's step is
-//! what counts.
+//! This departs from Leap in two points. In Leap the last faults of a process vote, wherever they were, so threads that take
+//! turns, each with a step of its own, have no majority. Here only the faults in one neighbourhood vote on its trend. And pages
+//! that were brought in time do not fault here (Leap sees them in the swap cache): at a marker, the trail's step is what counts.
 
 use super::trail::{STEP_MAX, Trail};
 use alloc::boxed::Box;
@@ -17,20 +19,20 @@ use farshore_core::sync::Padded;
 
 /// Faults that a core remembers.
 const HISTORY: usize = 64;
-/// Of those near by, how many vote at first …
+/// How many of the faults near by vote at first …
 const VOTERS_MIN: usize = 4;
 /// … and at last.
 const VOTERS_MAX: usize = 32;
 /// Trails that a core follows at a time.
 const TRAILS: usize = 8;
 
-/// See the module.
+/// See the head of the module.
 #[derive(Debug)]
 pub struct Majority {
     cores: Box<[Padded<Core>]>,
 }
 
-/// What a core remembers. Hints: threads that count on the same core may overwrite each other's.
+/// What a core remembers. Hints: threads that count on the same core may overwrite each other's faults.
 #[derive(Debug)]
 struct Core {
     /// The last faults, as a ring: [`Fault`].
@@ -44,12 +46,12 @@ impl Default for Majority {
     fn default() -> Majority {
         let zero = || AtomicU64::new(0);
         let core = || Core { faults: core::array::from_fn(|_| zero()), count: zero(), trails: core::array::from_fn(|_| zero()) };
-        // Not by way of the stack, which is small where a forked child begins.
+        // Built without the stack, which is small where a forked child begins.
         Majority { cores: (0..FRAME_CACHES).map(|_| Padded(core())).collect() }
     }
 }
 
-/// What more than half of `steps` are, if anything is (Boyer and Moore, 1981).
+/// The step that more than half of `steps` have, if there is one (Boyer and Moore, 1981).
 fn majority(steps: impl Iterator<Item = i64> + Clone) -> Option<i64> {
     let (mut candidate, mut lead, mut all) = (0, 0, 0);
     for step in steps.clone() {
@@ -64,7 +66,7 @@ fn majority(steps: impl Iterator<Item = i64> + Clone) -> Option<i64> {
     (2 * votes > all).then_some(candidate)
 }
 
-/// A fault, and its distance from the nearest one before; 0: none was near.
+/// A fault, and its distance from the nearest one before it; 0: none was near.
 #[derive(Clone, Copy)]
 struct Fault {
     page: Page,
@@ -87,7 +89,7 @@ impl Core {
         faults.filter(move |fault| page.0.abs_diff(fault.page.0) < STEP_MAX as u64)
     }
 
-    /// From the nearest of the last faults to `page`; 0: none is near.
+    /// The distance from the nearest of the last faults to `page`; 0: none is near.
     fn step_to(&self, page: Page) -> i64 {
         let steps = self.near(page).map(|fault| page.0.wrapping_sub(fault.page.0) as i64);
         steps.filter(|&step| step != 0).min_by_key(|step| step.abs()).unwrap_or(0)
@@ -120,7 +122,7 @@ impl Prefetcher for Majority {
             }
             None => {
                 core.remember(Fault { page, step: core.step_to(page) });
-                // The oldest place, more or less: those that go on are many more than those that begin.
+                // The oldest place, more or less: faults that go on with a trail are many more than those that begin one.
                 let place = core.count.load(Ordering::Relaxed) as usize % TRAILS;
                 (place, Trail::begin(page, core.trend(page)?), 0)
             }

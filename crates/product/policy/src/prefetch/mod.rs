@@ -1,4 +1,4 @@
-//! Built-in prefetchers: what comes unasked.
+//! Built-in prefetchers: they choose pages that come unasked.
 
 mod majority;
 mod sequential;
@@ -13,13 +13,13 @@ use stride::Stride;
 /// The built-in prefetchers.
 #[derive(Debug)]
 pub enum BuiltIn {
-    /// Nothing comes unasked.
+    /// No page comes unasked.
     None,
     /// Streams of neighbours.
     Sequential(Sequential),
     /// Equal distances, region by region.
     Stride(Stride),
-    /// What most of a core's last faults did.
+    /// The step that most of a core's last faults had.
     Majority(Majority),
 }
 

@@ -1,8 +1,8 @@
 //! Streams: faults that go on where the last fetch in their granule ended (ExtMem §3.4), up or down.
 //!
-//! A stream's first fetch brings one page, and each that goes on twice as many as the one before, up to [`WINDOW_MAX`]. Once it brings
-//! [`AHEAD_FROM`], what lies behind is asked for as well, so that it is read while the program works on this window. From then on
-//! its faults meet markers only (`farshore_core::seams`, prefetch):
+//! A stream's first fetch brings one page, and each fetch that goes on with the stream brings twice as many as the one before, up
+//! to [`WINDOW_MAX`]. Once a fetch brings [`AHEAD_FROM`], the pages behind it are asked for as well, so that they are read while
+//! the program works on this window. From then on the stream's faults meet markers only (`farshore_core::seams`, prefetch):
 //!
 //! ```text
 //!  asked for at the last marker            asked for at this one
@@ -10,8 +10,9 @@
 //!  └ the fault that is here: reads one page
 //! ```
 //!
-//! Streams are kept in the granule and not in the thread: those of several threads do not disturb each other, and merges of several inputs, handlers of the poll
-//! mode, and pins of large buffers are all the same case. Two in each granule, so that two threads can go through it.
+//! Streams are kept in the granule and not in the thread. So streams of several threads do not disturb each other, and merges of
+//! several inputs, handlers of the poll mode, and pins of large buffers are all the same case. There are two in each granule, so
+//! that two threads can go through it.
 
 use core::cmp::Ordering::{Equal, Greater, Less};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -23,18 +24,19 @@ use farshore_core::seams::{AHEAD_MAX, Ahead, Fetch, PIECE_MAX, Prefetcher};
 const GAP: i32 = 16;
 /// … or that the program has left out. Reading those as well is the better way as long as they are few.
 const LEFT_OUT: i32 = 4;
-/// The largest window, in pages, the one that faults included.
+/// The largest window, in pages, including the one that faults.
 const WINDOW_MAX: i32 = PIECE_MAX as i32;
-/// The most that is asked for at a time.
+/// The most pages that are asked for at a time.
 const ASKED_MAX: i32 = AHEAD_MAX as i32;
-/// Windows from here on are asked for ahead.
+/// From this window on, pages are asked for ahead.
 const AHEAD_FROM: i32 = 16;
-/// How far a stream that began in one granule reaches into the next: its own window, a marker, what was asked for, another marker.
+/// How far a stream that began in one granule reaches into the next: its own window, a marker, the pages asked for, another
+/// marker.
 const REACH: i32 = WINDOW_MAX + ASKED_MAX + 2 * (GAP + 1);
 
 const PAGES: i32 = GRANULE_PAGES as i32;
 
-/// See the module.
+/// See the head of the module.
 #[derive(Debug)]
 pub struct Sequential;
 
@@ -47,11 +49,11 @@ struct Stream {
     marker: i32,
     /// Pages behind the marker that were asked for.
     ahead: i32,
-    /// Up: 1, down: -1; 0: it has just begun and may go either way.
+    /// Up: 1, down: -1; 0: the stream has just begun and may go either way.
     way: i32,
     /// The window, in pages; 0: there is no stream.
     window: i32,
-    /// Pages that are proved to be used when it goes on.
+    /// Pages that are proved to be used when the stream goes on.
     along: u32,
 }
 
@@ -60,7 +62,7 @@ const ALONG_MAX: u32 = 255;
 
 impl Stream {
     fn load(place: &AtomicU64) -> Stream {
-        // Relaxed: a hint that may be any other thread's.
+        // Relaxed: a hint, which any other thread may have written.
         let bits = place.load(Ordering::Relaxed);
         let field = |shift: u32, width: u32| (bits >> shift & ((1 << width) - 1)) as i32;
         Stream {
@@ -80,7 +82,8 @@ impl Stream {
         place.store(places | rest, Ordering::Relaxed);
     }
 
-    /// Which way it goes on with page `index`, if it does. Pages in front of the marker may not have come, so it is the program that meets them.
+    /// Which way the stream goes on with page `index`, if it does. Pages in front of the marker may not have come, so it is the
+    /// program that meets them.
     fn goes_on_at(self, index: i32) -> Option<i32> {
         let goes = |way: i32| {
             let reach = if self.way == 0 { 1 } else { way * (self.marker - self.last) + self.ahead };
@@ -89,18 +92,18 @@ impl Stream {
         [1, -1].into_iter().find(|&way| self.window > 0 && goes(way))
     }
 
-    /// Whether `index` is its marker, and what lies behind is on its way.
+    /// Whether `index` is the stream's marker, and the pages behind it are on their way.
     fn is_marker(self, index: i32) -> bool {
         self.ahead > 0 && index == self.marker
     }
 
-    /// Seen from a granule that lies `pages` further up.
+    /// The stream as seen from a granule that lies `pages` further up.
     fn seen_from(self, pages: i32) -> Stream {
         Stream { last: self.last - pages, marker: self.marker - pages, ..self }
     }
 
-    /// Asks for a window behind a marker, which is the next page that would have to be read; nothing if there is no such page near.
-    /// Twice as many pages as `before`, at least a window.
+    /// Asks for a window behind a marker, which is the next page that would have to be read; asks for nothing if no such page is
+    /// near. The window has twice as many pages as `before`, at least a window.
     fn ask(&mut self, fetch: &dyn Fetch, before: i32) -> Option<Ahead> {
         let base = fetch.page().granule().range().start;
         let page = |index: i32| Some(Page(base.0.checked_add_signed(index.into())?));
@@ -113,9 +116,9 @@ impl Stream {
 
 /// The stream that a fetch goes on with.
 struct Found {
-    /// Which note of the granule is the stream's from now on.
+    /// Which note of the granule belongs to the stream from now on.
     which: usize,
-    /// As it was, seen from this granule; a window of 0: nothing goes on.
+    /// The stream as it was, seen from this granule; a window of 0: no stream goes on.
     stream: Stream,
     way: i32,
 }
@@ -129,7 +132,7 @@ impl Found {
             }
         }
         let which = make_room(notes, index);
-        // From a neighbouring granule into this one.
+        // The stream comes from a neighbouring granule into this one.
         let id = fetch.page().granule().0;
         let below = (index < REACH).then(|| (id.wrapping_sub(1), PAGES, 1));
         let above = (index >= PAGES - REACH).then(|| (id + 1, -PAGES, -1));
@@ -143,7 +146,7 @@ impl Found {
         Found { which, stream: Stream::default(), way: 0 }
     }
 
-    /// Nothing goes on if the program has left out more than a few pages in front of this one.
+    /// No stream goes on if the program has left out more than a few pages in front of this one.
     fn unless_it_jumps(self, fetch: &dyn Fetch, index: i32) -> Found {
         let before = Page(fetch.page().0.wrapping_add_signed(-i64::from(self.way)));
         let jumps = self.stream.window > 0 && self.way * (index - self.stream.last) > LEFT_OUT && fetch.is_out(before);
@@ -161,7 +164,7 @@ impl Prefetcher for Sequential {
         let along = fetch.take(if is_marker { 0 } else { way * (window - 1) });
         let last = index + way * along as i32;
         if stream.ahead > 0 && way * (stream.marker - last) > 0 {
-            // What was asked for did not come, or not all of it. The next request waits for the marker.
+            // The pages that were asked for did not come, or not all of them. The next request waits for the marker.
             Stream { last, ..stream }.store(&notes[which]);
             return None;
         }
@@ -186,8 +189,9 @@ impl Prefetcher for Sequential {
     }
 }
 
-/// Which note of a granule makes room for a new stream that begins at `index`: the one with the smaller window, or either. The other one's window is halved, so
-/// that what has ended makes room in the end; one that goes on doubles it again.
+/// Which note of a granule makes room for a new stream that begins at `index`: the one with the smaller window, or either. The
+/// other one's window is halved, so that a stream that has ended makes room in the end; a stream that goes on doubles its window
+/// again.
 fn make_room(notes: &[AtomicU64; 2], index: i32) -> usize {
     let [a, b] = notes.each_ref().map(Stream::load);
     let which = match a.window.cmp(&b.window) {

@@ -1,7 +1,9 @@
-//! Strides: two faults in a row at the same distance, within 8 MiB of addresses, are taken for a third (reference prediction by region).
+//! Strides: when two faults in a row within 8 MiB of addresses have the same distance, a third is expected (reference prediction
+//! by region).
 //!
-//! Regions keep streams of several threads apart as long as they work in different places; `majority` is for those that do not. A step of one page is a
-//! stride too, but it asks for pages one window ahead only, so for plain streams `sequential` is better.
+//! Regions keep streams of several threads apart as long as the threads work in different places; `majority` is for threads that
+//! do not. A step of one page is a stride too, but this prefetcher asks for pages one window ahead only, so for plain streams
+//! `sequential` is better.
 
 use super::trail::{STEP_MAX, Trail};
 use alloc::boxed::Box;
@@ -14,7 +16,7 @@ const REGION: u32 = 11;
 /// Regions that are remembered; those that fall on one place push each other out.
 const PLACES: usize = 256;
 
-/// See the module.
+/// See the head of the module.
 #[derive(Debug)]
 pub struct Stride {
     places: Box<[Place]>,
@@ -28,7 +30,7 @@ struct Place {
     trail: AtomicU64,
 }
 
-/// The last fault of a region and its distance from the one before.
+/// The last fault of a region and its distance from the fault before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Step {
     page: Page,
@@ -79,7 +81,7 @@ impl Prefetcher for Stride {
             }
         };
         let (trail, ahead) = trail.go_on(fetch, steps)?;
-        // Where its marker will look for it.
+        // Stored where the fault on its marker will look for it.
         trail.store(&self.place(trail.marker).trail);
         Some(ahead)
     }

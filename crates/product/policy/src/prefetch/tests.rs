@@ -1,4 +1,4 @@
-//! Prefetchers against a memory in which everything is out, and what was asked for comes before the next access.
+//! Prefetchers against a memory in which every page is out, and pages that were asked for come before the next access.
 
 extern crate std;
 
@@ -20,7 +20,7 @@ struct World {
     faults: Cell<u32>,
     asked: Cell<u32>,
     used: Cell<u32>,
-    /// Nothing that is asked for comes.
+    /// Pages that are asked for do not come.
     deaf: bool,
 }
 
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// Touches these pages in order; how many faults that took.
+    /// Touches these pages in order; returns how many faults that took.
     fn faults_of(&self, pages: impl IntoIterator<Item = u64>) -> u32 {
         let before = self.faults.get();
         pages.into_iter().for_each(|page| self.touch(page, 0));
@@ -117,7 +117,7 @@ fn a_stream_faults_at_its_markers_alone() {
         let world = World::new("sequential");
         let faults = world.faults_of(pages);
         assert!(faults <= 8000 / 253 + 16, "{faults} faults");
-        // What lies beyond the last page was asked for in vain.
+        // Pages beyond the last one were asked for in vain.
         assert!(world.used.get() + 2 * 256 > world.asked.get(), "{} of {}", world.used.get(), world.asked.get());
     }
 }
@@ -154,7 +154,7 @@ fn single_pages_bring_nothing() {
             page = page * 5 % 32749;
             world.touch(page, 0);
         }
-        // Of 30 in a granule, some are near each other by chance.
+        // Of 30 pages in a granule, some are near each other by chance.
         let asked = world.asked.get();
         assert!(asked < 400, "{name}: {asked} pages for nothing");
     }

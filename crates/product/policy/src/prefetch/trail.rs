@@ -1,4 +1,4 @@
-//! What `stride` and `majority` share: following faults that come at equal distances, once they are found.
+//! Code that `stride` and `majority` share: following faults that come at equal distances, once they are found.
 //!
 //! A trail leaves a marker (`farshore_core::seams`, prefetch) in front of each window that it asks for, as a stream of `sequential` does:
 //!
@@ -16,12 +16,12 @@ const WINDOW_MIN: u32 = 4;
 /// The longest step. Beyond it two faults have nothing to do with each other.
 pub(super) const STEP_MAX: i64 = 1 << 12;
 
-/// Faults at equal distances: where the next one is due, and how far it goes on from there.
+/// Faults at equal distances: where the next one is due, and how far the trail goes on from there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Trail {
     /// The page of the fault that is due.
     pub(super) marker: Page,
-    /// From one page to the next; not 0.
+    /// The distance from one page to the next; not 0.
     pub(super) step: i64,
     /// Pages behind the marker that were asked for.
     ahead: u32,
@@ -31,14 +31,14 @@ pub(super) struct Trail {
 const PAGE_BITS: u32 = 36;
 
 impl Trail {
-    /// One that begins with the fault on `page`.
+    /// A trail that begins with the fault on `page`.
     pub(super) fn begin(page: Page, step: i64) -> Trail {
         Trail { marker: page, step, ahead: 0, window: WINDOW_MIN / 2 }
     }
 
-    /// As it was stored, if there is one.
+    /// The trail as it was stored, if there is one.
     pub(super) fn load(place: &AtomicU64) -> Option<Trail> {
-        // Relaxed: a hint that may be any other thread's.
+        // Relaxed: a hint, which any other thread may have written.
         let bits = place.load(Ordering::Relaxed);
         let step = (bits >> PAGE_BITS & 0x3fff) as i64 - (1 << 13);
         let (ahead, window) = ((bits >> 50 & 0x3f) as u32, (bits >> 56 & 0x3f) as u32);
@@ -54,16 +54,18 @@ impl Trail {
         place.store(bits, Ordering::Relaxed);
     }
 
-    /// Steps from the marker to `page`, if it lies on the way that was asked for.
+    /// Steps from the marker to `page`, if the page lies on the way that was asked for.
     pub(super) fn steps_to(self, page: Page) -> Option<u32> {
         let distance = page.0.wrapping_sub(self.marker.0) as i64;
         let steps = distance / self.step;
         (distance % self.step == 0 && (0..=i64::from(self.ahead) + 1).contains(&steps)).then_some(steps as u32)
     }
 
-    /// The fault on `page` came, which lies `steps` from the marker: the trail as it goes on, and what is to be brought.
+    /// The fault on `page` came, which lies `steps` from the marker. Returns the trail as it goes on, and the pages that
+    /// are to be brought.
     ///
-    /// At the marker the window doubles. A fault behind it says that what was asked for did not come: the window stays.
+    /// At the marker the window doubles. A fault behind the marker says that the pages asked for did not come: the window
+    /// stays.
     pub(super) fn go_on(self, fetch: &dyn Fetch, steps: u32) -> Option<(Trail, Ahead)> {
         let window = if steps == 0 { (2 * self.window).min(PIECE_MAX) } else { self.window };
         if steps == 0 {
@@ -71,7 +73,7 @@ impl Trail {
         }
         let at = |from: Page, steps: i64| Some(Page(from.0.checked_add_signed(self.step.checked_mul(steps)?)?));
         let due = at(self.marker, i64::from(self.ahead.max(steps)) + 1)?;
-        // What is resident there would not fault: the marker is the first page that will.
+        // A page that is resident there would not fault: the marker is the first page that will.
         let marker = (0..8).map_while(|n| at(due, n)).find(|&page| fetch.is_out(page))?;
         let ahead = Ahead { first: at(marker, 1)?, step: self.step as i32, pages: window };
         Some((Trail { marker, step: self.step, ahead: window, window }, ahead))
