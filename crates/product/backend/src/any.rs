@@ -24,23 +24,22 @@ pub enum AnyBackend {
     File(FileArray),
     /// RAM.
     Ram(RamSpace),
-    /// Any, with faults injected.
+    /// A space of any kind, with faults injected.
     Faulty(Box<Faulty<AnyBackend>>),
-    /// Any, with pages encrypted.
+    /// A space of any kind, with pages encrypted.
     Encrypted(Box<Encrypted<AnyBackend>>),
-    /// A forked child's: its parent's, and one of its own on top.
+    /// A forked child's space: the parent's, and one of its own on top.
     Layered(Box<Layered>),
-    /// A pool of compressed pages in front of any, or alone.
+    /// A pool of compressed pages in front of a space of any kind, or alone.
     Compressed(Box<Compressed>),
 }
 
 impl AnyBackend {
-    /// Opens what `specs` name: several files and directories, or one of another kind; with `encrypt`, under a new key. Called at
-    /// start-up.
-    /// What the user should know but need not act on goes to `notice`, one line each.
+    /// Opens what `specs` name: several files and directories, or one space of another kind; with `encrypt`, under a new key.
+    /// Called at start-up. What the user should know but need not act on goes to `notice`, one line each.
     ///
     /// # Errors
-    /// The first space that cannot be used, or several that cannot be used together; no key.
+    /// The first space that cannot be used, or several that cannot be used together; or that there is no key.
     pub fn open(specs: &[SwapSpec], encrypt: bool, notice: &mut dyn FnMut(&str)) -> Result<AnyBackend, OpenError> {
         AnyBackend::open_with(specs, encrypt, AnyBackend::faults_asked()?.as_ref(), notice)
     }
@@ -48,13 +47,13 @@ impl AnyBackend {
     /// The faults that [`FAULTY_VARIABLE`] asks for. Reads the environment: at start-up only.
     ///
     /// # Errors
-    /// When it makes no sense.
+    /// When the variable's value makes no sense.
     pub fn faults_asked() -> Result<Option<FaultConfig>, OpenError> {
         let text = std::env::var_os(FAULTY_VARIABLE);
         text.map(|text| text.to_string_lossy().parse::<FaultConfig>().map_err(OpenError::Faulty)).transpose()
     }
 
-    /// As [`AnyBackend::open`], with these faults. Also at work, for a forked child's own space.
+    /// As [`AnyBackend::open`], with these faults. Also called later, for a forked child's own space.
     ///
     /// # Errors
     /// As [`AnyBackend::open`].
@@ -64,7 +63,7 @@ impl AnyBackend {
         faults: Option<&FaultConfig>,
         notice: &mut dyn FnMut(&str),
     ) -> Result<AnyBackend, OpenError> {
-        // First, since it is what fails soonest: nothing was said of the space yet.
+        // The key first, since it is what fails soonest: no message about the space has been given yet.
         let cipher = if encrypt { Some(Cipher::new()?) } else { None };
         let (pool, specs) = match specs {
             [first @ SwapSpec::Ram { compress: Some(kind), size }, lower @ ..] => {
@@ -76,7 +75,7 @@ impl AnyBackend {
             specs => (None, specs),
         };
         let mut backend = if pool.is_some() && specs.is_empty() { None } else { Some(AnyBackend::open_plain(specs, notice)?) };
-        // Faults are those of the medium: they strike what is encrypted. What stays in RAM is not.
+        // The faults are those of the medium: they strike encrypted pages. Pages that stay in RAM are not encrypted.
         backend = backend.map(|backend| match faults {
             Some(config) => backend.with_faults(config),
             None => backend,
@@ -101,7 +100,7 @@ impl AnyBackend {
             ([SwapSpec::Ram { compress: None, size }], _) => Ok(AnyBackend::Ram(RamSpace::open(*size, None)?)),
             ([SwapSpec::Delay(time)], _) => Ok(AnyBackend::Ram(RamSpace::open(None, Some(*time))?)),
             ([one, other, ..], Some(_)) => Err(OpenError::Mixed(one.to_string(), other.to_string())),
-            // `check_supported` has refused every other kind, and the caller has taken a pool off.
+            // `check_supported` has refused every other kind, and the caller has taken the pool off.
             ([one], Some(_)) => Err(farshore_config::ConfigError::NotBuilt { spec: one.to_string() }.into()),
             ([], Some(_)) => Err(OpenError::NoSpace),
         }
@@ -123,7 +122,7 @@ impl AnyBackend {
         }
     }
 
-    /// The files that new pages go to, if there are any: spaces can come and go there.
+    /// The files that new pages go to, if there are any: spaces can come and go in them.
     pub fn files(&self) -> Option<&FileArray> {
         match self {
             AnyBackend::File(files) => Some(files),
@@ -135,7 +134,7 @@ impl AnyBackend {
         }
     }
 
-    /// In a forked child: closes the files that its parent was about to close.
+    /// In a forked child: closes the files that the parent was about to close.
     pub fn close_shut(&self) {
         if let AnyBackend::Layered(layers) = self {
             layers.base().close_shut();
@@ -159,13 +158,13 @@ impl AnyBackend {
         AnyBackend::Encrypted(Box::new(Encrypted::new(self, Arc::new(cipher))))
     }
 
-    /// Whether what is written now is encrypted.
+    /// Whether pages that are written now are encrypted.
     pub fn is_encrypted(&self) -> bool {
         match self {
             AnyBackend::File(_) | AnyBackend::Ram(_) => false,
             AnyBackend::Faulty(faulty) => faulty.inner().is_encrypted(),
             AnyBackend::Encrypted(_) => true,
-            // Own spaces are opened as their bases were.
+            // A child's own spaces are opened as their bases were.
             AnyBackend::Layered(layers) => layers.base().is_encrypted(),
             AnyBackend::Compressed(pool) => pool.lower().is_some_and(AnyBackend::is_encrypted),
         }
@@ -175,7 +174,7 @@ impl AnyBackend {
     /// `munlockall`. One system call a key.
     ///
     /// # Errors
-    /// The first that cannot be locked; the others are tried all the same.
+    /// The first key that cannot be locked; the others are tried all the same.
     pub fn lock_keys(&self) -> Result<(), CipherError> {
         match self {
             AnyBackend::File(_) | AnyBackend::Ram(_) => Ok(()),
@@ -201,7 +200,7 @@ impl AnyBackend {
         }
     }
 
-    /// The descriptors that are ours now: swap files, and the rings of queues.
+    /// The descriptors that Farshore uses now: swap files, and the rings of queues.
     pub fn fds(&self) -> Box<dyn Iterator<Item = RawFd> + '_> {
         match self {
             AnyBackend::File(files) => Box::new(files.fds()),
@@ -218,7 +217,7 @@ impl AnyBackend {
 }
 
 impl AnyBackend {
-    /// The descriptors of rings that are open now: of no use to a forked child.
+    /// The descriptors of rings that are open now: a forked child has no use for them.
     pub fn rings(&self) -> Vec<RawFd> {
         match self {
             AnyBackend::File(files) => files.rings().collect(),
@@ -337,9 +336,9 @@ pub enum AnyQueue {
     File(FileQueue),
     /// To RAM.
     Ram(RamQueue),
-    /// To any, with faults injected.
+    /// To a space of any kind, with faults injected.
     Faulty(Box<FaultyQueue<AnyQueue>>),
-    /// To any, with pages encrypted.
+    /// To a space of any kind, with pages encrypted.
     Encrypted(Box<EncryptedQueue<AnyQueue>>),
     /// To a forked child's own space.
     Layered(LayeredQueue),
@@ -349,7 +348,7 @@ pub enum AnyQueue {
 
 impl WriteQueue for AnyQueue {
     unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {
-        // SAFETY: the caller keeps to our own contract, which is the same.
+        // SAFETY: the caller keeps our own contract, which is the same.
         inside!(AnyQueue, self, queue => unsafe { queue.start_write(first, pages, count, tag) })
     }
 

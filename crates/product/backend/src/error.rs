@@ -1,4 +1,4 @@
-//! Why a swap space cannot be used, in the words that the user reads.
+//! Why a swap space cannot be used, in words for the user.
 
 use crate::encrypt::CipherError;
 use farshore_config::{ConfigError, Size};
@@ -7,14 +7,14 @@ use rustix::io::Errno;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why a swap space cannot be opened. Displays as one line: what, with which value, what to do.
+/// Why a swap space cannot be opened. Displays as one line: what failed, with which value, what to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum OpenError {
     /// The list of spaces is empty.
     NoSpace,
     /// The directory is not there.
     Missing(PathBuf),
-    /// There is something else than a directory.
+    /// The path is something other than a directory.
     NotDirectory(PathBuf),
     /// This user may not write there.
     NotWritable(PathBuf, Errno),
@@ -25,7 +25,7 @@ pub enum OpenError {
         /// Its size in bytes.
         bytes: u64,
     },
-    /// What is there is no file: `a block device`, `a directory` …
+    /// The path is not a regular file: `a block device`, `a directory` …
     NotAFile {
         /// Its path.
         path: PathBuf,
@@ -48,12 +48,12 @@ pub enum OpenError {
     },
     /// The space is smaller than the smallest that can be used.
     TooSmall {
-        /// How it is called.
+        /// The name of the space.
         what: String,
         /// Its size in bytes.
         bytes: u64,
     },
-    /// So much memory cannot be reserved.
+    /// This much memory cannot be reserved.
     NoMemory {
         /// How much, in bytes.
         bytes: u64,
@@ -64,22 +64,22 @@ pub enum OpenError {
     Mixed(String, String),
     /// A kind that comes later.
     Config(ConfigError),
-    /// It should be encrypted, and there is no key.
+    /// The space should be encrypted, and there is no key.
     Cipher(CipherError),
     /// `FARSHORE_FAULTY` cannot be read.
     Faulty(String),
-    /// There are as many as there can be.
+    /// There are as many spaces as there can be.
     TooMany(usize),
-    /// The kernel does not take it for writes that are under way together.
+    /// The kernel does not take the file for asynchronous writes.
     Ring {
-        /// How it is called.
+        /// The name of the space.
         what: String,
         /// The kernel's reason.
         errno: Errno,
     },
     /// Anything else.
     Io {
-        /// What was tried.
+        /// What the backend was doing.
         doing: &'static str,
         /// Where.
         path: PathBuf,

@@ -15,8 +15,8 @@
 //! | `hang` | the same result, but not before `hang` is over: `until`, or the rate is 0 | as it should |
 //! | `panic_read`, `panic_write` | a panic in the thread that begins the transfer | unchanged |
 //!
-//! Not injected: a write that is acknowledged and lost, a read of another slot. A checksum finds both in the same
-//! way as `corrupt`, but they cannot be cured by trying again.
+//! Not injected: a write that is acknowledged and lost, and a read of another slot. A checksum detects both in the same
+//! way as `corrupt`, but trying again does not cure them.
 //!
 //! Rates are probabilities, 0 to 1, and can be changed while the program runs ([`Faulty::set_rate`]); a rate
 //! of 1 always strikes, which makes "the disk is full now" a switch. The choices depend on the seed and
@@ -66,9 +66,9 @@ pub enum Kind {
     WriteDelay,
     /// A read or write does not end for now.
     Hang,
-    /// Who begins a read panics.
+    /// The thread that begins a read panics.
     PanicRead,
-    /// Who begins a write panics.
+    /// The thread that begins a write panics.
     PanicWrite,
 }
 
@@ -86,7 +86,7 @@ const KINDS: [(&str, Kind); 11] = [
     ("panic_write", Kind::PanicWrite),
 ];
 
-/// How often a transfer that hangs looks whether that is over, in ns.
+/// How often a transfer that hangs checks whether the hang is over, in ns.
 const HANG_LOOK_NS: u64 = 5_000_000;
 
 /// A rate of 1, as the 53 bits that are compared with random ones.
@@ -96,7 +96,7 @@ const EIO: i32 = 5;
 /// What the wrapper starts with.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FaultConfig {
-    /// What the choices depend on.
+    /// The seed of the choices.
     pub seed: u64,
     /// Kinds and their rates, 0 to 1; the others have rate 0.
     pub rates: Vec<(Kind, f64)>,
@@ -104,7 +104,7 @@ pub struct FaultConfig {
     pub delay_time: Time,
     /// Only transfers of this space of an array.
     pub space: Option<usize>,
-    /// Only transfers that begin so long after the start, or later …
+    /// Only transfers that begin this long after the start, or later …
     pub from: Time,
     /// … and before this.
     pub until: Option<Time>,
@@ -167,7 +167,7 @@ struct Dice {
     thresholds: [AtomicU64; KINDS.len()],
     injected: [AtomicU64; KINDS.len()],
     delay_ns: AtomicU64,
-    /// Where and when.
+    /// Where and when faults strike.
     space: Option<usize>,
     arrangements: Arrangements,
     nth: Option<u64>,
@@ -185,7 +185,7 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// A transfer of `count` slots, within two extents, begins: whether faults may strike it.
+    /// A transfer of `count` slots, within two extents, begins. Returns whether faults may strike it.
     fn begin(&self, first: Slot, count: u64) -> bool {
         let number = self.transfers.fetch_add(1, Ordering::Relaxed);
         // Side by side in numbers, and perhaps in two files.
@@ -200,7 +200,7 @@ impl Dice {
         (from == 0 && until == u64::MAX) || (from..until).contains(&sleep::now_ns())
     }
 
-    /// Whether what hangs hangs on.
+    /// Whether transfers that hang still hang.
     fn hangs_on(&self) -> bool {
         self.thresholds[Kind::Hang as usize].load(Ordering::Relaxed) != 0 && self.is_time()
     }
@@ -215,7 +215,7 @@ impl Dice {
         strikes
     }
 
-    /// How long a transfer is held back that is struck by one of `kinds`, in ns.
+    /// How long a transfer that one of `kinds` strikes is held back, in ns.
     fn delay(&self, kinds: &[Kind]) -> u64 {
         if kinds.iter().any(|&kind| self.strikes(kind)) { self.delay_ns.load(Ordering::Relaxed) } else { 0 }
     }
@@ -260,7 +260,7 @@ impl<B: Backend> Faulty<B> {
 
     /// Changes how often a kind strikes, for all transfers that begin from now on. `rate` is cut to 0 to 1.
     pub fn set_rate(&self, kind: Kind, rate: f64) {
-        // Relaxed: nothing else is read on the strength of it.
+        // Relaxed: no other data is read because of it.
         self.dice.thresholds[kind as usize].store((rate.clamp(0.0, 1.0) * ALWAYS) as u64, Ordering::Relaxed);
     }
 
@@ -291,12 +291,12 @@ impl<B: Backend> Faulty<B> {
     }
 }
 
-/// What strikes a read.
+/// The faults that strike a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct ReadStrike {
     delay_ns: u64,
     hangs: bool,
-    /// What its bytes suffer: an error, or wrong ones.
+    /// What happens to its bytes: an error, or wrong bytes.
     ends: Option<Kind>,
 }
 
@@ -372,7 +372,7 @@ impl<B: Backend> Reads for Faulty<B> {
         self.struck_read(first, into, strike)
     }
 
-    /// A read that is struck is made at once; the others go on as they do without faults.
+    /// A read that is struck is made at once; others go on as they do without faults.
     fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
         match self.read_strike(first, into.len()) {
             ReadStrike::NONE => self.inner.begin_read(first, into),
@@ -441,20 +441,20 @@ impl<B: Backend> MemoryBudget for Faulty<B> {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Free,
-    /// The wrapped queue has it.
+    /// The wrapped queue has the write.
     Inner,
-    /// It has ended, and waits for its time.
+    /// The write has ended, and waits for its time.
     Held(Result<(), IoError>),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     tag: u64,
-    /// What its end shall be, whatever the wrapped queue says.
+    /// The result that is delivered, whatever the wrapped queue says.
     verdict: Option<IoError>,
-    /// When it may be delivered, in ns; 0: at once.
+    /// When the result may be delivered, in ns; 0: at once.
     due: u64,
-    /// Not before the hang is over.
+    /// Not delivered before the hang is over.
     hangs: bool,
     state: State,
 }
@@ -482,7 +482,7 @@ impl<Q: WriteQueue> FaultyQueue<Q> {
         }
     }
 
-    /// Delivers what has ended and is due; how many, and when the next is.
+    /// Delivers writes that have ended and are due. Returns how many, and when the next one is due.
     fn deliver(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) -> (u32, Option<u64>) {
         let now = sleep::now_ns();
         let (mut delivered, mut next) = (0, None::<u64>);
@@ -502,7 +502,7 @@ impl<Q: WriteQueue> FaultyQueue<Q> {
         (delivered, next)
     }
 
-    /// Takes what the wrapped queue has completed; waits for at most `ns`.
+    /// Takes completions of the wrapped queue; waits for at most `ns`.
     fn reap_inner(&mut self, ns: u64) {
         let entries = &mut self.entries;
         let mut held = |index: u64, result| {
@@ -558,7 +558,7 @@ impl<Q: WriteQueue> WriteQueue for FaultyQueue<Q> {
                 return;
             }
             match next {
-                // Something is held back: by its time at the latest there is a completion, or it hangs on.
+                // A write is held back: there is a completion by its time at the latest, or it goes on hanging.
                 Some(due) => {
                     sleep::until(due.min(deadline));
                     self.reap_inner(0);

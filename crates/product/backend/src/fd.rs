@@ -1,11 +1,11 @@
-//! Descriptors that the program does not stumble over.
+//! Descriptors under numbers that the program does not come across.
 
 use rustix::fd::{AsFd, OwnedFd, RawFd};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, getrlimit};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// How far below the program's limit of descriptors ours lie: room for all that Farshore opens.
+/// How far below the program's limit of descriptors Farshore's descriptors lie: room for all that it opens.
 const ROOM: u64 = 64;
 /// The highest number we ask for. `fork` copies the table of descriptors up to the highest one in use, and a
 /// limit may be a thousand million: at 4,096 that costs microseconds, and few programs name numbers above it.
@@ -30,7 +30,7 @@ pub fn place_high(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Numbers of descriptors that come and go while others read the list.
+/// Numbers of descriptors that come and go while other threads read the list.
 #[derive(Debug)]
 pub(crate) struct FdList([AtomicI32; 32]);
 
@@ -43,7 +43,7 @@ impl FdList {
 
     /// Adds `fd`; `false` when the list is full.
     pub(crate) fn add(&self, fd: RawFd) -> bool {
-        // Release pairs with the Acquire in `iter`: who sees the number sees an open descriptor.
+        // Release pairs with the Acquire in `iter`: a thread that sees the number sees an open descriptor.
         self.0.iter().any(|e| e.compare_exchange(FdList::FREE, fd, Ordering::Release, Ordering::Relaxed).is_ok())
     }
 

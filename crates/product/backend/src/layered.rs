@@ -1,5 +1,5 @@
-//! The swap space of a forked child: what its parent had written when it forked, which both read and neither changes, and a space
-//! of its own on top.
+//! The swap space of a forked child: the pages that its parent had written when it forked, which both read and neither changes,
+//! and a space of its own on top.
 //!
 //! Slots below `first_own` are the parent's, the others lie in the child's own space, from its slot 0 on. (Slot 0 of a space
 //! is never given out, and the slot map leaves the first of a child's out too.) The parent's space may be layered itself: a
@@ -15,10 +15,10 @@ use farshore_core::word::Slot;
 use rustix::fd::RawFd;
 use std::sync::OnceLock;
 
-/// Makes a space like the base.
+/// Makes a space of the same kind as the base.
 pub type Open = Box<dyn Fn() -> Result<AnyBackend, OpenError> + Send + Sync>;
 
-/// A base and a space of one's own.
+/// A base and a space of the child's own.
 pub struct Layered {
     base: &'static AnyBackend,
     first_own: u64,
@@ -35,18 +35,18 @@ impl core::fmt::Debug for Layered {
 }
 
 impl Layered {
-    /// On top of `base`, the copy of the parent's; slots from `first_own` on are the child's, in spaces of these capacities (in slots;
-    /// `None`: as much as there is room for) that `open` makes.
+    /// A layered space on top of `base`, the copy of the parent's. Slots from `first_own` on are the child's, in spaces of these
+    /// capacities (in slots; `None`: as much as there is room for), which `open` makes.
     pub fn new(base: &'static AnyBackend, first_own: u64, capacities: Box<[Option<u64>]>, open: Open) -> Layered {
         Layered { base, first_own, capacities, own: OnceLock::new(), open }
     }
 
-    /// What the parent had.
+    /// The space that the parent had.
     pub fn base(&self) -> &AnyBackend {
         self.base
     }
 
-    /// The child's own, once it is open.
+    /// The child's own space, once it is open.
     pub fn own(&self) -> Option<&AnyBackend> {
         self.own.get()
     }
@@ -63,11 +63,11 @@ impl Layered {
         self.own.get().ok_or(OpenError::NoSpace)
     }
 
-    /// Which space has `slot`, and its number there.
+    /// The space that has `slot`, and the slot's number there.
     fn layer(&self, slot: Slot) -> Result<(&AnyBackend, Slot), IoError> {
         match slot.number().checked_sub(self.first_own) {
             None => Ok((self.base, slot)),
-            // Nothing was written there yet: reads of such a slot do not happen.
+            // No page was written there yet: reads of such a slot do not happen.
             Some(number) => Ok((self.own.get().ok_or(IoError::Short)?, Slot::new(number).ok_or(IoError::Short)?)),
         }
     }
@@ -159,15 +159,15 @@ impl Spaces for Layered {
 
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
         let own = first.number().checked_sub(self.first_own).zip(self.own.get());
-        // What is the parent's stays; and an own space that is not open has nothing.
+        // The parent's slots stay; and an own space that is not open has no pages.
         let Some((number, own)) = own else { return Ok(()) };
-        // Its very first extent is never given back: slot 0 is reserved.
+        // Its very first extent is never given back, because slot 0 is reserved.
         Slot::new(number).map_or(Ok(()), |first| own.give_back(first, count))
     }
 }
 
 impl MemoryBudget for Layered {
-    /// What a child has inherited is its parent's.
+    /// The memory of pages that a child has inherited is its parent's.
     fn own_memory(&self) -> Option<u64> {
         self.own.get().map_or_else(|| self.base.own_memory().map(|_| 0), AnyBackend::own_memory)
     }
@@ -189,7 +189,7 @@ impl WriteQueue for LayeredQueue {
         let Some(first) = first.number().checked_sub(self.first_own).and_then(Slot::new) else {
             unreachable!("{first:?} is the parent's, which nobody writes")
         };
-        // SAFETY: the caller keeps to our own contract, which is the same.
+        // SAFETY: the caller keeps our own contract, which is the same.
         unsafe { self.own.start_write(first, pages, count, tag) }
     }
 
@@ -210,7 +210,7 @@ impl WriteQueue for LayeredQueue {
     }
 }
 
-/// The slots of the own space, by its own numbers.
+/// The slots of the own space, under its own numbers.
 struct OwnSlots<'f> {
     free: &'f dyn FreeSlots,
     first_own: u64,

@@ -1,8 +1,9 @@
 //! Pages in memory of this machine: for tests, and with a fixed latency for measuring.
 //!
-//! The space is one anonymous mapping, reserved and not committed: what was never written takes no
-//! memory. With a latency of `t`, a read blocks for `t`, and a write completes `t` after its start; its
-//! bytes arrive in the space at that moment, not before, so that an engine which reads what has not
+//! The space is one anonymous mapping, reserved and not committed: pages that were never written take no memory. With a
+//! latency of `t`, a read blocks for `t`, and a write completes `t` after its start. Its bytes arrive in the space at
+//! that moment, not before. So an engine that reads a page whose write has not been acknowledged gets the old bytes, and
+//! its checksum fails.
 //! been acknowledged gets the old bytes and its checksum fails.
 
 use crate::error::{OpenError, SMALLEST_BYTES};
@@ -43,7 +44,7 @@ impl Memory {
         }
         // SAFETY: the slot lies in the mapping.
         let from = unsafe { self.base().add(slot as usize) };
-        // SAFETY: one page of the mapping, into a page that we hold; nobody writes the slot now (see above).
+        // SAFETY: one page of the mapping, into a page that we hold; no thread writes the slot now (see above).
         unsafe { core::ptr::copy_nonoverlapping(from, into, 1) };
         Ok(())
     }
@@ -56,7 +57,7 @@ impl Memory {
         }
         // SAFETY: the slots lie in the mapping.
         let to = unsafe { self.base().add(slot as usize) };
-        // SAFETY: the caller's pages to slots of ours, which nobody reads or writes now (see above).
+        // SAFETY: the caller's pages to slots of ours, which no thread reads or writes now (see above).
         unsafe { core::ptr::copy_nonoverlapping(pages, to, count as usize) };
         Ok(())
     }
@@ -75,7 +76,7 @@ impl RamSpace {
     /// it that can be reserved), which answers after `latency`.
     ///
     /// # Errors
-    /// When it is smaller than 2 MiB or cannot be reserved.
+    /// When the space is smaller than 2 MiB or cannot be reserved.
     pub fn open(size: Option<Size>, latency: Option<Time>) -> Result<RamSpace, OpenError> {
         let spec = match latency {
             Some(time) => SwapSpec::Delay(time),
@@ -94,7 +95,7 @@ impl RamSpace {
                 Err(errno) => return Err(OpenError::NoMemory { bytes, errno }),
             }
         };
-        // The clock finds the kernel's page for it at its first use: now rather than in a signal handler.
+        // The clock finds the kernel's page for it at its first use: that should be now, and not in a signal handler.
         sleep::now_ns();
         Ok(RamSpace { memory: Arc::new(memory), latency_ns: latency.map_or(0, Time::ns), name })
     }
@@ -179,7 +180,7 @@ pub struct RamQueue {
     memory: Arc<Memory>,
     latency_ns: u64,
     depth: usize,
-    /// In the order of `due`, since every write takes as long; room for `depth`.
+    /// In the order of `due`, since every write takes the same time; room for `depth`.
     pending: VecDeque<Pending>,
 }
 

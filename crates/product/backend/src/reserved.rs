@@ -1,4 +1,4 @@
-//! Address space that is reserved and not committed: what was never written takes no memory.
+//! Address space that is reserved and not committed: pages that were never written take no memory.
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -10,16 +10,16 @@ pub struct Reserved {
     bytes: usize,
 }
 
-// SAFETY: the mapping is the owner's to give out; nothing here depends on the thread.
+// SAFETY: the owner decides who gets parts of the mapping; nothing here depends on the thread.
 unsafe impl Send for Reserved {}
-// SAFETY: nothing is read or written through a shared reference.
+// SAFETY: no byte is read or written through a shared reference.
 unsafe impl Sync for Reserved {}
 
 impl Reserved {
-    /// Of `bytes` bytes.
+    /// Reserves `bytes` bytes.
     ///
     /// # Errors
-    /// What mmap(2) answers.
+    /// The error of mmap(2).
     pub fn new(bytes: u64) -> Result<Reserved, Errno> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let bytes = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
@@ -28,7 +28,7 @@ impl Reserved {
         Ok(Reserved { base: base.cast(), bytes })
     }
 
-    /// Where it begins: aligned to a page.
+    /// Where the mapping begins: aligned to a page.
     pub fn base(&self) -> *mut u8 {
         self.base
     }
@@ -36,7 +36,7 @@ impl Reserved {
     /// The `index`th of the `T` that lie in it, side by side.
     ///
     /// # Panics
-    /// When that is not inside.
+    /// When that one is not inside.
     pub fn nth<T>(&self, index: usize) -> *mut T {
         assert!(index < self.bytes / size_of::<T>(), "{index} is not within {} bytes", self.bytes);
         // SAFETY: within the mapping.

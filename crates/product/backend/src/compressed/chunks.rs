@@ -1,21 +1,21 @@
 //! Memory of the pool: chunks of many sizes.
 //!
-//! The pool is one mapping, reserved and not committed, in *spans* of 64 KiB. A span holds chunks of one size, a multiple of 64 bytes. A span
-//! that becomes empty can hold chunks of any size again.
+//! The pool is one mapping, reserved and not committed, in *spans* of 64 KiB. A span holds chunks of one size, a multiple of 64
+//! bytes. A span that becomes empty can hold chunks of any size again.
 //!
 //! # Waste
 //!
-//! A chunk is on average 32 bytes larger than what it holds (1.6 % of a page that was compressed to half), and the end of a span that no
-//! chunk fits into is on average half a chunk (1.6 %). What is left of spans in which chunks were freed is used by the next pages of that size. The rest is won
-//! back by emptying the sparsest spans ([`Chunks::sparse`]); when no more memory may be used, larger chunks serve too. [`Chunks::touched`] and
-//! [`Chunks::held`] tell what it comes to.
+//! A chunk is on average 32 bytes larger than its contents (1.6 % of a page that was compressed to half). The end of a span that
+//! no chunk fits into is on average half a chunk (1.6 %). Free chunks in spans that are partly in use go to the next pages of
+//! that size. The rest is won back by emptying the sparsest spans ([`Chunks::sparse`]); when no more memory may be used, larger
+//! chunks serve too. [`Chunks::touched`] and [`Chunks::held`] tell how much is wasted in all.
 //!
 //! # What is counted
 //!
-//! Memory is counted from the first time that a page of it is written until its span is empty and goes back. The chunks of a span are used from the lowest
-//! on, so a chunk that is taken makes this one page more at most: what lets the pool be held to a limit, batch by batch.
+//! A page of memory is counted from its first write until its span is empty and goes back. The chunks of a span are used from the
+//! lowest on, so taking a chunk makes the count one page larger at most. That lets the pool be held to a limit, batch by batch.
 //!
-//! Not shared: its user has a lock.
+//! Not shared between threads: the pool that uses it has a lock.
 
 use crate::reserved::Reserved;
 use core::ops::{Index, IndexMut};
@@ -23,35 +23,37 @@ use farshore_core::limits::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
-/// What places are counted in, and what sizes differ by, bytes.
+/// The unit of places and of sizes, in bytes.
 pub const UNIT: usize = 64;
 /// Bytes of a span.
 pub const SPAN: usize = 64 << 10;
 const SPAN_UNITS: usize = SPAN / UNIT;
-/// Sizes of chunks: `UNIT`, two of them … a page.
+/// Sizes of chunks: `UNIT`, two of them, and so on up to a page.
 const SIZES: usize = PAGE_SIZE / UNIT;
-/// Empty spans whose memory is kept for the next pages, since giving it to the kernel and fetching it again costs two system calls and 16 faults.
+/// Empty spans whose memory is kept for the next pages, since giving it to the kernel and fetching it again costs two system
+/// calls and 16 faults.
 const KEPT_EMPTY: usize = 4;
-/// Sizes whose chunks are moved: all but the largest, which holds pages as they are.
+/// Sizes whose chunks are moved: all but the largest, which holds pages uncompressed.
 const MOVED_SIZES: usize = SIZES - 1;
 /// Spans of one size that are looked at for a sparse one.
 const LOOKED_AT: usize = 16;
-/// No span: they are numbered from 1.
+/// No span: spans are numbered from 1.
 const NONE: u32 = 0;
 
-/// One span. Zeros, as it is mapped, are one that is empty.
+/// One span. All zeros, as a span is mapped, are an empty span.
 #[derive(Debug)]
 #[repr(C)]
 struct Span {
-    /// Bit set: chunk free.
+    /// Bit set: the chunk is free.
     free: [u64; SPAN_UNITS / 64],
     /// Chunks in use.
     used: u16,
     /// Units of each chunk; 0: the span is empty and of no size.
     units: u8,
-    /// Pages that have memory: the first ones.
+    /// How many of its pages have memory: the first ones.
     touched: u8,
-    /// Neighbours in the list of spans of this size that have room; `next` in that of empty ones without memory, too.
+    /// Neighbours in the list of spans of this size that have room; `next` also in the list of empty spans without
+    /// memory.
     previous: u32,
     next: u32,
 }
@@ -65,7 +67,7 @@ impl Span {
         usize::from(self.used) == Span::chunks(self.units)
     }
 
-    /// Free chunks that have memory already.
+    /// Free chunks whose memory was touched already.
     fn free_and_touched(&self) -> usize {
         let touched = usize::from(self.touched) * PAGE_SIZE / (usize::from(self.units) * UNIT);
         touched.min(Span::chunks(self.units)).saturating_sub(usize::from(self.used))
@@ -83,7 +85,7 @@ impl Index<u32> for Spans {
     type Output = Span;
 
     fn index(&self, number: u32) -> &Span {
-        // SAFETY: within the mapping, whose zeros are a span, and which is read and written through `self` alone.
+        // SAFETY: within the mapping, whose zeros are a valid span, and which is read and written through `self` alone.
         unsafe { &*self.memory.nth::<Span>(number as usize - 1) }
     }
 }
@@ -100,13 +102,13 @@ impl IndexMut<u32> for Spans {
 pub struct Chunks {
     base: *mut u8,
     spans: Spans,
-    /// By size less one: the first span of the list that have room.
+    /// By size less one: the first span in the list of those that have room.
     roomy: [u32; SIZES],
     /// Empty spans whose memory was kept.
     kept: Vec<u32>,
     /// The first of the empty spans that had memory and gave it back.
     empty: u32,
-    /// Spans that were ever used: those up to this number.
+    /// How many spans were ever used: those numbered up to this.
     ever: u32,
     /// Units of chunks in use.
     held: u64,
@@ -120,7 +122,7 @@ pub struct Chunks {
 unsafe impl Send for Chunks {}
 
 impl Chunks {
-    /// All of a mapping of `bytes` bytes, whole spans, at `base`. Reserves all that is ever needed.
+    /// All chunks of a mapping of `bytes` bytes, whole spans, at `base`. Reserves all memory that is ever needed.
     ///
     /// # Errors
     /// When the address space cannot be reserved.
@@ -159,8 +161,9 @@ impl Chunks {
         self.held * UNIT as u64
     }
 
-    /// Of the sizes in turn, the span with the fewest chunks in use among the first few that have room, if others of its size have room for all of
-    /// them: its chunks in use are put in `into`. They should be moved by [`Chunks::take_beside`] and [`Chunks::give`], until the span is empty and goes back.
+    /// Goes through the sizes in turn. Finds the span with the fewest chunks in use among the first few that have room, if other
+    /// spans of its size have room for all of them, and puts its chunks in use in `into`. The caller should move them with
+    /// [`Chunks::take_beside`] and [`Chunks::give`], until the span is empty and goes back.
     pub fn sparse(&mut self, into: &mut Vec<u64>) -> Option<u32> {
         for _ in 0..MOVED_SIZES {
             self.turn = (self.turn + 1) % MOVED_SIZES;
@@ -208,8 +211,8 @@ impl Chunks {
         None
     }
 
-    /// A chunk for `len` bytes, 1 to 4096: its place in units. With it no more than `allowed` bytes are touched, or no more than before.
-    /// `None`: there is no room.
+    /// Takes a chunk for `len` bytes, 1 to 4096, and returns its place in units. With it no more than `allowed` bytes are
+    /// touched, or no more than before. `None`: there is no room.
     pub fn take(&mut self, len: usize, allowed: u64) -> Option<u64> {
         debug_assert!((1..=PAGE_SIZE).contains(&len));
         let units = len.div_ceil(UNIT);
@@ -219,14 +222,14 @@ impl Chunks {
         {
             self.begin(span, units as u8);
         }
-        // Rather a larger one than none.
+        // A larger chunk is better than none.
         (units..=SIZES).find_map(|units| match self.roomy[units - 1] {
             NONE => None,
             span => self.take_from(span, may_grow),
         })
     }
 
-    /// The lowest free chunk of a span that has one, unless that needs more memory and may not.
+    /// Takes the lowest free chunk of a span that has one, unless that needs more memory and may not have it.
     fn take_from(&mut self, span: u32, may_grow: bool) -> Option<u64> {
         let it = &mut self.spans[span];
         let word = it.free.iter().position(|&word| word != 0)?;
@@ -249,12 +252,13 @@ impl Chunks {
         Some(((span as usize - 1) * SPAN_UNITS + at) as u64)
     }
 
-    /// The chunk at `at` is free again.
+    /// Frees the chunk at `at`.
     ///
-    /// Its span's memory goes back if that is empty, and more than `allowed` bytes are touched or some empty ones are kept already.
+    /// The span's memory goes back if the span is empty, and either more than `allowed` bytes are touched or some empty spans are
+    /// kept already.
     ///
     /// # Panics
-    /// When there is none in use.
+    /// When no chunk at `at` is in use.
     pub fn give(&mut self, at: u64, allowed: u64) {
         let (span, within) = ((at / SPAN_UNITS as u64) as u32 + 1, at as usize % SPAN_UNITS);
         let it = &mut self.spans[span];
@@ -276,7 +280,7 @@ impl Chunks {
         }
     }
 
-    /// An empty span gets a size.
+    /// Gives an empty span a size.
     fn begin(&mut self, span: u32, units: u8) {
         let it = &mut self.spans[span];
         let chunks = Span::chunks(units);
@@ -304,18 +308,18 @@ impl Chunks {
         self.give_back(span);
     }
 
-    /// The memory of an empty span goes back to the kernel.
+    /// Gives the memory of an empty span back to the kernel.
     fn give_back(&mut self, span: u32) {
         // SAFETY: the span lies in the mapping.
         let start = unsafe { self.base.add((span as usize - 1) * SPAN) };
-        // SAFETY: nobody reads an empty span, and private anonymous memory comes back as zeros. An error would leave the memory committed,
-        // no more.
+        // SAFETY: no thread reads an empty span, and private anonymous memory comes back as zeros. An error would leave the
+        // memory committed, and do nothing else.
         let _ = unsafe { madvise(start.cast(), SPAN, Advice::LinuxDontNeed) };
         self.touched -= u64::from(core::mem::take(&mut self.spans[span].touched));
         self.spans[span].next = core::mem::replace(&mut self.empty, span);
     }
 
-    /// An empty span without memory, one that had some before if there is one.
+    /// Takes an empty span without memory, one that had memory before if there is one.
     fn pop_empty(&mut self) -> Option<u32> {
         match self.empty {
             NONE if self.ever == self.spans.count => None,
@@ -401,7 +405,7 @@ mod tests {
         assert_eq!(chunks.touched(), ((KEPT_EMPTY + 3) * SPAN) as u64);
         places.iter().for_each(|&at| chunks.give(at, ANY));
         assert_eq!(chunks.touched(), (KEPT_EMPTY * SPAN) as u64);
-        // Less is allowed by now: nothing is kept.
+        // Less is allowed by now: no empty span is kept.
         let places = fill(&mut chunks);
         places.iter().for_each(|&at| chunks.give(at, SPAN as u64));
         assert_eq!(chunks.touched(), SPAN as u64);
@@ -417,7 +421,7 @@ mod tests {
             assert!(chunks.touched() <= allowed);
         }
         assert!(chunks.touched() == allowed && places.len() == 26, "{} places", places.len());
-        // What is free already may be taken whatever is allowed.
+        // Chunks that are free already may be taken whatever is allowed.
         chunks.give(places[3], 0);
         assert_eq!((chunks.take(1500, 0), chunks.take(1500, 0)), (Some(places[3]), None));
     }

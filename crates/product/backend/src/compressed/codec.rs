@@ -1,7 +1,7 @@
 //! Compressing one page: LZ4 or Zstandard, by their authors' libraries, in memory that was allocated beforehand.
 //!
-//! Both are called by their own interfaces in C: those that take the caller's working memory. The usual ones allocate by the program's
-//! `malloc`, whose memory is what we manage. They call nothing but `memcpy` and its like.
+//! Both libraries are called through the C interfaces that take the caller's working memory. The usual interfaces allocate with
+//! the program's `malloc`, whose memory is what we manage. These call nothing but `memcpy` and its like.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +10,15 @@ use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::PageBuf;
 use farshore_core::sync::spin_hint;
 
-/// A page that does not become smaller than this is passed on as it is: decompressing it would cost more than it saves.
+/// A page that does not become smaller than this is passed on uncompressed: decompressing it would cost more than it
+/// saves.
 pub const WORTH_IT: usize = PAGE_SIZE / 4 * 3;
-/// What zstd's authors call fast, and the kernel's zswap uses as well.
+/// The level that zstd's authors call fast, and that the kernel's zswap uses as well.
 const ZSTD_LEVEL: c_int = 1;
-/// Decompressions at a time with zstd, whose decoder needs 100 KiB of working memory each. One more waits.
+/// Decompressions at a time with zstd, whose decoder needs 100 KiB of working memory each. Further ones wait.
 const DECODERS: usize = 8;
 
-// Not all of it is in lz4-sys.
+// Declared here because lz4-sys lacks some of them.
 unsafe extern "C" {
     fn LZ4_sizeofState() -> c_int;
     fn LZ4_compress_fast_extState(
@@ -50,7 +51,7 @@ impl Work {
     }
 }
 
-/// What compresses: one for each evictor.
+/// The compressor: one for each evictor.
 #[derive(Debug)]
 pub struct Encoder {
     kind: Compression,
@@ -62,28 +63,28 @@ impl Encoder {
     pub fn new(kind: Compression) -> Encoder {
         let bytes = match kind {
             Compression::Lz4 => {
-                // SAFETY: asks only.
+                // SAFETY: only asks for a size.
                 let bytes = unsafe { LZ4_sizeofState() };
                 bytes as usize
             }
             Compression::Zstd => {
-                // SAFETY: asks only.
+                // SAFETY: only asks for parameters.
                 let parameters = unsafe { zstd_sys::ZSTD_getCParams(ZSTD_LEVEL, PAGE_SIZE as u64, 0) };
-                // SAFETY: asks only.
+                // SAFETY: only asks for a size.
                 unsafe { zstd_sys::ZSTD_estimateCCtxSize_usingCParams(parameters) }
             }
         };
         Encoder { kind, work: Work::new(bytes) }
     }
 
-    /// Compresses a page: the bytes written to `to`, or `None` when it is not worth it.
+    /// Compresses a page. Returns the bytes written to `to`, or `None` when compressing is not worth it.
     pub fn encode(&mut self, page: &PageBuf, to: &mut [u8; WORTH_IT]) -> Option<usize> {
         let (from, out) = (page.0.as_ptr(), to.as_mut_ptr());
         let written = match self.kind {
             Compression::Lz4 => {
                 let (len, room) = (PAGE_SIZE as c_int, WORTH_IT as c_int);
-                // SAFETY: reads `len` bytes of the page, writes at most `room` to `to`; the state is of the size that was asked for. 0 when
-                // there is too little room.
+                // SAFETY: reads `len` bytes of the page, and writes at most `room` bytes to `to`; the state is of the size that
+                // the library asked for. Returns 0 when there is too little room.
                 let n = unsafe { LZ4_compress_fast_extState(self.work.at(), from.cast(), out.cast(), len, room, 1) };
                 usize::try_from(n).ok()?
             }
@@ -94,7 +95,7 @@ impl Encoder {
                 if context.is_null() {
                     return None;
                 }
-                // SAFETY: as for lz4; an error, too little room among them, is a number that is too large for a size.
+                // SAFETY: as for lz4. An error, such as too little room, is a number that is too large for a size.
                 let n = unsafe { zstd_sys::ZSTD_compressCCtx(context, out.cast(), WORTH_IT, from.cast(), PAGE_SIZE, ZSTD_LEVEL) };
                 // SAFETY: asks only.
                 if unsafe { zstd_sys::ZSTD_isError(n) } != 0 { 0 } else { n }
@@ -104,15 +105,15 @@ impl Encoder {
     }
 }
 
-/// What decompresses: one for all threads.
+/// The decompressor: one for all threads.
 #[derive(Debug)]
 pub struct Decoder {
     kind: Compression,
-    /// Working memory, and whether somebody uses it. None for lz4, which needs none.
+    /// Working memory, and whether a thread uses it. None for lz4, which needs none.
     works: Box<[(AtomicBool, core::cell::UnsafeCell<Work>)]>,
 }
 
-// SAFETY: a `Work` is used by the thread that has set its flag alone.
+// SAFETY: only the thread that has set a `Work`'s flag uses that `Work`.
 unsafe impl Sync for Decoder {}
 
 impl Decoder {
@@ -126,7 +127,7 @@ impl Decoder {
         Decoder { kind, works: (0..count).map(|_| (AtomicBool::new(false), Work::new(bytes).into())).collect() }
     }
 
-    /// Decompresses a page from `from`. Whether that gave a whole page.
+    /// Decompresses a page from `from`. Returns whether that gave a whole page.
     pub fn decode(&self, from: &[u8], page: &mut PageBuf) -> bool {
         let (start, out) = (from.as_ptr(), page.0.as_mut_ptr());
         match self.kind {
@@ -149,7 +150,8 @@ impl Decoder {
         }
     }
 
-    /// With working memory that nobody else uses. Those who have some do nothing but decompress, with signals blocked, so the wait is short.
+    /// Runs `f` with working memory that no other thread uses. Threads that have some do nothing but decompress, with signals
+    /// blocked, so the wait is short.
     fn with_work<R>(&self, f: impl FnOnce(&mut Work) -> R) -> R {
         let (flag, work) = loop {
             let free =
@@ -159,14 +161,14 @@ impl Decoder {
                 None => spin_hint(),
             }
         };
-        // SAFETY: we have set the flag, so it is ours until the store below.
+        // SAFETY: we have set the flag, so the memory is ours until the store below.
         let result = f(unsafe { &mut *work.get() });
         flag.store(false, Ordering::Release);
         result
     }
 }
 
-/// The 64-bit word that the page is made of, if it is made of one.
+/// The 64-bit word that the page repeats, if the page is one word repeated.
 pub fn repeated(page: &PageBuf) -> Option<u64> {
     // Most pages differ at an end.
     let word = |i: usize| u64::from_ne_bytes(core::array::from_fn(|b| page.0[i * 8 + b]));
@@ -174,7 +176,7 @@ pub fn repeated(page: &PageBuf) -> Option<u64> {
     (word(PAGE_SIZE / 8 - 1) == first && (1..PAGE_SIZE / 8).all(|i| word(i) == first)).then_some(first)
 }
 
-/// A page of one word.
+/// Fills a page with one word.
 pub fn repeat(word: u64, page: &mut PageBuf) {
     page.0.chunks_exact_mut(8).for_each(|bytes| bytes.copy_from_slice(&word.to_ne_bytes()));
 }
@@ -199,7 +201,7 @@ mod tests {
         let mut back = PageBuf([7; PAGE_SIZE]);
         assert!(decoder.decode(&small[..len], &mut back));
         assert!(back.0 == page.0);
-        // Any other bytes are refused or become some page, and nothing else happens.
+        // Any other bytes are refused or become some page, and do nothing else.
         let mut other = small;
         for i in 0..len {
             other[i] ^= 0x5a;

@@ -7,31 +7,33 @@
 //!  fault ────read───▶ pool? decompress into the frame : the tier below
 //! ```
 //!
-//! A page keeps its slot wherever it lies, so nothing above knows. The pool is asked first; what it has is the page ([`farshore_core::pooled`] says
-//! why that is so while a copy is under way).
+//! A page keeps its slot wherever it lies, so the layers above do not know where it lies. The pool is asked first; a page that
+//! the pool has is the current one ([`farshore_core::pooled`] says why that is so while a copy is under way).
 //!
-//! # Who does what
+//! # Which thread does what
 //!
-//! Evictors compress ([`CompressedQueue::start_write`]), and look after the pool once a batch ([`CompressedQueue::tend`]): they take out pages of slots
-//! that were freed (the fault path frees slots and cannot wait for the pool's lock), and move the oldest to the tier below. Faults read, without a
-//! lock.
+//! Evictors compress ([`CompressedQueue::start_write`]), and look after the pool once a batch ([`CompressedQueue::tend`]). They
+//! take out pages of slots that were freed (the fault path frees slots and cannot wait for the pool's lock), and move the oldest
+//! pages to the tier below. Faults read, without a lock.
 //!
 //! # Memory
 //!
-//! The pool counts as memory of the program: the engine takes it from the limit ([`Backend::own_memory`]). Entries of slots (16 bytes for each that was
-//! used) do not.
+//! The pool counts as memory of the program: the engine takes it from the limit ([`Backend::own_memory`]). Entries of slots (16
+//! bytes for each slot that was used) do not count.
 //!
-//! # Copies of the dead
+//! # Copies of freed pages
 //!
-//! A page may be freed while it is copied to the tier below. The write goes on, and must find its slot's place there still ours: so room is not given back, and a
-//! space not closed, as long as a copy to it is under way ([`Pool::forget_all`], [`Backend::is_quiet`]).
+//! A page may be freed while it is copied to the tier below. The write goes on, and its slot's place there must still be ours
+//! when it lands. So room is not given back, and a space not closed, as long as a copy to it is under way ([`Pool::forget_all`],
+//! [`Backend::is_quiet`]).
 //!
 //! # fork
 //!
-//! A forked child has a copy of the pool, as of all memory, and reads from it what it has inherited; its own pages go into a pool of its own
-//! ([`crate::layered`]). While a process forks no read and no write is under way, and so nothing here is locked or pinned.
+//! A forked child has a copy of the pool, as of all memory, and reads from it the pages that it has inherited; its own pages go
+//! into a pool of its own ([`crate::layered`]). While a process forks no read and no write is under way, so no part of the pool
+//! is locked or pinned.
 //!
-//! Decompressed on the way to the tier below: files hold pages.
+//! Pages are decompressed on the way to the tier below: files hold plain pages.
 
 mod chunks;
 mod codec;
@@ -54,28 +56,29 @@ use pool::{Pool, Put};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Pages of one copy to the tier below, and copies of one evictor that are under way.
+/// Pages of one copy to the tier below, and how many copies of one evictor may be under way.
 const PAGES_A_COPY: usize = 32;
 const COPIES: usize = 2;
-/// Extents that are looked through for freed slots, once a batch. There are at most three slots for each page that lies somewhere, so of all pages less than one in
-/// a hundred is freed and not found yet.
+/// Extents that are looked through for freed slots, once a batch. There are at most three slots for each page that lies
+/// somewhere, so less than one page in a hundred is freed and not found yet.
 const EXTENTS_A_SWEEP: u64 = 256;
 /// The tag of a write below that is a copy.
 const COPY: u64 = 1 << 63;
 const EIO: i32 = 5;
 
-/// A pool, and what is under it.
+/// A pool, and the space under it.
 #[derive(Debug)]
 pub struct Compressed {
     pool: Arc<Pool>,
     lower: Option<Box<AnyBackend>>,
     pool_name: String,
-    /// With what is under it.
+    /// The name, including the space under it.
     name: String,
 }
 
 impl Compressed {
-    /// A pool of `size` bytes (default: as much as the machine has RAM; the memory limit bounds it in any case), on top of `lower`.
+    /// A pool of `size` bytes (default: as much as the machine has RAM; the memory limit bounds it in any case), on top of
+    /// `lower`.
     ///
     /// # Errors
     /// When it is smaller than 2 MiB, or cannot be reserved.
@@ -85,13 +88,13 @@ impl Compressed {
         if bytes < SMALLEST_BYTES {
             return Err(OpenError::TooSmall { what: pool_name, bytes });
         }
-        // However many there are below: others may come.
+        // However many slots the spaces below have: other spaces may come.
         let pool = Pool::new(kind, bytes, None, lower.is_some()).map_err(|errno| OpenError::NoMemory { bytes, errno })?;
         let name = lower.as_ref().map_or_else(|| pool_name.clone(), |lower| format!("{pool_name} over {}", lower.name()));
         Ok(Compressed { pool: Arc::new(pool), lower: lower.map(Box::new), pool_name, name })
     }
 
-    /// What is under the pool.
+    /// The space under the pool.
     pub fn lower(&self) -> Option<&AnyBackend> {
         self.lower.as_deref()
     }
@@ -106,18 +109,18 @@ impl Compressed {
         self.pool.mapped_bytes()
     }
 
-    /// What has gone through the pool.
+    /// Counts of what has gone through the pool.
     pub fn counters(&self) -> &Counters {
         &self.pool.counters
     }
 
-    /// Bytes that the pool may use at most, and uses now.
+    /// The most bytes that the pool may use, and how many it uses now.
     pub fn bytes(&self) -> (u64, u64) {
         self.pool.bytes()
     }
 
     fn below(&self) -> Result<&AnyBackend, IoError> {
-        // A page that nobody has: its checksum would not be right either.
+        // A page that no tier has: its checksum would not be right either.
         self.lower.as_deref().ok_or(IoError::Device(EIO))
     }
 }
@@ -152,7 +155,7 @@ impl Reads for Compressed {
         }
     }
 
-    /// Pages that lie below are read by one transfer, if no pooled one is between.
+    /// Pages that lie below are read by one transfer, if no pooled page is between them.
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
         let mut below: Option<(usize, usize)> = None;
         for n in 0..=into.len() {
@@ -173,7 +176,7 @@ impl Reads for Compressed {
         Ok(())
     }
 
-    /// Pages that all lie below are read there; if one of them is pooled, all are made at once.
+    /// Pages that all lie below are read there; if one of them is pooled, all are read at once.
     fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
         if (0..into.len() as u64).any(|n| self.pool.has(first.plus(n))) {
             return ReadBegun::Over(self.read_run(first, into));
@@ -229,8 +232,8 @@ impl Spaces for Compressed {
         self.pool.is_quiet(is_there) && self.lower.as_ref().is_none_or(|lower| lower.is_quiet(is_there))
     }
 
-    /// A copy of a dead page that is on its way below would land in what is somebody else's by then, on a device. And one must not begin meanwhile: slots that
-    /// are taken out look used.
+    /// A copy of a freed page that is on its way below would, on a device, land in a region that another process may have by
+    /// then. And no copy may begin meanwhile: slots that are taken out look used.
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
         let Some(lower) = &self.lower else { return Err(CANNOT) };
         if self.pool.forget_all(first, count) { lower.give_back(first, count) } else { Err(LATER) }
@@ -247,22 +250,22 @@ impl MemoryBudget for Compressed {
     }
 }
 
-/// A write that somebody waits for.
+/// A write that its caller waits for.
 #[derive(Clone, Copy, Debug)]
 struct Write {
     tag: u64,
-    /// Runs that were passed on and are not written.
+    /// Runs that were passed on and are not written yet.
     left: u32,
     result: Result<(), IoError>,
 }
 
-/// Pages that pass the pool by.
+/// Pages that are written past the pool.
 #[derive(Clone, Copy, Debug)]
 struct PassedOn {
     first: Slot,
     pages: *const PageBuf,
     count: u32,
-    /// Of which write.
+    /// The write that they belong to.
     write: usize,
 }
 
@@ -281,10 +284,10 @@ pub struct CompressedQueue {
     encoder: Encoder,
     small: Box<[u8; WORTH_IT]>,
     writes: Box<[Option<Write>]>,
-    /// Wait for their turn below.
+    /// Pages that wait for their turn below.
     passed_on: VecDeque<PassedOn>,
     copies: Box<[Copy]>,
-    /// The last copy failed: once at a time until one goes well.
+    /// The last copy failed: only one copy at a time until one succeeds.
     copies_fail: bool,
 }
 
@@ -293,7 +296,7 @@ pub struct CompressedQueue {
 unsafe impl Send for CompressedQueue {}
 
 impl CompressedQueue {
-    /// Gives to the tier below what it takes.
+    /// Gives the tier below as many waiting pages as it takes.
     fn pass_on(&mut self) {
         let Some(lower) = &mut self.lower else { return };
         while let Some(&PassedOn { first, pages, count, write }) = self.passed_on.front() {
@@ -305,7 +308,7 @@ impl CompressedQueue {
         }
     }
 
-    /// What the tier below has done.
+    /// Handles the completions of the tier below.
     fn reap_lower(&mut self, wait_ns: u64) {
         let Some(lower) = &mut self.lower else { return };
         let (writes, copies, pool, fail) = (&mut self.writes, &mut self.copies, &self.pool, &mut self.copies_fail);
@@ -328,7 +331,7 @@ impl CompressedQueue {
         }
     }
 
-    /// Tells of the writes that are done; whether there were any.
+    /// Reports the writes that are done; returns whether there were any.
     fn deliver(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) -> bool {
         let mut any = false;
         for write in &mut self.writes {
@@ -353,9 +356,9 @@ impl WriteQueue for CompressedQueue {
         let mut run: Option<PassedOn> = None;
         for n in 0..count {
             let slot = first.plus(u64::from(n));
-            // SAFETY: the caller's pages are `count`.
+            // SAFETY: `n` is below `count`, the number of the caller's pages.
             let at = unsafe { pages.add(n as usize) };
-            // SAFETY: they stay as they are until the write's completion.
+            // SAFETY: the pages stay as they are until the write's completion.
             let page = unsafe { &*at };
             match self.pool.put(slot, page, &mut self.encoder, &mut self.small) {
                 Put::Kept => self.passed_on.extend(run.take()),
@@ -386,7 +389,7 @@ impl WriteQueue for CompressedQueue {
             self.pass_on();
             self.reap_lower(u64::MAX);
             if self.writes.iter().all(Option::is_none) {
-                // Copies alone: nobody is told of them.
+                // Only copies are in flight: no caller waits for them.
                 return;
             }
         }
@@ -413,7 +416,7 @@ impl WriteQueue for CompressedQueue {
         let Some(lower) = &mut self.lower else { return };
         for (number, copy) in self.copies.iter_mut().enumerate().filter(|(_, copy)| copy.run.is_none()) {
             let Some((first, count)) = self.pool.begin_copies(&mut copy.pages, free) else { break };
-            // SAFETY: the pages are the copy's, and are used for another only when this one has ended.
+            // SAFETY: the pages are the copy's, and are used for another copy only when this one has ended.
             match unsafe { lower.start_write(first, copy.pages.as_ptr(), count, COPY | number as u64) } {
                 Ok(()) => copy.run = Some((first, count)),
                 Err(()) => {
@@ -427,7 +430,7 @@ impl WriteQueue for CompressedQueue {
 }
 
 impl Drop for CompressedQueue {
-    /// What is written from our own memory must have been written.
+    /// Writes from our own memory must end before that memory goes.
     fn drop(&mut self) {
         while self.copies_under_way() > 0 {
             self.reap_lower(u64::MAX);

@@ -1,8 +1,9 @@
-//! The pool: which slot's page lies where, and which came first.
+//! The pool: where each slot's page lies, and in which order pages came.
 //!
-//! An entry a slot, in a reserved mapping, so that a reader finds it without a lock: its word ([`farshore_core::pooled`]) and its links. Pages that take
-//! memory are in a list by age. Everything but reading is under one lock that evictors alone take, for as long as it takes to copy a compressed
-//! page; compressing and decompressing are outside of it.
+//! There is an entry for each slot, in a reserved mapping, so that a reader finds it without a lock: its word
+//! ([`farshore_core::pooled`]) and its links. Pages that take memory are in a list by age. All operations but reading are under
+//! one lock, which evictors alone take, for as long as it takes to copy a compressed page. Compressing and decompressing are done
+//! without the lock.
 
 mod age;
 mod emptying;
@@ -25,39 +26,41 @@ use rustix::io::Errno;
 
 /// Most slots that entries are reserved for.
 const SLOTS_MAX: u64 = (EXTENTS_MAX * EXTENT_SLOTS) as u64;
-/// Fewest, for each page that the pool would hold uncompressed.
+/// Fewest slots, for each page that the pool would hold uncompressed.
 const SLOTS_A_PAGE: u64 = 2;
 /// A chunk begins with the number of the slot whose page it holds, so that the page can be moved.
 const OWNER: usize = 8;
 
-/// Bytes for the owner of a chunk that holds `len` bytes: none if it is a whole page, which fills a chunk of the largest size. Those are not moved.
+/// Bytes for the owner of a chunk that holds `len` bytes: none if the page is whole, which fills a chunk of the largest size.
+/// Such chunks are not moved.
 fn owner_of(len: usize) -> usize {
     if len < PAGE_SIZE { OWNER } else { 0 }
 }
 
-/// A slot's.
+/// The entry of one slot.
 #[derive(Debug)]
 #[repr(C)]
 struct Entry {
     word: PooledWord,
-    /// Of a chunk: [`Links`]. Of a repeated word: the word.
+    /// For a chunk: [`Links`]. For a repeated word: the word.
     extra: AtomicU64,
 }
 
 const _: () = assert!(SLOTS_MAX < 1 << 31);
 
-/// What is under the lock.
+/// State under the lock.
 #[derive(Debug)]
 struct State {
     chunks: Chunks,
     oldest: u32,
     newest: u32,
-    /// The 64 slots that the next sweep begins at; and one slot behind the last that ever had a page.
+    /// The group of 64 slots that the next sweep begins at; and one slot behind the last that ever had a page.
     sweep: u64,
     end: u64,
     /// Bytes of pages whose copies are under way: half of their size each, as a guess.
     copying: u64,
-    /// The first slots of copies that are under way, and how many follow. From before the first look at their pages until the tier below has answered.
+    /// The first slots of copies that are under way, and how many follow. From before the first look at their pages until the
+    /// tier below has answered.
     copies: Vec<(u64, u32)>,
     /// There was no room for a page since the last copies began.
     pressed: bool,
@@ -65,7 +68,7 @@ struct State {
     moving: Vec<u64>,
 }
 
-/// What has gone through it.
+/// Counts of what has gone through the pool.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Pages that are here now.
@@ -74,7 +77,7 @@ pub struct Counters {
     pub repeated: AtomicU64,
     /// Bytes that they were compressed to.
     pub compressed_bytes: AtomicU64,
-    /// Pages that were not worth it, or for which there was no room.
+    /// Pages that were not worth compressing, or for which there was no room.
     pub passed_on: AtomicU64,
     /// Pages that were moved to the tier below.
     pub moved: AtomicU64,
@@ -87,7 +90,7 @@ pub enum Put {
     Kept,
     /// Nowhere: the tier below may take it.
     PassedOn,
-    /// Nowhere, and no tier below may take it now.
+    /// Nowhere, and the tier below may not take it now either.
     Full,
 }
 
@@ -98,25 +101,26 @@ pub struct Pool {
     kind: Compression,
     memory: Reserved,
     index: Reserved,
-    /// A bit a slot: it has a page here.
+    /// A bit for each slot: set if it has a page here.
     present: Reserved,
     slots: u64,
     bytes: u64,
-    /// What may be used now; at most `bytes`.
+    /// Bytes that may be used now; at most `bytes`.
     allowed: AtomicU64,
-    /// Memory that it has.
+    /// Bytes that have memory.
     touched: AtomicU64,
     state: SpinLock<State>,
-    /// Something under it takes what it has no room for.
+    /// A space under the pool takes the pages that the pool has no room for.
     has_lower: bool,
-    /// The last copy to it failed.
+    /// The last copy to that space failed.
     lower_fails: AtomicBool,
-    /// What has gone through it.
+    /// Counts of what has gone through the pool.
     pub counters: Counters,
 }
 
 impl Pool {
-    /// A pool of at most `bytes` (rounded down to whole spans, at least one), for slots below `slots`, or as many as address space can be had for.
+    /// A pool of at most `bytes` (rounded down to whole spans, at least one), for slots below `slots`, or as many as address
+    /// space can be had for.
     ///
     /// # Errors
     /// When the address space cannot be reserved.
@@ -128,7 +132,7 @@ impl Pool {
         let index = loop {
             match Reserved::new(slots * size_of::<Entry>() as u64) {
                 Ok(index) => break index,
-                // A limit of the address space: pages beyond pass it by.
+                // There is a limit of the address space: pages of further slots are written past the pool.
                 Err(_) if slots / 2 >= fewest => slots /= 2,
                 Err(errno) => return Err(errno),
             }
@@ -161,7 +165,7 @@ impl Pool {
         })
     }
 
-    /// Slots that it has entries for: a whole number of extents.
+    /// Slots that the pool has entries for: a whole number of extents.
     pub fn slots(&self) -> u64 {
         self.slots
     }
@@ -171,7 +175,7 @@ impl Pool {
         self.kind
     }
 
-    /// Bytes that it may use at most, and uses now.
+    /// The most bytes that the pool may use, and how many it uses now.
     pub fn bytes(&self) -> (u64, u64) {
         (self.bytes, self.touched.load(Ordering::Relaxed))
     }
@@ -181,12 +185,12 @@ impl Pool {
         self.with(|state| state.end * size_of::<Entry>() as u64 + state.end / 8 + state.chunks.mapped_bytes())
     }
 
-    /// It may use so much from now on; what is beyond goes by and by.
+    /// The pool may use this many bytes from now on; memory beyond that goes by and by.
     pub fn allow(&self, bytes: u64) {
         self.allowed.store(bytes.min(self.bytes), Ordering::Relaxed);
     }
 
-    /// Whether the tier below takes pages, as the last copy to it told.
+    /// Sets whether the tier below refuses pages, as the last copy to it showed.
     pub fn set_lower_fails(&self, fails: bool) {
         self.lower_fails.store(fails, Ordering::Relaxed);
     }
@@ -199,7 +203,7 @@ impl Pool {
         Some(unsafe { &*self.index.nth::<Entry>(slot as usize) })
     }
 
-    /// Under the lock.
+    /// Runs `f` under the lock.
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         self.state.with(|state| {
             let result = f(state);
@@ -208,7 +212,8 @@ impl Pool {
         })
     }
 
-    /// Reads a page. `None`: it is not here. `Some(false)`: it cannot be decompressed. Any thread; takes no lock.
+    /// Reads a page. `None`: it is not in the pool. `Some(false)`: it cannot be decompressed. For any thread; takes no
+    /// lock.
     pub fn read(&self, slot: Slot, into: &mut PageBuf) -> Option<bool> {
         let entry = self.entry(slot.number())?;
         let place = entry.word.pin()?;
@@ -232,7 +237,7 @@ impl Pool {
         Some(whole)
     }
 
-    /// Whether a page is here, at this moment. One that is not does not come back.
+    /// Whether a page is here, at this moment. A page that is not here does not come back.
     pub fn has(&self, slot: Slot) -> bool {
         self.entry(slot.number()).is_some_and(|entry| {
             let here = entry.word.pin().is_some();
@@ -243,7 +248,7 @@ impl Pool {
         })
     }
 
-    /// Takes a page for a slot; what the slot had before is gone.
+    /// Stores a page for a slot; the page that the slot had before is gone.
     pub fn put(&self, slot: Slot, page: &PageBuf, encoder: &mut Encoder, small: &mut [u8; WORTH_IT]) -> Put {
         let Some(entry) = self.entry(slot.number()) else { return self.pass_on() };
         let repeated = codec::repeated(page);
@@ -260,7 +265,7 @@ impl Pool {
                     self.counters.repeated.fetch_add(1, Ordering::Relaxed);
                     return Some(Put::Kept);
                 }
-                // While the slot below is being written, nobody else may write it.
+                // While the slot below is being written, no other thread may write it.
                 let may_pass = self.has_lower && !entry.word.is_copied();
                 let bytes = match compressed {
                     Some(len) => &small[..len],
@@ -280,7 +285,7 @@ impl Pool {
             match put {
                 Some(Put::PassedOn) => return self.pass_on(),
                 Some(put) => return put,
-                // Somebody copies what was here, and is done with it in a moment.
+                // Another thread copies the old page, and is done with it in a moment.
                 None => spin_hint(),
             }
         }
@@ -292,7 +297,7 @@ impl Pool {
         unsafe { self.memory.base().add(at as usize * UNIT + owner_of(len)) }
     }
 
-    /// Writes a chunk that nobody else uses.
+    /// Writes a chunk that no other thread uses.
     fn fill(&self, at: u64, owner: u64, bytes: &[u8]) {
         let to = self.bytes_at(at, bytes.len());
         if owner_of(bytes.len()) > 0 {
@@ -313,7 +318,7 @@ impl Pool {
         Put::PassedOn
     }
 
-    /// Takes out what the slot has. False while somebody reads it.
+    /// Takes out the slot's page. False while a thread reads it.
     fn drop_page(&self, state: &mut State, slot: u64, entry: &Entry) -> bool {
         if entry.word.place().is_none() {
             return true;
@@ -327,7 +332,7 @@ impl Pool {
         }
     }
 
-    /// The memory of a page that was taken out.
+    /// Frees the memory of a page that was taken out.
     fn forget(&self, state: &mut State, slot: u64, entry: &Entry, place: Place) {
         self.counters.pages.fetch_sub(1, Ordering::Relaxed);
         self.present(slot / 64).fetch_and(!(1 << (slot % 64)), Ordering::Relaxed);
@@ -343,7 +348,7 @@ impl Pool {
         }
     }
 
-    /// A bit for each of 64 slots that has a page here. Under the lock.
+    /// The word with a bit for each of 64 slots: set if the slot has a page here. Under the lock.
     fn present(&self, word: u64) -> &AtomicU64 {
         // SAFETY: within the mapping, whose zeros say that there are none.
         unsafe { &*self.present.nth::<AtomicU64>(word as usize) }
@@ -356,7 +361,7 @@ impl Pool {
         self.present(slot / 64).fetch_or(1 << (slot % 64), Ordering::Relaxed);
     }
 
-    /// Checks lists and counts. Only while nobody else uses it.
+    /// Checks lists and counts. Only while no other thread uses the pool.
     ///
     /// # Panics
     /// When they disagree.

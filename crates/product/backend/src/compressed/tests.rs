@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// The smallest there is: 2 MiB.
+/// The smallest pool there is: 2 MiB.
 const SMALL: Size = Size::mib(2);
 const SLOTS: u64 = 2048;
 
@@ -53,18 +53,18 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(prop_oneof![5 => write, 2 => free, 3 => read, 3 => tend, 2 => reap], 1..200)
 }
 
-/// What slots hold, as the engine knows it.
+/// What the engine knows about the slots' contents.
 #[derive(Default)]
 struct Model {
-    /// Versions of slots that were written.
+    /// The version that each slot was last written with.
     holds: HashMap<u64, u64>,
-    /// In a write.
+    /// Slots that are being written.
     busy: HashMap<u64, ()>,
     flights: HashMap<u64, (u64, u64, Vec<PageBuf>)>,
     failed: usize,
 }
 
-/// As the engine tells it.
+/// The free slots, as the engine reports them.
 struct Unused<'m>(&'m RefCell<Model>);
 
 impl FreeSlots for Unused<'_> {
@@ -99,7 +99,7 @@ impl Model {
     }
 }
 
-/// Runs `ops` as evictors and faults would; the model at the end.
+/// Runs `ops` as evictors and faults would; returns the model at the end.
 fn run(backend: &Compressed, ops: &[Op]) -> Model {
     let model = RefCell::new(Model::default());
     let mut queues = [backend.queue(3).unwrap(), backend.queue(3).unwrap()];
@@ -204,7 +204,7 @@ proptest! {
 fn the_oldest_move_to_the_tier_below_when_it_is_full() {
     let pool = Compressed::open(Compression::Lz4, Some(SMALL), Some(ram(None))).unwrap();
     let mut queue = pool.queue(4).unwrap();
-    // They are compressed to a quarter: two thirds of them fill what it may use.
+    // The pages are compressed to a quarter: two thirds of them fill the memory that the pool may use.
     pool.allow_memory(1 << 20);
     let half = |number: u64| page(number, (2 + 5 * number - number / 7 % 5) % 5 + 5);
     for first in (1..1537).step_by(32) {
@@ -239,7 +239,8 @@ fn memory_goes_back_when_less_is_allowed_while_pages_come() {
     let pool = Compressed::open(Compression::Lz4, Some(SMALL), Some(ram(None))).unwrap();
     let mut queue = pool.queue(4).unwrap();
     let half = |number: u64| page(number, (2 + 5 * number - number / 7 % 5) % 5 + 5);
-    // The same 1024 slots over and over, half of which fill what may be used at first; more in a batch than are moved below after it.
+    // The same 1024 slots over and over. Half of them fill the memory that may be used at first, and a batch has more than are
+    // moved below after it.
     let mut rounds = |count: u64| {
         for first in (0..count).flat_map(|_| (1..1025).step_by(128)) {
             let pages: Vec<PageBuf> = (first..first + 128).map(half).collect();
@@ -275,7 +276,8 @@ fn sizes_have_limits() {
     assert_eq!((pool.name(), pool.spaces(), pool.bytes()), ("ram:zstd,size=64M", 1, (64 << 20, 0)));
 }
 
-/// A pool over a file whose writes are acknowledged a second later, with the oldest of its pages, in extent 1 and behind, on their way there.
+/// A pool over a file whose writes are acknowledged a second later, with the oldest of its pages, in extent 1 and behind, on
+/// their way there.
 fn copying() -> (Compressed, CompressedQueue) {
     let spec = SwapSpec::Dir(std::env::temp_dir());
     let file = AnyBackend::open_with(&[spec], false, None, &mut |_| {}).unwrap();
@@ -291,7 +293,7 @@ fn copying() -> (Compressed, CompressedQueue) {
         queue.reap(true, &mut |_, _| done += 1);
     }
     assert!(queue.copies_under_way() == 0 && pool.pool.has(slot(512)));
-    // It has more than it may use by now.
+    // The pool has more than it may use by now.
     pool.allow_memory(2 << 16);
     queue.tend(&NoneFree);
     assert!(queue.copies_under_way() > 0);
@@ -326,7 +328,7 @@ fn no_copy_begins_to_what_is_being_given_back() {
     }
     assert!(pool.counters().pages.load(core::sync::atomic::Ordering::Relaxed) > 64, "there is more to copy");
     assert_eq!(pool.give_back(slot(512), 512), Ok(()));
-    // Still taken out. Whatever the pool wants to get rid of, it is none of these.
+    // The extent is still taken out. Whichever pages the pool wants to get rid of, these are not among them.
     pool.allow_memory(0);
     queue.tend(&NoneFree);
     assert_eq!((queue.copies_under_way(), pool.is_quiet(IN_EXTENT_1)), (0, true));

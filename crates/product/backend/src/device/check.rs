@@ -1,7 +1,7 @@
-//! What a device must not be used for already. Nothing overrides these.
+//! Checks that a device is not in use already. No option overrides them.
 //!
-//! The kernel refuses an exclusive open of a device that is mounted, swapped to or part of a volume, in whatever namespace. These looks come before
-//! it so that the reason can be told, and where a file system does not claim its device.
+//! The kernel refuses an exclusive open of a device that is mounted, swapped to or part of a volume, in whatever namespace. These
+//! checks come before it so that Farshore can tell the reason, and for file systems that do not claim their device.
 
 use super::refuse;
 use crate::error::OpenError;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 
-/// Whether the block device at `path` may be looked at further.
+/// Checks whether the block device at `path` may be looked at further.
 pub(super) fn check(path: &Path) -> Result<(), OpenError> {
     let about = stat(path).map_err(|errno| match errno {
         Errno::NOENT | Errno::NOTDIR => refuse(path, "it does not exist: name another"),
@@ -37,7 +37,8 @@ pub(super) fn check(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// What a directory holds, or one of it. Not by libc, whose heap would come to be with the list: the program's, before it can be managed.
+/// One entry of a directory. Not read with libc, whose heap would be set up with the list: that is the program's heap, before it
+/// can be managed.
 fn first_entry(directory: &str) -> Option<String> {
     let directory = open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut memory = [MaybeUninit::uninit(); 1024];

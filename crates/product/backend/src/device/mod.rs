@@ -2,15 +2,16 @@
 //!
 //! # One description for a family
 //!
-//! The kernel gives a device to one description alone (`O_EXCL`): no file system, no other swap and no other family can use it meanwhile. So the
-//! processes of a family ([`Handed`](farshore_config::Handed)) share that description: a forked child has inherited it, a program that is started gets
-//! it through its exec. It is in the list of this process ([`HELD`]) as long as a place of an array uses it.
+//! The kernel gives a device to one description alone (`O_EXCL`): no file system, no other swap and no other family can use it
+//! meanwhile. So the processes of a family ([`Handed`](farshore_config::Handed)) share that description: a forked child inherits
+//! it, and a program that is started gets it through its exec. It is in the list of this process ([`HELD`]) as long as a place of
+//! an array uses it.
 //!
 //! # Regions
 //!
-//! Each layer (a process' own space, and what its forked children read of it) has pages of its own, which must not meet those of another
-//! layer. So a device is given out by *regions*, when they are first written to ([`regions`]): to an array a device looks like a sparse
-//! file on a disk that others write to as well.
+//! Each layer (a process' own space, and the part of it that its forked children read) has pages of its own, which must not meet
+//! those of another layer. So a layer takes *regions* of a device when it first writes there ([`regions`]). To an array, a device
+//! looks like a sparse file on a disk that others write to as well.
 //!
 //! # What is refused
 //!
@@ -36,7 +37,7 @@ use rustix::io::{Errno, dup, pread};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// How long a device that is busy is asked for again: the rings of a process that was killed are taken down a moment after its end.
+/// How often a busy device is asked for again: the rings of a process that was killed are taken down a moment after its end.
 const BUSY_TRIES: u32 = 50;
 const BUSY_PAUSE_NS: u64 = 20_000_000;
 /// Direct I/O of a page must be possible.
@@ -47,15 +48,15 @@ const SECTOR_MAX: u32 = farshore_core::limits::PAGE_SIZE as u32;
 struct Held {
     path: PathBuf,
     device: OwnedFd,
-    /// A file in memory, a byte a region: who has locked it has the region.
+    /// A file in memory with a byte for each region: the description that has locked the byte has the region.
     regions: OwnedFd,
     bytes: u64,
-    /// Places that use it.
+    /// Number of places that use it.
     users: AtomicU32,
 }
 
-/// The devices of this process. Filled and emptied by threads that may wait, one at a time (start-up, the drainer, a forked child's first
-/// write); read by any.
+/// The devices of this process. Filled and emptied by threads that may wait, one at a time (start-up, the drainer, a forked
+/// child's first write); read by any thread.
 static HELD: [AtomicPtr<Held>; SPACES_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; SPACES_MAX];
 
 fn all_held() -> impl Iterator<Item = &'static Held> {
@@ -73,7 +74,7 @@ fn hold(held: Held) -> Result<&'static Held, OpenError> {
         // SAFETY: from Box::into_raw just now, and never freed.
         return Ok(unsafe { &*held });
     }
-    // SAFETY: from Box::into_raw just now, and nobody has seen it.
+    // SAFETY: from Box::into_raw just now, and no other thread has seen it.
     drop(unsafe { Box::from_raw(held) });
     Err(refuse(&path, format!("this family has {SPACES_MAX} devices already")))
 }
@@ -91,7 +92,8 @@ pub(crate) struct Opened {
     pub(crate) bytes: u64,
 }
 
-/// Opens a device, or takes the one that the family has open. What is found on it is overwritten, which `force` allows if it looks like something.
+/// Opens a device, or takes the one that the family has open. The device's contents are overwritten; `force` allows that if they
+/// look like something.
 pub(crate) fn open_device(path: &Path, force: bool, direct: bool, notice: &mut dyn FnMut(&str)) -> Result<Opened, OpenError> {
     let held = match all_held().find(|held| held.path == path) {
         Some(held) => held,
@@ -118,7 +120,7 @@ fn describe(held: &'static Held, direct: bool, notice: &mut dyn FnMut(&str)) -> 
     Ok(Opened { fd, regions, bytes: held.bytes })
 }
 
-/// Takes a device that nobody else has.
+/// Takes a device that no other process uses.
 fn take(path: &Path, force: bool, notice: &mut dyn FnMut(&str)) -> Result<Held, OpenError> {
     let failed = |doing| move |errno| OpenError::Io { doing, path: path.to_owned(), errno };
     check::check(path)?;
@@ -172,7 +174,7 @@ fn open_alone(path: &Path) -> Result<OwnedFd, OpenError> {
     unreachable!("the last try returns")
 }
 
-/// A place uses it no more.
+/// A place no longer uses the device.
 fn let_go(held: &'static Held) {
     if held.users.fetch_sub(1, Ordering::AcqRel) > 1 {
         return;
@@ -181,19 +183,19 @@ fn let_go(held: &'static Held) {
         let is_it = core::ptr::eq(entry.load(Ordering::Acquire), held);
         if is_it && entry.swap(core::ptr::null_mut(), Ordering::AcqRel).cast_const() == core::ptr::from_ref(held) {
             for fd in [&held.device, &held.regions] {
-                // SAFETY: nobody uses it any more, and `held` is never dropped.
+                // SAFETY: no place uses it any more, and `held` is never dropped.
                 unsafe { rustix::io::close(fd.as_raw_fd()) };
             }
         }
     }
 }
 
-/// Descriptors of devices that no place of an array has for itself.
+/// Descriptors of devices that are not owned by one place of an array.
 pub(crate) fn fds() -> impl Iterator<Item = RawFd> {
     all_held().flat_map(|held| [held.device.as_raw_fd(), held.regions.as_raw_fd()])
 }
 
-/// What a program that is started gets, so that it can use the devices too.
+/// The devices that a program that is started gets, so that it can use them too.
 pub fn handed() -> Vec<HandedDevice> {
     let hand = |held: &Held| HandedDevice {
         path: held.path.clone(),
@@ -203,18 +205,19 @@ pub fn handed() -> Vec<HandedDevice> {
     all_held().map(hand).collect()
 }
 
-/// At the start of a program that got devices from the one that started it.
+/// Called at the start of a program that got devices from the program that started it.
 ///
 /// # Errors
-/// What was handed on is not there.
+/// When a device that was handed on is not there.
 pub fn adopt(handed: &[HandedDevice]) -> Result<(), OpenError> {
     handed.iter().try_for_each(|handed| {
         let path = &handed.path;
         let failed = |errno| OpenError::Io { doing: "take over the swap device", path: path.clone(), errno };
         let take_over = |raw: RawFd| {
-            // SAFETY: should it not be open, the call says so.
+            // SAFETY: if the descriptor is not open, the call returns an error.
             let stat = fstat(unsafe { rustix::fd::BorrowedFd::borrow_raw(raw) })?;
-            // SAFETY: open, left so for us by who has started this program, and nobody else here knows it.
+            // SAFETY: the descriptor is open: the process that started this program left it so for us, and no other code
+            // here knows it.
             Ok((place_high(unsafe { OwnedFd::from_raw_fd(raw) })?, FileType::from_raw_mode(stat.st_mode)))
         };
         let (device, kind) = take_over(handed.device).map_err(failed)?;
@@ -228,7 +231,7 @@ pub fn adopt(handed: &[HandedDevice]) -> Result<(), OpenError> {
     })
 }
 
-/// Whether a page can be read: before the first that matters.
+/// Checks whether a page can be read, before the first read that matters.
 pub(crate) fn probe(fd: &OwnedFd) -> Result<(), Errno> {
     let mut page = farshore_core::seams::PageBuf::ZERO;
     match pread(fd, &mut page.0[..], 0)? {

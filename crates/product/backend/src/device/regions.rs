@@ -1,21 +1,22 @@
 //! Which part of a device a layer's pages lie in.
 //!
-//! A device is divided into at most [`REGIONS_MAX`] regions of whole extents. A layer takes one when it first writes there: a byte of a file in
-//! memory, which all of the family have, is locked by a description that is the layer's own
-//! (an open file description lock). So the kernel frees the regions of a layer when the last process has closed that description: its own process
-//! and all that it has forked, which read there. `kill -9` is an end like any other.
+//! A device is divided into at most [`REGIONS_MAX`] regions of whole extents. A layer takes one when it first writes there: it
+//! locks a byte of a file in memory, which all processes of the family have, with a description that is the layer's own (an open
+//! file description lock). So the kernel frees the regions of a layer when the last process has closed that description: the
+//! layer's own process and all that it has forked, which read there. `kill -9` is an end like any other.
 //!
-//! # Nobody writes late
+//! # No write comes late
 //!
-//! What a ring has begun may reach the device after the end of its process. So each ring has the description in its table of files, beside the
-//! device, and the kernel gives that table back when the last of its writes has ended. A thread that writes without a ring keeps its
-//! process' descriptors open until the write has ended.
+//! A write that a ring has begun may reach the device after the end of its process. So each ring has the description in its table
+//! of files, beside the device, and the kernel gives that table back when the last of the ring's writes has ended. A thread that
+//! writes without a ring keeps its process' descriptors open until the write has ended.
 //!
 //! # Protocol
 //!
-//! `table[n]`: where the layer's region `n` is, plus 1; 0: nowhere yet. Written by who claims it ([`Regions::claim`]), on a thread that may make
-//! system calls; read by any, without a lock, once something was written there. Several threads may claim at a time: `mine` says what the description has
-//! locked (it could lock that again), and the table takes one answer only.
+//! `table[n]` says where the layer's region `n` is, plus 1; 0: nowhere yet. The thread that claims the region writes it
+//! ([`Regions::claim`]); it may make system calls. Any thread reads it, without a lock, once a page was written there. Several
+//! threads may claim at a time: `mine` says which bytes the description has locked (it could lock them again), and the table
+//! takes one answer only.
 
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::seams::IoError;
@@ -37,7 +38,7 @@ pub(crate) struct Regions {
     bytes: u64,
     table: Box<[AtomicU32]>,
     mine: Box<[AtomicBool]>,
-    /// Where to look first.
+    /// The region at which to look first.
     next: AtomicU32,
     /// The layer's description.
     claims: AtomicI32,
@@ -62,16 +63,17 @@ impl Drop for Regions {
     }
 }
 
-/// Bytes of a region of a device of so many bytes.
+/// Bytes of a region of a device with this many bytes.
 fn region_bytes(device: u64) -> u64 {
     device.div_ceil(REGIONS_MAX).next_power_of_two().max(SMALLEST)
 }
 
 impl Regions {
-    /// None claimed, of a device of so many bytes. `claims` is a description that nobody else has.
+    /// The regions of a device with this many bytes, none of them claimed. `claims` is a description that no other layer
+    /// has.
     pub(crate) fn new(device: u64, claims: OwnedFd, closed: impl Fn() + Send + Sync + 'static) -> Regions {
         let bytes = region_bytes(device);
-        // What is left at the end is not used: a region that is cut would end within a write.
+        // Bytes left over at the end are not used: a region that is cut would end within a write.
         let count = (device / bytes) as usize;
         Regions {
             bytes,
@@ -104,7 +106,7 @@ impl Regions {
         Some(u64::from(region) * self.bytes + within)
     }
 
-    /// The same, and claims a region if need be. By a thread that may make system calls.
+    /// As [`Regions::find`], but claims a region if there is none yet. For a thread that may make system calls.
     ///
     /// # Errors
     /// `Full` when all regions are taken.
@@ -112,7 +114,8 @@ impl Regions {
         let Some((place, within)) = self.at(offset) else { return Err(IoError::Full) };
         if place.load(Ordering::Acquire) == 0 {
             let region = self.take()?;
-            // Release: pairs with `find`'s Acquire. Who was faster has another region: this one goes back.
+            // Release: pairs with `find`'s Acquire. If another thread was faster, its region counts, and this one goes
+            // back.
             if place.compare_exchange(0, region + 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
                 self.give(region);
             }
@@ -121,15 +124,15 @@ impl Regions {
         Ok(u64::from(region) * self.bytes + within)
     }
 
-    /// A region that no layer has: it is this one's now.
+    /// Claims a region that no layer has.
     fn take(&self) -> Result<u32, IoError> {
         let Some(fd) = self.fd() else { return Err(IoError::Device(Errno::EBADF.0)) };
-        // SAFETY: open until `close`, before which nobody begins to write here any more.
+        // SAFETY: open until `close`, before which the last thread has stopped beginning writes here.
         let claims = unsafe { BorrowedFd::borrow_raw(fd) };
         let count = self.mine.len() as u32;
         let from = self.next.load(Ordering::Relaxed);
         for region in (0..count).map(|n| (from + n) % count) {
-            // SeqCst is not needed: a swap alone decides who of this process may ask for it.
+            // SeqCst is not needed: one swap decides which thread of this process may ask for the region.
             if self.mine[region as usize].swap(true, Ordering::AcqRel) {
                 continue;
             }
@@ -149,7 +152,8 @@ impl Regions {
         Err(IoError::Full)
     }
 
-    /// The layer needs these bytes no more, and nobody reads or writes there. Whether that was a whole region, which anybody of the family may have now.
+    /// The layer no longer needs these bytes, and no thread reads or writes there. Returns whether that was a whole region, which
+    /// any process of the family may have now.
     pub(crate) fn give_back(&self, offset: u64, len: u64) -> bool {
         let Some((place, 0)) = self.at(offset).filter(|_| len == self.bytes) else { return false };
         if let Some(region) = place.swap(0, Ordering::AcqRel).checked_sub(1) {
@@ -167,11 +171,11 @@ impl Regions {
         }
     }
 
-    /// The layer uses the device no more: its regions are free, unless a forked child has them open.
+    /// The layer no longer uses the device: its regions are free, unless a forked child has the description open.
     pub(crate) fn close(&self) {
         let fd = self.claims.swap(CLOSED, Ordering::AcqRel);
         if fd != CLOSED {
-            // SAFETY: ours, and nobody writes here any more.
+            // SAFETY: the descriptor is ours, and no thread writes here any more.
             unsafe { rustix::io::close(fd) };
             (self.closed)();
         }
@@ -226,7 +230,7 @@ mod tests {
             (one.claim(0), other.claim(0), one.claim(16 * MIB)),
             (Err(IoError::Full), Err(IoError::Full), Err(IoError::Full))
         );
-        // One goes: its regions are free.
+        // One layer goes: its regions are free.
         one.close();
         assert!((0..4).all(|n| other.claim(n * 2 * MIB).is_ok_and(|at| seen.contains(&(at + 4096)))));
         assert_eq!(one.claim(0), Err(IoError::Device(Errno::EBADF.0)));
@@ -246,8 +250,8 @@ mod tests {
     fn a_description_that_a_child_has_keeps_the_regions() {
         let [one, other] = layers(4 * MIB);
         assert!(one.claim(0).is_ok() && one.claim(2 * MIB).is_ok());
-        // As a fork does it.
-        // SAFETY: open.
+        // As a fork duplicates it.
+        // SAFETY: the descriptor is open.
         let childs = rustix::io::dup(unsafe { BorrowedFd::borrow_raw(one.fd().unwrap()) }).unwrap();
         one.close();
         assert_eq!(other.claim(0), Err(IoError::Full));
@@ -265,7 +269,7 @@ mod tests {
         });
         assert!(all.iter().all(|places| *places == all[0]));
         assert_eq!(all[0].iter().collect::<std::collections::BTreeSet<_>>().len(), 32);
-        // What was taken twice for one place was given back.
+        // Regions that were taken twice for one place were given back.
         assert!((0..32).all(|n| other.claim(n * 2 * MIB).is_ok()));
     }
 }

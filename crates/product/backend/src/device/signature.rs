@@ -1,10 +1,11 @@
 //! What a device looks like: signatures of file systems, partition tables, arrays and volumes.
 //!
-//! A table of our own, since what decides must be there in every container: `libblkid` is not, and udev's answers are not either (they are
-//! looked at too, if they are there). To refuse it is enough to know that there is something, so a signature of four bytes or more at its place counts; nothing
-//! is parsed. In the table is what `blkid` and `wipefs` know and Linux of today can make, and what other systems put on disks that one plugs in.
-//! Signatures at the end of a device are those of arrays and of the second partition table of GPT. A device that only looks like something is refused
-//! as well: `force` is there for that. What bears none of these and is something all the same is the user's to know, as for `mkswap`.
+//! The table is our own, since the check must work in every container: `libblkid` is not in each, and neither are udev's answers
+//! (which are looked at too, where they exist). To refuse a device it is enough to know that it holds something, so a signature
+//! of four bytes or more at its place counts; nothing is parsed. The table has what `blkid` and `wipefs` know and Linux of today
+//! can make, and what other systems put on disks that users plug in. Signatures at the end of a device are those of arrays and of
+//! the second partition table of GPT. A device that only looks like something is refused as well: `force` is there for that. If a
+//! device bears none of these signatures and holds something all the same, it is up to the user to know, as for `mkswap`.
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{major, minor, stat};
@@ -59,11 +60,11 @@ const SIGNATURES: &[(&str, Place, &[u8])] = &[
     ("a VDO device", Start(0), b"dmvdo001"), ("an integrity volume", Start(0), b"integrt\0"), ("a verity volume", Start(0), b"verity\0\0"),
     ("a partition table (GPT)", Start(512), b"EFI PART"), ("a partition table (GPT)", Start(4096), b"EFI PART"),
     ("a partition table (GPT)", End(512), b"EFI PART"), ("a partition table (GPT)", End(4096), b"EFI PART"),
-    // Also the boot sector of FAT, NTFS and others.
+    // This is also the boot sector of FAT, NTFS and others.
     ("a partition table (MBR) or a boot sector", Start(510), &[0x55, 0xaa]),
 ];
 
-/// What is on the device; `None`: nothing that is known.
+/// What the device holds; `None`: nothing that is known.
 pub(super) fn find(device: &OwnedFd, bytes: u64) -> Result<Option<&'static str>, Errno> {
     let read = |offset: u64, most: usize| -> Result<Vec<u8>, Errno> {
         let mut buffer = vec![0; most.min(bytes as usize)];
@@ -95,7 +96,7 @@ fn look(head: &[u8], tail: &[u8], bytes: u64) -> Option<&'static str> {
         .or_else(|| is_old_raid(tail, bytes).then_some("a part of a RAID array"))
 }
 
-/// An uberblock, wherever in the ring of the first label, in either order of bytes.
+/// A ZFS uberblock, wherever in the ring of the first label, in either byte order.
 fn is_zfs(head: &[u8]) -> bool {
     let is = |at: usize| {
         head.get(at..).is_some_and(|rest| {
@@ -117,7 +118,7 @@ fn is_old_raid(tail: &[u8], bytes: u64) -> bool {
     places.into_iter().flatten().any(is)
 }
 
-/// What udev has found there, where there is udev.
+/// What udev has found on the device, where udev runs.
 pub(super) fn told_by_udev(path: &Path) -> Option<&'static str> {
     let device = stat(path).ok()?.st_rdev;
     let told = std::fs::read_to_string(format!("/run/udev/data/b{}:{}", major(device), minor(device))).ok()?;
@@ -172,7 +173,7 @@ mod tests {
             tail[at..at + 4].copy_from_slice(&[0xfc, 0x4e, 0x2b, 0xa9]);
             assert_eq!(look(&head, &tail, BYTES), Some("a part of a RAID array"));
         }
-        // What is smaller than what is read.
+        // A device that is smaller than the parts that are read.
         assert_eq!(look(&[0; 4096], &[0; 4096], 4096), None);
         assert_eq!(look(&[], &[], 0), None);
     }

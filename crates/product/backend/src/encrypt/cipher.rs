@@ -1,4 +1,4 @@
-//! A key, and what is encrypted with it.
+//! A key, and the pages encrypted with it.
 //!
 //! # Where the key lies
 //!
@@ -6,18 +6,18 @@
 //!  ┌ no access ┬ key and round keys: read-only, locked, not dumped ┬ no access ┐      one mapping a cipher, three pages
 //!  └───────────┴───────────────────────────────────────────────────┴───────────┘
 //! ```
-//!
-//! *Made* writable, taken out of core dumps, locked → *filled* by the kernel's generator, which blocks until it has been
-//! seeded → *expanded* in place → *read-only*, for good: a stray write of the program must not change the key, and reading needs no
-//! lock. The pages without access stop whoever reads on beyond a buffer beside it. When the last owner drops it, it is
-//! overwritten. At the end of a process nobody does: threads may still be at work on pages, and the kernel clears memory
+//! The page is *made* writable, taken out of core dumps, locked → *filled* by the kernel's generator, which blocks until it has
+//! been seeded → *expanded* in place → *read-only*, for good: a stray write of the program must not change the key, and reading
+//! needs no lock. The pages without access stop code that reads on beyond a buffer beside the key. When the last owner drops the
+//! cipher, the key is overwritten. At the end of a process no thread does that: threads may still be at work on pages, and the
+//! kernel clears the memory before another process gets it.
 //! before anybody else gets it.
 //!
 //! # fork
-//!
-//! A child has the mapping too, out of dumps as before, and can read what its parent wrote. Locks are not
-//! inherited: [`Cipher::lock`] locks it again. What the child writes itself belongs under a key of its own, or two processes
-//! would write different pages under the same key and number. If the child's cipher is made before the fork, by the parent,
+//! A child has the mapping too, out of dumps as before, and can read pages that its parent wrote. Locks are not inherited:
+//! [`Cipher::lock`] locks the page again. Pages that the child writes itself belong under a key of its own, or two processes
+//! would write different pages under the same key and number. If the parent makes the child's cipher before the fork, the
+//! child can certainly lock as much as its parent could.
 //! the child can certainly lock as much as its parent could.
 
 use super::xts::{KEY_BYTES, Schedules};
@@ -32,10 +32,10 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use std::fmt;
 use zeroize::Zeroize;
 
-/// Why there is no key. Displays as one line: what, with which value, what to do.
+/// Why there is no key. Displays as one line: what failed, with which value, what to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CipherError {
-    /// No memory for it.
+    /// There is no memory for the key.
     Memory(Errno),
     /// The kernel does not lock the memory.
     Lock {
@@ -74,8 +74,8 @@ impl std::error::Error for CipherError {}
 
 /// A random key that encrypts pages, each under its slot's number.
 ///
-/// Threads use it at the same time without waiting for each other. No system call, lock or allocation after it was made;
-/// up to 16 KiB of stack.
+/// Threads use it at the same time without waiting for each other. After it was made it makes no system call, takes no
+/// lock and allocates nothing; it uses up to 16 KiB of stack.
 pub struct Cipher {
     /// The page in the middle.
     page: NonNull<Page>,
@@ -90,7 +90,7 @@ struct Page {
 
 const _: () = assert!(size_of::<Page>() == PAGE_SIZE, "key and round keys fit into one page");
 
-// SAFETY: the page is the cipher's own, and read-only from the end of `new` until `drop`, which has it alone.
+// SAFETY: the page is the cipher's own. It is read-only from the end of `new` until `drop`, which has exclusive access.
 unsafe impl Send for Cipher {}
 // SAFETY: as above.
 unsafe impl Sync for Cipher {}
@@ -126,12 +126,12 @@ impl Cipher {
         let page = cipher.page.as_ptr();
         // SAFETY: a field of the page, which is mapped.
         let key = unsafe { &raw mut (*page).key };
-        // SAFETY: zeros are a key; the page is writable, and nobody else knows it yet.
+        // SAFETY: zeros are a valid key; the page is writable, and no other code knows it yet.
         let key = unsafe { &mut *key };
         fill(key)?;
         // SAFETY: a field of the page, which is mapped.
         let schedules = unsafe { &raw mut (*page).schedules };
-        // SAFETY: writable memory of this type that nobody else knows yet, apart from the key.
+        // SAFETY: writable memory of this type that no other code knows yet, apart from the key.
         unsafe { Schedules::expand(key, schedules) };
         // The first round keys are the key, so it is not needed again.
         key.zeroize();
@@ -153,7 +153,8 @@ impl Cipher {
     }
 
     fn protect(&self, flags: MprotectFlags) -> Result<(), Errno> {
-        // SAFETY: our own page. It becomes read-only when `new` has written all, and writable when nobody else has it.
+        // SAFETY: our own page. It becomes read-only when `new` has written everything, and writable when no other code
+        // has it.
         unsafe { mprotect(self.page.as_ptr().cast(), PAGE_SIZE, flags) }
     }
 
@@ -171,7 +172,7 @@ impl Cipher {
     pub(super) fn schedules(&self) -> &Schedules {
         // SAFETY: a field of the page, which is mapped.
         let schedules = unsafe { &raw const (*self.page.as_ptr()).schedules };
-        // SAFETY: `fill_with` has written it before it gave the cipher away, and nobody writes it after that but `drop`.
+        // SAFETY: `fill_with` wrote it before it gave the cipher away, and afterwards only `drop` writes it.
         unsafe { &*schedules }
     }
 
@@ -180,8 +181,8 @@ impl Cipher {
         self.schedules().encrypt(slot.number(), from, to);
     }
 
-    /// Decrypts in place what [`Cipher::encrypt`] made for `slot`. With another slot or another key the page becomes noise; the
-    /// engine's checksum is what notices.
+    /// Decrypts in place a page that [`Cipher::encrypt`] made for `slot`. With another slot or another key the page becomes
+    /// noise; the engine's checksum notices that.
     pub fn decrypt(&self, slot: Slot, page: &mut PageBuf) {
         self.schedules().decrypt(slot.number(), page);
     }
@@ -190,8 +191,8 @@ impl Cipher {
 impl Drop for Cipher {
     fn drop(&mut self) {
         if self.protect(MprotectFlags::READ | MprotectFlags::WRITE).is_ok() {
-            // SAFETY: the page is mapped and writable, and we are its last user. Any bytes are valid; what is in it has no `drop`
-            // that does more than this.
+            // SAFETY: the page is mapped and writable, and we are its last user. Any bytes are valid, and nothing in the page has
+            // a `drop` that does more than this.
             let bytes = unsafe { core::slice::from_raw_parts_mut(self.page.as_ptr().cast::<u64>(), PAGE_SIZE / 8) };
             bytes.zeroize();
         }

@@ -1,24 +1,24 @@
-//! Wraps a backend so that what it stores is noise to whoever has not the key.
+//! Wraps a backend so that the bytes it stores are noise to a reader without the key.
 //!
 //! # What is promised
 //!
 //! - The medium holds AES-256-XTS of each page, under a random key that exists in this process alone ([`Cipher`]). The tweak is
 //!   the slot's number *as this wrapper is called with it*: equal pages in different slots differ.
-//! - XTS is what disks are encrypted with, and has its limits: who sees the medium at two moments sees which 16-byte
-//!   blocks of a slot have changed. It holds no sum of its own; the engine's checksums are over plain bytes and in memory, so what
-//!   was changed on the medium, or put back from before, is found at its fetch.
+//! - XTS is what disks are encrypted with, and has its limits: an observer who sees the medium at two moments sees which 16-byte
+//!   blocks of a slot have changed. XTS holds no sum of its own. The engine's checksums are over plain bytes and in memory, so
+//!   bytes that were changed on the medium, or put back from before, are detected when they are fetched.
 //! - Everything in memory stays plain: pages, stages, buffers. A page is rescued from its stage without a cipher.
 //!
 //! # Writes
 //!
-//! A queue has *bounce memory* for all that it can have in flight: [`BOUNCE_PAGES`] pages a write, allocated with the queue. A
-//! write is encrypted into its part of it when it starts, and the bounced copy is what the device reads. A write of more pages
-//! goes in pieces, one after another, through the same part: its pages stay readable until its completion. The bounce
-//! memory is gone in a forked child (`MADV_WIPEONFORK`), whose queues are its own.
+//! A queue has *bounce memory* for all writes that it can have in flight: [`BOUNCE_PAGES`] pages a write, allocated with the
+//! queue. A write is encrypted into its part of that memory when it starts, and the device reads the bounced copy. A write of
+//! more pages goes in pieces, one after another, through the same part: the caller's pages stay readable until its completion.
+//! The bounce memory is gone in a forked child (`MADV_WIPEONFORK`), whose queues are its own.
 //!
 //! # Reads
 //!
-//! are decrypted in place, in the caller's buffer: no allocation, no lock.
+//! Pages are decrypted in place, in the caller's buffer: no allocation, no lock.
 
 mod cipher;
 mod xts;
@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Pages of bounce memory for each write in flight: the engine's largest write.
 pub const BOUNCE_PAGES: u32 = 64;
 
-/// Stands where a write will put its own.
+/// A placeholder until a write puts in its own slot.
 const ANY: Slot = Slot::new(1).unwrap();
 
 /// A backend whose medium holds encrypted pages.
@@ -50,12 +50,12 @@ pub struct Encrypted<B> {
 }
 
 impl<B: Backend> Encrypted<B> {
-    /// Wraps `inner`, which must be empty or hold what was written with this cipher.
+    /// Wraps `inner`, which must be empty or hold pages that were written with this cipher.
     pub fn new(inner: B, cipher: Arc<Cipher>) -> Encrypted<B> {
         Encrypted { inner, cipher, bounce_bytes: Arc::new(AtomicU64::new(0)) }
     }
 
-    /// What is wrapped.
+    /// The wrapped backend.
     pub fn inner(&self) -> &B {
         &self.inner
     }
@@ -72,7 +72,7 @@ impl<B: Backend> Encrypted<B> {
 }
 
 impl<B: Backend> Encrypted<B> {
-    /// What was read, as it was before it was encrypted.
+    /// Decrypts pages that were read.
     fn decrypted(&self, first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> Result<(), IoError> {
         read?;
         (0..).zip(into).for_each(|(n, page)| self.cipher.decrypt(first.plus(n), page));
@@ -190,7 +190,7 @@ unsafe impl Send for Bounce {}
 impl Bounce {
     fn new(writes: u32, counter: Arc<AtomicU64>) -> Result<Bounce, Errno> {
         let bytes = writes as usize * BOUNCE_PAGES as usize * size_of::<PageBuf>();
-        // Populated: there is no waiting for memory when memory is short.
+        // Populated at once: a write must not wait for memory when memory is short.
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: the kernel chooses the address, so nothing that exists is replaced.
         let base = unsafe { mmap_anonymous(core::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
@@ -232,14 +232,14 @@ struct Op {
 /// Writes to an [`Encrypted`] backend.
 #[derive(Debug)]
 pub struct EncryptedQueue<Q> {
-    /// Before the bounce memory, which the device may read until this has been dropped.
+    /// Declared before the bounce memory, which the device may read until this has been dropped.
     inner: Q,
     bounce: Bounce,
     cipher: Arc<Cipher>,
     ops: Box<[Op]>,
     /// Ops without a write.
     free: Vec<u32>,
-    /// What the inner queue has completed and we have not looked at; room for all.
+    /// Completions of the inner queue that we have not looked at; room for all.
     ended: Vec<(u32, Result<(), IoError>)>,
 }
 
@@ -261,16 +261,16 @@ impl<Q: WriteQueue> EncryptedQueue<Q> {
             let from = unsafe { &*from };
             // SAFETY: below `BOUNCE_PAGES`, so in this write's part of the bounce memory.
             let to = unsafe { part.add(n as usize) };
-            // SAFETY: this write has no piece with the device, so nobody else uses its part.
+            // SAFETY: this write has no piece with the device, so no other user of its part exists.
             let to = unsafe { &mut *to };
             self.cipher.encrypt(first.plus(u64::from(n)), from, to);
         }
-        // SAFETY: the part stays as it is until the inner completion: its next use is the next piece, after that. The mapping
-        // outlives the inner queue, which is dropped first.
+        // SAFETY: the part stays as it is until the inner completion: its next use is the next piece, after that completion.
+        // The mapping outlives the inner queue, which is dropped first.
         unsafe { self.inner.start_write(first, part, op.piece, u64::from(index)) }
     }
 
-    /// Takes what the inner queue has completed: whether a write has ended, and whether another piece was started.
+    /// Takes completions of the inner queue. Returns whether a write has ended, and whether another piece was started.
     fn deliver(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) -> (bool, bool) {
         let (mut delivered, mut started) = (false, false);
         while let Some((index, mut result)) = self.ended.pop() {
@@ -282,7 +282,8 @@ impl<Q: WriteQueue> EncryptedQueue<Q> {
                         started = true;
                         continue;
                     }
-                    // The inner queue has room: this write has just ended there. Should that be wrong, it must end all the same.
+                    // The inner queue has room: this write has just ended there. If that should be wrong, the write must end all
+                    // the same.
                     Err(()) => result = Err(IoError::Device(Errno::BUSY.raw_os_error())),
                 }
             }

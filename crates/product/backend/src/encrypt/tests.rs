@@ -1,4 +1,4 @@
-//! The cipher against the standard and another implementation; where keys lie and where they must not; the queue.
+//! The cipher against the standard and another implementation; where keys may and may not lie; the queue.
 
 use super::*;
 use crate::ram::{RamQueue, RamSpace};
@@ -116,7 +116,7 @@ fn it_is_noise_also_with_the_wrong_slot() {
         wrong.extend_from_slice(&decrypted(&cipher, n + 1, &made).0);
     }
     assert_eq!(blocks.len(), 256 * 256, "two blocks of zeros are stored alike");
-    // Ten standard deviations: noise never gets there, and what is no noise goes far beyond.
+    // Ten standard deviations: noise never gets there, and anything else goes far beyond.
     for (what, bytes) in [("stored", &stored), ("wrong slot", &wrong)] {
         let chi = chi_square(bytes);
         assert!((25.0..485.0).contains(&chi), "{what}: {chi}");
@@ -167,7 +167,7 @@ fn the_key_is_locked_read_only_out_of_dumps_and_wiped() {
     assert_eq!([count(&key[..16]), count(&key[32..48])], [2, 1]);
 }
 
-/// Reads memory of this process that need not be mapped: what is not is zeros.
+/// Reads memory of this process that need not be mapped: unmapped parts read as zeros.
 fn own_memory(start: usize, len: usize) -> Vec<u8> {
     let file = std::fs::File::open("/proc/self/mem").unwrap();
     let mut bytes = vec![0; len];
@@ -210,8 +210,8 @@ fn registers() -> Vec<u8> {
     area.0.to_vec()
 }
 
-/// Makes a cipher and does `work` with it, on a thread of its own: how many words of the cipher's page can then be seen in
-/// the registers and on the stack of that thread. Another thread looks, since looking leaves traces itself.
+/// Makes a cipher and does `work` with it, on a thread of its own. Returns how many words of the cipher's page can then be
+/// seen in the registers and on the stack of that thread. Another thread looks, since looking leaves traces itself.
 fn traces_of(work: fn(&Cipher)) -> usize {
     let (tell, told) = std::sync::mpsc::sync_channel(1);
     let (let_go, wait) = std::sync::mpsc::sync_channel::<()>(1);

@@ -6,16 +6,17 @@
 //! T(0) = AES(K2, n)      T(j+1) = T(j) · x  in GF(2^128)      C(j) = AES(K1, P(j) xor T(j)) xor T(j)
 //! ```
 //!
-//! A page is a whole number of blocks, so nothing is stolen from a last one. The cipher is the `aes` crate's, which works
-//! on up to 64 blocks at once; that is why the mode is here: `xts-mode` goes block by block and takes 2.5 times as long
-//! (2.2 and 0.9 µs a page, both with VAES). It is the oracle of the tests, beside the standard's vectors.
+//! A page is a whole number of blocks, so no ciphertext is stolen from a last one. The cipher is the `aes` crate's, which
+//! works on up to 64 blocks at once. That is why the mode is implemented here: `xts-mode` goes block by block and takes
+//! 2.5 times as long (2.2 and 0.9 µs a page, both with VAES). `xts-mode` is the oracle of the tests, beside the
+//! standard's vectors.
 //!
 //! # Traces
 //!
 //! Round keys are loaded into vector registers, and compilers spill them to the stack. Stacks are dumped and swapped, and the
-//! registers of a thread that sleeps are part of a core dump. So each operation is a function that is not inlined, and
-//! its caller clears the registers and as much of the stack as the function may have used. What can still be
-//! seen is what a dump shows of a thread that is at work on a page at that very moment.
+//! registers of a thread that sleeps are part of a core dump. So each operation is a function that is not inlined, and its
+//! caller clears the registers and as much of the stack as the function may have used. Only a dump of a thread that is at
+//! work on a page at that very moment can still show round keys.
 
 use aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use aes::{Aes256, Aes256Enc};
@@ -26,14 +27,15 @@ pub(super) const KEY_BYTES: usize = 64;
 const BLOCK: usize = 16;
 /// Blocks that go through the cipher together.
 const TOGETHER: usize = 64;
-/// Stack that is cleared after a page. The operations take 7 KiB of it, and 9 without optimisation; a test looks for what is left.
+/// Stack that is cleared after a page. The operations take 7 KiB of it, and 9 without optimisation; a test looks for what is
+/// left.
 const STACK_PAGE: usize = 12 << 10;
 /// Stack that is cleared after the schedules were made.
 const STACK_NEW: usize = 16 << 10;
 
 type Block = [u8; BLOCK];
 
-/// The expanded keys. They lie where whoever owns this puts it; dropped, they are zeros.
+/// The expanded keys. They lie where their owner puts this value; when it is dropped, they are overwritten with zeros.
 #[derive(Debug)]
 pub(super) struct Schedules {
     data: Aes256,
@@ -44,14 +46,14 @@ impl Schedules {
     /// Expands `key` into `place`, leaving no copy elsewhere.
     ///
     /// # Safety
-    /// `place` is memory for one value that nobody else uses, as aligned as the type; what it holds is not dropped.
+    /// `place` is memory for one value that no other code uses, as aligned as the type; its old contents are not dropped.
     pub(super) unsafe fn expand(key: &[u8; KEY_BYTES], place: *mut Schedules) {
         #[inline(never)]
         unsafe fn expand(key: &[u8; KEY_BYTES], place: *mut Schedules) {
             let (data, tweak) = key.split_at(KEY_BYTES / 2);
             // Both halves are 32 bytes, which is what the types ask for.
             let (Ok(data), Ok(tweak)) = (Aes256::new_from_slice(data), Aes256Enc::new_from_slice(tweak)) else { unreachable!() };
-            // SAFETY: the caller's.
+            // SAFETY: this function's own condition.
             unsafe { place.write(Schedules { data, tweak }) };
         }
         // SAFETY: the caller's contract is the same.
@@ -115,7 +117,7 @@ fn blocks_mut(page: &mut [u8; 4096]) -> &mut [Block] {
     page.as_chunks_mut().0
 }
 
-/// The tweaks of the next blocks. `tweak` is the first of them, and afterwards that of the block behind them.
+/// The tweaks of the next blocks. `tweak` is the first of them, and afterwards the tweak of the block behind them.
 #[inline(always)]
 fn next_tweaks(tweak: &mut u128, tweaks: &mut [u128; TOGETHER]) {
     for next in tweaks {

@@ -1,7 +1,8 @@
-//! Gives room back that nobody needs: holes in files, `BLKDISCARD` on devices, whole extents.
+//! Gives room back that is no longer needed: holes in files, `BLKDISCARD` on devices, whole extents.
 //!
-//! By the drainer's thread, which has taken the extent out of circulation: nobody reads or writes there meanwhile. A piece of a device that is a
-//! region of its own becomes free for the others of the family, whether or not the device can discard.
+//! Called by the drainer's thread, which has taken the extent out of circulation: no thread reads or writes there meanwhile. A
+//! piece of a device that is a region of its own becomes free for the other processes of the family, whether or not the device
+//! can discard.
 
 use super::{Files, Piece, io_error};
 use farshore_core::limits::PAGE_SIZE;
@@ -11,7 +12,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
 impl Files {
-    /// The `count` pages from `slot` on are needed no more.
+    /// Gives back the `count` pages from `slot` on, which are no longer needed.
     pub(super) fn give_back(&self, slot: u64, count: u32) -> Result<(), IoError> {
         let mut done = 0;
         while done < count {

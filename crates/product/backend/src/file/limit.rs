@@ -1,13 +1,14 @@
 //! Swap files and the process' limit of file sizes (`RLIMIT_FSIZE`, `ulimit -f`).
 //!
-//! The limit is the program's, and it may lower it while it runs. The kernel refuses each write past it (`EFBIG`) in all threads of the
-//! process, ours too. What the limit does not touch is a shared mapping of a file that is long enough. So:
+//! The limit is the program's, and the program may lower it while it runs. The kernel refuses each write past it (`EFBIG`) in all
+//! threads of the process, Farshore's too. The limit does not apply to a shared mapping of a file that is long enough. So:
 //!
-//! * before the limit is lowered, and when a file is made under one, the file is made long ([`lengthen`], [`Raised`]); it is sparse;
-//! * a write that was refused is made by a mapping ([`write`]). That is slow: two copies and a wait for the disk.
+//! * before the limit is lowered, and when a file is made under one, the file is made long ([`lengthen`], [`Raised`]); it is
+//!   sparse;
+//! * a write that was refused is made through a mapping ([`write`]). That is slow: two copies and a wait for the disk.
 //!
-//! The mapping takes the place of one that is there from then on, so that it needs no more of the address space. (Linux refuses it all the
-//! same once `RLIMIT_AS` is below what the process has mapped already: under both limits nothing can be written.)
+//! From then on the mapping takes the place of one that exists already, so that it needs no more address space. (Linux refuses it
+//! all the same once `RLIMIT_AS` is below what the process has mapped already: under both limits nothing can be written.)
 //!
 //! Only a hard limit that was there before the file, and that the user may not raise, limits the file ([`super::open`]).
 
@@ -22,7 +23,7 @@ use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_an
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::num::NonZeroU64;
 
-/// How long a file is made: more than any disk of today has for one program.
+/// How long a file is made: larger than any disk of today has room for one program.
 const REACH: u64 = 1 << 40;
 
 /// Bytes of the longest write: it stays within an extent.
@@ -42,19 +43,19 @@ fn reserve_window() {
     // SAFETY: a new mapping, at an address that the kernel picks.
     let Ok(at) = (unsafe { mmap_anonymous(core::ptr::null_mut(), WINDOW, ProtFlags::empty(), EMPTY) }) else { return };
     if WINDOW_AT.compare_exchange(core::ptr::null_mut(), at, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // SAFETY: the mapping that was just made, which nobody else knows.
+        // SAFETY: the mapping that was just made, which no other code knows.
         let _ = unsafe { munmap(at, WINDOW) };
     }
 }
 
-/// What is in the window while nobody writes.
+/// The mapping in the window while no thread writes.
 const EMPTY: MapFlags = MapFlags::PRIVATE.union(MapFlags::NORESERVE);
 
 /// The window, for one write.
 struct Window(*mut c_void);
 
 impl Window {
-    /// Waits for it; `None` if there is none.
+    /// Waits for the window; `None` if there is none.
     fn take() -> Option<Window> {
         let at = WINDOW_AT.load(Ordering::Acquire);
         if at.is_null() {
@@ -75,7 +76,8 @@ impl Drop for Window {
     }
 }
 
-/// Makes a swap file as long as the file system and the limit allow, without writing to it. What is no file is left alone.
+/// Makes a swap file as long as the file system and the limit allow, without writing to it. Does nothing if `fd` is not a
+/// regular file.
 pub fn lengthen(fd: impl AsFd) {
     let fd = fd.as_fd();
     reserve_window();
@@ -94,14 +96,14 @@ pub fn lengthen(fd: impl AsFd) {
 pub(super) struct Raised(Option<Rlimit>);
 
 impl Raised {
-    /// Raises it, if there is one.
+    /// Raises the limit, if there is one.
     pub(super) fn new() -> Raised {
         let limit = getrlimit(Resource::Fsize);
         let raised = Rlimit { current: limit.maximum, ..limit };
         Raised((limit.current.is_some() && setrlimit(Resource::Fsize, raised).is_ok()).then_some(limit))
     }
 
-    /// Whether there was something to raise.
+    /// Whether there was a limit to raise.
     pub(super) fn is_raised(&self) -> bool {
         self.0.is_some()
     }
@@ -110,7 +112,7 @@ impl Raised {
 impl Drop for Raised {
     fn drop(&mut self) {
         if let Some(limit) = self.0.take() {
-            // It was this a moment ago, so it may be this again.
+            // The limit had this value a moment ago, so it may have it again.
             let _ = setrlimit(Resource::Fsize, limit);
         }
     }
@@ -130,7 +132,7 @@ pub(super) unsafe fn write(fd: BorrowedFd<'_>, from: *const u8, len: usize, offs
     }
     let window = Window::take().filter(|_| len <= WINDOW).ok_or(Errno::FBIG)?;
     let flags = MapFlags::SHARED | MapFlags::FIXED;
-    // SAFETY: our own addresses, which this write has for itself.
+    // SAFETY: our own addresses, which this write has exclusively.
     let map = unsafe { mmap(window.0, len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, offset) }?;
     // Without it a full disk would be a signal. The kernel says EFAULT for that.
     // SAFETY: the mapping that was just made.

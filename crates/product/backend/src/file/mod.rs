@@ -2,9 +2,10 @@
 //!
 //! # Where a slot lies
 //!
-//! Extents (512 slots, 2 MiB) go round the files, as the engine's map of slots has it
-//! ([`Arrangements`]); files come and go while it works ([`places`]). The engine hands slots out in runs that stay within an extent, so that a batch is one request to one file, and the
-//! batches of the evictors go round the disks. A file that is smaller than the others has extents that are never handed out.
+//! Extents (512 slots, 2 MiB) go round the files, as the engine's map of slots has it ([`Arrangements`]); files come and go while
+//! the space is in use ([`places`]). The engine hands slots out in runs that stay within an extent. So a batch is one request to
+//! one file, and the batches of the evictors go round the disks. A file that is smaller than the others has extents that are
+//! never handed out.
 //!
 //! # Life of a file
 //!
@@ -12,13 +13,13 @@
 //! decides between direct and buffered I/O → *sparse*, growing as slots further on are used → gone with
 //! its last descriptor, whatever ends the process.
 //!
-//! Files are used by direct I/O where the file system can: the page cache would hold a second copy of the
-//! pages that were just evicted.
+//! Files are used with direct I/O where the file system can do it: the page cache would hold a second copy of the pages
+//! that were just evicted.
 //!
-//! Tried and dropped: making files longer, or allocating them (`fallocate`, 64 MiB at a time), ahead of the writes.
-//! On ext4, with one reader of random pages beside 100 MB/s of 1 MiB writes: 15–19 k reads/s sparse, 14–19 k
-//! lengthened, 19–21 k allocated, 20 k when overwriting what exists. That is within what a run varies, for disk space
-//! that may never be used, and slots are handed out again before the file grows.
+//! Tried and dropped: making files longer, or allocating them (`fallocate`, 64 MiB at a time), ahead of the writes. On
+//! ext4, with one reader of random pages beside 100 MB/s of 1 MiB writes: 15–19 k reads/s sparse, 14–19 k lengthened,
+//! 19–21 k allocated, 20 k when overwriting what exists. The gain is within the variation between runs, and costs disk
+//! space that may never be used; slots are handed out again before the file grows.
 
 mod giving;
 mod limit;
@@ -46,7 +47,7 @@ use uring::UringQueue;
 /// Transfers of no page at all, or interrupted, in a row before a request is given up.
 const TRIES: u32 = 8;
 
-/// What the engine is told of an errno.
+/// The error that the engine gets for an errno.
 pub(crate) fn io_error(errno: Errno) -> IoError {
     match errno {
         // EFBIG: the file has reached the process' RLIMIT_FSIZE; other files may still grow.
@@ -101,7 +102,8 @@ impl Files {
         false
     }
 
-    /// Sees to it that `count` pages can be written from `slot` on: that the files are that long, and that what of a device is needed is ours.
+    /// Makes sure that `count` pages can be written from `slot` on: that the files are long enough, and that the parts of devices
+    /// that are needed are ours.
     fn prepare(&self, slot: u64, count: u32) -> Result<(), IoError> {
         if self.is_beyond(slot, count) {
             return Err(IoError::Full);
@@ -130,8 +132,8 @@ impl Files {
         Ok(())
     }
 
-    /// A result of writing `progress`' next piece, as the kernel gives it. What the process' limit of file sizes has refused is written
-    /// here, by another way.
+    /// The result of writing `progress`' next piece, as the kernel gives it. A write that the process' limit of file sizes has
+    /// refused is made here, in another way.
     ///
     /// # Safety
     /// `pages` are the pages of the whole write, which can be read.
@@ -159,7 +161,7 @@ impl Files {
             let piece = self.piece(progress.slot(), progress.left());
             // SAFETY: `done < count` while pages are left, so this is within the caller's pages.
             let from = unsafe { pages.add(progress.done as usize) };
-            // SAFETY: `piece.pages` is at most what is left of the caller's readable pages.
+            // SAFETY: `piece.pages` is at most the number of the caller's readable pages that are left.
             let bytes = unsafe { core::slice::from_raw_parts(from.cast::<u8>(), piece.pages as usize * PAGE_SIZE) };
             let (writer, file) = self.places.writer(piece.file)?;
             let result = pwrite(file, bytes, self.places.offset(piece.file, piece.offset)?);
@@ -177,7 +179,7 @@ impl Files {
 /// The bytes of pages that lie together.
 fn bytes_of(pages: &mut [PageBuf]) -> &mut [u8] {
     let len = size_of_val(pages);
-    // SAFETY: a `PageBuf` is 4096 bytes without padding, any bytes are one, and the borrow passes on.
+    // SAFETY: a `PageBuf` is 4096 bytes without padding, any bytes are a valid one, and the borrow passes on.
     unsafe { core::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), len) }
 }
 
@@ -190,13 +192,13 @@ pub(crate) struct Progress {
     tries: u32,
 }
 
-/// What [`Progress::advance`] says.
+/// The answer of [`Progress::advance`].
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     /// Transfer the next piece.
     More,
-    /// It has ended.
+    /// The transfer has ended.
     Over(Result<(), IoError>),
 }
 
@@ -222,7 +224,7 @@ impl Progress {
         }
         self.tries += 1;
         if result >= 0 {
-            // Less than a page, which direct I/O cannot go on from: the page again.
+            // Less than a page came, and direct I/O cannot go on from there: the page is transferred again.
             return if self.tries < TRIES { Step::More } else { Step::Over(Err(IoError::Short)) };
         }
         match Errno::from_raw_os_error(-result) {
@@ -233,7 +235,7 @@ impl Progress {
     }
 }
 
-/// How files are used; what tests change.
+/// How files are used; tests change this.
 #[derive(Clone, Copy, Debug)]
 pub struct FileOptions {
     /// Use direct I/O where it works.
@@ -254,11 +256,11 @@ impl Default for FileOptions {
 #[derive(Debug)]
 pub struct FileArray {
     files: Arc<Files>,
-    /// How it was called at first.
+    /// The name that the space had at first.
     name: String,
     options: FileOptions,
     uring: bool,
-    /// The queue by which io_uring was tried out, until somebody wants one.
+    /// The queue with which io_uring was tried out, until the first caller wants a queue.
     ready: Mutex<Option<Box<UringQueue>>>,
 }
 
@@ -285,27 +287,27 @@ impl FileArray {
         Ok(FileArray { files, name: names.join(" + "), options, uring: ready.is_some(), ready: Mutex::new(ready) })
     }
 
-    /// Opens one more file, as `space`, which has none now. Its slots are not used before [`Backend::arrange`] says so, or the number is one
-    /// that extents go round already. By one thread at a time, while others read and write. What it can hold, in slots (`None`: as much as its disk
-    /// has room for).
-    ///
+    /// Opens one more file, as `space`, which has none now. Its slots are not used before [`Backend::arrange`] says so, or the
+    /// number is one Opens one more file, as `space`, which has none now. Its slots are not used before [`Backend::arrange`] says
+    /// so, unless extents go round that number already. One thread at a time, while others read and write. Returns what the file
+    /// can hold, in slots (`None`: as much as its disk has room for).
     /// # Errors
-    /// Why it cannot be used.
+    /// Why the file cannot be used.
     pub fn add(&self, space: usize, spec: &SwapSpec, notice: &mut dyn FnMut(&str)) -> Result<Option<u64>, OpenError> {
         self.files.places.open(space, spec, self.options, notice)
     }
 
-    /// What the file of `space` was made from, also when it is gone.
+    /// The spec that the file of `space` was made from, also when the file is gone.
     pub fn spec_of(&self, space: usize) -> Option<&SwapSpec> {
         self.files.places.named(space).map(|named| &named.spec)
     }
 
-    /// In a forked child: closes what its parent was about to close.
+    /// In a forked child: closes the files that the parent was about to close.
     pub fn close_shut(&self) {
         self.files.places.close_shut();
     }
 
-    /// The descriptors that are ours now: the files, and the rings of queues.
+    /// The descriptors that Farshore uses now: the files, and the rings of queues.
     pub fn fds(&self) -> impl Iterator<Item = RawFd> {
         self.files.places.fds().chain(self.rings())
     }
@@ -344,7 +346,7 @@ impl Reads for FileArray {
         self.files.read(first.number(), into)
     }
 
-    /// The caller reads the first piece; what it does not get it asks for again.
+    /// The caller reads the first piece; it asks again for pages that it does not get.
     fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
         let piece = self.files.piece(first.number(), into.len() as u32);
         let file = self.files.places.file(piece.file);
@@ -421,8 +423,8 @@ mod tests {
         }
     }
 
-    /// Every transfer of up to three pages, with every sequence of answers that the kernel may give: reads and writes, by the ring
-    /// and without.
+    /// Every transfer of up to three pages, with every sequence of answers that the kernel may give: reads and writes, with the
+    /// ring and without.
     #[test]
     fn every_sequence_of_answers_ends_as_it_must() {
         const ERRNOS: [Errno; 8] =

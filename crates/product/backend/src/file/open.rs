@@ -25,9 +25,9 @@ const READ_WRITE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// A file, ready for use.
 pub(super) struct Opened {
     pub fd: OwnedFd,
-    /// Bytes that it may hold; `None`: as the disk has room.
+    /// Bytes that the file may hold; `None`: as many as the disk has room for.
     pub limit: Option<u64>,
-    /// Of a device: which parts of it are this space's.
+    /// For a device: which parts of it are this space's.
     pub regions: Option<Regions>,
 }
 
@@ -67,7 +67,7 @@ pub(super) fn open(spec: &SwapSpec, options: FileOptions, notice: &mut dyn FnMut
     };
     let failed = |doing, errno| OpenError::Io { doing, path: path.clone(), errno };
     let fd = place_high(fd).map_err(|errno| failed("find a free descriptor for the swap file at", errno))?;
-    // Whatever the umask and the directory's default ACL made of it: the owner's alone.
+    // Whatever the umask and the directory's default ACL made of the mode: only the owner may use the file.
     fchmod(&fd, READ_WRITE).map_err(|errno| failed("set the mode of the swap file at", errno))?;
     check_room(path, fd.as_fd(), size, notice)?;
     let raised = Raised::new();
@@ -79,7 +79,7 @@ pub(super) fn open(spec: &SwapSpec, options: FileOptions, notice: &mut dyn FnMut
     Ok(Opened { fd, limit, regions: None })
 }
 
-/// What opening or making a file in `dir` came to.
+/// The error for an errno from opening or making a file in `dir`.
 fn classify(dir: &Path, errno: Errno) -> OpenError {
     match errno {
         Errno::NOENT => OpenError::Missing(dir.to_owned()),
@@ -93,16 +93,16 @@ fn classify(dir: &Path, errno: Errno) -> OpenError {
 /// A file in `dir` that has no name.
 fn in_directory(dir: &Path, nameless: bool) -> Result<OwnedFd, OpenError> {
     if nameless {
-        // EXCL: it can never be given a name.
+        // EXCL: the file can never be given a name.
         let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         match open_file(dir, flags, READ_WRITE) {
             Ok(fd) => return Ok(fd),
-            // The file system cannot (NFS, FUSE, vfat …); EISDIR: nor does the kernel know.
+            // The file system cannot do it (NFS, FUSE, vfat …); EISDIR: the kernel does not know the flag either.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS) => {}
             Err(errno) => return Err(classify(dir, errno)),
         }
     }
-    // A name that is taken: another try. Random, so that nobody can take them all.
+    // If a name is taken, another one is tried. Names are random, so that no other process can take them all.
     for _ in 0..16 {
         match make_and_unlink(&dir.join(random_name())) {
             Err(Errno::EXIST) => {}
@@ -114,7 +114,8 @@ fn in_directory(dir: &Path, nameless: bool) -> Result<OwnedFd, OpenError> {
 
 fn random_name() -> String {
     let mut bytes = [0u8; 12];
-    // A pool that is not ready leaves zeros and O_EXCL decides: no harm, since EXIST is an error, never a shared file.
+    // If the kernel's pool is not ready, the bytes stay zeros and O_EXCL decides. That does no harm: EXIST is an error,
+    // and a file is never shared.
     let _ = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::NONBLOCK);
     let mut name = String::from(".farshore-");
     for byte in bytes {
@@ -142,7 +143,7 @@ fn at_path(path: &Path) -> Result<OwnedFd, OpenError> {
         Err(Errno::EXIST) => check_replaceable(path)?,
         Err(errno) => return Err(classify(&parent, errno)),
     }
-    // Opening the old one would keep the descriptors valid that others may have of it: a new file has none.
+    // Opening the old file would keep descriptors valid that other processes may have of it: a new file has none.
     match unlink(path) {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(errno) => return Err(classify(&parent, errno)),
@@ -150,7 +151,7 @@ fn at_path(path: &Path) -> Result<OwnedFd, OpenError> {
     make_and_unlink(path).map_err(|errno| classify(&parent, errno))
 }
 
-/// Only an empty file may be removed.
+/// Checks that the path may be replaced: only an empty file may be removed.
 fn check_replaceable(path: &Path) -> Result<(), OpenError> {
     let failed = |errno| OpenError::Io { doing: "look at the swap file", path: path.to_owned(), errno };
     let link = lstat(path).map_err(failed)?;
@@ -160,7 +161,7 @@ fn check_replaceable(path: &Path) -> Result<(), OpenError> {
             bytes => Err(OpenError::FileExists { path: path.to_owned(), bytes: bytes as u64 }),
         };
     }
-    // Follow a link to say what it leads to: /dev/disk/by-id is full of links to block devices.
+    // Follows a link to name its target: /dev/disk/by-id is full of links to block devices.
     let kind = match stat(path).map(|target| FileType::from_raw_mode(target.st_mode)) {
         Ok(FileType::BlockDevice) => "a block device",
         Ok(FileType::Directory) => "a directory",
@@ -172,7 +173,7 @@ fn check_replaceable(path: &Path) -> Result<(), OpenError> {
 
 /// Whether the disk has room for the smallest space, and for the size that was asked for.
 fn check_room(path: &Path, fd: BorrowedFd<'_>, size: Option<Size>, notice: &mut dyn FnMut(&str)) -> Result<(), OpenError> {
-    // A file system that does not say, or has no end (tmpfs with size=0), is asked by the first write.
+    // A file system that does not tell its room, or has no bound (tmpfs with size=0), is tested by the first write.
     let Ok(room) = fstatvfs(fd) else { return Ok(()) };
     if room.f_blocks == 0 {
         return Ok(());
@@ -187,7 +188,8 @@ fn check_room(path: &Path, fd: BorrowedFd<'_>, size: Option<Size>, notice: &mut 
     Ok(())
 }
 
-/// What the file may hold: the size in the spec, and the process' limit of file sizes, as far as it cannot be raised.
+/// How much the file may hold: the size in the spec, and the process' limit of file sizes, as far as that cannot be
+/// raised.
 fn limit_of(spec: &SwapSpec, size: Option<Size>, notice: &mut dyn FnMut(&str)) -> Result<Option<u64>, OpenError> {
     let size = size.map(Size::bytes);
     let Some(allowed) = getrlimit(Resource::Fsize).current else { return Ok(size) };
@@ -202,7 +204,7 @@ fn limit_of(spec: &SwapSpec, size: Option<Size>, notice: &mut dyn FnMut(&str)) -
     Ok(Some(allowed))
 }
 
-/// Writes and reads a page, by direct I/O if that works.
+/// Writes and reads a page, with direct I/O if that works.
 fn choose_direct(path: &Path, fd: BorrowedFd<'_>, wanted: bool, notice: &mut dyn FnMut(&str)) -> Result<(), OpenError> {
     let failed = |errno| match errno {
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG => OpenError::Full { path: path.to_owned(), free: 0 },
@@ -234,7 +236,7 @@ fn set_direct(fd: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
     fcntl_setfl(fd, flags)
 }
 
-/// One page there and back.
+/// Writes one page and reads it back.
 fn probe(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let pattern = PageBuf(core::array::from_fn(|i| ((i * 31) >> 3) as u8));
     let mut back = PageBuf::ZERO;

@@ -1,9 +1,10 @@
 //! The files of an array: a table that faults read without a lock, while files come and go.
 //!
-//! A file's place is filled before the engine hears of it, its descriptor last (Release). It is emptied when the engine has no slot in it any more
-//! ([`shut`](Places::shut), then [`close`](Places::close)). So who reads a slot finds its file. Who writes without a ring may still be about to
-//! write what nobody needs any more (a pool's copy of a page that was freed meanwhile): such writers are counted, and a file is closed when there is none. With a
-//! ring the kernel holds the file: each ring's table of files has the same places ([`Places::in_rings`]).
+//! A file's place is filled before the engine learns of the file, its descriptor last (Release). The place is emptied when the
+//! engine has no slot in the file any more ([`shut`](Places::shut), then [`close`](Places::close)). So a thread that reads a slot
+//! finds its file. A thread that writes without a ring may still be about to write a page that is no longer needed (a pool's copy
+//! of a page that was freed meanwhile). Such writers are counted, and a file is closed when there is none. With a ring the kernel
+//! holds the file: each ring's table of files has the same places ([`Places::in_rings`]).
 
 use super::open::{self, Opened};
 use super::{FileOptions, io_error};
@@ -23,30 +24,30 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, 
 
 /// No file.
 pub(super) const NONE: RawFd = -1;
-/// The capacity of a file that has none.
+/// The capacity of a file that has no limit.
 const ENDLESS: u64 = u64::MAX;
 /// How long to wait for a writer before looking again, in ns.
 const PAUSE_NS: u64 = 100_000;
 
-/// What a file was made from, and how that is written.
+/// The spec that a file was made from, and its text.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) spec: SwapSpec,
     pub(super) name: String,
-    /// Of a device: where what is written lies on it.
+    /// For a device: where written bytes lie on it.
     regions: Option<Regions>,
 }
 
 #[derive(Debug)]
 struct Place {
     fd: AtomicI32,
-    /// Slots.
+    /// Slots that the file can hold.
     capacity: AtomicU64,
-    /// Nobody begins to write.
+    /// No thread may begin to write.
     shut: AtomicBool,
-    /// Threads that write by themselves now.
+    /// Threads that write without a ring now.
     writers: AtomicU32,
-    /// Never freed: names are handed out.
+    /// Never freed, because names are handed out.
     named: AtomicPtr<Named>,
 }
 
@@ -62,7 +63,7 @@ pub(super) struct Places {
     pub(super) changing: Mutex<()>,
 }
 
-/// A thread that writes to a file by itself.
+/// A thread that writes to a file without a ring.
 pub(super) struct Writer<'f>(&'f Place);
 
 impl Drop for Writer<'_> {
@@ -122,23 +123,23 @@ impl Places {
         self.count.fetch_max(space + 1, Ordering::AcqRel);
     }
 
-    /// Places that have or had a file: their numbers are below.
+    /// Number of places that have or had a file; their numbers are below it.
     pub(super) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// The descriptors that there are.
+    /// The descriptors of all files.
     pub(super) fn fds(&self) -> impl Iterator<Item = RawFd> {
         let files = self.list.iter().map(|place| place.fd.load(Ordering::Acquire)).filter(|&fd| fd != NONE);
         files.chain((0..self.list.len()).map(|space| self.claims(space)).filter(|&fd| fd != NONE)).chain(device::fds())
     }
 
-    /// Of a device: where its parts are.
+    /// For a device: where its parts are.
     pub(super) fn regions(&self, space: usize) -> Option<&Regions> {
         self.named(space).and_then(|named| named.regions.as_ref())
     }
 
-    /// The description by which a device's regions are claimed.
+    /// The description with which a device's regions are claimed.
     fn claims(&self, space: usize) -> RawFd {
         self.regions(space).and_then(Regions::fd).unwrap_or(NONE)
     }
@@ -152,12 +153,12 @@ impl Places {
         }
     }
 
-    /// The same for what is about to be written: it may take a part of a device that nobody had.
+    /// As [`Places::offset`] for a page that is about to be written: this may take a part of a device that no layer had.
     pub(super) fn offset_to_write(&self, space: usize, offset: u64) -> Result<u64, IoError> {
         self.regions(space).map_or(Ok(offset), |regions| regions.claim(offset))
     }
 
-    /// What the file of `space` was made from, also when it is gone.
+    /// The spec that the file of `space` was made from, also when the file is gone.
     pub(super) fn named(&self, space: usize) -> Option<&Named> {
         // SAFETY: null, or from Box::into_raw in `put`, and never freed.
         unsafe { self.list[space].named.load(Ordering::Acquire).as_ref() }
@@ -168,20 +169,21 @@ impl Places {
         Some(self.list[space].capacity.load(Ordering::Relaxed)).filter(|&slots| slots != ENDLESS)
     }
 
-    /// The file, for who has a slot in it.
+    /// The file, for a caller that has a slot in it.
     #[inline]
     pub(super) fn file(&self, space: usize) -> Result<BorrowedFd<'_>, IoError> {
         match self.list[space].fd.load(Ordering::Acquire) {
             NONE => Err(io_error(Errno::BADF)),
-            // SAFETY: open, and closed only when nobody has a slot in it (module head).
+            // SAFETY: open, and closed only when no caller has a slot in it (module head).
             fd => Ok(unsafe { BorrowedFd::borrow_raw(fd) }),
         }
     }
 
-    /// The file, for who writes by himself, perhaps what nobody needs any more.
+    /// The file, for a thread that writes without a ring, perhaps a page that is no longer needed.
     pub(super) fn writer(&self, space: usize) -> Result<(Writer<'_>, BorrowedFd<'_>), IoError> {
         let place = &self.list[space];
-        // SeqCst, and the look after it: pairs with `shut`, so that either we see it, or that sees us.
+        // SeqCst, and the look after it: pairs with `shut`, so that either we see that the file is shut, or that thread
+        // sees us.
         place.writers.fetch_add(1, Ordering::SeqCst);
         let writer = Writer(place);
         if place.shut.load(Ordering::SeqCst) {
@@ -190,7 +192,7 @@ impl Places {
         self.file(space).map(|file| (writer, file))
     }
 
-    /// Nobody writes by himself any more: waits for who does.
+    /// From now on no thread begins a write without a ring; waits for those that have begun.
     pub(super) fn shut(&self, space: usize) {
         let place = &self.list[space];
         place.shut.store(true, Ordering::SeqCst);
@@ -203,36 +205,36 @@ impl Places {
     pub(super) fn close(&self, space: usize) {
         let fd = self.list[space].fd.swap(NONE, Ordering::AcqRel);
         if fd != NONE {
-            // SAFETY: ours, and nobody's any more (module head).
+            // SAFETY: the descriptor is ours, and no other code uses it any more (module head).
             unsafe { rustix::io::close(fd) };
             self.regions(space).into_iter().for_each(Regions::close);
-            // What a ring still holds keeps the disk space. An error here means that the ring is gone.
+            // A file that a ring still holds keeps its disk space. An error here means that the ring is gone.
             let _ = self.in_rings(space);
         }
     }
 
-    /// In a forked child: closes what was about to be closed in its parent.
+    /// In a forked child: closes the files that the parent was about to close.
     pub(super) fn close_shut(&self) {
         for (space, place) in self.list.iter().enumerate().filter(|(_, place)| place.shut.load(Ordering::Acquire)) {
             let fd = place.fd.swap(NONE, Ordering::AcqRel);
             if fd != NONE {
-                // SAFETY: this process' copy of a descriptor that its parent was about to close.
+                // SAFETY: this process' copy of a descriptor that the parent was about to close.
                 unsafe { rustix::io::close(fd) };
                 self.regions(space).into_iter().for_each(Regions::close);
             }
         }
     }
 
-    /// The table of files that a new ring begins with: the files, and behind them what keeps parts of devices claimed until the ring's last write has
-    /// ended ([`crate::device::regions`]).
+    /// The table of files that a new ring begins with: the files, and behind them the descriptions that keep parts of devices
+    /// claimed until the ring's last write has ended ([`crate::device::regions`]).
     pub(super) fn table(&self) -> Vec<RawFd> {
         let files = self.list.iter().map(|place| place.fd.load(Ordering::Acquire));
         files.chain((0..self.list.len()).map(|space| self.claims(space))).collect()
     }
 
-    /// Runs `f` while no ring comes or goes, nor the files of any change. By threads of ours that may wait.
+    /// Runs `f` while no ring comes or goes, and the files of no ring change. For threads of Farshore's that may wait.
     pub(super) fn alone<R>(&self, f: impl FnOnce() -> R) -> R {
-        // Not by sleeping in the lock: that would go through libc.
+        // The thread does not sleep in the lock: that would go through libc.
         let held = loop {
             match self.changing.try_lock() {
                 Ok(held) => break Some(held),
@@ -245,15 +247,16 @@ impl Places {
         result
     }
 
-    /// Says to all rings which file is in `space` now, or that there is none.
+    /// Tells all rings which file is in `space` now, or that there is none.
     fn in_rings(&self, space: usize) -> Result<(), Errno> {
         self.alone(|| {
             let file = self.list[space].fd.load(Ordering::Acquire);
-            // What claims parts of a device goes after the device: a write that is under way keeps both.
+            // The description that claims parts of a device goes after the device: a write that is under way keeps both.
             let entries = [(space, file), (self.list.len() + space, self.claims(space))];
             let mut all = Ok(());
             for ring in self.rings.iter() {
-                // SAFETY: a ring's descriptor, which its queue takes off the list before it closes it, and not while we are alone.
+                // SAFETY: a ring's descriptor. Its queue takes it off the list before it closes it, and does not do so while we
+                // are alone.
                 let ring = unsafe { BorrowedFd::borrow_raw(ring) };
                 for (at, fd) in entries {
                     all = all.and(update(ring, at, fd));
@@ -264,7 +267,7 @@ impl Places {
     }
 }
 
-/// Says to a ring which file is at a place of its table.
+/// Tells a ring which file is at a place of its table.
 fn update(ring: BorrowedFd<'_>, at: usize, mut fd: RawFd) -> Result<(), Errno> {
     let mut update = io_uring_files_update::default();
     (update.offset, update.fds) = (at as u32, io_uring_ptr::new((&raw mut fd).cast()));

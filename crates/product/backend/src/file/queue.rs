@@ -1,4 +1,4 @@
-//! What an evictor writes through: io_uring, or one write at a time where there is none.
+//! The queue that an evictor writes through: io_uring, or one write at a time where there is none.
 
 use super::uring::{self, UringQueue};
 use super::{Files, Progress};
@@ -21,7 +21,7 @@ enum Kind {
 }
 
 impl FileQueue {
-    /// `ready`: a queue that was made before, of [`uring::FIRST_DEPTH`].
+    /// `ready`: a queue of [`uring::FIRST_DEPTH`] that was made before.
     pub(super) fn new(
         files: &Arc<Files>,
         depth: u32,
@@ -40,7 +40,7 @@ impl FileQueue {
         Ok(FileQueue(Kind::Uring(queue)))
     }
 
-    /// The ring, to take away from under the queue in tests.
+    /// The ring, so that tests can take it away from under the queue.
     #[doc(hidden)]
     pub fn ring_fd(&self) -> Option<rustix::fd::RawFd> {
         match &self.0 {
@@ -53,7 +53,7 @@ impl FileQueue {
 impl WriteQueue for FileQueue {
     unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {
         match &mut self.0 {
-            // SAFETY: the caller keeps to our own contract, which is the same.
+            // SAFETY: the caller keeps our own contract, which is the same.
             Kind::Uring(queue) => unsafe { queue.start_write(first, pages, count, tag) },
             // SAFETY: as above.
             Kind::Sync(queue) => unsafe { queue.start_write(first, pages, count, tag) },
@@ -87,7 +87,7 @@ impl WriteQueue for FileQueue {
 struct SyncQueue {
     files: Arc<Files>,
     depth: usize,
-    /// Written and not reaped; room for `depth`, so that it never allocates.
+    /// Writes that were made and not reaped; room for `depth`, so that it never allocates.
     written: VecDeque<(u64, Result<(), IoError>)>,
 }
 
@@ -120,7 +120,7 @@ impl WriteQueue for SyncQueue {
         }
     }
 
-    /// What is in flight has been written already.
+    /// Writes in flight have been made already.
     fn reap_within(&mut self, _ns: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
         self.reap(true, done);
     }

@@ -10,12 +10,12 @@
 //!
 //! 1. A write has at most one SQE or CQE at a time, so rings of `depth` entries never overflow.
 //! 2. `user_data` is the index of its [`Op`]. An op leaves `Started` only by its own CQE, or by (3).
-//! 3. When the kernel will not have the ring any more (its descriptor was closed under us), the ring is *broken*:
-//!    SQEs that the kernel has not taken end with the error and never will be submitted; those it has taken
-//!    still complete into the ring's memory, which stays mapped. New writes are made at once with pwrite.
+//! 3. When the kernel no longer accepts the ring (its descriptor was closed under us), the ring is *broken*. SQEs that
+//!    the kernel has not taken end with the error and will never be submitted; those that it has taken still complete
+//!    into the ring's memory, which stays mapped. New writes are made at once with pwrite.
 //!
-//! The ring is made by the thread that starts Farshore and used by an evictor, so not with SINGLE_ISSUER;
-//! COOP_TASKRUN keeps completions from interrupting the evictor (an IPI is 10 us in a VM).
+//! The thread that starts Farshore makes the ring, and an evictor uses it, so SINGLE_ISSUER cannot be used. COOP_TASKRUN
+//! keeps completions from interrupting the evictor (an IPI is 10 us in a VM).
 
 use super::{Files, Progress, Step, TRIES, io_error};
 use crate::fd::place_high;
@@ -32,7 +32,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long to wait before the kernel is asked again for what it had no memory for, in ns.
+/// How long to wait before the kernel is asked again when it had no memory, in ns.
 const PAUSE_NS: u64 = 200_000;
 
 /// How long [`UringQueue::enter`] waits.
@@ -40,7 +40,7 @@ const PAUSE_NS: u64 = 200_000;
 enum Wait {
     No,
     ForOne,
-    /// So many ns.
+    /// At most this many ns.
     AtMost(u64),
 }
 
@@ -58,34 +58,34 @@ struct Op {
     tag: u64,
     pages: *const PageBuf,
     progress: Progress,
-    /// Which of all SQEs of the ring is its last.
+    /// The number of its last SQE, among all SQEs of the ring.
     pushed: u64,
 }
 
-/// No ring gets a write from now on ([`set_in_place`]).
+/// No ring gets a write from now on (see [`set_in_place`]).
 static IN_PLACE: AtomicBool = AtomicBool::new(false);
 
-/// Writes are made in place from now on, or through rings again. The kernel makes threads in this process for what it does not do at once; they keep the rights
-/// that a thread of ours had when they were made, and end with it.
+/// Writes are made in place from now on, or through rings again. The kernel makes threads in this process for operations that it
+/// does not do at once. They keep the rights that a thread of ours had when they were made, and end with it.
 pub fn set_in_place(on: bool) {
     IN_PLACE.store(on, Ordering::Relaxed);
 }
 
 /// A ring and the writes in it.
 pub(super) struct UringQueue {
-    /// Given up, not dropped, when broken: its descriptor's number may be the program's by then.
+    /// Given up, not dropped, when broken: the number of its descriptor may be the program's by then.
     ring: ManuallyDrop<IoUring>,
     ring_fd: RawFd,
     files: Arc<Files>,
     ops: Box<[Op]>,
     free: Vec<u32>,
-    /// Ops in `Ended`.
+    /// Number of ops in `Ended`.
     ended: u32,
     /// SQEs put into the ring so far.
     pushed: u64,
     broken: Option<Errno>,
-    /// The kernel could make no thread for what it does not do at once (`RLIMIT_NPROC`, `pids.max`), and has cancelled such a write: writes are made in
-    /// place from then on.
+    /// The kernel could make no thread for an operation that it does not do at once (`RLIMIT_NPROC`, `pids.max`), and has
+    /// cancelled such a write. From then on writes are made in place.
     in_place: bool,
 }
 
@@ -116,8 +116,8 @@ fn build(depth: u32) -> Result<(IoUring, RawFd), Errno> {
     let low_fd = unsafe { BorrowedFd::borrow_raw(low.as_raw_fd()) };
     let high = place_high(rustix::io::dup(low_fd)?)?;
     let fd = high.into_raw_fd();
-    // SAFETY: the descriptor is owned (just given away by `high`) and of the ring that `params` describe.
-    // The low one's mapping and number go when `low` is dropped; the ring lives on by `fd`.
+    // SAFETY: the descriptor is owned (just given away by `high`) and belongs to the ring that `params` describe. The low
+    // one's mapping and number go when `low` is dropped; the ring lives on through `fd`.
     let ring = unsafe { IoUring::from_fd(fd, params) }.map_err(|error| errno_of(&error))?;
     Ok((ring, fd))
 }
@@ -125,10 +125,10 @@ fn build(depth: u32) -> Result<(IoUring, RawFd), Errno> {
 /// Writes in flight of the queue that [`try_out`] makes.
 pub(super) const FIRST_DEPTH: u32 = 64;
 
-/// Makes the first queue, if writes through io_uring work here; says so if not.
+/// Makes the first queue, if writes through io_uring work here; reports it if they do not.
 ///
-/// The queue is kept for who asks first. A ring that is taken down interrupts the thread that made it, some time later, as a signal
-/// does: the program's `read` from `/dev/zero` came back short, and its `epoll_wait` with `EINTR`.
+/// The queue is kept for the first caller that wants one. A ring that is taken down interrupts the thread that made it, some time
+/// later, as a signal does: the program's `read` from `/dev/zero` came back short, and its `epoll_wait` with `EINTR`.
 pub(super) fn try_out(files: &Arc<Files>, notice: &mut dyn FnMut(&str)) -> Option<UringQueue> {
     let works = || -> Result<UringQueue, Errno> {
         let mut queue = UringQueue::build(Arc::clone(files), FIRST_DEPTH)?;
@@ -157,7 +157,7 @@ impl UringQueue {
     fn build(files: Arc<Files>, depth: u32) -> Result<UringQueue, Errno> {
         let (ring, ring_fd) = build(depth)?;
         files.places.alone(|| {
-            // All that there can be, with holes.
+            // As many files as there can be, with holes.
             ring.submitter().register_files(&files.places.table()).map_err(|error| errno_of(&error))?;
             if files.places.rings.add(ring_fd) { Ok(()) } else { Err(Errno::MFILE) }
         })?;
@@ -176,7 +176,7 @@ impl UringQueue {
         })
     }
 
-    /// The queue for at most `depth` writes: it was made for [`FIRST_DEPTH`], and has not been used.
+    /// The queue, for at most `depth` writes. It was made for [`FIRST_DEPTH`], and has not been used.
     pub(super) fn limited(mut self, depth: u32) -> UringQueue {
         self.free = (0..depth.min(FIRST_DEPTH)).rev().collect();
         self.ops = self.ops[..self.free.len()].into();
@@ -204,7 +204,7 @@ impl UringQueue {
         let piece = self.files.piece(op.progress.slot(), op.progress.left());
         let offset = match self.files.places.offset(piece.file, piece.offset) {
             Ok(offset) => offset,
-            // `start_write` has seen to it that it is there.
+            // `start_write` has made sure that the place exists.
             Err(why) => return self.end(index, Err(why)),
         };
         // SAFETY: `done` is below `count`, so this is within the caller's pages.
@@ -217,14 +217,14 @@ impl UringQueue {
         // completion has been reaped (`start_write`'s contract); the file's index was registered.
         let pushed = unsafe { self.ring.submission().push(&sqe) };
         if pushed.is_err() {
-            // Rule 1 says that there is room. Should that be wrong, the write must end all the same.
+            // Rule 1 says that there is room. If that should be wrong, the write must end all the same.
             return self.end(index, Err(IoError::Device(Errno::BUSY.raw_os_error())));
         }
         self.pushed += 1;
         self.ops[index as usize].pushed = self.pushed;
     }
 
-    /// Hands SQEs to the kernel, and waits as long for a completion.
+    /// Hands SQEs to the kernel, and waits for a completion as long as `wait` says.
     fn enter(&mut self, wait: Wait) {
         let (unsubmitted, taskrun) = {
             let queue = self.ring.submission();
@@ -232,7 +232,7 @@ impl UringQueue {
         };
         if self.broken.is_some() {
             if wait != Wait::No {
-                // What the kernel has taken completes by itself, at the next system call of this thread.
+                // Writes that the kernel has taken complete by themselves, at the next system call of this thread.
                 sleep::nap(PAUSE_NS);
             }
             return;
@@ -252,14 +252,14 @@ impl UringQueue {
             Ok(_) => {}
             Err(error) => match errno_of(&error) {
                 Errno::INTR | Errno::TIME => {}
-                // No memory for a request, or completions to be taken first.
+                // The kernel has no memory for a request, or completions must be taken first.
                 Errno::AGAIN | Errno::BUSY | Errno::NOMEM => sleep::nap(PAUSE_NS),
                 errno => self.break_ring(errno),
             },
         }
     }
 
-    /// Rule 3.
+    /// Breaks the ring (rule 3).
     fn break_ring(&mut self, errno: Errno) {
         self.broken = Some(errno);
         let taken = self.pushed - self.ring.submission().len() as u64;
@@ -270,7 +270,8 @@ impl UringQueue {
         }
     }
 
-    /// Takes completions out of the ring and moves their writes on; delivers what has ended, and says how many.
+    /// Takes completions out of the ring and moves their writes on. Delivers writes that have ended, and returns how
+    /// many.
     fn deliver(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) -> u32 {
         let mut delivered = 0;
         loop {
@@ -280,7 +281,7 @@ impl UringQueue {
             let op = &mut self.ops[index as usize];
             debug_assert_eq!(op.state, State::Started);
             if entry.result() == -Errno::CANCELED.raw_os_error() {
-                // Nobody else cancels anything here.
+                // Only the kernel cancels anything here.
                 self.in_place = true;
                 self.push(index);
                 continue;
@@ -301,7 +302,7 @@ impl UringQueue {
         delivered + self.deliver_ended(done)
     }
 
-    /// Delivers what has ended without a completion.
+    /// Delivers writes that have ended without a completion.
     fn deliver_ended(&mut self, done: &mut dyn FnMut(u64, Result<(), IoError>)) -> u32 {
         let mut delivered = 0;
         let mut index = 0;
@@ -343,7 +344,7 @@ impl WriteQueue for UringQueue {
             self.enter(Wait::ForOne);
             delivered = self.deliver(done);
         }
-        // The rest of short writes.
+        // Submits the rest of short writes.
         self.enter(Wait::No);
     }
 
@@ -369,7 +370,7 @@ impl Drop for UringQueue {
         }
         self.files.places.alone(|| self.files.places.rings.remove(self.ring_fd));
         if self.broken.is_none() {
-            // The kernel takes rings down later, and the files' disk space would stay in use until then.
+            // The kernel takes rings down later, and until then the files' disk space would stay in use.
             let _ = self.ring.submitter().unregister_files();
             // SAFETY: dropped here once; the queue is gone afterwards.
             unsafe { ManuallyDrop::drop(&mut self.ring) };

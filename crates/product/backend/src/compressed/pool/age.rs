@@ -39,7 +39,7 @@ impl Pool {
         }
     }
 
-    /// The slot's page is the newest. (Slot 0 is never given out, so it stands for nobody.)
+    /// The slot's page becomes the newest. (Slot 0 is never given out, so it stands for "no slot".)
     pub(super) fn list(&self, state: &mut State, slot: u32) {
         let older = core::mem::replace(&mut state.newest, slot);
         self.set_links(slot, Links { listed: true, older, newer: NOBODY });

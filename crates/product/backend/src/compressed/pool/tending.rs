@@ -1,4 +1,4 @@
-//! What is done for the pool on the side: pages of freed slots are taken out, the oldest go to the tier below.
+//! Work on the pool's side: pages of freed slots are taken out, and the oldest pages go to the tier below.
 
 use super::age::{Links, NOBODY};
 use super::{Entry, Pool, State};
@@ -9,7 +9,8 @@ use farshore_core::seams::{FreeSlots, PageBuf};
 use farshore_core::word::Slot;
 
 impl Pool {
-    /// Looks at the next `extents` extents, and takes out pages of slots that are free. Whether the oldest should go to the tier below then.
+    /// Looks at the next `extents` extents, and takes out pages of slots that are free. Returns whether the oldest pages should
+    /// go to the tier below then.
     pub fn sweep(&self, extents: u64, free: &dyn FreeSlots) -> bool {
         self.with(|state| {
             let words = state.end.div_ceil(64);
@@ -18,7 +19,7 @@ impl Pool {
                 state.sweep = word + 1;
                 let mut dead = self.present(word).load(Ordering::Relaxed);
                 if dead != 0 {
-                    // Asked under the lock: who is given a slot puts its page after this.
+                    // Asked under the lock: a thread that is given a slot puts its page after this.
                     dead &= free.free_of(word * 64);
                 }
                 while dead != 0 {
@@ -34,16 +35,16 @@ impl Pool {
         })
     }
 
-    /// Whether more than so many sixteenths of what it may use are in use, copies under way taken as done; or a page had no room; or it may use less
-    /// than it does.
+    /// Whether more than this many sixteenths of the allowed memory are in use (copies under way count as done), or a page had no
+    /// room, or the pool may use less than it does.
     fn is_full(&self, state: &State, sixteenths: u64) -> bool {
         let allowed = self.allowed.load(Ordering::Relaxed);
         let stays = state.chunks.held().saturating_sub(state.copying);
         state.pressed || state.chunks.touched() > allowed || stays > allowed / 16 * sixteenths
     }
 
-    /// Begins to copy the oldest page and those that follow it, side by side, at most `pages.len()`: the first slot, and how many were decompressed to
-    /// `pages`. [`Pool::end_copies`] must follow.
+    /// Begins to copy the oldest page and those that follow it, side by side, at most `pages.len()`. Returns the first slot, and
+    /// how many pages were decompressed to `pages`. [`Pool::end_copies`] must follow.
     pub fn begin_copies(&self, pages: &mut [PageBuf], free: &dyn FreeSlots) -> Option<(Slot, u32)> {
         let (first, count) = self.with(|state| {
             if !self.is_full(state, 14) {
@@ -59,7 +60,7 @@ impl Pool {
                 } else if self.begin_copy(state, slot, entry) {
                     break slot;
                 } else {
-                    // It is being copied as another page's: later.
+                    // The slot is being copied for another page: this page's turn comes later.
                     self.unlist(state, slot);
                     self.list(state, slot);
                     return None;
@@ -84,7 +85,7 @@ impl Pool {
         })?;
         let first = Slot::new(u64::from(first))?;
         for (slot, page) in (0..).map(|n| first.plus(n)).zip(pages).take(count as usize) {
-            // One that is gone, or another by now, is not believed to be below when the copy ends.
+            // A page that is gone, or was replaced by now, does not count as below when the copy ends.
             let _ = self.read(slot, page);
         }
         Some((first, count))
@@ -96,13 +97,13 @@ impl Pool {
         self.with(|state| !state.copies.iter().any(matters))
     }
 
-    /// Forgets the pages of `count` slots, which nobody needs any more; their slots cannot be told from used ones now. Whether nothing copies them: if it is so, no copy
-    /// begins until there is a page again.
+    /// Forgets the pages of `count` slots, which are no longer needed; their slots cannot be told from used ones now. Returns
+    /// whether no copy of them is under way: if so, no copy begins until there is a page again.
     pub fn forget_all(&self, first: Slot, count: u32) -> bool {
         let slots = first.number()..first.number() + u64::from(count);
         self.with(|state| {
             let is_copied = |&(copied, count): &(u64, u32)| copied < slots.end && slots.start < copied + u64::from(count);
-            // None is left out: each that goes is found dead no more.
+            // No slot is left out: each slot whose page goes is not found as freed again.
             let mut quiet = !state.copies.iter().any(is_copied);
             for number in slots.start..slots.end.min(state.end) {
                 quiet &= self.entry(number).is_none_or(|entry| self.drop_page(state, number, entry));
