@@ -1,20 +1,21 @@
 //! The protocol of the control socket, without the socket: bytes in, answers out.
 //!
-//! The library serves it on a socket (its `control` module), the command asks. Requests and answers are JSON objects, one a
-//! line. A connection may carry several requests, which are answered in order.
+//! The library serves it on a socket (its `control` module), and the command asks. Requests and answers are JSON objects,
+//! one a line. A connection may carry several requests, which are answered in order.
 //!
 //! | request | answer |
 //! |---|---|
 //! | `{"op":"stat"}` | the counters, as `--stats` writes them |
 //! | `{"op":"set","key":"memory","value":"256M"}` | `{"ok":true}` |
-//! | `{"op":"set","key":"swap+","value":"dir:/srv"}` | `{"ok":true,"change":7}`: it has begun, as change 7 |
+//! | `{"op":"set","key":"swap+","value":"dir:/srv"}` | `{"ok":true,"change":7}`: the change has begun, as number 7 |
 //! | `{"op":"change","id":7}` | `{"done":true}`, `{"done":false,"percent":42}`, or why it failed |
 //! | anything else | `{"error":"…"}`, and the connection goes on |
 //!
 //! 1. Each line gets exactly one answer, in the order of the lines, however the bytes were cut on their way.
 //! 2. An answer is one line that is a JSON object, whatever the request holds.
 //! 3. A line that is longer than the limit gets an error, and is the last one that is read.
-//! 4. What [`Conversation`] keeps is bounded: the limit and what was taken at once since the last answer was asked for.
+//! 4. The memory of a [`Conversation`] is bounded: the line limit, and the bytes that were taken at once since the last
+//!    answer was asked for.
 
 use crate::pace::Knob;
 use crate::size::Size;
@@ -42,28 +43,28 @@ pub trait Target: Sync {
     /// # Errors
     /// The key is unknown, or the value is refused.
     fn set(&self, key: &str, value: &str) -> Result<Set, String>;
-    /// What has become of a change that takes its time.
+    /// The state of a change that takes time.
     ///
     /// # Errors
-    /// There is none of this number, or it has failed: a line for the user.
+    /// There is no change of this number, or it has failed: a line for the user.
     fn change(&self, id: u64) -> Result<Change, String>;
 }
 
-/// What [`Target::set`] came to.
+/// The outcome of [`Target::set`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Set {
-    /// It is so now.
+    /// The change is made.
     Done,
-    /// It has begun, as the change of this number.
+    /// The change has begun, under this number.
     Begun(u64),
 }
 
 /// How far a change is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// It is made.
+    /// The change is made.
     Done,
-    /// So many per cent are.
+    /// This many per cent of it are done.
     UnderWay(u64),
 }
 
@@ -100,7 +101,7 @@ impl Setting {
     }
 }
 
-/// A swap space that this version can use, by a path that means the same everywhere.
+/// Reads a swap space that this version can use, with a path that means the same everywhere.
 fn read_spec(key: &str, value: &str) -> Result<SwapSpec, String> {
     let spec: SwapSpec = value.parse().map_err(|why| format!("{key}={value}: {why}"))?;
     spec.check_supported().map_err(|why| format!("{key}={value}: {why}"))?;
@@ -126,15 +127,15 @@ pub enum Request {
         /// To what.
         value: String,
     },
-    /// What has become of a change.
+    /// Ask for the state of a change.
     Change {
-        /// Which.
+        /// Its number.
         id: u64,
     },
 }
 
 impl Request {
-    /// The request's line, with its end.
+    /// The request as a line, with its end.
     ///
     /// # Panics
     /// Never: strings always have a JSON form.
@@ -144,14 +145,14 @@ impl Request {
         text
     }
 
-    /// Reads a line, without its end.
+    /// Reads a request from a line without its end.
     fn read(line: &[u8]) -> Result<Request, String> {
         let bad = |why: &dyn std::fmt::Display| {
             format!(
                 "bad request ({why}): send {{\"op\":\"stat\"}}, {{\"op\":\"set\",\"key\":…,\"value\":…}} or {{\"op\":\"change\",\"id\":…}}"
             )
         };
-        // serde would take the members without their names too: `["stat"]`.
+        // serde would take the members without their names, too: `["stat"]`.
         if !line.trim_ascii_start().starts_with(b"{") {
             return Err(bad(&"it is not a JSON object"));
         }
@@ -170,11 +171,11 @@ pub fn error_line(why: &str) -> String {
     text
 }
 
-/// The signal by which a program is asked to wake that runs with Farshore and is dormant: `SIGURG`. Programs hardly use it, and who has no handler for it
-/// ignores it: should the program have become another one in the meantime, nothing happens.
+/// The signal that asks a dormant program under Farshore to wake: `SIGURG`. Programs hardly use it, and a process without a
+/// handler ignores it: if the program has become another one in the meantime, nothing happens.
 pub const WAKER: u32 = 23;
 
-/// One client's side of a connection: what it has sent and is not answered yet.
+/// One client's side of a connection: the bytes that it has sent and that are not answered yet.
 #[derive(Debug)]
 pub struct Conversation {
     input: VecDeque<u8>,
@@ -183,19 +184,20 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// A connection on which nothing was said. Lines of more than `limit` bytes are refused ([`LINE_LIMIT`] on the socket).
+    /// A connection on which nothing was sent yet. Lines of more than `limit` bytes are refused ([`LINE_LIMIT`] on the
+    /// socket).
     pub const fn new(limit: usize) -> Conversation {
         Conversation { input: VecDeque::new(), limit, ended: false }
     }
 
-    /// Takes what has come. Call it when [`Conversation::answer`] has nothing more to say, so that little piles up.
+    /// Takes bytes that have come. Call it when [`Conversation::answer`] has no further answer, so that little piles up.
     pub fn take(&mut self, bytes: &[u8]) {
         if !self.ended {
             self.input.extend(bytes);
         }
     }
 
-    /// The client sends no more. What it has sent completely still gets its answers.
+    /// The client sends no more. Requests that it has sent completely still get their answers.
     pub fn end(&mut self) {
         self.ended = true;
     }
@@ -232,7 +234,7 @@ impl Conversation {
         })
     }
 
-    /// A line that is too long: says so, reads no more.
+    /// A line is too long: answers so, and reads no more.
     fn give_up(&mut self) -> String {
         self.input = VecDeque::new();
         self.ended = true;

@@ -1,4 +1,4 @@
-//! The one error of this crate: its text is what the user reads.
+//! The one error of this crate; the user reads its text.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub enum ConfigError {
     /// A value that cannot be read.
     Value {
-        /// What it was meant to be: `size`, `time`, `swap space` …
+        /// What the value was meant to be: `size`, `time`, `swap space` …
         what: &'static str,
         /// The text.
         value: String,
@@ -33,7 +33,7 @@ pub enum ConfigError {
         /// The system's reason.
         why: String,
     },
-    /// The config file, or the JSON string, says something that is not understood.
+    /// The config file, or the JSON string, contains something that cannot be understood.
     Syntax {
         /// Where: `/etc/farshore.toml:3`, or the name of the variable.
         place: String,
@@ -49,7 +49,7 @@ impl ConfigError {
     }
 }
 
-/// A parser's message as one line: these quote what was read, and may take several.
+/// A parser's message as one line: such messages quote the input, and may take several lines.
 pub(crate) fn one_line(message: &str) -> String {
     crate::plain(&message.split_whitespace().collect::<Vec<_>>().join(" "))
 }
@@ -57,7 +57,7 @@ pub(crate) fn one_line(message: &str) -> String {
 impl std::fmt::Display for ConfigError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            // Debug quotes: a value with a newline in it still gives one line.
+            // Debug quotes the value: one with a newline in it still gives one line.
             ConfigError::Value { what, value, why } => write!(f, "invalid {what} {value:?}: {why}"),
             ConfigError::NotBuilt { spec } => {
                 write!(f, "swap space {spec:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd or delay:")

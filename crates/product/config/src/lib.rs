@@ -1,5 +1,5 @@
-//! What the command `farshore` and the library `libfarshore.so` both read and
-//! write, so that the two can never disagree about it.
+//! Everything that the command `farshore` and the library `libfarshore.so` both read and write, so that the two can never
+//! disagree about it.
 //!
 //! # How an option travels
 //!
@@ -9,14 +9,14 @@
 //!             library ◀── Options::from_json ◀── environment FARSHORE_OPTIONS ◀┘
 //! ```
 //!
-//! 1. A layer is a [`Partial`]: only what it says is set. A later layer wins, key by key.
+//! 1. A layer is a [`Partial`]: it sets only the options that it contains. A later layer wins, key by key.
 //! 2. Every value has one text form, which the command line, the config file and the JSON string share:
 //!    what `Display` writes, `FromStr` reads back to the same value.
-//! 3. [`Options`] that came out of [`Partial::finish`] or [`Options::from_json`] are valid: nobody checks again.
+//! 3. [`Options`] that came out of [`Partial::finish`] or [`Options::from_json`] are valid: no code checks them again.
 //! 4. An error is one line that says what was wrong, with which value, and what to write instead.
 //!
 //! [`stats`] is the other direction: the counters that the library writes, as JSON schema 1. [`control`] is how a running
-//! program is asked for them, and told other settings. [`pace`] are the numbers by which evictors work.
+//! program is asked for them, and given other settings. [`pace`] holds the numbers by which evictors work.
 #![forbid(unsafe_code)]
 
 pub mod control;

@@ -22,10 +22,10 @@ impl Named {
         Named { name: name.to_owned(), params: BTreeMap::new() }
     }
 
-    /// Checks the name and the keys against what is built: pairs of a name and its parameters.
+    /// Checks the name and the keys against the ones that are built: pairs of a name and its parameters.
     ///
     /// # Errors
-    /// An unknown name, or a parameter that it does not have, with those that there are.
+    /// An unknown name, or a parameter that the name does not have; with a list of those that exist.
     pub(crate) fn check(&self, what: &'static str, known: &[(&str, &[&str])]) -> Result<(), ConfigError> {
         let Some((_, keys)) = known.iter().find(|(name, _)| *name == self.name) else {
             let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();

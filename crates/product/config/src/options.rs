@@ -22,11 +22,11 @@ pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 pub const OLD_PRELOAD_VARIABLE: &str = "FARSHORE_OLD_PRELOAD";
 /// Smallest `--memory`: `farshore_core::limits::MEMORY_LIMIT_MIN`, repeated so that this crate needs no other.
 pub const MEMORY_MIN: Size = Size::mib(4);
-/// Mappings of at least this size are managed: what malloc takes by a mapping of its own.
+/// Mappings of at least this size are managed: malloc uses a mapping of its own from this size on.
 pub const THRESHOLD_DEFAULT: Size = Size::kib(128);
-/// A transfer that takes longer is no slow one: the disk does not answer.
+/// A transfer that takes longer is not merely slow: the disk does not answer.
 pub const IO_TIMEOUT_DEFAULT: Time = Time(10_000_000_000);
-/// Shorter ones would call disks that are only busy hanging.
+/// Shorter times would report disks that are only busy as hanging.
 pub const IO_TIMEOUT_MIN: Time = Time(100_000_000);
 /// Policies that are built, each with its parameters. The first is the default.
 pub const POLICIES: &[(&str, &[&str])] = &[("second-chance", &[]), ("fifo", &[])];
@@ -101,21 +101,21 @@ serde_as_text!(StatsTarget);
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Handed {
-    /// The memory that holds what the family shares.
+    /// The memory that holds the data that the family shares.
     pub ledger: i32,
     /// Devices that the family has open for itself alone.
     pub devices: Vec<HandedDevice>,
 }
 
-/// A block device that a family has open. It is opened once for all of them: the kernel gives it to nobody else.
+/// A block device that a family has open. It is opened once for all of them: the kernel gives it to no other process.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HandedDevice {
-    /// How the options call it.
+    /// The path of the device, as in the options.
     pub path: PathBuf,
-    /// It.
+    /// The descriptor of the device.
     pub device: i32,
-    /// The memory on which its regions are claimed.
+    /// The descriptor of the memory on which its regions are claimed.
     pub regions: i32,
 }
 
@@ -127,7 +127,7 @@ impl Handed {
     }
 }
 
-/// All options of a run. Those that [`Partial::finish`] and [`Options::from_json`] give are valid.
+/// All options of a run. Options that [`Partial::finish`] and [`Options::from_json`] return are valid.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Options {
@@ -137,15 +137,15 @@ pub struct Options {
     pub swap: Vec<SwapSpec>,
     /// How faults are delivered.
     pub fault: FaultMode,
-    /// What chooses victims.
+    /// The policy, which chooses victims.
     pub policy: Named,
-    /// What fetches pages before they are asked for.
+    /// The prefetcher, which fetches pages before they are asked for.
     pub prefetch: Named,
     /// Evictor threads, all awake; `None`: one a core, at most four, awake as they are needed.
     pub evictors: Option<u32>,
-    /// Pages of a batch; `None`: it adapts.
+    /// Pages of a batch; `None`: Farshore adapts the number.
     pub batch: Option<u32>,
-    /// Writes that each evictor may have with the device; `None`: it adapts.
+    /// Writes that each evictor may have with the device; `None`: Farshore adapts the number.
     pub writes: Option<u32>,
     /// Percent of the memory limit that evictors keep free; `None`: two batches, or more where unithreads run.
     pub free: Option<u32>,
@@ -153,22 +153,22 @@ pub struct Options {
     pub stats: Option<StatsTarget>,
     /// The smallest mapping that is managed.
     pub threshold: Size,
-    /// A swap space whose transfer takes longer counts as hanging: this is said, and others take its place.
+    /// A swap space whose transfer takes longer counts as hanging: Farshore reports it, and other spaces take its place.
     pub io_timeout: Time,
     /// Encrypt pages on their way to the swap space.
     pub encrypt: bool,
     /// Give the disk room back that freed pages took.
     pub trim: bool,
-    /// Each process has `memory` for itself, instead of all that come of one program together.
+    /// Each process has `memory` for itself. Otherwise all processes that come of one program share it.
     pub memory_per_process: bool,
-    /// Write what Farshore does at start and end to stderr.
+    /// Write to stderr what Farshore does at start and end.
     pub trace: bool,
     /// Programs that the program starts run under Farshore too, where that can be.
     pub follow: bool,
     /// The library's own absolute path, for the programs that the program starts; `None`: they are not followed.
     pub library: Option<PathBuf>,
-    /// The program was not started by the command but by a program under Farshore. If it cannot have what is asked for here,
-    /// it runs without, as the program that started it expects it to run.
+    /// The program was not started by the command but by a program under Farshore. If it cannot have what these options ask
+    /// for, it runs without Farshore, as the program that started it expects.
     pub followed: bool,
     /// What the family shares; `None` in its first process.
     pub family: Option<Handed>,
@@ -177,8 +177,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether pages are encrypted: where the user says so, and on a device that programs have together. Each of them has it open as a whole, so what the
-    /// others have put there must be noise to it. (Processes that fork have the key too, as they had the memory.)
+    /// Whether pages are encrypted: where the user asks for it, and on a device that programs share. Each of these programs has
+    /// the whole device open, so pages that the others have put there must be noise to it. (Processes that fork have the key too,
+    /// as they had the memory.)
     pub fn encrypts(&self) -> bool {
         self.encrypt || self.follow && self.swap.iter().any(SwapSpec::is_device)
     }
@@ -210,8 +211,8 @@ impl Options {
         }
     }
 
-    /// The options for a program that this one becomes, if it is the `first` of its family and stays that, or starts.
-    /// Only the first writes its counters at the end.
+    /// The options for a program that this process becomes or starts. `first`: this process is the first of its family and stays
+    /// that, as it becomes the program. Only the first writes its counters at the end.
     #[must_use]
     pub fn for_successor(&self, first: bool) -> Options {
         Options { stats: self.stats.clone().filter(|_| first), followed: true, ..self.clone() }
@@ -248,7 +249,7 @@ impl Options {
         Knob::Batch.check(self.batch)?;
         Knob::Writes.check(self.writes)?;
         Knob::Free.check(self.free)?;
-        // As many evictors as there is room for are made where their number is not fixed.
+        // Where the number of evictors is not fixed, as many are made as there is room for.
         let evictors = self.evictors.unwrap_or(1);
         let most = batch_pages_most(self.memory.bytes(), evictors as usize) as u32;
         match self.batch.filter(|&batch| batch > most) {
@@ -271,10 +272,10 @@ impl Options {
         serde_json::to_string(self).expect("every option has a text form")
     }
 
-    /// Reads what [`Options::to_json`] wrote, and checks it.
+    /// Reads the text of [`Options::to_json`], and checks the options.
     ///
     /// # Errors
-    /// When the text is not that, or says something invalid.
+    /// When the text is not such JSON, or has an invalid value.
     pub fn from_json(text: &str) -> Result<Options, ConfigError> {
         let broken = |error: serde_json::Error| ConfigError::Syntax {
             place: OPTIONS_VARIABLE.to_owned(),
@@ -289,7 +290,7 @@ impl Options {
     }
 }
 
-/// One layer of options: what it does not say is `None`.
+/// One layer of options: an option that the layer does not set is `None`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Partial {
@@ -358,7 +359,7 @@ impl Partial {
     /// Reads a config file's text. `path` is only for messages.
     ///
     /// # Errors
-    /// With the line: what is no TOML, a key that does not exist, a value that cannot be read.
+    /// With the line: text that is not TOML, a key that does not exist, a value that cannot be read.
     pub fn from_toml(text: &str, path: &Path) -> Result<Partial, ConfigError> {
         toml::from_str(text).map_err(|error| {
             let before = error.span().map_or("", |span| text.get(..span.start).unwrap_or(""));
@@ -378,7 +379,7 @@ impl Partial {
         Partial::from_toml(&text, path)
     }
 
-    /// This layer with `over` on top: what `over` says wins.
+    /// This layer with `over` on top: options that `over` sets win.
     #[must_use]
     pub fn merge(self, over: Partial) -> Partial {
         Partial {
@@ -405,8 +406,8 @@ impl Partial {
         }
     }
 
-    /// Puts the defaults below this layer and checks the whole. The stats file's path becomes absolute,
-    /// since the program may change its directory before it ends.
+    /// Puts the defaults below this layer and checks the whole. The stats file's path becomes absolute, since the program
+    /// may change its directory before it ends.
     ///
     /// # Errors
     /// When `memory` is not set, and as [`Options::validate`] and [`default_swap`].

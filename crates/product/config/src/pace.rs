@@ -7,7 +7,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// A number, or `auto`: it adapts.
+/// A number, or `auto`: Farshore adapts it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OrAuto(pub Option<u32>);
 
@@ -60,7 +60,7 @@ impl<'de> Deserialize<'de> for OrAuto {
     }
 }
 
-/// One of these numbers.
+/// One of the numbers that set the pace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Knob {
     /// Evictors that are awake.
@@ -74,7 +74,7 @@ pub enum Knob {
 }
 
 impl Knob {
-    /// All of them.
+    /// All of these numbers.
     pub const ALL: [Knob; 4] = [Knob::Evictors, Knob::Batch, Knob::Writes, Knob::Free];
 
     /// Its name in options and settings.
@@ -97,7 +97,7 @@ impl Knob {
         }
     }
 
-    /// What it may be.
+    /// The values that it may have.
     pub const fn range(self) -> RangeInclusive<u32> {
         match self {
             Knob::Evictors => 1..=EVICTORS_MAX as u32,
@@ -107,7 +107,7 @@ impl Knob {
         }
     }
 
-    /// Why a number cannot be taken, if it cannot.
+    /// Why a number cannot be used, if it cannot.
     fn wrong(self, number: Option<u32>) -> Option<String> {
         let range = self.range();
         let outside = number.is_some_and(|number| !range.contains(&number));
@@ -117,7 +117,7 @@ impl Knob {
     /// Checks the option's number.
     ///
     /// # Errors
-    /// It is out of range.
+    /// The number is out of range.
     pub(crate) fn check(self, number: Option<u32>) -> Result<(), ConfigError> {
         match (self.wrong(number), number) {
             (Some(why), Some(number)) => Err(ConfigError::value(self.option(), &number.to_string(), why)),
@@ -128,7 +128,7 @@ impl Knob {
     /// Reads the value of the setting.
     ///
     /// # Errors
-    /// It is no number, or out of range: a line for the user.
+    /// The value is not a number, or out of range: a line for the user.
     pub(crate) fn read(self, value: &str) -> Result<Option<u32>, String> {
         let name = self.name();
         let OrAuto(number) = value.parse().map_err(|why| format!("{name}={value}: {why}"))?;

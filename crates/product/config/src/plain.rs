@@ -1,23 +1,24 @@
-//! Text of other people's on its way to a terminal, a line or a page: a program's name, what it has said, what a file of results holds.
+//! Text of other origin on its way to a terminal, a line or a page: a program's name, its output, the contents of a file of
+//! results.
 //!
-//! A terminal obeys control characters, and shows text after a character that turns the direction of writing in another order than it is. Both are shown by their
-//! number instead: `\u{1b}[2J`.
+//! A terminal obeys control characters, and shows text after a character that turns the direction of writing in another order
+//! than it has. Both kinds of characters are replaced by their number: `\u{1b}[2J`.
 
-/// `text` in one line, in which a terminal finds nothing to obey.
+/// `text` in one line, without characters that a terminal obeys.
 #[must_use]
 pub fn plain(text: &str) -> String {
     with(text, &[], |character| character.escape_default().collect())
 }
 
-/// The same for several lines, and columns of them.
+/// As [`plain`], for several lines, and columns of them.
 #[must_use]
 pub fn plain_lines(text: &str) -> String {
     with(text, &['\n', '\t'], |character| character.escape_default().collect())
 }
 
-/// The same JSON, in whose strings such characters are written as `\u001b`.
+/// The same JSON, with such characters in its strings written as `\u001b`.
 pub(crate) fn plain_json(json: &str) -> String {
-    // Outside of strings JSON has none but these; and none is above U+FFFF.
+    // Outside of strings JSON has no such character except a newline; and no such character is above U+FFFF.
     with(json, &['\n'], |character| format!("\\u{:04x}", u32::from(character)))
 }
 
@@ -33,7 +34,8 @@ fn with(text: &str, kept: &[char], show: impl Fn(char) -> String) -> String {
     all
 }
 
-/// Control characters, those of eight bits too; ends of lines and paragraphs; what has no width, or turns the direction.
+/// Control characters, including those of eight bits; ends of lines and paragraphs; characters that have no width, or
+/// turn the direction.
 fn is_obeyed(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

@@ -10,8 +10,8 @@ const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
 
 /// A number of bytes, at least 0.
 ///
-/// Reads `4096`, `64K`, `64M`, `2G`, `1.5G`, `1T`; the letter in either case, with `B` or `iB` after it if
-/// one likes. Displays in the largest unit that holds it exactly, so the text reads back to the same number.
+/// Reads `4096`, `64K`, `64M`, `2G`, `1.5G`, `1T`; the letter in either case, optionally with `B` or `iB` after it.
+/// Displays in the largest unit that holds it exactly, so the text reads back to the same number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Size(pub u64);
 
@@ -91,8 +91,8 @@ enum Scaled {
     NotWhole,
 }
 
-/// `whole.fraction * 2^shift`. What is left below one byte is dropped (1.1M is 1,153,433 bytes), but
-/// a fraction of bytes that nobody asked a unit for (`1.5`) is refused.
+/// `whole.fraction * 2^shift`. Fractions of a byte are dropped (1.1M is 1,153,433 bytes), but a fraction without a unit
+/// (`1.5`) is refused.
 fn scale(whole: &str, fraction: &str, shift: u32) -> Scaled {
     if !fraction.is_empty() && shift == 0 {
         return Scaled::NotWhole;
@@ -130,7 +130,7 @@ impl<'de> serde::Deserialize<'de> for Size {
                 Ok(Size(bytes))
             }
             fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> Result<Size, E> {
-                // A negative number gets the text that the same string would get.
+                // A negative number gets the same message as the string would.
                 u64::try_from(bytes).map(Size).or_else(|_| self.visit_str(&bytes.to_string()))
             }
         }

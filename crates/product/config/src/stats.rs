@@ -1,8 +1,8 @@
 //! The counters that a run leaves behind: `--stats`, `farshore stat`. JSON, schema 1.
 //!
-//! Names are stable: scripts rely on them. Fields may be added within a schema; one that disappears or
-//! changes its meaning makes the next. A reader takes what is missing as 0 and leaves what it does not know,
-//! so that a command and a library of neighbouring versions understand each other.
+//! Names are stable: scripts rely on them. Fields may be added within a schema; when a field disappears or changes its
+//! meaning, that makes the next schema. A reader takes missing fields as 0 and leaves fields that it does not know, so
+//! that a command and a library of neighbouring versions understand each other.
 //!
 //! Units are in the names (`_bytes`, `_ns`); `pages` are of 4 KiB; everything else counts events.
 
@@ -32,27 +32,27 @@ pub struct Stats {
     pub memory_limit_bytes: u64,
     /// Memory that is managed now, touched or not.
     pub managed_bytes: u64,
-    /// The most there was.
+    /// The most that was managed at a time.
     pub managed_bytes_peak: u64,
     /// Managed memory that is local now.
     pub resident_bytes: u64,
-    /// The most there was.
+    /// The most that was local at a time.
     pub resident_bytes_peak: u64,
     /// Memory that Farshore itself uses now.
     pub overhead_bytes: u64,
-    /// The most there was.
+    /// The most that Farshore used at a time.
     pub overhead_bytes_peak: u64,
     /// What faults needed.
     pub faults: Faults,
-    /// What left.
+    /// Pages that left.
     pub evictions: Evictions,
-    /// Who makes it leave.
+    /// The evictors, which make pages leave.
     pub evictors: Evictors,
-    /// What came as huge pages.
+    /// Memory that came as huge pages.
     pub huge_pages: HugePages,
-    /// What went through the swap spaces.
+    /// Traffic with the swap spaces.
     pub swap: Swap,
-    /// What was fetched unasked.
+    /// Pages that were fetched before a fault asked for them.
     pub prefetch: Prefetch,
     /// How long faults took.
     pub fault_latency_ns: Latency,
@@ -66,8 +66,8 @@ pub struct Stats {
     pub pool: Option<Pool>,
 }
 
-/// Frames (pages' worth of local memory) by where they are: `free + cached + taken = limit + debt`, but for what moves at that moment.
-/// The limit is without the pages of staging memory.
+/// Frames (pages' worth of local memory) by where they are: `free + cached + taken = limit + debt`, except for frames that move
+/// at that moment. The limit is without the pages of staging memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Frames {
@@ -75,11 +75,11 @@ pub struct Frames {
     pub limit: u64,
     /// What a lowered limit still has to get back.
     pub debt: u64,
-    /// Free, for all.
+    /// Free, for all cores.
     pub free: u64,
     /// Free, for one core each.
     pub cached: u64,
-    /// They hold a page, or are about to.
+    /// Frames that hold a page, or are about to.
     pub taken: u64,
 }
 
@@ -87,11 +87,12 @@ pub struct Frames {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Family {
-    /// The part of `memory_limit_bytes` that this process has now. 0: it shares with nobody.
+    /// The part of `memory_limit_bytes` that this process has now. 0: it shares with no other process.
     pub own_limit_bytes: u64,
     /// Processes that are alive.
     pub processes: u64,
-    /// What they have together. More than they share only for a moment, or if there are more than it is enough for.
+    /// Bytes that they have together. More than the limit that they share only for a moment, or if there are more
+    /// processes than it is enough for.
     pub memory_bytes: u64,
 }
 
@@ -141,23 +142,23 @@ pub struct Evictions {
 pub struct Evictors {
     /// Threads.
     pub count: u64,
-    /// Those that are awake, or are woken by the next fault that needs them; the others are on standby.
+    /// Evictors that are awake, or are woken by the next fault that needs them; the others are on standby.
     pub awake: u64,
-    /// Whether that was fixed.
+    /// Whether the user has fixed that number.
     pub awake_fixed: bool,
     /// Pages of a batch.
     pub batch_pages: u64,
-    /// Whether that was fixed.
+    /// Whether the user has fixed that number.
     pub batch_fixed: bool,
-    /// The most that it can be.
+    /// The most pages that a batch can have.
     pub batch_pages_most: u64,
     /// Writes that each may have with the device.
     pub writes_each: u64,
-    /// Whether that was fixed.
+    /// Whether the user has fixed that number.
     pub writes_fixed: bool,
     /// Writes that devices have now.
     pub writes_in_flight: u64,
-    /// The most they ever had.
+    /// The most writes that they ever had.
     pub writes_in_flight_peak: u64,
     /// Free frames at which they start …
     pub low_pages: u64,
@@ -167,7 +168,7 @@ pub struct Evictors {
     pub changes: u64,
     /// Times a fault found no free frame, and waited.
     pub frame_waits: u64,
-    /// How long that was, all together.
+    /// How long those waits were, all together.
     pub frame_wait_ns: u64,
 }
 
@@ -185,7 +186,7 @@ pub struct Swap {
     pub bytes_out: u64,
     /// Reads and writes that failed, each try.
     pub errors: u64,
-    /// Room of freed pages that its disk has got back, in bytes.
+    /// Room of freed pages that the disk has got back, in bytes.
     pub bytes_given_back: u64,
 }
 
@@ -193,9 +194,9 @@ pub struct Swap {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Prefetch {
-    /// Pages fetched unasked.
+    /// Pages fetched before a fault asked for them.
     pub issued: u64,
-    /// Those behind which the program went on, so that it has most likely used them.
+    /// Pages behind which the program went on, so that it has most likely used them.
     pub used: u64,
     /// The others, so far.
     pub wasted: u64,
@@ -225,7 +226,7 @@ pub struct Latency {
 pub struct Space {
     /// Its name: `dir:/var/tmp`.
     pub name: String,
-    /// What it can hold; `null`: as much as the disk has room for.
+    /// Bytes that it can hold; `null`: as many as the disk has room for.
     pub capacity_bytes: Option<u64>,
     /// What it holds.
     pub used_bytes: u64,
@@ -233,9 +234,10 @@ pub struct Space {
     pub encrypted: bool,
     /// Writes to it that failed, each try.
     pub write_errors: u64,
-    /// `works`, `full`, `fails` or `hangs`; `draining`: it is to go away; `left`: it was to, and holds nothing but what cannot be read.
+    /// `works`, `full`, `fails` or `hangs`; `draining`: the space is to go away; `left`: it was to go, and holds only pages that
+    /// cannot be read.
     pub state: String,
-    /// While it is draining: how much of what it held has left, in per cent.
+    /// While the space is draining: how much of its contents has left, in per cent.
     pub drained_percent: u64,
 }
 
@@ -245,19 +247,20 @@ pub struct Space {
 pub struct Pool {
     /// Its name: `ram:lz4,size=1G`.
     pub name: String,
-    /// What it may use at most.
+    /// The most memory that it may use.
     pub capacity_bytes: u64,
     /// Memory that it uses.
     pub used_bytes: u64,
     /// Pages that it holds.
     pub pages: u64,
-    /// Of them, those that are one word repeated, zeros say, and use no memory.
+    /// Pages among them that are one word repeated (zeros, for example), and use no memory.
     pub repeated_pages: u64,
-    /// What the others were compressed to. `used_bytes` is more by what does not fit the sizes of chunks, and by chunks that are free.
+    /// Bytes that the other pages were compressed to. `used_bytes` is larger: it includes the bytes by which chunks are larger
+    /// than their pages, and free chunks.
     pub compressed_bytes: u64,
-    /// Pages that it did not take, since they do not compress or there was no room.
+    /// Pages that the pool did not take, since they do not compress or there was no room.
     pub refused_pages: u64,
-    /// Pages that it held and gave to the spaces behind it, oldest first.
+    /// Pages that the pool held and gave to the spaces behind it, oldest first.
     pub moved_pages: u64,
 }
 
@@ -313,7 +316,7 @@ impl Stats {
     /// Reads either form.
     ///
     /// # Errors
-    /// When the text is no JSON, or of a later schema; one line.
+    /// When the text is not JSON, or has a later schema; one line.
     pub fn from_json(text: &str) -> Result<Stats, String> {
         let mut stats: Stats = serde_json::from_str(text)
             .map_err(|error| format!("the statistics cannot be read: {}", one_line(&error.to_string())))?;

@@ -44,7 +44,7 @@ pub enum SwapSpec {
         path: PathBuf,
         /// At most; `None`: all of it.
         size: Option<Size>,
-        /// Although it bears the signature of a file system or the like: what is on it is lost.
+        /// Use the device although it bears the signature of a file system or the like: its contents are lost.
         force: bool,
     },
     /// Memory of this machine.
@@ -63,12 +63,12 @@ pub enum SwapSpec {
 }
 
 impl SwapSpec {
-    /// Whether it is a pool of compressed pages in RAM, which counts within the memory limit.
+    /// Whether this is a pool of compressed pages in RAM, which counts within the memory limit.
     pub fn is_pool(&self) -> bool {
         matches!(self, SwapSpec::Ram { compress: Some(_), .. })
     }
 
-    /// Whether it is a file or a device: several of these make an array, and they come and go.
+    /// Whether this is a file or a device: several of these make an array, and they come and go.
     pub fn is_file(&self) -> bool {
         matches!(self, SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. })
     }
@@ -83,7 +83,7 @@ impl SwapSpec {
         matches!(self, SwapSpec::Dev { .. })
     }
 
-    /// Says whether this version can use the space.
+    /// Checks whether this version can use the space.
     ///
     /// # Errors
     /// [`ConfigError::NotBuilt`] for the kinds that come later.
