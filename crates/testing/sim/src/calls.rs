@@ -1,5 +1,5 @@
-//! Threads that make memory calls: mmap, munmap, madvise, mremap, mlock, mprotect, and changes of the limit. They do
-//! what the shipped library does, in its order, under one address-space lock.
+//! Threads that make memory calls: mmap, munmap, madvise, mremap, mlock, mprotect, and changes of the limit. They take
+//! the same steps as the shipped library, in the same order, under one address-space lock.
 
 use crate::Rig;
 use crate::model::Kind;
@@ -64,7 +64,7 @@ pub fn call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
     unlock();
 }
 
-/// A whole granule comes or goes.
+/// Maps or unmaps a whole granule.
 fn churn(rig: &Rc<Rig>) {
     match world(|w| if w.rng.below(2) == 0 { None } else { w.model.part(&mut w.rng, 1) }) {
         None => map(rig, true),
@@ -86,7 +86,7 @@ fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
         (0, _) => map(rig, true),
         (1, _) => map(rig, false),
         (2, Some(range)) => unmap(rig, range),
-        // Whole granules, with whatever lies in them: these come and go by their flag.
+        // Whole granules, with all regions that lie in them: these come and go by their flag.
         (3, Some(range)) => unmap(rig, world(|w| range.start.granule().range().intersect(w.memory.arena()))),
         (4..=6, Some(range)) => discard(rig, range),
         (7 | 8, Some(range)) => relocate(rig, range),
@@ -112,12 +112,12 @@ fn retire(range: PageRange) {
     });
 }
 
-/// The call on `range` is over; `alive`: what of it the program may use.
+/// The call on `range` is over; `alive`: whether the program may use the range.
 fn restored(range: PageRange, alive: bool) {
     world(|w| {
         w.model.remove_alive(range);
         if alive {
-            // Only what is there: a range may span several regions and holes between them.
+            // Only existing pages: a range may span several regions and holes between them.
             for page in range.iter().filter(|&p| w.model.get(p).kind != Kind::None).collect::<Vec<_>>() {
                 match w.model.alive.last_mut() {
                     Some(last) if last.end == page => last.end = page.plus(1),
@@ -147,7 +147,7 @@ pub fn map(rig: &Rc<Rig>, managed: bool) {
         w.model.call(range);
         w.memory.map(range, managed);
         let kind = if managed { Kind::Managed } else { Kind::Plain };
-        // Some end in memory that nobody may touch yet, as glibc's arenas do.
+        // Some regions end in memory that no thread may touch yet, as glibc's arenas do.
         let closed = if managed && w.rng.below(4) == 0 { w.rng.below(range.len()) } else { 0 };
         let closed = PageRange { start: Page(range.end.0 - closed), end: range.end };
         w.memory.close(closed);
@@ -170,7 +170,7 @@ pub fn unmap(rig: &Rc<Rig>, range: PageRange) {
     retire(range);
     rig.engine.claim(range);
     if refused() {
-        // Some calls fail late: they have unmapped all or a part.
+        // Some calls fail late: by then they have unmapped all of the range or a part.
         let some = world(|w| w.rng.below(range.len()));
         let gone = world(|w| w.rng.pick(&[0, 0, some, range.len()]));
         unmapped(PageRange { start: range.start, end: range.start.plus(gone) });
@@ -258,10 +258,10 @@ fn relocate(rig: &Rc<Rig>, old: PageRange) {
     restored(new, true);
 }
 
-/// `mlock` (`fill`: all pages are there afterwards), or a call after which the kernel alone manages what there is: it keeps the pages, the
-/// engine forgets them.
+/// `mlock` (`fill`: all pages are present afterwards), or a call after which the kernel alone manages the pages that exist: the
+/// kernel keeps them, the engine forgets them.
 fn keep(rig: &Rc<Rig>, range: PageRange, fill: bool, core: usize, buffer: &mut [PageBuf]) {
-    // Reservations are large, what is locked is brought in page by page.
+    // Reservations are large, and locked memory is brought in page by page.
     let range = if fill { PageRange { start: range.start, end: range.start.plus(range.len().min(40)) } } else { range };
     if world(|w| range.iter().any(|p| w.model.get(p).no_access)) {
         return;
@@ -292,7 +292,7 @@ fn keep(rig: &Rc<Rig>, range: PageRange, fill: bool, core: usize, buffer: &mut [
     restored(range, true);
 }
 
-/// Memory that was the kernel's becomes managed with what is there, as when a dormant process wakes.
+/// Memory that was the kernel's becomes managed with its present pages, as when a dormant process wakes.
 fn take_over(rig: &Rc<Rig>, range: PageRange, core: usize) {
     let plain = world(|w| {
         let is_plain = |page: Page| w.model.get(page).kind == Kind::Plain;
@@ -310,7 +310,7 @@ fn take_over(rig: &Rc<Rig>, range: PageRange, core: usize) {
         let present: Vec<Page> = range.iter().filter(|&p| w.memory.get(p).is_some_and(|place| place.bytes.is_some())).collect();
         w.taking_over = present.len() as u64;
         if w.setup.huge != HugePages::Never {
-            // The kernel has made some of it huge pages, in its way.
+            // The kernel has made huge pages of some of it, by its own rules.
             w.memory.join(range);
         }
         (present, range.iter().any(|page| w.model.get(page).no_access))
@@ -352,7 +352,7 @@ fn protect(rig: &Rc<Rig>, range: PageRange) {
 /// Another memory limit.
 pub fn limit(rig: &Rc<Rig>) {
     if world(|w| w.pausing || w.stopping) {
-        // Being brought to rest, or at the end: the run has set the limit that it needs.
+        // While the run is brought to rest, or at its end, the run has set the limit that it needs.
         return;
     }
     let bytes = world(|w| w.setup.memory * w.rng.between(5, 20) / 10);
@@ -363,7 +363,7 @@ pub fn limit(rig: &Rc<Rig>) {
     }
 }
 
-/// Another part of the evictors' pace is fixed, or adapts.
+/// Fixes another part of the evictors' pace, or lets it adapt.
 fn pace(rig: &Rc<Rig>) {
     let wanted = world(|w| w.setup.paces.then(|| crate::setup::draw_pace(&mut w.rng, w.setup.evictors)));
     if let Some(wanted) = wanted {
@@ -372,7 +372,7 @@ fn pace(rig: &Rc<Rig>) {
     }
 }
 
-/// The RAM of what the program gives up is free.
+/// Checks that the RAM of memory that the program gives up is free.
 fn keeps_none(w: &World, range: PageRange) {
     if let Some(page) = w.memory.keeps_ram(range).filter(|_| w.strict) {
         broken(page.0, "a part of a huge page goes that was not split: its RAM stays");

@@ -1,4 +1,4 @@
-//! What must hold: between any two steps for pages in nobody's hands, and exactly while everything is quiet.
+//! The invariants: checked between any two steps for pages that no thread owns, and exactly while everything is quiet.
 
 use crate::kernel::{Place, stamp_of};
 use crate::model::{Expected, Kind};
@@ -10,12 +10,12 @@ use farshore_core::word::{Slot, State, Word};
 use farshore_engine::stats::Count;
 use std::collections::BTreeMap;
 
-/// Who names a slot.
+/// Which pages name a slot.
 #[derive(Default)]
 struct Slots(BTreeMap<u64, u64>);
 
 impl Slots {
-    /// `page` names `slot`: nobody else may, and it holds the page's bytes.
+    /// `page` names `slot`: no other page may name it, and it holds the page's bytes.
     fn named(&mut self, page: Page, slot: Slot, stamp: u64) {
         if let Some(other) = self.0.insert(slot.number(), page.0) {
             broken(page.0, &format!("{slot:?} is also named by page {other:#x}"));
@@ -36,7 +36,7 @@ impl Slots {
     }
 }
 
-/// What a look at all pages came to.
+/// The sums of a look at all pages.
 #[derive(Clone, Copy, Default, Debug)]
 struct Sums {
     resident: u64,
@@ -44,7 +44,7 @@ struct Sums {
     slots: u64,
 }
 
-/// Checks every page that is in nobody's hands and under no memory call.
+/// Checks every page that no thread owns and no memory call works on.
 pub fn between_steps(rig: &Rig) {
     let _ = look(&rig.engine);
     let frames = &rig.engine.frames;
@@ -53,7 +53,8 @@ pub fn between_steps(rig: &Rig) {
         let locking = w.model.alive.iter().flat_map(|r| r.iter()).filter(|&p| w.model.get(p).call % 2 == 1).count() as u64;
         (w.memory.resident(), locking + w.taking_over)
     });
-    // Pages that `mlock` is about to take out have given their frames back already; those that are taken over have none yet.
+    // Pages that `mlock` is about to take out have given their frames back already; pages that are being taken over have
+    // none yet.
     if resident > frames.taken() + locking {
         broken(0, &format!("{resident} pages are resident with {} frames", frames.taken()));
     }
@@ -68,7 +69,7 @@ pub fn between_steps(rig: &Rig) {
     }
 }
 
-/// Checks what holds exactly while no actor is in the middle of anything.
+/// Checks the invariants that hold exactly while no actor is in the middle of anything.
 pub fn quiet(rig: &Rig) {
     between_steps(rig);
     let engine = &rig.engine;
@@ -104,10 +105,10 @@ fn look(engine: &Engine) -> Sums {
         match (expected.kind, word.map(Word::state)) {
             (Kind::Managed, None | Some(State::Foreign)) => broken(page.0, "managed memory has no page word"),
             (Kind::Managed, Some(_)) => one(engine, page, expected, word.unwrap_or(Word::FOREIGN), &mut slots, &mut sums),
-            // Of memory that is gone nothing may stay in anybody's hands: its granule comes back with the words that it has.
+            // No thread may still own a page of memory that is gone: its granule comes back with the words that it has.
             (_, None) => sums.busy += u64::from(busy_though_absent(engine, page)),
             (_, Some(State::Foreign)) => {}
-            // A fault on memory that is gone may still be on its way to finding that out.
+            // A fault on memory that is gone may still be about to find that out.
             (Kind::None, Some(State::Busy)) => sums.busy += 1,
             (kind, Some(_)) => broken(page.0, &format!("{kind:?} memory has the page word {:?}", word.unwrap_or(Word::FOREIGN))),
         }

@@ -1,7 +1,8 @@
 //! The swap device: asynchronous writes that complete in any order, reads that take time, errors, no room, wrong bytes.
 //!
-//! It checks the promises that the engine makes to a backend: no slot is read whose write was not acknowledged, none is
-//! written while it is written or read, and the memory of a write stays as it is until its completion was reaped.
+//! The device checks the promises that the engine makes to a backend: no slot is read before its write was acknowledged,
+//! no slot is written while it is written or read, and the memory of a write stays as it is until its completion was
+//! reaped.
 
 use crate::kernel::stamp_of;
 use crate::reads;
@@ -16,7 +17,7 @@ use farshore_core::word::Slot;
 /// One slot of the device.
 #[derive(Clone, Default, Debug)]
 pub struct Content {
-    /// What was written, if anything.
+    /// The bytes that were written, if any.
     pub bytes: Option<Box<PageBuf>>,
     /// The write was acknowledged.
     pub acknowledged: bool,
@@ -26,7 +27,7 @@ pub struct Content {
     pub readers: u32,
     /// Every read delivers wrong bytes.
     pub rotten: bool,
-    /// Its room is being given back.
+    /// The slot's room is being given back.
     pub giving: bool,
 }
 
@@ -48,18 +49,18 @@ pub struct Device {
     slots: Vec<Content>,
     writes: Vec<Write>,
     depth: Vec<u32>,
-    /// Which space a slot lies in, and what each can hold.
+    /// Which space a slot lies in, and how much each space can hold.
     arrangements: Arrangements,
     capacities: Vec<Option<u64>>,
-    /// Spaces that are there.
+    /// Spaces that exist.
     open: SpaceSet,
 }
 
 impl Device {
-    /// Of this many spaces, with this many slots together.
+    /// A device of this many spaces, with this many slots together.
     pub fn new(spaces: usize, capacity: Option<u64>) -> Device {
         let all = SpaceSet::first(spaces);
-        // As many extents in all as there are, dealt out in turn.
+        // As many extents in all as the capacity has, dealt out in turn.
         let extents = |space: usize| Some((capacity? / EXTENT_SLOTS as u64 + (spaces - 1 - space) as u64) / spaces as u64);
         Device {
             slots: Vec::new(),
@@ -107,7 +108,7 @@ impl Device {
         self.writes.len()
     }
 
-    /// Nothing is rotten any more.
+    /// From now on no slot is rotten.
     pub fn heal(&mut self) {
         self.slots.iter_mut().for_each(|s| s.rotten = false);
     }
@@ -123,7 +124,7 @@ impl Device {
 pub struct SimBackend {
     /// Spaces that extents go round at first.
     pub spaces: usize,
-    /// A forked child's, which has the files of its parent open.
+    /// Whether this is a forked child's side, which has the files of its parent open.
     pub is_childs: bool,
 }
 
@@ -133,10 +134,10 @@ pub struct SimQueue {
     id: usize,
 }
 
-/// How long a transfer may take before its space counts as hanging. Short, since who cannot but wait for it polls.
+/// How long a transfer may take before its space counts as hanging. Short, since an actor that has to wait for it polls.
 pub const PATIENCE_NS: u64 = 50_000_000;
 
-/// Whether the space of `slot` is one that fails now.
+/// Whether the space of `slot` fails now.
 fn is_sick(w: &World, slot: u64) -> bool {
     w.rates.sick >> w.device.space_of(slot) & 1 == 1
 }
@@ -154,7 +155,7 @@ pub(crate) fn begin_slot(w: &mut World, slot: Slot, is_childs: bool) {
     note("read slot", 0, slot.number());
 }
 
-/// An operation begins: the fault that it shall meet, if it is the one that shall.
+/// An operation begins. Returns the fault that it is to meet, if it is the one that is to fail.
 pub(crate) fn begin(w: &mut World) -> Option<Fault> {
     let number = w.counts.operations;
     w.counts.operations += 1;
@@ -163,7 +164,7 @@ pub(crate) fn begin(w: &mut World) -> Option<Fault> {
     fault
 }
 
-/// How long an operation takes: mostly a little, now and then long, and longer than anybody's patience.
+/// How long an operation takes: mostly a short time, now and then a long one, longer than any patience.
 pub(crate) fn latency(w: &mut World, slot: u64, fault: Option<Fault>) -> u64 {
     let often = w.rates.hang;
     if fault == Some(Fault::Hang) || (is_sick(w, slot) && hit(w, often)) {
@@ -196,7 +197,7 @@ pub(crate) fn deliver(w: &mut World, slot: Slot, into: &mut PageBuf, fault: Opti
         into.0.copy_from_slice(&bytes.0);
     }
     if hit(w, read_error) {
-        // What an error leaves in the buffer is anything.
+        // After an error, the buffer may hold any bytes.
         let from = w.rng.below(4096) as usize;
         into.0[from..].fill(0xEE);
         w.actors[w.current].luck.bad_reads += 1;
@@ -278,7 +279,7 @@ impl Spaces for SimBackend {
         world(|w| w.device.arrangements.arrange(first, spaces));
     }
 
-    /// Not, now and then, as if it copied something there by itself.
+    /// Now and then false, as if the device copied something there by itself.
     fn is_quiet(&self, _is_there: &dyn Fn(Slot) -> bool) -> bool {
         maybe_switch();
         world(|w| {
@@ -291,7 +292,7 @@ impl Spaces for SimBackend {
         maybe_switch();
     }
 
-    /// All that was there is gone, but for what children may read by their own descriptors.
+    /// All bytes of the space are gone, except for those that children may read through their own descriptors.
     fn close_space(&self, space: usize) {
         note("space goes", 0, space as u64);
         world(|w| {
@@ -313,7 +314,7 @@ impl Spaces for SimBackend {
         self.name()
     }
 
-    /// Takes time. Then nothing of what was there can be read.
+    /// Takes time. Afterwards the old bytes cannot be read.
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
         maybe_switch();
         if !self.is_quiet(&|_| true) {
@@ -342,7 +343,7 @@ impl Spaces for SimBackend {
             let refused = w.rates.refused / 64;
             let result = if hit(w, refused) { Err(CANNOT) } else { Ok(()) };
             w.counts.given_back += u64::from(result.is_ok());
-            // An error may have done it all the same.
+            // An operation that ends with an error may have given the room back all the same.
             slots().for_each(|slot| *w.device.content(slot) = Content::default());
             result
         })

@@ -1,9 +1,10 @@
-//! Forks: what a child must find, whatever its parent does after it was made.
+//! Forks: a child must find its pages, whatever its parent does after the fork.
 //!
-//! A fork is one step: the words, the slots and the page tables are copied while the engine is quiet, and the child's engine is built
-//! from the copies as the shipped library does it. From then on the device refuses the parent every write to a slot that the child may
-//! read. When the child ends, some time later, each of its pages is read, and some are written, through its own engine: the stamps must be those of the
-//! moment of the fork. It does so between two steps of the others, without a limit: children that evict are left to real programs.
+//! A fork is one step: the words, the slots and the page tables are copied while the engine is quiet, and the child's engine is
+//! built from the copies as the shipped library does it. From then on the device refuses the parent every write to a slot that
+//! the child may read. When the child ends, some time later, each of its pages is read, and some are written, through its own
+//! engine: the stamps must be those of the moment of the fork. The child does so between two steps of the other actors, without a
+//! limit: children that evict are left to real programs.
 
 use crate::calls::{lock, unlock};
 use crate::device::SimBackend;
@@ -34,7 +35,7 @@ pub struct Child {
     share: u64,
     engine: Engine,
     memory: Memory,
-    /// Pages that the program may read there, and what they hold.
+    /// Pages that the program may read in the child, and the stamps that they hold.
     pages: Vec<(Page, u64)>,
     _staging: Staging,
 }
@@ -67,7 +68,7 @@ fn fork(rig: &Rc<Rig>) {
     rig.engine.resume();
 }
 
-/// The copies are made in one step: nothing here switches before they are.
+/// Makes the copies in one step: no code here switches before they are made.
 fn make_child(rig: &Rc<Rig>) {
     let parent = &rig.engine;
     let share = parent.slots.share();
@@ -105,7 +106,8 @@ fn make_child(rig: &Rc<Rig>) {
         keep_pins: false,
     };
     let backend = SimBackend { spaces: parent.backend.spaces, is_childs: true };
-    // SAFETY: `staging` is that many aligned writable pages, given to nobody else, freed after the engine; the parent is quiet.
+    // SAFETY: `staging` is that many aligned writable pages, given to no other engine, freed after the engine; the parent is
+    // quiet.
     let engine = unsafe { Engine::for_child(shape, SimKernel, backend, SimPolicy, SimClock, SimFutex, staging.cast(), from) };
     let engine = engine.unwrap_or_else(|(page, word)| broken(page.0, &format!("{word:?} when the process forked")));
     engine.slots.assert_valid();
@@ -113,11 +115,11 @@ fn make_child(rig: &Rc<Rig>) {
     rig.children.borrow_mut().push(Child { number, share, engine, memory, pages, _staging: Staging(staging) });
 }
 
-/// Now and then a child ends. Between two steps.
+/// Ends a child now and then. Called between two steps.
 pub fn perhaps_end_one(rig: &Rc<Rig>) {
     let count = rig.children.borrow().len() as u64;
     let Some(which) = world(|w| (count > 0 && w.rng.below(4) == 0).then(|| w.rng.below(count))) else { return };
-    // Not while one is being made: it may be that of this moment.
+    // Not while a child is being made: the step may be in the middle of that.
     if world(|w| w.call_lock.is_none()) {
         let child = rig.children.borrow_mut().swap_remove(which as usize);
         end(rig, child);
@@ -130,7 +132,7 @@ pub fn end_all(rig: &Rc<Rig>) {
     all.into_iter().for_each(|child| end(rig, child));
 }
 
-/// Reads everything that the child has, in its own page tables and through its own engine; then it is gone.
+/// Reads all pages of the child, in its own page tables and through its own engine; then the child is gone.
 fn end(rig: &Rc<Rig>, mut child: Child) {
     note("child ends", 0, child.number);
     let kept = world(|w| {

@@ -1,5 +1,5 @@
-//! The engine's view of the world: kernel, clock, futex, policy. Every call may switch actors, before and after it
-//! does what it does.
+//! The engine's view of the world: kernel, clock, futex, policy. Every call may switch actors, before and after its
+//! effect.
 
 use crate::kernel::{Place, stamp_of};
 use crate::sched::{block, maybe_switch, switch, wake};
@@ -19,14 +19,14 @@ pub struct SimClock;
 /// Sleeping in simulated time.
 #[derive(Debug)]
 pub struct SimFutex;
-/// A policy that says anything.
+/// A policy that answers at random.
 #[derive(Debug)]
 pub struct SimPolicy;
-/// A prefetcher that wishes for anything.
+/// A prefetcher that asks for random pages.
 #[derive(Debug)]
 pub struct SimPrefetcher;
 
-/// Does `what` to the world between two places where actors may switch, unless a fault of this likelihood is injected.
+/// Applies `what` to the world, between two places where actors may switch.
 fn call<R>(what: impl FnOnce(&mut World) -> R) -> R {
     maybe_switch();
     let result = world(what);
@@ -54,10 +54,11 @@ fn refuse(w: &mut World) -> Result<(), KernelError> {
     Ok(())
 }
 
-/// How often a copy may be refused of a page that can be read another way; that is refused now and then too.
+/// How often in a row a copy of a page that can be read another way may be refused; the other way is refused now and then
+/// too.
 const REFUSALS_MAX: u32 = 20;
 
-/// What an evictor owes the program before it copies or unmaps a page: that nobody can write it any more.
+/// Checks what an evictor must ensure before it copies or unmaps a page: that no thread can write it any more.
 fn promised(place: Option<&Place>, page: Page, readable: bool) {
     match place {
         Some(place) if place.registered && place.bytes.is_some() => {
@@ -138,7 +139,7 @@ impl Kernel for SimKernel {
 
     fn copy_out(&self, page: Page, into: &mut PageBuf, readable: bool) -> Result<(), KernelError> {
         maybe_switch();
-        // In two halves, so that a write between them would show as a torn page.
+        // The page is copied in two halves, so that a write between them would show as a torn page.
         for half in [0..2048, 2048..4096] {
             world(|w| {
                 let refused = w.rates.refused / 8;

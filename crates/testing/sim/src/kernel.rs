@@ -31,19 +31,19 @@ pub fn set_stamp(bytes: &mut PageBuf, stamp: u64) {
 pub struct Place {
     /// There is memory here (a VMA).
     pub mapped: bool,
-    /// It is registered with the userfaultfd.
+    /// The page is registered with the userfaultfd.
     pub registered: bool,
     /// The program may not touch it (`PROT_NONE`).
     pub no_access: bool,
-    /// It was so from the start, which evictors are not told.
+    /// The page was so from the start, and evictors are not told.
     pub untold: bool,
     /// How often in a row a copy of such a page was refused.
     pub refusals: u32,
     /// The bytes, while the page is present.
     pub bytes: Option<Box<PageBuf>>,
-    /// A write to the present page faults.
+    /// A write to the page faults although the page is present.
     pub protected: bool,
-    /// Number of the huge page that it is a part of; 0: it is none.
+    /// Number of the huge page that the page is a part of; 0: of none.
     pub huge: u64,
 }
 
@@ -57,7 +57,7 @@ pub enum Touch {
         /// The page is present and write-protected.
         protected: bool,
     },
-    /// There is nothing to touch.
+    /// There is no memory to touch.
     Segv,
 }
 
@@ -70,7 +70,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `pages` pages of nothing, from [`ARENA`] on.
+    /// `pages` pages without memory, from [`ARENA`] on.
     pub fn new(pages: u64) -> Memory {
         Memory { places: vec![Place::default(); pages as usize], huge_pages: 0 }
     }
@@ -93,7 +93,7 @@ impl Memory {
     /// The place of a page that the caller knows to be in the arena.
     ///
     /// # Panics
-    /// When it is not.
+    /// When the page is not in the arena.
     pub fn place(&mut self, page: Page) -> &mut Place {
         self.get_mut(page).expect("a page of the arena")
     }
@@ -113,7 +113,7 @@ impl Memory {
         Ok(())
     }
 
-    /// `UFFDIO_COPY` of zeros, up to the first page that is present or not ours. How many, at least 1.
+    /// `UFFDIO_COPY` of zeros, up to the first page that is present or not ours. Returns how many, at least 1.
     pub fn zeros(&mut self, first: Page, count: u64) -> Result<u64, KernelError> {
         for i in 0..count {
             if let Err(why) = self.copy(first.plus(i), &PageBuf::ZERO, Protect::Writable) {
@@ -137,7 +137,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Huge pages of the granules that are there as a whole.
+    /// Makes huge pages of the granules of which all pages are present.
     pub fn join(&mut self, range: PageRange) {
         for part in range.by_granule().filter(|part| part.len() == GRANULE_PAGES as u64) {
             if part.iter().all(|page| self.get(page).is_some_and(|place| place.bytes.is_some())) {
@@ -147,12 +147,12 @@ impl Memory {
         }
     }
 
-    /// Small pages of a huge one, wherever they are by now.
+    /// Splits a huge page into small pages, wherever they are by now.
     pub fn split(&mut self, number: u64) {
         self.places.iter_mut().filter(|place| place.huge == number).for_each(|place| place.huge = 0);
     }
 
-    /// Write-protects what is present and ours in `range`; an error if nothing in it is ours.
+    /// Write-protects the pages of `range` that are present and ours; an error if no page in it is ours.
     pub fn protect(&mut self, range: PageRange) -> Result<(), KernelError> {
         let mut any = range.is_empty();
         for page in range.iter() {
@@ -191,7 +191,8 @@ impl Memory {
         }
     }
 
-    /// A managed page of `range` that is a part of a huge page of which there is more elsewhere: when `range` goes, its RAM stays.
+    /// A managed page of `range` that is part of a huge page which has further parts elsewhere: when `range` goes, that page's
+    /// RAM stays.
     pub fn keeps_ram(&self, range: PageRange) -> Option<Page> {
         let number = |page: Page| self.get(page).filter(|place| place.registered).map_or(0, |place| place.huge);
         let stays = |wanted: u64| {
@@ -234,7 +235,7 @@ impl Memory {
         }
     }
 
-    /// Memory that is no longer registered: none protected, and (`fill`, as `mlock` does) every page present.
+    /// Memory is no longer registered: no page is protected, and (`fill`, as `mlock` does) every page is present.
     pub fn keep(&mut self, range: PageRange, fill: bool) {
         for page in range.iter() {
             let place = self.place(page);
@@ -246,14 +247,14 @@ impl Memory {
         }
     }
 
-    /// Memory that is registered from now on, with the bytes that it has.
+    /// Memory is registered from now on, with the bytes that it has.
     pub fn register(&mut self, range: PageRange) {
         for page in range.iter() {
             self.place(page).registered = true;
         }
     }
 
-    /// Mapped with `PROT_NONE`: nobody may touch it until `mprotect`.
+    /// Maps memory with `PROT_NONE`: no thread may touch it until `mprotect`.
     pub fn close(&mut self, range: PageRange) {
         for page in range.iter() {
             let place = self.place(page);
@@ -269,7 +270,7 @@ impl Memory {
         }
     }
 
-    /// What a forked child has: a copy, without write protection; registered anew at once.
+    /// A forked child's page tables: a copy, without write protection; registered anew at once.
     #[must_use]
     pub fn fork(&self) -> Memory {
         let mut copy = self.clone();

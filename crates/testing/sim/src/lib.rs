@@ -1,8 +1,8 @@
 //! The engine that ships, on one thread, from a seed, against a simulated kernel and swap device.
 //!
-//! Program threads, threads that make memory calls and evictors are coroutines. Each call that the engine makes to
-//! the world (kernel, device, clock, futex, policy, and [`Kernel::interleave`]) is a place where another may
-//! run; a seed chooses who. A model knows the last stamp written to each page. What must hold is in [`check`].
+//! Program threads, threads that make memory calls and evictors are coroutines. Each call that the engine makes to the
+//! world (kernel, device, clock, futex, policy, and [`Kernel::interleave`]) is a place where another actor may run; a
+//! seed chooses which. A model knows the last stamp written to each page. The invariants are in [`check`].
 //!
 //! # Which faults are injected, and why each can be survived
 //!
@@ -19,24 +19,24 @@
 //! | slot | rots for good | SIGBUS at each access, never a wrong byte |
 //! | write | error, short, no room | the stage keeps the bytes; it is written elsewhere or mapped again |
 //! | one space of several | any of these, or all its writes | others take its place; it is tried again |
-//! | one space of several | all its reads | who needs a page that was only there gets SIGBUS; nobody else does |
-//! | spaces | come, are drained and go, at any time | what they held has moved, or stays and is told ([`spaces`]) |
-//! | read that nobody waits for | cut off, at any byte or before the first | what is missing is asked for again; three times nothing is an error |
-//! | read, write | takes longer than the patience | who needs it waits; nobody else does |
+//! | one space of several | all its reads | a thread that needs a page that was only there gets SIGBUS; no other thread does |
+//! | spaces | come, are drained and go, at any time | their pages have moved, or stay and are reported ([`spaces`]) |
+//! | read that no thread blocks on | cut off, at any byte or before the first | missing bytes are asked for again; three empty answers are an error |
+//! | read, write | takes longer than the patience | a thread that needs it waits; no other thread does |
 //! | giving room back, closing a space | not yet: the space writes there by itself | asked again later |
 //! | device | any order, slow | a stage is reused after its acknowledgement only |
 //! | swap space | smaller than the program | clean pages leave; without any, SIGBUS after five seconds |
 //! | sleep | ends early | every sleeper looks at its condition again |
-//! | schedule | any actor is starved for a while | nobody spins on another without sleeping |
+//! | schedule | any actor is starved for a while | no actor spins on another without sleeping |
 //! | limit | up and down at any time | debt is worked off by evictors |
 //!
-//! Some of the program's threads are workers of unithreads ([`unithreads`]): what their faults wait for, they look after themselves, and do other things
-//! meanwhile.
+//! Some of the program's threads are workers of unithreads ([`unithreads`]): they look themselves after what their faults wait
+//! for, and do other things meanwhile.
 //!
-//! The process forks at any time: the child's engine is built from a copy of words and slots, while the parent goes on; when the child
-//! ends, every page is read through its engine ([`forks`]).
+//! The process forks at any time: the child's engine is built from a copy of words and slots, while the parent goes on; when the
+//! child ends, every page is read through its engine ([`forks`]).
 //!
-//! Not simulated: orders of memory that a CPU may show (loom's business), children that evict.
+//! Not simulated: memory orders that a CPU may show (loom models those), and children that evict.
 //!
 //! [`Kernel::interleave`]: farshore_core::seams::Kernel::interleave
 
@@ -75,7 +75,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use world::{Counts, Rates, Status, World, broken, note, world};
 
-/// What the engine works with here.
+/// The parts that the engine works with here.
 #[derive(Debug)]
 pub struct Simulated;
 
@@ -94,11 +94,11 @@ pub type Engine = farshore_engine::Engine<Simulated>;
 const CHECK_STEPS: u64 = 500;
 /// Steps after which the injected faults change.
 const RATES_STEPS: u64 = 4_000;
-/// Steps for which writes fail for want of room, in a time that begins so. While all wait, a step is a millisecond.
+/// How many steps writes fail for, for lack of room, once that begins. While all actors wait, a step is a millisecond.
 const FULL_STEPS: u64 = 600;
-/// Parts of a run; after each everything is brought to rest and checked exactly.
+/// Parts of a run; after each one everything is brought to rest and checked exactly.
 const ROUNDS: u64 = 5;
-/// Steps without an end of anything after which the run counts as hung.
+/// Steps in which nothing comes to an end, after which the run counts as hung.
 const HUNG_STEPS: u64 = 3_000_000;
 /// Between two looks for room that can be given back.
 const GIVE_PAUSE_NS: u64 = 500_000;
@@ -114,9 +114,9 @@ pub struct Rig {
     children: RefCell<Vec<forks::Child>>,
     stop_evictors: AtomicBool,
     ending: Cell<bool>,
-    /// Threads that read ahead, of those that there may be, which were made.
+    /// Threads that read ahead that were made, of those that there may be.
     readers: AtomicU32,
-    /// Spaces that the drainer is to add.
+    /// Spaces that the drainer is still to add.
     spaces_to_come: Cell<u32>,
     _staging: Staging,
 }
@@ -132,12 +132,12 @@ impl Drop for Staging {
     }
 }
 
-/// What a run that held came to.
+/// The summary of a run in which all invariants held.
 #[derive(Clone, Copy, Debug)]
 pub struct Summary {
-    /// How it was set up.
+    /// How the run was set up.
     pub setup: Setup,
-    /// What was done.
+    /// Counts of what was done.
     pub counts: Counts,
     /// Steps of the scheduler.
     pub steps: u64,
@@ -164,7 +164,7 @@ impl Rig {
         let shape = Shape { memory, evictors, cores, nodes: setup.nodes(), wanted };
         let staging = Box::into_raw(vec![PageBuf::ZERO; shape.sizes().stages as usize].into_boxed_slice());
         let backend = SimBackend { spaces: setup.spaces, is_childs: false };
-        // SAFETY: `staging` is that many aligned writable pages, given to nobody else, freed after the engine.
+        // SAFETY: `staging` is that many aligned writable pages, given to no other engine, freed after the engine.
         let engine = unsafe { Engine::new(shape, SimKernel, backend, SimPolicy, SimClock, SimFutex, staging.cast()) };
         engine.health.set_patience(device::PATIENCE_NS);
         engine.allow_readers(setup.evictors as u32);
@@ -179,7 +179,7 @@ impl Rig {
         }
     }
 
-    /// Whether the slots are (nearly) used up, so that a want of frames is no surprise.
+    /// Whether the slots are (nearly) used up, so that a lack of frames is no surprise.
     pub fn swap_is_nearly_full(&self) -> bool {
         let shared = self.engine.slots.shares() > 0;
         spaces::capacity(&self.engine).is_some_and(|c| shared || self.engine.slots.live() + 600 >= c)
@@ -189,7 +189,7 @@ impl Rig {
 /// Runs a simulation.
 ///
 /// # Errors
-/// What broke, with the history of the page, the last events and the engine's state.
+/// The invariant that broke, with the history of the page, the last events and the engine's state.
 pub fn run(wish: &Wish) -> Result<Summary, String> {
     install_hook();
     let setup = wish.setup();
@@ -328,7 +328,7 @@ fn reader(rig: &Rc<Rig>, core: usize) {
     }
 }
 
-/// The watcher is asked for a thread that reads ahead.
+/// The watcher wants a thread that reads ahead.
 fn make_reader(rig: &Rig) -> Reader {
     if world(|w| w.rng.chance(3000)) {
         return Reader::Later;
@@ -351,7 +351,7 @@ fn watcher(rig: &Rc<Rig>) {
     }
 }
 
-/// An evictor thread: the engine's own loop; between rounds it gives back every stage, so that slots can be counted.
+/// An evictor thread: the engine's own loop. Between rounds it gives back every stage, so that slots can be counted.
 fn evictor(rig: &Rc<Rig>, id: usize) {
     let Ok(mut evictor) = Evictor::new(id, &rig.engine) else { broken(0, "no queue") };
     while !rig.ending.get() {
@@ -430,7 +430,7 @@ fn until_stuck(scheduler: &mut Scheduler) {
     broken(0, "the run does not come to rest");
 }
 
-/// Everybody parks, evictors finish what they have begun.
+/// All actors park, and evictors finish what they have begun.
 fn bring_to_rest(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
     world(|w| {
         w.rates = Rates::default();
@@ -474,7 +474,7 @@ fn resume(rig: &Rc<Rig>) {
     calls::limit(rig);
 }
 
-/// Reads everything back, unmaps it, and looks for what is left.
+/// Reads all memory back, unmaps it, and checks that nothing is left.
 fn finish(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
     forks::end_all(rig);
     world(|w| {
@@ -482,7 +482,7 @@ fn finish(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
         w.rates = Rates::default();
         w.device.heal();
     });
-    // Where the swap space is too small for the program, only enough memory lets everything be read.
+    // Where the swap space is too small for the program, everything can only be read with enough memory.
     let tight = spaces::capacity(&rig.engine).is_some();
     let _ = rig.engine.set_memory_limit(if tight { NO_LIMIT } else { world(|w| w.setup.memory) });
     let reader = Rc::clone(rig);

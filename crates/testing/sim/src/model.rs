@@ -1,4 +1,4 @@
-//! What the program's memory must hold: the last stamp written to each page, whatever the engine did with it.
+//! What the program's memory must hold: the last stamp written to each page, whatever the engine did with the page.
 
 use crate::kernel::ARENA;
 use crate::rng::Rng;
@@ -7,12 +7,12 @@ use farshore_core::page::{Page, PageRange};
 /// What a page is to the program.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Nothing is there.
+    /// No memory is there.
     #[default]
     None,
     /// Memory that the engine manages.
     Managed,
-    /// Memory that it does not: another mapping, or locked.
+    /// Memory that the engine does not manage: another mapping, or locked.
     Plain,
 }
 
@@ -23,7 +23,7 @@ pub struct Expected {
     pub kind: Kind,
     /// The last stamp; 0: zeros.
     pub stamp: u64,
-    /// Goes up before and after a memory call that changes what is there; odd while it is at work.
+    /// Goes up before and after a memory call that changes the page's memory; odd while the call is under way.
     pub call: u32,
     /// Goes up before and after a call that throws the bytes away.
     pub dropped: u32,
@@ -41,7 +41,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// An arena of nothing.
+    /// An arena without memory.
     pub fn new(pages: u64) -> Model {
         Model { pages: vec![Expected::default(); pages as usize], alive: Vec::new(), next_stamp: 1 }
     }

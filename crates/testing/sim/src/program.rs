@@ -10,9 +10,9 @@ use farshore_core::seams::{KernelError, PageBuf};
 use farshore_engine::fault::resolve::Failure;
 use std::rc::Rc;
 
-/// Faults of one access in a row after which something is wrong.
+/// How many faults of one access in a row mean that something is wrong.
 pub const FAULTS_MAX: u32 = 2000;
-/// Virtual time for which a want of room for writes explains a want of frames.
+/// Virtual time for which a lack of room for writes explains a lack of frames.
 const TROUBLE_NS: u64 = 8_000_000_000;
 
 /// How an access ended.
@@ -30,7 +30,7 @@ pub fn fetch_buffer() -> Box<[PageBuf]> {
     vec![PageBuf::ZERO; pages].into()
 }
 
-/// Parks while the run pauses; true when the actor shall return.
+/// Parks while the run pauses; true when the actor is to return.
 pub fn between_things() -> bool {
     while world(|w| w.pausing && !w.stopping) {
         park();
@@ -79,7 +79,7 @@ pub fn choose(w: &mut World, cursor: &mut Option<Page>) -> Option<(Page, Access,
     Some((next, access, w.rng.chance(400)))
 }
 
-/// Whether a memory call took the page away (or the right to it) since `before`.
+/// Whether a memory call took the page away (or the right to access it) since `before`.
 fn went_away(before: Expected, page: Page) -> bool {
     let now = world(|w| w.model.get(page));
     before.call % 2 == 1 || now.call != before.call || now.no_access
@@ -105,12 +105,12 @@ fn take_effect(w: &mut World, page: Page, access: Access) {
     progress(w);
 }
 
-/// What one attempt at an access came to.
+/// The outcome of one attempt at an access.
 #[derive(Clone, Copy, Debug)]
 pub enum Tried {
-    /// It is over.
+    /// The access is over.
     Ended(Ended),
-    /// It faults.
+    /// The access faults.
     Fault {
         /// The page is present and write-protected.
         protected: bool,
@@ -134,7 +134,8 @@ pub fn try_access(page: Page, access: Access, before: Expected) -> Tried {
     }
 }
 
-/// A fault was called foreign, as the signal handler hears it: is the access wrong, or did the page stop being ours meanwhile? True: the access is over.
+/// A fault was called foreign, as the signal handler learns it. Is the access wrong, or did the page stop being ours meanwhile?
+/// True: the access is over.
 pub fn is_over_when_foreign(page: Page, before: Expected) -> bool {
     if !went_away(before, page) {
         broken(page.0, "a fault on managed memory is called foreign");
@@ -227,7 +228,7 @@ pub fn pin(rig: &Rc<Rig>, first: Page, access: Access, core: usize, buffer: &mut
     pinned
 }
 
-/// The kernel uses them, and the call is over.
+/// The kernel uses the pinned pages, and the call ends.
 pub fn use_and_unpin(rig: &Rc<Rig>, pinned: &Pinned, access: Access) {
     for &(page, before) in pinned {
         kernel_uses(page, before, access);

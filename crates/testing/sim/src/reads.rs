@@ -1,13 +1,14 @@
-//! Reads that nobody waits for ([`Backend::begin_read`]): at once, by the caller from a file, or over at a time.
+//! Reads that no thread blocks on ([`Backend::begin_read`]): over at once, made by the caller from a file, or over at a
+//! time.
 //!
-//! | begun as | who brings the bytes | what can happen |
+//! | begun as | which side brings the bytes | what can happen |
 //! |---|---|---|
 //! | `Over` | the device, in place | as any read |
-//! | `File` | the caller, who submits it ([`submit`]) and takes what came ([`Read::reap`]) | a piece of any size, cut off, errors, wrong bytes |
+//! | `File` | the caller, which submits the read ([`submit`]) and takes the bytes that came ([`Read::reap`]) | a piece of any size, cut off, errors, wrong bytes |
 //! | `Due` | the device, at once | errors, wrong bytes; the pages count later |
 //!
-//! Bytes of the latter two are sealed, each slot in its own way, and made pages by [`finish`], as an encrypted space does it: a piece that was not finished, or
-//! finished twice or as another, has a wrong sum.
+//! Bytes of the latter two are sealed, each slot in its own way, and [`finish`] turns them into pages, as an encrypted space
+//! does. A piece that was not finished, or finished twice or as another slot's, has a wrong sum.
 
 use crate::device::{Device, SimBackend, begin_slot, deliver, hit, latency};
 use crate::sched::maybe_switch;
@@ -19,7 +20,7 @@ use farshore_core::word::Slot;
 
 /// Descriptor of the first space's file.
 const FD: i32 = 1000;
-/// Reads in a row that bring nothing, after which the caller takes it for an error.
+/// Reads in a row that bring no bytes, after which the caller takes that for an error.
 const CUTS: u32 = 3;
 const EINTR: i32 = 4;
 const EIO: i32 = 5;
@@ -84,7 +85,7 @@ pub fn finish(first: Slot, into: &mut [PageBuf], read: Result<(), IoError>) -> R
 
 /// The caller's ring takes a read.
 pub fn submit(descriptor: i32, offset: u64, into: &mut [PageBuf]) -> Read {
-    // What was there before could pass for what has not come.
+    // Old bytes could pass for bytes that have not come.
     into.iter_mut().for_each(|page| page.0.fill(0xDD));
     world(|w| {
         let fault = crate::device::begin(w);
@@ -99,7 +100,8 @@ pub fn submit(descriptor: i32, offset: u64, into: &mut [PageBuf]) -> Read {
 }
 
 impl Read {
-    /// It has ended: what came is put `into` the place that it was submitted with. Bytes, or a negative errno.
+    /// The read has ended: puts the bytes that came `into` the place that it was submitted with. Returns bytes, or a
+    /// negative errno.
     pub fn reap(&self, into: &mut [PageBuf]) -> i32 {
         world(|w| {
             let slots = |n| Device::number(self.first, n);
@@ -123,7 +125,7 @@ impl Read {
         })
     }
 
-    /// How much of it comes, if nothing else goes wrong.
+    /// How many bytes of the read come, if nothing else goes wrong.
     fn cut(&self, w: &mut World) -> i32 {
         let bytes = (self.pages * PAGE_SIZE) as u64;
         let often = w.rates.cut;
@@ -138,7 +140,7 @@ impl Read {
     }
 }
 
-/// Counts reads that bring nothing, as the caller may.
+/// Counts reads that bring no bytes, as the caller may do.
 fn note_cut(w: &mut World, came: usize) {
     let luck = &mut w.actors[w.current].luck;
     luck.cut_reads = if came == 0 { luck.cut_reads + 1 } else { 0 };

@@ -1,4 +1,4 @@
-//! The source of all chance. Small and own, so that a seed means the same run for ever.
+//! The source of all chance. Small and our own, so that a seed means the same run for ever.
 
 /// A generator of numbers from a seed (splitmix64).
 #[derive(Clone, Debug)]

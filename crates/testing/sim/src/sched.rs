@@ -1,4 +1,4 @@
-//! Who runs next. Actors are stackful coroutines on one thread: the engine's own blocking calls
+//! Chooses which actor runs next. Actors are stackful coroutines on one thread: the engine's own blocking calls
 //! (`resolve`, `claim`, `Evictor::run`) run unchanged, and every call that the engine makes to the world may switch.
 
 use crate::world::{Status, note, stamp, world};
@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::mem::ManuallyDrop;
 
 const STACK_BYTES: usize = 512 << 10;
-/// Steps after which the scheduler changes whom it favours.
+/// Steps after which the scheduler changes which actors it favours.
 const MOOD_STEPS: u64 = 700;
 
 thread_local! {
@@ -17,8 +17,8 @@ thread_local! {
 
 type Body = Coroutine<(), (), ()>;
 
-/// All coroutines of a run. A broken run leaks those that have not returned: their stacks hold the engine's
-/// frames in the middle of things.
+/// All coroutines of a run. A broken run leaks the coroutines that have not returned: their stacks hold frames of the
+/// engine in the middle of its work.
 #[derive(Default)]
 pub struct Scheduler {
     bodies: Vec<ManuallyDrop<Body>>,
@@ -30,19 +30,19 @@ impl std::fmt::Debug for Scheduler {
     }
 }
 
-/// Lets others run; returns when the scheduler chooses this actor again. Outside an actor it does nothing.
+/// Lets other actors run; returns when the scheduler chooses this actor again. Outside an actor it does nothing.
 pub fn switch() {
     let yielder = YIELDER.get();
     if yielder.is_null() {
         return;
     }
-    // SAFETY: `spawn` stored the address of the yielder of the coroutine that runs now, which lives on its stack as
-    // long as its body runs; each `switch` puts the own address back when it resumes.
+    // SAFETY: `spawn` stored the address of the yielder of the coroutine that runs now, which lives on its stack as long
+    // as its body runs; each `switch` restores its own coroutine's address when it resumes.
     unsafe { &*yielder }.suspend(());
     YIELDER.set(yielder);
 }
 
-/// Perhaps lets others run, as often as the run's set-up says.
+/// Perhaps lets other actors run, as often as the run's set-up says.
 pub fn maybe_switch() {
     if world(|w| {
         let often = w.setup.switch_rate;
@@ -57,7 +57,7 @@ pub fn sleep_ns(ns: u64) {
     block(0, Some(world(|w| w.now) + ns));
 }
 
-/// Sleeps until `until`, or until somebody wakes `on`.
+/// Sleeps until `until`, or until another actor wakes `on`.
 pub fn block(on: usize, until: Option<u64>) {
     world(|w| w.actors[w.current].status = Status::Blocked { on, until });
     switch();
@@ -80,7 +80,7 @@ pub fn wake(on: usize) {
     });
 }
 
-/// What a step came to.
+/// The outcome of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stepped {
     /// An actor ran.
@@ -127,14 +127,14 @@ impl Scheduler {
         if let CoroutineResult::Return(()) = result {
             world(|w| w.actors[next].status = Status::Done);
             note("returned", 0, 0);
-            // SAFETY: it has returned, `choose` never takes a `Done` actor again, and nothing else drops it.
+            // SAFETY: the body has returned, `choose` never takes a `Done` actor again, and no other code drops it.
             unsafe { ManuallyDrop::drop(body) };
         }
         Stepped::Ran
     }
 }
 
-/// An actor that can run, moving the time on if all sleep.
+/// Chooses an actor that can run; moves the time on if all sleep.
 fn choose(w: &mut crate::world::World) -> Option<usize> {
     loop {
         let (now, mut sum, mut first_alarm) = (w.now, 0, u64::MAX);

@@ -1,4 +1,4 @@
-//! How a run is set up: from the command line, and from the seed where that is silent.
+//! How a run is set up: from the command line, and from the seed where the command line says nothing.
 
 use crate::rng::Rng;
 use farshore_core::limits::WRITES_MAX;
@@ -18,13 +18,13 @@ pub struct Wish {
     pub pages: Option<u64>,
     /// Memory limit, bytes.
     pub memory: Option<u64>,
-    /// Memory calls as often as can be, side by side, and races with them.
+    /// Memory calls as often as possible, side by side, and races with them.
     pub rough: bool,
     /// See [`Setup::spaces`]; `None`: the seed chooses.
     pub spaces: Option<usize>,
     /// See [`Setup::single`].
     pub single: Option<Single>,
-    /// All threads are workers with so many unithreads each, or (0) none is; `None`: the seed chooses.
+    /// All threads are workers with this many unithreads each, or (0) none is; `None`: the seed chooses.
     pub unithreads: Option<usize>,
 }
 
@@ -63,13 +63,13 @@ pub struct Setup {
     pub inject: bool,
     /// Corruption stays in a slot, so that pages are lost (and must be reported, not read wrongly).
     pub rot: bool,
-    /// Memory calls come without the program's threads keeping out of their way.
+    /// Memory calls come although the program's threads do not keep out of their way.
     pub racy: bool,
-    /// The program does little else than to map and unmap a few whole granules, which it touches meanwhile.
+    /// The program does little else than map and unmap a few whole granules, which it touches meanwhile.
     pub churn: bool,
     /// Depth of a write queue.
     pub depth: u32,
-    /// Spaces that extents go round, each of which fails by itself.
+    /// Spaces that extents go round; each fails independently.
     pub spaces: usize,
     /// One operation of the device fails, and nothing else does.
     pub single: Option<Single>,
@@ -77,17 +77,17 @@ pub struct Setup {
     pub forks: bool,
     /// Spaces come and go.
     pub changes: bool,
-    /// What of the evictors' pace is fixed at first.
+    /// Which parts of the evictors' pace are fixed at first.
     pub wanted: Wanted,
-    /// What is fixed changes while the run goes on.
+    /// The fixed parts change while the run goes on.
     pub paces: bool,
-    /// Room that is not needed any more is given back.
+    /// Room that is no longer needed is given back.
     pub trims: bool,
     /// Where fresh memory comes as huge pages.
     pub huge: HugePages,
-    /// So many of the threads are workers of unithreads.
+    /// This many of the threads are workers of unithreads.
     pub workers: usize,
-    /// Unithreads of each.
+    /// Unithreads of each worker.
     pub unithreads: usize,
 }
 
@@ -100,23 +100,23 @@ pub struct Single {
     pub fault: Fault,
 }
 
-/// How one operation of the device fails. Some mean something for reads or for writes only.
+/// How one operation of the device fails. Some of these apply to reads only, or to writes only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// The device reports an error.
     Error,
-    /// It ends early.
+    /// The operation ends early.
     Short,
     /// There is no room. (Writes.)
     Full,
     /// Other bytes than were written, without an error. (Reads.)
     Corrupt,
-    /// It takes longer than anybody's patience.
+    /// The operation takes longer than any patience.
     Hang,
 }
 
 impl Fault {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Fault; 5] = [Fault::Error, Fault::Short, Fault::Full, Fault::Corrupt, Fault::Hang];
 }
 
@@ -147,7 +147,8 @@ impl Setup {
 }
 
 impl Wish {
-    /// The command that runs the same again, in the workspace's root. Assertions are part of what it may break.
+    /// The command that runs the same again, in the workspace's root. Assertions are among the checks that may break the
+    /// run.
     pub fn command(&self) -> String {
         let checked = if cfg!(debug_assertions) { "CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true " } else { "" };
         let mut command = format!("{checked}cargo run --release -p farshore-sim -- --seed {} --steps {}", self.seed, self.steps);
@@ -213,10 +214,10 @@ impl Wish {
             unithreads: 0,
         };
         let spaces = self.spaces.unwrap_or_else(|| rng.pick(&[1, 1, 2, 3]));
-        // Each has room for an extent.
+        // Each space has room for an extent.
         let setup = Setup { spaces: capacity.map_or(spaces, |c| spaces.min(c as usize / 512)).max(1), ..setup };
         let setup = Setup { changes: rng.below(2) == 0 && self.single.is_none(), ..setup };
-        // Dice of its own, so that a seed is otherwise the run that it was without.
+        // Separate dice, so that the rest of the seed's run is the same as without this choice.
         let mut dice = Rng::new(self.seed.wrapping_mul(5) + 1);
         let wanted = draw_pace(&mut dice, setup.evictors);
         let setup = Setup { wanted, paces: dice.below(2) == 0, ..setup };
@@ -261,7 +262,7 @@ impl Wish {
         let (some, workers, each) = (dice.below(5) > 1, dice.between(1, threads as u64) as usize, dice.between(2, 6) as usize);
         match self.unithreads {
             Some(0) => (0, 0),
-            // More than there are, which a rough run may add.
+            // More than there are threads; a rough run may add threads.
             Some(each) => (usize::MAX, each),
             None if some => (workers, each),
             None => (0, 0),
@@ -269,7 +270,8 @@ impl Wish {
     }
 }
 
-/// What of the pace of so many evictors is fixed: each part in one of two cases. Batches that are too large are cut by the engine.
+/// Which parts of the pace of this many evictors are fixed: each part in one of two cases. The engine cuts batches that are too
+/// large.
 pub fn draw_pace(rng: &mut Rng, evictors: usize) -> Wanted {
     let (evictors, writes) = (rng.between(1, evictors as u64), rng.between(1, u64::from(WRITES_MAX)));
     let batch = rng.pick(&[8, 30, 64, 146]);

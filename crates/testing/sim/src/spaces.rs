@@ -1,7 +1,8 @@
-//! Swap spaces that come, are drained and go, by chance, while the program runs: the engine's own drainer, and somebody who asks it to.
+//! Swap spaces that come, are drained and go, by chance, while the program runs: the engine's own drainer, and an actor that asks
+//! it to work.
 //!
-//! A space that has gone has lost all that was in it, but for what forked children may read: those have its file open. Whoever names
-//! a slot there, reads or writes one, breaks the run ([`crate::device`], [`crate::check`]).
+//! A space that has gone has lost all its pages, except for those that forked children may read: the children have its file open.
+//! An actor that names, reads or writes a slot there breaks the run ([`crate::device`], [`crate::check`]).
 
 use crate::calls::{lock, unlock};
 use crate::program::{between_things, fetch_buffer};
@@ -80,7 +81,7 @@ impl Host for Here<'_> {
     }
 }
 
-/// Somebody who lets spaces come and go until the run ends.
+/// An actor that lets spaces come and go until the run ends.
 pub fn changer(rig: &Rc<Rig>) {
     let engine = &rig.engine;
     while !between_things() {
@@ -96,7 +97,7 @@ pub fn changer(rig: &Rc<Rig>) {
             3..=5 => {
                 if let Some(space) = pick(there(Usage::InUse)) {
                     note("drain", 0, space as u64);
-                    // The last one is not drained.
+                    // The last space is not drained.
                     let _ = engine.begin_drain(space);
                 }
             }

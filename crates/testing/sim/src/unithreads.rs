@@ -1,4 +1,4 @@
-//! Workers of unithreads: threads of the program whose faults nobody waits for (`farshore_engine::fault::unwaited`).
+//! Workers of unithreads: threads of the program whose faults no thread waits for (`farshore_engine::fault::unwaited`).
 //!
 //! ```text
 //!  run one ─▶ access ─▶ fault ─▶ go_on ─┬─ served ─▶ the access again
@@ -8,14 +8,16 @@
 //!     └──────────────── go_on ◀── look: what has come, or may have
 //! ```
 //!
-//! It does what the shipped library does (`preload/src/unithreads/worker.rs`), in any order and at any later moment:
+//! A worker takes the steps of the shipped library (`preload/src/unithreads/worker.rs`), in any order and at any later moment:
 //!
-//! * a read is taken on when it has ended, a time when it is over, the rest when the engine says that it may (now and then before, which must do no harm);
+//! * a read is taken on when it has ended, a time when it is over, other waits when the engine says that they may go on (now and
+//!   then before, which must do no harm);
 //! * a fault that could not be served is asked for once more in place;
-//! * before the worker waits for anything, fetches of its own that own a page are ended ([`Worker::settle`]): before a fault in place, pins, memory calls, a fork.
+//! * before the worker waits for anything, it ends those of its fetches that own a page ([`Worker::settle`]): before a fault in
+//!   place, pins, memory calls, a fork.
 //!
-//! What must hold: a fault that waits for a transfer owns its page, one that is to be looked at owns nothing; and what is under way when the run is brought to
-//! rest comes to its end.
+//! The invariants: a fault that waits for a transfer owns its page; one that is to be looked at owns nothing; and whatever is
+//! under way when the run is brought to rest comes to its end.
 
 use crate::Rig;
 use crate::model::Expected;
@@ -35,7 +37,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// For how long something may be under way after the run has asked everybody to stop. Longer than any read hangs.
+/// How long something may be under way after the run has asked all actors to stop. Longer than any read hangs.
 const REST_NS: u64 = 10_000_000_000;
 /// Longest pause between two looks at what is polled.
 const POLL_MAX_NS: u64 = 2_000_000;
@@ -44,14 +46,14 @@ const POLL_MAX_NS: u64 = 2_000_000;
 #[derive(Debug)]
 enum Doing {
     Nothing,
-    /// It makes an access, which has faulted so often.
+    /// The unithread makes an access, which has faulted this often.
     Access {
         page: Page,
         access: Access,
         before: Expected,
         faults: u32,
     },
-    /// It waits for a system call that another thread, or the kernel, makes with pinned pages until then.
+    /// The unithread waits for a system call that another thread, or the kernel, makes with pinned pages until then.
     Call {
         pinned: Pinned,
         access: Access,
@@ -65,13 +67,13 @@ struct Unithread {
     fault: Option<Unwaited>,
     buffer: Box<[PageBuf]>,
     cursor: Option<Page>,
-    /// The page could not be had: its next fault is served in place, and tells why.
+    /// The page could not be brought in: its next fault is served in place, and shows why.
     in_place: bool,
-    /// What was injected into its own fault.
+    /// Faults that were injected into its own fault.
     luck: Luck,
 }
 
-/// A read under way: whose, and where to.
+/// A read under way: which unithread it is for, and where it goes to.
 #[derive(Debug)]
 struct Reading {
     index: usize,
@@ -83,16 +85,16 @@ struct Reading {
 struct Worker {
     rig: Rc<Rig>,
     core: usize,
-    /// For what is served in place.
+    /// A buffer for faults that are served in place.
     buffer: Box<[PageBuf]>,
     all: Vec<Unithread>,
     ring: Vec<Reading>,
-    /// In order.
+    /// In the order of their times.
     due: VecDeque<(u64, usize)>,
     polled: VecDeque<usize>,
     /// Pause before the next look at them.
     pause: u64,
-    /// When it heard that the run pauses.
+    /// When the worker learned that the run pauses.
     pausing_since: Option<u64>,
 }
 
@@ -170,7 +172,7 @@ impl Worker {
         }
     }
 
-    /// Does `what` as unithread `index`: what is injected meanwhile explains its failures, not those of others.
+    /// Does `what` as unithread `index`: faults injected meanwhile explain its failures, and not those of others.
     fn as_unithread<R>(&mut self, index: usize, what: impl FnOnce(&mut Worker) -> R) -> R {
         let swap = |worker: &mut Worker| {
             world(|w| {
@@ -186,7 +188,7 @@ impl Worker {
 
     // What unithreads do.
 
-    /// Lets one that can run do a thing. False: there is none.
+    /// Lets a unithread that can run take one action. False: there is none.
     fn run_one(&mut self) -> bool {
         let (now, pausing) = world(|w| (w.now, w.pausing || w.stopping));
         let can = |one: &Unithread| match &one.doing {
@@ -221,7 +223,7 @@ impl Worker {
         true
     }
 
-    /// Begins something. False: there is no memory.
+    /// Begins an action. False: the program has no memory.
     fn start(&mut self, index: usize) -> bool {
         let Some((page, access, call)) = world(|w| choose(w, &mut self.all[index].cursor)) else { return false };
         let (dice, calls, forks) = world(|w| (w.rng.below(1000), w.setup.callers > 0, w.setup.forks));
@@ -243,7 +245,7 @@ impl Worker {
         true
     }
 
-    /// With pinned pages: the worker is in it, or the unithread waits for it.
+    /// Makes a call with pinned pages: the worker is in it, or the unithread waits for it.
     fn system_call(&mut self, index: usize, page: Page, access: Access) {
         self.settle();
         if world(|w| w.rng.below(2) == 0) {
@@ -254,14 +256,14 @@ impl Worker {
         self.all[index].doing = Doing::Call { pinned, access, until };
     }
 
-    /// Tries the access. True: it is over.
+    /// Tries the access. True: the access is over.
     fn touch(&mut self, index: usize, page: Page, access: Access, before: Expected) -> bool {
         let protected = match try_access(page, access, before) {
             Tried::Ended(_) => return true,
             Tried::Fault { protected } => protected,
         };
         maybe_switch();
-        // Now and then it is a place where the worker cannot be taken away.
+        // Now and then the access is at a place where the worker cannot be switched away.
         if self.all[index].in_place || world(|w| w.rng.chance(300)) {
             self.all[index].in_place = false;
             self.settle();
@@ -277,7 +279,7 @@ impl Worker {
         }
     }
 
-    /// Whether an access is over when its fault has ended so.
+    /// Whether an access is over when its fault has ended with this result.
     fn ends(&self, page: Page, before: Expected, served: Result<bool, Failure>) -> bool {
         match served {
             Ok(true) => false,
@@ -297,7 +299,7 @@ impl Worker {
 
     // What their faults wait for.
 
-    /// Takes a fault on, as its unithread. `None`: it waits, in its place.
+    /// Takes a fault on, as its unithread. `None`: the fault waits, in its place.
     fn take_on(&mut self, index: usize, mut answer: i32) -> Option<Result<bool, Failure>> {
         loop {
             let one = &mut self.all[index];
@@ -319,7 +321,7 @@ impl Worker {
                         self.ring.push(Reading { index, into, read });
                         return None;
                     }
-                    // The ring takes nothing: here and now.
+                    // The ring takes no read: it is made here and now.
                     block(0, Some(read.done_at));
                     answer = read.reap(&mut one.buffer[into]);
                 }
@@ -359,7 +361,7 @@ impl Worker {
         });
     }
 
-    /// Takes on what can be, or a part of it. False: there was nothing.
+    /// Takes on the faults that can go on, or some of them. False: there were none.
     fn look(&mut self) -> bool {
         self.pause = self.pause.clamp(1_000, POLL_MAX_NS);
         let any = self.completions() | self.times() | self.poll();
@@ -369,7 +371,7 @@ impl Worker {
         any
     }
 
-    /// Reads that have ended, in any order.
+    /// Takes reads that have ended, in any order.
     fn completions(&mut self) -> bool {
         let mut any = false;
         for _ in 0..world(|w| w.rng.between(1, 8)) {
@@ -396,7 +398,7 @@ impl Worker {
         any
     }
 
-    /// A look at some of what is polled.
+    /// Looks at some of the polled faults.
     fn poll(&mut self) -> bool {
         let mut any = false;
         for _ in 0..self.polled.len() {
@@ -421,7 +423,7 @@ impl Worker {
         self.ring.iter().map(|reading| reading.read.done_at).chain(self.due.iter().map(|&(ns, _)| ns)).min()
     }
 
-    /// Nothing can be done now: sleeps until something may have come, or a little longer.
+    /// The worker can do nothing now: sleeps until something may have come, or a little longer.
     fn doze(&mut self) {
         let calls = self.all.iter().filter_map(|one| match one.doing {
             Doing::Call { until, .. } => Some(until),

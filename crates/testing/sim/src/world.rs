@@ -1,7 +1,7 @@
 //! Everything that is not the engine: simulated time, kernel, device and program, in one place of the one thread.
 //!
-//! The engine reaches it through the zero-sized types of [`crate::host`] and [`crate::device`]. It is borrowed for one
-//! short step at a time, never across a switch of actors.
+//! The engine reaches the world through the zero-sized types of [`crate::host`] and [`crate::device`]. The world is
+//! borrowed for one short step at a time, never across a switch of actors.
 
 use crate::device::Device;
 use crate::kernel::Memory;
@@ -15,42 +15,42 @@ use std::fmt::Write;
 /// What the scheduler knows of an actor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// It can be stepped.
+    /// The actor can be stepped.
     Runnable,
-    /// It sleeps on `on` (0: only for time) until `until`, if given.
+    /// The actor sleeps on `on` (0: only for time) until `until`, if given.
     Blocked {
         /// Address of a futex word; 0 for none.
         on: usize,
-        /// When it wakes by itself.
+        /// When the actor wakes by itself.
         until: Option<u64>,
     },
-    /// It sleeps until the main thread of the simulation calls it.
+    /// The actor sleeps until the main thread of the simulation calls it.
     Parked,
-    /// It has returned.
+    /// The actor has returned.
     Done,
 }
 
 /// One actor.
 #[derive(Clone, Debug)]
 pub struct Actor {
-    /// How the trace calls it.
+    /// The actor's name in the trace.
     pub name: String,
     /// What it does now.
     pub status: Status,
     /// How often it is stepped, relative to the others.
     pub weight: u64,
-    /// What was injected into what it does now.
+    /// Faults that were injected into what it does now.
     pub luck: Luck,
 }
 
-/// What explains that a fault fails.
+/// What explains the failure of a fault.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Luck {
     /// Reads in a row that went wrong by injection.
     pub bad_reads: u32,
     /// Reads in a row that were cut off before the first page: a few of them count as one that went wrong.
     pub cut_reads: u32,
-    /// Its last map or unprotect was refused by injection, for want of memory.
+    /// Its last map or unprotect was refused by injection, because the kernel had no memory.
     pub no_memory: bool,
 }
 
@@ -69,21 +69,21 @@ pub struct Rates {
     pub call_refused: u32,
     /// A read fails.
     pub read_error: u32,
-    /// A read that nobody waits for is cut off.
+    /// A read that no thread blocks on is cut off.
     pub cut: u32,
     /// A read delivers other bytes than were written.
     pub corrupt: u32,
     /// A write fails.
     pub write_error: u32,
-    /// All writes fail for want of room.
+    /// All writes fail because there is no room.
     pub full: bool,
     /// All writes fail.
     pub dead: bool,
     /// All reads fail.
     pub mute: bool,
-    /// Now and then a transfer takes longer than anybody's patience.
+    /// Now and then a transfer takes longer than any patience.
     pub hang: u32,
-    /// Spaces whose writes (and, with `hang`, reads) these concern: a bit each.
+    /// Spaces that these failures of writes (and, with `hang`, reads) concern: a bit each.
     pub sick: u64,
     /// A slot that is written delivers wrong bytes for good.
     pub rot: u32,
@@ -96,7 +96,7 @@ pub struct Rates {
 pub struct World {
     /// How the run was set up.
     pub setup: Setup,
-    /// All chance.
+    /// The source of all chance.
     pub rng: Rng,
     /// Simulated time, nanoseconds.
     pub now: u64,
@@ -120,13 +120,13 @@ pub struct World {
     pub progress: u64,
     /// `now` at the last progress.
     pub progress_at: u64,
-    /// Who has the address-space lock.
+    /// The actor that has the address-space lock.
     pub call_lock: Option<usize>,
     /// Pages that are being taken over, and have no frames yet.
     pub taking_over: u64,
     /// The kernel checks that the engine keeps its promises (off for the conformance suite, which makes none).
     pub strict: bool,
-    /// Slots that forked children may read: the children's numbers, and theirs.
+    /// Slots that forked children may read: each child's number, and its slots.
     pub children: Vec<(u64, BTreeSet<u64>)>,
     /// Actors park when they are between two things.
     pub pausing: bool,
@@ -137,7 +137,7 @@ pub struct World {
 }
 
 impl World {
-    /// Before the first step: nothing is mapped, nobody acts.
+    /// The world before the first step: no memory is mapped, and there are no actors.
     pub fn new(setup: Setup) -> World {
         World {
             setup,
@@ -195,7 +195,7 @@ pub struct Counts {
     pub given_back: u64,
     /// Drains that ended with pages that could not be read.
     pub spaces_left: u64,
-    /// Drains that were called off, by somebody or for want of room.
+    /// Drains that were called off, by an actor or because no space had room.
     pub drains_undone: u64,
     /// Faults of unithreads that were put aside until a read has ended, …
     pub aside_for_read: u64,
@@ -244,7 +244,7 @@ pub fn add_actor(name: String) {
     world(|w| w.actors.push(actor));
 }
 
-/// Takes the world away; what it was.
+/// Takes the world away and returns it.
 pub fn end() -> Option<World> {
     WORLD.with_borrow_mut(Option::take)
 }
@@ -273,7 +273,7 @@ pub fn note(what: &'static str, page: u64, more: u64) {
     });
 }
 
-/// Ends the run: an invariant does not hold. `page`: whose history to show (0: none).
+/// Ends the run: an invariant does not hold. `page`: the page whose history to show (0: none).
 ///
 /// # Panics
 /// Always: that is its purpose.
