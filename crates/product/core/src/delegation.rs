@@ -151,7 +151,7 @@ impl Tasks {
     }
 
     /// Posts a task of `core`'s that says `request`; the caller pushes it. `None`: all tasks of the core are in queues
-    /// that nobody serves.
+    /// that no thread serves.
     pub fn post(&self, core: usize, request: u64) -> Option<Asked> {
         let first = (core * TASKS_A_CORE) % self.all.len();
         let at = (first..first + TASKS_A_CORE).find(|&at| {
@@ -198,7 +198,7 @@ impl Tasks {
         Some(task.request.load(Ordering::Relaxed))
     }
 
-    /// Answers a task that was begun. False: it was cancelled meanwhile, and nobody receives the answer.
+    /// Answers a task that was begun. False: it was cancelled meanwhile, and no thread receives the answer.
     #[must_use]
     pub fn end(&self, node: Node, answer: u64) -> bool {
         let task = self.task(node);

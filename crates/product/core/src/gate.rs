@@ -1,7 +1,7 @@
 //! Keeps threads out of a section for a while, and waits until all are out. A fork copies the process while no thread
 //! owns a page.
 //!
-//! # Why nobody is inside when [`Gate::close`] returns
+//! # Why no thread is inside when [`Gate::close`] returns
 //!
 //! A thread that enters counts itself first, then looks whether the gate is closed, and goes out again if so. The thread that
 //! closes the gate closes it first, then looks at the counts. Both are SeqCst, so one of the two sees the other. There is one

@@ -13,12 +13,12 @@
 //! The oldest places are copied to the same slot of the tier below while they stay readable here: [`PooledWord::begin_copy`].
 //! While a copy is under way no other thread may write that slot below, or two writes of one block would race in the device. So a
 //! second copy is refused, and so is a write of the page that goes past the pool ([`PooledWord::is_copied`]). A place that is
-//! taken or replaced meanwhile is *stale*: the copy that ends then is of bytes that nobody wants, and the new place stays
+//! taken or replaced meanwhile is *stale*: the copy that ends then is of bytes that are no longer wanted, and the new place stays
 //! ([`PooledWord::end_copy`]).
 //!
 //! # What must hold (modelled in `tests/loom_pooled.rs`)
 //!
-//! 1. Nobody reads memory that was taken.
+//! 1. No thread reads memory that was taken.
 //! 2. A page whose place was taken after its copy reads the same bytes below.
 //! 3. No slot below is written twice at one time.
 

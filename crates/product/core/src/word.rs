@@ -144,7 +144,7 @@ impl core::fmt::Debug for Word {
 }
 
 impl Word {
-    /// The word of a managed page that nobody has touched.
+    /// The word of a managed page that no thread has touched.
     pub const UNTOUCHED: Word = Word(State::Untouched as u64);
     /// The word of a page that is not ours.
     pub const FOREIGN: Word = Word(State::Foreign as u64);

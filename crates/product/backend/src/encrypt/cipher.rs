@@ -11,7 +11,7 @@
 //! needs no lock. The pages without access stop code that reads on beyond a buffer beside the key. When the last owner drops the
 //! cipher, the key is overwritten. At the end of a process no thread does that: threads may still be at work on pages, and the
 //! kernel clears the memory before another process gets it.
-//! before anybody else gets it.
+//! before another process gets it.
 //!
 //! # fork
 //! A child has the mapping too, out of dumps as before, and can read pages that its parent wrote. Locks are not inherited:

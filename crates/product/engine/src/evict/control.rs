@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | batch, and the watermarks with it | faults waited for frames, or pages that should come along found none to spare; or more frames were taken in a window than a batch has | less than a quarter of a batch was |
 //! | evictors awake | faults waited, and those awake were at work (or waited for the device) for three quarters of the time | one less would have been at work for half of it |
-//! | writes | faults waited or stages were short, and writes do not queue in the device | they queue there; or nobody needs more than usual |
+//! | writes | faults waited or stages were short, and writes do not queue in the device | they queue there; or no evictor needs more than usual |
 //!
 //! **Batch.** Frames must be free before they are needed, and no earlier: a page that left too early is fetched again if the
 //! program needs it after all. A large batch costs the fewest TLB flushes a page (MAGE §4.2.1), which only matters when there are

@@ -184,7 +184,7 @@ fn windows() -> impl Strategy<Value = Vec<Window>> {
 }
 
 proptest! {
-    /// Whatever the load: within bounds, a step at a time, and a step down at most once in the time of so many windows.
+    /// Whatever the load: within bounds, a step at a time, and a step down at most once in the time of `HOLD_LEAST` windows.
     #[test]
     fn any_load(windows in windows(), batch in 8..=256_u32, evictors in 1..=16_u32) {
         let mut it = auto(batch, evictors);

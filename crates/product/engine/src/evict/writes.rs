@@ -293,7 +293,7 @@ impl<W: World> Evictor<'_, W> {
         }
     }
 
-    /// Failed stages from `stage` on that somebody needs, side by side, at most `most`.
+    /// Failed stages from `stage` on whose bytes are still needed, side by side, at most `most`.
     fn failed_from(&self, stage: Stage, most: usize) -> u32 {
         let engine = self.engine;
         let from = self.ring.stages().skip_while(|&other| other != stage).take(most);
