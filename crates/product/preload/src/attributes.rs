@@ -1,8 +1,9 @@
-//! What a program has asked for mappings that are not managed: locked, wiped at a fork, left out of dumps, with a protection key, …
+//! Attributes that a program has given to mappings that are not managed: locked, wiped at a fork, left out of dumps, with a
+//! protection key, …
 //!
-//! A small mapping that grows beyond the threshold is copied to a managed one (`memory.rs`), which has none of that. So only plain
-//! ones are; all others grow as the kernel makes them. The kernel tells in `/proc/self/smaps`, for which it walks all page tables, so it is
-//! asked only when the program has ever given an attribute to a mapping.
+//! A small mapping that grows beyond the threshold is copied to a managed one (`memory.rs`), which would lose such attributes. So
+//! only a plain mapping is copied; the kernel grows all others. Attributes stand in `/proc/self/smaps`, for which the kernel
+//! walks all page tables. So the file is read only once the program has given an attribute to a mapping.
 
 use crate::start::is_private_anonymous;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -11,19 +12,20 @@ use farshore_sys::fd;
 /// Some mapping that is not managed may have an attribute.
 static GIVEN: AtomicBool = AtomicBool::new(false);
 
-/// Most of `/proc/self/smaps` that is read; what lies behind counts as not plain.
+/// The most that is read of `/proc/self/smaps`, bytes; a mapping behind that counts as not plain.
 const SMAPS_MOST: usize = 64 << 20;
 
-/// Flags of a mapping (`VmFlags`) that a fresh one may be without: rights and accounting, hints about huge pages, merging and reading ahead, and
-/// whether it was written to.
+/// Flags of a mapping (`VmFlags`) that a plain one may have or lack: rights and accounting, hints about huge pages, merging and
+/// reading ahead, and whether it was written to.
 const HARMLESS: [&str; 13] = ["rd", "wr", "mr", "mw", "me", "ac", "nr", "hg", "nh", "mg", "sr", "rr", "sd"];
 
-/// The program gives an attribute to a mapping that is not managed.
+/// Notes that the program gives an attribute to a mapping that is not managed.
 pub fn note() {
     GIVEN.store(true, Ordering::Relaxed);
 }
 
-/// Whether `len` bytes at `addr` are one piece of readable and writable private anonymous memory without any attribute that counts.
+/// Whether `len` bytes at `addr` are one piece of readable and writable private anonymous memory without any attribute that
+/// counts.
 pub fn is_plain(addr: u64, len: u64) -> bool {
     if !GIVEN.load(Ordering::Relaxed) {
         return is_private_anonymous(addr, len);
@@ -41,7 +43,7 @@ fn has_no_attributes(smaps: &str, addr: u64) -> bool {
     };
     let mut lines = smaps.lines().skip_while(|line| holds(line) != Some(true)).skip(1);
     let mut key = true;
-    // The flags end what is said of a mapping.
+    // The line of flags is the last one about a mapping.
     let flags = lines.find_map(|line| {
         if let Some(number) = line.strip_prefix("ProtectionKey:") {
             key = number.trim() == "0";

@@ -1,35 +1,33 @@
 //! The control socket: counters out, settings in, while the program runs.
 //!
-//! **Name.** The socket is *abstract*: `\0farshore-UID-PID`, where UID is the effective user at the
-//! start. A socket with a name in a directory outlives `kill -9`; this one is gone with its process,
-//! whatever ended it, and no stale file has to be told from a live one. An abstract name has no mode
-//! bits, so both sides look at `SO_PEERCRED`: the server answers only root and the user whose process it is at that moment (nobody else while
-//! it could act as several), and the client makes sure that the listener is the process it asked for, since
-//! anybody may bind a free abstract name. Where somebody has, the socket's name goes on with a number that nobody could guess, and the client looks for it
-//! in the kernel's list of sockets. Abstract names belong to a network namespace: a program in
-//! another one (`unshare -n`, most containers) is reached from inside only.
+//! **Name.** The socket's name is *abstract*: `\0farshore-UID-PID`, where UID is the effective user at the start. A socket with a
+//! name in a directory outlives `kill -9`. An abstract one is gone with its process, whatever ended the process, so nobody has to
+//! tell a stale file from a live one. An abstract name has no mode bits, so both sides look at `SO_PEERCRED`. The server answers
+//! only root and the user whose process this is at that moment (only root while the process could act as several users). The
+//! client makes sure that the listener is the process it asked for, since anybody may bind a free abstract name. If somebody has
+//! bound this one, the server adds a number to it that nobody could guess, and the client looks for the name in the kernel's list
+//! of sockets. Abstract names belong to a network namespace: a program in another one (`unshare -n`, most containers) is reached
+//! from inside only.
 //!
-//! **Protocol.** [`farshore_config::control`]: what is asked, what is answered, without a socket, so that it can be fuzzed. Here is
-//! what carries it.
+//! **Protocol.** [`farshore_config::control`] has the requests and the answers, without a socket, so that they can be fuzzed.
+//! This module carries them.
 //!
-//! Limits: a request of 64 KiB (a longer one is answered by an error and ends the connection), 8
-//! clients (one more is told so and closed), 10 seconds for a request to become complete and for its
-//! answer to be taken. While an answer waits to be taken, nothing more is read from that client.
+//! Limits: a request of 64 KiB (a longer one is answered by an error and ends the connection); 8 clients (a ninth is told so and
+//! closed); 10 seconds for a client to complete a request and take its answer. While an answer waits to be taken, nothing more is
+//! read from that client.
 //!
-//! **The thread's own descriptor table.** [`serve`] first leaves the program's descriptor table, and
-//! keeps only the listener in its own. So accepted connections never take a low number that the
-//! program expects to be free, the program cannot close the listener, a forked child does not
-//! inherit it, and the thread holds no pipe of the program open. The price: [`Target`]'s methods
-//! run where **no other descriptor exists**, not even 0 to 2. They may read files by path; they must
-//! not use swap files, rings, event descriptors or the userfaultfd, but leave that to other threads
-//! (wake them by futex).
+//! **The thread's own descriptor table.** [`serve`] first leaves the program's descriptor table, and keeps only the listener in a
+//! table of its own. So accepted connections never take a low number that the program expects to be free, the program cannot
+//! close the listener, a forked child does not inherit it, and the thread holds no pipe of the program open. The price:
+//! [`Target`]'s methods run where **no other descriptor exists**, not even 0 to 2. They may read files by path; they must not use
+//! swap files, rings, event descriptors or the userfaultfd, but leave that to other threads (wake them by futex).
 //!
-//! The listener stays open in the program's table too, at a high number that the program cannot use: the thread ends and is made again, and while it is
-//! not there the kernel tells the process of connections ([`crate::own_threads::knock`]).
+//! The listener stays open in the program's table too, at a high number that the program cannot use: the control thread may end
+//! and be made again, and while there is none the kernel tells the process of connections ([`crate::own_threads::knock`]).
 //!
-//! **System calls.** [`serve`] uses direct system calls only (rustix, `farshore_sys::raw`), since
-//! those of libc are caught on behalf of the program. That is why descriptors are closed by hand
-//! here: the drop of `std`'s `OwnedFd` calls libc. The loop allocates, from Farshore's own memory.
+//! **System calls.** [`serve`] uses direct system calls only (rustix, `farshore_sys::raw`), since those of libc are caught on
+//! behalf of the program. So this module closes descriptors by hand: the drop of `std`'s `OwnedFd` calls libc. The loop
+//! allocates, from Farshore's own memory.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -57,7 +55,7 @@ const READ_PIECE: usize = 4096;
 /// Makes the listening socket, which `exec` closes.
 ///
 /// # Errors
-/// One line: the kernel refuses a socket, or any name for it. The program can run without.
+/// One line: the kernel refuses a socket, or any name for it. The program can run without one.
 pub fn listen() -> Result<Fd, String> {
     let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
     let name = socket_name(rustix::process::geteuid().as_raw(), pid);
@@ -70,7 +68,7 @@ pub fn listen() -> Result<Fd, String> {
     let fd = own(fd);
     let bind = |name: &str| rustix::net::bind(borrow(&fd), &SocketAddrUnix::new_abstract_name(name.as_bytes())?);
     let bound = match bind(&name) {
-        // Somebody was faster. The command finds the other name in the kernel's list.
+        // Somebody else has bound the name. The command finds the other name in the kernel's list.
         Err(Errno::ADDRINUSE) => bind(&format!("{name}-{:016x}", random())),
         bound => bound,
     };
@@ -84,12 +82,14 @@ fn random() -> u64 {
     const SYS_GETRANDOM: u64 = 318;
     let mut number = 0u64;
     let to = (&raw mut number).expose_provenance() as u64;
-    // SAFETY: getrandom writes 8 bytes to `number`, which lives until after the call. Should it fail, the name is taken, or free, like any other.
+    // SAFETY: getrandom writes 8 bytes to `number`, which lives until after the call. If it fails, `number` is one that others
+    // may guess: the name is then taken or free, like any other.
     unsafe { raw::syscall(SYS_GETRANDOM, [to, 8, 0, 0, 0, 0]) };
     number
 }
 
-/// Connects to the control socket of process `pid`, which `user` has started, and leaves again: that makes its threads. Whoever it is.
+/// Connects to the control socket of process `pid`, which `user` has started, and closes the connection at once: the connection
+/// makes the process start its threads. It does not matter which process listens there.
 pub fn knock(user: u32, pid: u32) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let Ok(fd) = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) else { return };
@@ -99,13 +99,14 @@ pub fn knock(user: u32, pid: u32) {
     }
 }
 
-/// The calling thread leaves the program's table of descriptors, and keeps `listener` alone. Where the kernel refuses that, it stays.
+/// Moves the calling thread out of the program's table of descriptors, with `listener` alone. If the kernel refuses that, the
+/// thread stays.
 pub fn leave_table(listener: RawFd) {
     own_descriptor_table(listener);
 }
 
-/// Serves the socket until `stop` is true and a signal comes. Runs on a thread of its own, after [`leave_table`]; `listener` is what
-/// [`listen`] returned, and stays open for this thread whatever the program does.
+/// Serves the socket until `stop` is true and a signal comes. Runs on a thread of its own, after [`leave_table`]; `listener` is
+/// what [`listen`] returned, and stays open for this thread whatever the program does.
 pub fn serve(listener: RawFd, target: &'static dyn Target, stop: &AtomicBool) {
     let mut server = Server { listener: Some(listener), target, clients: Vec::new(), accept_after: 0 };
     while !stop.load(Ordering::Acquire) {
@@ -113,7 +114,7 @@ pub fn serve(listener: RawFd, target: &'static dyn Target, stop: &AtomicBool) {
     }
 }
 
-/// Gives the calling thread a descriptor table that holds `keep` alone. Whether it has it.
+/// Gives the calling thread a descriptor table that holds `keep` alone. Returns whether that worked.
 fn own_descriptor_table(keep: RawFd) -> bool {
     const SYS_CLOSE_RANGE: u64 = 436;
     const CLOSE_RANGE_UNSHARE: u64 = 2;
@@ -125,7 +126,7 @@ fn own_descriptor_table(keep: RawFd) -> bool {
         // server and owns no descriptor but `keep`, which is spared.
         unsafe { raw::syscall(SYS_CLOSE_RANGE, [first, last, flags, 0, 0, 0]) }
     };
-    // The upper part first: it cannot be empty, so the table is certainly unshared by it.
+    // The upper part first: it cannot be empty, so this call is sure to unshare the table.
     close_range(keep + 1, u64::from(u32::MAX), CLOSE_RANGE_UNSHARE) == 0 && (keep == 0 || close_range(0, keep - 1, 0) == 0)
 }
 
@@ -243,7 +244,8 @@ impl Server {
     }
 }
 
-/// The user whose process this is, if it can act as no other. The program's changes are made by this thread too.
+/// The user whose process this is, if the process can act as no other user. Where the program changes its user, this thread
+/// changes too.
 fn owner() -> Option<u32> {
     let [real, effective, saved] = raw::users();
     (real == effective && effective == saved).then_some(real)
@@ -252,14 +254,14 @@ fn owner() -> Option<u32> {
 /// The user and the group at the other end, as the kernel saw them when it connected.
 fn peer_ids(fd: &Fd) -> Option<[u32; 2]> {
     const SO_PEERCRED: u64 = 17;
-    // struct ucred { pid, uid, gid }. Not rustix's: its process id may not be 0, which it is for a
-    // peer outside our process namespace.
+    // struct ucred { pid, uid, gid }. rustix's own type is of no use: there the process id may not be 0, but it is 0 for a peer
+    // outside our process namespace.
     let mut credentials = [0_u32; 3];
     let got = peer_option(fd, SO_PEERCRED, &mut credentials);
     matches!(got, Ok(12)).then_some([credentials[1], credentials[2]])
 }
 
-/// Asks the socket about the other end; how many bytes there are, or, where there is no room for them, would be.
+/// Asks the socket about the other end. Returns how many bytes the answer has, or, as an error, how many it would need.
 fn peer_option(fd: &Fd, option: u64, words: &mut [u32]) -> Result<u32, u32> {
     const SYS_GETSOCKOPT: u64 = 55;
     const SOL_SOCKET: u64 = 1;
@@ -273,8 +275,9 @@ fn peer_option(fd: &Fd, option: u64, words: &mut [u32]) -> Result<u32, u32> {
     if status == 0 { Ok(length) } else { Err(length) }
 }
 
-/// Whether the client could do itself what this process does for it when it opens a path: it is root, or has all our groups, and we have no capability.
-/// (A process may have more rights than its user: by file capabilities, ambient ones, or groups that its user has not any more.)
+/// Whether the client could itself do what this process does for it by opening a path: the client is root, or it has all our
+/// groups and we have no capability. (A process may have more rights than its user: by file capabilities, by ambient ones, or by
+/// groups that its user is no longer in.)
 fn can_all_we_can(fd: &Fd, [user, group]: [u32; 2]) -> bool {
     if user == 0 {
         return true;
@@ -299,7 +302,7 @@ fn own_groups() -> Vec<u32> {
     const GROUPS_MAX: usize = 65536;
     let mut groups = vec![0_u32; GROUPS_MAX];
     let to = groups.as_mut_ptr().expose_provenance() as u64;
-    // SAFETY: getgroups writes at most so many numbers there.
+    // SAFETY: getgroups writes at most `GROUPS_MAX` numbers there.
     let count = unsafe { raw::syscall(SYS_GETGROUPS, [GROUPS_MAX as u64, to, 0, 0, 0, 0]) };
     groups.truncate(usize::try_from(count).unwrap_or(0));
     groups.extend(raw::groups());
@@ -319,7 +322,7 @@ fn has_capabilities() -> bool {
     effective | permitted | upper_effective | upper_permitted != 0
 }
 
-/// What a client that could not open what this process can may ask for.
+/// The target for a client that could not itself open what this process can: nothing that takes a path.
 struct WithoutPaths<'a>(&'a dyn Target);
 
 impl Target for WithoutPaths<'_> {
@@ -341,7 +344,7 @@ impl Target for WithoutPaths<'_> {
     }
 }
 
-/// Tells a client that is not taken why. It is closed by the caller.
+/// Tells a client that is turned away why. The caller closes the connection.
 fn refuse(fd: &Fd, why: &str) {
     // A fresh connection has room for a line; where it has not, the client sees the end alone.
     let _ = rustix::net::send(borrow(fd), error_line(why).as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
@@ -351,7 +354,7 @@ struct Client {
     fd: Fd,
     /// See [`can_all_we_can`].
     may_open: bool,
-    /// What it has asked and is not answered yet.
+    /// The requests that have come and are not answered yet.
     talk: Conversation,
     /// The answer being sent; nothing is read while there is one.
     output: Vec<u8>,
@@ -393,8 +396,8 @@ impl Client {
         }
     }
 
-    /// Takes what has come; whether the client is still there. One that only ended its own sending
-    /// still gets the answers to what it has sent.
+    /// Takes what has come; whether the client is still there. A client that only ended its own sending still gets the answers to
+    /// its requests.
     fn receive(&mut self) -> bool {
         let mut piece = [0_u8; READ_PIECE];
         match rustix::net::recv(borrow(&self.fd), &mut piece, RecvFlags::DONTWAIT) {

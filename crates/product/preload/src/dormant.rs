@@ -8,31 +8,37 @@
 //!                                                                             └──────▶ REFUSED
 //! ```
 //!
-//! While it is dormant there is no userfaultfd, no descriptor, no thread and no Syscall User Dispatch of ours; and one handler of a signal ([`called`]). Huge pages stay. Of
-//! libc's and the loader's `syscall` instructions only those are patched whose number is watched or not known before the call; all
-//! others are as they were. So a program that fits runs as natively.
+//! While the process is dormant Farshore has no userfaultfd, no descriptor, no thread and no Syscall User Dispatch in it, and one
+//! signal handler ([`called`]). Huge pages stay. Of the `syscall` instructions of libc and the loader, only those are patched
+//! whose number is watched or not known before the call; all others are as they were. So a program that fits into its limit runs
+//! as natively.
 //!
 //! # What must hold
 //!
-//! 1. **There is one thread, and one process on the memory.** All that would change that wakes first. So waking is start-up, later: nobody else runs meanwhile.
-//! 2. **Every watched call is seen.** A program whose text outside of libc and the loader may make one by an instruction of its own (Go, sanitizers, what
-//!    is compiled at run time) is awake from the start, or from when that text is mapped. Where a site cannot be patched, likewise.
-//! 3. **What is there when it wakes is plain.** Locked memory, memory that is wiped or dropped, keys, merging, rings, descriptors of devices that keep memory: what
-//!    gives memory such a property wakes first.
-//! 4. **A call that wakes begins again**, on the call stack that the thread has got meanwhile ([`entry::go_on`]), and is served as any other.
+//! 1. 1. **There is one thread, and one process on the memory.** A call that would change that wakes the process first. So waking
+//!    is start-up, later: no other thread runs meanwhile.
+//! 2. **Every watched call is seen.** A program whose text outside of libc and the loader may make one by an instruction of its
+//!    own (Go, sanitizers, what is compiled at run time) is awake from the start, or from when that text is mapped. So is a
+//!    program of which a site cannot be patched.
+//! 3. 3. **What is there when it wakes is plain.** A call that would lock memory, have it wiped or dropped, give it a key, have
+//!    it merged, make a ring, or open a device that keeps memory wakes the process first.
+//! 4. **A call that wakes begins again**, on the call stack that the thread has got meanwhile ([`entry::go_on`]), and is served
+//!    as any other.
 //!
-//! A watched call runs on a stack of ours, as when we are awake. But handlers of the program run natively, on top of it, and may make watched calls themselves: these
-//! have their frames below ([`entry::asleep`]). A handler may be what wakes: then the call that it has interrupted finds itself awake, and begins again as well
+//! A watched call runs on a stack of ours, as in a process that is awake. But handlers of the program run natively, on top of
+//! that stack, and may make watched calls themselves: the frames of those calls lie below ([`entry::asleep`]). Such a call may
+//! wake the process: then the call that its handler has interrupted finds the process awake, and begins again as well
 //! (`farshore_dispatch`).
 //!
 //! # Waking
 //!
-//! With all signals blocked, on a stack of ours: the steps of start-up ([`crate::start`]); then the stock is taken. What was mapped meanwhile, as far as
-//! it is private anonymous memory still, is registered, and each page that is there becomes resident and dirty ([`Engine::take_stock`]). Huge
-//! pages are split, since their halves must be able to leave.
+//! The process wakes with all signals blocked, on a stack of ours: first the steps of start-up ([`crate::start`]), then the stock
+//! is taken. What the program has mapped meanwhile, as far as it is still private anonymous memory, is registered, and each page
+//! that is there becomes resident and dirty ([`Engine::take_stock`]). Huge pages are split, since their halves must be able to
+//! leave.
 //!
-//! Where that fails (no descriptor is left, no userfaultfd is allowed any more) the program goes on with what fits: memory beyond the limit is
-//! refused, as by a kernel that has none (`ENOMEM`; `EAGAIN` for a thread or a fork).
+//! Where waking fails (no descriptor is left, no userfaultfd is allowed any more) the program goes on with what fits: memory
+//! beyond the limit is refused, as by a kernel that has none (`ENOMEM`; `EAGAIN` for a thread or a fork).
 //!
 //! [`Engine::take_stock`]: farshore_engine::Engine::take_stock
 
@@ -64,7 +70,8 @@ const DORMANT: u8 = 1;
 const WAKING: u8 = 2;
 const REFUSED: u8 = 3;
 
-/// Bytes of the program's stack on either side of code of ours that wakes: our frames, and above them at most the kernel's of a signal.
+/// Bytes of the program's stack on either side of code of ours that wakes: below it our frames, and above it at most the kernel's
+/// frame of a signal.
 const NEAR: u64 = 64 << 10;
 
 static STATE: AtomicU8 = AtomicU8::new(AWAKE);
@@ -72,18 +79,18 @@ static STATE: AtomicU8 = AtomicU8::new(AWAKE);
 /// What a dormant process knows of itself.
 struct Sleeper {
     begun: Begun,
-    /// What would be managed if it were awake.
+    /// Mappings that would be managed if the process were awake.
     mapped: Ranges,
-    /// The break when it began, and now.
+    /// The break at the start, and now.
     heap: (u64, u64),
-    /// What of the limit is there for the program's pages when we wake, bytes.
+    /// What of the limit is there for the program's pages when the process wakes, bytes.
     room: u64,
-    /// What the action of the signal was that we take.
+    /// The action that the signal which we take had before.
     waker: Action,
 }
 
 impl Sleeper {
-    /// Whether so many bytes more could be more than there is room for.
+    /// Whether `more` bytes could be more than there is room for.
     fn exceeds(&self, more: u64) -> bool {
         let heap = self.heap.1.saturating_sub(self.heap.0);
         self.mapped.bytes().saturating_add(heap).saturating_add(more) > self.room
@@ -96,7 +103,7 @@ unsafe impl Sync for Place {}
 
 static SLEEPER: Place = Place(UnsafeCell::new(None));
 
-/// Runs `f` with what is known, all signals blocked.
+/// Runs `f` on the dormant process's state, with all signals blocked.
 fn with<R>(f: impl FnOnce(&mut Sleeper) -> R) -> Option<R> {
     // SAFETY: there is one thread, and no handler runs on top of it; `f` is not given a way to come here again.
     uninterrupted(|| unsafe { (*SLEEPER.0.get()).as_mut() }.map(f))
@@ -107,12 +114,13 @@ fn is_dormant() -> bool {
     matches!(STATE.load(Ordering::Relaxed), DORMANT | REFUSED)
 }
 
-/// Begins dormant, if the program can be: at start-up. Gives back what was begun if it cannot.
+/// Begins dormant, if the program can be: at start-up. Returns `begun` if it cannot.
 ///
 /// # Errors
-/// What start-up goes on with.
+/// `begun`, with which start-up goes on.
 pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
-    // A swap space that only its opening tells whether it can be had, and a key that must be locked in memory, are refused at the start or never.
+    // Some swap spaces tell only when they are opened whether they can be had, and a key must be locked in memory: the run is
+    // refused for those at the start or never.
     let can_wait = |options: &Options| {
         !options.followed
             && options.family.is_none()
@@ -130,41 +138,42 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
     if patch::others_may_call(maps, patch::DEFAULT_NAMES, &elsewhere) {
         return Err(Box::new(begun));
     }
-    // What would refuse the program must do so now.
+    // A reason to refuse the program must show now.
     if start::policy(&begun.options).is_err() || start::open_uffd(&begun.options).is_err() {
         return Err(Box::new(begun));
     }
     if !entry::asleep::prepare() {
         return Err(Box::new(begun));
     }
-    // SAFETY: start-up: there is one thread, and the dispatcher passes every call on until the state changes; `maps` was read at the start of ours.
+    // SAFETY: start-up: there is one thread, and the dispatcher passes every call on until the state changes; `maps` was read at
+    // the start of ours.
     let report = unsafe { patch::patch(maps, patch::DEFAULT_NAMES, &watch::is_watched, patch::Way::Asleep) };
     if report.files < 2 || report.unknown > 0 || report.escapes.iter().any(|&number| watch::must_be_seen(number)) {
         return Err(Box::new(begun));
     }
     let Ok(waker) = called::listen() else { return Err(Box::new(begun)) };
     let (floor, room) = (begun.heap_floor, start::room(&begun.options));
-    // SAFETY: start-up, one thread; who calls it finds that nothing is there to be woken yet.
+    // SAFETY: start-up, one thread; a watched call that comes meanwhile finds that nothing is there to be woken yet.
     unsafe { *SLEEPER.0.get() = Some(Sleeper { begun, mapped: Ranges::default(), heap: (floor, floor), room, waker }) };
     STATE.store(DORMANT, Ordering::Release);
     Ok(())
 }
 
-/// Whether no library has made a thread before us.
+/// Whether no library has made a thread before Farshore's start.
 fn has_one_task() -> bool {
     use std::os::unix::fs::MetadataExt;
-    // The folder and itself, and one for each.
+    // A link for the folder, one for its `.`, and one for each thread's folder.
     std::fs::metadata("/proc/self/task").is_ok_and(|folder| folder.nlink() == 3)
 }
 
 /// Whether the process has a filter of system calls.
 fn has_filter() -> bool {
     const PR_GET_SECCOMP: u64 = 21;
-    // SAFETY: asks only. (In strict mode nobody comes here.)
+    // SAFETY: asks only. (A process in strict mode never comes here: it could not make this call.)
     unsafe { syscall(nr::PRCTL, [PR_GET_SECCOMP, 0, 0, 0, 0, 0]) != 0 }
 }
 
-/// Serves a call of a dormant process; `None`: it is not.
+/// Serves a call of a dormant process; `None`: the process is awake.
 pub fn answer(call: &mut Call) -> Option<i64> {
     if !is_dormant() {
         return None;
@@ -180,12 +189,12 @@ fn serve(call: &mut Call) -> i64 {
         Need::Nothing => {
             // SAFETY: the program's own call: nothing is managed.
             let answer = unsafe { entry::for_program(number, &args) };
-            // A handler woke us before it was made, or made again.
+            // A handler woke the process before the call was made, or made again.
             if answer == entry::AGAIN && !is_dormant() { begin_again(call) } else { answer }
         }
         Need::Mapped => match with(|sleeper| mapped(sleeper, number, &args)) {
             Some(Some(answer)) => answer,
-            // Or a handler was faster.
+            // Or a handler has woken it meanwhile.
             _ => wake_for(call),
         },
         Need::Question => with(|sleeper| tell_action(&sleeper.waker, &args)).unwrap_or(-i64::from(Errno::EINVAL.0)),
@@ -209,14 +218,14 @@ extern "C" fn farshore_before_first_clone(call: &mut Call) -> i64 {
     error
 }
 
-/// The call begins again on the thread's call stack, which it has by now.
+/// Begins the call again on the thread's call stack, which the thread has by now.
 fn begin_again(call: &Call) -> ! {
     let mask = signal::sigprocmask(How::Set, SigSet::ALL);
     // SAFETY: the frame of a call that has done nothing, by its own thread.
     unsafe { entry::go_on(call, mask) }
 }
 
-/// Wakes, and has the call begin again. It comes back where that cannot be, with the call's error.
+/// Wakes the process, and has the call begin again. Returns only where it cannot be woken, with the call's error.
 #[cold]
 fn wake_for(call: &mut Call) -> i64 {
     let mask = signal::sigprocmask(How::Set, SigSet::ALL);
@@ -230,12 +239,11 @@ fn wake_for(call: &mut Call) -> i64 {
     }
 }
 
-/// What a call gets that needs us awake where that cannot be.
+/// The answer to a call that needs the process awake where it cannot be woken.
 fn refuse(call: &Call) -> i64 {
     match watch::need_of(call.nr, &call.args) {
         Need::End => report::exit(call.args[0]),
-        // The break as it is: this call has no errors.
-        // SAFETY: asks only.
+        // The break as it is: this call has no errors. SAFETY: asks only.
         _ if call.nr == nr::BRK => unsafe { vm::brk(0) as i64 },
         _ if watch::makes_a_thread(call.nr) => -i64::from(Errno::EAGAIN.0),
         _ => -i64::from(Errno::ENOMEM.0),
@@ -251,12 +259,13 @@ pub fn wake_now() {
     }
 }
 
-/// Wakes a dormant process, in a handler of a signal that has interrupted code with this mask. Whether it did.
+/// Wakes a dormant process, in a handler of a signal that has interrupted code with this mask. Returns whether it did.
 fn wake_called(mask: SigSet, context: u64) -> bool {
     is_dormant() && wake(mask, context).is_some()
 }
 
-/// With all signals blocked, for code with this mask, of which something of ours lies at `stack` on the program's stack: wakes, and says what mask it is to have. `None`: it is awake already, or cannot be woken.
+/// Wakes the process, with all signals blocked, for code that had the signal mask `mask`; something of ours lies at `stack` on
+/// the program's stack. Returns the mask that the code is to have. `None`: the process is awake already, or cannot be woken.
 fn wake(mask: SigSet, stack: u64) -> Option<SigSet> {
     match STATE.load(Ordering::Acquire) {
         DORMANT => rise(mask, stack),
@@ -268,13 +277,13 @@ fn rise(mask: SigSet, stack: u64) -> Option<SigSet> {
     STATE.store(WAKING, Ordering::Release);
     // SAFETY: one thread, all signals blocked.
     let sleeper = unsafe { (*SLEEPER.0.get()).as_ref() }?;
-    // Libraries on the way set the program's.
-    // SAFETY: libc's own word of this thread.
+    // Libraries that waking calls set the program's errno. SAFETY: libc's own word of this thread.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let before = unsafe { *errno };
     let no_memory = || Err("no memory for the record of the main thread".to_owned());
-    // What lies below us on the program's stack is needed with all signals blocked, up to the frame of a handler of ours. So it stays the kernel's.
+    // What lies below us on the program's stack, up to the frame of a handler of ours, is needed while all signals are blocked.
+    // So it stays the kernel's.
     let here = stack & !(PAGE_SIZE as u64 - 1);
     let near = here.saturating_sub(NEAR)..here + NEAR;
     let risen = thread::adopt_first(|| stand_up(sleeper, mask, near)).unwrap_or_else(no_memory);
@@ -295,7 +304,7 @@ fn rise(mask: SigSet, stack: u64) -> Option<SigSet> {
     }
 }
 
-/// On a stack of ours, with a record.
+/// Wakes the process, on a stack of ours, with a record of the thread.
 fn stand_up(sleeper: &Sleeper, mask: SigSet, near: Range<u64>) -> Result<SigSet, String> {
     let Sleeper { begun, mapped, heap, waker, .. } = sleeper;
     called::end(waker);
@@ -314,7 +323,7 @@ fn stand_up(sleeper: &Sleeper, mask: SigSet, near: Range<u64>) -> Result<SigSet,
     Ok(SigSet(mask.0 & !signals::OURS.0))
 }
 
-/// A call that changes mappings, with all signals blocked. `None`: it wakes us.
+/// Makes a call that changes mappings, with all signals blocked. `None`: the call must wake the process.
 fn mapped(sleeper: &mut Sleeper, number: u64, args: &[u64; 6]) -> Option<i64> {
     match number {
         nr::MMAP => mmap(sleeper, args),
@@ -330,7 +339,7 @@ fn mapped(sleeper: &mut Sleeper, number: u64, args: &[u64; 6]) -> Option<i64> {
     }
 }
 
-/// `rt_sigaction`, without a new action: with what the program would find.
+/// Answers an `rt_sigaction` without a new action: with the action that the program would find natively.
 fn tell_action(action: &Action, args: &[u64; 6]) -> i64 {
     let answer = raw(nr::RT_SIGACTION, args);
     if answer == 0 && args[2] != 0 {
@@ -368,7 +377,7 @@ fn mmap(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
     }
     let (start, end) = (answer as u64, answer as u64 + bytes);
     if protection & prot::EXEC != 0 && (protection & prot::READ == 0 || may_call(start, bytes, args[4], args[5])) {
-        // Mapped again when we are awake: at the same place if the program has named one.
+        // It is mapped again when the process is awake, at the same place if the program has named one.
         if !fixed {
             raw(nr::MUNMAP, &[start, bytes, 0, 0, 0, 0]);
         }
@@ -381,7 +390,8 @@ fn mmap(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
     Some(answer)
 }
 
-/// Whether code of a file that was mapped just now, to be read, may make calls by instructions of its own. The file may end before its mapping.
+/// Whether the file text that was just mapped may make calls by instructions of its own. The mapping must be readable; the file
+/// may end before it.
 fn may_call(start: u64, bytes: u64, fd: u64, offset: u64) -> bool {
     const FSTAT: u64 = 5;
     let mut stat = [0u64; 18];

@@ -1,5 +1,5 @@
-//! What `farshore run`, or a program under Farshore ([`crate::net::calls::follow`]), has put into the environment: taken
-//! out at the start, so that the program finds the environment that was meant for it.
+//! Takes out of the environment, at the start, what `farshore run` has put into it, or a program under Farshore
+//! ([`crate::net::calls::follow`]). So the program finds the environment that was meant for it.
 //!
 //! | in the environment | what the program finds |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `LD_PRELOAD=library`, the last of that name, or with a library before it that must be the first | nothing |
 //! | `LD_PRELOAD=library:…` likewise, the last of that name, and the last `FARSHORE_OLD_PRELOAD=x` | `LD_PRELOAD=x`, where the first was |
 //!
-//! Without `FARSHORE_OPTIONS` all stays: somebody else has loaded the library.
+//! Without `FARSHORE_OPTIONS` all stays: something other than Farshore has loaded the library.
 
 use core::ffi::{CStr, c_char};
 use farshore_config::{OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, PRELOAD_VARIABLE};
@@ -26,7 +26,7 @@ struct Places {
     old: Option<usize>,
 }
 
-/// Takes Farshore's variables out of the environment. The options, if there are any.
+/// Takes Farshore's variables out of the environment. Returns the options, if there are any.
 ///
 /// # Safety
 /// Start-up: there is one thread, and libc's list is as the kernel has made it.
@@ -41,14 +41,14 @@ pub unsafe fn take() -> Option<String> {
     while !unsafe { list.wrapping_add(count).read() }.is_null() {
         count += 1;
     }
-    // SAFETY: so many pointers, and the null, which may be written: it is the process's own list.
+    // SAFETY: the list has `count` pointers and the null, all of which may be written: it is the process's own list.
     let entries = unsafe { core::slice::from_raw_parts_mut(list, count + 1) };
     // SAFETY: entries are C strings, which stay.
     let text = |entry: *mut c_char| unsafe { CStr::from_ptr(entry) }.to_bytes();
     let places = find(entries[..count].iter().map(|entry| text(*entry)));
     let options = text(entries[places.options?]);
     let options = String::from_utf8_lossy(&options[OPTIONS_VARIABLE.len() + 1..]).into_owned();
-    // What follows the prefix in the old one's name is the name that it gets.
+    // The rest of the old variable's name behind the prefix is the name that the variable gets.
     let prefix = OLD_PRELOAD_VARIABLE.len() - PRELOAD_VARIABLE.len();
     // SAFETY: within the string.
     let kept = places.old.filter(|_| places.shared).map(|old| unsafe { entries[old].add(prefix) });
@@ -74,7 +74,7 @@ fn find<'e>(entries: impl Iterator<Item = &'e [u8]>) -> Places {
     places
 }
 
-/// Moves what stays to the front. `kept` takes the place of the preload.
+/// Moves the entries that stay to the front. `kept` takes the place of the preload.
 fn rearrange<T: Copy>(entries: &mut [T], places: &Places, kept: Option<T>) {
     let mut to = 0;
     for from in 0..entries.len() {
@@ -111,7 +111,7 @@ mod tests {
             left(&["A=1", "LD_PRELOAD=/l.so:/x.so", "B=2", "FARSHORE_OPTIONS={}", "FARSHORE_OLD_PRELOAD=/x.so"]),
             ["A=1", "LD_PRELOAD=/x.so", "B=2"]
         );
-        // A library that goes first.
+        // A library that must be the first.
         assert_eq!(left(&["LD_PRELOAD=libasan.so.8:/l.so", "A=1", "FARSHORE_OPTIONS={}"]), ["A=1"]);
         assert_eq!(
             left(&["LD_PRELOAD=libasan.so.8:/l.so:/x.so", "FARSHORE_OPTIONS={}", "FARSHORE_OLD_PRELOAD=/x.so"]),
@@ -127,7 +127,7 @@ mod tests {
             left(&["LD_PRELOAD=/a.so", "LD_PRELOAD=/l.so:/b.so", "FARSHORE_OPTIONS={}", "FARSHORE_OLD_PRELOAD=/b.so"]),
             ["LD_PRELOAD=/a.so", "LD_PRELOAD=/b.so"]
         );
-        // The program's own, of a name that we use as well.
+        // The program's own variables, of names that Farshore uses as well.
         assert_eq!(
             left(&["FARSHORE_OLD_PRELOAD=x", "LD_PRELOAD=libasan.so.8:/l.so", "FARSHORE_OPTIONS={}"]),
             ["FARSHORE_OLD_PRELOAD=x"]

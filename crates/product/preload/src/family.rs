@@ -2,30 +2,31 @@
 //!
 //! # The ledger
 //!
-//! One file in memory (`memfd`) that all of them map, with a line for each process: a *member*. A process writes the line of its child
-//! before it forks. Lines are changed under the ledger's lock, or by their member alone.
+//! One file in memory (`memfd`) that all processes of the family map, with a line for each process: a *member*. A process writes
+//! the line of its child before it forks. A line is changed under the ledger's lock, or by its member alone.
 //!
 //! # Who is alive
 //!
-//! A member holds a lock on byte *n* of the file (an open file description lock), by a description of its own that it got from its
-//! parent at the fork. The kernel takes the lock away when the process ends or executes another program, whatever the reason: `kill -9` as well.
-//! So there is nothing to be notified of and nothing that can be forgotten. A member looks after its own children, and after
-//! those whose parent is gone.
+//! A member holds a lock on byte *n* of the file (an open file description lock), through a file description of its own that its
+//! parent gave it at the fork. The kernel takes the lock away when the process ends or executes another program, whatever the
+//! reason: `kill -9` as well. So no process has to report its end, and no end can be missed. A member looks after its own
+//! children, and after those whose parent is gone.
 //!
-//! A new description is had by way of `/proc`. A program whose root directory has none any more forks all the same: then the child shares its parent's
-//! description, the parent looks whether its process is still there ([`Tie::Description`]), and the parent's line counts as alive as long as such a child is.
+//! A process opens a new description by way of `/proc`. A program whose root directory no longer has a `/proc` can fork all the
+//! same: then the child shares its parent's description, the parent looks whether the child's process is still there
+//! ([`Tie::Description`]), and the parent's line counts as alive as long as such a child is.
 //!
 //! | state of a line | meaning |
 //! |---|---|
-//! | free | nobody's |
+//! | free | no process has it |
 //! | alive | its lock is held |
-//! | left | its lock is held, but it belongs to another user now ([`leave`]): it reads slots of its relatives, and nothing of it changes the ledger |
-//! | gone | ended, but a process that it forked, or that one's child, is alive: slots are still held for it |
+//! | left | its lock is held, but the process belongs to another user now ([`leave`]): it reads slots of its relatives, and nothing that it does changes the ledger |
+//! | gone | its process has ended, but one that it forked, or a descendant of that one, is alive: slots are still held for it |
 //!
-//! How much memory each may have: [`budget`].
+//! [`budget`] says how much memory each may have.
 //!
-//! When a line becomes free again its generation goes up: that is how a parent knows that nobody reads the slots any more that it holds for
-//! that child ([`SlotMap::unshare`](farshore_core::slots::SlotMap::unshare)).
+//! When a line becomes free again its generation goes up. From this a parent knows that no process reads the slots any more that
+//! it holds for that child ([`SlotMap::unshare`](farshore_core::slots::SlotMap::unshare)).
 
 mod budget;
 mod leave;
@@ -45,19 +46,19 @@ use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, getpid, nr, syscall, syscall_result, users};
 use rustix::fd::AsFd;
 
-/// Processes of a family. One more fork fails with `EAGAIN`.
+/// The most processes of a family. One more fork fails with `EAGAIN`.
 const MEMBERS: usize = 16384;
 const FREE: u32 = 0;
 const ALIVE: u32 = 1;
 const GONE: u32 = 2;
-/// For the moment between *gone* and *free*, and before *alive*.
+/// A line between *gone* and *free*, and before *alive*.
 const BURYING: u32 = 3;
 const COMING: u32 = 4;
 const LEFT: u32 = 5;
-/// The parent of the first.
+/// The parent of a family's first process.
 const NOBODY: u32 = u32::MAX;
 
-/// Time between two looks: after something has happened, and at most, if there are relatives and if there are none.
+/// Time between two looks: the shortest, after something has happened, and the longest, with relatives and without.
 const TICK_MIN_NS: u64 = 20_000_000;
 const TICK_MAX_NS: u64 = 1_000_000_000;
 const TICK_ALONE_NS: u64 = 3_600_000_000_000;
@@ -74,7 +75,7 @@ struct Member {
     budget: AtomicU64,
     /// See [`budget`]; pages.
     credit: AtomicU64,
-    /// When it was short of frames; 0: it is not. The clock is the machine's.
+    /// When it was short of frames; 0: it is not short. The time is from the machine's clock, which all processes share.
     hungry: AtomicU64,
     /// 1: it has a kin thread.
     awake: AtomicU32,
@@ -84,11 +85,11 @@ struct Member {
 
 #[repr(C)]
 struct Ledger {
-    /// What all may have together, pages.
+    /// What all members may have together, pages.
     limit: AtomicU64,
-    /// Goes up when all are to look at once. Kin threads sleep on it.
+    /// Goes up when all members are to look at once. Kin threads sleep on it.
     nudged: AtomicU32,
-    /// Lines that were ever used.
+    /// How many lines were ever used.
     used: AtomicU32,
     members: [Member; MEMBERS],
 }
@@ -98,20 +99,20 @@ struct Heir {
     line: u32,
     generation: u32,
     share: u64,
-    /// Of a child whose lock does not end with its process: the process, which is looked for.
+    /// For a child whose lock does not end with its process: the process, which the parent looks for.
     tied: Option<(u32, Tie)>,
 }
 
-/// Why a child's lock outlives it.
+/// Why a child's lock outlives its process.
 enum Tie {
-    /// It has the parent's table of descriptors, and in it the description by which it is alive.
+    /// The child has the parent's table of descriptors, and in it the description by which it is alive.
     Table(#[allow(dead_code, reason = "held until it is dropped")] Fd),
-    /// It shares the description by which its parent is alive.
+    /// The child shares the description by which its parent is alive.
     Description,
 }
 
 impl Heir {
-    /// Whether the process of a tied one is not there any more.
+    /// Whether the process of a tied child is not there any more.
     fn has_ended(&self) -> bool {
         const SYS_KILL: u64 = 62;
         self.tied.as_ref().is_some_and(|(pid, _)| {
@@ -129,17 +130,17 @@ struct Kin {
     /// The description by which this process is alive.
     alive: Fd,
     me: u32,
-    /// Slots that are held for children.
+    /// Children for which slots are held.
     heirs: Vec<Heir>,
     /// The limit is shared.
     shares_limit: bool,
-    /// The user whose family it is.
+    /// The user to whom the family belongs.
     user: u32,
     seen: budget::Seen,
 }
 
 impl Kin {
-    /// Gives up what kept the lines of tied children alive that are not there any more, so that they can be buried.
+    /// Closes what kept alive the lines of tied children whose processes have ended, so that the lines can be buried.
     fn release_ended(&mut self) {
         release_ended(&mut self.heirs, &self.alive);
     }
@@ -149,9 +150,9 @@ impl Kin {
 fn release_ended(heirs: &mut [Heir], alive: &Fd) {
     for heir in heirs.iter_mut().filter(|heir| heir.has_ended()) {
         match heir.tied.take() {
-            // Closed: that was its last descriptor.
+            // Dropping the descriptor closes it: that was the last one of that description.
             Some((_, Tie::Table(_))) | None => {}
-            // If that fails its line stays as it is, and what is held for it.
+            // If that fails, the child's line stays as it is, and so do the slots held for it.
             Some((_, Tie::Description)) => {
                 let _ = fd::unlock_byte(alive.as_fd(), heir.line);
             }
@@ -159,7 +160,8 @@ fn release_ended(heirs: &mut [Heir], alive: &Fd) {
     }
 }
 
-/// In a forked child: what its parent holds for its children. Their descriptors are copies in a copy of the table; or the table itself.
+/// In a forked child: forgets what its parent holds for other children. The child's descriptors are copies in a copy of the
+/// parent's table, or the table is the parent's.
 fn forget_ties(heirs: &mut Vec<Heir>, closes: bool) {
     for heir in heirs.drain(..) {
         heir.tied.into_iter().filter(|_| !closes).for_each(core::mem::forget);
@@ -177,7 +179,7 @@ pub fn has_tied() -> bool {
 
 static LEDGER: AtomicPtr<Ledger> = AtomicPtr::new(core::ptr::null_mut());
 static KIN: Mutex<Option<Kin>> = Mutex::new(None);
-/// The files of a ledger that nobody has needed yet: made while there is a `/proc` to be had.
+/// The files of a ledger that no fork has needed yet, made while there is a `/proc`.
 static PREPARED: Mutex<Option<Files>> = Mutex::new(None);
 
 /// A ledger's file, and another description of it.
@@ -203,7 +205,7 @@ pub struct Child {
 }
 
 impl Ledger {
-    /// Lines that were ever used.
+    /// The lines that were ever used.
     fn used(&self) -> &[Member] {
         &self.members[..(self.used.load(Ordering::Acquire) as usize).min(MEMBERS)]
     }
@@ -214,13 +216,13 @@ fn ledger() -> Option<&'static Ledger> {
     unsafe { LEDGER.load(Ordering::Acquire).as_ref() }
 }
 
-/// A description of the ledger's file by which a process is alive, under a high number: nobody can write by it, since it stays with a process that
-/// leaves the family.
+/// Opens a description of the ledger's file by which a process is alive, under a high number. It does not allow writing, since it
+/// stays with a process that leaves the family.
 fn describe(file: &Fd) -> Result<Fd, Errno> {
     fd::describe(file.as_fd(), fd::O_RDONLY).map(crate::start::raise)
 }
 
-/// Start-up: what a family will need that cannot be had later, when the program may have another root directory.
+/// Start-up: makes what a family will need and cannot be made later, when the program may have another root directory.
 pub fn prepare(runtime: &Runtime) -> Result<(), Errno> {
     let file = match &runtime.options.family {
         Some(handed) => take_over(handed.ledger)?,
@@ -250,7 +252,7 @@ pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
     let user = users()[0];
     let kin = Kin { file, alive, me: line, heirs: Vec::new(), shares_limit, user, seen: budget::Seen::default() };
     if shares_limit && !is_new {
-        // Who is gone (the program that this process was before its exec, as a rule) has nothing.
+        // A process that is gone (as a rule the program that this process was before its exec) has nothing.
         while bury(ledger, &kin) {}
         // What the others have is theirs for the moment.
         let (_, together) = ledger.together();
@@ -263,7 +265,7 @@ pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
     runtime.note_own_fds();
     name_socket();
     nudge();
-    // Where it must be there from the start the others are there already.
+    // Where the kin thread must be there from the start, the other threads are there already.
     if own_threads::are_there() { own_threads::start_kin() } else { Ok(()) }
 }
 
@@ -286,20 +288,20 @@ fn own_line() -> Option<&'static Member> {
     ledger()?.members.get(me as usize)
 }
 
-/// It has no kin thread any more: it gives nothing back by itself, and relatives look after its children.
+/// Notes that the process has no kin thread any more: it gives nothing back by itself, and relatives look after its children.
 pub fn sleeps() {
     if let Some(line) = own_line() {
         line.awake.store(0, Ordering::Release);
     }
 }
 
-/// Whether the budget wants to be looked after, however much memory is free: part of it is counted as shared with the parent, which a copy by the kernel
-/// changes.
+/// Whether the budget needs a kin thread however much memory is free: part of the budget counts as shared with the parent, and
+/// the kernel's copies change that.
 pub fn wants_kin() -> bool {
     own_line().is_some_and(|line| line.credit.load(Ordering::Acquire) > 0)
 }
 
-/// A free line, which becomes that of the process that has `alive`.
+/// Gives a free line to the process that has `alive`.
 fn enter(ledger: &Ledger, alive: &Fd, parent: u32) -> Result<u32, Errno> {
     let take = |m: &&Member| {
         m.state.load(Ordering::Relaxed) == FREE
@@ -321,7 +323,7 @@ fn enter(ledger: &Ledger, alive: &Fd, parent: u32) -> Result<u32, Errno> {
         member.state.store(if locked.is_ok() { ALIVE } else { FREE }, Ordering::Release);
         match locked {
             Ok(()) => return Ok(line),
-            // A process that was forked at the wrong moment has a copy of a description that was to be closed.
+            // A process that was forked at the wrong moment still has a copy of a description that was to be closed.
             Err(Errno::EAGAIN) => {}
             Err(why) => return Err(why),
         }
@@ -341,8 +343,8 @@ fn make_file() -> Result<Fd, Errno> {
     let file = crate::start::raise(unsafe { Fd::from_raw(raw as i32) });
     // SAFETY: no memory is involved.
     unsafe { syscall_result(SYS_FTRUNCATE, [file.raw() as u64, size_of::<Ledger>() as u64, 0, 0, 0, 0]) }?;
-    // A process that has left the family has a descriptor for reading, which `/proc` would make one for writing.
-    // SAFETY: no memory is involved.
+    // A process that has left the family has a descriptor for reading, and through `/proc` it could open one for writing. SAFETY:
+    // no memory is involved.
     unsafe { syscall_result(SYS_FCHMOD, [file.raw() as u64, 0o644, 0, 0, 0, 0]) }?;
     Ok(file)
 }
@@ -352,7 +354,7 @@ fn take_over(handed: i32) -> Result<Fd, Errno> {
     const F_GETFD: u64 = 1;
     // SAFETY: asks only.
     unsafe { syscall_result(nr::FCNTL, [handed as u64, F_GETFD, 0, 0, 0, 0]) }?;
-    // SAFETY: the program before us has left it open for us, and nobody else knows it.
+    // SAFETY: the program before this one has left it open for us, and no other code knows it.
     Ok(crate::start::raise(unsafe { Fd::from_raw(handed) }))
 }
 
@@ -386,7 +388,7 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
         kin.heirs.reserve(1);
         let alive = describe(&kin.file).ok();
         let line = match enter(ledger, alive.as_ref().unwrap_or(&kin.alive), kin.me) {
-            // Those who are gone have their lines until somebody looks.
+            // Processes that have ended keep their lines until some member looks.
             Err(Errno::EAGAIN) => {
                 kin.release_ended();
                 while bury(ledger, kin) {}
@@ -395,7 +397,7 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
             entered => entered,
         }?;
         let member = &ledger.members[line as usize];
-        // Resident pages are there once for both.
+        // Resident pages are shared by both.
         let shared = runtime.engine.frames.taken();
         let shape = child_shape(runtime);
         member.credit.store(if counts_shared { shared } else { 0 }, Ordering::Release);
@@ -406,8 +408,9 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
     })
 }
 
-/// Before a fork of a process without a kin thread, which has most of the limit, perhaps, and uses little of it: leaves the rest to others. Whether what it
-/// shares with the child can be counted twice: then nobody has to look after how much of it is still shared.
+/// For a fork of a process without a kin thread, which may have most of the limit and use little of it: leaves the rest to
+/// others. Returns whether there is room to count twice what the process shares with the child: then no thread has to look after
+/// how much of it is still shared.
 fn has_room_for_copy(runtime: &Runtime, ledger: &Ledger) -> bool {
     let (engine, limit) = (&runtime.engine, ledger.limit.load(Ordering::Acquire));
     let wanted = (engine.in_use() + limit / 8).max(engine.floor());
@@ -420,7 +423,7 @@ fn has_room_for_copy(runtime: &Runtime, ledger: &Ledger) -> bool {
     ledger.together().1 + engine.in_use() + limit / 16 <= limit
 }
 
-/// How a forked child's engine is built. Where the limit is shared: small, since there may be many, and most do little.
+/// How a forked child's engine is built: small where the limit is shared, since there may be many children, and most do little.
 pub fn child_shape(runtime: &Runtime) -> Shape {
     // What was set since the start holds for children too, as far as they have room for it.
     let wanted = runtime.engine.paced().wanted;
@@ -428,13 +431,13 @@ pub fn child_shape(runtime: &Runtime) -> Shape {
         return Shape { memory: runtime.engine.memory_limit(), wanted, ..runtime.shape };
     }
     let limit = ledger().map_or(0, |ledger| ledger.limit.load(Ordering::Acquire) * PAGE_SIZE as u64);
-    // No larger than its parent's, whatever limit was set since: it is the engine's stages that are sized by it.
+    // No larger than its parent's, whatever limit was set since: the limit sizes the engine's stages.
     let memory = (limit / 8).min(runtime.shape.memory).max(MEMORY_LIMIT_MIN);
     let evictors = if memory < 4 * MEMORY_LIMIT_MIN { 1 } else { runtime.shape.evictors.min(2) };
     Shape { memory, evictors, wanted, ..runtime.shape }
 }
 
-/// In the child: its engine has what its line says.
+/// In the child: gives its engine the budget that the child's line has.
 pub fn set_first_budget(engine: &crate::runtime::TheEngine) {
     let line = KIN.with(|kin| kin.as_ref().filter(|kin| kin.shares_limit).map(|kin| kin.me));
     if let (Some(line), Some(ledger)) = (line, ledger()) {
@@ -447,9 +450,9 @@ pub fn in_parent(runtime: &Runtime, child: Child, pid: u32, closes: bool) {
     let Child { line, generation, share, alive } = child;
     if pid != 0 {
         let tied = match alive {
-            // Closed here.
+            // Dropping it closes it.
             Some(_) if closes => None,
-            // One table of descriptors: closed here it would be closed there.
+            // The two have one table of descriptors: closed here, it would be closed in the child.
             Some(alive) => Some((pid, Tie::Table(alive))),
             None => Some((pid, Tie::Description)),
         };
@@ -462,7 +465,7 @@ pub fn in_parent(runtime: &Runtime, child: Child, pid: u32, closes: bool) {
         return;
     }
     runtime.engine.slots.unshare(share);
-    // First the lock: who takes the line locks it anew.
+    // First the lock: the next process that takes the line locks it anew.
     if alive.is_none() {
         let _ = KIN.with(|kin| kin.as_ref().map(|kin| fd::unlock_byte(kin.alive.as_fd(), line)));
     }
@@ -472,7 +475,7 @@ pub fn in_parent(runtime: &Runtime, child: Child, pid: u32, closes: bool) {
     }
 }
 
-/// In the child: it is the member that its parent has entered.
+/// In the child: it becomes the member that its parent has entered.
 pub fn in_child(child: Child, closes: bool) {
     // Another thread may have been reading. (Changes are made under the address-space lock, which the fork held.)
     KIN.reset();
@@ -497,12 +500,12 @@ pub fn in_child(child: Child, closes: bool) {
     }
 }
 
-/// What a program that this one becomes or starts gets of the family.
+/// What the family hands to a program that this process becomes or starts.
 pub fn handed() -> Option<Handed> {
     KIN.with(|kin| kin.as_ref().map(|kin| Handed { ledger: kin.file.raw(), devices: device::handed() }))
 }
 
-/// Our descriptors.
+/// The family's descriptors in this process.
 pub fn own_fds() -> Vec<i32> {
     let prepared = PREPARED.with(|files| files.as_ref().map(|files| [files.file.raw(), files.alive.raw()]));
     let mut all: Vec<i32> = prepared.into_iter().flatten().chain(leave::own_fds()).collect();
@@ -513,7 +516,7 @@ pub fn own_fds() -> Vec<i32> {
 const FUTEX_WAIT: u64 = 0;
 const FUTEX_WAKE: u64 = 1;
 
-/// Something has happened: all kin threads of the family look at once.
+/// Tells all kin threads of the family to look at once, since something has happened.
 pub fn nudge() {
     let Some(ledger) = ledger() else { return };
     ledger.nudged.fetch_add(1, Ordering::AcqRel);
@@ -530,12 +533,12 @@ fn sleep(ledger: &Ledger, before: u32, ns: u64) {
     let _ = unsafe { syscall(nr::FUTEX, [word, FUTEX_WAIT, u64::from(before), limit.as_ptr() as u64, 0, 0]) };
 }
 
-/// The kin thread, until it is told to end.
+/// Runs the kin thread, until it is told to end.
 pub fn run(runtime: &'static Runtime) {
     let Some(ledger) = ledger() else { report::abort(format_args!("bug: a kin thread without a family")) };
     let mut tick = TICK_MIN_NS;
     while !own_threads::STOP.load(Ordering::Acquire) {
-        // It may have another line since the last time.
+        // The process may have another line since the last time.
         if let Some(line) = own_line() {
             line.awake.store(1, Ordering::Release);
         }
@@ -555,7 +558,7 @@ pub fn run(runtime: &'static Runtime) {
     }
 }
 
-/// Another limit for the family, in bytes. None: this process shares it with nobody.
+/// Sets another limit for the family, in bytes. `None`: this process shares its limit with no other.
 ///
 /// # Errors
 /// The least that can be set.
@@ -581,7 +584,7 @@ fn shares_limit() -> bool {
     KIN.with(|kin| kin.as_ref().is_some_and(|kin| kin.shares_limit))
 }
 
-/// What this process may have, in bytes: together with its family if they share.
+/// What this process may have, in bytes; where it shares the limit, what its family may have together.
 pub fn limit(runtime: &Runtime) -> u64 {
     match ledger().filter(|_| shares_limit()) {
         Some(ledger) => ledger.limit.load(Ordering::Acquire) * PAGE_SIZE as u64,
@@ -589,17 +592,17 @@ pub fn limit(runtime: &Runtime) -> u64 {
     }
 }
 
-/// What there is to tell about the family.
+/// What the statistics say about the family.
 pub fn stats(runtime: &Runtime) -> stats::Family {
     let Some(ledger) = ledger().filter(|_| shares_limit()) else { return stats::Family::default() };
     let (processes, together) = ledger.together();
     stats::Family { own_limit_bytes: runtime.engine.memory_limit(), processes, memory_bytes: together * PAGE_SIZE as u64 }
 }
 
-/// Who is gone? Whether anything has changed.
+/// Finds relatives that have ended. Returns whether anything has changed.
 fn look(runtime: &Runtime) -> bool {
     let Some(ledger) = ledger() else { return false };
-    // Under the address-space lock no fork is under way, and nobody copies what we hold.
+    // Under the address-space lock no fork is under way, and no other code copies what we hold.
     runtime.space.with(|_| KIN.with(|kin| kin.as_mut().is_some_and(|kin| look_after(runtime, ledger, kin))))
 }
 
@@ -614,7 +617,7 @@ fn look_after(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool {
     changed | leave::look(runtime)
 }
 
-/// Gives up the slots that are held for heirs that are not there any more. Whether there were any.
+/// Gives up the slots that are held for heirs that are not there any more. Returns whether there were any.
 fn settle(runtime: &Runtime, ledger: &Ledger, heirs: &mut Vec<Heir>) -> bool {
     let before = heirs.len();
     heirs.retain(|heir| {
@@ -645,8 +648,8 @@ impl Lines {
     }
 }
 
-/// Notes which of our children, and of those that have no parent any more, have ended; whether anything has changed. A line is free again when its process
-/// and all that it forked are gone.
+/// Notes which of our children, and of those that have no parent any more, have ended. Returns whether anything has changed. A
+/// line is free again when its process and all that it forked are gone.
 #[inline(never)]
 fn bury(ledger: &Ledger, kin: &Kin) -> bool {
     let members = ledger.used();
@@ -654,12 +657,12 @@ fn bury(ledger: &Ledger, kin: &Kin) -> bool {
     let (mut changed, mut gone, mut parents) = (false, Lines::NONE, Lines::NONE);
     for (line, member) in members.iter().enumerate() {
         let parent = member.parent.load(Ordering::Relaxed);
-        // Of a process that sleeps as well: nobody else would notice.
+        // This holds for the children of a process without a kin thread as well: nobody else would notice.
         let looks = state(parent) == ALIVE && members.get(parent as usize).is_some_and(|m| m.awake.load(Ordering::Acquire) != 0);
         let ours = line as u32 != kin.me && (parent == kin.me || !looks);
         let state = member.state.load(Ordering::Acquire);
         if (state == ALIVE || state == LEFT) && ours && !fd::is_byte_locked(kin.file.as_fd(), line as u32) {
-            // Another may have been faster, with the same result.
+            // Another process may do the same first, with the same result.
             let _ = member.state.compare_exchange(state, GONE, Ordering::AcqRel, Ordering::Relaxed);
             changed = true;
         }
@@ -667,12 +670,12 @@ fn bury(ledger: &Ledger, kin: &Kin) -> bool {
             gone.add(line);
         }
     }
-    // Only now: who is gone forks no more, so all its children are seen.
+    // Only now: a process that is gone forks no more, so all its children are seen.
     for member in members.iter().filter(|m| m.state.load(Ordering::Acquire) != FREE) {
         parents.add(member.parent.load(Ordering::Relaxed) as usize);
     }
     for (_, member) in members.iter().enumerate().filter(|&(line, _)| gone.has(line) && !parents.has(line)) {
-        // The generation first: who takes the line anew finds the new one.
+        // The generation first: the process that takes the line anew finds the new one.
         if member.state.compare_exchange(GONE, BURYING, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             member.generation.fetch_add(1, Ordering::AcqRel);
             member.state.store(FREE, Ordering::Release);
@@ -682,7 +685,7 @@ fn bury(ledger: &Ledger, kin: &Kin) -> bool {
     changed
 }
 
-/// A line of the log that a fork failed because of us.
+/// Logs a line that a fork failed because of us.
 pub fn refused(why: Errno) {
     report::line(format_args!("fork: no room for another process of the family ({why:?})"));
 }

@@ -1,25 +1,26 @@
 //! The upcall: SIGBUS of a thread that touched an absent or write-protected page.
 //!
-//! The handler runs on the thread that faulted, with all signals blocked, on an alternate stack
-//! (the page may be the thread's own stack). It owns nothing when it returns.
+//! The handler runs on the thread that faulted, with all signals blocked, on an alternate stack (the page may be the thread's own
+//! stack). It holds nothing when it returns.
 //!
 //! # A page that cannot be had
 //!
-//! Its swap space cannot be read, or has other bytes than were written, or no frame comes free. One line on stderr says so; then
-//! the thread that needs the page gets what Linux gives when a page cannot be swapped in: SIGBUS with `BUS_ADRERR` and the address,
-//! to a handler of the program's if there is one. A system call that needs it gets `EFAULT`. All others go on. The page stays where
-//! it is, so a later access tries again.
+//! A page cannot be had when its swap space cannot be read, or has other bytes than were written, or no frame comes free. One
+//! line on stderr says so. The thread that needs the page then gets what Linux gives when a page cannot be swapped in: SIGBUS
+//! with `BUS_ADRERR` and the address, delivered to the program's handler if there is one. A system call that needs the page gets
+//! `EFAULT`. All other threads go on. The page stays where it is, so a later access tries again.
 //!
 //! # Memory that another thread gives up or hands over
 //!
-//! `mlock` and the like leave memory to the kernel that the program goes on using. A fault that came just before finds a page that is not ours any
-//! more. So such an access is made once more, and only if it fails at the same address again is it the program's own SIGBUS.
+//! `mlock` and the like leave to the kernel memory that the program goes on using. A fault that came just before finds a page
+//! that is not ours any more. So such an access is made once more, and only if it fails again at the same address is the SIGBUS
+//! the program's own.
 //!
 //! # Poll mode
 //!
-//! In poll mode a handler thread finds out, which cannot raise that signal: it poisons the page (`UFFDIO_POISON`), which lets the
-//! waiting thread go on into a SIGBUS (`BUS_MCEERR_AR`), or its system call into `EFAULT`. The thread then tries by
-//! itself, as by an upcall, with the same end. What is mapped takes the poison's place.
+//! In poll mode a handler thread finds that out, and it cannot raise the signal. It poisons the page (`UFFDIO_POISON`): the
+//! waiting thread goes on into a SIGBUS (`BUS_MCEERR_AR`), or its system call into `EFAULT`. The thread then tries by itself, as
+//! by an upcall, with the same end. A page that is mapped takes the poison's place.
 
 use crate::net::entry;
 use crate::report;
@@ -34,16 +35,16 @@ use farshore_engine::fault::resolve::Failure;
 use farshore_sys::signal::{BUS_ADRERR, BUS_MCEERR_AR, Reg, SIGBUS, SigInfo, UContext};
 use farshore_sys::uffd::UffdError;
 
-/// A line about the same page is not said again within this time: a handler that returns tries again at once.
+/// No second line about the same page within this time: a handler that returns tries again at once.
 const SAY_AGAIN_NS: u64 = 1_000_000_000;
 
-/// Whether a page was ever poisoned by us. If not, it is the machine's memory that is broken.
+/// Whether Farshore ever poisoned a page. If not, the machine's memory is broken.
 static POISONED: AtomicBool = AtomicBool::new(false);
 /// The page that the last line was about, and when that was.
 static TOLD: AtomicU64 = AtomicU64::new(0);
 static TOLD_NS: AtomicU64 = AtomicU64::new(0);
 
-/// What a fault on memory that may be ours came to.
+/// The outcome of a fault on memory that may be ours.
 enum Served {
     /// The access can be made again.
     Yes,
@@ -90,7 +91,7 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
         report::abort(format_args!("bug: code at {at:#x} touched managed memory at {addr:#x} while the process forks"));
     }
     own_threads::ensure();
-    // A thread that was made in a way that we did not see gets its record now.
+    // A thread that was made in a way that Farshore did not see gets its record now.
     let Some(thread) = thread::current().or_else(|| thread::adopt(false)) else {
         report::abort(format_args!("no memory for the record of a thread"));
     };
@@ -101,7 +102,7 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
     if let Some(worker) = thread.worker.get() {
         way = worker.serve(runtime, thread, page, access, kind.present(), context);
         if matches!(way, Way::InPlace) {
-            // It may be this page that a unithread of the same worker fetches.
+            // A unithread of the same worker may be fetching this very page.
             worker.settle();
         }
     }
@@ -119,7 +120,7 @@ fn serve(runtime: &Runtime, addr: u64, context: &mut UContext) -> Served {
     }
 }
 
-/// Whether a fault on memory that is not ours may have been on memory that was: the first time at this address.
+/// Whether a fault on memory that is not ours may have been on memory that was ours: so the first time at this address.
 fn is_doubtful(addr: u64) -> bool {
     let Some(thread) = thread::current().filter(|thread| !thread.internal) else { return false };
     let first = thread.doubted.get() != addr;
@@ -127,7 +128,7 @@ fn is_doubtful(addr: u64) -> bool {
     first
 }
 
-/// Who cannot have a page.
+/// What cannot have a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Needed {
     /// A thread that touches it.
@@ -136,7 +137,7 @@ pub enum Needed {
     ByCall,
 }
 
-/// Says that a page cannot be had: its address, space and slot, the reason, and what comes of it.
+/// Says that a page cannot be had: its address, space and slot, the reason, and what follows.
 pub fn tell(runtime: &Runtime, page: Page, why: Failure, needed: Needed) {
     let now = runtime.engine.clock.now_ns();
     let again = TOLD.swap(page.0, Ordering::Relaxed) == page.0 && now - TOLD_NS.load(Ordering::Relaxed) < SAY_AGAIN_NS;
@@ -166,7 +167,7 @@ pub fn tell(runtime: &Runtime, page: Page, why: Failure, needed: Needed) {
     }
 }
 
-/// In poll mode: lets who waits for `page`, which cannot be had, go on and find that out.
+/// In poll mode: lets the thread that waits for `page`, which cannot be had, go on and find that out.
 pub fn poison(runtime: &Runtime, page: Page, core: usize, why: Failure) {
     let mut done = Ok(());
     runtime.engine.while_absent(page, core, || {
@@ -174,14 +175,14 @@ pub fn poison(runtime: &Runtime, page: Page, core: usize, why: Failure) {
         done = runtime.engine.kernel.uffd().poison(page.addr(), PAGE_SIZE as u64);
     });
     match done {
-        // Or somebody has brought it meanwhile, or unmapped it: the access is made again and finds out.
+        // Or another thread has brought or unmapped it meanwhile: the access is made again and finds out.
         Ok(()) | Err(UffdError::Exists | UffdError::NotRegistered | UffdError::Again { .. }) => {}
-        // Who waits cannot be told in any other way.
+        // The waiting thread cannot be told in any other way.
         Err(_) => fail(page, why),
     }
 }
 
-/// The program cannot go on: it would find wrong bytes, or wait for ever.
+/// Ends the program, which cannot go on: it would find wrong bytes, or wait for ever.
 pub fn fail(page: Page, why: Failure) -> ! {
     report::line(format_args!("page {page:?} is lost to the program: {why}"));
     report::die_by(SIGBUS)

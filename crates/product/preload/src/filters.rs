@@ -1,21 +1,24 @@
 //! Filters of system calls that the program installs itself: `seccomp` and `prctl(PR_SET_SECCOMP)`.
 //!
-//! A filter holds for every call of a thread, ours too: the faults of that thread are served on it. So the filter is run here first, on
-//! each of our own calls ([`own`], [`farshore_net::calls::seccomp`]), with what is not known of their arguments left open (`bpf`). If it lets them all pass, it is
-//! installed: by the kernel, so that it is as strong as natively. Otherwise it is refused with `EINVAL`, as by a kernel without filters,
-//! and a line on stderr says which call it would stop.
+//! A filter holds for every call of a thread, also for Farshore's: the thread's faults are served on it. So Farshore first runs
+//! the filter on each of its own calls ([`own`], [`farshore_net::calls::seccomp`]), with unknown arguments left open (`bpf`). If
+//! the filter lets them all pass, the kernel installs it, so that it is as strong as natively. Otherwise it is refused with
+//! `EINVAL`, as by a kernel without filters, and a line on stderr says which call it would stop.
 //!
-//! * **Threads of ours** must not be outside of a filter that the program is in. A filter of one thread among several is that thread's alone; one that leaves no thread
-//!   of the program outside must leave the calls of ours too, or it is refused. They get it by being made anew by a thread that has it
-//!   ([`rights`]); or, where it forbids new threads, they are made before it, and the kernel gives it to all threads (`SECCOMP_FILTER_FLAG_TSYNC`).
-//! * One that stops what the control thread does is installed, and there is no control thread from then on: `farshore stat` gets no answer.
-//! * One that stops what a forked child, or the start of a program, needs of us is installed all the same. From then on this process
-//!   cannot fork (`EAGAIN`, with a line), or programs that it starts run without Farshore.
-//! * One that stops what brings huge pages in is installed, and pages are small from then on.
-//! * The strict mode leaves four calls, so it is refused always.
+//! * **Threads of ours** must not be outside of a filter that the program is in. A filter of one thread among several is that
+//!   thread's alone. A filter that leaves no thread of the program outside must let pass the calls of our threads too, or it is
+//!   refused. Our threads get it by being made anew by a thread that has it ([`rights`]). Where it forbids new threads, they are
+//!   made before it, and the kernel gives it to all threads (`SECCOMP_FILTER_FLAG_TSYNC`).
+//! * A filter that stops what the control thread does is installed, and there is no control thread from then on: `farshore stat`
+//!   gets no answer.
+//! * A filter that stops what a forked child, or the start of a program, needs of us is installed all the same. From then on this
+//!   process cannot fork (`EAGAIN`, with a line), or programs that it starts run without Farshore.
+//! * A filter that stops the calls that bring huge pages in is installed, and pages are small from then on.
+//! * The strict mode allows only four calls, so it is always refused.
 //!
-//! The kernel gets a copy of the program's filter: what was looked at is what is installed. A filter sees calls in our text, not in the
-//! program's (`instruction_pointer`), and the calls that we make in place of the program's.
+//! The kernel gets Farshore's copy of the program's filter: the filter that was checked is the one that is installed. A filter
+//! sees Farshore's text as the origin of calls, not the program's (`instruction_pointer`), and it sees the calls that Farshore
+//! makes in place of the program's.
 
 use crate::net::net;
 use crate::own_threads::{self, rights};
@@ -25,12 +28,12 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_net::buffers::{Memory as _, errno};
 use farshore_net::calls::seccomp::{FLAG_TSYNC, Instruction, Program, SET_MODE_FILTER, first_stopped, own, own::Own};
 
-/// A filter of this process stops what a forked child needs of us.
+/// A filter of this process stops what a forked child needs of Farshore.
 static NO_FORKS: AtomicBool = AtomicBool::new(false);
 /// A filter of this process stops what the start of a program under Farshore needs.
 static NO_STARTS: AtomicBool = AtomicBool::new(false);
 
-/// Whether a filter keeps this process from forking. Says so on stderr.
+/// Whether a filter keeps this process from forking. If so, says it on stderr.
 pub fn forbids_forks() -> bool {
     let forbids = NO_FORKS.load(Ordering::Relaxed);
     if forbids {
@@ -51,7 +54,7 @@ pub fn forbids_starts() -> bool {
     NO_STARTS.load(Ordering::Relaxed)
 }
 
-/// The strict mode is asked for.
+/// Answers a request for the strict mode.
 pub fn refuse_strict() -> i64 {
     report::line(format_args!(
         "seccomp: the strict mode is refused: it leaves no way to bring a page in; run the program without Farshore"
@@ -59,7 +62,7 @@ pub fn refuse_strict() -> i64 {
     errno(libc::EINVAL)
 }
 
-/// The program installs a filter, of which `install` installs a copy.
+/// Serves the program's call to install a filter; `install` installs a copy.
 pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u64) -> i64) -> i64 {
     let everywhere = flags & FLAG_TSYNC != 0;
     // A guest is a process of its own.
@@ -70,7 +73,7 @@ pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u6
         return refuse(stopped);
     }
     if let (Some(_), Some(runtime)) = (first_stopped(filter, &[own::HUGE_PAGES]), runtime()) {
-        // Before it holds for any thread.
+        // Pages become small before the filter holds for any thread.
         runtime.have_small_pages();
     }
     let program = Program::of(filter);
@@ -78,7 +81,7 @@ pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u6
         let answer = install(&raw const program as u64);
         if answer >= 0 {
             note_what_it_stops(filter);
-            // Another thread of the program is outside of it, as ours are.
+            // Another thread of the program is outside of the filter, as Farshore's threads are.
             if let Some(runtime) = runtime() {
                 uninterrupted(|| rights::has_filtered(runtime, false));
             }
@@ -115,7 +118,7 @@ pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u6
         return first_stopped(filter, &[own::CONTROL]).map_or(0, refuse);
     }
     if silences {
-        // It must not be in the middle of something when the filter comes.
+        // The thread must not be in the middle of anything when the filter comes.
         uninterrupted(|| {
             own_threads::stop(runtime);
             own_threads::knock::be_silent();

@@ -8,11 +8,12 @@
 //!                  ▶ an engine around the parent's page words ▶ the calling thread's pins again
 //! ```
 //!
-//! Threads of ours are not made here but when the child first needs them ([`crate::own_threads`]): most children exec. In poll
+//! Farshore's threads are not made here but when the child first needs them ([`crate::own_threads`]): most children exec. In poll
 //! mode it needs them at once.
 //!
-//! What the child has: a copy of the parent's memory, resident pages shared until one of both writes; everything else in the
-//! parent's slots, which are read-only for both and held as long as the child, or a fork of it, lives ([`crate::family`]).
+//! What the child has: a copy of the parent's memory, in which resident pages are shared until one of the two writes. All other
+//! pages are in the parent's slots, which are read-only for both and held as long as the child, or a fork of it, lives
+//! ([`crate::family`]).
 
 use crate::family::{self, Child};
 use crate::own_threads::knock;
@@ -40,7 +41,7 @@ use farshore_sys::vm::SelfMem;
 
 const CLONE_FILES: u64 = 0x400;
 
-/// What is remembered from before the call until after it. Used by the thread that forks, and its copy, under the address-space lock.
+/// What is remembered from before the call until after it. The forking thread and its copy use it, under the address-space lock.
 struct Pending {
     mask: SigSet,
     flags: u64,
@@ -55,10 +56,10 @@ static PENDING: Place = Place(UnsafeCell::new(None));
 /// Forks so far, in this process.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// Thread id of the thread that is forking, from when the engine is quiet; in the child until it has an engine. 0: none.
+/// Thread id of the thread that is forking, from when the engine is quiet; in the child until it has an engine. 0: no thread is.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the calling thread forks: then it cannot serve a fault.
+/// Whether the calling thread is forking: then it cannot serve a fault.
 pub fn is_under_way() -> bool {
     let forking = FORKING.load(Ordering::Relaxed);
     forking != 0 && forking == gettid()
@@ -66,11 +67,11 @@ pub fn is_under_way() -> bool {
 
 /// Takes what [`before`] has left.
 fn pending() -> Option<Pending> {
-    // SAFETY: by the thread that holds the address-space lock since `before`, or its copy in the child.
+    // SAFETY: called by the thread that holds the address-space lock since `before`, or by its copy in the child.
     unsafe { (*PENDING.0.get()).take() }
 }
 
-/// Before a fork. 0, or the errno with which it fails.
+/// Prepares a fork. Returns 0, or the errno with which the fork fails.
 pub fn before(flags: u64) -> i64 {
     let Some(runtime) = runtime() else { return 0 };
     let mask = signal::sigprocmask(How::Set, SigSet::ALL);
@@ -92,7 +93,7 @@ pub fn before(flags: u64) -> i64 {
             // SAFETY: under the address-space lock.
             unsafe { *PENDING.0.get() = Some(Pending { mask, flags, child: Some(child) }) };
             FORKS.fetch_add(1, Ordering::Relaxed);
-            // From here on handlers would wait for what we hold.
+            // From here on handlers would wait for what this thread holds.
             signal::sigprocmask(How::Set, SigSet::ALL);
             signals::hold();
             thread::hold_records();
@@ -115,7 +116,7 @@ fn let_go(runtime: &Runtime, mask: SigSet) {
     signal::sigprocmask(How::Set, mask);
 }
 
-/// In the parent, with the call's result.
+/// Ends a fork in the parent, with the call's result.
 pub fn parent_after(result: i64) {
     let Some(runtime) = runtime() else { return };
     let Some(Pending { mask, flags, child }) = pending() else {
@@ -130,7 +131,7 @@ pub fn parent_after(result: i64) {
     let_go(runtime, mask);
 }
 
-/// In the child, before it runs any code of the program.
+/// Ends a fork in the child, before it runs any code of the program.
 pub fn child_started() {
     let Some(parents) = runtime() else { return };
     let Some(Pending { mask, flags, child }) = pending() else {
@@ -150,7 +151,7 @@ pub fn child_started() {
     }
     let mine = match adopt(parents, own_files, listener) {
         // SAFETY: this is the child's only thread; a handler that forks has interrupted code that does not hold the lock, since
-        // that has signals blocked. `adopt` has moved what is used on.
+        // that has signals blocked. `adopt` has moved on what stays in use.
         Ok(runtime) => unsafe { replace(runtime) },
         Err(why) => report::abort(format_args!("a forked child cannot go on: {why}")),
     };
@@ -164,7 +165,7 @@ pub fn child_started() {
     signal::sigprocmask(How::Set, mask);
 }
 
-/// The child's runtime, around the page words of its copy of the parent's.
+/// Builds the child's runtime around the page words in its copy of the parent's.
 fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> Result<Runtime, String> {
     let old = &parents.engine;
     if own_files {
@@ -179,7 +180,7 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> R
     let shape = family::child_shape(parents);
     // SAFETY: the parent's engine is not used in this process from here on; its words have one user.
     let table = unsafe { core::ptr::read(&raw const old.table) };
-    // SAFETY: as above, its slots.
+    // SAFETY: as above, for its slots.
     let mut slots = unsafe { core::ptr::read(&raw const old.slots) };
     let first_own = slots.begin_own(old.backend.capacity());
     let thread = thread::current().ok_or("the thread that forked has no record")?;
@@ -237,7 +238,7 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> R
     .assemble())
 }
 
-/// Pages that calls of this thread had pinned, which a signal handler that forks has interrupted.
+/// Pins again the pages that a call of this thread had pinned, when a signal handler that forks has interrupted that call.
 fn pin_again(engine: &crate::runtime::TheEngine, thread: &thread::Thread) {
     let again = |page| {
         if let Some(word) = engine.table.word_for_unpin(page) {
@@ -247,17 +248,18 @@ fn pin_again(engine: &crate::runtime::TheEngine, thread: &thread::Thread) {
     thread.held.each(again);
 }
 
-/// How the child's own swap space is made, when it is first needed.
+/// How the child's own swap space is opened, when it is first needed.
 fn own_space(options: &Options, faults: Option<FaultConfig>) -> farshore_backend::layered::Open {
     let (swap, encrypt) = (options.swap.clone(), options.encrypt);
     Box::new(move || {
         AnyBackend::open_with(&swap, encrypt, faults.as_ref(), &mut |_| {})
-            // The evictor that asks for it only learns that there is no space.
+            // The evictor that asks for the space only learns that there is none.
             .inspect_err(|why| report::line(format_args!("a forked child has no swap space of its own: {why}")))
     })
 }
 
-/// Closes the parent's descriptors that are of no use here: its userfaultfd, its views of its memory, its rings. The swap files stay.
+/// Closes the parent's descriptors that are of no use here: its userfaultfd, its views of its memory, its rings. The swap files
+/// stay.
 fn close_parents(parents: &Runtime, listener: Option<i32>) {
     let kernel = &parents.engine.kernel;
     let close = |fd: i32| {
@@ -275,7 +277,7 @@ fn close_parents(parents: &Runtime, listener: Option<i32>) {
 fn register_all(parents: &Runtime, uffd: &Uffd) -> Result<(), String> {
     let mut run: Option<PageRange> = None;
     let flush = |range: PageRange| {
-        // SAFETY: faults on it are served by this process' engine, before any code of the program runs.
+        // SAFETY: this process' engine serves faults on it before any code of the program runs.
         unsafe { uffd.register(range.start.addr(), range.bytes()) }
             .map_err(|why| format!("its memory at {:?} cannot be registered ({why:?})", range.start))
     };

@@ -1,8 +1,8 @@
 //! libfarshore.so: Farshore inside the program that it serves.
 //!
-//! Loaded by `LD_PRELOAD`, it starts before the program's `main` ([`start`]), and from then on the
-//! program's anonymous memory is *managed*: absent pages fault into [`fault`], memory
-//! calls go through [`memory`], and every other system call that lets the kernel touch managed memory through [`net`].
+//! Loaded by `LD_PRELOAD`, it starts before the program's `main` ([`start`]), and from then on the program's anonymous memory is
+//! *managed*: absent pages fault into [`fault`], memory calls go through [`memory`], and every other system call that lets the
+//! kernel touch managed memory goes through [`net`].
 //!
 //! ```text
 //!  the program touches a page ──SIGBUS──▶ fault ─────────────┐
@@ -12,12 +12,12 @@
 //!
 //! # Rules for code in here
 //!
-//! It runs on the program's threads, between any two of its instructions. After start-up it therefore:
+//! This code runs on the program's threads, between any two of their instructions. After start-up it therefore:
 //!
-//! * makes system calls only by `syscall` instructions of its own (libc's are the ones that are caught);
+//! * makes system calls only by `syscall` instructions of its own (those of libc are caught);
 //! * allocates only from its own heap ([`farshore_sys::alloc`]), and never on the fault path;
 //! * blocks all signals while it holds a lock or a page, so that a handler of the program never runs on top of either;
-//! * never touches managed memory while it holds anything; what the program points to is copied by guarded copies first.
+//! * never touches managed memory while it holds anything; it first makes guarded copies of what the program points to.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod attributes;
@@ -44,8 +44,9 @@ mod thread;
 mod unithreads;
 mod watch;
 
-// The unwinder, which the standard library has for backtraces of panics, as a part of this library. `libgcc_s.so.1` would be loaded by every program
-// under Farshore, and asks the processor what it can do, which takes microseconds a question in a virtual machine.
+// The unwinder, which the standard library needs for backtraces of panics, is linked into this library. Otherwise every program
+// under Farshore would load `libgcc_s.so.1`, which asks the processor what it can do; each question takes microseconds in a
+// virtual machine.
 #[link(name = "gcc_eh", kind = "static", modifiers = "-bundle")]
 unsafe extern "C" {}
 

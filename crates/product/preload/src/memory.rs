@@ -1,10 +1,10 @@
 //! Memory calls: mmap, munmap, mremap, madvise, mprotect, mlock, brk (ExtMem §3.1).
 //!
-//! What is managed: anonymous private memory that is not executable, stack, locked or huge, in mappings of at least the
-//! threshold, and the heap. Every call does what the kernel does, through the kernel, under the address-space lock; what
-//! was there before is claimed first and given up only when the kernel has agreed (`farshore_engine::space`).
+//! What is managed: the heap, and anonymous private memory in mappings of at least the threshold, unless it is executable, a
+//! stack, locked or of huge pages. Every call does what the kernel does, through the kernel, under the address-space lock. What
+//! was there before is claimed first, and given up only when the kernel has agreed (`farshore_engine::space`).
 //!
-//! A call that is refused (a bad argument, no memory) returns the kernel's own error: it is the kernel that judges.
+//! Where the kernel refuses a call (a bad argument, no memory), the program gets the kernel's own error.
 
 mod advice;
 mod locks;
@@ -43,7 +43,7 @@ const DONTFORK: u64 = 10;
 const SHMAT: u64 = 30;
 const MSEAL: u64 = 462;
 const PAGE: u64 = PAGE_SIZE as u64;
-/// Where the addresses end that pages have words for.
+/// The end of the addresses that pages have words for.
 const TABLE_END: u64 = 1 << 47;
 
 /// The calls of this module, by number.
@@ -54,7 +54,7 @@ pub fn handles(number: u64) -> bool {
     )
 }
 
-/// Does one of them; the kernel's answer.
+/// Does one of them, and returns the kernel's answer.
 pub fn call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     match number {
         nr::MMAP => mmap(runtime, args),
@@ -70,7 +70,8 @@ pub fn call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
             own_threads::ensure();
             locks::mlock(runtime, number, args)
         }
-        // mlockall: what is managed cannot all be local; the answer is the one of a low RLIMIT_MEMLOCK. Odd flags get the kernel's.
+        // mlockall: not all managed memory can be resident, so the answer is the one of a low RLIMIT_MEMLOCK. For odd flags the
+        // kernel answers.
         151 if args[0] & !MCL_ONFAULT != 0 && args[0] & !MCL_ALL == 0 => -i64::from(Errno::ENOMEM.0),
         SHMAT => shmat(runtime, args),
         MSEAL => mseal(runtime, args),
@@ -100,7 +101,7 @@ fn may_manage(runtime: &Runtime, args: &Args) -> bool {
     !surrender::is_done() && would_manage(&runtime.options, args)
 }
 
-/// Whether what a `mmap` with these arguments maps is managed where memory is.
+/// Whether a `mmap` with these arguments gives memory that is managed in a process that manages memory.
 pub fn would_manage(options: &Options, args: &Args) -> bool {
     let [_, len, protection, flags, ..] = *args;
     let unwanted = map::STACK | MAP_GROWSDOWN | MAP_LOCKED | MAP_HUGETLB | MAP_SYNC;
@@ -111,22 +112,22 @@ pub fn would_manage(options: &Options, args: &Args) -> bool {
         && len >= options.threshold.bytes()
 }
 
-/// Whether a `mmap` makes a mapping without properties that matter here, and whose code, if it is any, is there already.
+/// Whether a `mmap` makes a mapping without properties that matter here; if it holds code, the code is in it from the start.
 pub fn plain_mapping(args: &Args) -> bool {
     let [_, _, protection, flags, ..] = *args;
     let special = MAP_GROWSDOWN | MAP_LOCKED | MAP_HUGETLB | MAP_SYNC;
     flags & special == 0 && flags & 0xf != MAP_DROPPABLE && (protection & prot::EXEC == 0 || flags & map::ANONYMOUS == 0)
 }
 
-/// Registers `range`, mapped and in nobody's hands yet, and manages it. False: it stays the kernel's.
+/// Registers `range`, which is mapped and not yet in use, and manages it. False: it stays the kernel's.
 fn adopt(runtime: &Runtime, range: PageRange) -> bool {
     if surrender::is_done() || !PageTable::covers(range) {
         return false;
     }
-    // Huge pages cannot be evicted by halves: those that there are come by us, who split them (`farshore_engine::fault::huge`).
-    // SAFETY: advice about memory that has just been mapped for the program.
+    // A huge page cannot be evicted in halves. So huge pages come only through us, and we split them
+    // (`farshore_engine::fault::huge`). SAFETY: advice about memory that has just been mapped for the program.
     let _ = unsafe { vm::madvise(range.start.addr(), range.bytes(), vm::advice::NOHUGEPAGE) };
-    // SAFETY: faults on it are served from the next line on, and nobody knows the address before.
+    // SAFETY: faults on it are served from the next line on, and no code knows the address before.
     let registered = unsafe { runtime.engine.kernel.uffd().register(range.start.addr(), range.bytes()) };
     if registered.is_ok() {
         runtime.engine.manage(range);
@@ -134,8 +135,8 @@ fn adopt(runtime: &Runtime, range: PageRange) -> bool {
     registered.is_ok()
 }
 
-/// Takes over what a dormant process has mapped: what of `ranges` (bytes) is private anonymous memory. By the only thread of the process, before it goes on.
-/// `near`: what stays the kernel's.
+/// Takes over what a dormant process has mapped: the private anonymous memory in `ranges` (bytes). Called by the only thread of
+/// the process, before the thread goes on. `near`: what stays the kernel's.
 pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, near: Range<u64>) {
     let Ok(pagemap) = Pagemap::open() else {
         report::abort(format_args!("/proc/self/pagemap cannot be opened, which tells which pages are there"))
@@ -143,7 +144,7 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, n
     let mappings = start::mappings();
     let core = thread::current().map_or(0, Thread::core);
     let ranges: Vec<Range<u64>> = ranges.collect();
-    // Where all of it stays, its huge pages do.
+    // If all of it can stay, its huge pages stay too.
     let fits = runtime.engine.would_fit(ranges.iter().map(|range| range.end - range.start).sum::<u64>() / PAGE);
     for range in ranges {
         for mapping in mappings.iter().filter(|mapping| mapping.may_be_managed()) {
@@ -167,7 +168,7 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, n
     }
 }
 
-/// The kernel splits a huge page when it is told that a part of it is cold.
+/// Tells the kernel that a part of each huge page is cold: the kernel then splits the page.
 fn split_huge_pages(range: PageRange) {
     const COLD: u64 = 20;
     for granule in range.by_granule() {
@@ -217,14 +218,14 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
     mapped
 }
 
-/// Where the kernel is asked to map what will be managed. It gives addresses beyond the page table's 47 bits to whoever hints at them
-/// (five-level paging), and may always give others.
+/// The address at which the kernel is asked to map memory that will be managed. With five-level paging the kernel gives addresses
+/// beyond the page table's 47 bits to a caller whose hint lies there; it may always choose another address.
 pub fn hint(addr: u64, flags: u64) -> u64 {
     let fixed = flags & (map::FIXED | map::FIXED_NOREPLACE) != 0;
     if fixed || addr < TABLE_END { addr } else { 0 }
 }
 
-/// Maps, giving up what is managed at a fixed address, and manages the result if `manage`.
+/// Maps; gives up what is managed at a fixed address; manages the result if `manage`.
 fn over_managed(runtime: &Runtime, args: &Args, manage: bool) -> i64 {
     let [addr, len, protection, flags, fd, offset] = *args;
     let Some(bytes) = len.checked_next_multiple_of(PAGE) else { return raw(nr::MMAP, args) };
@@ -250,7 +251,7 @@ fn munmap(runtime: &Runtime, args: &Args) -> i64 {
     locked(runtime, |_| unmap_locked(runtime, range, || raw(nr::MUNMAP, args)))
 }
 
-/// Claims, lets `call` unmap, and finishes or puts back.
+/// Claims the range, lets `call` unmap it, and finishes or puts the pages back.
 fn unmap_locked(runtime: &Runtime, range: PageRange, call: impl FnOnce() -> i64) -> i64 {
     runtime.engine.claim(range);
     let answer = call();
@@ -258,8 +259,8 @@ fn unmap_locked(runtime: &Runtime, range: PageRange, call: impl FnOnce() -> i64)
     answer
 }
 
-/// A call that unmaps the claimed `range` has answered. An error does not say that nothing has changed: `mmap` of a file whose driver refuses it, or
-/// without huge pages, and `mremap` beyond a limit fail when what was there has gone.
+/// A call that unmaps the claimed `range` has answered. An error does not say that nothing has changed. `mmap` of a file whose
+/// driver refuses it, or without huge pages, and `mremap` beyond a limit fail after they have unmapped what was there.
 fn finish(runtime: &Runtime, range: PageRange, answer: i64) {
     if is_error(answer) {
         runtime.engine.finish_refused(range);
@@ -316,7 +317,7 @@ fn mprotect(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     })
 }
 
-/// Under the lock: hands over what of `range` is managed, and its guards.
+/// Under the lock: hands over the managed parts of `range`, and its guards.
 pub fn hand_over_managed(runtime: &Runtime, range: PageRange, fill: bool) -> i64 {
     each_run(runtime, range, |run, held| match held {
         Held::Managed => hand_over(runtime, run, fill),
@@ -328,13 +329,13 @@ pub fn hand_over_managed(runtime: &Runtime, range: PageRange, fill: bool) -> i64
     })
 }
 
-/// The kernel will touch `range` without a call: it stops being managed, with its bytes in memory.
+/// For a `range` that the kernel will touch without a call: it stops being managed, with its bytes in memory.
 pub fn keep(runtime: &Runtime, range: PageRange) {
     own_threads::ensure();
     locked(runtime, |_| hand_over_managed(runtime, range, true));
 }
 
-/// With `SHM_REMAP` a shared segment takes the place of what is there.
+/// Serves shmat. With `SHM_REMAP` a shared segment takes the place of what is there.
 fn shmat(runtime: &Runtime, args: &Args) -> i64 {
     const SHMCTL: u64 = 31;
     const IPC_STAT: u64 = 2;
@@ -346,7 +347,7 @@ fn shmat(runtime: &Runtime, args: &Args) -> i64 {
     // struct shmid64_ds: the segment's size comes behind struct ipc64_perm, 48 bytes.
     let mut described = [0u64; 14];
     if is_error(raw(SHMCTL, &[id, IPC_STAT, described.as_mut_ptr() as u64, 0, 0, 0])) {
-        // We cannot know how much it would cover. Without the right to read the segment, attaching it fails as well.
+        // The size of the segment cannot be known. Without the right to read the segment, attaching it fails as well.
         return -i64::from(Errno::EACCES.0);
     }
     let size = described[6].checked_next_multiple_of(PAGE);
@@ -357,8 +358,8 @@ fn shmat(runtime: &Runtime, args: &Args) -> i64 {
     }
 }
 
-/// Sealed memory could not be evicted (the kernel refuses to discard it while it is read-only), so managed memory gets
-/// the answer of a kernel that has no such call.
+/// Serves mseal. Sealed memory could not be evicted (the kernel refuses to discard it while it is read-only), so managed memory
+/// gets the answer of a kernel that has no such call.
 fn mseal(runtime: &Runtime, args: &Args) -> i64 {
     let range = args[1].checked_next_multiple_of(PAGE).and_then(|len| pages(args[0], len));
     attributes::note();
@@ -368,13 +369,13 @@ fn mseal(runtime: &Runtime, args: &Args) -> i64 {
     }
 }
 
-/// Managed memory is the kernel's from now on; `fill`: all of it, also what was never touched.
+/// Hands managed memory over to the kernel for good; `fill`: all of it, also pages that were never touched.
 fn hand_over(runtime: &Runtime, run: PageRange, fill: bool) -> i64 {
     let Some(thread) = thread::current() else { return -i64::from(Errno::ENOMEM.0) };
     let claimed = thread.with_buffer(|buffer| runtime.engine.claim_resident(run, fill, thread.core(), buffer));
     if let Err(why) = claimed {
         fault::tell(runtime, run.start, why, Needed::ByCall);
-        // What mlock answers when a page cannot be had.
+        // The answer of mlock when a page cannot be had.
         return -i64::from(Errno::ENOMEM.0);
     }
     match runtime.engine.kernel.uffd().unregister(run.start.addr(), run.bytes()) {
@@ -409,7 +410,8 @@ fn mremap(runtime: &Runtime, args: &Args) -> i64 {
         return raw(nr::MREMAP, args);
     }
     if flags & MREMAP_FIXED != 0 && target.saturating_add(new_bytes) >= TABLE_END {
-        // What is managed cannot go where there are no words for it. Without five-level paging there is no such place, and this is the answer.
+        // Managed memory cannot move to addresses for which there are no page words. Without five-level paging there are no such
+        // addresses, and the kernel's answer is this one.
         return -i64::from(Errno::EINVAL.0);
     }
     if onto.is_some_and(|onto| onto.start < from.end && from.start < onto.end) {
@@ -418,16 +420,17 @@ fn mremap(runtime: &Runtime, args: &Args) -> i64 {
     }
     locked(runtime, |_| {
         let shrinks = new_bytes <= from.bytes() && flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) == 0;
-        // (What shrinks only loses its end, whatever it consists of.)
+        // (A call that shrinks a range only takes its end away, whatever the range consists of.)
         if !shrinks && mixed(runtime, from) {
-            // Several mappings. Linux 6.17 would move the first of them and then stop at one with a userfaultfd.
+            // The range is several mappings. Linux 6.17 would move the first of them and then stop at one with a userfaultfd.
             return -i64::from(Errno::EFAULT.0);
         }
         remap(runtime, args, from, new_bytes, onto)
     })
 }
 
-/// A mapping that was too small to be managed grows beyond the threshold: it becomes a managed one with the same bytes.
+/// Serves mremap for a mapping that was too small to be managed and grows beyond the threshold: makes it a managed one with the
+/// same bytes.
 fn remap_unmanaged(runtime: &Runtime, args: &Args, old_bytes: u64, new_bytes: u64) -> i64 {
     let threshold = runtime.options.threshold.bytes();
     let [old, ..] = *args;
@@ -439,8 +442,8 @@ fn remap_unmanaged(runtime: &Runtime, args: &Args, old_bytes: u64, new_bytes: u6
     if is_error(fresh) {
         return fresh;
     }
-    // SAFETY: both are the program's: the old mapping is readable and writable private memory, just looked up, the new one is
-    // known to nobody. Faults on the new one are served on this thread as any other.
+    // SAFETY: both are the program's: the old mapping is readable and writable private memory, just looked up, no other code
+    // knows the new one. Faults on the new one are served on this thread as any other.
     if unsafe { farshore_sys::guarded::copy(fresh as *mut u8, old as *const u8, old_bytes as usize) }.is_err() {
         munmap(runtime, &[fresh as u64, new_bytes, 0, 0, 0, 0]);
         return raw(nr::MREMAP, args);
@@ -449,7 +452,7 @@ fn remap_unmanaged(runtime: &Runtime, args: &Args, old_bytes: u64, new_bytes: u6
     fresh
 }
 
-/// Under the lock; `from` holds managed pages.
+/// Serves mremap under the lock; `from` holds managed pages.
 fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: Option<PageRange>) -> i64 {
     let [old, old_len, new_len, flags, target, _] = *args;
     let kept = PageRange::covering(old, new_bytes.min(from.bytes()));
@@ -461,7 +464,7 @@ fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: 
             }
             return unmap_locked(runtime, tail, || raw(nr::MREMAP, args));
         }
-        // In place, if there is room: nothing that is there changes.
+        // In place, if there is room: no page that is there changes.
         let answer = raw(nr::MREMAP, &[old, old_len, new_len, 0, 0, 0]);
         if !is_error(answer) {
             adopt(runtime, PageRange { start: from.end, end: Page(from.start.0 + new_bytes / PAGE) });
@@ -483,7 +486,7 @@ fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: 
         set_apart(from, false);
     }
     if is_error(answer) {
-        // The kernel unmaps the target first, then what of the source is too long.
+        // The kernel first unmaps the target, and then the part of the source that is too long.
         for range in [Some(from), onto].into_iter().flatten() {
             runtime.engine.finish_refused(range);
         }
@@ -501,21 +504,21 @@ fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: 
 
 /// Gives memory that is about to move an attribute that its neighbours do not have, or takes it away.
 ///
-/// mremap drops the userfaultfd registration of what it has moved, and it does so *after* the moved mapping has been
-/// merged with a neighbour that looked the same, registration included: then the neighbour is unregistered too, and its
-/// absent pages read as zeros (seen on Linux 6.18). Mappings with different attributes are not merged. No fork can see
-/// the attribute: forks wait for the address-space lock.
+/// mremap drops the userfaultfd registration of the memory it has moved. It does so *after* it has merged the moved mapping with
+/// a neighbour that looks the same, registration included. Then the neighbour is unregistered too, and its absent pages read as
+/// zeros (seen on Linux 6.18). The kernel does not merge mappings with different attributes. No fork can see the attribute: forks
+/// wait for the address-space lock.
 fn set_apart(range: PageRange, apart: bool) {
     const DOFORK: u64 = 11;
     let what = if apart { DONTFORK } else { DOFORK };
     raw(nr::MADVISE, &[range.start.addr(), range.bytes(), what, 0, 0, 0]);
 }
 
-/// The kernel has moved `kept` to the start of `to`; userfaultfd does not follow a move by itself.
+/// Follows a move: the kernel has moved `kept` to the start of `to`, and userfaultfd does not follow by itself.
 fn moved(runtime: &Runtime, from: PageRange, kept: PageRange, to: PageRange, old_stays: bool) {
-    // SAFETY: faults are served as soon as the words are there, and nobody knows the new address yet.
+    // SAFETY: faults are served as soon as the words are there, and no other code knows the new address yet.
     if unsafe { runtime.engine.kernel.uffd().register(to.start.addr(), to.bytes()) }.is_err() {
-        // Pages that are out could not fault any more: rather end than read zeros.
+        // Absent pages could not fault any more: the program rather ends than reads zeros.
         crate::report::abort(format_args!("memory that mremap moved to {:?} cannot be registered", to.start));
     }
     set_apart(to, false);

@@ -1,9 +1,11 @@
-//! Somebody wants to talk to a dormant process, which has no socket: `farshore stat` and `farshore set` send it [`WAKER`], a signal that is ignored where it has no
-//! handler. Ours wakes, in the middle of whatever the thread does. A program that wants the signal for itself is woken before it has it.
+//! A dormant process has no control socket. So `farshore stat` and `farshore set` send it [`WAKER`], a signal that is ignored
+//! where it has no handler. Our handler wakes the process, in the middle of whatever the thread does. A program that wants the
+//! signal for itself is woken before it has it.
 //!
-//! The handler has interrupted the program, or its system call. The kernel goes on with most calls by itself. Those that end with `EINTR` as soon as any handler has
-//! run go on here as they do when we are awake ([`knock`], whose table says how); `epoll_wait` and its like with a time do not, and end as when a debugger
-//! attaches (signal(7)). While the program blocks the signal, or all of them, it stays dormant.
+//! The handler has interrupted the program, or one of its system calls. The kernel goes on with most calls by itself. A call that
+//! ends with `EINTR` as soon as any handler has run goes on here as in a process that is awake ([`knock`], whose table says how);
+//! `epoll_wait` and its like with a time do not go on, and end as when a debugger attaches (signal(7)). While the program blocks
+//! the signal, or all of them, the process stays dormant.
 
 use crate::net::buffers::Memory as _;
 use crate::net::{entry::edge, net, patch};
@@ -16,7 +18,7 @@ use farshore_sys::own::Stack;
 use farshore_sys::raw::Errno;
 use farshore_sys::signal::{self, Action, Reg, SigInfo, SigSet, UContext, flags};
 
-/// Installs the handler: what was there.
+/// Installs the handler. Returns the action that was there before.
 ///
 /// # Errors
 /// What the kernel answers.
@@ -34,13 +36,13 @@ pub fn listen() -> Result<Action, Errno> {
     unsafe { signal::sigaction(WAKER, Some(&action)) }
 }
 
-/// Puts back what was there.
+/// Puts back the action that was there before.
 pub fn end(before: &Action) {
-    // SAFETY: what the program was started with: no handler.
+    // SAFETY: the action that the program was started with: no handler.
     let _ = unsafe { signal::sigaction(WAKER, Some(before)) };
 }
 
-/// Bytes of the stack on which the handler runs: that of the program may be small.
+/// Bytes of the stack on which the handler runs: the program's own stack may be small.
 const STACK: usize = 64 << 10;
 /// Its upper end.
 static TOP: AtomicU64 = AtomicU64::new(0);
@@ -78,12 +80,12 @@ global_asm!(
 /// The handler, with all signals blocked: one at a time.
 unsafe extern "C" fn on_waker(_signal: i32, _info: *mut SigInfo, context: *mut UContext) {
     const EINTR: i64 = -4;
-    // SAFETY: the kernel passes it to this call alone, valid until the handler returns.
+    // SAFETY: the kernel passes the context to this call alone, valid until the handler returns.
     let context = unsafe { &mut *context };
     let site = context.get(Reg::Rip);
     let ended = context.get(Reg::Rax) as i64 == EINTR;
     let to_be_made = !start::is_own_text(site) && edge::is_to_be_made(site);
-    // Before a jump lies over it.
+    // This must be read before a jump lies over it.
     let number = if ended && !start::is_own_text(site) { patch::number_before(site) } else { None };
     if !dormant::wake_called(context.mask(), core::ptr::from_ref(context) as u64) {
         return;
@@ -91,7 +93,7 @@ unsafe extern "C" fn on_waker(_signal: i32, _info: *mut SigInfo, context: *mut U
     let sp = context.get(Reg::Rsp);
     signals::settle(context, sp);
     if signals::ends_calls(context.mask()) {
-        // The call ends, as it would have natively: the handler comes when ours returns.
+        // The call ends, as it would have natively: the program's handler runs when ours returns.
         if to_be_made {
             edge::end_interrupted(context, site);
         }
@@ -107,12 +109,13 @@ unsafe extern "C" fn on_waker(_signal: i32, _info: *mut SigInfo, context: *mut U
     }
 }
 
-/// The kernel goes on with a call of which nothing is pinned: where it writes becomes the kernel's.
+/// For a call that the kernel goes on with, and of which nothing is pinned: leaves to the kernel the memory that the call writes
+/// to.
 fn keep_what_is_written(number: u64, context: &UContext) {
     let (addr, len) = match number {
         // poll: array and count
         7 => (context.get(Reg::Rdi), context.get(Reg::Rsi).saturating_mul(8)),
-        // nanosleep, clock_nanosleep: what is left
+        // nanosleep, clock_nanosleep: the rest of the time
         35 => (context.get(Reg::Rsi), 16),
         230 => (context.get(Reg::R10), 16),
         _ => return,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Ranges in order, of which no two touch.
+/// Ranges in order, no two of which touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges(Vec<Range<u64>>);
 
@@ -17,7 +17,7 @@ impl Ranges {
         self.0.iter().cloned()
     }
 
-    /// Whether something of `start..end` is in it.
+    /// Whether a byte of `start..end` is in the set.
     pub fn touches(&self, start: u64, end: u64) -> bool {
         let first = self.0.partition_point(|range| range.end <= start);
         self.0.get(first).is_some_and(|range| range.start < end)
@@ -28,7 +28,7 @@ impl Ranges {
         if start >= end {
             return;
         }
-        // Those that touch it become one with it.
+        // The ranges that touch it become one with it.
         let first = self.0.partition_point(|range| range.end < start);
         let last = self.0.partition_point(|range| range.start <= end);
         let joined = self.0.get(first..last).unwrap_or_default();

@@ -12,17 +12,17 @@ use farshore_sys::vm::{prot, remap};
 /// What a call needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Need {
-    /// It is the kernel's alone.
+    /// Nothing: it concerns the kernel alone.
     Nothing,
     /// It changes what is mapped, and is counted.
     Mapped,
-    /// It is refused, as it is when we are awake, or looked at whether it is.
+    /// It is refused, as in a process that is awake, or its arguments decide whether it is.
     Refusal,
-    /// It asks for the action of the signal that is ours.
+    /// It asks for the action of the signal that Farshore has taken.
     Question,
     /// It ends the process.
     End,
-    /// Everything.
+    /// The process awake.
     Awake,
 }
 
@@ -36,15 +36,16 @@ const PRLIMIT64: u64 = 302;
 const EXECVEAT: u64 = 322;
 const CLONE3: u64 = 435;
 
-/// Of those that need no page to be in memory, what may change the process in a way that start-up must come before: another root, other namespaces, other mounts
-/// (`/proc`, the swap directory), another layout of memory (`personality`).
+/// Calls that need no page in memory, but may change the process in a way that start-up must come before: another root, other
+/// namespaces, other mounts (`/proc`, the swap directory), another layout of memory (`personality`).
 const BEFORE: [u64; 10] = [135, 155, 161, 165, 166, 272, 308, 428, 429, 442];
 
-/// Advice that changes nothing but speed, or gives up bytes at once: none, random, sequential, will need, do not need, about huge pages, cold, page out,
-/// populate, collapse.
+/// Advice that changes nothing but speed, or gives up bytes at once: none, random, sequential, will need, do not need, about huge
+/// pages, cold, page out, populate, collapse.
 const ADVICE: [u64; 13] = [0, 1, 2, 3, 4, 14, 15, 16, 17, 20, 21, 22, 23];
 
-/// Options of `prctl` that ask, or say something of the program alone: its name, its parent's death, its timers, its children, its mappings' names.
+/// Options of `prctl` that only ask, or concern the program alone: its name, its parent's death, its timers, its children, its
+/// mappings' names.
 const OPTIONS: [u64; 14] = [1, 2, 3, 7, 15, 16, 21, 23, 27, 29, 30, 36, 39, 0x5356_4d41];
 
 /// Types of requests that keep no memory: of terminals (and all descriptors), of sockets.
@@ -56,31 +57,34 @@ pub fn is_watched(number: u64) -> bool {
     number == ANY_NUMBER || by_arguments || need_of(number, &[0; 6]) != Need::Nothing
 }
 
-/// Whether a process cannot be dormant where a call with this number may not be seen. Those that change rights are seen so that start-up comes before, and an exec
-/// so that the new program is followed. Where they are not (`posix_spawn`'s, in a child that has woken us; the loader's, which sets the thread pointer before we are there)
-/// nothing that holds while we are dormant is broken.
+/// Whether a process cannot be dormant if it makes calls with this number unseen. Calls that change rights are seen so that
+/// start-up comes before them, and an exec so that the new program is followed. Some are not seen: those of `posix_spawn`, in a
+/// child whose making has woken the process, and the loader's, which sets the thread pointer before we are there. These break
+/// nothing that holds in a dormant process.
 pub fn must_be_seen(number: u64) -> bool {
     const ARCH_PRCTL: u64 = 158;
     let may_go = |number| rights::may_change(number) || matches!(number, EXECVE | EXECVEAT | ARCH_PRCTL);
     is_watched(number) && (number == ANY_NUMBER || !may_go(number))
 }
 
-/// The same for text that is not libc's. What requests of devices have left shows in what is open when we wake, and what `prctl` has done is seen then too: but for a
-/// filter of system calls where there is one already (`filtered`).
+/// The same for text that is not libc's. What requests of devices have left shows in what is open when the process wakes, and
+/// what `prctl` has done is seen then too; the exception is a filter of system calls in a process that has one already
+/// (`filtered`).
 pub fn must_be_seen_elsewhere(number: u64, filtered: bool) -> bool {
     is_watched(number) && number != IOCTL && (filtered || number != nr::PRCTL)
 }
 
-/// Whether it makes a thread or a process.
+/// Whether the call makes a thread or a process.
 pub fn makes_a_thread(number: u64) -> bool {
     matches!(number, CLONE..=VFORK | CLONE3)
 }
 
-/// Calls that never wait. What may wait must not do so on our stack, where handlers of the program would run meanwhile: it wakes, if it came by a site whose calls are
-/// not known before (`syscall`). getpid, gettid, sched_yield, sched_setaffinity and its like, clocks, getcpu, getrandom, membarrier.
+/// Calls that never wait. A call that may wait must not wait on our stack, where handlers of the program would run meanwhile: it
+/// wakes the process, if it came by a site whose number is not known before (`syscall`). These are getpid, gettid, sched_yield,
+/// sched_setaffinity and its like, clocks, getcpu, getrandom, membarrier.
 const AT_ONCE: [u64; 10] = [24, 39, 186, 201, 203, 204, 228, 309, 318, 324];
 
-/// What this call needs, which a dormant process sees.
+/// What this call, which a dormant process sees, needs.
 pub fn need_seen(number: u64, args: &[u64; 6]) -> Need {
     match need_of(number, args) {
         Need::Nothing if !is_watched(number) && !AT_ONCE.contains(&number) => Need::Awake,
@@ -112,9 +116,9 @@ pub fn need_of(number: u64, args: &[u64; 6]) -> Need {
 fn by_table(number: u64) -> Need {
     let Some(entry) = table::lookup(number) else { return Need::Refusal };
     match (server(number), entry.kind) {
-        // Handlers and masks are the program's own until we wake, which takes them over.
+        // Handlers and masks are the program's own until the process wakes; waking takes them over.
         (Server::Signals, _) => Need::Nothing,
-        // Of these some are refused: sockets that keep memory.
+        // Some of these are refused: sockets that keep memory.
         (Server::Rest, Kind::Refused(_) | Kind::Special(Special::SetSockOpt)) => Need::Refusal,
         (
             Server::Rest,
@@ -165,7 +169,7 @@ mod tests {
         }
         assert!(is_watched(ANY_NUMBER));
         for number in 0..table::COUNT as u64 {
-            // What is not watched has nothing to be seen, whatever its arguments are.
+            // A call that is not watched needs nothing, whatever its arguments are.
             assert!(is_watched(number) || need_of(number, &[u64::MAX; 6]) == Need::Nothing, "{number}");
         }
     }
@@ -180,7 +184,7 @@ mod tests {
         }
         let mapping = |protection, flags| need_of(nr::MMAP, &[0, 1 << 20, protection, flags, 0, 0]);
         assert_eq!(mapping(3, 0x22), Need::Mapped);
-        // A file's text is looked at when it is there; code that is made at run time cannot be.
+        // A file's text is searched when it is there; code that is made at run time cannot be.
         assert_eq!((mapping(5, 0x2), mapping(7, 0x22)), (Need::Mapped, Need::Awake));
         // MAP_LOCKED, MAP_GROWSDOWN, MAP_HUGETLB, MAP_DROPPABLE
         for flags in [0x2022, 0x122, 0x40022, 0x28] {

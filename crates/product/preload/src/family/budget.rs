@@ -1,23 +1,23 @@
 //! The limit that a family shares: how much of it each process has.
 //!
-//! A member's *budget* is what its engine may have, or still has: frames, stages, and what a lowered limit has yet to get back. Each
-//! member looks after its own, from time to time and when another asks for it ([`balance`]). Budgets move; no page does: a
-//! member that gets less evicts as under any lowered limit.
+//! A member's *budget* is what its engine may have, or still has: frames, stages, and what a lowered limit has yet to get back.
+//! Each member looks after its own budget, from time to time and when another asks for it ([`balance`]). Budgets move; no page
+//! does: a member whose budget shrinks evicts as under any lowered limit.
 //!
 //! | the family has | a member that is short of frames | one that is not |
 //! |---|---|---|
-//! | less than the limit | takes of what is free, at most half of what it has | stays |
-//! | just the limit | says so | gives what it does not use, then an eighth of what it has above an equal part |
-//! | more (processes have come, or the limit was lowered) | who has more than an equal part gives of it, in parts of what is too much | the same |
+//! | less than the limit | takes a part of what is free, at most half of its own budget | stays |
+//! | just the limit | says that it is short | gives what it does not use, then an eighth of what it has above an equal part |
+//! | more (processes have come, or the limit was lowered) | gives, if it has more than an equal part, a share of the excess | the same |
 //!
 //! No member gets less than its engine's floor.
 //!
 //! # What a fork shares
 //!
-//! After a fork, resident pages are there once for two. The child's line has their number as its *credit*, and the sum of budgets may
-//! be more than the limit by that. A copy is made when either writes; the kernel tells nobody, but counts a minor fault. So minor faults
-//! of both, and pages that either evicts or gives up, are taken off: what is left is never more than what is really shared. With the death of either it
-//! is 0.
+//! After a fork, parent and child share the resident pages. The child's line has their number as its *credit*, and the sum of
+//! budgets may exceed the limit by that. The kernel copies a page when either writes to it; it tells nobody, but counts a minor
+//! fault. So minor faults of both, and pages that either evicts or gives up, are taken off the credit, which is never more than
+//! what is really shared. When either ends, the credit is 0.
 
 use super::{ALIVE, Kin, LEFT, Ledger, Member};
 use crate::runtime::Runtime;
@@ -58,7 +58,7 @@ impl Ledger {
         (0..).zip(self.used()).filter(|(_, m)| matches!(m.state.load(Ordering::Acquire), ALIVE | LEFT))
     }
 
-    /// Members that are alive, and their pages together, what is shared counted once.
+    /// How many members are alive, and their pages together, with shared pages counted once.
     pub(super) fn together(&self) -> (u64, u64) {
         self.alive().fold((0, 0u64), |(n, sum), (_, m)| {
             let pages = m.budget.load(Ordering::Acquire).saturating_sub(self.credit_of(m));
@@ -66,7 +66,7 @@ impl Ledger {
         })
     }
 
-    /// Pages that a member shares with its parent; none when that is gone.
+    /// Pages that a member shares with its parent; none when the parent is gone.
     fn credit_of(&self, member: &Member) -> u64 {
         let parent = self.used().get(member.parent.load(Ordering::Acquire) as usize);
         let alive = parent.is_some_and(|p| p.state.load(Ordering::Acquire) == ALIVE);
@@ -74,7 +74,7 @@ impl Ledger {
     }
 }
 
-/// Copies may have been made since the last look: what is shared with children and the parent is less by that.
+/// Takes off the credits what may have been copied since the last look: so much less is shared with children and the parent.
 fn settle_credits(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) {
     let stats = &runtime.engine.stats;
     let left = stats.total(Count::Evicted) + stats.total(Count::GivenUp);
@@ -95,13 +95,14 @@ pub(super) fn start_counting(runtime: &Runtime, kin: &mut Kin) {
     kin.seen.minor_faults = minor_faults();
 }
 
-/// Pages of a relative's budget from which on it is worth to be woken.
+/// The least budget of a relative, in pages, at which it is worth waking.
 const WORTH_WAKING: u64 = 1024;
-/// A relative is woken at most so often, ns.
+/// The least time between two wakings of a relative, ns.
 const WAKE_EVERY_NS: u64 = 1_000_000_000;
 
-/// This process is short and nothing of the limit is free: relatives without a kin thread, which give back nothing by themselves, are woken by
-/// a connection to their control sockets ([`crate::own_threads::knock`]). By the kin thread, which holds nothing.
+/// This process is short and nothing of the limit is free. So it wakes relatives without a kin thread, which give back nothing by
+/// themselves, by a connection to their control sockets ([`crate::own_threads::knock`]). Called by the kin thread, which holds no
+/// lock.
 pub(super) fn wake_relatives(runtime: &Runtime, ledger: &Ledger) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let now = runtime.engine.clock.now_ns();
@@ -119,7 +120,7 @@ pub(super) fn wake_relatives(runtime: &Runtime, ledger: &Ledger) {
     }
 }
 
-/// Looks after this process' budget. Whether it, or what it counts, has changed.
+/// Looks after this process' budget. Returns whether the budget, or what it counts, has changed.
 pub(super) fn balance(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool {
     settle_credits(runtime, ledger, kin);
     let engine = &runtime.engine;
@@ -141,14 +142,14 @@ pub(super) fn balance(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool
     let in_use = engine.in_use() + STEP_MIN;
     let wanted = if together > limit {
         let too_much = together - limit;
-        // Whoever looks next takes its part of what is left then.
+        // The next member that looks takes its part of what is left then.
         let spare = has.saturating_sub(if in_use < has { in_use.max(fair.min(has)) } else { fair.min(has) });
         has - spare.min(too_much.div_ceil(2).max(STEP_MIN))
     } else if short || processes == 1 {
         let free = limit - together;
         has + free.min(if processes == 1 { free } else { (has / 2).max(STEP_MIN) })
     } else if others_short && has > in_use {
-        // What is free here is of more use there.
+        // Memory that is free in this process is of more use in the one that is short.
         in_use
     } else if others_short && has > fair {
         has - ((has - fair) / 8).max(STEP_MIN).min(has - fair)

@@ -1,17 +1,20 @@
 //! A process that changes its user for good leaves its family.
 //!
-//! What a family shares is in the hands of each of its processes: who can write the ledger sets the limit of all, and says of others that they have
-//! ended. So a process that belongs to another user from now on (none of its user ids is the family's) has a family of its own before the call returns
-//! to the program:
+//! Each process of a family can change what the family shares: a process that can write the ledger sets the limit of all, and
+//! says of others that they have ended. So a process that belongs to another user from now on (none of its user ids is the
+//! family's) gets a family of its own before the call returns to the program:
 //!
-//! - its line says so (`LEFT`). Nothing changes it any more but its end;
+//! - its line says so (`LEFT`). Nothing but its end changes the line any more;
 //! - where the ledger was mapped there is a new one, with this process alone; the old one's descriptor for writing is closed;
-//! - it takes a part of the limit with it, which is its own limit: what it has, at most an equal part, and half of what is free, at most an eighth of
-//!   the whole. What it shares with its parent counts for both from now on: it cannot say any more how much that still is;
-//! - the description by which it is alive stays, for reading alone: it still reads what its relatives had put out when it was forked, and they its own.
-//!   Should it have children in the old family, it looks at their lines in a mapping that it cannot write.
+//! - it takes a part of the limit with it, which is its own limit: what it has, but at most an equal part; and half of what is
+//!   free, but at most an eighth of the whole. What it shares with its parent counts for both from now on, since it can no longer
+//!   say how much that still is;
+//! - the description by which it is alive stays, for reading alone: the process still reads what its relatives had evicted when
+//!   it was forked, and they read what it had. If it has children in the old family, it looks at their lines in a mapping that it
+//!   cannot write.
 //!
-//! A process that is alone takes its family with it. One that could go back to the family's user has that user's rights, and stays.
+//! A process that is alone takes its family with it. A process that could go back to the family's user has that user's rights,
+//! and stays.
 
 use super::{Files, Heir, KIN, Kin, LEDGER, LEFT, Ledger, MAP_SHARED, NOBODY, enter, make_file, nudge, settle};
 use crate::runtime::Runtime;
@@ -25,30 +28,31 @@ const MAP_FIXED: u64 = 0x10;
 
 /// What is left of a family that this process was in.
 struct Former {
-    /// By which it is alive there.
+    /// The description by which it is alive there.
     alive: Fd,
     /// Its children there.
     heirs: Vec<Heir>,
-    /// The ledger, to read; while there are children.
+    /// The old ledger, for reading, while there are children.
     ledger: Option<&'static Ledger>,
 }
 
 static FORMERS: Mutex<Vec<Former>> = Mutex::new(Vec::new());
 
-/// What a process needs that leaves, had before it changes its user: then it cannot fail any more.
+/// What a process needs in order to leave, made before it changes its user: then leaving cannot fail any more.
 pub struct Ready(Files);
 
-/// Before a call that may change the user: what it takes to leave the family, `None` if there is none to leave.
+/// Before a call that may change the user: makes what it takes to leave the family; `None` if there is none to leave.
 ///
 /// # Errors
-/// `EAGAIN`: it cannot be had, so the call must fail.
+/// `EAGAIN`: it cannot be made, so the call must fail.
 pub fn may_leave() -> Result<Option<Ready>, Errno> {
     if KIN.with(|kin| kin.is_none()) {
         return Ok(None);
     }
     let files = make_file().and_then(|file| match Files::of(file) {
         Ok(files) => Ok(files),
-        // No `/proc`: the two share a description. Its lock is seen all the same (`is_byte_locked`), and stays as long as a child has the ledger open.
+        // There is no `/proc`, so the two share a description. Its lock is seen all the same (`is_byte_locked`), and stays as
+        // long as a child has the ledger open.
         Err(_) => {
             let file = make_file()?;
             let alive = fd::duplicate(&file).map(crate::start::raise)?;
@@ -58,7 +62,8 @@ pub fn may_leave() -> Result<Option<Ready>, Errno> {
     files.map(|files| Some(Ready(files))).map_err(|_| Errno::EAGAIN)
 }
 
-/// The user has been changed: leaves the family if it is another's now. Uninterrupted, not under the address-space lock.
+/// After the user has been changed: leaves the family if it is another user's now. Called uninterrupted, and not under the
+/// address-space lock.
 pub fn leave(runtime: &Runtime, ready: Ready) {
     let left = runtime.space.with(|_| KIN.with(|kin| kin.as_mut().is_some_and(|kin| leave_now(runtime, kin, ready))));
     if left {
@@ -94,15 +99,15 @@ fn leave_now(runtime: &Runtime, kin: &mut Kin, Ready(files): Ready) -> bool {
 
     let place = core::ptr::from_ref(ledger) as u64;
     let rights = vm::prot::READ | vm::prot::WRITE;
-    // SAFETY: the old ledger's mapping, of the same length, gives way in one step; what is there instead has a value for each of its fields too, and
-    // those who look there (`nudge`, the kin thread) mean the ledger of the family that they are in.
+    // SAFETY: the old ledger's mapping, of the same length, gives way in one step; what is there instead has a value for each of
+    // its fields too, and code that looks there (`nudge`, the kin thread) means the ledger of its current family.
     let mapped = unsafe { vm::mmap(place, bytes, rights, MAP_SHARED | MAP_FIXED, file.raw(), 0) };
     if let Err(why) = mapped {
         crate::report::abort(format_args!(
             "the program changes its user, and cannot leave the family of the one that it had ({why:?})"
         ));
     }
-    // The kin thread may be about to sleep on what it has read in the old one.
+    // The kin thread may be about to sleep on the value that it has read in the old one.
     ledger.nudged.store(nudged.wrapping_add(2), Ordering::Release);
     ledger.limit.store(me, Ordering::Release);
     let line = match enter(ledger, &alive, NOBODY) {
@@ -144,7 +149,7 @@ fn unmap(ledger: &'static Ledger) {
     let _ = unsafe { vm::munmap(core::ptr::from_ref(ledger) as u64, size_of::<Ledger>() as u64) };
 }
 
-/// Who of the children in former families is gone? Whether anybody. Under the address-space lock.
+/// Finds children in former families that have ended. Returns whether there were any. Under the address-space lock.
 pub(super) fn look(runtime: &Runtime) -> bool {
     FORMERS.with(|formers| {
         let mut changed = false;
@@ -160,7 +165,7 @@ pub(super) fn look(runtime: &Runtime) -> bool {
     })
 }
 
-/// In a forked child: what its parent holds for others is not its own.
+/// In a forked child: forgets what its parent holds for others.
 pub(super) fn in_child(closes: bool) {
     FORMERS.reset();
     FORMERS.with(|formers| {

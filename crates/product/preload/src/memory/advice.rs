@@ -2,9 +2,10 @@
 //!
 //! # Guards
 //!
-//! `MADV_GUARD_INSTALL` leaves a mark in the page table, at which an access ends in SIGSEGV (a system call in `EFAULT`). userfaultfd's copy would
-//! take the mark's place, so a guarded page is not managed: faults on its neighbours, pins and prefetches leave it alone, and the kernel
-//! answers for it. Its memory stays registered, so that the mapping stays one; the removal of the guard makes the page managed again.
+//! `MADV_GUARD_INSTALL` leaves a mark in the page table, at which an access ends in SIGSEGV (a system call in `EFAULT`). A copy
+//! by userfaultfd would replace the mark. So a guarded page is not managed: faults on its neighbours, pins and prefetches leave
+//! it alone, and the kernel answers for it. Its memory stays registered, so that the mapping stays one; the removal of the guard
+//! makes the page managed again.
 
 use super::runs::{Held, any_managed, each_run};
 use super::{hand_over_managed, is_error, pages, raw};
@@ -30,33 +31,36 @@ pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
     let [addr, len, what, ..] = *args;
     let range = len.checked_next_multiple_of(super::PAGE).and_then(|len| pages(addr, len));
     if what == advice::MERGEABLE {
-        // Never of managed memory (`net/calls/merging.rs`). Under the lock: what is mapped there meanwhile may become managed.
+        // Managed memory is never merged (`net/calls/merging.rs`). Under the lock, since memory that is mapped there meanwhile
+        // may become managed.
         let managed = |range: Option<PageRange>| range.is_some_and(|r| any_managed(runtime, r));
         return locked(runtime, |_| if managed(range) { 0 } else { raw(nr::MADVISE, args) });
     }
     if matches!(what, DONTFORK | WIPEONFORK | advice::DONTDUMP) {
         attributes::note();
     }
-    // Guarded pages are not managed, and are to be.
+    // Guarded pages are not managed, and become managed here.
     let ours = |r: &PageRange| any_managed(runtime, *r) || (what == GUARD_REMOVE && may_hold_guards(runtime, *r));
     let Some(range) = range.filter(ours) else { return raw(nr::MADVISE, args) };
     match what {
         advice::DONTNEED | advice::FREE | DONTNEED_LOCKED => {
-            // Freeing at once is one of the ways in which MADV_FREE may behave.
+            // The kernel may free such memory at once: MADV_FREE allows that.
             let kernels = if what == advice::FREE { advice::DONTNEED } else { what };
             locked(runtime, |_| each_run(runtime, range, |run, held| discard(runtime, run, held, what, kernels)))
         }
         GUARD_INSTALL => locked(runtime, |_| each_run(runtime, range, |run, held| install_guards(runtime, run, held))),
         GUARD_REMOVE => locked(runtime, |_| each_run(runtime, range, |run, held| remove_guards(runtime, run, held))),
         DONTFORK | WIPEONFORK => {
-            // A forked child registers what its parent manages, and takes it for copied. What was never touched stays so: V8 reserves half a GiB.
+            // A forked child registers what its parent manages, and takes it for copied: so such memory must not be managed.
+            // Pages that were never touched stay untouched: V8 reserves half a GiB.
             own_threads::ensure();
             let handed = locked(runtime, |_| hand_over_managed(runtime, range, false));
             if is_error(handed) { handed } else { raw(nr::MADVISE, args) }
         }
         advice::POPULATE_READ => populate(runtime, range, Access::Read, what),
         advice::POPULATE_WRITE => populate(runtime, range, Access::Write, what),
-        // Hints that Farshore's own eviction stands for, and huge pages: they come by a first touch of ours (`farshore_engine::fault::huge`).
+        // Farshore's own eviction does what these hints ask for. Huge pages come by a first touch of ours
+        // (`farshore_engine::fault::huge`).
         advice::WILLNEED | advice::COLD | advice::PAGEOUT | advice::HUGEPAGE | advice::NOHUGEPAGE | COLLAPSE => {
             let answer = locked(runtime, |_| {
                 if matches!(what, advice::HUGEPAGE | advice::NOHUGEPAGE) {
@@ -64,14 +68,14 @@ pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
                 }
                 each_run(runtime, range, |run, held| if held == Held::Others { advise(run, what) } else { 0 })
             });
-            // Huge pages are made of one mapping after the other, and a hole is no mapping.
+            // The kernel makes huge pages of one mapping after the other, and a hole is no mapping.
             if what == COLLAPSE && answer == error(Errno::ENOMEM) { error(Errno::EINVAL) } else { answer }
         }
         _ => raw(nr::MADVISE, args),
     }
 }
 
-/// The kernel's own.
+/// Gives this advice to the kernel.
 fn advise(run: PageRange, what: u64) -> i64 {
     raw(nr::MADVISE, &[run.start.addr(), run.bytes(), what, 0, 0, 0])
 }
@@ -111,13 +115,13 @@ fn remove_guards(runtime: &Runtime, run: PageRange, held: Held) -> i64 {
         return advise(run, GUARD_REMOVE);
     }
     if surrender::is_done() {
-        // All memory is the kernel's by now.
+        // All of the memory is the kernel's by now.
         return match runtime.engine.kernel.uffd().unregister(run.start.addr(), run.bytes()) {
             Ok(()) => advise(run, GUARD_REMOVE),
             Err(errno) => error(errno),
         };
     }
-    // Managed before the guards go: who touches such a page from then on finds it in our hands, and waits.
+    // The pages are managed before the guards go: a thread that touches such a page from then on finds it claimed, and waits.
     runtime.engine.manage(run);
     runtime.engine.claim(run);
     let answer = advise(run, GUARD_REMOVE);
@@ -134,18 +138,19 @@ pub fn bring_in(runtime: &Runtime, range: PageRange, access: Access) -> i64 {
     bring_each_in(runtime, range, access, |_| 0)
 }
 
-/// As `MADV_POPULATE_*`, which also looks whether the program may access the memory, and ends at the first page of which it may not.
+/// Serves `MADV_POPULATE_*`, which also checks whether the program may access the memory, and ends at the first page that it may
+/// not.
 fn populate(runtime: &Runtime, range: PageRange, access: Access, what: u64) -> i64 {
     bring_each_in(runtime, range, access, |page| advise(PageRange { start: page, end: page.plus(1) }, what))
 }
 
-/// Brings in one page after the other; the first error of `then` or of a page, else 0.
+/// Brings in one page after the other. Returns the first error of `then` or of a page, else 0.
 fn bring_each_in(runtime: &Runtime, range: PageRange, access: Access, then: impl Fn(Page) -> i64) -> i64 {
     own_threads::ensure();
     range.iter().map(|page| bring_in_one(runtime, page, access, || then(page))).find(|&answer| is_error(answer)).unwrap_or(0)
 }
 
-/// Brings a page in, if it is managed, and lets the kernel answer while it cannot leave.
+/// Brings a page in, if it is managed, and calls `then`, by which the kernel answers, while the page cannot leave.
 fn bring_in_one(runtime: &Runtime, page: Page, access: Access, then: impl Fn() -> i64) -> i64 {
     let answer = uninterrupted(|| {
         let Some(thread) = thread::current() else { return Ok(then()) };

@@ -12,9 +12,9 @@ const MLOCK_ONFAULT: u64 = 1;
 const MUNLOCK: u64 = 150;
 const MUNLOCKALL: u64 = 152;
 
-/// Locked memory is the kernel's business: it is handed over, and stays where it is. Before a page is brought in the kernel is asked whether it
-/// would lock so much (`RLIMIT_MEMLOCK`). More than the limit of memory, with what is locked already,
-/// is refused, as `mlockall` is.
+/// Serves mlock. Locked memory is handed over to the kernel, and stays where it is. Before a page is brought in, the kernel is
+/// asked whether it would lock so much (`RLIMIT_MEMLOCK`). If the memory to be locked, with what is locked already, exceeds
+/// Farshore's limit, the call is refused, as `mlockall` is.
 pub fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     attributes::note();
     let start = args[0] & !(PAGE - 1);
@@ -22,7 +22,7 @@ pub fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(number, args) };
     let flags = if number == MLOCK2 { args[2] } else { 0 };
     let answer = locked(runtime, |space| {
-        // Pages that are there are locked by this, none is brought in. What is managed cannot stay locked: it could not be evicted.
+        // This locks pages that are there, and brings none in. Managed pages cannot stay locked: they could not be evicted.
         let allowed = raw(MLOCK2, &[args[0], args[1], flags | MLOCK_ONFAULT, 0, 0, 0]);
         let mut managed_pages = 0;
         each_run(runtime, range, |run, held| {
@@ -37,7 +37,7 @@ pub fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
         }
         let limit = runtime.engine.frames.limit();
         if space.locked + managed_pages > limit {
-            // Some of it may have been unlocked or unmapped since.
+            // The program may have unlocked or unmapped some of it since.
             space.locked = locked_pages().map_or(space.locked, |now| now.min(space.locked));
         }
         if space.locked + managed_pages > limit {
@@ -58,7 +58,8 @@ fn locked_pages() -> Option<u64> {
     Some(kib * 1024 / PAGE)
 }
 
-/// What the program had locked stopped being managed. What stays locked is ours: the keys of `--encrypt`.
+/// Serves munlockall. Memory that the program had locked stopped being managed. The keys of `--encrypt`, which are ours, stay
+/// locked.
 pub fn munlockall(runtime: &Runtime, args: &Args) -> i64 {
     let answer = raw(MUNLOCKALL, args);
     if let Err(why) = runtime.engine.backend.lock_keys() {

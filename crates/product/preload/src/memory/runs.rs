@@ -5,14 +5,14 @@ use crate::runtime::Runtime;
 use farshore_core::page::{Page, PageRange};
 use farshore_sys::raw::Errno;
 
-/// Whose a page is.
+/// What a page belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Held {
     /// Farshore's.
     Managed,
-    /// A guard in memory that is Farshore's (`MADV_GUARD_INSTALL`): nobody may touch it until it is removed.
+    /// A guard in memory that is Farshore's (`MADV_GUARD_INSTALL`): no access is allowed until the guard is removed.
     Guarded,
-    /// The kernel's, or there is nothing.
+    /// The kernel's, or there is no page.
     Others,
 }
 
@@ -27,7 +27,7 @@ pub fn any_managed(runtime: &Runtime, range: PageRange) -> bool {
     })
 }
 
-/// Whether some of `range` is managed and some is others'. Under the lock.
+/// Whether some pages of `range` are managed and some are others'. Under the lock.
 pub fn mixed(runtime: &Runtime, range: PageRange) -> bool {
     let mut seen = [false; 2];
     each_run(runtime, range, |_, held| {
@@ -37,8 +37,8 @@ pub fn mixed(runtime: &Runtime, range: PageRange) -> bool {
     seen == [true; 2]
 }
 
-/// Calls `each` for every run, in order. As the kernel walks its mappings: `ENOMEM` says that there is a hole, and what comes behind it is done all the
-/// same; any other error ends the walk, and is the answer. Under the lock.
+/// Calls `each` for every run, in order, as the kernel walks its mappings: `ENOMEM` says that there is a hole, and the walk goes
+/// on behind it; any other error ends the walk, and is the answer. Under the lock.
 pub fn each_run(runtime: &Runtime, range: PageRange, each: impl FnMut(PageRange, Held) -> i64) -> i64 {
     let mut runs = Runs { run: PageRange { start: range.start, end: range.start }, held: None, answer: 0, ended: false, each };
     for part in range.by_granule() {

@@ -2,66 +2,73 @@
 //!
 //! # Two ways in, one entry
 //!
-//! A call is caught at a *patched site* (`patch.rs` put a jump over the `syscall`; the jump leads to a stub, the stub
-//! here) or by *Syscall User Dispatch* (the kernel raises SIGSYS; [`on_sigsys`] sets the interrupted thread's `rip` to
-//! the entry and returns). Both arrive with `jmp`, all registers as at the `syscall`, and `r11`, which a `syscall` destroys anyway,
-//! leading to two words: *site*, the address behind the original `syscall`, and *resume*, where to go on (behind the `syscall`, or in the
-//! stub). There is no `call` and no `ret`, so the processor's return stack stays in step with the program's.
+//! A call is caught at a *patched site* (`patch.rs` put a jump over the `syscall`; the jump leads to a stub, the stub here) or by
+//! *Syscall User Dispatch* (the kernel raises SIGSYS; [`on_sigsys`] sets the interrupted thread's `rip` to the entry and
+//! returns). Both arrive with `jmp`, all registers as at the `syscall`, and `r11`, which a `syscall` destroys anyway, leading to
+//! two words: *site*, the address behind the original `syscall`, and *resume*, where the program goes on (behind the `syscall`,
+//! or in the stub). There is no `call` and no `ret`, so the processor's return stack stays in step with the program's.
 //!
 //! # The call stack
 //!
-//! Our code runs on a stack of ours, one for each thread: [`tls::call_stack`] is its top. **No byte of the program's stack is touched**, however small it
-//! is, whatever lies below it, and whether it is managed memory or not. There is one call of a thread on it at a time: no handler of the
-//! program ever runs on top of a call (the head of `entry/edge.rs`). So the frame of a call ([`Call`]) is always at the same place, and it stays
-//! there until the thread is back in the program. A thread without a call stack, which began before we looked, has the frame of its first call
-//! below its red zone.
+//! Farshore's code runs on a stack of its own, one for each thread: [`tls::call_stack`] is its top. **No byte of the program's
+//! stack is touched**, however small that stack is, whatever lies below it, and whether or not it is managed memory. A thread has
+//! one call on its call stack at a time: no handler of the program ever runs on top of a call (the head of `entry/edge.rs`). So
+//! the frame of a call ([`Call`]) is always at the same place, and it stays there until the thread is back in the program. A
+//! thread that began before Farshore was there has no call stack; the frame of its first call lies below its red zone.
 //!
 //! # What is preserved
 //!
-//! All that `syscall` preserves: every general register but `rax`, `rcx`, `r11`; the flags; the stack below `rsp`; MXCSR; xmm/ymm/zmm 0-31 and k
-//! 0-7. `r11` leaves as the flags and `rcx` as *resume*, as `syscall` does it. Not saved, since our code does not touch them: x87 and MMX, AMX tiles,
-//! APX's r16-r31. Our code runs with the direction flag clear and MXCSR's masks and rounding at their defaults.
+//! The entry preserves all that `syscall` preserves: every general register but `rax`, `rcx`, `r11`; the flags; the stack below
+//! `rsp`; MXCSR; xmm/ymm/zmm 0-31 and k 0-7. `r11` leaves as the flags and `rcx` as *resume*, as `syscall` does it. The entry
+//! does not save x87 and MMX, AMX tiles, and APX's r16-r31, since Farshore's code does not touch them. That code runs with the
+//! direction flag clear and MXCSR's masks and rounding at their defaults.
 //!
-//! The vectors are saved by plain moves, because `xsavec` + `xrstor` cost 103 ns here (36 + 68) and the moves 7 ns, plus
-//! 11 ns for `xgetbv(1)`. That tells whether the upper halves of registers 0-15 are in use. If they are not, they are
-//! cleared (`vzeroupper`) rather than loaded, or the program's SSE code would be slow afterwards on many processors.
+//! The entry saves the vectors by plain moves, because `xsavec` + `xrstor` cost 103 ns here (36 + 68) and the moves 7 ns, plus 11
+//! ns for `xgetbv(1)`, which tells whether the upper halves of registers 0-15 are in use. If they are not, the entry clears them
+//! (`vzeroupper`) rather than loading them: otherwise the program's SSE code would be slow afterwards on many processors.
 //!
-//! The unwind rules name *site* as the return address: a debugger goes from the entry's frame to the function with the `syscall`, past the stub. They say
-//! that the entry's frame is a signal's, since debuggers take a stack for broken that goes on at a lower address.
+//! The unwind rules name *site* as the return address: a debugger goes from the entry's frame to the function with the `syscall`,
+//! past the stub. They call the entry's frame a signal's, since a debugger takes a stack for broken if it goes on at a lower
+//! address.
 //!
 //! # Calls that go straight on
 //!
-//! For numbers marked by [`set_plain`] nothing is saved: the entry makes the call itself. Right for calls that neither
-//! touch memory nor need a look at their arguments. For numbers marked by [`set_quick`] a function is asked first that gets along with
-//! general registers and four of the others (`quick.rs`).
+//! For numbers marked by [`set_plain`] nothing is saved: the entry makes the call itself. That is right for calls that neither
+//! touch memory nor need a look at their arguments. For numbers marked by [`set_quick`] the entry first asks a function that
+//! needs only the general registers and four vector registers (`quick.rs`).
 //!
 //! # Calls for the program, and our own
 //!
-//! What the dispatcher calls on behalf of the program goes by [`for_program`]: it is not made, and gives [`AGAIN`], once there is a signal to be handled. All that is
-//! not for the program is made by `farshore_sys::raw`.
+//! The dispatcher calls [`for_program`] to make a call on behalf of the program. Once there is a signal to be handled, it does
+//! not make the call, and gives [`AGAIN`]. All other calls are made by `farshore_sys::raw`.
 //!
 //! # Calls that make threads
 //!
-//! `clone`, `clone3`, `fork` and `vfork` never reach `farshore_dispatch`. Order of the hooks: `farshore_before_clone`;
-//! the call; then `farshore_child_started` in the child, with its own thread-local storage, and
-//! `farshore_parent_after_clone` in the parent, also when the call failed. If the first hook refuses, neither follows. All
-//! signals but those of faults are blocked from before the first hook until after the last, in the child too, so the hooks may hold locks for
-//! each other; and all from before the call until behind it.
+//! `clone`, `clone3`, `fork` and `vfork` never reach `farshore_dispatch`. Order of the hooks: `farshore_before_clone`; the call;
+//! then `farshore_child_started` in the child, with its own thread-local storage, and `farshore_parent_after_clone` in the
+//! parent, also when the call failed. If the first hook refuses, neither follows. All signals but those of faults are blocked
+//! from before the first hook until after the last, in the child too, so the hooks may hold locks for each other; and all signals
+//! are blocked from before the call until behind it.
 //!
 //! - **The stack is copied** (no `CLONE_VM`, no new stack: `fork`). The child has a copy of the call stack and returns by it.
-//! - **A new stack** (`pthread_create`; `posix_spawn`, which adds `CLONE_VFORK`). The child begins on a call stack of its own (`farshore_take_stack`), on which there
-//!   is a copy of its parent's frame, with the new stack pointer in it. It runs the hook and leaves by that frame.
-//! - **The parent's stack** (`vfork`, `CLONE_VM | CLONE_VFORK` without a stack). The same, with the same stack pointer. The parent's frame stays as it is on the
-//!   parent's call stack: the child, which shares the parent's thread-local storage, puts its own call stack and record there, and the parent takes that back.
-//! - **`CLONE_VM` without a stack and without `CLONE_VFORK`**: two threads on one stack at one time. Gets `EINVAL`.
+//! - **A new stack** (`pthread_create`; `posix_spawn`, which adds `CLONE_VFORK`). The child begins on a call stack of its own
+//!   (`farshore_take_stack`), on which there is a copy of its parent's frame, with the new stack pointer in it. It runs the hook
+//!   and leaves by that frame.
+//! - **The parent's stack** (`vfork`, `CLONE_VM | CLONE_VFORK` without a stack). The same, with the same stack pointer. The
+//!   parent's frame stays as it is on the parent's call stack. The child shares the parent's thread-local storage; it puts its
+//!   own call stack and record there, and the parent puts its own back afterwards.
+//! - **`CLONE_VM` without a stack and without `CLONE_VFORK`**: two threads would use one stack at one time. The call gets
+//!   `EINVAL`.
 //!
-//! `clone3` reads a structure from memory. It gets a copy on the call stack, since the stack in it changes. The program's own is not changed.
+//! `clone3` reads a structure from memory. The kernel gets a copy of it on the call stack, since the stack in it changes. The
+//! program's own structure is not changed.
 //!
 //! # rt_sigreturn
 //!
-//! It replaces everything. When it is caught by SIGSYS (libc's restorer is never patched), the program's signal frame is copied over the frame of our own
-//! SIGSYS handler: the one return from our handler is then the program's return, and the kernel never reads the program's frame, which may be managed. At a patched site
-//! (`syscall(SYS_rt_sigreturn)`) the same is done in the handler that the end of a call can raise (`entry/edge.rs`).
+//! `rt_sigreturn` replaces everything. When SIGSYS catches it (libc's restorer is never patched), the program's signal frame is
+//! copied over the frame of our own SIGSYS handler. The one return from our handler is then the program's return, and the kernel
+//! never reads the program's frame, which may be managed. At a patched site (`syscall(SYS_rt_sigreturn)`) the handler that the
+//! end of a call can raise does the same (`entry/edge.rs`).
 //!
 //! # Measured
 //!
@@ -75,7 +82,7 @@
 //! | patched, dispatched | 176 | 207 |
 //! | trapped by SIGSYS, dispatched | | 1,840 |
 //!
-//! That Syscall User Dispatch is on costs every call of the thread 28 ns, ours too: the kernel takes its slow way in.
+//! Syscall User Dispatch, while it is on, costs every call of the thread 28 ns, ours too: the kernel takes its slow way in.
 
 use core::arch::asm;
 use core::mem::{offset_of, size_of};
@@ -97,7 +104,8 @@ pub use sigsys::{Trapped, on_sigsys};
 const PLAIN_NUMBERS: usize = 512;
 /// Bytes under `rsp` that belong to the interrupted function.
 const RED_ZONE: usize = 128;
-/// Vector area of a frame: 32 registers of 64 bytes, 8 masks of 8, MXCSR as it was (4) and a scratch word (4), rounded up to 64.
+/// Bytes of a frame's vector area: 32 registers of 64 bytes, 8 masks of 8, MXCSR as it was (4) and a scratch word (4), rounded up
+/// to 64.
 const VECTOR_AREA: usize = 2176;
 const AREA_HIGH: usize = 1024;
 const AREA_MASKS: usize = 2048;
@@ -110,12 +118,12 @@ static MXCSR_DEFAULT: u32 = 0x1f80;
 const LEVEL_AVX: u8 = 1;
 const LEVEL_AVX512: u8 = 2;
 const LEVEL_XINUSE: u8 = 4;
-/// What [`init`] found; until then only xmm 0-15 are saved.
+/// The level that [`init`] found; until then only xmm 0-15 are saved.
 static VECTOR_LEVEL: AtomicU8 = AtomicU8::new(0);
-/// Makes one system call (number, arguments), if it can do that with little. `quick.rs` says what it may not do.
+/// Makes one system call (number, arguments), if it can do that with few registers. `quick.rs` says what the function may not do.
 pub type Quick = extern "C" fn(&[u64; 7]) -> Answer;
 
-/// What the assembly has in two registers after that.
+/// The answer of a [`Quick`] function: the assembly has it in two registers.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Answer {
@@ -125,10 +133,10 @@ pub struct Answer {
     pub done: u64,
 }
 
-/// Set before a number is marked that leads there.
+/// Set before any number is marked that leads to the function.
 static QUICK: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// How a call goes: 0, dispatched.
+/// The way that each call goes; 0: it is dispatched.
 static WAYS: [AtomicU8; PLAIN_NUMBERS] = [const { AtomicU8::new(0) }; PLAIN_NUMBERS];
 const WAY_PLAIN: u8 = 1;
 const WAY_QUICK: u8 = 2;
@@ -148,9 +156,9 @@ pub struct Call {
     pub nr: u64,
     /// Its arguments: `rdi`, `rsi`, `rdx`, `r10`, `r8`, `r9`. A copy to work with.
     pub args: [u64; 6],
-    /// 0, or what is done at the end of the call besides: one of the `ACTION_` numbers.
+    /// 0, or what else is done at the end of the call: one of the `ACTION_` numbers.
     action: u64,
-    /// What the program will find in `rax`, from when it is known.
+    /// What the program will find in `rax`, once it is known.
     result: i64,
     vectors: u64,
     vector_mode: u64,
@@ -180,7 +188,7 @@ pub struct Call {
     pub rbp: u64,
     /// The program's `rsp` at the call.
     pub sp: u64,
-    /// Of the clone family: the program's signal mask, to be set again.
+    /// For the clone family: the program's signal mask, to be set again.
     mask: u64,
     /// 0, or a `MARK_` bit and the flags of the clone that this frame comes back from.
     aux: u64,
@@ -194,9 +202,9 @@ pub struct Call {
 
 /// Bytes of a frame: it ends where the call stack does.
 const FRAME: usize = size_of::<Call>();
-/// The result of a call that is to be made again when a signal has been handled, as the kernel has it inside.
+/// The result of a call that is to be made again when a signal has been handled; the kernel uses the same number internally.
 pub const AGAIN: i64 = -513;
-/// Replace everything by the signal frame at the program's stack pointer.
+/// Replaces everything by the signal frame at the program's stack pointer.
 const ACTION_SIGRETURN: u64 = 1;
 
 /// The frame is a child's first.
@@ -287,7 +295,7 @@ fn mark(nr: u64, way: u8) {
 #[inline(always)]
 pub(super) unsafe fn raw(nr: u64, args: [u64; 6]) -> i64 {
     let result;
-    // SAFETY: the kernel changes rax, rcx, r11 and what the call is defined to change, which the caller answers for.
+    // SAFETY: the kernel changes rax, rcx, r11 and what the call is defined to change, for which the caller answers.
     unsafe {
         asm!(
             "syscall", inlateout("rax") nr => result, in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
@@ -301,18 +309,18 @@ unsafe extern "C" {
     fn farshore_for_program(nr: u64, args: &[u64; 6]) -> i64;
 }
 
-/// A system call that is made on behalf of the program, from our own text. [`AGAIN`]: there is a signal for the program, and the call was not made.
-/// It is the program's again when the signal has been handled, if the dispatcher gives [`AGAIN`] for its result.
+/// A system call that is made on behalf of the program, from our own text. [`AGAIN`]: there is a signal for the program, and the
+/// call was not made. If the dispatcher then returns [`AGAIN`], the program makes the call again when it has handled the signal.
 ///
 /// # Safety
 /// What the call does to memory must be sound.
 #[inline]
 pub unsafe fn for_program(nr: u64, args: &[u64; 6]) -> i64 {
-    // SAFETY: the function makes the call that it is told, which the caller answers for.
+    // SAFETY: the function makes the given call, for which the caller answers.
     unsafe { farshore_for_program(nr, args) }
 }
 
-/// Whether the frame of a call is where it belongs.
+/// Whether the frame of a call lies at the end of the thread's call stack, where it belongs.
 #[inline(always)]
 pub fn is_on_call_stack(call: &Call) -> bool {
     core::ptr::from_ref(call) as u64 == tls::call_stack().wrapping_sub(FRAME as u64)
@@ -322,11 +330,11 @@ unsafe extern "C" {
     fn farshore_go_on(frame: u64) -> !;
 }
 
-/// A call begins again, with a copy of its frame on the calling thread's call stack, and this mask of signals.
+/// Begins a call again, with a copy of its frame on the calling thread's call stack, and this mask of signals.
 ///
 /// # Safety
-/// `call` is the complete frame of a call of this thread that has done nothing yet; the thread has a call stack, nothing of whose upper part is in use; all
-/// signals are blocked.
+/// `call` is the complete frame of a call of this thread that has done nothing yet; the thread has a call stack whose upper part
+/// is not in use; all signals are blocked.
 pub unsafe fn go_on(call: &Call, mask: SigSet) -> ! {
     // SAFETY: this function's own condition.
     let frame = unsafe { copy_frame(call, tls::call_stack(), Call { mask: mask.0, ..*call }) };
@@ -334,14 +342,15 @@ pub unsafe fn go_on(call: &Call, mask: SigSet) -> ! {
     unsafe { farshore_go_on(frame) }
 }
 
-/// Writes `frame`, which is `call`'s but for some fields, to the end of the call stack that ends at `top`, and its vectors below it. Its address.
+/// Writes `frame`, which is `call`'s but for some fields, to the end of the call stack that ends at `top`, and its vectors below
+/// it. Returns its address.
 ///
 /// # Safety
 /// `call` is a complete frame; nothing at the end of that stack is in use.
 unsafe fn copy_frame(call: &Call, top: u64, frame: Call) -> u64 {
     let at = top - FRAME as u64;
     let vectors = (at - VECTOR_AREA as u64) & !63;
-    // SAFETY: the end of a call stack that nobody has; there is room for a frame, as in `entry`.
+    // SAFETY: the end of a call stack that is not in use; there is room for a frame, as in `entry`.
     unsafe { core::ptr::with_exposed_provenance_mut::<Call>(at as usize).write(Call { vectors, ..frame }) };
     let area = [call.vectors, vectors].map(|at| core::ptr::with_exposed_provenance_mut::<[u8; VECTOR_AREA]>(at as usize));
     // SAFETY: the vectors of the frame, and room for them below the copy.

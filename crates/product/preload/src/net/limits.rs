@@ -1,14 +1,14 @@
-//! Limits that the program sets itself, and that hold for Farshore too: it is the same process.
+//! Limits that the program sets for itself. They hold for Farshore too, which is in the same process.
 //!
-//! They are the kernel's, and what the program reads back is what it set. What each would break:
+//! The kernel keeps them, and the program reads back what it has set. What each would break:
 //!
 //! | limit | what is done |
 //! |---|---|
-//! | `FSIZE` | swap files are made long before; writes past it go by another way (`backend/src/file/limit.rs`) |
+//! | `FSIZE` | swap files are made long before; writes past the limit go by another way (`backend/src/file/limit.rs`) |
 //! | `NOFILE` | Farshore's descriptors are open already, above what programs use; a forked child's are as high as the limit lets them be |
-//! | `AS`, `DATA` | Farshore's tables are mapped already, or memory cannot be had and the call that wants it fails; staging memory is there from the start |
-//! | `NPROC` | a limit so low that no thread could be made has ours made before; where that is not seen they are tried again and again ([`crate::own_threads`]) |
-//! | `SIGPENDING` | what our signals say does not depend on what they carry |
+//! | `AS`, `DATA` | Farshore's tables are mapped already; where memory cannot be had, the call that wants it fails; staging memory is there from the start |
+//! | `NPROC` | before a limit so low that no thread could be made, Farshore makes its threads; where it does not see the limit, it tries again and again ([`crate::own_threads`]) |
+//! | `SIGPENDING` | Farshore's signals need nothing of what they carry |
 //! | `MEMLOCK`, `STACK`, `CORE`, … | nothing of Farshore's depends on them while the program runs |
 
 use super::buffers::{self, Args, Memory as _, PinSet};
@@ -46,7 +46,7 @@ pub fn set(number: u64, args: &Args) -> i64 {
     super::pinned(number, args)
 }
 
-/// `NPROC` counts threads. So low that none could be made any more, ours are made before it holds.
+/// `NPROC` counts threads. Before a limit holds under which none could be made any more, Farshore makes its own.
 fn set_processes(number: u64, args: &Args, new: u64) -> i64 {
     const FEW: u64 = 16;
     let mut pins = PinSet::new();

@@ -9,8 +9,9 @@
 //!                                                                                   touch, call, unpin  (calls, table)
 //! ```
 //!
-//! [`table`] says of every system call which memory it touches, [`buffers`] pins it, [`transfer`] does calls whose buffers are
-//! larger than may be pinned at once in pieces, [`calls`] holds the odd ones; [`quick`] is a shorter way for small reads and writes. [`patch`] and [`entry`] do the catching.
+//! For every system call [`table`] says which memory it touches, and [`buffers`] pins that memory. [`transfer`] does calls in
+//! pieces whose buffers are larger than may be pinned at once. [`calls`] holds the odd ones, and [`quick`] is a shorter way for
+//! small reads and writes. [`patch`] and [`entry`] catch the calls.
 
 pub mod entry;
 mod limits;
@@ -44,7 +45,7 @@ pub fn net() -> &'static Net {
     &Net(())
 }
 
-/// Who serves a call.
+/// The part of Farshore that serves a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Server {
     Memory,
@@ -72,7 +73,7 @@ pub fn server(number: u64) -> Server {
 #[unsafe(no_mangle)]
 extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
     let (number, args) = (call.nr, &call.args);
-    // Before the program runs, and for our own threads, a call is what it is.
+    // Before the program runs, and on our own threads, the kernel gets a call as it is.
     let Some(runtime) = runtime().filter(|r| r.running.load(Ordering::Relaxed) && !thread::is_internal()) else {
         let args = *args;
         return dormant::answer(call).unwrap_or_else(|| net().own(number, &args));
@@ -93,7 +94,8 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
     pinned(number, args)
 }
 
-/// A call that began before its thread had a call stack: of a thread that was there before us, or of one whose process was dormant.
+/// Begins a call again that began before its thread had a call stack: the thread was there before Farshore, or its process was
+/// dormant.
 #[cold]
 fn begin_on_call_stack(call: &Call) -> ! {
     let mask = signal::sigprocmask(How::Set, SigSet::ALL);
@@ -104,7 +106,7 @@ fn begin_on_call_stack(call: &Call) -> ! {
     unsafe { entry::go_on(call, mask) }
 }
 
-/// Calls that change memory, signals, processes or limits, of code with the stack pointer `sp`.
+/// Makes a call that changes memory, signals, processes or limits, for code with the stack pointer `sp`.
 fn change(runtime: &'static Runtime, server: Server, number: u64, args: &Args, sp: u64) -> i64 {
     match server {
         Server::Memory => memory::call(runtime, number, args),
@@ -117,7 +119,8 @@ fn change(runtime: &'static Runtime, server: Server, number: u64, args: &Args, s
 
 /// Lets the calls that neither touch memory nor need a look at their arguments go straight to the kernel. At start-up.
 pub fn mark_plain_calls() {
-    // These only wait, and must go on when a signal of ours comes (`own_threads::knock`): pause, and what is made of others then.
+    // These only wait, and must go on when a signal of ours comes (`own_threads::knock`): pause, and restart_syscall, which other
+    // waits become then.
     const WAITS: [u64; 2] = [34, 219];
     for number in (0..table::COUNT as u64).filter(|number| server(*number) == Server::Rest && !WAITS.contains(number)) {
         if table::describe(number)
@@ -128,23 +131,23 @@ pub fn mark_plain_calls() {
     }
 }
 
-/// Lets small reads and writes take the quick way, if the compiler has made it as it must be. At start-up.
+/// Lets small reads and writes take the quick way, if the compiler has compiled it as it must be. At start-up.
 pub fn mark_quick_calls() {
     match quick::check() {
         Ok(()) => quick::NUMBERS.iter().for_each(|&number| entry::set_quick(number, quick::make)),
-        // Built without optimisation it never is.
+        // A build without optimisation never has it so.
         Err(_) if cfg!(debug_assertions) => {}
         Err(why) => report::line(format_args!("reads and writes are slower than they should be: the compiler has put {why}")),
     }
 }
 
-/// A call with everything pinned that the kernel will touch.
+/// Makes a call with everything pinned that the kernel will touch.
 pub fn pinned(number: u64, args: &Args) -> i64 {
     calls::dispatch(net(), number, args).unwrap_or_else(|| net().raw(number, args))
 }
 
 impl Net {
-    /// Pins the pages of `range` and adds them to `pins`; the address up to which that went, `None`: all of it.
+    /// Pins the pages of `range` and adds them to `pins`. Returns the address up to which that went; `None`: all of it.
     #[inline]
     fn pin_range(&self, runtime: &Runtime, pins: &mut PinSet, range: PageRange, access: Access) -> Option<u64> {
         let mut page = range.start;
@@ -231,7 +234,7 @@ impl Memory for Net {
     }
 
     fn own(&self, nr: u64, args: &Args) -> i64 {
-        // SAFETY: what the net does besides: it names memory of ours.
+        // SAFETY: a call that the net makes besides: it names memory of ours.
         unsafe { syscall(nr, *args) }
     }
 

@@ -1,22 +1,23 @@
-//! The way in for a dormant process, whose handlers are native: one may run on top of a call, and make calls itself.
+//! The way in for a dormant process. Its handlers are native: one may run on top of a call, and make calls itself.
 //!
-//! There is one stack of ours, as long as nobody *has* it. Who comes and finds that it is free takes it, by one instruction; who comes while somebody has it is a
-//! handler on top of a call (or of who has left one by a jump), and has its frame where it is, below the red zone. Who has taken it gives it back when the frame is
-//! not needed any more: with the last instruction but one before it is back in the program.
+//! There is one stack of ours, and at any time at most one call *has* it. A call that finds the stack free takes it, by one
+//! instruction. A call that finds it taken was made by a handler on top of another call (or on top of one that the program has
+//! left by a jump): its frame lies where the thread is, below the red zone. The call that has taken the stack gives it back when
+//! its frame is not needed any more: by the last instruction but one before the thread is back in the program.
 
 use super::{Call, FRAME, RED_ZONE};
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_sys::own::Stack;
 
-/// Native handlers run on it too, if they come in the middle of a call.
+/// Bytes of the stack. Native handlers run on it too, if they come in the middle of a call.
 const BYTES: usize = 2 << 20;
 
 /// The stack's upper end.
 static TOP: AtomicU64 = AtomicU64::new(0);
-/// 1: somebody has it. A byte in the assembly.
+/// 1: a call has the stack. The assembly uses one byte of it.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
-/// Where who has it goes on.
+/// Where the program goes on behind the call that has the stack.
 static RESUME: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" {
@@ -37,7 +38,7 @@ pub fn prepare() -> bool {
     true
 }
 
-/// The call ends, on its stack. Nothing wakes any more that it would begin again for.
+/// Ends the call, on its stack. From here on no waking would make it begin again.
 pub fn leave(call: &mut Call) {
     if core::ptr::from_ref(call) as u64 + FRAME as u64 == TOP.load(Ordering::Relaxed) {
         RESUME.store(call.resume, Ordering::Relaxed);
@@ -56,7 +57,7 @@ global_asm!(
     ".cfi_signal_frame",
     ".cfi_def_cfa rsp, 0",
     ".cfi_escape 0x10, 16, 2, 0x7b, 0",
-    // As in the entry: nothing changes the flags.
+    // As in the entry: no instruction changes the flags.
     "mov ecx, 1",
     "xchg byte ptr [rip + {taken}], cl",
     "jrcxz 1f",

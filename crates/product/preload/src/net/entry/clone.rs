@@ -19,22 +19,24 @@ const EFAULT: i64 = -14;
 const EINVAL: i64 = -22;
 
 unsafe extern "C" {
-    /// Before everything else. Negative: not made, the program gets this errno. It may not come back, and have the call begin again.
+    /// Called before everything else. Negative: the call is not made, and the program gets this errno. The hook may not come
+    /// back, and have the call begin again instead.
     fn farshore_before_first_clone(call: &mut Call) -> i64;
-    /// Before a call of the clone family. Negative: not made, the program gets this errno. Else a number of at most [`GIVEN_BITS`] bits, which the
-    /// child's hook gets.
-    /// The arguments are for reading (`ptid`, `ctid`, `tls` may be managed memory that the kernel writes): changes are ignored.
+    /// Called before a call of the clone family. Negative: the call is not made, and the program gets this errno. Otherwise the
+    /// hook returns a number of at most [`GIVEN_BITS`] bits, which the child's hook gets. The arguments are for reading (`ptid`,
+    /// `ctid`, `tls` may be managed memory that the kernel writes): changes are ignored.
     fn farshore_before_clone(flags: u64, call: &Call) -> i64;
-    /// In the parent, after a call of the clone family, with what the kernel gave (a pid, or a negative errno).
+    /// Called in the parent, after a call of the clone family, with the kernel's answer (a pid, or a negative errno).
     fn farshore_parent_after_clone(flags: u64, result: i64);
-    /// In the child, before it runs any code of the program, with what the first hook gave for it, and with the call stack that it has begun on (0: on a copy of its
-    /// parent's). If it shares its parent's memory, that becomes the thread's here.
+    /// Called in the child, before it runs any code of the program, with the number that the first hook has returned, and with
+    /// the call stack that the child has begun on (0: on a copy of its parent's). If the child shares its parent's memory, that
+    /// stack becomes the thread's here.
     fn farshore_child_started(flags: u64, given: u64, stack: u64);
-    /// The top of a call stack that nobody has; 0: there is no memory.
+    /// The top of a call stack that no thread has; 0: there is no memory.
     fn farshore_take_stack() -> u64;
-    /// Gives one back that no thread runs on.
+    /// Gives back a call stack that no thread runs on.
     fn farshore_give_stack(top: u64);
-    /// Copies from memory of the program that may be unmapped. False: it is.
+    /// Copies from memory of the program that may be unmapped. False: it is unmapped.
     fn farshore_read_program(to: *mut u8, from: u64, len: u64) -> bool;
     fn farshore_clone_onto(child: u64, request: &[u64; 7]) -> i64;
 }
@@ -44,7 +46,7 @@ const CLONE_ARGS_MAX: u64 = 256;
 const CLONE_ARGS_MIN: u64 = 64;
 /// `struct clone_args`, in words.
 type CloneArgs = [u64; CLONE_ARGS_MAX as usize / 8];
-/// Places in it.
+/// Indices of words in it.
 const CLONE_ARGS_STACK: usize = 5;
 const CLONE_ARGS_STACK_SIZE: usize = 6;
 
@@ -62,14 +64,14 @@ struct Request {
     stack: Stack,
 }
 
-/// Where the child's `aux` has what the first hook has given for it: flags have fewer bits.
+/// The place in the child's `aux` of what the first hook has given for it: flags have fewer bits.
 const GIVEN_SHIFT: u32 = 48;
 /// How many bits that has: those below our marks.
 pub const GIVEN_BITS: u32 = 14;
 const GIVEN: u64 = ((1 << GIVEN_BITS) - 1) << GIVEN_SHIFT;
 const _: () = assert!(GIVEN & (MARK_CHILD | MARK_MADE) == 0);
 
-/// Reads the call's arguments; `clone3`'s structure into `copy`.
+/// Reads the call's arguments, and `clone3`'s structure into `copy`.
 fn read_request(call: &Call, copy: &mut CloneArgs) -> Result<Request, i64> {
     let (flags, top) = match call.nr {
         NR_FORK => (SIGCHLD, 0),
@@ -92,19 +94,20 @@ fn read_request(call: &Call, copy: &mut CloneArgs) -> Result<Request, i64> {
             if copy[0] & (MARK_CHILD | MARK_MADE) != 0 {
                 return Err(EINVAL);
             }
-            // What the kernel writes (pidfd, child_tid, parent_tid) and reads (set_tid). For `clone` the first hook sees to it.
+            // Memory that the kernel writes (pidfd, child_tid, parent_tid) and reads (set_tid). For `clone` the first hook takes
+            // care of it.
             let [_, pidfd, child, parent, ..] = *copy;
             for (address, length) in [(pidfd, 4), (child, 4), (parent, 4), (copy[8], copy[9].min(32) * 4)] {
                 make_writable(address, length);
             }
             let (stack, length) = (copy[CLONE_ARGS_STACK], copy[CLONE_ARGS_STACK_SIZE]);
-            // The kernel refuses one without the other; so do we, before the stack is changed.
+            // The kernel refuses one without the other; Farshore must too, before it changes the stack.
             if (stack == 0) != (length == 0) {
                 return Err(EINVAL);
             }
             let flags = copy[0];
             if flags & CLONE_SIGHAND == 0 {
-                // It would take our handlers away too: the child's hook does it for the program's.
+                // The flag would take our handlers away too: the child's hook clears the program's.
                 copy[0] = flags & !CLONE_CLEAR_SIGHAND;
             }
             (flags, stack.wrapping_add(length))
@@ -128,7 +131,7 @@ pub(super) fn clone(call: &mut Call) -> i64 {
     let before = signal::sigprocmask(How::Set, CLONE_MASK);
     call.mask = before.0;
     let result = clone_quietly(call);
-    // With a signal deferred all stay blocked until it is handled.
+    // With a signal deferred, all signals stay blocked until it is handled.
     if tls::deferred() == 0 {
         signal::sigprocmask(How::Set, before);
     }
@@ -136,7 +139,7 @@ pub(super) fn clone(call: &mut Call) -> i64 {
 }
 
 fn make_writable(address: u64, length: u64) {
-    // SAFETY: hook; harmless for memory that is not managed or not there.
+    // SAFETY: hook; harmless for memory that is not managed or not mapped.
     unsafe { farshore_make_writable(address, length) };
 }
 
@@ -146,7 +149,7 @@ fn clone_quietly(call: &mut Call) -> i64 {
         Ok(request) => request,
         Err(error) => return error,
     };
-    // Before the first hook, which for a fork holds the lists that it comes from until the third.
+    // This comes before the first hook: for a fork, that hook holds the lists that the stack comes from until the third.
     let Some(top) = own_stack_for(&stack) else { return EAGAIN };
     // SAFETY: hook, called as its contract says.
     let given = unsafe { farshore_before_clone(flags, call) };
@@ -157,10 +160,10 @@ fn clone_quietly(call: &mut Call) -> i64 {
     let given = (given as u64) << GIVEN_SHIFT & GIVEN;
     let before = signal::sigprocmask(How::Set, SigSet::ALL);
     let result = match stack {
-        // Natively its handler has run before the call.
+        // Natively the signal's handler has run before the call.
         _ if tls::deferred() != 0 => AGAIN,
         Stack::Copied => {
-            // SAFETY: the child gets a copy of all memory, this frame included, and goes on in it.
+            // SAFETY: the child gets a copy of all memory, with this frame in it, and goes on there.
             unsafe { raw(call.nr, kernel_args(call, &mut copy)) }
         }
         Stack::New(new) => clone_onto(call, &mut copy, flags | given, top, Some(new)),
@@ -176,13 +179,13 @@ fn clone_quietly(call: &mut Call) -> i64 {
     unsafe { farshore_parent_after_clone(flags, result) };
     let (memory, waited) = (flags & CLONE_VM != 0, flags & CLONE_VFORK != 0);
     if !memory || waited || result < 0 {
-        // The child has left it, or has a copy, or there is none.
+        // The child has left the stack, or has a copy of it, or there is no child.
         give_back(top);
     }
     result
 }
 
-/// A call stack for the child that begins on one; 0: it begins on a copy of its parent's. None: there is no memory.
+/// A call stack for a child that begins on one; 0: the child begins on a copy of its parent's. None: there is no memory.
 fn own_stack_for(stack: &Stack) -> Option<u64> {
     if matches!(stack, Stack::Copied) {
         return Some(0);
@@ -194,13 +197,13 @@ fn own_stack_for(stack: &Stack) -> Option<u64> {
     (top != 0).then_some(top)
 }
 
-/// A child's call stack that nobody runs on; 0: there was none.
+/// Gives back a child's call stack that no thread runs on; 0: there was none.
 fn give_back(top: u64) {
     if top == 0 {
         return;
     }
     let before = signal::sigprocmask(How::Set, SigSet::ALL);
-    // SAFETY: hook, called as its contract says: what `farshore_take_stack` gave.
+    // SAFETY: hook, called as its contract says: `farshore_take_stack` gave this stack.
     unsafe { farshore_give_stack(top) };
     signal::sigprocmask(How::Set, before);
 }
@@ -214,9 +217,10 @@ fn kernel_args(call: &Call, copy: &mut CloneArgs) -> [u64; 6] {
     args
 }
 
-/// Makes a child on the call stack that ends at `top`. It will be in the program with the stack pointer `new`, or with its parent's.
+/// Makes a child on the call stack that ends at `top`. It will be in the program with the stack pointer `new`, or with its
+/// parent's.
 fn clone_onto(call: &Call, copy: &mut CloneArgs, flags: u64, top: u64, new: Option<u64>) -> i64 {
-    // SAFETY: this call's frame; a call stack that nobody has.
+    // SAFETY: this call's frame; a call stack that no thread has.
     let child = unsafe { copy_frame(call, top, Call { sp: new.unwrap_or(call.sp), aux: MARK_CHILD | flags, ..*call }) };
     let [mut a0, mut a1, a2, a3, a4, a5] = kernel_args(call, copy);
     if call.nr == NR_CLONE3 {
@@ -232,10 +236,10 @@ fn clone_onto(call: &Call, copy: &mut CloneArgs, flags: u64, top: u64, new: Opti
     // SAFETY: the child's frame is complete, and all signals are blocked until the child has its own storage.
     let result = unsafe { farshore_clone_onto(child, &[call.nr, a0, a1, a2, a3, a4, a5]) };
     if flags & CLONE_VM != 0 && flags & CLONE_VFORK != 0 {
-        // The child has put its own there, in the storage that we share. It is gone from this memory.
+        // The child has put its own call stack there, in the storage that the two share. The child is gone from this memory.
         tls::set_call_stack(own);
         tls::set_deferred(0);
-        // SAFETY: what this thread had before.
+        // SAFETY: this is the record that the thread had before.
         unsafe { tls::set(record) };
     }
     result

@@ -1,12 +1,13 @@
 //! Where the program ends and a call begins, for signals.
 //!
-//! The kernel starts a handler between two instructions of the program, or at the edge of a call: before it, with the call to be made or made again, or
-//! behind it. So do we, though a call is thousands of instructions here. A handler of ours that has something for the program asks [`find`] where the thread is:
+//! The kernel starts a handler between two instructions of the program, or at the edge of a call: before it, with the call to be
+//! made or made again, or behind it. Farshore does the same, though a call is thousands of instructions here. When a handler of
+//! ours has a signal for the program, it asks [`find`] where the thread is:
 //!
 //! | `rip` | the stack | then |
 //! |---|---|---|
 //! | in the program | the program's | a handler of the program can start ([`Where::Program`]) |
-//! | in a stub | the program's | the same: what stands for that address in the original text |
+//! | in a stub | the program's | the same, at the address in the original text that this one stands for |
 //! | in the entry, before the stack is switched | the program's | back to before the call: all registers but `rcx` and `r11` are as there |
 //! | in the entry, until a plain call is made | ours | back to before the call, with stack pointer and flags from the frame. The kernel leaves `rip` at the `syscall` when it wants the call made again |
 //! | behind a plain call | ours | forward to behind the call |
@@ -14,19 +15,24 @@
 //! | the last instruction of the way out | the program's | forward |
 //! | anywhere else, while a call is under way | ours | the signal is *deferred* ([`Where::Call`]) |
 //!
-//! A deferred signal is kept by who asked, who sets [`tls::deferred`] and blocks all signals in the interrupted context. Then
+//! The handler of ours keeps a deferred signal, sets [`tls::deferred`] and blocks all signals in the interrupted context. Then
 //!
-//! - the dispatcher makes no more calls for the program ([`super::for_program`]): those answer [`AGAIN`]. A thread that was interrupted between the
-//!   look at `deferred` and the `syscall`, or whose `rip` the kernel has set back to the `syscall`, is sent to that answer ([`not_made`]). One that the kernel has interrupted
-//!   finds `EINTR`, as natively. The flag `SA_RESTART` decides which, since the kernel's action of a signal has the program's flags;
-//! - the dispatcher gives back what it holds, as after any error, and the call ends with what was done so far, with `EINTR`, or with [`AGAIN`];
-//! - at its end the entry looks at `deferred`, and raises a SIGBUS by an access that the processor refuses: [`at_end`], in that handler, replaces the interrupted context by that
-//!   of the program at the edge of its call, and the program's handler starts from there. The kernel has saved vectors and x87 by then.
+//! - the dispatcher makes no more calls for the program ([`super::for_program`]): such a call answers [`AGAIN`]. A thread that
+//!   was interrupted between the look at `deferred` and the `syscall`, or whose `rip` the kernel has set back to the `syscall`,
+//!   is sent to that answer ([`not_made`]). A call that the kernel has interrupted ends with `EINTR`, as natively. The flag
+//!   `SA_RESTART` decides which of the two happens, since the kernel's action of a signal has the program's flags;
+//! - the dispatcher gives back what it holds, as after any error, and the call ends with the result so far, with `EINTR`, or with
+//!   [`AGAIN`];
+//! - at the end of the call the entry looks at `deferred`, and raises a SIGBUS by an access that the processor refuses. In that
+//!   handler, [`at_end`] replaces the interrupted context by the program's context at the edge of its call, and the program's
+//!   handler starts from there. The kernel has saved vectors and x87 by then.
 //!
-//! What the program sees of `rip` is the address behind its `syscall`, or that of the `syscall` if the call is to be made (again), also where a jump lies over it; a
-//! `rt_sigreturn` to such an address goes on in the stub ([`resumable`]). That needs `rt_sigreturn` to be caught ([`show_sites`]).
+//! As `rip` the program sees the address behind its `syscall`, or that of the `syscall` if the call is to be made (again), also
+//! where a jump lies over it. A `rt_sigreturn` to such an address goes on in the stub ([`resumable`]). That needs `rt_sigreturn`
+//! to be caught ([`show_sites`]).
 //!
-//! A program that steps itself by the trap flag gets its traps at the same places as natively: those inside of our code are nobody's ([`Where::Step`]).
+//! A program that steps itself by the trap flag gets its traps at the same places as natively: traps inside of our code are not
+//! reported ([`Where::Step`]).
 
 use super::super::patch;
 use super::{ACTION_SIGRETURN, AGAIN, Call, FRAME};
@@ -50,7 +56,8 @@ unsafe extern "C" {
 
     /// Whether an address lies on the calling thread's call stacks.
     fn farshore_on_call_stack(at: u64) -> bool;
-    /// A call has ended with a signal deferred. `context` is the program's, at the edge of the call: lets it go on in a handler.
+    /// Called when a call has ended with a signal deferred. `context` is the program's, at the edge of the call; the hook lets it
+    /// go on in a handler.
     fn farshore_deliver(context: &mut UContext);
 
     /// The linker's names for the ends of the section.
@@ -65,8 +72,8 @@ const SIGNAL: u64 = 1;
 const SIGRETURN: u64 = 2;
 const TRAPPED: u64 = 4;
 
-/// A `syscall` that is made for the program, and the look at [`tls::deferred`] before it; where its answer is that it was not made. Each is relative to
-/// its own place.
+/// A `syscall` that is made for the program: from the look at [`tls::deferred`] before it to its end, and the place that answers
+/// that the call was not made. Each address is relative to its own field.
 #[repr(C)]
 struct NotMade {
     start: i32,
@@ -84,14 +91,14 @@ pub enum Where {
     Program,
     /// In a call.
     Call,
-    /// Of a step of the trap flag: inside of what is one instruction for the program.
+    /// At a step of the trap flag, inside of what is one instruction for the program.
     Step,
 }
 
 /// Whether the program sees the addresses of its own `syscall` instructions where jumps lie over them.
 static SHOWS_SITES: AtomicBool = AtomicBool::new(false);
 
-/// From now on it does. Every `rt_sigreturn` is caught.
+/// Turns [`SHOWS_SITES`] on: from now on every `rt_sigreturn` is caught.
 pub fn show_sites() {
     SHOWS_SITES.store(true, Ordering::Release);
 }
@@ -100,7 +107,7 @@ fn shows_sites() -> bool {
     SHOWS_SITES.load(Ordering::Acquire)
 }
 
-/// Where the call is made (again) whose `syscall` ends at `site`.
+/// Where the program makes the call (again) whose `syscall` ends at `site`.
 fn before(site: u64) -> u64 {
     let itself = site.wrapping_sub(2);
     if shows_sites() { itself } else { patch::call_in_stub(site).unwrap_or(itself) }
@@ -120,12 +127,12 @@ fn frame() -> &'static Call {
 
 fn set(context: &mut UContext, values: &[(Reg, u64)]) {
     for &(register, value) in values {
-        // SAFETY: the callers put the program's own registers, at a place where it can go on.
+        // SAFETY: the callers put there the program's own registers, at a place where it can go on.
         unsafe { context.set(register, value) };
     }
 }
 
-/// The program's registers behind its call, or before it if it is to be made again.
+/// Sets the program's registers behind its call, or before it if the call is to be made again.
 fn leave(context: &mut UContext, call: &Call, result: i64) {
     let (rax, rip) = if result == AGAIN { (call.nr, before(call.return_address)) } else { (result as u64, behind(call)) };
     let registers = [
@@ -168,8 +175,8 @@ fn finish_quick(context: &mut UContext, call: &Call) {
     set(context, &registers);
 }
 
-/// Says where a signal has interrupted the calling thread, and brings a context at the edge of a call to the program's side. `step`: it is a trap of the trap flag.
-/// With all signals blocked.
+/// Says where a signal has interrupted the calling thread; a context at the edge of a call is moved to the program's side.
+/// `step`: the signal is a trap of the trap flag. Called with all signals blocked.
 pub fn find(context: &mut UContext, step: bool) -> Where {
     let (rip, rsp) = (context.get(Reg::Rip), context.get(Reg::Rsp));
     if let Some(patched) = patch::of_stub(rip) {
@@ -188,7 +195,7 @@ pub fn find(context: &mut UContext, step: bool) -> Where {
             return Where::Step;
         }
         let pair = core::ptr::with_exposed_provenance::<u64>(context.get(Reg::R11) as usize);
-        // SAFETY: what the entry expects in r11: the address of site and resume.
+        // SAFETY: r11 has what the entry expects there: the address of site and resume.
         let site = unsafe { pair.read() };
         set(context, &[(Reg::Rip, before(site))]);
         return Where::Program;
@@ -203,7 +210,7 @@ pub fn find(context: &mut UContext, step: bool) -> Where {
         return Where::Program;
     }
     if step {
-        // The program's own flags are in the frame by now, but for the instruction that puts them there.
+        // By now the frame holds the program's own flags, except at the instruction that puts them there.
         if rip != at(farshore_entry_switched) {
             set(context, &[(Reg::Rflags, context.get(Reg::Rflags) & !TRAP)]);
         }
@@ -218,7 +225,7 @@ pub fn find(context: &mut UContext, step: bool) -> Where {
         if rip != at(farshore_entry_switched) {
             set(context, &[(Reg::Rflags, call.flags)]);
         }
-        // Of a thread that is in the first instructions the frame may not have the site yet, but r11.
+        // For a thread in the first instructions, r11 may lead to the site already while the frame does not have it yet.
         let site = if rip > at(farshore_entry_switched) && context.get(Reg::Rsp) <= at_return_address(call) {
             call.return_address
         } else {
@@ -250,8 +257,9 @@ fn at_return_address(call: &Call) -> u64 {
     &raw const call.return_address as u64
 }
 
-/// Where to go on for a call that the kernel has interrupted, at `at`, to make it again after a handler of ours: at the look at [`tls::deferred`] for calls for the
-/// program, at the `syscall` for our own. `None`: a plain call, which the entry makes.
+/// For a call that the kernel has interrupted at `at`: where the thread goes on to make it again after a handler of ours. That is
+/// the look at [`tls::deferred`] for calls for the program, and the `syscall` for our own. `None`: a plain call, which the entry
+/// makes.
 pub fn again(at: u64) -> Option<u64> {
     let entry = farshore_entry_text as *const () as u64..farshore_entry_end as *const () as u64;
     (!entry.contains(&at)).then(|| {
@@ -276,7 +284,7 @@ fn not_made_entries() -> impl Iterator<Item = (u64, u64, u64)> {
     })
 }
 
-/// A call for the program that was about to be made, or made again, is not.
+/// Sends a thread that was about to make a call for the program, or to make it again, to the answer that the call was not made.
 fn not_made(context: &mut UContext) {
     let rip = context.get(Reg::Rip);
     if let Some((.., answer)) = not_made_entries().find(|&(start, end, _)| (start..end).contains(&rip)) {
@@ -284,7 +292,8 @@ fn not_made(context: &mut UContext) {
     }
 }
 
-/// The same for a context that a `rt_sigreturn` restores, where the call's frame is on the program's stack: it began before the thread had a call stack.
+/// The same for a context that a `rt_sigreturn` restores, where the call's frame is on the program's stack, since the call began
+/// before the thread had a call stack.
 pub fn unmake_on_programs_stack(context: &mut UContext) {
     // SAFETY: hook, called as its contract says.
     if !unsafe { farshore_on_call_stack(context.get(Reg::Rsp)) } {
@@ -292,31 +301,33 @@ pub fn unmake_on_programs_stack(context: &mut UContext) {
     }
 }
 
-/// Where a call is made again whose `syscall` ended at `site` before a jump may have come to lie over it.
+/// Where a call is made again whose `syscall` ended at `site`, over which a jump may lie by now.
 pub fn made_again_at(site: u64) -> u64 {
     patch::call_in_stub(site).unwrap_or(site.wrapping_sub(2))
 }
 
-/// Whether a `syscall` is at an address of the program's text, where a thread was just now.
+/// Whether there is a `syscall` at an address of the program's text at which a thread was just now.
 pub fn is_to_be_made(at: u64) -> bool {
     let code = core::ptr::with_exposed_provenance::<[u8; 2]>(at as usize);
-    // SAFETY: the thread was about to execute what is there. It may not be readable in two pieces at the end of a mapping: then it could not be executed either.
+    // SAFETY: the thread was about to execute the bytes there. If they were not readable in two pieces at the end of a mapping,
+    // they could not be executed either.
     unsafe { code.read_unaligned() == [0x0f, 0x05] }
 }
 
-/// A call that was to be made (again) at `site` has ended with `EINTR`.
+/// Ends a call that was to be made (again) at `site` with `EINTR`.
 pub fn end_interrupted(context: &mut UContext, site: u64) {
     const EINTR: i64 = -4;
     set(context, &[(Reg::Rax, EINTR as u64), (Reg::Rip, site + 2)]);
 }
 
-/// A context in text over which a jump has come to lie goes on in the stub.
+/// Lets a context in text over which a jump has come to lie go on in the stub.
 pub fn resume_in_stub(context: &mut UContext) {
     set(context, &[(Reg::Rip, resumable(context.get(Reg::Rip)))]);
 }
 
-/// The call under way has a signal to deliver at its end. In a handler, after [`find`] said [`Where::Call`]. `trapped`: the signal says that a filter of the program's has not let
-/// through a call that was made for it. The dispatcher gives up then, and the program finds itself behind its `syscall`, with the number in `rax`, as natively.
+/// Notes that the call under way has a signal to deliver at its end. Called in a handler, after [`find`] said [`Where::Call`].
+/// `trapped`: the signal says that a filter of the program's has stopped a call that was made for it. The dispatcher gives up
+/// then, and the program finds itself behind its `syscall`, with the number in `rax`, as natively.
 pub fn defer(context: &mut UContext, trapped: bool) {
     if trapped {
         set(context, &[(Reg::Rax, AGAIN as u64)]);
@@ -324,23 +335,24 @@ pub fn defer(context: &mut UContext, trapped: bool) {
     tls::set_deferred(tls::deferred() | SIGNAL | if trapped { TRAPPED } else { 0 });
 }
 
-/// Whether it has.
+/// Whether it has one.
 pub fn is_deferred() -> bool {
     tls::deferred() & SIGNAL != 0
 }
 
-/// What was deferred is nobody's: in a forked child.
+/// In a forked child: forgets a deferred signal, which was not the child's.
 pub fn forget_deferred() {
     tls::set_deferred(0);
 }
 
-/// To be called first in the handlers of SIGBUS and SIGSEGV: whether the signal is the one that the end of a call has raised. It was served then.
+/// To be called first in the handlers of SIGBUS and SIGSEGV. Returns whether the signal is the one that the end of a call has
+/// raised; then it has been served.
 pub fn at_end(context: &mut UContext) -> bool {
     if context.get(Reg::Rip) != farshore_entry_edge as *const () as u64 {
         return false;
     }
     let at = core::ptr::with_exposed_provenance_mut::<Call>(context.get(Reg::Rbx) as usize);
-    // SAFETY: the entry has put its frame's address there, and nobody else uses it now.
+    // SAFETY: the entry has put its frame's address there, and no other code uses the frame now.
     let call = unsafe { &mut *at };
     let deferred = tls::deferred();
     tls::set_deferred(0);
@@ -363,7 +375,7 @@ pub fn at_end(context: &mut UContext) -> bool {
 
 /// `rt_sigreturn` by a patched site: at the end of the call.
 pub(super) fn sigreturn(call: &mut Call) -> i64 {
-    // The mask comes with all the rest.
+    // The signal frame brings the mask with all the rest.
     signal::sigprocmask(How::Set, SigSet::ALL);
     call.action = ACTION_SIGRETURN;
     tls::set_deferred(tls::deferred() | SIGRETURN);

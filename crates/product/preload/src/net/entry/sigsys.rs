@@ -6,35 +6,37 @@ use farshore_sys::signal::{Reg, SYS_USER_DISPATCH, SigInfo, UContext};
 use farshore_sys::tls;
 
 const ENOSYS: i64 = -38;
-/// What the kernel's own code in the process calls, for probes.
+/// Calls that the kernel's own code in the process makes, for probes.
 const NR_URETPROBE: u32 = 335;
 const NR_UPROBE: u32 = 336;
 
 unsafe extern "C" {
-    /// Before a caught rt_sigreturn, which the program makes at stack pointer `sp`: may change what will be restored (keep SIGBUS and SIGSYS
-    /// out of the mask).
+    /// Before a caught rt_sigreturn, which the program makes at stack pointer `sp`: may change what will be restored (keep SIGBUS
+    /// and SIGSYS out of the mask).
     fn farshore_before_sigreturn(context: &mut UContext, sp: u64);
-    /// Brings memory of the program and keeps it until `farshore_let_go`, which gets `pinned` back; false if it cannot be read.
+    /// Brings memory of the program in, and keeps it until `farshore_let_go`, which gets `pinned` back. False: it cannot be read.
     fn farshore_hold(addr: u64, len: u64, pinned: &mut u64) -> bool;
     fn farshore_let_go(addr: u64, len: u64, pinned: u64);
-    /// The frame of a caught rt_sigreturn cannot be read: ends the program or makes `context` go on in its handler of SIGSEGV.
+    /// Called when the frame of a caught rt_sigreturn cannot be read: ends the program, or makes `context` go on in the program's
+    /// handler of SIGSEGV.
     fn farshore_bad_frame(context: *mut UContext);
-    /// A SIGSYS that Syscall User Dispatch did not raise: for the program's handler.
+    /// Called for a SIGSYS that Syscall User Dispatch did not raise: it is for the program's handler.
     fn farshore_foreign_sigsys(info: *mut SigInfo, context: *mut UContext);
-    /// A call that must be made at its own place was trapped there; `context` is behind it. Whether the thread makes it when the handler returns.
+    /// Called when a call that must be made at its own place was trapped there; `context` is behind the call. Returns whether the
+    /// thread makes it when the handler returns.
     fn farshore_step_over(context: &mut UContext) -> bool;
-    /// A thread without a call stack makes a call: gives it one, or ends the program.
+    /// Called when a thread without a call stack makes a call: gives it a stack, or ends the program.
     fn farshore_begin_thread();
 }
 
-/// What lies above a call stack: site and resume of a call that was trapped, for the entry.
+/// Site and resume of a trapped call, for the entry. They lie above a call stack.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Trapped([u64; 2]);
 
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
-/// Offsets in the floating-point state: `magic1`, and behind it the size of the whole.
+/// Offsets in the floating-point state: of `magic1`, and behind it of the size of the whole.
 const FLOATING_MAGIC: u64 = 464;
 const FLOATING_LEGACY: u64 = 512;
 const MAGIC1: u32 = 0x4650_5853;
@@ -46,9 +48,9 @@ const MAGIC1: u32 = 0x4650_5853;
 /// # Safety
 /// `info` and `context` are what the kernel gave the handler of a SIGSYS; [`super::init`] was called.
 pub unsafe extern "C" fn on_sigsys(_signal: i32, info: *mut SigInfo, context: *mut UContext) {
-    // SAFETY: the kernel's, valid until the handler returns.
+    // SAFETY: the kernel's structure, valid until the handler returns.
     let signal = unsafe { &*info };
-    // SAFETY: the same, and ours alone.
+    // SAFETY: the same, and only this handler uses it.
     let thread = unsafe { &mut *context };
     if signal.code() != SYS_USER_DISPATCH {
         // SAFETY: hook, called as its contract says.
@@ -56,11 +58,11 @@ pub unsafe extern "C" fn on_sigsys(_signal: i32, info: *mut SigInfo, context: *m
         return;
     }
     let mut set = |register, value| {
-        // SAFETY: what a `syscall` gives, or what the entry expects, in registers that a `syscall` changes.
+        // SAFETY: the values that a `syscall` gives, or that the entry expects, in registers that a `syscall` changes.
         unsafe { thread.set(register, value) };
     };
     if signal.call_arch() != AUDIT_ARCH_X86_64 {
-        // int 0x80 in a 64-bit program: other numbers and structures than the table's.
+        // int 0x80 in a 64-bit program has other numbers and structures than the table.
         set(Reg::Rax, ENOSYS as u64);
         return;
     }
@@ -80,7 +82,7 @@ pub unsafe extern "C" fn on_sigsys(_signal: i32, info: *mut SigInfo, context: *m
     }
     let trapped = core::ptr::with_exposed_provenance_mut::<Trapped>(tls::call_stack() as usize);
     let site = thread.get(Reg::Rip);
-    // SAFETY: there is room for it above every call stack, which only this thread uses, and read before it makes another call.
+    // SAFETY: above every call stack there is room for it, which only this thread uses, and reads before it makes another call.
     unsafe { trapped.write(Trapped([site; 2])) };
     let mut set = |register, value| {
         // SAFETY: as above.
@@ -90,7 +92,8 @@ pub unsafe extern "C" fn on_sigsys(_signal: i32, info: *mut SigInfo, context: *m
     set(Reg::Rip, farshore_entry as *const () as u64);
 }
 
-/// The thread is at an `rt_sigreturn` of the program, whose frame is at its stack pointer: makes that the context of the handler that runs.
+/// Called when the thread is at an `rt_sigreturn` of the program, whose frame is at its stack pointer: makes that frame the
+/// context of the handler that runs.
 pub(super) fn return_from_handler(context: &mut UContext) {
     // SAFETY: our own context; the program is at an rt_sigreturn.
     if !unsafe { adopt_signal_frame(context) } {
@@ -109,7 +112,7 @@ unsafe fn copy_program(to: *mut u8, from: u64, len: u64) -> bool {
     if !unsafe { farshore_hold(from, len, &mut pinned) } {
         return false;
     }
-    // SAFETY: the hook says that they can be read; the destination is the caller's promise, in our own frame or stack.
+    // SAFETY: the hook says that they can be read; the caller promises that the destination is its own frame or stack.
     unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to, len as usize) };
     // SAFETY: hook, called as its contract says.
     unsafe { farshore_let_go(from, len, pinned) };
@@ -145,7 +148,8 @@ unsafe fn adopt_signal_frame(ours: &mut UContext) -> bool {
     true
 }
 
-/// Copies the program's floating-point state over ours if ours has the room. The one to restore from; `None` if it cannot be read.
+/// Copies the program's floating-point state over ours if ours has the room. Returns the state to restore from; `None` if the
+/// program's cannot be read.
 ///
 /// # Safety
 /// `ours` is 0 or the address of the state in our own signal frame.
@@ -162,14 +166,14 @@ unsafe fn adopt_floating(ours: u64, theirs: u64) -> Option<u64> {
     if needed > room {
         return Some(theirs);
     }
-    // SAFETY: as many bytes are there in ours, which the kernel has written.
+    // SAFETY: our state, which the kernel has written, has at least that many bytes.
     unsafe { copy_program(ours as *mut u8, theirs, needed) }.then_some(ours)
 }
 
 /// Bytes of a floating-point state.
 ///
 /// # Safety
-/// There is one at `at`, or it is 0.
+/// There is a state at `at`, or `at` is 0.
 unsafe fn floating_size(at: u64) -> u64 {
     if at == 0 {
         return 0;

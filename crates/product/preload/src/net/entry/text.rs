@@ -1,4 +1,4 @@
-//! The assembly of the entry. What it does, and why, says the head of `entry.rs`.
+//! The assembly of the entry. The head of `entry.rs` says what it does, and why.
 
 use super::{
     AGAIN, AREA_HIGH, AREA_MASKS, AREA_MXCSR, AREA_SCRATCH, Call, FRAME, LEVEL_AVX, LEVEL_AVX512, LEVEL_XINUSE, MARK_MADE,
