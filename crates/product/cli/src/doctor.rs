@@ -143,7 +143,7 @@ fn encryption() -> [Finding; 2] {
 fn look_at_swap(spec: &SwapSpec, findings: &mut Vec<Finding>) {
     let name = format!("swap {spec}");
     if let Err(refusal) = swap::check(spec) {
-        return findings.push(Finding::required(&name, Err(refusal.text), "or name another with --swap or FARSHORE_SWAP_DIR"));
+        return findings.push(Finding::required(&name, Err(refusal.text), "name another with --swap or FARSHORE_SWAP_DIR"));
     }
     if matches!(spec, SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. }) {
         findings.push(Finding::required(&format!("{name}: what stays"), Ok(what_stays(spec).into()), ""));

@@ -14,8 +14,8 @@ pub const SWAP_DIR_VARIABLE: &str = "FARSHORE_SWAP_DIR";
 /// The directory when the variable does not either.
 pub const SWAP_DIR_DEFAULT: &str = "/var/tmp";
 
-const VALID: &str = "write dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd][,size=SIZE], \
-                     delay:TIME, remote:HOST:PORT or redis://…";
+const VALID: &str =
+    "write dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd][,size=SIZE] or delay:TIME";
 
 /// How a pool in RAM compresses pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
