@@ -6,11 +6,10 @@
 //! (`docs/src/decisions/0016-writes-are-noticed-by-a-fault.md`).
 #![cfg(loom)]
 
-mod common;
-
-use common::{explore, slot};
 use farshore_core::page::Access;
 use farshore_core::word::{AtomicWord, BeginEvict, BeginFault, Claim, Release, State, Word};
+use farshore_models::explore;
+use farshore_models::kernel::slot;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 

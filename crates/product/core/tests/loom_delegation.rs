@@ -1,13 +1,11 @@
 //! Cores that ask each other, under all interleavings: what is asked for is done once, in order, and what nobody waits for is taken back.
 #![cfg(loom)]
 
-mod common;
-
-use common::{explore, must_die};
 use farshore_core::canary::{Canary, plant};
 use farshore_core::delegation::{Queue, Tasks};
 use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::slots::SlotMap;
+use farshore_models::{explore, must_die};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;

@@ -6,15 +6,13 @@
 //! somewhere.
 #![cfg(loom)]
 
-mod common;
-
-use common::{explore, must_die};
 use farshore_core::canary::{Canary, plant};
 use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::page::Access;
 use farshore_core::slots::SlotMap;
 use farshore_core::slots::arrangement::{Arrangements, SpaceSet};
 use farshore_core::word::{AtomicWord, BeginEvict, BeginFault, Release, Slot, State, Word};
+use farshore_models::{explore, must_die};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering};

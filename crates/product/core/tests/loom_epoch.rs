@@ -19,12 +19,11 @@
 //! * No write is lost: what a thread wrote is in the page, or in the slot that the page went to.
 #![cfg(loom)]
 
-mod common;
-
-use common::{KernelPage, LoomFutex, Mapping, explore, slot};
 use farshore_core::page::{Access, Page};
 use farshore_core::wait::WaitTable;
 use farshore_core::word::{AtomicWord, BeginEvict, BeginFault, Claim, Collateral, Pin, Release, State, Word};
+use farshore_models::explore;
+use farshore_models::kernel::{KernelPage, LoomFutex, Mapping, slot};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};

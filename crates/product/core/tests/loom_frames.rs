@@ -1,10 +1,8 @@
 //! The equation of the frames under all interleavings: no frame is lost or made, none is taken beyond the limit.
 #![cfg(loom)]
 
-mod common;
-
-use common::explore;
 use farshore_core::frames::Frames;
+use farshore_models::explore;
 use loom::sync::Arc;
 use loom::thread;
 

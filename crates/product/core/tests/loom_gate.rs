@@ -1,10 +1,9 @@
 //! While the gate is closed nobody is inside, and nobody stays outside for good.
 #![cfg(loom)]
 
-mod common;
-
-use common::{LoomFutex, explore, must_die};
 use farshore_core::gate::Gate;
+use farshore_models::kernel::LoomFutex;
+use farshore_models::{explore, must_die};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;

@@ -14,11 +14,10 @@
 //! A granule is on the list at most once, and when all threads are done it is there if a page of it is resident.
 #![cfg(loom)]
 
-mod common;
-
-use common::{explore, slot};
 use farshore_core::page::Access;
 use farshore_core::word::{AtomicWord, BeginEvict, BeginFault, Pin, Release, State, Word};
+use farshore_models::explore;
+use farshore_models::kernel::slot;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use loom::thread;

@@ -4,10 +4,8 @@
 //! model. Each page is its number.
 #![cfg(loom)]
 
-mod common;
-
-use common::{explore, must_die};
 use farshore_core::pooled::{CopyEnd, Place, PooledWord};
+use farshore_models::{explore, must_die};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex};

@@ -3,10 +3,9 @@
 //! As in a forked child: a thread of the program makes the first of ours, which makes the others and waits until all have begun.
 #![cfg(loom)]
 
-mod common;
-
-use common::{LoomFutex, explore, must_die};
 use farshore_core::roll::Roll;
+use farshore_models::kernel::LoomFutex;
+use farshore_models::{explore, must_die};
 use loom::sync::Arc;
 use loom::thread;
 

@@ -1,12 +1,10 @@
 //! Slots under all interleavings: no slot has two owners, none is lost.
 #![cfg(loom)]
 
-mod common;
-
-use common::explore;
 use farshore_core::limits::EXTENT_SLOTS;
 use farshore_core::slots::{Run, SlotMap};
 use farshore_core::word::Slot;
+use farshore_models::explore;
 use loom::sync::Arc;
 use loom::thread;
 

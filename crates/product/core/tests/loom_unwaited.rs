@@ -4,12 +4,11 @@
 //! its fetch has ended finds it whole.
 #![cfg(loom)]
 
-mod common;
-
-use common::{LoomFutex, explore, must_die, slot};
 use farshore_core::page::{Access, Page};
 use farshore_core::wait::{Ticket, WaitTable};
 use farshore_core::word::{AtomicWord, BeginEvict, BeginFault, Claim, Release, State, Word};
+use farshore_models::kernel::{LoomFutex, slot};
+use farshore_models::{explore, must_die};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};

@@ -1,13 +1,12 @@
 //! No wake-up is lost: loom reports a thread that sleeps for ever as a deadlock.
 #![cfg(loom)]
 
-mod common;
-
-use common::{LoomFutex, explore, must_die};
 use farshore_core::frames::Frames;
 use farshore_core::page::{Access, Page};
 use farshore_core::wait::{Event, WaitTable};
 use farshore_core::word::{AtomicWord, BeginFault, Release, Word};
+use farshore_models::kernel::LoomFutex;
+use farshore_models::{explore, must_die};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;

@@ -2,11 +2,10 @@
 //! being given to somebody else.
 #![cfg(loom)]
 
-mod common;
-
-use common::{explore, slot};
 use farshore_core::page::Access;
 use farshore_core::word::{AtomicWord, BeginEvict, BeginFault, Claim, Pin, Release, Stage, StageStep, State, Word};
+use farshore_models::explore;
+use farshore_models::kernel::slot;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};

@@ -2,10 +2,7 @@
 //! and the state that the machine says.
 #![cfg(not(loom))]
 
-#[path = "machines/word.rs"]
-mod machine;
-
-use machine::{Machine, Op, Spec};
+use farshore_models::word::{Machine, Op, Spec};
 use proptest::prelude::*;
 
 fn specs() -> impl Strategy<Value = Spec> {

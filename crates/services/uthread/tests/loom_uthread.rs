@@ -3,10 +3,9 @@
 
 #[path = "common/chain.rs"]
 mod chain;
-#[path = "../../../product/core/tests/common/mod.rs"]
-mod loom_common;
 
 use chain::Chain;
+use farshore_models::explore;
 use farshore_uthread::dispatch::{Dispatch, Policy};
 use farshore_uthread::doze::Doze;
 use farshore_uthread::lifetime::Lifetime;
@@ -15,7 +14,6 @@ use farshore_uthread::wait::{Complete, Park, WaitWord};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use loom_common::explore;
 
 /// An eventfd: kicks are remembered.
 #[derive(Default)]

@@ -1,10 +1,7 @@
 //! Calls on a page word, two bytes each: which, and with what.
 
 use crate::bytes::{Bits, Bytes};
-
-#[path = "../../../../product/core/tests/machines/word.rs"]
-mod machine;
-use machine::{Machine, Op, Spec};
+use farshore_models::word::{Machine, Op, Spec};
 
 /// Few numbers, so that stages and slots meet, and the largest.
 const SLOTS: [u64; 4] = [1, 2, 3, (1 << 29) - 1];

@@ -1,42 +1,9 @@
-//! What the loom models share: how they are run, a futex made of loom's mutex and condition variable, and
-//! the kernel's view of a page.
-#![cfg(loom)]
-// Every model is a crate of its own and uses a part of this.
-#![allow(dead_code)]
+//! The kernel's part in loom models: a futex made of loom's mutex and condition variable, and the kernel's view of a page.
 
 use farshore_core::sync::Futex;
 use farshore_core::word::Slot;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Condvar, Mutex};
-
-/// Runs a model with all schedules of up to `preemptions` forced switches, which each model has chosen so that it ends
-/// in seconds. `LOOM_MAX_PREEMPTIONS` above 3 raises it, for a long search.
-///
-/// A model that is to see an error with few switches starts all its actors as threads and only joins them, so that
-/// going from one actor to the first is no forced switch.
-pub fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    let asked = builder.preemption_bound.filter(|&asked| asked > 3);
-    builder.preemption_bound = Some(asked.unwrap_or(preemptions));
-    // Searching an extent is one step a slot.
-    builder.max_branches = 20_000;
-    builder.check(model);
-}
-
-/// Passes when `model` ends in a panic that says `why`. Loom's report of a deadlock cannot be caught (its
-/// destructors panic again), so the model runs in a process of its own: this test, started once more.
-pub fn must_die(test: &str, why: &str, model: impl Fn() + Sync + Send + 'static) {
-    const INSIDE: &str = "FARSHORE_CANARY_INSIDE";
-    if std::env::var_os(INSIDE).is_some() {
-        explore(2, model);
-        return;
-    }
-    let this = std::env::current_exe().expect("the test knows its own program");
-    let child = std::process::Command::new(this).args(["--exact", test, "--nocapture"]).env(INSIDE, "1").output();
-    let child = child.expect("the test can start itself");
-    let said = String::from_utf8_lossy(&child.stderr);
-    assert!(!child.status.success() && said.contains(why), "the model did not see `{why}`:\n{said}");
-}
 
 /// Slot `n`, which must not be 0.
 pub fn slot(n: u64) -> Slot {
@@ -45,6 +12,7 @@ pub fn slot(n: u64) -> Slot {
 
 /// futex(2) for loom. All words share one queue, so wake-ups that were meant for another word
 /// happen too, as the contract of [`Futex::wait`] allows.
+#[derive(Debug, Default)]
 pub struct LoomFutex {
     queue: Mutex<()>,
     woken: Condvar,
@@ -53,7 +21,7 @@ pub struct LoomFutex {
 impl LoomFutex {
     /// A futex that nobody sleeps on.
     pub fn new() -> LoomFutex {
-        LoomFutex { queue: Mutex::new(()), woken: Condvar::new() }
+        LoomFutex::default()
     }
 }
 
@@ -94,6 +62,7 @@ pub struct Mapping {
 /// A page of the kernel. Each operation is one step under the kernel's page-table lock, which orders what the
 /// threads did before and after it on this page (without that, loom lets a thread read a word from before the
 /// unmapping for ever).
+#[derive(Debug)]
 pub struct KernelPage {
     steps: AtomicU32,
     // Not loom's: it is only touched right behind a step on `steps`, where loom does not switch threads.

@@ -8,12 +8,19 @@ use farshore_core::word::{
 
 /// What a page is, in words of the design.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[allow(missing_docs, reason = "the fields are those of the page word")]
 pub enum Spec {
+    /// The program never used it.
     Untouched,
+    /// It is not managed.
     Foreign,
+    /// Present, with the same bytes in a slot.
     Clean { slot: u64, chances: u8 },
+    /// Present, and nowhere else.
     Dirty { chances: u8, guessed: bool, protected: bool },
+    /// Its bytes are in a stage.
     Leaving { stage: u32, written: bool },
+    /// Its bytes are in a slot alone.
     Out { slot: u64 },
 }
 
@@ -28,8 +35,9 @@ pub struct Machine {
     waiters: bool,
 }
 
-/// A call.
+/// A call on [`AtomicWord`]: the method of the same name.
 #[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "calls and arguments are those of `AtomicWord`")]
 pub enum Op {
     Fault { write: bool, protected: bool },
     Evict { chances: bool },
@@ -90,6 +98,12 @@ fn seen(word: Word) -> Spec {
     }
 }
 
+impl Default for Machine {
+    fn default() -> Machine {
+        Machine::new()
+    }
+}
+
 impl Machine {
     /// An untouched page.
     pub fn new() -> Machine {
@@ -97,6 +111,9 @@ impl Machine {
     }
 
     /// Makes a call, if whoever makes it may, and compares its outcome and the word after it.
+    ///
+    /// # Panics
+    /// If the word does not do what the machine says.
     pub fn step(&mut self, op: Op) {
         if self.allows(op) {
             self.call(op);
