@@ -50,7 +50,7 @@ def show_case(options, number, case_class):
         print("      making its input ...", end="", flush=True)
         case.prepare()
     except Unavailable as reason:
-        print(f" skipped: {reason}")
+        print(f"\n      {case.name} skipped: {reason}")
         return [case.name] + ["-"] * 8 + ["skipped"], None
     print(" running natively ...", end="", flush=True)
     native = one_run(options, case, Mode(), None, None)

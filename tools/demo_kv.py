@@ -52,7 +52,7 @@ def use_a_client(port):
     try:
         from pymemcache.client.base import Client
     except ImportError:
-        print("pymemcache: skipped: no python3 has it (apt-get install python3-pymemcache)")
+        print("pymemcache skipped: no python3 has it (apt-get install python3-pymemcache)")
         return
     client = Client(("127.0.0.1", port))
     client.set("greeting", b"hello from afar")

@@ -233,7 +233,9 @@ def main():
     options = arguments()
     chosen = options.target or targets()
     if not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "c++"), "g++")):
-        print(f"skipped: no C++ compiler for libFuzzer (apt-get install g++)\n0 passed, 0 failed, {len(chosen)} skipped")
+        for name in chosen:
+            print(f"{name} skipped: no C++ compiler for libFuzzer (apt-get install g++)")
+        print(f"0 passed, 0 failed, {len(chosen)} skipped")
         return 0
     os.makedirs(WORK, exist_ok=True)
     try:

@@ -6,6 +6,8 @@
     tools/test.py unit sim        these parts alone
     tools/test.py --seed 4711     the simulation's random seeds from here on, to see a failure again
 
+    tools/test.py --skips tests/skips.txt     what is skipped and not on this list has failed, as in continuous integration
+
 A part that fails does not stop the later ones. Once the build is made, parts that use one processor run beside the others. What a part
 prints goes to a log in the target directory; the screen shows how it goes on, and the end of the log if it fails. The counts are the
 parts' own (cargo's tests, simulated seeds, real programs), so a test that says "skipped: why" counts as skipped and not as passed, and a
@@ -16,6 +18,7 @@ The last line is `N passed, N failed, N skipped`; the exit status is 1 if anythi
 """
 
 import argparse
+import fnmatch
 import functools
 import os
 import random
@@ -55,6 +58,10 @@ LONG = "-long"
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs;
 # `aside`: it uses one processor, and runs beside the others.
 Part = namedtuple("Part", "name what commands minutes shown missing needs_build aside", defaults=(r"(?!)", lambda: None, False, False))
+# A test that was skipped, or a line of the list of those that may be: there, the test and the reason are patterns, as of file names.
+Skip = namedtuple("Skip", "part test why")
+# The test, where a whole part is skipped.
+WHOLE = "all"
 # What came of a part; `failures` are the lines of its log that tell which tests failed.
 Row = namedtuple("Row", "counts seconds cpu remark failures", defaults=((),))
 # Such a line, in what cargo, the simulator and our drivers print, and how many of a part are shown at the end.
@@ -151,6 +158,104 @@ def count_cargo(lines):
             waiting = False
     counts.failed += waiting
     return counts
+
+
+# ---------------------------------------------------------------------------------------------------- skips
+# Each takes the lines that a command printed and returns the tests that were skipped with the reason, of each test as many as it gave.
+
+
+def skips_told(lines):
+    """A driver of ours, or a demo: `name skipped: why`, with the time before or after `skipped`, or `skipped: why` of the whole part.
+
+    >>> told = ["nginx        skipped: not installed (nginx-light)", "full     0.01 s  skipped: cannot mount: no", "su  skipped   1.2 s  skipped: no", "a b, poll skipped: c"]
+    >>> skips_told([*told, "skipped: no root", "30 passed, 1 failed, 5 skipped"])
+    [('nginx', 'not installed (nginx-light)'), ('full', 'cannot mount: no'), ('su', 'no'), ('a b, poll', 'c'), ('all', 'no root')]
+    """
+    found = []
+    for line in lines:
+        name, told, why = line.partition("skipped: ")
+        if told:
+            found.append((re.sub(r"(\s+skipped)?(\s+[\d.]+ s)?\s*$", "", name).strip() or WHOLE, why.strip()))
+    return found
+
+
+def skips_of_cargo(lines):
+    """`cargo test -- --show-output`: what tests said, and those that are switched off.
+
+    >>> ran = ["skipped: of no test", "test a::b ... ok", "test c ... ignored", "test d ... ignored, slow", "---- a::b stdout ----", "skipped: no IPv6", "skipped: no KSM"]
+    >>> skips_of_cargo([*ran, "test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured", "skipped: again"])
+    [('c', 'ignored'), ('d', 'ignored'), ('a::b', 'no IPv6'), ('a::b', 'no KSM')]
+    """
+    found, inside = [], None
+    for line in lines:
+        if re.match(r"\s+(Running|Doc-tests) |test result: ", line):
+            inside = None
+        elif output := re.match(r"---- (.*) stdout ----$", line):
+            inside = output[1]
+        elif ignored := re.match(r"test (.*) \.\.\. ignored\b", line):
+            found.append((ignored[1], "ignored"))
+        elif line.startswith("skipped: ") and inside:
+            found.append((inside, line[len("skipped: "):].strip()))
+    return found
+
+
+# How a command says what it skips, by how it counts; the others skip nothing.
+SKIPS = {count_cargo: skips_of_cargo, count_last_line: skips_told, count_made: skips_told}
+
+
+def skips_of(part, command, lines, counts):
+    """The skipped tests of a command. If it counts more than it names, one that has no name stands for the rest.
+
+    >>> skips_of("real", Command([], count_last_line), ["nginx skipped: not installed", "0 passed, 0 failed, 3 skipped"], Counts(0, 0, 3))
+    [Skip(part='real', test='nginx', why='not installed'), Skip(part='real', test='?', why='3 were counted, and 1 has a name')]
+    """
+    found = [Skip(part, test, why) for test, why in SKIPS[command.count](lines)] if command.count in SKIPS else []
+    named = len({skip.test for skip in found})
+    # Test programs of the same part have tests of the same name.
+    if counts.skipped > (len(found) if command.count is count_cargo else named):
+        found.append(Skip(part, "?", f"{counts.skipped} were counted, and {named} {'has' if named == 1 else 'have'} a name"))
+    return found
+
+
+def unlisted(skips, allowed):
+    """Those that no line of the list allows. The test of a long form is allowed where that of its short form is.
+
+    >>> allowed = [Skip("unit", "*::ipv6", "no IPv6*"), Skip("soak", "*", "it has not come *")]
+    >>> some = [Skip("unit", "net::ipv6", "no IPv6 here"), Skip("unit", "net::ipv6", "no root"), Skip("sim", "net::ipv6", "no IPv6"), Skip("soak-long", "vm", "it has not come to")]
+    >>> [skip.why for skip in unlisted(some, allowed)]
+    ['no root', 'no IPv6']
+    """
+    def on(skip, line):
+        return skip.part in (line.part, line.part + LONG) and fnmatch.fnmatchcase(skip.test, line.test) and fnmatch.fnmatchcase(skip.why, line.why)
+
+    return [skip for skip in skips if not any(on(skip, line) for line in allowed)]
+
+
+def skips_allowed(text, known):
+    """The list of the tests that may be skipped. Each line has part, test and reason with `|` between them.
+
+    >>> skips_allowed("# why\\n\\nunit | *::ipv6 | no IPv6 | no\\n", ["unit"])
+    [Skip(part='unit', test='*::ipv6', why='no IPv6 | no')]
+    >>> for wrong in ("unit | a", "real | a | b", "unit | | b"):
+    ...     try:
+    ...         skips_allowed("\\n" + wrong, ["unit"])
+    ...     except ValueError as error:
+    ...         print(error)
+    line 2: 'unit | a': it must be PART | TEST | REASON
+    line 2: 'real | a | b': there is no part real
+    line 2: 'unit | | b': it must be PART | TEST | REASON
+    """
+    allowed = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        fields = [field.strip() for field in line.split("|", 2)]
+        if len(fields) != 3 or not all(fields):
+            raise ValueError(f"line {number}: {line!r}: it must be PART | TEST | REASON")
+        if fields[0] not in known:
+            raise ValueError(f"line {number}: {line!r}: there is no part {fields[0]}")
+        allowed.append(Skip(*fields))
+    return allowed
 
 
 # ---------------------------------------------------------------------------------------------------- parts
@@ -372,18 +477,19 @@ class Running:
                 pass
 
 
-def run_part(part):
-    """Runs all commands of a part."""
+def run_part(part, allowed=None):
+    """Runs all commands of a part. If it is given what may be skipped, each other test that is skipped has failed."""
     reason = part.missing()
     if reason:
-        return Row(Counts(skipped=1), 0, 0, f"skipped: {reason}")
-    total, cpu, remark, started = Counts(), 0, "", time.monotonic()
+        return judge(Row(Counts(skipped=1), 0, 0, f"skipped: {reason}"), [Skip(part.name, WHOLE, reason)], allowed)
+    total, cpu, remark, started, skips = Counts(), 0, "", time.monotonic(), []
     path = os.path.join(LOGS, f"{part.name}.log")
     with open(path, "w", encoding="utf-8") as log:
         for command in part.commands:
             running = Running(command, part, log, max(1, part.minutes * 60 - (time.monotonic() - started)))
             status = running.follow()
             counts = command.count(running.lines)
+            skips += skips_of(part.name, command, running.lines, counts)
             cpu += running.cpu
             if running.hung:
                 remark = f"no end after {part.minutes} minutes"
@@ -398,7 +504,25 @@ def run_part(part):
             if running.hung:
                 break
     failures = failures_in(path) if total.failed else ()
-    return Row(total, time.monotonic() - started, cpu, remark, failures)
+    return judge(Row(total, time.monotonic() - started, cpu, remark, failures), skips, allowed)
+
+
+def judge(row, skips, allowed):
+    """The row, in which tests that were skipped without leave have failed.
+
+    >>> some = [Skip("real", "nginx", "not installed"), Skip("real", "redis", "no root"), Skip("real", "redis", "no KSM")]
+    >>> for leave in (None, [Skip("real", "*", "no*")], [Skip("real", "nginx", "*")]):
+    ...     came = judge(Row(Counts(3, 0, 2), 1, 1, ""), some, leave)
+    ...     print(came.counts, came.failures)
+    3 passed, 0 failed, 2 skipped ()
+    3 passed, 0 failed, 2 skipped ()
+    3 passed, 1 failed, 1 skipped ('redis FAILED: skipped, which is not on the list: no root', 'redis FAILED: skipped, which is not on the list: no KSM')
+    """
+    wrong = unlisted(skips, allowed) if allowed is not None else []
+    tests = len({skip.test for skip in wrong})
+    counts = Counts(row.counts.passed, row.counts.failed + tests, max(0, row.counts.skipped - tests))
+    told = tuple(f"{skip.test} FAILED: skipped, which is not on the list: {skip.why}" for skip in wrong)
+    return row._replace(counts=counts, failures=(*row.failures, *told))
 
 
 screen = threading.Lock()
@@ -445,8 +569,8 @@ def reasons(lines):
 class Results:
     """Runs parts one after the other, in more than one thread at a time, and keeps what came of them."""
 
-    def __init__(self):
-        self.rows, self.built = {}, True
+    def __init__(self, allowed=None):
+        self.rows, self.built, self.allowed = {}, True, allowed
 
     def run(self, some):
         """These parts."""
@@ -455,7 +579,7 @@ class Results:
             if part.needs_build and not self.built:
                 row = Row(Counts(failed=1), 0, 0, "not run: the build failed")
             else:
-                row = run_part(part)
+                row = run_part(part, self.allowed)
             if part.name == "build":
                 self.built = row.counts.failed == 0
             say(f"{part.name}: {row.counts}, {clock(row.seconds)}{', ' + row.remark if row.remark else ''}")
@@ -495,7 +619,15 @@ def arguments(known):
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="first of the random seeds")
     parser.add_argument("--long", action="store_true", help="the long form of each part that has one")
     parser.add_argument("--list", action="store_true", help="name the parts and end")
+    parser.add_argument("--skips", metavar="FILE", help="a list of the tests that may be skipped: any other that is skipped has failed")
     options = parser.parse_args()
+    try:
+        options.allowed = None
+        if options.skips:
+            with open(options.skips, encoding="utf-8") as file:
+                options.allowed = skips_allowed(file.read(), known)
+    except (OSError, ValueError) as error:
+        parser.error(f"--skips {options.skips}: {error}")
     unknown = [name for name in options.part if name not in known]
     if unknown:
         parser.error(f"there is no part {', '.join(unknown)}: it must be one of {', '.join(known)}")
@@ -525,7 +657,7 @@ def main():
     if any(part.needs_build for part in chosen) and not any(part.name == "build" for part in chosen):
         chosen.insert(0, next(part for part in everything if part.name == "build"))
     os.makedirs(LOGS, exist_ok=True)
-    results, started = Results(), time.monotonic()
+    results, started = Results(options.allowed), time.monotonic()
     results.run_all(chosen)
     # A part without a row: its thread died of a bug of ours, and said so.
     rows = [(part.name, results.rows.get(part.name, Row(Counts(failed=1), 0, 0, "not run"))) for part in chosen]

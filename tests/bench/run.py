@@ -150,7 +150,7 @@ class Bench:
         (experiment,) = results["experiments"]
         for label in against.split(","):
             if label in results["skipped"]:
-                print(f"skipped: {label}: {results['skipped'][label]}")
+                print(f"every_target {label} skipped: {results['skipped'][label]}")
                 continue
             target = self.target(experiment, label)
             wrong = [why for turn in target["rounds"] for why in turn["wrong"]]
@@ -524,7 +524,7 @@ class Bench:
             except Exception:  # noqa: BLE001 whatever went wrong is told, and the next test goes on
                 verdict, why = "failed", "\n" + traceback.format_exc()
             counts[verdict] += 1
-            print(f"{name[5:]:<20} {verdict}, {time.monotonic() - begun:.1f} s{why}", flush=True)
+            print(f"{name[5:]:<20} {time.monotonic() - begun:6.1f} s  {verdict}{why}", flush=True)
         print(", ".join(f"{count} {what}" for what, count in counts.items()))
         return 1 if counts["failed"] else 0
 

@@ -9,6 +9,7 @@ counts: N passed, N failed, N skipped.
 """
 
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -39,6 +40,7 @@ DPKG_QUERY = """#!/bin/sh
 printf installed
 """
 MAKE = """#!/bin/sh
+[ "$2" = ARGS=--skips=tests/skips.txt ] || echo 'the list of skips is not named'
 cat "$STAND_IN/$1.says"
 exit "$(cat "$STAND_IN/$1.status")"
 """
@@ -163,6 +165,7 @@ class Front:
                 with open(f"{place}/{target}.{ending}", "w", encoding="ascii") as file:
                     file.write(text)
         done = subprocess.run([f"{place}/.ci/run"], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+        expect("is not named" not in done.stdout, f"{done.stdout}")
         return done.returncode, done.stdout.splitlines()[-1]
 
     def test_ci(self):
@@ -176,6 +179,27 @@ class Front:
             came = self.ci(newcomer, test)
             expect(came == wanted, f"{newcomer}, {test}: {came}, not {wanted}")
         return "7 ways to end"
+
+    def test_skips(self):
+        """A test that is skipped and is not on the list has failed, where a list is given; the list is one, of tests that there are."""
+        spec = importlib.util.spec_from_file_location("runner", os.path.join(ROOT, "tools", "test.py"))
+        runner = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(runner)
+        runner.LOGS = self.work
+        says = "print('a ok'); print('b  0.1 s  skipped: no root'); print('1 passed, 0 failed, 1 skipped')"
+        part = runner.Part("real", "a stand-in", [runner.Command([sys.executable, "-c", says], runner.count_last_line)], 1)
+        for lines, wanted in ((None, "1 passed, 0 failed, 1 skipped"), ("", "1 passed, 1 failed, 0 skipped"), ("real | b | no root", "1 passed, 0 failed, 1 skipped"),
+                              ("real | b | no KSM", "1 passed, 1 failed, 0 skipped"), ("real | b | no *\nreal | a | no *", "1 passed, 0 failed, 1 skipped")):
+            came = runner.run_part(part, None if lines is None else runner.skips_allowed(lines, ["real"]))
+            expect(str(came.counts) == wanted, f"{lines!r}: {came.counts}, not {wanted}")
+        path = os.path.join(ROOT, "tests", "skips.txt")
+        allowed = runner.skips_allowed(harness.read_text(path), [part.name for part in runner.parts(0)])
+        sources = subprocess.run(["git", "grep", "-hIE", r"def |fn |class |name|Case\(|\"|'", "--", "*.rs", "*.py"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+        words = set(re.findall(r"[\w-]+", sources))
+        # As `test_` is no part of the names of our drivers' tests.
+        gone = [skip for skip in allowed for word in re.findall(r"[\w-]{3,}", skip.test) if not {word, f"test_{word}"} & words and skip.test != runner.WHOLE]
+        expect(not gone, f"tests/skips.txt names what is nowhere: {gone}")
+        return f"{len(allowed)} lines"
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def run(tests):
             print(f"{test.__name__} ok", flush=True)
         except Unavailable as reason:
             skipped += 1
-            print(f"skipped: {test.__name__}: {reason}", flush=True)
+            print(f"{test.__name__} skipped: {reason}", flush=True)
         except Exception:  # pylint: disable=broad-except
             failed += 1
             print(f"{test.__name__} FAILED\n{traceback.format_exc()}", flush=True)

@@ -341,8 +341,10 @@ def main():
         idle = [name for name, count in done.items() if count == 0]
         skipped = 0 if rounds >= ROUNDS_FOR_ALL else len(idle)
         failed += bool(idle) and not skipped
-        if idle:
+        if idle and not skipped:
             print(f"did nothing in any round: {', '.join(idle)}")
+        for name in idle if skipped else []:
+            print(f"{name} skipped: it has not come to its work in {rounds} rounds (in {ROUNDS_FOR_ALL} it must)")
     finally:
         shutil.rmtree(work, ignore_errors=True)
     print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)

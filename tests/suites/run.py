@@ -198,7 +198,7 @@ def summary(driver, skipped):
     print("\nnatively: tests, fail, skip; in all modes: same, different, listed (known.toml), unsteady (natively, too)")
     print("\n".join(harness.table(header, rows, right=header[1:])))
     for suite, why in skipped.items():
-        print(f"skipped: {suite}: {why}")
+        print(f"{suite} skipped: {why}")
     for entry in known.unseen(driver.listed, driver.verdicts):
         print(f"listed and not seen in this run: {entry}")
     if totals[1]:
