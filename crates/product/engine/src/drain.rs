@@ -39,7 +39,7 @@
 
 use crate::Engine;
 use crate::evict::pipeline::Evictor;
-use crate::fault::resolve::Failure;
+use crate::fault::resolve::{Failure, READ_TRIES};
 use crate::fault::run::Alike;
 use crate::giving::Looks;
 use crate::health::Usage;
@@ -56,8 +56,6 @@ use farshore_core::word::{BeginFault, Release, Slot, State, Word};
 
 /// Pages of one read: 64 KiB, behind which a fault's own read does not wait long.
 const RUN_MAX: usize = 16;
-/// How often a page is read before it counts as unreadable.
-const READ_TRIES: u32 = 3;
 /// How long to wait for frames, for evictors, and before all pages are looked at once more.
 const FRAME_PAUSE_NS: u64 = 5_000_000;
 const ANSWER_PAUSE_NS: u64 = 1_000_000;

@@ -32,8 +32,8 @@ use farshore_core::table::{Granule, PageRef};
 use farshore_core::wait::Ticket;
 use farshore_core::word::{BeginFault, Release, Slot, State, Word};
 
-/// How often a read that fails, or whose checksum is wrong, is tried again.
-const READ_TRIES: u32 = 3;
+/// How often a page is read, alone, until a read that failed or a wrong checksum counts: the page cannot be read.
+pub(crate) const READ_TRIES: u32 = 3;
 /// Most pages that a first touch brings along when memory is plenty and touches are in order.
 const ZERO_RUN_MAX: u64 = 16;
 /// From here on a read fault maps its page writable: neighbours were written after they were read.

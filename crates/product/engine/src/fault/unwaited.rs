@@ -28,8 +28,9 @@ use farshore_core::seams::{Clock, IoError, PageBuf, ReadBegun, Reads, World};
 use farshore_core::wait::Ticket;
 use farshore_core::word::Slot;
 
-/// How often a read of the caller's that was cut off is repeated.
-const READ_TRIES: u32 = 3;
+/// How often the caller asks the kernel for the same bytes, if a signal or an end of the file cuts its call off. What comes of
+/// that is one read of the fault's, which counts for [`READ_TRIES`](super::resolve::READ_TRIES).
+const CALL_TRIES: u32 = 3;
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
 const ECANCELED: i32 = 125;
@@ -216,7 +217,7 @@ impl<W: World> Engine<W> {
         if came == 0 {
             under.tries += 1;
             let again = matches!(-answer, EINTR | EAGAIN | ECANCELED) || answer >= 0;
-            if again && under.tries < READ_TRIES {
+            if again && under.tries < CALL_TRIES {
                 return None;
             }
             let why = if answer >= 0 { IoError::Short } else { IoError::Device(-answer) };
