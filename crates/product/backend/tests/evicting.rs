@@ -15,6 +15,7 @@ use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::seams::{Backend, Kernel, KernelError, PageBuf, Protect, World};
 use farshore_core::word::State;
 use farshore_engine::evict::pipeline::Evictor;
+use farshore_engine::fault::pins::Pinned;
 use farshore_engine::fault::resolve::Failure;
 use farshore_engine::health::{Change, News, Watcher};
 use farshore_engine::prefetch::Reader;
@@ -225,7 +226,7 @@ impl<B: Backend> Rig<B> {
     /// Touches page `n` for writing: it must hold `expected`, and holds `then` afterwards.
     fn touch(&self, core: usize, n: u64, expected: u64, then: u64, buffer: &mut [PageBuf]) -> Result<(), Failure> {
         let page = Page(FIRST + n);
-        assert!(self.engine.pin(page, Access::Write, core, buffer)?);
+        assert_eq!(self.engine.pin(page, Access::Write, core, buffer)?, Pinned::Held);
         // SAFETY: it is pinned, and only this thread uses page `n` (`Worker`).
         let bytes = unsafe { &mut (*self.engine.kernel.place(page)).0 };
         let (at_start, at_end) = (stamp_at(bytes, 0), stamp_at(bytes, 4088));
@@ -456,7 +457,7 @@ fn a_run_of_zero_pages_is_released_in_a_hidden_granule() {
     let engine = &rig.engine;
     let granule = engine.table.granule_even_absent(Page(FIRST).granule()).expect("managed");
     let mut buffer = vec![PageBuf::ZERO; 16];
-    engine.pin(Page(FIRST), Access::Write, 0, &mut buffer).expect("there is room");
+    assert_eq!(engine.pin(Page(FIRST), Access::Write, 0, &mut buffer), Ok(Pinned::Held), "there is room");
     let hide = |first: Page| engine.table.granule_even_absent(first.granule()).expect("managed").flags.hide();
     assert!(engine.kernel.on_zeros.set(Box::new(hide)).is_ok());
     let _ = engine.pin(Page(FIRST + 1), Access::Write, 0, &mut buffer);

@@ -15,6 +15,7 @@ use farshore_core::sync::{AtomicU32, AtomicU64, Futex, Ordering};
 use farshore_core::word::{Slot, Word};
 use farshore_engine::evict::control::Wanted;
 use farshore_engine::evict::pipeline::Evictor;
+use farshore_engine::fault::resolve::Resolved;
 use farshore_engine::stats::Count;
 use farshore_engine::{Engine, Nodes, Shape};
 use std::collections::{BTreeMap, BTreeSet};
@@ -280,7 +281,7 @@ fn work(engine: &TheEngine, evictor: &mut TheEvictor<'_>, core: usize, planted: 
         let access = if touch % 3 == 0 { Access::Write } else { Access::Read };
         let right = engine.kernel.at(page).1;
         if right == Right::Absent || (right == Right::Protected && access == Access::Write) {
-            assert!(engine.resolve(page, access, right != Right::Absent, core, &mut buffer).unwrap());
+            assert_eq!(engine.resolve(page, access, right != Right::Absent, core, &mut buffer), Ok(Resolved::Done));
         }
         engine.kernel.touches[core].fetch_add(1, Ordering::Relaxed);
         if touch % 1000 == 0

@@ -7,7 +7,8 @@ use crate::sched::{maybe_switch, park, sleep_ns, switch};
 use crate::world::{World, broken, note, world};
 use farshore_core::page::{Access, Page};
 use farshore_core::seams::{KernelError, PageBuf};
-use farshore_engine::fault::resolve::Failure;
+use farshore_engine::fault::pins;
+use farshore_engine::fault::resolve::{Failure, Resolved};
 use std::rc::Rc;
 
 /// How many faults of one access in a row mean that something is wrong.
@@ -155,9 +156,9 @@ pub fn access_page(rig: &Rc<Rig>, page: Page, access: Access, core: usize, buffe
         };
         maybe_switch();
         match rig.engine.resolve(page, access, protected, core, buffer) {
-            Ok(true) => {}
-            Ok(false) if is_over_when_foreign(page, before) => return Ended::GivenUp,
-            Ok(false) => {}
+            Ok(Resolved::Done) => {}
+            Ok(Resolved::Foreign) if is_over_when_foreign(page, before) => return Ended::GivenUp,
+            Ok(Resolved::Foreign) => {}
             Err(why) => {
                 accept(rig, page, why);
                 return Ended::GivenUp;
@@ -216,9 +217,9 @@ pub fn pin(rig: &Rc<Rig>, first: Page, access: Access, core: usize, buffer: &mut
             break;
         }
         match rig.engine.pin(page, access, core, buffer) {
-            Ok(true) => pinned.push((page, before)),
-            Ok(false) if went_away(before, page) => break,
-            Ok(false) => broken(page.0, "managed memory is not pinned"),
+            Ok(pins::Pinned::Held) => pinned.push((page, before)),
+            Ok(pins::Pinned::Foreign) if went_away(before, page) => break,
+            Ok(pins::Pinned::Foreign) => broken(page.0, "managed memory is not pinned"),
             Err(why) => {
                 accept(rig, page, why);
                 break;

@@ -31,7 +31,7 @@ use crate::world::{Luck, broken, note, world};
 use crate::{calls, forks};
 use farshore_core::page::{Access, Page};
 use farshore_core::seams::PageBuf;
-use farshore_engine::fault::resolve::Failure;
+use farshore_engine::fault::resolve::{Failure, Resolved};
 use farshore_engine::fault::unwaited::{ALL_CAME, Unwaited, Wants};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -280,10 +280,10 @@ impl Worker {
     }
 
     /// Whether an access is over when its fault has ended with this result.
-    fn ends(&self, page: Page, before: Expected, served: Result<bool, Failure>) -> bool {
+    fn ends(&self, page: Page, before: Expected, served: Result<Resolved, Failure>) -> bool {
         match served {
-            Ok(true) => false,
-            Ok(false) => is_over_when_foreign(page, before),
+            Ok(Resolved::Done) => false,
+            Ok(Resolved::Foreign) => is_over_when_foreign(page, before),
             Err(why) => {
                 accept(&self.rig, page, why);
                 true
@@ -300,7 +300,7 @@ impl Worker {
     // What their faults wait for.
 
     /// Takes a fault on, as its unithread. `None`: the fault waits, in its place.
-    fn take_on(&mut self, index: usize, mut answer: i32) -> Option<Result<bool, Failure>> {
+    fn take_on(&mut self, index: usize, mut answer: i32) -> Option<Result<Resolved, Failure>> {
         loop {
             let one = &mut self.all[index];
             let Some(fault) = one.fault.as_mut() else { broken(0, "a unithread has no fault") };

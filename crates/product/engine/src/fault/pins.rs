@@ -5,26 +5,36 @@
 //! unpinned after it. A pin is a count in the page word; it survives whatever the program does to the page meanwhile.
 
 use crate::Engine;
-use crate::fault::resolve::Failure;
+use crate::fault::resolve::{Failure, Resolved};
 use farshore_core::page::{Access, Page};
 use farshore_core::seams::{PageBuf, World};
 use farshore_core::word::{BeginFault, Pin, State};
 
+/// What came of [`Engine::pin`].
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pinned {
+    /// The page stays until [`Engine::unpin`].
+    Held,
+    /// The page is not managed: there is nothing to unpin.
+    Foreign,
+}
+
 impl<W: World> Engine<W> {
-    /// Pins `page` for the kernel's `access`. `Ok(false)`: it is not managed, so there is nothing to unpin.
+    /// Pins `page` for the kernel's `access`.
     ///
     /// # Errors
     /// When the page cannot be brought in; it is not pinned then.
-    pub fn pin(&self, page: Page, access: Access, core: usize, buffer: &mut [PageBuf]) -> Result<bool, Failure> {
+    pub fn pin(&self, page: Page, access: Access, core: usize, buffer: &mut [PageBuf]) -> Result<Pinned, Failure> {
         loop {
-            let Some(at) = self.page(page) else { return Ok(false) };
+            let Some(at) = self.page(page) else { return Ok(Pinned::Foreign) };
             match at.word.pin(access) {
-                Pin::Pinned => return Ok(true),
-                Pin::Foreign => return Ok(false),
+                Pin::Pinned => return Ok(Pinned::Held),
+                Pin::Foreign => return Ok(Pinned::Foreign),
                 Pin::Fault => {
                     let protected = access == Access::Write && at.word.load().state() == State::Resident;
-                    if !self.resolve(page, access, protected, core, buffer)? {
-                        return Ok(false);
+                    if self.resolve(page, access, protected, core, buffer)? == Resolved::Foreign {
+                        return Ok(Pinned::Foreign);
                     }
                 }
             }

@@ -103,6 +103,15 @@ pub enum Step {
     Failed(Failure),
 }
 
+/// How a fault ended that did not fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resolved {
+    /// The access can be tried again.
+    Done,
+    /// The page is not managed: the engine has nothing to do with the fault.
+    Foreign,
+}
+
 /// Why a fault could not be served. The thread that needs the page gets SIGBUS; no thread gets wrong bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
@@ -186,7 +195,7 @@ impl<W: World> Engine<W> {
         protected: bool,
         core: usize,
         buffer: &mut [PageBuf],
-    ) -> Result<bool, Failure> {
+    ) -> Result<Resolved, Failure> {
         let mut fault = Fault::new(page, access, protected, core, self.clock.now_ns());
         self.gate.enter(&self.futex, core);
         let served = self.serve(&mut fault, buffer);
@@ -195,7 +204,7 @@ impl<W: World> Engine<W> {
     }
 
     /// Steps until the fault is over. The thread is inside the gate, except while it sleeps and owns no page.
-    fn serve(&self, fault: &mut Fault, buffer: &mut [PageBuf]) -> Result<bool, Failure> {
+    fn serve(&self, fault: &mut Fault, buffer: &mut [PageBuf]) -> Result<Resolved, Failure> {
         let mut read = Ok(());
         let core = fault.core;
         let outside = |sleep: &dyn Fn()| {
@@ -205,8 +214,8 @@ impl<W: World> Engine<W> {
         };
         loop {
             match self.step(fault, buffer, read) {
-                Step::Done => return Ok(true),
-                Step::Foreign => return Ok(false),
+                Step::Done => return Ok(Resolved::Done),
+                Step::Foreign => return Ok(Resolved::Foreign),
                 Step::Failed(why) => return Err(why),
                 Step::Read { slot, pages } => {
                     let transfer = self.transfer(slot, core);

@@ -16,7 +16,7 @@
 //! So the caller must come back when the read has ended, whatever else it does, and may not wait for either before that
 //! ([`Unwaited::owns`]).
 
-use super::resolve::{FRAME_PATIENCE_NS, Failure, Fault, Step};
+use super::resolve::{FRAME_PATIENCE_NS, Failure, Fault, Resolved, Step};
 use crate::Engine;
 use crate::health::Transfer;
 use crate::stats::Count;
@@ -79,7 +79,7 @@ struct Under {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Wants {
     /// Nothing: the fault is over. The result is as from [`Engine::resolve`].
-    Served(Result<bool, Failure>),
+    Served(Result<Resolved, Failure>),
     /// That the caller reads these pages of the buffer from a file, and says how many bytes came.
     Read {
         /// The descriptor.
@@ -177,8 +177,8 @@ impl<W: World> Engine<W> {
                 fault.at = At::Transfer(Under { slot, pages, done: 0, asked: 0, tries: 0, noted });
                 return None;
             }
-            Step::Done => (None, Wants::Served(Ok(true))),
-            Step::Foreign => (None, Wants::Served(Ok(false))),
+            Step::Done => (None, Wants::Served(Ok(Resolved::Done))),
+            Step::Foreign => (None, Wants::Served(Ok(Resolved::Foreign))),
             Step::Failed(why) => (None, Wants::Served(Err(why))),
             Step::WaitPage(ticket) => (Some(Blocked::Page(ticket)), Wants::Look),
             Step::WaitFrame(prepared) => (Some(Blocked::Frame(prepared)), Wants::Look),

@@ -13,6 +13,7 @@ use crate::fault::{self, Needed};
 use crate::runtime::{Runtime, locked, uninterrupted};
 use crate::{attributes, own_threads, surrender, thread};
 use farshore_core::page::{Access, Page, PageRange};
+use farshore_engine::fault::pins::Pinned;
 use farshore_sys::raw::{Errno, nr};
 use farshore_sys::vm::advice;
 
@@ -156,7 +157,7 @@ fn bring_in_one(runtime: &Runtime, page: Page, access: Access, then: impl Fn() -
         let Some(thread) = thread::current() else { return Ok(then()) };
         let pinned = thread.with_buffer(|buffer| runtime.engine.pin(page, access, thread.core(), buffer))?;
         let answer = then();
-        if pinned {
+        if pinned == Pinned::Held {
             runtime.engine.unpin(page);
         }
         Ok(answer)

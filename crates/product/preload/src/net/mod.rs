@@ -32,6 +32,7 @@ use entry::Call;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::word::Pin;
+use farshore_engine::fault::pins::Pinned;
 use farshore_net::calls::seccomp::Instruction;
 use farshore_sys::raw::syscall;
 use farshore_sys::signal::{self, How, SigSet};
@@ -276,13 +277,16 @@ fn bring(runtime: &Runtime, page: Page, access: Access) -> bool {
     own_threads::ensure();
     let answer = uninterrupted(|| match thread::current().or_else(|| thread::adopt(false)) {
         Some(thread) => thread.with_buffer(|buffer| runtime.engine.pin(page, access, thread.core(), buffer)),
-        None => Ok(false),
+        None => Ok(Pinned::Foreign),
     });
-    // The call finds the page absent: EFAULT, as when the kernel cannot swap a page in.
-    answer.unwrap_or_else(|why| {
-        fault::tell(runtime, page, why, Needed::ByCall);
-        false
-    })
+    match answer {
+        Ok(pinned) => pinned == Pinned::Held,
+        // The call finds the page absent: EFAULT, as when the kernel cannot swap a page in.
+        Err(why) => {
+            fault::tell(runtime, page, why, Needed::ByCall);
+            false
+        }
+    }
 }
 
 /// Makes managed pages present and writable for a moment, without keeping them.

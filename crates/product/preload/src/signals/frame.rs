@@ -33,6 +33,7 @@ use crate::{fault, own_threads};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_core::page::{Access, PageRange};
+use farshore_engine::fault::pins::Pinned;
 use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
 use farshore_sys::signal::{self, Action, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags};
 
@@ -262,8 +263,8 @@ fn pin(thread: &Thread, range: PageRange, access: Access) -> u64 {
     for (bit, page) in range.iter().enumerate().filter(|&(_, page)| runtime.engine.is_managed(page)) {
         own_threads::ensure();
         match thread.with_buffer(|buffer| runtime.engine.pin(page, access, thread.core(), buffer)) {
-            Ok(true) => pinned |= 1 << bit,
-            Ok(false) => {}
+            Ok(Pinned::Held) => pinned |= 1 << bit,
+            Ok(Pinned::Foreign) => {}
             Err(why) => fault::fail(page, why),
         }
     }

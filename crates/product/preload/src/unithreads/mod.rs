@@ -46,6 +46,7 @@ use farshore_core::joint::{Desk, Library, Scheduler, VERSION};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::seams::PageBuf;
+use farshore_engine::fault::pins::Pinned;
 use farshore_engine::fault::unwaited::Unwaited;
 use farshore_sys::own::map_own;
 use farshore_sys::raw::Errno;
@@ -240,8 +241,8 @@ unsafe extern "C" fn pin(address: *const c_void, bytes: usize, write: c_int, kep
         let access = if write != 0 { Access::Write } else { Access::Read };
         for page in range.iter() {
             match uninterrupted(|| thread.with_buffer(|buffer| runtime.engine.pin(page, access, thread.core(), buffer))) {
-                Ok(true) => pages.0.push(page),
-                Ok(false) => {}
+                Ok(Pinned::Held) => pages.0.push(page),
+                Ok(Pinned::Foreign) => {}
                 Err(why) => {
                     fault::tell(runtime, page, why, fault::Needed::ByCall);
                     return -Errno::EFAULT.0;

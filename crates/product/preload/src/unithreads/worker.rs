@@ -20,7 +20,7 @@ use core::cell::{Cell, RefCell};
 use farshore_core::joint::{Desk, Scheduler};
 use farshore_core::page::{Access, Page};
 use farshore_core::seams::{Clock, PageBuf};
-use farshore_engine::fault::resolve::Failure;
+use farshore_engine::fault::resolve::{Failure, Resolved};
 use farshore_engine::fault::unwaited::{ALL_CAME, Unwaited, Wants};
 use farshore_sys::raw::{Errno, syscall};
 use farshore_sys::signal::{self, How, Reg, SigSet, UContext};
@@ -34,7 +34,7 @@ const PATIENCE_NS: u64 = 100_000;
 /// What became of a fault.
 pub enum Way {
     /// It is over.
-    Served(Result<bool, Failure>),
+    Served(Result<Resolved, Failure>),
     /// The handler returns to the unithread's wait.
     Parked,
     /// The thread has to wait for it as any other.
@@ -130,7 +130,7 @@ impl Worker {
     }
 
     /// Takes a fault on. `None`: it waits, in its place.
-    fn take_on(&self, runtime: &Runtime, index: u32, answer: i32) -> Option<Result<bool, Failure>> {
+    fn take_on(&self, runtime: &Runtime, index: u32, answer: i32) -> Option<Result<Resolved, Failure>> {
         self.with(index, |record, buffer| {
             let served = self.step(runtime, index, record.fault.as_mut()?, buffer, answer)?;
             record.fault = None;
@@ -145,7 +145,7 @@ impl Worker {
         fault: &mut Unwaited,
         buffer: &mut [PageBuf],
         mut answer: i32,
-    ) -> Option<Result<bool, Failure>> {
+    ) -> Option<Result<Resolved, Failure>> {
         loop {
             match runtime.engine.go_on(fault, buffer, answer) {
                 Wants::Served(result) => return Some(result),
