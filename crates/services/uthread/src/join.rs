@@ -15,7 +15,7 @@
 
 use crate::api::hold;
 use crate::error::SpawnError;
-use crate::pool::Unit;
+use crate::pool::{Entry, Unit};
 use crate::runtime::{Shared, WaitMode};
 use crate::wait::Token;
 use crate::{switch, worker};
@@ -49,26 +49,27 @@ where
     F: FnOnce() -> T + Send + 'static,
     T: Send + 'static,
 {
-    check::<F, T>(shared)?;
+    check::<F, thread::Result<T>>(shared)?;
     let index = admit(shared)?;
-    begin_with(shared, index, RUNNING, work);
+    begin_with::<F, thread::Result<T>>(shared, index, RUNNING, run::<F, T>, work);
     Ok(JoinHandle { shared: shared.clone(), index, result: PhantomData })
 }
 
-/// A unithread that nobody joins, whose request buffer begins with `request`.
-pub(crate) fn spawn_request<F>(shared: &Arc<Shared>, request: &[u8], work: F) -> Result<(), SpawnError>
+/// Makes a unithread that nobody joins, whose buffer begins with `bytes`. What `work` puts into its argument is left to the heir (`heir.rs`).
+pub(crate) fn spawn_leaving<F, L>(shared: &Arc<Shared>, bytes: &[u8], work: F) -> Result<(), SpawnError>
 where
-    F: FnOnce() + Send + 'static,
+    F: FnOnce(&mut Option<L>) + Send + 'static,
+    L: Send + 'static,
 {
     let room = shared.config.buffer_bytes;
-    if request.len() > room {
-        return Err(SpawnError::TooLong { bytes: request.len(), room });
+    if bytes.len() > room {
+        return Err(SpawnError::TooLong { bytes: bytes.len(), room });
     }
-    check::<F, ()>(shared)?;
+    check::<F, L>(shared)?;
     let index = admit(shared)?;
     // SAFETY: the slot was taken, so its buffer is nobody else's, and there is room.
-    unsafe { core::ptr::copy_nonoverlapping(request.as_ptr(), shared.pool.buffer(index), request.len()) };
-    begin_with(shared, index, DETACHED, work);
+    unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), shared.pool.buffer(index), bytes.len()) };
+    begin_with::<F, L>(shared, index, DETACHED, run_leaving::<F, L>, work);
     Ok(())
 }
 
@@ -81,24 +82,20 @@ fn admit(shared: &Shared) -> Result<u32, SpawnError> {
     })
 }
 
-/// Bytes and alignment of the place for `F` and its result.
-fn layout<F, T>() -> (usize, usize) {
-    let size = size_of::<F>().max(size_of::<thread::Result<T>>());
-    (size, align_of::<F>().max(align_of::<thread::Result<T>>()).max(16))
+/// Bytes and alignment of the place for `F` and then `R`; 16 at least, for what lies below on the stack.
+fn layout<F, R>() -> (usize, usize) {
+    (size_of::<F>().max(size_of::<R>()), align_of::<F>().max(align_of::<R>()).max(16))
 }
 
-fn check<F, T>(shared: &Shared) -> Result<(), SpawnError> {
-    let (size, align) = layout::<F, T>();
+fn check<F, R>(shared: &Shared) -> Result<(), SpawnError> {
+    let (size, align) = layout::<F, R>();
     if size + align > shared.config.stack_bytes / 4 { Err(SpawnError::TooLarge(size)) } else { Ok(()) }
 }
 
 /// Puts `work` onto the stack of slot `index`, which was taken, and the unithread into the queue. Its life begins as `life`: with a handle, or without.
-fn begin_with<F, T>(shared: &Shared, index: u32, life: u32, work: F)
-where
-    F: FnOnce() -> T + Send + 'static,
-    T: Send + 'static,
-{
-    let (size, align) = layout::<F, T>();
+/// `entry` runs an `F` and may leave an `R` in its place.
+fn begin_with<F: Send + 'static, R>(shared: &Shared, index: u32, life: u32, entry: Entry, work: F) {
+    let (size, align) = layout::<F, R>();
     let unit = shared.pool.unit(index);
     let end = shared.pool.stack_end(index);
     let down = size + (end.addr() - size) % align;
@@ -106,10 +103,10 @@ where
     // SAFETY: inside the stack (checked above), aligned, and nobody else's: the slot was taken.
     unsafe { place.cast::<F>().write(work) };
     unit.place.set(place.expose_provenance());
-    unit.entry.set(Some(run::<F, T>));
+    unit.entry.set(Some(entry));
     unit.errno.set(0);
     unit.exceptions.set(Default::default());
-    unit.reply_to.set(None);
+    unit.has_left.set(false);
     unit.life.store(life, Ordering::Relaxed);
     unit.joiner.store(0, Ordering::Relaxed);
     unit.stoppable.store(0, Ordering::Relaxed);
@@ -163,6 +160,27 @@ where
     }
 }
 
+/// Runs the closure at `place`, and leaves there what it leaves.
+///
+/// # Safety
+/// `place` has an `F` that nobody else reads, and room for an `L`.
+unsafe fn run_leaving<F, L>(place: *mut u8, unit: &Unit)
+where
+    F: FnOnce(&mut Option<L>),
+{
+    // SAFETY: the caller's duty.
+    let work = unsafe { place.cast::<F>().read() };
+    let mut left = None;
+    if catch_unwind(AssertUnwindSafe(|| work(&mut left))).is_err() {
+        note_panic();
+    }
+    if let Some(left) = left {
+        // SAFETY: room and alignment are `spawn_leaving`'s; the closure was moved away.
+        unsafe { place.cast::<L>().write(left) };
+        unit.has_left.set(true);
+    }
+}
+
 fn note_panic() {
     match worker::this() {
         Some(worker) => worker.shared.note_panic(),
@@ -171,7 +189,7 @@ fn note_panic() {
     }
 }
 
-/// Unithread `index` has left its stack for good. Called by its worker. Whether it has left a reply.
+/// Unithread `index` has left its stack for good. Called by its worker. Whether it has left something to the heir.
 pub(crate) fn ended(shared: &Shared, index: u32) -> bool {
     let unit = shared.pool.unit(index);
     match unit.life.compare_exchange(ENDING, DONE, Ordering::AcqRel, Ordering::Acquire) {
@@ -186,9 +204,9 @@ pub(crate) fn ended(shared: &Shared, index: u32) -> bool {
                 }
             }
         }
-        // Recycled, and dismissed, when it is sent.
-        Err(_) if unit.reply_to.get().is_some() => {
-            shared.replies.post(&shared.pool, index);
+        // The heir recycles and dismisses it.
+        Err(_) if unit.has_left.get() => {
+            shared.heir.post(&shared.pool, index);
             return true;
         }
         Err(_) => shared.pool.give(index),

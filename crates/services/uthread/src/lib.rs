@@ -18,7 +18,8 @@
 //! | `worker`, `ring`, `feed` | the loop of a worker; its io_uring, in which it sleeps; requests that complete many times |
 //! | `overflow` | a stack that overflows says whose it was |
 //! | `runtime`, `join` | begin and end: of a runtime, of a unithread |
-//! | `request` | requests in the unithread's own buffer; replies, and their completions, by a thread for all |
+//! | `heir` | what a unithread leaves when it ends goes to a thread beside the workers |
+//! | `request` | requests in the unithread's own buffer; replies, and their completions, by the heir |
 //! | `exceptions` | C++ exceptions, which are a unithread's own |
 //! | `own` | memory that is never managed, for what a worker touches while it schedules |
 //! | `far` | the library that serves page faults: **how a unithread waits at an access**, and why that is sound |
@@ -71,6 +72,8 @@ mod far;
 mod feed;
 #[cfg(not(loom))]
 mod ffi;
+#[cfg(not(loom))]
+mod heir;
 #[cfg(not(loom))]
 pub mod io;
 #[cfg(not(loom))]

@@ -21,7 +21,6 @@
 use crate::error::Error;
 use crate::exceptions::Exceptions;
 use crate::list::{Free, Links};
-use crate::net::Name;
 use crate::own;
 use crate::wait::WaitWord;
 use core::cell::Cell;
@@ -100,18 +99,14 @@ pub struct Unit {
     /// Its stack pointer while it does not run.
     pub(crate) stack_pointer: Cell<usize>,
     pub(crate) entry: Cell<Option<Entry>>,
-    /// Where closure and result lie.
+    /// Where its closure lies, and then its result, or what it leaves.
     pub(crate) place: Cell<usize>,
     /// `errno` while it does not run: it belongs to the unithread, though its address belongs to the worker.
     pub(crate) errno: Cell<i32>,
     /// Its C++ exceptions, likewise: see `exceptions.rs`.
     pub(crate) exceptions: Cell<Exceptions>,
-    /// A reply that is sent when it has ended: to which peer (none: who the socket is connected to), by which socket (an `Arc`, raw, of which
-    /// `request.rs` knows the type; null: no reply), and its bytes, those sent so far included.
-    pub(crate) reply_name: Cell<Name>,
-    pub(crate) reply_to: Cell<Option<NonNull<()>>>,
-    pub(crate) reply_bytes: Cell<u32>,
-    pub(crate) reply_sent: Cell<u32>,
+    /// It has left something at `place`, for the heir: see `heir.rs`.
+    pub(crate) has_left: Cell<bool>,
     /// When `checkpoint` first saw it in this turn, in nanoseconds; 0: not yet.
     pub(crate) slice_start: Cell<u64>,
 }

@@ -7,19 +7,20 @@
 //! 1. Nothing is spawned any more. Each worker ends the waits of its unithreads that say so in their type (`sleep`, `recv`, `send`:
 //!    [`crate::Stopped`]) and cancels their requests in the ring (`io`, `net`: `ECANCELED`), once; waits that begin later end at once. Waits for fetches and
 //!    for other unithreads end by themselves.
-//! 2. The last unithread that ends, or the last reply that is sent or given up, wakes who waits for it ([`crate::lifetime`]).
+//! 2. The last unithread that ends, or the last slot that the heir gives back, wakes who waits for it ([`crate::lifetime`]).
 //! 3. Workers end then, and their threads are joined.
 
 use crate::dispatch::{Dispatch, Policy, WORKERS_MAX};
 use crate::doze::Doze;
 use crate::error::{Error, SpawnError};
 use crate::far::{Joined, Kept};
+use crate::heir::Heir;
 use crate::join::{self, JoinHandle};
 use crate::lifetime::Lifetime;
 use crate::list::Inbox;
 use crate::own::Here;
 use crate::pool::{Pool, Shape};
-use crate::request::{Replies, Request};
+use crate::request;
 use crate::ring::{Kick, Ring};
 use crate::thread::Inherited;
 use crate::wait::{Complete, Token};
@@ -119,7 +120,7 @@ pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) dispatch: Dispatch,
     sides: Vec<Padded<Side>>,
-    pub(crate) replies: Replies,
+    pub(crate) heir: Heir,
     lifetime: Lifetime,
     panics: AtomicU64,
     /// What the thread had that started it: so do children of unithreads, and what runs as before (`api::as_before`).
@@ -138,7 +139,7 @@ impl Shared {
             for side in &self.sides {
                 kept.push(Kept::all(core::slice::from_ref(&*side.kick))?);
             }
-            kept.push(self.replies.keep()?);
+            kept.push(self.heir.keep()?);
             Ok(kept)
         };
         let kept = keep().map_err(|error| Error::System {
@@ -221,7 +222,7 @@ impl Shared {
 
     fn wake_all(&self) {
         (0..self.sides.len()).for_each(|worker| self.wake(worker));
-        self.replies.wake();
+        self.heir.wake();
     }
 
     fn stop(&self) {
@@ -251,20 +252,6 @@ impl Handle {
         T: Send + 'static,
     {
         join::spawn(&self.shared, work)
-    }
-
-    /// Makes a unithread for a request, which is copied into its request buffer. Nobody joins it.
-    pub fn spawn_request<F>(&self, request: &[u8], work: F) -> Result<(), SpawnError>
-    where
-        F: FnOnce(Request<'_>) + Send + 'static,
-    {
-        let length = request.len();
-        join::spawn_request(&self.shared, request, move || Request::serve(length, work))
-    }
-
-    /// Replies that could not be sent, as a whole or in part: the peer is gone.
-    pub fn replies_failed(&self) -> u64 {
-        self.shared.replies.failed()
     }
 
     /// Unithreads that were spawned and have not ended.
@@ -324,7 +311,7 @@ impl Runtime {
             dispatch: Dispatch::new(config.workers, config.policy),
             sides: (0..config.workers).map(|_| side()).collect::<Result<_, Error>>()?,
             pool,
-            replies: Replies::new()?,
+            heir: Heir::new()?,
             config,
             lifetime: Lifetime::default(),
             panics: AtomicU64::new(0),
@@ -346,8 +333,8 @@ impl Runtime {
                 work,
             )?);
         }
-        let work = |shared: Arc<Shared>, ring| shared.replies.run(&shared, ring);
-        runtime.threads.push(start_thread(&shared, "unireplies".into(), |shared| shared.replies.ring(), work)?);
+        let work = |shared: Arc<Shared>, ring| request::run(&shared, ring);
+        runtime.threads.push(start_thread(&shared, "unireplies".into(), |shared| shared.heir.prepare(), work)?);
         Ok(runtime)
     }
 

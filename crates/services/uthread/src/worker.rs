@@ -21,7 +21,7 @@
 //! unithreads of a worker share it: what a unithread leaves there half done while it waits, the next one finds.
 
 mod hooks;
-mod replies;
+mod untold;
 
 use crate::dispatch::Desk;
 use crate::exceptions;
@@ -37,8 +37,8 @@ use crate::timers::Timers;
 use crate::wait::{Complete, Park, Token};
 use core::cell::{Cell, UnsafeCell};
 use core::sync::atomic::{Ordering, compiler_fence};
-use replies::Untold;
 use std::sync::{Arc, Once};
+use untold::Untold;
 
 /// So many resumed unithreads in a row, then another one has a turn.
 const STREAK_MAX: u32 = 64;
@@ -265,7 +265,7 @@ impl Worker {
                 inner.waited = 0;
                 inner.ring.submit();
             }
-            self.untold.turn(&self.shared.replies, || self.has_more(inner));
+            self.untold.turn(&self.shared.heir, || self.has_more(inner));
         });
         self.reap();
         if let Some(far) = self.far.get()
@@ -388,7 +388,7 @@ impl Worker {
         if until != 0 && self.desk().fetches.load(Ordering::Relaxed) != 0 && self.poll(until) {
             return;
         }
-        self.untold.turn(&shared.replies, || false);
+        self.untold.turn(&shared.heir, || false);
         side.doze.begin();
         self.with_busy(|inner| {
             let nothing = side.inbox.is_empty()
@@ -518,7 +518,7 @@ impl Worker {
     /// Sleeps until something comes, for `ns` nanoseconds at most, if there is `nothing` yet.
     fn sleep_in_place(&self, ns: Option<u64>, nothing: impl Fn() -> bool) {
         let side = self.shared.side(self.number);
-        self.untold.turn(&self.shared.replies, || false);
+        self.untold.turn(&self.shared.heir, || false);
         side.doze.begin();
         self.with_busy(|inner| {
             let alarm = [self.alarm(inner), ns].into_iter().flatten().min();

@@ -1,22 +1,22 @@
-//! When a worker wakes the thread of replies.
+//! When a worker wakes the heir (`heir.rs`).
 //!
-//! That thread has the worker's core, as a rule, where there are few. Woken for each reply it would take two switches of threads for each; woken late it would
-//! keep answers that are made. So several go together while the worker has other things to do, and all go when it has none, or sleeps.
+//! That thread has the worker's core, as a rule, where there are few. Woken for each slot it would take two switches of threads for each; woken late it would
+//! keep what is done (replies that are made). So several slots go together while the worker has other things to do, and all go when it has none, or sleeps.
 //!
 //! The kernel lets a thread that wakes run at once. One that was pushed aside by others waits for its turn, which is a tick of the kernel's (1 to 10 ms)
 //! away while the worker is busy; then the worker gives way itself.
 
-use crate::request::Replies;
+use crate::heir::Heir;
 use core::cell::Cell;
 
-/// Replies that go together …
+/// Slots that go together …
 const TOGETHER: u32 = 16;
 /// … or after so many turns of the worker's loop.
 const TURNS: u32 = 32;
-/// With so many that their thread has not taken, the worker gives way.
+/// With so many that the heir has not taken, the worker gives way.
 const LATE: u32 = 32;
 
-/// Replies of a worker of which their thread was not told.
+/// Slots of a worker of which the heir was not told.
 #[derive(Debug, Default)]
 pub(super) struct Untold {
     count: Cell<u32>,
@@ -30,10 +30,10 @@ impl Untold {
     }
 
     /// A turn of the loop: tells of them if it is time to. `busy`: the worker has something else to do.
-    pub(super) fn turn(&self, replies: &Replies, busy: impl FnOnce() -> bool) {
+    pub(super) fn turn(&self, heir: &Heir, busy: impl FnOnce() -> bool) {
         if self.is_time(busy) {
-            replies.wake();
-            if replies.untaken() >= LATE {
+            heir.wake();
+            if heir.untaken() >= LATE {
                 std::thread::yield_now();
             }
         }
