@@ -10,6 +10,7 @@ its own affair. By polling nothing is ever dormant: there it only must be the sa
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -53,6 +54,27 @@ def asked(farshore, program, call):
     return None if (printed, said) == (native, b"") else f"{printed} and {said}, natively {native}"
 
 
+# What a library does to libc's text before Farshore starts: a page of it was written, or is still writable.
+CUTS = ("closed", "open")
+
+
+def cut(farshore, program, how):
+    """What is wrong with a program that needs more than its limit, where a library has cut libc's text in pieces; None: nothing."""
+    library = harness.build_program("cut_text", ("-shared", "-fPIC"))
+    with tempfile.NamedTemporaryFile() as stats:
+        run = subprocess.run([farshore, "run", "--memory", str(LIMIT), "--stats", stats.name, "--", program, BALLAST, "stock"],
+                             env={**os.environ, "LD_PRELOAD": library, "CUT_TEXT": how}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False)
+        native = subprocess.run([program, BALLAST, "stock"], stdout=subprocess.PIPE, check=False)
+        if (run.returncode, run.stdout, run.stderr) != (native.returncode, native.stdout, b""):
+            return f"{run}, natively {native}"
+        text = stats.read()
+    if not text:
+        return "it has not woken: there are no counters"
+    counted = json.loads(text)
+    evicted = counted["evictions"]["pages"]
+    return None if counted["resident_bytes_peak"] <= LIMIT and evicted > 0 else f"{counted['resident_bytes_peak']} bytes in {LIMIT}, {evicted} pages left"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="NAME[,NAME]", help="these sections alone")
@@ -69,14 +91,15 @@ def main():
         harness.build_program("peak")
         program = harness.build_program("dormant")
         sections = subprocess.run([program, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()
-        waits = [f"wait:{call}" for call in WAITS]
-        wanted = options.only.split(",") if options.only else sections + waits
-        if unknown := set(wanted) - set(sections) - set(waits):
+        alone = {f"wait:{call}": lambda call=call: asked(runner.farshore, program, call) for call in WAITS}
+        alone |= {f"cut:{how}": lambda how=how: cut(runner.farshore, program, how) for how in CUTS}
+        wanted = options.only.split(",") if options.only else sections + list(alone)
+        if unknown := set(wanted) - set(sections) - set(alone):
             parser.error(f"there is no section {', '.join(sorted(unknown))}")
         runner = Runner(options)
         for section in wanted:
-            if section in waits:
-                wrong = asked(runner.farshore, program, section.removeprefix("wait:"))
+            if section in alone:
+                wrong = alone[section]()
                 counts["failed" if wrong else "passed"] += 1
                 print(f"{section:18} upcall  {'FAILED: ' + wrong if wrong else 'ok'}", flush=True)
                 continue

@@ -33,6 +33,7 @@ pub struct Image<'a> {
     /// What is added to the addresses in the file.
     bias: u64,
     texts: Vec<Range<u64>>,
+    hides_text: bool,
     unwinding: Option<u64>,
     build_id: Option<&'a [u8]>,
 }
@@ -68,7 +69,7 @@ impl<'a> Memory<'_, 'a> {
 impl<'a> Image<'a> {
     /// The image whose ELF header lies at `base`. `None`: there is none.
     pub fn new(base: u64, parts: Vec<Part<'a>>) -> Option<Image<'a>> {
-        let image = Image { parts, bias: 0, texts: Vec::new(), unwinding: None, build_id: None };
+        let image = Image { parts, bias: 0, texts: Vec::new(), hides_text: false, unwinding: None, build_id: None };
         let memory = Memory(&image.parts);
         if memory.bytes(base, 6)? != MAGIC {
             return None;
@@ -78,19 +79,22 @@ impl<'a> Image<'a> {
         let all = || (0..count).map_while(|index| headers.checked_add(index * size));
         let first_loaded = all().find(|&header| memory.u32(header) == Some(PT_LOAD))?;
         let bias = base.wrapping_sub(memory.u64(first_loaded + 16)? & !(PAGE - 1));
-        let (mut texts, mut unwinding, mut build_id) = (Vec::new(), None, None);
+        let (mut texts, mut hides_text, mut unwinding, mut build_id) = (Vec::new(), false, None, None);
         for header in all() {
             let (kind, flags) = (memory.u32(header)?, memory.u32(header + 4)?);
             let (address, length, align) = (memory.u64(header + 16)?, memory.u64(header + 32)?, memory.u64(header + 48)?);
             let start = bias.wrapping_add(address);
             match kind {
-                PT_LOAD if flags & PF_X != 0 && image.is_executable(start, length) => texts.push(start..start + length),
+                PT_LOAD if flags & PF_X != 0 && length > 0 => match start.checked_add(length) {
+                    Some(end) if image.is_executable(start, length) => texts.push(start..end),
+                    _ => hides_text = true,
+                },
                 PT_GNU_EH_FRAME => unwinding = Some(start),
                 PT_NOTE => build_id = build_id.or_else(|| find_build_id(memory.bytes(start, length)?, align)),
                 _ => {}
             }
         }
-        Some(Image { bias, texts, unwinding, build_id, parts: image.parts })
+        Some(Image { bias, texts, hides_text, unwinding, build_id, parts: image.parts })
     }
 
     /// The image that the loader would make of a file, at the addresses that are in it.
@@ -119,7 +123,7 @@ impl<'a> Image<'a> {
                 .and_then(|offset| offset.checked_add(length))
                 .is_some_and(|end| end <= part.bytes.len() as u64)
         };
-        length > 0 && self.parts.iter().any(|part| part.executable && holds(part))
+        self.parts.iter().any(|part| part.executable && holds(part))
     }
 
     pub(crate) fn memory(&self) -> Memory<'_, 'a> {
@@ -139,6 +143,11 @@ impl<'a> Image<'a> {
     /// Its code: addresses.
     pub fn texts(&self) -> &[Range<u64>] {
         &self.texts
+    }
+
+    /// Whether some code is not in the parts, or may be written: nobody can tell which calls it makes.
+    pub fn hides_text(&self) -> bool {
+        self.hides_text
     }
 
     /// What the linker has made of all that it has put into the image: the same for no other.

@@ -29,7 +29,8 @@ pub struct Plan {
     pub restorers: usize,
     /// Those of calls that nobody wants to see.
     pub unwanted: usize,
-    /// Bytes of a `syscall` of which it is not known what they are, and functions with some that cannot be read.
+    /// Bytes of a `syscall` of which it is not known what they are, functions with some that cannot be read, and one for code
+    /// that is hidden ([`Image::hides_text`]).
     pub unknown: usize,
 }
 
@@ -37,7 +38,7 @@ impl Plan {
     /// The plan for all sites of an image; `None`: nobody can tell where its functions are.
     pub fn of(image: &Image<'_>) -> Option<Plan> {
         let functions = image.functions()?;
-        let mut plan = Plan { unknown: functions.unknown, ..Plan::default() };
+        let mut plan = Plan { unknown: functions.unknown + usize::from(image.hides_text()), ..Plan::default() };
         for text in image.texts().iter().filter_map(|range| image.text(range)) {
             plan.add(&text, &functions);
         }
@@ -98,7 +99,7 @@ impl Plan {
 impl Image<'_> {
     /// Whether its code may make one of these calls.
     pub fn may_call(&self, wanted: &dyn Fn(u64) -> bool) -> bool {
-        let Some(functions) = self.functions().filter(|functions| functions.unknown == 0) else { return true };
+        let Some(functions) = self.functions().filter(|functions| functions.unknown == 0 && !self.hides_text()) else { return true };
         self.texts().iter().filter_map(|range| self.text(range)).any(|text| {
             let mut code = Code::default();
             let all_read =

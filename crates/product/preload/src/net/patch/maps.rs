@@ -5,8 +5,9 @@ use farshore_sites::{Image, Part, is_named};
 use std::ops::Range;
 
 const NR_READ: u64 = 0;
-const NR_OPEN: u64 = 2;
 const NR_CLOSE: u64 = 3;
+const NR_OPENAT: u64 = 257;
+const AT_FDCWD: i64 = -100;
 const O_CLOEXEC: u64 = 0o2_000_000;
 
 /// Rights of code that nobody writes.
@@ -24,6 +25,14 @@ pub(super) struct Mapping<'a> {
 impl Mapping<'_> {
     fn is_executable(&self) -> bool {
         self.permissions.contains('x')
+    }
+
+    fn is_continued_by(&self, next: &Mapping<'_>) -> bool {
+        let length = self.range.end - self.range.start;
+        self.range.end == next.range.start
+            && self.permissions == next.permissions
+            && self.path == next.path
+            && self.offset.checked_add(length) == Some(next.offset)
     }
 
     /// The bytes, if they can be read and nobody writes them.
@@ -47,8 +56,10 @@ pub struct Maps(String);
 impl Maps {
     /// As it is now.
     pub fn read() -> Maps {
+        // Not `open`, which nobody but us calls any more: filters may lack it.
+        let args = [AT_FDCWD as u64, c"/proc/self/maps".as_ptr() as u64, O_CLOEXEC, 0, 0, 0];
         // SAFETY: opens by a constant name.
-        let fd = unsafe { raw(NR_OPEN, [c"/proc/self/maps".as_ptr() as u64, O_CLOEXEC, 0, 0, 0, 0]) };
+        let fd = unsafe { raw(NR_OPENAT, args) };
         if fd < 0 {
             return Maps(String::new());
         }
@@ -70,14 +81,23 @@ impl Maps {
         Maps(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// All mappings of files. What the kernel has cut into neighbours with the same rights is one again: so is code of which
+    /// somebody has written a page.
     fn mappings(&self) -> Vec<Mapping<'_>> {
-        self.0.lines().filter_map(parse_mapping).collect()
+        let mut all: Vec<Mapping<'_>> = Vec::new();
+        for next in self.0.lines().filter_map(parse_mapping) {
+            match all.last_mut() {
+                Some(last) if last.is_continued_by(&next) => last.range.end = next.range.end,
+                _ => all.push(next),
+            }
+        }
+        all
     }
 
     /// The executable mapping of a file that `at` lies in.
     pub fn text_around(&self, at: u64) -> Option<Range<u64>> {
         let lies_in = |mapping: &Mapping<'_>| mapping.range.contains(&at) && mapping.is_executable();
-        self.0.lines().filter_map(parse_mapping).find(lies_in).map(|mapping| mapping.range)
+        self.mappings().into_iter().find(lies_in).map(|mapping| mapping.range)
     }
 
     /// The image whose text `at` lies in.
@@ -143,9 +163,20 @@ mod tests {
     }
 
     #[test]
+    fn code_that_is_cut_into_mappings_is_one_text() {
+        let line = |at: u64, rights: &str, offset: u64| format!("{at:x}000-{:x}000 {rights} {offset:x}000 fe:00 123 /l.so", at + 1);
+        let whole = [line(1, "r--p", 0), line(2, "r-xp", 1), line(3, "r-xp", 2), line(4, "r-xp", 3)].join("\n");
+        assert_eq!(Maps(whole).text_around(0x3000), Some(0x2000..0x5000));
+        // A page that may still be written, and the same file a second time.
+        let cut = [line(2, "r-xp", 1), line(3, "rwxp", 2), line(4, "r-xp", 3), line(5, "r-xp", 1)].join("\n");
+        assert_eq!(Maps(cut.clone()).text_around(0x2800), Some(0x2000..0x3000));
+        assert_eq!(Maps(cut).text_around(0x4800), Some(0x4000..0x5000));
+    }
+
+    #[test]
     fn a_file_that_is_mapped_twice_has_two_beginnings() {
-        let line = |at: u64, offset: u64| format!("{at:x}000-{:x}000 r-xp {offset:08x} fe:00 123 /l.so", at + 1);
-        let maps = Maps([line(1, 0), line(2, 0x1000), line(5, 0), line(6, 0x1000)].join("\n"));
+        let line = |at: u64, rights: &str, offset: u64| format!("{at:x}000-{:x}000 {rights} {offset:x}000 fe:00 123 /l.so", at + 1);
+        let maps = Maps([line(1, "r--p", 0), line(2, "r-xp", 1), line(5, "r--p", 0), line(6, "r-xp", 1)].join("\n"));
         let mappings = maps.mappings();
         let starts: Vec<u64> = mappings.iter().map(|text| first_of(text, &mappings).expect("there").range.start).collect();
         assert_eq!(starts, [0x1000, 0x1000, 0x5000, 0x5000]);
