@@ -99,7 +99,9 @@ impl Plan {
 impl Image<'_> {
     /// Whether its code may make one of these calls.
     pub fn may_call(&self, wanted: &dyn Fn(u64) -> bool) -> bool {
-        let Some(functions) = self.functions().filter(|functions| functions.unknown == 0 && !self.hides_text()) else { return true };
+        let Some(functions) = self.functions().filter(|functions| functions.unknown == 0 && !self.hides_text()) else {
+            return true;
+        };
         self.texts().iter().filter_map(|range| self.text(range)).any(|text| {
             let mut code = Code::default();
             let all_read =

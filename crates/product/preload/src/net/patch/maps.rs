@@ -164,7 +164,8 @@ mod tests {
 
     #[test]
     fn code_that_is_cut_into_mappings_is_one_text() {
-        let line = |at: u64, rights: &str, offset: u64| format!("{at:x}000-{:x}000 {rights} {offset:x}000 fe:00 123 /l.so", at + 1);
+        let line =
+            |at: u64, rights: &str, offset: u64| format!("{at:x}000-{:x}000 {rights} {offset:x}000 fe:00 123 /l.so", at + 1);
         let whole = [line(1, "r--p", 0), line(2, "r-xp", 1), line(3, "r-xp", 2), line(4, "r-xp", 3)].join("\n");
         assert_eq!(Maps(whole).text_around(0x3000), Some(0x2000..0x5000));
         // A page that may still be written, and the same file a second time.
@@ -175,7 +176,8 @@ mod tests {
 
     #[test]
     fn a_file_that_is_mapped_twice_has_two_beginnings() {
-        let line = |at: u64, rights: &str, offset: u64| format!("{at:x}000-{:x}000 {rights} {offset:x}000 fe:00 123 /l.so", at + 1);
+        let line =
+            |at: u64, rights: &str, offset: u64| format!("{at:x}000-{:x}000 {rights} {offset:x}000 fe:00 123 /l.so", at + 1);
         let maps = Maps([line(1, "r--p", 0), line(2, "r-xp", 1), line(5, "r--p", 0), line(6, "r-xp", 1)].join("\n"));
         let mappings = maps.mappings();
         let starts: Vec<u64> = mappings.iter().map(|text| first_of(text, &mappings).expect("there").range.start).collect();
