@@ -155,6 +155,25 @@ class Front:
         expect(asked and asked <= {field.name for field in dataclasses.fields(run.Way)}, f"{asked} are asked for")
         return f"{len(dataclasses.fields(run.Way))} fields"
 
+    def test_sizes(self):
+        """The test drivers and the C programs read and refuse sizes as Farshore does, whose own test has the same table."""
+        program = harness.build_program("sizes")
+        with open(os.path.join(ROOT, "tests", "sizes.json"), encoding="utf-8") as file:
+            table = json.load(file)
+        for text, wanted in table:
+            try:
+                ours = harness.parse_size(text)
+            except SystemExit as refused:
+                ours = str(refused)
+            done = subprocess.run([program, text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+            told = int(done.stdout) if done.returncode == 0 else done.stderr
+            if isinstance(wanted, int):
+                expect(ours == told == wanted, f"{text!r}: {ours} and {told}, not {wanted}")
+            else:
+                expect(ours.startswith(f"invalid size {json.dumps(text)}: {wanted}; write "), f"{text!r}: {ours}")
+                expect(told.startswith(f'failed: invalid size "{text}": {wanted}; write '), f"{text!r}: {told}")
+        return f"{len(table)} texts"
+
     def ci(self, newcomer, test):
         """Runs .ci/run with a make that says these things and ends with these statuses: the exit status and the last line."""
         place, environment = self.stand_ins(make=MAKE)

@@ -8,12 +8,14 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -35,19 +37,39 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void die(const cha
     _exit(99);
 }
 
-/* Reads a size such as 64M or 2G; plain numbers are bytes. */
+/* Reads a size such as 64M or 1.5G; plain numbers are bytes. It reads and refuses as crates/product/config/src/size.rs does. */
 static inline size_t parse_size(const char *text)
 {
-    char *end;
-    unsigned long long value = strtoull(text, &end, 10);
-    switch (*end) {
-    case 'K': case 'k': value <<= 10; end++; break;
-    case 'M': case 'm': value <<= 20; end++; break;
-    case 'G': case 'g': value <<= 30; end++; break;
-    default: break;
+    static const char space[] = " \t\n\v\f\r", digits[] = "0123456789", letters[] = "KMGT";
+    const char *number = text + strspn(text, space), *why = NULL;
+    size_t whole_length = strspn(number, digits), length = strspn(number, "0123456789.");
+    const char *unit = number + length + strspn(number + length, space);
+    size_t unit_length = strlen(unit);
+    while (unit_length > 0 && strchr(space, unit[unit_length - 1])) unit_length--;
+    const char *letter = unit_length > 0 ? strchr(letters, toupper((unsigned char)*unit)) : NULL;
+    unsigned shift = letter ? 10 * (unsigned)(letter - letters + 1) : 0;
+    if (letter) unit++, unit_length--;
+    int known = unit_length == 0 || (unit_length == 1 && strncasecmp(unit, "B", 1) == 0) || (letter && unit_length == 2 && strncasecmp(unit, "IB", 2) == 0);
+    const char *fraction = number + whole_length + (number[whole_length] == '.');
+    size_t fraction_length = (size_t)(number + length - fraction);
+    if (*number == 0) why = "it is empty";
+    else if (*number == '-') why = "a size cannot be negative";
+    else if (whole_length == 0) why = "it does not begin with a digit";
+    else if (!known) why = "its unit is not known";
+    else if (number[length - 1] == '.' || strspn(fraction, digits) != fraction_length) why = "its number is not complete";
+    else if (fraction_length > 0 && shift == 0) why = "it is not a whole number of bytes";
+    unsigned __int128 bytes = 0;
+    uint64_t part = 0;
+    for (size_t n = 0; !why && n < whole_length; n++) {
+        bytes = bytes * 10 + (unsigned)(number[n] - '0');
+        if (bytes > UINT64_MAX) why = "it is larger than 16E - 1";
     }
-    if (*end != 0 || end == text) die("cannot read the size %s: use a number with K, M or G", text);
-    return (size_t)value;
+    /* From the last digit up: what is below a byte is dropped at each, and nothing is lost by that. */
+    for (size_t n = fraction_length; !why && n-- > 0;) part = (((uint64_t)(fraction[n] - '0') << shift) + part) / 10;
+    bytes = (bytes << shift) + part;
+    if (!why && bytes > UINT64_MAX) why = "it is larger than 16E - 1";
+    if (why) die("invalid size \"%s\": %s; write a number with K, M, G or T (powers of 1024), such as 64M, 2G or 1.5G", text, why);
+    return (size_t)bytes;
 }
 
 static inline uint64_t now_ns(void)

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -41,12 +42,19 @@ def size_text(count):
 
 
 def parse_size(text):
-    """Bytes of a size such as 64M."""
-    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(text[-1:].upper())
-    try:
-        return int(float(text[:-1]) * factor) if factor else int(text)
-    except ValueError:
-        raise SystemExit(f"cannot read the size {text!r}: use a number with K, M or G") from None
+    """Bytes of a size such as 64M, read and refused as crates/product/config/src/size.rs does."""
+    number, unit = re.fullmatch(r"([0-9.]*)\s*(.*)", text.strip(), re.S).groups()
+    known = re.fullmatch(r"B?|([KMGT])(B|IB)?", unit.upper())
+    whole, _, fraction = number.partition(".")
+    shift = 10 * ("KMGT".index(known[1]) + 1) if known and known[1] else 0
+    # Exact: what is below a byte is dropped.
+    bytes_of_it = (int(whole + fraction) << shift) // 10 ** len(fraction) if whole.isdigit() and "." not in fraction else 0
+    why = ("it is empty" if not text.strip() else "a size cannot be negative" if text.strip()[0] == "-" else "it does not begin with a digit" if not whole else
+           "its unit is not known" if not known else "its number is not complete" if number.endswith(".") or "." in fraction else
+           "it is not a whole number of bytes" if fraction and shift == 0 else "it is larger than 16E - 1" if bytes_of_it >= 1 << 64 else None)
+    if why:
+        raise SystemExit(f"invalid size {json.dumps(text)}: {why}; write a number with K, M, G or T (powers of 1024), such as 64M, 2G or 1.5G")
+    return bytes_of_it
 
 
 def target_dir():

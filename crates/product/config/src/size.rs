@@ -196,6 +196,25 @@ mod tests {
         }
     }
 
+    /// The same table as for the sizes that tests in Python and C read.
+    #[test]
+    fn reads_and_refuses_as_the_shared_table_says() {
+        let table: Vec<(String, serde_json::Value)> =
+            serde_json::from_str(include_str!("../../../../tests/sizes.json")).expect("a table of pairs");
+        for (text, wanted) in table {
+            match (text.parse::<Size>(), wanted.as_u64()) {
+                (Ok(size), Some(bytes)) => assert_eq!(size, Size(bytes), "{text:?}"),
+                (Err(error), None) => {
+                    assert_eq!(
+                        error.to_string(),
+                        format!("invalid size {text:?}: {}; {VALID}", wanted.as_str().unwrap_or_default())
+                    );
+                }
+                (other, _) => panic!("{text:?}: {other:?}, not {wanted}"),
+            }
+        }
+    }
+
     #[test]
     fn displays_in_the_largest_exact_unit() {
         assert_eq!(Size::mib(256).to_string(), "256M");

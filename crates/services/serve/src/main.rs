@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use farshore_config::{ConfigError, Size};
 use farshore_serve::array::Array;
 use farshore_serve::kv::session;
 use farshore_serve::kv::store::{MEMORY_MAX, Store, memory_min};
@@ -135,11 +136,10 @@ struct ScanOptions {
     path: Option<PathBuf>,
 }
 
-/// Sizes such as `512M`: powers of 1024.
+/// A size such as `512M`, more than 0.
 fn size(text: &str) -> Result<usize, String> {
-    let refuse = || format!("invalid size {text:?}: write a number with K, M, G or T such as 512M");
-    let bytes = parse_size::Config::new().with_binary().parse_size(text).map_err(|_| refuse())?;
-    usize::try_from(bytes).ok().filter(|bytes| *bytes > 0).ok_or_else(refuse)
+    let Size(bytes) = text.parse().map_err(|error: ConfigError| error.to_string())?;
+    usize::try_from(bytes).ok().filter(|bytes| *bytes > 0).ok_or_else(|| format!("invalid size {text:?}: it must be more than 0"))
 }
 
 fn wrong(error: impl std::fmt::Display) -> ! {

@@ -1,5 +1,6 @@
 //! `farshore-sim`: runs seeds until one breaks.
 
+use farshore_config::Size;
 use farshore_sim::setup::{Single, Wish};
 use std::process::exit;
 
@@ -11,17 +12,9 @@ fn usage(why: &str) -> ! {
     exit(2)
 }
 
+/// A number, for which `300K` may stand as in a size.
 fn number(flag: &str, text: &str) -> u64 {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'K') => (&text[..text.len() - 1], 10),
-        Some(b'M') => (&text[..text.len() - 1], 20),
-        Some(b'G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    match digits.parse::<u64>() {
-        Ok(n) if n.leading_zeros() > shift => n << shift,
-        _ => usage(&format!("{flag} {text}: not a number")),
-    }
+    text.parse::<Size>().map_or_else(|error| usage(&format!("{flag}: {error}")), Size::bytes)
 }
 
 fn main() {
