@@ -152,7 +152,7 @@ impl<W: World> Engine<W> {
         // Evictors that found no room find some now.
         self.space_full.store(false, Ordering::Relaxed);
         self.work.signal(&self.futex);
-        self.frames_came.signal(&self.futex);
+        self.budget.came().signal(&self.futex);
     }
 
     /// `space` is to go away. [`Host::ended`] reports the outcome. One thread at a time.
@@ -343,9 +343,9 @@ impl<W: World> Engine<W> {
     }
 
     fn wait_for_frames(&self) {
-        let prepared = self.frames_came.prepare();
+        let prepared = self.budget.came().prepare();
         self.work.signal(&self.futex);
-        self.frames_came.sleep(&self.futex, prepared, Some(FRAME_PAUSE_NS));
+        self.budget.came().sleep(&self.futex, prepared, Some(FRAME_PAUSE_NS));
     }
 
     /// Frees the slot of a clean page, which is in memory alone from now on. Its mapping stays protected.
@@ -370,7 +370,7 @@ impl<W: World> Engine<W> {
     /// were looked at; `None`: there is no spare frame.
     fn drain_run(&self, g: &GranuleRef<'_>, index: usize, slot: Slot, pass: &mut Pass<'_>) -> Option<usize> {
         // No fault waits for a frame, and there are frames to spare.
-        if self.frames_came.sleepers() > 0 {
+        if self.budget.came().sleepers() > 0 {
             return None;
         }
         let room = (GRANULE_PAGES - index).min(EXTENT_SLOTS - slot.number() as usize % EXTENT_SLOTS).min(pass.buffer.len());
@@ -380,7 +380,7 @@ impl<W: World> Engine<W> {
         };
         let wanted = (0..room).take_while(is_next).count().max(1) as u64;
         self.gate.enter(&self.futex, pass.core);
-        let spare = self.frames.take_spare(pass.core, wanted, self.spare_mark());
+        let spare = self.frames().take_spare(pass.core, wanted, self.budget.spare_mark());
         if spare > 0 {
             self.nudge_evictors();
         }

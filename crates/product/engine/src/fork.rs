@@ -182,7 +182,7 @@ impl<W: World> Engine<W> {
             }
             resident += here;
         }
-        engine.frames.take_back(MEMORY_CALLS, resident);
+        engine.frames().take_back(MEMORY_CALLS, resident);
         Ok(engine)
     }
 }

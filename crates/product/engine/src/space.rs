@@ -58,7 +58,7 @@ impl<W: World> Engine<W> {
                 }
             });
             if !is_planted(Canary::Stock) {
-                self.frames.take_back(core, new);
+                self.frames().take_back(core, new);
             }
             self.list_granule(g.granule, part.start, core);
         }
@@ -493,7 +493,7 @@ impl<W: World> Engine<W> {
     /// The program asks for huge pages in `range`, or wants none there: applies to the granules that lie in it as a whole. Under
     /// the address-space lock. A range larger than the frames would not come in huge pages anyway.
     pub fn advise_huge(&self, range: PageRange, wanted: bool) {
-        if wanted && range.len() > self.frames.limit() {
+        if wanted && range.len() > self.frames().limit() {
             return;
         }
         for part in range.by_granule().filter(|part| part.len() == GRANULE_PAGES as u64) {
@@ -572,7 +572,7 @@ impl<W: World> Engine<W> {
                 Some(was) if may_stay(was.state()) => {
                     // The frame goes back at once: locked memory is not managed any more, and the rest of the range must
                     // still find frames.
-                    self.frames.give(MEMORY_CALLS, u64::from(was.state() == State::Resident));
+                    self.frames().give(MEMORY_CALLS, u64::from(was.state() == State::Resident));
                     break;
                 }
                 Some(was) => self.restore(page, at.word, was),
@@ -586,7 +586,7 @@ impl<W: World> Engine<W> {
     pub fn unclaim_resident(&self, range: PageRange) {
         let mut back = 0;
         self.each_claimed(range, |_, _, was| back += u64::from(was.state() == State::Resident));
-        self.frames.take_back(MEMORY_CALLS, back);
+        self.frames().take_back(MEMORY_CALLS, back);
         self.each_claimed(range, |page, word, was| self.restore(page, word, was));
         self.work.signal(&self.futex);
     }
@@ -602,7 +602,7 @@ impl<W: World> Engine<W> {
         });
         self.unmanage(range);
         self.stats.manage(-(managed as i64));
-        self.frames_came.signal(&self.futex);
+        self.budget.came().signal(&self.futex);
     }
 
     /// The program may (or may no longer) read `range` itself: evictors copy its pages another way while it may

@@ -33,7 +33,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
         "self.shared.fetch_add(n",
         "an evictor gives a batch to the shared level, from which frames go where they are wanted (MAGE §4.2.2)",
     ),
-    ("lib.rs", "self.frames_came.signal(", "once a batch: any core may wait for a frame, and must not miss it"),
+    ("budget.rs", "self.came.signal(", "once a batch: any core may wait for a frame, and must not miss it"),
     ("wait.rs", "self.number.fetch_add(1", "the same"),
     ("loops.rs", "loops.", "the room for loops is thought about, once for an eighth of memory that has left"),
     ("pace.rs", "gauges.0.flying", "evictors count the writes that devices have, once for up to 64 pages"),

@@ -398,7 +398,7 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
         }?;
         let member = &ledger.members[line as usize];
         // Resident pages are shared by both.
-        let shared = runtime.engine.frames.taken();
+        let shared = runtime.engine.frames().taken();
         let shape = child_shape(runtime);
         member.credit.store(if counts_shared { shared } else { 0 }, Ordering::Release);
         member.budget.store(shared + shape.sizes().stages + 4 * shape.sizes().batch as u64, Ordering::Release);

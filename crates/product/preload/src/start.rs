@@ -491,7 +491,7 @@ impl control::Target for Runtime {
         let issued = engine.stats.total(Count::Prefetched);
         let used = engine.stats.total(Count::PrefetchUsed).min(issued);
         let latency = engine.stats.latency();
-        let frames = engine.frames.counts();
+        let frames = engine.frames().counts();
         let mapped = farshore_sys::alloc::mapped_bytes() as u64 + engine.backend.mapped_bytes();
         let overhead = mapped.saturating_sub(engine.table.unused_bytes());
         stats::Stats {

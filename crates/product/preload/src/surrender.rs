@@ -36,7 +36,7 @@ pub fn all(runtime: &Runtime, (major, minor): (u32, u32)) -> bool {
         return true;
     }
     own_threads::ensure();
-    let limit = runtime.engine.frames.limit();
+    let limit = runtime.engine.frames().limit();
     let (done, used) = locked(runtime, |_| {
         let used = pages_in_use(runtime);
         if is_done() || used > limit {

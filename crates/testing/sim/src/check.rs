@@ -47,7 +47,7 @@ struct Sums {
 /// Checks every page that no thread owns and no memory call works on.
 pub fn between_steps(rig: &Rig) {
     let _ = look(&rig.engine);
-    let frames = &rig.engine.frames;
+    let frames = rig.engine.frames();
     frames.assert_valid();
     let (resident, locking) = world(|w| {
         let locking = w.model.alive.iter().flat_map(|r| r.iter()).filter(|&p| w.model.get(p).call % 2 == 1).count() as u64;
@@ -78,8 +78,8 @@ pub fn quiet(rig: &Rig) {
         broken(0, &format!("{} pages are in somebody's hands, and nobody does anything", sums.busy));
     }
     let (resident, managed) = world(|w| (w.memory.resident(), w.model.count(Kind::Managed)));
-    if resident != sums.resident || engine.frames.taken() != resident {
-        let taken = engine.frames.taken();
+    if resident != sums.resident || engine.frames().taken() != resident {
+        let taken = engine.frames().taken();
         broken(0, &format!("{resident} pages are resident, {} words say so, {taken} frames are taken", sums.resident));
     }
     if engine.slots.live() != sums.slots {
@@ -190,7 +190,7 @@ fn one(engine: &Engine, page: Page, expected: Expected, word: Word, slots: &mut 
 /// What a dump of a broken run shows of the engine.
 pub fn dump(engine: &Engine, arena: PageRange) -> String {
     use std::fmt::Write;
-    let mut text = format!("{:?}\nslots in use: {}\npages in somebody's hands:", engine.frames, engine.slots.live());
+    let mut text = format!("{:?}\nslots in use: {}\npages in somebody's hands:", engine.frames(), engine.slots.live());
     let mut counts = [0u64; 6];
     for page in arena.iter() {
         if let Some(word) = engine.table.page(page).map(|at| at.word.load()) {

@@ -508,8 +508,8 @@ fn finish(scheduler: &mut Scheduler, rig: &Rc<Rig>) {
     }
     bring_to_rest(scheduler, rig);
     check::quiet(rig);
-    if rig.engine.frames.taken() != 0 || rig.engine.slots.live() != 0 {
-        broken(0, &format!("{} frames and {} slots are left", rig.engine.frames.taken(), rig.engine.slots.live()));
+    if rig.engine.frames().taken() != 0 || rig.engine.slots.live() != 0 {
+        broken(0, &format!("{} frames and {} slots are left", rig.engine.frames().taken(), rig.engine.slots.live()));
     }
     rig.ending.set(true);
     unpark();

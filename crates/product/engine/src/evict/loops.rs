@@ -104,7 +104,7 @@ impl<W: World> Engine<W> {
     }
 
     fn frames_in_units(&self) -> i32 {
-        (self.frames.limit() / UNIT).clamp(8, 1 << 24) as i32
+        (self.frames().limit() / UNIT).clamp(8, 1 << 24) as i32
     }
 
     /// Pages of `granule` leave.
@@ -125,7 +125,8 @@ impl<W: World> Engine<W> {
             return;
         }
         g.left_at.store(0, Ordering::Relaxed);
-        let fits = self.policy.keep(Return { distance: u64::from(distance.unsigned_abs()) * UNIT, frames: self.frames.limit() });
+        let fits =
+            self.policy.keep(Return { distance: u64::from(distance.unsigned_abs()) * UNIT, frames: self.frames().limit() });
         let returns = if fits == 0 { 0 } else { (g.returns.load(Ordering::Relaxed) + 1).min(RETURNS) };
         g.returns.store(returns, Ordering::Relaxed);
         if returns < RETURNS {

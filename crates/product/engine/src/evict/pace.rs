@@ -23,6 +23,7 @@
 
 use super::control::{Controller, Pace, WINDOW_NS, Wanted, Window};
 use super::pipeline::{Evictor, Progress};
+use crate::budget::Margin;
 use crate::stats::Count;
 use crate::{Engine, Shape};
 use core::sync::atomic::Ordering;
@@ -158,6 +159,15 @@ impl Control {
         self.batch.load(Ordering::Relaxed) as usize
     }
 
+    /// What evictors want of the watermarks.
+    pub(crate) fn margin(&self) -> Margin {
+        let percent = match self.free.load(Ordering::Relaxed) {
+            0 => self.serving.load(Ordering::Relaxed).then_some(FREE_PERCENT),
+            said => Some(said.into()),
+        };
+        Margin { batch: self.batch() as u64, percent }
+    }
+
     /// Writes that an evictor may have with devices that answer.
     pub(super) fn writes(&self) -> u32 {
         self.writes.load(Ordering::Relaxed)
@@ -210,7 +220,7 @@ impl<W: World> Engine<W> {
             pace,
             wanted,
             evictors: self.control.evictors,
-            watermarks: (self.watermarks.low.load(Ordering::Relaxed), self.watermarks.high.load(Ordering::Relaxed)),
+            watermarks: self.budget.watermarks(),
             writes_in_flight: gauges.flying.load(Ordering::Relaxed),
             writes_in_flight_peak: gauges.flying_peak.load(Ordering::Relaxed),
             changes: gauges.changes.load(Ordering::Relaxed),
@@ -243,7 +253,7 @@ impl<W: World> Engine<W> {
             change(&mut decider.controller);
             (before, decider.controller.pace())
         });
-        self.divide_anew();
+        self.budget.set_margin(|| self.control.margin());
         self.set_pace(before, pace);
     }
 
@@ -252,18 +262,12 @@ impl<W: World> Engine<W> {
         self.control.serving.load(Ordering::Relaxed)
     }
 
-    fn divide_anew(&self) {
-        self.dividing.with(|()| self.set_watermarks(self.frames.limit()));
-    }
-
-    /// Sets the watermarks for this many frames, while the limit is being divided.
-    pub(crate) fn set_watermarks(&self, frames: u64) {
-        let control = &self.control;
-        let free = match control.free.load(Ordering::Relaxed) {
-            0 => control.serving.load(Ordering::Relaxed).then_some(FREE_PERCENT),
-            said => Some(said.into()),
-        };
-        self.watermarks.set(frames, control.batch() as u64, free);
+    /// After a frame was taken: wakes evictors in time.
+    #[inline]
+    pub(crate) fn nudge_evictors(&self) {
+        if self.budget.is_short(false) && self.work.sleepers() > 0 {
+            self.work.signal(&self.futex);
+        }
     }
 
     /// Wakes every evictor, whether it is awake or on standby.
@@ -290,7 +294,7 @@ impl<W: World> Engine<W> {
         control.writes.store(pace.writes, Ordering::Relaxed);
         control.awake.store(pace.evictors, Ordering::SeqCst);
         if control.batch.swap(pace.batch, Ordering::Relaxed) != pace.batch {
-            self.divide_anew();
+            self.budget.set_margin(|| self.control.margin());
         }
         if pace.evictors > before.evictors {
             control.standby.signal(&self.futex);
@@ -302,7 +306,7 @@ impl<W: World> Engine<W> {
         let sum = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Seen {
             now_ns,
-            taken: self.stats.total(Count::Evicted) + self.frames.taken(),
+            taken: self.stats.total(Count::Evicted) + self.frames().taken(),
             waits: self.stats.total(Count::FrameWaits),
             missed: self.stats.total(Count::Missed),
             occupied_ns: sum(&gauges.occupied_ns),
@@ -362,7 +366,7 @@ impl<W: World> Evictor<'_, W> {
             engine.control.gauges.0.occupied_ns.fetch_add(now.saturating_sub(began_ns), Ordering::Relaxed);
         }
         engine.look(now);
-        if self.turn >= engine.sizes.stages_each || progress == Progress::Blocked {
+        if self.turn >= engine.sizes().stages_each || progress == Progress::Blocked {
             self.turn = 0;
             engine.offer_turn(self.id);
         }

@@ -136,8 +136,8 @@ impl<'e, W: World> Evictor<'e, W> {
     /// # Errors
     /// When the backend has no queue for the evictor.
     pub fn new(id: usize, engine: &'e Engine<W>) -> Result<Self, IoError> {
-        let each = engine.sizes.stages_each;
-        let batch = engine.sizes.batch;
+        let each = engine.sizes().stages_each;
+        let batch = engine.sizes().batch;
         // Writes to a space that hangs must not keep other spaces from theirs.
         let depth = WRITES_MAX * engine.health.spaces().max(SPACES_EXPECTED) as u32;
         let queue = engine.backend.queue(depth)?;
@@ -246,7 +246,7 @@ impl<'e, W: World> Evictor<'e, W> {
         self.free_strays();
         self.answer_drainer();
         self.tend();
-        self.started = self.awake && engine.wants_eviction(self.started);
+        self.started = self.awake && engine.budget.is_short(self.started);
         if !self.started {
             return Progress::Idle;
         }
@@ -643,7 +643,7 @@ impl<W: World> Engine<W> {
             return true;
         }
         let Some(at) = self.page(page) else { return false };
-        if at.word.load().stage() != Some(stage) || !self.frames.take(core) {
+        if at.word.load().stage() != Some(stage) || !self.frames().take(core) {
             return false;
         }
         match at.word.begin_fault(Access::Write, false) {

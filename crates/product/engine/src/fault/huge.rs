@@ -26,7 +26,6 @@
 
 use crate::Engine;
 use crate::stats::Count;
-use core::sync::atomic::Ordering;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::seams::{HugePages, Kernel, World};
@@ -45,11 +44,11 @@ impl<W: World> Engine<W> {
             HugePages::Asked => false,
             HugePages::Always => true,
         };
-        if !at.granule.huge.is_wanted(unasked) || !self.everything_fits() {
+        if !at.granule.huge.is_wanted(unasked) || !self.would_fit(0) {
             return None;
         }
         let others = GRANULE_PAGES as u64 - 1;
-        let frames = self.frames.take_spare(core, others, self.frames.limit() / 8);
+        let frames = self.frames().take_spare(core, others, self.frames().limit() / 8);
         if frames < others || !self.claim_others(page) {
             self.give_frames(core, frames);
             return None;
@@ -69,16 +68,6 @@ impl<W: World> Engine<W> {
         self.stats.add(core, Count::HugeMapped, 1);
         self.release_others(page, GRANULE_PAGES, Release::Dirty { chances: 0, guessed: false, protected });
         Some(protected)
-    }
-
-    /// Whether there are enough frames for all managed pages, should all of them be touched.
-    fn everything_fits(&self) -> bool {
-        self.would_fit(0)
-    }
-
-    /// The same with this many pages more.
-    pub fn would_fit(&self, more: u64) -> bool {
-        self.frames.debt() == 0 && self.stats.managed.load(Ordering::Relaxed).saturating_add(more) <= self.frames.limit()
     }
 
     /// Memory in `range` may be parts of huge pages: it was there before it was managed, or was moved here. To be called before

@@ -226,7 +226,7 @@ impl<W: World> Engine<W> {
                 Step::WaitFrame(prepared) => outside(&|| {
                     self.kernel.short_of_frames();
                     let began = self.clock.now_ns();
-                    self.frames_came.sleep(&self.futex, prepared, Some(FRAME_PATIENCE_NS));
+                    self.budget.came().sleep(&self.futex, prepared, Some(FRAME_PATIENCE_NS));
                     let waited = self.clock.now_ns().saturating_sub(began);
                     self.stats.add(core, Count::FrameWaitNs, waited);
                     if waited >= FRAME_PATIENCE_NS {
@@ -253,8 +253,8 @@ impl<W: World> Engine<W> {
         // A page that is only write-protected has its frame already.
         let framed = !fault.protected;
         if framed {
-            let prepared = self.frames_came.prepare();
-            if !self.frames.take(fault.core) {
+            let prepared = self.budget.came().prepare();
+            if !self.frames().take(fault.core) {
                 return self.wait_for_frame(fault, prepared);
             }
             self.nudge_evictors();
@@ -375,8 +375,8 @@ impl<W: World> Engine<W> {
     /// too: a program that fills its memory in order then faults once for 16 pages.
     fn claim_zero_run(&self, page: Page, core: usize) -> u64 {
         let index = page.index_in_granule() as u64;
-        let plenty = self.frames.limit() / 8;
-        if index == 0 || self.frames.free_uncached() <= plenty {
+        let plenty = self.frames().limit() / 8;
+        if index == 0 || self.frames().free_uncached() <= plenty {
             return 0;
         }
         let before = self.page(Page(page.0 - 1)).is_some_and(|p| p.word.load().state() == State::Resident);
@@ -384,7 +384,7 @@ impl<W: World> Engine<W> {
             return 0;
         }
         let want = (ZERO_RUN_MAX - 1).min(GRANULE_PAGES as u64 - 1 - index);
-        let frames = self.frames.take_spare(core, want, plenty);
+        let frames = self.frames().take_spare(core, want, plenty);
         let mut taken = 0;
         while taken < frames {
             let next = page.plus(1 + taken);

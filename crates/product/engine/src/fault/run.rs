@@ -89,7 +89,7 @@ impl<W: World> Engine<W> {
 
     /// Takes pages 1 to `wanted` with a spare frame each, up to the first that cannot be taken. Returns how many.
     pub(super) fn claim_each(&self, core: usize, wanted: u64, which: impl Fn(u64) -> Option<(Page, Slot)>) -> u64 {
-        let spare = if wanted == 0 { 0 } else { self.frames.take_spare(core, wanted, self.spare_mark()) };
+        let spare = if wanted == 0 { 0 } else { self.frames().take_spare(core, wanted, self.budget.spare_mark()) };
         if spare < wanted {
             self.stats.add(core, Count::Missed, wanted - spare);
         }

@@ -144,7 +144,7 @@ impl<W: World> Engine<W> {
             At::Outside(Some(Blocked::Gate)) => !self.gate.is_closed(),
             At::Outside(Some(Blocked::Page(ticket))) => self.waits.is_over(ticket),
             At::Outside(Some(Blocked::Frame(prepared))) => {
-                self.frames_came.happened_since(prepared) || self.waited(fault) >= FRAME_PATIENCE_NS
+                self.budget.came().happened_since(prepared) || self.waited(fault) >= FRAME_PATIENCE_NS
             }
             At::Outside(None) | At::Inside(_) | At::Transfer(_) => true,
         }

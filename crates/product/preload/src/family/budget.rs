@@ -157,10 +157,10 @@ pub(super) fn balance(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool
         has
     };
     let wanted = wanted.max(engine.floor());
-    if wanted != has && (wanted > has || engine.frames.debt() == 0) {
+    if wanted != has && (wanted > has || engine.frames().debt() == 0) {
         engine.set_budget(wanted);
         me.budget.store(engine.budget(), Ordering::Release);
         return true;
     }
-    short || engine.frames.debt() > 0
+    short || engine.frames().debt() > 0
 }

@@ -35,7 +35,7 @@ pub fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
         if is_error(allowed) {
             return allowed;
         }
-        let limit = runtime.engine.frames.limit();
+        let limit = runtime.engine.frames().limit();
         if space.locked + managed_pages > limit {
             // The program may have unlocked or unmapped some of it since.
             space.locked = locked_pages().map_or(space.locked, |now| now.min(space.locked));

@@ -258,7 +258,7 @@ impl Memory for Net {
 
 /// Pages that one call may pin: a sixteenth of the limit.
 fn budget(runtime: &Runtime) -> u64 {
-    (runtime.engine.frames.limit() / 16).clamp(16, 1024)
+    (runtime.engine.frames().limit() / 16).clamp(16, 1024)
 }
 
 /// Whether `pins` may have one more page, the first of `rest`.
@@ -268,7 +268,7 @@ fn may_grow(runtime: &Runtime, pins: &mut PinSet, rest: PageRange) -> bool {
         return true;
     }
     let budget = budget(runtime);
-    pins.pages() < budget && pins.may_grow(rest.len().min(budget - pins.pages()), share::most(runtime.engine.frames.limit()))
+    pins.pages() < budget && pins.may_grow(rest.len().min(budget - pins.pages()), share::most(runtime.engine.frames().limit()))
 }
 
 /// Brings a page in and pins it. Signals are blocked: a handler of the program must not run while we own the page.

@@ -1,0 +1,417 @@
+//! The memory limit: what it is divided into, and when frames are short.
+//!
+//! ```text
+//!  limit = stages (fixed: sized for the first limit) + pages that a swap space keeps in RAM + frames
+//!                                                      └──────── divided anew as they change ────────┘
+//! ```
+//!
+//! # Protocol
+//!
+//! * A thread that changes what the division rests on (the limit, the pages that a space keeps, the evictors' margin) changes it
+//!   first, and **then** divides, under a lock. So the thread that divides last has seen the last change.
+//! * A swap space that keeps pages in RAM takes them out of the frames. The frames of pages that are on their way there are
+//!   *withheld*: an evictor gives them back when the space has the pages, and after it has divided the limit. So frames, stages
+//!   and space together are never more than the limit.
+//! * A thread that gives frames back signals the event [`Budget::came`] afterwards. A fault reads the number of the event, then
+//!   looks for a frame, then sleeps. So no wake-up is lost.
+//!
+//! # Cache lines
+//!
+//! Each fault reads the watermarks. They lie with words that are written only when the limit is divided; what evictors write with
+//! each batch has lines of its own.
+
+use crate::Engine;
+use crate::shape::Sizes;
+use core::sync::atomic::Ordering;
+use farshore_core::frames::Frames;
+use farshore_core::limits::{MEMORY_LIMIT_MIN, PAGE_SIZE};
+use farshore_core::seams::{Kernel, MemoryBudget, World};
+use farshore_core::spin::SpinLock;
+use farshore_core::sync::plain::AtomicU64;
+use farshore_core::sync::{Futex, Padded};
+use farshore_core::wait::Event;
+
+/// What evictors want of the watermarks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Margin {
+    /// Pages of a batch.
+    pub(crate) batch: u64,
+    /// Percent of the frames that are to be free, if that was said.
+    pub(crate) percent: Option<u64>,
+}
+
+/// When evictors start and stop, in free frames.
+#[derive(Debug, Default)]
+struct Watermarks {
+    low: AtomicU64,
+    high: AtomicU64,
+}
+
+impl Watermarks {
+    fn set(&self, frames: u64, margin: Margin) {
+        // High: two batches, but never more than a sixteenth of all frames: frames that are free are frames that the
+        // program misses. Low: half of that, so that an evictor wakes before frames run out.
+        let high = (2 * margin.batch).min(frames / 16).max(16);
+        // This many percent, if the user has set it: an evictor wakes when fewer are free, and frees a batch more (Adios,
+        // section 3.3).
+        let (low, high) = match margin.percent.map(|percent| frames * percent / 100) {
+            Some(low) if low > high / 2 => (low, low + high / 2),
+            _ => (high / 2, high),
+        };
+        self.high.store(high, Ordering::Relaxed);
+        self.low.store(low, Ordering::Relaxed);
+    }
+}
+
+/// What evictors count when a swap space keeps pages in RAM.
+#[derive(Debug, Default)]
+struct Kept {
+    /// Frames of pages that were evicted, and that the space has not received yet.
+    withheld: AtomicU64,
+    /// The most pages that were ever resident together with those in the space; 0: there was never such a space.
+    resident_peak: AtomicU64,
+}
+
+/// The memory limit of one engine.
+#[derive(Debug)]
+pub struct Budget {
+    frames: Frames,
+    /// Frames came free.
+    came: Event,
+    /// Held by the thread that divides the limit.
+    dividing: Padded<SpinLock<()>>,
+    kept: Padded<Kept>,
+    sizes: Sizes,
+    /// The limit that was asked for, in pages.
+    limit: AtomicU64,
+    watermarks: Watermarks,
+}
+
+/// Pages that the swap space keeps in RAM.
+fn kept_by(backend: &impl MemoryBudget) -> u64 {
+    backend.own_memory().map_or(0, |bytes| bytes.div_ceil(PAGE_SIZE as u64))
+}
+
+impl Budget {
+    pub(crate) fn new(sizes: Sizes, cores: usize, margin: Margin) -> Budget {
+        let watermarks = Watermarks::default();
+        watermarks.set(sizes.frames, margin);
+        Budget {
+            frames: Frames::new(sizes.frames, cores),
+            came: Event::new(),
+            dividing: Padded(SpinLock::new(())),
+            kept: Padded::default(),
+            sizes,
+            limit: AtomicU64::new(sizes.frames + sizes.stages),
+            watermarks,
+        }
+    }
+
+    /// The frames of the limit.
+    #[inline]
+    pub fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    /// What threads sleep on until frames come free.
+    #[inline]
+    pub(crate) fn came(&self) -> &Event {
+        &self.came
+    }
+
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// The limit that was asked for, in pages.
+    fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// See [`Engine::floor`].
+    fn floor(&self) -> u64 {
+        self.sizes.stages + 4 * self.sizes.batch as u64
+    }
+
+    /// Sets the limit, in pages, or the floor if that is more. The caller divides the limit afterwards.
+    fn set_limit(&self, pages: u64) {
+        self.limit.store(pages.max(self.floor()), Ordering::Relaxed);
+    }
+
+    /// Divides the limit. Returns whether there are more frames than before.
+    fn divide(&self, backend: &impl MemoryBudget, margin: impl FnOnce() -> Margin) -> bool {
+        self.dividing.0.with(|()| {
+            let pages = self.limit();
+            let least = self.floor() - self.sizes.stages;
+            backend.allow_memory((pages - self.floor()) * PAGE_SIZE as u64);
+            // A thread that raises the space's share after this look divides again.
+            let frames = pages.saturating_sub(self.sizes.stages + kept_by(backend)).max(least);
+            let before = self.frames.limit();
+            if frames != before {
+                self.frames.set_limit(frames);
+                self.watermarks.set(frames, margin());
+            }
+            frames > before
+        })
+    }
+
+    /// The margin has changed: sets the watermarks anew.
+    pub(crate) fn set_margin(&self, margin: impl FnOnce() -> Margin) {
+        self.dividing.0.with(|()| self.watermarks.set(self.frames.limit(), margin()));
+    }
+
+    /// Free frames at which evictors start and stop.
+    pub(crate) fn watermarks(&self) -> (u64, u64) {
+        (self.watermarks.low.load(Ordering::Relaxed), self.watermarks.high.load(Ordering::Relaxed))
+    }
+
+    /// Whether evictors should be at work: `started` says that they are already.
+    #[inline]
+    pub(crate) fn is_short(&self, started: bool) -> bool {
+        let mark = if started { &self.watermarks.high } else { &self.watermarks.low };
+        self.frames.debt() > 0 || self.frames.free_uncached() < mark.load(Ordering::Relaxed)
+    }
+
+    /// Free frames that pages which come along must leave for faults.
+    #[inline]
+    pub(crate) fn spare_mark(&self) -> u64 {
+        self.watermarks.low.load(Ordering::Relaxed) / 2
+    }
+
+    /// Gives frames back on `core`, and wakes faults that wait for one.
+    pub(crate) fn give(&self, kernel: &impl Kernel, futex: &impl Futex, core: usize, n: u64) {
+        if n > 0 {
+            self.frames.give(core, n);
+            kernel.interleave();
+            self.came.signal(futex);
+        }
+    }
+
+    /// Of the frames of `written` pages that are about to be written: how many are withheld until the space has the pages.
+    fn withhold(&self, backend: &impl MemoryBudget, written: u64) -> u64 {
+        let withheld = if backend.own_memory().is_some() { written } else { 0 };
+        if withheld > 0 {
+            self.kept.withheld.fetch_add(withheld, Ordering::Relaxed);
+        }
+        withheld
+    }
+
+    /// So many frames were given back that had been withheld. `staged`: stages that were ever used.
+    fn end_withholding(&self, backend: &impl MemoryBudget, count: u64, staged: u64) {
+        self.kept.withheld.fetch_sub(count, Ordering::Relaxed);
+        self.kept.resident_peak.fetch_max(self.resident(backend, staged), Ordering::Relaxed);
+    }
+
+    /// Pages of the limit that are in RAM.
+    fn resident(&self, backend: &impl MemoryBudget, staged: u64) -> u64 {
+        // Read first: frames that are given back meanwhile are in neither number rather than in both.
+        let withheld = self.kept.withheld.load(Ordering::Acquire);
+        self.frames.taken().saturating_sub(withheld) + staged + kept_by(backend)
+    }
+
+    /// The most pages of the limit that ever were in RAM.
+    fn resident_peak(&self, staged: u64) -> u64 {
+        match self.kept.resident_peak.load(Ordering::Relaxed) {
+            0 => self.frames.taken_peak() + staged,
+            peak => peak,
+        }
+    }
+}
+
+impl<W: World> Engine<W> {
+    /// Frames of the limit.
+    #[inline]
+    pub fn frames(&self) -> &Frames {
+        self.budget.frames()
+    }
+
+    /// The memory limit, bytes.
+    pub fn memory_limit(&self) -> u64 {
+        self.budget.limit() * PAGE_SIZE as u64
+    }
+
+    /// Managed pages in RAM, bytes: pages that are resident or about to be, every stage that was ever used, and pages that a
+    /// swap space keeps in RAM.
+    pub fn resident_bytes(&self) -> u64 {
+        self.budget.resident(&self.backend, self.stages.ever_used()) * PAGE_SIZE as u64
+    }
+
+    /// The most that [`Engine::resident_bytes`] ever was, or a little more; never above the limit.
+    pub fn resident_bytes_peak(&self) -> u64 {
+        self.budget.resident_peak(self.stages.ever_used()) * PAGE_SIZE as u64
+    }
+
+    /// Changes the memory limit: a higher one holds at once, a lower one as evictors free frames.
+    ///
+    /// # Errors
+    /// The smallest limit that can be set, when `bytes` is below it.
+    pub fn set_memory_limit(&self, bytes: u64) -> Result<(), u64> {
+        let least = MEMORY_LIMIT_MIN.max(self.floor() * PAGE_SIZE as u64);
+        if bytes < least {
+            return Err(least);
+        }
+        self.set_budget(bytes / PAGE_SIZE as u64);
+        Ok(())
+    }
+
+    /// The fewest pages that this engine works with: its stages, which were sized for the first limit and stay, and as many
+    /// frames as the smallest engine has.
+    pub fn floor(&self) -> u64 {
+        self.budget.floor()
+    }
+
+    /// Pages that this engine may have or still has: its limit, and the debt of a lowered limit.
+    pub fn budget(&self) -> u64 {
+        self.frames().limit() + self.frames().debt() + self.sizes().stages + kept_by(&self.backend)
+    }
+
+    /// Pages of the budget that are in use.
+    pub fn in_use(&self) -> u64 {
+        self.frames().taken() + self.sizes().stages + kept_by(&self.backend)
+    }
+
+    /// Changes the limit to `pages`, or [`Engine::floor`] if that is more. A higher limit holds at once, a lower one as
+    /// evictors free frames.
+    pub fn set_budget(&self, pages: u64) {
+        self.budget.set_limit(pages);
+        self.divide_limit();
+        self.budget.came().signal(&self.futex);
+        self.wake_all_evictors();
+    }
+
+    /// Divides the limit: RAM in which a swap space keeps pages is not available for frames. Called by any thread.
+    pub(crate) fn divide_limit(&self) {
+        if self.budget.divide(&self.backend, || self.control.margin()) {
+            self.budget.came().signal(&self.futex);
+        }
+    }
+
+    /// Of a batch that leaves, `written` pages are to be written; the others are in their slots. Frames of the others are free
+    /// now. Frames of the written pages are free now too, unless the swap space keeps pages in RAM itself. In that case they are
+    /// free when the space has the pages and they were counted ([`Engine::give_withheld`]).
+    pub(crate) fn give_evicted(&self, core: usize, count: u64, written: u64) {
+        let withheld = self.budget.withhold(&self.backend, written);
+        self.give_frames(core, count - withheld);
+    }
+
+    /// The swap space was given `count` pages of a batch, or will not be given them.
+    pub(crate) fn give_withheld(&self, core: usize, count: u64) {
+        if self.backend.own_memory().is_some() {
+            self.divide_limit();
+            self.give_frames(core, count);
+            self.budget.end_withholding(&self.backend, count, self.stages.ever_used());
+        }
+    }
+
+    /// Frames went back, on `core`: wakes faults that wait for one.
+    pub(crate) fn give_frames(&self, core: usize, n: u64) {
+        self.budget.give(&self.kernel, &self.futex, core, n);
+    }
+
+    /// Whether free frames are short, so that more would be of use.
+    pub fn is_short(&self) -> bool {
+        self.budget.is_short(false)
+    }
+
+    /// Whether free frames are short once `pages` more are taken.
+    pub fn is_short_after(&self, pages: u64) -> bool {
+        self.is_short() || self.frames().free_uncached() < self.budget.watermarks().0 + pages
+    }
+
+    /// Whether there are enough frames for all managed pages and this many more, should all of them be touched.
+    pub fn would_fit(&self, more: u64) -> bool {
+        self.frames().debt() == 0 && self.stats.managed.load(Ordering::Relaxed).saturating_add(more) <= self.frames().limit()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicU64;
+
+    const SIZES: Sizes = Sizes { batch: 64, stages_each: 192, stages: 192, frames: 3904 };
+    const MARGIN: Margin = Margin { batch: 64, percent: None };
+
+    /// A space that keeps this many pages in RAM, and what it may keep.
+    struct Keeps {
+        pages: AtomicU64,
+        allowed: AtomicU64,
+    }
+
+    impl MemoryBudget for Keeps {
+        fn own_memory(&self) -> Option<u64> {
+            Some(self.pages.load(Ordering::Relaxed) * PAGE_SIZE as u64)
+        }
+        fn allow_memory(&self, bytes: u64) {
+            self.allowed.store(bytes / PAGE_SIZE as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// A space that keeps its pages on a disk.
+    struct Disk;
+    impl MemoryBudget for Disk {}
+
+    fn budget() -> Budget {
+        Budget::new(SIZES, 1, MARGIN)
+    }
+
+    #[test]
+    fn a_lower_limit_leaves_debt_and_a_higher_one_frames() {
+        let budget = budget();
+        assert!((0..3904).all(|_| budget.frames().take(0)));
+        budget.set_limit(2096);
+        assert!(!budget.divide(&Disk, || MARGIN));
+        assert_eq!((budget.frames().limit(), budget.frames().debt(), budget.limit()), (1904, 2000, 2096));
+        assert!(budget.is_short(false), "a debt is a shortage, whatever is free");
+        budget.set_limit(8192);
+        assert!(budget.divide(&Disk, || MARGIN), "there are more frames than before");
+        assert_eq!((budget.frames().limit(), budget.frames().debt()), (8000, 0));
+        budget.set_limit(1);
+        assert!(!budget.divide(&Disk, || MARGIN));
+        assert_eq!((budget.limit(), budget.frames().limit()), (192 + 4 * 64, 4 * 64), "no limit is below the floor");
+    }
+
+    #[test]
+    fn pages_of_a_space_are_taken_from_the_frames_and_no_page_is_counted_twice() {
+        let (budget, space) = (budget(), Keeps { pages: AtomicU64::new(0), allowed: AtomicU64::new(0) });
+        assert!((0..3000).all(|_| budget.frames().take(0)));
+        assert!(!budget.divide(&space, || MARGIN));
+        assert_eq!(space.allowed.load(Ordering::Relaxed), 4096 - (192 + 4 * 64), "the space may have all but the floor");
+        // A batch leaves for the space: its stages have the bytes, and its frames are withheld.
+        assert_eq!(budget.withhold(&space, 64), 64);
+        assert_eq!(budget.resident(&space, 64), 3000);
+        // The space has the pages, at half their size.
+        space.pages.store(32, Ordering::Relaxed);
+        assert!(!budget.divide(&space, || MARGIN));
+        assert_eq!(budget.frames().limit(), 3904 - 32);
+        budget.frames().give(0, 64);
+        budget.end_withholding(&space, 64, 64);
+        assert_eq!((budget.resident(&space, 64), budget.resident_peak(64)), (2936 + 64 + 32, 2936 + 64 + 32));
+        assert_eq!(budget.withhold(&Disk, 64), 0, "a disk has the pages somewhere else");
+    }
+
+    #[test]
+    fn watermarks_follow_batch_frames_and_percent() {
+        let budget = budget();
+        assert_eq!(budget.watermarks(), (64, 128));
+        budget.set_margin(|| Margin { batch: 512, percent: None });
+        assert_eq!(budget.watermarks(), (122, 244), "a sixteenth of the frames at most");
+        budget.set_margin(|| Margin { batch: 64, percent: Some(10) });
+        assert_eq!((budget.watermarks(), budget.spare_mark()), ((390, 454), 195));
+        budget.set_margin(|| Margin { batch: 64, percent: Some(1) });
+        assert_eq!(budget.watermarks(), (64, 128), "fewer than evictors want are not enough");
+        budget.set_margin(|| Margin { batch: 1, percent: None });
+        assert_eq!(budget.watermarks(), (8, 16), "never none");
+    }
+
+    #[test]
+    fn evictors_begin_at_the_low_mark_and_end_at_the_high_one() {
+        let budget = budget();
+        assert_eq!(budget.frames().take_spare(0, 3904 - 64, 0), 3904 - 64);
+        assert!(!budget.is_short(false) && budget.is_short(true));
+        assert_eq!(budget.frames().take_spare(0, 1, 0), 1);
+        assert!(budget.is_short(false));
+        budget.frames().give(0, 65);
+        assert!(!budget.is_short(true));
+    }
+}

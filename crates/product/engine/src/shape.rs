@@ -1,0 +1,72 @@
+//! How an engine is built, and the sizes that follow.
+
+use crate::evict::control::Wanted;
+use farshore_core::limits::{
+    BATCH_PAGES_MAX, BATCH_PAGES_MIN, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE, batch_pages_most,
+};
+use farshore_core::slots::owners::OWNERS_MAX;
+
+/// How an engine is built.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Local memory for managed pages, bytes.
+    pub memory: u64,
+    /// Evictor threads, 1 to 16.
+    pub evictors: usize,
+    /// Cores of the machine.
+    pub cores: usize,
+    /// The NUMA nodes that the cores are on.
+    pub nodes: Nodes,
+    /// Which parts of the evictors' pace are fixed.
+    pub wanted: Wanted,
+}
+
+/// On which NUMA node each core is. Nothing is said about cores beyond [`OWNERS_MAX`].
+#[derive(Clone, Copy, Debug)]
+pub struct Nodes(pub(crate) [u8; OWNERS_MAX]);
+
+impl Nodes {
+    /// All cores on one node.
+    pub const ONE: Nodes = Nodes([0; OWNERS_MAX]);
+
+    /// The nodes that `node` gives for each core.
+    pub fn new(node: impl FnMut(usize) -> u8) -> Nodes {
+        Nodes(core::array::from_fn(node))
+    }
+}
+
+/// Sizes that follow from a [`Shape`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    /// Pages of the largest batch.
+    pub batch: usize,
+    /// Stages of one evictor: what it may have in flight, and what lingers for a rescue.
+    pub stages_each: usize,
+    /// Stages of all evictors. They are part of the limit.
+    pub stages: u64,
+    /// Frames for resident pages: the limit less the stages.
+    pub frames: u64,
+}
+
+impl Shape {
+    /// The sizes for this shape.
+    ///
+    /// # Panics
+    /// When the memory is below [`MEMORY_LIMIT_MIN`] or the number of evictors is out of range; callers check the user's
+    /// values before.
+    pub fn sizes(&self) -> Sizes {
+        assert!(self.memory >= MEMORY_LIMIT_MIN, "memory limit {} is below {MEMORY_LIMIT_MIN}", self.memory);
+        assert!((1..=EVICTORS_MAX).contains(&self.evictors), "{} evictors", self.evictors);
+        let limit = self.memory / PAGE_SIZE as u64;
+        let evictors = self.evictors as u64;
+        // A batch is small enough that all pipelines together hold at most an eighth of the limit …
+        let chosen = (limit / (8 * evictors * BATCHES_IN_FLIGHT as u64)).clamp(BATCH_PAGES_MIN as u64, BATCH_PAGES_MAX as u64);
+        // … unless it was fixed; then as large as there is room for. (Callers have refused sizes that have no room; a forked
+        // child may have less memory.)
+        let batch =
+            self.wanted.batch.map_or(chosen, |fixed| u64::from(fixed).min(batch_pages_most(self.memory, self.evictors) as u64));
+        // … and pages that linger for a rescue take a 64th of it, if that is more.
+        let each = (batch * BATCHES_IN_FLIGHT as u64).max(limit / 64 / evictors);
+        Sizes { batch: batch as usize, stages_each: each as usize, stages: each * evictors, frames: limit - each * evictors }
+    }
+}
