@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family bench-ends report serve suites suites-long soak soak-long newcomer front bench setup install uninstall clean
+.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family bench-ends report serve suites suites-long soak soak-long newcomer front bench deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -89,6 +89,11 @@ bench: ## the canonical comparisons with Linux swap and zram, to results/ (under
 	@tools/setup.sh --programs
 	cargo build --release
 	$(TARGET)/release/farshore bench canonical --results results $(ARGS)
+
+# No part of the tests: it is seldom installed, takes minutes to build, and says nothing new until Cargo.lock changes.
+deny: ## look at licenses, versions and sources of dependencies, if cargo-deny is installed (deny.toml)
+	@command -v cargo-deny >/dev/null || { echo 'cargo-deny is not installed: cargo install --locked cargo-deny' >&2; exit 1; }
+	cargo deny check licenses bans sources
 
 setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt, clippy, miri
 	@tools/setup.sh --tests
