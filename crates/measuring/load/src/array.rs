@@ -15,8 +15,6 @@
 
 /// Bytes of a request of `array`, and of its answer.
 pub const ARRAY_BYTES: usize = 16;
-/// Bytes of a request of `scan`.
-pub const SCAN_REQUEST_BYTES: usize = 24;
 /// Bytes of an answer of `scan`.
 pub const SCAN_ANSWER_BYTES: usize = 32;
 /// Operation of `scan`: one key.

@@ -166,7 +166,7 @@ struct Dice {
     thrown: AtomicU64,
     thresholds: [AtomicU64; KINDS.len()],
     injected: [AtomicU64; KINDS.len()],
-    delay_ns: AtomicU64,
+    delay_ns: u64,
     /// Where and when faults strike.
     space: Option<usize>,
     arrangements: Arrangements,
@@ -217,7 +217,7 @@ impl Dice {
 
     /// How long a transfer that one of `kinds` strikes is held back, in ns.
     fn delay(&self, kinds: &[Kind]) -> u64 {
-        if kinds.iter().any(|&kind| self.strikes(kind)) { self.delay_ns.load(Ordering::Relaxed) } else { 0 }
+        if kinds.iter().any(|&kind| self.strikes(kind)) { self.delay_ns } else { 0 }
     }
 }
 
@@ -237,7 +237,7 @@ impl<B: Backend> Faulty<B> {
             thrown: AtomicU64::new(0),
             thresholds: [const { AtomicU64::new(0) }; KINDS.len()],
             injected: [const { AtomicU64::new(0) }; KINDS.len()],
-            delay_ns: AtomicU64::new(config.delay_time.ns()),
+            delay_ns: config.delay_time.ns(),
             space: config.space,
             arrangements: Arrangements::new(SpaceSet::first(inner.spaces().max(1))),
             nth: config.nth,
@@ -262,11 +262,6 @@ impl<B: Backend> Faulty<B> {
     pub fn set_rate(&self, kind: Kind, rate: f64) {
         // Relaxed: no other data is read because of it.
         self.dice.thresholds[kind as usize].store((rate.clamp(0.0, 1.0) * ALWAYS) as u64, Ordering::Relaxed);
-    }
-
-    /// Changes how long delays are, in ns.
-    pub fn set_delay_ns(&self, ns: u64) {
-        self.dice.delay_ns.store(ns, Ordering::Relaxed);
     }
 
     /// Faults of a kind so far.

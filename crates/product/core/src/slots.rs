@@ -287,7 +287,7 @@ impl SlotMap {
         self.owners.live()
     }
 
-    /// Bytes of the space that have been in use at some time: an upper bound of the swap file's size.
+    /// Bytes of the space that have been in use at some time: an upper bound of the swap file's size. Tests alone ask.
     pub fn extent_bytes(&self) -> u64 {
         u64::from(self.extents.load(Ordering::Acquire) - self.base) * (EXTENT_SLOTS * crate::limits::PAGE_SIZE) as u64
     }

@@ -33,11 +33,6 @@ impl MonotonicClock {
         clock.now_ns();
         clock
     }
-
-    /// Whether readings come from the vDSO.
-    pub const fn uses_vdso(&self) -> bool {
-        self.vdso
-    }
 }
 
 impl Default for MonotonicClock {

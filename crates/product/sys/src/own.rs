@@ -130,7 +130,7 @@ impl Stack {
     pub fn top(&self) -> u64 {
         self.base() + self.len() as u64
     }
-    /// As sigaltstack(2) wants it.
+    /// As sigaltstack(2) wants it, for tests.
     pub fn as_alt_stack(&self) -> crate::signal::AltStack {
         crate::signal::AltStack { base: self.base(), flags: 0, size: self.len() as u64 }
     }

@@ -20,8 +20,6 @@ const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<ScanArgument>() as u64) << 16 | (
 pub struct Categories(pub u64);
 
 impl Categories {
-    /// Its memory has a userfaultfd with asynchronous write protection.
-    pub const WP_ALLOWED: Categories = Categories(1 << 0);
     /// It is not write-protected by a userfaultfd: written since it was.
     pub const WRITTEN: Categories = Categories(1 << 1);
     /// It belongs to a file or shared memory.
@@ -107,7 +105,7 @@ impl Entry {
     pub const fn has_bytes(self) -> bool {
         self.present() || self.swapped()
     }
-    /// It is write-protected by a userfaultfd.
+    /// It is write-protected by a userfaultfd. Tests alone ask.
     pub const fn write_protected(self) -> bool {
         self.0 >> 57 & 1 != 0
     }

@@ -301,7 +301,7 @@ impl SigInfo {
     pub const fn fault_address(&self) -> u64 {
         self.fields[0]
     }
-    /// Address after the instruction (SIGSYS).
+    /// Address after the instruction (SIGSYS). Tests alone ask.
     pub const fn call_address(&self) -> u64 {
         self.fields[0]
     }
@@ -410,12 +410,12 @@ impl UContext {
         FaultKind(self.registers[REG_ERR])
     }
 
-    /// Whether the processor's last trap in this context was a page fault.
+    /// Whether the processor's last trap in this context was a page fault. Tests alone ask.
     pub const fn is_page_fault(&self) -> bool {
         self.registers[REG_TRAP] == 14
     }
 
-    /// The exact address of the last page fault (CR2).
+    /// The exact address of the last page fault (CR2). Tests alone ask.
     pub const fn cr2(&self) -> u64 {
         self.registers[REG_CR2]
     }

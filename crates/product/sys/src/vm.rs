@@ -37,7 +37,6 @@ pub mod remap {
 /// `MADV_*`.
 pub mod advice {
     #![allow(missing_docs)]
-    pub const NORMAL: u64 = 0;
     pub const WILLNEED: u64 = 3;
     pub const DONTNEED: u64 = 4;
     pub const FREE: u64 = 8;
@@ -226,7 +225,7 @@ impl SelfAdvice {
         SelfAdvice { pidfd: None }
     }
 
-    /// Whether many ranges take one call.
+    /// Whether many ranges take one call. Tests alone ask.
     pub const fn is_vectored(&self) -> bool {
         self.pidfd.is_some()
     }

@@ -317,7 +317,7 @@ impl FileArray {
         self.files.places.rings.iter()
     }
 
-    /// Whether queues write through io_uring (else: one write at a time).
+    /// Whether queues write through io_uring (else: one write at a time). Tests alone ask.
     pub fn is_asynchronous(&self) -> bool {
         self.uring
     }

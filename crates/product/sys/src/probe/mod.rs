@@ -39,7 +39,7 @@ impl Probe {
         Probe { name, needed, result, advice }
     }
 
-    /// Whether Farshore cannot run because of it.
+    /// Whether Farshore cannot run because of it. Tests alone ask.
     pub fn is_fatal(&self) -> bool {
         self.needed == Needed::Required && self.result.is_err()
     }

@@ -343,6 +343,7 @@ impl Uffd {
     }
 
     /// Maps `len` absent bytes with the kernel's page of zeros (a first write makes a copy without a fault to us).
+    /// Tests alone do: for Farshore, pages of zeros come by [`Uffd::copy`] too.
     ///
     /// # Errors
     /// As [`Uffd::copy`].

@@ -96,11 +96,6 @@ impl<'a> Meta<'a> {
         }
     }
 
-    /// Whether the answer has something of the item that a look at it changes.
-    pub fn wants_before(&self) -> bool {
-        self.flags.clone().any(|flag| matches!(flag[0], b'h' | b'l' | b't'))
-    }
-
     /// Reads the flags. A wrong token is told when all flags are known; an unknown or repeated flag at once.
     fn read(&mut self, key: &'a [u8]) -> Result<(), &'static str> {
         const BAD_TOKEN: &str = "CLIENT_ERROR bad token in command line format";
