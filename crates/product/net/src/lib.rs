@@ -8,7 +8,7 @@
 //! * [`transfer`] makes calls whose buffers are larger than may be pinned at once, in pieces;
 //! * [`calls`] has the calls that are no rule, and [`calls::dispatch`], the way in.
 //!
-//! How calls are caught, and what those that change memory, signals and processes do, is the library's (`preload/src/net`).
+//! The crate `catch` catches the calls; what those that change memory, signals and processes do, is the library's (`preload`).
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 pub mod buffers;

@@ -15,12 +15,12 @@
 //!
 //! # What must hold
 //!
-//! 1. 1. **There is one thread, and one process on the memory.** A call that would change that wakes the process first. So waking
+//! 1. **There is one thread, and one process on the memory.** A call that would change that wakes the process first. So waking
 //!    is start-up, later: no other thread runs meanwhile.
 //! 2. **Every watched call is seen.** A program whose text outside of libc and the loader may make one by an instruction of its
 //!    own (Go, sanitizers, what is compiled at run time) is awake from the start, or from when that text is mapped. So is a
 //!    program of which a site cannot be patched.
-//! 3. 3. **What is there when it wakes is plain.** A call that would lock memory, have it wiped or dropped, give it a key, have
+//! 3. **What is there when it wakes is plain.** A call that would lock memory, have it wiped or dropped, give it a key, have
 //!    it merged, make a ring, or open a device that keeps memory wakes the process first.
 //! 4. **A call that wakes begins again**, on the call stack that the thread has got meanwhile ([`entry::go_on`]), and is served
 //!    as any other.
@@ -49,14 +49,14 @@ mod watch;
 use crate::memory;
 use crate::net;
 use crate::net::calls::keepers;
-use crate::net::entry::{self, Call};
-use crate::net::patch;
 use crate::runtime::uninterrupted;
 use crate::start::{self, Begun};
 use crate::{report, signals, surrender, thread};
 use core::cell::UnsafeCell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering};
+use farshore_catch::entry::{self, Call};
+use farshore_catch::patch;
 use farshore_config::{FaultMode, Options, SwapSpec};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_sys::raw::{Errno, nr, syscall};

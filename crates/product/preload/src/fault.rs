@@ -22,12 +22,12 @@
 //! waiting thread goes on into a SIGBUS (`BUS_MCEERR_AR`), or its system call into `EFAULT`. The thread then tries by itself, as
 //! by an upcall, with the same end. A page that is mapped takes the poison's place.
 
-use crate::net::entry;
 use crate::report;
 use crate::runtime::{Runtime, runtime};
 use crate::unithreads::worker::Way;
 use crate::{fork, own_threads, signals, thread};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use farshore_catch::entry;
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
 use farshore_core::seams::{Clock, Spaces};

@@ -11,12 +11,12 @@
 use crate::filters;
 use crate::net::buffers::{self, Memory as _, PinSet};
 use crate::net::calls::{exec, follow};
-use crate::net::entry::{self, Call};
 use crate::own_threads::{self, knock, rights};
 use crate::runtime::{Runtime, runtime, uninterrupted};
 use crate::thread::{Thread, Whose};
 use crate::{family, fork, memory, net, report, signals, start, thread, unithreads};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use farshore_catch::entry::{self, Call};
 use farshore_core::page::PageRange;
 use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::signal::{self, How, SigSet};

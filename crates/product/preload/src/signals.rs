@@ -21,12 +21,13 @@ pub mod waits;
 
 use crate::net::buffers::{self, Memory, PinSet, careful};
 use crate::net::calls::NEEDED_SIGNALS;
-use crate::net::{entry, net};
+use crate::net::net;
 use crate::own_threads::{knock, rights};
 use crate::report;
 use crate::runtime::uninterrupted;
 use crate::thread;
 use actions::{SIG_DFL, SIG_IGN, SIGNALS, is_handler};
+use farshore_catch::entry;
 use farshore_sys::guarded;
 use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
 use farshore_sys::signal::{
@@ -58,7 +59,7 @@ fn handler_of(signal: u32) -> u64 {
     match signal {
         SIGBUS => crate::fault::on_sigbus as Handler as *const () as u64,
         SIGSEGV => on_sigsegv as Handler as *const () as u64,
-        _ => crate::net::entry::on_sigsys as *const () as u64,
+        _ => farshore_catch::entry::on_sigsys as *const () as u64,
     }
 }
 
@@ -85,7 +86,7 @@ pub fn install() -> Result<(), Errno> {
         } else {
             continue;
         };
-        // SAFETY: the handlers are async-signal-safe (module heads of fault, net::entry, frame and this) and take what SA_SIGINFO gives.
+        // SAFETY: the handlers are async-signal-safe (module heads of fault, catch::entry, frame and this) and take what SA_SIGINFO gives.
         unsafe { signal::sigaction(number, Some(&action)) }?;
     }
     Ok(())

@@ -6,7 +6,7 @@
 //!  └ 4 KiB ┴───────────────────────┴ 4 KiB ┴─────────────────┴ 4 KiB ┴─────────────────────────────────┴────────┴─────────────────────────┘
 //! ```
 //!
-//! One mapping a thread, never managed, recycled through a free list. The head of `net/entry.rs` says what runs on the stack for calls.
+//! One mapping a thread, never managed, recycled through a free list. The head of `catch/src/entry.rs` says what runs on the stack for calls.
 //!
 //! # Who may have a record
 //!
@@ -15,7 +15,6 @@
 //! that are not blocked, is changed with all blocked. The buffer for pages is lent by [`Thread::with_buffer`], to one borrower. What other
 //! threads look at is in [`Shared`].
 
-use crate::net::entry::Trapped;
 use crate::net::{self, buffers::Held};
 use crate::report;
 use crate::signals::actions::{self, Actions};
@@ -27,6 +26,7 @@ use crate::unithreads::worker::Worker;
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use farshore_catch::entry::Trapped;
 use farshore_core::seams::PageBuf;
 use farshore_sys::cpu;
 use farshore_sys::lock::Mutex;

@@ -1,7 +1,7 @@
 //! Finds the `syscall` instructions of an ELF image, and plans how a jump is put over each.
 //!
 //! A `syscall` has 2 bytes, a jump 5. So a *window* of whole instructions around the `syscall` is moved elsewhere, to a *stub*, and the
-//! jump is put in its place (`net/patch.rs` in the library does that, and says how). This crate decides which windows there are. It works on bytes that its
+//! jump is put in its place (`catch/src/patch.rs` does that, and says how). This crate decides which windows there are. It works on bytes that its
 //! caller hands in, and changes nothing.
 //!
 //! The library's build script plans for the libc of the machine that builds ([`installed`]), and puts the result into the library: a

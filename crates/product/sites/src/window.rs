@@ -4,7 +4,7 @@ use crate::{JUMP_LENGTH, SYSCALL};
 use iced_x86::{Decoder, DecoderOptions};
 use std::ops::Range;
 
-/// Bytes of the longest window. A stub has room for it (`net/patch.rs`).
+/// Bytes of the longest window. A stub has room for it (`catch/src/patch.rs`).
 pub const WINDOW_MOST: usize = 33;
 /// Instructions in a window besides the `syscall`, at most.
 const OTHERS: usize = 3;

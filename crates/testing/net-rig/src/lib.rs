@@ -1,7 +1,7 @@
 //! The net's entry and patches around a dispatcher that passes every call on: for tests of what catching a call
 //! preserves, without an engine.
 //!
-//! The modules are `libfarshore.so`'s own, included as they are. `tests/entry.rs` preloads this library into
+//! What is under test is the crate `catch`, as `libfarshore.so` links it. `tests/entry.rs` preloads this library into
 //! `tests/program`, which checks registers, signals, threads and unwinding. Environment: `NETTEST_MODE` is `patch` (sites
 //! are patched), `sud` (Syscall User Dispatch), or `both`; without it nothing is caught. `table-search` and `search-table` are `patch` in two steps, as for a dormant
 //! process: a part of the sites by the one way to a plan, the rest by the other.
@@ -10,31 +10,13 @@
 //! [`CALL_SET_WAY`].
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
-/// The modules under test.
-#[path = "../../../product/preload/src/net"]
-pub mod net {
-    pub mod entry;
-    pub mod patch;
-    pub mod stubs;
-
-    /// [`entry`]'s own system call, for the dispatcher.
-    ///
-    /// # Safety
-    /// What the call does to memory must be sound.
-    #[inline(always)]
-    pub(super) unsafe fn raw(nr: u64, args: [u64; 6]) -> i64 {
-        // SAFETY: this function's own condition.
-        unsafe { entry::raw(nr, args) }
-    }
-}
-
 mod signals;
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use farshore_catch::entry::{self, Answer, Call, raw};
+use farshore_catch::stubs;
 use farshore_sys::signal::{SIGBUS, SIGSYS, SigSet, UContext};
-use net::entry::{Answer, Call};
-use net::raw;
 
 /// Argument 0: what the dispatcher spoils before and after each call. 0: nothing; 1: xmm; 2: ymm; 3: zmm, masks, MXCSR.
 pub const CALL_SPOIL: u64 = 0x7001;
@@ -154,8 +136,8 @@ fn pass_on(call: &mut Call) -> i64 {
         }
         CALL_SET_WAY => {
             match call.args[1] {
-                2 => net::entry::set_quick(call.args[0], quick),
-                way => net::entry::set_plain(call.args[0], way == 1),
+                2 => entry::set_quick(call.args[0], quick),
+                way => entry::set_plain(call.args[0], way == 1),
             }
             return 0;
         }
@@ -163,7 +145,7 @@ fn pass_on(call: &mut Call) -> i64 {
     }
     core::hint::black_box(&words);
     // SAFETY: the program's own call.
-    unsafe { net::entry::for_program(call.nr, &call.args) }
+    unsafe { entry::for_program(call.nr, &call.args) }
 }
 
 #[unsafe(no_mangle)]
@@ -252,7 +234,7 @@ fn catch_the_rest() {
 }
 
 fn find_own_text() {
-    let here = net::stubs::start();
+    let here = stubs::start();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc is mounted");
     let ranges = maps.lines().filter_map(|line| {
         let (start, end) = line.split_once(' ')?.0.split_once('-')?;
@@ -266,7 +248,7 @@ fn find_own_text() {
 
 /// Patches those that are wanted, by a search or by the table; how many.
 fn patch(searched: bool, wanted: &dyn Fn(u64) -> bool) -> usize {
-    use net::patch::{DEFAULT_NAMES, Maps, Way, patch, patch_by};
+    use farshore_catch::patch::{DEFAULT_NAMES, Maps, Way, patch, patch_by};
     let maps = Maps::read();
     let report = if searched {
         // SAFETY: before the program's main there is one thread; the dispatcher is ready; nothing is unmapped meanwhile.
@@ -288,12 +270,12 @@ extern "C" fn at_load() {
         Ok("both") => (true, true),
         _ => return,
     };
-    net::entry::init().expect("a processor whose registers can be saved");
+    entry::init().expect("a processor whose registers can be saved");
     find_own_text();
     DISPATCH.store(dispatches, Relaxed);
     signals::install();
     if dispatches {
-        net::entry::edge::show_sites();
+        entry::edge::show_sites();
     }
     if patches {
         // Whether a part is searched first, and whether the rest is.

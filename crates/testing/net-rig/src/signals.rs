@@ -3,9 +3,9 @@
 //! SIGTRAP is the exception: its handlers start wherever they come, on a stack of ours, so that a test can look at every instruction of the entry.
 
 use crate::KEPT;
-use crate::net::entry::edge::{self, Where};
-use crate::net::entry::{Trapped, on_sigsys};
 use core::mem::offset_of;
+use farshore_catch::entry::edge::{self, Where};
+use farshore_catch::entry::{Trapped, on_sigsys};
 use farshore_sys::lock::Mutex;
 use farshore_sys::own::map_own;
 use farshore_sys::signal::{

@@ -1,6 +1,6 @@
 //! Which pages a thread has pinned, remembered outside of its stack.
 //!
-//! A call of a thread that began before we looked may be left by `siglongjmp`: its frame lies on the program's stack (`net/entry.rs`). All others end. The
+//! A call of a thread that began before we looked may be left by `siglongjmp`: its frame lies on the program's stack (`catch/src/entry.rs`). All others end. The
 //! [`PinSet`] is then gone with the stack frame that it lived in, and its pages would stay
 //! pinned for good. So each thread has [`Held`], in memory that is never on a program's stack: copies of the sets of its
 //! calls, from which pages can be unpinned whose call is gone.

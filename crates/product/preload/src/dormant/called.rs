@@ -8,11 +8,12 @@
 //! the signal, or all of them, the process stays dormant.
 
 use crate::net::buffers::Memory as _;
-use crate::net::{entry::edge, net, patch};
+use crate::net::net;
 use crate::own_threads::knock;
 use crate::{dormant, signals, start};
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
+use farshore_catch::{entry::edge, patch};
 use farshore_config::control::WAKER;
 use farshore_sys::own::Stack;
 use farshore_sys::raw::Errno;

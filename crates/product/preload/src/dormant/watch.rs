@@ -1,10 +1,10 @@
 //! Which calls a dormant process must see, and what each needs.
 
 use crate::memory::plain_mapping;
-use crate::net::patch::ANY_NUMBER;
 use crate::net::table::{self, Kind, Special};
 use crate::net::{Server, server};
 use crate::own_threads::rights;
+use farshore_catch::patch::ANY_NUMBER;
 use farshore_config::control::WAKER;
 use farshore_sys::raw::nr;
 use farshore_sys::vm::{prot, remap};

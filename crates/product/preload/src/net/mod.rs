@@ -11,14 +11,11 @@
 //!
 //! For every system call [`table`] says which memory it touches, and [`buffers`] pins that memory. [`transfer`] does calls in
 //! pieces whose buffers are larger than may be pinned at once. [`calls`] holds the odd ones, and [`quick`] is a shorter way for
-//! small reads and writes. [`patch`] and [`entry`] catch the calls.
+//! small reads and writes. The crate `catch` catches the calls.
 
-pub mod entry;
 mod limits;
-pub mod patch;
 pub mod quick;
 pub mod robust;
-pub mod stubs;
 
 pub use farshore_net::{buffers, calls, table};
 
@@ -28,7 +25,7 @@ use crate::thread::{self, Thread};
 use crate::{dormant, filters, memory, own_threads, process, report, signals, surrender, unithreads};
 use buffers::{Args, Held, Memory, PinSet, careful, share};
 use core::sync::atomic::Ordering;
-use entry::Call;
+use farshore_catch::entry::{self, Call};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::word::Pin;

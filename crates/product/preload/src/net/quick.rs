@@ -1,6 +1,6 @@
 //! Reads and writes of a few bytes, without the cost of the whole entry.
 //!
-//! The entry ([`super::entry`]) saves all vector registers, since what it calls may use any: 45 ns here, half of which
+//! The entry ([`farshore_catch::entry`]) saves all vector registers, since what it calls may use any: 45 ns here, half of which
 //! asks the processor which are in use. A `read` of 4 KiB from a pipe takes 300. So for the numbers in [`NUMBERS`] the assembly first
 //! calls [`make`], which does the usual case: the buffer lies on at most two pages, which are there. All else it leaves alone, and
 //! the call takes the way that every call can take.
@@ -9,18 +9,18 @@
 //!
 //! Of the vector registers the assembly saves the low halves of the first four for it. So it may use these alone, by instructions that
 //! leave the upper halves be (no AVX), and call nothing. That is no promise of the compiler's: [`check`] looks at each instruction when the
-//! program starts, and the quick way is taken only if it has found nothing ([`super::entry::set_quick`]). The code has a section of its own for
+//! program starts, and the quick way is taken only if it has found nothing ([`farshore_catch::entry::set_quick`]). The code has a section of its own for
 //! that, and everything that it uses is inlined. It must not panic either, since that would be a call.
 //! A build without optimisation never passes. The shipped one that does not says so on stderr, which the tests of real programs take for
 //! a failure.
 
 use super::buffers::{Ticket, share};
 use super::calls::keepers;
-use super::entry::{AGAIN, Answer};
 use crate::runtime::{Runtime, runtime};
 use crate::thread;
 use core::arch::asm;
 use core::sync::atomic::Ordering;
+use farshore_catch::entry::{AGAIN, Answer};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_sys::tls;
 use iced_x86::{Decoder, DecoderOptions, EncodingKind, FlowControl, Instruction, Mnemonic, OpKind, Register};
@@ -87,7 +87,7 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     Answer { result, done: 1 }
 }
 
-/// [`super::entry::for_program`], here.
+/// [`farshore_catch::entry::for_program`], here.
 ///
 /// # Safety
 /// What the call does to memory must be sound.
@@ -95,7 +95,7 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
 unsafe fn for_program(nr: u64, args: [u64; 6]) -> i64 {
     let result;
     // SAFETY: the kernel changes rax, rcx, r11 and what the call is defined to change, which the caller answers for. The section's entry
-    // is as the head of entry/edge.rs wants it.
+    // is as the head of catch/src/entry/edge.rs wants it.
     unsafe {
         asm!(
             "jmp 2f",

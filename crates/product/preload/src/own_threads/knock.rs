@@ -19,12 +19,12 @@
 
 use super::{STOP, start_late};
 use crate::control;
-use crate::net::entry::edge;
 use crate::report;
 use crate::runtime::{Runtime, runtime};
 use crate::start;
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use farshore_catch::entry::edge;
 use farshore_sys::raw::{getpid, gettid, nr, syscall};
 use farshore_sys::signal::{Reg, SIGBUS, SigInfo, UContext};
 

@@ -8,7 +8,7 @@
 //!  program ─signal─▶ on_signal ──writes──▶ ┌ the program's stack, or its alternate one ──────────────────┐
 //!     ▲                  │ rt_sigreturn    │ floating-point state │ siginfo │ ucontext │ restorer's address│
 //!     │                  ▼                 └──────────────────────────────────────────────────────────────┘
-//!     │             its handler ─▶ its restorer ─▶ rt_sigreturn, caught (net/entry/sigsys.rs)
+//!     │             its handler ─▶ its restorer ─▶ rt_sigreturn, caught (catch/src/entry/sigsys.rs)
 //!     └───────────────────────────────────────────────┘
 //! ```
 //!
@@ -16,7 +16,7 @@
 //! process would die. And a handler that ran on top of ours would keep the stack that faults are served on, also when it leaves by
 //! switching to another context.
 //!
-//! A signal that comes in the middle of a system call waits for the call's end ([`Deferred`]; the head of `net/entry/edge.rs`): no handler of the program
+//! A signal that comes in the middle of a system call waits for the call's end ([`Deferred`]; the head of `catch/src/entry/edge.rs`): no handler of the program
 //! runs on top of our code. One at a time: all signals are blocked from then on.
 //!
 //! No page of the program's may fault here, since its signal would be blocked, and this is the stack to serve it on: pages are
@@ -25,13 +25,13 @@
 use super::actions::{self, SIG_DFL, SIG_IGN, is_handler};
 use super::waits::Suspended;
 use super::{OURS, altstack, pretended, steps};
-use crate::net::entry::edge::{self, Where};
 use crate::report;
 use crate::runtime::runtime;
 use crate::thread::{self, Thread};
 use crate::{fault, own_threads};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, Ordering};
+use farshore_catch::entry::edge::{self, Where};
 use farshore_core::page::{Access, PageRange};
 use farshore_engine::fault::pins::Pinned;
 use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};

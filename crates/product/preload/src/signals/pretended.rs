@@ -17,10 +17,10 @@
 //! A *fault* whose signal is pretended to be blocked ends the process, as natively.
 
 use super::{OURS, altstack};
-use crate::net::entry::edge;
 use crate::runtime::uninterrupted;
 use crate::thread::{self, Shared, Thread};
 use core::cell::Cell;
+use farshore_catch::entry::edge;
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, getpid, gettid};
 use farshore_sys::signal::{self, Action, SigInfo, SigSet, UContext, flags};

@@ -14,10 +14,11 @@
 
 use super::{Args, OURS, pretended};
 use crate::net::buffers::{self, Memory as _, PinSet};
-use crate::net::{entry, net};
+use crate::net::net;
 use crate::own_threads::knock;
 use crate::runtime::uninterrupted;
 use crate::thread;
+use farshore_catch::entry;
 use farshore_core::seams::Clock as _;
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::raw::Errno;

@@ -35,12 +35,12 @@
 pub mod resume;
 pub mod worker;
 
-use crate::net::entry;
 use crate::runtime::{runtime, uninterrupted};
 use crate::{dormant, fault, memory, own_threads, report, thread};
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, Ordering};
+use farshore_catch::entry;
 use farshore_config::FaultMode;
 use farshore_core::joint::{Desk, Library, Scheduler, VERSION};
 use farshore_core::limits::PAGE_SIZE;

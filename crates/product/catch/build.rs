@@ -1,4 +1,4 @@
-//! Plans for the libc of the machine that builds (`src/net/patch.rs` uses them), as the file `sites.table`. The head of `farshore_sites::table` says what is in it.
+//! Plans for the libc of the machine that builds (`src/patch.rs` uses them), as the file `sites.table`. The head of `farshore_sites::table` says what is in it.
 //!
 //! A build script is itself linked with that libc, so it finds the files among its own mappings. Where they have no build id, or there is no glibc, the table is
 //! empty, and the library plans when a program starts.
