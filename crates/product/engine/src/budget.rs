@@ -233,12 +233,12 @@ impl<W: World> Engine<W> {
     /// Managed pages in RAM, bytes: pages that are resident or about to be, every stage that was ever used, and pages that a
     /// swap space keeps in RAM.
     pub fn resident_bytes(&self) -> u64 {
-        self.budget.resident(&self.backend, self.stages.ever_used()) * PAGE_SIZE as u64
+        self.budget.resident(&self.backend, self.evictors.stages.ever_used()) * PAGE_SIZE as u64
     }
 
     /// The most that [`Engine::resident_bytes`] ever was, or a little more; never above the limit.
     pub fn resident_bytes_peak(&self) -> u64 {
-        self.budget.resident_peak(self.stages.ever_used()) * PAGE_SIZE as u64
+        self.budget.resident_peak(self.evictors.stages.ever_used()) * PAGE_SIZE as u64
     }
 
     /// Changes the memory limit: a higher one holds at once, a lower one as evictors free frames.
@@ -276,12 +276,12 @@ impl<W: World> Engine<W> {
         self.budget.set_limit(pages);
         self.divide_limit();
         self.budget.came().signal(&self.futex);
-        self.wake_all_evictors();
+        self.evictors.pace.wake_all(&self.futex);
     }
 
     /// Divides the limit: RAM in which a swap space keeps pages is not available for frames. Called by any thread.
     pub(crate) fn divide_limit(&self) {
-        if self.budget.divide(&self.backend, || self.control.margin()) {
+        if self.budget.divide(&self.backend, || self.evictors.pace.margin()) {
             self.budget.came().signal(&self.futex);
         }
     }
@@ -299,7 +299,7 @@ impl<W: World> Engine<W> {
         if self.backend.own_memory().is_some() {
             self.divide_limit();
             self.give_frames(core, count);
-            self.budget.end_withholding(&self.backend, count, self.stages.ever_used());
+            self.budget.end_withholding(&self.backend, count, self.evictors.stages.ever_used());
         }
     }
 

@@ -150,8 +150,8 @@ impl<W: World> Engine<W> {
         self.slots.begin_space(space, capacity, |first, spaces| self.backend.arrange(first, spaces));
         self.health.change_usage(&self.slots, space, Usage::Absent, Usage::InUse);
         // Evictors that found no room find some now.
-        self.space_full.store(false, Ordering::Relaxed);
-        self.work.signal(&self.futex);
+        self.evictors.obstacles.note_room();
+        self.evictors.pace.wake(&self.futex);
         self.budget.came().signal(&self.futex);
     }
 
@@ -175,7 +175,7 @@ impl<W: World> Engine<W> {
         let back =
             [Usage::Draining, Usage::Left].iter().any(|&from| self.health.change_usage(&self.slots, space, from, Usage::InUse));
         self.health.drains.signal(&self.futex);
-        self.work.signal(&self.futex);
+        self.evictors.pace.wake(&self.futex);
         back
     }
 
@@ -230,12 +230,12 @@ impl<W: World> Engine<W> {
         let asked = self.asks.asked.fetch_add(1, Ordering::AcqRel) + 1;
         let answered = |evictor: usize| self.asks.answered[evictor].load(Ordering::Acquire) == asked;
         let mut prepared = self.health.drains.prepare();
-        self.wake_all_evictors();
+        self.evictors.pace.wake_all(&self.futex);
         while !(0..self.rest.evictors()).all(answered) && !stop.load(Ordering::Acquire) {
             host.serve();
             self.health.drains.sleep(&self.futex, prepared, Some(ANSWER_PAUSE_NS));
             prepared = self.health.drains.prepare();
-            self.wake_all_evictors();
+            self.evictors.pace.wake_all(&self.futex);
         }
     }
 
@@ -264,7 +264,7 @@ impl<W: World> Engine<W> {
         while !stop.load(Ordering::Acquire) && (is_busy() || !host.may_close()) {
             let prepared = self.health.drains.prepare();
             host.serve();
-            self.wake_all_evictors();
+            self.evictors.pace.wake_all(&self.futex);
             self.health.drains.sleep(&self.futex, prepared, Some(PASS_PAUSE_NS));
         }
         if stop.load(Ordering::Acquire) {
@@ -344,7 +344,7 @@ impl<W: World> Engine<W> {
 
     fn wait_for_frames(&self) {
         let prepared = self.budget.came().prepare();
-        self.work.signal(&self.futex);
+        self.evictors.pace.wake(&self.futex);
         self.budget.came().sleep(&self.futex, prepared, Some(FRAME_PAUSE_NS));
     }
 

@@ -114,7 +114,7 @@ impl<W: World> Engine<W> {
         self.rest.unsaved.store(0, Ordering::SeqCst);
         self.rest.wanted.store(1, Ordering::SeqCst);
         // Evictors that sleep look at `wanted` when they wake.
-        self.wake_all_evictors();
+        self.evictors.pace.wake_all(&self.futex);
         loop {
             let resting = self.rest.resting.load(Ordering::SeqCst);
             if resting >= self.rest.evictors.load(Ordering::SeqCst) || is_planted(Canary::Rest) {

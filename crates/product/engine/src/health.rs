@@ -623,7 +623,7 @@ impl Watcher {
         if own {
             health.set_hangs(&engine.slots, space, told.hangs.is_some());
             // Evictors need not wait for the space, or may use it again.
-            engine.work.signal(&engine.futex);
+            engine.evictors.pace.wake(&engine.futex);
         }
         tell(change);
         told.hangs.is_some()

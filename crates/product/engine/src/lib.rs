@@ -49,15 +49,16 @@ pub mod prefetch;
 mod shape;
 pub mod space;
 pub mod stats;
+#[cfg(test)]
+mod testing;
 
 pub use shape::{Nodes, Shape, Sizes};
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 use budget::Budget;
 use core::sync::atomic::Ordering;
+use evict::Evictors;
 use evict::pace::Control;
-use evict::partition::Partition;
 use evict::stage::Stages;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::gate::Gate;
@@ -65,9 +66,9 @@ use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{Backend, Kernel, PageBuf, Spaces, World};
 use farshore_core::slots::SlotMap;
 use farshore_core::slots::owners::OWNERS_MAX;
-use farshore_core::sync::plain::{AtomicBool, AtomicU64};
+use farshore_core::sync::plain::AtomicU64;
 use farshore_core::table::{PageRef, PageTable};
-use farshore_core::wait::{Event, WaitTable};
+use farshore_core::wait::WaitTable;
 use farshore_core::word::{AtomicWord, Release, Released, Slot, Word};
 use health::Health;
 use prefetch::Requests;
@@ -96,18 +97,10 @@ pub struct Engine<W: World> {
     /// Counters.
     pub stats: Stats,
     waits: WaitTable,
-    /// Evictors have work.
-    work: Event,
     /// Threads that read ahead have work.
     requests: Requests,
-    loops: evict::loops::Loops,
-    /// One for each core; the pages on a core's list get that core's slots.
-    partitions: Box<[Partition]>,
-    stages: Stages,
-    /// Writes fail because there is no room: evictors take clean pages only, except for a trial now and then.
-    space_full: AtomicBool,
-    /// Set when an evictor has found nothing to evict in a whole round, cleared when one did.
-    starved: AtomicBool,
+    /// What evictors share: their pace, lists and stages.
+    evictors: Evictors,
     /// Pages whose words `relocate` is setting at the moment.
     moving: Moving,
     /// Faults pass this gate: it is closed while the process forks.
@@ -115,8 +108,6 @@ pub struct Engine<W: World> {
     rest: fork::Rest,
     /// What the drainer asks evictors to do.
     asks: drain::Asks,
-    /// How hard evictors work.
-    control: Control,
     giving: giving::Giving,
 }
 
@@ -181,6 +172,8 @@ impl<W: World> Engine<W> {
         slots.set_spaces(&capacities(&backend));
         let health = Health::new(backend.spaces());
         let control = Control::new(&shape, sizes.batch);
+        // SAFETY: this function's own condition, for exactly this many pages.
+        let stages = unsafe { Stages::new(staging, sizes.stages as usize) };
         Engine {
             kernel,
             backend,
@@ -192,19 +185,12 @@ impl<W: World> Engine<W> {
             slots,
             stats: Stats::new(shape.cores),
             waits: WaitTable::new(),
-            work: Event::new(),
             requests: Requests::default(),
-            loops: evict::loops::Loops::default(),
-            partitions: (0..partitions).map(|_| Partition::new()).collect::<Vec<_>>().into_boxed_slice(),
-            // SAFETY: this function's own condition, for exactly this many pages.
-            stages: unsafe { Stages::new(staging, sizes.stages as usize) },
-            space_full: AtomicBool::new(false),
-            starved: AtomicBool::new(false),
+            evictors: Evictors::new(control, partitions, stages),
             moving: Moving::default(),
             gate: Gate::new(shape.cores),
             rest: fork::Rest::default(),
             asks: drain::Asks::default(),
-            control,
             giving: giving::Giving::new(),
             health,
         }
@@ -217,12 +203,12 @@ impl<W: World> Engine<W> {
 
     /// The stages, to look at (tests, the simulator).
     pub fn stages(&self) -> &Stages {
-        &self.stages
+        &self.evictors.stages
     }
 
     /// Wakes every thread of this engine that sleeps: each checks whether it is to stop.
     pub fn wake_all_threads(&self) {
-        self.wake_all_evictors();
+        self.evictors.pace.wake_all(&self.futex);
         self.wake_readers();
         self.wake_drainer();
         self.wake_watcher();

@@ -158,15 +158,7 @@ impl Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// No thread sleeps here.
-    struct NoFutex;
-
-    impl Futex for NoFutex {
-        fn wait(&self, _: &AtomicU32, _: u32) {}
-        fn wait_for(&self, _: &AtomicU32, _: u32, _: u64) {}
-        fn wake_all(&self, _: &AtomicU32) {}
-    }
+    use crate::testing::NoFutex;
 
     #[test]
     fn readers_are_made_when_they_are_of_use() {

@@ -174,7 +174,7 @@ impl<W: World> Engine<W> {
             State::Leaving => {
                 if let Some(stage) = was.stage() {
                     // The stage's evictor frees the slot, when no write of it is in flight any more.
-                    self.stages.vacate(stage, false);
+                    self.evictors.stages.vacate(stage, false);
                 }
                 0
             }
@@ -367,7 +367,7 @@ impl<W: World> Engine<W> {
                 },
                 _ => match was.stage() {
                     Some(stage) => {
-                        self.stages.rename(stage, target);
+                        self.evictors.stages.rename(stage, target);
                         Release::Leaving { stage, written: was.written() }
                     }
                     None => unreachable!("{was:?} cannot be claimed"),
@@ -588,7 +588,7 @@ impl<W: World> Engine<W> {
         self.each_claimed(range, |_, _, was| back += u64::from(was.state() == State::Resident));
         self.frames().take_back(MEMORY_CALLS, back);
         self.each_claimed(range, |page, word, was| self.restore(page, word, was));
-        self.work.signal(&self.futex);
+        self.evictors.pace.wake(&self.futex);
     }
 
     /// The pages that [`Engine::claim_resident`] claimed are the kernel's alone now.

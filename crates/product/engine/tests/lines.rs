@@ -35,7 +35,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ),
     ("budget.rs", "self.came.signal(", "once a batch: any core may wait for a frame, and must not miss it"),
     ("wait.rs", "self.number.fetch_add(1", "the same"),
-    ("loops.rs", "loops.", "the room for loops is thought about, once for an eighth of memory that has left"),
+    ("loops.rs", "self.", "the room for loops is thought about, once for an eighth of memory that has left"),
     ("pace.rs", "gauges.0.flying", "evictors count the writes that devices have, once for up to 64 pages"),
     ("slots.rs", "self.shares.with(f)", "an extent is added, once for 512 slots"),
     ("slots.rs", "self.extents.store(index + 1", "the same"),

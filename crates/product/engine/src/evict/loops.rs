@@ -30,10 +30,10 @@
 //!
 //! All of this state is hints: words that any thread may change at any time. A wrong one costs reads.
 
-use crate::Engine;
-use crate::stats::{Count, FaultKind};
+use crate::stats::{Count, FaultKind, Stats};
 use core::sync::atomic::Ordering;
-use farshore_core::seams::{Policy, Return, World};
+use farshore_core::frames::Frames;
+use farshore_core::seams::{Policy, Return};
 use farshore_core::sync::Padded;
 use farshore_core::sync::plain::{AtomicU32, AtomicU64};
 use farshore_core::table::{Granule, GranuleRef};
@@ -97,84 +97,85 @@ fn is_among(id: u64, share: u32) -> bool {
     id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48 < u64::from(share)
 }
 
-impl<W: World> Engine<W> {
-    /// The time as of the last batch: the exact time is a sum over all cores.
-    fn loop_time(&self) -> u32 {
-        self.loops.now.load(Ordering::Relaxed)
-    }
+fn in_units(frames: &Frames) -> i32 {
+    (frames.limit() / UNIT).clamp(8, 1 << 24) as i32
+}
 
-    fn frames_in_units(&self) -> i32 {
-        (self.frames().limit() / UNIT).clamp(8, 1 << 24) as i32
+impl Loops {
+    /// The time as of the last batch: the exact time is a sum over all cores.
+    fn now(&self) -> u32 {
+        self.now.load(Ordering::Relaxed)
     }
 
     /// Pages of `granule` leave.
     pub(super) fn note_leaving(&self, granule: &Granule) {
-        granule.left_at.store(self.loop_time().max(1), Ordering::Relaxed);
+        granule.left_at.store(self.now().max(1), Ordering::Relaxed);
     }
 
     /// A stream fetches pages of granule `g`. Called by faults.
-    pub(crate) fn note_stream(&self, g: &Granule) {
+    pub(crate) fn note_stream(&self, g: &Granule, policy: &impl Policy, frames: &Frames) {
         let left_at = g.left_at.load(Ordering::Relaxed);
         if left_at == 0 {
             return;
         }
-        let now = self.loop_time();
+        let now = self.now();
         let distance = since(left_at, now);
         // Counted once for each time that the granule left.
         if distance <= 0 {
             return;
         }
         g.left_at.store(0, Ordering::Relaxed);
-        let fits =
-            self.policy.keep(Return { distance: u64::from(distance.unsigned_abs()) * UNIT, frames: self.frames().limit() });
+        let fits = policy.keep(Return { distance: u64::from(distance.unsigned_abs()) * UNIT, frames: frames.limit() });
         let returns = if fits == 0 { 0 } else { (g.returns.load(Ordering::Relaxed) + 1).min(RETURNS) };
         g.returns.store(returns, Ordering::Relaxed);
         if returns < RETURNS {
             return;
         }
-        g.loops_until.store(now.wrapping_add(KEPT_FOR as u32 * self.frames_in_units().unsigned_abs()).max(1), Ordering::Relaxed);
-        if self.loops.seen_at.load(Ordering::Relaxed) != now {
-            self.loops.seen_at.store(now, Ordering::Relaxed);
-            self.loops.fits.store(fits.into(), Ordering::Relaxed);
+        g.loops_until.store(now.wrapping_add(KEPT_FOR as u32 * in_units(frames).unsigned_abs()).max(1), Ordering::Relaxed);
+        if self.seen_at.load(Ordering::Relaxed) != now {
+            self.seen_at.store(now, Ordering::Relaxed);
+            self.fits.store(fits.into(), Ordering::Relaxed);
         }
     }
 
     /// Whether evictors pass a granule over.
-    pub(super) fn is_kept(&self, g: &GranuleRef<'_>) -> bool {
+    pub(super) fn is_kept(&self, g: &GranuleRef<'_>, frames: &Frames) -> bool {
         let until = g.granule.loops_until.load(Ordering::Relaxed);
         if until == 0 {
             return false;
         }
-        let now = self.loop_time();
+        let now = self.now();
         if since(now, until) <= 0 {
             g.granule.loops_until.store(0, Ordering::Relaxed);
             return false;
         }
-        let share = self.loops.fits.load(Ordering::Relaxed) * self.loops.room.load(Ordering::Relaxed) / 16;
-        is_among(g.id.0, share) && since(self.loops.seen_at.load(Ordering::Relaxed), now) <= self.frames_in_units() / 2
+        let share = self.fits.load(Ordering::Relaxed) * self.room.load(Ordering::Relaxed) / 16;
+        is_among(g.id.0, share) && since(self.seen_at.load(Ordering::Relaxed), now) <= in_units(frames) / 2
     }
 
     /// Sets the time, and now and then judges the room for loops. Called by evictors, after a batch.
-    pub(super) fn judge_loops(&self) {
-        let loops = &self.loops;
-        let (at, now) = (loops.judged_at.load(Ordering::Relaxed), ((self.stats.total(Count::Evicted) / UNIT) as u32).max(1));
-        loops.now.store(now, Ordering::Relaxed);
+    pub(super) fn judge(&self, stats: &Stats, frames: &Frames) {
+        let (at, now) = (self.judged_at.load(Ordering::Relaxed), ((stats.total(Count::Evicted) / UNIT) as u32).max(1));
+        self.now.store(now, Ordering::Relaxed);
         let left = since(at, now);
-        if left < self.frames_in_units() / 8
-            || loops.judged_at.compare_exchange(at, now, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        if left < in_units(frames) / 8 || self.judged_at.compare_exchange(at, now, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return;
         }
-        let rescues = self.stats.faults(FaultKind::Rescue);
-        let rescued = rescues.saturating_sub(loops.rescues.swap(rescues, Ordering::Relaxed));
-        let room = loops.room.load(Ordering::Relaxed);
-        loops.room.store(judged(room, u64::from(left.unsigned_abs()) * UNIT, rescued), Ordering::Relaxed);
+        let rescues = stats.faults(FaultKind::Rescue);
+        let rescued = rescues.saturating_sub(self.rescues.swap(rescues, Ordering::Relaxed));
+        let room = self.room.load(Ordering::Relaxed);
+        self.room.store(judged(room, u64::from(left.unsigned_abs()) * UNIT, rescued), Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farshore_core::page::{GranuleId, Page};
+    use farshore_core::seams::{Ahead, Came, Fetch, Prefetcher, Verdict};
+    use farshore_core::table::PageTable;
+    use farshore_core::word::Word;
 
     #[test]
     fn room_shrinks_fast_and_grows_slowly() {
@@ -198,5 +199,57 @@ mod tests {
     fn time_goes_round() {
         assert_eq!(since(u32::MAX, 4), 5);
         assert_eq!(since(4, u32::MAX), -5);
+    }
+
+    /// Keeps a half of whatever comes back, if it comes back at all.
+    struct Half;
+
+    impl Policy for Half {
+        type Prefetch = Half;
+        fn prefetcher(&self) -> &Half {
+            self
+        }
+        fn verdict(&self, _: Page, _: Word) -> Verdict {
+            Verdict::Evict
+        }
+        fn chances(&self, _: Came) -> u8 {
+            0
+        }
+        fn keep(&self, back: Return) -> u16 {
+            assert!(back.distance > 0 && back.frames == 4096);
+            u16::MAX
+        }
+    }
+
+    impl Prefetcher for Half {
+        fn fetch(&self, _: &dyn Fetch) -> Option<Ahead> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_granule_that_comes_back_twice_is_kept_until_loops_are_over() {
+        let (loops, frames, stats) = (Loops::default(), Frames::new(4096, 1), Stats::new(1));
+        let table = PageTable::new();
+        let range = GranuleId(0x10_0000).range();
+        table.add(range);
+        let g = table.granule(range.start.granule()).unwrap();
+        // 7/8 of what would fit: this granule is among them.
+        loops.room.store(ROOM_MAX, Ordering::Relaxed);
+        let leave = |pages: u64| {
+            stats.add(0, Count::Evicted, pages);
+            loops.judge(&stats, &frames);
+        };
+        leave(UNIT);
+        for round in 0..2 {
+            assert!(!loops.is_kept(&g, &frames), "it has come back {round} times");
+            loops.note_leaving(g.granule);
+            leave(2 * UNIT);
+            loops.note_stream(g.granule, &Half, &frames);
+            loops.note_stream(g.granule, &Half, &frames);
+        }
+        assert!(loops.is_kept(&g, &frames));
+        leave(frames.limit() / 2 + UNIT);
+        assert!(!loops.is_kept(&g, &frames), "no loop was seen for half a memory full of pages");
     }
 }

@@ -1,10 +1,18 @@
 //! The eviction path: frees frames, on threads of its own (MAGE §4.1).
 //!
-//! [`pipeline`] is one evictor, [`partition`] the lists that evictors take victims from, [`stage`] where victims wait, `loops`
-//! which pages evictors leave alone because a program goes round. [`control`] decides how hard evictors work, and [`pace`]
-//! carries it out.
+//! [`pipeline`] is one evictor. [`Evictors`] is what evictors share, and what other threads see of them: each part states its
+//! protocol at the head of its module.
+//!
+//! | part | what it is |
+//! |---|---|
+//! | [`pace`] | who is awake, and how hard evictors work; [`control`] decides it |
+//! | [`partition`] | the lists that evictors take victims from |
+//! | [`stage`] | the RAM in which victims wait |
+//! | `loops` | which pages evictors leave alone because a program goes round |
+//! | `obstacles` | why no page leaves |
 pub mod control;
 pub(crate) mod loops;
+mod obstacles;
 pub mod pace;
 pub mod partition;
 pub mod pipeline;
@@ -12,3 +20,26 @@ mod ring;
 mod select;
 pub mod stage;
 mod writes;
+
+use loops::Loops;
+use obstacles::Obstacles;
+use pace::Control;
+use partition::Partitions;
+use stage::Stages;
+
+/// What the evictors of one engine share.
+#[derive(Debug)]
+pub(crate) struct Evictors {
+    pub(crate) pace: Control,
+    pub(crate) lists: Partitions,
+    pub(crate) stages: Stages,
+    pub(crate) loops: Loops,
+    pub(crate) obstacles: Obstacles,
+}
+
+impl Evictors {
+    /// `lists`: how many, one for each core or evictor.
+    pub(crate) fn new(pace: Control, lists: usize, stages: Stages) -> Evictors {
+        Evictors { pace, lists: Partitions::new(lists), stages, loops: Loops::default(), obstacles: Obstacles::default() }
+    }
+}

@@ -1,11 +1,11 @@
 //! Carries out what [`super::control`] decides: which evictors are awake. Measures what the decision rests on.
 //!
 //! ```text
-//!  evictors, faults ─▶ gauges ─▶ Engine::look (an evictor, after a step, every 10 ms at most) ─▶ Controller ─▶ pace
+//!  evictors, faults ─▶ gauges ─▶ Control::look (an evictor, after a step, every 10 ms at most) ─▶ Controller ─▶ pace
 //! ```
 //!
 //! **Awake and on standby.** The evictors from number `first` on, round about, are awake, as many as the pace says. They sleep on
-//! the event `work`, which faults signal. The others are on standby: they end their writes, then sleep on an event of their own.
+//! the event `work`, which faults signal ([`Control::wake`]). The others are on standby: they end their writes, then sleep on an event of their own.
 //! That event is signalled only if one of them is to wake, or if all evictors are asked for something (a fork, a drain). So
 //! evictors on standby cost nothing.
 //!
@@ -23,14 +23,15 @@
 
 use super::control::{Controller, Pace, WINDOW_NS, Wanted, Window};
 use super::pipeline::{Evictor, Progress};
-use crate::budget::Margin;
-use crate::stats::Count;
+use crate::budget::{Budget, Margin};
+use crate::stats::{Count, Stats};
 use crate::{Engine, Shape};
 use core::sync::atomic::Ordering;
+use farshore_core::frames::Frames;
 use farshore_core::seams::{Clock, World};
 use farshore_core::spin::SpinLock;
-use farshore_core::sync::Padded;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
+use farshore_core::sync::{Futex, Padded};
 use farshore_core::wait::Event;
 
 /// Percent of the frames that are kept free while requests are served and the user has set nothing else.
@@ -38,9 +39,9 @@ const FREE_PERCENT: u64 = 15;
 
 /// What evictors and faults have counted since the start.
 #[derive(Debug, Default)]
-pub(crate) struct Gauges {
+struct Gauges {
     occupied_ns: AtomicU64,
-    pub(super) stalls: AtomicU64,
+    stalls: AtomicU64,
     writes: AtomicU64,
     ratios: AtomicU64,
     /// Writes that devices have now, and the most that they ever had.
@@ -105,12 +106,21 @@ pub(crate) struct Control {
     free: AtomicU32,
     /// The program serves requests.
     serving: AtomicBool,
+    /// What evictors sleep on that are awake: there is work.
+    work: Event,
     /// What evictors on standby sleep on.
-    pub(super) standby: Event,
+    standby: Event,
     /// When the next decision is due, ns.
     due_ns: AtomicU64,
-    pub(crate) gauges: Padded<Gauges>,
+    gauges: Padded<Gauges>,
     decider: SpinLock<Decider>,
+}
+
+/// What an evictor has read of both events before it looks at anything else.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prepared {
+    work: u32,
+    standby: u32,
 }
 
 /// Numbers about the evictors, to look at.
@@ -147,6 +157,7 @@ impl Control {
             fixed: AtomicBool::new(shape.wanted.evictors.is_some()),
             free: AtomicU32::new(shape.wanted.free.unwrap_or(0)),
             serving: AtomicBool::new(false),
+            work: Event::new(),
             standby: Event::new(),
             due_ns: AtomicU64::new(0),
             gauges: Padded(Gauges::default()),
@@ -209,29 +220,162 @@ impl Control {
         self.gauges.0.ratios.fetch_add(ratio, Ordering::Relaxed);
         self.gauges.0.writes.fetch_add(1, Ordering::Relaxed);
     }
-}
 
-impl<W: World> Engine<W> {
-    /// How hard evictors work.
-    pub fn paced(&self) -> Paced {
-        let (pace, wanted) = self.control.decider.with(|decider| (decider.controller.pace(), decider.controller.wanted()));
-        let gauges = &self.control.gauges.0;
+    /// An evictor waits for a write, since it can do nothing else.
+    pub(super) fn note_stall(&self) {
+        self.gauges.0.stalls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An evictor was at work for so long.
+    fn note_occupied(&self, ns: u64) {
+        self.gauges.0.occupied_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// Whether evictors let others have the processor after each batch.
+    pub(super) fn steps_aside(&self) -> bool {
+        self.serving.load(Ordering::Relaxed)
+    }
+
+    /// To be called before an evictor looks whether it is awake, and whether there is work.
+    pub(super) fn prepare(&self) -> Prepared {
+        Prepared { work: self.work.prepare(), standby: self.standby.prepare() }
+    }
+
+    /// The calling evictor sleeps; `awake` says what it saw after `prepared`.
+    pub(super) fn sleep<F: Futex>(&self, futex: &F, prepared: Prepared, awake: bool, limit: Option<u64>) {
+        let (event, prepared) = if awake { (&self.work, prepared.work) } else { (&self.standby, prepared.standby) };
+        event.sleep(futex, prepared, limit);
+    }
+
+    /// There is work: wakes the evictors that are awake, if they sleep.
+    pub(crate) fn wake(&self, futex: &impl Futex) {
+        self.work.signal(futex);
+    }
+
+    /// Wakes every evictor, whether it is awake or on standby.
+    pub(crate) fn wake_all(&self, futex: &impl Futex) {
+        self.work.signal(futex);
+        self.standby.signal(futex);
+    }
+
+    /// Whether an evictor sleeps until there is work.
+    #[inline]
+    fn any_sleeps(&self) -> bool {
+        self.work.sleepers() > 0
+    }
+
+    /// A fault has waited for a frame for a long time: the evictors that are awake may be stuck.
+    #[cold]
+    pub(crate) fn raise_alarm(&self, futex: &impl Futex) {
+        let may_wake = self.awake.load(Ordering::SeqCst) < self.evictors && !self.fixed.load(Ordering::Relaxed);
+        if may_wake && !self.alarm.swap(true, Ordering::SeqCst) {
+            self.standby.signal(futex);
+        }
+    }
+
+    /// Offers the turn of evictor `id`, if it is the first of those awake and others are on standby.
+    fn offer_turn(&self, futex: &impl Futex, id: usize) {
+        let is_first = self.first.load(Ordering::SeqCst) == id as u32;
+        if is_first && self.awake.load(Ordering::SeqCst) < self.evictors && !self.offer.swap(true, Ordering::SeqCst) {
+            self.standby.signal(futex);
+        }
+    }
+
+    /// Changes what the controller goes by. Returns the pace before and now.
+    fn change(&self, change: impl FnOnce(&mut Controller)) -> (Pace, Pace) {
+        self.decider.with(|decider| {
+            let before = decider.controller.pace();
+            change(&mut decider.controller);
+            (before, decider.controller.pace())
+        })
+    }
+
+    /// Puts a pace in force. `set_margin` is called when batches have another size now.
+    fn put_in_force(&self, futex: &impl Futex, before: Pace, pace: Pace, set_margin: impl FnOnce()) {
+        if pace != before {
+            self.gauges.0.changes.fetch_add(1, Ordering::Relaxed);
+        }
+        self.writes.store(pace.writes, Ordering::Relaxed);
+        self.awake.store(pace.evictors, Ordering::SeqCst);
+        if self.batch.swap(pace.batch, Ordering::Relaxed) != pace.batch {
+            set_margin();
+        }
+        if pace.evictors > before.evictors {
+            self.standby.signal(futex);
+        }
+    }
+
+    /// What was counted until now.
+    fn seen(&self, now_ns: u64, stats: &Stats, frames: &Frames) -> Seen {
+        let sum = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let gauges = &self.gauges.0;
+        Seen {
+            now_ns,
+            taken: stats.total(Count::Evicted) + frames.taken(),
+            waits: stats.total(Count::FrameWaits),
+            missed: stats.total(Count::Missed),
+            occupied_ns: sum(&gauges.occupied_ns),
+            stalls: sum(&gauges.stalls),
+            writes: sum(&gauges.writes),
+            ratios: sum(&gauges.ratios),
+        }
+    }
+
+    /// Makes a decision, if one is due. Called by an evictor, so never while no evictor has anything to do.
+    fn look<F: Futex>(&self, futex: &F, now_ns: u64, stats: &Stats, budget: &Budget) {
+        let due = self.due_ns.load(Ordering::Relaxed);
+        let next = now_ns + WINDOW_NS;
+        let first = now_ns >= due && self.due_ns.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !first {
+            return;
+        }
+        let alarm = self.alarm.load(Ordering::SeqCst);
+        let seen = self.seen(now_ns, stats, budget.frames());
+        let (before, pace) = self.decider.with(|decider| {
+            let window = seen.since(core::mem::replace(&mut decider.seen, seen));
+            let before = decider.controller.pace();
+            if alarm {
+                decider.controller.alarm();
+            }
+            (before, decider.controller.decide(&window))
+        });
+        self.put_in_force(futex, before, pace, || budget.set_margin(|| self.margin()));
+        if alarm {
+            // An evictor that is stuck is not the first any more, and takes no turn that is offered.
+            let first = self.first.load(Ordering::SeqCst);
+            self.first.store((first + 1) % self.evictors, Ordering::SeqCst);
+            self.alarm.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Numbers to look at.
+    fn paced(&self, watermarks: (u64, u64)) -> Paced {
+        let (pace, wanted) = self.decider.with(|decider| (decider.controller.pace(), decider.controller.wanted()));
+        let gauges = &self.gauges.0;
         Paced {
             pace,
             wanted,
-            evictors: self.control.evictors,
-            watermarks: self.budget.watermarks(),
+            evictors: self.evictors,
+            watermarks,
             writes_in_flight: gauges.flying.load(Ordering::Relaxed),
             writes_in_flight_peak: gauges.flying_peak.load(Ordering::Relaxed),
             changes: gauges.changes.load(Ordering::Relaxed),
         }
     }
+}
+
+impl<W: World> Engine<W> {
+    /// How hard evictors work.
+    pub fn paced(&self) -> Paced {
+        self.evictors.pace.paced(self.budget.watermarks())
+    }
 
     /// Fixes some of the pace, from now on; the rest adapts. Values out of bounds ([`Sizes::batch`](crate::Sizes), the number of
     /// evictors, [`WRITES_MAX`](farshore_core::limits::WRITES_MAX)) are cut to them: callers check before.
     pub fn fix_pace(&self, wanted: Wanted) {
-        self.control.fixed.store(wanted.evictors.is_some(), Ordering::Relaxed);
-        self.control.free.store(wanted.free.unwrap_or(0), Ordering::Relaxed);
+        let pace = &self.evictors.pace;
+        pace.fixed.store(wanted.evictors.is_some(), Ordering::Relaxed);
+        pace.free.store(wanted.free.unwrap_or(0), Ordering::Relaxed);
         self.change_pace(|controller| controller.fix(wanted));
     }
 
@@ -242,114 +386,24 @@ impl<W: World> Engine<W> {
     /// * Batches are small, and evictors let other threads have the processor after each batch. An evictor that had a worker's
     ///   processor for a whole batch, or for a tick (4 ms), was the tail of all requests of that worker.
     pub fn serve_requests(&self, on: bool) {
-        self.control.serving.store(on, Ordering::Relaxed);
+        self.evictors.pace.serving.store(on, Ordering::Relaxed);
         self.change_pace(|controller| controller.serve(on));
     }
 
     /// Changes what the controller goes by, and carries out what follows. Other settings are stored before this call.
     fn change_pace(&self, change: impl FnOnce(&mut Controller)) {
-        let (before, pace) = self.control.decider.with(|decider| {
-            let before = decider.controller.pace();
-            change(&mut decider.controller);
-            (before, decider.controller.pace())
-        });
-        self.budget.set_margin(|| self.control.margin());
-        self.set_pace(before, pace);
-    }
-
-    /// Whether evictors let others have the processor after each batch.
-    pub(super) fn steps_aside(&self) -> bool {
-        self.control.serving.load(Ordering::Relaxed)
+        let control = &self.evictors.pace;
+        let (before, pace) = control.change(change);
+        let set_margin = || self.budget.set_margin(|| control.margin());
+        set_margin();
+        control.put_in_force(&self.futex, before, pace, set_margin);
     }
 
     /// After a frame was taken: wakes evictors in time.
     #[inline]
     pub(crate) fn nudge_evictors(&self) {
-        if self.budget.is_short(false) && self.work.sleepers() > 0 {
-            self.work.signal(&self.futex);
-        }
-    }
-
-    /// Wakes every evictor, whether it is awake or on standby.
-    pub(crate) fn wake_all_evictors(&self) {
-        self.work.signal(&self.futex);
-        self.control.standby.signal(&self.futex);
-    }
-
-    /// A fault has waited for a frame for a long time: the evictors that are awake may be stuck.
-    #[cold]
-    pub(crate) fn raise_alarm(&self) {
-        let control = &self.control;
-        let may_wake = control.awake.load(Ordering::SeqCst) < control.evictors && !control.fixed.load(Ordering::Relaxed);
-        if may_wake && !control.alarm.swap(true, Ordering::SeqCst) {
-            control.standby.signal(&self.futex);
-        }
-    }
-
-    fn set_pace(&self, before: Pace, pace: Pace) {
-        let control = &self.control;
-        if pace != before {
-            control.gauges.0.changes.fetch_add(1, Ordering::Relaxed);
-        }
-        control.writes.store(pace.writes, Ordering::Relaxed);
-        control.awake.store(pace.evictors, Ordering::SeqCst);
-        if control.batch.swap(pace.batch, Ordering::Relaxed) != pace.batch {
-            self.budget.set_margin(|| self.control.margin());
-        }
-        if pace.evictors > before.evictors {
-            control.standby.signal(&self.futex);
-        }
-    }
-
-    fn seen(&self, now_ns: u64) -> Seen {
-        let gauges = &self.control.gauges.0;
-        let sum = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Seen {
-            now_ns,
-            taken: self.stats.total(Count::Evicted) + self.frames().taken(),
-            waits: self.stats.total(Count::FrameWaits),
-            missed: self.stats.total(Count::Missed),
-            occupied_ns: sum(&gauges.occupied_ns),
-            stalls: sum(&gauges.stalls),
-            writes: sum(&gauges.writes),
-            ratios: sum(&gauges.ratios),
-        }
-    }
-
-    /// Makes a decision, if one is due. Called by an evictor, so never while no evictor has anything to do.
-    fn look(&self, now_ns: u64) {
-        let control = &self.control;
-        let due = control.due_ns.load(Ordering::Relaxed);
-        let next = now_ns + WINDOW_NS;
-        let first = now_ns >= due && control.due_ns.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if !first {
-            return;
-        }
-        let alarm = control.alarm.load(Ordering::SeqCst);
-        let seen = self.seen(now_ns);
-        let (before, pace) = control.decider.with(|decider| {
-            let window = seen.since(core::mem::replace(&mut decider.seen, seen));
-            let before = decider.controller.pace();
-            if alarm {
-                decider.controller.alarm();
-            }
-            (before, decider.controller.decide(&window))
-        });
-        self.set_pace(before, pace);
-        if alarm {
-            // An evictor that is stuck is not the first any more, and takes no turn that is offered.
-            let first = control.first.load(Ordering::SeqCst);
-            control.first.store((first + 1) % control.evictors, Ordering::SeqCst);
-            control.alarm.store(false, Ordering::SeqCst);
-        }
-    }
-
-    /// Offers the evictor's turn, if this evictor is the first of those awake and others are on standby.
-    fn offer_turn(&self, id: usize) {
-        let control = &self.control;
-        let is_first = control.first.load(Ordering::SeqCst) == id as u32;
-        if is_first && control.awake.load(Ordering::SeqCst) < control.evictors && !control.offer.swap(true, Ordering::SeqCst) {
-            control.standby.signal(&self.futex);
+        if self.budget.is_short(false) && self.evictors.pace.any_sleeps() {
+            self.evictors.pace.wake(&self.futex);
         }
     }
 }
@@ -358,17 +412,88 @@ impl<W: World> Evictor<'_, W> {
     /// To be called after a step that began at `began_ns`.
     pub(super) fn note_step(&mut self, began_ns: u64, progress: Progress) {
         let engine = self.engine;
+        let pace = &engine.evictors.pace;
         if progress == Progress::Idle {
             return;
         }
         let now = engine.clock.now_ns();
         if progress == Progress::Worked {
-            engine.control.gauges.0.occupied_ns.fetch_add(now.saturating_sub(began_ns), Ordering::Relaxed);
+            pace.note_occupied(now.saturating_sub(began_ns));
         }
-        engine.look(now);
+        pace.look(&engine.futex, now, &engine.stats, &engine.budget);
         if self.turn >= engine.sizes().stages_each || progress == Progress::Blocked {
             self.turn = 0;
-            engine.offer_turn(self.id);
+            pace.offer_turn(&engine.futex, self.id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Nodes;
+    use crate::testing::NoFutex;
+
+    fn shape(evictors: usize, wanted: Wanted) -> Shape {
+        Shape { memory: 64 << 20, evictors, cores: evictors, nodes: Nodes::ONE, wanted }
+    }
+
+    fn pace(evictors: usize, wanted: Wanted) -> Control {
+        let shape = shape(evictors, wanted);
+        Control::new(&shape, shape.sizes().batch)
+    }
+
+    /// Which of three are awake, without any of them taking a turn.
+    fn awake(pace: &Control) -> [bool; 3] {
+        assert!(!pace.offer.load(Ordering::SeqCst), "a look would take the turn");
+        core::array::from_fn(|id| pace.is_awake(id))
+    }
+
+    #[test]
+    fn the_next_on_standby_takes_the_turn_that_the_first_offers() {
+        let pace = pace(3, Wanted::default());
+        assert_eq!(awake(&pace), [true, false, false]);
+        pace.offer_turn(&NoFutex, 1);
+        assert_eq!(awake(&pace), [true, false, false], "it is not the first: it has no turn to offer");
+        pace.offer_turn(&NoFutex, 0);
+        assert!(!pace.is_awake(2) && pace.is_awake(0), "until the next takes it, the first goes on");
+        assert!(pace.is_awake(1));
+        assert_eq!(awake(&pace), [false, true, false]);
+        assert_eq!(pace.place_of(1), (0, 1), "it looks after all partitions");
+    }
+
+    #[test]
+    fn an_alarm_wakes_all_and_then_another_one_is_the_first() {
+        let (shape, pace) = (shape(3, Wanted::default()), pace(3, Wanted::default()));
+        let (stats, budget) = (Stats::new(1), Budget::new(shape.sizes(), 1, pace.margin()));
+        pace.look(&NoFutex, WINDOW_NS, &stats, &budget);
+        assert_eq!(awake(&pace), [true, false, false]);
+        pace.raise_alarm(&NoFutex);
+        assert_eq!(awake(&pace), [true; 3]);
+        pace.look(&NoFutex, WINDOW_NS + 1, &stats, &budget);
+        assert!(pace.alarm.load(Ordering::SeqCst), "no decision is due yet");
+        pace.look(&NoFutex, 2 * WINDOW_NS, &stats, &budget);
+        assert!(!pace.alarm.load(Ordering::SeqCst));
+        assert_eq!(pace.first.load(Ordering::SeqCst), 1);
+        assert_eq!(awake(&pace), [true; 3], "they stay awake until there is too little for them to do");
+        assert_eq!(pace.place_of(2), (2, 3), "while all are awake, cores keep their evictors");
+    }
+
+    #[test]
+    fn a_number_that_the_user_has_fixed_stays_in_spite_of_faults_that_wait() {
+        let pace = pace(3, Wanted { evictors: Some(2), ..Wanted::default() });
+        assert_eq!(awake(&pace), [true, true, false]);
+        pace.raise_alarm(&NoFutex);
+        assert_eq!(awake(&pace), [true, true, false]);
+    }
+
+    #[test]
+    fn a_margin_that_was_set_goes_before_that_of_requests() {
+        let pace = pace(1, Wanted::default());
+        assert_eq!(pace.margin().percent, None);
+        pace.serving.store(true, Ordering::Relaxed);
+        assert_eq!(pace.margin().percent, Some(FREE_PERCENT));
+        pace.free.store(3, Ordering::Relaxed);
+        assert_eq!(pace.margin(), Margin { batch: pace.batch() as u64, percent: Some(3) });
     }
 }

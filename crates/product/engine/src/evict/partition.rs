@@ -27,6 +27,7 @@
 //!   the two sees the other: no resident page is forgotten.
 
 use crate::Engine;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::page::{GranuleId, Page};
@@ -231,16 +232,38 @@ impl<'e> Walk<'e> {
     }
 }
 
-impl<W: World> Engine<W> {
+/// All partitions of an engine, one for each core; the pages on a core's list get that core's slots.
+#[derive(Debug)]
+pub(crate) struct Partitions(Box<[Partition]>);
+
+impl Partitions {
+    /// This many, all of them empty.
+    pub(super) fn new(count: usize) -> Partitions {
+        Partitions((0..count).map(|_| Partition::new()).collect())
+    }
+
+    /// The partitions, to walk.
+    pub(super) fn all(&self) -> &[Partition] {
+        &self.0
+    }
+
     /// A page of the granule has become resident: puts the granule on a list unless it is on one already.
     #[inline]
-    pub(crate) fn list_granule(&self, granule: &Granule, page: Page, core: usize) {
-        self.kernel.interleave();
+    pub(crate) fn list(&self, granule: &Granule, page: Page, core: usize) {
         fence(Ordering::SeqCst);
         if !granule.listed.load(Ordering::SeqCst) && !granule.listed.swap(true, Ordering::SeqCst) {
             // MAGE §4.2.2: on the list of the CPU that faults, so that lists fill evenly.
-            self.partitions[core % self.partitions.len()].push(page.granule(), granule);
+            self.0[core % self.0.len()].push(page.granule(), granule);
         }
+    }
+}
+
+impl<W: World> Engine<W> {
+    /// A page of the granule has become resident.
+    #[inline]
+    pub(crate) fn list_granule(&self, granule: &Granule, page: Page, core: usize) {
+        self.kernel.interleave();
+        self.evictors.lists.list(granule, page, core);
     }
 }
 

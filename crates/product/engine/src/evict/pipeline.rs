@@ -162,7 +162,7 @@ impl<'e, W: World> Evictor<'e, W> {
             awake: true,
             parked: false,
             turn: 0,
-            turns: Turns::new(engine.partitions.len()),
+            turns: Turns::new(engine.evictors.lists.all().len()),
             answered: 0,
             empty_batches: 0,
             core: id,
@@ -207,21 +207,18 @@ impl<'e, W: World> Evictor<'e, W> {
     fn run_until(&mut self, stop: &AtomicBool) {
         let engine = self.engine;
         while !stop.load(Ordering::Acquire) {
-            let (work, standby) = (engine.work.prepare(), engine.control.standby.prepare());
+            let prepared = engine.evictors.pace.prepare();
             if engine.rest.is_wanted() {
                 self.rest();
                 continue;
             }
-            self.awake = engine.control.is_awake(self.id);
+            self.awake = engine.evictors.pace.is_awake(self.id);
             let began = engine.clock.now_ns();
             let progress = self.step();
             self.note_step(began, progress);
-            let sleep = |limit: Option<u64>| {
-                let (event, prepared) = if self.awake { (&engine.work, work) } else { (&engine.control.standby, standby) };
-                event.sleep(&engine.futex, prepared, limit);
-            };
+            let sleep = |limit: Option<u64>| engine.evictors.pace.sleep(&engine.futex, prepared, self.awake, limit);
             match progress {
-                Progress::Worked if engine.steps_aside() => engine.kernel.step_aside(),
+                Progress::Worked if engine.evictors.pace.steps_aside() => engine.kernel.step_aside(),
                 Progress::Worked => {}
                 Progress::Idle if self.has_live() => self.reap_within(IDLE_WAIT_NS),
                 Progress::Idle if self.failed > 0 || self.queue.in_flight() > 0 => sleep(Some(TRIAL_EVERY_NS)),
@@ -250,7 +247,7 @@ impl<'e, W: World> Evictor<'e, W> {
         if !self.started {
             return Progress::Idle;
         }
-        let batch = engine.control.batch();
+        let batch = engine.evictors.pace.batch();
         let room = self.make_room(batch);
         let slot_of_batch = (0..BATCHES_IN_FLIGHT).find(|&batch| self.is_over(batch));
         // A small batch pays the same TLB flushes as a full one: waiting for a write is better.
@@ -259,15 +256,13 @@ impl<'e, W: World> Evictor<'e, W> {
             Some(slot) if !too_small || (room > 0 && !self.has_live()) => {
                 if self.evict_batch(slot, room) > 0 {
                     self.empty_batches = 0;
-                    if engine.starved.load(Ordering::Relaxed) {
-                        engine.starved.store(false, Ordering::Relaxed);
-                    }
+                    engine.evictors.obstacles.note_something();
                     return Progress::Worked;
                 }
                 self.empty_batches = self.empty_batches.saturating_add(1);
             }
             _ if self.has_live() => {
-                engine.control.gauges.0.stalls.fetch_add(1, Ordering::Relaxed);
+                engine.evictors.pace.note_stall();
                 self.reap_within(WRITE_WAIT_NS);
                 return Progress::Worked;
             }
@@ -275,7 +270,7 @@ impl<'e, W: World> Evictor<'e, W> {
         }
         if self.empty_batches >= EMPTY_BATCHES_STARVED {
             // A device that hangs may come back, so the fault waits for it.
-            engine.starved.store(!engine.health.any_hangs(), Ordering::Relaxed);
+            engine.evictors.obstacles.note_nothing(!engine.health.any_hangs());
         }
         Progress::Blocked
     }
@@ -340,9 +335,9 @@ impl<'e, W: World> Evictor<'e, W> {
             (stage, if victim.dirty { StageState::Writing } else { StageState::Quiet })
         }));
         for (&stage, victim) in self.places.iter().zip(&self.victims) {
-            engine.stages.hold(stage, victim.page, victim.slot);
+            engine.evictors.stages.hold(stage, victim.page, victim.slot);
             if let (true, Some(slot)) = (victim.dirty, victim.slot) {
-                engine.slots.set_sum(slot, Engine::<W>::checksum(slot, engine.stages.bytes(stage)));
+                engine.slots.set_sum(slot, Engine::<W>::checksum(slot, engine.evictors.stages.bytes(stage)));
             }
             let Some(at) = engine.page(victim.page) else { unreachable!("{:?} vanished while it was owned", victim.page) };
             if !victim.dirty {
@@ -355,7 +350,7 @@ impl<'e, W: World> Evictor<'e, W> {
         engine.stats.add(self.core, Count::Evicted, count as u64);
         engine.stats.add(self.core, Count::EvictedClean, clean as u64);
         engine.stats.add(self.core, Count::Batches, 1);
-        engine.judge_loops();
+        engine.evictors.loops.judge(&engine.stats, engine.frames());
         self.start_writes(batch, count - clean);
         self.turn += count;
         count
@@ -380,14 +375,15 @@ impl<'e, W: World> Evictor<'e, W> {
     fn select_around(&mut self, room: usize, dirty_max: usize, keeping: bool) {
         let engine = self.engine;
         // Evictors that are awake share the partitions of those on standby.
-        let (place, awake) = engine.control.place_of(self.id);
-        let foremost = self.turns.order(&engine.partitions, |at| at % awake == place);
-        for nth in 0..engine.partitions.len() {
+        let (place, awake) = engine.evictors.pace.place_of(self.id);
+        let partitions = engine.evictors.lists.all();
+        let foremost = self.turns.order(partitions, |at| at % awake == place);
+        for nth in 0..partitions.len() {
             let at = self.turns.at(nth);
-            let Some(walk) = engine.partitions[at].walk(&engine.table, foremost) else { continue };
+            let Some(walk) = partitions[at].walk(&engine.table, foremost) else { continue };
             for _ in 0..GRANULES_A_BATCH {
                 let Some((g, from)) = walk.hand() else { break };
-                if keeping && engine.is_kept(&g) {
+                if keeping && engine.evictors.loops.is_kept(&g, engine.frames()) {
                     if walk.advance() {
                         continue;
                     }
@@ -419,7 +415,7 @@ impl<'e, W: World> Evictor<'e, W> {
     /// Dirty pages that this batch may take: all, unless the space is full.
     fn dirty_allowed(&mut self) -> usize {
         let engine = self.engine;
-        if !engine.space_full.load(Ordering::Relaxed) {
+        if !engine.evictors.obstacles.is_full() {
             return usize::MAX;
         }
         let now = engine.clock.now_ns();
@@ -440,7 +436,7 @@ impl<'e, W: World> Evictor<'e, W> {
             let stage = places[taken];
             let readable = engine.page(victim.page).is_some_and(|at| !at.flags.is_unreadable());
             // SAFETY: the stage is free (`Ring::next`), and the ring is this evictor's.
-            let bytes = unsafe { engine.stages.bytes_mut(stage) };
+            let bytes = unsafe { engine.evictors.stages.bytes_mut(stage) };
             let copy = |readable, bytes: &mut _| engine.kernel.copy_out(victim.page, bytes, readable).is_ok();
             let copied = copy(readable, &mut *bytes) || (readable && !is_planted(Canary::Untold) && copy(false, bytes));
             if copied {
@@ -472,7 +468,7 @@ impl<'e, W: World> Evictor<'e, W> {
         if given < dirty {
             // A want of slots that will end in a moment does not count as want of room.
             if !engine.may_have_slots(self.core) || self.empty_batches >= EMPTY_BATCHES_STARVED / 2 {
-                engine.space_full.store(true, Ordering::Relaxed);
+                engine.evictors.obstacles.note_full();
             }
             // The stages of the victims that go back lie between those of the victims that stay, so the clean ones go
             // back too.
@@ -541,7 +537,7 @@ impl<'e, W: World> Evictor<'e, W> {
             match self.ring.state(stage) {
                 StageState::Free => self.ring.pass_oldest(),
                 // Stages that come after this one need not wait for a device that hangs.
-                StageState::Writing if engine.stages.slot(stage).is_some_and(|slot| engine.hangs(slot)) => {
+                StageState::Writing if engine.evictors.stages.slot(stage).is_some_and(|slot| engine.hangs(slot)) => {
                     self.ring.pass_oldest()
                 }
                 StageState::Quiet if engine.retire(stage) => {
@@ -601,7 +597,7 @@ impl<W: World> Engine<W> {
     }
 
     pub(super) fn stage_is_written(&self, stage: Stage) -> StageStep {
-        match self.table.word_for_unpin(self.stages.page(stage)) {
+        match self.table.word_for_unpin(self.evictors.stages.page(stage)) {
             Some(word) => word.stage_written(stage),
             None => StageStep::Gone,
         }
@@ -610,22 +606,24 @@ impl<W: World> Engine<W> {
     /// The stage's evictor needs the stage: its page is in its slot only from now on, unless another thread took the page
     /// before. False while that thread is not done with the bytes.
     fn retire(&self, stage: Stage) -> bool {
-        let Some(slot) = self.stages.slot(stage) else { unreachable!("{stage:?} is quiet without a slot") };
-        let Some(word) = self.table.word_for_unpin(self.stages.page(stage)) else { unreachable!("{stage:?} has no page") };
+        let Some(slot) = self.evictors.stages.slot(stage) else { unreachable!("{stage:?} is quiet without a slot") };
+        let Some(word) = self.table.word_for_unpin(self.evictors.stages.page(stage)) else {
+            unreachable!("{stage:?} has no page")
+        };
         // Checked once more: the page may have been put back into the stage (a fault that was not mapped) since the
         // completion.
         match word.stage_written(stage) {
             StageStep::Held => return is_planted(Canary::Held),
             // `relocate` has renamed the stage. It is about to make the new word name the stage, in the state that the page was
             // claimed in: unwritten, perhaps.
-            StageStep::Gone if self.stages.vacancy(stage) == Vacancy::Held => return false,
+            StageStep::Gone if self.evictors.stages.vacancy(stage) == Vacancy::Held => return false,
             StageStep::Gone | StageStep::Done => {}
         }
         self.kernel.interleave();
         match word.retire_stage(stage, slot) {
             StageStep::Done => true,
             StageStep::Held => false,
-            StageStep::Gone => match self.stages.vacancy(stage) {
+            StageStep::Gone => match self.evictors.stages.vacancy(stage) {
                 Vacancy::Held => false,
                 Vacancy::SlotKept => true,
                 Vacancy::SlotFree => {
@@ -638,8 +636,8 @@ impl<W: World> Engine<W> {
 
     /// Maps the page of a stage whose write failed again. True when the stage's bytes are no longer needed.
     pub(super) fn bring_back(&self, stage: Stage, core: usize) -> bool {
-        let page = self.stages.page(stage);
-        if self.stages.vacancy(stage) != Vacancy::Held {
+        let page = self.evictors.stages.page(stage);
+        if self.evictors.stages.vacancy(stage) != Vacancy::Held {
             return true;
         }
         let Some(at) = self.page(page) else { return false };
@@ -648,8 +646,8 @@ impl<W: World> Engine<W> {
         }
         match at.word.begin_fault(Access::Write, false) {
             BeginFault::Owned { was } if was.stage() == Some(stage) => {
-                if self.kernel.map(page, self.stages.bytes(stage), farshore_core::seams::Protect::Writable).is_ok() {
-                    self.stages.vacate(stage, false);
+                if self.kernel.map(page, self.evictors.stages.bytes(stage), farshore_core::seams::Protect::Writable).is_ok() {
+                    self.evictors.stages.vacate(stage, false);
                     // Finding out whether an evictor protected the page meanwhile is not worth the cost.
                     self.release(page, at.word, Release::Dirty { chances: 1, guessed: false, protected: true });
                     self.list_granule(at.granule, page, core);

@@ -76,7 +76,7 @@ impl<W: World> Engine<W> {
             }
         }
         if victims.len() > first_victim {
-            self.note_leaving(g.granule);
+            self.evictors.loops.note_leaving(g.granule);
             // Each page that leaves is to give its RAM back by itself.
             self.split_huge(g);
         }

@@ -19,7 +19,6 @@ use super::stage::Vacancy;
 use crate::Engine;
 use crate::health::{Begun, Transfer};
 use crate::stats::Count;
-use core::sync::atomic::Ordering;
 use farshore_core::limits::BATCHES_IN_FLIGHT;
 use farshore_core::seams::{Clock, PageBuf, World, WriteQueue};
 use farshore_core::slots::Run;
@@ -118,10 +117,10 @@ impl<W: World> Evictor<'_, W> {
                 self.ended(write.batch, write.stage, write.count, StageState::Failed);
                 continue;
             }
-            if self.live() >= engine.control.writes() || self.would_have_all(write.count) {
+            if self.live() >= engine.evictors.pace.writes() || self.would_have_all(write.count) {
                 break;
             }
-            let memory: *const PageBuf = engine.stages.memory(write.stage);
+            let memory: *const PageBuf = engine.evictors.stages.memory(write.stage);
             let began_ns = engine.clock.now_ns();
             let begun = engine.begin_write(write.slot, write.trial);
             let transfer = engine.transfer(write.slot, self.core);
@@ -132,7 +131,7 @@ impl<W: World> Evictor<'_, W> {
                 break;
             }
             self.leave_line();
-            engine.control.write_begins();
+            engine.evictors.pace.write_begins();
             self.flights.push(Flight { tag: tag(&write), slot: write.slot, began_ns, begun, transfer });
             given += 1;
         }
@@ -199,10 +198,10 @@ impl<W: World> Evictor<'_, W> {
             };
             let flight = self.flights.swap_remove(at);
             engine.transferred(flight.transfer);
-            engine.control.write_ends();
+            engine.evictors.pace.write_ends();
             if waited && result.is_ok() {
                 let space = engine.slots.space_of(flight.slot).unwrap_or(SPACES_MAX);
-                engine.control.note_ratio(self.floors.ratio(space, untag(tag).2, now.saturating_sub(flight.began_ns)));
+                engine.evictors.pace.note_ratio(self.floors.ratio(space, untag(tag).2, now.saturating_sub(flight.began_ns)));
             }
             engine.note_write(flight.slot, flight.begun, result);
         }
@@ -220,9 +219,7 @@ impl<W: World> Evictor<'_, W> {
                         let _ = engine.stage_is_written(stage);
                     }
                     engine.stats.add(self.core, Count::PagesOut, u64::from(count));
-                    if engine.space_full.load(Ordering::Relaxed) {
-                        engine.space_full.store(false, Ordering::Relaxed);
-                    }
+                    engine.evictors.obstacles.note_room();
                 }
                 Err(_) => {
                     engine.stats.add(self.core, Count::IoErrors, 1);
@@ -248,7 +245,7 @@ impl<W: World> Evictor<'_, W> {
             if self.ring.state(stage) != StageState::Failed {
                 continue;
             }
-            if engine.stages.vacancy(stage) != Vacancy::Held {
+            if engine.evictors.stages.vacancy(stage) != Vacancy::Held {
                 self.mended(stage);
                 continue;
             }
@@ -287,7 +284,7 @@ impl<W: World> Evictor<'_, W> {
         let engine = self.engine;
         let trial = engine.reserve_trial(self.core, self.failed_from(stage, TRIAL_PAGES));
         // Without a slot to be had, the old one once more.
-        let old = engine.stages.slot(stage).map(|first| Run { first, len: 1 });
+        let old = engine.evictors.stages.slot(stage).map(|first| Run { first, len: 1 });
         if let Some(run) = trial.or(old) {
             self.write_again(stage, run, true);
         }
@@ -297,8 +294,9 @@ impl<W: World> Evictor<'_, W> {
     fn failed_from(&self, stage: Stage, most: usize) -> u32 {
         let engine = self.engine;
         let from = self.ring.stages().skip_while(|&other| other != stage).take(most);
-        let failed =
-            |&stage: &Stage| self.ring.state(stage) == StageState::Failed && engine.stages.vacancy(stage) == Vacancy::Held;
+        let failed = |&stage: &Stage| {
+            self.ring.state(stage) == StageState::Failed && engine.evictors.stages.vacancy(stage) == Vacancy::Held
+        };
         from.take_while(failed).count() as u32
     }
 
@@ -307,9 +305,9 @@ impl<W: World> Evictor<'_, W> {
         let engine = self.engine;
         for n in 0..run.len {
             let (stage, slot) = (Stage(first.0 + n), run.first.plus(u64::from(n)));
-            engine.slots.set_sum(slot, Engine::<W>::checksum(slot, engine.stages.bytes(stage)));
-            let old = engine.stages.slot(stage);
-            engine.stages.set_slot(stage, Some(slot));
+            engine.slots.set_sum(slot, Engine::<W>::checksum(slot, engine.evictors.stages.bytes(stage)));
+            let old = engine.evictors.stages.slot(stage);
+            engine.evictors.stages.set_slot(stage, Some(slot));
             if let Some(old) = old.filter(|&old| old != slot) {
                 engine.slots.free(old);
             }

@@ -230,7 +230,7 @@ impl<W: World> Engine<W> {
                     let waited = self.clock.now_ns().saturating_sub(began);
                     self.stats.add(core, Count::FrameWaitNs, waited);
                     if waited >= FRAME_PATIENCE_NS {
-                        self.raise_alarm();
+                        self.evictors.pace.raise_alarm(&self.futex);
                     }
                 }),
             }
@@ -294,14 +294,14 @@ impl<W: World> Engine<W> {
             self.stats.add(fault.core, Count::FrameWaits, 1);
         }
         fault.waited = true;
-        self.work.signal(&self.futex);
+        self.evictors.pace.wake(&self.futex);
         // By time: a fault that looks again whenever frames come, and finds none left, has not waited for long each time.
         let now = self.clock.now_ns();
         if fault.patience == 0 || now.saturating_sub(fault.patient_since_ns) >= FRAME_PATIENCE_NS {
             fault.patience += 1;
             fault.patient_since_ns = now;
         }
-        if fault.patience > FRAME_PATIENCE_TIMES && self.starved.load(Ordering::Relaxed) {
+        if fault.patience > FRAME_PATIENCE_TIMES && self.evictors.obstacles.is_starved() {
             return Step::Failed(Failure::NoFrames);
         }
         Step::WaitFrame(prepared)
@@ -429,12 +429,12 @@ impl<W: World> Engine<W> {
         let clean = fault.access == Access::Read && was.written();
         let protect = if clean { Protect::WriteProtected } else { Protect::Writable };
         let epoch = protection_epoch(at.granule);
-        if let Err(why) = self.kernel.map(fault.page, self.stages.bytes(stage), protect) {
+        if let Err(why) = self.kernel.map(fault.page, self.evictors.stages.bytes(stage), protect) {
             return self.not_mapped(fault, at, was, why);
         }
         let protected = self.protection_moved(at.granule, epoch);
-        let slot = self.stages.slot(stage);
-        self.stages.vacate(stage, clean);
+        let slot = self.evictors.stages.slot(stage);
+        self.evictors.stages.vacate(stage, clean);
         let chances = self.policy.chances(if was.rescued() { Came::RescuedAgain } else { Came::Rescued });
         let to = match slot {
             Some(slot) if clean => Release::Clean { slot, chances },

@@ -224,7 +224,7 @@ impl<W: World> Fetch for Fetching<'_, W> {
 
     fn in_stream(&self) {
         if let Some(g) = self.engine.table.granule(self.page.granule()) {
-            self.engine.note_stream(g.granule);
+            self.engine.evictors.loops.note_stream(g.granule, &self.engine.policy, self.engine.frames());
         }
     }
 

@@ -159,7 +159,7 @@ impl<W: World> Engine<W> {
             let waited = self.waited(fault);
             self.stats.add(fault.fault.core, Count::FrameWaitNs, waited);
             if waited >= FRAME_PATIENCE_NS {
-                self.raise_alarm();
+                self.evictors.pace.raise_alarm(&self.futex);
             }
         }
         if self.gate.try_enter(&self.futex, fault.fault.core) {
