@@ -437,6 +437,10 @@ print("done")
         expect(found["memory_limit_bytes"] <= 8 << 20, f"the inner limit is {found['memory_limit_bytes']}")
         found = harness.load_stats(outer)
         expect((found or {}).get("program") == "sh", "no counters of the outer run")
+        # Without a shell between them.
+        status, out, err = self.under([self.farshore, "run", "--memory", "8M", "--stats", "-", "--", "sh", "-c", f"{MANAGED}; true"])
+        expect((status, out) == (0, "managed\n"), f"status {status}: {out!r} {err[:300]!r}")
+        expect(json.loads(err)["memory_limit_bytes"] <= 8 << 20, f"the inner limit: {err[:300]!r}")
         # The inner command is refused as it would be natively.
         status, _, err = self.under([self.farshore, "run", "--memory", "8M", "--", "/no/such/program"])
         expect(status == 127 and len(err.splitlines()) == 1, f"status {status}: {err!r}")

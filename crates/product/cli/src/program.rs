@@ -157,6 +157,13 @@ fn refusal(path: &Path, obstacle: Obstacle, work: &Work<'_>) -> Refusal {
     Refusal::cannot_start(text)
 }
 
+/// Whether this is the file of the command that runs.
+pub fn is_this_command(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino()));
+    matches!((file(path), file(Path::new("/proc/self/exe"))), (Ok(one), Ok(other)) if one == other)
+}
+
 fn of_elf(elf: Elf) -> String {
     match elf {
         Elf::Damaged(why) => format!("is a damaged ELF file ({why}): install it again"),

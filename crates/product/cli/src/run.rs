@@ -26,6 +26,10 @@ pub fn run(mut arguments: RunArgs) -> Result<u8, Refusal> {
     let mut options = options(arguments)?;
     let name = command.first().map_or(OsStr::new(""), OsString::as_os_str);
     let path = program::find(name)?;
+    if program::is_this_command(&path) {
+        // This command is linked statically. It is not run in far memory, and what it starts is its own affair.
+        return execute(&path, &command, std::env::vars_os());
+    }
     let first = program::check(&path)?;
     let library = library::find()?;
     options.library = Some(library.clone());
