@@ -1,8 +1,10 @@
 //! The C interface: `farshore_uthread.h` (crate `farshore-uthread-c`, which makes a library of this) says what each function does. One runtime a process.
 
-use crate::dispatch::Policy;
-use crate::error::{Error, SpawnError};
-use crate::{Config, JoinHandle, Runtime, WaitMode, api, io, worker};
+use crate::ground::error::{Error, SpawnError};
+use crate::scheduler::dispatch::Policy;
+use crate::scheduler::{api, hold, worker};
+use crate::services::io;
+use crate::{Config, JoinHandle, Runtime, WaitMode};
 use core::ffi::{c_int, c_void};
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
@@ -235,13 +237,13 @@ pub extern "C" fn farshore_uthread_worker() -> c_int {
 /// See the header.
 #[unsafe(no_mangle)]
 pub extern "C" fn farshore_uthread_hold() {
-    core::mem::forget(api::hold());
+    core::mem::forget(hold::hold());
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
 pub extern "C" fn farshore_uthread_release() {
-    api::release();
+    hold::release();
 }
 
 /// See the header.

@@ -8,32 +8,36 @@
 //!           one queue   one a core, with a ring of its own
 //! ```
 //!
-//! | module | what it owns |
-//! |---|---|
-//! | [`switch`] | from one stack to another |
-//! | [`pool`] | stacks, control blocks, request buffers, guards |
-//! | [`wait`], [`list`], [`doze`] | what threads share: a wait and its token, queues without locks, who sleeps. Modelled with loom |
-//! | [`dispatch`] | one queue to idle workers, and which of them is next. Modelled with loom |
-//! | [`timers`] | a worker's deadlines |
-//! | `worker`, `ring`, `feed` | the loop of a worker; its io_uring, in which it sleeps; requests that complete many times |
-//! | `overflow` | a stack that overflows says whose it was |
-//! | `runtime`, `join` | begin and end: of a runtime, of a unithread |
-//! | `heir` | what a unithread leaves when it ends goes to a thread beside the workers |
-//! | `request` | requests in the unithread's own buffer; replies, and their completions, by the heir |
-//! | `exceptions` | C++ exceptions, which are a unithread's own |
-//! | `own` | memory that is never managed, for what a worker touches while it schedules |
-//! | `far` | the library that serves page faults: **how a unithread waits at an access**, and why that is sound |
-//! | `text` | libc and its kin, inside of which nothing is switched away from |
-//! | `api`, [`io`], [`channel`], `ffi` | what unithreads call, from Rust and from C |
-//! | [`net`] | TCP and UDP, and services of them with limits |
-//! | [`cost`] | what a switch costs here |
+//! Three layers, a folder each; the `runtime` puts them together, and `ffi` is the way in from C. A module names those below it alone: `tests/layers.rs` has
+//! their order. So the scheduler knows neither sockets nor requests nor channels; a service waits, and is woken, by a token.
+//!
+//! | layer | module | what it owns |
+//! |---|---|---|
+//! | `services` | [`net`] | services of TCP and UDP with limits |
+//! | | `request` | requests in the unithread's own buffer; replies, and their completions, by the heir |
+//! | | `sockets`, [`io`], [`channel`] | what unithreads wait for |
+//! | | `far` | the library that serves page faults: **how a unithread waits at an access**, and why that is sound |
+//! | | `far::text` | libc and its kin, inside of which nothing is switched away from |
+//! | `scheduler` | `api`, `hold`, `handle` | what unithreads, and others, ask of it |
+//! | | `join`, `life` | begin and end of a unithread |
+//! | | `heir` | what a unithread leaves when it ends goes to a thread beside the workers |
+//! | | `worker` | the loop of a worker |
+//! | | `overflow` | a stack that overflows says whose it was |
+//! | | [`dispatch`] | one queue to idle workers, and which of them is next. Modelled with loom |
+//! | | [`wait`], [`list`], [`doze`], [`lifetime`] | what threads share: a wait and its token, queues without locks, who sleeps, the end. Modelled with loom |
+//! | | [`timers`] | a worker's deadlines |
+//! | | [`pool`] | stacks, control blocks, request buffers, guards |
+//! | | [`switch`], [`cost`], `exceptions` | from one stack to another, and what that costs; C++ exceptions, which are a unithread's own |
+//! | `ground` | `ring`, `feed` | a worker's io_uring, in which it sleeps; requests that complete many times |
+//! | | `library`, `own` | memory that stays in place: pinned, or never managed |
+//! | | `os`, `error` | the kernel's view of a thread; what can go wrong |
 //!
 //! # What a unithread may rely on, and what not
 //!
 //! - It stays on its worker: addresses in thread-local storage stay valid. All unithreads of a worker share that storage. `errno`, and C++ exceptions, are each one's own.
 //! - It is switched away from where it waits, and **at any access to far memory**. Who must not be, has a
 //!   [`Hold`]: around a lock that another unithread may want, or while a `RefCell` in thread-local storage is borrowed.
-//! - libc, the allocator (where it is a library of its own) and the C++ library are not switched away from: `malloc`, stdio, `getaddrinfo` may be called (`text.rs`). What is
+//! - libc, the allocator (where it is a library of its own) and the C++ library are not switched away from: `malloc`, stdio, `getaddrinfo` may be called (`services/far/text.rs`). What is
 //!   linked into the program itself is not seen, as an allocator written in Rust: see [`Allocator`].
 //! - It is not preempted otherwise: long computations call [`checkpoint`].
 //! - The signal mask and the alternate stack are the worker's; a unithread leaves them as they are.
@@ -44,72 +48,39 @@
 //!
 //! Nothing is allocated to spawn, switch, wait, sleep or join; a [`channel`] allocates where more wait than ever did before. The C interface
 //! allocates a handle for who joins.
-// Under loom there are the modules alone that it models: the rest enters the kernel.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
-pub mod dispatch;
-pub mod doze;
-pub mod lifetime;
-pub mod list;
-pub mod timers;
-pub mod wait;
-
-#[cfg(not(loom))]
-mod allocator;
-#[cfg(not(loom))]
-mod api;
-#[cfg(not(loom))]
-pub mod channel;
-#[cfg(not(loom))]
-pub mod cost;
-#[cfg(not(loom))]
-mod error;
-#[cfg(not(loom))]
-mod exceptions;
-#[cfg(not(loom))]
-mod far;
-#[cfg(not(loom))]
-mod feed;
 #[cfg(not(loom))]
 mod ffi;
 #[cfg(not(loom))]
-mod heir;
-#[cfg(not(loom))]
-pub mod io;
-#[cfg(not(loom))]
-mod join;
-#[cfg(not(loom))]
-pub mod net;
-#[cfg(not(loom))]
-mod overflow;
-#[cfg(not(loom))]
-mod own;
-#[cfg(not(loom))]
-pub mod pool;
-#[cfg(not(loom))]
-mod request;
-#[cfg(not(loom))]
-mod ring;
+mod ground;
 #[cfg(not(loom))]
 mod runtime;
+mod scheduler;
 #[cfg(not(loom))]
-pub mod switch;
-#[cfg(not(loom))]
-mod text;
-#[cfg(not(loom))]
-mod thread;
-#[cfg(not(loom))]
-mod worker;
+mod services;
+
+pub use scheduler::{dispatch, doze, lifetime, list, timers, wait};
 
 #[cfg(not(loom))]
-pub use allocator::Allocator;
+pub use ground::error::{Error, SpawnError, Stopped};
 #[cfg(not(loom))]
-pub use api::{Hold, as_before, checkpoint, hold, is_unithread, sleep, spawn, stopping, worker_index, yield_now};
+pub use runtime::Runtime;
 #[cfg(not(loom))]
-pub use error::{Error, SpawnError, Stopped};
+pub use scheduler::api::{as_before, checkpoint, is_unithread, sleep, spawn, stopping, worker_index, yield_now};
 #[cfg(not(loom))]
-pub use join::JoinHandle;
+pub use scheduler::config::{Config, Panics, WaitMode};
 #[cfg(not(loom))]
-pub use request::Request;
+pub use scheduler::handle::Handle;
 #[cfg(not(loom))]
-pub use runtime::{Config, Handle, Panics, Runtime, WaitMode};
+pub use scheduler::hold::{Hold, hold};
+#[cfg(not(loom))]
+pub use scheduler::join::JoinHandle;
+#[cfg(not(loom))]
+pub use scheduler::{cost, pool, switch};
+#[cfg(not(loom))]
+pub use services::allocator::Allocator;
+#[cfg(not(loom))]
+pub use services::request::Request;
+#[cfg(not(loom))]
+pub use services::{channel, io, net};

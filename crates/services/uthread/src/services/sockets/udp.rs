@@ -1,0 +1,89 @@
+//! UDP sockets.
+
+use super::addr::{NAME_BYTES, Name};
+use super::socket;
+use crate::services::io::{For, run};
+use core::sync::atomic::{AtomicU64, Ordering};
+use io_uring::{opcode, types};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// A socket for datagrams.
+///
+/// Receiving and sending is for unithreads, of which several may do so at a time. Buffers must not lie in managed memory (see [`super::tcp::TcpStream`]).
+#[derive(Debug)]
+pub struct UdpSocket {
+    fd: OwnedFd,
+    /// Replies that could not be sent.
+    pub(crate) failed: AtomicU64,
+}
+
+impl UdpSocket {
+    /// A socket at `address` (port 0: the kernel chooses one). May be called by any thread.
+    pub fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+        Ok(UdpSocket { fd: socket::bound(libc::SOCK_DGRAM, address)?, failed: AtomicU64::new(0) })
+    }
+
+    /// How many bytes of datagrams the kernel keeps while nobody takes them; what comes on top is lost. Of a user who is not root it takes
+    /// `net.core.rmem_max` at most, in silence.
+    pub fn set_receive_buffer(&self, bytes: i32) -> io::Result<()> {
+        let set = |option| socket::set(&self.fd, libc::SOL_SOCKET, option, bytes);
+        set(libc::SO_RCVBUFFORCE).or_else(|_| set(libc::SO_RCVBUF))
+    }
+
+    /// Datagrams that were lost because the buffer of [`UdpSocket::set_receive_buffer`] was full. 0 where the kernel does not tell (before Linux 4.12).
+    pub fn overflowed(&self) -> u64 {
+        socket::overflowed(&self.fd).unwrap_or(0)
+    }
+
+    /// Where it is.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        socket::local(&self.fd)
+    }
+
+    /// Waits for a datagram; its bytes and its sender. What does not fit into `into` is lost.
+    pub fn recv_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        let mut name = Name::default();
+        let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+        let mut message = message(name.as_mut_ptr(), NAME_BYTES as u32, &raw mut part);
+        let request = opcode::RecvMsg::new(types::Fd(self.fd.as_raw_fd()), &raw mut message).build();
+        // SAFETY: name, part and message are on this stack, and socket and buffer are borrowed, for the whole of the wait.
+        let bytes = unsafe { run(request, For::Peer(None)) }?;
+        Ok((bytes, name.get().ok_or_else(socket::strange)?))
+    }
+
+    /// Sends a datagram.
+    pub fn send_to(&self, from: &[u8], to: SocketAddr) -> io::Result<usize> {
+        let mut name = Name::of(to);
+        let mut part = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+        let bytes = name.bytes();
+        let message = message(name.as_mut_ptr(), bytes, &raw mut part);
+        let request =
+            opcode::SendMsg::new(types::Fd(self.fd.as_raw_fd()), &raw const message).flags(libc::MSG_NOSIGNAL as u32).build();
+        // SAFETY: as above.
+        unsafe { run(request, For::Peer(None)) }
+    }
+
+    /// Replies by [`crate::Request::reply_to`] that could not be sent.
+    pub fn replies_failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+}
+
+impl AsFd for UdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A message of one part, without control data.
+pub(crate) fn message(name: *mut libc::sockaddr, bytes: u32, part: *mut libc::iovec) -> libc::msghdr {
+    // SAFETY: numbers and pointers; all zero is an empty message.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_name = name.cast();
+    message.msg_namelen = bytes;
+    message.msg_iov = part;
+    message.msg_iovlen = 1;
+    message
+}
