@@ -3,12 +3,13 @@
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process;
 
 use farshore_command::refusal::{FAILED, Refusal};
 use farshore_config::{SwapSpec, plain};
 use farshore_sites::table::Table;
-use farshore_sites::{Image, NAMES, installed, is_named};
+use farshore_sites::{Image, NAMES, is_named};
 use farshore_sys::probe::{Needed, Probe, probe_all};
 use rustix::fs::{Mode, OFlags};
 use serde_json::json;
@@ -88,13 +89,16 @@ fn find_library() -> Finding {
     Finding::required(library::FILE_NAME, result, advice)
 }
 
-/// Whether the library has plans for the libc and the loader that this command runs with, as programs do.
+/// glibc's dynamic linker, where the ABI says that it is.
+const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+
+/// Whether the library has plans for this machine's libc and loader.
 fn knows_libc(library: &Path) -> Finding {
     let read = |path: &Path| std::fs::read(path).map_err(|error| format!("'{}' cannot be read ({error})", path.display()));
     let look = || {
-        let library = read(library)?;
-        let table = Table::in_file(&library).ok_or("the library has no table of system calls")?;
-        let files: Vec<_> = installed::files().into_iter().filter(|path| is_named(&path.to_string_lossy(), NAMES)).collect();
+        let bytes = read(library)?;
+        let table = Table::in_file(&bytes).ok_or("the library has no table of system calls")?;
+        let files = linked_with(library)?;
         for path in &files {
             let file = read(path)?;
             let known = Image::of_file(&file).is_some_and(|image| image.build_id().is_some_and(|id| table.find(id).is_some()));
@@ -102,11 +106,7 @@ fn knows_libc(library: &Path) -> Finding {
                 return Err(format!("the library was built for another '{}'", path.display()));
             }
         }
-        if files.is_empty() {
-            Err("this command is not linked with glibc".into())
-        } else {
-            Ok("the library knows this machine's".into())
-        }
+        if files.is_empty() { Err(format!("{LOADER} loads no glibc")) } else { Ok("the library knows this machine's".into()) }
     };
     Finding::optional(
         "libc",
@@ -114,6 +114,19 @@ fn knows_libc(library: &Path) -> Finding {
         "a start takes some 2 ms more, for a search",
         "build Farshore on this machine, with this libc",
     )
+}
+
+/// The files of libc and the loader that programs get, and the library with them. This command has its own libc.
+fn linked_with(library: &Path) -> Result<Vec<PathBuf>, String> {
+    let output = process::Command::new(LOADER).arg("--list").arg(library).env_clear().output();
+    let output = output.map_err(|error| format!("{LOADER} cannot be executed ({error})"))?;
+    if !output.status.success() {
+        return Err(format!("{LOADER} --list fails: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    // "libc.so.6 => /lib/libc.so.6 (0x1000)", and "/lib64/ld-linux-x86-64.so.2 (0x2000)".
+    let path = |line: &str| line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from);
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().filter_map(path).filter(|path| is_named(&path.to_string_lossy(), NAMES)).collect())
 }
 
 /// What `--encrypt` needs: a page of locked memory, and, to be fast, AES instructions.
