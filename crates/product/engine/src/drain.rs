@@ -41,7 +41,7 @@ use crate::Engine;
 use crate::evict::pipeline::Evictor;
 use crate::fault::resolve::{Failure, READ_TRIES};
 use crate::fault::run::Alike;
-use crate::giving::Looks;
+use crate::giving::{Giving, Looks};
 use crate::health::Usage;
 use crate::stats::Count;
 use core::sync::atomic::Ordering;
@@ -50,8 +50,10 @@ use farshore_core::limits::{EVICTORS_MAX, EXTENT_SLOTS, GRANULE_PAGES};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::seams::{IoError, PageBuf, Reads, Spaces, World};
 use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
+use farshore_core::sync::Futex;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32};
 use farshore_core::table::{GranuleRef, PageRef};
+use farshore_core::wait::Event;
 use farshore_core::word::{BeginFault, Release, Slot, State, Word};
 
 /// Pages of one read: 64 KiB, behind which a fault's own read does not wait long.
@@ -63,27 +65,59 @@ const PASS_PAUSE_NS: u64 = 20_000_000;
 
 /// What the drainer asks evictors to do: to give up their stages, and to finish the step that they were in.
 #[derive(Debug, Default)]
-pub(crate) struct Asks {
+struct Asks {
     asked: AtomicU32,
     answered: [AtomicU32; EVICTORS_MAX],
 }
 
 impl Asks {
-    pub(crate) fn asked(&self) -> u32 {
+    /// Asks once more. Returns the number of the question.
+    fn ask(&self) -> u32 {
+        self.asked.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// The number of the last question.
+    fn asked(&self) -> u32 {
         self.asked.load(Ordering::Acquire)
+    }
+
+    /// Evictor `id` has done what was asked for.
+    fn answer(&self, id: usize, asked: u32) {
+        // Release: the drainer, which acquires this, sees what was done before.
+        self.answered[id].store(asked, Ordering::Release);
+    }
+
+    /// Whether evictor `id` has done it.
+    fn is_answered(&self, id: usize, asked: u32) -> bool {
+        self.answered[id].load(Ordering::Acquire) == asked
+    }
+}
+
+/// The drainer's thread, as other threads see it.
+#[derive(Debug, Default)]
+pub(crate) struct Drainer {
+    /// There is something to look at.
+    news: Event,
+    asks: Asks,
+    pub(crate) giving: Giving,
+}
+
+impl Drainer {
+    /// The thread looks at the spaces, and whether it is to stop.
+    pub(crate) fn wake(&self, futex: &impl Futex) {
+        self.news.signal(futex);
     }
 }
 
 impl<W: World> Evictor<'_, W> {
     /// Answers what the drainer has asked since the last answer.
     pub(crate) fn answer_drainer(&mut self) {
-        let asks = &self.engine.asks;
+        let asks = &self.engine.drainer.asks;
         let asked = asks.asked();
         if asked != self.answered {
             self.make_room(usize::MAX);
             self.answered = asked;
-            // Release: the drainer, which acquires this, sees what was done before.
-            asks.answered[self.id].store(asked, Ordering::Release);
+            asks.answer(self.id, asked);
         }
     }
 }
@@ -166,7 +200,7 @@ impl<W: World> Engine<W> {
         self.health.note_drain(space, self.slots.live_in(space));
         let begun =
             [Usage::InUse, Usage::Left].iter().any(|&from| self.health.change_usage(&self.slots, space, from, Usage::Draining));
-        self.health.drains.signal(&self.futex);
+        self.drainer.wake(&self.futex);
         if begun { Ok(()) } else { Err(NoDrain::UnderWay) }
     }
 
@@ -174,14 +208,14 @@ impl<W: World> Engine<W> {
     pub fn take_back(&self, space: usize) -> bool {
         let back =
             [Usage::Draining, Usage::Left].iter().any(|&from| self.health.change_usage(&self.slots, space, from, Usage::InUse));
-        self.health.drains.signal(&self.futex);
+        self.drainer.wake(&self.futex);
         self.evictors.pace.wake(&self.futex);
         back
     }
 
     /// The drainer's thread has something to look at, or must stop.
     pub fn wake_drainer(&self) {
-        self.health.drains.signal(&self.futex);
+        self.drainer.wake(&self.futex);
     }
 
     /// The drainer's thread: drains the spaces that are to be drained, and sleeps while there are none, until `stop` (and a
@@ -191,7 +225,7 @@ impl<W: World> Engine<W> {
         let mut told = SpaceSet::default();
         let mut looks = Looks::default();
         while !stop.load(Ordering::Acquire) {
-            let prepared = self.health.drains.prepare();
+            let prepared = self.drainer.news.prepare();
             host.serve();
             let draining = self.health.all_that_are(Usage::Draining);
             for space in told.iter().filter(|&space| !draining.contains(space)) {
@@ -201,7 +235,7 @@ impl<W: World> Engine<W> {
             let going = self.health.all_that_are(Usage::Going);
             if draining.is_empty() && going.is_empty() {
                 let pause = self.give_room_back(&mut looks, core, stop, host);
-                self.health.drains.sleep(&self.futex, prepared, pause);
+                self.drainer.news.sleep(&self.futex, prepared, pause);
                 continue;
             }
             draining.iter().chain(going.iter()).for_each(|space| looks.forget(space));
@@ -213,7 +247,7 @@ impl<W: World> Engine<W> {
             let ended = draining.iter().filter(|&space| self.try_to_end(space, &pass, stop, host)).count();
             going.iter().for_each(|space| self.take_away(space, stop, host));
             if ended == 0 && !stop.load(Ordering::Acquire) {
-                self.health.drains.sleep(&self.futex, prepared, Some(PASS_PAUSE_NS));
+                self.drainer.news.sleep(&self.futex, prepared, Some(PASS_PAUSE_NS));
             }
         }
     }
@@ -227,14 +261,15 @@ impl<W: World> Engine<W> {
 
     /// Makes the evictors give up the stages that they can, and end the step that they are in.
     fn ask_evictors(&self, stop: &AtomicBool, host: &mut dyn Host) {
-        let asked = self.asks.asked.fetch_add(1, Ordering::AcqRel) + 1;
-        let answered = |evictor: usize| self.asks.answered[evictor].load(Ordering::Acquire) == asked;
-        let mut prepared = self.health.drains.prepare();
+        let (asks, news) = (&self.drainer.asks, &self.drainer.news);
+        let asked = asks.ask();
+        let answered = |evictor: usize| asks.is_answered(evictor, asked);
+        let mut prepared = news.prepare();
         self.evictors.pace.wake_all(&self.futex);
-        while !(0..self.rest.evictors()).all(answered) && !stop.load(Ordering::Acquire) {
+        while !(0..self.quiet.rest.evictors()).all(answered) && !stop.load(Ordering::Acquire) {
             host.serve();
-            self.health.drains.sleep(&self.futex, prepared, Some(ANSWER_PAUSE_NS));
-            prepared = self.health.drains.prepare();
+            news.sleep(&self.futex, prepared, Some(ANSWER_PAUSE_NS));
+            prepared = news.prepare();
             self.evictors.pace.wake_all(&self.futex);
         }
     }
@@ -262,10 +297,10 @@ impl<W: World> Engine<W> {
         self.ask_evictors(stop, host);
         let is_busy = || !self.backend.is_quiet(&|slot| self.slots.space_of(slot) == Some(space));
         while !stop.load(Ordering::Acquire) && (is_busy() || !host.may_close()) {
-            let prepared = self.health.drains.prepare();
+            let prepared = self.drainer.news.prepare();
             host.serve();
             self.evictors.pace.wake_all(&self.futex);
-            self.health.drains.sleep(&self.futex, prepared, Some(PASS_PAUSE_NS));
+            self.drainer.news.sleep(&self.futex, prepared, Some(PASS_PAUSE_NS));
         }
         if stop.load(Ordering::Acquire) {
             return;
@@ -350,7 +385,7 @@ impl<W: World> Engine<W> {
 
     /// Frees the slot of a clean page, which is in memory alone from now on. Its mapping stays protected.
     fn make_dirty(&self, page: Page, pass: &Pass<'_>) {
-        self.gate.enter(&self.futex, pass.core);
+        self.quiet.gate.enter(&self.futex, pass.core);
         if let Some(at) = self.page(page)
             && let BeginFault::Owned { was } = at.word.begin_fault(Access::Write, true)
         {
@@ -363,7 +398,7 @@ impl<W: World> Engine<W> {
                 None => self.restore(page, at.word, was),
             }
         }
-        self.gate.leave(&self.futex, pass.core);
+        self.quiet.gate.leave(&self.futex, pass.core);
     }
 
     /// Brings in page `index` of a granule, which is out, and those behind it whose slots lie behind its own. Returns how many
@@ -379,7 +414,7 @@ impl<W: World> Engine<W> {
             word.state() == State::Out && word.slot() == Some(slot.plus(n as u64))
         };
         let wanted = (0..room).take_while(is_next).count().max(1) as u64;
-        self.gate.enter(&self.futex, pass.core);
+        self.quiet.gate.enter(&self.futex, pass.core);
         let spare = self.frames().take_spare(pass.core, wanted, self.budget.spare_mark());
         if spare > 0 {
             self.nudge_evictors();
@@ -390,7 +425,7 @@ impl<W: World> Engine<W> {
         if taken > 0 {
             self.bring(first, slot, taken, pass);
         }
-        self.gate.leave(&self.futex, pass.core);
+        self.quiet.gate.leave(&self.futex, pass.core);
         // A page that could not be taken belongs to another thread: it is drained next time.
         (spare > 0).then_some(taken.max(1))
     }

@@ -21,6 +21,7 @@
 use crate::{Engine, MEMORY_CALLS};
 use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
+use farshore_core::gate::Gate;
 use farshore_core::page::Page;
 use farshore_core::seams::{PageBuf, World};
 use farshore_core::slots::SlotMap;
@@ -70,6 +71,32 @@ impl Rest {
         self.has_forked.load(Ordering::Relaxed)
     }
 
+    /// Waits until every evictor rests; `wake` wakes those that sleep, which look at `wanted` then. `Err`: how many pages are in
+    /// stages alone.
+    fn bring_about<F: Futex>(&self, futex: &F, wake: impl FnOnce()) -> Result<(), u64> {
+        self.has_forked.store(true, Ordering::Relaxed);
+        self.unsaved.store(0, Ordering::SeqCst);
+        self.wanted.store(1, Ordering::SeqCst);
+        wake();
+        loop {
+            let resting = self.resting.load(Ordering::SeqCst);
+            if resting >= self.evictors.load(Ordering::SeqCst) || is_planted(Canary::Rest) {
+                break;
+            }
+            futex.wait(&self.resting, resting);
+        }
+        match self.unsaved.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            unsaved => Err(unsaved),
+        }
+    }
+
+    /// Evictors go on.
+    fn end<F: Futex>(&self, futex: &F) {
+        self.wanted.store(0, Ordering::SeqCst);
+        futex.wake_all(&self.wanted);
+    }
+
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::SeqCst) != 0
     }
@@ -101,6 +128,32 @@ pub struct Inheritance<'p> {
     pub keep_pins: bool,
 }
 
+/// How faults and evictors stop while the process forks: the gate that faults pass, and the rest that evictors take.
+#[derive(Debug)]
+pub(crate) struct Quiet {
+    pub(crate) gate: Gate,
+    pub(crate) rest: Rest,
+}
+
+impl Quiet {
+    /// Nothing stops. Faults of `cores` cores count themselves apart.
+    pub(crate) fn new(cores: usize) -> Quiet {
+        Quiet { gate: Gate::new(cores), rest: Rest::default() }
+    }
+
+    /// Closes the gate, then brings evictors to rest, which `wake` wakes. `Err`: pages whose bytes are in stages alone.
+    fn begin<F: Futex>(&self, futex: &F, wake: impl FnOnce()) -> Result<(), u64> {
+        self.gate.close(futex);
+        self.rest.bring_about(futex, wake)
+    }
+
+    /// Evictors and faults go on.
+    fn end<F: Futex>(&self, futex: &F) {
+        self.rest.end(futex);
+        self.gate.open(futex);
+    }
+}
+
 impl<W: World> Engine<W> {
     /// Waits until no thread owns a page, and keeps it so until [`Engine::resume`]. Under the address-space lock, by a thread
     /// that is not serving a fault and touches no managed memory before the resume.
@@ -109,30 +162,12 @@ impl<W: World> Engine<W> {
     /// How many pages are in stages alone because their writes fail: a child could not have them. The caller resumes all
     /// the same.
     pub fn quiesce(&self) -> Result<(), u64> {
-        self.gate.close(&self.futex);
-        self.rest.has_forked.store(true, Ordering::Relaxed);
-        self.rest.unsaved.store(0, Ordering::SeqCst);
-        self.rest.wanted.store(1, Ordering::SeqCst);
-        // Evictors that sleep look at `wanted` when they wake.
-        self.evictors.pace.wake_all(&self.futex);
-        loop {
-            let resting = self.rest.resting.load(Ordering::SeqCst);
-            if resting >= self.rest.evictors.load(Ordering::SeqCst) || is_planted(Canary::Rest) {
-                break;
-            }
-            self.futex.wait(&self.rest.resting, resting);
-        }
-        match self.rest.unsaved.load(Ordering::SeqCst) {
-            0 => Ok(()),
-            unsaved => Err(unsaved),
-        }
+        self.quiet.begin(&self.futex, || self.evictors.pace.wake_all(&self.futex))
     }
 
     /// Lets faults and evictors go on.
     pub fn resume(&self) {
-        self.rest.wanted.store(0, Ordering::SeqCst);
-        self.futex.wake_all(&self.rest.wanted);
-        self.gate.open(&self.futex);
+        self.quiet.end(&self.futex);
     }
 
     /// The engine of a forked child. `staging` is as for [`Engine::new`]; the other parts are the child's own. The frames of
@@ -156,7 +191,7 @@ impl<W: World> Engine<W> {
     ) -> Result<Self, (Page, Word)> {
         // SAFETY: this function's own condition.
         let mut engine = unsafe { Engine::new(shape, kernel, backend, policy, clock, futex, staging) };
-        engine.rest.has_forked.store(true, Ordering::Relaxed);
+        engine.quiet.rest.has_forked.store(true, Ordering::Relaxed);
         engine.table = from.table;
         engine.slots = from.slots;
         engine.slots.set_spaces(&crate::capacities(&engine.backend));
@@ -184,5 +219,50 @@ impl<W: World> Engine<W> {
         }
         engine.frames().take_back(MEMORY_CALLS, resident);
         Ok(engine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::NoFutex;
+
+    #[test]
+    fn an_evictor_without_a_thread_rests() {
+        let rest = Rest::default();
+        rest.add_evictor();
+        rest.park(&NoFutex);
+        assert!(!rest.has_forked());
+        assert_eq!(rest.bring_about(&NoFutex, || {}), Ok(()));
+        assert!(rest.is_wanted() && rest.has_forked());
+        rest.end(&NoFutex);
+        rest.unpark();
+        assert!(!rest.is_wanted());
+    }
+
+    /// The evictor has its turn whenever the thread that forks waits for it.
+    struct OneThread<'r>(&'r Rest, AtomicBool);
+
+    impl Futex for OneThread<'_> {
+        fn wait(&self, word: &AtomicU32, expected: u32) {
+            assert!(word.load(Ordering::SeqCst) == expected && self.0.is_wanted());
+            assert!(!self.1.swap(true, Ordering::SeqCst), "it rests, and need not be waited for again");
+            self.0.unsaved.fetch_add(3, Ordering::SeqCst);
+            self.0.resting.fetch_add(1, Ordering::SeqCst);
+        }
+        fn wait_for(&self, word: &AtomicU32, expected: u32, _: u64) {
+            self.wait(word, expected);
+        }
+        fn wake_all(&self, _: &AtomicU32) {}
+    }
+
+    #[test]
+    fn the_fork_waits_for_evictors_and_hears_of_pages_that_are_in_stages_alone() {
+        let rest = Rest::default();
+        rest.add_evictor();
+        let woken = core::cell::Cell::new(false);
+        let thread = OneThread(&rest, AtomicBool::new(false));
+        assert_eq!(rest.bring_about(&thread, || woken.set(true)), Err(3));
+        assert!(woken.get() && thread.1.load(Ordering::SeqCst));
     }
 }

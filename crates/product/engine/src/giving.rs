@@ -43,7 +43,7 @@ const EXTENT_BYTES: u64 = (EXTENT_SLOTS * PAGE_SIZE) as u64;
 
 /// How room is given back.
 #[derive(Debug)]
-pub struct Giving {
+pub(crate) struct Giving {
     on: AtomicBool,
     keep: AtomicU32,
     pause_ns: AtomicU64,
@@ -51,9 +51,9 @@ pub struct Giving {
     asleep: AtomicBool,
 }
 
-impl Giving {
+impl Default for Giving {
     /// Gives nothing back, until [`Engine::give_room_back_from`].
-    pub(crate) fn new() -> Giving {
+    fn default() -> Giving {
         Giving {
             on: AtomicBool::new(false),
             keep: AtomicU32::new(KEEP),
@@ -61,7 +61,9 @@ impl Giving {
             asleep: AtomicBool::new(false),
         }
     }
+}
 
+impl Giving {
     /// Extents that are kept beside those that are needed.
     fn keep(&self) -> u32 {
         self.keep.load(Ordering::Relaxed)
@@ -97,25 +99,25 @@ impl Looks {
 impl<W: World> Engine<W> {
     /// Room is given back from now on: with `keep` extents to spare ([`KEEP`]), after `pause_ns` of idleness ([`PAUSE_NS`]).
     pub fn give_room_back_from(&self, keep: u32, pause_ns: u64) {
-        self.giving.keep.store(keep, Ordering::Relaxed);
-        self.giving.pause_ns.store(pause_ns, Ordering::Relaxed);
-        self.giving.on.store(true, Ordering::Release);
+        self.drainer.giving.keep.store(keep, Ordering::Relaxed);
+        self.drainer.giving.pause_ns.store(pause_ns, Ordering::Relaxed);
+        self.drainer.giving.on.store(true, Ordering::Release);
     }
 
     /// Slots may have come free. Called by any thread that may make a system call, and not in a fault.
     pub fn wake_giver(&self) {
         // The look before the swap: most calls find that the thread does not sleep, and leave the line as it is.
-        if self.giving.asleep.load(Ordering::Relaxed)
+        if self.drainer.giving.asleep.load(Ordering::Relaxed)
             && self.surplus(false) > 0
-            && self.giving.asleep.swap(false, Ordering::Relaxed)
+            && self.drainer.giving.asleep.swap(false, Ordering::Relaxed)
         {
-            self.health.drains.signal(&self.futex);
+            self.drainer.wake(&self.futex);
         }
     }
 
     /// Extents that may be given back, now that this was begun, or is not.
     fn surplus(&self, begun: bool) -> u32 {
-        let (roomy, needed, keep) = (self.slots.roomy_extents(), self.slots.extents_needed(), self.giving.keep());
+        let (roomy, needed, keep) = (self.slots.roomy_extents(), self.slots.extents_needed(), self.drainer.giving.keep());
         let surplus = roomy.saturating_sub(needed.saturating_add(keep));
         if begun || surplus > needed { surplus } else { 0 }
     }
@@ -123,7 +125,7 @@ impl<W: World> Engine<W> {
     /// Checks whether something can be given back, if it is time to. Returns how long to sleep; `None`: until another thread
     /// wakes this one.
     pub(crate) fn give_room_back(&self, looks: &mut Looks, core: usize, stop: &AtomicBool, host: &mut dyn Host) -> Option<u64> {
-        if !self.giving.on.load(Ordering::Acquire) {
+        if !self.drainer.giving.on.load(Ordering::Acquire) {
             return None;
         }
         let now = self.clock.now_ns();
@@ -131,13 +133,13 @@ impl<W: World> Engine<W> {
             return Some(looks.next_ns - now);
         }
         // Stored first, so that a thread that frees slots after the look wakes us.
-        self.giving.asleep.store(true, Ordering::Relaxed);
+        self.drainer.giving.asleep.store(true, Ordering::Relaxed);
         let again = self.look_for_room(looks, core, stop, host);
         looks.begun = again;
-        let pause = self.giving.pause_ns.load(Ordering::Relaxed);
+        let pause = self.drainer.giving.pause_ns.load(Ordering::Relaxed);
         looks.next_ns = self.clock.now_ns() + pause;
         if again {
-            self.giving.asleep.store(false, Ordering::Relaxed);
+            self.drainer.giving.asleep.store(false, Ordering::Relaxed);
         }
         again.then_some(pause)
     }
@@ -163,9 +165,9 @@ impl<W: World> Engine<W> {
     }
 
     fn give_extent(&self, extent: u32, looks: &mut Looks, core: usize, host: &mut dyn Host) -> Given {
-        self.gate.enter(&self.futex, core);
+        self.quiet.gate.enter(&self.futex, core);
         let given = self.give_taken(extent, looks, core, host);
-        self.gate.leave(&self.futex, core);
+        self.quiet.gate.leave(&self.futex, core);
         host.serve();
         given
     }

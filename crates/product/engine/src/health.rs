@@ -132,8 +132,6 @@ pub struct Health {
     news: Event,
     /// The watcher sleeps until there is news: the thread that begins a transfer says so.
     idle: AtomicBool,
-    /// The drainer has something to do.
-    pub(crate) drains: Event,
 }
 
 fn pack(why: IoError) -> u64 {
@@ -177,7 +175,6 @@ impl Health {
             applying: SpinLock::new(()),
             news: Event::new(),
             idle: AtomicBool::new(false),
-            drains: Event::new(),
         }
     }
 

@@ -11,6 +11,7 @@
 //!  evict/stage   ── the RAM in which pages wait for their write, and for a second chance
 //!  budget        ── the memory limit: its division, frames, watermarks
 //!  space         ── munmap, madvise, mremap, mlock: pages change owner or name
+//!  moving        ── the addresses that a page move fills at the moment
 //!  health        ── which swap spaces work, and what is done about one that does not
 //!  drain         ── swap spaces that come and go while the program runs
 //!  giving        ── room on the disk that is not needed any more
@@ -45,6 +46,7 @@ pub mod fault;
 pub mod fork;
 pub mod giving;
 pub mod health;
+mod moving;
 pub mod prefetch;
 mod shape;
 pub mod space;
@@ -56,21 +58,21 @@ pub use shape::{Nodes, Shape, Sizes};
 
 use alloc::vec::Vec;
 use budget::Budget;
-use core::sync::atomic::Ordering;
+use drain::Drainer;
 use evict::Evictors;
 use evict::pace::Control;
 use evict::stage::Stages;
 use farshore_core::canary::{Canary, is_planted};
-use farshore_core::gate::Gate;
-use farshore_core::page::{Page, PageRange};
+use farshore_core::page::Page;
 use farshore_core::seams::{Backend, Kernel, PageBuf, Spaces, World};
 use farshore_core::slots::SlotMap;
 use farshore_core::slots::owners::OWNERS_MAX;
-use farshore_core::sync::plain::AtomicU64;
 use farshore_core::table::{PageRef, PageTable};
 use farshore_core::wait::WaitTable;
 use farshore_core::word::{AtomicWord, Release, Released, Slot, Word};
+use fork::Quiet;
 use health::Health;
+use moving::Moving;
 use prefetch::Requests;
 use stats::Stats;
 
@@ -103,35 +105,10 @@ pub struct Engine<W: World> {
     evictors: Evictors,
     /// Pages whose words `relocate` is setting at the moment.
     moving: Moving,
-    /// Faults pass this gate: it is closed while the process forks.
-    gate: Gate,
-    rest: fork::Rest,
-    /// What the drainer asks evictors to do.
-    asks: drain::Asks,
-    giving: giving::Giving,
-}
-
-/// The range that a page move fills: there, *untouched* does not mean zeros yet.
-///
-/// One thread writes this, under the address-space lock, and sets it before the words can be seen. So a fault that has
-/// taken such a word (an acquire) sees it too, and lets go.
-#[derive(Debug, Default)]
-struct Moving {
-    start: AtomicU64,
-    end: AtomicU64,
-}
-
-impl Moving {
-    fn begin(&self, range: PageRange) {
-        self.start.store(range.start.0, Ordering::Release);
-        self.end.store(range.end.0, Ordering::Release);
-    }
-    fn end(&self) {
-        self.end.store(0, Ordering::Release);
-    }
-    fn contains(&self, page: Page) -> bool {
-        !is_planted(Canary::Moving) && page.0 < self.end.load(Ordering::Acquire) && self.start.load(Ordering::Acquire) <= page.0
-    }
+    /// How faults and evictors stop while the process forks.
+    quiet: Quiet,
+    /// The thread that empties swap spaces, and gives room back.
+    drainer: Drainer,
 }
 
 /// The core that memory calls count on: they are rare beside faults, and do not know where they run.
@@ -188,10 +165,8 @@ impl<W: World> Engine<W> {
             requests: Requests::default(),
             evictors: Evictors::new(control, partitions, stages),
             moving: Moving::default(),
-            gate: Gate::new(shape.cores),
-            rest: fork::Rest::default(),
-            asks: drain::Asks::default(),
-            giving: giving::Giving::new(),
+            quiet: Quiet::new(shape.cores),
+            drainer: Drainer::default(),
             health,
         }
     }

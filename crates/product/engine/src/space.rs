@@ -483,7 +483,7 @@ impl<W: World> Engine<W> {
     /// Splits the huge pages in a granule of which the caller owns pages ([`crate::fault::huge`]).
     pub(crate) fn split_huge(&self, g: &GranuleRef<'_>) {
         // Huge pages that a parent and its child share cannot be split.
-        if !is_planted(Canary::Whole) && g.granule.huge.begin_split(self.rest.has_forked()) {
+        if !is_planted(Canary::Whole) && g.granule.huge.begin_split(self.quiet.rest.has_forked()) {
             self.kernel.split_huge(g.id);
             g.granule.huge.end_split();
             self.stats.add(MEMORY_CALLS, Count::HugeSplit, 1);

@@ -141,7 +141,7 @@ impl<'e, W: World> Evictor<'e, W> {
         // Writes to a space that hangs must not keep other spaces from theirs.
         let depth = WRITES_MAX * engine.health.spaces().max(SPACES_EXPECTED) as u32;
         let queue = engine.backend.queue(depth)?;
-        engine.rest.add_evictor();
+        engine.quiet.rest.add_evictor();
         // A space that keeps pages in RAM may have come with the queue.
         engine.divide_limit();
         Ok(Evictor {
@@ -187,7 +187,7 @@ impl<'e, W: World> Evictor<'e, W> {
     /// The evictor has no thread until [`Evictor::run`], so a fork does not wait for it. It may have nothing under way.
     pub fn park(&mut self) {
         if !core::mem::replace(&mut self.parked, true) {
-            self.engine.rest.park(&self.engine.futex);
+            self.engine.quiet.rest.park(&self.engine.futex);
         }
     }
 
@@ -197,7 +197,7 @@ impl<'e, W: World> Evictor<'e, W> {
         let engine = self.engine;
         self.adopt();
         if core::mem::replace(&mut self.parked, false) {
-            engine.rest.unpark();
+            engine.quiet.rest.unpark();
         }
         self.run_until(stop);
         self.end_writes();
@@ -208,7 +208,7 @@ impl<'e, W: World> Evictor<'e, W> {
         let engine = self.engine;
         while !stop.load(Ordering::Acquire) {
             let prepared = engine.evictors.pace.prepare();
-            if engine.rest.is_wanted() {
+            if engine.quiet.rest.is_wanted() {
                 self.rest();
                 continue;
             }
@@ -288,7 +288,7 @@ impl<'e, W: World> Evictor<'e, W> {
     fn rest(&mut self) {
         let engine = self.engine;
         let unsaved = self.end_writes();
-        engine.rest.rest(&engine.futex, unsaved);
+        engine.quiet.rest.rest(&engine.futex, unsaved);
     }
 
     /// Waits for the writes that were begun, tries failed ones once more, and makes the words of all pages in stages say
@@ -575,7 +575,7 @@ impl<W: World> Engine<W> {
         self.slots.reserve_run(core, want).or_else(|| {
             let full = !self.may_have_slots(core) && self.health.call_off_drains(&self.slots);
             full.then(|| {
-                self.health.drains.signal(&self.futex);
+                self.drainer.wake(&self.futex);
                 self.slots.reserve_run(core, want)
             })?
         })

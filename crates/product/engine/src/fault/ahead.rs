@@ -38,9 +38,9 @@ impl<W: World> Engine<W> {
             let prepared = self.requests.came().prepare();
             match self.requests.take() {
                 Some(ahead) => {
-                    self.gate.enter(&self.futex, core);
+                    self.quiet.gate.enter(&self.futex, core);
                     self.bring_ahead(ahead, core, buffer);
-                    self.gate.leave(&self.futex, core);
+                    self.quiet.gate.leave(&self.futex, core);
                 }
                 None if stop.load(Ordering::Acquire) => return,
                 None => self.requests.came().sleep(&self.futex, prepared, None),

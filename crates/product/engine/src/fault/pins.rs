@@ -52,7 +52,7 @@ impl<W: World> Engine<W> {
     /// Runs `f` while we own `page`, which is absent: no other thread maps or evicts it meanwhile. False: the page is not
     /// absent, or another thread owns it, and `f` was not run.
     pub fn while_absent(&self, page: Page, core: usize, f: impl FnOnce()) -> bool {
-        self.gate.enter(&self.futex, core);
+        self.quiet.gate.enter(&self.futex, core);
         let ran = self.page(page).is_some_and(|at| match at.word.begin_fault(Access::Read, false) {
             BeginFault::Owned { was } => {
                 let absent = was.state() != State::Resident;
@@ -64,7 +64,7 @@ impl<W: World> Engine<W> {
             }
             _ => false,
         });
-        self.gate.leave(&self.futex, core);
+        self.quiet.gate.leave(&self.futex, core);
         ran
     }
 

@@ -197,9 +197,9 @@ impl<W: World> Engine<W> {
         buffer: &mut [PageBuf],
     ) -> Result<Resolved, Failure> {
         let mut fault = Fault::new(page, access, protected, core, self.clock.now_ns());
-        self.gate.enter(&self.futex, core);
+        self.quiet.gate.enter(&self.futex, core);
         let served = self.serve(&mut fault, buffer);
-        self.gate.leave(&self.futex, core);
+        self.quiet.gate.leave(&self.futex, core);
         served
     }
 
@@ -208,9 +208,9 @@ impl<W: World> Engine<W> {
         let mut read = Ok(());
         let core = fault.core;
         let outside = |sleep: &dyn Fn()| {
-            self.gate.leave(&self.futex, core);
+            self.quiet.gate.leave(&self.futex, core);
             sleep();
-            self.gate.enter(&self.futex, core);
+            self.quiet.gate.enter(&self.futex, core);
         };
         loop {
             match self.step(fault, buffer, read) {

@@ -141,7 +141,7 @@ impl<W: World> Engine<W> {
     /// Whether a fault at [`Wants::Look`] may be able to go on.
     pub fn may_go_on(&self, fault: &Unwaited) -> bool {
         match fault.at {
-            At::Outside(Some(Blocked::Gate)) => !self.gate.is_closed(),
+            At::Outside(Some(Blocked::Gate)) => !self.quiet.gate.is_closed(),
             At::Outside(Some(Blocked::Page(ticket))) => self.waits.is_over(ticket),
             At::Outside(Some(Blocked::Frame(prepared))) => {
                 self.budget.came().happened_since(prepared) || self.waited(fault) >= FRAME_PATIENCE_NS
@@ -162,7 +162,7 @@ impl<W: World> Engine<W> {
                 self.evictors.pace.raise_alarm(&self.futex);
             }
         }
-        if self.gate.try_enter(&self.futex, fault.fault.core) {
+        if self.quiet.gate.try_enter(&self.futex, fault.fault.core) {
             fault.at = At::Inside(Ok(()));
             return None;
         }
@@ -188,7 +188,7 @@ impl<W: World> Engine<W> {
         if is_planted(Canary::Aside) && wants == Wants::Look {
             return Some(wants);
         }
-        self.gate.leave(&self.futex, fault.fault.core);
+        self.quiet.gate.leave(&self.futex, fault.fault.core);
         Some(wants)
     }
 
