@@ -486,6 +486,27 @@ fn replies_are_sent_and_their_buffers_used_again() {
 }
 
 #[test]
+fn a_reply_is_sent_although_its_unithread_panics_and_lets_its_socket_go() {
+    let runtime = runtime(1);
+    let (mut client, server) = UnixStream::pair().unwrap();
+    let server = Arc::new(OwnedFd::from(server));
+    for panics in [true, false] {
+        let to = server.clone();
+        let serve = move |request: farshore_uthread::Request<'_>| {
+            request.reply(to, 5);
+            assert!(!panics, "after the reply");
+        };
+        runtime.handle().spawn_request(b"hello", serve).unwrap();
+        let mut reply = [0; 5];
+        client.read_exact(&mut reply).unwrap();
+        assert_eq!(&reply, b"hello");
+    }
+    assert_eq!(runtime.handle().panics(), 1);
+    runtime.shutdown().unwrap();
+    assert_eq!(Arc::strong_count(&server), 1, "a reply that was sent keeps its socket");
+}
+
+#[test]
 fn a_reply_to_a_peer_that_is_gone_is_counted() {
     let runtime = runtime(1);
     let (client, server) = UnixStream::pair().unwrap();

@@ -41,9 +41,4 @@ impl Handle {
     pub fn unithreads_touched(&self) -> u32 {
         self.shared.pool.used()
     }
-
-    /// The pool's slot whose guard has this address: a unithread's stack has overflowed there.
-    pub fn guard_at(&self, address: usize) -> Option<u32> {
-        self.shared.pool.guard_at(address)
-    }
 }

@@ -97,14 +97,9 @@ impl<'a> Connection<'a> {
         &self.buffer[..self.taken]
     }
 
-    /// The same, to make the reply of.
-    pub fn request_mut(&mut self) -> &mut [u8] {
-        &mut self.buffer[..self.taken]
-    }
-
     /// Sends a reply, or a part of it. `TimedOut`: the peer has taken nothing for too long. Errors are counted.
     ///
-    /// The kernel reads `bytes` by itself, so they must not lie in managed memory: what does is copied to the stack or to the request's place first.
+    /// The kernel reads `bytes` by itself, so they must not lie in managed memory: what does is copied to the stack first.
     /// That access may fault, and others run meanwhile.
     pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
         let core = self.core();
