@@ -37,7 +37,7 @@ impl Lifetime {
         self.0.load(Ordering::Acquire) == STOPPING
     }
 
-    /// Unithreads that were spawned and have not ended, and replies on their way.
+    /// Unithreads that were spawned and have not ended, and slots that the heir has.
     pub fn live(&self) -> u32 {
         self.0.load(Ordering::Acquire) & !STOPPING
     }

@@ -1,8 +1,8 @@
-//! Unithreads, and how workers run them. Nothing here knows a socket, a request or a channel: those are services, which wait and are woken by a
-//! [`wait::Token`] as everybody is.
+//! Unithreads, and how workers run them. Nothing here knows a socket, a peer's request or a channel: those are services, which wait and are woken by
+//! a [`wait::Token`]. (The requests of which the scheduler speaks are those of a worker's ring to the kernel.)
 //!
-//! What the scheduler needs of a layer above it is handed down where a thread begins: how a worker is attached to the library (`worker::run`), and what
-//! the heir's thread does (`heir.rs`). Nothing is handed down for a switch.
+//! The layer above hands down what the scheduler needs of it where a thread begins: how a worker is attached to the library (`worker::run`), and what the
+//! heir's thread does (`heir.rs`). For a switch it hands down nothing.
 // Under loom there are the modules alone that it models: the rest enters the kernel.
 
 pub mod dispatch;

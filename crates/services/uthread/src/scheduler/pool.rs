@@ -3,11 +3,11 @@
 //! ```text
 //!  one slot                       ◀───────────────── stack_bytes ─────────────────▶
 //!  ┌───────────────┬────────────────────────────┬───────────────┬────────────────┐
-//!  │ guard         │ stack, grows down ◀──────  │ control block │ request buffer │  next slot's guard …
+//!  │ guard         │ stack, grows down ◀──────  │ control block │ buffer         │  next slot's guard …
 //!  └───────────────┴────────────────────────────┴───────────────┴────────────────┘
 //! ```
 //!
-//! Stack, control block and request buffer lie together (Adios, section 3.2), so that a small request touches one page. A stack that grows too far, and a
+//! Stack, control block and buffer lie together (Adios, section 3.2), so that a small request touches one page. A stack that grows too far, and a
 //! buffer that is written past its end, meet a guard and not a neighbour; behind the last slot there is one more guard. A guard is as large as a
 //! usual stack, since C code without stack probes may step over a small one.
 //!
@@ -40,11 +40,11 @@ pub const STACK_MIN: usize = 16 << 10;
 pub struct Shape {
     /// Slots.
     pub count: usize,
-    /// Bytes of stack, control block and request buffer together; a multiple of 4,096.
+    /// Bytes of stack, control block and buffer together; a multiple of 4,096.
     pub stack_bytes: usize,
     /// Bytes of the guard below; a multiple of 4,096, at least one page.
     pub guard_bytes: usize,
-    /// Bytes of the request buffer.
+    /// Bytes of the buffer, in which a service has a request.
     pub buffer_bytes: usize,
 }
 
@@ -214,7 +214,7 @@ impl Pool {
         unsafe { &*at }
     }
 
-    /// The request buffer of slot `index`.
+    /// The buffer of slot `index`.
     pub fn buffer(&self, index: u32) -> *mut u8 {
         let unit: *const Unit = self.unit(index);
         unit.wrapping_add(1).cast_mut().cast()

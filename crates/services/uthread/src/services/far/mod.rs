@@ -13,7 +13,7 @@
 //! 3. **Registers** are all put back: the library sees to it. The thread pointer is none of them: a unithread stays on its worker. A shadow stack would not go
 //!    along: refused at the start.
 //! 4. **`errno`** is saved around each switch: the program may have faulted between a call and its look at `errno`.
-//! 5. **The scheduler is not interrupted half way.** *Checked:* `busy` is 0. Its own memory is there (above), and workers block the program's signals, so that no handler of
+//! 5. **The scheduler is not interrupted half way.** *Checked:* `busy` is 0. Its own memory is there (`ground/library.rs`), and workers block the program's signals, so that no handler of
 //!    the program's runs on top of it.
 //! 6. **libc is not interrupted half way**, nor are the allocator and the C++ library: their locks and thread-local data would meet themselves on the same thread.
 //!    *Checked:* none of their functions is on the stack (`text.rs`).
