@@ -17,24 +17,30 @@
 //! ([`Health::take_trial`]): their stages keep the bytes until the write is acknowledged. This module moves no page. Pages in a
 //! space that fails stay there, and are read from there.
 //!
-//! Transfers are noted while they are under way ([`Engine::transfer`]). A [`Watcher`], on a thread of its own that does no I/O
-//! with a swap space, sees which of them take too long; it also reports what has changed. A thread that waits for such a transfer
-//! goes on waiting: the kernel cannot be made to give its buffer back.
+//! Transfers are noted while they are under way ([`transfers`]). A [`Watcher`], on a thread of its own that does no I/O with a swap
+//! space, sees which of them take too long; it also reports what has changed. A thread that waits for such a transfer goes on
+//! waiting: the kernel cannot be made to give its buffer back.
+//!
+//! # Protocol
+//!
+//! A thread that changes anything about a space changes it first, and **then** adapts what the space's slots may do, under a lock
+//! ([`SlotMap::allow`]). So the thread that does so last has seen the last change.
+
+mod transfers;
+mod watcher;
 
 use crate::Engine;
-use crate::prefetch::Reader;
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use farshore_core::limits::FRAME_CACHES;
 use farshore_core::seams::{Clock, IoError, World};
 use farshore_core::slots::arrangement::{SPACES_MAX, SpaceSet};
 use farshore_core::slots::{Allowed, SlotMap};
 use farshore_core::spin::SpinLock;
-use farshore_core::sync::Padded;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use farshore_core::wait::Event;
 use farshore_core::word::Slot;
+pub(crate) use transfers::Transfer;
+use transfers::Transfers;
+pub use watcher::{Change, News, Watcher};
 
 /// Failed writes in a row after which a space is left alone.
 pub const WRITE_TRIES: u32 = 3;
@@ -44,13 +50,6 @@ pub const PATIENCE_NS: u64 = 10_000_000_000;
 const TRIAL_EVERY_NS: u64 = 100_000_000;
 /// Between two trials at most.
 const TRIAL_EVERY_MAX_NS: u64 = 10_000_000_000;
-/// A space must work for this long before it is reported as working again: a full disk with a little room comes and goes.
-const PROBATION_NS: u64 = 3_000_000_000;
-/// Transfers that are watched at a time. Beyond this number, some are not watched.
-const WATCHED: usize = FRAME_CACHES * PROBES;
-/// Places of a core, in which its transfers look for a free one first; then they look at twice as many places of other
-/// cores.
-const PROBES: usize = 4;
 
 /// What is wrong with writes to a space.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -102,14 +101,6 @@ struct Space {
     pause_ns: AtomicU64,
 }
 
-/// A transfer that is under way.
-#[derive(Debug)]
-struct Watched {
-    /// When it began; 0: the place is free.
-    since_ns: AtomicU64,
-    slot: AtomicU64,
-}
-
 /// The state of writes to the space when a write was begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Begun {
@@ -124,14 +115,11 @@ pub struct Health {
     /// Room for as many spaces as there can be; the first `count` exist or existed.
     spaces: Box<[Space]>,
     count: AtomicUsize,
-    watched: Box<[Padded<Watched>]>,
     patience_ns: AtomicU64,
     /// A thread is in [`Health::set_allowed`]: evictors and the watcher only, for a moment.
     applying: SpinLock<()>,
-    /// The watcher has something to look at.
-    news: Event,
-    /// The watcher sleeps until there is news: the thread that begins a transfer says so.
-    idle: AtomicBool,
+    /// Transfers that are under way, and the watcher's sleep.
+    transfers: Transfers,
 }
 
 fn pack(why: IoError) -> u64 {
@@ -166,15 +154,12 @@ impl Health {
             try_at_ns: AtomicU64::new(0),
             pause_ns: AtomicU64::new(TRIAL_EVERY_NS),
         };
-        let watched = || Padded(Watched { since_ns: AtomicU64::new(0), slot: AtomicU64::new(0) });
         Health {
             spaces: (0..SPACES_MAX).map(space).collect(),
             count: AtomicUsize::new(spaces.clamp(1, SPACES_MAX)),
-            watched: (0..WATCHED).map(|_| watched()).collect(),
             patience_ns: AtomicU64::new(PATIENCE_NS),
             applying: SpinLock::new(()),
-            news: Event::new(),
-            idle: AtomicBool::new(false),
+            transfers: Transfers::new(),
         }
     }
 
@@ -390,62 +375,17 @@ impl Health {
         self.spaces[space].hangs.store(hangs, Ordering::Relaxed);
         self.set_allowed(slots, space);
     }
-
-    /// A transfer of `slot` begins on `core`. Returns where it is noted, if there is a place.
-    fn enter(&self, slot: Slot, now_ns: u64, core: usize) -> Option<usize> {
-        let own = core % FRAME_CACHES * PROBES;
-        // If there are more threads than places, each waits for its own read.
-        let shared = slot.number().wrapping_mul(0x9E37_79B9_7F4A_7C15) as usize >> 32;
-        let places = (own..own + PROBES).chain((shared..shared + 2 * PROBES).map(|at| at % WATCHED));
-        let place = { places }.find(|&at| {
-            let since = &self.watched[at].since_ns;
-            // SeqCst: before the look at `idle`, as the watcher's store of it is before its look at the places.
-            since.load(Ordering::Relaxed) == 0
-                && since.compare_exchange(0, now_ns.max(1), Ordering::SeqCst, Ordering::Relaxed).is_ok()
-        })?;
-        self.watched[place].slot.store(slot.number(), Ordering::Relaxed);
-        Some(place)
-    }
-
-    fn leave(&self, place: Option<usize>) {
-        if let Some(at) = place {
-            self.watched[at].since_ns.store(0, Ordering::Release);
-        }
-    }
-
-    /// The transfer of each space that takes longest: since when, and its slot.
-    fn longest(&self, slots: &SlotMap, each: &mut [Option<(u64, Slot)>]) {
-        each.fill(None);
-        for watched in &self.watched {
-            let since = watched.since_ns.load(Ordering::SeqCst);
-            let Some(slot) = Slot::new(watched.slot.load(Ordering::Relaxed)).filter(|_| since != 0) else { continue };
-            // Transfers of a forked child from its parent's space come last.
-            let space = slots.space_of(slot).unwrap_or(each.len() - 1);
-            if each[space].is_none_or(|(longest, _)| since < longest) {
-                each[space] = Some((since, slot));
-            }
-        }
-    }
 }
-
-/// A transfer that is noted.
-#[must_use]
-#[derive(Debug)]
-pub(crate) struct Transfer(Option<usize>);
 
 impl<W: World> Engine<W> {
     /// A transfer of the slots from `slot` on begins on `core`. Ends with [`Engine::transferred`].
     pub(crate) fn transfer(&self, slot: Slot, core: usize) -> Transfer {
-        let place = self.health.enter(slot, self.clock.now_ns(), core);
-        if self.health.idle.load(Ordering::SeqCst) && self.health.idle.swap(false, Ordering::SeqCst) {
-            self.health.news.signal(&self.futex);
-        }
-        Transfer(place)
+        self.health.transfers.begin(&self.futex, slot, self.clock.now_ns(), core)
     }
 
     /// It has ended.
     pub(crate) fn transferred(&self, transfer: Transfer) {
-        self.health.leave(transfer.0);
+        self.health.transfers.end(transfer);
     }
 
     /// A write to `slot` begins.
@@ -467,14 +407,14 @@ impl<W: World> Engine<W> {
 
     /// Evictors run out of what was allocated for them. Wakes the watcher, if one sleeps, which allocates more.
     pub(crate) fn wake_watcher_for_stock(&self) {
-        if self.health.news.sleepers() > 0 {
+        if self.health.transfers.watcher_sleeps() {
             self.wake_watcher();
         }
     }
 
     /// Wakes the watcher, which looks at the spaces, and whether it is to stop.
     pub fn wake_watcher(&self) {
-        self.health.news.signal(&self.futex);
+        self.health.transfers.wake_watcher(&self.futex);
     }
 
     /// Whether a write to `slot`, which is an own one, should not be begun.
@@ -488,176 +428,89 @@ impl<W: World> Engine<W> {
     }
 }
 
-/// How long to wait before a thread that could not be made is tried again.
-const READER_PAUSE_NS: u64 = 10_000_000;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The change in a space's state.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// There is no room for more.
-    Full,
-    /// Writes fail.
-    Fails(IoError),
-    /// It works again.
-    Works,
-    /// A transfer has not ended for this many ns.
-    Hangs(u64),
-    /// All transfers have ended, the longest after this many ns.
-    Answers(u64),
-}
+    const BROKEN: IoError = IoError::Device(5);
 
-/// Something that the user should know.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct News {
-    /// Some slot of the space: `Backend::name_of` tells its name.
-    pub slot: Slot,
-    /// How its state has changed.
-    pub change: Change,
-    /// Another space takes its place.
-    pub others: bool,
-}
-
-/// Watches the spaces of one engine, and makes extents beforehand so that evictors need not allocate.
-#[derive(Debug)]
-pub struct Watcher {
-    /// For as many spaces as there can be; the last is for what a forked child reads from its parent.
-    told: Vec<Told>,
-    longest: Vec<Option<(u64, Slot)>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Told {
-    /// Of which space of this number.
-    life: u32,
-    writing: Writing,
-    /// It works, and has since then.
-    works_since_ns: Option<u64>,
-    /// It hangs: since when, and a slot of it.
-    hangs: Option<(u64, Slot)>,
-}
-
-impl Told {
-    /// The record of a space about which nothing was told yet.
-    fn nothing(life: u32) -> Told {
-        Told { life, writing: Writing::Works, works_since_ns: None, hangs: None }
-    }
-}
-
-impl Default for Watcher {
-    fn default() -> Watcher {
-        Watcher::new()
-    }
-}
-
-impl Watcher {
-    /// A watcher.
-    pub fn new() -> Watcher {
-        Watcher { told: alloc::vec![Told::nothing(0); SPACES_MAX + 1], longest: alloc::vec![None; SPACES_MAX + 1] }
+    /// Two spaces without an end.
+    fn two() -> (Health, SlotMap) {
+        let mut slots = SlotMap::new(None);
+        slots.set_spaces(&[None, None]);
+        (Health::new(2), slots)
     }
 
-    /// The watcher's thread: looks, and sleeps while there is nothing to look at, until `stop` (and a change). It also makes
-    /// threads that read ahead, with `make_reader`. That function must not wait for what the watcher has to find out: a space
-    /// that hangs.
-    pub fn run<W: World>(
-        &mut self,
-        engine: &Engine<W>,
-        stop: &AtomicBool,
-        tell: &mut dyn FnMut(News),
-        make_reader: &mut dyn FnMut() -> Reader,
-    ) {
-        let health = &engine.health;
-        while !stop.load(Ordering::Acquire) {
-            let prepared = health.news.prepare();
-            // Stored first, so that a transfer that begins after the look wakes us.
-            health.idle.store(true, Ordering::SeqCst);
-            let busy = self.look(engine, tell);
-            health.idle.store(!busy, Ordering::SeqCst);
-            let soon = engine.requests.serve(make_reader).then_some(READER_PAUSE_NS);
-            let pause = (health.patience_ns.load(Ordering::Relaxed) / 8).clamp(READER_PAUSE_NS, 1_000_000_000);
-            health.news.sleep(&engine.futex, prepared, soon.or(busy.then_some(pause)));
+    fn fail(health: &Health, slots: &SlotMap, why: IoError, trial: bool) -> bool {
+        let begun = Begun { trial, state: health.writing(0) };
+        health.failed(slots, 0, begun, why, 0)
+    }
+
+    #[test]
+    fn writes_that_fail_in_a_row_close_a_space_and_a_trial_opens_it() {
+        let (health, slots) = two();
+        assert!(!fail(&health, &slots, BROKEN, false) && !fail(&health, &slots, IoError::Short, false));
+        assert!(!health.wrote(&slots, 0, false), "one that succeeds between them: they begin anew");
+        assert!(!fail(&health, &slots, BROKEN, false) && !fail(&health, &slots, BROKEN, false));
+        assert!(health.is_open(0) && fail(&health, &slots, BROKEN, false), "the watcher hears of the third");
+        assert!(!health.is_open(0) && health.any_open() && !health.all_work() && health.some_are_closed());
+        assert_eq!((health.writing(0), health.errors(0), health.why(0)), (Writing::Fails, 5, BROKEN));
+        assert!(slots.reserve_run_in(0, 0, 1).is_some(), "a trial gets a slot all the same");
+        assert!(!health.wrote(&slots, 0, false), "a write that was begun before says nothing about now");
+        assert!(health.wrote(&slots, 0, true) && health.is_open(0) && health.all_work());
+    }
+
+    #[test]
+    fn a_space_without_room_stays_open_until_slots_that_it_has_fail_too() {
+        let (health, slots) = two();
+        for _ in 0..2 * WRITE_TRIES {
+            fail(&health, &slots, IoError::Full, true);
         }
+        assert_eq!((health.writing(0), health.is_open(0)), (Writing::Full, true), "trials do not count");
+        assert!(health.has_other(0) && !health.has_other(1), "it is none that takes the place of another");
+        assert!(!fail(&health, &slots, IoError::Full, false) && !fail(&health, &slots, IoError::Full, false));
+        assert!(fail(&health, &slots, IoError::Full, false) && !health.is_open(0));
     }
 
-    /// Looks once. Returns whether something may change without a message: look again soon.
-    pub fn look<W: World>(&mut self, engine: &Engine<W>, tell: &mut dyn FnMut(News)) -> bool {
-        // If there is no memory, the map does not grow for now.
-        let _ = engine.slots.stock();
-        engine.wake_giver();
-        let now = engine.clock.now_ns();
-        engine.health.longest(&engine.slots, &mut self.longest);
-        let mut busy = self.longest.iter().any(Option::is_some);
-        for space in 0..engine.health.spaces() {
-            let life = engine.health.spaces[space].life.load(Ordering::Relaxed);
-            if self.told[space].life != life {
-                self.told[space] = Told::nothing(life);
-            }
-            if engine.health.usage(space) != Usage::Absent {
-                busy |= self.look_for_hang(engine, space, now, tell);
-                busy |= self.look_at_writes(engine, space, now, tell);
-            }
+    #[test]
+    fn trials_become_rarer_while_another_space_works() {
+        let (health, slots) = two();
+        assert_eq!(health.take_trial(u64::MAX / 2), None, "all work");
+        (0..WRITE_TRIES).for_each(|_| _ = fail(&health, &slots, BROKEN, false));
+        let mut due = TRIAL_EVERY_NS;
+        for pause in [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000] {
+            assert_eq!((health.take_trial(due - 1), health.take_trial(due), health.take_trial(due)), (None, Some(0), None));
+            due += pause * 1_000_000;
         }
-        busy | self.look_for_hang(engine, SPACES_MAX, now, tell)
+        health.set_hangs(&slots, 1, true);
+        assert_eq!(health.take_trial(due), Some(0));
+        assert_eq!(health.take_trial(due + TRIAL_EVERY_NS), Some(0), "there is no other any more");
     }
 
-    fn look_for_hang<W: World>(&mut self, engine: &Engine<W>, space: usize, now: u64, tell: &mut dyn FnMut(News)) -> bool {
-        let health = &engine.health;
-        let patience = health.patience_ns.load(Ordering::Relaxed);
-        let late = self.longest[space].filter(|(since, _)| now.saturating_sub(*since) >= patience);
-        let own = space < health.spaces();
-        let others = own && health.has_other(space);
-        let told = &mut self.told[space];
-        let change = match (late, told.hangs) {
-            (Some((since, slot)), None) => {
-                told.hangs = Some((since, slot));
-                News { slot, change: Change::Hangs(now - since), others }
-            }
-            (None, Some((since, slot))) => {
-                told.hangs = None;
-                News { slot, change: Change::Answers(now - since), others }
-            }
-            _ => return told.hangs.is_some(),
-        };
-        if own {
-            health.set_hangs(&engine.slots, space, told.hangs.is_some());
-            // Evictors need not wait for the space, or may use it again.
-            engine.evictors.pace.wake(&engine.futex);
-        }
-        tell(change);
-        told.hangs.is_some()
+    #[test]
+    fn a_space_that_hangs_or_drains_gives_out_no_slots() {
+        let (health, slots) = two();
+        let is_given = || slots.reserve_run(0, 1).and_then(|run| slots.space_of(run.first));
+        health.set_hangs(&slots, 0, true);
+        assert_eq!((is_given(), health.any_hangs()), (Some(1), true));
+        assert!(health.change_usage(&slots, 1, Usage::InUse, Usage::Draining));
+        assert!(!health.change_usage(&slots, 1, Usage::InUse, Usage::Draining), "another thread was first");
+        assert_eq!((is_given(), health.any_open()), (None, false));
+        assert!(health.call_off_drains(&slots) && health.wanted_room(1) && !health.call_off_drains(&slots));
+        assert_eq!(is_given(), Some(1));
+        health.set_hangs(&slots, 0, false);
+        assert!(health.is_open(0) && health.all_that_are(Usage::InUse).iter().eq([0, 1]));
     }
 
-    fn look_at_writes<W: World>(&mut self, engine: &Engine<W>, space: usize, now: u64, tell: &mut dyn FnMut(News)) -> bool {
-        let health = &engine.health;
-        let is = health.writing(space);
-        let told = &mut self.told[space];
-        let change = match is {
-            Writing::Works if told.writing == Writing::Works => return false,
-            Writing::Works => {
-                let since = *told.works_since_ns.get_or_insert(now);
-                if now.saturating_sub(since) < PROBATION_NS {
-                    return true;
-                }
-                told.works_since_ns = None;
-                told.writing = is;
-                Change::Works
-            }
-            worse => {
-                told.works_since_ns = None;
-                let worst = worse.max(told.writing);
-                let before = core::mem::replace(&mut told.writing, worst);
-                match health.why(space) {
-                    _ if worse <= before => return false,
-                    // Reported already.
-                    IoError::Full if before == Writing::Full => return false,
-                    IoError::Full => Change::Full,
-                    why => Change::Fails(why),
-                }
-            }
-        };
-        if let Some(slot) = engine.slots.some_slot_of(space) {
-            tell(News { slot, change, others: health.has_other(space) });
-        }
-        // The thread that changes the state again reports it.
-        false
+    #[test]
+    fn a_number_that_is_used_again_knows_nothing_of_the_space_before() {
+        let (health, slots) = two();
+        (0..WRITE_TRIES).for_each(|_| _ = fail(&health, &slots, BROKEN, false));
+        health.note_drain(0, 10);
+        assert_eq!((health.drained_percent(0, 10), health.drained_percent(0, 4), health.drained_percent(0, 11)), (0, 60, 0));
+        assert!(health.change_usage(&slots, 0, Usage::InUse, Usage::Absent));
+        health.begin(0);
+        assert!(health.change_usage(&slots, 0, Usage::Absent, Usage::InUse));
+        assert_eq!((health.is_open(0), health.errors(0), health.writing(0)), (true, 0, Writing::Works));
     }
 }
