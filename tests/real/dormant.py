@@ -54,6 +54,23 @@ def asked(farshore, program, call):
     return None if (printed, said) == (native, b"") else f"{printed} and {said}, natively {native}"
 
 
+# Swap spaces that wait until the process wakes, besides a directory.
+SPACES = {"ram": ["--swap", "ram"], "pool": ["--swap", "ram:lz4"], "pool+dir": ["--swap", "ram:zstd,size=4M", "--swap", "dir:{work}"], "encrypt": ["--encrypt"]}
+
+
+def kept(farshore, program, options):
+    """What is wrong with sections that must show nothing, and find all their bytes, over this swap space; None: nothing."""
+    # The ballast does not compress.
+    sections = ("unseen",) if options == SPACES["pool"] else ("unseen", "stock")
+    for section in sections:
+        argv = [program, BALLAST, section]
+        native = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
+        run = subprocess.run([farshore, "run", "--memory", str(LIMIT), *options, "--", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120, check=False)
+        if (run.returncode, run.stdout, run.stderr) != (native.returncode, native.stdout, b""):
+            return f"{section}: {run}, natively {native}"
+    return None
+
+
 # What a library does to libc's text before Farshore starts: a page of it was written, or is still writable.
 CUTS = ("closed", "open")
 
@@ -93,6 +110,7 @@ def main():
         sections = subprocess.run([program, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()
         alone = {f"wait:{call}": lambda call=call: asked(runner.farshore, program, call) for call in WAITS}
         alone |= {f"cut:{how}": lambda how=how: cut(runner.farshore, program, how) for how in CUTS}
+        alone |= {f"kept:{name}": lambda space=space: kept(runner.farshore, program, [word.format(work=options.work) for word in space]) for name, space in SPACES.items()}
         wanted = options.only.split(",") if options.only else sections + list(alone)
         if unknown := set(wanted) - set(sections) - set(alone):
             parser.error(f"there is no section {', '.join(sorted(unknown))}")

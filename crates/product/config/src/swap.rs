@@ -78,6 +78,11 @@ impl SwapSpec {
         matches!(self, SwapSpec::Dir(_))
     }
 
+    /// Whether it is RAM, compressed or not.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, SwapSpec::Ram { .. })
+    }
+
     /// Whether it is a block device.
     pub fn is_device(&self) -> bool {
         matches!(self, SwapSpec::Dev { .. })

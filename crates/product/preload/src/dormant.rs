@@ -55,6 +55,7 @@ use crate::{report, signals, surrender, thread};
 use core::cell::UnsafeCell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering};
+use farshore_backend::AnyBackend;
 use farshore_catch::entry::{self, Call};
 use farshore_catch::patch;
 use farshore_config::{FaultMode, Options, SwapSpec};
@@ -119,15 +120,13 @@ fn is_dormant() -> bool {
 /// # Errors
 /// `begun`, with which start-up goes on.
 pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
-    // Some swap spaces tell only when they are opened whether they can be had, and a key must be locked in memory: the run is
-    // refused for those at the start or never.
+    // Files with a name and devices belong to a run from its start to its end, so that no other takes them.
     let can_wait = |options: &Options| {
         !options.followed
             && options.family.is_none()
             && options.fault == FaultMode::Upcall
             && !options.trace
-            && !options.encrypt
-            && options.swap.iter().all(SwapSpec::is_directory)
+            && options.swap.iter().all(|space| space.is_directory() || space.is_memory())
     };
 
     if !can_wait(&begun.options) || !has_one_task() {
@@ -139,7 +138,7 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
         return Err(Box::new(begun));
     }
     // A reason to refuse the program must show now.
-    if start::policy(&begun.options).is_err() || start::open_uffd(&begun.options).is_err() {
+    if start::policy(&begun.options).is_err() || start::open_uffd(&begun.options).is_err() || !can_be_had(&begun.options) {
         return Err(Box::new(begun));
     }
     if !entry::asleep::prepare() {
@@ -157,6 +156,12 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
     unsafe { *SLEEPER.0.get() = Some(Sleeper { begun, mapped: Ranges::default(), heap: (floor, floor), room, waker }) };
     STATE.store(DORMANT, Ordering::Release);
     Ok(())
+}
+
+/// Whether the swap space can be had now, and the key that it may need. The command has looked at directories.
+fn can_be_had(options: &Options) -> bool {
+    let is_seen = options.swap.iter().all(SwapSpec::is_directory) && !options.encrypt;
+    is_seen || AnyBackend::open_with(&options.swap, options.encrypt, None, &mut |_| {}).is_ok()
 }
 
 /// Whether no library has made a thread before Farshore's start.
