@@ -35,7 +35,7 @@
 //!
 //! For numbers marked by [`set_plain`] nothing is saved: the entry makes the call itself. That is right for calls that neither
 //! touch memory nor need a look at their arguments. For numbers marked by [`set_quick`] the entry first asks a function that
-//! needs only the general registers and four vector registers (`preload/src/net/quick.rs`).
+//! needs only the general registers and four vector registers (`preload/src/dispatch/quick.rs`).
 //!
 //! # Calls for the program, and our own
 //!
@@ -120,7 +120,7 @@ const LEVEL_AVX512: u8 = 2;
 const LEVEL_XINUSE: u8 = 4;
 /// The level that [`init`] found; until then only xmm 0-15 are saved.
 static VECTOR_LEVEL: AtomicU8 = AtomicU8::new(0);
-/// Makes one system call (number, arguments), if it can do that with few registers. `preload/src/net/quick.rs` says what the function may not do.
+/// Makes one system call (number, arguments), if it can do that with few registers. `preload/src/dispatch/quick.rs` says what the function may not do.
 pub type Quick = extern "C" fn(&[u64; 7]) -> Answer;
 
 /// The answer of a [`Quick`] function: the assembly has it in two registers.

@@ -1,6 +1,6 @@
 //! Puts a jump over the `syscall` instructions of libc and the loader, so that their calls need no trap.
 //!
-//! Runs while there is one thread: at start-up, and where a process is dormant first (`preload/src/dormant.rs`) once for the calls that may wake it, and
+//! Runs while there is one thread: at start-up, and where a process is dormant first (`preload/src/dispatch/dormant.rs`) once for the calls that may wake it, and
 //! for all others when it wakes. What cannot be patched with certainty stays as it is: Syscall User Dispatch catches it, slower by microseconds.
 //!
 //! # A site

@@ -5,7 +5,7 @@ mod common;
 
 // The library's own source, compiled into this test.
 #[allow(dead_code, reason = "what the library alone calls")]
-#[path = "../../preload/src/control.rs"]
+#[path = "../../preload/src/ground/socket.rs"]
 mod control;
 
 use std::io::{BufRead, BufReader, Read, Write};

@@ -20,29 +20,14 @@
 //! * never touches managed memory while it holds anything; it first makes guarded copies of what the program points to.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
-mod attributes;
 mod control;
-mod dormant;
-mod environment;
+mod dispatch;
 mod family;
 mod fault;
-mod filters;
-mod fork;
+mod ground;
 mod memory;
-mod net;
-mod nodes;
-mod own_threads;
-mod poll;
 mod process;
-mod report;
-mod runtime;
 mod signals;
-mod spaces;
-mod start;
-mod surrender;
-mod thread;
-mod unithreads;
-mod watch;
 
 // The unwinder, which the standard library needs for backtraces of panics, is linked into this library. Otherwise every program
 // under Farshore would load `libgcc_s.so.1`, which asks the processor what it can do; each question takes microseconds in a

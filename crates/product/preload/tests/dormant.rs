@@ -1,4 +1,4 @@
 //! What a dormant process counts.
 
-#[path = "../src/dormant/ranges.rs"]
+#[path = "../src/dispatch/dormant/ranges.rs"]
 mod ranges;

@@ -4,5 +4,5 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![allow(dead_code, reason = "only a part of the module is used here")]
 
-#[path = "../src/environment.rs"]
+#[path = "../src/ground/environment.rs"]
 mod environment;

@@ -8,7 +8,7 @@
 //!     └──────────────── go_on ◀── look: what has come, or may have
 //! ```
 //!
-//! A worker takes the steps of the shipped library (`preload/src/unithreads/worker.rs`), in any order and at any later moment:
+//! A worker takes the steps of the shipped library (`preload/src/ground/unithreads/worker.rs`), in any order and at any later moment:
 //!
 //! * a read is taken on when it has ended, a time when it is over, other waits when the engine says that they may go on (now and
 //!   then before, which must do no harm);

@@ -20,7 +20,7 @@
 //! what is really shared. When either ends, the credit is 0.
 
 use super::{ALIVE, Kin, LEFT, Ledger, Member};
-use crate::runtime::Runtime;
+use crate::ground::runtime::Runtime;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_core::seams::Clock as _;
 use farshore_engine::stats::Count;
@@ -101,7 +101,7 @@ const WORTH_WAKING: u64 = 1024;
 const WAKE_EVERY_NS: u64 = 1_000_000_000;
 
 /// This process is short and nothing of the limit is free. So it wakes relatives without a kin thread, which give back nothing by
-/// themselves, by a connection to their control sockets ([`crate::own_threads::knock`]). Called by the kin thread, which holds no
+/// themselves, by a connection to their control sockets ([`crate::ground::own_threads::knock`]). Called by the kin thread, which holds no
 /// lock.
 pub(super) fn wake_relatives(runtime: &Runtime, ledger: &Ledger) {
     static LAST: AtomicU64 = AtomicU64::new(0);
@@ -115,7 +115,7 @@ pub(super) fn wake_relatives(runtime: &Runtime, ledger: &Ledger) {
     for (_, member) in ledger.alive().filter(|(_, member)| asleep(member)) {
         let (knocker, pid) = (member.knocker.load(Ordering::Acquire), member.pid.load(Ordering::Acquire));
         if knocker != 0 {
-            crate::control::knock(knocker as u32, pid);
+            crate::ground::socket::knock(knocker as u32, pid);
         }
     }
 }

@@ -17,7 +17,7 @@
 //! and stays.
 
 use super::{Files, Heir, KIN, Kin, LEDGER, LEFT, Ledger, MAP_SHARED, NOBODY, enter, make_file, nudge, settle};
-use crate::runtime::Runtime;
+use crate::ground::runtime::Runtime;
 use core::sync::atomic::Ordering;
 use farshore_sys::fd::{self, Fd};
 use farshore_sys::lock::Mutex;
@@ -55,7 +55,7 @@ pub fn may_leave() -> Result<Option<Ready>, Errno> {
         // long as a child has the ledger open.
         Err(_) => {
             let file = make_file()?;
-            let alive = fd::duplicate(&file).map(crate::start::raise)?;
+            let alive = fd::duplicate(&file).map(crate::dispatch::start::raise)?;
             Ok(Files { file, alive })
         }
     });
@@ -103,7 +103,7 @@ fn leave_now(runtime: &Runtime, kin: &mut Kin, Ready(files): Ready) -> bool {
     // its fields too, and code that looks there (`nudge`, the kin thread) means the ledger of its current family.
     let mapped = unsafe { vm::mmap(place, bytes, rights, MAP_SHARED | MAP_FIXED, file.raw(), 0) };
     if let Err(why) = mapped {
-        crate::report::abort(format_args!(
+        crate::ground::report::abort(format_args!(
             "the program changes its user, and cannot leave the family of the one that it had ({why:?})"
         ));
     }
@@ -112,7 +112,7 @@ fn leave_now(runtime: &Runtime, kin: &mut Kin, Ready(files): Ready) -> bool {
     ledger.limit.store(me, Ordering::Release);
     let line = match enter(ledger, &alive, NOBODY) {
         Ok(line) => line,
-        Err(why) => crate::report::abort(format_args!("bug: no place in a new family ({why:?})")),
+        Err(why) => crate::ground::report::abort(format_args!("bug: no place in a new family ({why:?})")),
     };
     ledger.members[line as usize].pid.store(getpid(), Ordering::Relaxed);
     ledger.members[line as usize].budget.store(me, Ordering::Release);

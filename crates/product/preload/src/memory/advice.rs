@@ -10,8 +10,9 @@
 use super::runs::{Held, any_managed, each_run};
 use super::{hand_over_managed, is_error, pages, raw};
 use crate::fault::{self, Needed};
-use crate::runtime::{Runtime, locked, uninterrupted};
-use crate::{attributes, own_threads, surrender, thread};
+use crate::ground::runtime::{Runtime, locked, uninterrupted};
+use crate::ground::{own_threads, thread};
+use crate::memory::{attributes, surrender};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_engine::fault::pins::Pinned;
 use farshore_sys::raw::{Errno, nr};

@@ -2,8 +2,9 @@
 
 use super::runs::{Held, any_managed, each_run};
 use super::{Args, PAGE, hand_over_managed, is_error, pages, raw};
-use crate::runtime::{Runtime, locked};
-use crate::{attributes, report};
+use crate::ground::report;
+use crate::ground::runtime::{Runtime, locked};
+use crate::memory::attributes;
 use farshore_sys::fd;
 use farshore_sys::raw::Errno;
 

@@ -1,7 +1,7 @@
 //! Ranges of a call, cut into the longest runs of pages that are held alike.
 
 use super::is_error;
-use crate::runtime::Runtime;
+use crate::ground::runtime::Runtime;
 use farshore_core::page::{Page, PageRange};
 use farshore_sys::raw::Errno;
 

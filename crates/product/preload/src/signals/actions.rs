@@ -9,7 +9,7 @@
 //! A guest ([`thread::Whose`]) has actions of its own in the kernel, unless it was made with `CLONE_SIGHAND`. So it has a table of its own ([`begin_own`]), in
 //! the record of its first thread.
 
-use crate::thread;
+use crate::ground::thread;
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_sys::lock::Mutex;
 use farshore_sys::signal::{Action, SigSet, flags};

@@ -1,10 +1,10 @@
 //! The program's alternate signal stack, which the kernel never gets to know.
 //!
-//! The kernel's is the record's of each thread (`crate::thread`), always: there is room on it for a fault to be served, whatever the
+//! The kernel's is the record's of each thread (`crate::ground::thread`), always: there is room on it for a fault to be served, whatever the
 //! program gave and whether it is there. What the program has set is noted here, with the kernel's rules, and
 //! [`super::frame`] starts handlers on it, whatever its size: nothing of ours takes any of it.
 
-use crate::thread::{self, Thread};
+use crate::ground::thread::{self, Thread};
 use farshore_sys::raw::Errno;
 use farshore_sys::signal::AltStack;
 

@@ -25,10 +25,11 @@
 use super::actions::{self, SIG_DFL, SIG_IGN, is_handler};
 use super::waits::Suspended;
 use super::{OURS, altstack, pretended, steps};
-use crate::report;
-use crate::runtime::runtime;
-use crate::thread::{self, Thread};
-use crate::{fault, own_threads};
+use crate::fault;
+use crate::ground::own_threads;
+use crate::ground::report;
+use crate::ground::runtime::runtime;
+use crate::ground::thread::{self, Thread};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_catch::entry::edge::{self, Where};
@@ -272,7 +273,7 @@ fn pin(thread: &Thread, range: PageRange, access: Access) -> u64 {
 }
 
 /// Takes back what [`pin`] has pinned.
-fn unpin(runtime: &crate::runtime::Runtime, range: PageRange, pinned: u64) {
+fn unpin(runtime: &crate::ground::runtime::Runtime, range: PageRange, pinned: u64) {
     range.iter().enumerate().filter(|&(bit, _)| pinned >> bit & 1 != 0).for_each(|(_, page)| runtime.engine.unpin(page));
 }
 

@@ -17,8 +17,8 @@
 //! A *fault* whose signal is pretended to be blocked ends the process, as natively.
 
 use super::{OURS, altstack};
-use crate::runtime::uninterrupted;
-use crate::thread::{self, Shared, Thread};
+use crate::ground::runtime::uninterrupted;
+use crate::ground::thread::{self, Shared, Thread};
 use core::cell::Cell;
 use farshore_catch::entry::edge;
 use farshore_sys::lock::Mutex;

@@ -7,9 +7,9 @@
 
 use super::frame::Pages;
 use super::{OURS, action_of, actions, frame, pretended, restart_of};
-use crate::report;
-use crate::runtime::uninterrupted;
-use crate::thread::{self, Thread};
+use crate::ground::report;
+use crate::ground::runtime::uninterrupted;
+use crate::ground::thread::{self, Thread};
 use core::sync::atomic::Ordering;
 use farshore_core::page::Access;
 use farshore_sys::signal::{self, Handler, Reg, SigInfo, SigSet, UContext};

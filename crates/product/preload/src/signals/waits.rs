@@ -13,13 +13,13 @@
 //! time that is left.
 
 use super::{Args, OURS, pretended};
-use crate::net::buffers::{self, Memory as _, PinSet};
-use crate::net::net;
-use crate::own_threads::knock;
-use crate::runtime::uninterrupted;
-use crate::thread;
+use crate::dispatch::net;
+use crate::ground::own_threads::knock;
+use crate::ground::runtime::uninterrupted;
+use crate::ground::thread;
 use farshore_catch::entry;
 use farshore_core::seams::Clock as _;
+use farshore_net::buffers::{self, Memory as _, PinSet};
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::raw::Errno;
 use farshore_sys::signal::{self, How, SigInfo, SigSet};
@@ -125,10 +125,10 @@ pub(super) fn timed_wait(args: &Args) -> i64 {
     let [set, info_at, timeout, size, ..] = *args;
     let wanted = match super::read::<u64>(set) {
         Some(bits) if size == 8 => bits,
-        _ => return crate::net::pinned(RT_SIGTIMEDWAIT, args),
+        _ => return crate::dispatch::pinned(RT_SIGTIMEDWAIT, args),
     };
     if wanted & OURS.0 == 0 || thread::current().is_none() {
-        return crate::net::pinned(RT_SIGTIMEDWAIT, args);
+        return crate::dispatch::pinned(RT_SIGTIMEDWAIT, args);
     }
     let mut time = [0u64; 2];
     if timeout != 0 {

@@ -1,0 +1,54 @@
+//! Poll delivery: handler threads read faults from the userfaultfd, serve them, and wake who waits.
+//!
+//! Slower than the upcall by two context switches, but the kernel's own accesses are served too, where the
+//! userfaultfd may do that.
+
+use crate::fault;
+use crate::ground::runtime::Runtime;
+use crate::ground::{own_threads, report, thread};
+use core::sync::atomic::Ordering;
+use farshore_core::limits::PAGE_SIZE;
+use farshore_core::page::{Access, Page};
+use farshore_sys::raw::Errno;
+use farshore_sys::uffd::Message;
+
+/// Messages that one read takes. Few: what a handler has taken waits behind the fetches before it.
+const MESSAGES: usize = 4;
+
+/// A handler thread, until it is told to end.
+pub fn run(runtime: &'static Runtime) {
+    let Some(thread) = thread::current() else {
+        report::abort(format_args!("a fault handler thread has no record"));
+    };
+    let uffd = runtime.engine.kernel.uffd();
+    let mut messages = [Message::EMPTY; MESSAGES];
+    while !own_threads::STOP_SERVING.load(Ordering::Acquire) {
+        let got = match uffd.read_messages(&mut messages) {
+            Ok(n) => n,
+            Err(Errno::EAGAIN) => {
+                let _ = uffd.wait_readable(-1);
+                continue;
+            }
+            Err(Errno::EINTR) => continue,
+            Err(why) => report::abort(format_args!("reading faults failed: {why:?}")),
+        };
+        for message in &messages[..got] {
+            let Some(event) = message.fault() else { continue };
+            let access = if event.write || event.protected { Access::Write } else { Access::Read };
+            let page = Page::containing(event.address);
+            let resolved =
+                thread.with_buffer(|buffer| runtime.engine.resolve(page, access, event.protected, thread.core(), buffer));
+            if let Err(why) = resolved {
+                if event.protected {
+                    // It is there, and cannot be made writable: no memory in the kernel.
+                    fault::fail(page, why);
+                }
+                fault::poison(runtime, page, thread.core(), why);
+            }
+            // Always: whether this call or another thread has resolved it, or nobody could and the access must be tried again.
+            // Mapping wakes too, but only who already waited; somebody who came after that, for a page that looked
+            // protected still, sleeps until its own message has been looked at.
+            let _ = uffd.wake(page.addr(), PAGE_SIZE as u64);
+        }
+    }
+}

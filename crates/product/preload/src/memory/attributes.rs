@@ -1,0 +1,80 @@
+//! Attributes that a program has given to mappings that are not managed: locked, wiped at a fork, left out of dumps, with a
+//! protection key, …
+//!
+//! A small mapping that grows beyond the threshold is copied to a managed one (`memory.rs`), which would lose such attributes. So
+//! only a plain mapping is copied; the kernel grows all others. Attributes stand in `/proc/self/smaps`, for which the kernel
+//! walks all page tables. So the file is read only once the program has given an attribute to a mapping.
+
+use crate::dispatch::start::is_private_anonymous;
+use core::sync::atomic::{AtomicBool, Ordering};
+use farshore_sys::fd;
+
+/// Some mapping that is not managed may have an attribute.
+static GIVEN: AtomicBool = AtomicBool::new(false);
+
+/// The most that is read of `/proc/self/smaps`, bytes; a mapping behind that counts as not plain.
+const SMAPS_MOST: usize = 64 << 20;
+
+/// Flags of a mapping (`VmFlags`) that a plain one may have or lack: rights and accounting, hints about huge pages, merging and
+/// reading ahead, and whether it was written to.
+const HARMLESS: [&str; 13] = ["rd", "wr", "mr", "mw", "me", "ac", "nr", "hg", "nh", "mg", "sr", "rr", "sd"];
+
+/// Notes that the program gives an attribute to a mapping that is not managed.
+pub fn note() {
+    GIVEN.store(true, Ordering::Relaxed);
+}
+
+/// Whether `len` bytes at `addr` are one piece of readable and writable private anonymous memory without any attribute that
+/// counts.
+pub fn is_plain(addr: u64, len: u64) -> bool {
+    if !GIVEN.load(Ordering::Relaxed) {
+        return is_private_anonymous(addr, len);
+    }
+    let text = fd::read_file(c"/proc/self/smaps", SMAPS_MOST).unwrap_or_default();
+    is_private_anonymous(addr, len) && core::str::from_utf8(&text).is_ok_and(|text| has_no_attributes(text, addr))
+}
+
+/// Whether the mapping of `addr` in this text of `/proc/self/smaps` is without attributes.
+fn has_no_attributes(smaps: &str, addr: u64) -> bool {
+    let holds = |line: &str| {
+        let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        Some((start..end).contains(&addr))
+    };
+    let mut lines = smaps.lines().skip_while(|line| holds(line) != Some(true)).skip(1);
+    let mut key = true;
+    // The line of flags is the last one about a mapping.
+    let flags = lines.find_map(|line| {
+        if let Some(number) = line.strip_prefix("ProtectionKey:") {
+            key = number.trim() == "0";
+        }
+        line.strip_prefix("VmFlags:")
+    });
+    key && flags.is_some_and(|flags| flags.split_ascii_whitespace().all(|flag| HARMLESS.contains(&flag)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_plain_or_has_an_attribute() {
+        let mapping = |start: u64, key: u32, flags: &str| {
+            format!(
+                "{start:x}-{:x} rw-p 00000000 00:00 0 \nSize: 64 kB\nTHPeligible: 0\nProtectionKey: {key}\nVmFlags: {flags}\n",
+                start + 0x10000
+            )
+        };
+        let smaps = [
+            mapping(0x10000, 0, "rd wr mr mw me ac sd "),
+            mapping(0x20000, 0, "rd wr mr mw me lo ac sd "),
+            mapping(0x30000, 0, "rd wr mr mw me wf ac "),
+            mapping(0x40000, 3, "rd wr mr mw me ac "),
+            mapping(0x50000, 0, "rd wr mr mw me gd ac "),
+            mapping(0x60000, 0, "rd wr mr mw me ac nh mg "),
+        ]
+        .concat();
+        let plain: Vec<u64> = (1..8).filter(|n| has_no_attributes(&smaps, n * 0x10000 + 0x8000)).collect();
+        assert_eq!(plain, [1, 6]);
+    }
+}

@@ -1,0 +1,378 @@
+//! Threads and processes: what happens around clone, fork, exec and exit.
+//!
+//! | call | child's memory | child |
+//! |---|---|---|
+//! | `clone` of a thread | shared | gets a record, an alternate stack, and its system calls caught |
+//! | `vfork`, `posix_spawn` | shared, parent sleeps | gets a record (in its parent's place: it runs on its thread pointer), system calls caught |
+//! | `clone` of a process with `CLONE_VM` | shared | as a thread |
+//! | `fork` | copied | see [`crate::process::fork`] |
+//! | exec | new | under Farshore too, if it can be and `--no-follow` was not asked for ([`follow`]) |
+
+pub mod filters;
+pub mod fork;
+pub mod robust;
+
+use crate::dispatch::{self, start};
+use crate::ground::own_threads::{self, knock, rights};
+use crate::ground::runtime::{Runtime, runtime, uninterrupted};
+use crate::ground::thread::{Thread, Whose};
+use crate::ground::{report, thread, unithreads};
+use crate::{family, memory, signals};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use farshore_catch::entry::{self, Call};
+use farshore_core::page::PageRange;
+use farshore_net::buffers::{self, Memory as _, PinSet};
+use farshore_net::calls::{exec, follow};
+use farshore_sys::raw::{Errno, nr, syscall};
+use farshore_sys::signal::{self, How, SigSet};
+use farshore_sys::thread::Home;
+
+type Args = [u64; 6];
+
+const CLONE_VM: u64 = 0x100;
+const CLONE_FILES: u64 = 0x400;
+const CLONE_SIGHAND: u64 = 0x800;
+const CLONE_VFORK: u64 = 0x4000;
+const CLONE_THREAD: u64 = 0x10000;
+const CLONE_SETTLS: u64 = 0x80000;
+const CLONE_CHILD_CLEARTID: u64 = 0x20_0000;
+const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
+const SYS_CLONE3: u64 = 435;
+/// What is taken for the stack if a call names its top only.
+const STACK_GUESS: u64 = 256 << 10;
+/// Static thread-local storage lies between the stack's top and the thread pointer: at most so many bytes.
+const TLS_MAX: u64 = 1 << 20;
+/// What libc keeps behind the thread pointer, at least (glibc 2.36: 2,304 bytes).
+const THREAD_BYTES: u64 = 2304;
+const SYS_EXECVE: u64 = 59;
+const SYS_EXECVEAT: u64 = 322;
+
+/// What a new thread inherits: [`signals::inheritance`]'s bits, then this one for [`thread::Whose`], then the state of its rights.
+const AS_GUEST: i64 = 1 << 3;
+const FOR_RIGHTS: u32 = 4;
+/// All of it.
+const INHERITED: u32 = (1 << entry::GIVEN_BITS) - 1;
+
+/// The counters have been written: at the first of several calls that end the process.
+static REPORTED: AtomicBool = AtomicBool::new(false);
+
+/// The calls of this module, by number.
+pub fn handles(number: u64) -> bool {
+    report::ends(number) || matches!(number, SYS_EXECVE | SYS_EXECVEAT) || rights::may_change(number)
+}
+
+/// Does one of them.
+pub fn call(number: u64, args: &Args) -> i64 {
+    match number {
+        SYS_EXECVE | SYS_EXECVEAT => execute(number, args),
+        nr::EXIT => exit_thread(args),
+        _ if rights::may_change(number) => change_rights(number, args),
+        _ => exit_process(args),
+    }
+}
+
+/// A call that may change the rights of the calling thread: threads of ours never have more than the program.
+fn change_rights(number: u64, args: &Args) -> i64 {
+    let not_ours = thread::current().is_none_or(Thread::is_guest);
+    let ready = match (rights::changes_user(number) && !not_ours).then(family::may_leave).transpose() {
+        Ok(ready) => ready.flatten(),
+        Err(why) => return -i64::from(why.0),
+    };
+    let answer = rights::change(number, args, || dispatch::pinned(number, args), || order_rights(number, args));
+    if let (0.., Some(ready), Some(runtime)) = (answer, ready, runtime()) {
+        uninterrupted(|| family::leave(runtime, ready));
+        family::name_socket();
+    }
+    answer
+}
+
+/// Threads of ours are told to make the same call.
+fn order_rights(number: u64, args: &Args) {
+    const SETGROUPS: u64 = 116;
+    const CAPSET: u64 = 126;
+    const GROUPS_MAX: usize = 65536;
+    let copy = |from: u64, bytes: usize| {
+        let mut words = vec![0u32; bytes.div_ceil(4)];
+        // SAFETY: as many bytes as the kernel has just read there, to memory of ours that has room.
+        let read = unsafe { dispatch::farshore_read_program(words.as_mut_ptr().cast(), from, bytes as u64) };
+        if !read {
+            report::abort(format_args!("bug: what call {number} has read is gone"));
+        }
+        words
+    };
+    match number {
+        SETGROUPS => {
+            let groups = copy(args[1], (args[0] as usize).min(GROUPS_MAX) * 4);
+            rights::order(number, [args[0], groups.as_ptr() as u64, 0, 0, 0, 0]);
+        }
+        CAPSET => {
+            // For the calling thread itself: version, and no thread's number; then two or one set of three words.
+            let mut header = copy(args[0], 8);
+            let sets = if header.first() == Some(&0x1998_0330) { 1 } else { 2 };
+            let data = copy(args[1], sets * 12);
+            header[1] = 0;
+            rights::order(number, [header.as_ptr() as u64, data.as_ptr() as u64, 0, 0, 0, 0]);
+        }
+        _ => rights::order(number, *args),
+    }
+}
+
+fn execute(number: u64, args: &Args) -> i64 {
+    // The process that the command became keeps the task of writing the counters, whatever program it becomes.
+    let plan = follow::plan().filter(|_| !filters::forbids_starts()).map(|plan| (plan, of_the_program().is_some()));
+    let prepared = match exec::prepare(dispatch::net(), number, args, plan) {
+        Ok(prepared) => prepared,
+        Err(error) => return error,
+    };
+    if let Some(runtime) = of_the_program().filter(|_| !prepared.is_followed() && can_exec(number, args)) {
+        // The last moment to do it. `REPORTED` stays: should the exec fail, the counters go on.
+        uninterrupted(|| start::write_stats(runtime));
+    }
+    // A knock that came in the middle would find no handler. (The socket is not a guest's.)
+    let own = thread::current().is_some_and(|t| !t.is_guest()) && !own_threads::are_there();
+    if own {
+        knock::disarm();
+    }
+    let mask = signals::before_exec();
+    let answer = prepared.call(report::line);
+    if own
+        && knock::arm()
+        && let Some(runtime) = runtime()
+    {
+        own_threads::ensure_now(runtime);
+    }
+    // It has failed, or we would not be here.
+    signal::sigprocmask(How::Set, mask);
+    answer
+}
+
+/// Threads of the program in this process. The kernel ends a process with its last thread, and ours would go on.
+static PROGRAM_THREADS: AtomicU32 = AtomicU32::new(1);
+
+/// Whether the program has one thread in this process.
+pub fn has_one_thread() -> bool {
+    PROGRAM_THREADS.load(Ordering::Acquire) == 1
+}
+
+/// The calling thread is the process' first, or the one that is left in a forked child.
+pub fn is_alone() {
+    PROGRAM_THREADS.store(1, Ordering::Release);
+    if let Some(thread) = thread::current() {
+        thread.counted.set(true);
+    }
+}
+
+fn exit_thread(args: &Args) -> i64 {
+    if thread::current().is_some_and(|t| t.counted.get()) && PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel) == 1 {
+        // The status of the last thread is the process' natively too.
+        robust::give_up_all();
+        return exit_process(args);
+    }
+    let (mut storage, mut record) = (None, None);
+    if thread::current().is_some_and(|t| t.whose.get() != Whose::Vforked) {
+        // The list is the program's, and may be anything: what reads it needs its signals.
+        signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
+        robust::give_up_all();
+        signal::sigprocmask(How::Set, SigSet::ALL);
+        if let Some(thread) = thread::current() {
+            dispatch::unpin_all(thread);
+            storage = thread.storage.take();
+        }
+        if let Some(runtime) = runtime().filter(|_| !thread::is_guest()) {
+            rights::are_left_by_this_thread(runtime);
+        }
+        record = thread::leave();
+    }
+    if let Some((addr, len)) = storage.map(|home| home.memory()) {
+        // SAFETY: this thread's alone, which uses no thread-local storage any more.
+        unsafe { syscall(nr::MUNMAP, [addr, len, 0, 0, 0, 0]) };
+    }
+    thread::exit(record, args[0])
+}
+
+/// Whether the program to be executed is there: shells and libc try one directory after the other.
+fn can_exec(number: u64, args: &Args) -> bool {
+    const ACCESS: u64 = 21;
+    const FACCESSAT: u64 = 269;
+    const MAY_EXECUTE: u64 = 1;
+    const AT_EMPTY_PATH: u64 = 0x1000;
+    match number {
+        SYS_EXECVE => dispatch::pinned(ACCESS, &[args[0], MAY_EXECUTE, 0, 0, 0, 0]) == 0,
+        _ => args[4] & AT_EMPTY_PATH != 0 || dispatch::pinned(FACCESSAT, &[args[0], args[1], MAY_EXECUTE, 0, 0, 0]) == 0,
+    }
+}
+
+fn exit_process(args: &Args) -> i64 {
+    if let Some(runtime) = of_the_program().filter(|_| !REPORTED.swap(true, Ordering::AcqRel)) {
+        // Where `--stats` says.
+        uninterrupted(|| start::write_stats(runtime));
+    }
+    report::exit(args[0])
+}
+
+/// The runtime, unless this is a child: one that shares the program's memory, or a fork.
+fn of_the_program() -> Option<&'static Runtime> {
+    runtime().filter(|r| !thread::is_guest() && r.first)
+}
+
+/// Before a call of the clone family.
+#[unsafe(no_mangle)]
+extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
+    // Before all that waits for pages; and a vforked child's parent ends no fetch.
+    unithreads::settle();
+    dispatch::pin_clone_words(call);
+    if flags & CLONE_CHILD_CLEARTID != 0 {
+        keep_end_word(call);
+    }
+    if flags & CLONE_VM == 0 {
+        if filters::forbids_forks() {
+            return -i64::from(Errno::EAGAIN.0);
+        }
+        // The child begins on it before it can serve a fault.
+        keep_stack_local(flags, call);
+        return fork::before(flags);
+    }
+    if flags & CLONE_VFORK == 0 {
+        keep_stack_local(flags, call);
+    }
+    let guest = begins_as_guest(flags);
+    if guest && let Some(runtime) = runtime() {
+        own_threads::ensure_for_guest(runtime, flags & CLONE_VFORK != 0);
+    } else if !guest {
+        // Now, not when it begins: its parent may end before that.
+        PROGRAM_THREADS.fetch_add(1, Ordering::AcqRel);
+    }
+    let rights = thread::current().map_or(0, |thread| thread.shared.rights()) << FOR_RIGHTS & INHERITED;
+    i64::from(rights) | if guest { AS_GUEST } else { 0 } | signals::inheritance()
+}
+
+/// Whether what a call with these flags makes, which shares the memory, is not of the process that it belongs to.
+fn begins_as_guest(flags: u64) -> bool {
+    flags & CLONE_THREAD == 0 || flags & CLONE_VFORK != 0 || thread::is_guest()
+}
+
+/// The word that the kernel clears when the new thread ends, and at which it wakes others, stops being managed: a thread that
+/// ends takes no faults. (libc's lies in the thread's storage, which never is.)
+fn keep_end_word(call: &Call) {
+    let word = if call.nr == SYS_CLONE3 {
+        let mut pins = PinSet::new();
+        // struct clone_args: flags, pidfd, child_tid.
+        let words = buffers::read_user::<[u64; 3]>(dispatch::net(), &mut pins, call.args[0]);
+        dispatch::net().unpin(&mut pins);
+        words.map_or(0, |words| words[2])
+    } else {
+        call.args[3]
+    };
+    if word != 0 {
+        dispatch::net().keep(word, 4);
+    }
+}
+
+/// A new thread's stack, and its thread-local storage above, stop being managed if the program has taken them from
+/// managed memory (`pthread_attr_setstack`; libc's own stacks never are).
+///
+/// The thread runs on it before it has an alternate stack to take faults on, and Farshore's code with signals blocked;
+/// and the kernel writes there at any time (`rseq`, the futex at the thread's end), without an error that we could mend.
+fn keep_stack_local(flags: u64, call: &Call) {
+    let Some(runtime) = runtime() else { return };
+    let Some((start, end)) = stack_of(flags, call) else { return };
+    let range = PageRange::covering(start, end - start);
+    if memory::any_managed(runtime, range) {
+        memory::keep(runtime, range);
+    }
+}
+
+/// Where a new thread's stack begins, and where its stack or thread-local storage ends.
+fn stack_of(flags: u64, call: &Call) -> Option<(u64, u64)> {
+    let (start, top, tls) = if call.nr == SYS_CLONE3 {
+        // struct clone_args: stack, its size and the thread pointer are the words 5 to 7.
+        let mut pins = PinSet::new();
+        let words = buffers::read_user::<[u64; 8]>(dispatch::net(), &mut pins, call.args[0]);
+        dispatch::net().unpin(&mut pins);
+        let [.., stack, size, tls] = words?;
+        (stack, stack.checked_add(size)?, tls)
+    } else {
+        // The size is not told.
+        (call.args[1].saturating_sub(STACK_GUESS), call.args[1], call.args[4])
+    };
+    let behind = flags & CLONE_SETTLS != 0 && (top..top.saturating_add(TLS_MAX)).contains(&tls);
+    // Not further than what is surely the thread's: behind it may lie other memory of the program.
+    let end = if behind { tls + THREAD_BYTES } else { top };
+    (start < end).then_some((start, end))
+}
+
+/// In the parent, after the call. What was done before is undone by the same flags.
+#[unsafe(no_mangle)]
+extern "C" fn farshore_parent_after_clone(flags: u64, result: i64) {
+    if flags & CLONE_VM == 0 {
+        fork::parent_after(result);
+    } else if flags & CLONE_VFORK == 0 {
+        if result < 0 && !begins_as_guest(flags) {
+            PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel);
+        }
+    } else if result > 0 {
+        // The child has left this memory; the copies that its exec made have not.
+        exec::child_is_gone(dispatch::net(), result as u64);
+        if flags & CLONE_FILES != 0 {
+            follow::take_back(dispatch::net());
+        }
+    }
+}
+
+/// A thread that was made without storage of its own has its parent's thread pointer, so it would take the parent's record for its own.
+/// It gets a copy of the storage: `errno` and the like are its own then, and not, as natively, its parent's.
+fn storage_apart() -> Option<Home> {
+    let home = Home::new(0).ok()?;
+    // SAFETY: fresh memory that is unmapped when the thread ends (`exit_thread`) or not at all. Threads of libc's, and of ours, have that
+    // much behind their pointer.
+    unsafe { home.move_in(THREAD_BYTES as usize) }.ok()?;
+    Some(home)
+}
+
+/// The calling thread, which shares its parent's memory, gets its record. `None`: there is no memory.
+fn begin(flags: u64, given: u64, stack: u64) -> Option<()> {
+    let guest = given & AS_GUEST as u64 != 0;
+    let own_pointer = flags & CLONE_SETTLS != 0;
+    // (With a thread pointer of its own it does not find its parent.)
+    let parent = thread::current().filter(|_| flags & CLONE_VFORK != 0 && !own_pointer);
+    let parents = parent.and_then(|parent| parent.actions.get());
+    let thread = if flags & CLONE_VFORK == 0 {
+        let storage = if own_pointer { None } else { Some(storage_apart()?) };
+        let thread = thread::adopt_on(stack, if guest { Whose::Guests } else { Whose::Owners })?;
+        thread.storage.set(storage);
+        thread
+    } else {
+        let thread = thread::adopt_on(stack, Whose::Vforked)?;
+        if let Some(parent) = parent {
+            // As the kernel: it keeps its parent's alternate stack.
+            thread.program_stack.set(parent.program_stack.get());
+            thread.rings.set(parent.rings.get());
+        }
+        thread
+    };
+    match (guest, flags & CLONE_SIGHAND != 0, flags & CLONE_THREAD != 0) {
+        (false, ..) => {}
+        (true, false, _) => thread::begin_actions(thread, parents),
+        (true, true, true) => thread::share_actions(thread),
+        (true, true, false) => thread.actions.set(parents),
+    }
+    thread.counted.set(!guest);
+    thread.shared.set_rights(given as u32 >> FOR_RIGHTS);
+    signals::inherit(thread, given);
+    Some(())
+}
+
+/// In the child, before it runs any code of the program.
+#[unsafe(no_mangle)]
+extern "C" fn farshore_child_started(flags: u64, given: u64, stack: u64) {
+    if flags & CLONE_VM == 0 {
+        fork::child_started();
+    } else if uninterrupted(|| begin(flags, given, stack)).is_none() {
+        report::abort(format_args!("no memory for the record of a new thread"));
+    }
+    if flags & CLONE_CLEAR_SIGHAND != 0 {
+        signals::clear_handlers();
+    }
+    // A new thread starts without; so does a vforked child.
+    start::catch_system_calls();
+}
