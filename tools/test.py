@@ -309,9 +309,9 @@ def parts(seed):
              [Command([sys.executable, "-m", "doctest", path], count_status) for path in ("tools/test.py", "tools/demo.py")], 1),
         Part("front", "the set-up, the interpreter of Debian's packages, what CI counts",
              [Command([sys.executable, os.path.join(newcomer, "front.py")], count_last_line)], 3),
-        Part("documents", "what documents name is there: paths, links, identifiers",
-             [Command([sys.executable, "-m", "doctest", "tools/paths.py"], count_status),
-              Command([sys.executable, "tools/paths.py"], count_status)], 2, r".*:\d+: "),
+        Part("documents", "what documents name is there: paths, links, identifiers; modules import downward",
+             [Command([sys.executable, "-m", "doctest", f"tools/{tool}.py"], count_status) for tool in ("paths", "layers")]
+             + [Command([sys.executable, f"tools/{tool}.py"], count_status) for tool in ("paths", "layers")], 2, r".*:\d+: "),
         Part("format", "cargo fmt --check", [Command(["cargo", "fmt", "--all", "--check", "--", "--color", "never"], count_status)], 2),
         Part("clippy", "warnings are errors",
              [Command(["cargo", "clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"], count_status)], 10),

@@ -1,14 +1,32 @@
 //! libfarshore.so: Farshore inside the program that it serves.
 //!
-//! Loaded by `LD_PRELOAD`, it starts before the program's `main` ([`start`]), and from then on the program's anonymous memory is
-//! *managed*: absent pages fault into [`fault`], memory calls go through [`memory`], and every other system call that lets the
-//! kernel touch managed memory goes through [`net`].
+//! Loaded by `LD_PRELOAD`, it starts before the program's `main` (`dispatch/start.rs`), and from then on the program's anonymous
+//! memory is *managed*: absent pages fault into [`fault`], memory calls go through [`memory`], and every other system call that
+//! lets the kernel touch managed memory goes through [`dispatch`].
 //!
 //! ```text
-//!  the program touches a page ──SIGBUS──▶ fault ─────────────┐
-//!  the program makes a system call ─patched site / SIGSYS──▶ net ──▶ memory, signals, process │──▶ engine
-//!  (poll mode) the kernel reports a fault ─────────────────▶ poll ───┘
+//!  the program touches a page ──SIGBUS──▶ signals ──────▶ fault ──┐
+//!  the program makes a system call ─patched site / SIGSYS─▶ dispatch ──▶ memory, signals, process ──▶ engine
+//!  (poll mode) the kernel reports a fault ──────────────▶ fault::poll ──┘
 //! ```
+//!
+//! # Layers
+//!
+//! Each folder is a layer. What it may import stands behind it; `tools/layers.py` checks that.
+//!
+//! | layer | what | imports |
+//! |---|---|---|
+//! | [`dispatch`] | every caught call ▶ who serves it; start-up, dormant processes | all |
+//! | [`process`] | clone, fork, exec, exit, filters | [`signals`], [`control`], [`family`], [`ground`] |
+//! | [`signals`] | the program's signals and their handlers | [`fault`], which the handler of SIGBUS asks; [`ground`] |
+//! | [`control`] | counters; swap spaces that come, go and fail | [`family`], [`ground`] |
+//! | [`family`] | processes that share the limit | [`ground`] |
+//! | [`memory`] | memory calls | [`ground`] |
+//! | [`fault`] | a fault, by SIGBUS or by polling | [`ground`] |
+//! | [`ground`] | records of threads, our own threads, the runtime, lines on stderr | none |
+//!
+//! Where a lower layer needs a higher one, it names a trait, which [`dispatch`] implements: [`ground::above::Above`] for our own
+//! threads, [`farshore_net::Memory`] for [`ground::net::Net`]. The crate `catch` calls up by the names of hooks.
 //!
 //! # Rules for code in here
 //!
@@ -34,7 +52,3 @@ mod signals;
 // virtual machine.
 #[link(name = "gcc_eh", kind = "static", modifiers = "-bundle")]
 unsafe extern "C" {}
-
-/// Farshore's own heap, apart from the program's.
-#[global_allocator]
-static HEAP: farshore_sys::alloc::OwnMemory = farshore_sys::alloc::OwnMemory::new();

@@ -46,10 +46,10 @@ mod called;
 mod ranges;
 mod watch;
 
-use crate::dispatch;
 use crate::dispatch::start::{self, Begun};
+use crate::ground::net;
 use crate::ground::runtime::uninterrupted;
-use crate::ground::{report, thread};
+use crate::ground::{mappings, parts, report, text, thread};
 use crate::memory;
 use crate::memory::surrender;
 use crate::signals;
@@ -140,7 +140,7 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
         return Err(Box::new(begun));
     }
     // A reason to refuse the program must show now.
-    if start::policy(&begun.options).is_err() || start::open_uffd(&begun.options).is_err() || !can_be_had(&begun.options) {
+    if parts::policy(&begun.options).is_err() || parts::open_uffd(&begun.options).is_err() || !can_be_had(&begun.options) {
         return Err(Box::new(begun));
     }
     if !entry::asleep::prepare() {
@@ -205,7 +205,7 @@ fn serve(call: &mut Call) -> i64 {
             _ => wake_for(call),
         },
         Need::Question => with(|sleeper| tell_action(&sleeper.waker, &args)).unwrap_or(-i64::from(Errno::EINVAL.0)),
-        Need::Refusal => dispatch::pinned(number, &args),
+        Need::Refusal => net::pinned(number, &args),
         Need::Awake => wake_for(call),
         Need::End => {
             let tells = with(|sleeper| sleeper.begun.options.stats.is_some());
@@ -315,7 +315,7 @@ fn rise(mask: SigSet, stack: u64) -> Option<SigSet> {
 fn stand_up(sleeper: &Sleeper, mask: SigSet, near: Range<u64>) -> Result<SigSet, String> {
     let Sleeper { begun, mapped, heap, waker, .. } = sleeper;
     called::end(waker);
-    let told = keepers::may_have_been_told(dispatch::net());
+    let told = keepers::may_have_been_told(net::net());
     let runtime = start::rise(begun.clone(), mask)?;
     if told {
         surrender::from_the_beginning();
@@ -325,9 +325,9 @@ fn stand_up(sleeper: &Sleeper, mask: SigSet, near: Range<u64>) -> Result<SigSet,
         all.add(heap.0.next_multiple_of(PAGE_SIZE as u64), heap.1.next_multiple_of(PAGE_SIZE as u64));
         memory::take_stock(runtime, all.iter(), near);
     }
-    start::catch_system_calls();
+    text::catch_calls();
     start::look_after(runtime);
-    Ok(SigSet(mask.0 & !signals::OURS.0))
+    Ok(SigSet(mask.0 & !thread::pending::OURS.0))
 }
 
 /// Makes a call that changes mappings, with all signals blocked. `None`: the call must wake the process.
@@ -427,7 +427,7 @@ fn mremap(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
     if !memory::is_error(answer) && counts {
         let (start, end) = (answer as u64, answer as u64 + new_bytes);
         sleeper.mapped.remove(old, old_end);
-        if counted || start::is_private_anonymous(start, new_bytes) {
+        if counted || mappings::is_private_anonymous(start, new_bytes) {
             sleeper.mapped.add(start, end);
         }
     }

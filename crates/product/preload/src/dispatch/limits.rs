@@ -11,12 +11,12 @@
 //! | `SIGPENDING` | Farshore's signals need nothing of what they carry |
 //! | `MEMLOCK`, `STACK`, `CORE`, … | nothing of Farshore's depends on them while the program runs |
 
-use super::buffers::{self, Args, Memory as _, PinSet};
-use super::net;
+use crate::ground::net::{net, pinned};
 use crate::ground::own_threads::rights;
 use crate::ground::runtime::runtime;
 use crate::ground::thread;
 use farshore_backend::file::lengthen;
+use farshore_net::buffers::{self, Args, Memory as _, PinSet};
 use farshore_sys::raw::getpid;
 use std::os::fd::BorrowedFd;
 
@@ -43,7 +43,7 @@ pub fn set(number: u64, args: &Args) -> i64 {
     if resource as u32 == libc::RLIMIT_NPROC && new != 0 {
         return set_processes(number, args, new);
     }
-    super::pinned(number, args)
+    pinned(number, args)
 }
 
 /// `NPROC` counts threads. Before a limit holds under which none could be made any more, Farshore makes its own.
@@ -54,12 +54,12 @@ fn set_processes(number: u64, args: &Args, new: u64) -> i64 {
     net().unpin(&mut pins);
     let own = number == SETRLIMIT || args[0] as u32 == 0 || args[0] as u32 == getpid();
     let (Some(runtime), Some(soft), false) = (runtime().filter(|_| own), soft, thread::is_guest()) else {
-        return super::pinned(number, args);
+        return pinned(number, args);
     };
     if soft < FEW {
         rights::make_last(runtime);
     }
-    let answer = super::pinned(number, args);
+    let answer = pinned(number, args);
     if answer >= 0 {
         rights::set_few_threads(soft < FEW);
     }

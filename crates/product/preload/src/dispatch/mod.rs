@@ -1,4 +1,5 @@
-//! The net: every system call of the program passes here.
+//! The net: every system call of the program passes here. This is the highest layer: it ties the others together, and starts
+//! them ([`start`], [`dormant`]).
 //!
 //! ```text
 //!  a patched `syscall` of libc ─▶ stub ─┐
@@ -6,46 +7,39 @@
 //!  any other `syscall` ─SIGSYS─▶ entry ─┘                                        ├─ signal calls   (crate::signals)
 //!                                                                                ├─ exec and exit  (crate::process)
 //!                                                                                └─ the rest: pin what the kernel will
-//!                                                                                   touch, call, unpin  (calls, table)
+//!                                                                                   touch, call, unpin  (farshore_net)
 //! ```
 //!
-//! For every system call [`table`] says which memory it touches, and [`buffers`] pins that memory. [`transfer`] does calls in
-//! pieces whose buffers are larger than may be pinned at once. [`calls`] holds the odd ones, and [`quick`] is a shorter way for
-//! small reads and writes. The crate `catch` catches the calls.
+//! The crate `catch` catches the calls. The crate `net` says of each which memory it touches, and has the odd ones. Here memory is
+//! pinned for it (`impl Memory for Net`). [`quick`] is a shorter way for small reads and writes.
+//!
+//! What lower layers need from above is said here too: [`above`], and [`unithreads`] for a scheduler in the program.
 
-pub mod dormant;
+mod above;
+mod dormant;
 mod limits;
-pub mod quick;
-pub mod start;
+mod quick;
+mod start;
+mod unithreads;
 
-pub use farshore_net::{buffers, calls, table};
-
-use crate::fault::{self, Needed};
+use crate::ground::lost::{self, Needed};
+use crate::ground::net::{Net, net, pinned};
 use crate::ground::runtime::{Runtime, runtime, uninterrupted};
-use crate::ground::thread::{self, Thread};
-use crate::ground::{own_threads, report, unithreads};
+use crate::ground::{own_threads, report, thread};
 use crate::memory::{self, surrender};
 use crate::process::{self, filters};
 use crate::signals;
-use buffers::{Args, Held, Memory, PinSet, careful, share};
 use core::sync::atomic::Ordering;
 use farshore_catch::entry::{self, Call};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::word::Pin;
 use farshore_engine::fault::pins::Pinned;
-use farshore_net::calls::seccomp::Instruction;
+use farshore_net::buffers::{Args, Held, Memory, PinSet, share};
+use farshore_net::calls::{self, seccomp::Instruction};
+use farshore_net::table;
 use farshore_sys::raw::syscall;
 use farshore_sys::signal::{self, How, SigSet};
-
-/// The engine as the net sees it.
-#[derive(Debug)]
-pub struct Net(());
-
-/// The one net.
-pub fn net() -> &'static Net {
-    &Net(())
-}
 
 /// The part of Farshore that serves a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,7 +77,7 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
     if !entry::is_on_call_stack(call) {
         begin_on_call_stack(call);
     }
-    unithreads::settle();
+    crate::ground::unithreads::settle();
     let server = server(number);
     if server != Server::Rest
         && let Some(entry) = table::lookup(number)
@@ -101,9 +95,7 @@ extern "C" fn farshore_dispatch(call: &mut Call) -> i64 {
 #[cold]
 fn begin_on_call_stack(call: &Call) -> ! {
     let mask = signal::sigprocmask(How::Set, SigSet::ALL);
-    if thread::current().or_else(|| thread::adopt(false)).is_none() {
-        report::abort(format_args!("no memory for the record of a thread"));
-    }
+    thread::current_or_new();
     // SAFETY: the frame of a call that has done nothing, by its own thread, which has a call stack and is not on it.
     unsafe { entry::go_on(call, mask) }
 }
@@ -141,11 +133,6 @@ pub fn mark_quick_calls() {
         Err(_) if cfg!(debug_assertions) => {}
         Err(why) => report::line(format_args!("reads and writes are slower than they should be: the compiler has put {why}")),
     }
-}
-
-/// Makes a call with everything pinned that the kernel will touch.
-pub fn pinned(number: u64, args: &Args) -> i64 {
-    calls::dispatch(net(), number, args).unwrap_or_else(|| net().raw(number, args))
 }
 
 impl Net {
@@ -284,51 +271,8 @@ fn bring(runtime: &Runtime, page: Page, access: Access) -> bool {
         Ok(pinned) => pinned == Pinned::Held,
         // The call finds the page absent: EFAULT, as when the kernel cannot swap a page in.
         Err(why) => {
-            fault::tell(runtime, page, why, Needed::ByCall);
+            lost::tell(runtime, page, why, Needed::ByCall);
             false
         }
-    }
-}
-
-/// Makes managed pages present and writable for a moment, without keeping them.
-fn touch(addr: u64, len: u64) {
-    let mut pins = PinSet::new();
-    buffers::pin_all(net(), &mut pins, addr, len, Access::Write);
-    net().unpin(&mut pins);
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn farshore_make_writable(addr: u64, len: u64) {
-    touch(addr, len);
-}
-
-/// Copies from memory of the program; false if it is not there.
-///
-/// # Safety
-/// `to` must have room for `len` bytes.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn farshore_read_program(to: *mut u8, from: u64, len: u64) -> bool {
-    let mut pins = PinSet::new();
-    buffers::pin_all(net(), &mut pins, from, len, Access::Read);
-    // SAFETY: this function's own condition; the source may be anything.
-    let read = unsafe { careful::careful_copy(to, from, len as usize) };
-    net().unpin(&mut pins);
-    read
-}
-
-/// The words that the kernel writes when it makes a thread.
-pub fn pin_clone_words(call: &Call) {
-    const SYS_CLONE: u64 = 56;
-    if call.nr == SYS_CLONE {
-        for addr in [call.args[2], call.args[3]] {
-            touch(addr, 4);
-        }
-    }
-}
-
-/// The thread ends: what calls have pinned that it has left by a jump need not stay.
-pub fn unpin_all(thread: &Thread) {
-    if let Some(runtime) = runtime() {
-        thread.held.release_all(|page| runtime.engine.unpin(page));
     }
 }

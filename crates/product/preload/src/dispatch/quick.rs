@@ -14,14 +14,14 @@
 //! A build without optimisation never passes. The shipped one that does not says so on stderr, which the tests of real programs take for
 //! a failure.
 
-use super::buffers::{Ticket, share};
-use super::calls::keepers;
 use crate::ground::runtime::{Runtime, runtime};
 use crate::ground::thread;
 use core::arch::asm;
 use core::sync::atomic::Ordering;
 use farshore_catch::entry::{AGAIN, Answer};
 use farshore_core::page::{Access, Page, PageRange};
+use farshore_net::buffers::{Ticket, share};
+use farshore_net::calls::keepers;
 use farshore_sys::tls;
 use iced_x86::{Decoder, DecoderOptions, EncodingKind, FlowControl, Instruction, Mnemonic, OpKind, Register};
 

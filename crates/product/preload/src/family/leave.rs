@@ -55,7 +55,7 @@ pub fn may_leave() -> Result<Option<Ready>, Errno> {
         // long as a child has the ledger open.
         Err(_) => {
             let file = make_file()?;
-            let alive = fd::duplicate(&file).map(crate::dispatch::start::raise)?;
+            let alive = fd::duplicate(&file).map(crate::ground::parts::raise)?;
             Ok(Files { file, alive })
         }
     });

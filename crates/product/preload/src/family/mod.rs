@@ -27,6 +27,8 @@
 //!
 //! When a line becomes free again its generation goes up. From this a parent knows that no process reads the slots any more that
 //! it holds for that child ([`SlotMap::unshare`](farshore_core::slots::SlotMap::unshare)).
+//!
+//! Layers: below is the ground alone.
 
 mod budget;
 mod leave;
@@ -219,7 +221,7 @@ fn ledger() -> Option<&'static Ledger> {
 /// Opens a description of the ledger's file by which a process is alive, under a high number. It does not allow writing, since it
 /// stays with a process that leaves the family.
 fn describe(file: &Fd) -> Result<Fd, Errno> {
-    fd::describe(file.as_fd(), fd::O_RDONLY).map(crate::dispatch::start::raise)
+    fd::describe(file.as_fd(), fd::O_RDONLY).map(crate::ground::parts::raise)
 }
 
 /// Start-up: makes what a family will need and cannot be made later, when the program may have another root directory.
@@ -340,7 +342,7 @@ fn make_file() -> Result<Fd, Errno> {
     // SAFETY: the name is a C string.
     let raw = unsafe { syscall_result(SYS_MEMFD_CREATE, [c"farshore-family".as_ptr() as u64, MFD_CLOEXEC, 0, 0, 0, 0]) }?;
     // SAFETY: made just now for us.
-    let file = crate::dispatch::start::raise(unsafe { Fd::from_raw(raw as i32) });
+    let file = crate::ground::parts::raise(unsafe { Fd::from_raw(raw as i32) });
     // SAFETY: no memory is involved.
     unsafe { syscall_result(SYS_FTRUNCATE, [file.raw() as u64, size_of::<Ledger>() as u64, 0, 0, 0, 0]) }?;
     // A process that has left the family has a descriptor for reading, and through `/proc` it could open one for writing. SAFETY:
@@ -355,7 +357,7 @@ fn take_over(handed: i32) -> Result<Fd, Errno> {
     // SAFETY: asks only.
     unsafe { syscall_result(nr::FCNTL, [handed as u64, F_GETFD, 0, 0, 0, 0]) }?;
     // SAFETY: the program before this one has left it open for us, and no other code knows it.
-    Ok(crate::dispatch::start::raise(unsafe { Fd::from_raw(handed) }))
+    Ok(crate::ground::parts::raise(unsafe { Fd::from_raw(handed) }))
 }
 
 const MAP_SHARED: u64 = 1;

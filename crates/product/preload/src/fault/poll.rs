@@ -3,9 +3,9 @@
 //! Slower than the upcall by two context switches, but the kernel's own accesses are served too, where the
 //! userfaultfd may do that.
 
-use crate::fault;
+use super::poison;
 use crate::ground::runtime::Runtime;
-use crate::ground::{own_threads, report, thread};
+use crate::ground::{lost, own_threads, report, thread};
 use core::sync::atomic::Ordering;
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
@@ -41,9 +41,9 @@ pub fn run(runtime: &'static Runtime) {
             if let Err(why) = resolved {
                 if event.protected {
                     // It is there, and cannot be made writable: no memory in the kernel.
-                    fault::fail(page, why);
+                    lost::fail(page, why);
                 }
-                fault::poison(runtime, page, thread.core(), why);
+                poison(runtime, page, thread.core(), why);
             }
             // Always: whether this call or another thread has resolved it, or nobody could and the access must be tried again.
             // Mapping wakes too, but only who already waited; somebody who came after that, for a page that looked

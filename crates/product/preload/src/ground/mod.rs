@@ -1,10 +1,33 @@
-//! What every layer stands on.
+//! What every layer stands on, and what knows of none of them.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`report`], [`lost`] | lines on stderr, ends; a page that cannot be had |
+//! | [`environment`], [`mappings`], [`nodes`], [`text`] | what the process finds: variables, mappings, NUMA nodes, its own code |
+//! | [`runtime`], [`parts`], [`changes`] | the one engine, what it is made from, swap spaces that were asked for |
+//! | [`thread`], [`count`], [`unithreads`], [`kept`] | a record a thread; how many threads; unithreads; pages kept for a handler |
+//! | [`own_threads`], [`socket`] | Farshore's own threads, and the socket at which `farshore stat` knocks |
+//! | [`net`] | the program's memory, for whoever reads it |
+//! | [`above`] | what the ground calls in the layers above it |
 
+pub mod above;
+pub mod changes;
+pub mod count;
 pub mod environment;
+pub mod kept;
+pub mod lost;
+pub mod mappings;
+pub mod net;
 pub mod nodes;
 pub mod own_threads;
+pub mod parts;
 pub mod report;
 pub mod runtime;
 pub mod socket;
+pub mod text;
 pub mod thread;
 pub mod unithreads;
+
+/// Farshore's own heap, apart from the program's.
+#[global_allocator]
+pub static HEAP: farshore_sys::alloc::OwnMemory = farshore_sys::alloc::OwnMemory::new();

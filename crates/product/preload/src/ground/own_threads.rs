@@ -37,11 +37,9 @@
 pub mod knock;
 pub mod rights;
 
-use crate::control::{spaces, watch};
-use crate::family;
-use crate::fault::poll;
+use crate::ground::above::{Above, Library};
 use crate::ground::runtime::{Runtime, TheEvictor, locked, runtime, uninterrupted};
-use crate::ground::{report, thread, unithreads};
+use crate::ground::{report, thread};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use farshore_config::FaultMode;
@@ -215,11 +213,11 @@ extern "C" fn begin(job: u64) -> ! {
     match &mut *job {
         Job::Evict(evictor) => evictor.run(&STOP),
         Job::ReadAhead => thread.with_buffer(|buffer| runtime.engine.read_ahead(thread.core(), buffer, &STOP)),
-        Job::Watch(watcher) => watch::run(runtime, watcher),
-        Job::Drain => spaces::run(runtime),
-        Job::Serve => poll::run(runtime),
+        Job::Watch(watcher) => Library::watch(runtime, watcher),
+        Job::Drain => Library::drain(runtime),
+        Job::Serve => Library::serve_faults(runtime),
         Job::Control => knock::serve(runtime),
-        Job::Kin => family::run(runtime),
+        Job::Kin => Library::look_after_family(runtime),
         Job::Begin => have_begun(runtime, prepare(runtime).and_then(|()| start_all(runtime).map_err(no_thread))),
     }
     signal::sigprocmask(How::Set, SigSet::ALL);
@@ -302,7 +300,30 @@ fn must_be_there(runtime: &Runtime) -> bool {
 
 /// Whether threads of the program wait for ours at each fault: then there is no moment without.
 pub fn serve_faults(runtime: &Runtime) -> bool {
-    runtime.options.fault == FaultMode::Poll || unithreads::are_joined()
+    runtime.options.fault == FaultMode::Poll || unithreads_are_joined()
+}
+
+/// Schedulers of unithreads that have joined and not left.
+static JOINED: AtomicU32 = AtomicU32::new(0);
+
+/// A scheduler of unithreads joins. Whether it is the first.
+pub fn join_unithreads() -> bool {
+    JOINED.fetch_add(1, Ordering::AcqRel) == 0
+}
+
+/// One leaves. Whether it was the last.
+pub fn leave_unithreads() -> bool {
+    JOINED.fetch_sub(1, Ordering::AcqRel) == 1
+}
+
+/// Whether a scheduler of unithreads has joined.
+fn unithreads_are_joined() -> bool {
+    JOINED.load(Ordering::Acquire) > 0
+}
+
+/// In a forked child: none has.
+pub fn forget_unithreads() {
+    JOINED.store(0, Ordering::Release);
 }
 
 /// Makes the threads that work together, and waits until each has begun.
@@ -316,7 +337,7 @@ fn start_all(runtime: &'static Runtime) -> Result<(), Errno> {
                 report::line(format_args!("{}: some of what 'farshore set' does waits for the next one", no_thread(why)));
             }
         }
-        if family::is_there() && !KIN.swap(true, Ordering::AcqRel) && spawn(Job::Kin).is_err() {
+        if Library::has_family() && !KIN.swap(true, Ordering::AcqRel) && spawn(Job::Kin).is_err() {
             KIN.store(false, Ordering::Release);
         }
         knock::disarm();
@@ -409,7 +430,7 @@ fn ensure_late() {
     let Some(runtime) = runtime().filter(|_| !thread::is_guest()) else { return };
     // A forked child is heard of from its first fault on.
     knock::listen_late(runtime);
-    if runtime.engine.wants_threads() || family::wants_kin() {
+    if runtime.engine.wants_threads() || Library::family_wants_thread() {
         start_late(runtime);
     }
 }
@@ -561,7 +582,7 @@ fn end_all(runtime: &Runtime) {
     STOP_SERVING.store(false, Ordering::SeqCst);
     runtime.engine.threads_have_ended();
     KIN.store(false, Ordering::Release);
-    family::sleeps();
+    Library::family_sleeps();
     HOMES.with(|homes| homes.taken = 0);
 }
 

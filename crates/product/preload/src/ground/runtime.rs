@@ -1,6 +1,8 @@
 //! The one engine of this process, and what goes with it.
 
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use crate::ground::above::{Above, Library};
+use crate::ground::changes::Changes;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use farshore_backend::AnyBackend;
 use farshore_backend::faulty::FaultConfig;
 use farshore_config::Options;
@@ -14,6 +16,7 @@ use farshore_sys::fd::Fd;
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::lock::Mutex;
+use farshore_sys::raw::gettid;
 use farshore_sys::signal::{self, How, SigSet};
 
 /// What the engine of a program works with.
@@ -66,7 +69,7 @@ pub struct Runtime {
     /// Name of the program.
     pub program: String,
     /// Swap spaces that were asked to come and go.
-    pub changes: crate::control::spaces::Changes,
+    pub changes: Changes,
     /// Threads of ours wait for this to become true: the net is up, the program is about to run.
     pub running: AtomicBool,
 }
@@ -100,6 +103,15 @@ pub unsafe fn replace(runtime: Runtime) -> &'static Runtime {
     unsafe { place.write(runtime) };
     // SAFETY: as in `runtime`.
     unsafe { &*place }
+}
+
+/// Thread id of the thread that is forking, from when the engine is quiet; in the child until it has an engine. 0: no thread is.
+pub static FORKING: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the calling thread is forking: then it cannot serve a fault.
+pub fn is_forking() -> bool {
+    let forking = FORKING.load(Ordering::Relaxed);
+    forking != 0 && forking == gettid()
 }
 
 /// Runs `f` with all signals of this thread blocked, so that no handler of the program runs on top of it.
@@ -149,7 +161,7 @@ impl Parts {
             first: self.first,
             started_ns: self.started_ns,
             program: self.program,
-            changes: crate::control::spaces::Changes::new(),
+            changes: Changes::new(),
             running: AtomicBool::new(false),
         }
     }
@@ -169,7 +181,7 @@ impl Runtime {
         all.extend(kernel.memory().fd().map(Fd::raw));
         all.extend(kernel.huge_way().map(|way| way.pagemap.fd().raw()));
         all.extend(self.engine.backend.fds());
-        all.extend(crate::family::own_fds());
+        all.extend(Library::family_descriptors());
         all.extend(crate::ground::own_threads::knock::descriptor());
         all.sort_unstable();
         self.own_fds.store(Box::into_raw(Box::new(all)), Ordering::Release);

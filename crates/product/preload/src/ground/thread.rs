@@ -15,14 +15,13 @@
 //! that are not blocked, is changed with all blocked. The buffer for pages is lent by [`Thread::with_buffer`], to one borrower. What other
 //! threads look at is in [`Shared`].
 
-use crate::dispatch;
+pub mod actions;
+pub mod pending;
+
+use crate::ground::net;
 use crate::ground::report;
 use crate::ground::unithreads::worker::Worker;
-use crate::signals::actions::{self, Actions};
-use crate::signals::frame::Deferred;
-use crate::signals::pretended::Waiting;
-use crate::signals::steps::Step;
-use crate::signals::waits::Suspended;
+use actions::Actions;
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -38,6 +37,7 @@ use farshore_sys::sud;
 use farshore_sys::thread::Home;
 use farshore_sys::tls;
 use farshore_sys::vm;
+use pending::{Deferred, Step, Suspended, Waiting};
 
 const GUARD: usize = 4096;
 const STACK: usize = 64 << 10;
@@ -184,6 +184,16 @@ pub fn current() -> Option<&'static Thread> {
     unsafe { tls::get().cast::<Thread>().as_ref() }
 }
 
+/// This thread's record. A thread that was made in a way that Farshore did not see gets one now; without memory for it the
+/// program ends. With signals blocked.
+#[inline]
+pub fn current_or_new() -> &'static Thread {
+    let Some(thread) = current().or_else(|| adopt(false)) else {
+        report::abort(format_args!("no memory for the record of a thread"));
+    };
+    thread
+}
+
 /// Whether the calling thread belongs to another process than the memory ([`Whose`]).
 pub fn is_guest() -> bool {
     current().is_some_and(Thread::is_guest)
@@ -266,7 +276,7 @@ extern "C" fn farshore_give_stack(top: u64) {
     if let Some(record) = record_with(top) {
         if shared_of(record).lent_to_child.swap(false, Ordering::AcqRel) {
             // SAFETY: a complete record (`adopt_record`), whose thread has left this memory: it has executed a program, has ended, or was killed.
-            dispatch::unpin_all(unsafe { record.as_ref() });
+            net::unpin_all(unsafe { record.as_ref() });
         }
         RECORDS.with(|records| put_free(records, record));
     }
@@ -287,9 +297,7 @@ extern "C" fn farshore_on_call_stack(at: u64) -> bool {
 /// A thread that we have not seen begin makes a call.
 #[unsafe(no_mangle)]
 extern "C" fn farshore_begin_thread() {
-    if current().or_else(|| adopt(false)).is_none() {
-        report::abort(format_args!("no memory for the record of a thread"));
-    }
+    current_or_new();
 }
 
 /// Runs code of the program from within a call: the calls that it makes use another stack. With all signals blocked but those that faults raise.

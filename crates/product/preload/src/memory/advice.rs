@@ -9,7 +9,7 @@
 
 use super::runs::{Held, any_managed, each_run};
 use super::{hand_over_managed, is_error, pages, raw};
-use crate::fault::{self, Needed};
+use crate::ground::lost::{self, Needed};
 use crate::ground::runtime::{Runtime, locked, uninterrupted};
 use crate::ground::{own_threads, thread};
 use crate::memory::{attributes, surrender};
@@ -164,7 +164,7 @@ fn bring_in_one(runtime: &Runtime, page: Page, access: Access, then: impl Fn() -
         Ok(answer)
     });
     answer.unwrap_or_else(|why| {
-        fault::tell(runtime, page, why, Needed::ByCall);
+        lost::tell(runtime, page, why, Needed::ByCall);
         error(Errno::EFAULT)
     })
 }

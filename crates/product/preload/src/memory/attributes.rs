@@ -1,11 +1,11 @@
 //! Attributes that a program has given to mappings that are not managed: locked, wiped at a fork, left out of dumps, with a
 //! protection key, …
 //!
-//! A small mapping that grows beyond the threshold is copied to a managed one (`memory.rs`), which would lose such attributes. So
+//! A small mapping that grows beyond the threshold is copied to a managed one (`memory/mod.rs`), which would lose such attributes. So
 //! only a plain mapping is copied; the kernel grows all others. Attributes stand in `/proc/self/smaps`, for which the kernel
 //! walks all page tables. So the file is read only once the program has given an attribute to a mapping.
 
-use crate::dispatch::start::is_private_anonymous;
+use crate::ground::mappings::is_private_anonymous;
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_sys::fd;
 

@@ -4,21 +4,22 @@
 //! stack, locked or of huge pages. Every call does what the kernel does, through the kernel, under the address-space lock. What
 //! was there before is claimed first, and given up only when the kernel has agreed (`farshore_engine::space`).
 //!
+//! Layers: below is the ground alone.
+//!
 //! Where the kernel refuses a call (a bad argument, no memory), the program gets the kernel's own error.
 
 mod advice;
-pub mod attributes;
+mod attributes;
 mod locks;
 mod runs;
 pub mod surrender;
 
 pub use runs::any_managed;
 
-use crate::dispatch::start;
-use crate::fault::{self, Needed};
+use crate::ground::lost::{self, Needed};
 use crate::ground::runtime::{Runtime, Space, locked};
 use crate::ground::thread::Thread;
-use crate::ground::{own_threads, report, thread};
+use crate::ground::{mappings, own_threads, report, thread};
 use core::ops::Range;
 use farshore_config::Options;
 use farshore_core::limits::{GRANULE_PAGES, PAGE_SIZE};
@@ -144,7 +145,7 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, n
     let Ok(pagemap) = Pagemap::open() else {
         report::abort(format_args!("/proc/self/pagemap cannot be opened, which tells which pages are there"))
     };
-    let mappings = start::mappings();
+    let mappings = mappings::mappings();
     let core = thread::current().map_or(0, Thread::core);
     let ranges: Vec<Range<u64>> = ranges.collect();
     // If all of it can stay, its huge pages stay too.
@@ -326,7 +327,7 @@ pub fn hand_over_managed(runtime: &Runtime, range: PageRange, fill: bool) -> i64
         Held::Managed => hand_over(runtime, run, fill),
         Held::Guarded => match runtime.engine.kernel.uffd().unregister(run.start.addr(), run.bytes()) {
             Ok(()) => 0,
-            Err(errno) => fault::fail(run.start, unregister_failed(errno)),
+            Err(errno) => lost::fail(run.start, unregister_failed(errno)),
         },
         Held::Others => 0,
     })
@@ -377,7 +378,7 @@ fn hand_over(runtime: &Runtime, run: PageRange, fill: bool) -> i64 {
     let Some(thread) = thread::current() else { return -i64::from(Errno::ENOMEM.0) };
     let claimed = thread.with_buffer(|buffer| runtime.engine.claim_resident(run, fill, thread.core(), buffer));
     if let Err(why) = claimed {
-        fault::tell(runtime, run.start, why, Needed::ByCall);
+        lost::tell(runtime, run.start, why, Needed::ByCall);
         // The answer of mlock when a page cannot be had.
         return -i64::from(Errno::ENOMEM.0);
     }
@@ -386,7 +387,7 @@ fn hand_over(runtime: &Runtime, run: PageRange, fill: bool) -> i64 {
             runtime.engine.hand_over(run);
             0
         }
-        Err(errno) => fault::fail(run.start, unregister_failed(errno)),
+        Err(errno) => lost::fail(run.start, unregister_failed(errno)),
     }
 }
 

@@ -20,11 +20,10 @@
 //! sees Farshore's text as the origin of calls, not the program's (`instruction_pointer`), and it sees the calls that Farshore
 //! makes in place of the program's.
 
-use crate::dispatch::net;
+use crate::ground::net::net;
 use crate::ground::own_threads::{self, rights};
 use crate::ground::runtime::{runtime, uninterrupted};
-use crate::ground::{report, thread};
-use crate::process;
+use crate::ground::{count, report, thread};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_net::buffers::{Memory as _, errno};
 use farshore_net::calls::seccomp::{FLAG_TSYNC, Instruction, Program, SET_MODE_FILTER, first_stopped, own, own::Own};
@@ -43,11 +42,6 @@ pub fn forbids_forks() -> bool {
         ));
     }
     forbids
-}
-
-/// Whether a filter of this process may stop the call that makes a thread.
-pub fn stops_new_threads() -> bool {
-    NO_FORKS.load(Ordering::Relaxed)
 }
 
 /// Whether a filter keeps programs that this process starts from running under Farshore.
@@ -111,7 +105,7 @@ pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u6
         ));
         errno(libc::EINVAL)
     };
-    if !everywhere && !process::has_one_thread() {
+    if !everywhere && !count::has_one_thread() {
         // Its other threads are in filters of their own.
         return refused();
     }
@@ -161,6 +155,7 @@ fn refuse(stopped: &Own) -> i64 {
 fn note_what_it_stops(filter: &[Instruction]) {
     if first_stopped(filter, &[own::THREADS, own::FORKS]).is_some() {
         NO_FORKS.store(true, Ordering::Relaxed);
+        rights::stop_new_threads();
     }
     if first_stopped(filter, &[own::THREADS, own::FORKS, own::STARTS]).is_some() {
         NO_STARTS.store(true, Ordering::Relaxed);

@@ -15,15 +15,14 @@
 //! pages are in the parent's slots, which are read-only for both and held as long as the child, or a fork of it, lives
 //! ([`crate::family`]).
 
-use crate::dispatch::start;
 use crate::family::{self, Child};
 use crate::ground::own_threads::knock;
 use crate::ground::report;
-use crate::ground::runtime::{Parts, Runtime, Space, replace, runtime};
-use crate::ground::{own_threads, thread, unithreads};
-use crate::{process, signals};
+use crate::ground::runtime::{FORKING, Parts, Runtime, Space, replace, runtime};
+use crate::ground::{count, own_threads, parts, thread, unithreads};
+use crate::signals;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_backend::AnyBackend;
 use farshore_backend::faulty::FaultConfig;
 use farshore_backend::layered::Layered;
@@ -58,15 +57,6 @@ static PENDING: Place = Place(UnsafeCell::new(None));
 /// Forks so far, in this process.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// Thread id of the thread that is forking, from when the engine is quiet; in the child until it has an engine. 0: no thread is.
-static FORKING: AtomicU32 = AtomicU32::new(0);
-
-/// Whether the calling thread is forking: then it cannot serve a fault.
-pub fn is_under_way() -> bool {
-    let forking = FORKING.load(Ordering::Relaxed);
-    forking != 0 && forking == gettid()
-}
-
 /// Takes what [`before`] has left.
 fn pending() -> Option<Pending> {
     // SAFETY: called by the thread that holds the address-space lock since `before`, or by its copy in the child.
@@ -99,7 +89,7 @@ pub fn before(flags: u64) -> i64 {
             signal::sigprocmask(How::Set, SigSet::ALL);
             signals::hold();
             thread::hold_records();
-            crate::HEAP.acquire();
+            crate::ground::HEAP.acquire();
             0
         }
         Err(why) => {
@@ -124,7 +114,7 @@ pub fn parent_after(result: i64) {
     let Some(Pending { mask, flags, child }) = pending() else {
         report::abort(format_args!("bug: a fork ends that was not begun"))
     };
-    crate::HEAP.release();
+    crate::ground::HEAP.release();
     thread::let_records_go();
     signals::let_go();
     if let Some(child) = child {
@@ -140,7 +130,7 @@ pub fn child_started() {
         report::abort(format_args!("bug: a fork begins that was not prepared"))
     };
     FORKING.store(gettid(), Ordering::Relaxed);
-    crate::HEAP.release();
+    crate::ground::HEAP.release();
     thread::others_are_gone();
     unithreads::forget();
     farshore_net::buffers::share::forget();
@@ -158,7 +148,7 @@ pub fn child_started() {
         Err(why) => report::abort(format_args!("a forked child cannot go on: {why}")),
     };
     mine.note_own_fds();
-    process::is_alone();
+    count::is_alone();
     mine.running.store(true, Ordering::Release);
     FORKING.store(0, Ordering::Relaxed);
     if mine.options.fault == FaultMode::Poll && !own_threads::ensure_now(mine) {
@@ -173,12 +163,12 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> R
     if own_files {
         close_parents(parents, listener);
     }
-    let uffd = start::raise_uffd(start::open_uffd(&parents.options)?);
+    let uffd = parts::raise_uffd(parts::open_uffd(&parents.options)?);
     register_all(parents, &uffd)?;
-    let memory = SelfMem::for_child().raise(start::lowest_own_descriptor());
+    let memory = SelfMem::for_child().raise(parts::lowest_own_descriptor());
     let kernel = LinuxKernel::with_parts(uffd, old.kernel.advice().for_child(), memory, parents.options.fault == FaultMode::Poll)
         .on_shortage(own_threads::short_of_frames)
-        .with_huge_pages(old.kernel.huge_way().and_then(|way| start::huge_way(way.source)));
+        .with_huge_pages(old.kernel.huge_way().and_then(|way| parts::huge_way(way.source)));
     let shape = family::child_shape(parents);
     // SAFETY: the parent's engine is not used in this process from here on; its words have one user.
     let table = unsafe { core::ptr::read(&raw const old.table) };
@@ -212,10 +202,10 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> R
             shape,
             kernel,
             backend,
-            start::policy(&parents.options)?,
+            parts::policy(&parents.options)?,
             MonotonicClock::new(),
             KernelFutex,
-            start::staging(shape)?,
+            parts::staging(shape)?,
             from,
         )
     };

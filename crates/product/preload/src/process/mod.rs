@@ -7,20 +7,22 @@
 //! | `clone` of a process with `CLONE_VM` | shared | as a thread |
 //! | `fork` | copied | see [`crate::process::fork`] |
 //! | exec | new | under Farshore too, if it can be and `--no-follow` was not asked for ([`follow`]) |
+//!
+//! Layers: below are [`signals`] and [`family`], which a fork and an exec change too; `control`, which writes the counters at the
+//! end and names the swap spaces for a child; and the ground.
 
 pub mod filters;
-pub mod fork;
-pub mod robust;
+mod fork;
+mod robust;
 
-use crate::dispatch::{self, start};
+use crate::control::counters;
 use crate::ground::own_threads::{self, knock, rights};
 use crate::ground::runtime::{Runtime, runtime, uninterrupted};
 use crate::ground::thread::{Thread, Whose};
-use crate::ground::{report, thread, unithreads};
-use crate::{family, memory, signals};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::ground::{count, net, report, text, thread, unithreads};
+use crate::{family, signals};
+use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_catch::entry::{self, Call};
-use farshore_core::page::PageRange;
 use farshore_net::buffers::{self, Memory as _, PinSet};
 use farshore_net::calls::{exec, follow};
 use farshore_sys::raw::{Errno, nr, syscall};
@@ -78,7 +80,7 @@ fn change_rights(number: u64, args: &Args) -> i64 {
         Ok(ready) => ready.flatten(),
         Err(why) => return -i64::from(why.0),
     };
-    let answer = rights::change(number, args, || dispatch::pinned(number, args), || order_rights(number, args));
+    let answer = rights::change(number, args, || net::pinned(number, args), || order_rights(number, args));
     if let (0.., Some(ready), Some(runtime)) = (answer, ready, runtime()) {
         uninterrupted(|| family::leave(runtime, ready));
         family::name_socket();
@@ -94,7 +96,7 @@ fn order_rights(number: u64, args: &Args) {
     let copy = |from: u64, bytes: usize| {
         let mut words = vec![0u32; bytes.div_ceil(4)];
         // SAFETY: as many bytes as the kernel has just read there, to memory of ours that has room.
-        let read = unsafe { dispatch::farshore_read_program(words.as_mut_ptr().cast(), from, bytes as u64) };
+        let read = unsafe { net::farshore_read_program(words.as_mut_ptr().cast(), from, bytes as u64) };
         if !read {
             report::abort(format_args!("bug: what call {number} has read is gone"));
         }
@@ -120,13 +122,13 @@ fn order_rights(number: u64, args: &Args) {
 fn execute(number: u64, args: &Args) -> i64 {
     // The process that the command became keeps the task of writing the counters, whatever program it becomes.
     let plan = follow::plan().filter(|_| !filters::forbids_starts()).map(|plan| (plan, of_the_program().is_some()));
-    let prepared = match exec::prepare(dispatch::net(), number, args, plan) {
+    let prepared = match exec::prepare(net::net(), number, args, plan) {
         Ok(prepared) => prepared,
         Err(error) => return error,
     };
     if let Some(runtime) = of_the_program().filter(|_| !prepared.is_followed() && can_exec(number, args)) {
         // The last moment to do it. `REPORTED` stays: should the exec fail, the counters go on.
-        uninterrupted(|| start::write_stats(runtime));
+        uninterrupted(|| counters::write_stats(runtime));
     }
     // A knock that came in the middle would find no handler. (The socket is not a guest's.)
     let own = thread::current().is_some_and(|t| !t.is_guest()) && !own_threads::are_there();
@@ -146,24 +148,8 @@ fn execute(number: u64, args: &Args) -> i64 {
     answer
 }
 
-/// Threads of the program in this process. The kernel ends a process with its last thread, and ours would go on.
-static PROGRAM_THREADS: AtomicU32 = AtomicU32::new(1);
-
-/// Whether the program has one thread in this process.
-pub fn has_one_thread() -> bool {
-    PROGRAM_THREADS.load(Ordering::Acquire) == 1
-}
-
-/// The calling thread is the process' first, or the one that is left in a forked child.
-pub fn is_alone() {
-    PROGRAM_THREADS.store(1, Ordering::Release);
-    if let Some(thread) = thread::current() {
-        thread.counted.set(true);
-    }
-}
-
 fn exit_thread(args: &Args) -> i64 {
-    if thread::current().is_some_and(|t| t.counted.get()) && PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel) == 1 {
+    if thread::current().is_some_and(|t| t.counted.get()) && count::one_less() {
         // The status of the last thread is the process' natively too.
         robust::give_up_all();
         return exit_process(args);
@@ -175,7 +161,7 @@ fn exit_thread(args: &Args) -> i64 {
         robust::give_up_all();
         signal::sigprocmask(How::Set, SigSet::ALL);
         if let Some(thread) = thread::current() {
-            dispatch::unpin_all(thread);
+            net::unpin_all(thread);
             storage = thread.storage.take();
         }
         if let Some(runtime) = runtime().filter(|_| !thread::is_guest()) {
@@ -197,15 +183,15 @@ fn can_exec(number: u64, args: &Args) -> bool {
     const MAY_EXECUTE: u64 = 1;
     const AT_EMPTY_PATH: u64 = 0x1000;
     match number {
-        SYS_EXECVE => dispatch::pinned(ACCESS, &[args[0], MAY_EXECUTE, 0, 0, 0, 0]) == 0,
-        _ => args[4] & AT_EMPTY_PATH != 0 || dispatch::pinned(FACCESSAT, &[args[0], args[1], MAY_EXECUTE, 0, 0, 0]) == 0,
+        SYS_EXECVE => net::pinned(ACCESS, &[args[0], MAY_EXECUTE, 0, 0, 0, 0]) == 0,
+        _ => args[4] & AT_EMPTY_PATH != 0 || net::pinned(FACCESSAT, &[args[0], args[1], MAY_EXECUTE, 0, 0, 0]) == 0,
     }
 }
 
 fn exit_process(args: &Args) -> i64 {
     if let Some(runtime) = of_the_program().filter(|_| !REPORTED.swap(true, Ordering::AcqRel)) {
         // Where `--stats` says.
-        uninterrupted(|| start::write_stats(runtime));
+        uninterrupted(|| counters::write_stats(runtime));
     }
     report::exit(args[0])
 }
@@ -220,7 +206,7 @@ fn of_the_program() -> Option<&'static Runtime> {
 extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
     // Before all that waits for pages; and a vforked child's parent ends no fetch.
     unithreads::settle();
-    dispatch::pin_clone_words(call);
+    net::pin_clone_words(call);
     if flags & CLONE_CHILD_CLEARTID != 0 {
         keep_end_word(call);
     }
@@ -240,7 +226,7 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
         own_threads::ensure_for_guest(runtime, flags & CLONE_VFORK != 0);
     } else if !guest {
         // Now, not when it begins: its parent may end before that.
-        PROGRAM_THREADS.fetch_add(1, Ordering::AcqRel);
+        count::one_more();
     }
     let rights = thread::current().map_or(0, |thread| thread.shared.rights()) << FOR_RIGHTS & INHERITED;
     i64::from(rights) | if guest { AS_GUEST } else { 0 } | signals::inheritance()
@@ -257,14 +243,14 @@ fn keep_end_word(call: &Call) {
     let word = if call.nr == SYS_CLONE3 {
         let mut pins = PinSet::new();
         // struct clone_args: flags, pidfd, child_tid.
-        let words = buffers::read_user::<[u64; 3]>(dispatch::net(), &mut pins, call.args[0]);
-        dispatch::net().unpin(&mut pins);
+        let words = buffers::read_user::<[u64; 3]>(net::net(), &mut pins, call.args[0]);
+        net::net().unpin(&mut pins);
         words.map_or(0, |words| words[2])
     } else {
         call.args[3]
     };
     if word != 0 {
-        dispatch::net().keep(word, 4);
+        net::net().keep(word, 4);
     }
 }
 
@@ -274,12 +260,11 @@ fn keep_end_word(call: &Call) {
 /// The thread runs on it before it has an alternate stack to take faults on, and Farshore's code with signals blocked;
 /// and the kernel writes there at any time (`rseq`, the futex at the thread's end), without an error that we could mend.
 fn keep_stack_local(flags: u64, call: &Call) {
-    let Some(runtime) = runtime() else { return };
-    let Some((start, end)) = stack_of(flags, call) else { return };
-    let range = PageRange::covering(start, end - start);
-    if memory::any_managed(runtime, range) {
-        memory::keep(runtime, range);
+    if runtime().is_none() {
+        return;
     }
+    let Some((start, end)) = stack_of(flags, call) else { return };
+    net::net().keep(start, end - start);
 }
 
 /// Where a new thread's stack begins, and where its stack or thread-local storage ends.
@@ -287,8 +272,8 @@ fn stack_of(flags: u64, call: &Call) -> Option<(u64, u64)> {
     let (start, top, tls) = if call.nr == SYS_CLONE3 {
         // struct clone_args: stack, its size and the thread pointer are the words 5 to 7.
         let mut pins = PinSet::new();
-        let words = buffers::read_user::<[u64; 8]>(dispatch::net(), &mut pins, call.args[0]);
-        dispatch::net().unpin(&mut pins);
+        let words = buffers::read_user::<[u64; 8]>(net::net(), &mut pins, call.args[0]);
+        net::net().unpin(&mut pins);
         let [.., stack, size, tls] = words?;
         (stack, stack.checked_add(size)?, tls)
     } else {
@@ -308,13 +293,13 @@ extern "C" fn farshore_parent_after_clone(flags: u64, result: i64) {
         fork::parent_after(result);
     } else if flags & CLONE_VFORK == 0 {
         if result < 0 && !begins_as_guest(flags) {
-            PROGRAM_THREADS.fetch_sub(1, Ordering::AcqRel);
+            count::one_less();
         }
     } else if result > 0 {
         // The child has left this memory; the copies that its exec made have not.
-        exec::child_is_gone(dispatch::net(), result as u64);
+        exec::child_is_gone(net::net(), result as u64);
         if flags & CLONE_FILES != 0 {
-            follow::take_back(dispatch::net());
+            follow::take_back(net::net());
         }
     }
 }
@@ -374,5 +359,5 @@ extern "C" fn farshore_child_started(flags: u64, given: u64, stack: u64) {
         signals::clear_handlers();
     }
     // A new thread starts without; so does a vforked child.
-    start::catch_system_calls();
+    text::catch_calls();
 }

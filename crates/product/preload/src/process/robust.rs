@@ -9,8 +9,9 @@
 //!
 //! Source: `exit_robust_list` and `handle_futex_death` in `kernel/futex/core.c`.
 
-use crate::dispatch::buffers::{self, Access, Memory, PinSet, careful};
-use crate::dispatch::net;
+use crate::ground::net::net;
+use farshore_core::page::Access;
+use farshore_net::buffers::{self, Memory, PinSet, careful};
 use farshore_sys::raw::gettid;
 
 const GET_ROBUST_LIST: u64 = 274;

@@ -22,20 +22,17 @@
 //! No page of the program's may fault here, since its signal would be blocked, and this is the stack to serve it on: pages are
 //! brought and kept first ([`Pages`]), and the kernel is asked whether they can be accessed.
 
-use super::actions::{self, SIG_DFL, SIG_IGN, is_handler};
-use super::waits::Suspended;
-use super::{OURS, altstack, pretended, steps};
-use crate::fault;
-use crate::ground::own_threads;
+use super::{altstack, pretended, steps};
+use crate::ground::kept::Pages;
 use crate::ground::report;
-use crate::ground::runtime::runtime;
+use crate::ground::thread::actions::{self, SIG_DFL, SIG_IGN, is_handler};
+use crate::ground::thread::pending::{Deferred, OURS, Suspended};
 use crate::ground::thread::{self, Thread};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_catch::entry::edge::{self, Where};
 use farshore_core::page::{Access, PageRange};
-use farshore_engine::fault::pins::Pinned;
-use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
+use farshore_sys::raw::{getpid, gettid};
 use farshore_sys::signal::{self, Action, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags};
 
 /// What the kernel puts on the stack for a handler, below the floating-point state.
@@ -64,9 +61,7 @@ pub(super) unsafe extern "C" fn on_signal(signal: i32, info: *mut SigInfo, conte
     let info = unsafe { &*info };
     // SAFETY: the same, and to this call alone.
     let context = unsafe { &mut *context };
-    let Some(thread) = thread::current().or_else(|| thread::adopt(false)) else {
-        report::abort(format_args!("no memory for the record of a thread"));
-    };
+    let thread = thread::current_or_new();
     if signal as u32 == steps::SIGTRAP {
         if steps::over(thread, info, context) {
             return;
@@ -78,25 +73,6 @@ pub(super) unsafe extern "C" fn on_signal(signal: i32, info: *mut SigInfo, conte
     let action = actions::last_handler(signal as u32);
     if is_handler(&action) {
         start(thread, signal as u32, &action, info, context);
-    }
-}
-
-/// A signal for the program that has come in the middle of a call.
-#[derive(Clone, Copy, Debug)]
-pub struct Deferred {
-    signal: u32,
-    action: Action,
-    info: SigInfo,
-    /// What the program had blocked before the call, and in it.
-    masks: Suspended,
-}
-
-impl Deferred {
-    /// The same, with another pretended mask of the code that it interrupts.
-    pub(super) fn going_back_to(self, pretended: SigSet) -> Deferred {
-        let with = |mask: SigSet| SigSet(mask.0 & !OURS.0 | pretended.0);
-        let Suspended { saved, during } = self.masks;
-        Deferred { masks: Suspended { saved: with(saved), during: with(during) }, ..self }
     }
 }
 
@@ -227,67 +203,6 @@ fn build(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context:
     context.set_mask(masks.kernel);
     pretended::enter(thread, masks.pretended);
     Some(())
-}
-
-/// Pages of the program that stay where they are while a handler of ours works on them. Not more than 64.
-#[derive(Debug)]
-pub(super) struct Pages {
-    range: PageRange,
-    pinned: u64,
-}
-
-impl Pages {
-    /// Brings the pages of a range and keeps them; `None` if the program could not access them, or there are too many. With all
-    /// signals blocked, on a stack that is not managed.
-    pub(super) fn take(thread: &Thread, addr: u64, len: u64, access: Access) -> Option<Pages> {
-        let range = PageRange::covering(addr, len);
-        if addr.checked_add(len)? > 1 << 47 || range.len() > u64::BITS.into() {
-            return None;
-        }
-        let pages = Pages { range, pinned: pin(thread, range, access) };
-        let reachable = range.iter().all(|page| is_reachable(page.addr().max(addr.next_multiple_of(8)), access));
-        reachable.then_some(pages)
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        let Some(runtime) = runtime().filter(|_| self.pinned != 0) else { return };
-        unpin(runtime, self.range, self.pinned);
-    }
-}
-
-/// Pins the managed pages of a range of at most 64; a bit for each that was. With all signals blocked, on a stack that is not managed.
-fn pin(thread: &Thread, range: PageRange, access: Access) -> u64 {
-    let Some(runtime) = runtime() else { return 0 };
-    let mut pinned = 0u64;
-    for (bit, page) in range.iter().enumerate().filter(|&(_, page)| runtime.engine.is_managed(page)) {
-        own_threads::ensure();
-        match thread.with_buffer(|buffer| runtime.engine.pin(page, access, thread.core(), buffer)) {
-            Ok(Pinned::Held) => pinned |= 1 << bit,
-            Ok(Pinned::Foreign) => {}
-            Err(why) => fault::fail(page, why),
-        }
-    }
-    pinned
-}
-
-/// Takes back what [`pin`] has pinned.
-fn unpin(runtime: &crate::ground::runtime::Runtime, range: PageRange, pinned: u64) {
-    range.iter().enumerate().filter(|&(bit, _)| pinned >> bit & 1 != 0).for_each(|(_, page)| runtime.engine.unpin(page));
-}
-
-/// Whether the program may access eight bytes of a page: the kernel tries. It also makes a stack grow, as an access of the program does.
-fn is_reachable(addr: u64, access: Access) -> bool {
-    /// None of the ways in which a mask can change: the kernel reads it and refuses.
-    const NO_WAY: u64 = 99;
-    let args = match access {
-        Access::Write => [0, 0, addr, 8, 0, 0],
-        Access::Read => [NO_WAY, addr, 0, 8, 0, 0],
-    };
-    // SAFETY: writes the mask to memory where the caller is about to write anyway, or reads it. No mask is changed.
-    let answer = unsafe { syscall(nr::RT_SIGPROCMASK, args) };
-    answer != -i64::from(Errno::EFAULT.0)
 }
 
 /// The floating-point and vector state in a signal frame.

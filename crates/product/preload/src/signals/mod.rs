@@ -10,24 +10,27 @@
 //! All other signals are the kernel's, but their handlers start in ours too: [`frame`] says how a handler starts and ends, and
 //! [`actions`] has what the program installed.
 //!
+//! Layers: below are the ground and [`fault`], which the handler of SIGBUS asks first. What a thread's record keeps for its signals
+//! is data of the ground ([`crate::ground::thread::pending`], [`actions`]).
+//!
 //! The alternate stack that the kernel knows is ours, on every thread; the program's own is kept here ([`altstack`]).
 
-pub mod actions;
 mod altstack;
 pub mod frame;
 pub mod pretended;
 pub mod steps;
 pub mod waits;
 
-use crate::dispatch::net;
+use crate::fault::{self, Served};
+use crate::ground::net::net;
 use crate::ground::own_threads::{knock, rights};
 use crate::ground::report;
 use crate::ground::runtime::uninterrupted;
 use crate::ground::thread;
-use actions::{SIG_DFL, SIG_IGN, SIGNALS, is_handler};
+use crate::ground::thread::actions::{self, SIG_DFL, SIG_IGN, SIGNALS, is_handler};
+use crate::ground::thread::pending::{OURS, place};
 use farshore_catch::entry;
 use farshore_net::buffers::{self, Memory, PinSet, careful};
-use farshore_net::calls::NEEDED_SIGNALS;
 use farshore_sys::guarded;
 use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
 use farshore_sys::signal::{
@@ -36,28 +39,15 @@ use farshore_sys::signal::{
 
 type Args = [u64; 6];
 
-/// The signals that Farshore needs.
-pub const OURS: SigSet = SigSet(NEEDED_SIGNALS);
-
 const RT_SIGPENDING: u64 = 127;
 const RT_SIGTIMEDWAIT: u64 = 128;
 /// Flags of an action that the kernel acts on; we act on the others.
 const KERNELS_FLAGS: u64 = flags::RESTART | flags::RESETHAND | 0x1 | 0x2;
 
-/// Which of [`OURS`].
-fn place(signal: u32) -> Option<usize> {
-    match signal {
-        SIGBUS => Some(0),
-        SIGSEGV => Some(1),
-        SIGSYS => Some(2),
-        _ => None,
-    }
-}
-
 /// Our handlers of [`OURS`].
 fn handler_of(signal: u32) -> u64 {
     match signal {
-        SIGBUS => crate::fault::on_sigbus as Handler as *const () as u64,
+        SIGBUS => on_sigbus as Handler as *const () as u64,
         SIGSEGV => on_sigsegv as Handler as *const () as u64,
         _ => farshore_catch::entry::on_sigsys as *const () as u64,
     }
@@ -110,6 +100,22 @@ fn kernels_action(action: &Action) -> Action {
     }
 }
 
+/// The handler of SIGBUS: a fault, a signal that tells us something, or the program's.
+unsafe extern "C" fn on_sigbus(_signal: i32, info: *mut SigInfo, context: *mut UContext) {
+    // SAFETY: the kernel passes it, on this stack, to this call alone.
+    let info = unsafe { &*info };
+    // SAFETY: as above.
+    let context = unsafe { &mut *context };
+    if entry::edge::at_end(context) {
+        return;
+    }
+    match fault::serve(info, context) {
+        Served::Yes => {}
+        Served::NotOurs => deliver(SIGBUS, info, context),
+        Served::No => deliver(SIGBUS, &SigInfo::of_bad_access(info.fault_address()), context),
+    }
+}
+
 /// The handler of SIGSEGV: a guarded access of ours, or the program's.
 unsafe extern "C" fn on_sigsegv(_signal: i32, info: *mut SigInfo, context: *mut UContext) {
     // SAFETY: the kernel passes it, valid until the handler returns.
@@ -145,9 +151,7 @@ pub fn deliver(signal: u32, info: &SigInfo, context: &mut UContext) {
         let _ = signal::queue_again(getpid(), gettid(), info);
         return;
     }
-    let Some(thread) = thread::current().or_else(|| thread::adopt(false)) else {
-        report::abort(format_args!("no memory for the record of a thread"));
-    };
+    let thread = thread::current_or_new();
     match (thread.internal, sent) {
         // The kernel chose one of our threads: it is for the program.
         (true, true) => return pretended::offer(info),
@@ -406,7 +410,7 @@ fn rt_sigprocmask(args: &Args) -> i64 {
 
 fn rt_sigpending(args: &Args) -> i64 {
     let [set, size, ..] = *args;
-    let Some(thread) = thread::current().filter(|_| size == 8) else { return crate::dispatch::pinned(RT_SIGPENDING, args) };
+    let Some(thread) = thread::current().filter(|_| size == 8) else { return crate::ground::net::pinned(RT_SIGPENDING, args) };
     let mut pending = 0u64;
     let answer = raw(RT_SIGPENDING, &[&raw mut pending as u64, 8, 0, 0, 0, 0]);
     pending |= pretended::waiting(thread).0;

@@ -16,10 +16,10 @@
 //!
 //! A *fault* whose signal is pretended to be blocked ends the process, as natively.
 
-use super::{OURS, altstack};
+use super::altstack;
 use crate::ground::runtime::uninterrupted;
+use crate::ground::thread::pending::{OURS, Waiting};
 use crate::ground::thread::{self, Shared, Thread};
-use core::cell::Cell;
 use farshore_catch::entry::edge;
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, getpid, gettid};
@@ -115,37 +115,6 @@ pub(super) fn change_in_call(thread: &Thread, to: SigSet) {
 pub fn inherit(thread: &Thread, mask: SigSet) {
     thread.shared.pretend(SigSet(mask.0 & OURS.0));
     send_again(thread, SigSet(OURS.0 & !mask.0));
-}
-
-/// Signals of ours that wait, one of each kind.
-#[derive(Debug)]
-pub struct Waiting([Cell<Option<SigInfo>>; 3]);
-
-impl Waiting {
-    /// None.
-    pub const fn new() -> Waiting {
-        Waiting([const { Cell::new(None) }; 3])
-    }
-
-    fn set(&self) -> SigSet {
-        self.0.iter().filter_map(Cell::get).fold(SigSet::EMPTY, |set, info| set.with(info.signal() as u32))
-    }
-
-    /// Takes one of those that are wanted, that with the lowest number. With all signals blocked, as for all that changes it.
-    fn take(&self, wanted: SigSet) -> Option<SigInfo> {
-        self.0.iter().find(|w| w.get().is_some_and(|info| wanted.contains(info.signal() as u32)))?.take()
-    }
-
-    fn put(&self, info: &SigInfo) {
-        if let Some(place) = super::place(info.signal() as u32) {
-            let waits = &self.0[place];
-            waits.set(waits.get().or(Some(*info)));
-        }
-    }
-
-    fn clear(&self) {
-        self.0.iter().for_each(|waits| waits.set(None));
-    }
 }
 
 /// Those that were sent to the process.

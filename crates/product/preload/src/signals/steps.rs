@@ -5,11 +5,12 @@
 //! SIGSYS handler opens the thread's selector, sets `rip` back to the `syscall`, and sets the trap flag. The trap comes one instruction behind the call, which is
 //! the kernel's too, and closes the selector. Meanwhile all signals are blocked but those of faults, and the words of the stack that the kernel reads and writes stay in place.
 
-use super::frame::Pages;
-use super::{OURS, action_of, actions, frame, pretended, restart_of};
+use super::{action_of, frame, pretended, restart_of};
+use crate::ground::kept::Pages;
 use crate::ground::report;
 use crate::ground::runtime::uninterrupted;
-use crate::ground::thread::{self, Thread};
+use crate::ground::thread::pending::{OURS, Step};
+use crate::ground::thread::{self, Thread, actions};
 use core::sync::atomic::Ordering;
 use farshore_core::page::Access;
 use farshore_sys::signal::{self, Handler, Reg, SigInfo, SigSet, UContext};
@@ -20,14 +21,6 @@ const TRAP_TRACE: i32 = 2;
 const TRAP: u64 = 1 << 8;
 /// What both calls have pushed, and more than they look at.
 const WORDS: u64 = 64;
-
-/// A thread makes a call at its place.
-#[derive(Debug)]
-pub struct Step {
-    saved: SigSet,
-    trapped_itself: bool,
-    pages: Option<Pages>,
-}
 
 /// Whether the kernel's action of a signal is ours because of that, whatever the program sets.
 pub(super) fn has_taken(signal: u32) -> bool {

@@ -12,11 +12,12 @@
 //! Both end with `EINTR` when a signal of ours comes that the program has blocked and so must not notice. They are made again then, with the
 //! time that is left.
 
-use super::{Args, OURS, pretended};
-use crate::dispatch::net;
+use super::{Args, pretended};
+use crate::ground::net::net;
 use crate::ground::own_threads::knock;
 use crate::ground::runtime::uninterrupted;
 use crate::ground::thread;
+use crate::ground::thread::pending::{OURS, Suspended};
 use farshore_catch::entry;
 use farshore_core::seams::Clock as _;
 use farshore_net::buffers::{self, Memory as _, PinSet};
@@ -31,15 +32,6 @@ const EPOLL_WAIT: u64 = 232;
 const EPOLL_PWAIT: u64 = 281;
 const EPOLL_PWAIT2: u64 = 441;
 const SECOND: u64 = 1_000_000_000;
-
-/// A call that has a mask for its time is under way.
-#[derive(Clone, Copy, Debug)]
-pub struct Suspended {
-    /// What the program thinks blocked before and after.
-    pub saved: SigSet,
-    /// What it wants blocked meanwhile.
-    pub during: SigSet,
-}
 
 /// Makes `epoll_wait` or one of its like, without a mask. Where it ends with `EINTR` and no handler of the program is to run it is made again: to the kernel a signal that
 /// the program ignores is not ignored while one of its threads is in a handler of ours, which blocks it, and it wakes another one.
@@ -125,10 +117,10 @@ pub(super) fn timed_wait(args: &Args) -> i64 {
     let [set, info_at, timeout, size, ..] = *args;
     let wanted = match super::read::<u64>(set) {
         Some(bits) if size == 8 => bits,
-        _ => return crate::dispatch::pinned(RT_SIGTIMEDWAIT, args),
+        _ => return crate::ground::net::pinned(RT_SIGTIMEDWAIT, args),
     };
     if wanted & OURS.0 == 0 || thread::current().is_none() {
-        return crate::dispatch::pinned(RT_SIGTIMEDWAIT, args);
+        return crate::ground::net::pinned(RT_SIGTIMEDWAIT, args);
     }
     let mut time = [0u64; 2];
     if timeout != 0 {

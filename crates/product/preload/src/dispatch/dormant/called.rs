@@ -7,9 +7,10 @@
 //! `epoll_wait` and its like with a time do not go on, and end as when a debugger attaches (signal(7)). While the program blocks
 //! the signal, or all of them, the process stays dormant.
 
-use crate::dispatch::net;
-use crate::dispatch::{dormant, start};
+use crate::dispatch::dormant;
+use crate::ground::net::net;
 use crate::ground::own_threads::knock;
+use crate::ground::text;
 use crate::signals;
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -86,9 +87,9 @@ unsafe extern "C" fn on_waker(_signal: i32, _info: *mut SigInfo, context: *mut U
     let context = unsafe { &mut *context };
     let site = context.get(Reg::Rip);
     let ended = context.get(Reg::Rax) as i64 == EINTR;
-    let to_be_made = !start::is_own_text(site) && edge::is_to_be_made(site);
+    let to_be_made = !text::is_ours(site) && edge::is_to_be_made(site);
     // This must be read before a jump lies over it.
-    let number = if ended && !start::is_own_text(site) { patch::number_before(site) } else { None };
+    let number = if ended && !text::is_ours(site) { patch::number_before(site) } else { None };
     if !dormant::wake_called(context.mask(), core::ptr::from_ref(context) as u64) {
         return;
     }
@@ -106,7 +107,7 @@ unsafe extern "C" fn on_waker(_signal: i32, _info: *mut SigInfo, context: *mut U
             keep_what_is_written(number, context);
             knock::go_on_with(context, number, edge::made_again_at(site));
         }
-        None if start::is_own_text(site) => knock::go_on(context),
+        None if text::is_ours(site) => knock::go_on(context),
         None => edge::resume_in_stub(context),
     }
 }

@@ -18,10 +18,9 @@
 //! | `semtimedop`, `rt_sigtimedwait`, … with a time | `EINTR`, as natively whenever the process is stopped and continued, or a debugger attaches (signal(7)) |
 
 use super::{STOP, start_late};
-use crate::dispatch::start;
-use crate::ground::report;
+use crate::ground::above::{Above, Library};
 use crate::ground::runtime::{Runtime, runtime};
-use crate::ground::socket;
+use crate::ground::{parts, report, socket, text};
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use farshore_catch::entry::edge;
@@ -67,9 +66,9 @@ pub fn listen(runtime: &Runtime) {
     match socket::listen() {
         Ok(listener) => {
             OWNER.store(rustix::process::geteuid().as_raw(), Ordering::Release);
-            LISTENER.store(start::raise(listener).into_raw(), Ordering::Release);
+            LISTENER.store(parts::raise(listener).into_raw(), Ordering::Release);
             runtime.note_own_fds();
-            crate::family::name_socket();
+            Library::name_socket();
         }
         Err(why) => report::line(format_args!("{why}")),
     }
@@ -208,7 +207,7 @@ pub fn go_on(context: &mut UContext) {
     const EINTR: i64 = -4;
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     let at = context.get(Reg::Rip);
-    if context.get(Reg::Rax) as i64 != EINTR || !start::is_own_text(at) || !start::is_own_text(at.wrapping_sub(2)) {
+    if context.get(Reg::Rax) as i64 != EINTR || !text::is_ours(at) || !text::is_ours(at.wrapping_sub(2)) {
         return;
     }
     let before = core::ptr::with_exposed_provenance::<[u8; 2]>((at - 2) as usize);

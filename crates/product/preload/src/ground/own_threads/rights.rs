@@ -12,12 +12,10 @@
 //!
 //! **Where they could not be made again** (a filter forbids new threads, or `RLIMIT_NPROC` does), the change is made by each of ours as well, before the program goes on: an
 //! *order*. They get a SIGBUS (which they never block), and [`take_order`] in its handler. What cannot be ordered is refused. Filters reach them by
-//! `SECCOMP_FILTER_FLAG_TSYNC` ([`filters`]).
+//! `SECCOMP_FILTER_FLAG_TSYNC` (`process/filters.rs`).
 
 use crate::ground::runtime::{Runtime, runtime, uninterrupted};
-use crate::ground::{own_threads, report, thread};
-use crate::process;
-use crate::process::filters;
+use crate::ground::{count, own_threads, report, thread};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use farshore_backend::file::set_in_place;
 use farshore_core::sync::Futex as _;
@@ -56,6 +54,9 @@ static OURS: AtomicU32 = AtomicU32::new(0);
 const NOBODYS: u32 = u32::MAX;
 /// `RLIMIT_NPROC` is so low that a thread could hardly be made again.
 static FEW_THREADS: AtomicBool = AtomicBool::new(false);
+
+/// A filter of this process may stop the call that makes a thread.
+static NO_THREADS: AtomicBool = AtomicBool::new(false);
 
 const SETUID: u64 = 105;
 const SETGID: u64 = 106;
@@ -137,7 +138,7 @@ pub fn change(number: u64, args: &[u64; 6], make: impl Fn() -> i64, order: impl 
     if what == Change::None || thread.is_guest() {
         return make();
     }
-    let alone = process::has_one_thread();
+    let alone = count::has_one_thread();
     if what != Change::Ordered && !can_be_made_again() && has_threads() && uninterrupted(|| would_be_left(thread)) {
         const EPERM: i64 = -1;
         report::line(format_args!(
@@ -219,7 +220,12 @@ pub fn are_made_by_this_thread() {
 
 /// Whether threads that end now could be made again later.
 pub fn can_be_made_again() -> bool {
-    !filters::stops_new_threads() && !FEW_THREADS.load(Ordering::Relaxed)
+    !NO_THREADS.load(Ordering::Relaxed) && !FEW_THREADS.load(Ordering::Relaxed)
+}
+
+/// A filter of this process may stop the call that makes a thread: from now on none is counted on.
+pub fn stop_new_threads() {
+    NO_THREADS.store(true, Ordering::Relaxed);
 }
 
 /// The program's limit of processes is so low, or is not any more, that threads can hardly be made.

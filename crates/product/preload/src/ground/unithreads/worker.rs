@@ -16,7 +16,6 @@ use super::{Record, Table};
 use crate::ground::report;
 use crate::ground::runtime::{Runtime, runtime};
 use crate::ground::thread::{self, Thread};
-use crate::signals;
 use core::cell::{Cell, RefCell};
 use farshore_core::joint::{Desk, Scheduler};
 use farshore_core::page::{Access, Page};
@@ -55,7 +54,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(scheduler: Scheduler, table: &'static Table) -> Worker {
+    pub fn new(scheduler: Scheduler, table: &'static Table) -> Worker {
         // Each unithread has one fault at most: nothing grows at work.
         let room = table.count as usize;
         Worker {
@@ -68,11 +67,11 @@ impl Worker {
         }
     }
 
-    pub(super) fn desk(&self) -> &Desk {
+    pub fn desk(&self) -> &Desk {
         &self.desk
     }
 
-    pub(super) fn assert_idle(&self) {
+    pub fn assert_idle(&self) {
         assert!(self.desk.under_way.get() == 0, "a worker ends with {} fetches under way", self.desk.under_way.get());
     }
 
@@ -92,7 +91,7 @@ impl Worker {
         context: &mut UContext,
     ) -> Way {
         // Our own code, which copies from or to the program's memory, may have something in its hands.
-        if crate::dispatch::start::is_own_text(context.get(Reg::Rip)) || !resume::can_save(context) {
+        if crate::ground::text::is_ours(context.get(Reg::Rip)) || !resume::can_save(context) {
             return Way::InPlace;
         }
         let (instruction, stack, mask) = (context.get(Reg::Rip), context.get(Reg::Rsp), context.mask().0);
@@ -205,14 +204,14 @@ impl Worker {
     }
 
     /// A read of unithread `index`'s has ended.
-    pub(super) fn completed(&self, index: u32, result: i32) {
+    pub fn completed(&self, index: u32, result: i32) {
         if let Some(runtime) = runtime() {
             self.go_on(runtime, index, result);
         }
     }
 
     /// Takes on what waits for a time that is over, or for something that may have happened.
-    pub(super) fn tick(&self) {
+    pub fn tick(&self) {
         let Some(runtime) = runtime() else { return };
         let now = runtime.engine.clock.now_ns();
         while let Some(index) = self.next_due(now) {
@@ -260,7 +259,7 @@ impl Worker {
     fn settle_all(&self) {
         self.settling.set(true);
         // The scheduler makes system calls, and this may be one.
-        let mask = signal::sigprocmask(How::Block, SigSet(!signals::OURS.0));
+        let mask = signal::sigprocmask(How::Block, SigSet(!thread::pending::OURS.0));
         thread::nested(|| {
             while self.owners() > 0 {
                 // SAFETY: `attach`'s condition.
@@ -275,7 +274,7 @@ impl Worker {
     }
 
     /// A unithread waits for its token.
-    pub(super) fn park(&self, token: u64) {
+    pub fn park(&self, token: u64) {
         // SAFETY: `attach`'s condition.
         unsafe { (self.scheduler.park)(self.scheduler.worker, token) };
     }

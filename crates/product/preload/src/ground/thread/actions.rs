@@ -1,7 +1,7 @@
 //! What the program has installed for each signal.
 //!
-//! The kernel starts one handler of ours ([`super::frame::on_signal`]) for every handler of the program, so what the program gave is
-//! kept here: for all signals, also for [`super::OURS`], whose handlers the kernel never gets to know.
+//! The kernel starts one handler of ours (`on_signal` in `signals/frame.rs`) for every handler of the program, so what the program gave is
+//! kept here: for all signals, also for [`OURS`](super::pending::OURS), whose handlers the kernel never gets to know.
 //!
 //! Two locks. One makes a change of the kernel's action and of the table one step; it is held across that system call, and never
 //! taken by handlers. The other is held for a copy. Both with all signals blocked.
@@ -15,9 +15,9 @@ use farshore_sys::lock::Mutex;
 use farshore_sys::signal::{Action, SigSet, flags};
 
 /// Signals are numbered from 1 to 64.
-pub(super) const SIGNALS: usize = 65;
-pub(super) const SIG_DFL: u64 = 0;
-pub(super) const SIG_IGN: u64 = 1;
+pub const SIGNALS: usize = 65;
+pub const SIG_DFL: u64 = 0;
+pub const SIG_IGN: u64 = 1;
 
 /// The flags that the kernel keeps; others read back as 0.
 const FLAGS: u64 =
@@ -37,8 +37,8 @@ struct Entry {
 pub struct Actions {
     setting: Mutex<()>,
     table: Mutex<[Entry; SIGNALS]>,
-    /// See [`super::steps::has_taken`].
-    pub(super) trap_taken: AtomicBool,
+    /// See `signals/steps.rs`.
+    pub trap_taken: AtomicBool,
 }
 
 /// Those of the process that the memory belongs to.
@@ -49,7 +49,7 @@ static OWNERS: Actions = Actions {
 };
 
 /// Those of the calling thread's process.
-pub(super) fn mine() -> &'static Actions {
+pub fn mine() -> &'static Actions {
     thread::current().and_then(|thread| thread.actions.get()).unwrap_or(&OWNERS)
 }
 
@@ -66,7 +66,7 @@ pub fn begin_own(place: &'static Actions, parents: Option<&'static Actions>) -> 
 }
 
 /// In a forked child: the memory, and so the table, are its process' own.
-pub(super) fn become_owners() {
+pub fn become_owners() {
     let Some(own) = thread::current().and_then(|thread| thread.actions.take()) else { return };
     let copy = own.table.with(|table| *table);
     OWNERS.table.with(|table| *table = copy);
@@ -74,27 +74,27 @@ pub(super) fn become_owners() {
 }
 
 /// Whether an action is a handler, not the default and not to be ignored.
-pub(super) fn is_handler(action: &Action) -> bool {
+pub fn is_handler(action: &Action) -> bool {
     action.handler > SIG_IGN
 }
 
 /// Runs `f` while no other thread changes an action. With all signals blocked.
-pub(super) fn setting<R>(f: impl FnOnce() -> R) -> R {
+pub fn setting<R>(f: impl FnOnce() -> R) -> R {
     mine().setting.with(|()| f())
 }
 
 /// What was set for `signal` last. With all signals blocked.
-pub(super) fn get(signal: u32) -> Action {
+pub fn get(signal: u32) -> Action {
     mine().table.with(|table| table[signal as usize].set)
 }
 
 /// The handler that was set for `signal` last. With all signals blocked.
-pub(super) fn last_handler(signal: u32) -> Action {
+pub fn last_handler(signal: u32) -> Action {
     mine().table.with(|table| table[signal as usize].handler)
 }
 
 /// Notes what was set, in the form in which it reads back; what was set before. With all signals blocked.
-pub(super) fn put(signal: u32, action: Action) -> Action {
+pub fn put(signal: u32, action: Action) -> Action {
     let kept = Action { flags: action.flags & FLAGS, mask: SigSet(action.mask.0 & !UNBLOCKABLE.0), ..action };
     mine().table.with(|table| {
         let entry = &mut table[signal as usize];
@@ -105,9 +105,9 @@ pub(super) fn put(signal: u32, action: Action) -> Action {
     })
 }
 
-/// The action for a signal of [`super::OURS`] that is about to be delivered, which resets one that asks for it. With all signals
+/// The action for a signal of [`OURS`](super::pending::OURS) that is about to be delivered, which resets one that asks for it. With all signals
 /// blocked.
-pub(super) fn take(signal: u32) -> Action {
+pub fn take(signal: u32) -> Action {
     mine().table.with(|table| {
         let set = &mut table[signal as usize].set;
         let action = *set;
@@ -119,7 +119,7 @@ pub(super) fn take(signal: u32) -> Action {
 }
 
 /// Keeps the tables as they are, for the time of a fork: a guest's child has the owner's too.
-pub(super) fn acquire() {
+pub fn acquire() {
     each(|actions| {
         actions.setting.acquire();
         actions.table.acquire();
@@ -127,7 +127,7 @@ pub(super) fn acquire() {
 }
 
 /// Ends that, in the parent or in the child.
-pub(super) fn release() {
+pub fn release() {
     each(|actions| {
         actions.table.release();
         actions.setting.release();

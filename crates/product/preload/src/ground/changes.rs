@@ -1,0 +1,93 @@
+//! Which swap spaces were asked to come and go, and what has become of that. `control/spaces.rs` does the work.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use farshore_config::SwapSpec;
+use farshore_sys::lock::Mutex;
+
+/// Changes that are remembered when they have ended.
+const REMEMBERED: usize = 64;
+
+/// What was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    /// A space comes.
+    Add,
+    /// This one goes.
+    Drain(usize),
+}
+
+/// What has become of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum State {
+    Waits,
+    UnderWay,
+    Done,
+    /// Why not, in a line.
+    Failed(String),
+}
+
+#[derive(Debug)]
+pub struct Asked {
+    pub id: u64,
+    pub spec: SwapSpec,
+    pub what: What,
+    pub state: State,
+}
+
+/// All changes of this process, in order.
+#[derive(Debug)]
+pub struct Changes {
+    pub list: Mutex<Vec<Asked>>,
+    /// Spaces that wait to be added.
+    waiting: AtomicU32,
+}
+
+impl Changes {
+    /// None yet.
+    pub const fn new() -> Changes {
+        Changes { list: Mutex::new(Vec::new()), waiting: AtomicU32::new(0) }
+    }
+
+    /// Whether some were not begun.
+    pub fn are_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+    }
+
+    /// Notes a change. Its number.
+    pub fn note(&self, spec: SwapSpec, what: What, state: State) -> u64 {
+        self.list.with(|list| {
+            let id = list.last().map_or(1, |last| last.id + 1);
+            if list.len() >= REMEMBERED
+                && let Some(oldest) = list.iter().position(|asked| matches!(asked.state, State::Done | State::Failed(_)))
+            {
+                list.remove(oldest);
+            }
+            if state == State::Waits {
+                self.waiting.fetch_add(1, Ordering::Release);
+            }
+            list.push(Asked { id, spec, what, state });
+            id
+        })
+    }
+
+    /// The oldest that waits is under way now.
+    pub fn begin_next(&self) -> Option<(u64, SwapSpec)> {
+        if self.waiting.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.list.with(|list| {
+            let next = list.iter_mut().find(|asked| asked.state == State::Waits)?;
+            next.state = State::UnderWay;
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            Some((next.id, next.spec.clone()))
+        })
+    }
+
+    pub fn end(&self, which: impl Fn(&Asked) -> bool, result: Result<(), String>) {
+        let state = result.map_or_else(State::Failed, |()| State::Done);
+        self.list.with(|list| {
+            let under_way = list.iter_mut().filter(|asked| asked.state == State::UnderWay && which(asked));
+            under_way.for_each(|asked| asked.state.clone_from(&state));
+        });
+    }
+}
