@@ -320,7 +320,7 @@ impl<W: World> Engine<W> {
 
     /// Whether there are enough frames for all managed pages and this many more, should all of them be touched.
     pub fn would_fit(&self, more: u64) -> bool {
-        self.frames().debt() == 0 && self.stats.managed.load(Ordering::Relaxed).saturating_add(more) <= self.frames().limit()
+        self.frames().debt() == 0 && self.stats.managed().saturating_add(more) <= self.frames().limit()
     }
 }
 

@@ -7,12 +7,13 @@
 //!  prefetch      ── what a prefetcher is, and its requests
 //!  evict/pipeline── evictor threads: select, protect, copy out, unmap, write, retire
 //!  evict/control ── how hard they work: batch, writes in flight, evictors awake
+//!  evict/pace    ── which of them are awake, and what they sleep on
 //!  evict/partition─ which granules an evictor looks at next
 //!  evict/stage   ── the RAM in which pages wait for their write, and for a second chance
 //!  budget        ── the memory limit: its division, frames, watermarks
 //!  space         ── munmap, madvise, mremap, mlock: pages change owner or name
 //!  moving        ── the addresses that a page move fills at the moment
-//!  health        ── which swap spaces work, and what is done about one that does not
+//!  health        ── which swap spaces work, what is done about one that does not, transfers under way
 //!  drain         ── swap spaces that come and go while the program runs
 //!  giving        ── room on the disk that is not needed any more
 //!  fork          ── a quiet moment for the parent, an engine for the child
@@ -76,8 +77,13 @@ use moving::Moving;
 use prefetch::Requests;
 use stats::Stats;
 
-/// The engine of one process.
+/// The engine of one process: the sum of its parts, each of which states at its head what it keeps. The methods of the engine are
+/// what takes several of them.
+///
+/// Words that one core reads at each fault and another one writes lie in different cache lines: a part pads the words that it
+/// writes. What lies beside each other here is written never, or together.
 pub struct Engine<W: World> {
+    // What it stands on.
     /// Page tables of the program.
     pub kernel: W::Kernel,
     /// Swap space.
@@ -88,27 +94,33 @@ pub struct Engine<W: World> {
     pub clock: W::Clock,
     /// Sleeping.
     pub futex: W::Futex,
+
+    // Pages, and what they are in.
     /// Page words.
     pub table: PageTable,
+    /// Where threads wait for a page that another thread owns.
+    waits: WaitTable,
+    /// The addresses that a page move fills at the moment.
+    moving: Moving,
     /// The memory limit: frames, and when they are short.
     budget: Budget,
     /// Slots of the swap space.
     pub slots: SlotMap,
     /// Which swap spaces work.
     pub health: Health,
-    /// Counters.
-    pub stats: Stats,
-    waits: WaitTable,
-    /// Threads that read ahead have work.
-    requests: Requests,
+
+    // Threads of its own, and how all stop.
     /// What evictors share: their pace, lists and stages.
     evictors: Evictors,
-    /// Pages whose words `relocate` is setting at the moment.
-    moving: Moving,
-    /// How faults and evictors stop while the process forks.
-    quiet: Quiet,
+    /// What threads that read ahead are asked for.
+    requests: Requests,
     /// The thread that empties swap spaces, and gives room back.
     drainer: Drainer,
+    /// How faults and evictors stop while the process forks.
+    quiet: Quiet,
+
+    /// Counters.
+    pub stats: Stats,
 }
 
 /// The core that memory calls count on: they are rare beside faults, and do not know where they run.
@@ -158,16 +170,16 @@ impl<W: World> Engine<W> {
             clock,
             futex,
             table: PageTable::new(),
+            waits: WaitTable::new(),
+            moving: Moving::default(),
             budget: Budget::new(sizes, shape.cores, control.margin()),
             slots,
-            stats: Stats::new(shape.cores),
-            waits: WaitTable::new(),
-            requests: Requests::default(),
-            evictors: Evictors::new(control, partitions, stages),
-            moving: Moving::default(),
-            quiet: Quiet::new(shape.cores),
-            drainer: Drainer::default(),
             health,
+            evictors: Evictors::new(control, partitions, stages),
+            requests: Requests::default(),
+            drainer: Drainer::default(),
+            quiet: Quiet::new(shape.cores),
+            stats: Stats::new(shape.cores),
         }
     }
 

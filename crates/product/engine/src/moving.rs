@@ -6,11 +6,16 @@
 use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::page::{Page, PageRange};
+use farshore_core::sync::Padded;
 use farshore_core::sync::plain::AtomicU64;
 
 /// See the module's head.
 #[derive(Debug, Default)]
-pub(crate) struct Moving {
+pub(crate) struct Moving(Padded<Range>);
+
+/// Pages; `end` is 0 while there is no move. First touches read it: it has a line of its own.
+#[derive(Debug, Default)]
+struct Range {
     start: AtomicU64,
     end: AtomicU64,
 }
@@ -18,19 +23,21 @@ pub(crate) struct Moving {
 impl Moving {
     /// A move to `range` begins: to be called before its pages are managed.
     pub(crate) fn begin(&self, range: PageRange) {
-        self.start.store(range.start.0, Ordering::Release);
-        self.end.store(range.end.0, Ordering::Release);
+        self.0.start.store(range.start.0, Ordering::Release);
+        self.0.end.store(range.end.0, Ordering::Release);
     }
 
     /// All words of the range are set.
     pub(crate) fn end(&self) {
-        self.end.store(0, Ordering::Release);
+        self.0.end.store(0, Ordering::Release);
     }
 
     /// Whether a move to `page` is under way.
     #[inline]
     pub(crate) fn contains(&self, page: Page) -> bool {
-        !is_planted(Canary::Moving) && page.0 < self.end.load(Ordering::Acquire) && self.start.load(Ordering::Acquire) <= page.0
+        !is_planted(Canary::Moving)
+            && page.0 < self.0.end.load(Ordering::Acquire)
+            && self.0.start.load(Ordering::Acquire) <= page.0
     }
 }
 

@@ -76,10 +76,15 @@ struct PerCore {
 #[derive(Debug)]
 pub struct Stats {
     cores: Box<[Padded<PerCore>]>,
-    /// Pages managed now, and at most.
-    pub managed: AtomicU64,
-    /// See [`Stats::managed`].
-    pub managed_peak: AtomicU64,
+    /// Memory calls write these; faults read where the counters of their core are.
+    managed: Padded<Managed>,
+}
+
+/// Pages managed now, and at most.
+#[derive(Debug, Default)]
+struct Managed {
+    now: AtomicU64,
+    peak: AtomicU64,
 }
 
 /// Percentiles of the time from a fault's arrival in the handler to its end, nanoseconds.
@@ -120,11 +125,9 @@ impl Stats {
                 latency_max: AtomicU64::new(0),
             })
         };
-        let zero = || AtomicU64::new(0);
         Stats {
             cores: (0..cores.clamp(1, 64)).map(|_| per_core()).collect::<Vec<_>>().into_boxed_slice(),
-            managed: zero(),
-            managed_peak: zero(),
+            managed: Padded::default(),
         }
     }
 
@@ -159,10 +162,20 @@ impl Stats {
 
     /// Pages became managed (positive) or stopped (negative).
     pub fn manage(&self, pages: i64) {
-        let now = self.managed.fetch_add(pages as u64, Ordering::Relaxed).wrapping_add(pages as u64);
+        let now = self.managed.now.fetch_add(pages as u64, Ordering::Relaxed).wrapping_add(pages as u64);
         if pages > 0 {
-            self.managed_peak.fetch_max(now, Ordering::Relaxed);
+            self.managed.peak.fetch_max(now, Ordering::Relaxed);
         }
+    }
+
+    /// Pages that are managed now.
+    pub fn managed(&self) -> u64 {
+        self.managed.now.load(Ordering::Relaxed)
+    }
+
+    /// The most pages that ever were managed.
+    pub fn managed_peak(&self) -> u64 {
+        self.managed.peak.load(Ordering::Relaxed)
     }
 
     /// Percentiles of all faults so far.
@@ -198,6 +211,15 @@ mod tests {
             last = last.max(bucket(ns));
         }
         assert!(last < BUCKETS);
+    }
+
+    #[test]
+    fn the_peak_of_managed_pages_stays() {
+        let s = Stats::new(1);
+        s.manage(512);
+        s.manage(-500);
+        s.manage(100);
+        assert_eq!((s.managed(), s.managed_peak()), (112, 512));
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub fn quiet(rig: &Rig) {
     if engine.slots.live() != sums.slots {
         broken(0, &format!("{} slots are in use, {} are named: slots leak", engine.slots.live(), sums.slots));
     }
-    let counted = engine.stats.managed.load(std::sync::atomic::Ordering::Relaxed);
+    let counted = engine.stats.managed();
     if counted != managed {
         broken(0, &format!("{counted} pages are counted as managed, {managed} are"));
     }

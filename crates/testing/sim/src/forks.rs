@@ -23,7 +23,6 @@ use farshore_engine::Shape;
 use farshore_engine::fork::Inheritance;
 use std::collections::BTreeSet;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 /// Children alive at a time.
 const CHILDREN_MAX: usize = 3;
@@ -98,13 +97,7 @@ fn make_child(rig: &Rc<Rig>) {
         Shape { memory: MEMORY_LIMIT_MIN, evictors: 1, cores: 1, nodes: farshore_engine::Nodes::ONE, wanted: Default::default() };
     let staging = Box::into_raw(vec![PageBuf::ZERO; shape.sizes().stages as usize].into_boxed_slice());
     let _ = slots.begin_own(None);
-    let from = Inheritance {
-        table,
-        slots,
-        stages: parent.stages(),
-        managed: parent.stats.managed.load(Ordering::Relaxed),
-        keep_pins: false,
-    };
+    let from = Inheritance { table, slots, stages: parent.stages(), managed: parent.stats.managed(), keep_pins: false };
     let backend = SimBackend { spaces: parent.backend.spaces, is_childs: true };
     // SAFETY: `staging` is that many aligned writable pages, given to no other engine, freed after the engine; the parent is
     // quiet.

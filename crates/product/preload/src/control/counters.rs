@@ -111,7 +111,6 @@ impl Runtime {
 impl Target for Runtime {
     fn stats(&self) -> stats::Stats {
         let engine = &self.engine;
-        let counter = |c: &core::sync::atomic::AtomicU64| c.load(Ordering::Relaxed);
         let (read, written) = (engine.stats.total(Count::PagesIn), engine.stats.total(Count::PagesOut));
         let issued = engine.stats.total(Count::Prefetched);
         let used = engine.stats.total(Count::PrefetchUsed).min(issued);
@@ -125,8 +124,8 @@ impl Target for Runtime {
             fault_mode: self.options.fault.to_string(),
             uptime_ns: engine.clock.now_ns().saturating_sub(self.started_ns),
             memory_limit_bytes: family::limit(self),
-            managed_bytes: counter(&engine.stats.managed) * 4096,
-            managed_bytes_peak: counter(&engine.stats.managed_peak) * 4096,
+            managed_bytes: engine.stats.managed() * 4096,
+            managed_bytes_peak: engine.stats.managed_peak() * 4096,
             resident_bytes: engine.resident_bytes(),
             resident_bytes_peak: engine.resident_bytes_peak(),
             overhead_bytes: overhead,

@@ -176,13 +176,8 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> R
     let mut slots = unsafe { core::ptr::read(&raw const old.slots) };
     let first_own = slots.begin_own(old.backend.capacity());
     let thread = thread::current().ok_or("the thread that forked has no record")?;
-    let from = Inheritance {
-        table,
-        slots,
-        stages: old.stages(),
-        managed: old.stats.managed.load(Ordering::Relaxed),
-        keep_pins: !thread.held.is_complete(),
-    };
+    let from =
+        Inheritance { table, slots, stages: old.stages(), managed: old.stats.managed(), keep_pins: !thread.held.is_complete() };
     let keep_pins = from.keep_pins;
     // Locks are not inherited.
     old.backend.lock_keys().map_err(|why| why.to_string())?;
