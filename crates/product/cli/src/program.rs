@@ -182,7 +182,7 @@ fn of_elf(elf: Elf) -> String {
             format!("is an ELF file but not a program ({kind}): name a program")
         }
         Elf::Program { .. } => {
-            "is a static program, which loads no library and so not Farshore's: use a dynamically linked build of it".to_string()
+            "is a static program (or a shared library), which loads no library and so not Farshore's: use a dynamically linked build of it".to_string()
         }
     }
 }

@@ -69,7 +69,7 @@ fn one_line(error: &clap::Error, words: &Words) -> String {
             let near = context(ContextKind::SuggestedArg);
             let hint = if near.is_empty() { String::new() } else { format!("did you mean '{near}'? ") };
             let what = if argument.starts_with('-') { "option" } else { "word" };
-            format!("unknown {what} '{argument}': {hint}see 'farshore --help' or 'farshore COMMAND --help'")
+            format!("unknown {what} '{argument}': {hint}see '{} --help'", command(error))
         }
         ErrorKind::InvalidSubcommand => {
             format!("unknown {first} '{}': use {known}", context(ContextKind::InvalidSubcommand))
@@ -94,9 +94,20 @@ fn one_line(error: &clap::Error, words: &Words) -> String {
         _ => {
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default();
-            format!("{}: see 'farshore --help'", line.strip_prefix("error: ").unwrap_or(line))
+            format!("{}: see '{} --help'", line.strip_prefix("error: ").unwrap_or(line), command(error))
         }
     }
+}
+
+/// The command whose line has the mistake, as one writes it: `farshore run`.
+fn command(error: &clap::Error) -> String {
+    let usage = match error.get(ContextKind::Usage) {
+        Some(ContextValue::StyledStr(usage)) => usage.to_string(),
+        _ => String::new(),
+    };
+    let is_name = |word: &&str| word.starts_with(|first: char| first.is_ascii_lowercase());
+    let words: Vec<&str> = usage.split_whitespace().skip_while(|word| *word != "Usage:").skip(1).take_while(is_name).collect();
+    if words.is_empty() { "farshore".into() } else { words.join(" ") }
 }
 
 /// `--memory` of what clap shows as `--memory <SIZE>`.
@@ -126,12 +137,12 @@ mod tests {
         for (line, told) in [
             (&[][..], "no NAME given: write 'x NAME'"),
             (&["a"], "<OTHER> is missing: give it"),
-            (&["a", "b", "c"], "unknown word 'c': see 'farshore --help' or 'farshore COMMAND --help'"),
+            (&["a", "b", "c"], "unknown word 'c': see 'farshore --help'"),
             (&["--fast", "--fast", "a", "b"], "--fast is given twice: give it once"),
             (&["--fast", "--slow", "a", "b"], "--fast does not go with --slow: leave one of them out"),
             (
                 &["--fats", "a", "b"],
-                "unknown option '--fats': did you mean '--fast'? see 'farshore --help' or 'farshore COMMAND --help'",
+                "unknown option '--fats': did you mean '--fast'? see 'farshore --help'",
             ),
         ] {
             let line = std::iter::once("farshore").chain(line.iter().copied()).map(OsString::from).collect();
