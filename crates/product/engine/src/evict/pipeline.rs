@@ -19,6 +19,7 @@ use super::ring::{Ring, StageState};
 use super::stage::Vacancy;
 use super::writes::{Flight, RETRIES, Write};
 use crate::Engine;
+use crate::fault::guess::learn_write;
 use crate::stats::Count;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -341,7 +342,7 @@ impl<'e, W: World> Evictor<'e, W> {
             }
             let Some(at) = engine.page(victim.page) else { unreachable!("{:?} vanished while it was owned", victim.page) };
             if !victim.dirty {
-                engine.learn_write(at.granule, false);
+                learn_write(at.granule, false);
             }
             engine.release(victim.page, at.word, Release::Leaving { stage, written: !victim.dirty });
         }

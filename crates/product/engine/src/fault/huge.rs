@@ -32,7 +32,7 @@ use farshore_core::seams::{HugePages, Kernel, World};
 use farshore_core::table::PageRef;
 use farshore_core::word::{BeginFault, Release, State, Word};
 
-use super::resolve::protection_epoch;
+use super::epoch::Epoch;
 
 impl<W: World> Engine<W> {
     /// Maps the granule of `page`, which the caller owns and which is untouched, as a huge page, and releases its other pages as
@@ -53,9 +53,9 @@ impl<W: World> Engine<W> {
             self.give_frames(core, frames);
             return None;
         }
-        let epoch = protection_epoch(at.granule);
+        let epoch = Epoch::of(at.granule);
         let mapped = self.kernel.map_huge(page.granule());
-        let protected = self.protection_moved(at.granule, epoch);
+        let protected = epoch.has_moved(at.granule);
         if mapped.is_err() {
             // Asking once is enough: a huge page that cannot be had now (none is free, or the mapping ends here) is not asked for
             // at each touch.

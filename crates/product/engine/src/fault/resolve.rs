@@ -21,14 +21,15 @@
 //! A step never evicts, never writes to a backend, never allocates, never takes a lock (rule 1).
 
 use crate::Engine;
+use crate::fault::epoch::Epoch;
+use crate::fault::guess::{guess_write, learn_write};
 use crate::fault::run::Along;
 use crate::stats::{Count, FaultKind};
-use core::sync::atomic::{Ordering, fence};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page};
 use farshore_core::seams::{Came, Clock, IoError, Kernel, KernelError, PageBuf, Policy, Protect, Reads, World};
-use farshore_core::table::{Granule, PageRef};
+use farshore_core::table::PageRef;
 use farshore_core::wait::Ticket;
 use farshore_core::word::{BeginFault, Release, Slot, State, Word};
 
@@ -36,14 +37,6 @@ use farshore_core::word::{BeginFault, Release, Slot, State, Word};
 pub(crate) const READ_TRIES: u32 = 3;
 /// Most pages that a first touch brings along when memory is plenty and touches are in order.
 const ZERO_RUN_MAX: u64 = 16;
-/// From here on a read fault maps its page writable: neighbours were written after they were read.
-const GUESS_WRITES: u8 = 128;
-/// How much one write to a page that was fetched for reading adds to the guess …
-const GUESS_UP: u8 = 48;
-/// … and how much a page that leaves unwritten takes away.
-const GUESS_DOWN: u8 = 24;
-/// One read fault in this many is not guessed, so that a change of habit is noticed.
-const GUESS_SAMPLE: u64 = 16;
 /// How long a fault sleeps for a frame before it calls all evictors, and checks whether there will ever be one.
 pub(super) const FRAME_PATIENCE_NS: u64 = 100_000_000;
 /// How often it does so before it gives up, when evictors cannot make frames free.
@@ -139,13 +132,6 @@ impl core::fmt::Display for Failure {
             Failure::Kernel(why) => write!(f, "the kernel did not map the page ({why:?})"),
         }
     }
-}
-
-/// The granule's protection epoch, read after the page was taken. The fence pairs with the evictor's, which stands
-/// between its raise of the epoch and its look at the page words: one of the two sees the other (`evict::select`).
-pub(super) fn protection_epoch(granule: &Granule) -> u32 {
-    fence(Ordering::SeqCst);
-    granule.protection_epoch.load(Ordering::SeqCst)
 }
 
 impl Fault {
@@ -354,9 +340,9 @@ impl<W: World> Engine<W> {
             return self.done(fault, FaultKind::Zero);
         }
         let more = self.claim_zero_run(fault.page, fault.core);
-        let epoch = protection_epoch(at.granule);
+        let epoch = Epoch::of(at.granule);
         let mapped = self.kernel.map_zeros(fault.page, 1 + more);
-        let protected = self.protection_moved(at.granule, epoch);
+        let protected = epoch.has_moved(at.granule);
         let count = match mapped {
             Ok(n) => n.clamp(1, 1 + more),
             Err(KernelError::Exists) => 1,
@@ -428,11 +414,11 @@ impl<W: World> Engine<W> {
         // If the page is written already, a fault that reads keeps it clean; any other fault gets the only copy.
         let clean = fault.access == Access::Read && was.written();
         let protect = if clean { Protect::WriteProtected } else { Protect::Writable };
-        let epoch = protection_epoch(at.granule);
+        let epoch = Epoch::of(at.granule);
         if let Err(why) = self.kernel.map(fault.page, self.evictors.stages.bytes(stage), protect) {
             return self.not_mapped(fault, at, was, why);
         }
-        let protected = self.protection_moved(at.granule, epoch);
+        let protected = epoch.has_moved(at.granule);
         let slot = self.evictors.stages.slot(stage);
         self.evictors.stages.vacate(stage, clean);
         let chances = self.policy.chances(if was.rescued() { Came::RescuedAgain } else { Came::Rescued });
@@ -467,15 +453,15 @@ impl<W: World> Engine<W> {
             return self.read_failed(fault, at, slot, was, along, why);
         }
         self.stats.add(fault.core, Count::PagesIn, 1);
-        let guessed = fault.access == Access::Read && self.guess_write(at.granule, fault.page);
+        let guessed = fault.access == Access::Read && guess_write(at.granule, fault.page);
         let dirty = guessed || fault.access == Access::Write;
         let protect = if dirty { Protect::Writable } else { Protect::WriteProtected };
-        let epoch = protection_epoch(at.granule);
+        let epoch = Epoch::of(at.granule);
         if let Err(why) = self.kernel.map(fault.page, bytes, protect) {
             self.drop_along(fault.page, fault.core, slot, along);
             return self.not_mapped(fault, at, was, why);
         }
-        let protected = self.protection_moved(at.granule, epoch);
+        let protected = epoch.has_moved(at.granule);
         self.map_along(fault.page, fault.core, at.granule, slot, along, buffer);
         let chances = self.policy.chances(Came::Fetched);
         if dirty {
@@ -503,22 +489,8 @@ impl<W: World> Engine<W> {
         Step::Failed(why)
     }
 
-    /// Whether pages here are so often written after they are read that a write fault can be saved.
-    pub(super) fn guess_write(&self, granule: &Granule, page: Page) -> bool {
-        granule.write_guess.load(Ordering::Relaxed) >= GUESS_WRITES && !page.0.wrapping_mul(7).is_multiple_of(GUESS_SAMPLE)
-    }
-
-    /// A page that was fetched for reading leaves (or is written): learn from it.
-    pub(crate) fn learn_write(&self, granule: &Granule, written: bool) {
-        let now = granule.write_guess.load(Ordering::Relaxed);
-        let then = if written { now.saturating_add(GUESS_UP) } else { now.saturating_sub(GUESS_DOWN) };
-        if then != now {
-            granule.write_guess.store(then, Ordering::Relaxed);
-        }
-    }
-
     fn make_writable(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
-        let epoch = protection_epoch(at.granule);
+        let epoch = Epoch::of(at.granule);
         if let Err(why) = self.kernel.unprotect(fault.page) {
             self.restore(fault.page, at.word, was);
             return match why {
@@ -526,18 +498,13 @@ impl<W: World> Engine<W> {
                 why => Step::Failed(Failure::Kernel(why)),
             };
         }
-        let protected = self.protection_moved(at.granule, epoch);
+        let protected = epoch.has_moved(at.granule);
         if let Some(slot) = was.slot() {
             self.slots.free(slot);
-            self.learn_write(at.granule, true);
+            learn_write(at.granule, true);
         }
         self.release(fault.page, at.word, Release::Dirty { chances: was.chances(), guessed: was.guessed(), protected });
         self.done(fault, FaultKind::WriteProtect)
-    }
-
-    /// Whether an evictor may have write-protected pages of the granule since `before` was read.
-    pub(super) fn protection_moved(&self, granule: &Granule, before: u32) -> bool {
-        !is_planted(Canary::Epoch) && (before % 2 == 1 || protection_epoch(granule) != before)
     }
 
     /// The kernel did not map the page that we own: page and frame go back.

@@ -12,7 +12,8 @@
 //! along are old from the start, so pages that no thread wants leave first, and without a write.
 
 use crate::Engine;
-use crate::fault::resolve::protection_epoch;
+use crate::fault::epoch::Epoch;
+use crate::fault::guess::guess_write;
 use crate::stats::Count;
 use core::cell::Cell;
 use farshore_core::limits::GRANULE_PAGES;
@@ -129,8 +130,8 @@ impl<W: World> Engine<W> {
         // A page whose sum is wrong is left to its own fault, which reports it.
         let is_right = |n: usize| Self::checksum(slot.plus(n as u64), &bytes[n]) == self.slots.sum(slot.plus(n as u64));
         while done < bytes.len() {
-            let dirty = self.guess_write(granule, first.plus(done as u64));
-            let alike = |&n: &usize| self.guess_write(granule, first.plus(n as u64)) == dirty && is_right(n);
+            let dirty = guess_write(granule, first.plus(done as u64));
+            let alike = |&n: &usize| guess_write(granule, first.plus(n as u64)) == dirty && is_right(n);
             let count = (done..bytes.len()).take_while(alike).count();
             let (page, from) = (first.plus(done as u64), slot.plus(done as u64));
             let how = if dirty { Alike::Guessed } else { Alike::Clean };
@@ -154,9 +155,9 @@ impl<W: World> Engine<W> {
     pub(crate) fn map_alike(&self, first: Page, granule: &Granule, slot: Slot, bytes: &[PageBuf], how: Alike) -> usize {
         let dirty = how != Alike::Clean;
         let protect = if dirty { Protect::Writable } else { Protect::WriteProtected };
-        let epoch = protection_epoch(granule);
+        let epoch = Epoch::of(granule);
         let mapped = self.kernel.map_run(first, bytes, protect).unwrap_or(0);
-        let protected = dirty && self.protection_moved(granule, epoch);
+        let protected = dirty && epoch.has_moved(granule);
         for n in 0..mapped {
             let (page, slot) = (first.plus(n), slot.plus(n));
             let Some(at) = self.page(page) else { unreachable!("{page:?} vanished while it was owned") };
