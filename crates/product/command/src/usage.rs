@@ -140,10 +140,7 @@ mod tests {
             (&["a", "b", "c"], "unknown word 'c': see 'farshore --help'"),
             (&["--fast", "--fast", "a", "b"], "--fast is given twice: give it once"),
             (&["--fast", "--slow", "a", "b"], "--fast does not go with --slow: leave one of them out"),
-            (
-                &["--fats", "a", "b"],
-                "unknown option '--fats': did you mean '--fast'? see 'farshore --help'",
-            ),
+            (&["--fats", "a", "b"], "unknown option '--fats': did you mean '--fast'? see 'farshore --help'"),
         ] {
             let line = std::iter::once("farshore").chain(line.iter().copied()).map(OsString::from).collect();
             let refusal = parse::<Line>(line, &words).map(|asked| panic!("it gave {asked:?}")).unwrap_err();
