@@ -5,6 +5,7 @@
 //! or the workload could not be run; 2: wrong options; 3: `open --strict`, and the generator was too slow.
 #![forbid(unsafe_code)]
 
+mod generator;
 mod memory;
 mod open;
 mod record;

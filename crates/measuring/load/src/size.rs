@@ -1,5 +1,5 @@
-//! Sizes such as `512M`: powers of 1024. `farshore-load` depends on nothing of Farshore's, so it reads sizes itself. It takes and refuses the same
-//! texts in the same words as Farshore's options do: both are tested with one table.
+//! Sizes such as `512M`: powers of 1024. `farshore-load` depends on nothing of Farshore's, so it reads sizes itself. It
+//! takes and refuses the same texts in the same words as Farshore's options do: both are tested with one table.
 
 use std::fmt;
 use std::str::FromStr;

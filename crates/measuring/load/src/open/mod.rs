@@ -1,26 +1,16 @@
-//! `open`: load for network services, on a schedule that waits for nobody.
-//!
-//! Users do not wait for each other. So requests arrive at the times of a Poisson process that is fixed before it starts, and the
-//! latency of each counts from its time: if the server stands still, each request that was due meanwhile shows it
-//! (no coordinated omission). If the generator itself cannot keep its schedule, the result says so.
+//! `open`: load for network services, on a schedule that waits for nobody. `crate::generator` makes it; if it cannot keep
+//! its schedule, the result says so.
 //!
 //! | module | what is there |
 //! |---|---|
 //! | [`args`], [`sizes`], [`target`] | options: what they say, and what is refused |
 //! | [`service`], [`keys`] | what is asked for, how that is written, and whether an answer is right |
-//! | [`flight`], [`link`] | a connection: what is under way, and its socket |
-//! | [`engine`] | the loop of a thread |
 //! | [`record`], [`result`] | what came of it |
 //! | [`sweep`] | the search for the highest rate that meets a target |
 //! | [`output`], [`svg`] | files and plots |
-//!
-//! The schedule itself is that of the workload `kv` (`work::kv::schedule`).
 
 pub mod args;
-mod engine;
-mod flight;
 mod keys;
-mod link;
 mod output;
 mod record;
 mod result;
@@ -35,23 +25,23 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use farshore_load::rates::{Goal, Limit, Rates};
 
-use crate::work::graph::joined;
-use crate::work::kv::allow_files;
-use crate::work::kv::client::Wrongs;
+use crate::generator::engine::{self, Course, Pass, Plan, Share};
+use crate::generator::link::Link;
+use crate::generator::wrongs::Wrongs;
+use crate::generator::{allow_files, each_thread, threads};
+use crate::work::scatter::mix2;
 use args::Open;
-use engine::{Mode, Plan, Share};
-use link::Link;
 use output::{Step, Swept};
 use record::Record;
 use result::Run;
-use service::Service;
+use service::kv::SET;
+use service::{Dealer, Dealt, Service};
 use sweep::Verdict;
 use target::Transport;
 
@@ -60,6 +50,10 @@ const HEAD_START: Duration = Duration::from_millis(10);
 /// Requests under way on a connection that is filled. Datagrams are lost when they are many.
 const FILL_TCP: u32 = 16;
 const FILL_UDP: u32 = 2;
+/// A server that answers nothing for this long does not take the keys.
+const FILL_PATIENCE: Duration = Duration::from_secs(30);
+/// For this long after the end requests that were due before it are still sent.
+const GRACE: Duration = Duration::from_millis(50);
 /// Exit status with `--strict` if the generator was too slow.
 const TOO_SLOW: u8 = 3;
 
@@ -76,6 +70,17 @@ pub fn run(args: &Open) -> Result<ExitCode, String> {
         (Some(sweep), Some(goal)) => session.sweep(sweep, goal),
         _ => session.single(),
     }
+}
+
+/// What makes requests due.
+#[derive(Clone, Copy)]
+enum Mode {
+    /// So many a second.
+    Open(f64),
+    /// So many are under way always.
+    Closed(u32),
+    /// SET of each key.
+    Fill,
 }
 
 struct Session<'a> {
@@ -116,9 +121,8 @@ impl<'a> Session<'a> {
     }
 
     fn fill(&self) -> Result<(), String> {
-        let each = if self.args.target.transport == Transport::Tcp { FILL_TCP } else { FILL_UDP };
         let begun = Instant::now();
-        let filled = self.measure(Mode::Fill(self.args.items, each), 0..u64::MAX)?;
+        let filled = self.measure(Mode::Fill, 0..u64::MAX)?;
         if let Some(wrong) = filled.wrong.first() {
             return Err(format!("filling: {wrong}"));
         }
@@ -217,45 +221,66 @@ impl<'a> Session<'a> {
     }
 
     fn measure(&self, mode: Mode, measured: std::ops::Range<u64>) -> Result<Outcome, String> {
-        let args = self.args;
-        let count = args.connections as usize;
-        let most = service::most_under_way(args.service, args.target.transport, args.window);
-        let open = || Link::open(&args.target, self.address, most);
+        let (args, target) = (self.args, &self.args.target);
+        let (count, allowed) = (args.connections as usize, args.threads as usize);
+        let most = service::most_under_way(args.service, target.transport, args.window);
+        let open = || match target.transport {
+            Transport::Tcp => Link::tcp(self.address, most),
+            Transport::Udp => Link::udp(self.address, most),
+        };
+        let open = || open().map_err(|error| target.told("connect to", &error));
         let mut links: Vec<Link> = (0..count).map(|_| open()).collect::<Result<_, _>>()?;
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let share = count.div_ceil(args.threads as usize);
         let plan = Plan {
-            mode,
-            service: &self.service,
-            target: &args.target,
+            protocol: &*self.service.protocol,
             start: Instant::now() + HEAD_START,
-            measured,
+            end: measured.end,
             timeout: ns(args.timeout),
+            may_lose: target.transport == Transport::Udp,
+            grace: ns(GRACE),
             spin: ns(args.spin),
-            late: args.late,
             window: args.window as usize,
-            seed: args.seed,
-            threads: count.div_ceil(share),
+            backlog: usize::MAX,
+            patience: FILL_PATIENCE,
+            threads: threads(count, allowed),
             connections: count,
             stop: &self.stop,
             broken: AtomicBool::new(false),
+            told: &|doing, error, _| target.told(doing, error),
         };
-        let shares = thread::scope(|scope| {
-            let plan = &plan;
-            let parts = links.chunks_mut(share).enumerate();
-            let running: Vec<_> =
-                parts.map(|(number, part)| scope.spawn(move || engine::run(plan, part, number * share, number))).collect();
-            running.into_iter().map(joined).collect()
-        });
-        self.together(shares, &plan)
+        let work = |part: &mut [Link], first: usize, number: usize| {
+            let course = self.course(mode, first..first + part.len(), number, &plan);
+            let record = Record::new(measured.clone(), self.service.ops.len(), args.late);
+            engine::run(&plan, part, first, number, course, record)
+        };
+        let shares = each_thread(&mut links, allowed, work, || ());
+        self.together(shares, measured.clone())
+    }
+
+    /// The part of a thread with these connections.
+    fn course(&self, mode: Mode, own: std::ops::Range<usize>, number: usize, plan: &Plan<'_>) -> Course<'_> {
+        let seed = mix2(self.args.seed, number as u64);
+        let dealer = Dealer::new(&self.service, own, seed);
+        match mode {
+            #[expect(clippy::cast_precision_loss)] // Of a handful of threads.
+            Mode::Open(rate) => {
+                let rate = rate / plan.threads as f64;
+                Course::Open(Box::new(Dealt::new(dealer, rate, Duration::from_nanos(plan.end), seed)))
+            }
+            Mode::Closed(all) => Course::Closed(all, Box::new(dealer)),
+            Mode::Fill => {
+                let each = if self.args.target.transport == Transport::Tcp { FILL_TCP } else { FILL_UDP };
+                Course::Pass(Pass { keys: self.args.items, op: SET, each, ends_at_wrong: false })
+            }
+        }
     }
 
     /// Puts together what the threads have.
-    fn together(&self, shares: Vec<Share>, plan: &Plan<'_>) -> Result<Outcome, String> {
-        let mut record = Record::new(plan.measured.clone(), self.service.ops.len(), plan.late);
+    fn together(&self, shares: Vec<Share<Record>>, measured: std::ops::Range<u64>) -> Result<Outcome, String> {
+        let mut record = Record::new(measured, self.service.ops.len(), self.args.late);
         let (mut wrong, mut errors, mut open) = (Wrongs::default(), Vec::new(), 0);
         for share in shares {
-            record.add(&share.record);
+            record.add(&share.tally);
             wrong.merge(share.wrong);
             errors.extend(share.error);
             open += share.open;

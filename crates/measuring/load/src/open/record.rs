@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram as Hdr;
 
+use crate::generator::engine::Tally;
+
 /// Longer latencies are recorded as this long: an hour.
 const LONGEST: u64 = 3_600_000_000_000;
 /// A latency is exact to this many digits.
@@ -112,54 +114,9 @@ impl Record {
         }
     }
 
-    /// The measured time ends now.
-    pub fn end(&mut self, now: u64) {
-        self.measured.end = now.max(self.measured.start);
-        self.last = self.last.min(self.measured.end);
-    }
-
     /// The operation, if the request is among those that are recorded.
     fn of(&mut self, op: u8, due: u64) -> Option<&mut Op> {
         self.ops.get_mut(usize::from(op)).filter(|_| self.measured.contains(&due))
-    }
-
-    /// A request that was due at `due` goes to its socket `now`.
-    pub fn sent(&mut self, due: u64, now: u64) {
-        if self.measured.contains(&due) {
-            let lag = now.saturating_sub(due);
-            self.lag.saturating_record(lag);
-            self.late += u64::from(lag > self.late_after);
-        }
-    }
-
-    /// Its answer came.
-    pub fn answered(&mut self, op: u8, due: u64, now: u64, miss: bool) {
-        let Some(op) = self.of(op, due) else { return };
-        op.latency.saturating_record(now.saturating_sub(due));
-        op.misses += u64::from(miss);
-        self.last = self.last.max(now);
-    }
-
-    /// No answer came.
-    pub fn lost(&mut self, op: u8, due: u64) {
-        if let Some(op) = self.of(op, due) {
-            op.lost += 1;
-        }
-    }
-
-    /// It was not sent, since too many were under way.
-    pub fn unsent(&mut self, op: u8, due: u64) {
-        if let Some(op) = self.of(op, due) {
-            op.unsent += 1;
-        }
-    }
-
-    /// It was not sent, since the time was over before the generator came to it.
-    pub fn behind(&mut self, op: u8, due: u64) {
-        if let Some(op) = self.of(op, due) {
-            op.unsent += 1;
-            self.behind += 1;
-        }
     }
 
     /// Whether requests were not sent because too many were under way.
@@ -236,6 +193,59 @@ impl Record {
             why.push(format!("others had its processor for {:.0} % of the time", self.waited * 100.0));
         }
         why.join("; ")
+    }
+}
+
+impl Tally for Record {
+    fn sent(&mut self, due: u64, now: u64) {
+        if self.measured.contains(&due) {
+            let lag = now.saturating_sub(due);
+            self.lag.saturating_record(lag);
+            self.late += u64::from(lag > self.late_after);
+        }
+    }
+
+    fn answered(&mut self, op: u8, due: u64, now: u64, miss: bool) {
+        let Some(op) = self.of(op, due) else { return };
+        op.latency.saturating_record(now.saturating_sub(due));
+        op.misses += u64::from(miss);
+        self.last = self.last.max(now);
+    }
+
+    fn lost(&mut self, op: u8, due: u64) {
+        if let Some(op) = self.of(op, due) {
+            op.lost += 1;
+        }
+    }
+
+    fn unsent(&mut self, op: u8, due: u64) {
+        if let Some(op) = self.of(op, due) {
+            op.unsent += 1;
+        }
+    }
+
+    fn behind(&mut self, op: u8, due: u64) {
+        if let Some(op) = self.of(op, due) {
+            op.unsent += 1;
+            self.behind += 1;
+        }
+    }
+
+    fn late_answer(&mut self) {
+        self.late_answers += 1;
+    }
+
+    fn duplicate(&mut self) {
+        self.duplicates += 1;
+    }
+
+    fn end(&mut self, now: u64) {
+        self.measured.end = now.max(self.measured.start);
+        self.last = self.last.min(self.measured.end);
+    }
+
+    fn over(&mut self, waited: f64, dropped: u64) {
+        (self.waited, self.dropped) = (waited, dropped);
     }
 }
 

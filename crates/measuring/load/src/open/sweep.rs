@@ -56,7 +56,7 @@ pub fn search(low: f64, high: f64, mut step: impl FnMut(f64) -> Option<Verdict>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::work::kv::schedule::Arrivals;
+    use crate::generator::arrivals::Arrivals;
     use std::time::Duration;
 
     /// The 99th percentile of the latency, in seconds, of a server that does one request after the other and takes 10 µs for each:

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use farshore_load::workload::Server;
 
-use super::{Checked, Header, Id, Protocol, Request};
+use crate::generator::protocol::{Checked, Header, Id, Protocol, Request};
 use crate::open::args::Open;
 use crate::open::sizes::Sizes;
 use crate::open::target::Transport;

@@ -9,86 +9,19 @@ pub mod kv;
 pub mod words;
 
 use std::ops::Range;
+use std::time::Duration;
 
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
+use rand_xoshiro::rand_core::SeedableRng;
 
 use super::args::{Kind, Mix, Open};
 use super::keys::KeyDraw;
 use super::target::Transport;
-
-/// A request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Request {
-    /// Number of its operation: 0 is GET, 1 what else the service has.
-    pub op: u8,
-    /// Its key.
-    pub key: u64,
-    /// SET: the version it writes. GET: the oldest version that it may find.
-    pub version: u32,
-}
-
-/// An answer that was checked.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Checked {
-    /// It is right.
-    Right,
-    /// The key is not there, which may be.
-    Miss,
-    /// It is wrong: what kind of wrong, and what exactly.
-    Wrong(&'static str, String),
-}
-
-/// What a datagram begins with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
-    /// The number of its request.
-    pub id: Id,
-    /// Which part of the answer it is.
-    pub part: u16,
-    /// How many parts there are.
-    pub parts: u16,
-    /// Bytes of the header that are no part of the answer.
-    pub bytes: usize,
-}
-
-/// A request's number in a datagram.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Id {
-    /// All of it.
-    Whole(u64),
-    /// Its lowest bits.
-    Low(u16),
-}
-
-/// How a service is talked to.
-pub trait Protocol: Sync {
-    /// Makes the request of an operation and a key.
-    fn request(&self, op: u8, key: u64) -> Request {
-        Request { op, key, version: 0 }
-    }
-
-    /// Appends a request.
-    fn write(&self, number: u64, request: &Request, to: &mut Vec<u8>);
-
-    /// Checks the answer that `bytes` begin with; tells how many of them it has. `None` if it is not whole yet.
-    ///
-    /// # Errors
-    /// If it is no answer at all: what it is.
-    fn check(&self, number: u64, request: &Request, bytes: &[u8]) -> Result<Option<(usize, Checked)>, String>;
-
-    /// Reads the header of a datagram; `None` if it is none of this service.
-    fn header(&self, datagram: &[u8]) -> Option<Header>;
-
-    /// Whether all writes of a key go over one connection.
-    fn owns_keys(&self, op: u8) -> bool {
-        let _ = op;
-        false
-    }
-
-    /// Answers of requests may be missing: nothing is known of the order of writes from here on.
-    fn left_open(&self) {}
-}
+use crate::generator::arrivals::Arrivals;
+use crate::generator::engine::{Draw, Schedule};
+use crate::generator::protocol::{Protocol, Request};
+use crate::work::scatter::mix2;
 
 /// A service: what is drawn, and how it is talked to.
 pub struct Service {
@@ -152,6 +85,63 @@ impl Service {
         let place: f64 = random.random();
         let op = self.shares.iter().position(|share| place < *share).unwrap_or(self.shares.len() - 1);
         u8::try_from(op).unwrap_or(0)
+    }
+}
+
+/// The requests of a thread: drawn at random, each over the next of its connections.
+pub struct Dealer<'a> {
+    service: &'a Service,
+    random: Xoshiro256PlusPlus,
+    /// Numbers of its connections among all.
+    own: Range<usize>,
+    /// Whose turn it is.
+    turn: usize,
+}
+
+impl<'a> Dealer<'a> {
+    /// Of the thread with these connections.
+    #[must_use]
+    pub fn new(service: &'a Service, own: Range<usize>, seed: u64) -> Self {
+        Dealer { service, random: Xoshiro256PlusPlus::seed_from_u64(mix2(seed, 1)), turn: own.start, own }
+    }
+}
+
+impl Draw for Dealer<'_> {
+    fn draw(&mut self, turn: usize) -> (Request, usize) {
+        self.service.draw(&mut self.random, &self.own, turn)
+    }
+}
+
+/// The same at the times of a Poisson process.
+pub struct Dealt<'a> {
+    arrivals: Arrivals,
+    dealer: Dealer<'a>,
+}
+
+impl<'a> Dealt<'a> {
+    /// `rate` requests a second for this long.
+    #[must_use]
+    pub fn new(dealer: Dealer<'a>, rate: f64, length: Duration, seed: u64) -> Self {
+        Dealt { arrivals: Arrivals::new(rate, length, mix2(seed, 2)), dealer }
+    }
+}
+
+impl Schedule for Dealt<'_> {
+    fn next(&mut self) -> Option<u64> {
+        self.arrivals.peek().map(|next| next.at)
+    }
+
+    fn due(&mut self, until: u64) -> Option<(u64, Request, usize)> {
+        let arrival = self.arrivals.due(until)?;
+        let (turn, own) = (self.dealer.turn, self.dealer.own.clone());
+        self.dealer.turn = if turn + 1 == own.end { own.start } else { turn + 1 };
+        let (request, connection) = self.dealer.draw(turn);
+        Some((arrival.at, request, connection))
+    }
+
+    fn skip(&mut self, until: u64) -> Option<(u64, u8)> {
+        let arrival = self.arrivals.due(until)?;
+        Some((arrival.at, self.dealer.service.operation(&mut self.dealer.random)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use farshore_load::array::{ARRAY_BYTES, FOUND, NOT_FOUND, SCAN, SCAN_ANSWER_BYTES, SCAN_LENGTH, array_value, scan_sum};
 
-use super::{Checked, Header, Id, Protocol, Request};
+use crate::generator::protocol::{Checked, Header, Id, Protocol, Request};
 
 /// `array`.
 #[derive(Debug)]

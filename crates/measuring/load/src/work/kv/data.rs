@@ -39,7 +39,7 @@ impl Values {
             to.extend_from_slice(&word.to_le_bytes());
         }
         let mut random = SplitMix64::seed_from_u64(check);
-        let run = RUN.min(self.size.div_ceil(2).next_multiple_of(8));
+        let run = self.run();
         while to.len() < start + self.size {
             let written = to.len() - start;
             if (written / run).is_multiple_of(2) {
@@ -51,23 +51,50 @@ impl Values {
         to.truncate(start + self.size);
     }
 
+    /// The first byte at which `value`, which has the right length and begins with these words, is not what they say.
+    fn differs(&self, key: u64, version: u64, value: &[u8]) -> Option<usize> {
+        let check = mix2(mix2(self.seed, key), version);
+        let mut random = SplitMix64::seed_from_u64(check);
+        let run = self.run();
+        let differs = |at: usize, should: &[u8]| {
+            let is = &value[at..value.len().min(at + should.len())];
+            let should = &should[..is.len()];
+            if is == should { None } else { is.iter().zip(should).position(|(is, should)| is != should).map(|n| at + n) }
+        };
+        // 32 bits of the version are sent.
+        if version > u64::from(u32::MAX) {
+            return Some(8);
+        }
+        let mut found = differs(16, &check.to_le_bytes());
+        let mut at = HEADER;
+        while at < value.len() && found.is_none() {
+            if (at / run).is_multiple_of(2) {
+                found = differs(at, &random.next_u64().to_le_bytes());
+                at += 8;
+            } else {
+                found = differs(at, &value[at - run..at]);
+                at += run;
+            }
+        }
+        found
+    }
+
+    /// Bytes of a run.
+    fn run(&self) -> usize {
+        RUN.min(self.size.div_ceil(2).next_multiple_of(8))
+    }
+
     /// Whether `value` is the value of `key` in a version that is not older than `least` and not newer than `newest`.
-    /// `space` is memory to work in.
     ///
     /// # Errors
     /// If it is not: what is wrong.
-    pub fn check(&self, key: u64, least: u32, newest: u32, value: &[u8], space: &mut Vec<u8>) -> Result<(), Wrong> {
+    pub fn check(&self, key: u64, least: u32, newest: u32, value: &[u8]) -> Result<(), Wrong> {
         if value.len() != self.size {
             return Err(Wrong::Damaged(format!("it has {} bytes", value.len())));
         }
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|n| value[at + n]));
         let (of, version) = (word(0), word(8));
-        let whole = |space: &mut Vec<u8>| {
-            space.clear();
-            self.write(of, u32::try_from(version).unwrap_or(0), space);
-            value.iter().zip(&*space).position(|(is, should)| is != should)
-        };
-        if let Some(place) = whole(space) {
+        if let Some(place) = self.differs(of, version, value) {
             return Err(Wrong::Damaged(format!("byte {place} is wrong")));
         }
         if of != key {
@@ -127,12 +154,6 @@ impl Versions {
         Versions { sent: zeroes(), acknowledged: zeroes() }
     }
 
-    /// How many keys there are.
-    #[must_use]
-    pub fn keys(&self) -> usize {
-        self.sent.len()
-    }
-
     /// The version of a SET that is sent now.
     pub fn send(&self, key: u64) -> u32 {
         self.sent[place(key)].fetch_add(1, Ordering::AcqRel) + 1
@@ -188,7 +209,7 @@ mod tests {
             let values = Values { size, seed: 5 };
             let right = value(&values, 7, 3);
             assert_eq!(right.len(), size);
-            let check = |key, least, newest, value: &[u8]| values.check(key, least, newest, value, &mut Vec::new());
+            let check = |key, least, newest, value: &[u8]| values.check(key, least, newest, value);
             assert_eq!(check(7, 3, 3, &right), Ok(()));
             assert_eq!(check(7, 1, 9, &right), Ok(()));
             assert!(matches!(check(7, 4, 9, &right), Err(Wrong::Stale(_))));

@@ -1,5 +1,5 @@
 //! Which request is the n-th: a GET or a SET, of which key, over which connection. It follows from its number alone, so
-//! that each thread finds those of its connections without a word with the others.
+//! that each thread finds those of its connections without a word with the others ([`Own`]).
 
 use std::ops::Range;
 
@@ -10,6 +10,10 @@ use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::SeedableRng;
 
 use super::super::scatter::{Permutation, mix2};
+use super::service::{GET, SET};
+use crate::generator::arrivals::Arrivals;
+use crate::generator::engine::Schedule;
+use crate::generator::protocol::{self, Protocol};
 
 /// How requests are drawn.
 #[derive(Clone, Debug)]
@@ -75,6 +79,54 @@ impl Requests {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // From 1 to the number of keys.
         let rank = zipf.sample(random) as u64;
         self.ranks.apply(rank.clamp(1, self.keys) - 1)
+    }
+}
+
+/// Those of one thread, at their times.
+pub struct Own<'a> {
+    requests: &'a Requests,
+    protocol: &'a dyn Protocol,
+    /// All requests, of all threads.
+    arrivals: Arrivals,
+    /// Numbers of the thread's connections.
+    own: Range<usize>,
+    next: Option<(u64, Request)>,
+}
+
+impl<'a> Own<'a> {
+    /// Of the thread with these connections.
+    #[must_use]
+    pub fn new(requests: &'a Requests, protocol: &'a dyn Protocol, arrivals: Arrivals, own: Range<usize>) -> Self {
+        Own { requests, protocol, arrivals, own, next: None }
+    }
+
+    fn peek(&mut self) -> Option<(u64, Request)> {
+        while self.next.is_none() {
+            let arrival = self.arrivals.due(u64::MAX)?;
+            self.next = self.requests.request(arrival.number, &self.own).map(|request| (arrival.at, request));
+        }
+        self.next
+    }
+
+    fn take(&mut self, until: u64) -> Option<(u64, Request)> {
+        let taken = self.peek().filter(|(due, _)| *due <= until)?;
+        self.next = None;
+        Some(taken)
+    }
+}
+
+impl Schedule for Own<'_> {
+    fn next(&mut self) -> Option<u64> {
+        self.peek().map(|(due, _)| due)
+    }
+
+    fn due(&mut self, until: u64) -> Option<(u64, protocol::Request, usize)> {
+        let (due, request) = self.take(until)?;
+        Some((due, self.protocol.request(if request.set { SET } else { GET }, request.key), request.connection))
+    }
+
+    fn skip(&mut self, until: u64) -> Option<(u64, u8)> {
+        self.take(until).map(|(due, request)| (due, if request.set { SET } else { GET }))
     }
 }
 

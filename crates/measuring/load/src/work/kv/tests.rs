@@ -58,8 +58,7 @@ fn more_requests_than_may_be_under_way_are_not_sent_and_that_is_wrong() -> Resul
     let loaded = session.load(&mut Report::new(false)?);
     let lines = loaded.wrong.lines("under load");
     assert!(lines.iter().any(|line| line.contains("cannot keep up")), "{lines:?}");
-    let pending: usize = session.connections.iter().map(Connection::pending).sum();
-    assert_eq!(pending, 100_000);
+    assert_eq!(loaded.open, 100_000);
     Ok(())
 }
 
@@ -68,17 +67,4 @@ fn where_nobody_listens_the_address_is_told() {
     let args = arguments("--address /nowhere/redis.sock --size 64K");
     let said = Session::open(&args, PATIENCE).err().unwrap_or_default();
     assert!(said.contains("/nowhere/redis.sock") && !said.contains('\n'), "{said}");
-}
-
-#[test]
-fn shares_of_connections_are_numbered() -> Result<(), String> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
-    let address = listener.local_addr().map_err(|error| error.to_string())?.to_string();
-    let mut connections = (0..5).map(|_| Connection::open(&address)).collect::<Result<Vec<_>, _>>()?;
-    let parts =
-        |connections: &mut [Connection], threads| each_thread(connections, threads, |part, first| (first, part.len()), || ());
-    assert_eq!(parts(&mut connections, 1), [(0, 5)]);
-    assert_eq!(parts(&mut connections, 2), [(0, 3), (3, 2)]);
-    assert_eq!(parts(&mut connections, 5), [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)]);
-    Ok(())
 }

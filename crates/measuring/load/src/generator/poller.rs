@@ -38,11 +38,6 @@ impl Poller {
         Ok(epoll::modify(&self.epoll, socket, EventData::new_u64(number as u64), flags(writing))?)
     }
 
-    /// No longer waits for `socket`.
-    pub fn remove(&self, socket: impl AsFd) -> io::Result<()> {
-        Ok(epoll::delete(&self.epoll, socket)?)
-    }
-
     /// Waits this long at most; calls `each` with the number of each socket that has something.
     pub fn wait(&mut self, time: Duration, mut each: impl FnMut(usize)) -> io::Result<()> {
         let time = Timespec::try_from(time).map_err(|_| Errno::INVAL)?;

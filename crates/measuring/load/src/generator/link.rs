@@ -1,27 +1,29 @@
 //! A connection that is never waited for: what is to be sent is appended to a buffer, from which the socket takes what it
 //! can, and what has come is looked at where it lies.
 //!
-//! TCP: bytes follow one another, and answers come in the order of requests. UDP: many datagrams go and come with one call; answers
-//! name their request, and may not come, come late, twice, or in parts.
+//! TCP: bytes follow one another, and answers come in the order of requests. UDP: many datagrams go and come with one call;
+//! answers name their request, and may not come, come late, twice, or in parts.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::time::Duration;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{MsgFlags, MultiHeaders, recvmmsg, sendmmsg};
 
 use super::flight::{Flight, Match, Sent};
-use super::service::{Checked, Header, Id, Protocol, Request};
-use super::target::{Target, Transport};
+use super::protocol::{Checked, Header, Id, Protocol, Request};
 
 /// Datagrams of one call.
 pub const BATCH: usize = 64;
 /// Bytes of a datagram that is received: memcached's have 1400 at most.
 const DATAGRAM: usize = 2048;
 /// Bytes of one read.
-const READ: usize = 64 << 10;
+const READ: usize = 256 << 10;
+/// A server that was just started may not listen yet: for this long it is tried again.
+const START: Duration = Duration::from_secs(3);
 /// How long opening a connection may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Asked for, for what comes: the kernel gives what its limit allows.
@@ -33,13 +35,13 @@ pub struct Space {
     receiving: MultiHeaders<()>,
     sending: MultiHeaders<()>,
     datagrams: Box<[[u8; DATAGRAM]; BATCH]>,
-    bytes: Box<[u8; READ]>,
+    bytes: Vec<u8>,
 }
 
 impl Default for Space {
     fn default() -> Self {
         let [receiving, sending] = [(); 2].map(|()| MultiHeaders::preallocate(BATCH, None));
-        Space { receiving, sending, datagrams: Box::new([[0; DATAGRAM]; BATCH]), bytes: Box::new([0; READ]) }
+        Space { receiving, sending, datagrams: Box::new([[0; DATAGRAM]; BATCH]), bytes: vec![0; READ] }
     }
 }
 
@@ -58,6 +60,7 @@ pub enum Came {
 
 enum Socket {
     Tcp(TcpStream),
+    Unix(UnixStream),
     Udp(UdpSocket),
 }
 
@@ -92,17 +95,40 @@ pub struct Link {
 }
 
 impl Link {
-    /// Opens a connection.
+    /// Connects over TCP.
     ///
     /// # Errors
-    /// If it cannot be had: one line.
-    pub fn open(target: &Target, address: SocketAddr, most_under_way: usize) -> Result<Self, String> {
-        let socket = match target.transport {
-            Transport::Tcp => tcp(address).map(Socket::Tcp),
-            Transport::Udp => udp(address).map(Socket::Udp),
-        };
-        Ok(Link {
-            socket: socket.map_err(|error| target.told("connect to", &error))?,
+    /// If the connection cannot be had.
+    pub fn tcp(address: SocketAddr, most_under_way: usize) -> io::Result<Self> {
+        Ok(Link::new(Socket::Tcp(tcp(address)?), most_under_way))
+    }
+
+    /// A UDP socket that knows its peer.
+    ///
+    /// # Errors
+    /// If the socket cannot be had.
+    pub fn udp(address: SocketAddr, most_under_way: usize) -> io::Result<Self> {
+        Ok(Link::new(Socket::Udp(udp(address)?), most_under_way))
+    }
+
+    /// Connects to `HOST:PORT` over TCP, or to the path of a socket. A server that was just started is waited for.
+    ///
+    /// # Errors
+    /// If nobody listens there.
+    pub fn stream(address: &str, most_under_way: usize) -> io::Result<Self> {
+        let start = Instant::now();
+        loop {
+            match stream(address) {
+                Ok(socket) => return Ok(Link::new(socket, most_under_way)),
+                Err(error) if may_come(&error) && start.elapsed() < START => std::thread::sleep(Duration::from_millis(20)),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn new(socket: Socket, most_under_way: usize) -> Self {
+        Link {
+            socket,
             flight: Flight::new(most_under_way),
             out: Vec::new(),
             gone: 0,
@@ -112,7 +138,13 @@ impl Link {
             fresh: Vec::new(),
             blocked: false,
             touched: false,
-        })
+        }
+    }
+
+    /// Bytes that the socket has not taken.
+    #[must_use]
+    pub fn unsent(&self) -> usize {
+        self.out.len() - self.gone
     }
 
     /// The port of a UDP socket.
@@ -120,7 +152,7 @@ impl Link {
     pub fn udp_port(&self) -> Option<u16> {
         match &self.socket {
             Socket::Udp(socket) => socket.local_addr().ok().map(|address| address.port()),
-            Socket::Tcp(_) => None,
+            Socket::Tcp(_) | Socket::Unix(_) => None,
         }
     }
 
@@ -148,6 +180,7 @@ impl Link {
         while self.gone < self.out.len() && !self.blocked {
             let taken = match &self.socket {
                 Socket::Tcp(stream) => (&mut &*stream).write(&self.out[self.gone..]),
+                Socket::Unix(stream) => (&mut &*stream).write(&self.out[self.gone..]),
                 Socket::Udp(socket) => send_datagrams(socket, &self.out[self.gone..], &mut self.lengths, space),
             };
             match taken {
@@ -170,18 +203,20 @@ impl Link {
     /// # Errors
     /// If the connection is broken, or what comes over it cannot be understood.
     pub fn receive(&mut self, protocol: &dyn Protocol, space: &mut Space, each: impl FnMut(Came)) -> io::Result<()> {
-        match &self.socket {
-            Socket::Tcp(stream) => match (&mut &*stream).read(&mut space.bytes[..]) {
-                Ok(0) => Err(io::Error::new(ErrorKind::UnexpectedEof, "the server closed the connection")),
-                Ok(count) => self.stream(protocol, &space.bytes[..count], each),
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
-                Err(error) => Err(error),
-            },
+        let read = match &self.socket {
+            Socket::Tcp(stream) => (&mut &*stream).read(&mut space.bytes),
+            Socket::Unix(stream) => (&mut &*stream).read(&mut space.bytes),
             Socket::Udp(socket) => {
                 let (count, lengths) = receive_datagrams(socket, space)?;
                 self.datagrams(protocol, &space.datagrams[..], &lengths[..count], each);
-                Ok(())
+                return Ok(());
             }
+        };
+        match read {
+            Ok(0) => Err(io::Error::new(ErrorKind::UnexpectedEof, "the server closed the connection")),
+            Ok(count) => self.came(protocol, &space.bytes[..count], each),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
@@ -192,7 +227,7 @@ impl Link {
         Some(sent)
     }
 
-    fn stream(&mut self, protocol: &dyn Protocol, came: &[u8], mut each: impl FnMut(Came)) -> io::Result<()> {
+    fn came(&mut self, protocol: &dyn Protocol, came: &[u8], mut each: impl FnMut(Came)) -> io::Result<()> {
         let mut rest = std::mem::take(&mut self.rest);
         let bytes = if rest.is_empty() {
             came
@@ -212,7 +247,12 @@ impl Link {
             self.flight.answered(sent.number);
             each(Came::Answer(sent, checked));
         }
-        self.rest = bytes[at..].to_vec();
+        if rest.is_empty() {
+            rest.extend_from_slice(&came[at..]);
+        } else {
+            rest.drain(..at);
+        }
+        self.rest = rest;
         Ok(())
     }
 
@@ -288,6 +328,7 @@ impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.socket {
             Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Unix(stream) => stream.as_fd(),
             Socket::Udp(socket) => socket.as_fd(),
         }
     }
@@ -301,6 +342,23 @@ fn checked(protocol: &dyn Protocol, sent: &Sent, body: &[u8]) -> Checked {
         Ok(None) => Checked::Wrong("answers too short", format!("{} bytes", body.len())),
         Err(error) => Checked::Wrong("no answers", error),
     }
+}
+
+fn stream(address: &str) -> io::Result<Socket> {
+    if address.contains('/') || !address.contains(':') {
+        let stream = UnixStream::connect(address)?;
+        stream.set_nonblocking(true)?;
+        return Ok(Socket::Unix(stream));
+    }
+    let stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    Ok(Socket::Tcp(stream))
+}
+
+/// Whether somebody may listen there soon.
+fn may_come(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
 }
 
 fn tcp(address: SocketAddr) -> io::Result<TcpStream> {

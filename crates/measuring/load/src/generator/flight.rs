@@ -4,7 +4,7 @@
 //! overwritten. What was answered or given up stays until it is overwritten, so that an answer that comes late is told from
 //! one that comes twice; of those that were overwritten it is known how many were given up and have not come yet.
 
-use super::service::Request;
+use super::protocol::Request;
 
 /// Entries at first.
 const FIRST: usize = 256;
