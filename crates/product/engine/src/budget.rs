@@ -74,7 +74,7 @@ struct Kept {
 
 /// The memory limit of one engine.
 #[derive(Debug)]
-pub struct Budget {
+pub(crate) struct Budget {
     frames: Frames,
     /// Frames came free.
     came: Event,
@@ -109,7 +109,7 @@ impl Budget {
 
     /// The frames of the limit.
     #[inline]
-    pub fn frames(&self) -> &Frames {
+    pub(crate) fn frames(&self) -> &Frames {
         &self.frames
     }
 

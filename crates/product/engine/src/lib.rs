@@ -19,9 +19,8 @@
 //!  fork          ── a quiet moment for the parent, an engine for the child
 //! ```
 //!
-//! Generic over [`Kernel`], [`Backend`], [`Policy`], [`Clock`] and
-//! [`Futex`]: the library that ships and the simulator run this same code. The
-//! engine depends on `farshore-core` alone and makes no system call of its own.
+//! Generic over a [`World`] (kernel, backend, policy, clock and futex): the library that ships and the simulator run this same
+//! code. The engine depends on `farshore-core` alone and makes no system call of its own.
 //!
 //! # Who waits for what (no cycle, so no deadlock)
 //!
@@ -40,7 +39,7 @@
 
 extern crate alloc;
 
-pub mod budget;
+mod budget;
 pub mod drain;
 pub mod evict;
 pub mod fault;

@@ -1,6 +1,6 @@
 //! The eviction path: frees frames, on threads of its own (MAGE §4.1).
 //!
-//! [`pipeline`] is one evictor. [`Evictors`] is what evictors share, and what other threads see of them: each part states its
+//! [`pipeline`] is one evictor. `Evictors` is what evictors share, and what other threads see of them: each part states its
 //! protocol at the head of its module.
 //!
 //! | part | what it is |

@@ -359,7 +359,6 @@ impl<'e, W: World> Evictor<'e, W> {
 
     /// Fills `self.victims` from one partition: the one whose hand is behind; partitions that this evictor looks after come
     /// before others' (MAGE §4.2.2, ScaleSwap §4.6). Dirty victims come first.
-    /// ones come first.
     fn select_batch(&mut self, room: usize) {
         self.victims.clear();
         let dirty_max = self.dirty_allowed();
