@@ -22,6 +22,7 @@ use farshore_engine::prefetch::Reader;
 use farshore_engine::stats::Count;
 use farshore_engine::{Engine, Nodes, Shape};
 use farshore_policy::{BuiltIn, Chosen, prefetch};
+use farshore_random::Rng;
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::futex::KernelFutex;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -243,16 +244,13 @@ impl<B: Backend> Rig<B> {
         let mine = self.pages / workers;
         let mut stamps = vec![0u64; mine as usize];
         let mut buffer = vec![PageBuf::ZERO; 16];
-        let mut random = 0x9e37_79b9 + worker;
+        let mut random = Rng::new(worker);
         let (mut failed, mut round) = (0, 0);
         FORBIDDEN.set(true);
         while go_on() {
             for _ in 0..1000 {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
                 // In order at first, then at random, with runs.
-                let n = if round < mine { round } else { (random >> 8) % mine };
+                let n = if round < mine { round } else { random.below(mine) };
                 round += 1;
                 let then = round << 16 | worker;
                 match self.touch(worker as usize, worker * mine + n, stamps[n as usize], then, &mut buffer) {

@@ -20,6 +20,7 @@ use control::{CLIENT_LIMIT, Target};
 use farshore_config::Size;
 use farshore_config::control::{Change, LINE_LIMIT, Set};
 use farshore_config::stats::Stats;
+use farshore_random::Rng;
 
 struct Program {
     limit: AtomicU64,
@@ -222,18 +223,10 @@ fn nonsense_is_answered_and_survived() {
 #[test]
 fn random_bytes_are_survived() {
     let _turn = server();
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = Rng::new(1);
     for _ in 0..50 {
         let mut stream = connect();
-        let bytes: Vec<u8> = (0..2_000)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                let bytes = b"{}[]\":,\nopstatkeyvalue\\u0\xff\x00";
-                bytes[usize::try_from(state % bytes.len() as u64).expect("small")]
-            })
-            .collect();
+        let bytes: Vec<u8> = (0..2_000).map(|_| random.pick(b"{}[]\":,\nopstatkeyvalue\\u0\xff\x00")).collect();
         stream.write_all(&bytes).expect("the server takes it");
         stream.shutdown(std::net::Shutdown::Write).expect("it is a socket");
         let mut answers = String::new();

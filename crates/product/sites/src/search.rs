@@ -154,18 +154,14 @@ pub(crate) fn each_match(bytes: &[u8], opens: impl Fn(u8, u8) -> bool, mut found
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farshore_random::Rng;
 
     #[test]
     fn the_far_search_agrees_with_a_plain_one() {
-        let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+        let mut random = Rng::new(1);
         for length in [0, 1, 5, 15, 16, 17, 31, 63, 64, 65, 129, 400] {
-            let mut next = || {
-                seed ^= seed << 13;
-                seed ^= seed >> 7;
-                seed ^= seed << 17;
-                [0xe8, 0xe9, 0x0f, 0x85, 0xc7, 0xf8, 0x00, 0xff][(seed >> 32) as usize % 8]
-            };
-            let bytes: Vec<u8> = (0..length).map(|_| next()).collect();
+            let choices = [0xe8, 0xe9, 0x0f, 0x85, 0xc7, 0xf8, 0x00, 0xff];
+            let bytes: Vec<u8> = (0..length).map(|_| random.pick(&choices)).collect();
             let mut found = Vec::new();
             far_jumps(&bytes, &mut |at, target| found.push((at, target)));
             let plain = (0..length).filter_map(|at| {
@@ -183,15 +179,10 @@ mod tests {
 
     #[test]
     fn the_short_search_and_the_one_for_syscalls_agree_with_plain_ones() {
-        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = Rng::new(2);
         for length in [0, 1, 2, 15, 16, 17, 33, 63, 64, 65, 66, 128, 129, 400] {
-            let mut next = || {
-                seed ^= seed << 13;
-                seed ^= seed >> 7;
-                seed ^= seed << 17;
-                [0x6f, 0x70, 0x7f, 0x80, 0xe0, 0xe3, 0xe4, 0xeb, 0x0f, 0x05][(seed >> 32) as usize % 10]
-            };
-            let bytes: Vec<u8> = (0..length).map(|_| next()).collect();
+            let choices = [0x6f, 0x70, 0x7f, 0x80, 0xe0, 0xe3, 0xe4, 0xeb, 0x0f, 0x05];
+            let bytes: Vec<u8> = (0..length).map(|_| random.pick(&choices)).collect();
             let (mut found, mut sites) = (Vec::new(), Vec::new());
             let sources = length / 7..length - length / 9;
             short_jumps(&bytes, sources.clone(), &mut |at, target| found.push((at, target)));

@@ -1,5 +1,6 @@
 //! Our own heap as the global allocator of a whole test program.
 
+use farshore_random::Rng;
 use farshore_sys::alloc::{LARGE, OwnMemory, mapped_bytes};
 use farshore_sys::pagemap::Pagemap;
 use farshore_sys::raw::{getpid, gettid};
@@ -11,22 +12,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[global_allocator]
 static HEAP: OwnMemory = OwnMemory::new();
 
-/// A generator of numbers that are random enough.
-fn next(seed: &mut u64) -> u64 {
-    *seed ^= *seed << 13;
-    *seed ^= *seed >> 7;
-    *seed ^= *seed << 17;
-    *seed
-}
-
 /// Allocates, resizes and frees blocks of all sizes, and checks that each keeps its bytes.
-fn churn(mut seed: u64, rounds: u32) {
+fn churn(seed: u64, rounds: u32) {
+    let mut random = Rng::new(seed);
     let mut blocks: HashMap<u64, Vec<u8>> = HashMap::new();
     for _ in 0..rounds {
-        let name = next(&mut seed) % 64;
-        let size = (next(&mut seed) % (1 << (next(&mut seed) % 19))) as usize;
+        let name = random.bits() % 64;
+        let size = (random.bits() % (1 << (random.bits() % 19))) as usize;
         let filler = name as u8;
-        match next(&mut seed) % 4 {
+        match random.bits() % 4 {
             0 => drop(blocks.remove(&name)),
             1 => {
                 let zeros = vec![0u8; size];
@@ -47,7 +41,7 @@ fn churn(mut seed: u64, rounds: u32) {
 
 #[test]
 fn threads_churn() {
-    let threads: Vec<_> = (1..=4).map(|seed| std::thread::spawn(move || churn(seed * 0x9e37_79b9, 20_000))).collect();
+    let threads: Vec<_> = (1..=4).map(|seed| std::thread::spawn(move || churn(seed, 20_000))).collect();
     for thread in threads {
         thread.join().unwrap();
     }

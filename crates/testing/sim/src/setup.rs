@@ -1,6 +1,6 @@
 //! How a run is set up: from the command line, and from the seed where the command line says nothing.
 
-use crate::rng::Rng;
+use crate::rng::{self, Rng};
 use farshore_core::limits::WRITES_MAX;
 use farshore_core::seams::HugePages;
 use farshore_engine::evict::control::Wanted;
@@ -171,7 +171,7 @@ impl Wish {
 
     /// What the user asked for, and the rest from the seed.
     pub fn setup(&self) -> Setup {
-        let mut rng = Rng::new(self.seed.wrapping_mul(3));
+        let mut rng = rng::seeded(self.seed.wrapping_mul(3));
         let memory = self.memory.unwrap_or_else(|| rng.pick(&[4, 4, 4, 5, 8]) << 20);
         let frames = memory / 4096;
         let drawn = frames * rng.between(5, 40) / 10;
@@ -218,7 +218,7 @@ impl Wish {
         let setup = Setup { spaces: capacity.map_or(spaces, |c| spaces.min(c as usize / 512)).max(1), ..setup };
         let setup = Setup { changes: rng.below(2) == 0 && self.single.is_none(), ..setup };
         // Separate dice, so that the rest of the seed's run is the same as without this choice.
-        let mut dice = Rng::new(self.seed.wrapping_mul(5) + 1);
+        let mut dice = rng::seeded(self.seed.wrapping_mul(5) + 1);
         let wanted = draw_pace(&mut dice, setup.evictors);
         let setup = Setup { wanted, paces: dice.below(2) == 0, ..setup };
         let setup = Setup { trims: dice.below(3) > 0 && self.single.is_none(), ..setup };

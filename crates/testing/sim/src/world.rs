@@ -6,7 +6,7 @@
 use crate::device::Device;
 use crate::kernel::Memory;
 use crate::model::Model;
-use crate::rng::Rng;
+use crate::rng::{self, Rng};
 use crate::setup::Setup;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -141,7 +141,7 @@ impl World {
     pub fn new(setup: Setup) -> World {
         World {
             setup,
-            rng: Rng::new(setup.seed),
+            rng: rng::seeded(setup.seed),
             now: 1,
             step: 0,
             current: 0,

@@ -7,6 +7,7 @@ use farshore_bench::result::{
 };
 use farshore_bench::statistics;
 use farshore_load::outcome::{Histogram, MEASURE, Outcome, Phase, Timeline};
+use farshore_random::Rng;
 
 /// A name that must come out as text, wherever it is shown.
 pub const HOSTILE: &str = "farshore:policy=\"<script>document.title='broken'</script>\"&amp;";
@@ -14,16 +15,13 @@ pub const HOSTILE: &str = "farshore:policy=\"<script>document.title='broken'</sc
 const ROUNDS: u32 = 5;
 const SECONDS: f64 = 6.0;
 
-/// Numbers that look like chance: splitmix64, the same each time.
-struct Chance(u64);
+/// Numbers that look like chance, the same each time.
+struct Chance(Rng);
 
 impl Chance {
     /// From 0 to 1.
     fn next(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        f64::from(u32::try_from((mixed ^ (mixed >> 31)) >> 32).unwrap_or(0)) / f64::from(u32::MAX)
+        f64::from(u32::try_from(self.0.bits() >> 32).unwrap_or(0)) / f64::from(u32::MAX)
     }
 
     /// Around 1.
@@ -283,7 +281,7 @@ fn machine() -> Machine {
 
 /// All of it.
 pub fn results() -> Results {
-    let mut chance = Chance(1);
+    let mut chance = Chance(Rng::new(1));
     let mut experiments = vec![
         experiment("random updates, 8 threads", "random", None, (0.5, 8, 1), &mut chance),
         experiment("moving hot set", "gups-move", None, (0.75, 2, 1), &mut chance),

@@ -224,11 +224,7 @@ mod tests {
     #[test]
     fn noise_is_not_worth_it_and_text_is() {
         let mut noise = PageBuf::ZERO;
-        let mut state = 1_u64;
-        for byte in &mut noise.0 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            *byte = (state >> 56) as u8;
-        }
+        farshore_random::Rng::new(1).fill(&mut noise.0);
         let text = page(&[(b"a line of a log, and another, and so on\n".to_vec(), 200)]);
         for kind in [Compression::Lz4, Compression::Zstd] {
             assert_eq!(there_and_back(kind, &noise), None, "{kind:?}");

@@ -4,6 +4,7 @@ use super::*;
 use crate::faulty::{FaultConfig, Faulty, Kind};
 use crate::ram::RamSpace;
 use farshore_config::Time;
+use farshore_random::{Rng, mix};
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,20 +19,17 @@ fn slot(number: u64) -> Slot {
 
 /// Pages of all sorts: one word repeated, half noise, all noise.
 fn page(number: u64, version: u64) -> PageBuf {
-    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ version.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mut random = Rng::new(mix(number) ^ version);
     let mut page = PageBuf::ZERO;
     let noise = match (number / 7 + version) % 5 {
         0 => {
-            codec::repeat(state, &mut page);
+            codec::repeat(random.bits(), &mut page);
             0
         }
         1 => 4096,
         n => 500 * n as usize,
     };
-    for byte in &mut page.0[..noise] {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        *byte = (state >> 56) as u8;
-    }
+    random.fill(&mut page.0[..noise]);
     page
 }
 

@@ -41,11 +41,9 @@ fn decrypted(cipher: &Cipher, n: u64, page: &PageBuf) -> PageBuf {
 
 /// A page that is the same each time and has no long runs.
 fn pattern(seed: u64) -> PageBuf {
-    let mut state = seed | 1;
-    PageBuf(core::array::from_fn(|_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    }))
+    let mut page = PageBuf::ZERO;
+    farshore_random::Rng::new(seed).fill(&mut page.0);
+    page
 }
 
 /// How far the counts of byte values are from even ones: for noise about 255, with a standard deviation of 23.
