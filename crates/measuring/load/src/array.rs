@@ -13,6 +13,10 @@
 //! there are; the sum wraps around. (The other bytes of the operation's word may have another length, if they are not 0.)
 //! The value of a key is its `array_value`; keys are 0 to the number of items less one.
 
+use rand::Rng;
+use rand_xoshiro::SplitMix64;
+use rand_xoshiro::rand_core::SeedableRng;
+
 /// Bytes of a request of `array`, and of its answer.
 pub const ARRAY_BYTES: usize = 16;
 /// Bytes of an answer of `scan`.
@@ -45,10 +49,7 @@ pub fn scan_sum(key: u64, count: u64) -> u64 {
 
 /// The first number of the `SplitMix64` generator with this seed.
 fn splitmix64(seed: u64) -> u64 {
-    let word = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
+    SplitMix64::seed_from_u64(seed).next_u64()
 }
 
 #[cfg(test)]
