@@ -331,7 +331,7 @@ def parts(seed):
              [cargo_test("--release", "-p", "farshore-sim", "--features", "canaries", "--test", "canaries", env=sim_env)],
              15, tests),
         Part("fuzz", f"bytes from outside, guided by coverage: {FUZZ_SECONDS} s for each target",
-             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS)], count_last_line)], 10, r""),
+             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS)], count_last_line)], 10, r"", aside=True),
         Part("fuzz-long", "the same for ten minutes each", [Command([*fuzz, "--seconds", "600"], count_last_line)], 120, r""),
         Part("fuzz-canaries", "planted bugs, which the fuzzer must find",
              [Command([*fuzz, "--seconds", str(FUZZ_SECONDS), "--canaries"], count_last_line)], 20, r""),

@@ -42,7 +42,13 @@ use alloc::boxed::Box;
 pub const OWNERS_MAX: usize = crate::limits::FRAME_CACHES;
 /// How often a core looks for an answer, or at a token that another thread has, before it goes on without: far longer than any
 /// work under a token takes, unless the other thread does not run.
-pub(super) const PATIENCE: u32 = if cfg!(loom) { 12 } else { 100_000 };
+pub(super) const PATIENCE: u32 = if cfg!(loom) {
+    12
+} else if cfg!(miri) {
+    2_000
+} else {
+    100_000
+};
 
 /// State that belongs to the thread that has a core's token.
 #[derive(Debug, Default)]
