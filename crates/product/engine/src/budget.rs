@@ -119,6 +119,7 @@ impl Budget {
         &self.came
     }
 
+    #[inline]
     pub(crate) fn sizes(&self) -> Sizes {
         self.sizes
     }

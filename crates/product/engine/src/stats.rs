@@ -169,6 +169,7 @@ impl Stats {
     }
 
     /// Pages that are managed now.
+    #[inline]
     pub fn managed(&self) -> u64 {
         self.managed.now.load(Ordering::Relaxed)
     }

@@ -108,6 +108,7 @@ impl Loops {
     }
 
     /// Pages of `granule` leave.
+    #[inline]
     pub(super) fn note_leaving(&self, granule: &Granule) {
         granule.left_at.store(self.now().max(1), Ordering::Relaxed);
     }
@@ -139,6 +140,7 @@ impl Loops {
     }
 
     /// Whether evictors pass a granule over.
+    #[inline]
     pub(super) fn is_kept(&self, g: &GranuleRef<'_>, frames: &Frames) -> bool {
         let until = g.granule.loops_until.load(Ordering::Relaxed);
         if until == 0 {
@@ -154,6 +156,7 @@ impl Loops {
     }
 
     /// Sets the time, and now and then judges the room for loops. Called by evictors, after a batch.
+    #[inline]
     pub(super) fn judge(&self, stats: &Stats, frames: &Frames) {
         let (at, now) = (self.judged_at.load(Ordering::Relaxed), ((stats.total(Count::Evicted) / UNIT) as u32).max(1));
         self.now.store(now, Ordering::Relaxed);

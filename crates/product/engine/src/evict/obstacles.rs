@@ -26,6 +26,7 @@ fn clear(flag: &AtomicBool) {
 
 impl Obstacles {
     /// Whether writes fail because there is no room.
+    #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.0.space_full.load(Ordering::Relaxed)
     }
@@ -36,11 +37,13 @@ impl Obstacles {
     }
 
     /// There is room: a write has succeeded, or a space has come.
+    #[inline]
     pub(crate) fn note_room(&self) {
         clear(&self.0.space_full);
     }
 
     /// Whether an evictor has found nothing to evict for whole rounds, and none has found something since.
+    #[inline]
     pub(crate) fn is_starved(&self) -> bool {
         self.0.starved.load(Ordering::Relaxed)
     }
@@ -51,6 +54,7 @@ impl Obstacles {
     }
 
     /// Pages have left.
+    #[inline]
     pub(super) fn note_something(&self) {
         clear(&self.0.starved);
     }

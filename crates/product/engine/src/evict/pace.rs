@@ -222,21 +222,25 @@ impl Control {
     }
 
     /// An evictor waits for a write, since it can do nothing else.
+    #[inline]
     pub(super) fn note_stall(&self) {
         self.gauges.0.stalls.fetch_add(1, Ordering::Relaxed);
     }
 
     /// An evictor was at work for so long.
+    #[inline]
     fn note_occupied(&self, ns: u64) {
         self.gauges.0.occupied_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
     /// Whether evictors let others have the processor after each batch.
+    #[inline]
     pub(super) fn steps_aside(&self) -> bool {
         self.serving.load(Ordering::Relaxed)
     }
 
     /// To be called before an evictor looks whether it is awake, and whether there is work.
+    #[inline]
     pub(super) fn prepare(&self) -> Prepared {
         Prepared { work: self.work.prepare(), standby: self.standby.prepare() }
     }
