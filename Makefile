@@ -18,7 +18,7 @@ help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 	@echo 'Variables: CARGO_TARGET_DIR, PREFIX (make install), ARGS (options for demo, bench and the tests, such as'
-	@echo "make demo ARGS='--size small'), NIGHTLY (a toolchain with miri), FARSHORE_SWAP_DIR (where" tests put cold pages; default /var/tmp)'
+	@echo "make demo ARGS='--size small'), NIGHTLY (a toolchain with miri), FARSHORE_SWAP_DIR (where tests put cold pages; default /var/tmp)"
 
 build: ## build what is installed: the commands and the library (release)
 	@tools/setup.sh

@@ -83,6 +83,14 @@ class Front:
         calls = harness.read_text(f"{place}/calls").splitlines() if os.path.exists(f"{place}/calls") else []
         return done, [call for call in calls if not ASKS.match(call)]
 
+    def test_help(self):
+        """`make` alone shows what there is, to its last line."""
+        done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+        expect(done.returncode == 0 and not done.stderr, f"status {done.returncode}: {done.stderr}")
+        shown = re.findall(r"^  make ([a-z-]+)", done.stdout, re.M)
+        expect({"demo", "test", "install"} <= set(shown) and "default /var/tmp" in done.stdout.splitlines()[-1], done.stdout)
+        return f"{len(shown)} targets"
+
     def test_toolchains(self):
         """The set-up installs one nightly of a fixed day beside what the user has, if that is missing, and changes nothing else."""
         dated = self.set_up({}, "--nightly")[0].stdout.strip()
