@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family bench-ends report serve suites suites-long soak soak-long newcomer front bench deny setup install uninstall clean
+.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family bench-ends report serve suites suites-long soak soak-long newcomer packages front bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -75,14 +75,16 @@ soak: ## stress-ng under changing limits and a failing swap space (40 s)
 soak-long: ## the same for ten minutes
 serve: ## farshore-serve with other people's clients, and its limits
 report: ## the report of farshore bench in a browser
+packages: ## the Debian packages in a fresh Debian: installed, used, removed (as root)
 front: ## the set-up, the interpreter of Debian's packages, what CI counts
 fuzz:
 	python3 tools/fuzz.py $(ARGS)
 bench-ends:
 	python3 tools/test.py bench $(ARGS)
-newcomer: setup ## what a newcomer does first: both demos, small, and all of it once more in a fresh Debian (as root)
-	python3 tools/test.py demo demo-kv fresh $(ARGS)
-front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family report serve suites suites-long soak soak-long:
+newcomer: setup ## what a newcomer does first: both demos, small, and all of it once more in a fresh Debian; packages (as root)
+	@tools/setup.sh --packaging
+	python3 tools/test.py demo demo-kv fresh packages $(ARGS)
+front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family report serve suites suites-long soak soak-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)
@@ -107,6 +109,18 @@ install: ## install to PREFIX (default /usr/local), after make build
 	install -D -m 755 $(TARGET)/release/farshore-serve $(DESTDIR)$(PREFIX)/bin/farshore-serve
 	install -D -m 644 $(TARGET)/release/libfarshore.so $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so
 	install -D -m 644 docs/farshore.1 $(DESTDIR)$(PREFIX)/share/man/man1/farshore.1
+
+# Where the tests have cargo-deb, if it is not installed.
+deb packages newcomer: export PATH := $(PATH):$(abspath $(TARGET))/tools/bin
+# cargo-deb strips what is built, and asks dpkg-shlibdeps what it depends on: without that program it would only warn. It warns about the command, which is
+# linked statically and depends on nothing.
+deb: ## make the Debian packages farshore, farshore-bench, libfarshore-uthread-dev, to target/debian
+	@command -v cargo-deb >/dev/null || { echo 'cargo-deb is not installed: cargo install cargo-deb --locked (to ~/.cargo/bin; a minute and a half of processor time)' >&2; exit 1; }
+	@command -v dpkg-shlibdeps >/dev/null || { echo 'dpkg-shlibdeps is not installed; as root: apt-get install dpkg-dev' >&2; exit 1; }
+	@tools/setup.sh
+	cargo build --release
+	cargo build --release -p farshore-uthread-c
+	for crate in cli bench uthread-c; do cargo deb --no-build --strip -p farshore-$$crate || exit 1; done
 
 uninstall: ## remove what make install has installed
 	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(DESTDIR)$(PREFIX)/share/man/man1/farshore.1

@@ -1,14 +1,15 @@
 #!/bin/sh
 # Makes ready what building and testing need, and says what it cannot make ready.
 #
-#     tools/setup.sh [--programs | --clients | --tests | --nightly]
+#     tools/setup.sh [--programs | --clients | --tests | --packaging | --nightly]
 #
 # Without an option: looks for a Rust toolchain that is new enough, and for a C compiler, which rustc links with; if there is none, it installs the
 # Debian packages of tools/packages.txt. With --programs it also installs those of tests/real/packages.txt (what `make demo` runs), with --clients those
 # of tests/serve/packages.txt (what `make demo-kv` runs), with --tests both, and those of tests/report/packages.txt (a browser),
 # crates/testing/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites) and tests/newcomer/packages.txt (a fresh Debian), and
-# rustfmt, clippy and miri. What is there already is left as it is, and nothing is asked of the network then. Exit status 1
-# if something is missing without which nothing can be built; what only some tests need is named, and these tests say that they are skipped.
+# rustfmt, clippy and miri. With --packaging it builds cargo-deb in the target directory, unless it is installed. What is there already is left as it is,
+# and nothing is asked of the network then. Exit status 1 if something is missing without which nothing can be built; what only some tests need is named,
+# and these tests say that they are skipped.
 #
 # Toolchains of the user's are never updated, nor is rustup itself. The nightly that miri needs is one of a fixed day, which is installed beside them, or
 # the user's `nightly` if that is of this day; $NIGHTLY names another one. --nightly prints which it is, and does nothing else.
@@ -21,6 +22,7 @@ clients_packages_file=tests/serve/packages.txt
 test_packages_files='tests/report/packages.txt crates/testing/fuzz/packages.txt tests/suites/packages.txt tests/newcomer/packages.txt'
 # The day of the nightly, as rustup names it.
 nightly_day=2026-10-30
+cargo_deb_version=3.8.0
 
 say() {
     printf 'setup: %s\n' "$*" >&2
@@ -146,6 +148,16 @@ install_components() {
         say "miri could not be installed; its tests are skipped"
 }
 
+# What `make deb` runs. Its version is fixed, as what it makes of our Cargo.toml depends on it.
+install_cargo_deb() {
+    tools=${CARGO_TARGET_DIR:-target}/tools
+    command -v cargo-deb >/dev/null 2>&1 || [ -x "$tools/bin/cargo-deb" ] && return 0
+    say "building cargo-deb $cargo_deb_version in $tools"
+    # Its own build goes to a temporary directory, which cargo removes.
+    env -u CARGO_TARGET_DIR cargo install --quiet --locked --version "$cargo_deb_version" --root "$tools" cargo-deb ||
+        say "cargo-deb could not be installed; the test of the packages is skipped"
+}
+
 need_python() {
     command -v python3 >/dev/null 2>&1 && return 0
     say "python3 is missing, which runs the tests; as root: apt-get install python3"
@@ -164,6 +176,7 @@ case ${1:-} in
     --clients) install_packages "$clients_packages_file" && need_python ;;
     # shellcheck disable=SC2086 # a list of files
     --tests) install_packages "$packages_file" "$clients_packages_file" $test_packages_files && need_python && install_components ;;
-    *) say "unknown option $1: use --programs, --clients, --tests or --nightly" && exit 1 ;;
+    --packaging) install_cargo_deb ;;
+    *) say "unknown option $1: use --programs, --clients, --tests, --packaging or --nightly" && exit 1 ;;
 esac
 check_compiler

@@ -24,6 +24,7 @@ import os
 import random
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,7 +53,7 @@ FUZZ_SECONDS = 12
 # A command of a part: how to run it, how to count in what it prints (see the counters below).
 Command = namedtuple("Command", "argv count env", defaults=({},))
 # Parts that run when they are named alone, as `make newcomer` does: they build, install and run by the words of the README.
-NEWCOMER = ("demo", "demo-kv", "fresh")
+NEWCOMER = ("demo", "demo-kv", "fresh", "packages")
 # What the name of a long form ends in: it takes the place of the part without that ending, where --long asks for it.
 LONG = "-long"
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs;
@@ -288,6 +289,14 @@ def miri_missing():
     return f"no miri (rustup toolchain install {nightly()} --no-self-update --profile minimal --component miri --component rust-src)"
 
 
+def packages_missing():
+    """Why no Debian packages can be made, or None."""
+    for program, how in (("cargo-deb", "cargo install cargo-deb --locked"), ("dpkg-shlibdeps", "apt-get install dpkg-dev")):
+        if shutil.which(program) is None:
+            return f"{program} is not installed ({how})"
+    return None
+
+
 def parts(seed):
     """Every part, in the order in which they run: what fails quickest comes first."""
     real = os.path.join(ROOT, "tests", "real")
@@ -305,6 +314,9 @@ def parts(seed):
              [Command(["make", "demo-kv", "ARGS=--seconds 2 --rate 4000"], count_made)], 10, r"pymemcache|filled|server: |.*skipped"),
         Part("fresh", "the set-up, the build and both demos in a fresh Debian, with nothing of this machine's but its Rust",
              [Command([sys.executable, os.path.join(newcomer, "fresh.py")], count_last_line)], 30, r"fresh: "),
+        Part("packages", "the Debian packages in a fresh Debian: installed, used by an ordinary user, removed",
+             [Command(["make", "deb"], count_status),
+              Command([sys.executable, os.path.join(newcomer, "packages.py")], count_last_line)], 20, r"packages: ", packages_missing),
         Part("runner", "the counting of this program, and what demos say at their end",
              [Command([sys.executable, "-m", "doctest", path], count_status) for path in ("tools/test.py", "tools/demo.py")], 1),
         Part("front", "the set-up, the interpreter of Debian's packages, what CI counts",

@@ -86,9 +86,10 @@ def run(argv, **more):
         raise SystemExit(f"status {done.returncode}: {' '.join(argv)}")
 
 
-def make_root(root):
-    """Debian's smallest."""
-    argv = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={INCLUDED}", *(f"--aptopt={line}" for line in apt_options()), SUITE, root]
+def make_root(root, included=INCLUDED):
+    """Debian's smallest, and these packages."""
+    options = [f"--include={included}", *(f"--aptopt={line}" for line in apt_options())]
+    argv = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", *options, SUITE, root]
     lines = sources()
     if lines:
         argv.append("-")
@@ -111,11 +112,22 @@ def make_place(work, root):
 
 
 def lend(work, root):
-    """What the fresh system has of this machine: the kernel's file systems, Rust, names and certificates of the network."""
+    """What the fresh system has of this machine: the kernel's file systems, names and certificates of the network."""
     run(["mount", "-t", "proc", "proc", f"{root}/proc"])
     for place in ("sys", "dev"):
         run(["mount", "--rbind", f"/{place}", f"{root}/{place}"])
     run(["mount", "--bind", f"{work}/cold", f"{root}/var/tmp"])
+    for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt"):
+        if os.path.exists(path):
+            shutil.copy(path, root + path)
+    # Services do not start when their packages are installed: their ports are this machine's.
+    with open(f"{root}/usr/sbin/policy-rc.d", "w", encoding="ascii") as file:
+        file.write("#!/bin/sh\nexit 101\n")
+    os.chmod(f"{root}/usr/sbin/policy-rc.d", 0o755)
+
+
+def lend_rust(work, root):
+    """Rust, of which this machine's stays as it is."""
     kept = os.path.join(work, "kept")
     os.makedirs(kept)
     run(["mount", "-t", "tmpfs", "tmpfs", kept])
@@ -124,13 +136,6 @@ def lend(work, root):
         for folder in (upper, scratch, target):
             os.makedirs(folder)
         run(["mount", "-t", "overlay", "overlay", "-o", f"lowerdir={os.path.realpath(path)},upperdir={upper},workdir={scratch}", target])
-    for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt"):
-        if os.path.exists(path):
-            shutil.copy(path, root + path)
-    # Services do not start when their packages are installed: their ports are this machine's.
-    with open(f"{root}/usr/sbin/policy-rc.d", "w", encoding="ascii") as file:
-        file.write("#!/bin/sh\nexit 101\n")
-    os.chmod(f"{root}/usr/sbin/policy-rc.d", 0o755)
 
 
 def step(root, words):
@@ -159,6 +164,7 @@ def inside(work):
     print(f"fresh: {SUITE}: {time.monotonic() - started:.0f} s", flush=True)
     run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, f"{root}/root/farshore"])
     lend(work, root)
+    lend_rust(work, root)
     came = []
     for words in STEPS:
         # After a step that failed, the others would tell of nothing new.
@@ -169,18 +175,23 @@ def inside(work):
 
 def outside(place):
     """Looks whether it can be done, and has it done in namespaces of its own."""
+    homes()
+    if not os.path.exists(os.path.join(ROOT, ".git")):
+        raise Unavailable("this is no git repository, so there is nothing to clone")
+    return apart(os.path.abspath(__file__), place)
+
+
+def apart(program, place):
+    """Runs `program --inside DIR` in namespaces of its own, where DIR is a new directory in `place`; its exit status."""
     if os.geteuid() != 0:
         raise Unavailable("chroot and mounts need root")
     harness.need("mmdebstrap", "mmdebstrap")
     unshare = harness.need("unshare", "util-linux")
-    homes()
-    if not os.path.exists(os.path.join(ROOT, ".git")):
-        raise Unavailable("this is no git repository, so there is nothing to clone")
     if subprocess.run([unshare, "--mount", "--pid", "--fork", "true"], stderr=subprocess.DEVNULL, check=False).returncode != 0:
         raise Unavailable("this system does not allow new namespaces")
     work = tempfile.mkdtemp(prefix="farshore-fresh-", dir=place)
     # Whatever ends us, ends all in there: the first process of a pid namespace takes the others with it, and the mounts go with the last of them.
-    process = subprocess.Popen([unshare, "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", sys.executable, os.path.abspath(__file__), "--inside", work])
+    process = subprocess.Popen([unshare, "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", sys.executable, program, "--inside", work])
     try:
         return process.wait()
     finally:

@@ -153,6 +153,17 @@ class Front:
         expect(built == installed and installed, f"{sorted(built)} are built, {sorted(installed)} are installed")
         return ", ".join(sorted(installed))
 
+    def test_packaging(self):
+        """The Debian packages name the workspace's version."""
+        def first(pattern, *path):
+            return re.search(pattern, harness.read_text(os.path.join(ROOT, *path)), re.M)[1]
+
+        version = first(r'^version = "(.*)"', "Cargo.toml")
+        depends = first(r'^depends = ".*farshore \(= (.*)\)"', "crates", "measuring", "bench", "Cargo.toml")
+        told = first(r"^Version: (.*)", "crates", "services", "uthread-c", "farshore_uthread.pc")
+        expect(depends == told == version, f"the workspace is {version}; farshore-bench wants {depends}, pkg-config would say {told}")
+        return version
+
     def test_way(self):
         """Who runs programs of the test driver, as the demo does, names the command and the swap spaces alone: all else has a default."""
         rest = [field.name for field in dataclasses.fields(run.Way)[2:] if field.default is dataclasses.MISSING]
