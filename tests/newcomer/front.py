@@ -164,6 +164,17 @@ class Front:
         expect(depends == told == version, f"the workspace is {version}; farshore-bench wants {depends}, pkg-config would say {told}")
         return version
 
+    def test_container(self):
+        """What the development container is made of is there, and its user is the one that its recipe makes."""
+        place = os.path.join(ROOT, ".devcontainer")
+        container = json.loads(harness.read_text(os.path.join(place, "devcontainer.json")))
+        recipe = harness.read_text(os.path.join(place, container["build"]["dockerfile"]))
+        copied = [word for line in re.findall(r"^COPY (.*)", recipe, re.M) for word in line.split()[:-1]]
+        gone = [path for path in copied if not os.path.exists(os.path.normpath(os.path.join(place, container["build"]["context"], path)))]
+        expect(copied and not gone, f"it copies {copied}; {gone} are nowhere")
+        expect(re.search(rf"^RUN useradd .* {container['remoteUser']}\nUSER {container['remoteUser']}$", recipe, re.M), f"no user {container['remoteUser']}")
+        return ", ".join(copied)
+
     def test_way(self):
         """Who runs programs of the test driver, as the demo does, names the command and the swap spaces alone: all else has a default."""
         rest = [field.name for field in dataclasses.fields(run.Way)[2:] if field.default is dataclasses.MISSING]
