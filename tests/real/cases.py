@@ -773,7 +773,7 @@ class Scan(Passes):
         # Only the filling makes pages dirty. So each is written once in the whole run, but for those that were wanted again before their write had ended:
         # each such rescue leaves one dirty, and may cost one write more. A build that writes clean pages writes most of them again in each pass.
         pages, rescued = self.amount[0] // harness.PAGE, context.total("faults", "rescue")
-        most = pages + min(rescued, pages // 8) + 64
+        most = pages + min(rescued, pages // 16) + 64
         if written[-1] > most:
             context.problem(f"{written[-1]} pages were written in a run that dirties {pages} once, of which {rescued} were rescued: {most} at most")
 

@@ -441,6 +441,21 @@ print("done")
         status, out, err = self.under([self.farshore, "run", "--memory", "8M", "--stats", "-", "--", "sh", "-c", f"{MANAGED}; true"])
         expect((status, out) == (0, "managed\n"), f"status {status}: {out!r} {err[:300]!r}")
         expect(json.loads(err)["memory_limit_bytes"] <= 8 << 20, f"the inner limit: {err[:300]!r}")
+        # What the command becomes, although the command itself is static: a stand-in for farshore-bench, by every way and name.
+        stand_in = os.path.join(self.bin, "farshore-bench")
+        with open(stand_in, "w", encoding="utf-8") as file:
+            file.write(f"#!/bin/sh\n{MANAGED}\n")
+        os.chmod(stand_in, 0o755)
+        copy = os.path.join(self.bin, "another-name")
+        shutil.copy(self.farshore, copy)
+        for command in (self.farshore, copy):
+            for argv in ([command, "bench", "list"], ["sh", "-c", f"{command} bench list"], ["sh", "-c", f"{command} bench list; true"]):
+                status, out, err = self.under(argv)
+                expect((status, out) == (0, "managed\n"), f"{argv}: status {status}: {out!r} {err[:300]!r}")
+        # A family that is left: none of its descriptors is there.
+        inner = f"{self.farshore} run --memory 64M -- sh -c 'ls -l /proc/self/fd; true'"
+        status, out, err = self.under(["sh", "-c", f"{inner}; true"])
+        expect(status == 0 and 0 < out.count("farshore-family") <= 2, f"status {status}: {out} {err[:300]!r}")
         # The inner command is refused as it would be natively.
         status, _, err = self.under([self.farshore, "run", "--memory", "8M", "--", "/no/such/program"])
         expect(status == 127 and len(err.splitlines()) == 1, f"status {status}: {err!r}")

@@ -35,6 +35,11 @@ use farshore_command::usage::{self, Asked};
 #[link(name = "gcc_eh", kind = "static", modifiers = "-bundle")]
 unsafe extern "C" {}
 
+/// Where it is linked statically no library comes into it, and programs under Farshore know it by this.
+#[used]
+#[unsafe(link_section = ".note.farshore")]
+static MARK: farshore_launch::Mark = farshore_launch::Mark::COMMAND;
+
 /// The C entry point.
 ///
 /// # Safety

@@ -105,7 +105,7 @@ pub fn check(path: &Path) -> Result<FirstLibrary, Refusal> {
     let mut work = Work::new(&mut buffer);
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| Refusal::not_found("the program's name has a zero byte"))?;
     match farshore_launch::check(&Program::at(&name), &rights, &mut work) {
-        Ok(_) => Ok(work.first_library()),
+        Ok(_) | Err(Obstacle::Command) => Ok(work.first_library()),
         Err(obstacle) => Err(refusal(path, obstacle, &work)),
     }
 }
@@ -143,6 +143,7 @@ fn refusal(path: &Path, obstacle: Obstacle, work: &Work<'_>) -> Refusal {
         ),
         Obstacle::Elf(elf) => format!("{whose} {}", of_elf(elf)),
         Obstacle::Musl | Obstacle::Loader | Obstacle::LoaderMissing(_) => return of_loader(obstacle, &whose, work),
+        Obstacle::Command => unreachable!("it may be started"),
         Obstacle::Secure => format!("{whose} would run with other rights than the user's, {ignored}: run it without farshore"),
         Obstacle::SetUser(owner) => format!(
             "{whose} is set-user-ID (it runs with the rights of user {owner}), {ignored}: run farshore as user {owner}, or the program without it"
@@ -155,13 +156,6 @@ fn refusal(path: &Path, obstacle: Obstacle, work: &Work<'_>) -> Refusal {
         ),
     };
     Refusal::cannot_start(text)
-}
-
-/// Whether this is the file of the command that runs.
-pub fn is_this_command(path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let file = |path: &Path| std::fs::metadata(path).map(|file| (file.dev(), file.ino()));
-    matches!((file(path), file(Path::new("/proc/self/exe"))), (Ok(one), Ok(other)) if one == other)
 }
 
 fn of_elf(elf: Elf) -> String {

@@ -26,13 +26,10 @@ pub fn run(mut arguments: RunArgs) -> Result<u8, Refusal> {
     let mut options = options(arguments)?;
     let name = command.first().map_or(OsStr::new(""), OsString::as_os_str);
     let path = program::find(name)?;
-    if program::is_this_command(&path) {
-        // This command is linked statically. It is not run in far memory, and what it starts is its own affair.
-        return execute(&path, &command, std::env::vars_os());
-    }
     let first = program::check(&path)?;
     let library = library::find()?;
     options.library = Some(library.clone());
+    leave_family();
     let environment = environment(std::env::vars_os(), &library, &first, &options);
     execute(&path, &command, environment)
 }
@@ -95,6 +92,14 @@ fn check_stats(path: &Path) -> Result<(), Refusal> {
         Ok(()) => Ok(()),
         Err(errno) => refuse(format!("is not writable for you ({errno}): name another file")),
     }
+}
+
+/// Where this command was started by a program under Farshore: what belongs to that program's family stays behind. A new family
+/// begins here.
+fn leave_family() {
+    let outer = std::env::var(OPTIONS_VARIABLE).ok().and_then(|text| Options::from_json(&text).ok());
+    let family = outer.iter().filter_map(|options| options.family.as_ref());
+    family.flat_map(|family| family.descriptors()).for_each(farshore_sys::fd::leave_at_exec);
 }
 
 /// The program's environment: the user's, the options and the library.

@@ -64,6 +64,52 @@ impl fmt::Display for Machine {
     }
 }
 
+/// The note in the command's file that says what it is, whatever its name is: owner, no description, type 1.
+#[repr(C, align(4))]
+#[derive(Debug)]
+pub struct Mark {
+    lengths: [u32; 2],
+    kind: u32,
+    owner: [u8; 12],
+}
+
+impl Mark {
+    /// It; for a section `.note.farshore`.
+    pub const COMMAND: Mark = Mark { lengths: [9, 0], kind: 1, owner: *b"Farshore\0\0\0\0" };
+
+    /// As it is in the file.
+    fn bytes() -> [u8; size_of::<Mark>()] {
+        let mut bytes = [0; size_of::<Mark>()];
+        let Mark { lengths: [owner, description], kind, owner: name } = Mark::COMMAND;
+        for (to, word) in bytes.chunks_exact_mut(4).zip([owner, description, kind]) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes[12..].copy_from_slice(&name);
+        bytes
+    }
+}
+
+/// The most that is read of a program's notes, bytes.
+const NOTES: usize = 512;
+
+/// Whether `file`, a program whose headers make sense, has [`Mark::COMMAND`] among its notes.
+///
+/// # Errors
+/// [`Obstacle::Unreadable`].
+pub fn is_marked(file: &Fd, table: &mut [u8]) -> Result<bool, Obstacle> {
+    let mut header = [0; HEADER];
+    let length = read(file, &mut header, 0)?;
+    let Ok(segments) = begin(&header[..length]) else { return Ok(false) };
+    let has_mark = |segment: &ProgramHeader64<LE>| {
+        let mut notes = [0; NOTES];
+        let length = usize::try_from(segment.p_filesz.get(LE)).unwrap_or(NOTES).min(NOTES);
+        segment.p_type.get(LE) == elf::PT_NOTE
+            && read(file, &mut notes[..length], segment.p_offset.get(LE))
+                .is_ok_and(|length| notes[..length].windows(size_of::<Mark>()).step_by(4).any(|note| note == Mark::bytes()))
+    };
+    Ok(matches!(find(file, table, segments, &has_mark)?, Ok(Some(_))))
+}
+
 /// Reads the headers of `file`; the name of the dynamic linker goes to `work`.
 ///
 /// # Errors

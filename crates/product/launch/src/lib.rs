@@ -12,6 +12,8 @@
 //!   are gained on a `nosuid` mount, under `no_new_privs`, or by one who has them already;
 //! - files that are neither ELF nor a script.
 //!
+//! Farshore's own command may be static, too. It needs no library: what it starts loads it ([`Obstacle::Command`]).
+//!
 //! For a script (`#!`) the interpreter is what the kernel loads, so that is what is checked; an
 //! interpreter may be a script too. What an interpreter starts later (`/usr/bin/env python3`) is
 //! not looked at: it is a program that the program starts.
@@ -35,7 +37,7 @@ use core::ffi::CStr;
 use farshore_sys::fd::Fd;
 use farshore_sys::raw::Errno;
 
-pub use elf::{Elf, Machine, goes_first, headers};
+pub use elf::{Elf, Machine, Mark, goes_first, headers};
 pub use open::{AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW, Place, Program};
 pub use rights::Rights;
 pub use script::Line;
@@ -64,6 +66,9 @@ pub enum Obstacle {
     Scripts,
     /// An ELF file that is not a program for this machine and dynamic linker.
     Elf(Elf),
+    /// It is Farshore's command, linked statically. With Farshore's variables in its environment, what it becomes runs under
+    /// Farshore, unless it is `farshore run`, whose own options count.
+    Command,
     /// The dynamic linker is musl's.
     Musl,
     /// The dynamic linker is not glibc's.
@@ -173,8 +178,12 @@ pub fn check(program: &Program<'_>, rights: &Rights, work: &mut Work<'_>) -> Res
     for _ in 0..=SCRIPTS_MAX {
         match script::read(&file, work.head)? {
             script::Kind::Elf => {
-                let loader = loader(&file, work)?;
+                let loader = loader(&file, work);
                 rights.check(&file)?;
+                if loader == Err(Obstacle::Elf(Elf::Program { dynamic: false })) && elf::is_marked(&file, work.table)? {
+                    return Err(Obstacle::Command);
+                }
+                let loader = loader?;
                 elf::first_library(&file, work.table, &mut work.first)?;
                 return Ok(loader);
             }

@@ -77,6 +77,29 @@ fn checked(path: &Path) -> (Result<Loader, Obstacle>, String) {
     (answer, name)
 }
 
+/// A static program with these notes.
+fn with_notes(notes: &[u8]) -> Vec<u8> {
+    let mut bytes = image(elf::ELFCLASS64, elf::EM_X86_64, elf::ET_DYN, Some(notes));
+    bytes[64..68].copy_from_slice(&elf::PT_NOTE.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn the_command_is_known_by_its_note() {
+    let folder = Folder::new("command");
+    let mark = b"\x09\0\0\0\0\0\0\0\x01\0\0\0Farshore\0\0\0\0";
+    let other = b"\x04\0\0\0\x04\0\0\0\x01\0\0\0GNU\0\0\0\0\0";
+    let of = |notes: &[u8]| checked(&folder.file("program", &with_notes(notes))).0;
+    let refused = Err(Obstacle::Elf(Elf::Program { dynamic: false }));
+    assert_eq!(of(mark), Err(Obstacle::Command));
+    assert_eq!(of(&[&other[..], mark].concat()), Err(Obstacle::Command));
+    assert_eq!((of(other), of(&mark[..20]), of(b"")), (refused, refused, refused));
+    let length = with_notes(mark).len();
+    assert_eq!(checked(&folder.file("cut", &with_notes(mark)[..length - 1])).0, refused);
+    // A dynamic program with such a note is a program.
+    assert!(checked(&folder.file("dynamic", &program())).0.is_ok());
+}
+
 fn elf_of(folder: &Folder, bytes: &[u8]) -> Elf {
     let path = text(&folder.file("elf", bytes));
     let mut buffer = vec![0xaa; Work::BYTES];

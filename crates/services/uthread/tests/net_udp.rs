@@ -339,6 +339,31 @@ fn a_panic_of_a_service_ends_one_request() {
     runtime.shutdown().unwrap();
 }
 
+/// What a service panics with may panic again when it is dropped.
+#[test]
+fn a_panic_in_a_panics_payload_ends_one_request() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("the payload's");
+        }
+    }
+    let runtime = runtime(1);
+    let server = server(&runtime, Limits { requests_in_flight: 1, ..Limits::default() }, |datagram| {
+        if datagram.bytes() == b"bad" {
+            std::panic::panic_any(Bomb);
+        }
+        echo(datagram);
+    });
+    let peer = Plain::bind(here()).unwrap();
+    peer.send_to(b"bad", server.local_addr().unwrap()).unwrap();
+    until(|| runtime.handle().panics() == 2 && server.under_way() == 0);
+    peer.send_to(b"good", server.local_addr().unwrap()).unwrap();
+    assert_eq!(peer.recv(&mut [0; 8]).unwrap(), 4);
+    drop(server);
+    runtime.shutdown().unwrap();
+}
+
 #[test]
 fn addresses_of_ipv6_are_answered() {
     let Ok(socket) = UdpSocket::bind("[::1]:0".parse().unwrap()) else {

@@ -17,6 +17,7 @@
 //! | the new program | runs |
 //! |---|---|
 //! | can be run under Farshore | under Farshore |
+//! | Farshore's command, which is static | natively, and hands the environment on to what it becomes |
 //! | static, 32-bit, with another dynamic linker than this process's, gaining rights, unreadable, not there … | natively, without a word: as it would have |
 //! | the library's file has been replaced or removed, or is out of reach (`chroot`) | natively, with a line on stderr |
 //! | no room for our variables | natively, with a line on stderr |
@@ -30,7 +31,7 @@ use super::merging;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farshore_config::{OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE};
-use farshore_launch::{FirstLibrary, Loader, Place, Program, Rights, Work};
+use farshore_launch::{FirstLibrary, Loader, Obstacle, Place, Program, Rights, Work};
 use farshore_sys::signal::{self, How, SIGBUS, SIGSEGV, SIGSYS, SigSet};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -178,6 +179,8 @@ impl Plan {
         let first = work.first_library();
         match checked {
             Ok(loader) if loader == self.loader => {}
+            // It loads no library itself, and hands the environment on.
+            Err(Obstacle::Command) => {}
             Err(obstacle) if obstacle.is_passing() => {
                 return Start::Unlike("there are no descriptors or there is no memory left to look at it");
             }

@@ -157,8 +157,12 @@ where
     // SAFETY: the caller's duty.
     let work = unsafe { place.cast::<F>().read() };
     let mut left = None;
-    if catch_unwind(AssertUnwindSafe(|| work(&mut left))).is_err() {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(&mut left))) {
         note_panic();
+        // What was panicked with may panic itself when it is dropped.
+        if catch_unwind(AssertUnwindSafe(move || drop(payload))).is_err() {
+            note_panic();
+        }
     }
     if let Some(left) = left {
         // SAFETY: room and alignment are `spawn_leaving`'s; the closure was moved away.
