@@ -104,6 +104,10 @@ def library(name):
     raise Unavailable(f"no {file} (apt-get install {package})")
 
 
+# The status of a test program that has found something wrong (`common.h`). It must not do that natively.
+CHECK_FAILED = 99
+
+
 class Case:
     """A program and its arguments, run natively and under each delivery of faults."""
 
@@ -140,6 +144,8 @@ class Runner:
             native, outcome = self.run(argv, case.env, case.stdin, folder)
             if outcome.timed_out:
                 return [(mode, f"natively: no end after {SECONDS} s\n{outcome.picture}") for mode in modes]
+            if outcome.status == CHECK_FAILED:
+                return [(mode, f"natively: {outcome.stderr[-500:]}") for mode in modes]
             return [(mode, self.under_farshore(case, argv, mode, native, outcome.status, folder)) for mode in modes]
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -373,7 +373,7 @@ void section_smallstack(void)
         raise(i % 2 ? SIGUSR1 : SIGSEGV);
     }
     say("%d handlers, %s below, %s above", handled, holds(memory, 64 * 1024, 76) ? "nothing changed" : "CHANGED",
-        *(uint64_t *)(memory + MIB - 8) == mix(76 ^ (MIB / 8 - 1)) ? "nothing changed" : "CHANGED");
+        *(uint64_t *)(memory + MIB - 8) == mix(76 ^ (MIB - 8)) ? "nothing changed" : "CHANGED");
 }
 
 /* ------------------------------------------------------------------------------------------- handed */

@@ -348,7 +348,8 @@ void section_offered(void)
 
 /* ------------------------------------------------------------------------------------------- timers */
 
-static uint64_t *in_notify;
+/* Each has memory of its own: a notification may still run when its timer is gone. */
+static uint64_t *in_notify, *in_tick;
 
 static void notify(union sigval value)
 {
@@ -361,7 +362,7 @@ static void tick(int number, siginfo_t *info, void *context)
 {
     (void)number;
     (void)context;
-    in_notify[(size_t)got_count * 512 % (MIB / 8)]++;
+    in_tick[(size_t)got_count * 512 % (MIB / 8)]++;
     got_code = info->si_code;
     got_value = info->si_value.sival_int;
     got_count++;
@@ -376,6 +377,7 @@ static void set_timer(timer_t timer, long nanoseconds)
 void section_timers(void)
 {
     in_notify = filled(MIB, 33);
+    in_tick = filled(MIB, 34);
     volatile int *expired = fresh(sizeof *expired);
     struct sigevent *event = fresh(sizeof *event);
     *event = (struct sigevent){ .sigev_notify = SIGEV_THREAD, .sigev_notify_function = notify, .sigev_value.sival_ptr = (void *)expired };

@@ -114,7 +114,7 @@ void section_space(void)
     CHECK(holds(memory, 16 * MIB, 84));
     for (size_t i = 0; i < 16 * MIB / 8; i++) memory[i] = ~memory[i];
     make_absent();
-    for (size_t i = 0; i < 16 * MIB / 8; i++) CHECK(memory[i] == ~mix(84 ^ i));
+    for (size_t i = 0; i < 16 * MIB / 8; i++) CHECK(memory[i] == ~mix(84 ^ i * 8));
     too_much = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     say("mapping with nothing left: %s", too_much == MAP_FAILED ? strerror(errno) : "it went");
 }

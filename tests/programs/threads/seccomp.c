@@ -246,7 +246,7 @@ void section_exact(void)
     uint64_t *moved = mremap(memory, 8 * MIB, 16 * MIB, MREMAP_MAYMOVE);
     CHECK(moved != MAP_FAILED && holds(moved, 8 * MIB, 93));
     make_absent();
-    CHECK(madvise(moved, 4 * MIB, MADV_DONTNEED) == 0 && moved[5] == 0 && moved[4 * MIB / 8 + 1] == mix(93 ^ (4 * MIB / 8 + 1)));
+    CHECK(madvise(moved, 4 * MIB, MADV_DONTNEED) == 0 && moved[5] == 0 && moved[4 * MIB / 8 + 1] == mix(93 ^ (4 * MIB + 8)));
     char *heap = malloc(8 * MIB);
     for (size_t i = 0; i < 8 * MIB; i += 64) heap[i] = (char)(i / 64);
     make_absent();
