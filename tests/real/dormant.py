@@ -66,7 +66,7 @@ def kept(farshore, program, options):
         argv = [program, BALLAST, section]
         native = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
         run = subprocess.run([farshore, "run", "--memory", str(LIMIT), *options, "--", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120, check=False)
-        if (run.returncode, run.stdout, run.stderr) != (native.returncode, native.stdout, b""):
+        if (run.returncode, run.stdout, run.stderr) != (0, native.stdout, b""):
             return f"{section}: {run}, natively {native}"
     return None
 
@@ -82,7 +82,7 @@ def cut(farshore, program, how):
         run = subprocess.run([farshore, "run", "--memory", str(LIMIT), "--stats", stats.name, "--", program, BALLAST, "stock"],
                              env={**os.environ, "LD_PRELOAD": library, "CUT_TEXT": how}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False)
         native = subprocess.run([program, BALLAST, "stock"], stdout=subprocess.PIPE, check=False)
-        if (run.returncode, run.stdout, run.stderr) != (native.returncode, native.stdout, b""):
+        if (run.returncode, run.stdout, run.stderr) != (0, native.stdout, b""):
             return f"{run}, natively {native}"
         text = stats.read()
     if not text:
