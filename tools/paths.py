@@ -11,7 +11,8 @@ Code between backticks is looked at outside of fenced blocks:
 - An identifier (`Type::method`, `function(…)`, `snake_case`, `UPPER_CASE`, `CamelCase`) must occur in the sources, outside of Rust's comments, or name one of
   their files; of one with `::` each part. Left out are constants of the kernel, by their beginnings, and what is listed in `ELSEWHERE`.
 
-A relative link must lead to a file of the repository, and its `#anchor` to a heading there.
+A relative link must lead to a file of the repository, and its `#anchor` to a heading there. Without FILE, each page of docs/src must be in its SUMMARY.md:
+a page that is not there is not in the book.
 
 What is not found is printed, a line each: `file:line: what`. The exit status is 1 if there was any.
 """
@@ -166,8 +167,28 @@ def documents():
     return [path for path in repository()[0] if re.fullmatch(r"(README|ARCHITECTURE|CONTRIBUTING|SECURITY)\.md|docs/.*\.md", path)]
 
 
+def unlisted(pages, summary):
+    """The pages, relative to the summary, that the summary has no link to.
+
+    >>> unlisted(["SUMMARY.md", "a.md", "guide/b.md"], "- [A](a.md)\\n  - [B](guide/b.md#there)"), unlisted(["SUMMARY.md", "guide/b.md"], "- [A](b.md)")
+    ([], ['guide/b.md'])
+    """
+    listed = {os.path.normpath((link[1] or link[2] or "").partition("#")[0]) for line in summary.splitlines() for link in LINK.finditer(line)}
+    return [page for page in pages if page != "SUMMARY.md" and page not in listed]
+
+
+def pages_unlisted():
+    """The pages of the book that its summary does not list."""
+    top = "docs/src/"
+    with open(os.path.join(ROOT, top, "SUMMARY.md"), encoding="utf-8") as summary:
+        return unlisted([path.removeprefix(top) for path in repository()[0] if path.startswith(top) and path.endswith(".md")], summary.read())
+
+
 def main():
     found = 0
+    for page in [] if sys.argv[1:] else pages_unlisted():
+        print(f"docs/src/{page}:1: not in docs/src/SUMMARY.md, so not in the book")
+        found += 1
     for name in sys.argv[1:] or documents():
         document = os.path.abspath(name) if sys.argv[1:] else os.path.join(ROOT, name)
         for number, line in lines_outside_fences(document):
