@@ -24,6 +24,8 @@ sys.dont_write_bytecode = True
 import harness  # noqa: E402
 from harness import Unavailable  # noqa: E402
 
+# What is said of a static program.
+STATIC = "it is a static program"
 NOBODY = 65534
 TIMEOUT = 120
 # Tells whether Farshore is in the program that reads it.
@@ -98,12 +100,18 @@ class Tests:
         """Runs a command under farshore."""
         return self.call([self.farshore, "run", "--memory", memory, *extra, "--", *argv], **options)
 
-    def compare(self, argv, what, extra=(), **options):
-        """Runs a command both ways: status, stdout and stderr must be the same. Returns stdout."""
+    def compare(self, argv, what, extra=(), told=(), **options):
+        """Runs a command both ways: status, stdout and stderr must be the same, but for a line about each program of `told`, which
+        runs without Farshore: its path, and why. Returns stdout."""
         natively, under = self.call(argv, **options), self.under(argv, extra, **options)
         expect(natively[0] == under[0], f"{what}: status {natively[0]} natively, {under[0]} under farshore: {under[2].strip()[:300]}")
         same(natively[1], under[1], what)
-        same(natively[2], under[2], f"{what}, stderr")
+        err = under[2]
+        for path, why in told:
+            line = f"farshore: '{path}' runs without Farshore: {why}\n"
+            expect(line in err, f"{what}: nothing says {line!r}: {err!r}")
+            err = err.replace(line, "", 1)
+        same(natively[2], err, f"{what}, stderr")
         return under[1]
 
     def script(self, name, text):
@@ -286,14 +294,30 @@ print("done")
     # ------------------------------------------------------------------------------------------ who is not
 
     def test_static(self):
-        """A static program runs as it is, and what it starts too."""
+        """A static program runs as it is, and what it starts too; a line says so."""
         busybox = harness.need("busybox", "busybox-static")
         expect(b"not a dynamic executable" in subprocess.run(["ldd", busybox], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False).stdout,
                f"{busybox} is not static: apt-get install busybox-static")
-        self.compare(["sh", "-c", f"{busybox} env | sort; {busybox} grep -c libfarshore /proc/self/maps; {busybox} sh -c 'echo $0 $#' a b"], "busybox")
+        self.compare(["sh", "-c", f"{busybox} env | sort; {busybox} grep -c libfarshore /proc/self/maps; {busybox} sh -c 'echo $0 $#' a b"], "busybox",
+                     told=[(busybox, STATIC)] * 3)
+
+    def test_required(self):
+        """With --require a program that cannot run under Farshore is not started. What is no program gives the error that it gives natively."""
+        busybox = harness.need("busybox", "busybox-static")
+        text = self.script("text", "echo read by the shell\n")
+        command = f"{busybox} true; echo $?; /no/such/program; echo $?; {text}; ls -d /"
+        status, out, err = self.under(["sh", "-c", command], ["--require"])
+        expect((status, out) == (0, "126\n127\nread by the shell\n/\n"), f"status {status}: {out!r} {err!r}")
+        expect(err.count("farshore:") == 1 and f"farshore: '{busybox}' is not started (--require): {STATIC}\n" in err, err)
+        # A child of vfork, and one that is found by PATH.
+        spawn = "import os, sys\ntry:\n    os.posix_spawnp(sys.argv[1], [sys.argv[1], 'true'], os.environ)\nexcept OSError as error:\n    print(error.errno)"
+        status, out, err = self.under(["/usr/bin/python3", "-c", spawn, busybox], ["--require"])
+        expect((status, out) == (0, "1\n"), f"status {status}: {out!r} {err!r}")
+        status, _, err = self.under(["true"], ["--require", "--no-follow"])
+        expect((status, err) == (125, "farshore: --require does not go with --no-follow: leave one of them out\n"), f"status {status}: {err!r}")
 
     def test_thirty_two_bits(self):
-        """A 32-bit program runs as it is, if the kernel has that at all."""
+        """A 32-bit program runs as it is, if the kernel has that at all; a line says so."""
         code = bytes.fromhex("b801000000bb07000000cd80")
         base, start = 0x08048000, 52 + 32
         header = b"\x7fELF" + bytes([1, 1, 1]) + bytes(9) + struct.pack("<HHIIIIIHHHHHH", 2, 3, 1, base + start, 52, 0, 0, 52, 32, 1, 0, 0, 0)
@@ -302,10 +326,10 @@ print("done")
         with open(path, "wb") as file:
             file.write(header + segment + code)
         os.chmod(path, 0o755)
-        return self.compare(["sh", "-c", f"{path}; echo $?"], "a 32-bit program").strip()
+        return self.compare(["sh", "-c", f"{path}; echo $?"], "a 32-bit program", told=[(path, "it is a 32-bit program")]).strip()
 
-    def rights(self, prepare, what):
-        """A copy of `id` and one of `printenv` that gain rights: they do so as natively, and see nothing of Farshore."""
+    def rights(self, prepare, what, why):
+        """A copy of `cat` and one of `printenv` that gain rights: they do so as natively, and see nothing of Farshore. A line says why."""
         if os.geteuid() != 0:
             raise Unavailable("only root can make programs that gain rights")
         folder = self.folder("rights")
@@ -319,18 +343,18 @@ print("done")
             prepare(copy)
             commands.append(copy)
         text = f"{commands[0]} /proc/self/status | grep -e ^Uid -e ^Gid -e ^CapEff; env -i A=1 {commands[1]}"
-        out = self.compare(["sh", "-c", text], what, user=NOBODY)
+        out = self.compare(["sh", "-c", text], what, user=NOBODY, told=[(path, why) for path in commands])
         expect(f"Uid:\t{NOBODY}" in out and "A=1" in out, out)
         return out
 
     def test_setuid(self):
         """A set-user-ID program gains its rights."""
-        out = self.rights(lambda path: os.chmod(path, 0o4755), "set-user-ID")
+        out = self.rights(lambda path: os.chmod(path, 0o4755), "set-user-ID", "it is set-user-ID")
         expect(f"Uid:\t{NOBODY}\t0\t0\t0" in out, f"it has not gained them: {out}")
 
     def test_setgid(self):
         """A set-group-ID program gains its rights."""
-        out = self.rights(lambda path: os.chmod(path, 0o2755), "set-group-ID")
+        out = self.rights(lambda path: os.chmod(path, 0o2755), "set-group-ID", "it is set-group-ID")
         expect(f"Gid:\t{NOBODY}\t0\t0\t0" in out, f"it has not gained them: {out}")
 
     def test_capabilities(self):
@@ -341,7 +365,7 @@ print("done")
                 os.setxattr(path, "security.capability", struct.pack("<IIIII", 0x02000001, 1 << 13, 0, 0, 0))
             except OSError as error:
                 raise Unavailable(f"file capabilities cannot be set here ({error.strerror})") from None
-        out = self.rights(give, "capabilities")
+        out = self.rights(give, "capabilities", "it has file capabilities")
         expect("CapEff:\t0000000000002000" in out, f"it has not got them: {out}")
 
     def test_su(self):
@@ -373,7 +397,7 @@ print("done")
             expect(not any("/no/such" in line for line in lines), f"{command}: a line for a program that is not there: {err!r}")
 
     def test_chroot(self):
-        """In another root directory, without the library and without /proc, programs run natively; with a line if it is the same libc."""
+        """In another root directory, without the library and without /proc, programs run natively; a line says why: another libc, or the same."""
         if os.geteuid() != 0:
             raise Unavailable("only root can chroot")
         root = self.folder("root")
@@ -381,7 +405,8 @@ print("done")
             os.makedirs(root + os.path.dirname(path), exist_ok=True)
             shutil.copy(path, root + path)
         status, out, err = self.under(["chroot", root, "/bin/echo", "in", "there"])
-        expect((status, out, err) == (0, "in there\n", ""), f"status {status}: {out!r} {err!r}")
+        why = "its dynamic linker is not the one of the program that starts it"
+        expect((status, out, err) == (0, "in there\n", f"farshore: '/bin/echo' runs without Farshore: {why}\n"), f"status {status}: {out!r} {err!r}")
         loader = root + "/lib64/ld-linux-x86-64.so.2"
         os.unlink(loader)
         try:
@@ -407,12 +432,12 @@ print("done")
 
     def test_stats(self):
         """The process that farshore run became writes its counters, whatever it becomes; nobody else does."""
-        def stats(command):
+        def stats(command, said=""):
             path = os.path.join(self.work, "stats.json")
             if os.path.exists(path):
                 os.unlink(path)
             status, out, err = self.under(["sh", "-c", command], ["--stats", path])
-            expect(status == 0 and not err, f"{command}: status {status}: {err!r}")
+            expect((status, err) == (0, said), f"{command}: status {status}: {err!r}")
             found = harness.load_stats(path)
             expect(found is not None, f"{command}: no stats")
             return found, out
@@ -422,7 +447,7 @@ print("done")
         expect((found["program"], found["pid"]) == ("sort", int(out)), f"{found['program']} {found['pid']}, not sort {out}")
         expect(found["managed_bytes_peak"] > 0, "sort has no managed memory")
         busybox = harness.need("busybox", "busybox-static")
-        found, out = stats(f"echo $$; exec {busybox} true")
+        found, out = stats(f"echo $$; exec {busybox} true", f"farshore: '{busybox}' runs without Farshore: {STATIC}\n")
         expect((found["program"], found["pid"]) == ("sh", int(out)), f"{found['program']} {found['pid']}, not sh {out}")
         status, _, err = self.under(["sh", "-c", "seq 10 | sort > /dev/null; sh -c true; exec true"], ["--stats", "-"])
         expect(status == 0 and err.count('"schema"') == 1, f"--stats -: {err.count(chr(34) + 'schema' + chr(34))} times")

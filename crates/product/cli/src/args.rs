@@ -173,6 +173,13 @@ pub struct RunArgs {
     #[arg(long)]
     pub no_follow: bool,
 
+    /// Do not start programs that cannot run under Farshore
+    ///
+    /// Without it such a program (static, set-user-ID, 32-bit, not glibc) runs as it would natively, outside of the limit,
+    /// and a line on stderr says so. With it the call that starts the program fails with EPERM.
+    #[arg(long, conflicts_with = "no_follow")]
+    pub require: bool,
+
     /// The program, found in PATH as a shell would, and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM", num_args = 1..)]
     pub command: Vec<OsString>,
@@ -187,7 +194,8 @@ Examples:
   farshore run --config far.toml -- python3 job.py     (far.toml: memory = \"2G\")
 
 Programs that PROGRAM starts run under Farshore too, with the same options, and so do those that
-they start. Programs that cannot (static, setuid, 32-bit, not glibc, unreadable) run without it.
+they start. Programs that cannot (static, setuid, 32-bit, not glibc, unreadable) run without it,
+and a line says so; with --require they are not started.
 A 'farshore run' among them replaces the options for what it starts. Only the process that this
 command becomes writes --stats, at its end, whatever program it is by then.
 

@@ -55,6 +55,7 @@ fn options(arguments: RunArgs) -> Result<Options, Refusal> {
         memory_per_process: arguments.memory_per_process.then_some(true),
         trace: None,
         follow: arguments.no_follow.then_some(false),
+        require: arguments.require.then_some(true),
         trim: arguments.no_trim.then_some(false),
     };
     let layers = file.unwrap_or_default().merge(line);

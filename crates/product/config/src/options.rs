@@ -165,6 +165,8 @@ pub struct Options {
     pub trace: bool,
     /// Programs that the program starts run under Farshore too, where that can be.
     pub follow: bool,
+    /// A program that cannot run under Farshore is not started.
+    pub require: bool,
     /// The library's own absolute path, for the programs that the program starts; `None`: they are not followed.
     pub library: Option<PathBuf>,
     /// The program was not started by the command but by a program under Farshore. If it cannot have what these options ask
@@ -204,6 +206,7 @@ impl Options {
             memory_per_process: false,
             trace: false,
             follow: true,
+            require: false,
             library: None,
             followed: false,
             family: None,
@@ -239,6 +242,9 @@ impl Options {
         if self.io_timeout < IO_TIMEOUT_MIN {
             let why = format!("it must be at least {IO_TIMEOUT_MIN}");
             return Err(ConfigError::value("--io-timeout", &self.io_timeout.to_string(), why));
+        }
+        if self.require && !self.follow {
+            return Err(ConfigError::value("--require", "true", "no program is followed (--no-follow): leave one of them out"));
         }
         self.policy.check("policy", POLICIES)?;
         self.prefetch.check("prefetcher", PREFETCHERS)
@@ -331,6 +337,8 @@ pub struct Partial {
     pub trace: Option<bool>,
     /// See [`Options::follow`].
     pub follow: Option<bool>,
+    /// See [`Options::require`].
+    pub require: Option<bool>,
 }
 
 /// A string, or a list of strings.
@@ -403,6 +411,7 @@ impl Partial {
             memory_per_process: over.memory_per_process.or(self.memory_per_process),
             trace: over.trace.or(self.trace),
             follow: over.follow.or(self.follow),
+            require: over.require.or(self.require),
         }
     }
 
@@ -432,6 +441,7 @@ impl Partial {
         options.memory_per_process = self.memory_per_process.unwrap_or(options.memory_per_process);
         options.trace = self.trace.unwrap_or(options.trace);
         options.follow = self.follow.unwrap_or(options.follow);
+        options.require = self.require.unwrap_or(options.require);
         options.stats = self.stats.map(absolute).transpose()?;
         options.validate()?;
         Ok(options)

@@ -86,6 +86,32 @@ pub enum Obstacle {
 }
 
 impl Obstacle {
+    /// What such a program is, where the kernel starts it all the same; `None`: it starts no program of that file, or it is our own command.
+    ///
+    /// A file that it cannot execute (damaged, for another machine, with an interpreter that is not there) is its to refuse. A shell
+    /// reads one that is neither ELF nor a script itself.
+    pub fn runs_natively(self) -> Option<&'static str> {
+        match self {
+            Obstacle::Elf(Elf::Program { .. }) => Some("it is a static program"),
+            Obstacle::Elf(Elf::Not64Bit(_)) => Some("it is a 32-bit program"),
+            Obstacle::Musl => Some("it is linked with musl"),
+            Obstacle::Loader => Some("its dynamic linker is not glibc's"),
+            Obstacle::Secure => Some("its user and the user whose rights it has are not the same"),
+            Obstacle::SetUser(_) => Some("it is set-user-ID"),
+            Obstacle::SetGroup(_) => Some("it is set-group-ID"),
+            Obstacle::Capabilities => Some("it has file capabilities"),
+            Obstacle::Unreadable(_) => Some("it cannot be read, so it is not known whether it can run under Farshore"),
+            Obstacle::Elf(_)
+            | Obstacle::Missing(_)
+            | Obstacle::NotAFile
+            | Obstacle::NotExecutable(_)
+            | Obstacle::Unknown
+            | Obstacle::Scripts
+            | Obstacle::Command
+            | Obstacle::LoaderMissing(_) => None,
+        }
+    }
+
     /// It could not be found out, for want of descriptors or memory: it says nothing about the program.
     pub fn is_passing(self) -> bool {
         const PASSING: [i32; 3] = [Errno::EMFILE.0, Errno::ENFILE.0, Errno::ENOMEM.0];

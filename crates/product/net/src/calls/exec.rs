@@ -211,7 +211,7 @@ pub fn prepare<'m, M: Memory>(
             let (directory, flags) = if first == 1 { (args[0] as i32, args[4] as u32) } else { (follow::AT_FDCWD, 0) };
             plan.start(image, directory, flags, is_first)
         }
-        (Some(_), None) => Start::Unlike("there is no memory for copies of its arguments"),
+        (Some((plan, _)), None) => plan.strictly(Start::Unlike("there is no memory for copies of its arguments")),
         (None, _) => Start::Natively,
     };
     let pid = mem.own(libc::SYS_getpid as u64, &[0; 6]) as u64;
@@ -236,10 +236,16 @@ impl<M: Memory> Prepared<'_, M> {
             Start::Natively => self.natively(),
             Start::Unlike(why) => {
                 if self.exists() {
-                    self.say(why, say);
+                    self.say("runs without Farshore", why, say);
                 }
                 self.natively()
             }
+            // What is not there is for the kernel to refuse, with its own error.
+            Start::Refused(why) if self.exists() => {
+                self.say("is not started (--require)", why, say);
+                errno(libc::EPERM)
+            }
+            Start::Refused(_) => self.natively(),
             Start::Followed { envp, handed } => {
                 follow::hand_on(self.mem, handed, true);
                 let answer = self.kernel(*envp);
@@ -248,16 +254,21 @@ impl<M: Memory> Prepared<'_, M> {
                     return answer;
                 }
                 if self.image.as_ref().is_some_and(|image| image.counted < strings_limit(self.mem)) {
-                    self.say("its arguments and environment leave no room for Farshore's variables", say);
+                    const NO_ROOM: &str = "its arguments and environment leave no room for Farshore's variables";
+                    if follow::plan().is_some_and(Plan::requires) {
+                        self.say("is not started (--require)", NO_ROOM, say);
+                        return answer;
+                    }
+                    self.say("runs without Farshore", NO_ROOM, say);
                 }
                 self.natively()
             }
         }
     }
 
-    fn say(&self, why: &str, say: impl Fn(Arguments<'_>)) {
+    fn say(&self, what: &str, why: &str, say: impl Fn(Arguments<'_>)) {
         let path = self.image.as_ref().and_then(|image| image.copies().text(image.path)).unwrap_or(c"a program");
-        say(format_args!("'{}' runs without Farshore: {why}", path.to_bytes().escape_ascii()));
+        say(format_args!("'{}' {what}: {why}", path.to_bytes().escape_ascii()));
     }
 
     fn natively(&self) -> i64 {

@@ -18,9 +18,12 @@
 //! |---|---|
 //! | can be run under Farshore | under Farshore |
 //! | Farshore's command, which is static | natively, and hands the environment on to what it becomes |
-//! | static, 32-bit, with another dynamic linker than this process's, gaining rights, unreadable, not there … | natively, without a word: as it would have |
+//! | static, 32-bit, with another dynamic linker than this process's, gaining rights, unreadable | natively, with a line on stderr |
+//! | no program (not there, damaged, for another machine, text) | the kernel's own error, without a word |
 //! | the library's file has been replaced or removed, or is out of reach (`chroot`) | natively, with a line on stderr |
 //! | no room for our variables | natively, with a line on stderr |
+//!
+//! With `--require` what would run with a line on stderr is not started: the line says so, and the call fails with `EPERM`.
 //!
 //! This runs in a child of `vfork` too, which shares the memory of its parent and may be killed at any instruction. So
 //! nothing is allocated, no lock is taken, and what is written goes to the [`ExecImage`], which the parent unmaps.
@@ -52,6 +55,8 @@ pub struct Plan {
     /// in the hands of each of its processes.
     kin: Variables,
     others: Variables,
+    /// Programs that cannot run under Farshore are not started.
+    requires: bool,
 }
 
 /// What a program gets.
@@ -85,8 +90,10 @@ fn text(bytes: Vec<u8>) -> Result<CString, String> {
 pub enum Start {
     /// As the program asked.
     Natively,
-    /// As the program asked, although it could run under Farshore, for this reason.
+    /// As the program asked, although programs that this one starts are to run under Farshore, for this reason.
     Unlike(&'static str),
+    /// Not at all, for this reason: `--require`.
+    Refused(&'static str),
     /// Under Farshore, with this array for an environment.
     Followed {
         /// Address of the array.
@@ -137,7 +144,7 @@ impl Plan {
             .map_err(|why| format!("the dynamic linker of this process is not known ({why:?})"))?;
         let kin = Variables::new(options)?;
         let others = Variables::new(&Options { family: None, ..options.clone() })?;
-        Ok(Plan { library, library_place, loader, user: Rights::of_this_thread().real, kin, others })
+        Ok(Plan { library, library_place, loader, user: Rights::of_this_thread().real, kin, others, requires: options.require })
     }
 
     /// Bytes of room that [`Plan::start`] needs in an image whose environment has so many entries and bytes.
@@ -157,7 +164,20 @@ impl Plan {
         let before = signal::sigprocmask(How::Set, SigSet::ALL.without(SIGBUS).without(SIGSEGV).without(SIGSYS));
         let start = self.decide(image, directory, flags, is_first);
         signal::sigprocmask(How::Set, before);
-        start
+        self.strictly(start)
+    }
+
+    /// Whether programs that cannot run under Farshore are not started.
+    pub fn requires(&self) -> bool {
+        self.requires
+    }
+
+    /// What is not to be started without Farshore is not started.
+    pub(super) fn strictly(&self, start: Start) -> Start {
+        match start {
+            Start::Unlike(why) if self.requires => Start::Refused(why),
+            other => other,
+        }
     }
 
     fn decide<M: Memory>(&'static self, image: &mut ExecImage<'_, M>, directory: i32, flags: u32, is_first: bool) -> Start {
@@ -184,7 +204,8 @@ impl Plan {
             Err(obstacle) if obstacle.is_passing() => {
                 return Start::Unlike("there are no descriptors or there is no memory left to look at it");
             }
-            _ => return Start::Natively,
+            Ok(_) => return Start::Unlike("its dynamic linker is not the one of the program that starts it"),
+            Err(obstacle) => return obstacle.runs_natively().map_or(Start::Natively, Start::Unlike),
         }
         if Place::of(&self.library) != Ok(self.library_place) {
             return Start::Unlike("the library that runs here was replaced or removed, or cannot be reached any more");

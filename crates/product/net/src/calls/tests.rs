@@ -564,6 +564,12 @@ fn what_cannot_be_followed_starts_natively() {
     assert!(matches!(of("/bin/sh", &["A=1"]), Start::Unlike(_)));
     std::fs::remove_file(library).expect("it was there");
     assert!(matches!(of("/bin/sh", &["A=1"]), Start::Unlike(_)));
+    let strict = {
+        let options = Options { require: true, ..Options::new(Size::mib(16), SwapSpec::Dir("/".into())) };
+        Plan::new(std::path::Path::new("/bin/sh"), &options).expect("a plan")
+    };
+    assert!(matches!(strict.strictly(Start::Unlike("a reason")), Start::Refused("a reason")));
+    assert!(matches!(strict.strictly(Start::Natively), Start::Natively));
     assert!(matches!(of("/etc/passwd", &["A=1"]), Start::Natively));
 }
 
