@@ -11,6 +11,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use crate::kinds;
 use farshore_command::refusal::Refusal;
 use farshore_config::control::{Request, WAKER, socket_name};
 use farshore_config::stats::Stats;
@@ -71,6 +72,9 @@ impl Client {
                 }
                 None if busy => return Err(silent(pid)),
                 None => {
+                    if let Some(why) = kinds::obstacle(pid) {
+                        return Err(Refusal::failed(format!("process {pid} runs without Farshore: {why}")));
+                    }
                     return Err(Refusal::failed(format!(
                         "process {pid} has no control socket: it was not started by 'farshore run', or is in another network namespace, or is just starting"
                     )));

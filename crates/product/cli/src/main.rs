@@ -17,6 +17,7 @@ mod args;
 mod bench;
 mod client;
 mod doctor;
+mod kinds;
 mod library;
 mod program;
 mod run;

@@ -10,7 +10,7 @@ use farshore_config::{SwapSpec, plain};
 
 use crate::args::{SetArgs, StatArgs};
 use crate::client::Client;
-use crate::{print, swap};
+use crate::{kinds, print, swap};
 
 /// How often a change that takes its time is asked for.
 const CHANGE_LOOK: Duration = Duration::from_millis(100);
@@ -20,7 +20,7 @@ const CHANGE_LOOK: Duration = Duration::from_millis(100);
 /// # Errors
 /// The program cannot be asked (1).
 pub fn stat(arguments: &StatArgs) -> Result<u8, Refusal> {
-    let mut before = Client::connect(arguments.pid)?.stats()?;
+    let mut before = look(arguments.pid)?;
     let Some(seconds) = arguments.watch else {
         print(&if arguments.json { before.to_json() } else { table(&before, None) })?;
         return Ok(0);
@@ -38,7 +38,7 @@ pub fn stat(arguments: &StatArgs) -> Result<u8, Refusal> {
     loop {
         std::thread::sleep(Duration::from_secs_f64(seconds));
         // A connection for each look: the program closes those that are silent for long.
-        let now = match Client::connect(arguments.pid).and_then(|mut client| client.stats()) {
+        let now = match look(arguments.pid) {
             Ok(now) => now,
             Err(_) if gone(arguments.pid) => return Ok(0),
             Err(refusal) => return Err(refusal),
@@ -46,6 +46,12 @@ pub fn stat(arguments: &StatArgs) -> Result<u8, Refusal> {
         show(&now, Some(&before))?;
         before = now;
     }
+}
+
+/// The program's counters, and what the kernel says of its memory.
+fn look(pid: u32) -> Result<Stats, Refusal> {
+    let stats = Client::connect(pid)?.stats()?;
+    Ok(Stats { kinds: kinds::of(pid), ..stats })
 }
 
 /// Whether the process has ended (it may not have been waited for yet).
@@ -116,6 +122,7 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
     ] {
         let _ = writeln!(text, "{name:<22}{:>12}{:>12}", bytes(value), bytes(peak));
     }
+    text.push_str(&in_ram(now));
     let passed = since.map(|since| now.uptime_ns.saturating_sub(since.uptime_ns)).filter(|passed| *passed > 0);
     let old = since.map(counters);
     for (index, (name, value)) in counters(now).into_iter().enumerate() {
@@ -168,6 +175,27 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
         }
     }
     text
+}
+
+/// What lies in RAM, by kind, as far as there is any of it.
+fn in_ram(now: &Stats) -> String {
+    let Some(kinds) = &now.kinds else { return String::new() };
+    let rows = [
+        ("managed", kinds.managed_bytes),
+        ("Farshore's own", kinds.farshore_bytes),
+        ("locked", kinds.locked_bytes),
+        ("hugetlbfs", kinds.huge_bytes),
+        ("shared", kinds.shared_bytes),
+        ("of files", kinds.file_bytes),
+        ("executable", kinds.executable_bytes),
+        ("stack", kinds.stack_bytes),
+        ("static data", kinds.static_bytes),
+        ("other", kinds.other_bytes),
+    ];
+    let rows = rows.into_iter().filter(|(_, value)| *value > 0);
+    rows.fold(format!("\n{:<22}{:>12}\n", "in RAM, all kinds", "now"), |text, (name, value)| {
+        text + &format!("  {name:<20}{:>12}\n", bytes(value))
+    })
 }
 
 /// How hard evictors work.
@@ -245,7 +273,7 @@ fn duration(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farshore_config::stats::{Pool, Space};
+    use farshore_config::stats::{Kinds, Pool, Space};
 
     #[test]
     fn numbers_are_readable() {
@@ -270,7 +298,9 @@ mod tests {
         let mut now = before.clone();
         now.uptime_ns += 2_000_000_000;
         now.faults.fetch += 500;
+        before.kinds = Some(Kinds { managed_bytes: 3 << 20, static_bytes: 5 << 20, ..Kinds::default() });
         let once = table(&before, None);
+        assert!(once.contains("  managed                  3.0 MiB\n  static data              5.0 MiB\n\nfaults"), "{once}");
         assert!(once.contains("sort (process 7)") && once.contains("  fetch                        100\n"), "{once}");
         assert!(once.contains("  dir:/var/tmp, encrypted  "), "{once}");
         assert!(once.contains("the disk") && !once.contains("a second"), "{once}");

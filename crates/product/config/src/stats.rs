@@ -64,6 +64,34 @@ pub struct Stats {
     pub spaces: Vec<Space>,
     /// The pool of compressed pages in front of them; `null`: there is none.
     pub pool: Option<Pool>,
+    /// What of the process lies in RAM, by kind. `farshore stat` asks the kernel for it; `null` in `--stats`.
+    pub kinds: Option<Kinds>,
+}
+
+/// What of a process lies in RAM, by kind: bytes, as the kernel counts them. Each mapping is of one kind, the first that fits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Kinds {
+    /// Memory that Farshore manages, which the limit is for.
+    pub managed_bytes: u64,
+    /// Farshore's own memory, and its library.
+    pub farshore_bytes: u64,
+    /// Memory that the program has locked.
+    pub locked_bytes: u64,
+    /// Pages of hugetlbfs.
+    pub huge_bytes: u64,
+    /// Shared mappings, of files or not.
+    pub shared_bytes: u64,
+    /// Private mappings of files: text, and data that begin in a file.
+    pub file_bytes: u64,
+    /// Private memory of no file that may be executed.
+    pub executable_bytes: u64,
+    /// The main thread's stack, and others that grow.
+    pub stack_bytes: u64,
+    /// Data of programs and libraries that are in no file (`.bss`).
+    pub static_bytes: u64,
+    /// All else: small mappings, stacks of threads, memory that was handed to the kernel.
+    pub other_bytes: u64,
 }
 
 /// Frames (pages' worth of local memory) by where they are: `free + cached + taken = limit + debt`, except for frames that move
@@ -290,6 +318,7 @@ impl Default for Stats {
             family: Family::default(),
             spaces: Vec::new(),
             pool: None,
+            kinds: None,
         }
     }
 }
@@ -390,7 +419,12 @@ mod tests {
         let mut above = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
         let root = above.find(|folder| folder.join("Cargo.lock").exists()).expect("the crate is in a workspace");
         let page = std::fs::read_to_string(root.join("docs/src/reference/counters.md")).expect("the page is there");
-        let stats = Stats { spaces: vec![Space::default()], pool: Some(Pool::default()), ..Stats::default() };
+        let stats = Stats {
+            spaces: vec![Space::default()],
+            pool: Some(Pool::default()),
+            kinds: Some(Kinds::default()),
+            ..Stats::default()
+        };
         let names = names(&serde_json::to_value(&stats).expect("it has a JSON form"));
         assert!(names.len() > 60, "{names:?}");
         let missing: Vec<&String> = names.iter().filter(|name| !page.contains(&format!("`{name}`"))).collect();
