@@ -76,7 +76,7 @@ soak-long: ## the same for ten minutes
 serve: ## farshore-serve with other people's clients, and its limits
 report: ## the report of farshore bench in a browser
 packages: ## the Debian packages in a fresh Debian: installed, used, removed (as root)
-front: ## the set-up, the interpreter of Debian's packages, what CI counts
+front: ## the set-up, the interpreter of Debian's packages, what CI counts, the order of parts
 fuzz:
 	python3 tools/fuzz.py $(ARGS)
 bench-ends:

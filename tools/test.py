@@ -6,13 +6,15 @@
     tools/test.py unit sim        these parts alone
     tools/test.py --seed 4711     the simulation's random seeds from here on, to see a failure again
 
+    tools/test.py --plan          in which order parts would start, by the times that are written here; nothing runs
+
     tools/test.py --skips tests/skips.txt     what is skipped and not on this list has failed, as in continuous integration
 
-A part that fails does not stop the later ones. Once the build is made, parts that use one processor run beside the others. What a part
-prints goes to a log in the target directory; the screen shows how it goes on, and the end of the log if it fails. The counts are the
-parts' own (cargo's tests, simulated seeds, real programs), so a test that says "skipped: why" counts as skipped and not as passed, and a
-part in which nothing ran has failed. Each part has a time after which it counts as hung: its processes are described (threads, kernel
-stacks) and ended.
+A part that fails does not stop the later ones. Two parts run at a time (tools/lanes.py has the rules). What a part prints goes to a log
+in the target directory; the screen shows how it goes on, and the end of the log if it fails. The counts are the parts' own (cargo's
+tests, simulated seeds, real programs), so a test that says "skipped: why" counts as skipped and not as passed, and a part in which
+nothing ran has failed. Each part has a time after which it counts as hung: its processes are described (threads, kernel stacks) and
+ended.
 
 The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed.
 """
@@ -33,9 +35,10 @@ import time
 from collections import namedtuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "tests", "real"))
+sys.path[:0] = [os.path.join(ROOT, "tools"), os.path.join(ROOT, "tests", "real")]
 sys.dont_write_bytecode = True
 import harness  # noqa: E402
+from lanes import ALONE, NARROW, WIDE, Job, Lanes, plan  # noqa: E402
 
 TARGET = os.path.join(ROOT, os.environ.get("CARGO_TARGET_DIR") or "target")
 LOGS = os.path.join(TARGET, "test-logs")
@@ -57,8 +60,12 @@ NEWCOMER = ("demo", "demo-kv", "fresh", "packages")
 # What the name of a long form ends in: it takes the place of the part without that ending, where --long asks for it.
 LONG = "-long"
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs;
-# `aside`: it uses one processor, and runs beside the others.
-Part = namedtuple("Part", "name what commands minutes shown missing needs_build aside", defaults=(r"(?!)", lambda: None, False, False))
+# `takes` are the seconds that it needs, about, on two processors; `width` and `locks` say what may run beside it (tools/lanes.py).
+Part = namedtuple("Part", "name what commands minutes shown missing needs_build takes width locks",
+                  defaults=(r"(?!)", lambda: None, False, 5, NARROW, ()))
+# Locks of parts. KERNEL: it changes what the kernel has once for the whole machine (KSM, swap areas, compaction, memory cgroups, loop devices), or tells what
+# another one changed. DEBUG: cargo builds in `target/debug`, where it would wait for the other one, or replace a program that the other one runs.
+KERNEL, DEBUG = "kernel", "debug"
 # A test that was skipped, or a line of the list of those that may be: there, the test and the reason are patterns, as of file names.
 Skip = namedtuple("Skip", "part test why")
 # The test, where a whole part is skipped.
@@ -298,7 +305,11 @@ def packages_missing():
 
 
 def parts(seed):
-    """Every part, in the order in which they run: what fails quickest comes first."""
+    """Every part, in the order of the table; lanes.Order says in which they run.
+
+    These need the machine for themselves: demos and `fresh` measure, or fill RAM; `pace` counts who comes to a processor; `soak` skips what a busy machine did
+    not come to; `bench` switches swap areas, zram and zswap, and looks whether any have stayed.
+    """
     real = os.path.join(ROOT, "tests", "real")
     suites, soak = (os.path.join(ROOT, "tests", name, "run.py") for name in ("suites", "soak"))
     # Assertions are what the simulator is for; link-time optimisation only costs time in a check.
@@ -309,101 +320,107 @@ def parts(seed):
     tests = r"\s+(Running|Doc-tests) |test result|test .* FAILED|skipped: |(error|warning)(\[|:)"
     newcomer = os.path.join(ROOT, "tests", "newcomer")
     return [
-        Part("demo", "make demo, with little data", [Command(["make", "demo", "ARGS=--size small"], count_made)], 15, r"\[|.*: |skipped"),
+        Part("demo", "make demo, with little data", [Command(["make", "demo", "ARGS=--size small"], count_made)], 15, r"\[|.*: |skipped",
+             takes=300, width=ALONE),
         Part("demo-kv", "make demo-kv, for two seconds",
-             [Command(["make", "demo-kv", "ARGS=--seconds 2 --rate 4000"], count_made)], 10, r"pymemcache|filled|server: |.*skipped"),
+             [Command(["make", "demo-kv", "ARGS=--seconds 2 --rate 4000"], count_made)], 10, r"pymemcache|filled|server: |.*skipped", takes=300, width=ALONE),
         Part("fresh", "the set-up, the build and both demos in a fresh Debian, with nothing of this machine's but its Rust",
-             [Command([sys.executable, os.path.join(newcomer, "fresh.py")], count_last_line)], 30, r"fresh: "),
+             [Command([sys.executable, os.path.join(newcomer, "fresh.py")], count_last_line)], 30, r"fresh: ", takes=300, width=ALONE),
         Part("packages", "the Debian packages in a fresh Debian: installed, used by an ordinary user, removed",
              [Command(["make", "deb"], count_status),
-              Command([sys.executable, os.path.join(newcomer, "packages.py")], count_last_line)], 20, r"packages: ", packages_missing),
-        Part("runner", "the counting of this program, and what demos say at their end",
-             [Command([sys.executable, "-m", "doctest", path], count_status) for path in ("tools/test.py", "tools/demo.py")], 1),
-        Part("front", "the set-up, the interpreter of Debian's packages, what CI counts",
+              Command([sys.executable, os.path.join(newcomer, "packages.py")], count_last_line)], 20, r"packages: ", packages_missing, takes=300, width=ALONE),
+        Part("runner", "the counting and the order of this program, and what demos say at their end",
+             [Command([sys.executable, "-m", "doctest", path], count_status) for path in ("tools/test.py", "tools/lanes.py", "tools/demo.py")], 2),
+        Part("front", "the set-up, the interpreter of Debian's packages, what CI counts, the order of parts",
              [Command([sys.executable, os.path.join(newcomer, "front.py")], count_last_line)], 3),
         Part("documents", "what documents name is there: paths, links, identifiers; modules import downward",
              [Command([sys.executable, "-m", "doctest", f"tools/{tool}.py"], count_status) for tool in ("paths", "layers")]
              + [Command([sys.executable, f"tools/{tool}.py"], count_status) for tool in ("paths", "layers")], 2, r".*:\d+: "),
         Part("format", "cargo fmt --check", [Command(["cargo", "fmt", "--all", "--check", "--", "--color", "never"], count_status)], 2),
         Part("clippy", "warnings are errors",
-             [Command(["cargo", "clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"], count_status)], 10),
-        Part("build", "release build", [Command(["cargo", "build", "--workspace", "--release"], count_status)], 15, r"(error|warning)(\[|:)"),
+             [Command(["cargo", "clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"], count_status)], 10,
+             takes=60, locks=(DEBUG,)),
+        Part("build", "release build", [Command(["cargo", "build", "--workspace", "--release"], count_status)], 15, r"(error|warning)(\[|:)",
+             takes=180, width=WIDE),
         # Built for debugging: assertions and overflow checks are on, and it compiles faster.
         Part("unit", "unit, integration and conformance tests",
              [cargo_test("--workspace", "--exclude", "farshore-sim",
-                         env={"FARSHORE_LIBRARY": os.path.join(TARGET, "release", "libfarshore.so")})], 30, tests, needs_build=True),
+                         env={"FARSHORE_LIBRARY": os.path.join(TARGET, "release", "libfarshore.so")})], 30, tests, needs_build=True,
+             takes=300, width=WIDE, locks=(KERNEL, DEBUG)),
         Part("lines", "no cache line is written by two cores on the way of a fault",
-             [cargo_test("-p", "farshore-engine", "--features", "recorder", "--test", "lines", env=apart("lines"))], 10, tests),
+             [cargo_test("-p", "farshore-engine", "--features", "recorder", "--test", "lines", env=apart("lines"))], 10, tests, takes=40, width=WIDE),
         Part("sim", f"simulation: fixed seeds, and {RANDOM_SEEDS} from {seed} on",
              [cargo_test("--release", "-p", "farshore-sim", env=sim_env),
               Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}"], count_seeds, sim_env),
               Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}", "--rough"], count_seeds, sim_env)],
-             15, tests + r"|seed \d+ breaks|to see it again|\d+ seeds: "),
+             15, tests + r"|seed \d+ breaks|to see it again|\d+ seeds: ", takes=150, width=WIDE),
         Part("canaries", "rules broken on purpose, which the simulation must notice",
              [cargo_test("--release", "-p", "farshore-sim", "--features", "canaries", "--test", "canaries", env=sim_env)],
-             15, tests),
+             15, tests, takes=120, width=WIDE),
         Part("fuzz", f"bytes from outside, guided by coverage: {FUZZ_SECONDS} s for each target",
-             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS)], count_last_line)], 10, r"", aside=True),
-        Part("fuzz-long", "the same for ten minutes each", [Command([*fuzz, "--seconds", "600"], count_last_line)], 120, r""),
+             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS)], count_last_line)], 10, r"", takes=100, locks=("fuzz",)),
+        Part("fuzz-long", "the same for ten minutes each", [Command([*fuzz, "--seconds", "600"], count_last_line)], 120, r"", takes=3600, locks=("fuzz",)),
         Part("fuzz-canaries", "planted bugs, which the fuzzer must find",
-             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS), "--canaries"], count_last_line)], 20, r""),
+             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS), "--canaries"], count_last_line)], 20, r"", takes=150, locks=("fuzz",)),
         Part("loom", "all interleavings of core, and of what unithreads' threads share",
              [cargo_test("-p", "farshore-core", "--release", "--features", "canaries", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked)),
               cargo_test("-p", "farshore-uthread", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
-             15, tests),
+             15, tests, takes=150, width=WIDE),
         Part("miri", "undefined behaviour in core",
-             [cargo_test("-p", "farshore-core", toolchain=nightly(), env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, miri_missing, aside=True),
+             [cargo_test("-p", "farshore-core", toolchain=nightly(), env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, miri_missing, takes=240),
         Part("real", "real programs, natively and under farshore",
              [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line),
               Command([sys.executable, os.path.join(real, "run.py"), "--size", "small", "--mode", "upcall", "--fraction", "50", "--only", POOLED,
                        "--swap", "ram:lz4,size=6M", "--swap", f"dir:{os.environ.get('FARSHORE_SWAP_DIR', '/var/tmp')}"], count_last_line),
               *[Command([sys.executable, os.path.join(real, "run.py"), "--size", "small", "--mode", "upcall", "--fraction", "25", "--only", PREFETCHED, "--prefetch", name],
                         count_last_line) for name in ("stride", "majority", "none")]],
-             30, r"", needs_build=True, aside=True),
+             30, r"", needs_build=True, takes=400),
         Part("pace", "how hard evictors work: idle, crowded, on a slow disk, fixed",
-             [Command([sys.executable, os.path.join(real, "pace.py")], count_last_line)], 20, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(real, "pace.py")], count_last_line)], 20, r"", needs_build=True, takes=180, width=ALONE),
         Part("pools", "compressed RAM, alone and in front of a disk",
-             [Command([sys.executable, os.path.join(real, "pools.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
+             [Command([sys.executable, os.path.join(real, "pools.py")], count_last_line)], 10, r"", needs_build=True, takes=50),
         Part("unithreads", "unithreads on far memory: on RAM, disks, with errors, in little memory",
-             [Command([sys.executable, os.path.join(real, "unithreads.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
+             [Command([sys.executable, os.path.join(real, "unithreads.py")], count_last_line)], 10, r"", needs_build=True, takes=120, locks=(DEBUG,)),
         Part("spaces", "swap spaces that come, go and die while a program runs",
-             [Command([sys.executable, os.path.join(real, "spaces.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
+             [Command([sys.executable, os.path.join(real, "spaces.py")], count_last_line)], 10, r"", needs_build=True, takes=110),
         Part("devices", "block devices as swap space; room that goes back to the disk",
-             [Command([sys.executable, os.path.join(real, "devices.py")], count_last_line)], 10, r"", needs_build=True, aside=True),
+             [Command([sys.executable, os.path.join(real, "devices.py")], count_last_line)], 10, r"", needs_build=True, takes=60, locks=(KERNEL,)),
         Part("calls", "every system call, blocked threads, debuggers: natively and under farshore",
-             [Command([sys.executable, os.path.join(real, "calls.py")], count_last_line)], 10, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(real, "calls.py")], count_last_line)], 10, r"", needs_build=True, takes=50, width=WIDE),
         Part("threads", "threads, signals, limits, filters, allocators: natively and under farshore",
-             [Command([sys.executable, os.path.join(real, "threads.py")], count_last_line)], 10, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(real, "threads.py")], count_last_line)], 10, r"", needs_build=True, takes=110, width=WIDE),
         Part("pages", "what the kernel and programs do to pages: merging, locks, devices, stacks that grow",
-             [Command([sys.executable, os.path.join(real, "pages.py")], count_last_line)], 10, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(real, "pages.py")], count_last_line)], 10, r"", needs_build=True, takes=50, locks=(KERNEL,)),
         Part("dormant", "programs that fit at first, and what they do when they do not",
-             [Command([sys.executable, os.path.join(real, "dormant.py")], count_last_line)], 5, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(real, "dormant.py")], count_last_line)], 5, r"", needs_build=True, takes=60),
         Part("sandbox", "programs that restrict themselves or insist on one thread; blocked calls that are knocked at; no threads to be had",
-             [Command([sys.executable, os.path.join(real, "sandbox.py")], count_last_line)], 10, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(real, "sandbox.py")], count_last_line)], 10, r"", needs_build=True, takes=80),
         Part("failures", "bad input, full disks, kill -9, other users",
-             [Command([sys.executable, os.path.join(real, "failures.py")], count_last_line)], 15, r"", needs_build=True, aside=True),
+             [Command([sys.executable, os.path.join(real, "failures.py")], count_last_line)], 15, r"", needs_build=True, takes=100, locks=(KERNEL,)),
         Part("follow", "programs that a program starts",
-             [Command([sys.executable, os.path.join(real, "follow.py")], count_last_line)], 10, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(real, "follow.py")], count_last_line)], 10, r"", needs_build=True, takes=15),
         Part("secrecy", "--encrypt: swap files are noise, the key is in no core dump",
-             [Command([sys.executable, os.path.join(real, "secrecy.py")], count_last_line)], 3, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(real, "secrecy.py")], count_last_line)], 3, r"", needs_build=True, takes=20),
         Part("family", "what farshore shows of itself, and whom it lets in",
-             [Command([sys.executable, os.path.join(real, "family.py")], count_last_line)], 5, r"", needs_build=True),
+             [Command([sys.executable, os.path.join(real, "family.py")], count_last_line)], 5, r"", needs_build=True, takes=10),
         Part("suites", "other people's suites, natively and under farshore: a part of each",
-             [Command([sys.executable, suites, "--short", "--jobs", "4"], count_last_line)], 15, r" +\d+ s ", needs_build=True),
+             [Command([sys.executable, suites, "--short", "--jobs", "4"], count_last_line)], 15, r" +\d+ s ", needs_build=True, takes=300, width=WIDE),
         Part("suites-long", "other people's suites as a whole, in a quarter of their memory and in 16 MiB",
-             [Command([sys.executable, suites], count_last_line)], 480, r" +\d+ s ", needs_build=True),
+             [Command([sys.executable, suites], count_last_line)], 480, r" +\d+ s ", needs_build=True, takes=20000, width=WIDE),
         Part("soak", "stress-ng under changing limits and a failing swap space",
-             [Command([sys.executable, soak, "--seconds", "40", "--seed", str(seed)], count_last_line)], 10, r"round|    ", needs_build=True),
+             [Command([sys.executable, soak, "--seconds", "40", "--seed", str(seed)], count_last_line)], 10, r"round|    ", needs_build=True,
+             takes=60, width=ALONE),
         Part("soak-long", "the same for ten minutes",
-             [Command([sys.executable, soak, "--seconds", "600", "--seed", str(seed)], count_last_line)], 60, r"round|    |left out", needs_build=True),
+             [Command([sys.executable, soak, "--seconds", "600", "--seed", str(seed)], count_last_line)], 60, r"round|    |left out", needs_build=True,
+             takes=700, width=ALONE),
         Part("bench", "farshore bench: what it measures, and that nothing stays behind",
-             [Command([sys.executable, os.path.join(ROOT, "tests", "bench", "run.py")], count_last_line)], 15, r"", needs_build=True, aside=True),
+             [Command([sys.executable, os.path.join(ROOT, "tests", "bench", "run.py")], count_last_line)], 15, r"", needs_build=True, takes=150, width=ALONE),
         Part("serve", "farshore-serve with other people's clients, and its limits",
              [Command([sys.executable, os.path.join(ROOT, "tests", "serve", program), *way], count_last_line)
               for program in ("kv.py", "scan.py") for way in ([], ["--memory", "12M"])],
-             10, r"", needs_build=True, aside=True),
+             10, r"", needs_build=True, takes=50),
         Part("report", "the report of farshore bench in a browser",
-             [Command([sys.executable, os.path.join(ROOT, "tests", "report", "check.py")], count_last_line)], 10, r"", aside=True),
+             [Command([sys.executable, os.path.join(ROOT, "tests", "report", "check.py")], count_last_line)], 10, r"", takes=40, locks=(DEBUG,)),
     ]
 
 
@@ -413,8 +430,8 @@ def parts(seed):
 class Running:
     """One command of a part: its output to the log and, filtered, to the screen; ended when its time is over."""
 
-    # All that run now.
-    now = set()
+    # All that run now, and whether somebody wants this program to end.
+    now, over = set(), False
 
     def __init__(self, command, part, log, seconds):
         self.log, self.name, self.shown, self.lines, self.hung, self.cpu = log, part.name, re.compile(part.shown), [], False, 0
@@ -498,6 +515,8 @@ def run_part(part, allowed=None):
     path = os.path.join(LOGS, f"{part.name}.log")
     with open(path, "w", encoding="utf-8") as log:
         for command in part.commands:
+            if Running.over:
+                break
             running = Running(command, part, log, max(1, part.minutes * 60 - (time.monotonic() - started)))
             status = running.follow()
             counts = command.count(running.lines)
@@ -578,33 +597,33 @@ def reasons(lines):
     return [line for lines in found[:FAILURES] for line in lines]
 
 
+def jobs(chosen):
+    """What the lanes must know of parts."""
+    return [Job(part.name, part.takes, part.width, part.locks, "build" if part.needs_build else None) for part in chosen]
+
+
 class Results:
-    """Runs parts one after the other, in more than one thread at a time, and keeps what came of them."""
+    """Runs parts in lanes, and keeps what came of them."""
 
     def __init__(self, allowed=None):
         self.rows, self.built, self.allowed = {}, True, allowed
 
-    def run(self, some):
-        """These parts."""
-        for part in some:
-            say(f"{part.name}: {part.what}")
-            if part.needs_build and not self.built:
-                row = Row(Counts(failed=1), 0, 0, "not run: the build failed")
-            else:
-                row = run_part(part, self.allowed)
-            if part.name == "build":
-                self.built = row.counts.failed == 0
-            say(f"{part.name}: {row.counts}, {clock(row.seconds)}{', ' + row.remark if row.remark else ''}")
-            self.rows[part.name] = row
+    def run(self, part):
+        """This part, in the lane of whoever calls."""
+        say(f"{part.name}: {part.what}")
+        if part.needs_build and not self.built:
+            row = Row(Counts(failed=1), 0, 0, "not run: the build failed")
+        else:
+            row = run_part(part, self.allowed)
+        if part.name == "build":
+            self.built = row.counts.failed == 0
+        say(f"{part.name}: {row.counts}, {clock(row.seconds)}{', ' + row.remark if row.remark else ''}")
+        self.rows[part.name] = row
 
     def run_all(self, chosen):
-        """All of them, those that need one processor beside the others."""
-        first = next((n + 1 for n, part in enumerate(chosen) if part.name == "build"), 0)
-        self.run(chosen[:first])
-        aside = threading.Thread(target=self.run, args=([part for part in chosen[first:] if part.aside],), daemon=True)
-        aside.start()
-        self.run([part for part in chosen[first:] if not part.aside])
-        aside.join()
+        """All of them."""
+        known = {part.name: part for part in chosen}
+        Lanes(jobs(chosen), lambda job: self.run(known[job.name])).run_all()
 
 
 def clock(seconds):
@@ -630,6 +649,7 @@ def arguments(known):
     parser.add_argument("part", nargs="*", help=f"these parts alone: {', '.join(known)}")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="first of the random seeds")
     parser.add_argument("--long", action="store_true", help="the long form of each part that has one")
+    parser.add_argument("--plan", action="store_true", help="show in which order parts would start, and end")
     parser.add_argument("--list", action="store_true", help="name the parts and end")
     parser.add_argument("--skips", metavar="FILE", help="a list of the tests that may be skipped: any other that is skipped has failed")
     options = parser.parse_args()
@@ -668,6 +688,10 @@ def main():
     chosen = [part for part in everything if part.name in (options.part or usual([part.name for part in everything], options.long))]
     if any(part.needs_build for part in chosen) and not any(part.name == "build" for part in chosen):
         chosen.insert(0, next(part for part in everything if part.name == "build"))
+    if options.plan:
+        for name, start, end in plan(jobs(chosen)):
+            print(f"{clock(start):>6} {clock(end):>6}  {name}")
+        return 0
     os.makedirs(LOGS, exist_ok=True)
     results, started = Results(options.allowed), time.monotonic()
     results.run_all(chosen)
@@ -680,6 +704,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
+        Running.over = True
         for left in list(Running.now):
             left.end()
         sys.exit(130)

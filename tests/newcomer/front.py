@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What a newcomer meets before the first program runs: the set-up leaves his toolchains alone, Debian's Python packages are found, `make build` makes
-what is installed, and continuous integration counts right.
+what is installed, continuous integration counts right, and no two parts of the tests run at a time that must not.
 
     tests/newcomer/front.py [--only NAME]
 
@@ -12,16 +12,19 @@ import dataclasses
 import importlib.util
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
+import threading
 
 # Before our own modules come in: the source tree stays as it is.
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "tests", "real"))
+sys.path[:0] = [os.path.join(ROOT, "tests", "real"), os.path.join(ROOT, "tools")]
 import harness  # noqa: E402
+import lanes  # noqa: E402
 import run  # noqa: E402
 from failures import expect, run_tests  # noqa: E402
 
@@ -229,12 +232,45 @@ class Front:
             expect(came == wanted, f"{newcomer}, {test}: {came}, not {wanted}")
         return "7 ways to end"
 
-    def test_skips(self):
-        """A test that is skipped and is not on the list has failed, where a list is given; the list is one, of tests that there are."""
+    def runner(self):
+        """tools/test.py as a module."""
         spec = importlib.util.spec_from_file_location("runner", os.path.join(ROOT, "tools", "test.py"))
         runner = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(runner)
         runner.LOGS = self.work
+        return runner
+
+    def test_lanes(self):
+        """Whatever parts take, each runs once, after the build if it needs that, and never beside one that it must not meet; a part that breaks stops no other."""
+        runner, rng = self.runner(), random.Random(4711)
+        everything = runner.parts(0)
+        usual = [part for part in everything if part.name in runner.usual([part.name for part in everything], False)]
+        for chosen in [usual, everything] + [usual] * 30:
+            jobs = {job.name: job for job in runner.jobs(chosen)}
+            took = {name: rng.uniform(1, 900) for name in jobs}
+            rows = lanes.plan(list(jobs.values()), took)
+            expect(sorted(name for name, _, _ in rows) == sorted(jobs), f"not each once: {rows}")
+            build = next(end for name, _, end in rows if name == "build")
+            for n, (name, start, end) in enumerate(rows):
+                expect(jobs[name].after is None or start >= build, f"{name} starts before the build is done")
+                for other, begins, _ in rows[n + 1:]:
+                    expect(begins >= end or not (why := lanes.clash(jobs[name], jobs[other])), f"{other} starts while {name} runs: {why}")
+        ran, together = [], threading.Barrier(2)
+
+        def run(job):
+            ran.append(job.name)
+            if job.name in "ab":
+                together.wait(60)
+            if job.name == "c":
+                raise SystemExit
+
+        lanes.Lanes([lanes.Job(name, 9 - n) for n, name in enumerate("abcdef")] + [lanes.Job("z", 99, lanes.ALONE)], run).run_all()
+        expect(sorted(ran) == list("abcdefz") and ran[-1] == "z", f"{ran}")
+        return f"{len(usual)} parts, 32 plans"
+
+    def test_skips(self):
+        """A test that is skipped and is not on the list has failed, where a list is given; the list is one, of tests that there are."""
+        runner = self.runner()
         says = "print('a ok'); print('b  0.1 s  skipped: no root'); print('1 passed, 0 failed, 1 skipped')"
         part = runner.Part("real", "a stand-in", [runner.Command([sys.executable, "-c", says], runner.count_last_line)], 1)
         for lines, wanted in ((None, "1 passed, 0 failed, 1 skipped"), ("", "1 passed, 1 failed, 0 skipped"), ("real | b | no root", "1 passed, 0 failed, 1 skipped"),
