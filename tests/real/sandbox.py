@@ -10,15 +10,18 @@
 | stock | `true`, shells, unshare, bwrap, setpriv: what they print, how they end, and how many threads a process has |
 | rights | tests/programs/sandbox.c: after each kind of restriction all threads have the same rights, and memory is right |
 | knocked | tests/programs/knocked.c: `farshore stat` answers from a process without threads of ours, whose blocked call goes on; other users do it no harm |
+| containers | filters as Docker's and Podman's default profiles, without what Farshore asks for; what `doctor` says there; /dev/userfaultfd passed in |
 | full | no thread can be had (`RLIMIT_NPROC`, set from outside): the program goes on, its data is right, and one line says so |
 
 The last line is `N passed, N failed, N skipped`.
 """
 
 import argparse
+import errno
 import os
 import resource
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -68,12 +71,12 @@ class Tests:
         drop = [harness.need("setpriv", "util-linux"), f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
         return drop + argv, drop + harness.farshore_argv(self.farshore, argv, limit, swap=[f"dir:{self.work}"])
 
-    def run(self, argv, before=None):
-        """(stdout, status, stderr) of a command."""
+    def run(self, argv, before=None, inherited=()):
+        """(stdout, status, stderr) of a command. `before` runs in the child; these descriptors are its own too."""
         env = {key: value for key, value in os.environ.items() if not key.startswith("FARSHORE") and key != "LD_PRELOAD"}
         env["LC_ALL"] = "C"
         with tempfile.TemporaryFile(dir=self.work) as out, tempfile.TemporaryFile(dir=self.work) as err:
-            with subprocess.Popen(argv, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=env, cwd="/", preexec_fn=before) as process:
+            with subprocess.Popen(argv, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=env, cwd="/", preexec_fn=before, pass_fds=inherited) as process:
                 try:
                     status = process.wait(SECONDS)
                 except subprocess.TimeoutExpired as late:
@@ -176,6 +179,51 @@ class Tests:
             for more in ([], ["child"]):
                 self.check(" ".join(["knocked", call, *more]), lambda call=call, more=more: one([program, call, *more]))
 
+    def contained(self, argv, forbidden, error, device=False):
+        """(stdout, status, stderr) of a command in a container without these calls, which fail with `error`."""
+        # Load the number, a jump to the last instruction for each that is forbidden, and the two answers.
+        code = [struct.pack("<HBBI", 0x20, 0, 0, 0)]
+        code += [struct.pack("<HBBI", 0x15, len(forbidden) - index, 0, number) for index, number in enumerate(forbidden)]
+        code += [struct.pack("<HBBI", 0x06, 0, 0, answer) for answer in (0x7FFF0000, 0x00050000 | error)]
+        with tempfile.TemporaryFile() as file:
+            file.write(b"".join(code))
+            file.seek(0)
+            command = [harness.need("bwrap", "bubblewrap"), "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--seccomp", str(file.fileno())]
+            command += ["--dev-bind", "/dev/userfaultfd", "/dev/userfaultfd"] if device else []
+            return self.run([*command, "--", *argv], inherited=(file.fileno(),))
+
+    def containers(self):
+        """Each profile: doctor's word is what happens, and nobody computes anything else."""
+        userfaultfd, others = 323, (440, 425, 426, 427)
+        script = "data = [bytes([i % 251]) * 1000000 for i in range(64)]\nprint(sum(map(sum, data)), data[7][5])"
+        argv = ["/usr/bin/python3", "-c", script]
+        ours = harness.farshore_argv(self.farshore, argv, LIMIT, swap=[f"dir:{self.work}"])
+
+        def refused(error):
+            for device, expected in ((False, "allow userfaultfd(2)"), (True, None)):
+                if device and not (os.geteuid() == 0 and os.path.exists("/dev/userfaultfd")):
+                    raise Unavailable("root opens /dev/userfaultfd")
+                forbidden = (userfaultfd, *others)
+                out, status, _ = self.contained([self.farshore, "doctor"], forbidden, error, device)
+                if (status == 0) != device or (expected is not None and expected not in out):
+                    raise Failed(f"doctor: status {status}\n{out}")
+                if device:
+                    right(forbidden, error, device)
+                    continue
+                out, status, said = self.contained(ours, forbidden, error)
+                if status == 0 or out or "userfaultfd" not in said:
+                    raise Failed(f"run: status {status}, printed {out!r}, said {said!r}")
+
+        def right(forbidden, error, device=False):
+            out, status, said = self.contained(ours, forbidden, error, device)
+            wanted = self.run(argv)[0]
+            if (out, status) != (wanted, 0):
+                raise Failed(f"status {status}, printed {out!r}, not {wanted!r}: {said[-1000:]}")
+
+        for name, error in (("docker", errno.EPERM), ("podman", errno.ENOSYS)):
+            self.check(f"containers {name}", lambda error=error: refused(error))
+            self.check(f"containers {name}, allowed", lambda error=error: right(others, error))
+
     def full(self):
         """No thread can be had, and the program does not know."""
         program = harness.build_program("sandbox")
@@ -204,7 +252,7 @@ class Tests:
 
 
 def main():
-    groups = ("stock", "rights", "knocked", "full")
+    groups = ("stock", "rights", "knocked", "containers", "full")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="GROUP[,GROUP]", help=f"these alone: {', '.join(groups)}")
     parser.add_argument("--section", help="one section of tests/programs/sandbox.c alone")

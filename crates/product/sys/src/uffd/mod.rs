@@ -71,10 +71,10 @@ impl core::fmt::Display for OpenError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             OpenError::NotAvailable => f.write_str(
-                "userfaultfd is not available (ENOSYS): the kernel needs CONFIG_USERFAULTFD, and a container's seccomp profile must allow userfaultfd(2)",
+                "userfaultfd is not available (ENOSYS): the kernel needs CONFIG_USERFAULTFD, and a container's seccomp profile must allow userfaultfd(2), or give it /dev/userfaultfd",
             ),
             OpenError::NotPermitted => f.write_str(
-                "userfaultfd is not permitted (EPERM) even for user faults only: a seccomp profile or security module forbids it; allow userfaultfd(2) there",
+                "userfaultfd is not permitted (EPERM) even for user faults only: a seccomp profile or security module forbids it; allow userfaultfd(2) there, or give it /dev/userfaultfd",
             ),
             OpenError::KernelFaultsNotPermitted => f.write_str(
                 "a userfaultfd for kernel faults is not permitted: as root, set `sysctl vm.unprivileged_userfaultfd=1`, or give this user access to \
@@ -204,23 +204,29 @@ fn open_fd(options: UffdOptions) -> Result<Fd, OpenError> {
     match unsafe { raw::syscall_result(nr::USERFAULTFD, [abi::O_CLOEXEC | nonblock | mode, 0, 0, 0, 0, 0]) } {
         // SAFETY: the kernel has just made it for us.
         Ok(raw) => Ok(unsafe { Fd::from_raw(raw as i32) }),
-        Err(Errno::ENOSYS) => Err(OpenError::NotAvailable),
-        Err(Errno::EPERM | Errno::EACCES) if options.user_mode_only => Err(OpenError::NotPermitted),
-        Err(Errno::EPERM | Errno::EACCES) => open_by_device(nonblock),
+        // A kernel without the call, or a filter, which says either: Docker's that it is not permitted, Podman's that there is none. The filter lets
+        // the device pass.
+        Err(why @ (Errno::ENOSYS | Errno::EPERM | Errno::EACCES)) => open_by_device(nonblock | mode, why, options.user_mode_only),
         Err(errno) => Err(OpenError::Failed("userfaultfd(2)", errno)),
     }
 }
 
-/// `/dev/userfaultfd`: whoever may open it may have a descriptor that serves kernel faults.
-fn open_by_device(nonblock: u64) -> Result<Fd, OpenError> {
+/// `/dev/userfaultfd`: whoever may open it may have a descriptor, also one that serves kernel faults. `why`: the call's own error.
+fn open_by_device(flags: u64, why: Errno, user_mode_only: bool) -> Result<Fd, OpenError> {
     let device = match fd::open(c"/dev/userfaultfd", fd::O_RDWR) {
         Ok(device) => device,
-        Err(Errno::EACCES | Errno::EPERM | Errno::ENOENT) => return Err(OpenError::KernelFaultsNotPermitted),
+        Err(Errno::EACCES | Errno::EPERM | Errno::ENOENT) => {
+            return Err(match why {
+                Errno::ENOSYS => OpenError::NotAvailable,
+                _ if user_mode_only => OpenError::NotPermitted,
+                _ => OpenError::KernelFaultsNotPermitted,
+            });
+        }
         Err(errno) => return Err(OpenError::Failed("opening /dev/userfaultfd", errno)),
     };
     // SAFETY: makes a descriptor, touches no memory.
     let answer =
-        unsafe { raw::syscall_result(nr::IOCTL, [device.arg(), abi::USERFAULTFD_IOC_NEW, abi::O_CLOEXEC | nonblock, 0, 0, 0]) };
+        unsafe { raw::syscall_result(nr::IOCTL, [device.arg(), abi::USERFAULTFD_IOC_NEW, abi::O_CLOEXEC | flags, 0, 0, 0]) };
     match answer {
         // SAFETY: the kernel has just made it for us.
         Ok(raw) => Ok(unsafe { Fd::from_raw(raw as i32) }),
