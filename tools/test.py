@@ -307,7 +307,7 @@ def packages_missing():
 def parts(seed):
     """Every part, in the order of the table; lanes.Order says in which they run.
 
-    These need the machine for themselves: demos and `fresh` measure, or fill RAM; `pace` counts who comes to a processor; `soak` skips what a busy machine did
+    These need the machine for themselves: demos and `fresh` measure, or fill RAM; `pace` counts which threads come to a processor; `soak` skips what a busy machine did
     not come to; `bench` switches swap areas, zram and zswap, and looks whether any have stayed.
     """
     real = os.path.join(ROOT, "tests", "real")

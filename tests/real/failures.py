@@ -556,7 +556,7 @@ class Tests:
         expect(told and all(f"{space}{word}" in line for word, line in zip(words, told)), f"{text}")
 
     def test_disk_that_hangs(self):
-        """A swap space that does not answer: it is said once, who needs it waits, and goes on when it answers."""
+        """A swap space that does not answer: it is said once, a thread that needs it waits, and goes on when it answers."""
         place, size = self.folder("hangs"), 48 * MIB
         right = self.scan_sum(size)
         with self.running(["--memory", "8M", "--io-timeout", "500ms", "--swap", f"dir:{place}"], [self.public_program("scan"), str(size), "2"],

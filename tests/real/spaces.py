@@ -305,14 +305,14 @@ class Spaces(Tests):
     SLOW = "space=1,delay=1,delay_time=60ms"
 
     def test_called_off(self):
-        """A drain that is under way is shown, goes on without who asked for it, and is called off by swap+=."""
+        """A drain that is under way is shown, goes on without the command that asked for it, and is called off by swap+=."""
         a, b = self.folders("a", "b")
         with self.lost("8M", [a, b], 16000, faulty=self.SLOW) as program:
             asked = program.begin(f"swap-={b}")
             program.until_state(b, "draining")
             program.fails(f"swap-={b}", "is being drained already")
             program.fails(f"swap-={a}", "no other swap space")
-            # The drain goes on without who asked for it. (Not by SIGINT, which those that a shell runs in the background ignore.)
+            # The drain goes on without the command that asked for it. (Not by SIGINT, which those that a shell runs in the background ignore.)
             asked.terminate()
             asked.communicate()
             before = program.stat()["spaces"][1]

@@ -39,7 +39,7 @@ pub enum Program {
     Served(Box<Served>),
 }
 
-/// A server and who asks it.
+/// A server and its clients.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Service {
     /// The server's command line.

@@ -10,7 +10,7 @@ pub struct Reserved {
     bytes: usize,
 }
 
-// SAFETY: the owner decides who gets parts of the mapping; nothing here depends on the thread.
+// SAFETY: the owner decides which thread gets which part of the mapping; nothing here depends on the thread.
 unsafe impl Send for Reserved {}
 // SAFETY: no byte is read or written through a shared reference.
 unsafe impl Sync for Reserved {}

@@ -71,7 +71,7 @@ const ABSENT: u8 = 0;
 const WRITABLE: u8 = 1;
 const PROTECTED: u8 = 2;
 
-/// Page tables that are pretended: a page is touched by who has pinned it.
+/// Page tables that are pretended: a page is touched by the thread that has pinned it.
 struct Tables {
     bytes: Box<[UnsafeCell<PageBuf>]>,
     rights: Box<[AtomicU8]>,
@@ -79,7 +79,7 @@ struct Tables {
     on_zeros: OnceLock<Box<dyn Fn(Page) + Send + Sync>>,
 }
 
-// SAFETY: a page's bytes are used by its owner (`Busy`) or by who has pinned it, never both: the engine's protocol.
+// SAFETY: a page's bytes are used by its owner (`Busy`) or by the thread that has pinned it, never both: the engine's protocol.
 unsafe impl Sync for Tables {}
 
 impl Tables {

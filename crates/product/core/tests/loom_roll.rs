@@ -1,4 +1,4 @@
-//! Threads that begin, and who waits for them: no wake-up is lost.
+//! Threads that begin, and the thread that waits for them: no wake-up is lost.
 //!
 //! As in a forked child: a thread of the program makes the first of ours, which makes the others and waits until all have begun.
 #![cfg(loom)]

@@ -152,7 +152,7 @@ fn two_unithreads_of_one_worker_and_one_of_another() {
     });
 }
 
-/// The page is put back instead of released: who polls takes it.
+/// The page is put back instead of released: the thread that polls takes it.
 #[test]
 fn a_fetch_that_fails_is_somebody_elses() {
     explore(3, || {
@@ -186,7 +186,7 @@ fn an_evictor_takes_the_page_before_who_polls_for_it() {
     });
 }
 
-/// Shows that the models notice: a release that nobody who polls can see.
+/// Shows that the models notice: a release that no thread that polls can see.
 #[test]
 fn canary_a_release_without_a_number_is_caught() {
     must_die("canary_a_release_without_a_number_is_caught", "exceeded maximum number of branches", || {

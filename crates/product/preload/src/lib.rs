@@ -16,7 +16,7 @@
 //!
 //! | layer | what | imports |
 //! |---|---|---|
-//! | [`dispatch`] | every caught call ▶ who serves it; start-up, dormant processes | all |
+//! | [`dispatch`] | every caught call ▶ the module that serves it; start-up, dormant processes | all |
 //! | [`process`] | clone, fork, exec, exit, filters | [`signals`], [`control`], [`family`], [`ground`] |
 //! | [`signals`] | the program's signals and their handlers | [`fault`], which the handler of SIGBUS asks; [`ground`] |
 //! | [`control`] | counters; swap spaces that come, go and fail | [`family`], [`ground`] |

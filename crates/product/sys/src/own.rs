@@ -21,7 +21,7 @@ pub struct Own {
 
 // SAFETY: it is plain memory that the value owns; nothing about it belongs to a thread.
 unsafe impl Send for Own {}
-// SAFETY: a shared reference gives only the address; who uses the memory says why that is sound.
+// SAFETY: a shared reference gives only the address; each use of the memory says why it is sound.
 unsafe impl Sync for Own {}
 
 impl Own {

@@ -57,7 +57,7 @@ impl core::fmt::Debug for Home {
     }
 }
 
-// SAFETY: plain memory; `start`, which is unsafe, says who may use it when.
+// SAFETY: plain memory; `start`, which is unsafe, says which thread may use it when.
 unsafe impl Send for Home {}
 // SAFETY: as above.
 unsafe impl Sync for Home {}

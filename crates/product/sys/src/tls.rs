@@ -48,7 +48,7 @@ macro_rules! word {
         /// Changes it.
         #[inline(always)]
         pub fn $set(value: u64) {
-            // SAFETY: writes our own 8 bytes of this thread's static TLS block; who relies on the number says what it must be.
+            // SAFETY: writes our own 8 bytes of this thread's static TLS block; whatever relies on the number says what it must be.
             unsafe {
                 asm!(
                     "mov {offset}, qword ptr [rip + farshore_tls_slot@gottpoff]",

@@ -1,4 +1,4 @@
-//! The poll mode: handler threads read faults and wake who waits; the kernel's own accesses wait too.
+//! The poll mode: handler threads read faults and wake the threads that wait; the kernel's own accesses wait too.
 
 mod common;
 

@@ -47,7 +47,7 @@
 //! - A panic ends the unithread alone, or the process ([`Panics`]).
 //!
 //! Nothing is allocated to spawn, switch, wait, sleep or join; a [`channel`] allocates where more wait than ever did before. The C interface
-//! allocates a handle for who joins.
+//! allocates a handle for the thread that joins.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 #[cfg(not(loom))]

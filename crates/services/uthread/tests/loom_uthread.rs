@@ -260,7 +260,7 @@ impl Ending {
 
     /// The unithread finds its page, and ends.
     fn go_on(&self) {
-        // SAFETY: who brought it is done with it.
+        // SAFETY: the thread that brought it is done with it.
         assert_eq!(self.page.with(|page| unsafe { *page }), 7, "it went on without its page");
         self.end_one();
     }

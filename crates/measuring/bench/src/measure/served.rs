@@ -20,7 +20,7 @@ use crate::uthread::{cores, told};
 /// What the server says on stderr when it is ready: `ready: tcp ADDRESS udp ADDRESS`.
 const READY: &str = "ready: ";
 
-/// A server, and who asks it.
+/// A server, and its clients.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Served {
     /// The server's command line.

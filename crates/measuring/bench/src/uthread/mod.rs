@@ -7,7 +7,7 @@
 //! | [`service`] | the command lines of server and generator |
 //! | [`memcached`] | the real memcached, as one more server |
 //! | [`told`] | what the generator tells |
-//! | [`cores`] | who runs where |
+//! | [`cores`] | which thread runs where |
 //!
 //! A comparison is an experiment like any other ([`crate::rounds`]): modes take turns, round by round, each under its target. One run of a server with its
 //! generator: `measure::served`.

@@ -5,7 +5,7 @@
 //!
 //! | part | what it is |
 //! |---|---|
-//! | [`pace`] | who is awake, and how hard evictors work; [`control`] decides it |
+//! | [`pace`] | which evictors are awake, and how hard evictors work; [`control`] decides it |
 //! | [`partition`] | the lists that evictors take victims from |
 //! | [`stage`] | the RAM in which victims wait |
 //! | `loops` | which pages evictors leave alone because a program goes round |

@@ -19,7 +19,7 @@
 //! awake, and then another one is the first.
 //!
 //! An evictor looks whether it is awake after it has read the numbers of both events, and sleeps on the event that goes with what
-//! it saw. A thread that changes who is awake signals `standby` afterwards. So no wake-up is lost.
+//! it saw. A thread that changes which evictors are awake signals `standby` afterwards. So no wake-up is lost.
 
 use super::control::{Controller, Pace, WINDOW_NS, Wanted, Window};
 use super::pipeline::{Evictor, Progress};

@@ -5,7 +5,7 @@
 //! not, so it would leave as clean, and the old bytes would come back. So no mapping of this process may be `VM_MERGEABLE`
 //! while memory is managed. Merging saves memory and is never promised, so that programs are told what they would be told natively.
 //!
-//! | who asks for it | what is done |
+//! | what asks for it | what is done |
 //! |---|---|
 //! | `prctl` | noted here; `PR_GET_MEMORY_MERGE` answers from the note |
 //! | whoever started the program: the setting passes through fork and exec | taken over at the start, and switched off |

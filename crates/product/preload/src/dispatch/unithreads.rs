@@ -60,7 +60,7 @@ unsafe extern "C" fn leave(table: *const c_void) {
 extern "C" fn rings(on: c_int) {
     if let Some(thread) = thread::current().or_else(|| thread::adopt(false)) {
         thread.rings.set(on != 0);
-        // Of no use to who has made no ring.
+        // Of no use to a program that has made no ring.
         entry::set_plain(IO_URING_ENTER, true);
     }
 }

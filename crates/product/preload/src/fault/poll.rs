@@ -1,4 +1,4 @@
-//! Poll delivery: handler threads read faults from the userfaultfd, serve them, and wake who waits.
+//! Poll delivery: handler threads read faults from the userfaultfd, serve them, and wake the threads that wait.
 //!
 //! Slower than the upcall by two context switches, but the kernel's own accesses are served too, where the
 //! userfaultfd may do that.
@@ -46,7 +46,7 @@ pub fn run(runtime: &'static Runtime) {
                 poison(runtime, page, thread.core(), why);
             }
             // Always: whether this call or another thread has resolved it, or nobody could and the access must be tried again.
-            // Mapping wakes too, but only who already waited; somebody who came after that, for a page that looked
+            // Mapping wakes too, but only threads that already waited; somebody who came after that, for a page that looked
             // protected still, sleeps until its own message has been looked at.
             let _ = uffd.wake(page.addr(), PAGE_SIZE as u64);
         }

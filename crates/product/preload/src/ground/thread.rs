@@ -411,7 +411,7 @@ pub fn adopt_first<R, E>(f: impl FnOnce() -> Result<R, E>) -> Option<Result<R, E
     let thread = adopt(false)?;
     let (mut f, mut result) = (Some(f), None);
     let mut work = || {
-        // From here: the kernel changes nothing for who is on the stack that it knows.
+        // From here: the kernel changes nothing for a thread on the stack that it knows.
         use_own_stack(thread);
         thread.program_stack.set(if programs.flags & AltStack::DISABLE != 0 { AltStack::NONE } else { programs });
         result = f.take().map(|f| f());

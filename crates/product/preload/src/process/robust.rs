@@ -1,6 +1,6 @@
 //! The robust mutexes that a thread holds when it ends: what the kernel does for them, done before.
 //!
-//! The kernel walks the thread's list when the thread is gone, marks each mutex, and wakes somebody who waits for it. It stops at
+//! The kernel walks the thread's list when the thread is gone, marks each mutex, and wakes a thread that waits for it. It stops at
 //! the first page that is absent: while a thread ends it takes no faults, from a userfaultfd neither. So it is done here, where pages
 //! can be brought. The kernel then finds nothing that is still the thread's.
 //!
@@ -25,7 +25,7 @@ const INHERITS: u64 = 1;
 /// Entries that the kernel looks at.
 const ENTRIES_MAX: usize = 2048;
 
-/// Marks the robust mutexes that the calling thread holds, and wakes who waits for them. The thread is about to end; all signals
+/// Marks the robust mutexes that the calling thread holds, and wakes the threads that wait for them. The thread is about to end; all signals
 /// but those of faults are blocked.
 pub fn give_up_all() {
     let (mut head, mut len) = (0u64, 0u64);
@@ -74,7 +74,7 @@ fn mark(word: u64, inherits: bool, is_pending: bool, pins: &mut PinSet) -> Optio
     loop {
         let owner = value & OWNER;
         if is_pending && !inherits && owner == 0 {
-            // It was unlocked, and who waits may not have been told.
+            // It was unlocked, and the threads that wait may not have been told.
             wake();
             return Some(());
         }

@@ -333,7 +333,7 @@ impl Uffd {
         unsafe { self.ioctl(abi::UFFDIO_UNREGISTER, &mut argument) }.map(|_| ())
     }
 
-    /// Maps `len` absent bytes at `dst` with a copy of those at `src`; with `protect` write-protected; with `wake` wakes who waits there.
+    /// Maps `len` absent bytes at `dst` with a copy of those at `src`; with `protect` write-protected; with `wake` wakes the threads that wait there.
     ///
     /// # Errors
     /// See the module's head. On [`UffdError::Again`] the first `done` bytes are mapped (and their waiters woken).
@@ -386,7 +386,7 @@ impl Uffd {
         self.write_protect(start, len, abi::WRITEPROTECT_MODE_WP)
     }
 
-    /// Takes the protection away; with `wake`, wakes who waits there. As [`Uffd::protect`] otherwise.
+    /// Takes the protection away; with `wake`, wakes the threads that wait there. As [`Uffd::protect`] otherwise.
     ///
     /// # Errors
     /// As [`Uffd::protect`].
@@ -402,7 +402,7 @@ impl Uffd {
     }
 
     /// Makes accesses to absent pages fail from now on, with SIGBUS (`BUS_MCEERR_AR`) or `EFAULT`, until they are filled or thrown away
-    /// (`MADV_DONTNEED`); wakes who waits there.
+    /// (`MADV_DONTNEED`); wakes the threads that wait there.
     ///
     /// # Errors
     /// As [`Uffd::copy`]; `Other(EINVAL)` from a kernel that cannot (before 6.6).
@@ -413,7 +413,7 @@ impl Uffd {
         sort(answer, argument.done)
     }
 
-    /// Wakes who waits for pages of a range.
+    /// Wakes the threads that wait for pages of a range.
     ///
     /// # Errors
     /// `EINVAL` for an unaligned range.

@@ -2,7 +2,7 @@
 //!
 //! What a client can make the server hold: a connection has two buffers of [`BUFFER`] bytes on its stack, a line of a `get` that does not fit there (up to
 //! `--max-line`), one item that is being sent and one that is being received. Commands are taken from what has been read and answered in order; no more is
-//! read before the answers are sent, so who does not read them is not read from.
+//! read before the answers are sent, so a client that does not read them is not read from.
 //!
 //! **UDP.** Nobody knows who has sent a datagram: its sender may be somebody else, who is to get the answer. So what is no command has no answer, an answer has at
 //! most [`Answers::longest`] bytes, one datagram if nothing else was asked for, and a longer one is an error that says to ask by TCP. The answers that are gathered at a

@@ -77,7 +77,7 @@ impl Queue {
 #[derive(Debug)]
 struct Feed {
     arrived: Queue,
-    /// The token of who waits, in raw form; 0: nobody.
+    /// The token of the waiter, in raw form; 0: there is none.
     waiter: u64,
 }
 
@@ -111,7 +111,7 @@ impl Feeds {
         self.0[usize::from(number)].as_mut().expect("an open feed")
     }
 
-    /// A completion has come. Returns who waits for it, once.
+    /// A completion has come. Returns the waiter's token, once.
     pub(crate) fn note(&mut self, user_data: u64, result: i32, flags: u32) -> Option<u64> {
         let feed = self.feed((user_data - FEED - 1) as u16);
         feed.arrived.push(Arrival { result, flags });

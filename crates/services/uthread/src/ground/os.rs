@@ -71,7 +71,7 @@ impl Turns {
     }
 }
 
-/// Asks the kernel for short turns on the processor: who runs for microseconds and sleeps goes before who runs for milliseconds, and gets no more in all. Linux 6.12; before that,
+/// Asks the kernel for short turns on the processor: a thread that runs for microseconds and sleeps goes before one that runs for milliseconds, and gets no more in all. Linux 6.12; before that,
 /// and where it may not be, nothing changes.
 pub(crate) fn ask_for_short_turns() {
     const SLICE_NS: u64 = 100_000;
@@ -163,7 +163,7 @@ pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, ns: Option<u64>) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wait, expected, time) };
 }
 
-/// Wakes all who sleep on `word`.
+/// Wakes all threads that sleep on `word`.
 pub(crate) fn futex_wake(word: &AtomicU32) {
     let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the address alone is used, and it is the pool's or the runtime's.

@@ -18,7 +18,7 @@ pub enum WaitMode {
 /// What happens when a unithread panics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Panics {
-    /// It is reported: by the panic hook on stderr, to who joins it, and in [`crate::Handle::panics`]. The process goes on. Refused where panics cannot be
+    /// It is reported: by the panic hook on stderr, to the thread that joins it, and in [`crate::Handle::panics`]. The process goes on. Refused where panics cannot be
     /// caught (`panic = "abort"`).
     Report,
     /// It is reported on stderr, and the process is aborted.

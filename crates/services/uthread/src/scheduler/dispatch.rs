@@ -1,7 +1,7 @@
 //! One queue of new unithreads to idle workers, first come first served (Adios, section 3.4, algorithm 1).
 //!
-//! The dispatcher is a role, not a thread: who has news plays it, be it one who spawns or a worker that got idle. `news` counts what was not looked
-//! at yet. Who raises it from 0 is the dispatcher; who raises it further goes on with his own work, since the dispatcher looks again until nothing
+//! The dispatcher is a role, not a thread: the thread that has news plays it, be it one who spawns or a worker that got idle. `news` counts what was not looked
+//! at yet. The thread that raises it from 0 is the dispatcher; one that raises it further goes on with its own work, since the dispatcher looks again until nothing
 //! came in between:
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! How a unithread begins and ends, and who waits for it.
+//! How a unithread begins and ends, and what waits for it.
 //!
 //! Its closure lies at the end of its own stack, and so does its result, in the closure's place: nothing is allocated. What becomes of the
 //! slot then is in `life.rs`.

@@ -56,11 +56,11 @@ impl Lifetime {
     /// One less. True: that was the end, of which those who sleep have to be told.
     #[must_use]
     pub fn dismiss(&self) -> bool {
-        // AcqRel: what all the others did before they ended is seen by who finds that all have.
+        // AcqRel: what all the others did before they ended is seen by the one that finds that all have.
         self.0.fetch_sub(1, Ordering::AcqRel) == STOPPING | 1
     }
 
-    /// From now on. The caller wakes all who sleep.
+    /// From now on. The caller wakes all that sleep.
     pub fn stop(&self) {
         self.0.fetch_or(STOPPING, Ordering::AcqRel);
     }

@@ -124,7 +124,7 @@ pub struct Pool {
     used: AtomicU32,
 }
 
-// SAFETY: memory that belongs to no thread; who may touch which slot is said by the lists.
+// SAFETY: memory that belongs to no thread; the lists say which thread may touch which slot.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
@@ -249,7 +249,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         let bytes = self.shape.slot_bytes() * self.shape.count + self.shape.guard_bytes;
-        // SAFETY: our own mapping; who drops the pool has nothing running in it.
+        // SAFETY: our own mapping; nothing runs in a pool that is dropped.
         unsafe { libc::munmap(self.base.as_ptr().cast(), bytes) };
     }
 }

@@ -110,7 +110,7 @@ impl WaitWord {
         }
     }
 
-    /// The result, once there is one: for who waits in place, and for who was resumed.
+    /// The result, once there is one: for a unithread that waits in place, and for one that was resumed.
     pub fn result(&self) -> Option<i32> {
         // Acquire: partner of the Release in `complete`.
         let word = self.0.load(Ordering::Acquire);

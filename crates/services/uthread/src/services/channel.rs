@@ -1,7 +1,7 @@
 //! Bounded channels between unithreads, and between them and threads: first in, first out.
 //!
 //! The queue is behind a mutex, which a unithread has only while it [`crate::hold`]s: it is never switched away from with it. Who finds the queue
-//! full or empty puts himself down as a waiter, gives the mutex back, and waits; who changes the queue wakes one waiter of the other side. A waiter
+//! full or empty puts itself down as a waiter, gives the mutex back, and waits; the one that changes the queue wakes one waiter of the other side. A waiter
 //! that was woken looks again, since another one may have been quicker.
 //!
 //! Whoever waits is on the list once, and comes back when he was taken off it, not before: on the list twice he would take two wakes, of which the second is

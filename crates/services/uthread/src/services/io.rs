@@ -49,7 +49,7 @@ fn keep(memory: &[u8], write: bool) -> io::Result<Option<Kept>> {
     Kept::new(memory.as_ptr().cast(), memory.len(), write).map(Some)
 }
 
-/// For who calls what unithreads alone can do.
+/// For code that calls what unithreads alone can do.
 fn not_inside() -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, "not called by a unithread, so there is no ring: use std's functions")
 }

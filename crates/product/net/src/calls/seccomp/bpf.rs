@@ -1,7 +1,7 @@
 //! The classic BPF programs of `seccomp`, run with words that may be unknown.
 //!
 //! What is known of a call is its number, the architecture, and some of its arguments. Everything else is [`None`]: a
-//! jump on it is followed both ways. A program is a list without loops, so this ends; who asks for too many ways gets a *no*.
+//! jump on it is followed both ways. A program is a list without loops, so this ends; a program that has too many ways gets a *no*.
 //!
 //! Source: `kernel/seccomp.c` (`seccomp_check_filter`) and `net/core/filter.c` (`bpf_check_classic`).
 

@@ -14,7 +14,7 @@
 //! | `select`, `pselect6`, `ppoll`, `pause`, `rt_sigsuspend`, sleeps until a time | again, with the same arguments: the kernel has written what is left |
 //! | `poll`, `nanosleep`, `futex` with a time | by `restart_syscall`, for which the kernel remembers what is left. `rt_sigreturn` would make it forget: the handler is left without |
 //! | waits without a time of the calls below | again |
-//! | `epoll_wait` and its like with a time | again, by who made it (`signals::waits`) |
+//! | `epoll_wait` and its like with a time | again, by the code that made it (`signals::waits`) |
 //! | `semtimedop`, `rt_sigtimedwait`, … with a time | `EINTR`, as natively whenever the process is stopped and continued, or a debugger attaches (signal(7)) |
 
 use super::{STOP, start_late};
@@ -161,7 +161,7 @@ pub fn disarm() {
     OUTSTANDING.store(true, Ordering::Release);
 }
 
-/// In a forked child: the socket is its parent's, whose name it has. (Its copy is closed by who closes the others.)
+/// In a forked child: the socket is its parent's, whose name it has. (The code that closes the others closes its copy.)
 pub(super) fn forget() {
     LISTENER.store(-1, Ordering::Release);
     HOLDER.store(0, Ordering::Release);

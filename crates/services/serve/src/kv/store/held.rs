@@ -1,4 +1,4 @@
-//! A lock for a moment, under [`hold`]: who has it is not switched away from, so no unithread of the same worker can find it locked, and other
+//! A lock for a moment, under [`hold`]: a unithread that has it is not switched away from, so no unithread of the same worker can find it locked, and other
 //! workers wait for as long as the moment lasts. Nothing that waits may be done with it.
 
 use std::sync::{Mutex, PoisonError};

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! All that changes about an item after it was stored is in its entry: when it expires, when it was used, its unique number, its flags, and how many
-//! hold it (pins). The item itself is written once. So looking an item up touches one page of the index; who wants no more than that is done.
+//! hold it (pins). The item itself is written once. So looking an item up touches one page of the index; a caller that wants no more than that is done.
 //!
 //! # Locking
 //!
@@ -374,7 +374,7 @@ impl<'a> Locked<'a> {
         Some(Slot { bucket, at: 0 })
     }
 
-    /// An item goes: it is not found any more. True: nobody holds it, and its chunk is the caller's. Else it is that of who unpins it last.
+    /// An item goes: it is not found any more. True: nobody holds it, and its chunk is the caller's. Else it belongs to the thread that unpins it last.
     #[must_use]
     pub fn remove(&self, slot: Slot<'_>) -> bool {
         let free = slot.entry().pins() == 0;

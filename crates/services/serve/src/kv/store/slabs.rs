@@ -4,7 +4,7 @@
 //! the index tells when a chunk may be read (a pin) or written (a [`super::Draft`]), and no mistake there can be worse than a wrong byte.
 //!
 //! What is known of a chunk without a look at it lies beside, packed by slab page: its owner's hash, and its `mark`. A page of items is so touched
-//! by who reads or writes an item there, and by nobody else: neither eviction nor deletion nor the free list (which is outside) fetches it.
+//! by requests that read or write an item there, and by nothing else: neither eviction nor deletion nor the free list (which is outside) fetches it.
 //!
 //! | mark | the chunk |
 //! |---|---|
@@ -331,7 +331,7 @@ impl Slabs {
         self.sweep(&mut evict)
     }
 
-    /// Evicts what is left in draining pages, and gives the empty ones to who asks next.
+    /// Evicts what is left in draining pages, and gives the empty ones to the next that asks.
     fn sweep(&self, evict: &mut impl FnMut(u32, u32)) -> bool {
         let draining = self.pool.with(|(_, draining)| draining.clone());
         for page in &draining {

@@ -147,7 +147,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// Waits until something has come, whatever ends meanwhile: for who has cancelled.
+    /// Waits until something has come, whatever ends meanwhile: for a unithread that has cancelled.
     pub(super) fn wait_for_last(&self) {
         let token = self.worker.shared.pool.unit(self.index).wait.arm(self.index);
         if self.worker.with_ring(|ring| ring.feeds.wait(self.feed, token.into_raw())) {

@@ -49,7 +49,7 @@ impl Registry {
         });
     }
 
-    /// Wakes all who wait to accept or read, now and later.
+    /// Wakes all that wait to accept or read, now and later.
     pub(super) fn shut_all(&self) {
         self.with(|sockets| {
             sockets.shut = true;

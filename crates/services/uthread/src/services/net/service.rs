@@ -3,7 +3,7 @@
 //! A service is one unithread that receives, and one for each connection or datagram. It ends in order:
 //!
 //! 1. [`Core::close`] says so and wakes the receiver, which receives no more.
-//! 2. The receiver waits until nothing is under way ([`Core::wait_empty`]), and ends; who joins it has seen the service's end.
+//! 2. The receiver waits until nothing is under way ([`Core::wait_empty`]), and ends; a thread that joins it has seen the service's end.
 //!
 //! A receiver that has begun as many as it may waits until one of them has ended ([`Core::wait_room`]).
 //!

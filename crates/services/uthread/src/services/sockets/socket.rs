@@ -76,7 +76,7 @@ pub(super) fn listen(fd: &OwnedFd, backlog: c_int) -> io::Result<()> {
     check(unsafe { libc::listen(fd.as_raw_fd(), backlog) }).map(drop)
 }
 
-/// Ends one direction or both, for all who have the socket. Who waits for it is woken.
+/// Ends one direction or both, for all that have the socket. Those that wait for it are woken.
 pub(super) fn shut(fd: BorrowedFd<'_>, how: c_int) -> io::Result<()> {
     // SAFETY: no memory.
     check(unsafe { libc::shutdown(fd.as_raw_fd(), how) }).map(drop)
