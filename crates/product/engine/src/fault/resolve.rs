@@ -226,22 +226,31 @@ impl<W: World> Engine<W> {
     /// Takes a fault one step on. `read` is the result of the read that the last step asked for; it is looked at after
     /// [`Step::Read`] only.
     pub fn step(&self, fault: &mut Fault, buffer: &mut [PageBuf], read: Result<(), IoError>) -> Step {
-        let Some(at) = self.page(fault.page) else {
-            return Step::Foreign;
-        };
-        match fault.phase {
-            Phase::Start => self.begin(fault, at, buffer),
-            Phase::Reading { slot, was, along, .. } => self.fetched(fault, at, slot, was, along, buffer, read),
+        // A loop, since the stack of a signal handler is small; a few turns at most in practice.
+        loop {
+            let Some(at) = self.page(fault.page) else {
+                return Step::Foreign;
+            };
+            match fault.phase {
+                Phase::Start => {
+                    if let Some(step) = self.begin(fault, at, buffer) {
+                        return step;
+                    }
+                }
+                Phase::Reading { slot, was, along, .. } => return self.fetched(fault, at, slot, was, along, buffer, read),
+            }
+            farshore_core::sync::spin_hint();
         }
     }
 
-    fn begin(&self, fault: &mut Fault, at: PageRef<'_>, buffer: &mut [PageBuf]) -> Step {
+    /// `None`: the page moved on between two looks, so look again.
+    fn begin(&self, fault: &mut Fault, at: PageRef<'_>, buffer: &mut [PageBuf]) -> Option<Step> {
         // A page that is only write-protected has its frame already.
         let framed = !fault.protected;
         if framed {
             let prepared = self.budget.came().prepare();
             if !self.frames().take(fault.core) {
-                return self.wait_for_frame(fault, prepared);
+                return Some(self.wait_for_frame(fault, prepared));
             }
             self.nudge_evictors();
         }
@@ -255,24 +264,15 @@ impl<W: World> Engine<W> {
                     self.give_frames(fault.core, 1);
                 }
                 match outcome {
-                    BeginFault::Foreign => Step::Foreign,
-                    BeginFault::Satisfied => self.done(fault, FaultKind::Wait),
+                    BeginFault::Foreign => Some(Step::Foreign),
+                    BeginFault::Satisfied => Some(self.done(fault, FaultKind::Wait)),
                     _ => {
                         fault.waited = true;
-                        match self.waits.announce(fault.page, at.word) {
-                            Some(ticket) => Step::WaitPage(ticket),
-                            None => self.step_again(fault, buffer),
-                        }
+                        self.waits.announce(fault.page, at.word).map(Step::WaitPage)
                     }
                 }
             }
         }
-    }
-
-    /// The page moved on between two looks: look again (at most a few times in a row in practice).
-    fn step_again(&self, fault: &mut Fault, buffer: &mut [PageBuf]) -> Step {
-        farshore_core::sync::spin_hint();
-        self.step(fault, buffer, Ok(()))
     }
 
     fn wait_for_frame(&self, fault: &mut Fault, prepared: u32) -> Step {
@@ -293,15 +293,15 @@ impl<W: World> Engine<W> {
         Step::WaitFrame(prepared)
     }
 
-    /// We own the page: do what its last state asks for.
-    fn owned(&self, fault: &mut Fault, at: PageRef<'_>, was: Word, framed: bool, buffer: &mut [PageBuf]) -> Step {
+    /// We own the page: do what its last state asks for. `None`: it was given back, so look again.
+    fn owned(&self, fault: &mut Fault, at: PageRef<'_>, was: Word, framed: bool, buffer: &mut [PageBuf]) -> Option<Step> {
         if !framed && was.state() != State::Resident {
             // The page was protected when it faulted and has been evicted since: come back with a frame.
             self.restore(fault.page, at.word, was);
             fault.protected = false;
-            return self.step_again(fault, buffer);
+            return None;
         }
-        match was.state() {
+        Some(match was.state() {
             State::Untouched => self.first_touch(fault, at, was),
             State::Leaving => self.rescue(fault, at, was),
             State::Out => match was.slot() {
@@ -314,7 +314,7 @@ impl<W: World> Engine<W> {
             },
             State::Resident => self.make_writable(fault, at, was),
             State::Busy | State::Foreign => unreachable!("begin_fault does not hand out {was:?}"),
-        }
+        })
     }
 
     fn first_touch(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
