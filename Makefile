@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family bench-ends report serve suites suites-long soak soak-long newcomer packages front bench deb deny setup install uninstall clean
+.PHONY: help build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family bench-ends report serve suites suites-long soak soak-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -83,7 +83,8 @@ bench-ends:
 	python3 tools/test.py bench $(ARGS)
 newcomer: setup ## what a newcomer does first: both demos, small, and all of it once more in a fresh Debian; packages (as root)
 	@tools/setup.sh --packaging
-	python3 tools/test.py demo demo-kv fresh packages $(ARGS)
+	@tools/setup.sh --book
+	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
 front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family report serve suites suites-long soak soak-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
@@ -96,6 +97,10 @@ bench: ## the canonical comparisons with Linux swap and zram, to results/ (under
 deny: ## look at licenses, versions and sources of dependencies, if cargo-deny is installed (deny.toml)
 	@command -v cargo-deny >/dev/null || { echo 'cargo-deny is not installed: cargo install --locked cargo-deny' >&2; exit 1; }
 	cargo deny check licenses bans sources
+
+book: ## build the book of docs to target/book, and check where its links lead
+	@tools/setup.sh --book
+	python3 tools/book.py
 
 setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt, clippy, miri
 	@tools/setup.sh --tests

