@@ -7,7 +7,7 @@
 //! 1. Nothing is spawned any more. Each worker ends the waits of its unithreads that say so in their type (`sleep`, `recv`, `send`:
 //!    [`crate::Stopped`]) and cancels their requests in the ring (`io`, `net`: `ECANCELED`), once; waits that begin later end at once. Waits for fetches and
 //!    for other unithreads end by themselves.
-//! 2. The last unithread that ends, or the last slot that the heir gives back, wakes who waits for it ([`crate::lifetime`]).
+//! 2. The last unithread that ends, or the last slot that the heir gives back, wakes the threads that wait for it ([`crate::lifetime`]).
 //! 3. Workers end then, and their threads are joined.
 
 use crate::ground::error::{Error, SpawnError};

@@ -1,6 +1,6 @@
 //! Which cores the server's workers have, and which the generator.
 //!
-//! Only those are bound: the server's other threads (its evictors, who sends its replies) run anywhere.
+//! Only those are bound: the server's other threads (its evictors, the one that sends its replies) run anywhere.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 

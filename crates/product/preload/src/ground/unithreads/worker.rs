@@ -1,6 +1,6 @@
 //! The fetches of one worker.
 //!
-//! A fault that is under way is in one of three places, which say who takes it on:
+//! A fault that is under way is in one of three places, which say which thread takes it on:
 //!
 //! | it waits for | is in | taken on by |
 //! |---|---|---|
