@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Checks that modules import downward: each crate in `LAYERS` has layers, and a layer imports those alone that are named behind it.
+"""Checks that modules import downward: each crate in `LAYERS` has layers, and a layer imports those alone that are named behind it. And no crate includes
+the source of another by `#[path]`.
 
-    tools/layers.py               all crates of the table
+    tools/layers.py               all crates
     tools/layers.py CRATE...      these alone, by their folders
 
 A layer is a module at the root of a crate, as a rule a folder of `src`, with all that is in it. `src/lib.rs` ties the layers together and is not looked at. An
@@ -125,17 +126,60 @@ def upside_down(layers):
     ]
 
 
-def check(crate):
-    """What is wrong in a crate: lines to print."""
+def leads_out(path, text):
+    """Line and path of each `#[path]` that leads out of the crate, in a file at `path` below the crate's folder.
+
+    >>> leads_out("src/a.rs", '#[path = "b/c.rs"]\\nmod c;\\n#[path = "../tests/d.rs"]\\nmod d;')
+    []
+    >>> leads_out("tests/a.rs", '// #[path = "../../b.rs"]\\n#[path = "../../b/src/c.rs"]\\nmod c;\\n#[cfg_attr(loom, path = "/d.rs")]\\nmod d;')
+    [(2, '../../b/src/c.rs'), (4, '/d.rs')]
+    """
+    text = without_comments(text)
+    found = []
+    for match in re.finditer(r'#\[[^\]"]*\bpath\s*=\s*"([^"]*)"', text):
+        target = os.path.normpath(os.path.join(os.path.dirname(path), match[1]))
+        if os.path.isabs(target) or target.split(os.sep)[0] == os.pardir:
+            found.append((text.count("\n", 0, match.start()) + 1, match[1]))
+    return found
+
+
+def crates():
+    """The folders of all crates, relative to the project's."""
+    found = [folder for folder, _, names in os.walk(os.path.join(ROOT, "crates")) if "Cargo.toml" in names]
+    return sorted(os.path.relpath(folder, ROOT) for folder in found)
+
+
+def sources(folder):
+    """The Rust files in a folder, and below."""
+    return sorted(os.path.join(below, name) for below, _, names in os.walk(folder) for name in names if name.endswith(".rs"))
+
+
+def check_paths(crate):
+    """Where a crate includes what is not its own: lines to print."""
+    root = os.path.join(ROOT, crate)
+    files = sources(root)
+    found = [] if files else [f"tools/layers.py:1: {crate}: there is no such crate"]
+    for file in files:
+        path = os.path.relpath(file, root)
+        with open(file, encoding="utf-8") as text:
+            found += [
+                f"{crate}/{path}:{line}: #[path] leads to {target}, out of the crate; what two crates need is a crate"
+                for line, target in leads_out(path, text.read())
+            ]
+    return found
+
+
+def check_layers(crate):
+    """What is wrong between a crate's layers: lines to print."""
     layers = LAYERS[crate]
     found = [f"tools/layers.py:1: {crate}: {what}" for what in upside_down(layers)]
     source = os.path.join(ROOT, crate, "src")
-    files = [os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names if name.endswith(".rs")]
+    files = sources(source)
     for name in layers:
         if not any(module_of(os.path.relpath(file, source))[0] == name for file in files):
             found.append(f"tools/layers.py:1: {crate}: there is no module {name}")
     needed = set()
-    for file in sorted(files):
+    for file in files:
         path = os.path.relpath(file, source)
         if path == "lib.rs":
             continue
@@ -152,7 +196,8 @@ def check(crate):
 
 
 def main():
-    found = [line for crate in sys.argv[1:] or LAYERS for line in check(crate.rstrip("/"))]
+    chosen = [crate.rstrip("/") for crate in sys.argv[1:]] or sorted({*crates(), *LAYERS})
+    found = [line for crate in chosen for line in check_paths(crate) + (check_layers(crate) if crate in LAYERS else [])]
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0
 

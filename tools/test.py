@@ -342,7 +342,7 @@ def parts(seed):
              [Command([sys.executable, "-m", "doctest", path], count_status) for path in ("tools/test.py", "tools/lanes.py", "tools/demo.py")], 2),
         Part("front", "the set-up, the interpreter of Debian's packages, what CI counts, the order of parts",
              [Command([sys.executable, os.path.join(newcomer, "front.py")], count_last_line)], 3),
-        Part("documents", "what documents name is there: paths, links, identifiers; modules import downward",
+        Part("documents", "what documents name is there: paths, links, identifiers; modules import downward; no #[path] leaves its crate",
              [Command([sys.executable, "-m", "doctest", f"tools/{tool}.py"], count_status) for tool in ("paths", "layers")]
              + [Command([sys.executable, f"tools/{tool}.py"], count_status) for tool in ("paths", "layers")], 2, r".*:\d+: "),
         Part("format", "cargo fmt --check", [Command(["cargo", "fmt", "--all", "--check", "--", "--color", "never"], count_status)], 2),

@@ -3,11 +3,6 @@
 
 mod common;
 
-// The library's own source, compiled into this test.
-#[allow(dead_code, reason = "what the library alone calls")]
-#[path = "../../preload/src/ground/socket.rs"]
-mod control;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
@@ -16,11 +11,11 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{farshore, farshore_as_nobody, outcome, refused};
-use control::{CLIENT_LIMIT, Target};
 use farshore_config::Size;
 use farshore_config::control::{Change, LINE_LIMIT, Set};
 use farshore_config::stats::Stats;
 use farshore_random::Rng;
+use farshore_socket::{self as control, CLIENT_LIMIT, Target};
 
 struct Program {
     limit: AtomicU64,

@@ -1,9 +1,8 @@
-//! What `farshore stat` is told, and what `farshore set` changes: the library's answers at the control socket ([`crate::ground::socket`]).
+//! What `farshore stat` is told, and what `farshore set` changes: the library's answers at the control socket ([`farshore_socket`]).
 
 use crate::family;
 use crate::ground::report;
 use crate::ground::runtime::Runtime;
-use crate::ground::socket::Target;
 use core::sync::atomic::Ordering;
 use farshore_backend::compressed::Compressed;
 use farshore_config::control::{Change, Set, Setting};
@@ -13,6 +12,7 @@ use farshore_core::seams::{Clock, Spaces};
 use farshore_engine::Engine;
 use farshore_engine::health::{Usage, Writing};
 use farshore_engine::stats::{Count, FaultKind};
+use farshore_socket::Target;
 
 impl Runtime {
     /// One swap space, as the counters tell of it.

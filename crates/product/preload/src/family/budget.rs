@@ -115,7 +115,7 @@ pub(super) fn wake_relatives(runtime: &Runtime, ledger: &Ledger) {
     for (_, member) in ledger.alive().filter(|(_, member)| asleep(member)) {
         let (knocker, pid) = (member.knocker.load(Ordering::Acquire), member.pid.load(Ordering::Acquire));
         if knocker != 0 {
-            crate::ground::socket::knock(knocker as u32, pid);
+            farshore_socket::knock(knocker as u32, pid);
         }
     }
 }

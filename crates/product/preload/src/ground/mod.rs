@@ -6,7 +6,7 @@
 //! | [`environment`], [`mappings`], [`nodes`], [`text`] | what the process finds: variables, mappings, NUMA nodes, its own code |
 //! | [`runtime`], [`parts`], [`changes`] | the one engine, what it is made from, swap spaces that were asked for |
 //! | [`thread`], [`count`], [`unithreads`], [`kept`] | a record a thread; how many threads; unithreads; pages kept for a handler |
-//! | [`own_threads`], [`socket`] | Farshore's own threads, and the socket at which `farshore stat` knocks |
+//! | [`own_threads`] | Farshore's own threads, one of which serves the socket at which `farshore stat` knocks |
 //! | [`net`] | the program's memory, for whoever reads it |
 //! | [`above`] | what the ground calls in the layers above it |
 
@@ -23,7 +23,6 @@ pub mod own_threads;
 pub mod parts;
 pub mod report;
 pub mod runtime;
-pub mod socket;
 pub mod text;
 pub mod thread;
 pub mod unithreads;

@@ -20,7 +20,7 @@
 use super::{STOP, start_late};
 use crate::ground::above::{Above, Library};
 use crate::ground::runtime::{Runtime, runtime};
-use crate::ground::{parts, report, socket, text};
+use crate::ground::{parts, report, text};
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use farshore_catch::entry::edge;
@@ -63,7 +63,7 @@ pub fn listen(runtime: &Runtime) {
     if descriptor().is_some() {
         return;
     }
-    match socket::listen() {
+    match farshore_socket::listen() {
         Ok(listener) => {
             OWNER.store(rustix::process::geteuid().as_raw(), Ordering::Release);
             LISTENER.store(parts::raise(listener).into_raw(), Ordering::Release);
@@ -112,14 +112,14 @@ pub fn be_silent() {
 /// The control thread takes no descriptors of the program's.
 pub(super) fn leave_table() {
     if let Some(listener) = descriptor() {
-        socket::leave_table(listener);
+        farshore_socket::leave_table(listener);
     }
 }
 
 /// The control thread.
 pub(super) fn serve(runtime: &'static Runtime) {
     if let Some(listener) = descriptor() {
-        socket::serve(listener, runtime, &STOP);
+        farshore_socket::serve(listener, runtime, &STOP);
     }
 }
 

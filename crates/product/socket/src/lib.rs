@@ -10,7 +10,7 @@
 //! from inside only.
 //!
 //! **Protocol.** [`farshore_config::control`] has the requests and the answers, without a socket, so that they can be fuzzed.
-//! This module carries them.
+//! This crate carries them.
 //!
 //! Limits: a request of 64 KiB (a longer one is answered by an error and ends the connection); 8 clients (a ninth is told so and
 //! closed); 10 seconds for a client to complete a request and take its answer. While an answer waits to be taken, nothing more is
@@ -23,11 +23,12 @@
 //! swap files, rings, event descriptors or the userfaultfd, but leave that to other threads (wake them by futex).
 //!
 //! The listener stays open in the program's table too, at a high number that the program cannot use: the control thread may end
-//! and be made again, and while there is none the kernel tells the process of connections ([`crate::ground::own_threads::knock`]).
+//! and be made again, and while there is none the kernel tells the process of connections (`preload/src/ground/own_threads/knock.rs`).
 //!
 //! **System calls.** [`serve`] uses direct system calls only (rustix, `farshore_sys::raw`), since those of libc are caught on
-//! behalf of the program. So this module closes descriptors by hand: the drop of `std`'s `OwnedFd` calls libc. The loop
-//! allocates, from Farshore's own memory.
+//! behalf of the program. So this crate closes descriptors by hand: the drop of `std`'s `OwnedFd` calls libc. The loop
+//! allocates; in the library that is Farshore's own memory.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
