@@ -681,9 +681,11 @@ class Tests:
     def leftovers(self, place, pid):
         """What a run left behind."""
         left = [os.path.join(place, name) for name in os.listdir(place)]
+        # Not the longer number of another test's process.
+        own = re.compile(rf"(?<!\d){pid}(?!\d)")
         for folder in ("/tmp", "/dev/shm", os.environ.get("XDG_RUNTIME_DIR") or "/tmp"):
             if os.path.isdir(folder):
-                left += [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith("farshore") and str(pid) in name]
+                left += [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith("farshore") and own.search(name)]
         sockets = [line.split()[-1] for line in harness.read_text("/proc/net/unix").splitlines() if "farshore" in line]
         return left + [name for name in sockets if name.rstrip("\0").endswith(f"-{pid}")]
 

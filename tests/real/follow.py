@@ -309,12 +309,44 @@ print("done")
         status, out, err = self.under(["sh", "-c", command], ["--require"])
         expect((status, out) == (0, "126\n127\nread by the shell\n/\n"), f"status {status}: {out!r} {err!r}")
         expect(err.count("farshore:") == 1 and f"farshore: '{busybox}' is not started (--require): {STATIC}\n" in err, err)
+        # What would get around it: options in the environment, no environment at all. A program for another machine is none here, so the kernel refuses it.
+        for command in (f"FARSHORE_OPTIONS=x {busybox} true", f"env -i FARSHORE_OPTIONS= {busybox} true", "env -i FARSHORE_OPTIONS= /bin/true"):
+            status, out, err = self.under(["sh", "-c", f"{command}; echo $?"], ["--require"])
+            expect((status, out) == (0, "126\n") and "is not started (--require)" in err, f"{command}: status {status}: {out!r} {err!r}")
+        other = self.script("other", "")
+        with open(other, "wb") as file:
+            file.write(b"\x7fELF" + bytes([1, 1, 1]) + bytes(9) + struct.pack("<HHI", 2, 40, 1) + bytes(40))
+        attempt = "import os, sys\ntry: os.execv(sys.argv[1], sys.argv[1:])\nexcept OSError as error: print(error.errno)"
+        natively, under = self.call(["/usr/bin/python3", "-c", attempt, other]), self.under(["/usr/bin/python3", "-c", attempt, other], ["--require"])
+        expect(natively == under and natively[1] == "8\n", f"for another machine: {natively} natively, {under} under farshore")
         # A child of vfork, and one that is found by PATH.
         spawn = "import os, sys\ntry:\n    os.posix_spawnp(sys.argv[1], [sys.argv[1], 'true'], os.environ)\nexcept OSError as error:\n    print(error.errno)"
         status, out, err = self.under(["/usr/bin/python3", "-c", spawn, busybox], ["--require"])
         expect((status, out) == (0, "1\n"), f"status {status}: {out!r} {err!r}")
         status, _, err = self.under(["true"], ["--require", "--no-follow"])
         expect((status, err) == (125, "farshore: --require does not go with --no-follow: leave one of them out\n"), f"status {status}: {err!r}")
+
+    def test_lines_do_no_harm(self):
+        """Where stderr takes nothing, the line about a static program is lost, and the program neither waits for it nor dies of it."""
+        busybox = harness.need("busybox", "busybox-static")
+        argv = [self.farshore, "run", "--memory", "16M", "--", "sh", "-c", f"{busybox} echo inside; echo $?"]
+        for full in (False, True):
+            reading, writing = os.pipe()
+            if full:
+                os.set_blocking(writing, False)
+                try:
+                    while True:
+                        os.write(writing, bytes(4096))
+                except BlockingIOError:
+                    os.set_blocking(writing, True)
+            else:
+                os.close(reading)
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=writing, timeout=TIMEOUT, check=False)
+            os.close(writing)
+            if full:
+                os.close(reading)
+            what = "a full pipe" if full else "a pipe that nobody reads"
+            expect((done.returncode, done.stdout) == (0, b"inside\n0\n"), f"{what}: status {done.returncode}: {done.stdout!r}")
 
     def test_stat_says_why(self):
         """farshore stat says of a static program that it is not managed, and why."""

@@ -10,7 +10,7 @@
 | stock | `true`, shells, unshare, bwrap, setpriv: what they print, how they end, and how many threads a process has |
 | rights | tests/programs/sandbox.c: after each kind of restriction all threads have the same rights, and memory is right |
 | knocked | tests/programs/knocked.c: `farshore stat` answers from a process without threads of ours, whose blocked call goes on; other users do it no harm |
-| containers | filters as Docker's and Podman's default profiles, without what Farshore asks for; what `doctor` says there; /dev/userfaultfd passed in |
+| containers | filters as Docker's and Podman's default profiles, without what Farshore asks for; what `doctor` says there |
 | full | no thread can be had (`RLIMIT_NPROC`, set from outside): the program goes on, its data is right, and one line says so |
 
 The last line is `N passed, N failed, N skipped`.
@@ -179,8 +179,8 @@ class Tests:
             for more in ([], ["child"]):
                 self.check(" ".join(["knocked", call, *more]), lambda call=call, more=more: one([program, call, *more]))
 
-    def contained(self, argv, forbidden, error, device=False):
-        """(stdout, status, stderr) of a command in a container without these calls, which fail with `error`."""
+    def contained(self, argv, forbidden, error, run=()):
+        """(stdout, status, stderr) of a command in a container without these calls, which fail with `error`. `run` is what starts the container."""
         # Load the number, a jump to the last instruction for each that is forbidden, and the two answers.
         code = [struct.pack("<HBBI", 0x20, 0, 0, 0)]
         code += [struct.pack("<HBBI", 0x15, len(forbidden) - index, 0, number) for index, number in enumerate(forbidden)]
@@ -188,9 +188,8 @@ class Tests:
         with tempfile.TemporaryFile() as file:
             file.write(b"".join(code))
             file.seek(0)
-            command = [harness.need("bwrap", "bubblewrap"), "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--seccomp", str(file.fileno())]
-            command += ["--dev-bind", "/dev/userfaultfd", "/dev/userfaultfd"] if device else []
-            return self.run([*command, "--", *argv], inherited=(file.fileno(),))
+            command = [*run, harness.need("bwrap", "bubblewrap"), "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid"]
+            return self.run([*command, "--seccomp", str(file.fileno()), "--", *argv], inherited=(file.fileno(),))
 
     def containers(self):
         """Each profile: doctor's word is what happens, and nobody computes anything else."""
@@ -200,29 +199,31 @@ class Tests:
         ours = harness.farshore_argv(self.farshore, argv, LIMIT, swap=[f"dir:{self.work}"])
 
         def refused(error):
-            for device, expected in ((False, "allow userfaultfd(2)"), (True, None)):
-                if device and not (os.geteuid() == 0 and os.path.exists("/dev/userfaultfd")):
-                    raise Unavailable("root opens /dev/userfaultfd")
-                forbidden = (userfaultfd, *others)
-                out, status, _ = self.contained([self.farshore, "doctor"], forbidden, error, device)
-                if (status == 0) != device or (expected is not None and expected not in out):
-                    raise Failed(f"doctor: status {status}\n{out}")
-                if device:
-                    right(forbidden, error, device)
-                    continue
-                out, status, said = self.contained(ours, forbidden, error)
-                if status == 0 or out or "userfaultfd" not in said:
-                    raise Failed(f"run: status {status}, printed {out!r}, said {said!r}")
+            out, status, _ = self.contained([self.farshore, "doctor"], (userfaultfd, *others), error)
+            if status == 0 or "allow userfaultfd(2)" not in out:
+                raise Failed(f"doctor: status {status}\n{out}")
+            out, status, said = self.contained(ours, (userfaultfd, *others), error)
+            if status == 0 or out or "userfaultfd" not in said:
+                raise Failed(f"run: status {status}, printed {out!r}, said {said!r}")
 
-        def right(forbidden, error, device=False):
-            out, status, said = self.contained(ours, forbidden, error, device)
+        def right(forbidden, error):
+            out, status, said = self.contained(ours, forbidden, error)
             wanted = self.run(argv)[0]
             if (out, status) != (wanted, 0):
                 raise Failed(f"status {status}, printed {out!r}, not {wanted!r}: {said[-1000:]}")
 
+        def required(error):
+            """The container is started under Farshore, and its filter comes then: --require keeps its programs from starting."""
+            for options, expected in (((), (0, "inside\n")), (("--require",), (1, ""))):
+                run = [self.farshore, "run", "--memory", "16M", *options, "--"]
+                out, status, said = self.contained(["/bin/echo", "inside"], (userfaultfd, *others), error, run)
+                if (status, out) != expected or bool(options) != ("is not started (--require): a filter" in said):
+                    raise Failed(f"{options}: status {status}, printed {out!r}, said {said!r}")
+
         for name, error in (("docker", errno.EPERM), ("podman", errno.ENOSYS)):
             self.check(f"containers {name}", lambda error=error: refused(error))
             self.check(f"containers {name}, allowed", lambda error=error: right(others, error))
+            self.check(f"containers {name}, required", lambda error=error: required(error))
 
     def full(self):
         """No thread can be had, and the program does not know."""

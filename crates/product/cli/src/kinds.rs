@@ -30,7 +30,9 @@ impl Mapping<'_> {
 
 /// What of process `pid` lies in RAM. `None`: it has ended, or belongs to somebody else.
 pub fn of(pid: u32) -> Option<Kinds> {
-    std::fs::read_to_string(format!("/proc/{pid}/smaps")).ok().filter(|text| !text.is_empty()).map(|text| sum(&text))
+    // Names of files are any bytes.
+    let text = std::fs::read(format!("/proc/{pid}/smaps")).ok().filter(|text| !text.is_empty())?;
+    Some(sum(&String::from_utf8_lossy(&text)))
 }
 
 fn sum(text: &str) -> Kinds {

@@ -46,6 +46,13 @@ pub enum Elf {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Machine(pub u16);
 
+impl Machine {
+    /// Whether x86-64 processors run its programs: those of 32 bits are i386's, or x32's.
+    pub fn is_x86(self) -> bool {
+        matches!(self.0, elf::EM_386 | elf::EM_X86_64)
+    }
+}
+
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {

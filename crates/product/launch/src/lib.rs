@@ -93,7 +93,7 @@ impl Obstacle {
     pub fn runs_natively(self) -> Option<&'static str> {
         match self {
             Obstacle::Elf(Elf::Program { .. }) => Some("it is a static program"),
-            Obstacle::Elf(Elf::Not64Bit(_)) => Some("it is a 32-bit program"),
+            Obstacle::Elf(Elf::Not64Bit(machine)) if machine.is_x86() => Some("it is a 32-bit program"),
             Obstacle::Musl => Some("it is linked with musl"),
             Obstacle::Loader => Some("its dynamic linker is not glibc's"),
             Obstacle::Secure => Some("its user and the user whose rights it has are not the same"),

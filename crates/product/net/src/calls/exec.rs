@@ -15,7 +15,7 @@
 
 use super::super::buffers::scratch::{FAULT, Scratch};
 use super::super::buffers::{Args, Memory, PinSet, errno, read_user, text_len};
-use super::follow::{self, Plan, Start};
+use super::follow::{self, Plan, Start, Starter};
 use core::ffi::CStr;
 use core::fmt::Arguments;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -189,14 +189,9 @@ pub struct Prepared<'m, M: Memory> {
 ///
 /// # Errors
 /// A negative errno, the result of the call.
-pub fn prepare<'m, M: Memory>(
-    mem: &'m M,
-    nr: u64,
-    args: &Args,
-    plan: Option<(&'static Plan, bool)>,
-) -> Result<Prepared<'m, M>, i64> {
+pub fn prepare<'m, M: Memory>(mem: &'m M, nr: u64, args: &Args, starter: Option<Starter>) -> Result<Prepared<'m, M>, i64> {
     let first = first_argument(nr);
-    let room = |entries, bytes| plan.map_or(0, |(plan, _)| plan.room(entries, bytes));
+    let room = |entries, bytes| starter.map_or(0, |starter| starter.plan.room(entries, bytes));
     let copied = ExecImage::new(mem, args[first], args[first + 1], args[first + 2], room);
     // An array that cannot be read is for the kernel to refuse: it looks for the program first.
     let unreadable = copied.as_ref().is_err_and(|error| *error == FAULT);
@@ -205,13 +200,13 @@ pub fn prepare<'m, M: Memory>(
         Err(error) if unreadable || error == errno(libc::ENOMEM) => None,
         Err(error) => return Err(error),
     };
-    let start = match (plan, &mut image) {
+    let start = match (starter, &mut image) {
         (_, None) if unreadable => Start::Natively,
-        (Some((plan, is_first)), Some(image)) => {
+        (Some(starter), Some(image)) => {
             let (directory, flags) = if first == 1 { (args[0] as i32, args[4] as u32) } else { (follow::AT_FDCWD, 0) };
-            plan.start(image, directory, flags, is_first)
+            starter.start(image, directory, flags)
         }
-        (Some((plan, _)), None) => plan.strictly(Start::Unlike("there is no memory for copies of its arguments")),
+        (Some(starter), None) => starter.plan.strictly(Start::Unlike("there is no memory for copies of its arguments")),
         (None, _) => Start::Natively,
     };
     let pid = mem.own(libc::SYS_getpid as u64, &[0; 6]) as u64;
@@ -267,7 +262,8 @@ impl<M: Memory> Prepared<'_, M> {
     }
 
     fn say(&self, what: &str, why: &str, say: impl Fn(Arguments<'_>)) {
-        let path = self.image.as_ref().and_then(|image| image.copies().text(image.path)).unwrap_or(c"a program");
+        let path = self.image.as_ref().and_then(|image| image.copies().text(image.path));
+        let path = path.filter(|path| !path.is_empty()).unwrap_or(c"a program");
         say(format_args!("'{}' {what}: {why}", path.to_bytes().escape_ascii()));
     }
 

@@ -59,6 +59,27 @@ pub struct Plan {
     requires: bool,
 }
 
+/// What starts a program, with its plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Starter {
+    /// The plan.
+    pub plan: &'static Plan,
+    /// This process is the one that `farshore run` became, and becomes the new program.
+    pub is_first: bool,
+    /// A filter of system calls forbids what Farshore needs to start.
+    pub filtered: bool,
+}
+
+impl Starter {
+    /// Decides how the program in `image` starts, which `directory` and `flags` of an `execveat` belong to.
+    pub fn start<M: Memory>(self, image: &mut ExecImage<'_, M>, directory: i32, flags: u32) -> Start {
+        let before = signal::sigprocmask(How::Set, SigSet::ALL.without(SIGBUS).without(SIGSEGV).without(SIGSYS));
+        let start = self.plan.decide(image, directory, flags, self);
+        signal::sigprocmask(How::Set, before);
+        self.plan.strictly(start)
+    }
+}
+
 /// What a program gets.
 #[derive(Debug)]
 struct Variables {
@@ -147,7 +168,7 @@ impl Plan {
         Ok(Plan { library, library_place, loader, user: Rights::of_this_thread().real, kin, others, requires: options.require })
     }
 
-    /// Bytes of room that [`Plan::start`] needs in an image whose environment has so many entries and bytes.
+    /// Bytes of room that [`Starter::start`] needs in an image whose environment has so many entries and bytes.
     pub fn room(&self, entries: u64, bytes: u64) -> u64 {
         let array = (entries + 4) * 8;
         let names = PRELOAD_VARIABLE.len() + OLD_PRELOAD_VARIABLE.len() + 8 + size_of::<FirstLibrary>();
@@ -156,15 +177,6 @@ impl Plan {
         let ours = self.library.count_bytes() + options + names;
         // The program's own LD_PRELOAD, twice.
         array + bytes * 2 + (ours + Work::BYTES) as u64
-    }
-
-    /// Decides how the program in `image` starts, which `directory` and `flags` of an `execveat` belong to. `is_first`: this
-    /// process is the one that `farshore run` became, and becomes the new program.
-    pub fn start<M: Memory>(&'static self, image: &mut ExecImage<'_, M>, directory: i32, flags: u32, is_first: bool) -> Start {
-        let before = signal::sigprocmask(How::Set, SigSet::ALL.without(SIGBUS).without(SIGSEGV).without(SIGSYS));
-        let start = self.decide(image, directory, flags, is_first);
-        signal::sigprocmask(How::Set, before);
-        self.strictly(start)
     }
 
     /// Whether programs that cannot run under Farshore are not started.
@@ -180,7 +192,7 @@ impl Plan {
         }
     }
 
-    fn decide<M: Memory>(&'static self, image: &mut ExecImage<'_, M>, directory: i32, flags: u32, is_first: bool) -> Start {
+    fn decide<M: Memory>(&'static self, image: &mut ExecImage<'_, M>, directory: i32, flags: u32, by: Starter) -> Start {
         let (path, envp, count) = (image.path, image.envp, image.env_entries as usize);
         let (copies, addr, room) = image.with_room();
         let Some(path) = copies.text(path) else { return Start::Natively };
@@ -188,7 +200,8 @@ impl Plan {
         let own = (entries.clone().enumerate())
             .filter_map(|(index, text)| Some((index, copies.text(text)?)))
             .fold(Own::default(), Own::with);
-        if own.has_options {
+        // What a filter does to a program is the program's own affair, and so are options that it gives to the next, unless the limit must hold.
+        if (own.has_options || by.filtered) && !self.requires {
             return Start::Natively;
         }
         let program = Program { directory, path, flags };
@@ -207,16 +220,27 @@ impl Plan {
             Ok(_) => return Start::Unlike("its dynamic linker is not the one of the program that starts it"),
             Err(obstacle) => return obstacle.runs_natively().map_or(Start::Natively, Start::Unlike),
         }
+        if by.filtered {
+            return Start::Unlike("a filter of system calls forbids what Farshore needs to start");
+        }
+        if own.has_options {
+            let is_ours = |old: &[u8]| old.split(|&byte| matches!(byte, b' ' | b':')).any(|one| one == self.library.to_bytes());
+            return if own.preload.is_some_and(|(_, old)| is_ours(old)) {
+                Start::Natively
+            } else {
+                Start::Unlike("FARSHORE_OPTIONS is in its environment, which only 'farshore run' puts there")
+            };
+        }
         if Place::of(&self.library) != Ok(self.library_place) {
             return Start::Unlike("the library that runs here was replaced or removed, or cannot be reached any more");
         }
         let mut writer = Writer { addr, room, at: 0 };
         let variables = if rights.real == self.user { &self.kin } else { &self.others };
-        let options = if is_first { &variables.becomes } else { &variables.starts };
+        let options = if by.is_first { &variables.becomes } else { &variables.starts };
         let options = &options[usize::from(merging::is_wanted())];
         match self.write(&mut writer, entries, &own, options, &first) {
             Some(()) => Start::Followed { envp: addr, handed: &variables.handed },
-            None => Start::Natively,
+            None => Start::Unlike("its environment has changed while it was copied"),
         }
     }
 

@@ -5,7 +5,7 @@
 
 use super::super::buffers::fake::Fake;
 use super::exec::{ExecImage, Note, RUNNING, child_is_gone};
-use super::follow::{Plan, Start};
+use super::follow::{Plan, Start, Starter};
 use super::*;
 use farshore_config::{Options, Size, SwapSpec};
 use std::io::Read;
@@ -499,7 +499,8 @@ fn started(plan: &'static Plan, path: &str, environment: Option<&[&str]>, is_fir
         places.words(&words)
     });
     let mut image = ExecImage::new(&fake, path, 0, envp, |entries, bytes| plan.room(entries, bytes)).expect("an image");
-    let envp = match plan.start(&mut image, libc::AT_FDCWD, 0, is_first) {
+    let starter = Starter { plan, is_first, filtered: false };
+    let envp = match starter.start(&mut image, libc::AT_FDCWD, 0) {
         Start::Followed { envp, .. } => envp,
         other => return Err(other),
     };

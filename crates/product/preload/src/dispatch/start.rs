@@ -50,7 +50,7 @@ extern "C" fn at_load() {
         Ok(options) => options,
         Err(why) => refuse(&format!("the options of 'farshore run' do not reach the library as they should: {why}")),
     };
-    let (followed, merges) = (options.followed, options.memory_merge);
+    let (may_run_natively, merges) = (options.followed && !options.require, options.memory_merge);
     let maps = patch::Maps::read();
     let begun = begin(options, &maps);
     let awake = begun.and_then(|begun| match dormant::begin(begun, &maps) {
@@ -58,7 +58,7 @@ extern "C" fn at_load() {
         Err(begun) => start(*begun, &maps),
     });
     if let Err(why) = awake {
-        if !followed {
+        if !may_run_natively {
             refuse(&why);
         }
         // Nobody has asked for this program: the one that started it expects it to run.

@@ -29,12 +29,36 @@ impl Write for Line {
 }
 
 /// Writes `farshore: …` and a newline to stderr with one call. Async-signal-safe.
+///
+/// Where stderr takes nothing (a pipe that is full, or that nobody reads) the line is lost: the program must neither wait for it nor die of SIGPIPE.
 pub fn line(text: core::fmt::Arguments<'_>) {
     let mut line = Line { bytes: [0; 512], len: 0 };
     let _ = line.write_str("farshore: ");
     let _ = line.write_fmt(text);
     line.bytes[line.len] = b'\n';
-    write_all(2, &line.bytes[..=line.len]);
+    if takes_more(2) {
+        write_all(2, &line.bytes[..=line.len]);
+    }
+}
+
+/// Whether a line can be written to a descriptor now or in a moment. A pipe that takes anything has room for a page.
+fn takes_more(fd: i32) -> bool {
+    const SYS_POLL: u64 = 7;
+    const PATIENCE_MS: u64 = 100;
+    const OUT: u16 = 4;
+    // An error, the other end is gone.
+    const GONE: u16 = 8 | 16;
+    // `struct pollfd`: the descriptor, what is asked, what is.
+    let mut asked = (u64::from(OUT) << 32) | u64::from(fd as u32);
+    // SAFETY: the kernel reads and writes these 8 bytes, which are ours and never managed memory.
+    let answer = unsafe { raw::syscall_result(SYS_POLL, [&raw mut asked as u64, 1, PATIENCE_MS, 0, 0, 0]) };
+    let is = (asked >> 48) as u16;
+    match answer {
+        Ok(0) => false,
+        Ok(_) => is & GONE == 0,
+        // Interrupted, or not allowed: nothing is known.
+        Err(_) => true,
+    }
 }
 
 /// Writes all of `bytes` to a descriptor, as far as that goes.

@@ -24,6 +24,7 @@ use crate::{family, signals};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_catch::entry::{self, Call};
 use farshore_net::buffers::{self, Memory as _, PinSet};
+use farshore_net::calls::follow::Starter;
 use farshore_net::calls::{exec, follow};
 use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::signal::{self, How, SigSet};
@@ -121,8 +122,8 @@ fn order_rights(number: u64, args: &Args) {
 
 fn execute(number: u64, args: &Args) -> i64 {
     // The process that the command became keeps the task of writing the counters, whatever program it becomes.
-    let plan = follow::plan().filter(|_| !filters::forbids_starts()).map(|plan| (plan, of_the_program().is_some()));
-    let prepared = match exec::prepare(net::net(), number, args, plan) {
+    let starter = |plan| Starter { plan, is_first: of_the_program().is_some(), filtered: filters::forbids_starts() };
+    let prepared = match exec::prepare(net::net(), number, args, follow::plan().map(starter)) {
         Ok(prepared) => prepared,
         Err(error) => return error,
     };

@@ -152,7 +152,7 @@ pub(super) fn probe(probes: &mut Vec<Probe>) {
         (Ok(_), Ok(there)) => Ok(there.to_string()),
         (Err(why), _) | (_, Err(why)) => Err(why.to_string()),
     };
-    let advice = "use Linux 6.8 or newer with CONFIG_USERFAULTFD=y; in a container, allow userfaultfd(2) in the seccomp profile, or pass /dev/userfaultfd in";
+    let advice = "use Linux 6.8 or newer with CONFIG_USERFAULTFD=y; in a container, allow userfaultfd(2) in the seccomp profile";
     probes.push(Probe::new("userfaultfd for user faults", Needed::Required, result, advice));
     let scratch = opened.map_err(|why| why.to_string()).and_then(|(uffd, _)| Scratch::new(uffd));
     scratch_probes(scratch.as_ref(), probes);

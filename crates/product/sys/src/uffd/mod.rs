@@ -71,10 +71,10 @@ impl core::fmt::Display for OpenError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             OpenError::NotAvailable => f.write_str(
-                "userfaultfd is not available (ENOSYS): the kernel needs CONFIG_USERFAULTFD, and a container's seccomp profile must allow userfaultfd(2), or give it /dev/userfaultfd",
+                "userfaultfd is not available (ENOSYS): the kernel needs CONFIG_USERFAULTFD, and a container's seccomp profile must allow userfaultfd(2)",
             ),
             OpenError::NotPermitted => f.write_str(
-                "userfaultfd is not permitted (EPERM) even for user faults only: a seccomp profile or security module forbids it; allow userfaultfd(2) there, or give it /dev/userfaultfd",
+                "userfaultfd is not permitted (EPERM) even for user faults only: a seccomp profile or security module forbids it; allow userfaultfd(2) there",
             ),
             OpenError::KernelFaultsNotPermitted => f.write_str(
                 "a userfaultfd for kernel faults is not permitted: as root, set `sysctl vm.unprivileged_userfaultfd=1`, or give this user access to \
@@ -204,29 +204,23 @@ fn open_fd(options: UffdOptions) -> Result<Fd, OpenError> {
     match unsafe { raw::syscall_result(nr::USERFAULTFD, [abi::O_CLOEXEC | nonblock | mode, 0, 0, 0, 0, 0]) } {
         // SAFETY: the kernel has just made it for us.
         Ok(raw) => Ok(unsafe { Fd::from_raw(raw as i32) }),
-        // A kernel without the call, or a filter, which says either: Docker's that it is not permitted, Podman's that there is none. The filter lets
-        // the device pass.
-        Err(why @ (Errno::ENOSYS | Errno::EPERM | Errno::EACCES)) => open_by_device(nonblock | mode, why, options.user_mode_only),
+        Err(Errno::ENOSYS) => Err(OpenError::NotAvailable),
+        Err(Errno::EPERM | Errno::EACCES) if options.user_mode_only => Err(OpenError::NotPermitted),
+        Err(Errno::EPERM | Errno::EACCES) => open_by_device(nonblock),
         Err(errno) => Err(OpenError::Failed("userfaultfd(2)", errno)),
     }
 }
 
-/// `/dev/userfaultfd`: whoever may open it may have a descriptor, also one that serves kernel faults. `why`: the call's own error.
-fn open_by_device(flags: u64, why: Errno, user_mode_only: bool) -> Result<Fd, OpenError> {
+/// `/dev/userfaultfd`: whoever may open it may have a descriptor that serves kernel faults.
+fn open_by_device(nonblock: u64) -> Result<Fd, OpenError> {
     let device = match fd::open(c"/dev/userfaultfd", fd::O_RDWR) {
         Ok(device) => device,
-        Err(Errno::EACCES | Errno::EPERM | Errno::ENOENT) => {
-            return Err(match why {
-                Errno::ENOSYS => OpenError::NotAvailable,
-                _ if user_mode_only => OpenError::NotPermitted,
-                _ => OpenError::KernelFaultsNotPermitted,
-            });
-        }
+        Err(Errno::EACCES | Errno::EPERM | Errno::ENOENT) => return Err(OpenError::KernelFaultsNotPermitted),
         Err(errno) => return Err(OpenError::Failed("opening /dev/userfaultfd", errno)),
     };
     // SAFETY: makes a descriptor, touches no memory.
     let answer =
-        unsafe { raw::syscall_result(nr::IOCTL, [device.arg(), abi::USERFAULTFD_IOC_NEW, abi::O_CLOEXEC | flags, 0, 0, 0]) };
+        unsafe { raw::syscall_result(nr::IOCTL, [device.arg(), abi::USERFAULTFD_IOC_NEW, abi::O_CLOEXEC | nonblock, 0, 0, 0]) };
     match answer {
         // SAFETY: the kernel has just made it for us.
         Ok(raw) => Ok(unsafe { Fd::from_raw(raw as i32) }),
@@ -333,7 +327,7 @@ impl Uffd {
         unsafe { self.ioctl(abi::UFFDIO_UNREGISTER, &mut argument) }.map(|_| ())
     }
 
-    /// Maps `len` absent bytes at `dst` with a copy of those at `src`; with `protect` write-protected; with `wake` wakes the threads that wait there.
+    /// Maps `len` absent bytes at `dst` with a copy of those at `src`; with `protect` write-protected; with `wake` wakes who waits there.
     ///
     /// # Errors
     /// See the module's head. On [`UffdError::Again`] the first `done` bytes are mapped (and their waiters woken).
@@ -386,7 +380,7 @@ impl Uffd {
         self.write_protect(start, len, abi::WRITEPROTECT_MODE_WP)
     }
 
-    /// Takes the protection away; with `wake`, wakes the threads that wait there. As [`Uffd::protect`] otherwise.
+    /// Takes the protection away; with `wake`, wakes who waits there. As [`Uffd::protect`] otherwise.
     ///
     /// # Errors
     /// As [`Uffd::protect`].
@@ -402,7 +396,7 @@ impl Uffd {
     }
 
     /// Makes accesses to absent pages fail from now on, with SIGBUS (`BUS_MCEERR_AR`) or `EFAULT`, until they are filled or thrown away
-    /// (`MADV_DONTNEED`); wakes the threads that wait there.
+    /// (`MADV_DONTNEED`); wakes who waits there.
     ///
     /// # Errors
     /// As [`Uffd::copy`]; `Other(EINVAL)` from a kernel that cannot (before 6.6).
@@ -413,7 +407,7 @@ impl Uffd {
         sort(answer, argument.done)
     }
 
-    /// Wakes the threads that wait for pages of a range.
+    /// Wakes who waits for pages of a range.
     ///
     /// # Errors
     /// `EINVAL` for an unaligned range.
