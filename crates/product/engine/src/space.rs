@@ -11,6 +11,7 @@
 //! So nothing is given up before the kernel has agreed, and no thread sees a page in between. For a call that may fail after the
 //! kernel has unmapped something already, [`Engine::finish_refused`] finds out what is left.
 
+use crate::fault::epoch::Epoch;
 use crate::stats::Count;
 use crate::{Engine, MEMORY_CALLS};
 use farshore_core::canary::{Canary, is_planted};
@@ -47,12 +48,15 @@ impl<W: World> Engine<W> {
         for part in range.by_granule() {
             let Some(g) = self.table.granule(part.start.granule()) else { continue };
             self.claim_part(&g, part);
+            // They have been registered for longer than they have words that say more than "foreign". An evictor that looked at these
+            // may have write-protected them along with its victims, or may be about to.
+            let protected = Epoch::has_ever_moved(g.granule);
             let mut new = 0;
             self.each_claimed(part, |page, word, was| {
                 // Pages that were touched meanwhile have a frame already.
                 if was.state() == State::Untouched {
                     new += 1;
-                    self.release(page, word, Release::Dirty { chances: 0, guessed: false, protected: false });
+                    self.release(page, word, Release::Dirty { chances: 0, guessed: false, protected });
                 } else {
                     self.restore(page, word, was);
                 }

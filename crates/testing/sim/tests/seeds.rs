@@ -25,6 +25,13 @@ fn rough_seeds_hold() {
     hold((1..=150).map(|seed| Wish { seed, steps: 100_000, rough: true, ..Wish::default() }));
 }
 
+/// Random seeds that have broken once.
+#[test]
+fn seeds_that_broke_hold() {
+    // Memory became managed, with its bytes, while an evictor protected a range around it: its words did not say that it was protected.
+    hold([914_514_189].into_iter().map(|seed| Wish { seed, steps: 300_000, rough: true, ..Wish::default() }));
+}
+
 /// All threads are workers, whatever the seed says.
 #[test]
 fn seeds_of_unithreads_hold() {

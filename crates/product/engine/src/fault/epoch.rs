@@ -22,6 +22,12 @@ impl Epoch {
         Epoch(granule.protection_epoch.load(Ordering::SeqCst))
     }
 
+    /// Whether an evictor may ever have write-protected pages of the granule: for pages that were taken after they had come to be there.
+    #[inline]
+    pub(crate) fn has_ever_moved(granule: &Granule) -> bool {
+        Epoch::of(granule).0 != 0
+    }
+
     /// Whether an evictor may have write-protected pages of the granule since the epoch was read.
     #[inline]
     pub(super) fn has_moved(self, granule: &Granule) -> bool {
@@ -41,6 +47,7 @@ mod tests {
         table.add(id.range());
         let g = table.granule(id).expect("it was added").granule;
         let step = || g.protection_epoch.fetch_add(1, Ordering::SeqCst);
+        assert!(!Epoch::has_ever_moved(g));
         assert!(!Epoch::of(g).has_moved(g));
         let before = Epoch::of(g);
         step();
@@ -49,5 +56,6 @@ mod tests {
         assert!(between.has_moved(g), "one was at work when it was read");
         step();
         assert!(before.has_moved(g) && between.has_moved(g) && !Epoch::of(g).has_moved(g));
+        assert!(Epoch::has_ever_moved(g));
     }
 }

@@ -5,7 +5,7 @@
 //! something else meanwhile. `guess` says whether a page that is read is mapped writable, `epoch` whether an evictor has protected it
 //! meanwhile.
 pub mod ahead;
-mod epoch;
+pub(crate) mod epoch;
 pub(crate) mod guess;
 pub mod huge;
 pub mod pins;
