@@ -5,7 +5,7 @@
     tests/real/dormant.py --only stock         these alone
     tests/real/dormant.py --mode poll          one delivery of faults alone
 
-The program is `tests/programs/dormant.c`. What a section prints, and how it ends, must be the same natively and under Farshore; what could wake it is
+The programs are `tests/programs/dormant.c` and, with threads, `tests/programs/halted.c`. What a section prints, and how it ends, must be the same natively and under Farshore; what could wake it is
 its own affair. By polling nothing is ever dormant: there it only must be the same. The last line is `N passed, N failed, N skipped`.
 """
 
@@ -26,7 +26,7 @@ from threads import Case, Runner  # noqa: E402
 # Less than the ballast, and more than what a section maps before it.
 LIMIT, BALLAST = 40 * MIB, "64"
 # It has threads and descriptors by polling.
-UPCALL_ALONE = ("unseen", "refused")
+UPCALL_ALONE = ("unseen", "refused", "threads-unseen")
 # Sections that print something else under Farshore: what, and a part of the line that Farshore says.
 REFUSED = {
     "refused": ("refused: more 0, Cannot allocate memory\nrefused: heap 0, Cannot allocate memory\nrefused: bytes 1, child 0\nrefused: done\n", "goes on with what fits its limit"),
@@ -107,7 +107,9 @@ def main():
     try:
         harness.build_program("peak")
         program = harness.build_program("dormant")
-        sections = subprocess.run([program, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()
+        programs = {section: path for path in (program, harness.build_program("halted"))
+                    for section in subprocess.run([path, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()}
+        sections = list(programs)
         alone = {f"wait:{call}": lambda call=call: asked(runner.farshore, program, call) for call in WAITS}
         alone |= {f"cut:{how}": lambda how=how: cut(runner.farshore, program, how) for how in CUTS}
         alone |= {f"kept:{name}": lambda space=space: kept(runner.farshore, program, [word.format(work=options.work) for word in space]) for name, space in SPACES.items()}
@@ -121,7 +123,7 @@ def main():
                 counts["failed" if wrong else "passed"] += 1
                 print(f"{section:18} upcall  {'FAILED: ' + wrong if wrong else 'ok'}", flush=True)
                 continue
-            case = Case(section, lambda section=section: [program, BALLAST, section], LIMIT, {}, refused=REFUSED.get(section))
+            case = Case(section, lambda section=section: [programs[section], BALLAST, section], LIMIT, {}, refused=REFUSED.get(section))
             try:
                 results = runner.case(case, [mode for mode in modes if mode == "upcall" or section not in UPCALL_ALONE])
             except Unavailable as why:

@@ -14,6 +14,7 @@
 //! * [`pooled`] says where a pool in RAM has the page of a slot;
 //! * [`wait`] lets a thread sleep until another has moved a page on;
 //! * [`gate`] keeps threads out while a process forks;
+//! * [`halt`] has threads stand still while a dormant process wakes;
 //! * [`seams`] are the traits of what lies around the engine: kernel, swap space, policy, clock, futex;
 //! * [`joint`] is the interface between the library and a scheduler of unithreads;
 //! * [`roll`] waits until threads of Farshore's own have begun;
@@ -34,6 +35,7 @@ pub mod canary;
 pub mod delegation;
 pub mod frames;
 pub mod gate;
+pub mod halt;
 pub mod huge;
 pub mod joint;
 pub mod limits;

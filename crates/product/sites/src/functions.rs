@@ -122,3 +122,8 @@ fn plain_entry(memory: &Memory<'_, '_>, entry: u64, start: u64) -> Option<bool> 
     }
     None
 }
+
+/// Makes the tables that decoding needs, so that no two threads wait for each other to make them.
+pub fn prepare_decoder() {
+    let _ = Decoder::new(64, &[0x90], DecoderOptions::NONE).decode();
+}

@@ -36,6 +36,7 @@ mod search;
 pub mod table;
 mod window;
 
+pub use functions::prepare_decoder;
 pub use image::{Image, Part, section};
 pub use plan::{Left, Plan};
 pub use search::has_syscalls;

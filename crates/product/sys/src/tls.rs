@@ -1,4 +1,5 @@
-//! Three thread-local words that a signal handler may read: a pointer, and two for the entry of caught system calls.
+//! Thread-local words that a signal handler may read: a pointer, two for the entry of caught system calls, and four for a thread of
+//! a dormant process.
 //!
 //! Rust's and C's thread-locals in a preloaded library go through `__tls_get_addr`, which may allocate
 //! at a thread's first access: not in a signal handler. This one uses the *initial-exec* model: the dynamic linker gives
@@ -9,7 +10,7 @@ use core::arch::{asm, global_asm};
 
 global_asm!(
     ".pushsection .tbss,\"awT\",@nobits",
-    ".balign 8",
+    ".balign 16",
     ".globl farshore_tls_slot",
     // Hidden: no other object can take its place, and two copies in one process (a test program and a preloaded library) stay apart.
     ".hidden farshore_tls_slot",
@@ -17,6 +18,14 @@ global_asm!(
     ".size farshore_tls_slot,24",
     // The pointer; the top of the stack for caught calls; what such a call has to do at its end.
     "farshore_tls_slot: .zero 24",
+    // Its distance from the thread pointer is no multiple of 16, so the lowest byte of that distance is never 0: the entry of a
+    // dormant process relies on it (`catch/src/entry/asleep.rs`).
+    ".globl farshore_tls_asleep",
+    ".hidden farshore_tls_asleep",
+    ".type farshore_tls_asleep,@object",
+    ".size farshore_tls_asleep,32",
+    // Whether a call has the stack; the stack's top; where the call goes on; the stack of the handler that stops the thread.
+    "farshore_tls_asleep: .zero 32",
     ".popsection",
 );
 
@@ -24,10 +33,16 @@ global_asm!(
 pub const CALL_STACK_AT: usize = 8;
 /// Where the third word is.
 pub const DEFERRED_AT: usize = 16;
+/// Where the words of a dormant process' thread are, from `farshore_tls_asleep` on: the top of its stack for calls.
+pub const ASLEEP_TOP_AT: usize = 8;
+/// Where its call goes on.
+pub const ASLEEP_RESUME_AT: usize = 16;
+/// The top of the stack on which the handler runs that stops the thread.
+pub const ASLEEP_HANDLER_AT: usize = 24;
 
 /// Reads and writes one of the two other words.
 macro_rules! word {
-    ($get:ident, $set:ident, $at:expr, $doc:literal) => {
+    ($get:ident, $set:ident, $slot:literal, $at:expr, $doc:literal) => {
         #[doc = $doc]
         #[inline(always)]
         pub fn $get() -> u64 {
@@ -35,7 +50,7 @@ macro_rules! word {
             // SAFETY: reads our own 8 bytes of this thread's static TLS block. Not `readonly`: a handler of this thread may write them.
             unsafe {
                 asm!(
-                    "mov {value}, qword ptr [rip + farshore_tls_slot@gottpoff]",
+                    concat!("mov {value}, qword ptr [rip + ", $slot, "@gottpoff]"),
                     "mov {value}, qword ptr fs:[{value} + {at}]",
                     value = out(reg) value,
                     at = const $at,
@@ -51,7 +66,7 @@ macro_rules! word {
             // SAFETY: writes our own 8 bytes of this thread's static TLS block; whatever relies on the number says what it must be.
             unsafe {
                 asm!(
-                    "mov {offset}, qword ptr [rip + farshore_tls_slot@gottpoff]",
+                    concat!("mov {offset}, qword ptr [rip + ", $slot, "@gottpoff]"),
                     "mov qword ptr fs:[{offset} + {at}], {value}",
                     offset = out(reg) _,
                     value = in(reg) value,
@@ -66,14 +81,37 @@ macro_rules! word {
 word!(
     call_stack,
     set_call_stack,
+    "farshore_tls_slot",
     CALL_STACK_AT,
     "Top of the stack on which this thread's caught system calls are served; 0: it has none."
 );
 word!(
     deferred,
     set_deferred,
+    "farshore_tls_slot",
     DEFERRED_AT,
     "Not 0: a caught system call is under way that has something to do at its end; it makes no more calls for the program."
+);
+word!(
+    asleep_top,
+    set_asleep_top,
+    "farshore_tls_asleep",
+    ASLEEP_TOP_AT,
+    "Top of the stack on which this thread of a dormant process has its watched calls served; 0: it has none."
+);
+word!(
+    asleep_resume,
+    set_asleep_resume,
+    "farshore_tls_asleep",
+    ASLEEP_RESUME_AT,
+    "Where the program goes on behind the call that has that stack."
+);
+word!(
+    asleep_handler,
+    set_asleep_handler,
+    "farshore_tls_asleep",
+    ASLEEP_HANDLER_AT,
+    "Top of the stack on which the handler runs that stops this thread, or wakes its process."
 );
 
 /// This thread's pointer: what [`set`] stored, null before.

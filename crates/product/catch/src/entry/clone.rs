@@ -19,9 +19,9 @@ const EFAULT: i64 = -14;
 const EINVAL: i64 = -22;
 
 unsafe extern "C" {
-    /// Called before everything else. Negative: the call is not made, and the program gets this errno. The hook may not come
-    /// back, and have the call begin again instead.
-    fn farshore_before_first_clone(call: &mut Call) -> i64;
+    /// Called before everything else, with the mask of [`CLONE_MASK`] instead of the program's `mask`. Negative: the call is not
+    /// made, and the program gets this errno. The hook may not come back, and have the call begin again instead.
+    fn farshore_before_first_clone(call: &mut Call, mask: SigSet) -> i64;
     /// Called before a call of the clone family. Negative: the call is not made, and the program gets this errno. Otherwise the
     /// hook returns a number of at most [`GIVEN_BITS`] bits, which the child's hook gets. The arguments are for reading (`ptid`,
     /// `ctid`, `tls` may be managed memory that the kernel writes): changes are ignored.
@@ -123,14 +123,13 @@ fn read_request(call: &Call, copy: &mut CloneArgs) -> Result<Request, i64> {
 }
 
 pub(super) fn clone(call: &mut Call) -> i64 {
-    // SAFETY: hook, called as its contract says.
-    let ready = unsafe { farshore_before_first_clone(call) };
-    if ready < 0 {
-        return ready;
-    }
+    // From here on no other thread can stop this one.
     let before = signal::sigprocmask(How::Set, CLONE_MASK);
+    // SAFETY: hook, called as its contract says.
+    let ready = unsafe { farshore_before_first_clone(call, before) };
     call.mask = before.0;
-    let result = clone_quietly(call);
+    let result = if ready < 0 { ready } else { clone_quietly(call) };
+    super::asleep::leave(call);
     // With a signal deferred, all signals stay blocked until it is handled.
     if tls::deferred() == 0 {
         signal::sigprocmask(How::Set, before);

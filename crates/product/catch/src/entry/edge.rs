@@ -320,6 +320,11 @@ pub fn end_interrupted(context: &mut UContext, site: u64) {
     set(context, &[(Reg::Rax, EINTR as u64), (Reg::Rip, site + 2)]);
 }
 
+/// Has call `number`, which has ended without an effect, made again at `start`.
+pub fn make_again(context: &mut UContext, number: u64, start: u64) {
+    set(context, &[(Reg::Rax, number), (Reg::Rip, start)]);
+}
+
 /// Lets a context in text over which a jump has come to lie go on in the stub.
 pub fn resume_in_stub(context: &mut UContext) {
     set(context, &[(Reg::Rip, resumable(context.get(Reg::Rip)))]);

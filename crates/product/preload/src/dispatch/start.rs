@@ -112,8 +112,8 @@ fn start(begun: Begun, maps: &patch::Maps) -> Result<(), String> {
     Ok(())
 }
 
-/// The rest of start-up, for a process that was dormant, but for the last step; `mask` is the one of the program. By its only thread, which has its record, with all
-/// signals blocked.
+/// The rest of start-up, for a process that was dormant, but for the last step; `mask` is the one of the program. By the only thread that runs, which has its record,
+/// with all signals blocked.
 ///
 /// # Errors
 /// One line: what cannot be had.
@@ -148,7 +148,8 @@ fn prepare(begun: Begun, maps: &patch::Maps) -> Result<&'static Runtime, String>
         }
     })
     .map_err(|why| why.to_string())?;
-    // SAFETY: there is one thread, and until `running` the dispatcher passes every call on; libraries stay where they are.
+    // SAFETY: one thread runs (all others stand still in code of ours, and go on in the stubs), and until `running` the dispatcher passes
+    // every call on; libraries stay where they are.
     let report = unsafe { patch::patch(maps, patch::DEFAULT_NAMES, &|_| true, patch::Way::Awake) };
     if options.trace {
         let how = if report.searched == 0 { "planned when the library was built" } else { "found by a search" };
@@ -223,7 +224,10 @@ fn enter(runtime: &'static Runtime, dormant: Option<SigSet>) -> Result<(), Strin
         None => thread::adopt(false),
     };
     let thread = thread.ok_or("no memory for the record of the main thread")?;
-    count::is_alone();
+    match dormant {
+        Some(_) => count::is_among_them(),
+        None => count::is_alone(),
+    }
     merging::take_over(runtime.options.memory_merge)?;
     signals::install().map_err(|why| format!("signal handlers cannot be installed ({why:?})"))?;
     signals::adopt_mask(thread, dormant);

@@ -19,6 +19,13 @@ pub fn is_alone() {
     }
 }
 
+/// The calling thread is one of those of a process that was dormant, which were counted as they came and went.
+pub fn is_among_them() {
+    if let Some(thread) = thread::current() {
+        thread.counted.set(true);
+    }
+}
+
 /// A thread of the program is about to be made.
 pub fn one_more() {
     PROGRAM_THREADS.fetch_add(1, Ordering::AcqRel);

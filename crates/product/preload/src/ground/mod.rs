@@ -6,6 +6,7 @@
 //! | [`environment`], [`mappings`], [`nodes`], [`text`] | what the process finds: variables, mappings, NUMA nodes, its own code |
 //! | [`runtime`], [`parts`], [`changes`] | the one engine, what it is made from, swap spaces that were asked for |
 //! | [`thread`], [`count`], [`unithreads`], [`kept`] | a record a thread; how many threads; unithreads; pages kept for a handler |
+//! | [`sleeping`] | a dormant process: how one thread stops the others |
 //! | [`own_threads`] | Farshore's own threads, one of which serves the socket at which `farshore stat` knocks |
 //! | [`net`] | the program's memory, for whoever reads it |
 //! | [`above`] | what the ground calls in the layers above it |
@@ -23,6 +24,7 @@ pub mod own_threads;
 pub mod parts;
 pub mod report;
 pub mod runtime;
+pub mod sleeping;
 pub mod text;
 pub mod thread;
 pub mod unithreads;

@@ -20,12 +20,14 @@ pub mod pending;
 
 use crate::ground::net;
 use crate::ground::report;
+use crate::ground::sleeping;
 use crate::ground::unithreads::worker::Worker;
 use actions::Actions;
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use farshore_catch::entry::Trapped;
+use farshore_catch::entry::{Trapped, asleep};
+use farshore_core::halt::{Seat, State};
 use farshore_core::seams::PageBuf;
 use farshore_net::buffers::Held;
 use farshore_sys::cpu;
@@ -77,6 +79,8 @@ pub struct Thread {
     pub deferred: Cell<Option<Deferred>>,
     /// A call that the thread makes at its own place.
     pub step: Cell<Option<Step>>,
+    /// The process is dormant, or this thread has not got what it needs in one that is awake ([`crate::ground::sleeping`]).
+    pub sleeps: Cell<bool>,
     /// Whether Syscall User Dispatch traps the thread's calls. The kernel reads it as long as the thread lives.
     pub selector: AtomicU8,
     /// The program's own alternate stack.
@@ -130,6 +134,18 @@ pub struct Shared {
     made_before: AtomicPtr<Thread>,
     /// The guest whose first thread has the record: its process id, and 0 if none has it (or had it last).
     guest: AtomicU32,
+    /// In which round it stands still.
+    pub seat: Seat,
+    /// Where something of ours lies on the program's stack then.
+    pub near: AtomicU64,
+    /// How many signals were sent to stop it that have not been taken.
+    pub owed: AtomicU32,
+    /// Behind which `syscall` of the program's it stands, if its call has ended with `EINTR`; 0: it does not.
+    pub site: AtomicU64,
+    /// The number of that call; [`NO_NUMBER`]: it is not known.
+    pub number: AtomicU64,
+    /// The top of the stack for its watched calls while the process is dormant; 0: it has none.
+    asleep: AtomicU64,
     /// Its signal actions. The last field: memory that is touched by guests alone.
     actions: Actions,
 }
@@ -165,6 +181,9 @@ impl Shared {
         self.awaited.store(set.0, Ordering::Relaxed);
     }
 }
+
+/// See [`Shared::number`].
+pub const NO_NUMBER: u64 = u64::MAX;
 
 /// Records that nobody has, and all there are.
 struct Records {
@@ -268,7 +287,18 @@ fn record_with(top: u64) -> Option<NonNull<Thread>> {
 /// The top of a call stack that nobody has; 0: there is no memory. With all signals blocked.
 #[unsafe(no_mangle)]
 extern "C" fn farshore_take_stack() -> u64 {
-    new_record().map_or(0, |record| top_of(record, FOR_CALLS))
+    let Some(record) = new_record() else { return 0 };
+    if sleeping::state() != State::Awake && !has_stack_for_watched_calls(record) {
+        RECORDS.with(|records| put_free(records, record));
+        return 0;
+    }
+    top_of(record, FOR_CALLS)
+}
+
+/// Whether there is memory for a stack for the watched calls of the thread that will have this record.
+fn has_stack_for_watched_calls(record: NonNull<Thread>) -> bool {
+    let place = &shared_of(record).asleep;
+    place.load(Ordering::Relaxed) != 0 || asleep::new_stack().inspect(|&top| place.store(top, Ordering::Relaxed)).is_ok()
 }
 
 /// Gives one back that no thread runs on. With all signals blocked.
@@ -336,7 +366,7 @@ fn address(record: Option<NonNull<Thread>>) -> *mut Thread {
 }
 
 /// The id of a thread of the program for which `fits` is true. With all signals blocked.
-pub fn find(fits: impl Fn(&Shared) -> bool) -> Option<u32> {
+pub fn find(fits: impl Fn(&'static Shared) -> bool) -> Option<u32> {
     find_record(|shared| Some(shared.tid.load(Ordering::Acquire)).filter(|&tid| tid != 0 && fits(shared)))
 }
 
@@ -355,8 +385,14 @@ fn find_record<R>(look: impl Fn(&'static Shared) -> Option<R>) -> Option<R> {
     })
 }
 
+/// What `look` says of thread `tid`, whose record stays its own meanwhile; false if no thread of the program has that number. With all
+/// signals blocked.
+pub fn look_at(tid: u32, look: impl Fn(&Shared) -> bool) -> bool {
+    find_record(|shared| (shared.tid.load(Ordering::Acquire) == tid).then(|| look(shared))).unwrap_or(false)
+}
+
 /// Calls `f` for each thread of the program. With all signals blocked.
-pub fn each(f: impl Fn(&Shared)) {
+pub fn each(f: impl Fn(&'static Shared)) {
     find(|shared| {
         f(shared);
         false
@@ -403,18 +439,25 @@ pub fn adopt(internal: bool) -> Option<&'static Thread> {
     adopt_record(new_record()?, internal, Whose::Owners)
 }
 
-/// The same for the main thread of a process that was dormant; then `f`, on a stack of ours. The program's alternate stack, on which it may be just now, becomes
-/// what the thread believes to have. What `f` gives; after an error the thread is as before. `None`: there is no memory for a record, and `f` was not called.
-pub fn adopt_first<R, E>(f: impl FnOnce() -> Result<R, E>) -> Option<Result<R, E>> {
+/// Gives the main thread of a dormant process a record, before the first other thread is made. False: there is no memory.
+pub fn adopt_sleeper() -> bool {
+    current().is_some() || adopt(false).is_some()
+}
+
+/// For a thread of a process that was dormant: gives it a record, if it has none, and our stacks; then calls `f`, on a stack of ours. The
+/// program's alternate stack, on which it may be just now, becomes what the thread believes to have. What `f` gives; after an error the
+/// thread is as before. `None`: there is no memory for a record, and `f` was not called.
+pub fn stand_up<R, E>(f: impl FnOnce(&Thread) -> Result<R, E>) -> Option<Result<R, E>> {
     // SAFETY: asks only.
     let programs = unsafe { signal::sigaltstack(None) }.unwrap_or(AltStack::NONE);
-    let thread = adopt(false)?;
+    let had_one = current().is_some();
+    let thread = current().or_else(|| adopt(false))?;
     let (mut f, mut result) = (Some(f), None);
     let mut work = || {
         // From here: the kernel changes nothing for a thread on the stack that it knows.
         use_own_stack(thread);
         thread.program_stack.set(if programs.flags & AltStack::DISABLE != 0 { AltStack::NONE } else { programs });
-        result = f.take().map(|f| f());
+        result = f.take().map(|f| f(thread));
         if matches!(result, Some(Err(_))) {
             // SAFETY: what the program has set itself.
             let _ = unsafe { signal::sigaltstack(Some(&programs)) };
@@ -423,10 +466,14 @@ pub fn adopt_first<R, E>(f: impl FnOnce() -> Result<R, E>) -> Option<Result<R, E
     let top = top_of(NonNull::from(thread), FOR_NESTED) & !15;
     // SAFETY: a stack of the thread's own that nothing else is on: no call is under way there.
     unsafe { on_stack(top, &mut work) };
-    if matches!(result, Some(Err(_))) {
-        // SAFETY: null is always right.
-        unsafe { tls::set(core::ptr::null_mut()) };
-        tls::set_call_stack(0);
+    match result {
+        Some(Ok(_)) => thread.sleeps.set(false),
+        Some(Err(_)) if !had_one => {
+            // SAFETY: null is always right.
+            unsafe { tls::set(core::ptr::null_mut()) };
+            tls::set_call_stack(0);
+        }
+        _ => {}
     }
     result
 }
@@ -472,6 +519,7 @@ fn adopt_record(record: NonNull<Thread>, internal: bool, whose: Whose) -> Option
         suspended: Cell::new(None),
         deferred: Cell::new(None),
         step: Cell::new(None),
+        sleeps: Cell::new(!internal && sleeping::state() != State::Awake),
         selector: AtomicU8::new(sud::BLOCK),
         program_stack: Cell::new(AltStack::NONE),
         held: Held::new(),
@@ -490,10 +538,16 @@ fn adopt_record(record: NonNull<Thread>, internal: bool, whose: Whose) -> Option
         tls::set_deferred(0);
     }
     let thread = current()?;
-    use_own_stack(thread);
+    if !thread.sleeps.get() {
+        use_own_stack(thread);
+    } else if tls::asleep_top() == 0 {
+        // The handler that stops the thread runs where calls do when the process is awake.
+        asleep::begin(thread.shared.asleep.load(Ordering::Relaxed), top_of(record, FOR_CALLS) & !15);
+    }
     thread.shared.pretend(SigSet::EMPTY);
     thread.shared.await_signals(SigSet::EMPTY);
     thread.shared.set_rights(0);
+    thread.shared.owed.store(0, Ordering::Relaxed);
     thread.shared.lent_to_child.store(whose == Whose::Vforked, Ordering::Release);
     let known = !internal && whose == Whose::Owners;
     thread.shared.tid.store(if known { gettid() } else { 0 }, Ordering::Release);
@@ -511,8 +565,10 @@ pub fn leave() -> Option<&'static Shared> {
     let thread = current()?;
     let shared = thread.shared;
     shared.tid.store(0, Ordering::Release);
-    // SAFETY: no stack is safe memory.
-    let _ = unsafe { signal::sigaltstack(Some(&AltStack::NONE)) };
+    if !thread.sleeps.get() {
+        // SAFETY: no stack is safe memory.
+        let _ = unsafe { signal::sigaltstack(Some(&AltStack::NONE)) };
+    }
     // SAFETY: null is always right.
     unsafe { tls::set(core::ptr::null_mut()) };
     if !thread.internal {

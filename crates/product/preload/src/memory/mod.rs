@@ -140,8 +140,9 @@ fn adopt(runtime: &Runtime, range: PageRange) -> bool {
 }
 
 /// Takes over what a dormant process has mapped: the private anonymous memory in `ranges` (bytes). Called by the only thread of
-/// the process, before the thread goes on. `near`: what stays the kernel's.
-pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, near: Range<u64>) {
+/// the process that runs, before any goes on. `stacks`:
+/// where code of ours, or the kernel's frame of a signal, lies on stacks of the program; what is around it stays the kernel's.
+pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, stacks: &[u64]) {
     let Ok(pagemap) = Pagemap::open() else {
         report::abort(format_args!("/proc/self/pagemap cannot be opened, which tells which pages are there"))
     };
@@ -153,9 +154,9 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, n
     for range in ranges {
         for mapping in mappings.iter().filter(|mapping| mapping.may_be_managed()) {
             let (start, end) = (mapping.start.max(range.start), mapping.end.min(range.end));
-            for (start, end) in
-                [(start, end.min(near.start)), (start.max(near.end), end)].into_iter().filter(|(start, end)| start < end)
-            {
+            let nears: Vec<_> =
+                stacks.iter().filter(|&at| (mapping.start..mapping.end).contains(at)).map(|&at| near(at)).collect();
+            for Range { start, end } in without(start..end, &nears) {
                 let part = PageRange::covering(start, end - start);
                 if !fits {
                     split_huge_pages(part);
@@ -170,6 +171,27 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, n
             }
         }
     }
+}
+
+/// Bytes of a stack on either side of code of ours that wakes: below it our frames, and above it at most the kernel's frame of a
+/// signal. All signals are blocked while that code runs, so it takes no fault.
+const NEAR: u64 = 64 << 10;
+
+/// What is around a place on a stack, in whole pages.
+fn near(stack: u64) -> Range<u64> {
+    let here = stack & !(PAGE - 1);
+    here.saturating_sub(NEAR)..here.saturating_add(NEAR)
+}
+
+/// The parts of `range` that are in none of `others`.
+fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut parts = vec![range];
+    for other in others {
+        let cut = |part: Range<u64>| [part.start..part.end.min(other.start), part.start.max(other.end)..part.end];
+        parts = parts.into_iter().flat_map(cut).collect();
+    }
+    parts.retain(|part| part.start < part.end);
+    parts
 }
 
 /// Tells the kernel that a part of each huge page is cold: the kernel then splits the page.

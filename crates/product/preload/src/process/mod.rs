@@ -19,14 +19,14 @@ use crate::control::counters;
 use crate::ground::own_threads::{self, knock, rights};
 use crate::ground::runtime::{Runtime, runtime, uninterrupted};
 use crate::ground::thread::{Thread, Whose};
-use crate::ground::{count, net, report, text, thread, unithreads};
+use crate::ground::{count, net, report, sleeping, text, thread, unithreads};
 use crate::{family, signals};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_catch::entry::{self, Call};
 use farshore_net::buffers::{self, Memory as _, PinSet};
 use farshore_net::calls::follow::Starter;
 use farshore_net::calls::{exec, follow};
-use farshore_sys::raw::{Errno, nr, syscall};
+use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
 use farshore_sys::signal::{self, How, SigSet};
 use farshore_sys::thread::Home;
 
@@ -175,6 +175,35 @@ fn exit_thread(args: &Args) -> i64 {
         unsafe { syscall(nr::MUNMAP, [addr, len, 0, 0, 0, 0]) };
     }
     thread::exit(record, args[0])
+}
+
+/// Ends the calling thread in a dormant process, where others run. Returns if it is the last one.
+pub fn exit_sleeping_thread(status: u64) {
+    let mask = signal::sigprocmask(How::Set, SigSet::ALL);
+    if count::one_less() {
+        count::one_more();
+        signal::sigprocmask(How::Set, mask);
+        return;
+    }
+    if gettid() == getpid() {
+        sleeping::main_leaves();
+    }
+    thread::exit(thread::leave(), status)
+}
+
+/// The calling thread stood still while another one woke the process: it gets what a thread of an awake process has. `mask` is the
+/// program's. Returns the mask that the program's code is to have. With all signals blocked.
+pub fn stand_up(mask: SigSet) -> SigSet {
+    let risen = thread::stand_up(|thread| {
+        thread.counted.set(true);
+        signals::adopt_mask(thread, Some(mask));
+        text::catch_calls();
+        Ok::<_, core::convert::Infallible>(())
+    });
+    if risen.is_none() {
+        report::abort(format_args!("bug: a thread of a dormant process has no record"));
+    }
+    SigSet(mask.0 & !thread::pending::OURS.0)
 }
 
 /// Whether the program to be executed is there: shells and libc try one directory after the other.
@@ -358,6 +387,10 @@ extern "C" fn farshore_child_started(flags: u64, given: u64, stack: u64) {
     }
     if flags & CLONE_CLEAR_SIGHAND != 0 {
         signals::clear_handlers();
+    }
+    if thread::current().is_some_and(|thread| thread.sleeps.get()) {
+        // It has all signals blocked, and stands still as soon as it has not, if the process wakes meanwhile.
+        return;
     }
     // A new thread starts without; so does a vforked child.
     text::catch_calls();

@@ -1,33 +1,45 @@
-//! A dormant process has no control socket. So `farshore stat` and `farshore set` send it [`WAKER`], a signal that is ignored
-//! where it has no handler. Our handler wakes the process, in the middle of whatever the thread does. A program that wants the
-//! signal for itself is woken before it has it.
+//! Two signals come to a dormant process. `farshore stat` and `farshore set` find no control socket, so they send it [`WAKER`], which is
+//! ignored where it has no handler: our handler wakes the process, in the middle of whatever the thread does. A thread that wakes the
+//! process sends the others [`sleeping::SIGNAL`]: the same handler stands still, until the process is awake. A program that wants one of
+//! the two for itself is woken before it has it.
+//!
+//! # Where the thread goes on
 //!
 //! The handler has interrupted the program, or one of its system calls. The kernel goes on with most calls by itself. A call that
-//! ends with `EINTR` as soon as any handler has run goes on here as in a process that is awake ([`knock`], whose table says how);
-//! `epoll_wait` and its like with a time do not go on, and end as when a debugger attaches (signal(7)). While the program blocks
-//! the signal, or all of them, the process stays dormant.
+//! ends with `EINTR` as soon as any handler has run goes on here as in a process that is awake ([`knock`], whose table says how); a wait
+//! with a time that the kernel does not remember begins again, with all of its time ([`TIMED`]). A thread in text over which a jump has
+//! come to lie goes on in the stub, whatever it did. While the program blocks [`WAKER`], or all signals, `farshore stat` does not wake the
+//! process.
 
-use crate::dispatch::dormant;
+use crate::dispatch::dormant::{self, Called};
 use crate::ground::net::net;
 use crate::ground::own_threads::knock;
-use crate::ground::text;
+use crate::ground::{report, sleeping, text};
 use crate::signals;
 use core::arch::global_asm;
-use core::sync::atomic::{AtomicU64, Ordering};
-use farshore_catch::{entry::edge, patch};
+use farshore_catch::entry::{asleep, edge};
 use farshore_config::control::WAKER;
 use farshore_net::buffers::Memory as _;
 use farshore_sys::own::Stack;
 use farshore_sys::raw::Errno;
 use farshore_sys::signal::{self, Action, Reg, SigInfo, SigSet, UContext, flags};
+use farshore_sys::tls;
 
-/// Installs the handler. Returns the action that was there before.
+/// The actions that the two signals had before.
+#[derive(Debug)]
+pub struct Before {
+    waker: Action,
+    /// None: it is the program's, and threads cannot be stopped.
+    stopper: Option<Action>,
+}
+
+/// Installs the handler. Calls of the calling thread, which is the only one, are served on the stack that ends at `calls`.
 ///
 /// # Errors
 /// What the kernel answers.
-pub fn listen() -> Result<Action, Errno> {
+pub fn listen(calls: u64) -> Result<Before, Errno> {
     let stack = Stack::new(STACK)?;
-    TOP.store(stack.top(), Ordering::Release);
+    asleep::begin(calls, stack.top());
     core::mem::forget(stack);
     let action = Action {
         handler: farshore_on_waker as *const () as u64,
@@ -35,20 +47,43 @@ pub fn listen() -> Result<Action, Errno> {
         restorer: signal::restorer(),
         mask: SigSet::ALL,
     };
-    // SAFETY: the handler does nothing but wake, on a stack of ours.
-    unsafe { signal::sigaction(WAKER, Some(&action)) }
+    // SAFETY: the handler does nothing but stand still or wake, on a stack of ours.
+    let take = |signal| unsafe { signal::sigaction(signal, Some(&action)) };
+    let stopper = take(sleeping::SIGNAL)?;
+    let can_stop = stopper.handler == 0 && !signal::current_mask().contains(sleeping::SIGNAL);
+    if !can_stop {
+        put_back(sleeping::SIGNAL, &stopper);
+    }
+    Ok(Before { waker: take(WAKER)?, stopper: can_stop.then_some(stopper) })
 }
 
-/// Puts back the action that was there before.
-pub fn end(before: &Action) {
-    // SAFETY: the action that the program was started with: no handler.
-    let _ = unsafe { signal::sigaction(WAKER, Some(before)) };
+fn put_back(signal: u32, action: &Action) {
+    // SAFETY: the action that the program was started with: no handler, or a library's own.
+    let _ = unsafe { signal::sigaction(signal, Some(action)) };
 }
 
-/// Bytes of the stack on which the handler runs: the program's own stack may be small.
+impl Before {
+    /// Whether threads can be stopped.
+    pub const fn can_stop(&self) -> bool {
+        self.stopper.is_some()
+    }
+
+    /// The action that the program finds natively for one of the two signals.
+    pub fn action(&self, signal: u64) -> Action {
+        if signal == u64::from(WAKER) { self.waker } else { self.stopper.unwrap_or(Action::DEFAULT) }
+    }
+
+    /// Puts both back. A signal that waits for a thread that stands still is taken back by the thread ([`sleeping::stand`]).
+    pub fn put_back(&self) {
+        put_back(WAKER, &self.waker);
+        if let Some(stopper) = &self.stopper {
+            put_back(sleeping::SIGNAL, stopper);
+        }
+    }
+}
+
+/// Bytes of the stack on which the handler runs in the main thread: the program's own stack may be small.
 const STACK: usize = 64 << 10;
-/// Its upper end.
-static TOP: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" {
     fn farshore_on_waker();
@@ -67,7 +102,8 @@ global_asm!(
     ".cfi_rel_offset rbp, 0",
     "mov rbp, rsp",
     ".cfi_def_cfa_register rbp",
-    "mov rsp, [rip + {top}]",
+    "mov rax, qword ptr [rip + farshore_tls_asleep@gottpoff]",
+    "mov rsp, qword ptr fs:[rax + {top}]",
     "call {handler}",
     "mov rsp, rbp",
     "pop rbp",
@@ -76,48 +112,63 @@ global_asm!(
     ".cfi_endproc",
     ".size farshore_on_waker, . - farshore_on_waker",
     ".popsection",
-    top = sym TOP,
+    top = const tls::ASLEEP_HANDLER_AT,
     handler = sym on_waker,
 );
 
 /// The handler, with all signals blocked: one at a time.
-unsafe extern "C" fn on_waker(_signal: i32, _info: *mut SigInfo, context: *mut UContext) {
+unsafe extern "C" fn on_waker(signal: i32, _info: *mut SigInfo, context: *mut UContext) {
     const EINTR: i64 = -4;
+    if signal as u32 == sleeping::SIGNAL && !sleeping::is_stopped() {
+        // Somebody has sent it to the program, which has no handler for it.
+        report::die_by(sleeping::SIGNAL);
+    }
     // SAFETY: the kernel passes the context to this call alone, valid until the handler returns.
     let context = unsafe { &mut *context };
     let site = context.get(Reg::Rip);
     let ended = context.get(Reg::Rax) as i64 == EINTR;
     let to_be_made = !text::is_ours(site) && edge::is_to_be_made(site);
-    // This must be read before a jump lies over it.
-    let number = if ended && !text::is_ours(site) { patch::number_before(site) } else { None };
-    if !dormant::wake_called(context.mask(), core::ptr::from_ref(context) as u64) {
-        return;
-    }
-    let sp = context.get(Reg::Rsp);
-    signals::settle(context, sp);
-    if signals::ends_calls(context.mask()) {
-        // The call ends, as it would have natively: the program's handler runs when ours returns.
-        if to_be_made {
-            edge::end_interrupted(context, site);
+    let asked = Some(site).filter(|_| ended && !text::is_ours(site));
+    let at = core::ptr::from_ref(context) as u64;
+    let Called { awake, number } = dormant::called(signal as u32 == WAKER, context.mask(), at, asked);
+    if awake {
+        signals::settle(context, context.get(Reg::Rsp));
+        if signals::ends_calls(context.mask()) {
+            // The call ends, as it would have natively: the program's handler runs when ours returns.
+            if to_be_made {
+                edge::end_interrupted(context, site);
+            }
+            return edge::resume_in_stub(context);
         }
-        return edge::resume_in_stub(context);
     }
     match number {
         Some(number) => {
-            keep_what_is_written(number, context);
-            knock::go_on_with(context, number, edge::made_again_at(site));
+            keep_what_is_used(number, context);
+            let start = edge::made_again_at(site);
+            if TIMED.contains(&number) {
+                edge::make_again(context, number, start)
+            } else {
+                knock::go_on_with(context, number, start)
+            }
         }
         None if text::is_ours(site) => knock::go_on(context),
         None => edge::resume_in_stub(context),
     }
 }
 
-/// For a call that the kernel goes on with, and of which nothing is pinned: leaves to the kernel the memory that the call writes
-/// to.
-fn keep_what_is_written(number: u64, context: &UContext) {
+/// Waits with a time, given by the call or (for sockets) before it, that a handler ends. They have had no effect: read, write, accept,
+/// sendto, recvfrom, sendmsg, recvmsg, semop, msgsnd, msgrcv, rt_sigtimedwait, semtimedop, epoll_wait, epoll_pwait, accept4, recvmmsg,
+/// sendmmsg, epoll_pwait2.
+const TIMED: [u64; 18] = [0, 1, 43, 44, 45, 46, 47, 65, 69, 70, 128, 220, 232, 281, 288, 299, 307, 441];
+
+/// For a call that the kernel goes on with, and of which nothing is pinned: leaves to the kernel the memory that the call looks at or
+/// writes to.
+fn keep_what_is_used(number: u64, context: &UContext) {
     let (addr, len) = match number {
         // poll: array and count
         7 => (context.get(Reg::Rdi), context.get(Reg::Rsi).saturating_mul(8)),
+        // futex: the word
+        202 => (context.get(Reg::Rdi), 4),
         // nanosleep, clock_nanosleep: the rest of the time
         35 => (context.get(Reg::Rsi), 16),
         230 => (context.get(Reg::R10), 16),

@@ -2,6 +2,7 @@
 
 use crate::dispatch::{Server, server};
 use crate::ground::own_threads::rights;
+use crate::ground::sleeping;
 use crate::memory::plain_mapping;
 use farshore_catch::patch::ANY_NUMBER;
 use farshore_config::control::WAKER;
@@ -20,7 +21,9 @@ pub enum Need {
     Refusal,
     /// It asks for the action of the signal that Farshore has taken.
     Question,
-    /// It ends the process.
+    /// Nothing, if this memory will not be managed: from its address on, as many bytes. The kernel writes it from then on, at any time.
+    Apart(u64, u64),
+    /// It ends a thread or the process.
     End,
     /// The process awake.
     Awake,
@@ -35,6 +38,11 @@ const EXIT_GROUP: u64 = 231;
 const PRLIMIT64: u64 = 302;
 const EXECVEAT: u64 = 322;
 const CLONE3: u64 = 435;
+
+/// What libc tells the kernel of each thread's own storage as the thread begins.
+const SET_TID_ADDRESS: u64 = 218;
+const SET_ROBUST_LIST: u64 = 273;
+const RSEQ: u64 = 334;
 
 /// Calls that need no page in memory, but may change the process in a way that start-up must come before: another root, other
 /// namespaces, other mounts (`/proc`, the swap directory), another layout of memory (`personality`).
@@ -53,7 +61,7 @@ const REQUESTS: [u64; 2] = [0x54, 0x89];
 
 /// Whether a dormant process must see the calls with this number.
 pub fn is_watched(number: u64) -> bool {
-    let by_arguments = matches!(number, nr::MPROTECT | nr::MADVISE | nr::PRCTL | nr::RT_SIGACTION | IOCTL | SHMAT | PRLIMIT64);
+    let by_arguments = matches!(number, nr::MADVISE | nr::PRCTL | nr::RT_SIGACTION | IOCTL | SHMAT | PRLIMIT64);
     number == ANY_NUMBER || by_arguments || need_of(number, &[0; 6]) != Need::Nothing
 }
 
@@ -92,6 +100,11 @@ pub fn need_seen(number: u64, args: &[u64; 6]) -> Need {
     }
 }
 
+/// Whether Farshore has a handler for this signal.
+fn is_taken(signal: u64) -> bool {
+    [WAKER, sleeping::SIGNAL].map(u64::from).contains(&signal)
+}
+
 /// What this call needs.
 pub fn need_of(number: u64, args: &[u64; 6]) -> Need {
     let if_harmless = |harmless: bool| if harmless { Need::Nothing } else { Need::Awake };
@@ -99,14 +112,17 @@ pub fn need_of(number: u64, args: &[u64; 6]) -> Need {
         nr::MMAP if plain_mapping(args) => Need::Mapped,
         nr::MUNMAP | nr::BRK => Need::Mapped,
         nr::MREMAP if args[3] & !remap::MAYMOVE == 0 => Need::Mapped,
-        nr::MPROTECT => if_harmless(args[2] & prot::EXEC == 0),
+        nr::MPROTECT if args[2] & prot::EXEC == 0 => Need::Mapped,
+        nr::MPROTECT => Need::Awake,
         nr::MADVISE => if_harmless(ADVICE.contains(&args[2])),
         nr::PRCTL => if_harmless(OPTIONS.contains(&args[0])),
         IOCTL => if_harmless(REQUESTS.contains(&((args[1] >> 8) & 0xff))),
         SHMAT => if_harmless(args[2] & 0o40000 == 0),
         PRLIMIT64 => if_harmless(args[2] == 0),
-        nr::RT_SIGACTION if args[0] == u64::from(WAKER) && args[1] == 0 => Need::Question,
-        nr::RT_SIGACTION => if_harmless(args[0] != u64::from(WAKER)),
+        nr::RT_SIGACTION if is_taken(args[0]) && args[1] == 0 => Need::Question,
+        nr::RT_SIGACTION => if_harmless(!is_taken(args[0])),
+        SET_TID_ADDRESS => Need::Apart(args[0], 4),
+        SET_ROBUST_LIST | RSEQ => Need::Apart(args[0], 32),
         nr::EXIT | EXIT_GROUP => Need::End,
         _ if BEFORE.contains(&number) => Need::Awake,
         _ => by_table(number),
