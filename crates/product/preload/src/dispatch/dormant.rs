@@ -442,7 +442,7 @@ fn rise(round: Round, mask: SigSet, stack: u64, patience: Option<u64>) -> Waking
     let others = sleeping::look_at_all(round, patch::numbers_before);
     let (state, waking) = match stopped {
         Stopped::NotInTime => (State::Dormant, Waking::Not(Unwoken::NotInTime)),
-        Stopped::Unknown => refused("/proc/self/task cannot be read, which tells the program's threads"),
+        Stopped::Unknown => refused("/proc/self/status cannot be read, which tells how many threads there are"),
         Stopped::All => {
             let stacks: Vec<u64> = others.into_iter().chain([stack]).collect();
             match rise_alone(mask, &stacks) {

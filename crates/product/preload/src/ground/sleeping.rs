@@ -7,15 +7,16 @@
 //! # How the thread that wakes stops the others
 //!
 //! 1. It begins a round ([`Halt`]). From then on every watched call stands still.
-//! 2. It reads `/proc/self/task`, and sends [`SIGNAL`] to each thread that it finds there, once. The handler stands still.
-//! 3. It looks again whenever a thread has arrived, until **all threads that a reading finds had arrived before that reading began, and
-//!    the reading has found as many as the kernel counts**. A thread is made by a thread that runs. So one that runs and was not found
-//!    would have been made before its maker arrived, which was before the reading: it would have been found. The count
-//!    matters because the kernel cuts a listing short at a thread that ends meanwhile.
+//! 2. It sends [`SIGNAL`] to each thread that has a record and does not stand. The handler stands still.
+//! 3. It looks again whenever a thread has arrived, until **as many stand as the kernel counts, but for itself** (`Threads:` of
+//!    `/proc/self/status`). Each of those that stand is alive and stays where it is. So at the moment at which the kernel counted there was no
+//!    other thread; and none can be made, since a thread is made by one that runs.
 //!
-//! A thread that ends is one that has not arrived, until the kernel does not list it any more. (It writes the word of
-//! `CLONE_CHILD_CLEARTID` then, and walks the list of robust futexes.) A main thread that has ended while others run stays listed, as
-//! a zombie.
+//! The numbers of threads that `/proc` lists are not used: they may be those of another namespace.
+//!
+//! A thread that ends is one that has not arrived, until the kernel does not count it any more. (It writes the word of
+//! `CLONE_CHILD_CLEARTID` before, and walks the list of robust futexes.) A main thread that has ended while others run is counted for
+//! ever, as a zombie.
 //!
 //! # The signal
 //!
@@ -26,19 +27,19 @@
 //! arrived by a watched call, is taken back before the thread goes on: as many as were sent, since the program may send its own by then.
 
 use crate::ground::thread::{self, NO_NUMBER};
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farshore_config::control::WAKER;
 use farshore_core::halt::{Halt, Round, State};
 use farshore_sys::futex::KernelFutex;
-use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall, syscall_result};
+use farshore_sys::raw::{Errno, getpid, gettid, syscall};
 use farshore_sys::signal::{self, SigSet};
 use farshore_sys::{clock, fd};
 
 /// The signal that stops a thread: libc's `SIGCANCEL`.
 pub const SIGNAL: u32 = 32;
 
-/// How long the waker waits for an arrival before it reads the list of threads again, ns.
+/// How long the waker waits for an arrival before it looks again by itself, ns: threads end without a word.
 const LOOK_AGAIN_NS: u64 = 1_000_000;
 
 static HALT: Halt = Halt::new();
@@ -58,7 +59,7 @@ pub enum Stopped {
     All,
     /// One does not yet, after all the patience.
     NotInTime,
-    /// `/proc` does not tell which threads there are.
+    /// `/proc` does not tell how many threads there are.
     Unknown,
 }
 
@@ -148,28 +149,20 @@ pub fn stop_others(round: Round, patience: Option<u64>) -> Stopped {
         return Stopped::All;
     }
     let start = clock::by_syscall();
-    let mut told: Vec<u32> = Vec::new();
-    let mut all_stood = false;
     loop {
         let arrivals = HALT.arrivals();
-        let Ok(tasks) = Tasks::read() else { return Stopped::Unknown };
-        let standing =
-            |tid: u32| tid == gettid() || thread::look_at(tid, |shared| HALT.stands(&shared.seat, round)) || has_left(tid);
-        let all_stand = tasks.is_whole && tasks.all.iter().all(|&tid| standing(tid));
-        if all_stood && all_stand {
-            return Stopped::All;
-        }
-        // What stands now stood before the next reading.
-        all_stood = all_stand;
-        if all_stood {
-            continue;
-        }
-        // A new thread may have the number of one that has ended.
-        told.retain(|tid| tasks.all.contains(tid));
-        for &tid in &tasks.all {
-            if tid != gettid() && !told.contains(&tid) && tell(tid) {
-                told.push(tid);
-            }
+        let standing = Cell::new(0);
+        thread::each(|shared| match HALT.stands(&shared.seat, round) {
+            true => standing.set(standing.get() + 1),
+            false => tell(shared),
+        });
+        // Itself, and a main thread that is none any more.
+        let others = 1 + usize::from(main_has_left());
+        // Those that stand were counted before: each of them is among these.
+        match count() {
+            Ok(threads) if threads == standing.get() + others => return Stopped::All,
+            Ok(_) => {}
+            Err(_) => return Stopped::Unknown,
         }
         if patience.is_some_and(|patience| clock::by_syscall().saturating_sub(start) > patience) {
             return Stopped::NotInTime;
@@ -178,19 +171,17 @@ pub fn stop_others(round: Round, patience: Option<u64>) -> Stopped {
     }
 }
 
-/// Sends the signal. Whether there is nothing left to be sent. A thread that has no record yet has not begun, and is told later.
-fn tell(tid: u32) -> bool {
-    thread::look_at(tid, |shared| {
-        shared.owed.fetch_add(1, Ordering::AcqRel);
-        let sent = signal::tgkill(getpid(), tid, SIGNAL);
-        if sent.is_err() {
-            shared.owed.fetch_sub(1, Ordering::AcqRel);
-        }
-        match sent {
-            Err(Errno::EAGAIN) => signal::tgkill(getpid(), tid, WAKER) != Err(Errno::EAGAIN),
-            _ => true,
-        }
-    })
+/// Sends the signal to the thread that has this record, unless one is under way or it is the calling thread.
+fn tell(shared: &thread::Shared) {
+    let Some(tid) = shared.tid().filter(|&tid| tid != gettid() && shared.owed.load(Ordering::Acquire) == 0) else { return };
+    shared.owed.fetch_add(1, Ordering::AcqRel);
+    let sent = signal::tgkill(getpid(), tid, SIGNAL);
+    if sent.is_err() {
+        shared.owed.fetch_sub(1, Ordering::AcqRel);
+    }
+    if sent == Err(Errno::EAGAIN) {
+        let _ = signal::tgkill(getpid(), tid, WAKER);
+    }
 }
 
 /// In the handler of [`SIGNAL`]: whether it is one that was sent to stop this thread. Otherwise it is the program's.
@@ -220,27 +211,12 @@ pub fn main_leaves() {
     MAIN_HAS_LEFT.store(true, Ordering::Release);
 }
 
-/// Whether this is the main thread, and a zombie.
-fn has_left(tid: u32) -> bool {
-    tid == getpid() && MAIN_HAS_LEFT.load(Ordering::Acquire) && {
+/// Whether the main thread is a zombie.
+fn main_has_left() -> bool {
+    MAIN_HAS_LEFT.load(Ordering::Acquire) && {
         // `pid (name) state …`; the name may have anything in it.
         let text = fd::read_file(c"/proc/self/stat", 4096).unwrap_or_default();
         text.iter().rposition(|&byte| byte == b')').and_then(|at| text.get(at + 2)) == Some(&b'Z')
-    }
-}
-
-/// The threads of the process, as `/proc/self/task` lists them.
-struct Tasks {
-    all: Vec<u32>,
-    /// As many as the kernel counts, before and after.
-    is_whole: bool,
-}
-
-impl Tasks {
-    fn read() -> Result<Tasks, Errno> {
-        let before = count()?;
-        let all = list()?;
-        Ok(Tasks { is_whole: before == all.len() && count()? == before, all })
     }
 }
 
@@ -250,41 +226,4 @@ fn count() -> Result<usize, Errno> {
     let line = text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"Threads:"));
     let count = line.and_then(|line| core::str::from_utf8(line).ok()?.trim().parse().ok());
     count.ok_or(Errno::ENOENT)
-}
-
-fn list() -> Result<Vec<u32>, Errno> {
-    const GETDENTS64: u64 = 217;
-    const DIRECTORY_CLOEXEC: u64 = 0o2200000;
-    const AT_FDCWD: u64 = -100i64 as u64;
-    let path = c"/proc/self/task";
-    // SAFETY: a path of ours that ends in a zero.
-    let folder = unsafe { syscall_result(nr::OPENAT, [AT_FDCWD, path.as_ptr() as u64, DIRECTORY_CLOEXEC, 0, 0, 0]) }?;
-    let mut all = Vec::new();
-    // One call for some 2,700 threads: between two calls, threads may come and go.
-    let mut entries = vec![0u8; 64 << 10];
-    let read = loop {
-        // SAFETY: as many bytes of ours.
-        match unsafe { syscall_result(GETDENTS64, [folder, entries.as_mut_ptr() as u64, entries.len() as u64, 0, 0, 0]) } {
-            Ok(0) => break Ok(all),
-            Ok(bytes) => all.extend(names(entries.get(..bytes as usize).unwrap_or_default())),
-            Err(why) => break Err(why),
-        }
-    };
-    // SAFETY: opened above.
-    unsafe { syscall(nr::CLOSE, [folder, 0, 0, 0, 0, 0]) };
-    read
-}
-
-/// The numbers among the names in what `getdents64` has written.
-fn names(mut entries: &[u8]) -> Vec<u32> {
-    let mut all = Vec::new();
-    // struct linux_dirent64: inode (8), offset (8), length (2), type (1), name.
-    while let Some(&[low, high]) = entries.get(16..18) {
-        let length = usize::from(u16::from_le_bytes([low, high]));
-        let name = entries.get(19..length).unwrap_or_default();
-        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
-        all.extend(core::str::from_utf8(name).ok().and_then(|name| name.parse::<u32>().ok()));
-        entries = entries.get(length.max(1)..).unwrap_or_default();
-    }
-    all
 }

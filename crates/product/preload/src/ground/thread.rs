@@ -151,6 +151,11 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// The program's thread that has the record.
+    pub fn tid(&self) -> Option<u32> {
+        Some(self.tid.load(Ordering::Acquire)).filter(|&tid| tid != 0)
+    }
+
     /// Which signals of ours the thread pretends to have blocked.
     pub fn pretended(&self) -> SigSet {
         SigSet(self.pretended.load(Ordering::Relaxed))
@@ -385,13 +390,7 @@ fn find_record<R>(look: impl Fn(&'static Shared) -> Option<R>) -> Option<R> {
     })
 }
 
-/// What `look` says of thread `tid`, whose record stays its own meanwhile; false if no thread of the program has that number. With all
-/// signals blocked.
-pub fn look_at(tid: u32, look: impl Fn(&Shared) -> bool) -> bool {
-    find_record(|shared| (shared.tid.load(Ordering::Acquire) == tid).then(|| look(shared))).unwrap_or(false)
-}
-
-/// Calls `f` for each thread of the program. With all signals blocked.
+/// Calls `f` for each thread of the program, whose record stays its own meanwhile. With all signals blocked.
 pub fn each(f: impl Fn(&'static Shared)) {
     find(|shared| {
         f(shared);
