@@ -57,7 +57,7 @@ def merging():
 
 
 # Sections that stay within the limit, but for what Farshore and libc need.
-BOUNDED, BESIDES = ("mlocklimit", "mlockmore", "hugeleaves", "hugebefore"), 24 * MIB
+BOUNDED, BESIDES = ("childrenleave", "mlocklimit", "mlockmore", "hugeleaves", "hugebefore"), 24 * MIB
 # Sections that fit into the limit, at first or altogether: there the ballast does nothing. One MiB of it.
 FITTING = {"huge": 512 * MIB, "hugeleaves": 144 * MIB, "hugebefore": 144 * MIB, "hugefiltered": 512 * MIB}
 # Devices that may be opened for writing and do nothing by that, and that Farshore does not know.

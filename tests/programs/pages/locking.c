@@ -22,11 +22,6 @@ static unsigned char *grown(void *at, size_t bytes)
     return to;
 }
 
-static int has(const void *at, const char *flag)
-{
-    return strstr(flags_at(at), flag) != NULL;
-}
-
 /* A small mapping with an attribute grows to a size that is managed: the attribute stays. */
 void section_grown(void)
 {
@@ -35,13 +30,13 @@ void section_grown(void)
     CHECK(mlock(at, SMALL * PAGE) == 0);
     long before = number_in("/proc/self/status", "VmLck:");
     at = grown(at, bytes);
-    say("locked: %d, %ld kB more", has(at, "lo"), number_in("/proc/self/status", "VmLck:") - before);
+    say("locked: %d, %ld kB more", has_flag(at, "lo"), number_in("/proc/self/status", "VmLck:") - before);
     CHECK(munmap(at, bytes) == 0);
 
     at = small_mapping();
     CHECK(madvise(at, SMALL * PAGE, MADV_DONTDUMP) == 0);
     at = grown(at, bytes);
-    say("left out of dumps: %d", has(at, "dd"));
+    say("left out of dumps: %d", has_flag(at, "dd"));
 
     unsigned char *wiped = small_mapping();
     CHECK(madvise(wiped, SMALL * PAGE, WIPEONFORK) == 0);

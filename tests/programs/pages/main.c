@@ -17,6 +17,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "mapfails", section_mapfails }, { "movefails", section_movefails }, { "overlaps", section_overlaps },
     { "advisedpart", section_advisedpart }, { "guards", section_guards }, { "guardsmove", section_guardsmove },
     { "adviceanswers", section_adviceanswers }, { "shrinks", section_shrinks },
+    { "children", section_children }, { "childrenguards", section_childrenguards }, { "childrenleave", section_childrenleave },
     { "huge", section_huge }, { "hugeleaves", section_hugeleaves }, { "hugebefore", section_hugebefore },
     { "hugefiltered", section_hugefiltered },
 };
@@ -50,6 +51,11 @@ const char *flags_at(const void *at)
     }
     fclose(file);
     return "";
+}
+
+int has_flag(const void *at, const char *flag)
+{
+    return strstr(flags_at(at), flag) != NULL;
 }
 
 int main(int argc, char **argv)

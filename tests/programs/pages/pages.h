@@ -8,6 +8,8 @@
 long number_in(const char *path, const char *name);
 /* The letters of VmFlags of the mapping that begins at `at`, in /proc/self/smaps; empty if there is none. */
 const char *flags_at(const void *at);
+/* Whether VmFlags has this one. */
+int has_flag(const void *at, const char *flag);
 
 void section_merged(void);
 void section_advised(void);
@@ -35,6 +37,10 @@ void section_guards(void);
 void section_guardsmove(void);
 void section_adviceanswers(void);
 void section_shrinks(void);
+
+void section_children(void);
+void section_childrenguards(void);
+void section_childrenleave(void);
 
 void section_huge(void);
 void section_hugeleaves(void);

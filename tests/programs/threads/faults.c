@@ -412,7 +412,7 @@ void section_handed(void)
         __atomic_store_n(&handed_busy, 3, __ATOMIC_RELEASE);
         __atomic_store_n(&handed_round, round, __ATOMIC_RELEASE);
         for (int i = 0; i < round % 4 * 20; i++) sched_yield();
-        /* What was locked, or is not for children, is the kernel's. */
+        /* What was locked is the kernel's; what is kept from children stays managed. */
         if (round % 3 == 2) CHECK(mlock(from, MIB) == 0);
         else CHECK(madvise(from, HANDED * MIB, advices[round % 3]) == 0);
         while (__atomic_load_n(&handed_busy, __ATOMIC_ACQUIRE) > 0) sched_yield();

@@ -28,6 +28,7 @@ pub mod sleeping;
 pub mod text;
 pub mod thread;
 pub mod unithreads;
+pub mod withheld;
 
 /// Farshore's own heap, apart from the program's.
 #[global_allocator]

@@ -11,7 +11,7 @@ use super::runs::{Held, any_managed, each_run};
 use super::{hand_over_managed, is_error, pages, raw};
 use crate::ground::lost::{self, Needed};
 use crate::ground::runtime::{Runtime, locked, uninterrupted};
-use crate::ground::{own_threads, thread};
+use crate::ground::{own_threads, thread, withheld};
 use crate::memory::{attributes, surrender};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_engine::fault::pins::Pinned;
@@ -20,8 +20,14 @@ use farshore_sys::vm::advice;
 
 const GUARD_INSTALL: u64 = 102;
 const GUARD_REMOVE: u64 = 103;
-const DONTFORK: u64 = super::DONTFORK;
+/// Hints about reading ahead.
+pub(super) const NORMAL: u64 = 0;
+const RANDOM: u64 = 1;
+pub(super) const SEQUENTIAL: u64 = 2;
+const DONTFORK: u64 = 10;
+const DOFORK: u64 = 11;
 const WIPEONFORK: u64 = 18;
+const KEEPONFORK: u64 = 19;
 const DONTNEED_LOCKED: u64 = 24;
 const COLLAPSE: u64 = 25;
 
@@ -41,8 +47,9 @@ pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
     if matches!(what, DONTFORK | WIPEONFORK | advice::DONTDUMP) {
         attributes::note();
     }
-    // Guarded pages are not managed, and become managed here.
-    let ours = |r: &PageRange| any_managed(runtime, *r) || (what == GUARD_REMOVE && may_hold_guards(runtime, *r));
+    // Guarded pages are not managed, and become managed when the guard is removed.
+    let guards_too = matches!(what, GUARD_REMOVE | DONTFORK | WIPEONFORK);
+    let ours = |r: &PageRange| any_managed(runtime, *r) || (guards_too && may_hold_guards(runtime, *r));
     let Some(range) = range.filter(ours) else { return raw(nr::MADVISE, args) };
     match what {
         advice::DONTNEED | advice::FREE | DONTNEED_LOCKED => {
@@ -53,17 +60,31 @@ pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
         GUARD_INSTALL => locked(runtime, |_| each_run(runtime, range, |run, held| install_guards(runtime, run, held))),
         GUARD_REMOVE => locked(runtime, |_| each_run(runtime, range, |run, held| remove_guards(runtime, run, held))),
         DONTFORK | WIPEONFORK => {
-            // A forked child registers what its parent manages, and takes it for copied: so such memory must not be managed.
-            // Pages that were never touched stay untouched: V8 reserves half a GiB.
-            own_threads::ensure();
-            let handed = locked(runtime, |_| hand_over_managed(runtime, range, false));
-            if is_error(handed) { handed } else { raw(nr::MADVISE, args) }
+            if !withheld::note() {
+                // A child could not know what it has, so such memory must not be managed. What was never touched stays so.
+                own_threads::ensure();
+                let handed = locked(runtime, |_| hand_over_managed(runtime, range, false));
+                if is_error(handed) {
+                    return handed;
+                }
+            }
+            locked(runtime, |_| raw(nr::MADVISE, args))
         }
+        // A fork that is under way has read what is kept from the child.
+        DOFORK | KEEPONFORK => locked(runtime, |_| raw(nr::MADVISE, args)),
         advice::POPULATE_READ => populate(runtime, range, Access::Read, what),
         advice::POPULATE_WRITE => populate(runtime, range, Access::Write, what),
         // Farshore's own eviction does what these hints ask for. Huge pages come by a first touch of ours
-        // (`farshore_engine::fault::huge`).
-        advice::WILLNEED | advice::COLD | advice::PAGEOUT | advice::HUGEPAGE | advice::NOHUGEPAGE | COLLAPSE => {
+        // (`farshore_engine::fault::huge`). The hints about reading ahead mark memory that moves (`memory/mod.rs`).
+        NORMAL
+        | RANDOM
+        | SEQUENTIAL
+        | advice::WILLNEED
+        | advice::COLD
+        | advice::PAGEOUT
+        | advice::HUGEPAGE
+        | advice::NOHUGEPAGE
+        | COLLAPSE => {
             let answer = locked(runtime, |_| {
                 if matches!(what, advice::HUGEPAGE | advice::NOHUGEPAGE) {
                     runtime.engine.advise_huge(range, what == advice::HUGEPAGE);

@@ -43,7 +43,6 @@ const MREMAP_FIXED: u64 = vm::remap::FIXED;
 const MREMAP_DONTUNMAP: u64 = vm::remap::DONTUNMAP;
 const MCL_ONFAULT: u64 = 4;
 const MCL_ALL: u64 = 1 | 2 | MCL_ONFAULT;
-const DONTFORK: u64 = 10;
 const SHMAT: u64 = 30;
 const MSEAL: u64 = 462;
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -161,6 +160,8 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, s
                 if !fits {
                     split_huge_pages(part);
                 }
+                // A hint that the program gave before: see `set_apart`.
+                raw(nr::MADVISE, &[part.start.addr(), part.bytes(), advice::NORMAL, 0, 0, 0]);
                 if adopt(runtime, part) {
                     runtime.engine.note_huge(part);
                     each_present(&pagemap, part, |run| runtime.engine.take_stock(run, core));
@@ -532,11 +533,10 @@ fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: 
 ///
 /// mremap drops the userfaultfd registration of the memory it has moved. It does so *after* it has merged the moved mapping with
 /// a neighbour that looks the same, registration included. Then the neighbour is unregistered too, and its absent pages read as
-/// zeros (seen on Linux 6.18). The kernel does not merge mappings with different attributes. No fork can see the attribute: forks
-/// wait for the address-space lock.
+/// zeros (seen on Linux 6.18). The kernel does not merge mappings with different attributes. No managed memory has this one at
+/// other times: it would be the program's hint about reading ahead, which Farshore keeps to itself (`memory/advice.rs`).
 fn set_apart(range: PageRange, apart: bool) {
-    const DOFORK: u64 = 11;
-    let what = if apart { DONTFORK } else { DOFORK };
+    let what = if apart { advice::SEQUENTIAL } else { advice::NORMAL };
     raw(nr::MADVISE, &[range.start.addr(), range.bytes(), what, 0, 0, 0]);
 }
 

@@ -19,6 +19,7 @@ use crate::family::{self, Child};
 use crate::ground::own_threads::knock;
 use crate::ground::report;
 use crate::ground::runtime::{FORKING, Parts, Runtime, Space, replace, runtime};
+use crate::ground::withheld::{self, Kept};
 use crate::ground::{count, own_threads, parts, thread, unithreads};
 use crate::signals;
 use core::cell::UnsafeCell;
@@ -47,6 +48,8 @@ struct Pending {
     mask: SigSet,
     flags: u64,
     child: Option<Child>,
+    /// What the child does not have as its parent has it.
+    kept: Vec<Kept>,
 }
 
 struct Place(UnsafeCell<Option<Pending>>);
@@ -71,8 +74,15 @@ pub fn before(flags: u64) -> i64 {
     knock::put_off();
     signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
     FORKING.store(gettid(), Ordering::Relaxed);
-    let prepared = match runtime.engine.quiesce() {
-        Ok(()) => family::before_fork(runtime).inspect_err(|&why| family::refused(why)),
+    let kept = withheld::ranges();
+    let prepared = match runtime.engine.quiesce().map(|()| kept) {
+        Ok(Ok(kept)) => family::before_fork(runtime).map(|child| (child, kept)).inspect_err(|&why| family::refused(why)),
+        Ok(Err(why)) => {
+            report::line(format_args!(
+                "fork: /proc/self/smaps does not tell which memory the program keeps from children ({why:?})"
+            ));
+            Err(Errno::ENOMEM)
+        }
         Err(unsaved) => {
             report::line(format_args!(
                 "fork: {unsaved} pages cannot be written to the swap space now, and a child could not read them; make room there"
@@ -81,9 +91,9 @@ pub fn before(flags: u64) -> i64 {
         }
     };
     match prepared {
-        Ok(child) => {
+        Ok((child, kept)) => {
             // SAFETY: under the address-space lock.
-            unsafe { *PENDING.0.get() = Some(Pending { mask, flags, child: Some(child) }) };
+            unsafe { *PENDING.0.get() = Some(Pending { mask, flags, child: Some(child), kept }) };
             FORKS.fetch_add(1, Ordering::Relaxed);
             // From here on handlers would wait for what this thread holds.
             signal::sigprocmask(How::Set, SigSet::ALL);
@@ -111,10 +121,11 @@ fn let_go(runtime: &Runtime, mask: SigSet) {
 /// Ends a fork in the parent, with the call's result.
 pub fn parent_after(result: i64) {
     let Some(runtime) = runtime() else { return };
-    let Some(Pending { mask, flags, child }) = pending() else {
+    let Some(Pending { mask, flags, child, kept }) = pending() else {
         report::abort(format_args!("bug: a fork ends that was not begun"))
     };
     crate::ground::HEAP.release();
+    drop(kept);
     thread::let_records_go();
     signals::let_go();
     if let Some(child) = child {
@@ -126,7 +137,7 @@ pub fn parent_after(result: i64) {
 /// Ends a fork in the child, before it runs any code of the program.
 pub fn child_started() {
     let Some(parents) = runtime() else { return };
-    let Some(Pending { mask, flags, child }) = pending() else {
+    let Some(Pending { mask, flags, child, kept }) = pending() else {
         report::abort(format_args!("bug: a fork begins that was not prepared"))
     };
     FORKING.store(gettid(), Ordering::Relaxed);
@@ -141,7 +152,7 @@ pub fn child_started() {
     if let Some(child) = child {
         family::in_child(child, own_files);
     }
-    let mine = match adopt(parents, own_files, listener) {
+    let mine = match adopt(parents, own_files, listener, &kept) {
         // SAFETY: this is the child's only thread; a handler that forks has interrupted code that does not hold the lock, since
         // that has signals blocked. `adopt` has moved on what stays in use.
         Ok(runtime) => unsafe { replace(runtime) },
@@ -158,13 +169,13 @@ pub fn child_started() {
 }
 
 /// Builds the child's runtime around the page words in its copy of the parent's.
-fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> Result<Runtime, String> {
+fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>, kept: &[Kept]) -> Result<Runtime, String> {
     let old = &parents.engine;
     if own_files {
         close_parents(parents, listener);
     }
     let uffd = parts::raise_uffd(parts::open_uffd(&parents.options)?);
-    register_all(parents, &uffd)?;
+    register_all(parents, &uffd, kept)?;
     let memory = SelfMem::for_child().raise(parts::lowest_own_descriptor());
     let kernel = LinuxKernel::with_parts(uffd, old.kernel.advice().for_child(), memory, parents.options.fault == FaultMode::Poll)
         .on_shortage(own_threads::short_of_frames)
@@ -206,6 +217,7 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>) -> R
     };
     let engine = engine.map_err(|(page, word)| format!("bug: page {page:?} was {word:?} when its parent forked"))?;
     family::set_first_budget(&engine);
+    withheld::leave_out(&engine, kept).map_err(|why| format!("its wiped memory cannot be registered ({why:?})"))?;
     if !keep_pins {
         pin_again(&engine, thread);
     }
@@ -260,8 +272,8 @@ fn close_parents(parents: &Runtime, listener: Option<i32>) {
     parents.engine.backend.rings().into_iter().for_each(close);
 }
 
-/// Registers what the parent manages, run by run.
-fn register_all(parents: &Runtime, uffd: &Uffd) -> Result<(), String> {
+/// Registers what the parent manages and the child has, run by run.
+fn register_all(parents: &Runtime, uffd: &Uffd, kept: &[Kept]) -> Result<(), String> {
     let mut run: Option<PageRange> = None;
     let flush = |range: PageRange| {
         // SAFETY: this process' engine serves faults on it before any code of the program runs.
@@ -273,7 +285,7 @@ fn register_all(parents: &Runtime, uffd: &Uffd) -> Result<(), String> {
     for g in granules {
         let parts: &mut dyn Iterator<Item = PageRange> =
             if g.granule.touched() { &mut managed_parts(&g) } else { &mut core::iter::once(g.id.range()) };
-        for part in parts {
+        for part in parts.flat_map(|part| withheld::without_gone(part, kept)) {
             match &mut run {
                 Some(range) if range.end == part.start => range.end = part.end,
                 _ => run.replace(part).map_or(Ok(()), flush)?,
