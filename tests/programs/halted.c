@@ -2,6 +2,7 @@
  *
  *     halted BALLAST_MIB SECTION   run one section
  *     halted --list                print the names of all sections
+ *     halted --started ignored|blocked COMMAND…   run the command as a child of a program that ignores all signals, or blocks them
  *
  * Under Farshore the process is dormant until the ballast is mapped; then all threads stand still while it wakes. Nothing of that may
  * show: no call ends early, no byte is another one. The output and the end are the same natively and under Farshore. */
@@ -537,10 +538,31 @@ static void section_cancel(void)
     say("bytes 1");
 }
 
+/* libc's own signal comes from somebody: what a program started so does natively. */
+static void section_stray(void)
+{
+    pthread_t thread = begin(until_stopped, &ready);
+    while (ready < 1) nap(1000);
+    CHECK(kill(getpid(), 32) == 0);
+    stop = 1;
+    CHECK(end(thread) == &ready);
+    say("alive, high descriptors %d", entries("/proc/self/fd", 60));
+}
+
+static void start_with(const char *how, char **command)
+{
+    const unsigned long all = ~0UL, ignore[4] = { 1 };
+    if (strcmp(how, "blocked") == 0) syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, NULL, 8);
+    else for (int signal = 32; signal <= 64; signal++) syscall(SYS_rt_sigaction, signal, ignore, NULL, 8);
+    execvp(command[0], command);
+    die("%s cannot be run", command[0]);
+}
+
 static const struct { const char *name; void (*run)(void); } sections[] = {
     { "threads-unseen", section_unseen }, { "threads-waits", section_waits }, { "threads-storm", section_storm }, { "threads-crowd", section_crowd },
     { "threads-early", section_early }, { "threads-race", section_race }, { "threads-fork", section_fork }, { "threads-leader", section_leader },
     { "threads-last", section_last }, { "threads-deaf", section_deaf }, { "threads-ownstack", section_ownstack }, { "threads-cancel", section_cancel },
+    { "threads-stray", section_stray },
 };
 
 int main(int argc, char **argv)
@@ -550,7 +572,8 @@ int main(int argc, char **argv)
         for (size_t i = 0; i < count; i++) puts(sections[i].name);
         return 0;
     }
-    if (argc != 3) die("usage: halted BALLAST_MIB SECTION | halted --list");
+    if (argc > 3 && strcmp(argv[1], "--started") == 0) start_with(argv[2], argv + 3);
+    if (argc != 3) die("usage: halted BALLAST_MIB SECTION | halted --list | halted --started ignored|blocked COMMAND…");
     ballast = strtoul(argv[1], NULL, 10) * MIB;
     size_t s = 0;
     while (s < count && strcmp(sections[s].name, argv[2]) != 0) s++;

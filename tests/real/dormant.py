@@ -26,7 +26,7 @@ from threads import Case, Runner  # noqa: E402
 # Less than the ballast, and more than what a section maps before it.
 LIMIT, BALLAST = 40 * MIB, "64"
 # It has threads and descriptors by polling.
-UPCALL_ALONE = ("unseen", "refused", "threads-unseen")
+UPCALL_ALONE = ("unseen", "refused", "threads-unseen", "threads-stray")
 # Sections that print something else under Farshore: what, and a part of the line that Farshore says.
 REFUSED = {
     "refused": ("refused: more 0, Cannot allocate memory\nrefused: heap 0, Cannot allocate memory\nrefused: bytes 1, child 0\nrefused: done\n", "goes on with what fits its limit"),
@@ -92,6 +92,21 @@ def cut(farshore, program, how):
     return None if counted["resident_bytes_peak"] <= LIMIT and evicted > 0 else f"{counted['resident_bytes_peak']} bytes in {LIMIT}, {evicted} pages left"
 
 
+# How somebody may have started the program.
+STARTED = ("ignored", "blocked")
+
+
+def started(farshore, program, how):
+    """What is wrong with a program with threads that was started with all signals ignored, or blocked; None: nothing."""
+    for section in ("threads-unseen", "threads-stray", "threads-waits"):
+        argv = [program, BALLAST, section]
+        run, native = (subprocess.run([program, "--started", how, *before, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120, check=False)
+                       for before in ([farshore, "run", "--memory", str(LIMIT), "--"], []))
+        if (run.returncode, run.stdout, run.stderr) != (native.returncode, native.stdout, b""):
+            return f"{section}: {run}, natively {native}"
+    return None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="NAME[,NAME]", help="these sections alone")
@@ -107,11 +122,13 @@ def main():
     try:
         harness.build_program("peak")
         program = harness.build_program("dormant")
-        programs = {section: path for path in (program, harness.build_program("halted"))
+        halted = harness.build_program("halted")
+        programs = {section: path for path in (program, halted)
                     for section in subprocess.run([path, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()}
         sections = list(programs)
         alone = {f"wait:{call}": lambda call=call: asked(runner.farshore, program, call) for call in WAITS}
         alone |= {f"cut:{how}": lambda how=how: cut(runner.farshore, program, how) for how in CUTS}
+        alone |= {f"started:{how}": lambda how=how: started(runner.farshore, halted, how) for how in STARTED}
         alone |= {f"kept:{name}": lambda space=space: kept(runner.farshore, program, [word.format(work=options.work) for word in space]) for name, space in SPACES.items()}
         wanted = options.only.split(",") if options.only else sections + list(alone)
         if unknown := set(wanted) - set(sections) - set(alone):

@@ -14,15 +14,17 @@
 use crate::dispatch::dormant::{self, Called};
 use crate::ground::net::net;
 use crate::ground::own_threads::knock;
+use crate::ground::thread::actions::{SIG_DFL, SIG_IGN};
 use crate::ground::{report, sleeping, text};
 use crate::signals;
 use core::arch::global_asm;
+use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_catch::entry::{asleep, edge};
 use farshore_config::control::WAKER;
 use farshore_net::buffers::Memory as _;
 use farshore_sys::own::Stack;
 use farshore_sys::raw::Errno;
-use farshore_sys::signal::{self, Action, Reg, SigInfo, SigSet, UContext, flags};
+use farshore_sys::signal::{self, Action, How, Reg, SigInfo, SigSet, UContext, flags};
 use farshore_sys::tls;
 
 /// The actions that the two signals had before.
@@ -32,6 +34,9 @@ pub struct Before {
     /// None: it is the program's, and threads cannot be stopped.
     stopper: Option<Action>,
 }
+
+/// The program was started with [`sleeping::SIGNAL`] ignored.
+static IS_IGNORED: AtomicBool = AtomicBool::new(false);
 
 /// Installs the handler. Calls of the calling thread, which is the only one, are served on the stack that ends at `calls`.
 ///
@@ -50,8 +55,12 @@ pub fn listen(calls: u64) -> Result<Before, Errno> {
     // SAFETY: the handler does nothing but stand still or wake, on a stack of ours.
     let take = |signal| unsafe { signal::sigaction(signal, Some(&action)) };
     let stopper = take(sleeping::SIGNAL)?;
-    let can_stop = stopper.handler == 0 && !signal::current_mask().contains(sleeping::SIGNAL);
-    if !can_stop {
+    let can_stop = [SIG_DFL, SIG_IGN].contains(&stopper.handler);
+    if can_stop {
+        // Whoever starts a program may have all signals ignored, or blocked. libc unblocks this one in each thread that it makes.
+        IS_IGNORED.store(stopper.handler == SIG_IGN, Ordering::Relaxed);
+        signal::sigprocmask(How::Unblock, SigSet::EMPTY.with(sleeping::SIGNAL));
+    } else {
         put_back(sleeping::SIGNAL, &stopper);
     }
     Ok(Before { waker: take(WAKER)?, stopper: can_stop.then_some(stopper) })
@@ -121,6 +130,9 @@ unsafe extern "C" fn on_waker(signal: i32, _info: *mut SigInfo, context: *mut UC
     const EINTR: i64 = -4;
     if signal as u32 == sleeping::SIGNAL && !sleeping::is_stopped() {
         // Somebody has sent it to the program, which has no handler for it.
+        if IS_IGNORED.load(Ordering::Relaxed) {
+            return;
+        }
         report::die_by(sleeping::SIGNAL);
     }
     // SAFETY: the kernel passes the context to this call alone, valid until the handler returns.
