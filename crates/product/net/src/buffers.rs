@@ -3,7 +3,7 @@
 //! # Protocol
 //!
 //! 1. Before a call, each page that the kernel may touch is *pinned* ([`Memory::pin`]): made present, made
-//!    writable if the kernel writes, and kept from eviction. After the call all are unpinned. A page that is not
+//!    writable if the kernel writes, and kept from eviction. After the call all are unpinned ([`Pins`]). A page that is not
 //!    managed needs nothing, and a page that the program itself may not access is left to the kernel, which
 //!    answers `EFAULT` as natively.
 //! 2. The net reads the program's structures only through [`careful`]: a pointer may be wild, and the program is
@@ -28,7 +28,7 @@ use super::calls::seccomp::Instruction;
 use super::table::{Dir, Extent, Ptr};
 pub use farshore_core::page::Access;
 pub use held::{Held, Ticket};
-pub use pins::PinSet;
+pub use pins::{PinSet, Pins};
 use scratch::Scratch;
 
 /// The six arguments of a system call.
@@ -174,12 +174,24 @@ pub fn read_user<T: Plain>(mem: &impl Memory, pins: &mut PinSet, addr: u64) -> O
     read.then_some(value)
 }
 
+/// The same, and nothing stays pinned.
+#[inline]
+pub fn read_once<T: Plain>(mem: &impl Memory, addr: u64) -> Option<T> {
+    read_user(mem, &mut Pins::new(mem, &mut PinSet::new()), addr)
+}
+
 /// Writes a structure of the program, which stays pinned; whether it could be written.
 #[inline]
 pub fn write_user<T: Plain>(mem: &impl Memory, pins: &mut PinSet, addr: u64, value: &T) -> bool {
     pin_all(mem, pins, addr, size_of::<T>() as u64, Access::Write);
     // SAFETY: the program named this memory as the place for the kernel's answer, which we give in its place.
     unsafe { careful::careful_copy(addr as *mut u8, core::ptr::from_ref(value) as u64, size_of::<T>()) }
+}
+
+/// The same, and nothing stays pinned.
+#[inline]
+pub fn write_once<T: Plain>(mem: &impl Memory, addr: u64, value: &T) -> bool {
+    write_user(mem, &mut Pins::new(mem, &mut PinSet::new()), addr, value)
 }
 
 /// Bytes of the string at `addr` with its zero byte, at most `max`; all of it stays pinned, as far as there is
@@ -232,9 +244,7 @@ fn extent(mem: &impl Memory, pins: &mut PinSet, args: &Args, rule: &Ptr) -> (u64
 
 /// Makes call `nr`, by which the kernel remembers a pointer and touches what is there later.
 pub fn keep(mem: &impl Memory, nr: u64, args: &Args, rule: &Ptr) -> i64 {
-    let mut pins = PinSet::new();
-    let (addr, len) = extent(mem, &mut pins, args, rule);
-    mem.unpin(&mut pins);
+    let (addr, len) = extent(mem, &mut Pins::new(mem, &mut PinSet::new()), args, rule);
     if len > 0 {
         mem.keep(addr, len);
     }
@@ -244,33 +254,31 @@ pub fn keep(mem: &impl Memory, nr: u64, args: &Args, rule: &Ptr) -> i64 {
 /// Makes call `nr`, whose pointers are described by `rules`.
 #[inline]
 pub fn run(mem: &impl Memory, nr: u64, args: &Args, rules: &[Ptr]) -> i64 {
-    run_with(mem, &mut PinSet::new(), nr, args, rules)
+    run_with(mem, &mut Pins::new(mem, &mut PinSet::new()), nr, args, rules)
 }
 
-/// The same, with pages that are pinned already. Unpins all.
+/// The same, with pages that are pinned already.
 #[inline]
-pub fn run_with(mem: &impl Memory, pins: &mut PinSet, nr: u64, args: &Args, rules: &[Ptr]) -> i64 {
+pub fn run_with<M: Memory>(mem: &M, pins: &mut Pins<'_, M>, nr: u64, args: &Args, rules: &[Ptr]) -> i64 {
     run_by(mem, pins, args, rules, |args| mem.raw(nr, args))
 }
 
 /// The same, by a call of another kind.
 #[inline]
-pub fn run_by(mem: &impl Memory, pins: &mut PinSet, args: &Args, rules: &[Ptr], call: impl Fn(&Args) -> i64) -> i64 {
+pub fn run_by<M: Memory>(mem: &M, pins: &mut Pins<'_, M>, args: &Args, rules: &[Ptr], call: impl Fn(&Args) -> i64) -> i64 {
     for rule in rules {
         let (addr, len) = extent(mem, pins, args, rule);
         if !pin_dir(mem, pins, addr, len, rule.dir) {
             return run_with_scratch(mem, pins, args, rules, &call);
         }
     }
-    let result = call(args);
-    mem.unpin(pins);
-    result
+    call(args)
 }
 
 /// The same when not all could be pinned: what could not goes through scratch memory.
 #[cold]
 #[inline(never)]
-fn run_with_scratch<M: Memory>(mem: &M, pins: &mut PinSet, args: &Args, rules: &[Ptr], call: &dyn Fn(&Args) -> i64) -> i64 {
+fn run_with_scratch<M: Memory>(mem: &M, pins: &mut Pins<'_, M>, args: &Args, rules: &[Ptr], call: &dyn Fn(&Args) -> i64) -> i64 {
     let mut args = *args;
     let original = args;
     let mut stand_ins: [Option<Scratch<'_, M>>; 6] = [const { None }; 6];
@@ -289,7 +297,7 @@ fn run_with_scratch<M: Memory>(mem: &M, pins: &mut PinSet, args: &Args, rules: &
         }
     }
     let mut result = call(&args);
-    mem.unpin(pins);
+    pins.release();
     for (rule, stand_in) in rules.iter().zip(&stand_ins) {
         let Some(scratch) = stand_in else { continue };
         if rule.dir != Dir::In && !scratch.copy_changes(original[rule.arg as usize]) {
@@ -303,9 +311,7 @@ fn run_with_scratch<M: Memory>(mem: &M, pins: &mut PinSet, args: &Args, rules: &
 fn is_writable(mem: &impl Memory, addr: u64, len: u64) -> bool {
     let mut done = 0;
     while done < len {
-        let mut pins = PinSet::new();
-        let safe = mem.pin(&mut pins, addr + done, len - done, Access::Write);
-        mem.unpin(&mut pins);
+        let safe = mem.pin(&mut Pins::new(mem, &mut PinSet::new()), addr + done, len - done, Access::Write);
         if safe == 0 {
             return false;
         }

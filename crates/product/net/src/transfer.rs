@@ -39,7 +39,7 @@ mod messages;
 pub(super) mod pieces;
 
 use super::buffers::scratch::FAULT;
-use super::buffers::{Access, Args, IoVec, Memory, PAGE, PinSet, clip, errno, pin_all, read_user};
+use super::buffers::{Access, Args, IoVec, Memory, PAGE, PinSet, Pins, clip, errno, pin_all, read_user};
 use super::calls::descriptors::gives_own;
 use super::table::{Flow, Transfer};
 use pieces::{Cursor, FileCall};
@@ -81,15 +81,14 @@ pub fn transfer(mem: &impl Memory, transfer: Transfer, nr: u64, args: &Args) -> 
 
 #[inline]
 fn flat(mem: &impl Memory, flow: Flow, nr: u64, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let len = clip(args[1], args[2].min(TRANSFER_MAX));
     if len != 0 && mem.pin(&mut pins, args[1], len, access(flow)) < len {
-        mem.unpin(&mut pins);
+        pins.release();
         return flat_slow(mem, flow, nr, args);
     }
-    let result = mem.raw(nr, args);
-    mem.unpin(&mut pins);
-    result
+    mem.raw(nr, args)
 }
 
 #[cold]
@@ -139,14 +138,13 @@ fn vector(mem: &impl Memory, flow: Flow, nr: u64, args: &Args) -> i64 {
     if count == 0 || count > IOV_MAX {
         return mem.raw(nr, args);
     }
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     if pin_vectors(mem, &mut pins, args[1], count, access(flow)) == Pinned::Part {
-        mem.unpin(&mut pins);
+        pins.release();
         return vector_slow(mem, flow, nr, args);
     }
-    let result = mem.raw(nr, args);
-    mem.unpin(&mut pins);
-    result
+    mem.raw(nr, args)
 }
 
 #[cold]
@@ -170,7 +168,8 @@ fn vector_slow(mem: &impl Memory, flow: Flow, nr: u64, args: &Args) -> i64 {
 }
 
 fn random(mem: &impl Memory, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let total = clip(args[0], args[1].min(TRANSFER_MAX));
     let mut done = 0;
     loop {
@@ -179,7 +178,7 @@ fn random(mem: &impl Memory, args: &Args) -> i64 {
         // Nothing is safe: the kernel says why.
         let piece = if safe == 0 || safe == total { args[1] - done } else { safe };
         let result = mem.raw(libc::SYS_getrandom as u64, &[addr, piece, args[2], 0, 0, 0]);
-        mem.unpin(&mut pins);
+        pins.release();
         match result {
             error if error < 0 => return if done == 0 { error } else { done as i64 },
             got => done += got as u64,
@@ -191,14 +190,13 @@ fn random(mem: &impl Memory, args: &Args) -> i64 {
 }
 
 fn entries(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let len = clip(args[1], u64::from(args[2] as u32));
     let safe = if len == 0 { 0 } else { mem.pin(&mut pins, args[1], len, Access::Write).min(len) };
     // A directory entry needs at most a few hundred bytes, so a page is enough to go on.
     let offered = if safe < len && safe >= PAGE { safe } else { args[2] };
-    let result = mem.raw(nr, &[args[0], args[1], offered, 0, 0, 0]);
-    mem.unpin(&mut pins);
-    result
+    mem.raw(nr, &[args[0], args[1], offered, 0, 0, 0])
 }
 
 #[cfg(test)]

@@ -1,7 +1,19 @@
-//! The pages that one call has pinned.
+//! The pages that one call has pinned, and who takes the pins off.
+//!
+//! # Protocol
+//!
+//! A call pins into a [`PinSet`] through [`Pins`], which unpins when its scope ends, whichever way the function returns.
+//!
+//! 1. [`Pins::release`] ends pins before the scope: no other call is made, and no other memory of the program touched, under pins
+//!    of a call that is over. A guard of one statement (a temporary, as an argument) does the same.
+//! 2. Nothing is unwound here. A call that the program leaves by a jump runs no destructor: [`Held`](super::Held) finds its pins. In a
+//!    child that a signal handler forks meanwhile, the frames of the interrupted calls end too, and their guards unpin: so the
+//!    child keeps the pins of its own thread ([`Held::each`](super::Held::each)).
+//! 3. What never returns to its caller (an exit, a successful `exec`, a call that begins again) has no guard in its frames: it
+//!    pins in functions that return.
 
 use super::held::Ticket;
-use super::share;
+use super::{Memory, share};
 use core::mem::MaybeUninit;
 use farshore_core::page::{Page, PageRange};
 
@@ -116,6 +128,56 @@ impl PinSet {
         self.len = 0;
         self.pages = 0;
         self.granted = 0;
+    }
+}
+
+/// Unpins a set's pages when it is dropped.
+///
+/// It borrows the set: one that it had inside would be copied when the guard is made, 1 KiB for each call.
+pub struct Pins<'p, M: Memory> {
+    mem: &'p M,
+    set: &'p mut PinSet,
+}
+
+impl<'p, M: Memory> Pins<'p, M> {
+    /// Answers for `set`.
+    #[inline(always)]
+    pub const fn new(mem: &'p M, set: &'p mut PinSet) -> Self {
+        Pins { mem, set }
+    }
+
+    /// Unpins all, before the scope ends; more may be pinned then.
+    #[inline(always)]
+    pub fn release(&mut self) {
+        self.mem.unpin(self.set);
+    }
+}
+
+impl<M: Memory> Drop for Pins<'_, M> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl<M: Memory> core::ops::Deref for Pins<'_, M> {
+    type Target = PinSet;
+    #[inline(always)]
+    fn deref(&self) -> &PinSet {
+        self.set
+    }
+}
+
+impl<M: Memory> core::ops::DerefMut for Pins<'_, M> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut PinSet {
+        self.set
+    }
+}
+
+impl<M: Memory> core::fmt::Debug for Pins<'_, M> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        (*self.set).fmt(f)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Memory that is not managed, for one call.
 
 use super::careful::careful_copy;
-use super::{Access, Memory, PAGE, PinSet, USER_END, errno};
+use super::{Access, Memory, PAGE, PinSet, Pins, USER_END, errno};
 use farshore_sys::own;
 
 /// Bytes that are pinned at once while scratch memory is filled or emptied.
@@ -120,7 +120,8 @@ impl<M: Memory> core::fmt::Debug for Scratch<'_, M> {
 
 /// Copies in steps, each with its managed side (`managed`, which is `to` or `from`) pinned; how many bytes that went.
 fn copy_pinned(mem: &impl Memory, to: u64, from: u64, len: u64, managed: u64, access: Access) -> u64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let (mut done, mut most) = (0, STEP);
     while done < len {
         let want = most.min(len - done);
@@ -131,7 +132,7 @@ fn copy_pinned(mem: &impl Memory, to: u64, from: u64, len: u64, managed: u64, ac
         };
         // SAFETY: one side is scratch memory with room (checked by the callers), the other the program's.
         let copied = unsafe { careful_copy((to + done) as *mut u8, from + done, step as usize) };
-        mem.unpin(&mut pins);
+        pins.release();
         let to_the_page = PAGE - (managed + done) % PAGE;
         match copied {
             true => done += step,
@@ -149,14 +150,14 @@ fn copy_pinned(mem: &impl Memory, to: u64, from: u64, len: u64, managed: u64, ac
 /// Copies between two places of the program, both pinned, up to the end of a page of one of them: there its memory may
 /// end. 0 bytes if one cannot be accessed, else how many.
 pub fn copy_between(mem: &impl Memory, to: u64, from: u64, len: u64) -> u64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let want = len.min(PAGE - to % PAGE).min(PAGE - from % PAGE);
     // Two pages find room in any set.
     mem.pin(&mut pins, from, want, Access::Read);
     mem.pin(&mut pins, to, want, Access::Write);
     // SAFETY: both sides are the program's memory.
     let copied = unsafe { careful_copy(to as *mut u8, from, want as usize) };
-    mem.unpin(&mut pins);
     if copied { want } else { 0 }
 }
 

@@ -4,19 +4,12 @@
 //! that is no pointer is not pinned, and a page too many does no harm.
 
 use super::super::buffers::{
-    Access, Args, IoVec, Memory, PAGE, PinSet, errno, guess, pin_all, pin_dir, read_user, run_with, text_len,
+    Access, Args, IoVec, Memory, PAGE, PinSet, Pins, errno, guess, pin_all, pin_dir, read_once, read_user, run_with, text_len,
 };
 use super::super::table::{Dir, Extent, Flow, Ptr};
 
 /// Most words of a structure in which pointers are looked for.
 const WORDS_MAX: u64 = 64;
-
-/// Makes a call with what is in `pins`, and unpins.
-fn finish(mem: &impl Memory, pins: &mut PinSet, nr: i64, args: &Args) -> i64 {
-    let result = mem.raw(nr as u64, args);
-    mem.unpin(pins);
-    result
-}
 
 /// Pins `len` bytes behind each word of a structure that could be a pointer.
 fn guess_inside(mem: &impl Memory, pins: &mut PinSet, addr: u64, bytes: u64, len: u64) {
@@ -73,12 +66,12 @@ pub(super) fn ioctl(mem: &impl Memory, args: &Args) -> i64 {
     if let Some(refused) = super::keepers::before_request(mem, args[0], request) {
         return refused;
     }
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     if request == USER_EVENTS_REGISTER {
-        keep_enable_word(mem, &mut pins, arg);
+        keep_enable_word(mem, arg);
     }
     if VIDIOC_BUFFERS.contains(&request) && read_user::<u32>(mem, &mut pins, arg.wrapping_add(8)) == Some(V4L2_MEMORY_USERPTR) {
-        mem.unpin(&mut pins);
         // As a driver that knows other kinds only.
         return errno(libc::EINVAL);
     }
@@ -88,13 +81,14 @@ pub(super) fn ioctl(mem: &impl Memory, args: &Args) -> i64 {
         guess(mem, &mut pins, arg, size.max(IOCTL_BYTES));
         ioctl_inside(mem, &mut pins, request, arg, size);
     }
-    finish(mem, &mut pins, libc::SYS_ioctl, args)
+    mem.raw(libc::SYS_ioctl as u64, args)
 }
 
 /// `struct user_reg` has the address at byte 8.
-fn keep_enable_word(mem: &impl Memory, pins: &mut PinSet, arg: u64) {
-    let word = read_user::<u64>(mem, pins, arg.wrapping_add(8));
-    mem.unpin(pins);
+#[cold]
+#[inline(never)]
+fn keep_enable_word(mem: &impl Memory, arg: u64) {
+    let word = read_once::<u64>(mem, arg.wrapping_add(8));
     word.into_iter().for_each(|word| mem.keep(word, 8));
 }
 
@@ -150,7 +144,8 @@ const PR_GET_AUXV: u64 = 0x4155_5856;
 
 /// `prctl`.
 pub(super) fn prctl(mem: &impl Memory, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     match args[0] & 0xffff_ffff {
         // The net itself is built on it. A kernel without it answers so.
         PR_SET_SYSCALL_USER_DISPATCH => return errno(libc::EINVAL),
@@ -174,16 +169,17 @@ pub(super) fn prctl(mem: &impl Memory, args: &Args) -> i64 {
             guess(mem, &mut pins, args[4], 8);
         }
     }
-    finish(mem, &mut pins, libc::SYS_prctl, args)
+    mem.raw(libc::SYS_prctl as u64, args)
 }
 
 /// `arch_prctl`: `ARCH_SET_GS` and `ARCH_SET_FS` give an address to a register, the others answer behind a pointer.
 pub(super) fn arch_prctl(mem: &impl Memory, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     if !matches!(args[0], 0x1001 | 0x1002) {
         guess(mem, &mut pins, args[1], 8);
     }
-    finish(mem, &mut pins, libc::SYS_arch_prctl, args)
+    mem.raw(libc::SYS_arch_prctl as u64, args)
 }
 
 /// `ptrace`: this side's data; the other process's memory is reached by the kernel in its own way.
@@ -192,7 +188,8 @@ pub(super) fn ptrace(mem: &impl Memory, args: &Args) -> i64 {
     const PTRACE_SETREGSET: u64 = 0x4205;
     const PTRACE_PEEKSIGINFO: u64 = 0x4209;
     const PTRACE_SECCOMP_GET_FILTER: u64 = 0x420c;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     match args[0] {
         // TRACEME, POKE…, CONT, KILL, SINGLESTEP, ATTACH, DETACH, SYSCALL: numbers.
         0 | 4..=9 | 16 | 17 | 24 => {}
@@ -209,13 +206,14 @@ pub(super) fn ptrace(mem: &impl Memory, args: &Args) -> i64 {
         PTRACE_SECCOMP_GET_FILTER => guess(mem, &mut pins, args[3], FILTER_MAX),
         _ => guess(mem, &mut pins, args[3], PAGE),
     }
-    finish(mem, &mut pins, libc::SYS_ptrace, args)
+    mem.raw(libc::SYS_ptrace as u64, args)
 }
 
 /// `bpf`: the structure, and what its pointers lead to.
 pub(super) fn bpf(mem: &impl Memory, args: &Args) -> i64 {
     const BPF_PROG_LOAD: u64 = 5;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let size = u64::from(args[2] as u32).min(PAGE);
     guess(mem, &mut pins, args[1], size);
     if args[0] == BPF_PROG_LOAD {
@@ -226,14 +224,15 @@ pub(super) fn bpf(mem: &impl Memory, args: &Args) -> i64 {
         }
     }
     guess_inside(mem, &mut pins, args[1], size, PAGE);
-    finish(mem, &mut pins, libc::SYS_bpf, args)
+    mem.raw(libc::SYS_bpf as u64, args)
 }
 
 /// `keyctl`.
 pub(super) fn keyctl(mem: &impl Memory, args: &Args) -> i64 {
     const INSTANTIATE_IOV: u64 = 20;
     const CAPABILITIES: u64 = 31;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     for arg in &args[1..5] {
         guess(mem, &mut pins, *arg, PAGE);
     }
@@ -251,7 +250,7 @@ pub(super) fn keyctl(mem: &impl Memory, args: &Args) -> i64 {
         24..=28 => guess_inside(mem, &mut pins, args[1], 32, PAGE),
         _ => {}
     }
-    finish(mem, &mut pins, libc::SYS_keyctl, args)
+    mem.raw(libc::SYS_keyctl as u64, args)
 }
 
 /// `fsconfig`: the value is a string, bytes or nothing, by command.
@@ -260,7 +259,8 @@ pub(super) fn fsconfig(mem: &impl Memory, args: &Args) -> i64 {
     const VALUE: Ptr = Ptr { arg: 3, dir: Dir::In, extent: Extent::Text };
     const BYTES: Extent = Extent::Counted { by: 4, unit: 1, plus: 0, cap: 1 << 20, int: true };
     let nr = libc::SYS_fsconfig as u64;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     match args[1] as u32 {
         1 | 3 | 4 => run_with(mem, &mut pins, nr, args, &[KEY, VALUE]),
         2 => run_with(mem, &mut pins, nr, args, &[KEY, Ptr { arg: 3, dir: Dir::In, extent: BYTES }]),
@@ -270,7 +270,8 @@ pub(super) fn fsconfig(mem: &impl Memory, args: &Args) -> i64 {
 
 /// `semctl`: the last argument is a number or a pointer, by command.
 pub(super) fn semctl(mem: &impl Memory, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     match args[2] & 0xff {
         // IPC_SET, IPC_STAT, IPC_INFO, SEM_STAT, SEM_INFO, SEM_STAT_ANY.
         1..=3 | 18..=20 => guess(mem, &mut pins, args[3], 256),
@@ -278,12 +279,13 @@ pub(super) fn semctl(mem: &impl Memory, args: &Args) -> i64 {
         13 | 17 => guess(mem, &mut pins, args[3], 64_000),
         _ => {}
     }
-    finish(mem, &mut pins, libc::SYS_semctl, args)
+    mem.raw(libc::SYS_semctl as u64, args)
 }
 
 /// `mq_notify`: `struct sigevent`, which with `SIGEV_THREAD` leads to a cookie of 32 bytes.
 pub(super) fn mq_notify(mem: &impl Memory, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     pin_all(mem, &mut pins, args[1], 64, Access::Read);
     if args[1] != 0
         && let Some([value, kind]) = read_user::<[u64; 2]>(mem, &mut pins, args[1])
@@ -291,7 +293,7 @@ pub(super) fn mq_notify(mem: &impl Memory, args: &Args) -> i64 {
     {
         guess(mem, &mut pins, value, 32);
     }
-    finish(mem, &mut pins, libc::SYS_mq_notify, args)
+    mem.raw(libc::SYS_mq_notify as u64, args)
 }
 
 /// `setsockopt`.
@@ -304,7 +306,8 @@ pub(super) fn set_socket_option(mem: &impl Memory, args: &Args) -> i64 {
     const SOL_RDS: i32 = 276;
     const RDS_GET_MR: i32 = 2;
     const RDS_GET_MR_FOR_DEST: i32 = 7;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     match (args[1] as i32, args[2] as i32) {
         // A network card would write there at any time. As a socket that is not of this kind.
         (SOL_XDP, XDP_UMEM_REG) | (SOL_RDS, RDS_GET_MR | RDS_GET_MR_FOR_DEST) => return errno(libc::ENOPROTOOPT),
@@ -323,7 +326,8 @@ pub(super) fn set_socket_option(mem: &impl Memory, args: &Args) -> i64 {
 pub(super) fn get_socket_option(mem: &impl Memory, args: &Args) -> i64 {
     const TCP_ZEROCOPY_RECEIVE: i32 = 35;
     const VALUE: Ptr = Ptr { arg: 3, dir: Dir::Both, extent: Extent::Behind { by: 4, cap: 1 << 20 } };
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     match (args[1] as i32, args[2] as i32) {
         // The length counts instructions of eight bytes.
         (libc::SOL_SOCKET, libc::SO_GET_FILTER) => {
@@ -344,7 +348,8 @@ pub(super) fn xattr_at(mem: &impl Memory, flow: Flow, nr: u64, args: &Args) -> i
         Ptr { arg: 4, dir: Dir::In, extent: Extent::Counted { by: 5, unit: 1, plus: 0, cap: PAGE, int: false } },
     ];
     const XATTR_MAX: u64 = 65536;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     if args[4] != 0
         && let Some([value, size]) = read_user::<[u64; 2]>(mem, &mut pins, args[4])
     {
@@ -357,10 +362,11 @@ pub(super) fn xattr_at(mem: &impl Memory, flow: Flow, nr: u64, args: &Args) -> i
 /// `kexec_load`: segments of 32 bytes, each with a buffer.
 pub(super) fn kexec_load(mem: &impl Memory, args: &Args) -> i64 {
     const SEGMENTS_MAX: u64 = 16;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     for index in 0..args[1].min(SEGMENTS_MAX) {
         let Some(segment) = read_user::<[u64; 2]>(mem, &mut pins, args[2].wrapping_add(index * 32)) else { break };
         guess(mem, &mut pins, segment[0], segment[1]);
     }
-    finish(mem, &mut pins, libc::SYS_kexec_load, args)
+    mem.raw(libc::SYS_kexec_load as u64, args)
 }

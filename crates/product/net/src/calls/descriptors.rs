@@ -16,7 +16,7 @@
 //! process can use whatever the process has open. So what is kept open must be nothing that the process could not have anyway: no directory, above all
 //! (`docs/src/internals/kernel.md`).
 
-use super::super::buffers::{Args, Memory, PinSet, errno, pin_local, read_user, run};
+use super::super::buffers::{Args, Memory, PinSet, Pins, errno, pin_local, read_user, run};
 use super::super::table::{Dir, Entry, Extent, Ptr};
 
 /// What the kernel is shown in the place of one of ours: never open, and no `AT_FDCWD`.
@@ -105,7 +105,8 @@ const RIGHTS_MAX: u64 = 253;
 pub fn gives_own(mem: &impl Memory, header: u64) -> bool {
     const CONTROL: u64 = 32;
     const HEAD: u64 = 16;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let mut gives = || {
         let own = mem.own_fds();
         let [control, len] = read_user::<[u64; 2]>(mem, &mut pins, header.wrapping_add(CONTROL))?;
@@ -132,9 +133,7 @@ pub fn gives_own(mem: &impl Memory, header: u64) -> bool {
         }
         None
     };
-    let gives = gives().is_some();
-    mem.unpin(&mut pins);
-    gives
+    gives().is_some()
 }
 
 /// `pidfd_getfd`: another process has its own descriptor at that number; the process itself has ours.
@@ -155,9 +154,9 @@ pub(super) fn fetch(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
 fn identity(mem: &impl Memory, fd: u64) -> Option<[u64; 2]> {
     // struct stat: st_dev, st_ino, and what is not looked at.
     let mut stat = [0u64; 18];
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let to = pin_local(mem, &mut pins, &mut stat);
     let result = mem.own(libc::SYS_fstat as u64, &[fd, to, 0, 0, 0, 0]);
-    mem.unpin(&mut pins);
     (result == 0).then_some([stat[0], stat[1]])
 }

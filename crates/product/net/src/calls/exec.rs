@@ -14,7 +14,7 @@
 //! never fails because of that: if the kernel has no room for our variables, it gets the program's own environment.
 
 use super::super::buffers::scratch::{FAULT, Scratch};
-use super::super::buffers::{Args, Memory, PinSet, errno, read_user, text_len};
+use super::super::buffers::{Args, Memory, PinSet, Pins, errno, read_once, text_len};
 use super::follow::{self, Plan, Start, Starter};
 use core::ffi::CStr;
 use core::fmt::Arguments;
@@ -327,10 +327,10 @@ fn strings_limit(mem: &impl Memory) -> u64 {
     const LEAST: u64 = 128 << 10;
     const MOST: u64 = 6 << 20;
     let mut stack = [0_u64; 2];
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let place = super::super::buffers::pin_local(mem, &mut pins, &mut stack);
     let answer = mem.own(libc::SYS_prlimit64 as u64, &[0, libc::RLIMIT_STACK as u64, 0, place, 0, 0]);
-    mem.unpin(&mut pins);
     if answer == 0 { (stack[0] / 4).clamp(LEAST, MOST) } else { LEAST }
 }
 
@@ -344,17 +344,12 @@ fn string_len(mem: &impl Memory, addr: u64) -> Option<u64> {
     if addr == 0 {
         return None;
     }
-    let mut pins = PinSet::new();
     // One byte more than the kernel accepts, so that it refuses the copy as it would the original.
-    let len = text_len(mem, &mut pins, addr, STRING_MAX + 1);
-    mem.unpin(&mut pins);
-    len
+    text_len(mem, &mut Pins::new(mem, &mut PinSet::new()), addr, STRING_MAX + 1)
 }
 
 fn entry(mem: &impl Memory, array: u64, index: u64) -> Result<u64, i64> {
-    let mut pins = PinSet::new();
-    let value = read_user::<u64>(mem, &mut pins, array.wrapping_add(index * 8));
-    mem.unpin(&mut pins);
+    let value = read_once::<u64>(mem, array.wrapping_add(index * 8));
     value.ok_or(FAULT)
 }
 

@@ -16,7 +16,7 @@
 //! A `write` to such a device may be a request as well (RDMA). To ask at every write what the descriptor is would cost
 //! too much. So descriptors are looked at when they come (opened, received, inherited), and writes only if one of them was of this kind.
 
-use super::super::buffers::{Args, Memory, PinSet, errno, pin_local, read_user};
+use super::super::buffers::{Args, Memory, PinSet, Pins, errno, pin_local, read_user};
 use super::super::table::{Flow, Transfer};
 use super::super::transfer::kind::mode_and_device;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -130,7 +130,8 @@ fn came(mem: &impl Memory, fd: u64) {
 /// The descriptors in the control data of a message that was received, whose header is at `header`.
 pub(super) fn came_by_message(mem: &impl Memory, header: u64) {
     const CONTROL: u64 = 32;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     if let Some([control, len]) = read_user::<[u64; 2]>(mem, &mut pins, header.wrapping_add(CONTROL)) {
         let (mut at, end) = (control, control.wrapping_add(len));
         // struct cmsghdr: length, level and type; the descriptors follow.
@@ -148,7 +149,6 @@ pub(super) fn came_by_message(mem: &impl Memory, header: u64) {
             at = at.saturating_add(len.next_multiple_of(8));
         }
     }
-    mem.unpin(&mut pins);
 }
 
 /// After a transfer: messages may have brought descriptors.
@@ -204,10 +204,10 @@ fn is_plain_anonymous(mem: &impl Memory, fd: u64) -> bool {
         "btf",
     ];
     let Ok(path) = std::ffi::CString::new(format!("/proc/self/fd/{fd}")) else { return false };
-    let (mut name, mut pins) = ([0u8; 64], PinSet::new());
+    let (mut name, mut set) = ([0u8; 64], PinSet::new());
+    let mut pins = Pins::new(mem, &mut set);
     let addr = pin_local(mem, &mut pins, &mut name);
     let len = mem.own(libc::SYS_readlink as u64, &[path.as_ptr() as u64, addr, 64, 0, 0, 0]);
-    mem.unpin(&mut pins);
     let name = usize::try_from(len).ok().and_then(|len| core::str::from_utf8(name.get(..len)?).ok());
     name.and_then(|name| name.strip_prefix("anon_inode:")).is_some_and(|kind| KINDS.contains(&kind))
 }
@@ -216,11 +216,12 @@ fn is_plain_anonymous(mem: &impl Memory, fd: u64) -> bool {
 fn each_descriptor(mem: &impl Memory, mut found: impl FnMut(u64)) {
     // Not by libc, which would begin its heap for that: below what will be managed.
     let Ok(folder) = fd::open(c"/proc/self/fd", fd::O_RDONLY) else { return };
-    let (mut entries, mut pins) = ([0u8; 4096], PinSet::new());
+    let (mut entries, mut set) = ([0u8; 4096], PinSet::new());
+    let mut pins = Pins::new(mem, &mut set);
     loop {
         let addr = pin_local(mem, &mut pins, &mut entries);
         let got = mem.own(libc::SYS_getdents64 as u64, &[folder.raw() as u64, addr, 4096, 0, 0, 0]);
-        mem.unpin(&mut pins);
+        pins.release();
         let Some(mut rest) = usize::try_from(got).ok().filter(|&got| got > 0).and_then(|got| entries.get(..got)) else { return };
         // struct linux_dirent64: the length at byte 16, the name from byte 19 on.
         while let Some((len, name)) = rest.get(16..18).zip(rest.get(19..)) {

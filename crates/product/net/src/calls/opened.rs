@@ -5,7 +5,7 @@
 //! comes back is a new page, and counts as written. So it cannot be opened: `EACCES`, as where the kernel is hardened, and programs take
 //! another way.
 
-use super::super::buffers::{Memory, PinSet, errno, pin_local};
+use super::super::buffers::{Memory, PinSet, Pins, errno, pin_local};
 use super::super::transfer::kind::mode_and_device;
 
 /// The mode of `clear_refs`: its owner may write, nobody may read.
@@ -32,12 +32,13 @@ pub(super) fn look(mem: &impl Memory, fd: u64) -> i64 {
 fn is_clear_refs(mem: &impl Memory, fd: u64) -> bool {
     const PROC_SUPER_MAGIC: u64 = 0x9fa0;
     const NAME: &[u8] = b"/clear_refs";
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     // struct statfs begins with the type.
     let mut system = [0u64; 15];
     let addr = pin_local(mem, &mut pins, &mut system);
     let known = mem.own(libc::SYS_fstatfs as u64, &[fd, addr, 0, 0, 0, 0]) == 0 && system[0] == PROC_SUPER_MAGIC;
-    mem.unpin(&mut pins);
+    pins.release();
     if !known {
         return false;
     }
@@ -49,7 +50,6 @@ fn is_clear_refs(mem: &impl Memory, fd: u64) -> bool {
     let path = pin_local(mem, &mut pins, &mut texts);
     let room = path + core::mem::offset_of!(([u8; 32], [u8; 256]), 1) as u64;
     let len = mem.own(libc::SYS_readlink as u64, &[path, room, 256, 0, 0, 0]);
-    mem.unpin(&mut pins);
     // Without a /proc in its place nobody can tell.
     len < 0 || texts.1.get(..len as usize).is_none_or(|name| name.ends_with(NAME))
 }

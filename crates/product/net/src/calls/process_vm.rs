@@ -5,7 +5,7 @@
 //! its absent pages cannot be reached from here: the kernel answers `EFAULT`, or ends the transfer before them.
 
 use super::super::buffers::scratch::{FAULT, Scratch, copy_between};
-use super::super::buffers::{Access, Args, IoVec, Memory, PinSet, pin_all, pin_local, read_user};
+use super::super::buffers::{Access, Args, IoVec, Memory, PinSet, Pins, pin_all, pin_local, read_user};
 use super::super::table::Flow;
 use super::super::transfer::pieces::Cursor;
 use super::super::transfer::{IOV_MAX, TRANSFER_MAX};
@@ -20,7 +20,8 @@ pub(super) fn call(mem: &impl Memory, flow: Flow, nr: u64, args: &Args) -> i64 {
         let (local, remote) = (Cursor::array(local, local_count), Cursor::array(remote, remote_count));
         return within(mem, flow, local, remote);
     }
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let mut all = pin_all(mem, &mut pins, remote, remote_count * 16, Access::Read);
     all &= pin_all(mem, &mut pins, local, local_count * 16, Access::Read);
     let access = if flow == Flow::Read { Access::Write } else { Access::Read };
@@ -32,12 +33,10 @@ pub(super) fn call(mem: &impl Memory, flow: Flow, nr: u64, args: &Args) -> i64 {
         left -= len;
     }
     if !all {
-        mem.unpin(&mut pins);
+        pins.release();
         return on_scratch(mem, flow, nr, args);
     }
-    let result = mem.raw(nr, args);
-    mem.unpin(&mut pins);
-    result
+    mem.raw(nr, args)
 }
 
 /// Whether `pid` is the program, or one of its threads.
@@ -55,11 +54,12 @@ fn within(mem: &impl Memory, flow: Flow, mut local: Cursor, mut remote: Cursor) 
         }
     }
     let mut done = 0u64;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     loop {
         let ours = local.next(mem, &mut pins);
         let theirs = remote.next(mem, &mut pins);
-        mem.unpin(&mut pins);
+        pins.release();
         let (Ok(Some(ours)), Ok(Some(theirs))) = (ours, theirs) else { return done as i64 };
         let len = ours.len.min(theirs.len);
         let copied = match flow {
@@ -92,12 +92,13 @@ fn on_scratch(mem: &impl Memory, flow: Flow, nr: u64, args: &Args) -> i64 {
     if flow == Flow::Write && !cursor.copy(mem, &scratch, total, Flow::Write) {
         return FAULT;
     }
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let mut iov = IoVec { addr: scratch.addr(), len: total };
     let local = pin_local(mem, &mut pins, &mut iov);
     pin_all(mem, &mut pins, args[3], args[4] * 16, Access::Read);
     let result = mem.raw(nr, &[args[0], local, 1, args[3], args[4], 0]);
-    mem.unpin(&mut pins);
+    pins.release();
     if flow == Flow::Read && result > 0 && !cursor.copy(mem, &scratch, result as u64, Flow::Read) {
         return FAULT;
     }

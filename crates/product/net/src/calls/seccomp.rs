@@ -9,7 +9,7 @@
 mod bpf;
 pub mod own;
 
-use super::super::buffers::{self, Args, Memory, PinSet, careful, errno};
+use super::super::buffers::{self, Args, Memory, PinSet, Pins, careful, errno};
 pub use bpf::Instruction;
 use own::Own;
 
@@ -36,13 +36,12 @@ pub(super) fn seccomp(mem: &impl Memory, args: &Args) -> i64 {
         SET_MODE_STRICT if flags == 0 && args[2] == 0 => mem.refuse_strict_mode(),
         SET_MODE_FILTER => set_filter(mem, args[2], flags, |mem, filter| mem.raw(nr, &[operation, flags, filter, 0, 0, 0])),
         _ => {
-            let mut pins = PinSet::new();
+            let mut set = PinSet::new();
+            let mut pins = Pins::new(mem, &mut set);
             if matches!(operation, GET_ACTION_AVAIL | GET_NOTIF_SIZES) {
                 buffers::guess(mem, &mut pins, args[2], 8);
             }
-            let answer = mem.raw(nr, args);
-            mem.unpin(&mut pins);
-            answer
+            mem.raw(nr, args)
         }
     }
 }
@@ -93,9 +92,7 @@ pub fn first_stopped(filter: &[Instruction], calls: &[&'static [Own]]) -> Option
 
 /// The program's filter, in memory of ours; `None` if it cannot be read. One of a length that the kernel refuses is empty.
 fn copy_filter(mem: &impl Memory, addr: u64) -> Option<Vec<Instruction>> {
-    let mut pins = PinSet::new();
-    let header = buffers::read_user::<[u64; 2]>(mem, &mut pins, addr);
-    mem.unpin(&mut pins);
+    let header = buffers::read_once::<[u64; 2]>(mem, addr);
     let [len, at] = header?;
     let len = (len & 0xffff) as usize;
     if len > LEN_MAX {
@@ -103,10 +100,11 @@ fn copy_filter(mem: &impl Memory, addr: u64) -> Option<Vec<Instruction>> {
     }
     let mut filter = vec![Instruction::default(); len];
     let bytes = size_of_val(filter.as_slice());
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     buffers::pin_all(mem, &mut pins, at, bytes as u64, buffers::Access::Read);
     // SAFETY: room for so many bytes; any bytes are an instruction.
     let read = unsafe { careful::careful_copy(filter.as_mut_ptr().cast(), at, bytes) };
-    mem.unpin(&mut pins);
     read.then_some(filter)
 }
 

@@ -1,7 +1,7 @@
 //! Calls that wait: futexes, and waiting with a signal mask.
 
 use super::super::buffers::scratch::FAULT;
-use super::super::buffers::{Access, Args, Memory, PinSet, address, clip, pin_all, pin_dir, pin_local, read_user, run_by};
+use super::super::buffers::{Access, Args, Memory, PinSet, Pins, address, clip, pin_all, pin_dir, pin_local, read_user, run_by};
 use super::super::table::{Dir, Extent, Ptr};
 use super::NEEDED_SIGNALS;
 
@@ -39,7 +39,8 @@ pub(super) fn futex(mem: &impl Memory, args: &Args) -> i64 {
     if command == WAIT_BITSET || (command == WAIT && args[3] == 0) {
         return wait_for_word(mem, nr, args, access, args[3]);
     }
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     pin_all(mem, &mut pins, args[0], 4, access);
     if matches!(command, WAIT | LOCK_PI | WAIT_REQUEUE_PI | LOCK_PI2) {
         pin_all(mem, &mut pins, args[3], TIMESPEC, Access::Read);
@@ -47,9 +48,7 @@ pub(super) fn futex(mem: &impl Memory, args: &Args) -> i64 {
     if matches!(command, REQUEUE | CMP_REQUEUE | WAKE_OP | WAIT_REQUEUE_PI | CMP_REQUEUE_PI) {
         pin_all(mem, &mut pins, args[4], 4, Access::Write);
     }
-    let result = mem.raw(nr, args);
-    mem.unpin(&mut pins);
-    result
+    mem.raw(nr, args)
 }
 
 /// How often a wait is begun without pins.
@@ -63,24 +62,23 @@ const BEGINNINGS: u32 = 8;
 /// read them all; otherwise the answer is the program's. After some beginnings what was brought stays pinned.
 #[inline]
 fn wait(mem: &impl Memory, nr: u64, args: &Args, bring: impl Fn(&mut PinSet), readable: impl Fn(&mut PinSet) -> bool) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     for _ in 0..BEGINNINGS {
         bring(&mut pins);
-        mem.unpin(&mut pins);
+        pins.release();
         let result = mem.raw(nr, args);
         if result != FAULT {
             return result;
         }
         let again = readable(&mut pins);
-        mem.unpin(&mut pins);
+        pins.release();
         if !again {
             return result;
         }
     }
     bring(&mut pins);
-    let result = mem.raw(nr, args);
-    mem.unpin(&mut pins);
-    result
+    mem.raw(nr, args)
 }
 
 /// Waits on the word at argument 0, until the absolute time at `timeout`.
@@ -122,11 +120,10 @@ pub(super) fn futex_array(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
     if vector {
         return wait(mem, nr, args, |pins| _ = bring(pins), bring);
     }
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     bring(&mut pins);
-    let result = mem.raw(nr, args);
-    mem.unpin(&mut pins);
-    result
+    mem.raw(nr, args)
 }
 
 /// `futex_wait`, with an absolute timeout.
@@ -174,7 +171,8 @@ const EVENT: u64 = 12;
 
 /// `epoll_wait`, `epoll_pwait`, `epoll_pwait2`.
 pub(super) fn epoll_wait(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let mut mask = Mask::default();
     let mut args = *args;
     if nr != libc::SYS_epoll_wait as u64 {
@@ -191,9 +189,7 @@ pub(super) fn epoll_wait(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
             args[2] = safe / EVENT;
         }
     }
-    let result = mask.call(mem, nr, &args);
-    mem.unpin(&mut pins);
-    result
+    mask.call(mem, nr, &args)
 }
 
 /// `ppoll`.
@@ -202,7 +198,8 @@ pub(super) fn ppoll(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
         Ptr { arg: 0, dir: Dir::Both, extent: Extent::Counted { by: 1, unit: 8, plus: 0, cap: u64::MAX, int: true } },
         Ptr { arg: 2, dir: Dir::Both, extent: Extent::Bytes(TIMESPEC as u32) },
     ];
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let mut mask = Mask::default();
     let mut args = *args;
     args[3] = mask.filter(mem, &mut pins, args[3], args[4]);
@@ -215,7 +212,8 @@ pub(super) fn pselect(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
         Ptr { arg, dir: Dir::Both, extent: Extent::Bits { by: 0 } }
     }
     const RULES: [Ptr; 4] = [set(1), set(2), set(3), Ptr { arg: 4, dir: Dir::Both, extent: Extent::Bytes(TIMESPEC as u32) }];
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let mut mask = Mask::default();
     let mut pair = [0u64; 2];
     let mut args = *args;
@@ -232,11 +230,10 @@ pub(super) fn pselect(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
 
 /// `rt_sigsuspend`.
 pub(super) fn suspend(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let mut mask = Mask::default();
     let mut args = *args;
     args[0] = mask.filter(mem, &mut pins, args[0], args[1]);
-    let result = mask.call(mem, nr, &args);
-    mem.unpin(&mut pins);
-    result
+    mask.call(mem, nr, &args)
 }

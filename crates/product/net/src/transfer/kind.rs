@@ -1,6 +1,6 @@
 //! What a descriptor is, as far as cutting a transfer depends on it.
 
-use super::super::buffers::{Memory, PinSet, pin_local};
+use super::super::buffers::{Memory, PinSet, Pins, pin_local};
 
 /// How a transfer may be cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,11 +30,11 @@ const DEVICE_WORD: usize = 10;
 
 /// What the kernel says of `fd`: `st_mode` and `st_rdev`. `None`: there is no such descriptor.
 pub(in super::super) fn mode_and_device(mem: &impl Memory, fd: u64) -> Option<(u32, u32)> {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let mut stat = [0u32; 36];
     let addr = pin_local(mem, &mut pins, &mut stat);
     let result = mem.own(libc::SYS_fstat as u64, &[fd, addr, 0, 0, 0, 0]);
-    mem.unpin(&mut pins);
     (result >= 0).then_some((stat[MODE_WORD], stat[DEVICE_WORD]))
 }
 
@@ -64,13 +64,13 @@ fn character_device(device: u32) -> Kind {
 
 fn socket(mem: &impl Memory, fd: u64) -> Kind {
     let option = |name: i32| {
-        let mut pins = PinSet::new();
+        let mut set = PinSet::new();
+        let mut pins = Pins::new(mem, &mut set);
         // The value, then its length.
         let mut both = [0u32, 4];
         let addr = pin_local(mem, &mut pins, &mut both);
         let args = [fd, libc::SOL_SOCKET as u64, name as u64, addr, addr + 4, 0];
         let result = mem.own(libc::SYS_getsockopt as u64, &args);
-        mem.unpin(&mut pins);
         if result < 0 { -1 } else { both[0] as i32 }
     };
     if option(libc::SO_TYPE) != libc::SOCK_STREAM {

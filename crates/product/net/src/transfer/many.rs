@@ -3,7 +3,7 @@
 //! One thing is lost when the array is cut: an error after the first messages ends the call with their number,
 //! as natively, but the kernel would keep a receive error of the socket for the next call.
 
-use super::super::buffers::{Args, Memory, PinSet, errno, pin_dir, read_user, write_user};
+use super::super::buffers::{Args, Memory, PinSet, Pins, errno, pin_dir, read_once, write_once};
 use super::super::calls::descriptors::gives_own;
 use super::super::table::{Dir, Flow};
 use super::messages::{self, pin_message};
@@ -56,7 +56,8 @@ fn many(mem: &impl Memory, args: &Args, flow: Flow) -> i64 {
 
 /// Transfers the first messages of the array: the result, and how many it was asked for.
 fn some(mem: &impl Memory, part: &Args, flow: Flow) -> (i64, u64) {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     if flow == Flow::Read {
         pin_dir(mem, &mut pins, part[4], 16, Dir::Both);
     }
@@ -76,13 +77,11 @@ fn some(mem: &impl Memory, part: &Args, flow: Flow) -> (i64, u64) {
         }
     }
     if fit == 0 && over {
-        mem.unpin(&mut pins);
+        pins.release();
         return (alone(mem, part, flow), 1);
     }
     let nr = if flow == Flow::Read { libc::SYS_recvmmsg } else { libc::SYS_sendmmsg };
-    let result = mem.raw(nr as u64, &[part[0], part[1], fit, part[3], part[4], part[5]]);
-    mem.unpin(&mut pins);
-    (result, fit)
+    (mem.raw(nr as u64, &[part[0], part[1], fit, part[3], part[4], part[5]]), fit)
 }
 
 /// One message that cannot be pinned at once: 1, or the error.
@@ -96,9 +95,7 @@ fn alone(mem: &impl Memory, part: &Args, flow: Flow) -> i64 {
     if result < 0 {
         return result;
     }
-    let mut pins = PinSet::new();
-    write_user(mem, &mut pins, part[1] + LENGTH_AT, &(result as u32));
-    mem.unpin(&mut pins);
+    write_once(mem, part[1] + LENGTH_AT, &(result as u32));
     1
 }
 
@@ -107,8 +104,6 @@ fn is_late(mem: &impl Memory, timeout: u64) -> bool {
     if timeout == 0 {
         return false;
     }
-    let mut pins = PinSet::new();
-    let left = read_user::<[u64; 2]>(mem, &mut pins, timeout);
-    mem.unpin(&mut pins);
+    let left = read_once::<[u64; 2]>(mem, timeout);
     left == Some([0, 0])
 }

@@ -2,7 +2,7 @@
 
 use super::super::buffers::scratch::Scratch;
 use super::super::buffers::{
-    Access, Args, IoVec, Memory, PinSet, Plain, address, pin_all, pin_dir, pin_local, read_user, write_user,
+    Access, Args, IoVec, Memory, PinSet, Pins, Plain, address, pin_all, pin_dir, pin_local, read_once, read_user, write_once,
 };
 use super::super::table::{Dir, Flow};
 use super::kind::{self, Kind};
@@ -89,12 +89,13 @@ fn pin_name_and_control(mem: &impl Memory, pins: &mut PinSet, header: &Header, d
 /// `sendto`.
 pub(super) fn send_to(mem: &impl Memory, args: &Args) -> i64 {
     let nr = libc::SYS_sendto as u64;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let name_len = i64::from(args[5] as i32).max(0) as u64;
     let all = pin_all(mem, &mut pins, args[4], name_len.min(NAME_MAX), Access::Read)
         & pin_all(mem, &mut pins, args[1], args[2].min(TRANSFER_MAX), Access::Read);
     if !all {
-        mem.unpin(&mut pins);
+        pins.release();
         let header = Header { name: args[4], name_len: args[5] as u32, ..Header::ZERO };
         let cursor = Cursor::one(IoVec { addr: args[1], len: args[2].min(TRANSFER_MAX) });
         return match Message::new(mem, args[0], header, args[3], cursor) {
@@ -102,15 +103,14 @@ pub(super) fn send_to(mem: &impl Memory, args: &Args) -> i64 {
             _ => mem.raw(nr, args),
         };
     }
-    let result = mem.raw(nr, args);
-    mem.unpin(&mut pins);
-    result
+    mem.raw(nr, args)
 }
 
 /// `recvfrom`.
 pub(super) fn receive_from(mem: &impl Memory, args: &Args) -> i64 {
     let nr = libc::SYS_recvfrom as u64;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let mut name_len = 0;
     let mut all = true;
     if args[4] != 0 && args[5] != 0 {
@@ -120,7 +120,7 @@ pub(super) fn receive_from(mem: &impl Memory, args: &Args) -> i64 {
     }
     all &= pin_all(mem, &mut pins, args[1], args[2].min(TRANSFER_MAX), Access::Write);
     if !all {
-        mem.unpin(&mut pins);
+        pins.release();
         let header = Header { name: args[4], name_len, ..Header::ZERO };
         let cursor = Cursor::one(IoVec { addr: args[1], len: args[2].min(TRANSFER_MAX) });
         let Some(mut message) = Message::new(mem, args[0], header, args[3], cursor) else { return mem.raw(nr, args) };
@@ -130,22 +130,19 @@ pub(super) fn receive_from(mem: &impl Memory, args: &Args) -> i64 {
         }
         return result;
     }
-    let result = mem.raw(nr, args);
-    mem.unpin(&mut pins);
-    result
+    mem.raw(nr, args)
 }
 
 /// `sendmsg`.
 pub(super) fn send(mem: &impl Memory, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let pinned = pin_message(mem, &mut pins, args[1], size_of::<Header>() as u64, Flow::Write);
     if pinned == Pinned::Part {
-        mem.unpin(&mut pins);
+        pins.release();
         return send_slow(mem, args);
     }
-    let result = mem.raw(libc::SYS_sendmsg as u64, args);
-    mem.unpin(&mut pins);
-    result
+    mem.raw(libc::SYS_sendmsg as u64, args)
 }
 
 /// `sendmsg` of a message that cannot be pinned at once.
@@ -159,15 +156,14 @@ pub(super) fn send_slow(mem: &impl Memory, args: &Args) -> i64 {
 
 /// `recvmsg`.
 pub(super) fn receive(mem: &impl Memory, args: &Args) -> i64 {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let pinned = pin_message(mem, &mut pins, args[1], size_of::<Header>() as u64, Flow::Read);
     if pinned == Pinned::Part {
-        mem.unpin(&mut pins);
+        pins.release();
         return receive_slow(mem, args);
     }
-    let result = mem.raw(libc::SYS_recvmsg as u64, args);
-    mem.unpin(&mut pins);
-    result
+    mem.raw(libc::SYS_recvmsg as u64, args)
 }
 
 /// `recvmsg` of a message that cannot be pinned at once.
@@ -186,9 +182,7 @@ pub(super) fn receive_slow(mem: &impl Memory, args: &Args) -> i64 {
 
 /// Stores a part of the kernel's answer; `result`, or the fault.
 fn store<T: Plain>(mem: &impl Memory, addr: u64, value: &T, result: i64) -> i64 {
-    let mut pins = PinSet::new();
-    let stored = write_user(mem, &mut pins, addr, value);
-    mem.unpin(&mut pins);
+    let stored = write_once(mem, addr, value);
     if stored { result } else { FAULT }
 }
 
@@ -214,9 +208,7 @@ impl Message {
     }
     /// The arguments of a `sendmsg` or `recvmsg`.
     fn at(mem: &impl Memory, args: &Args) -> Option<Message> {
-        let mut pins = PinSet::new();
-        let header = read_user::<Header>(mem, &mut pins, args[1]);
-        mem.unpin(&mut pins);
+        let header = read_once::<Header>(mem, args[1]);
         let header = header?;
         Message::new(mem, args[0], header, args[2], Cursor::array(header.iovs, header.iov_count))
     }
@@ -247,7 +239,8 @@ impl Message {
     fn send_pieces(&self, mem: &impl Memory) -> i64 {
         let (mut cursor, mut done) = (self.cursor, 0u64);
         let mut local = Local { header: self.header, piece: Piece::EMPTY };
-        let mut pins = PinSet::new();
+        let mut set = PinSet::new();
+        let mut pins = Pins::new(mem, &mut set);
         loop {
             let mut flags = self.flags;
             if done > 0 {
@@ -259,12 +252,11 @@ impl Message {
             pin_name_and_control(mem, &mut pins, &local.header, Dir::In);
             let after = cursor.fill(mem, &mut pins, Access::Read, &mut local.piece);
             if local.piece.bytes == 0 {
-                mem.unpin(&mut pins);
                 return if done > 0 { done as i64 } else { FAULT };
             }
             let addr = local.refer();
             let result = mem.raw(libc::SYS_sendmsg as u64, &[self.fd, addr, flags, 0, 0, 0]);
-            mem.unpin(&mut pins);
+            pins.release();
             if result < 0 {
                 return if done > 0 { done as i64 } else { result };
             }
@@ -279,7 +271,8 @@ impl Message {
     fn receive_pieces(&mut self, mem: &impl Memory) -> i64 {
         let (mut cursor, mut done) = (self.cursor, 0u64);
         let mut local = Local { header: self.header, piece: Piece::EMPTY };
-        let mut pins = PinSet::new();
+        let mut set = PinSet::new();
+        let mut pins = Pins::new(mem, &mut set);
         loop {
             let mut flags = self.flags;
             if done > 0 {
@@ -292,12 +285,11 @@ impl Message {
             pin_name_and_control(mem, &mut pins, &local.header, Dir::Out);
             let after = cursor.fill(mem, &mut pins, Access::Write, &mut local.piece);
             if local.piece.bytes == 0 {
-                mem.unpin(&mut pins);
                 return if done > 0 { done as i64 } else { FAULT };
             }
             let addr = local.refer();
             let result = mem.raw(libc::SYS_recvmsg as u64, &[self.fd, addr, flags, 0, 0, 0]);
-            mem.unpin(&mut pins);
+            pins.release();
             if result < 0 {
                 return if done > 0 { done as i64 } else { result };
             }
@@ -328,9 +320,8 @@ impl Message {
         if !self.cursor.copy(mem, &scratch, self.total, Flow::Write) {
             return FAULT;
         }
-        let mut pins = PinSet::new();
         let mut header = self.header;
-        self.call_on_scratch(mem, &mut pins, &mut header, &scratch, self.total, Flow::Write)
+        self.call_on_scratch(mem, &mut header, &scratch, self.total, Flow::Write)
     }
 
     fn receive_on_scratch(&mut self, mem: &impl Memory) -> i64 {
@@ -339,9 +330,8 @@ impl Message {
             Ok(scratch) => scratch,
             Err(error) => return error,
         };
-        let mut pins = PinSet::new();
         let mut header = self.header;
-        let result = self.call_on_scratch(mem, &mut pins, &mut header, &scratch, len, Flow::Read);
+        let result = self.call_on_scratch(mem, &mut header, &scratch, len, Flow::Read);
         if result < 0 {
             return result;
         }
@@ -353,27 +343,19 @@ impl Message {
     }
 
     /// One call with scratch memory as the only buffer.
-    fn call_on_scratch<M: Memory>(
-        &self,
-        mem: &M,
-        pins: &mut PinSet,
-        header: &mut Header,
-        scratch: &Scratch<'_, M>,
-        len: u64,
-        flow: Flow,
-    ) -> i64 {
+    fn call_on_scratch<M: Memory>(&self, mem: &M, header: &mut Header, scratch: &Scratch<'_, M>, len: u64, flow: Flow) -> i64 {
         let (nr, dir) = match flow {
             Flow::Read => (libc::SYS_recvmsg, Dir::Out),
             Flow::Write => (libc::SYS_sendmsg, Dir::In),
         };
+        let mut set = PinSet::new();
+        let mut pins = Pins::new(mem, &mut set);
         let mut iov = IoVec { addr: scratch.addr(), len };
-        header.iovs = pin_local(mem, pins, &mut iov);
+        header.iovs = pin_local(mem, &mut pins, &mut iov);
         header.iov_count = 1;
-        pin_local(mem, pins, header);
-        pin_name_and_control(mem, pins, header, dir);
+        pin_local(mem, &mut pins, header);
+        pin_name_and_control(mem, &mut pins, header, dir);
         let addr = address(header);
-        let result = mem.raw(nr as u64, &[self.fd, addr, self.flags, 0, 0, 0]);
-        mem.unpin(pins);
-        result
+        mem.raw(nr as u64, &[self.fd, addr, self.flags, 0, 0, 0])
     }
 }

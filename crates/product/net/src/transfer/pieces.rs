@@ -2,7 +2,7 @@
 
 use super::super::buffers::careful::careful_copy;
 use super::super::buffers::scratch::Scratch;
-use super::super::buffers::{Access, IoVec, Memory, PAGE, PinSet, address, clip, errno, pin_local, read_user};
+use super::super::buffers::{Access, IoVec, Memory, PAGE, PinSet, Pins, address, clip, errno, pin_local, read_user};
 use super::kind::{self, Kind};
 use super::{FAULT, Flow, IOV_MAX, SCRATCH_READ_MAX, SMALL, TRANSFER_MAX, access, messages};
 
@@ -97,9 +97,7 @@ impl Cursor {
         let (mut at, mut total) = (*self, 0u64);
         at.left = u64::MAX;
         while at.index < at.count {
-            let mut pins = PinSet::new();
-            let here = at.buffer(mem, &mut pins);
-            mem.unpin(&mut pins);
+            let here = at.buffer(mem, &mut Pins::new(mem, &mut PinSet::new()));
             let len = here.ok_or(FAULT)?.len;
             if len > i64::MAX as u64 {
                 return Err(errno(libc::EINVAL));
@@ -134,15 +132,14 @@ impl Cursor {
     pub(super) fn accessible(&self, mem: &impl Memory, access: Access) -> bool {
         let (mut at, mut left) = (*self, SMALL);
         while left > 0 {
-            let mut pins = PinSet::new();
-            let next = at.next(mem, &mut pins);
-            mem.unpin(&mut pins);
+            let next = at.next(mem, &mut Pins::new(mem, &mut PinSet::new()));
             let Ok(Some(here)) = next else { return next.is_ok() };
             let want = clip(here.addr, here.len.min(left));
+            let mut set = PinSet::new();
+            let mut pins = Pins::new(mem, &mut set);
             // With an empty set there is room: nothing is safe only if the page cannot be had.
             let safe = if want == 0 { 0 } else { mem.pin(&mut pins, here.addr, want, access).min(want) };
             let readable = is_readable(here.addr, safe);
-            mem.unpin(&mut pins);
             if safe == 0 || !readable {
                 return false;
             }
@@ -159,9 +156,7 @@ impl Cursor {
     fn copy_some<M: Memory>(mut self, mem: &M, scratch: &Scratch<'_, M>, bytes: u64, flow: Flow) -> u64 {
         let mut done = 0;
         while done < bytes {
-            let mut pins = PinSet::new();
-            let next = self.next(mem, &mut pins);
-            mem.unpin(&mut pins);
+            let next = self.next(mem, &mut Pins::new(mem, &mut PinSet::new()));
             let Ok(Some(here)) = next else { break };
             let len = here.len.min(bytes - done);
             let copied = match flow {
@@ -260,7 +255,8 @@ enum Next {
 fn in_pieces(mem: &impl Memory, call: FileCall, start: Cursor, total: u64, next: Next) -> Option<i64> {
     let (mut cursor, mut done) = (start, 0u64);
     let mut piece = Piece::EMPTY;
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     loop {
         pin_local(mem, &mut pins, &mut piece);
         let mut after = cursor.fill(mem, &mut pins, access(call.flow), &mut piece);
@@ -271,7 +267,6 @@ fn in_pieces(mem: &impl Memory, call: FileCall, start: Cursor, total: u64, next:
         }
         if piece.bytes == 0 {
             // The program may not access the next byte: natively the call ends before it.
-            mem.unpin(&mut pins);
             return (done > 0).then_some(done as i64);
         }
         let iovs = address(&mut piece);
@@ -280,7 +275,7 @@ fn in_pieces(mem: &impl Memory, call: FileCall, start: Cursor, total: u64, next:
             Next::Uninterrupted if done > 0 => call.go_on(mem, iovs, piece.count, done),
             _ => call.make(mem, iovs, piece.count, done, call.flags),
         };
-        mem.unpin(&mut pins);
+        pins.release();
         if result < 0 {
             return Some(if done > 0 { done as i64 } else { result });
         }
@@ -312,12 +307,13 @@ fn without_blocking(mem: &impl Memory, call: &FileCall, iovs: u64, count: u64) -
     }
     // A FIFO does not know `RWF_NOWAIT`. If another reader is faster between the two calls, the second one waits
     // for more, as the first piece did.
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     // struct pollfd: descriptor, then the events asked for and the answer.
     let mut poll = [call.fd as u32, libc::POLLIN as u32];
     let addr = pin_local(mem, &mut pins, &mut poll);
     let ready = mem.own(libc::SYS_poll as u64, &[addr, 1, 0, 0, 0, 0]);
-    mem.unpin(&mut pins);
+    pins.release();
     let readable = poll[1] >> 16 & libc::POLLIN as u32 != 0;
     if ready > 0 && readable { call.make(mem, iovs, count, 0, call.flags) } else { errno(libc::EAGAIN) }
 }
@@ -332,11 +328,12 @@ fn on_scratch(mem: &impl Memory, call: FileCall, cursor: Cursor, total: u64) -> 
     if call.flow == Flow::Write && !cursor.copy(mem, &scratch, len, Flow::Write) {
         return FAULT;
     }
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(mem, &mut set);
     let mut iov = IoVec { addr: scratch.addr(), len };
     let iovs = pin_local(mem, &mut pins, &mut iov);
     let result = call.make(mem, iovs, 1, 0, call.flags);
-    mem.unpin(&mut pins);
+    pins.release();
     if call.flow == Flow::Read && result > 0 {
         // Memory that can be read and not written: natively the call ends before it.
         return match cursor.copy_some(mem, &scratch, (result as u64).min(len), Flow::Read) {

@@ -16,7 +16,7 @@ use crate::ground::own_threads::rights;
 use crate::ground::runtime::runtime;
 use crate::ground::thread;
 use farshore_backend::file::lengthen;
-use farshore_net::buffers::{self, Args, Memory as _, PinSet};
+use farshore_net::buffers::{self, Args};
 use farshore_sys::raw::getpid;
 use std::os::fd::BorrowedFd;
 
@@ -29,13 +29,12 @@ pub fn handles(number: u64) -> bool {
     matches!(number, SETRLIMIT | PRLIMIT64)
 }
 
-/// Does one of them.
+/// Does one of them. Not inlined: its pages and limits would lie in the stack frame of every call.
+#[inline(never)]
 pub fn set(number: u64, args: &Args) -> i64 {
     let (resource, new) = if number == PRLIMIT64 { (args[1], args[2]) } else { (args[0], args[1]) };
     if resource as u32 == libc::RLIMIT_FSIZE && new != 0 {
-        let mut pins = PinSet::new();
-        let limits = buffers::read_user::<[u64; 2]>(net(), &mut pins, new);
-        net().unpin(&mut pins);
+        let limits = buffers::read_once::<[u64; 2]>(net(), new);
         if limits.is_some_and(|limits| limits.iter().any(|&limit| limit != INFINITE)) {
             lengthen_swap_files();
         }
@@ -49,9 +48,7 @@ pub fn set(number: u64, args: &Args) -> i64 {
 /// `NPROC` counts threads. Before a limit holds under which none could be made any more, Farshore makes its own.
 fn set_processes(number: u64, args: &Args, new: u64) -> i64 {
     const FEW: u64 = 16;
-    let mut pins = PinSet::new();
-    let soft = buffers::read_user::<[u64; 2]>(net(), &mut pins, new).map(|limits| limits[0]);
-    net().unpin(&mut pins);
+    let soft = buffers::read_once::<[u64; 2]>(net(), new).map(|limits| limits[0]);
     let own = number == SETRLIMIT || args[0] as u32 == 0 || args[0] as u32 == getpid();
     let (Some(runtime), Some(soft), false) = (runtime().filter(|_| own), soft, thread::is_guest()) else {
         return pinned(number, args);

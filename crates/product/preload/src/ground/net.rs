@@ -7,7 +7,7 @@ use crate::ground::runtime::runtime;
 use crate::ground::thread::Thread;
 use farshore_catch::entry::Call;
 use farshore_core::page::Access;
-use farshore_net::buffers::{self, Args, Memory, PinSet, careful};
+use farshore_net::buffers::{self, Args, Memory, PinSet, Pins, careful};
 use farshore_net::calls;
 
 /// The engine as the net sees it.
@@ -26,9 +26,7 @@ pub fn pinned(number: u64, args: &Args) -> i64 {
 
 /// Makes managed pages present and writable for a moment, without keeping them.
 fn touch(addr: u64, len: u64) {
-    let mut pins = PinSet::new();
-    buffers::pin_all(net(), &mut pins, addr, len, Access::Write);
-    net().unpin(&mut pins);
+    buffers::pin_all(net(), &mut Pins::new(net(), &mut PinSet::new()), addr, len, Access::Write);
 }
 
 #[unsafe(no_mangle)]
@@ -42,12 +40,11 @@ extern "C" fn farshore_make_writable(addr: u64, len: u64) {
 /// `to` must have room for `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farshore_read_program(to: *mut u8, from: u64, len: u64) -> bool {
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(net(), &mut set);
     buffers::pin_all(net(), &mut pins, from, len, Access::Read);
     // SAFETY: this function's own condition; the source may be anything.
-    let read = unsafe { careful::careful_copy(to, from, len as usize) };
-    net().unpin(&mut pins);
-    read
+    unsafe { careful::careful_copy(to, from, len as usize) }
 }
 
 /// The words that the kernel writes when it makes a thread.

@@ -23,7 +23,7 @@ use crate::ground::{count, net, report, sleeping, text, thread, unithreads};
 use crate::{family, signals};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_catch::entry::{self, Call};
-use farshore_net::buffers::{self, Memory as _, PinSet};
+use farshore_net::buffers::{self, Memory as _};
 use farshore_net::calls::follow::Starter;
 use farshore_net::calls::{exec, follow};
 use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
@@ -64,7 +64,8 @@ pub fn handles(number: u64) -> bool {
     report::ends(number) || matches!(number, SYS_EXECVE | SYS_EXECVEAT) || rights::may_change(number)
 }
 
-/// Does one of them.
+/// Does one of them. Not inlined: what `exec` needs of the stack would lie in the frame of every call.
+#[inline(never)]
 pub fn call(number: u64, args: &Args) -> i64 {
     match number {
         SYS_EXECVE | SYS_EXECVEAT => execute(number, args),
@@ -271,10 +272,8 @@ fn begins_as_guest(flags: u64) -> bool {
 /// ends takes no faults. (libc's lies in the thread's storage, which never is.)
 fn keep_end_word(call: &Call) {
     let word = if call.nr == SYS_CLONE3 {
-        let mut pins = PinSet::new();
         // struct clone_args: flags, pidfd, child_tid.
-        let words = buffers::read_user::<[u64; 3]>(net::net(), &mut pins, call.args[0]);
-        net::net().unpin(&mut pins);
+        let words = buffers::read_once::<[u64; 3]>(net::net(), call.args[0]);
         words.map_or(0, |words| words[2])
     } else {
         call.args[3]
@@ -301,9 +300,7 @@ fn keep_stack_local(flags: u64, call: &Call) {
 fn stack_of(flags: u64, call: &Call) -> Option<(u64, u64)> {
     let (start, top, tls) = if call.nr == SYS_CLONE3 {
         // struct clone_args: stack, its size and the thread pointer are the words 5 to 7.
-        let mut pins = PinSet::new();
-        let words = buffers::read_user::<[u64; 8]>(net::net(), &mut pins, call.args[0]);
-        net::net().unpin(&mut pins);
+        let words = buffers::read_once::<[u64; 8]>(net::net(), call.args[0]);
         let [.., stack, size, tls] = words?;
         (stack, stack.checked_add(size)?, tls)
     } else {

@@ -11,7 +11,7 @@
 
 use crate::ground::net::net;
 use farshore_core::page::Access;
-use farshore_net::buffers::{self, Memory, PinSet, careful};
+use farshore_net::buffers::{self, Memory, PinSet, Pins, careful};
 use farshore_sys::raw::gettid;
 
 const GET_ROBUST_LIST: u64 = 274;
@@ -61,11 +61,10 @@ fn give_up(entry: u64, offset: u64, is_pending: bool) -> Option<()> {
     if !word.is_multiple_of(4) {
         return None;
     }
-    let mut pins = PinSet::new();
+    let mut set = PinSet::new();
+    let mut pins = Pins::new(net(), &mut set);
     buffers::pin_all(net(), &mut pins, word, 4, Access::Write);
-    let done = mark(word, inherits, is_pending, &mut pins);
-    net().unpin(&mut pins);
-    done
+    mark(word, inherits, is_pending, &mut pins)
 }
 
 fn mark(word: u64, inherits: bool, is_pending: bool, pins: &mut PinSet) -> Option<()> {
@@ -95,8 +94,5 @@ fn mark(word: u64, inherits: bool, is_pending: bool, pins: &mut PinSet) -> Optio
 
 /// A structure of the program; `None` if it cannot be read.
 fn read<T: buffers::Plain>(addr: u64) -> Option<T> {
-    let mut pins = PinSet::new();
-    let value = buffers::read_user::<T>(net(), &mut pins, addr);
-    net().unpin(&mut pins);
-    value
+    buffers::read_once::<T>(net(), addr)
 }

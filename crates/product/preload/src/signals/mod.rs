@@ -30,7 +30,7 @@ use crate::ground::thread;
 use crate::ground::thread::actions::{self, SIG_DFL, SIG_IGN, SIGNALS, is_handler};
 use crate::ground::thread::pending::{OURS, place};
 use farshore_catch::entry;
-use farshore_net::buffers::{self, Memory, PinSet, careful};
+use farshore_net::buffers::{self, PinSet, Pins, careful};
 use farshore_sys::guarded;
 use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
 use farshore_sys::signal::{
@@ -270,17 +270,11 @@ const EINVAL: i64 = -22;
 
 /// Reads a plain structure of the program; `None` as the kernel's EFAULT.
 fn read<T: buffers::Plain>(addr: u64) -> Option<T> {
-    let mut pins = PinSet::new();
-    let value = buffers::read_user::<T>(net(), &mut pins, addr);
-    net().unpin(&mut pins);
-    value
+    buffers::read_once::<T>(net(), addr)
 }
 
 fn write<T: buffers::Plain>(addr: u64, value: &T) -> bool {
-    let mut pins = PinSet::new();
-    let written = buffers::write_user(net(), &mut pins, addr, value);
-    net().unpin(&mut pins);
-    written
+    buffers::write_once(net(), addr, value)
 }
 
 fn from_words(words: [u64; 4]) -> Action {
@@ -394,10 +388,11 @@ fn rt_sigprocmask(args: &Args) -> i64 {
     }
     // What to set, and what was set. Pinned, or the kernel might set the mask and then not be able to tell the one before.
     let mut masks = [wanted, 0u64];
-    let mut pins = PinSet::new();
+    let mut pin_set = PinSet::new();
+    let mut pins = Pins::new(net(), &mut pin_set);
     let at = buffers::pin_local(net(), &mut pins, &mut masks);
     let answer = raw(nr::RT_SIGPROCMASK, &[how, if set != 0 { at } else { 0 }, at + 8, 8, 0, 0]);
-    net().unpin(&mut pins);
+    pins.release();
     if answer < 0 {
         return answer;
     }

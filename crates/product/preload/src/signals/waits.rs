@@ -20,7 +20,7 @@ use crate::ground::thread;
 use crate::ground::thread::pending::{OURS, Suspended};
 use farshore_catch::entry;
 use farshore_core::seams::Clock as _;
-use farshore_net::buffers::{self, Memory as _, PinSet};
+use farshore_net::buffers::{self};
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::raw::Errno;
 use farshore_sys::signal::{self, How, SigInfo, SigSet};
@@ -93,9 +93,7 @@ fn epoll_end(number: u64, args: &Args) -> Option<u64> {
             u64::try_from(args[3] as i32).ok().filter(|&ms| ms > 0).map(|ms| now().saturating_add(ms * (SECOND / 1000)))
         }
         EPOLL_PWAIT2 if args[3] != 0 => {
-            let mut pins = PinSet::new();
-            let time = buffers::read_user::<[u64; 2]>(net(), &mut pins, args[3]);
-            net().unpin(&mut pins);
+            let time = buffers::read_once::<[u64; 2]>(net(), args[3]);
             time.map(|[seconds, ns]| now().saturating_add(seconds.saturating_mul(SECOND)).saturating_add(ns))
         }
         _ => None,
