@@ -38,22 +38,19 @@ pub fn of(pid: u32) -> Option<Kinds> {
 fn sum(text: &str) -> Kinds {
     let mut kinds = Kinds::default();
     let mut mapping = Mapping::default();
-    let (mut file_end, mut complete) = (0, false);
+    let mut file_end = 0;
     for line in text.lines() {
         if let Some(head) = head(line) {
             // An image's data go on behind its file, and a named rest of it does, too.
             let behind_file = head.inode == "0" && head.start == file_end;
             file_end = if head.inode != "0" || behind_file { head.end } else { 0 };
             mapping = Mapping { behind_file, ..head };
-            complete = false;
         } else if let Some(value) = line.strip_prefix("Rss:") {
             mapping.resident = value.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap_or(0) << 10;
         } else if let Some(flags) = line.strip_prefix("VmFlags:") {
             mapping.flags = flags;
-            if !complete {
-                *kind_of(&mapping, &mut kinds) += mapping.resident;
-            }
-            complete = true;
+            // The last line of a mapping.
+            *kind_of(&mapping, &mut kinds) += mapping.resident;
         }
     }
     kinds
