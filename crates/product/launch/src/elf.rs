@@ -2,6 +2,7 @@
 
 use crate::{Obstacle, PATH, Work};
 use core::fmt;
+use core::ops::ControlFlow;
 use farshore_sys::fd::{self, Fd};
 use object::LittleEndian as LE;
 use object::elf::{self, FileHeader64, ProgramHeader64};
@@ -99,14 +100,23 @@ impl Mark {
 /// The most that is read of a program's notes, bytes.
 const NOTES: usize = 512;
 
-/// Whether `file`, a program whose headers make sense, has [`Mark::COMMAND`] among its notes.
+/// What the notes of a program say of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Marked {
+    /// [`Mark::COMMAND`] is among them.
+    Command,
+    /// It is not: some other program.
+    Other,
+}
+
+/// Looks for [`Mark::COMMAND`] among the notes of `file`, a program whose headers make sense.
 ///
 /// # Errors
 /// [`Obstacle::Unreadable`].
-pub fn is_marked(file: &Fd, table: &mut [u8]) -> Result<bool, Obstacle> {
+pub fn marked(file: &Fd, table: &mut [u8]) -> Result<Marked, Obstacle> {
     let mut header = [0; HEADER];
     let length = read(file, &mut header, 0)?;
-    let Ok(segments) = begin(&header[..length]) else { return Ok(false) };
+    let Ok(segments) = begin(&header[..length]) else { return Ok(Marked::Other) };
     let has_mark = |segment: &ProgramHeader64<LE>| {
         let mut notes = [0; NOTES];
         let length = usize::try_from(segment.p_filesz.get(LE)).unwrap_or(NOTES).min(NOTES);
@@ -114,7 +124,10 @@ pub fn is_marked(file: &Fd, table: &mut [u8]) -> Result<bool, Obstacle> {
             && read(file, &mut notes[..length], segment.p_offset.get(LE))
                 .is_ok_and(|length| notes[..length].windows(size_of::<Mark>()).step_by(4).any(|note| note == Mark::bytes()))
     };
-    Ok(matches!(find(file, table, segments, &has_mark)?, Ok(Some(_))))
+    Ok(match find(file, table, segments, &has_mark)? {
+        Ok(Some(_)) => Marked::Command,
+        Ok(None) | Err(_) => Marked::Other,
+    })
 }
 
 /// Reads the headers of `file`; the name of the dynamic linker goes to `work`.
@@ -177,7 +190,7 @@ pub fn first_library(file: &Fd, table: &mut [u8], into: &mut [u8; FIRST]) -> Res
     let mut names = None;
     each_entry(file, &list, &mut |tag, value| {
         names = if tag == u64::from(elf::DT_STRTAB) { Some(value) } else { names };
-        Ok(false)
+        Ok(ControlFlow::Continue(()))
     })?;
     // Where the names will be in memory, and so where they are in the file.
     let Some(address) = names else { return Ok(()) };
@@ -189,20 +202,20 @@ pub fn first_library(file: &Fd, table: &mut [u8], into: &mut [u8; FIRST]) -> Res
     let names = load.p_offset.get(LE).saturating_add(address - load.p_vaddr.get(LE));
     each_entry(file, &list, &mut |tag, value| {
         if tag != u64::from(elf::DT_NEEDED) {
-            return Ok(false);
+            return Ok(ControlFlow::Continue(()));
         }
         let length = read(file, &mut into[..], names.saturating_add(value))?;
         let end = into[..length].iter().position(|&byte| byte == 0).filter(|&end| goes_first(&into[..end]));
         into[end.unwrap_or(0)..].fill(0);
-        Ok(end.is_some())
+        Ok(if end.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })
 }
 
-/// Gives tag and value of each entry of the list that names a program's libraries to `look`, up to the list's end or until that returns `true`.
+/// Gives tag and value of each entry of the list that names a program's libraries to `look`, up to the list's end or until that breaks off.
 fn each_entry(
     file: &Fd,
     list: &ProgramHeader64<LE>,
-    look: &mut dyn FnMut(u64, u64) -> Result<bool, Obstacle>,
+    look: &mut dyn FnMut(u64, u64) -> Result<ControlFlow<()>, Obstacle>,
 ) -> Result<(), Obstacle> {
     let mut piece = [0; PIECE];
     let (mut left, mut at) = (list.p_filesz.get(LE).min(LIST), list.p_offset.get(LE));
@@ -211,7 +224,7 @@ fn each_entry(
         let length = read(file, &mut piece[..wanted], at)?;
         for entry in piece[..length].chunks_exact(ENTRY) {
             let [tag, value] = [0, 8].map(|at| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default()));
-            if tag == 0 || look(tag, value)? {
+            if tag == 0 || look(tag, value)?.is_break() {
                 return Ok(());
             }
         }

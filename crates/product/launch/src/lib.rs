@@ -206,7 +206,9 @@ pub fn check(program: &Program<'_>, rights: &Rights, work: &mut Work<'_>) -> Res
             script::Kind::Elf => {
                 let loader = loader(&file, work);
                 rights.check(&file)?;
-                if loader == Err(Obstacle::Elf(Elf::Program { dynamic: false })) && elf::is_marked(&file, work.table)? {
+                if loader == Err(Obstacle::Elf(Elf::Program { dynamic: false }))
+                    && elf::marked(&file, work.table)? == elf::Marked::Command
+                {
                     return Err(Obstacle::Command);
                 }
                 let loader = loader?;

@@ -365,6 +365,14 @@ struct Client {
     deadline: u64,
 }
 
+/// How much of an answer is sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sent {
+    All,
+    /// The rest goes when the client has taken some.
+    Part,
+}
+
 impl Client {
     fn new(fd: Fd, may_open: bool, now: u64) -> Self {
         let deadline = now + CLIENT_TIMEOUT_MS;
@@ -390,8 +398,8 @@ impl Client {
                 }
             }
             match self.flush() {
-                Ok(true) => self.deadline = now + CLIENT_TIMEOUT_MS,
-                Ok(false) => return true,
+                Ok(Sent::All) => self.deadline = now + CLIENT_TIMEOUT_MS,
+                Ok(Sent::Part) => return true,
                 Err(()) => return false,
             }
         }
@@ -415,18 +423,18 @@ impl Client {
         }
     }
 
-    /// Sends as much of the answer as goes; whether all of it is sent.
-    fn flush(&mut self) -> Result<bool, ()> {
+    /// Sends as much of the answer as goes.
+    fn flush(&mut self) -> Result<Sent, ()> {
         while let Some(rest) = self.output.get(self.sent..).filter(|rest| !rest.is_empty()) {
             match rustix::net::send(borrow(&self.fd), rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(count) => self.sent += count,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::AGAIN) => return Ok(Sent::Part),
                 Err(_) => return Err(()),
             }
         }
         self.output.clear();
         self.sent = 0;
-        Ok(true)
+        Ok(Sent::All)
     }
 }

@@ -147,9 +147,9 @@ impl LinuxKernel {
     /// Moves what was made at `place` to a granule that is absent.
     fn move_in(&self, pagemap: &Pagemap, granule: GranuleId, place: u64) -> Taken<KernelError> {
         let (first, pages) = (granule.first(), GRANULE_PAGES as u64);
-        match has_any(pagemap, place, Categories::HUGE) {
-            Ok(true) => {}
-            Ok(false) => return Taken::Small(KernelError::Refused),
+        match look_for(pagemap, place, Categories::HUGE) {
+            Ok(Found::Some) => {}
+            Ok(Found::Nothing) => return Taken::Small(KernelError::Refused),
             Err(why) => return Taken::Kept(why),
         }
         if let Err(why) = empty_table(pagemap, first) {
@@ -182,20 +182,20 @@ impl LinuxKernel {
                 }
             }
         }
-        if whole && has_any(pagemap, first.addr(), Categories::HUGE) == Ok(true) { Taken::Huge } else { Taken::Pieces }
+        if whole && look_for(pagemap, first.addr(), Categories::HUGE) == Ok(Found::Some) { Taken::Huge } else { Taken::Pieces }
     }
 
-    /// Protects a range of which a part is not registered: halves it until the parts are pure. Whether any part was registered.
-    fn protect_parts(&self, range: PageRange) -> Result<bool, KernelError> {
+    /// Protects a range of which a part is not registered: halves it until the parts are pure.
+    fn protect_parts(&self, range: PageRange) -> Result<Registered, KernelError> {
         match again(|| self.uffd.protect(range.start.addr(), range.bytes())) {
-            Ok(()) => Ok(true),
+            Ok(()) => Ok(Registered::Some),
             Err(KernelError::Gone) if range.len() > 1 => {
                 let middle = range.start.plus(range.len() / 2);
                 let first = self.protect_parts(PageRange { start: range.start, end: middle })?;
                 let second = self.protect_parts(PageRange { start: middle, end: range.end })?;
-                Ok(first || second)
+                Ok(first.max(second))
             }
-            Err(KernelError::Gone) => Ok(false),
+            Err(KernelError::Gone) => Ok(Registered::Nothing),
             Err(why) => Err(why),
         }
     }
@@ -208,6 +208,14 @@ impl LinuxKernel {
         }
         Ok(())
     }
+}
+
+/// How much of a range is registered. In this order: of two parts the greater one holds for both.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Registered {
+    Nothing,
+    /// A part, or all of it.
+    Some,
 }
 
 /// A request's failure, as the engine sorts them.
@@ -249,19 +257,27 @@ fn again(mut request: impl FnMut() -> Result<(), UffdError>) -> Result<(), Kerne
 /// Takes the page table away in which nothing is. The fault has left it, and a huge page comes in pieces where there is one. The kernel does so when all that it could hold is
 /// thrown away (Linux 6.14). All of the granule is the caller's, and nothing should be there; but where a mistake would cost bytes the kernel is asked.
 fn empty_table(pagemap: &Pagemap, first: Page) -> Result<(), KernelError> {
-    if has_any(pagemap, first.addr(), Categories::PRESENT.with(Categories::SWAPPED))? {
+    if look_for(pagemap, first.addr(), Categories::PRESENT.with(Categories::SWAPPED))? == Found::Some {
         return Err(KernelError::Exists);
     }
     // SAFETY: memory that is registered, in which there is nothing: nobody but its owner, who has called, can bring anything there.
     unsafe { vm::madvise(first.addr(), HUGE, advice::DONTNEED) }.map_err(unmap_error)
 }
 
-/// Whether any page of the 2 MiB from `start` on is one of these.
-fn has_any(pagemap: &Pagemap, start: u64, any: Categories) -> Result<bool, KernelError> {
+/// Whether there is a page that was looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Found {
+    Nothing,
+    Some,
+}
+
+/// Looks for a page that is one of these in the 2 MiB from `start` on.
+fn look_for(pagemap: &Pagemap, start: u64, any: Categories) -> Result<Found, KernelError> {
     let mut regions = [Region::default(); 1];
     let query = Query { any, report: any, ..Query::default() };
     match pagemap.scan(start, start + HUGE, query, &mut regions) {
-        Ok((found, _)) => Ok(found > 0),
+        Ok((0, _)) => Ok(Found::Nothing),
+        Ok(_) => Ok(Found::Some),
         Err(errno) => Err(KernelError::Other(errno.0)),
     }
 }
@@ -344,7 +360,10 @@ impl Kernel for LinuxKernel {
             return Ok(());
         }
         // A range between two victims may hold memory that is not ours: what is ours is protected all the same.
-        if self.protect_parts(range)? { Ok(()) } else { Err(KernelError::Gone) }
+        match self.protect_parts(range)? {
+            Registered::Some => Ok(()),
+            Registered::Nothing => Err(KernelError::Gone),
+        }
     }
 
     fn unprotect(&self, page: Page) -> Result<(), KernelError> {

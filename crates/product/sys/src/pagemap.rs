@@ -117,6 +117,15 @@ pub struct Pagemap {
     fd: Fd,
 }
 
+/// What the kernel says of memory of which all is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Answer {
+    /// Just the pages that are meant.
+    Exact,
+    /// Others, or not all of them.
+    Wrong,
+}
+
 /// What [`Pagemap::probe`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScanSupport {
@@ -218,17 +227,18 @@ impl Pagemap {
             // SAFETY: the source is ours and nobody writes it.
             unsafe { uffd.copy(page, source.base().as_ptr() as u64, 4096, protect, false) }.map_err(|error| error.errno())?;
         }
-        let only = |all: Categories, expected: &[u64]| -> Result<bool, Errno> {
+        let ask = |all: Categories, expected: &[u64]| -> Result<Answer, Errno> {
             let mut regions = [Region::default(); 8];
             let query = Query { all, report: all, ..Query::default() };
             let (found, walked) = self.scan(start, end, query, &mut regions)?;
             let exact = regions[..found].iter().map(|region| (region.start, region.end));
-            Ok(walked == end && exact.eq(expected.iter().map(|page| (*page, *page + 4096))))
+            let exact = walked == end && exact.eq(expected.iter().map(|page| (*page, *page + 4096)));
+            Ok(if exact { Answer::Exact } else { Answer::Wrong })
         };
         Ok(ScanSupport {
-            written_alone: only(Categories::WRITTEN, &[written])?,
-            written_and_present: only(Categories::WRITTEN.with(Categories::PRESENT), &[written])?,
-            present: only(Categories::PRESENT, &[written, protected])?,
+            written_alone: ask(Categories::WRITTEN, &[written])? == Answer::Exact,
+            written_and_present: ask(Categories::WRITTEN.with(Categories::PRESENT), &[written])? == Answer::Exact,
+            present: ask(Categories::PRESENT, &[written, protected])? == Answer::Exact,
         })
     }
 }

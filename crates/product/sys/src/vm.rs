@@ -203,7 +203,7 @@ impl SelfAdvice {
     /// Finds the best way by trying it on scratch memory. For start-up.
     pub fn probe() -> SelfAdvice {
         for pidfd in [Some(SelfPidfd::Constant), SelfPidfd::open().ok()].into_iter().flatten() {
-            if works(&pidfd) == Ok(true) {
+            if try_out(&pidfd) == Ok(Effect::Done) {
                 return SelfAdvice { pidfd: Some(pidfd) };
             }
         }
@@ -295,8 +295,17 @@ unsafe fn process_madvise(pidfd: i32, ranges: &[Range], advice: u64) -> Result<u
     unsafe { raw::syscall_result(nr::PROCESS_MADVISE, args) }
 }
 
+/// What advice that the kernel has accepted did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Effect {
+    /// Just what was asked for.
+    Done,
+    /// Something else, or nothing.
+    Other,
+}
+
 /// Tries `process_madvise(DONTNEED)` on the outer two of three pages.
-pub(crate) fn works(pidfd: &SelfPidfd) -> Result<bool, Errno> {
+pub(crate) fn try_out(pidfd: &SelfPidfd) -> Result<Effect, Errno> {
     const PAGE: u64 = 4096;
     let flags = map::PRIVATE | map::ANONYMOUS;
     // SAFETY: new memory, at a place that the kernel chooses.
@@ -313,7 +322,7 @@ pub(crate) fn works(pidfd: &SelfPidfd) -> Result<bool, Errno> {
     let seen = [0, 1, 2].map(|page| unsafe { byte(page).read_volatile() });
     // SAFETY: our own scratch memory, unused from here on.
     unsafe { munmap(base, 3 * PAGE) }?;
-    Ok(answer? == 2 * PAGE && seen == [0, 7, 0])
+    Ok(if answer? == 2 * PAGE && seen == [0, 7, 0] { Effect::Done } else { Effect::Other })
 }
 
 /// `/proc/self/mem`, kept open: reads this process' memory also where its own protection forbids it.

@@ -8,7 +8,7 @@ use farshore_core::seams::{Kernel, KernelError, Protect};
 use farshore_sys::fd::{self, O_RDONLY};
 use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::raw::Errno;
-use farshore_sys::uffd::{Message, UffdError, UffdOptions};
+use farshore_sys::uffd::{Message, UffdError, UffdOptions, Waited};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const PAGES: u64 = 64;
@@ -18,7 +18,7 @@ fn serve(kernel: &LinuxKernel, range: PageRange, stop: &AtomicBool, seen: &Atomi
     let mut messages = [Message::EMPTY; 16];
     let mut most = 0;
     while !stop.load(Ordering::Relaxed) {
-        if !kernel.uffd().wait_readable(20).unwrap() {
+        if kernel.uffd().wait_readable(20).unwrap() == Waited::Nothing {
             continue;
         }
         let count = match kernel.uffd().read_messages(&mut messages) {
@@ -105,7 +105,7 @@ fn a_wait_ends_by_wake_alone() {
     std::thread::scope(|scope| {
         // SAFETY: managed memory; the fault is served below.
         let reader = scope.spawn(move || unsafe { pointer(addr).read_volatile() });
-        assert_eq!(uffd.wait_readable(5000), Ok(true));
+        assert_eq!(uffd.wait_readable(5000), Ok(Waited::Message));
         assert_eq!(uffd.read_messages(&mut [Message::EMPTY; 4]), Ok(1));
         // Filled in without waking: the reader sleeps on.
         let bytes = common::filled(3);

@@ -45,7 +45,7 @@ pub(super) fn process_madvise() -> Probe {
             SelfPidfd::Open(_) => "by a pidfd".to_string(),
         })
     } else {
-        Err(match SelfPidfd::open().and_then(|pidfd| vm::works(&pidfd)) {
+        Err(match SelfPidfd::open().and_then(|pidfd| vm::try_out(&pidfd)) {
             Ok(_) => "the kernel accepts it without doing it".to_string(),
             Err(errno) => errno.to_string(),
         })

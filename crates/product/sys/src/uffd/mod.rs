@@ -428,22 +428,31 @@ impl Uffd {
         Ok(bytes as usize / size_of::<Message>())
     }
 
-    /// Waits until there is a message, for at most `timeout_ms` (negative: for ever). False: there was none, or a signal came.
+    /// Waits until there is a message, for at most `timeout_ms` (negative: for ever).
     ///
     /// # Errors
     /// `ENOMEM` and other failures of poll(2).
-    pub fn wait_readable(&self, timeout_ms: i32) -> Result<bool, Errno> {
+    pub fn wait_readable(&self, timeout_ms: i32) -> Result<Waited, Errno> {
         const POLLIN: u64 = 1;
         // struct pollfd: 32-bit descriptor, 16-bit wanted and returned events.
         let mut poll = self.fd.arg() & 0xffff_ffff | POLLIN << 32;
         let args = [&raw mut poll as u64, 1, timeout_ms as i64 as u64, 0, 0, 0];
         // SAFETY: the kernel reads and writes one 8-byte pollfd, which is ours.
         match unsafe { raw::syscall_result(nr::POLL, args) } {
-            Ok(ready) => Ok(ready > 0 && poll >> 48 & POLLIN != 0),
-            Err(Errno::EINTR) => Ok(false),
+            Ok(ready) if ready > 0 && poll >> 48 & POLLIN != 0 => Ok(Waited::Message),
+            Ok(_) | Err(Errno::EINTR) => Ok(Waited::Nothing),
             Err(errno) => Err(errno),
         }
     }
+}
+
+/// What a wait for messages has brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waited {
+    /// There is a message, unless another thread reads it first.
+    Message,
+    /// The time is over, or a signal came.
+    Nothing,
 }
 
 /// The answer of a request that can do a part. A negative `done` repeats the errno.
