@@ -15,6 +15,7 @@
 #include <setjmp.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/select.h>
@@ -587,6 +588,41 @@ static void section_refused(void)
     say("bytes %d, child %d", holds(kept, 2 * MIB, 17), child > 0 && waitpid(child, NULL, 0) == child);
 }
 
+/* A program that closes whatever it did not open, in each way, and takes all numbers for its own. */
+static void section_closes(void)
+{
+    enum { NUMBERS = 4200 };
+    unsigned char *at = map(MIB);
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    int numbers = limit.rlim_cur < NUMBERS ? (int)limit.rlim_cur : NUMBERS;
+    fill(at, MIB, 18);
+    for (int fd = 3; fd < numbers; fd++) close(fd);
+    CHECK(close_range(3, ~0U, 0) == 0);
+    /* What is Farshore's own stays, as if the number were beyond the limit. */
+    for (int fd = 3; fd < numbers; fd++) CHECK(dup2(1, fd) == fd || errno == EBADF);
+    for (int fd = 3; fd < numbers; fd++) CHECK(dup3(1, fd, O_CLOEXEC) == fd || errno == EBADF);
+    closefrom(3);
+    CHECK(open("/dev/null", O_RDONLY) == 3);
+    press();
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0) _exit(holds(at, MIB, 18) ? 19 : 1);
+    CHECK(waitpid(child, &status, 0) == child);
+    say("bytes %d, child %d, system %d", holds(at, MIB, 18), WEXITSTATUS(status), WEXITSTATUS(system("exit 20")));
+}
+
+/* Memory that is there until somebody says so. */
+static void section_hold(void)
+{
+    char byte;
+    unsigned char *at = map(ballast);
+    fill(at, ballast, (unsigned long)getpid());
+    say("ready");
+    CHECK(read(0, &byte, 1) == 0);
+    CHECK(holds(at, ballast, (unsigned long)getpid()));
+}
+
 static const struct { const char *name; void (*run)(void); } sections[] = {
     { "unseen", section_unseen }, { "stock", section_stock }, { "huge", section_huge }, { "handler", section_handler },
     { "interrupted", section_interrupted }, { "otherstack", section_otherstack }, { "jump", section_jump }, { "masks", section_masks },
@@ -594,6 +630,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "storm", section_storm }, { "heap", section_heap }, { "refused", section_refused },
     { "heapparts", section_heapparts }, { "stacks", section_stacks }, { "smallstack", section_smallstack },
     { "shortcode", section_shortcode }, { "entries", section_entries }, { "deep", section_deep },
+    { "closes", section_closes }, { "hold", section_hold },
 };
 
 int main(int argc, char **argv)

@@ -71,6 +71,62 @@ def kept(farshore, program, options):
     return None
 
 
+# Sections that a program runs which a shell has started: it has a share of the limit, and keeps descriptors.
+CHILDREN = ("stock", "huge", "jump", "fork", "spawn", "vfork", "storm", "heap", "closes", "threads-waits", "threads-race", "threads-fork")
+
+
+def child(farshore, program, section):
+    """What is wrong with a section in a program that a shell starts; None: nothing."""
+    argv = ["sh", "-c", '"$@"; exit $?', "sh", program, BALLAST, section]
+    native = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    run = subprocess.run([farshore, "run", "--memory", str(LIMIT), "--", *argv], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                         timeout=120, check=False)
+    return None if (run.returncode, run.stdout, run.stderr) == (native.returncode, native.stdout, b"") else f"{run}, natively {native}"
+
+
+# What a process has open that Farshore has woken.
+USERFAULTFD = "anon_inode:[userfaultfd]"
+
+
+def high_files(pid):
+    """What a process has open under high numbers."""
+    folder = f"/proc/{pid}/fd"
+    return [os.readlink(os.path.join(folder, fd)) for fd in os.listdir(folder) if int(fd) >= 60]
+
+
+# Programs that a shell starts side by side, the limit that they share, and what Farshore may have of its own for each (MiB). Of those that map
+# little all stay dormant; those that map more together than the limit wake.
+COUNT, SHARED, OWN = 10, 256, 8
+SHARES = {"fit": 12, "exceed": 40}
+
+
+def shares(farshore, program, name):
+    """What is wrong with programs that a shell starts side by side; None: nothing."""
+    command = f'for i in $(seq {COUNT}); do "$1" "$2" hold < "$3" & done; wait'
+    with tempfile.TemporaryDirectory() as folder:
+        pipe = os.path.join(folder, "pipe")
+        os.mkfifo(pipe)
+        run = subprocess.Popen([farshore, "run", "--memory", f"{SHARED}M", "--", "sh", "-c", command, "sh", program, str(SHARES[name]), pipe],
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        # They wait for its end.
+        with open(pipe, "wb", buffering=0):
+            ready = [run.stdout.readline() for _ in range(COUNT)]
+            with open(f"/proc/{run.pid}/task/{run.pid}/children", encoding="ascii") as file:
+                children = [int(pid) for pid in file.read().split()]
+            asleep = sum(USERFAULTFD not in high_files(pid) for pid in children)
+            # A relative gives back within a moment what it has too much.
+            most, until = (SHARED + COUNT * OWN) * MIB, time.monotonic() + 60
+            while (together := sum(map(harness.anonymous_bytes, children))) > most and time.monotonic() < until:
+                time.sleep(0.1)
+        printed, said = run.communicate(timeout=60)
+    if (run.returncode, set(ready), len(children), printed.count(b"done"), said) != (0, {b"hold: ready\n"}, COUNT, COUNT, b""):
+        return f"{run.returncode}, {ready}, {children}, {printed}, {said}"
+    # Whoever comes first may find that all its memory is free.
+    if (asleep == COUNT) != (name == "fit"):
+        return f"{asleep} of {COUNT} are dormant"
+    return None if together <= most else f"{together / MIB:.1f} MiB in {SHARED}"
+
+
 # What a library does to libc's text before Farshore starts: a page of it was written, or is still writable.
 CUTS = ("closed", "open")
 
@@ -129,6 +185,8 @@ def main():
         alone = {f"wait:{call}": lambda call=call: asked(runner.farshore, program, call) for call in WAITS}
         alone |= {f"cut:{how}": lambda how=how: cut(runner.farshore, program, how) for how in CUTS}
         alone |= {f"started:{how}": lambda how=how: started(runner.farshore, halted, how) for how in STARTED}
+        alone |= {f"child:{section}": lambda section=section: child(runner.farshore, programs[section], section) for section in CHILDREN}
+        alone |= {f"shares:{name}": lambda name=name: shares(runner.farshore, program, name) for name in SHARES}
         alone |= {f"kept:{name}": lambda space=space: kept(runner.farshore, program, [word.format(work=options.work) for word in space]) for name, space in SPACES.items()}
         wanted = options.only.split(",") if options.only else sections + list(alone)
         if unknown := set(wanted) - set(sections) - set(alone):

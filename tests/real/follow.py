@@ -477,7 +477,7 @@ print("done")
         """What Farshore needs is not there for a child: it runs without, with a line."""
         folder = self.folder("swap")
         # Its directory; its address space (for copies of the arguments); its descriptors.
-        for command in (f"rmdir {folder}", "ulimit -v 5000", "ulimit -n 5"):
+        for command in (f"rmdir {folder}", "ulimit -v 5000", "ulimit -n 4"):
             os.makedirs(folder, exist_ok=True)
             status, out, err = self.under(["sh", "-c", f"{command}; exec /bin/echo works"], ["--swap", f"dir:{folder}"])
             expect((status, out) == (0, "works\n"), f"{command}: status {status}: {out!r} {err!r}")

@@ -318,6 +318,12 @@ def farshore_argv(farshore, argv, limit, fault="upcall", swap=(), stats=None, ex
     return [*command, *extra, "--", *argv]
 
 
+def anonymous_bytes(pid):
+    """Anonymous memory of a process that is in RAM."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        return sum(int(line.split()[1]) << 10 for line in file if line.startswith("Anonymous:"))
+
+
 def poll_allowed():
     """Whether this user may have kernel accesses served, as poll mode needs."""
     status = read_text("/proc/self/status")

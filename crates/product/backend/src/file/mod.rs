@@ -29,6 +29,7 @@ mod queue;
 mod uring;
 
 pub use limit::lengthen;
+pub use open::can_be_made;
 pub use queue::FileQueue;
 pub use uring::set_in_place;
 

@@ -79,6 +79,11 @@ pub(super) fn open(spec: &SwapSpec, options: FileOptions, notice: &mut dyn FnMut
     Ok(Opened { fd, limit, regions: None })
 }
 
+/// Whether a file can be made in the directory of this space: it is made, and closed.
+pub fn can_be_made(spec: &SwapSpec) -> bool {
+    matches!(spec, SwapSpec::Dir(path) if in_directory(path, true).is_ok())
+}
+
 /// The error for an errno from opening or making a file in `dir`.
 fn classify(dir: &Path, errno: Errno) -> OpenError {
     match errno {

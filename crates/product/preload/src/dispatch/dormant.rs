@@ -1,4 +1,4 @@
-//! Dormant until needed: the first process of a run does nothing but count its mappings until they could exceed the limit.
+//! Dormant until needed: a process does nothing but count its mappings until they could exceed the limit, or its share of one.
 //!
 //! ```text
 //!               a mapping that could exceed the limit; a fork, an exec; a restriction;
@@ -8,8 +8,9 @@
 //!     └────────── a thread could not be stopped in time ─────────────────────┘  └──────▶ REFUSED
 //! ```
 //!
-//! While the process is dormant Farshore has no userfaultfd, no descriptor, no thread and no Syscall User Dispatch in it, and two
-//! signal handlers ([`called`]). Huge pages stay. Of the `syscall` instructions of libc and the loader, only those are patched
+//! While the process is dormant Farshore has no userfaultfd, no thread and no Syscall User Dispatch in it, and two
+//! signal handlers ([`called`]). The first process of a run has no descriptor either; a program that another one has started keeps two,
+//! by which it is in its family (`family`), and calls that could close them are watched. Huge pages stay. Of the `syscall` instructions of libc and the loader, only those are patched
 //! whose number is watched or not known before the call; all others are as they were. So a program that fits into its limit runs
 //! as natively, with its threads.
 //!
@@ -27,6 +28,12 @@
 //!    as any other. So does a call that has found the process halted.
 //! 5. **A thread goes on where it would have been, natively.** Where a jump has come to lie over its place, it goes on in the stub. A
 //!    call that the signal has ended is made again ([`called`]).
+//!
+//! # In a family
+//!
+//! A process that shares the limit begins with a small share of what is free, and takes more of that as it maps more. What is free
+//! no process uses, so to take it needs nobody's help. When nothing is free it wakes, with the budget that it has by then, and
+//! relatives give it more (`family::budget`).
 //!
 //! A watched call runs on a stack of ours, as in a process that is awake. But handlers of the program run natively, on top of
 //! that stack, and may make watched calls themselves: the frames of those calls lie below ([`entry::asleep`]). Such a call may
@@ -59,8 +66,9 @@ use crate::ground::sleeping::{self, Stopped};
 use crate::ground::{count, mappings, parts, report, text, thread};
 use crate::memory;
 use crate::memory::surrender;
-use crate::{process, signals};
+use crate::{family, process, signals};
 use farshore_backend::AnyBackend;
+use farshore_backend::file::can_be_made;
 use farshore_catch::entry::{self, Call};
 use farshore_catch::patch;
 use farshore_config::{FaultMode, Options, SwapSpec};
@@ -86,18 +94,26 @@ struct Sleeper {
     reserved: Ranges,
     /// The break at the start, and now.
     heap: (u64, u64),
-    /// What of the limit is there for the program's pages when the process wakes, bytes.
+    /// What of the limit is there for the program's pages when the process wakes, bytes. Where it shares the limit: its share, so far.
     room: u64,
     /// What our handlers have taken the place of.
     called: called::Before,
 }
 
 impl Sleeper {
-    /// Whether `more` bytes could be more than there is room for.
-    fn exceeds(&self, more: u64) -> bool {
+    /// Whether `more` bytes could be more than there is room for, and than the family has to give.
+    fn exceeds(&mut self, more: u64) -> bool {
         let heap = self.heap.1.saturating_sub(self.heap.0);
         let counted = self.mapped.bytes().saturating_sub(self.reserved.bytes());
-        counted.saturating_add(heap).saturating_add(more) > self.room
+        let beyond = counted.saturating_add(heap).saturating_add(more).saturating_sub(self.room);
+        if beyond == 0 {
+            return false;
+        }
+        let grows = family::grow(beyond);
+        if grows {
+            self.room += beyond;
+        }
+        !grows
     }
 
     /// `start..end` is unmapped, or something else is mapped there.
@@ -123,10 +139,10 @@ fn with<R>(f: impl FnOnce(&mut Sleeper) -> R) -> Option<R> {
 pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
     // Files with a name and devices belong to a run from its start to its end, so that no other takes them.
     let can_wait = |options: &Options| {
-        !options.followed
-            && options.family.is_none()
+        options.family.as_ref().is_none_or(|family| family.devices.is_empty())
             && options.fault == FaultMode::Upcall
             && !options.trace
+            && !options.memory_merge
             && options.swap.iter().all(|space| space.is_directory() || space.is_memory())
     };
 
@@ -143,15 +159,23 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
         return Err(Box::new(begun));
     }
     let Ok(stack) = entry::asleep::new_stack() else { return Err(Box::new(begun)) };
+    // Before calls are patched: what it keeps decides which must be seen.
+    let share = match begun.options.family {
+        Some(_) => family::join_asleep(&begun.options),
+        None => Ok(None),
+    };
+    let Ok(share) = share else { return Err(Box::new(begun)) };
+    // Patched calls are served on it from now on, also if the process does not become dormant.
+    let Ok(()) = called::begin(stack) else { return Err(Box::new(begun)) };
     // SAFETY: start-up: there is one thread, and the dispatcher passes every call on until the state changes; `maps` was read at
     // the start of ours.
     let report = unsafe { patch::patch(maps, patch::DEFAULT_NAMES, &watch::is_watched, patch::Way::Asleep) };
     if report.files < 2 || report.unknown > 0 || report.escapes.iter().any(|&number| watch::must_be_seen(number)) {
         return Err(Box::new(begun));
     }
-    let Ok(called) = called::listen(stack) else { return Err(Box::new(begun)) };
+    let Ok(called) = called::listen() else { return Err(Box::new(begun)) };
     let can_stop = called.can_stop();
-    let (floor, room) = (begun.heap_floor, start::room(&begun.options));
+    let (floor, room) = (begun.heap_floor, share.unwrap_or_else(|| start::room(&begun.options)));
     let sleeper = Sleeper { begun, mapped: Ranges::default(), reserved: Ranges::default(), heap: (floor, floor), room, called };
     // A watched call that comes meanwhile finds that nothing is there to be woken yet.
     SLEEPER.with(|place| *place = Some(sleeper));
@@ -159,9 +183,11 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
     Ok(())
 }
 
-/// Whether the swap space can be had now, and the key that it may need. The command has looked at directories.
+/// Whether the swap space can be had now, and the key that it may need. The command has looked at directories; a program that another one
+/// starts may have other ones.
 fn can_be_had(options: &Options) -> bool {
-    let is_seen = options.swap.iter().all(SwapSpec::is_directory) && !options.encrypt;
+    let is_there = |space: &SwapSpec| if options.followed { can_be_made(space) } else { space.is_directory() };
+    let is_seen = !options.encrypt && options.swap.iter().all(is_there);
     is_seen || AnyBackend::open_with(&options.swap, options.encrypt, None, &mut |_| {}).is_ok()
 }
 
@@ -534,7 +560,7 @@ fn mprotect(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
     let before = sleeper.reserved.bytes();
     let mut reserved = sleeper.reserved.clone();
     reserved.remove(start, end);
-    if sleeper.exceeds(before - reserved.bytes()) && before != reserved.bytes() {
+    if before != reserved.bytes() && sleeper.exceeds(before - reserved.bytes()) {
         return None;
     }
     let answer = raw(nr::MPROTECT, args);

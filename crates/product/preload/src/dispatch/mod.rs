@@ -25,7 +25,7 @@ mod unithreads;
 use crate::ground::lost::{self, Needed};
 use crate::ground::net::{Net, net, pinned};
 use crate::ground::runtime::{Runtime, runtime, uninterrupted};
-use crate::ground::{own_threads, report, thread};
+use crate::ground::{own_threads, report, sleeping, thread};
 use crate::memory::{self, surrender};
 use crate::process::{self, filters};
 use crate::signals;
@@ -236,7 +236,7 @@ impl Memory for Net {
     }
 
     fn own_fds(&self) -> &[i32] {
-        runtime().map_or(&[], |r| r.own_fds())
+        runtime().map_or_else(sleeping::kept, |r| r.own_fds())
     }
 
     fn may_have_rings(&self) -> bool {

@@ -157,12 +157,16 @@ fn prepare(begun: Begun, maps: &patch::Maps) -> Result<&'static Runtime, String>
     }
     let runtime = install(build(begun, kernel, backend)?);
     std::panic::set_hook(Box::new(|info| report::abort(format_args!("bug: {info}"))));
-    family::prepare(runtime).map_err(|why| format!("the list of this program's processes cannot be made ({why:?})"))?;
+    family::prepare(&runtime.options).map_err(|why| format!("the list of this program's processes cannot be made ({why:?})"))?;
     runtime.note_own_fds();
     own_threads::start(runtime)?;
-    if runtime.options.follow {
+    let no_memory = |why| format!("no memory to share with the programs that this one starts ({why:?})");
+    if family::is_there() {
+        // It was dormant, and has its line.
+        family::take_part(runtime).map_err(no_memory)?;
+    } else if runtime.options.follow {
         // What it starts shares the limit, from a first exec on.
-        family::begin(runtime).map_err(|why| format!("no memory to share with the programs that this one starts ({why:?})"))?;
+        family::begin(runtime).map_err(no_memory)?;
     }
     Ok(runtime)
 }

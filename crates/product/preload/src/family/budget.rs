@@ -28,6 +28,8 @@ use farshore_sys::raw::syscall;
 
 /// How long a member counts as short after it said so, ns.
 const HUNGRY_NS: u64 = 300_000_000;
+/// The least share of a dormant process, pages.
+const SHARE_MIN: u64 = 256;
 /// The least that is taken at once, pages.
 const STEP_MIN: u64 = 64;
 
@@ -71,6 +73,43 @@ impl Ledger {
         let parent = self.used().get(member.parent.load(Ordering::Acquire) as usize);
         let alive = parent.is_some_and(|p| p.state.load(Ordering::Acquire) == ALIVE);
         if alive { member.credit.load(Ordering::Acquire) } else { 0 }
+    }
+}
+
+/// Gives this process, which is dormant and has a new line, its share: half of what is free, but at most a sixteenth of the limit; and at
+/// least what a small program maps, however little is free. In pages.
+pub(super) fn first_share() -> Option<u64> {
+    let (ledger, line) = (super::ledger()?, super::own_line()?);
+    let limit = ledger.limit.load(Ordering::Acquire);
+    let free = limit.saturating_sub(ledger.together().1);
+    let share = (free / 2).min(limit / 16).max(SHARE_MIN);
+    line.budget.store(share, Ordering::Release);
+    Some(share)
+}
+
+/// Gives this process, which is dormant, so many pages more, if they are free, up to an eighth of the limit: what it maps counts, and it
+/// gives nothing back while it is dormant. It looks after it has taken them: of two that take the last pages at once none has them.
+pub(super) fn grow(pages: u64) -> bool {
+    let (Some(ledger), Some(line)) = (super::ledger(), super::own_line()) else { return false };
+    let limit = ledger.limit.load(Ordering::Acquire);
+    let has = line.budget.fetch_add(pages, Ordering::AcqRel).saturating_add(pages);
+    let fits = has <= limit / 8 && ledger.together().1 <= limit;
+    if !fits {
+        line.budget.fetch_sub(pages, Ordering::AcqRel);
+    }
+    fits
+}
+
+/// This process, which has no kin thread, may have most of the limit and use little of it: leaves the rest to others. Under the
+/// address-space lock.
+pub(super) fn leave_room(runtime: &Runtime, ledger: &Ledger) {
+    let (engine, limit) = (&runtime.engine, ledger.limit.load(Ordering::Acquire));
+    let wanted = (engine.in_use() + limit / 8).max(engine.floor());
+    if wanted < engine.budget() {
+        engine.set_budget(wanted);
+    }
+    if let Some(line) = super::own_line() {
+        line.budget.store(engine.budget(), Ordering::Release);
     }
 }
 

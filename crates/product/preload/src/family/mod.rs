@@ -37,10 +37,11 @@ pub use leave::{leave, may_leave};
 
 use crate::ground::own_threads;
 use crate::ground::report;
-use crate::ground::runtime::Runtime;
+use crate::ground::runtime::{Runtime, uninterrupted};
+use crate::ground::sleeping;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farshore_backend::device;
-use farshore_config::{Handed, stats};
+use farshore_config::{Handed, Options, stats};
 use farshore_core::limits::{MEMORY_LIMIT_MIN, PAGE_SIZE};
 use farshore_engine::Shape;
 use farshore_sys::fd::{self, Fd};
@@ -225,8 +226,11 @@ fn describe(file: &Fd) -> Result<Fd, Errno> {
 }
 
 /// Start-up: makes what a family will need and cannot be made later, when the program may have another root directory.
-pub fn prepare(runtime: &Runtime) -> Result<(), Errno> {
-    let file = match &runtime.options.family {
+pub fn prepare(options: &Options) -> Result<(), Errno> {
+    if is_there() || PREPARED.with(|files| files.is_some()) {
+        return Ok(());
+    }
+    let file = match &options.family {
         Some(handed) => take_over(handed.ledger)?,
         None => make_file()?,
     };
@@ -235,35 +239,71 @@ pub fn prepare(runtime: &Runtime) -> Result<(), Errno> {
     Ok(())
 }
 
+/// The process takes a line of the ledger, with no pages yet. `limit`: what a new family may have, pages.
+fn join(options: &Options, limit: impl FnOnce() -> u64) -> Result<(), Errno> {
+    let Some(Files { file, alive }) = PREPARED.with(Option::take) else { return Err(Errno::ENOMEM) };
+    let ledger = map(&file)?;
+    let is_new = options.family.is_none();
+    if is_new {
+        ledger.limit.store(limit(), Ordering::Release);
+    }
+    let line = enter(ledger, &alive, NOBODY)?;
+    ledger.members[line as usize].pid.store(getpid(), Ordering::Relaxed);
+    let shares_limit = !options.memory_per_process;
+    let user = users()[0];
+    let kin = Kin { file, alive, me: line, heirs: Vec::new(), shares_limit, user, seen: budget::Seen::default() };
+    if shares_limit && !is_new {
+        // A process that is gone (as a rule the program that this process was before its exec) has nothing.
+        while bury(ledger, &kin) {}
+    }
+    LEDGER.store(core::ptr::from_ref(ledger).cast_mut(), Ordering::Release);
+    KIN.with(|place| *place = Some(kin));
+    Ok(())
+}
+
+/// A program that was started by one of the family begins dormant: it takes a line, with a share of what is free. Returns the share, in
+/// bytes; `None`: it shares its limit with no other.
+///
+/// # Errors
+/// What the kernel answers. The process can still begin awake.
+pub fn join_asleep(options: &Options) -> Result<Option<u64>, Errno> {
+    prepare(options)?;
+    join(options, || 0)?;
+    sleeping::keep(own_fds());
+    let share = shares_limit().then(budget::first_share).flatten();
+    nudge();
+    Ok(share.map(|pages| pages * PAGE_SIZE as u64))
+}
+
+/// A dormant process could need so many bytes more than its share: whether they are free, and its own from now on.
+pub fn grow(bytes: u64) -> bool {
+    shares_limit() && budget::grow(bytes.div_ceil(PAGE_SIZE as u64))
+}
+
 /// Makes the ledger, or joins the one that was handed on through an exec: at the start of a process whose children run under
 /// Farshore, else before the first fork.
 pub fn begin(runtime: &'static Runtime) -> Result<(), Errno> {
     if is_there() {
         return Ok(());
     }
-    let is_new = runtime.options.family.is_none();
-    let Some(Files { file, alive }) = PREPARED.with(Option::take) else { return Err(Errno::ENOMEM) };
-    let ledger = map(&file)?;
-    if is_new {
-        ledger.limit.store(runtime.engine.budget(), Ordering::Release);
-    }
-    let line = enter(ledger, &alive, NOBODY)?;
-    let member = &ledger.members[line as usize];
-    member.pid.store(getpid(), Ordering::Relaxed);
-    let shares_limit = !runtime.options.memory_per_process;
-    let user = users()[0];
-    let kin = Kin { file, alive, me: line, heirs: Vec::new(), shares_limit, user, seen: budget::Seen::default() };
-    if shares_limit && !is_new {
-        // A process that is gone (as a rule the program that this process was before its exec) has nothing.
-        while bury(ledger, &kin) {}
+    join(&runtime.options, || runtime.engine.budget())?;
+    take_part(runtime)
+}
+
+/// The process has a line, and an engine whose budget is on it from now on: at the end of [`begin`], or when a member wakes.
+///
+/// # Errors
+/// Its kin thread cannot be made.
+pub fn take_part(runtime: &'static Runtime) -> Result<(), Errno> {
+    let (Some(ledger), Some(member)) = (ledger(), own_line()) else { return Err(Errno::ENOMEM) };
+    if shares_limit() && runtime.options.family.is_some() {
         // What the others have is theirs for the moment.
+        let own = member.budget.load(Ordering::Acquire);
         let (_, together) = ledger.together();
         let free = ledger.limit.load(Ordering::Acquire).saturating_sub(together);
-        runtime.engine.set_budget((free / 2).max(runtime.engine.floor()));
+        runtime.engine.set_budget((own + free / 2).max(runtime.engine.floor()));
     }
     member.budget.store(runtime.engine.budget(), Ordering::Release);
-    LEDGER.store(core::ptr::from_ref(ledger).cast_mut(), Ordering::Release);
-    KIN.with(|place| *place = Some(kin));
     runtime.note_own_fds();
     name_socket();
     nudge();
@@ -410,19 +450,22 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
     })
 }
 
-/// For a fork of a process without a kin thread, which may have most of the limit and use little of it: leaves the rest to
-/// others. Returns whether there is room to count twice what the process shares with the child: then no thread has to look after
-/// how much of it is still shared.
+/// For a fork of a process without a kin thread: leaves room. Returns whether there is enough to count twice what the process shares
+/// with the child: then no thread has to look after how much of it is still shared.
 fn has_room_for_copy(runtime: &Runtime, ledger: &Ledger) -> bool {
-    let (engine, limit) = (&runtime.engine, ledger.limit.load(Ordering::Acquire));
-    let wanted = (engine.in_use() + limit / 8).max(engine.floor());
-    if wanted < engine.budget() {
-        engine.set_budget(wanted);
+    budget::leave_room(runtime, ledger);
+    let limit = ledger.limit.load(Ordering::Acquire);
+    ledger.together().1 + runtime.engine.in_use() + limit / 16 <= limit
+}
+
+/// Before a child that shares this process' memory, until it becomes another program: leaves that program room.
+pub fn leave_room(runtime: &'static Runtime) {
+    if own_threads::has_kin() || !shares_limit() {
+        return;
     }
-    if let Some(line) = own_line() {
-        line.budget.store(engine.budget(), Ordering::Release);
+    if let Some(ledger) = ledger() {
+        uninterrupted(|| runtime.space.with(|_| budget::leave_room(runtime, ledger)));
     }
-    ledger.together().1 + engine.in_use() + limit / 16 <= limit
 }
 
 /// How a forked child's engine is built: small where the limit is shared, since there may be many children, and most do little.

@@ -35,6 +35,7 @@ use farshore_sys::futex::KernelFutex;
 use farshore_sys::raw::{Errno, getpid, gettid, syscall};
 use farshore_sys::signal::{self, SigSet};
 use farshore_sys::{clock, fd};
+use std::sync::OnceLock;
 
 /// The signal that stops a thread: libc's `SIGCANCEL`.
 pub const SIGNAL: u32 = 32;
@@ -49,6 +50,8 @@ static WAKING: AtomicU32 = AtomicU32::new(0);
 static MAIN_HAS_LEFT: AtomicBool = AtomicBool::new(false);
 /// Whether threads can be stopped: [`SIGNAL`] is nobody's.
 static CAN_STOP: AtomicBool = AtomicBool::new(false);
+/// Descriptors that a dormant process of a family has, in ascending order.
+static KEPT: OnceLock<Vec<i32>> = OnceLock::new();
 /// The program has made a thread.
 static HAS_HAD_THREADS: AtomicBool = AtomicBool::new(false);
 
@@ -77,6 +80,17 @@ pub fn is_dormant() -> bool {
 pub fn sleep(can_stop: bool) {
     CAN_STOP.store(can_stop, Ordering::Relaxed);
     HALT.sleep();
+}
+
+/// The process keeps these descriptors while it is dormant. Once, at start-up.
+pub fn keep(mut descriptors: Vec<i32>) {
+    descriptors.sort_unstable();
+    let _ = KEPT.set(descriptors);
+}
+
+/// Descriptors that a dormant process has. The program cannot close them.
+pub fn kept() -> &'static [i32] {
+    KEPT.get().map_or(&[], Vec::as_slice)
 }
 
 /// Whether there may be more than one thread before the process wakes.

@@ -253,6 +253,11 @@ extern "C" fn farshore_before_clone(flags: u64, call: &Call) -> i64 {
         keep_stack_local(flags, call);
     }
     let guest = begins_as_guest(flags);
+    if flags & CLONE_VFORK != 0
+        && let Some(runtime) = runtime().filter(|_| !thread::is_guest())
+    {
+        family::leave_room(runtime);
+    }
     if guest && let Some(runtime) = runtime() {
         own_threads::ensure_for_guest(runtime, flags & CLONE_VFORK != 0);
     } else if !guest {

@@ -38,14 +38,22 @@ pub struct Before {
 /// The program was started with [`sleeping::SIGNAL`] ignored.
 static IS_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Installs the handler. Calls of the calling thread, which is the only one, are served on the stack that ends at `calls`.
+/// Calls of the calling thread, which is the only one, are served on the stack that ends at `calls`.
 ///
 /// # Errors
 /// What the kernel answers.
-pub fn listen(calls: u64) -> Result<Before, Errno> {
+pub fn begin(calls: u64) -> Result<(), Errno> {
     let stack = Stack::new(STACK)?;
     asleep::begin(calls, stack.top());
     core::mem::forget(stack);
+    Ok(())
+}
+
+/// Installs the handler.
+///
+/// # Errors
+/// What the kernel answers.
+pub fn listen() -> Result<Before, Errno> {
     let action = Action {
         handler: farshore_on_waker as *const () as u64,
         flags: flags::SIGINFO | flags::RESTORER | flags::RESTART,

@@ -17,7 +17,7 @@ pub enum Need {
     Nothing,
     /// It changes what is mapped, and is counted.
     Mapped,
-    /// It is refused, as in a process that is awake, or its arguments decide whether it is.
+    /// It is refused, as in a process that is awake, or its arguments decide whether it is: it may be about a descriptor of ours.
     Refusal,
     /// It asks for the action of the signal that Farshore has taken.
     Question,
@@ -44,6 +44,10 @@ const SET_TID_ADDRESS: u64 = 218;
 const SET_ROBUST_LIST: u64 = 273;
 const RSEQ: u64 = 334;
 
+/// Calls that close a descriptor, or put another file in its place: close, dup2, dup3, close_range. A process that keeps descriptors while it
+/// is dormant must see them.
+const CLOSE: [u64; 4] = [3, 33, 292, 436];
+
 /// Calls that need no page in memory, but may change the process in a way that start-up must come before: another root, other
 /// namespaces, other mounts (`/proc`, the swap directory), another layout of memory (`personality`).
 const BEFORE: [u64; 10] = [135, 155, 161, 165, 166, 272, 308, 428, 429, 442];
@@ -66,12 +70,13 @@ pub fn is_watched(number: u64) -> bool {
 }
 
 /// Whether a process cannot be dormant if it makes calls with this number unseen. Calls that change rights are seen so that
-/// start-up comes before them, and an exec so that the new program is followed. Some are not seen: those of `posix_spawn`, in a
-/// child whose making has woken the process, and the loader's, which sets the thread pointer before we are there. These break
-/// nothing that holds in a dormant process.
+/// start-up comes before them, and an exec so that the new program is followed. Some are not seen: those of `posix_spawn` (its
+/// `close_range` too), in a child whose making has woken the process, and the loader's, which sets the thread pointer before we are
+/// there. These break nothing that holds in a dormant process.
 pub fn must_be_seen(number: u64) -> bool {
     const ARCH_PRCTL: u64 = 158;
-    let may_go = |number| rights::may_change(number) || matches!(number, EXECVE | EXECVEAT | ARCH_PRCTL);
+    const CLOSE_RANGE: u64 = 436;
+    let may_go = |number| rights::may_change(number) || matches!(number, EXECVE | EXECVEAT | ARCH_PRCTL | CLOSE_RANGE);
     is_watched(number) && (number == ANY_NUMBER || !may_go(number))
 }
 
@@ -124,6 +129,7 @@ pub fn need_of(number: u64, args: &[u64; 6]) -> Need {
         SET_TID_ADDRESS => Need::Apart(args[0], 4),
         SET_ROBUST_LIST | RSEQ => Need::Apart(args[0], 32),
         nr::EXIT | EXIT_GROUP => Need::End,
+        _ if CLOSE.contains(&number) && !sleeping::kept().is_empty() => Need::Refusal,
         _ if BEFORE.contains(&number) => Need::Awake,
         _ => by_table(number),
     }
