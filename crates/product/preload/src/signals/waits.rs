@@ -15,13 +15,13 @@
 use super::{Args, pretended};
 use crate::ground::net::net;
 use crate::ground::own_threads::knock;
-use crate::ground::runtime::uninterrupted;
+use crate::ground::runtime::{runtime, uninterrupted};
 use crate::ground::thread;
 use crate::ground::thread::pending::{OURS, Suspended};
 use farshore_catch::entry;
 use farshore_core::seams::Clock as _;
-use farshore_net::buffers::{self};
-use farshore_sys::clock::MonotonicClock;
+use farshore_net::buffers;
+use farshore_sys::clock;
 use farshore_sys::raw::Errno;
 use farshore_sys::signal::{self, How, SigInfo, SigSet};
 
@@ -85,9 +85,14 @@ pub fn with_mask(number: u64, args: &Args, wanted: SigSet) -> i64 {
     }
 }
 
+/// By the monotonic clock, ns.
+fn now() -> u64 {
+    // To make a clock is to open a file.
+    runtime().map_or_else(clock::by_syscall, |runtime| runtime.engine.clock.now_ns())
+}
+
 /// When a wait for events ends, by the monotonic clock, ns; `None`: never, or by a time that the kernel writes back.
 fn epoll_end(number: u64, args: &Args) -> Option<u64> {
-    let now = || MonotonicClock::new().now_ns();
     match number {
         EPOLL_WAIT | EPOLL_PWAIT => {
             u64::try_from(args[3] as i32).ok().filter(|&ms| ms > 0).map(|ms| now().saturating_add(ms * (SECOND / 1000)))
@@ -101,7 +106,7 @@ fn epoll_end(number: u64, args: &Args) -> Option<u64> {
 }
 
 fn set_epoll_rest(number: u64, args: &mut Args, end: u64, left: &mut [u64; 2]) {
-    let rest = end.saturating_sub(MonotonicClock::new().now_ns());
+    let rest = end.saturating_sub(now());
     if number != EPOLL_PWAIT2 {
         args[3] = rest.div_ceil(SECOND / 1000).min(i32::MAX as u64);
     } else {
@@ -128,7 +133,6 @@ pub(super) fn timed_wait(args: &Args) -> i64 {
             None => return EFAULT,
         }
     }
-    let now = || MonotonicClock::new().now_ns();
     let end = (timeout != 0).then(|| now().saturating_add(time[0].saturating_mul(SECOND)).saturating_add(time[1]));
     let mut found = SigInfo::of_kernel(0);
     let answer = loop {
