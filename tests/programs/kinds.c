@@ -1,4 +1,4 @@
-// Touches memory of each kind, says so, and waits for the end of its input: 64 MiB that are managed, 24 MiB of static data, 6 MiB shared, 4 MiB of stack,
+// Touches memory of each kind, says so, and waits for the end of its input: 64 MiB that are mapped, 24 MiB of static data, 6 MiB shared, 4 MiB of stack,
 // 2 MiB that may be executed.
 #include <stdio.h>
 #include <string.h>

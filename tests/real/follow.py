@@ -358,19 +358,20 @@ print("done")
 
     def test_kinds(self):
         """farshore stat tells what lies in RAM by kind: the numbers are those of a program that has touched so much of each."""
-        command = [self.farshore, "run", "--memory", "16M", "--", self.public_program("kinds")]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            ready = process.stdout.readline()
-            status, out, err = self.call([self.farshore, "stat", "--json", str(process.pid)])
-            process.stdin.close()
-        expect((ready, status, err) == (b"ready\n", 0, ""), f"status {status}: {err!r}")
-        kinds = json.loads(out)["kinds"]
-        mib = 1 << 20
-        for name, least, most in (("managed", 12, 18), ("static", 24, 26), ("shared", 6, 7), ("stack", 4, 6), ("executable", 2, 3),
-                                  ("huge", 0, 0)):
-            found = kinds[f"{name}_bytes"]
-            expect(least * mib <= found <= most * mib, f"{name}: {found} bytes, not {least} to {most} MiB: {kinds}")
-        expect(kinds["farshore_bytes"] > mib and kinds["file_bytes"] > mib, f"{kinds}")
+        # The static array is managed, where the threshold is not above it.
+        for options, static in (([], (0, 1)), (["--threshold", "32M"], (24, 26))):
+            command = [self.farshore, "run", "--memory", "16M", *options, "--", self.public_program("kinds")]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+                ready = process.stdout.readline()
+                status, out, err = self.call([self.farshore, "stat", "--json", str(process.pid)])
+                process.stdin.close()
+            expect((ready, status, err) == (b"ready\n", 0, ""), f"{options}: status {status}: {err!r}")
+            kinds = json.loads(out)["kinds"]
+            mib = 1 << 20
+            for name, least, most in (("managed", 12, 18), ("static", *static), ("shared", 6, 7), ("stack", 4, 6), ("executable", 2, 3), ("huge", 0, 0)):
+                found = kinds[f"{name}_bytes"]
+                expect(least * mib <= found <= most * mib, f"{options}: {name}: {found} bytes, not {least} to {most} MiB: {kinds}")
+            expect(kinds["farshore_bytes"] > mib and kinds["file_bytes"] > mib, f"{options}: {kinds}")
 
     def test_thirty_two_bits(self):
         """A 32-bit program runs as it is, if the kernel has that at all; a line says so."""

@@ -5,7 +5,7 @@
     tests/real/pages.py --only merged          these alone
     tests/real/pages.py --mode poll            one delivery of faults alone
 
-The program is `tests/programs/pages`. What a section prints, and how it ends, must be the same natively and under Farshore. What needs root switches the
+The programs are `tests/programs/pages` and `tests/programs/statics.c`. What a section prints, and how it ends, must be the same natively and under Farshore. What needs root switches the
 machine's page merging (KSM) on and puts it back as it was. The last line is `N passed, N failed, N skipped`.
 """
 
@@ -99,7 +99,7 @@ class PagesRunner(Runner):
     def under_farshore(self, case, argv, mode, native, status, folder):
         wrong = super().under_farshore(case, argv, mode, native, status, folder)
         peak = self.last.peak_rss or 0
-        if not wrong and case.name in BOUNDED and peak > case.limit + BESIDES:
+        if not wrong and (case.name in BOUNDED or case.name.startswith("static:")) and peak > case.limit + BESIDES:
             return f"{peak / MIB:.0f} MiB were resident, with a limit of {case.limit / MIB:.0f} MiB"
         return wrong
 
@@ -131,6 +131,13 @@ def cases():
     started = Started("inherited", lambda: [program, BALLAST, "inherited"], ROOMY)
     started.outer = [program, "--merge"]
     found.append((started, merging))
+    statics = harness.build_program("statics")
+    library = harness.build_program("statics", ("-shared", "-fPIC", "-Dmain=statics_main"), out_name="statics_library")
+    host = harness.build_program("statics", ("-DHOST",), out_name="statics_host")
+    for section in subprocess.run([statics, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split():
+        found.append((Case(f"static:{section}", lambda section=section: [statics, section], ROOMY), contextlib.nullcontext))
+    found.append((Case("static:library", lambda: [host, "fork"], ROOMY, {"LD_PRELOAD": library}), contextlib.nullcontext))
+    found.append((Case("static:child", lambda: ["/bin/sh", "-c", f"{statics} threads; exit $?"], ROOMY), contextlib.nullcontext))
     found.append((Case("handed-on", lambda: [program, "--merge", program, BALLAST, "inherited"], ROOMY), merging))
     return found
 

@@ -39,7 +39,7 @@ use std::ops::Range;
 mod maps;
 mod sites;
 
-pub use farshore_sites::{ANY_NUMBER, NAMES as DEFAULT_NAMES};
+pub use farshore_sites::{ANY_NUMBER, NAMES as DEFAULT_NAMES, is_named};
 pub use maps::Maps;
 pub(super) use sites::of_stub;
 use sites::{Patched, remember};

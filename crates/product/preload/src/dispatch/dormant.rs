@@ -146,7 +146,7 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
             && options.swap.iter().all(|space| space.is_directory() || space.is_memory())
     };
 
-    if !can_wait(&begun.options) || !has_one_task() {
+    if !can_wait(&begun.options) || !start::has_one_task() {
         return Err(Box::new(begun));
     }
     let filtered = has_filter();
@@ -165,6 +165,14 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
         None => Ok(None),
     };
     let Ok(share) = share else { return Err(Box::new(begun)) };
+    let mut room = share.unwrap_or_else(|| start::room(&begun.options));
+    let mut mapped = Ranges::default();
+    begun.statics.iter().for_each(|array| mapped.add(array.start, array.end));
+    let beyond = mapped.bytes().saturating_sub(room);
+    if beyond > 0 && !family::grow(beyond) {
+        return Err(Box::new(begun));
+    }
+    room += beyond;
     // Patched calls are served on it from now on, also if the process does not become dormant.
     let Ok(()) = called::begin(stack) else { return Err(Box::new(begun)) };
     // SAFETY: start-up: there is one thread, and the dispatcher passes every call on until the state changes; `maps` was read at
@@ -175,8 +183,8 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
     }
     let Ok(called) = called::listen() else { return Err(Box::new(begun)) };
     let can_stop = called.can_stop();
-    let (floor, room) = (begun.heap_floor, share.unwrap_or_else(|| start::room(&begun.options)));
-    let sleeper = Sleeper { begun, mapped: Ranges::default(), reserved: Ranges::default(), heap: (floor, floor), room, called };
+    let floor = begun.heap_floor;
+    let sleeper = Sleeper { begun, mapped, reserved: Ranges::default(), heap: (floor, floor), room, called };
     // A watched call that comes meanwhile finds that nothing is there to be woken yet.
     SLEEPER.with(|place| *place = Some(sleeper));
     sleeping::sleep(can_stop);
@@ -189,13 +197,6 @@ fn can_be_had(options: &Options) -> bool {
     let is_there = |space: &SwapSpec| if options.followed { can_be_made(space) } else { space.is_directory() };
     let is_seen = !options.encrypt && options.swap.iter().all(is_there);
     is_seen || AnyBackend::open_with(&options.swap, options.encrypt, None, &mut |_| {}).is_ok()
-}
-
-/// Whether no library has made a thread before Farshore's start.
-fn has_one_task() -> bool {
-    use std::os::unix::fs::MetadataExt;
-    // A link for the folder, one for its `.`, and one for each thread's folder.
-    std::fs::metadata("/proc/self/task").is_ok_and(|folder| folder.nlink() == 3)
 }
 
 /// Whether the process has a filter of system calls.

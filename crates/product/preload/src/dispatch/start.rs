@@ -20,7 +20,9 @@ use crate::ground::own_threads::knock;
 use crate::ground::report;
 use crate::ground::runtime::{Parts, Runtime, Space, install};
 use crate::ground::{count, nodes, own_threads, parts, text, thread};
+use crate::memory::{self, statics};
 use crate::{family, signals};
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 use farshore_backend::AnyBackend;
 use farshore_backend::device;
@@ -35,6 +37,7 @@ use farshore_sys::clock::{self, MonotonicClock};
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::huge::Source;
 use farshore_sys::kernel::LinuxKernel;
+use farshore_sys::pagemap::Pagemap;
 use farshore_sys::signal::SigSet;
 use farshore_sys::vm::{self, SelfAdvice, SelfMem};
 use std::thread as threads;
@@ -80,6 +83,8 @@ pub struct Begun {
     pub options: Options,
     /// Where the heap began, bytes.
     pub heap_floor: u64,
+    /// Static arrays that will be managed.
+    pub statics: Vec<Range<u64>>,
     /// Faults that swap spaces inject (tests).
     faults: Option<FaultConfig>,
     /// Name of the program.
@@ -101,12 +106,26 @@ fn begin(mut options: Options, maps: &patch::Maps) -> Result<Begun, String> {
     let program = std::env::args().next().unwrap_or_default();
     // SAFETY: asks only.
     let heap_floor = unsafe { vm::brk(0) };
-    Ok(Begun { options, heap_floor, faults, program, started_ns: clock::by_syscall() })
+    // What another thread may be using stays the kernel's.
+    let statics = if has_one_task() { statics::arrays(options.threshold.bytes()) } else { Vec::new() };
+    Ok(Begun { options, heap_floor, statics, faults, program, started_ns: clock::by_syscall() })
+}
+
+/// Whether no library has made a thread before Farshore's start.
+pub fn has_one_task() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    // A link for the folder, one for its `.`, and one for each thread's folder.
+    std::fs::metadata("/proc/self/task").is_ok_and(|folder| folder.nlink() == 3)
 }
 
 fn start(begun: Begun, maps: &patch::Maps) -> Result<(), String> {
+    let statics = begun.statics.clone();
     let runtime = prepare(begun, maps)?;
     enter(runtime, None)?;
+    // A process whose user may not look at its page tables does without.
+    if !statics.is_empty() && Pagemap::open().is_ok() {
+        memory::take_stock(runtime, statics.into_iter(), &[]);
+    }
     text::catch_calls();
     look_after(runtime);
     Ok(())
@@ -172,7 +191,7 @@ fn prepare(begun: Begun, maps: &patch::Maps) -> Result<&'static Runtime, String>
 }
 
 fn build(begun: Begun, kernel: LinuxKernel, backend: AnyBackend) -> Result<Runtime, String> {
-    let Begun { options, heap_floor, faults, program, started_ns } = begun;
+    let Begun { options, heap_floor, faults, program, started_ns, .. } = begun;
     let cores = threads::available_parallelism().map_or(1, usize::from);
     let shape = shape(&options, cores);
     let policy = parts::policy(&options)?;

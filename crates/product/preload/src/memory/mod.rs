@@ -1,7 +1,7 @@
 //! Memory calls: mmap, munmap, mremap, madvise, mprotect, mlock, brk (ExtMem §3.1).
 //!
-//! What is managed: the heap, and anonymous private memory in mappings of at least the threshold, unless it is executable, a
-//! stack, locked or of huge pages. Every call does what the kernel does, through the kernel, under the address-space lock. What
+//! What is managed: the heap, static arrays ([`statics`]), and anonymous private memory in mappings of at least the threshold, unless it
+//! is executable, a stack, locked or of huge pages. Every call does what the kernel does, through the kernel, under the address-space lock. What
 //! was there before is claimed first, and given up only when the kernel has agreed (`farshore_engine::space`).
 //!
 //! Layers: below is the ground alone.
@@ -12,6 +12,7 @@ mod advice;
 mod attributes;
 mod locks;
 mod runs;
+pub mod statics;
 pub mod surrender;
 
 pub use runs::any_managed;
@@ -138,8 +139,8 @@ fn adopt(runtime: &Runtime, range: PageRange) -> bool {
     registered.is_ok()
 }
 
-/// Takes over what a dormant process has mapped: the private anonymous memory in `ranges` (bytes). Called by the only thread of
-/// the process that runs, before any goes on. `stacks`:
+/// Takes over what is mapped already: what a dormant process has mapped, or what there is at the start. Of `ranges` (bytes) that is the private
+/// anonymous memory. Called by the only thread of the process that runs, before any goes on. `stacks`:
 /// where code of ours, or the kernel's frame of a signal, lies on stacks of the program; what is around it stays the kernel's.
 pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, stacks: &[u64]) {
     let Ok(pagemap) = Pagemap::open() else {
