@@ -10,7 +10,7 @@
 static const struct { const char *name; void (*run)(void); } sections[] = {
     { "nested", section_nested }, { "storm", section_storm }, { "flags", section_flags }, { "onstack", section_onstack },
     { "jumps", section_jumps }, { "restart", section_restart }, { "context", section_context },
-    { "masks", section_masks }, { "unblock", section_unblock }, { "whole", section_whole }, { "ignored", section_ignored }, { "suspend", section_suspend }, { "waiting", section_waiting }, { "offered", section_offered },
+    { "masks", section_masks }, { "unblock", section_unblock }, { "whole", section_whole }, { "ignored", section_ignored }, { "suspend", section_suspend }, { "twice", section_twice }, { "waiting", section_waiting }, { "offered", section_offered },
     { "timers", section_timers }, { "rawclone", section_rawclone },
     { "cancel", section_cancel }, { "short", section_short }, { "exits", section_exits },
     { "locks", section_locks }, { "robust", section_robust }, { "wildlists", section_wild_lists },

@@ -209,7 +209,7 @@ void section_suspend(void)
             case 2: answers[way] = pselect(0, NULL, NULL, NULL, &long_time, &open_set); break;
             default: answers[way] = epoll_pwait(epoll, &event, 1, 20000, &open_set);
             }
-            if (errno != EINTR || got != number) die("way %d: got %d", way, got);
+            if (answers[way] != -1 || errno != EINTR || got != number) die("signal %d, way %d: answer %d, got %d", number, way, answers[way], got);
             join(sender);
             CHECK(pthread_sigmask(SIG_SETMASK, NULL, &now) == 0 && sigismember(&now, number));
         }
@@ -223,6 +223,76 @@ void section_suspend(void)
         int polled = ppoll(NULL, 0, &short_time, &closed);
         join(sender);
         say("signal %d: %d %d %d %d; with a mask that blocks it %d, got %d", number, answers[0], answers[1], answers[2], answers[3], polled, got == number);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------- twice */
+
+static volatile int stop_flipping;
+
+/* A thread whose mask changes all the time takes signals for the process that the kernel has woken another thread for. */
+static void *flips(void *unused)
+{
+    (void)unused;
+    sigset_t one = set_of(SIGUSR2);
+    while (!stop_flipping) CHECK(pthread_sigmask(SIG_BLOCK, &one, NULL) == 0 && pthread_sigmask(SIG_UNBLOCK, &one, NULL) == 0);
+    return NULL;
+}
+
+static void *sends_in_turn(void *number)
+{
+    for (int round = 0; round < 300; round++) {
+        int seen = got_count;
+        kill(getpid(), *(int *)number);
+        for (int ms = 0; got_count == seen; ms++) {
+            if (ms == 10000) die("signal %d, round %d: it has not come", *(int *)number, round);
+            sleep_ms(1);
+        }
+    }
+    return NULL;
+}
+
+/* Two of a kind wait, the thread's and the process's, and both come; and of many that another thread takes first none is lost. */
+void section_twice(void)
+{
+    for (int i = 0; i < FOUR; i++) {
+        int number = four[i];
+        for (int ways = 0; ways < 4; ways++) {
+            sigset_t open_set, pending;
+            handle(number, count_it, ways & 1 ? SA_NODEFER : 0);
+            block(number);
+            CHECK(pthread_sigmask(SIG_SETMASK, NULL, &open_set) == 0);
+            sigdelset(&open_set, number);
+            got_count = 0;
+            raise(number);
+            kill(getpid(), number);
+            int in_call = 0;
+            if (ways & 2) {
+                sigsuspend(&open_set);
+                in_call = got_count;
+            }
+            CHECK(sigpending(&pending) == 0);
+            int waits = sigismember(&pending, number);
+            unblock(number);
+            say("signal %d, way %d: %d in the call, then %d waits, %d in all", number, ways, in_call, waits, got_count);
+        }
+        /* The main thread alone has it open, and only while it waits. */
+        struct epoll_event event;
+        sigset_t open_set;
+        int epoll = epoll_create1(EPOLL_CLOEXEC);
+        handle(number, count_it, 0);
+        block(number);
+        CHECK(pthread_sigmask(SIG_SETMASK, NULL, &open_set) == 0);
+        sigdelset(&open_set, number);
+        stop_flipping = got_count = 0;
+        pthread_t flipping = start(flips, NULL), sender = start(sends_in_turn, &number);
+        while (got_count < 300) if (epoll_pwait(epoll, &event, 1, 10000, &open_set) != -1) die("signal %d: lost after %d", number, got_count);
+        stop_flipping = 1;
+        join(sender);
+        join(flipping);
+        close(epoll);
+        unblock(number);
+        say("signal %d: %d in turn", number, got_count);
     }
 }
 

@@ -28,6 +28,7 @@ void section_unblock(void);
 void section_whole(void);
 void section_ignored(void);
 void section_suspend(void);
+void section_twice(void);
 void section_waiting(void);
 void section_offered(void);
 void section_timers(void);

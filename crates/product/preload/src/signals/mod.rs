@@ -440,7 +440,7 @@ pub fn before_exec() -> SigSet {
         let pretended = thread.shared.pretended();
         signal::sigprocmask(How::Set, SigSet(mask.0 | pretended.0));
         // They wait in the kernel now, across the exec.
-        pretended::send_again(thread, pretended);
+        pretended::to_kernel(pretended);
     }
     mask
 }

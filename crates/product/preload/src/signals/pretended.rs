@@ -11,8 +11,12 @@
 //! * a new thread inherits it.
 //!
 //! A signal of ours that somebody *sends* while the thread that the kernel chose pretends to block it: one for the process goes on
-//! to a thread that waits for it or has it unblocked; otherwise it waits here, and is sent again, with all that it carried, when somebody
-//! unblocks it. As in the kernel, the first of a kind is kept. A descriptor of `signalfd` does not see it.
+//! to a thread that waits for it or has it unblocked; otherwise it waits here until somebody unblocks it. As in the kernel, the first of a
+//! kind is kept. A descriptor of `signalfd` does not see it.
+//!
+//! A signal that waits here is never sent again itself: the kernel keeps one of a kind for a thread, and would drop it silently where one is
+//! on its way. What is sent is a note ([`HANDED`]), and whoever gets it takes here what there is ([`collect`]): two notes may become one, and
+//! no signal is lost.
 //!
 //! A *fault* whose signal is pretended to be blocked ends the process, as natively.
 
@@ -63,6 +67,11 @@ pub(super) fn enter(thread: &Thread, pretended: SigSet) {
     thread.suspended.set(None);
     thread.shared.await_signals(SigSet::EMPTY);
     change(thread, pretended);
+    // One that waited beside that of this handler, which does not block its own signal (`SA_NODEFER`).
+    let open = OURS.0 & !pretended.0;
+    if waiting_now(thread).0 & open != 0 {
+        announce(thread, SigSet(open));
+    }
 }
 
 /// `context` is about to be restored by a `rt_sigreturn` made at `sp`: what it has of our signals becomes the pretended mask, and its
@@ -89,7 +98,7 @@ pub(super) fn change(thread: &Thread, to: SigSet) {
 fn let_go(thread: &Thread, before: SigSet, to: SigSet) {
     let freed = before.0 & !to.0;
     if freed != 0 {
-        send_again(thread, SigSet(freed));
+        announce(thread, SigSet(freed));
     }
 }
 
@@ -107,14 +116,13 @@ pub(super) fn change_in_call(thread: &Thread, to: SigSet) {
             before
         }
     });
-    // With signals as they were: one comes before the next is sent, of which the kernel keeps one of a kind.
     let_go(thread, before, to);
 }
 
 /// A new thread begins with its parent's mask. What waits for the process and is not blocked comes now.
 pub fn inherit(thread: &Thread, mask: SigSet) {
     thread.shared.pretend(SigSet(mask.0 & OURS.0));
-    send_again(thread, SigSet(OURS.0 & !mask.0));
+    announce(thread, SigSet(OURS.0 & !mask.0));
 }
 
 /// Those that were sent to the process.
@@ -122,8 +130,12 @@ static PROCESS: Mutex<Waiting> = Mutex::new(Waiting::new());
 
 /// A signal was sent while this thread has it blocked. In its handler, with all signals blocked.
 pub(super) fn keep(thread: &Thread, info: &SigInfo) {
-    // A guest's process is another one: what was sent to it waits with the thread that the kernel chose.
-    if info.to_thread() || thread.is_guest() { thread.waiting.put(info) } else { offer(info) }
+    if is_threads_own(thread, info) { thread.waiting.put(info) } else { offer(info) }
+}
+
+/// A guest's process is another one: what was sent to it waits with the thread that the kernel chose.
+fn is_threads_own(thread: &Thread, info: &SigInfo) -> bool {
+    info.to_thread() || thread.is_guest()
 }
 
 /// Takes one of `wanted` that waits for the calling thread's process. With all signals blocked.
@@ -132,7 +144,7 @@ fn take_from_process(wanted: SigSet) -> Option<SigInfo> {
     if thread::is_guest() { None } else { PROCESS.with(|waiting| waiting.take(wanted)) }
 }
 
-/// The code of a signal that tells a thread to [`collect`] one: a thread cannot send another one a signal that a process has sent.
+/// The code of a signal that tells a thread to [`collect`] one. (A thread could not send another one a signal that a process has sent anyway.)
 const HANDED: i32 = -0x4653;
 
 /// A signal for the process: keeps it, and tells a thread that waits for it or has it unblocked to collect it. With all signals blocked.
@@ -149,20 +161,25 @@ pub(super) fn offer(info: &SigInfo) {
     }
 }
 
-/// What is to be delivered when `info` has come: `None` when somebody else has collected it.
+/// What is to be delivered when `info` has come: `None` when somebody has collected it before.
 pub(super) fn collect(info: &SigInfo) -> Option<SigInfo> {
     // Where too many signals are queued, the kernel delivers them without what they carry.
     let bare = info.code() == 0 && info.sender_pid() == 0;
     if info.code() != HANDED && !bare {
         return Some(*info);
     }
-    let collected = uninterrupted(|| take_from_process(SigSet::EMPTY.with(info.signal() as u32)));
-    collected.or(bare.then_some(*info))
+    let kind = SigSet::EMPTY.with(info.signal() as u32);
+    uninterrupted(|| take(kind)).or(bare.then_some(*info))
 }
 
 /// Which wait for this thread.
 pub(super) fn waiting(thread: &Thread) -> SigSet {
-    let process = if thread.is_guest() { SigSet::EMPTY } else { uninterrupted(|| PROCESS.with(|waiting| waiting.set())) };
+    uninterrupted(|| waiting_now(thread))
+}
+
+/// The same, with all signals blocked.
+fn waiting_now(thread: &Thread) -> SigSet {
+    let process = if thread.is_guest() { SigSet::EMPTY } else { PROCESS.with(|waiting| waiting.set()) };
     SigSet(thread.waiting.set().0 | process.0)
 }
 
@@ -181,14 +198,44 @@ pub(super) fn take_or_await(thread: &Thread, wanted: SigSet) -> Option<SigInfo> 
     })
 }
 
-/// Sends those of `which` that wait to this thread again.
-pub(super) fn send_again(thread: &Thread, which: SigSet) {
-    let next = || uninterrupted(|| thread.waiting.take(which).or_else(|| take_from_process(which)));
-    // In a call, one of them ends all that: from then on the thread pretends to have all blocked, until that one is handled.
-    while !edge::is_deferred()
-        && let Some(info) = next()
-    {
-        // Fails when the user has too many signals queued: then it is lost, as a signal that the kernel has no memory for.
+/// Takes one of `which` that waits for this thread or the process. With all signals blocked.
+fn take(which: SigSet) -> Option<SigInfo> {
+    let own = thread::current().and_then(|thread| thread.waiting.take(which));
+    own.or_else(|| take_from_process(which))
+}
+
+/// Sends this thread a note for each of `which` that waits for it or the process.
+fn announce(thread: &Thread, which: SigSet) {
+    for signal in [signal::SIGBUS, signal::SIGSEGV, signal::SIGSYS].into_iter().filter(|&signal| which.contains(signal)) {
+        // Two of a kind may wait, the thread's and the process's. Where notes are blocked, the second one's comes when a handler has the first.
+        for _ in 0..2 {
+            // In a call, one of them ends all that: from then on the thread pretends to have all blocked, until that one is handled.
+            if edge::is_deferred() || !waiting(thread).contains(signal) {
+                break;
+            }
+            note(signal);
+        }
+    }
+}
+
+fn note(signal: u32) {
+    // It comes in any case: where too many signals are queued, without its code.
+    let _ = signal::queue_again(getpid(), gettid(), &SigInfo::queued(signal, HANDED));
+}
+
+/// A signal that has come, and been collected, cannot be handled now: it comes again as soon as the kernel does not block it. With all signals blocked.
+pub(super) fn put_back(thread: &Thread, info: &SigInfo) {
+    if is_threads_own(thread, info) {
+        thread.waiting.put(info)
+    } else {
+        PROCESS.with(|waiting| waiting.put(info))
+    }
+    note(info.signal() as u32);
+}
+
+/// Before an exec, with those of `which` blocked by the kernel: gives it those that wait, as they were sent.
+pub(super) fn to_kernel(which: SigSet) {
+    while let Some(info) = uninterrupted(|| take(which)) {
         let _ = signal::queue_again(getpid(), gettid(), &info);
     }
 }
