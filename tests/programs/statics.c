@@ -4,7 +4,7 @@
  *     statics --list    print the names of all sections
  *
  * All arrays together are larger than the limit of the test. The output is the same natively and under Farshore. With -Dmain=statics_main this
- * is a library with the arrays, and with -DHOST the program that calls it. */
+ * is a library with the arrays, and with -DHOST a program that is linked with it, and has an array as well. */
 #include "common.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,15 +12,43 @@
 #include <sys/wait.h>
 #include <ucontext.h>
 
+/* A variable of the library, of which the program has the copy that both use. */
+enum { VARIABLE = 64 << 10 };
 #ifdef HOST
-int statics_main(int argc, char **argv) __attribute__((weak));
+extern unsigned char variable[VARIABLE];
+static unsigned char array[8 << 20];
+
+int statics_main(int argc, char **argv);
+
+/* Whether what is at `at` is registered with a userfaultfd: in whole pages, from the second one on. */
+static int is_registered(const void *at)
+{
+    unsigned long start, end, wanted = (unsigned long)at + 2 * PAGE;
+    char line[512];
+    int is_here = 0, registered = 0;
+    FILE *file = fopen("/proc/self/smaps", "r");
+    if (file == NULL) die("smaps");
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, "%lx-%lx ", &start, &end) == 2) is_here = start <= wanted && wanted < end;
+        if (is_here && strncmp(line, "VmFlags:", 8) == 0) registered = strstr(line, " um") != NULL || strstr(line, " uw") != NULL;
+    }
+    fclose(file);
+    return registered;
+}
 
 int main(int argc, char **argv)
 {
-    if (statics_main == NULL) die("the library is not there");
-    return statics_main(argc, argv);
+    memset(array, 1, sizeof array);
+    memset(variable, 2, sizeof variable);
+    int status = statics_main(argc, argv);
+    if (is_registered(variable)) die("a variable of the library is managed");
+    for (size_t i = 0; i < sizeof array; i++) {
+        if (array[i] != 1) die("byte %zu", i);
+    }
+    return status;
 }
 #else
+unsigned char variable[VARIABLE];
 
 #define CHECK(what) do { if (!(what)) die("%s, line %d: %s", section, __LINE__, #what); } while (0)
 

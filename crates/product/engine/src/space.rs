@@ -629,19 +629,4 @@ impl<W: World> Engine<W> {
             }
         });
     }
-
-    /// In a forked child, which has no evictors and one thread: the words of `range` no longer hold, since the kernel has
-    /// unmapped it, or (`zeroed`) thrown its bytes away.
-    pub fn forget(&self, range: PageRange, zeroed: bool) {
-        self.each_granule(range, |part| {
-            let Some(g) = self.table.granule(part.start.granule()) else { return };
-            g.granule.touch();
-            for page in part.iter() {
-                let word = &g.words[page.index_in_granule()];
-                if word.load().state() != State::Foreign {
-                    word.overwrite(if zeroed { Word::UNTOUCHED } else { Word::FOREIGN });
-                }
-            }
-        });
-    }
 }

@@ -8,8 +8,9 @@
 //!
 //! Data that Farshore's own code uses: nobody serves the faults of Farshore's threads, or of its handlers. So libc, the dynamic linker and
 //! Farshore are left out, and so is **every image to which a function that Farshore calls leads**: a sanitizer's runtime that has its own
-//! `memcpy`, a program that has. What is mapped from the file (`.data`) stays the kernel's. Libraries that are loaded later map by calls, as
-//! all else does.
+//! `memcpy`, a program that has. Variables of libraries that the program has a copy of (`R_X86_64_COPY`: `environ`, `stderr`) are left out with
+//! their pages, because libc uses the copy. What is mapped from the file (`.data`) stays the kernel's. Libraries that are loaded later map by
+//! calls, as all else does.
 
 use crate::ground::text;
 use core::ffi::{CStr, c_int, c_void};
@@ -32,8 +33,19 @@ struct Relocation {
     _addend: i64,
 }
 
+impl Relocation {
+    fn kind(&self) -> u32 {
+        self.info as u32
+    }
+
+    fn symbol(&self) -> u64 {
+        self.info >> 32
+    }
+}
+
 const DT_NULL: u64 = 0;
 const DT_PLTRELSZ: u64 = 2;
+const DT_SYMTAB: u64 = 6;
 const DT_RELA: u64 = 7;
 const DT_RELASZ: u64 = 8;
 const DT_JMPREL: u64 = 23;
@@ -41,11 +53,80 @@ const DT_JMPREL: u64 = 23;
 const R_X86_64_64: u32 = 1;
 const R_X86_64_GLOB_DAT: u32 = 6;
 const R_X86_64_JUMP_SLOT: u32 = 7;
+/// The one that copies another image's variable.
+const R_X86_64_COPY: u32 = 5;
 
 unsafe extern "C" {
     /// This library's own dynamic section.
     #[link_name = "_DYNAMIC"]
     static DYNAMIC: Dynamic;
+}
+
+/// An image's dynamic section.
+struct Section {
+    base: u64,
+    first: *const Dynamic,
+}
+
+impl Section {
+    /// The value of the first entry with this tag; 0: there is none.
+    fn value(&self, wanted: u64) -> u64 {
+        let mut entry = self.first;
+        loop {
+            // SAFETY: an image's dynamic section, up to the entry that ends it.
+            let Dynamic { tag, value } = unsafe { entry.read() };
+            if tag == wanted {
+                return value;
+            }
+            if tag == DT_NULL {
+                return 0;
+            }
+            entry = entry.wrapping_add(1);
+        }
+    }
+
+    /// The same for an address. Some dynamic linkers write addresses there, others leave what the file has.
+    fn address(&self, wanted: u64) -> u64 {
+        match self.value(wanted) {
+            0 => 0,
+            value if value < self.base => self.base + value,
+            value => value,
+        }
+    }
+
+    /// All relocations.
+    fn relocations(&self) -> impl Iterator<Item = &'static Relocation> {
+        [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)].into_iter().flat_map(|(table, bytes)| {
+            let table = self.address(table);
+            let count = if table == 0 { 0 } else { self.value(bytes) as usize / size_of::<Relocation>() };
+            let table = if table == 0 { core::ptr::dangling() } else { table as *const Relocation };
+            // SAFETY: the table that the section names, with as many entries, in an image that is never unloaded while this looks.
+            unsafe { core::slice::from_raw_parts(table, count) }.iter()
+        })
+    }
+
+    /// The pages of variables that were copied into this image.
+    fn copies(&self) -> Vec<Range<u64>> {
+        let symbols = self.address(DT_SYMTAB) as *const libc::Elf64_Sym;
+        let copied = self.relocations().filter(|relocation| relocation.kind() == R_X86_64_COPY);
+        let pages = |relocation: &Relocation| {
+            let start = self.base + relocation.place;
+            // SAFETY: an entry of the table that the relocation's number is for.
+            let bytes = unsafe { (*symbols.wrapping_add(relocation.symbol() as usize)).st_size };
+            start & !(PAGE_SIZE as u64 - 1)..(start + bytes).next_multiple_of(PAGE_SIZE as u64)
+        };
+        copied.map(pages).collect()
+    }
+
+    /// Addresses in other images that this one uses. (It is bound as a whole when it is loaded: `-z now`.)
+    fn used(&self) -> Vec<u64> {
+        let names_other = |relocation: &&Relocation| {
+            matches!(relocation.kind(), R_X86_64_64 | R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT) && relocation.symbol() != 0
+        };
+        let place = |relocation: &Relocation| (self.base + relocation.place) as *const u64;
+        // SAFETY: a word of the image's data, which the dynamic linker has filled in.
+        self.relocations().filter(names_other).map(|relocation| unsafe { *place(relocation) }).collect()
+    }
 }
 
 struct Image {
@@ -69,8 +150,8 @@ pub fn arrays(threshold: u64) -> Vec<Range<u64>> {
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut found).cast()) };
     let Found { own, mut images, .. } = found;
     if !images.is_empty() {
-        let called = called(own);
-        images.retain(|image| !called.iter().any(|at| image.whole.contains(at)));
+        let used = Section { base: own, first: &raw const DYNAMIC }.used();
+        images.retain(|image| !used.iter().any(|at| image.whole.contains(at)));
     }
     images.into_iter().flat_map(|image| image.arrays).collect()
 }
@@ -95,44 +176,19 @@ unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _size: usize, found: *mu
         return 0;
     }
     let whole = |end: u64| end.next_multiple_of(PAGE_SIZE as u64);
-    let arrays: Vec<Range<u64>> = segments()
+    let is_large = |array: &Range<u64>| array.end.saturating_sub(array.start) >= found.threshold;
+    let mut arrays: Vec<Range<u64>> = segments()
         .filter(|segment| segment.p_flags & libc::PF_W != 0)
         .map(|segment| whole(at(segment) + segment.p_filesz)..whole(at(segment) + segment.p_memsz))
-        .filter(|array| array.end.saturating_sub(array.start) >= found.threshold)
+        .filter(is_large)
         .collect();
+    if let (false, Some(dynamic)) = (arrays.is_empty(), headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)) {
+        let copies = Section { base: info.dlpi_addr, first: at(dynamic) as *const Dynamic }.copies();
+        arrays = arrays.into_iter().flat_map(|array| super::without(array, &copies)).filter(is_large).collect();
+    }
     let (start, end) = (segments().map(at).min(), segments().map(|segment| at(segment) + segment.p_memsz).max());
     if let (Some(start), Some(end), false) = (start, end, arrays.is_empty()) {
         found.images.push(Image { whole: start..end, arrays });
     }
     0
-}
-
-/// The addresses to which this library's calls of others lead. It is bound as a whole when it is loaded (`-z now`). `own`: where it lies.
-fn called(own: u64) -> Vec<u64> {
-    let value = |wanted: u64| {
-        let mut entry = &raw const DYNAMIC;
-        loop {
-            // SAFETY: the dynamic section, up to the entry that ends it.
-            let Dynamic { tag, value } = unsafe { entry.read() };
-            if tag == wanted || tag == DT_NULL {
-                return value;
-            }
-            entry = entry.wrapping_add(1);
-        }
-    };
-    let mut all = Vec::new();
-    for (table, bytes) in [(value(DT_RELA), value(DT_RELASZ)), (value(DT_JMPREL), value(DT_PLTRELSZ))] {
-        // Some dynamic linkers write addresses there, others leave what the file has.
-        let table = if table < own { own + table } else { table };
-        let count = if table == own { 0 } else { bytes as usize / size_of::<Relocation>() };
-        // SAFETY: the table that the section names, with as many entries.
-        let relocations = unsafe { core::slice::from_raw_parts(table as *const Relocation, count) };
-        let names_other = |relocation: &&Relocation| {
-            let kind = relocation.info as u32;
-            matches!(kind, R_X86_64_64 | R_X86_64_GLOB_DAT | R_X86_64_JUMP_SLOT) && relocation.info >> 32 != 0
-        };
-        // SAFETY: a word of this library's data, which the dynamic linker has filled in.
-        all.extend(relocations.iter().filter(names_other).map(|relocation| unsafe { *((own + relocation.place) as *const u64) }));
-    }
-    all
 }
