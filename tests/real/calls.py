@@ -282,7 +282,7 @@ def memory_file(program):
     return wrong
 
 
-# What a user types first; documented in docs/farshore.1.
+# What a user types first; documented in docs/src/reference/debuggers.md.
 GDB = ["-nx", "-batch", "-ex", "set pagination off", "-ex", "set debuginfod enabled off", "-ex", "set language c", "-ex", "handle SIGBUS SIGSYS SIGSEGV nostop noprint pass"]
 
 

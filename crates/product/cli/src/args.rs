@@ -33,7 +33,7 @@ Examples:
   farshore set 4242 memory=512M                      give it more local memory
   farshore bench random --against farshore,zram      compare with zram on this machine
 
-See 'farshore COMMAND --help' for all about a command, and 'man farshore' for all of it.";
+See 'farshore COMMAND --help' or 'man farshore-COMMAND' for all about a command.";
 
 /// The commands.
 #[derive(Subcommand, Debug)]
@@ -85,6 +85,16 @@ pub struct RunArgs {
     ///   ram[,size=SIZE]        RAM set aside, for tests;
     ///   delay:TIME             RAM that answers after TIME (10us, 1ms), for measuring.
     /// The default is dir: of $FARSHORE_SWAP_DIR, else of /var/tmp.
+    ///
+    /// A device that is mounted, swapped to, part of a volume, read-only or in use by another program is
+    /// refused. One that bears the signature of a file system, a partition table, a volume, an array or
+    /// swap space needs ,force. Its user must be able to open it for reading and writing. The program
+    /// and its descendants share it, each with parts of its own. Others can use it when all of them
+    /// have ended, or after swap-=.
+    ///
+    /// A pool's pages are local memory, so pages and pool together keep the limit. Pages that compression
+    /// does not make smaller by a quarter go on to the other spaces; pages of one word repeated, such as
+    /// zeros, take no memory.
     #[arg(long, value_name = "SPEC", verbatim_doc_comment)]
     pub swap: Vec<SwapSpec>,
 
@@ -99,10 +109,17 @@ pub struct RunArgs {
     pub fault: Option<FaultMode>,
 
     /// Which pages leave: second-chance (default) or fifo
+    ///
+    /// second-chance passes over a page once if it came back while it was leaving, and three times if it did so before. Of a loop
+    /// over more pages than there is room for, a part stays. fifo takes pages in the order in which they came.
     #[arg(long, value_name = "NAME[,KEY=VALUE]...")]
     pub policy: Option<Named>,
 
     /// Which pages are fetched before they are asked for: sequential (default), stride, majority or none
+    ///
+    /// sequential: a fault that goes on where the last fetch nearby ended brings up to 63 pages beside it by the same read; from 16
+    /// on, other threads read up to 252 more while the program works on these. stride: pages at equal distances, found region by
+    /// region. majority: the distance that most of the last faults nearby have (after Leap).
     #[arg(long, value_name = "NAME[,KEY=VALUE]...")]
     pub prefetch: Option<Named>,
 
@@ -111,6 +128,8 @@ pub struct RunArgs {
     pub evictors: Option<OrAuto>,
 
     /// Pages that leave together, 8 to 256 [default: auto: 64 to 256, the more the faster the program needs memory]
+    ///
+    /// Fewer under a small limit, and 64 at most while the program runs unithreads. Farshore keeps about two batches of memory free.
     #[arg(long, value_name = "N|auto")]
     pub batch: Option<OrAuto>,
 
@@ -125,6 +144,9 @@ pub struct RunArgs {
     pub free: Option<OrAuto>,
 
     /// Write the counters as JSON to FILE when the program ends (- for stderr)
+    ///
+    /// The process that this command becomes writes them, whatever program it is by then; other processes do not. An existing file
+    /// is overwritten, and a link followed, as by a shell's redirection.
     #[arg(long, value_name = "FILE", allow_hyphen_values = true)]
     pub stats: Option<StatsTarget>,
 
@@ -146,14 +168,19 @@ pub struct RunArgs {
     /// Give each process all of --memory for itself
     ///
     /// Without it, PROGRAM and all processes that it forks or starts share the limit: a process that is short of memory takes it
-    /// from one that has some to spare. When all are short, all get equal parts.
+    /// from one that has some to spare. When all are short, all get equal parts. A process always keeps what it cannot do without,
+    /// 1 to 10 MiB, so many processes under a small limit exceed it together. Pages that a forked child shares with its parent count
+    /// once, until one of the two writes them or gives them up.
     #[arg(long)]
     pub memory_per_process: bool,
 
     /// Encrypt pages on their way to the swap space
     ///
-    /// AES-256-XTS, about a microsecond a page. The key is random and exists only in memory (4 KiB) that is locked and left out of
-    /// core dumps. A forked child has a key of its own for what it writes itself.
+    /// AES-256-XTS, about a microsecond a page, and a MiB of memory for each evictor. The key is random and exists only in memory
+    /// (4 KiB) that is locked, which counts towards RLIMIT_MEMLOCK, and left out of core dumps. A forked child reads its parent's
+    /// pages with the parent's key, and has one of its own for what it writes itself. What is local stays plain: the kernel's own
+    /// swap and core dumps hold it. On a block device (dev:) pages are always encrypted, unless --no-follow is given: all programs
+    /// of a family have the whole device open.
     ///
     /// Without it the program's cold pages are plain text in the swap space, and stay there after its end: on a device until
     /// they are overwritten, and in the blocks that a swap file leaves free on its disk. Nothing is wiped.
@@ -162,21 +189,21 @@ pub struct RunArgs {
 
     /// Keep the room that freed pages have on the disk
     ///
-    /// Without it, room that is no longer needed is given back some seconds later: swap files get holes, devices are told
-    /// (discard).
+    /// Without it, room that is no longer needed is given back some seconds later, 2 MiB at a time, if there is more than 64 MiB of
+    /// room and more than twice what is needed: swap files get holes, devices are told (discard). In a config file: trim = false.
     #[arg(long)]
     pub no_trim: bool,
 
     /// Run programs that PROGRAM starts as ordinary programs
     ///
-    /// Without it they run under Farshore too, with these options, if they can: see below.
+    /// Without it they run under Farshore too, with these options, if they can: see below. In a config file: follow = false.
     #[arg(long)]
     pub no_follow: bool,
 
     /// Do not start programs that cannot run under Farshore
     ///
     /// Without it such a program (static, set-user-ID, 32-bit, not glibc) runs as it would natively, outside of the limit,
-    /// and a line on stderr says so. With it the call that starts the program fails with EPERM.
+    /// and a line on stderr says so. With it the call that starts the program fails with EPERM. In a config file: require = true.
     #[arg(long, conflicts_with = "no_follow")]
     pub require: bool,
 
@@ -194,8 +221,10 @@ Examples:
   farshore run --config far.toml -- python3 job.py     (far.toml: memory = \"2G\")
 
 Programs that PROGRAM starts run under Farshore too, with the same options, and so do those that
-they start. Programs that cannot (static, setuid, 32-bit, not glibc, unreadable) run without it,
-and a line says so; with --require they are not started.
+they start, whatever environment they get. Programs that cannot (static, setuid, 32-bit, not glibc,
+unreadable) run without it, and a line says so; with --require they are not started. So does a
+program where Farshore is in the way of its start: its library was replaced, a swap directory is
+gone, there is no room for its variables. What such a program starts is not followed.
 A 'farshore run' among them replaces the options for what it starts. Only the process that this
 command becomes writes --stats, at its end, whatever program it is by then.
 
@@ -258,7 +287,11 @@ Keys:
   evictors=N, batch=N, writes=N, free=N
                 as the options of 'farshore run', at most what the run was started with, or auto
 
-Settings are made in order, up to the first that is refused or fails.
+Settings are made in order, each when the one before is done, up to the first that is refused or
+fails. There can be 64 swap spaces; none can be added where the program's is RAM alone. Pages of a
+space to be removed that cannot be read stay where they are, and so does the space; the program's
+stderr names them. Forked children that exist already have swap spaces of their own; later ones, and
+programs that the program starts later, get the spaces that are in use then.
 
 Exit status: 0; 1 if a setting was refused or failed, or there is no such program.
 
@@ -343,6 +376,7 @@ const WORDS: Words = Words {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use farshore_manual::Parts;
 
     fn parsed(words: &[&str]) -> Result<Asked<Command>, Refusal> {
         parse(std::iter::once("farshore").chain(words.iter().copied()).map(OsString::from).collect())
@@ -432,11 +466,17 @@ mod tests {
     }
 
     #[test]
-    fn the_manual_has_every_option() {
-        let (manual, names) = (document("docs/farshore.1"), options(&Cli::command()));
-        assert!(names.len() > 18, "{names:?}");
-        let missing: Vec<&String> = names.iter().filter(|name| !manual.contains(&format!("Fl -{name}"))).collect();
-        assert!(missing.is_empty(), "docs/farshore.1 does not have {missing:?}");
+    fn the_manual_says_what_the_help_says() {
+        let mut cli = Cli::command();
+        cli.build();
+        let check = |name: &str, command: &clap::Command, see: &str| {
+            let rest = format!("See also:\n  {see}\n  the book: /usr/share/doc/farshore, or docs/src in the source");
+            farshore_manual::check(env!("CARGO_MANIFEST_DIR"), name, &farshore_manual::page(name, command, Parts::Pages, &rest));
+        };
+        check("farshore", &cli, "farshore-load(1), farshore-serve(1)");
+        for sub in cli.get_subcommands().filter(|sub| sub.get_name() != BENCH && sub.get_name() != "help") {
+            check(&format!("farshore-{}", sub.get_name()), sub, "farshore(1)");
+        }
     }
 
     #[test]

@@ -206,3 +206,17 @@ fn scan(options: &ScanOptions) -> Result<(), String> {
     })?;
     service::run(common, Arc::new(Scan::new(store, *max_scan as u64)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manual_says_what_the_help_says() {
+        let mut command = Arguments::command();
+        command.build();
+        let rest = "See also:\n  farshore(1), farshore-bench(1)";
+        let page = farshore_manual::page("farshore-serve", &command, farshore_manual::Parts::Sections, rest);
+        farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-serve", &page);
+    }
+}

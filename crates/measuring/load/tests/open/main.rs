@@ -39,7 +39,8 @@ impl Ran {
 
 fn command(words: &str) -> Command {
     let mut command = Command::new("timeout");
-    command.args(["60", env!("CARGO_BIN_EXE_farshore-load"), "open"]).args(words.split_whitespace());
+    // In the foreground it passes a signal on once; else to the command and to its process group, and two of them end it at once.
+    command.args(["--foreground", "60", env!("CARGO_BIN_EXE_farshore-load"), "open"]).args(words.split_whitespace());
     command
 }
 
