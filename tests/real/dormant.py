@@ -12,7 +12,9 @@ its own affair. By polling nothing is ever dormant: there it only must be the sa
 import argparse
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -163,6 +165,28 @@ def started(farshore, program, how):
     return None
 
 
+# Starts of a program that is asked to wake, each a little later than the one before.
+EARLY = 40
+
+
+def early(farshore):
+    """What is wrong with a program that somebody asks to wake as soon as it can hear, or a moment later, when it begins its threads; None: nothing."""
+    storm = [harness.build_program("memstorm"), "3", "16", "1", "11"]
+    native = subprocess.run(storm, stdout=subprocess.PIPE, check=True)
+    for start in range(EARLY):
+        run = subprocess.Popen([farshore, "run", "--memory", "64M", "--", *storm], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        while run.poll() is None:
+            caught = re.search(r"^SigCgt:\s*(\w+)", harness.read_text(f"/proc/{run.pid}/status"), re.M)
+            if caught and int(caught[1], 16) >> (signal.SIGURG - 1) & 1:
+                break
+        time.sleep(start // 2 * 0.0002)
+        run.send_signal(signal.SIGURG)
+        printed, said = run.communicate(timeout=60)
+        if (run.returncode, printed, said) != (0, native.stdout, b""):
+            return f"start {start}: {run.returncode}, {printed}, {said}, natively {native.stdout}"
+    return None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="NAME[,NAME]", help="these sections alone")
@@ -183,6 +207,7 @@ def main():
                     for section in subprocess.run([path, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()}
         sections = list(programs)
         alone = {f"wait:{call}": lambda call=call: asked(runner.farshore, program, call) for call in WAITS}
+        alone |= {"early": lambda: early(runner.farshore)}
         alone |= {f"cut:{how}": lambda how=how: cut(runner.farshore, program, how) for how in CUTS}
         alone |= {f"started:{how}": lambda how=how: started(runner.farshore, halted, how) for how in STARTED}
         alone |= {f"child:{section}": lambda section=section: child(runner.farshore, programs[section], section) for section in CHILDREN}

@@ -40,7 +40,10 @@ class Program:
         while self.pid is None:
             pids = [pid for pid in harness.session_pids(process.popen.pid) if pid != process.popen.pid]
             self.pid = next((pid for pid in pids if tests.call("stat", str(pid)).status == 0), None)
-            expect(time.monotonic() < deadline and process.alive(), f"nobody answers farshore stat: {process.stderr_so_far()[-300:]}")
+            if not process.alive():
+                outcome = process.finish()
+                raise Failed(f"it has ended, status {outcome.status}, before it answered farshore stat: {outcome.stderr[-300:]}")
+            expect(time.monotonic() < deadline, f"nobody answers farshore stat: {process.stderr_so_far()[-300:]}")
 
     def set(self, *settings, pid=None):
         """`farshore set`, which waits for its end: what it came to."""

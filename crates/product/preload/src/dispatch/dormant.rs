@@ -71,6 +71,7 @@ use farshore_backend::AnyBackend;
 use farshore_backend::file::can_be_made;
 use farshore_catch::entry::{self, Call};
 use farshore_catch::patch;
+use farshore_config::control::WAKER;
 use farshore_config::{FaultMode, Options, SwapSpec};
 use farshore_core::halt::{Round, State};
 use farshore_core::limits::PAGE_SIZE;
@@ -181,14 +182,24 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
     if report.files < 2 || report.unknown > 0 || report.escapes.iter().any(|&number| watch::must_be_seen(number)) {
         return Err(Box::new(begun));
     }
-    let Ok(called) = called::listen() else { return Err(Box::new(begun)) };
-    let can_stop = called.can_stop();
-    let floor = begun.heap_floor;
-    let sleeper = Sleeper { begun, mapped, reserved: Ranges::default(), heap: (floor, floor), room, called };
-    // A watched call that comes meanwhile finds that nothing is there to be woken yet.
-    SLEEPER.with(|place| *place = Some(sleeper));
-    sleeping::sleep(can_stop);
-    Ok(())
+    // Somebody may ask as soon as the handler is there, and it would find a process that does not sleep.
+    let blocked = signal::sigprocmask(How::Block, SigSet::EMPTY.with(WAKER));
+    let listens = match called::listen() {
+        Ok(called) => {
+            let can_stop = called.can_stop();
+            let floor = begun.heap_floor;
+            let sleeper = Sleeper { begun, mapped, reserved: Ranges::default(), heap: (floor, floor), room, called };
+            // A watched call that comes meanwhile finds that nothing is there to be woken yet.
+            SLEEPER.with(|place| *place = Some(sleeper));
+            sleeping::sleep(can_stop);
+            Ok(())
+        }
+        Err(_) => Err(Box::new(begun)),
+    };
+    if !blocked.contains(WAKER) {
+        signal::sigprocmask(How::Unblock, SigSet::EMPTY.with(WAKER));
+    }
+    listens
 }
 
 /// Whether the swap space can be had now, and the key that it may need. The command has looked at directories; a program that another one

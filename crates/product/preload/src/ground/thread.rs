@@ -464,7 +464,7 @@ pub fn stand_up<R, E>(f: impl FnOnce(&Thread) -> Result<R, E>) -> Option<Result<
     };
     let top = top_of(NonNull::from(thread), FOR_NESTED) & !15;
     // SAFETY: a stack of the thread's own that nothing else is on: no call is under way there.
-    unsafe { on_stack(top, &mut work) };
+    unsafe { on_stack(top, FOR_CALLS.1, &mut work) };
     match result {
         Some(Ok(_)) => thread.sleeps.set(false),
         Some(Err(_)) if !had_one => {
@@ -477,13 +477,20 @@ pub fn stand_up<R, E>(f: impl FnOnce(&Thread) -> Result<R, E>) -> Option<Result<
     result
 }
 
-/// Calls `f` on the stack that ends at `top`.
+/// Calls `f` on the stack that ends at `top`. A signal may have brought the thread here, whose handler runs on the stack for calls, of `bytes`: calls
+/// that `f` makes, as libc's code does, are served below that handler's frames, and not on them.
 ///
 /// # Safety
 /// A stack that nothing else uses, with room for what `f` needs. `top` is a multiple of 16.
-unsafe fn on_stack<F: FnMut()>(top: u64, f: &mut F) {
+unsafe fn on_stack<F: FnMut()>(top: u64, bytes: usize, f: &mut F) {
     extern "C" fn call<F: FnMut()>(f: &mut F) {
         f();
+    }
+    let (calls, here): (u64, u64) = (tls::call_stack(), stack_pointer());
+    let is_on_it = here < calls && calls - here < bytes as u64;
+    if is_on_it {
+        // Below this function's frame, and what it calls before and after `f`.
+        tls::set_call_stack((here - BELOW - size_of::<Trapped>() as u64) & !15);
     }
     // SAFETY: the caller's promise; the callee is a C function, which keeps r12; and a panic in it ends the process.
     unsafe {
@@ -499,6 +506,21 @@ unsafe fn on_stack<F: FnMut()>(top: u64, f: &mut F) {
             clobber_abi("C"),
         );
     }
+    if is_on_it {
+        tls::set_call_stack(calls);
+    }
+}
+
+/// More than the frame of a small function below the stack pointer of its caller, bytes.
+const BELOW: u64 = 1024;
+
+/// Of the calling function, whose frame lies above, or of one that has been compiled into it.
+#[inline(always)]
+fn stack_pointer() -> u64 {
+    let here: u64;
+    // SAFETY: reads a register.
+    unsafe { core::arch::asm!("mov {}, rsp", out(reg) here, options(nomem, nostack, preserves_flags)) };
+    here
 }
 
 /// The same as [`adopt`] for a new thread of the program, which runs on a record's stack for calls already.
