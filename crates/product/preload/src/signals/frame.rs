@@ -102,7 +102,7 @@ fn defer(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context:
     if thread.deferred.get().is_some() || thread::is_nested() {
         // It comes again when it is not blocked any more.
         context.set_mask(context.mask().with(signal));
-        if OURS.contains(signal) {
+        if OURS.contains(signal) && !info.from_kernel() {
             pretended::put_back(thread, info);
         } else {
             let _ = signal::queue_again(getpid(), gettid(), info);
