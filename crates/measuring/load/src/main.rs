@@ -162,8 +162,7 @@ mod tests {
     fn the_manual_says_what_the_help_says() {
         let mut command = Options::command();
         command.build();
-        let rest = "See also:\n  farshore(1), farshore-bench(1)";
-        let page = farshore_manual::page("farshore-load", &command, farshore_manual::Parts::Sections, rest);
-        farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-load", &page);
+        let see = "farshore(1), farshore-bench(1)";
+        farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-load", &command, farshore_manual::Parts::Sections, see);
     }
 }

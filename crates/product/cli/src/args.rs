@@ -470,8 +470,7 @@ mod tests {
         let mut cli = Cli::command();
         cli.build();
         let check = |name: &str, command: &clap::Command, see: &str| {
-            let rest = format!("See also:\n  {see}\n  the book: /usr/share/doc/farshore, or docs/src in the source");
-            farshore_manual::check(env!("CARGO_MANIFEST_DIR"), name, &farshore_manual::page(name, command, Parts::Pages, &rest));
+            farshore_manual::check(env!("CARGO_MANIFEST_DIR"), name, command, Parts::Pages, see);
         };
         check("farshore", &cli, "farshore-load(1), farshore-serve(1)");
         for sub in cli.get_subcommands().filter(|sub| sub.get_name() != BENCH && sub.get_name() != "help") {

@@ -215,8 +215,7 @@ mod tests {
     fn the_manual_says_what_the_help_says() {
         let mut command = Arguments::command();
         command.build();
-        let rest = "See also:\n  farshore(1), farshore-bench(1)";
-        let page = farshore_manual::page("farshore-serve", &command, farshore_manual::Parts::Sections, rest);
-        farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-serve", &page);
+        let see = "farshore(1), farshore-bench(1)";
+        farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-serve", &command, farshore_manual::Parts::Sections, see);
     }
 }

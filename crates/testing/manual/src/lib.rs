@@ -26,10 +26,8 @@ pub enum Parts {
     Sections,
 }
 
-/// The page of `command`, which is called `name` (`farshore-run`) and belongs to `version`. `rest`: what the help does not have, as it would be in
-/// a help.
-#[must_use]
-pub fn page(name: &str, command: &Command, parts: Parts, rest: &str) -> String {
+/// The page of `command`, which is called `name` (`farshore-run`). `rest`: what the help does not have, as it would be in a help.
+fn page(name: &str, command: &Command, parts: Parts, rest: &str) -> String {
     let mut roff = Roff::new();
     let version = format!("farshore {}", env!("CARGO_PKG_VERSION"));
     roff.control("TH", [name.to_uppercase().as_str(), "1", " ", version.as_str(), "Farshore"]);
@@ -226,11 +224,14 @@ fn sections_of(text: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Compares a page with `docs/man` of the repository that has `manifest` (the directory of a crate) in it; with [`WRITE`] set, writes it there.
+/// Compares the page of `command` with `docs/man/NAME.1` of the repository that has `manifest` (the directory of a crate) in it; with [`WRITE`] set,
+/// writes it there. `see`: the pages that it refers to, besides the book.
 ///
 /// # Panics
 /// They differ, or the page cannot be read or written.
-pub fn check(manifest: &str, name: &str, page: &str) {
+pub fn check(manifest: &str, name: &str, command: &Command, parts: Parts, see: &str) {
+    let rest = format!("See also:\n  {see}\n  the book: /usr/share/doc/farshore, or docs/src in the source");
+    let page = page(name, command, parts, &rest);
     let root =
         Path::new(manifest).ancestors().find(|folder| folder.join("Cargo.lock").exists()).expect("the crate is in a workspace");
     let file: PathBuf = root.join("docs/man").join(format!("{name}.1"));

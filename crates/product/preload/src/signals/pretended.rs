@@ -155,7 +155,7 @@ pub(super) fn offer(info: &SigInfo) {
     PROCESS.with(|waiting| waiting.put(info));
     // A thread that begins to wait for it or unblocks it from here on looks itself.
     while let Some(tid) = thread::find(waits).or_else(|| thread::find(open)) {
-        if signal::queue_again(getpid(), tid, &SigInfo::queued(signal, HANDED)) != Err(Errno::ESRCH) {
+        if note(tid, signal) != Err(Errno::ESRCH) {
             return;
         }
     }
@@ -213,14 +213,14 @@ fn announce(thread: &Thread, which: SigSet) {
             if edge::is_deferred() || !waiting(thread).contains(signal) {
                 break;
             }
-            note(signal);
+            let _ = note(gettid(), signal);
         }
     }
 }
 
-fn note(signal: u32) {
-    // It comes in any case: where too many signals are queued, without its code.
-    let _ = signal::queue_again(getpid(), gettid(), &SigInfo::queued(signal, HANDED));
+/// Tells a thread to collect `signal`. If the thread is there, the note comes in any case: where too many signals are queued, without its code.
+fn note(tid: u32, signal: u32) -> Result<(), Errno> {
+    signal::queue_again(getpid(), tid, &SigInfo::queued(signal, HANDED))
 }
 
 /// A signal that has come, and been collected, cannot be handled now: it comes again as soon as the kernel does not block it. With all signals blocked.
@@ -230,7 +230,7 @@ pub(super) fn put_back(thread: &Thread, info: &SigInfo) {
     } else {
         PROCESS.with(|waiting| waiting.put(info))
     }
-    note(info.signal() as u32);
+    let _ = note(gettid(), info.signal() as u32);
 }
 
 /// Before an exec, with those of `which` blocked by the kernel: gives it those that wait, as they were sent.
