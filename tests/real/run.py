@@ -1,31 +1,15 @@
-#!/usr/bin/env python3
-"""Real programs, natively and under Farshore: the same bytes, within the memory limit.
-
-    tests/real/run.py --size small                 everything, as `make test` does
-    tests/real/run.py --only sort,redis --mode poll --fraction 25
-
-Each case runs natively, then under farshore with a limit that is never reached, which tells how much managed memory the
-program really uses; then, for each mode and fraction, with that part of it. A test passes when status and results are those of
-the native run, the managed memory stayed within the limit, pages really left, no eviction happened in a fault, and no
-swap error was counted. Programs that are not installed are skipped and counted.
+"""How a case of real programs (cases.py) is run, and what is looked at: status and results are those of the native run, the managed memory stays within the limit,
+pages really leave, nothing is evicted in a fault, and no error of a swap space is counted.
 """
 
-import argparse
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-
-import harness  # noqa: E402
-from cases import CASES  # noqa: E402
-from harness import Mode, Unavailable, size_text  # noqa: E402
+import harness
+from harness import size_text
 
 # A program that uses less than this more than its limit need not evict: evictors keep some frames free below the limit.
 SLACK = 1.3
@@ -207,144 +191,3 @@ class Context:
     def total(self, group, key):
         """The sum of a counter over the steps."""
         return sum((step.stats or {}).get(group, {}).get(key, 0) for step in self.steps)
-
-
-class Runner:
-    """All cases in all modes."""
-
-    def __init__(self, options):
-        self.options, self.rows, self.records = options, [], []
-        self.way = Way(options.farshore, options.swap, options.timeout, options.encrypt, options.prefetch)
-        self.passed = self.failed = self.skipped = 0
-
-    def run_mode(self, case, mode, native=None, peaks=None):
-        """One test. The folder of the run goes when it is over."""
-        folder = tempfile.mkdtemp(prefix="run-", dir=self.options.work)
-        context = Context(self.way, case, mode, folder, native, peaks)
-        try:
-            case.run(context)
-        except Exception as error:  # pylint: disable=broad-except
-            # A broken output breaks the case's own parsing: that is a failure of this test, not the end of all.
-            context.problem(f"{type(error).__name__}: {error}")
-        finally:
-            context.abandon()
-            shutil.rmtree(folder, ignore_errors=True)
-        self.record(case, context, native)
-        return context
-
-    def record(self, case, context, native):
-        """Adds a line to the table and counts."""
-        limits = [step.limit for step in context.steps if step.limit and step.limit != harness.ROOMY]
-        verdict = "ok" if not context.problems else "FAILED"
-        if native is not None or context.problems:
-            self.passed, self.failed = self.passed + (not context.problems), self.failed + bool(context.problems)
-        row = [case.name, str(context.mode), size_text(max(limits)) if limits else "-", f"{context.seconds:.2f}",
-               f"{context.seconds / native.seconds:.2f}" if native and native.seconds else "-", size_text(context.most("resident_bytes_peak")),
-               size_text(context.most("rss")), context.total("swap", "pages_in") if native else "-", context.total("swap", "pages_out") if native else "-", verdict]
-        self.rows.append(row)
-        self.records.append({"case": case.name, "mode": str(context.mode), "seconds": context.seconds, "problems": context.problems,
-                             "steps": [{"step": step.name, "status": step.status, "seconds": step.seconds, "limit": step.limit, "peak_rss_bytes": step.peak_rss,
-                                        "stats": step.stats} for step in context.steps]})
-        print(f"{case.name:12} {str(context.mode):12} {context.seconds:8.2f} s  {verdict}", flush=True)
-        for text in context.problems[:12]:
-            print(f"    {text}", flush=True)
-
-    def run_case(self, case_class):
-        """Native, natural peak, then every mode and fraction."""
-        folder = os.path.join(self.options.work, f"input-{case_class.name}")
-        os.makedirs(folder)
-        case = case_class(self.options.size, folder)
-        try:
-            case.prepare()
-        except Unavailable as reason:
-            self.skipped += 1
-            self.rows.append([case.name] + ["-"] * 8 + ["skipped"])
-            print(f"{case.name:12} skipped: {reason}", flush=True)
-            return
-        native = self.run_mode(case, Mode())
-        if native.problems:
-            return
-        if case.fixed_limit:
-            for fault in self.options.mode * self.options.repeat:
-                self.run_mode(case, Mode(fault, 0), native)
-        else:
-            # The natural peak is a matter of the program: one delivery is enough to learn it. It is `poll`, since a process with `upcall`
-            # stays dormant where everything fits, and counts nothing.
-            roomy = self.run_mode(case, Mode("poll"), native)
-            if "upcall" in self.options.mode:
-                self.run_mode(case, Mode("upcall"), native)
-            peaks = {step.name: harness.natural_peak(step.stats) if step.stats else step.peak_rss or 0 for step in roomy.steps}
-            for fault in self.options.mode * self.options.repeat:
-                for share in self.options.fraction:
-                    self.run_mode(case, Mode(fault, share), native, peaks)
-        shutil.rmtree(folder, ignore_errors=True)
-
-    def summary(self):
-        """The table and the last line."""
-        header = ["case", "mode", "limit", "seconds", "x native", "managed peak", "peak RSS", "pages in", "pages out", "verdict"]
-        print()
-        print("\n".join(harness.table(header, self.rows, right=header[2:-1])))
-        print("managed peak: what Farshore counts against the limit; peak RSS: the whole process, with its text, stacks and Farshore's own memory")
-        print(f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped")
-
-
-def arguments():
-    names = [case.name for case in CASES]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=("small", "full"), default="small", help="how much data (default small)")
-    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"these cases alone: {', '.join(names)}")
-    parser.add_argument("--mode", default="upcall,poll", help="upcall, poll or both (default both)")
-    parser.add_argument("--fraction", default="50,25", help="per cent of the natural memory (default 50,25)")
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run each test N times, to look for what happens seldom")
-    parser.add_argument("--swap", action="append", default=[], metavar="SPEC", help="as for farshore run; repeat for an array (default dir: of --work)")
-    parser.add_argument("--encrypt", action="store_true", help="run with --encrypt")
-    parser.add_argument("--prefetch", metavar="NAME", help="as for farshore run")
-    parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
-    parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where input and swap files go (default /var/tmp)")
-    parser.add_argument("--timeout", type=float, help="seconds after which a run hangs (default: 150 small, 3600 full)")
-    parser.add_argument("--json", metavar="FILE", help="write all results there")
-    parser.add_argument("--list", action="store_true", help="name the cases and end")
-    options = parser.parse_args()
-    if options.list:
-        for case in CASES:
-            print(f"{case.name:12} {case.summary}")
-        sys.exit(0)
-    options.cases = CASES if not options.only else [case for case in CASES if case.name in options.only.split(",")]
-    unknown = set((options.only or names[0]).split(",")) - set(names)
-    if unknown:
-        parser.error(f"there is no case {', '.join(sorted(unknown))}: see --list")
-    options.mode = options.mode.split(",")
-    if set(options.mode) - {"upcall", "poll"}:
-        parser.error("--mode is upcall, poll or upcall,poll")
-    options.fraction = [float(part.rstrip("%")) / 100 for part in options.fraction.split(",")]
-    return options
-
-
-def main():
-    harness.tidy_on_sigterm()
-    options = arguments()
-    options.farshore = harness.find_farshore(options.farshore)
-    options.work = tempfile.mkdtemp(prefix="farshore-real-", dir=options.work)
-    options.swap = options.swap or [f"dir:{options.work}"]
-    started, runner = time.monotonic(), Runner(options)
-    try:
-        if "poll" in options.mode and not harness.poll_allowed():
-            options.mode.remove("poll")
-            runner.skipped += 1
-            print("poll mode skipped: it needs CAP_SYS_PTRACE, vm.unprivileged_userfaultfd=1 or rights to /dev/userfaultfd")
-        for case in options.cases if options.mode else []:
-            runner.run_case(case)
-    finally:
-        shutil.rmtree(options.work, ignore_errors=True)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"size": options.size, "seconds": time.monotonic() - started, "tests": runner.records}, file, indent=1)
-    runner.summary()
-    return 1 if runner.failed else 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -16,14 +16,12 @@ import time
 import urllib.error
 import urllib.request
 
+from harness import Unavailable
+
 PACKAGES = "apt-get install chromium chromium-driver"
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars"]
 REQUEST_SECONDS = 60
-
-
-class Unavailable(Exception):
-    """What is needed for a test is not installed here."""
 
 
 class BrowserFailed(Exception):

@@ -1,37 +1,26 @@
-"""What tests of the servers of farshore-serve share: a server, connections to it, and how tests are run.
+"""What tests of the servers of farshore-serve share: a server, connections to it, and the watchdog.
 
-Each test has a time after which it has failed. Each prints one line; the last one counts: N passed, N failed, N skipped.
+Each test has a time after which it has failed.
 """
 
-import argparse
 import contextlib
 import os
 import re
 import resource
-import shlex
 import signal
 import socket
 import subprocess
-import threading
-import traceback
+import types
+
+from harness import Unavailable, expect
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Seconds that a test may take, and that one answer may.
 TEST_SECONDS, ANSWER_SECONDS = 120, 20
 MIB = 1 << 20
-# Filled in by `options`.
-OPTIONS = argparse.Namespace()
+# Filled in by conftest.py: the path of farshore-serve, and a command that starts it.
+OPTIONS = types.SimpleNamespace()
 RUNNING = []
-
-
-class Unavailable(Exception):
-    """Something that is needed is not on this machine."""
-
-
-def expect(right, what):
-    """What must be so."""
-    if not right:
-        raise AssertionError(what)
 
 
 class Server:
@@ -122,51 +111,9 @@ def find_serve(given):
     raise SystemExit("no farshore-serve: build it with `cargo build --release`, or name it with --serve PATH")
 
 
-def options(description):
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="these tests, with commas")
-    parser.add_argument("--serve", help="path of farshore-serve")
-    parser.add_argument("--prefix", type=shlex.split, default=[], help="a command that starts the servers")
-    parser.add_argument("--memory", help="run the servers under farshore, with so much memory")
-    parser.parse_args(namespace=OPTIONS)
-    OPTIONS.serve = find_serve(OPTIONS.serve)
-    if OPTIONS.memory:
-        swap = f"dir:{os.environ.get('FARSHORE_SWAP_DIR', '/var/tmp')}"
-        try:
-            farshore = beside("farshore")
-        except Unavailable as reason:
-            raise SystemExit(str(reason)) from None
-        OPTIONS.prefix = [farshore, "run", "--memory", OPTIONS.memory, "--threshold", "4K", "--swap", swap, "--"]
-
-
 def beside(name):
     """Path of another program, which is where farshore-serve is."""
     path = os.path.join(os.path.dirname(OPTIONS.serve), name)
     if not os.access(path, os.X_OK):
         raise Unavailable(f"no {name} beside farshore-serve")
     return path
-
-
-def run(tests):
-    """Runs the tests; gives the exit status."""
-    passed = failed = skipped = 0
-    for test in tests:
-        if OPTIONS.only and test.__name__ not in OPTIONS.only.split(","):
-            continue
-        watchdog = threading.Timer(TEST_SECONDS, too_late, (test.__name__,))
-        watchdog.daemon = True
-        watchdog.start()
-        try:
-            test()
-            passed += 1
-            print(f"{test.__name__} ok", flush=True)
-        except Unavailable as reason:
-            skipped += 1
-            print(f"{test.__name__} skipped: {reason}", flush=True)
-        except Exception:  # pylint: disable=broad-except
-            failed += 1
-            print(f"{test.__name__} FAILED\n{traceback.format_exc()}", flush=True)
-        watchdog.cancel()
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed or not passed + skipped else 0

@@ -28,7 +28,6 @@ import random
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time

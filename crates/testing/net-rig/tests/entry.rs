@@ -37,16 +37,18 @@ fn compiler() -> Option<&'static str> {
     ["gcc", "cc"].into_iter().find(works)
 }
 
-/// The built program; `None` without a compiler.
+/// The built program; `None` without a compiler. Each test may be a process of its own: it gets its name when it is whole.
 fn program() -> Option<&'static Path> {
     static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = PROGRAM.get_or_init(|| {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program");
         let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nettest");
+        let partial = built.with_extension(std::process::id().to_string());
         let mut command = Command::new(compiler()?);
-        command.args(["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-pthread", "-o"]).arg(&built);
+        command.args(["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-pthread", "-o"]).arg(&partial);
         let output = command.args(SOURCES.map(|name| sources.join(name))).output().expect("the compiler runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::rename(&partial, &built).expect("a file of ours");
         Some(built)
     });
     if built.is_none() {

@@ -1,15 +1,11 @@
-#!/usr/bin/env python3
 """`farshore bench` from outside: what it writes, what it refuses, and that nothing of it stays behind, however it ends.
 
-    tests/bench/run.py                     all of it; as root, or the kernel's targets are skipped
-    tests/bench/run.py --only ends,killed  these alone
-    tests/bench/run.py --seed 7            the moments at which it is ended from that seed on
+As root, or the kernel's targets are skipped. `--seed` is where the moments at which it is ended start.
 
 Sizes are tiny and nothing here looks at speed. After every test the swap areas, cgroups, zram devices, zswap's settings and the
-directory of the swap files must be as they were before it. The last line is `N passed, N failed, N skipped`.
+directory of the swap files must be as they were before it.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -21,12 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 
-sys.dont_write_bytecode = True
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "tests", "real"))
-import harness  # noqa: E402
+import harness
+import pytest
+from harness import Unavailable, expect
 
 KERNEL = "linux-swap,zram,zswap"
 SMALL = ["--size", "24M", "--memory", "12M", "--rounds", "2", "--warm-up-rounds", "0", "--no-device"]
@@ -45,15 +39,6 @@ while True:
 """
 # In the environment of everything that a test starts.
 MARK = "FARSHORE_BENCH_TEST"
-
-
-class Skipped(Exception):
-    """Why a test cannot run here."""
-
-
-def expect(right, what):
-    if not right:
-        raise AssertionError(what)
 
 
 def snapshot(directory):
@@ -83,17 +68,26 @@ def ours(directory):
     return found
 
 
-class Bench:
-    """The tests. Each `test_…` method is one."""
+class TestBench:
+    """farshore bench from outside."""
 
-    def __init__(self, options, work):
-        self.options, self.work = options, work
-        self.farshore = harness.find_farshore(options.farshore)
-        self.rng = random.Random(options.seed)
-        self.directory = os.path.join(work, "swap")
-        os.mkdir(self.directory)
-        os.chmod(self.directory, 0o1777)
-        self.root = os.geteuid() == 0
+    @pytest.fixture(autouse=True, scope="class")
+    def made_ready(self, request, farshore, work):
+        """Once: where it works, and when it is interrupted."""
+        ours = type(self)
+        ours.work, ours.farshore, ours.rng = work, farshore, random.Random(request.config.option.seed)
+        ours.directory = os.path.join(work, "swap")
+        os.mkdir(ours.directory)
+        os.chmod(ours.directory, 0o1777)
+        ours.root = os.geteuid() == 0
+
+    @pytest.fixture(autouse=True)
+    def leaves_nothing(self):
+        """After each test all is as it was."""
+        before = snapshot(self.directory)
+        yield
+        after = snapshot(self.directory)
+        expect(after == before, f"left behind: {before} became {after}")
 
     # ------------------------------------------------------------------------------------------------ tools
 
@@ -128,10 +122,6 @@ class Bench:
         with open(path, encoding="utf-8") as file:
             return json.load(file), out, err
 
-    def need_root(self):
-        if not self.root:
-            raise Skipped("needs root")
-
     def target(self, experiment, label):
         found = [target for target in experiment["targets"] if target["label"] == label]
         expect(len(found) == 1, f"{label} is not among {[target['label'] for target in experiment['targets']]}")
@@ -150,7 +140,7 @@ class Bench:
         (experiment,) = results["experiments"]
         for label in against.split(","):
             if label in results["skipped"]:
-                print(f"every_target {label} skipped: {results['skipped'][label]}")
+                print(f"skipped: {label}: {results['skipped'][label]}")
                 continue
             target = self.target(experiment, label)
             wrong = [why for turn in target["rounds"] for why in turn["wrong"]]
@@ -187,7 +177,7 @@ class Bench:
         """Servers under load."""
         for server in ("redis", "memcached"):
             if shutil.which("redis-server" if server == "redis" else server) is None:
-                raise Skipped(f"no {server} (apt-get install redis-server memcached)")
+                raise Unavailable(f"no {server} (apt-get install redis-server memcached)")
             words = ["kv", "--server", server, "--size", "8M", "--memory", "8M", "--rate", "500", "--connections", "3", "--seconds", "1", "--warmup", "0.2"]
             results, _, err = self.measured(*words, "--rounds", "1", "--warm-up-rounds", "0", "--no-device", "--against", "farshore,native")
             for target in results["experiments"][0]["targets"]:
@@ -221,7 +211,7 @@ class Bench:
     def test_uthread_memcached(self):
         """The real memcached is measured beside ours, and the highest rate is found, or that there is none."""
         if shutil.which("memcached") is None:
-            raise Skipped("no memcached (apt-get install memcached)")
+            raise Unavailable("no memcached (apt-get install memcached)")
         modes = ["--mode", "yield-rr:2", "--mode", "memcached:1,2", "--mode", "memcached-swap:2", "--extra", "32M"]
         common = [*modes, *UTHREAD, "--rounds", "1", "--phases", "capacity", "--rates", "50..100"]
         for words, reachable in ((["--transport", "tcp", "--target", "p50=900ms"], True), (["--target", "p99=1ns"], False)):
@@ -309,7 +299,7 @@ class Bench:
         expect(done == 0 and "farshore" in out, f"status {done}: {out}{err}")
         results, _, _ = self.measured("random", *SHORT, *SMALL, "--builds", self.farshore, os.path.dirname(self.farshore))
         expect([target["label"] for target in results["experiments"][0]["targets"]] == ["new", "old"], "builds")
-        for path, part in ((os.path.join(self.work, "none.json"), "none.json"), (os.path.join(ROOT, "README.md"), "README.md")):
+        for path, part in ((os.path.join(self.work, "none.json"), "none.json"), (os.path.join(harness.ROOT, "README.md"), "README.md")):
             done, _, err = self.call("--compare", first, path)
             expect(done == 1 and part in err and err.count("\n") == 1, f"status {done}: {err}")
 
@@ -356,9 +346,9 @@ class Bench:
             expect(status is None or done == status, f"{words}: status {done}: {err}")
             expect(done != 0 and len(err.strip().splitlines()) <= (1 if status else 9), f"{words}: status {done}: {err}")
 
+    @pytest.mark.root
     def test_root_is_not_led_elsewhere(self):
         """Root makes nothing in another user's directory, where its names could be changed for others' while it works, and writes results through no link."""
-        self.need_root()
         with tempfile.TemporaryDirectory(dir=self.work) as folder:
             theirs, precious = os.path.join(folder, "theirs"), os.path.join(folder, "precious")
             inner = os.path.join(theirs, "inner")
@@ -396,9 +386,9 @@ class Bench:
             with open(precious, encoding="utf-8") as file:
                 expect(file.read() == "precious", "a link was followed")
 
+    @pytest.mark.root
     def test_sudo_is_told(self):
         """A program of the user's runs as root, which is said; a workload of ours needs no word."""
-        self.need_root()
         sudo = {**os.environ, MARK: self.directory, "SUDO_UID": str(NOBODY)}
         for words, told in (
             (["--memory", "16M", "--against", "native", "--", "sh", "-c", "printf '\\033[2J' >&2; id -u; exit 3"], True),
@@ -411,9 +401,9 @@ class Bench:
             # What it says reaches the terminal as text.
             expect("\x1b" not in out + err, f"{words}: {out!r} {err!r}")
 
+    @pytest.mark.root
     def test_ordinary_user(self):
         """Kernel targets are named with the reason; the others are measured."""
-        self.need_root()
         results, _, err = self.measured("random", *SHORT, *SMALL, "--against", f"farshore,native,{KERNEL}", user=NOBODY)
         expect(sorted(results["skipped"]) == sorted(KERNEL.split(",")), f"skipped {results['skipped']}")
         expect(all("root" in why for why in results["skipped"].values()), f"{results['skipped']}")
@@ -503,47 +493,3 @@ class Bench:
         _, other = process.communicate(timeout=60)
         expect(done == 0, f"the second: status {done}: {err[-500:]}")
         expect(alive and process.returncode == 130, f"the first: status {process.returncode}: {other[-500:]}")
-
-    # ------------------------------------------------------------------------------------------------ all
-
-    def all(self):
-        counts = {"passed": 0, "failed": 0, "skipped": 0}
-        names = [name for name in dir(self) if name.startswith("test_")]
-        wanted = self.options.only.split(",") if self.options.only else [""]
-        for name in names:
-            if not any(word in name for word in wanted):
-                continue
-            begun, before = time.monotonic(), snapshot(self.directory)
-            try:
-                getattr(self, name)()
-                after = snapshot(self.directory)
-                expect(after == before, f"left behind: {before} became {after}")
-                verdict, why = "passed", ""
-            except Skipped as reason:
-                verdict, why = "skipped", f": {reason}"
-            except Exception:  # noqa: BLE001 whatever went wrong is told, and the next test goes on
-                verdict, why = "failed", "\n" + traceback.format_exc()
-            counts[verdict] += 1
-            print(f"{name[5:]:<20} {time.monotonic() - begun:6.1f} s  {verdict}{why}", flush=True)
-        print(", ".join(f"{count} {what}" for what, count in counts.items()))
-        return 1 if counts["failed"] else 0
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="tests whose name has one of these in it, with commas between them")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="where the random moments start (default: at random)")
-    parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
-    options = parser.parse_args()
-    print(f"seed {options.seed}")
-    harness.tidy_on_sigterm()
-    work = tempfile.mkdtemp(prefix="farshore-test-bench-", dir=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"))
-    os.chmod(work, 0o755)
-    try:
-        return Bench(options, work).all()
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

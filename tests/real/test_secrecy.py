@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """What --encrypt promises: the swap file reads as noise, and the key is in no core dump.
-
-    tests/real/secrecy.py [--only NAME] [--farshore PATH]
 
 The program fills its memory with a marker. Its swap files are read through /proc/PID/fd while it waits, its key's page through
 /proc/PID/mem, its core is gdb's. Each look is also made where it must find something (without --encrypt; with the page of the key
@@ -16,15 +13,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import zlib
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-
-import harness  # noqa: E402
-from failures import NOBODY, Tests, expect, run_tests  # noqa: E402
-from harness import MIB, Unavailable  # noqa: E402
+import harness
+from command import Command, NOBODY
+from harness import MIB, Unavailable, expect
 
 PARENT, CHILD = b"PARENTS-SECRET!!", b"CHILDREN-SECRET!"
 LIMIT, SIZE = "8M", 24 * MIB
@@ -127,9 +120,7 @@ def key_words(pid, address):
     return words
 
 
-class Secrecy(Tests):
-    """The tests; every method of this class that begins with `test_` is one."""
-
+class TestSecrecy(Command):
     def test_swap_file(self):
         """A pattern that is in the file without --encrypt and not with it."""
         with secret(self) as running:
@@ -267,10 +258,3 @@ class Secrecy(Tests):
         done = self.call_program([*run, "--", "true"], user=NOBODY)
         expect(done.status == 0, f"without --encrypt: status {done.status}: {done.err}")
         return "one line, status 125"
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(run_tests(Secrecy, __doc__, "secrecy"))
-    except KeyboardInterrupt:
-        sys.exit(130)

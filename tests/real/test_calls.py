@@ -1,19 +1,12 @@
-#!/usr/bin/env python3
 """System calls of a program under Farshore, and the program as others see it: what is natively, is so here.
 
-    tests/real/calls.py                       everything, as `make test` does
-    tests/real/calls.py --only matrix --mode upcall --rounds 20
-
-matrix    every system call of the net's table (farshore-call-matrix, crates/testing/call-matrix), natively and under Farshore: with buffers that are resident,
-          absent, half absent, across the edges and the end of managed memory, write-protected, and leaving at that moment. Each line
-          of output must be the native one; the states of the pages, as the kernel tells them, must have been those.
-blocked   hundreds of threads blocked in calls with large buffers, and many that pin much at one time: the others go on
-outside   gdb, strace, SIGSTOP, /proc/PID/mem and a core dump of a managed program
-
-A row of the table is one test in each mode. The last line counts.
+| tests | what |
+|---|---|
+| matrix | every system call of the net's table (farshore-call-matrix, crates/testing/call-matrix), natively and under Farshore: with buffers that are resident, absent, half absent, across the edges and the end of managed memory, write-protected, and leaving at that moment. Each line of output must be the native one; the states of the pages, as the kernel tells them, must have been those |
+| blocked | hundreds of threads blocked in calls with large buffers, and many that pin much at one time: the others go on |
+| the others | gdb, strace, SIGSTOP, /proc/PID/mem and a core dump of a managed program |
 """
 
-import argparse
 import collections
 import contextlib
 import json
@@ -27,10 +20,10 @@ import sys
 import tempfile
 import time
 
-sys.dont_write_bytecode = True
 
-import harness  # noqa: E402
-from harness import MIB, PAGE, Unavailable, need  # noqa: E402
+import harness
+import pytest
+from harness import MIB, PAGE, Unavailable, expect, need
 
 TIMEOUT = 240
 # What must be seen of each way, as shares of the pages that the matrix' buffers lie on: state and least share.
@@ -40,27 +33,15 @@ WANTED = {
 }
 
 
-class Runner:
-    """Counts, and what all tests need."""
+class Rig:
+    """What all tests need: the command, and a directory."""
 
-    def __init__(self, options):
-        self.options, self.passed, self.failed, self.skipped = options, 0, 0, 0
-
-    def test(self, name, problems):
-        """Counts one test."""
-        self.passed, self.failed = self.passed + (not problems), self.failed + bool(problems)
-        print(f"{name:28} {'FAILED' if problems else 'ok'}", flush=True)
-        for text in problems[:8]:
-            print(f"    {text[:600]}", flush=True)
-
-    def skip(self, name, why):
-        """Counts one that cannot run here."""
-        self.skipped += 1
-        print(f"{name:28} skipped: {why}", flush=True)
+    def __init__(self, farshore, work):
+        self.farshore, self.work = farshore, work
 
     def under_farshore(self, argv, limit, mode, *more):
         """The command line of a managed run. In RAM: it is not the disk that is tested here, and pages shall leave quickly."""
-        return harness.farshore_argv(self.options.farshore, argv, limit, mode, ["ram,size=1G"], extra=more)
+        return harness.farshore_argv(self.farshore, argv, limit, mode, ["ram,size=1G"], extra=more)
 
     def environment(self):
         """Without settings of Farshore's."""
@@ -69,9 +50,9 @@ class Runner:
 
     def finish(self, argv, folder, timeout=TIMEOUT, stdin=None):
         """Runs a program to its end: (outcome, lines of its output)."""
-        path = tempfile.mktemp(prefix="out-", dir=self.options.work)
+        path = tempfile.mktemp(prefix="out-", dir=self.work)
         with open(path, "wb") as stdout:
-            process = harness.Process(argv, self.options.work, timeout, stdin=stdin, stdout=stdout, env=self.environment(), cwd=folder)
+            process = harness.Process(argv, self.work, timeout, stdin=stdin, stdout=stdout, env=self.environment(), cwd=folder)
             outcome = process.finish()
         if outcome.timed_out:
             print(f"\n{' '.join(argv)} hangs:\n{outcome.picture}\n", file=sys.stderr)
@@ -80,12 +61,18 @@ class Runner:
     @contextlib.contextmanager
     def folder(self):
         """A directory for one run: always the same name, which some calls tell."""
-        path = os.path.join(self.options.work, "here")
+        path = os.path.join(self.work, "here")
         os.makedirs(path)
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def rig(farshore, work):
+    """The same."""
+    return Rig(farshore, work)
 
 
 def ended_badly(outcome, expected=0):
@@ -105,6 +92,11 @@ def namespaces():
         if shutil.which("unshare") and subprocess.run([*argv, "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0:
             return argv
     return []
+
+
+def right(problems):
+    """Problems, if there are any, fail the test."""
+    expect(not problems, "\n".join(text[:600] for text in problems[:30]))
 
 
 def row_of(line):
@@ -141,61 +133,67 @@ def states(path):
     return wrong
 
 
-def matrix(runner):
-    """The table, natively and in each mode."""
-    program = os.environ.get("FARSHORE_CALL_MATRIX") or os.path.join(os.path.dirname(runner.options.farshore), "farshore-call-matrix")
-    if not os.access(program, os.X_OK):
-        raise SystemExit(f"no farshore-call-matrix at {program}: build it with `cargo build --workspace --release`, or name it by FARSHORE_CALL_MATRIX")
-    apart = namespaces()
-    argv = [program] + (["--apart"] if apart else [])
-    with runner.folder() as folder:
-        outcome, native = runner.finish([*apart, *argv], folder)
-    problems = ended_badly(outcome)
-    runner.test("matrix natively", problems)
-    if problems:
-        return
-    for mode in runner.options.mode:
-        counts = os.path.join(runner.options.work, f"counts-{mode}.json")
-        more = ["--managed", "--rounds", str(runner.options.rounds), "--counts", counts]
-        with runner.folder() as folder:
-            # Children that the matrix looks at from outside are ordinary programs.
-            # Nothing is read ahead: what a call finds absent is what this puts out.
-            managed = runner.under_farshore([*argv, *more], 5 * MIB, mode, "--no-follow", "--prefetch", "none")
-            outcome, lines = runner.finish([*apart, *managed], folder)
-        problems = ended_badly(outcome)
-        rows = {} if problems else compare(native, lines)
-        different = {row: wrong for row, wrong in rows.items() if wrong}
-        runner.passed += len(rows) - len(different)
-        runner.failed += len(different)
-        print(f"matrix {mode}: {len(rows)} rows, {len(different)} differ", flush=True)
-        for wrong in list(different.values())[:10]:
-            print("    " + "\n    ".join(wrong[:3]), flush=True)
-        runner.test(f"matrix {mode}", problems)
-        if not problems:
-            runner.test(f"states of pages, {mode}", states(counts))
-    print("\n".join(line for line in native if row_of(line) in ("rows", "")))
+@pytest.fixture(scope="module")
+def apart():
+    """What gives the matrix names of its own."""
+    return namespaces()
+
+
+@pytest.fixture(scope="module")
+def program(rig):
+    """The matrix: its command line."""
+    path = os.environ.get("FARSHORE_CALL_MATRIX") or os.path.join(os.path.dirname(rig.farshore), "farshore-call-matrix")
+    if not os.access(path, os.X_OK):
+        pytest.fail(f"no farshore-call-matrix at {path}: build it with `cargo build --workspace --release`, or name it by FARSHORE_CALL_MATRIX")
+    return [path]
+
+
+@pytest.fixture(scope="module")
+def natively(rig, apart, program):
+    """What it prints."""
+    with rig.folder() as folder:
+        outcome, lines = rig.finish([*apart, *program, *(["--apart"] if apart else [])], folder)
+    right(ended_badly(outcome))
+    return lines
+
+
+def test_matrix(rig, apart, program, natively, mode, pytestconfig):
+    """Each row as natively, and pages were in the states that they should have been in."""
+    counts = os.path.join(rig.work, f"counts-{mode}.json")
+    argv = [*program, *(["--apart"] if apart else []), "--managed", "--rounds", str(pytestconfig.option.rounds), "--counts", counts]
+    with rig.folder() as folder:
+        # Children that the matrix looks at from outside are ordinary programs. Nothing is read ahead: what a call finds absent is what this puts out.
+        outcome, lines = rig.finish([*apart, *rig.under_farshore(argv, 5 * MIB, mode, "--no-follow", "--prefetch", "none")], folder)
+    right(ended_badly(outcome))
+    rows = compare(natively, lines)
+    different = [wrong for wrong in rows.values() if wrong]
+    right([f"{len(different)} of {len(rows)} rows differ", *(line for wrong in different[:10] for line in wrong[:3])] if different else [])
+    right(states(counts))
+    return f"{len(rows)} rows"
+
+
+def test_names(apart):
+    """The matrix has mounts and names of its own; otherwise it has made those calls with arguments that are refused."""
     if not apart:
-        runner.skip("mounts and names", "namespaces cannot be made here (unshare): those calls were made with arguments that are refused")
+        raise Unavailable("namespaces cannot be made here (unshare)")
 
 
 # ----------------------------------------------------------------------------------------- blocked threads
 
+BLOCKED = {"600 wait": (["600", "40"], 16 * MIB), "300 wait in 5M": (["300", "20"], 5 * MIB), "64 at once": (["--busy", "64"], 5 * MIB)}
 
-def blocked(runner):
+
+@pytest.mark.parametrize("threads", BLOCKED)
+def test_blocked(rig, threads, mode):
     """Threads that block, or pin much, in a limit that does not hold what they name."""
-    program = harness.build_program("blocked")
-    for name, arguments, limit in [("600 threads wait", ["600", "40"], 16 * MIB), ("300 threads wait in 5M", ["300", "20"], 5 * MIB),
-                                   ("64 threads at once", ["--busy", "64"], 5 * MIB)]:
-        with runner.folder() as folder:
-            outcome, native = runner.finish([program, *arguments], folder)
-        problems = ended_badly(outcome)
-        for mode in [] if problems else runner.options.mode:
-            with runner.folder() as folder:
-                outcome, lines = runner.finish(runner.under_farshore([program, *arguments], limit, mode), folder)
-            problems = ended_badly(outcome)
-            if not problems and lines != native:
-                problems = [f"{lines}, natively {native}"]
-            runner.test(f"{name}, {mode}", problems)
+    program, (arguments, limit) = harness.build_program("blocked"), BLOCKED[threads]
+    with rig.folder() as folder:
+        outcome, native = rig.finish([program, *arguments], folder)
+    right(ended_badly(outcome))
+    with rig.folder() as folder:
+        outcome, lines = rig.finish(rig.under_farshore([program, *arguments], limit, mode), folder)
+    right(ended_badly(outcome))
+    expect(lines == native, f"{lines}, natively {native}")
 
 
 # --------------------------------------------------------------------------------------------- from outside
@@ -206,12 +204,12 @@ class Debugged:
 
     MIB = 40
 
-    def __init__(self, runner, mode, folder, before=(), arguments=()):
+    def __init__(self, rig, mode, folder, before=(), arguments=()):
         argv = [harness.build_program("debugged"), str(self.MIB), *arguments]
-        argv = [*before, *runner.under_farshore(argv, 8 * MIB, mode)]
+        argv = [*before, *rig.under_farshore(argv, 8 * MIB, mode)]
         self.output = os.path.join(folder, "out")
         with open(self.output, "wb") as stdout:
-            self.process = harness.Process(argv, runner.options.work, TIMEOUT, stdin=subprocess.PIPE, stdout=stdout, env=runner.environment(), cwd=folder)
+            self.process = harness.Process(argv, rig.work, TIMEOUT, stdin=subprocess.PIPE, stdout=stdout, env=rig.environment(), cwd=folder)
         self.pid, self.start, self.size = self.where()
 
     def where(self):
@@ -357,13 +355,19 @@ def core_file(pid, folder):
     return os.path.join(folder, name)
 
 
-def core_dump(runner, gdb, mode):
+@pytest.fixture(scope="module")
+def gdb():
+    """Path of gdb."""
+    return need("gdb", "gdb")
+
+
+def test_core_dump(rig, gdb, mode):
     """A core dump has a backtrace; pages that were there have their bytes, the others are zeros."""
-    with runner.folder() as folder:
+    with rig.folder() as folder:
         soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
         try:
-            program = Debugged(runner, mode, folder, arguments=["abort"])
+            program = Debugged(rig, mode, folder, arguments=["abort"])
         finally:
             resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
         path = None
@@ -386,92 +390,43 @@ def core_dump(runner, gdb, mode):
             found = re.search(rf"{address:#x}:\s+(0x[0-9a-f]+)", text)
             if not found or int(found[1], 16) not in values:
                 wrong.append(f"the page at {address:#x}: {found and found[1]}")
-        runner.test(f"core dump, {mode}", wrong)
+        right(wrong)
 
 
-def outside(runner):
-    """What others see of a managed program, and that it does not mind."""
-    gdb = need("gdb", "gdb")
-    calls = calls_natively(gdb)
-    for mode in runner.options.mode:
-        with runner.folder() as folder:
-            program = Debugged(runner, mode, folder)
-            looks = [("/proc/PID/mem", lambda: memory_file(program)), ("gdb", lambda: debugger(program, gdb, folder))]
-            if calls:
-                looks.append(("gdb calls", lambda: function_called(program, gdb)))
-            else:
-                runner.skip(f"gdb calls, {mode}", "this gdb cannot call a function of an ordinary program on this processor")
-            for name, look in looks:
-                try:
-                    runner.test(f"{name}, {mode}", look())
-                except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
-                    runner.test(f"{name}, {mode}", [f"{type(error).__name__}: {error}"])
-            runner.test(f"it goes on, {mode}", program.finish())
+@pytest.fixture
+def debugged(rig, mode):
+    """A managed program that does not mind who looks at it."""
+    with rig.folder() as folder:
+        program = Debugged(rig, mode, folder)
+        program.folder = folder
         try:
-            core_dump(runner, gdb, mode)
-        except Unavailable as reason:
-            runner.skip(f"core dump, {mode}", reason)
-        try:
-            strace = need("strace", "strace")
-        except Unavailable as reason:
-            runner.skip(f"strace -f, {mode}", reason)
-            continue
-        with runner.folder() as folder:
-            trace = os.path.join(folder, "trace")
-            program = Debugged(runner, mode, folder, before=[strace, "-f", "-o", trace, "-e", "trace=poll,write"])
-            wrong = program.finish()
-            # The program's own calls are there, by its own number.
-            if not re.search(r"poll\(.*fd=0, events=POLLIN", harness.read_text(trace, 1 << 28)):
-                wrong.append(f"no call of the program's in the trace: {harness.read_text(trace, 400)}")
-            runner.test(f"strace -f, {mode}", wrong)
+            yield program
+        finally:
+            right(program.finish())
 
 
-# ----------------------------------------------------------------------------------------------------- main
-
-PARTS = {"matrix": matrix, "blocked": blocked, "outside": outside}
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help=f"these parts alone: {', '.join(PARTS)}")
-    parser.add_argument("--mode", default="upcall,poll", help="upcall, poll or both (default both)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="how often the matrix is gone through while pages leave (default 3)")
-    parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
-    parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where files go (default /var/tmp)")
-    options = parser.parse_args()
-    options.parts = options.only.split(",") if options.only else list(PARTS)
-    unknown = set(options.parts) - set(PARTS)
-    if unknown:
-        parser.error(f"there is no part {', '.join(sorted(unknown))}")
-    options.mode = options.mode.split(",")
-    if set(options.mode) - {"upcall", "poll"}:
-        parser.error("--mode is upcall, poll or upcall,poll")
-    return options
+def test_memory_file(debugged):
+    """/proc/PID/mem."""
+    right(memory_file(debugged))
 
 
-def main():
-    harness.tidy_on_sigterm()
-    options = arguments()
-    options.farshore = harness.find_farshore(options.farshore)
-    options.work = tempfile.mkdtemp(prefix="farshore-calls-", dir=options.work)
-    runner = Runner(options)
-    try:
-        if "poll" in options.mode and not harness.poll_allowed():
-            options.mode.remove("poll")
-            runner.skip("poll mode", "it needs CAP_SYS_PTRACE, vm.unprivileged_userfaultfd=1 or rights to /dev/userfaultfd")
-        for part in options.parts if options.mode else []:
-            try:
-                PARTS[part](runner)
-            except Unavailable as reason:
-                runner.skip(part, reason)
-    finally:
-        shutil.rmtree(options.work, ignore_errors=True)
-    print(f"{runner.passed} passed, {runner.failed} failed, {runner.skipped} skipped")
-    return 1 if runner.failed else 0
+def test_gdb(debugged, gdb):
+    """gdb looks at it."""
+    right(debugger(debugged, gdb, debugged.folder))
 
 
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+def test_gdb_calls(debugged, gdb):
+    """gdb has it call a function."""
+    if not calls_natively(gdb):
+        raise Unavailable("this gdb cannot call a function of an ordinary program on this processor")
+    right(function_called(debugged, gdb))
+
+
+def test_strace(rig, mode):
+    """strace sees the program's own calls, by its own number."""
+    strace = need("strace", "strace")
+    with rig.folder() as folder:
+        trace = os.path.join(folder, "trace")
+        program = Debugged(rig, mode, folder, before=[strace, "-f", "-o", trace, "-e", "trace=poll,write"])
+        right(program.finish())
+        expect(re.search(r"poll\(.*fd=0, events=POLLIN", harness.read_text(trace, 1 << 28)), f"no call of the program's in the trace: {harness.read_text(trace, 400)}")

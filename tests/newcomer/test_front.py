@@ -1,11 +1,7 @@
-#!/usr/bin/env python3
 """What a newcomer meets before the first program runs: the set-up leaves his toolchains alone, Debian's Python packages are found, `make build` makes
 what is installed, continuous integration counts right, and no two parts of the tests run at a time that must not.
 
-    tests/newcomer/front.py [--only NAME]
-
-Programs such as rustup and make are stood in for by scripts that note how they were called. Nothing is installed. Each test prints one line; the last one
-counts: N passed, N failed, N skipped.
+Programs such as rustup and make are stood in for by scripts that note how they were called. Nothing is installed.
 """
 
 import dataclasses
@@ -19,15 +15,13 @@ import subprocess
 import sys
 import threading
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(ROOT, "tests", "real"), os.path.join(ROOT, "tools")]
-import harness  # noqa: E402
-import lanes  # noqa: E402
-import run  # noqa: E402
-from failures import expect, run_tests  # noqa: E402
+import harness
+import lanes
+import pytest
+import run
+from harness import expect
 
+ROOT = harness.ROOT
 # Toolchains are directories with two files: `version` and `components`.
 RUSTUP = """#!/bin/sh
 echo "$*" >> "$STAND_IN/calls"
@@ -52,16 +46,17 @@ ASKS = re.compile(r"component list |run \S+ rustc --version$")
 MIRI = "miri-x86_64-unknown-linux-gnu\nrust-src\n"
 
 
-class Front:
-    """The tests; every method that begins with `test_` is one."""
+class TestFront:
+    number = 0
 
-    def __init__(self, options):
-        self.work = options.work
-        self.number = 0
+    @pytest.fixture(autouse=True)
+    def made_ready(self, work):
+        """Where stand-ins lie."""
+        self.work = work
 
     def stand_ins(self, **programs):
         """A directory with these scripts, and an environment in which they come first."""
-        self.number += 1
+        TestFront.number += 1
         place = os.path.join(self.work, f"stand-ins-{self.number}")
         os.makedirs(os.path.join(place, "bin"))
         for name, text in programs.items():
@@ -282,13 +277,6 @@ class Front:
         sources = subprocess.run(["git", "grep", "-hIE", r"def |fn |class |name|Case\(|\"|'", "--", "*.rs", "*.py"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
         words = set(re.findall(r"[\w-]+", sources))
         # As `test_` is no part of the names of our drivers' tests.
-        gone = [skip for skip in allowed for word in re.findall(r"[\w-]{3,}", skip.test) if not {word, f"test_{word}"} & words and skip.test != runner.WHOLE]
+        gone = [skip for skip in allowed for word in re.findall(r"\w[\w-]+\w", skip.test) if not {word, f"test_{word}"} & words and skip.test != runner.WHOLE]
         expect(not gone, f"tests/skips.txt names what is nowhere: {gone}")
         return f"{len(allowed)} lines"
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(run_tests(Front, __doc__, "front"))
-    except KeyboardInterrupt:
-        sys.exit(130)

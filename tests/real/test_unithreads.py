@@ -1,10 +1,7 @@
-#!/usr/bin/env python3
 """Unithreads on far memory: the tests of crates/services/uthread that run there, with a fraction of the memory that they use, on each kind of swap space.
 
-    tests/real/unithreads.py [--only NAME] [--farshore PATH]
-
 The tests are Rust (crates/services/uthread/tests/far.rs and runtime.rs) and check their own data; natively they are part of `make unit`. Each test here runs a whole
-program of them under farshore and looks at the counters. Prints one line each; the last one counts: N passed, N failed, N skipped.
+program of them under farshore and looks at the counters.
 """
 
 import json
@@ -12,13 +9,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-
-import harness  # noqa: E402
-from failures import Tests, expect, run_tests  # noqa: E402
+import harness
+from command import Command
+from harness import expect
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Of what far.rs uses, about a third.
@@ -47,16 +41,14 @@ def c_program():
     return harness.build_program("unitheap", ["-I", header], libraries=["-L", where, "-lfarshore_uthread"]), where
 
 
-class Unithreads(Tests):
-    """The tests; every method of this class that begins with `test_` is one."""
-
+class TestUnithreads(Command):
     built = None
 
     def program(self, name):
         """The path of a test program."""
-        if Unithreads.built is None:
-            Unithreads.built = programs()
-        return Unithreads.built[name]
+        if TestUnithreads.built is None:
+            TestUnithreads.built = programs()
+        return TestUnithreads.built[name]
 
     def tested(self, swap, name="far", limit=LIMIT, options=(), faulty=None, only=(), waits=10):
         """Runs a test program under farshore; its counters."""
@@ -167,10 +159,3 @@ class Unithreads(Tests):
         # One test counts the bytes that the process has mapped, of which some are the library's here.
         only = ["--skip", "buffers_of_services_are_unmapped"]
         return "; ".join(self.tested([f"dir:{place}"], name, "16M", ["--threshold", "4K"], only=only) for name in ("net", "net_end", "net_udp"))
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(run_tests(Unithreads, __doc__, "unithreads"))
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -1,29 +1,21 @@
-#!/usr/bin/env python3
 """Programs that fit at first, and what they do when they do not fit any more: each section natively and under Farshore.
 
-    tests/real/dormant.py                      everything
-    tests/real/dormant.py --only stock         these alone
-    tests/real/dormant.py --mode poll          one delivery of faults alone
-
 The programs are `tests/programs/dormant.c` and, with threads, `tests/programs/halted.c`. What a section prints, and how it ends, must be the same natively and under Farshore; what could wake it is
-its own affair. By polling nothing is ever dormant: there it only must be the same. The last line is `N passed, N failed, N skipped`.
+its own affair. By polling nothing is ever dormant: there it only must be the same.
 """
 
-import argparse
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
-sys.dont_write_bytecode = True
-import harness  # noqa: E402
-from harness import MIB, Unavailable  # noqa: E402
-from threads import Case, Runner  # noqa: E402
+import harness
+import pytest
+from compare import Both, Case
+from harness import MIB, expect
 
 # Less than the ballast, and more than what a section maps before it.
 LIMIT, BALLAST = 40 * MIB, "64"
@@ -33,6 +25,11 @@ UPCALL_ALONE = ("unseen", "refused", "threads-unseen", "threads-stray")
 REFUSED = {
     "refused": ("refused: more 0, Cannot allocate memory\nrefused: heap 0, Cannot allocate memory\nrefused: bytes 1, child 0\nrefused: done\n", "goes on with what fits its limit"),
 }
+
+
+def right(wrong):
+    """What is wrong, if anything, fails the test."""
+    expect(not wrong, wrong)
 
 
 # Calls in which a dormant program is asked for its counters.
@@ -187,57 +184,77 @@ def early(farshore):
     return None
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="NAME[,NAME]", help="these sections alone")
-    parser.add_argument("--mode", choices=("upcall", "poll"), help="one delivery of faults alone")
-    parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
-    parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where files go (default /var/tmp)")
-    options = parser.parse_args()
-    harness.tidy_on_sigterm()
-    options.work = tempfile.mkdtemp(prefix="farshore-dormant-", dir=options.work)
-    os.chmod(options.work, 0o755)
-    modes = [options.mode] if options.mode else ["upcall"] + (["poll"] if harness.poll_allowed() else [])
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    try:
-        harness.build_program("peak")
-        program = harness.build_program("dormant")
-        halted = harness.build_program("halted")
-        programs = {section: path for path in (program, halted)
-                    for section in subprocess.run([path, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()}
-        sections = list(programs)
-        alone = {f"wait:{call}": lambda call=call: asked(runner.farshore, program, call) for call in WAITS}
-        alone |= {"early": lambda: early(runner.farshore)}
-        alone |= {f"cut:{how}": lambda how=how: cut(runner.farshore, program, how) for how in CUTS}
-        alone |= {f"started:{how}": lambda how=how: started(runner.farshore, halted, how) for how in STARTED}
-        alone |= {f"child:{section}": lambda section=section: child(runner.farshore, programs[section], section) for section in CHILDREN}
-        alone |= {f"shares:{name}": lambda name=name: shares(runner.farshore, program, name) for name in SHARES}
-        alone |= {f"kept:{name}": lambda space=space: kept(runner.farshore, program, [word.format(work=options.work) for word in space]) for name, space in SPACES.items()}
-        wanted = options.only.split(",") if options.only else sections + list(alone)
-        if unknown := set(wanted) - set(sections) - set(alone):
-            parser.error(f"there is no section {', '.join(sorted(unknown))}")
-        runner = Runner(options)
-        for section in wanted:
-            if section in alone:
-                wrong = alone[section]()
-                counts["failed" if wrong else "passed"] += 1
-                print(f"{section:18} upcall  {'FAILED: ' + wrong if wrong else 'ok'}", flush=True)
-                continue
-            case = Case(section, lambda section=section: [programs[section], BALLAST, section], LIMIT, {}, refused=REFUSED.get(section))
-            try:
-                results = runner.case(case, [mode for mode in modes if mode == "upcall" or section not in UPCALL_ALONE])
-            except Unavailable as why:
-                counts["skipped"] += 1
-                print(f"{section:18} skipped: {why}", flush=True)
-                continue
-            for mode, wrong in results:
-                counts["failed" if wrong else "passed"] += 1
-                print(f"{section:18} {mode:7} {'FAILED: ' + wrong if wrong else 'ok'}", flush=True)
-    finally:
-        shutil.rmtree(options.work, ignore_errors=True)
-    print(", ".join(f"{count} {name}" for name, count in counts.items()))
-    return 1 if counts["failed"] or not counts["passed"] else 0
+def sections(name):
+    """What a test program can do."""
+    return subprocess.run([harness.build_program(name), "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def pytest_generate_tests(metafunc):
+    if "program" in metafunc.fixturenames:
+        everywhere = "mode" in metafunc.fixturenames
+        some = [(name, section) for name in ("dormant", "halted") for section in sections(name) if (section not in UPCALL_ALONE) == everywhere]
+        metafunc.parametrize("program,section", some)
+
+
+@pytest.fixture(scope="module")
+def both(farshore, work):
+    """Both ways."""
+    return Both(farshore, work)
+
+
+@pytest.fixture(scope="module")
+def dormant():
+    """The program."""
+    return harness.build_program("dormant")
+
+
+def test_section(program, section, mode, both):
+    """Each section prints and ends as natively."""
+    both.same(Case(section, lambda _: [harness.build_program(program), BALLAST, section], LIMIT, refused=REFUSED.get(section)), mode)
+
+
+def test_only_dormant(program, section, both):
+    """And those in which a process by polling shows itself."""
+    test_section(program, section, "upcall", both)
+
+
+@pytest.mark.parametrize("call", WAITS)
+def test_asked(farshore, dormant, call):
+    """It waits in a call, and somebody asks for its counters."""
+    right(asked(farshore, dormant, call))
+
+
+def test_asked_early(farshore):
+    """It is asked at its very start."""
+    right(early(farshore))
+
+
+@pytest.mark.parametrize("how", CUTS)
+def test_cut_text(farshore, dormant, how):
+    """A library has changed libc's text before."""
+    right(cut(farshore, dormant, how))
+
+
+@pytest.mark.parametrize("how", STARTED)
+def test_started(farshore, how):
+    """A library has started a thread before."""
+    right(started(farshore, harness.build_program("halted"), how))
+
+
+@pytest.mark.parametrize("section", CHILDREN)
+def test_child(farshore, section):
+    """A program that a shell starts."""
+    name = "halted" if section in sections("halted") else "dormant"
+    right(child(farshore, harness.build_program(name), section))
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_shares(farshore, dormant, name):
+    """Programs that a shell starts side by side."""
+    right(shares(farshore, dormant, name))
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_kept(farshore, dormant, work, space):
+    """Bytes that are in another kind of swap space."""
+    right(kept(farshore, dormant, [word.format(work=work) for word in SPACES[space]]))

@@ -1,10 +1,6 @@
-#!/usr/bin/env python3
 """Pools of compressed pages (ram:lz4, ram:zstd): alone, in front of a disk, full, with a disk that fails, in forked children, under a limit that changes.
 
-    tests/real/pools.py [--only NAME] [--farshore PATH]
-
-The workloads check their own data. In every run pages and pool together stay within the limit. Each test prints one line; the last one
-counts: N passed, N failed, N skipped.
+The workloads check their own data. In every run pages and pool together stay within the limit.
 """
 
 import contextlib
@@ -14,12 +10,9 @@ import subprocess
 import sys
 import time
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-
-import harness  # noqa: E402
-from failures import Tests, expect, run_tests  # noqa: E402
-from harness import MIB  # noqa: E402
+import harness
+from command import Command
+from harness import MIB, expect
 
 KINDS = ("lz4", "zstd")
 # A program that works on 40 MiB of pages, half of which compress to nothing, until its stdin ends; then it checks them all.
@@ -47,9 +40,7 @@ def swaps(specs):
     return [word for spec in specs for word in ("--swap", spec)]
 
 
-class Pools(Tests):
-    """The tests; every method of this class that begins with `test_` is one."""
-
+class TestPools(Command):
     def stats(self, limit, swap, program, options=(), faulty=None):
         """Runs a program that must end well; its counters and what it has printed. Within the limit, nothing evicted in a fault."""
         with self.running(["--memory", limit, "--stats", "-", *options, *swaps(swap)], program, faulty) as process:
@@ -199,7 +190,7 @@ class Pools(Tests):
                     "    children.append(pid)\n"
                     "check(3, 3)\n"
                     "sys.exit(any(os.waitpid(pid, 0)[1] for pid in children))\n")
-            found, _ = self.stats("24M", swap, [sys.executable, "-c", text])
+            found, _ = self.stats("16M", swap, [sys.executable, "-c", text])
             expect(found["pool"]["pages"] > 0, f"{swap}: {found['pool']}")
         return "alone, and in front of a disk"
 
@@ -242,10 +233,3 @@ class Pools(Tests):
         for swap, word in bad:
             self.refused([*some, *swaps(swap), *true], {125}, word)
         return f"{len(bad)} bad inputs, each with one line"
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(run_tests(Pools, __doc__, "pools"))
-    except KeyboardInterrupt:
-        sys.exit(130)

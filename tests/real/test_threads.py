@@ -1,32 +1,24 @@
-#!/usr/bin/env python3
 """Threads, signals, limits, filters and allocators: each program natively and under Farshore, with pages that leave all the time.
-
-    tests/real/threads.py                        everything
-    tests/real/threads.py --only storm,unwind    these alone
-    tests/real/threads.py --mode poll            one delivery of faults alone
 
 What a program prints, and how it ends, must be the same. `tests/programs/threads` has most of it, a section a run; beside it are a
 program in C++ (exceptions), one in Rust (panics), and a storm of allocations under several allocators, which real programs use as well. What is
 refused under Farshore (REFUSED) says so in a line on stderr; nothing else does.
 
-A run that hangs is described (threads, kernel stacks, backtraces) before it is killed. The last line is `N passed, N failed, N skipped`.
+A run that hangs is described (threads, kernel stacks, backtraces) before it is killed.
 """
 
-import argparse
-import concurrent.futures
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.dont_write_bytecode = True
-import harness  # noqa: E402
-from harness import MIB, Unavailable  # noqa: E402
+import harness
+import pytest
+from compare import Both, Case
+from harness import MIB, Unavailable, expect
 
 # Memory of the small programs, and MiB of ballast: more than twice of it.
 LIMIT, BALLAST = 5 * MIB, "12"
-SECONDS = 60
 # Sections that a program natively may do and Farshore refuses: what they print then (None: the same), and the line on stderr.
 REFUSED = {
     "strict": ("strict: refused: Invalid argument\nstrict: done\n", "the strict mode is refused"),
@@ -104,71 +96,6 @@ def library(name):
     raise Unavailable(f"no {file} (apt-get install {package})")
 
 
-# The status of a test program that has found something wrong (`common.h`). It must not do that natively.
-CHECK_FAILED = 99
-
-
-class Case:
-    """A program and its arguments, run natively and under each delivery of faults."""
-
-    def __init__(self, name, prepare, limit=LIMIT, env=None, stdin=None, refused=None):
-        self.name, self.prepare, self.limit, self.env, self.stdin, self.refused = name, prepare, limit, env or {}, stdin, refused
-
-
-class Runner:
-    """Runs cases and compares."""
-
-    def __init__(self, options):
-        self.options, self.farshore = options, harness.find_farshore(options.farshore)
-
-    def run(self, argv, env, stdin, folder):
-        """One run: (stdout, status, the outcome)."""
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("FARSHORE") and key != "LD_PRELOAD"}
-        environment.update(env, TMPDIR=folder, PYTHONHASHSEED="0", LC_ALL="C")
-        out = tempfile.TemporaryFile(dir=folder)
-        given = tempfile.TemporaryFile(dir=folder)
-        given.write((stdin or "").encode())
-        given.seek(0)
-        with out, given:
-            outcome = harness.run(argv, folder, SECONDS, stdin=given, stdout=out, env=environment, cwd=folder)
-            out.seek(0)
-            return out.read().decode(errors="replace"), outcome
-
-    def case(self, case, modes):
-        """Runs one case; lines about it, whether it was good in each mode."""
-        if case.name == "probed":
-            return probed(self, modes)
-        folder = tempfile.mkdtemp(prefix="case-", dir=self.options.work)
-        try:
-            argv = case.prepare()
-            native, outcome = self.run(argv, case.env, case.stdin, folder)
-            if outcome.timed_out:
-                return [(mode, f"natively: no end after {SECONDS} s\n{outcome.picture}") for mode in modes]
-            if outcome.status == CHECK_FAILED:
-                return [(mode, f"natively: {outcome.stderr[-500:]}") for mode in modes]
-            return [(mode, self.under_farshore(case, argv, mode, native, outcome.status, folder)) for mode in modes]
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def under_farshore(self, case, argv, mode, native, status, folder):
-        """What was wrong in one mode, or None."""
-        command = harness.farshore_argv(self.farshore, argv, case.limit, mode, swap=[f"dir:{folder}"])
-        printed, outcome = self.run(command, case.env, case.stdin, folder)
-        if outcome.timed_out:
-            return f"no end after {SECONDS} s\n{outcome.picture}"
-        wanted, said = case.refused or (None, None)
-        wanted, wanted_status = (native, status) if wanted is None else (wanted, 0)
-        ours = [line for line in outcome.stderr.splitlines() if line.startswith("farshore")]
-        if printed != wanted or outcome.status != wanted_status:
-            return (f"status {outcome.status}, natively {wanted_status}\n--- printed\n{printed[-3000:]}\n--- instead of\n{wanted[-3000:]}\n"
-                    f"--- stderr\n{outcome.stderr[-3000:]}")
-        if said is None and ours:
-            return f"a line on stderr: {ours[0]}"
-        if said is not None and not any(said in line for line in ours):
-            return f"no line with {said!r} on stderr"
-        return None
-
-
 def redis(folder):
     """A server that fills itself, saves and ends: one command line."""
     server = harness.need("redis-server", "redis-server")
@@ -203,7 +130,7 @@ def manual(folder):
     return [man, "-l", page]
 
 
-def cgo(options):
+def cgo():
     """A Go program that is linked with libc."""
     tool = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
     if tool is None:
@@ -289,97 +216,64 @@ class Probes:
             subprocess.run(["umount", self.TRACING], check=False)
 
 
-def probed(runner, modes):
-    """A program with probes of the kernel's on it: what is wrong in each mode."""
-    program = harness.build_program("probed", ("-fcf-protection=none",))
-    shutil.copy(program, os.path.join(runner.options.work, "probed"))
-    program = os.path.join(runner.options.work, "probed")
-    probes = Probes(program)
-    folder = tempfile.mkdtemp(prefix="case-", dir=runner.options.work)
-    case, found = Case("probed", lambda: [program]), []
-    try:
-        probes.set("p", "entered")
-        probes.set("r", "returned")
-        native, outcome = runner.run([program], {}, None, folder)
-        each = probes.hits()
-        for mode in modes:
-            before = probes.hits()
-            wrong = runner.under_farshore(case, [program], mode, native, outcome.status, folder)
-            hits = [now - then for now, then in zip(probes.hits(), before)]
-            found.append((mode, wrong or (f"probes were hit {hits} times, natively {each}" if hits != each else None)))
-        return found
-    finally:
-        probes.end()
-
-
-def cases(options):
+def cases():
     """All of them."""
     plugin = harness.build_program("threads_plugin", ("-shared", "-fPIC"))
     program = harness.build_program("threads")
     listed = subprocess.run([program, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()
-    found = [Case(section, lambda section=section: [program, BALLAST, section], env={"THREADS_PLUGIN": plugin}, refused=REFUSED.get(section)) for section in listed]
+    found = [Case(section, lambda _, section=section: [program, BALLAST, section], LIMIT, {"THREADS_PLUGIN": plugin}, refused=REFUSED.get(section)) for section in listed]
     harness.build_program("allocators")
-    found.append(Case("unwind", lambda: [compiled("unwind", "unwind.cc", "g++", "apt-get install g++", "-O2", "-g", "-std=c++17", "-pthread"), BALLAST]))
-    found.append(Case("panics", lambda: [compiled("panics", "panics.rs", "rustc", "rustup", "--edition", "2021", "-O"), BALLAST]))
-    found.append(Case("cgo", lambda: cgo(options), 24 * MIB))
-    found.append(Case("probed", None))
-    found.append(Case("debian13", with_debian_13, 16 * MIB))
-    found.append(Case("man", lambda: manual(options.work), 16 * MIB, refused=(None, "a filter is refused")))
+    found.append(Case("unwind", lambda _: [compiled("unwind", "unwind.cc", "g++", "apt-get install g++", "-O2", "-g", "-std=c++17", "-pthread"), BALLAST], LIMIT))
+    found.append(Case("panics", lambda _: [compiled("panics", "panics.rs", "rustc", "rustup", "--edition", "2021", "-O"), BALLAST], LIMIT))
+    found.append(Case("cgo", lambda _: cgo(), 24 * MIB))
+    found.append(Case("debian13", lambda _: with_debian_13(), 16 * MIB))
+    found.append(Case("man", manual, 16 * MIB, refused=(None, "a filter is refused")))
     for name in ALLOCATORS:
-        preload = (lambda name=name: library(name))
         try:
-            env = {"LD_PRELOAD": preload()} if preload() else {}
+            preload = library(name)
         except Unavailable as why:
-            found.append(Case(f"{name}-storm", lambda why=why: (_ for _ in ()).throw(why)))
+            found.append(Case(f"{name}-storm", lambda _, why=why: (_ for _ in ()).throw(why), LIMIT))
             continue
-        found.append(Case(f"{name}-storm", lambda: [harness.build_program("allocators"), "4", "2500"], 12 * MIB, env))
-        if preload():
-            linked = f"-l:{os.path.basename(preload())}"
-            found.append(Case(f"{name}-linked", lambda name=name, linked=linked: [harness.build_program("allocators", out_name=f"allocators-{name}", libraries=(linked,)), "4", "1500"], 12 * MIB))
-            found.append(Case(f"{name}-python", lambda: [harness.need("python3", "python3"), "-c", PYTHON], 12 * MIB, env))
-            found.append(Case(f"{name}-sqlite", lambda: [harness.need("sqlite3", "sqlite3"), "-batch", ":memory:"], 6 * MIB, env, stdin=SQL))
-            found.append(Case(f"{name}-redis", lambda: redis(options.work), 12 * MIB, env))
+        env = {"LD_PRELOAD": preload} if preload else {}
+        found.append(Case(f"{name}-storm", lambda _: [harness.build_program("allocators"), "4", "2500"], 12 * MIB, env))
+        if preload:
+            linked = f"-l:{os.path.basename(preload)}"
+            program_of = (lambda _, name=name, linked=linked: [harness.build_program("allocators", out_name=f"allocators-{name}", libraries=(linked,)), "4", "1500"])
+            found.append(Case(f"{name}-linked", program_of, 12 * MIB))
+            found.append(Case(f"{name}-python", lambda _: [harness.need("python3", "python3"), "-c", PYTHON], 12 * MIB, env))
+            found.append(Case(f"{name}-sqlite", lambda _: [harness.need("sqlite3", "sqlite3"), "-batch", ":memory:"], 6 * MIB, env, stdin=SQL))
+            found.append(Case(f"{name}-redis", redis, 12 * MIB, env))
     return found
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="NAME[,NAME]", help="these cases alone")
-    parser.add_argument("--mode", choices=("upcall", "poll"), help="one delivery of faults alone")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time (default: one a processor)")
-    parser.add_argument("--farshore", help="the farshore command (default: $FARSHORE, else this workspace's build)")
-    parser.add_argument("--work", default=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"), help="where files go (default /var/tmp)")
-    options = parser.parse_args()
-    harness.tidy_on_sigterm()
-    options.work = tempfile.mkdtemp(prefix="farshore-threads-", dir=options.work)
-    os.chmod(options.work, 0o755)
-    modes = [options.mode] if options.mode else ["upcall"] + (["poll"] if harness.poll_allowed() else [])
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
+def pytest_generate_tests(metafunc):
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", cases(), ids=lambda case: case.name)
+
+
+@pytest.fixture(scope="module")
+def both(farshore, work):
+    """Both ways."""
+    return Both(farshore, work)
+
+
+def test_threads(case, both, mode):
+    """Each program prints and ends as natively."""
+    both.same(case, mode)
+
+
+def test_probed(both, work, mode):
+    """A program with probes of the kernel's on it: they are hit as often as natively."""
+    program = shutil.copy(harness.build_program("probed", ("-fcf-protection=none",)), os.path.join(work, f"probed-{mode}"))
+    probes, case = Probes(program), Case("probed", lambda _: [program], LIMIT)
+    folder = tempfile.mkdtemp(prefix="case-", dir=work)
     try:
-        harness.build_program("peak")
-        everything = cases(options)
-        wanted = options.only.split(",") if options.only else [case.name for case in everything]
-        unknown = set(wanted) - {case.name for case in everything}
-        if unknown:
-            parser.error(f"there is no case {', '.join(sorted(unknown))}")
-        runner = Runner(options)
-        with concurrent.futures.ThreadPoolExecutor(max(1, options.jobs)) as pool:
-            running = [(case, pool.submit(runner.case, case, modes)) for case in everything if case.name in wanted]
-            for case, future in running:
-                try:
-                    results = future.result()
-                except Unavailable as why:
-                    counts["skipped"] += 1
-                    print(f"{case.name:18} skipped: {why}", flush=True)
-                    continue
-                for mode, wrong in results:
-                    counts["failed" if wrong else "passed"] += 1
-                    print(f"{case.name:18} {mode:7} {'FAILED: ' + wrong if wrong else 'ok'}", flush=True)
+        probes.set("p", "entered")
+        probes.set("r", "returned")
+        native, outcome = both.run([program], {}, None, folder)
+        each = probes.hits()
+        both.under_farshore(case, [program], mode, native, outcome.status, folder)
+        hits = [now - then for now, then in zip(probes.hits(), each)]
+        expect(hits == each, f"probes were hit {hits} times, natively {each}")
     finally:
-        shutil.rmtree(options.work, ignore_errors=True)
-    print(", ".join(f"{count} {name}" for name, count in counts.items()))
-    return 1 if counts["failed"] or not counts["passed"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        probes.end()

@@ -1,9 +1,4 @@
-#!/usr/bin/env python3
 """What Farshore shows of itself, and whom it lets in: descriptors, a family of several users, its socket, programs that bring a runtime of their own.
-
-    tests/real/family.py [--only NAME] [--farshore PATH]
-
-Each test prints one line; the last one counts: N passed, N failed, N skipped.
 """
 
 import contextlib
@@ -12,12 +7,9 @@ import os
 import subprocess
 import sys
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-
-import harness  # noqa: E402
-from failures import NOBODY, Tests, expect, run_tests  # noqa: E402
-from harness import Unavailable  # noqa: E402
+import harness
+from command import Command, NOBODY
+from harness import Unavailable, expect
 
 
 def need_root(what):
@@ -26,9 +18,7 @@ def need_root(what):
         raise Unavailable(f"{what} needs root")
 
 
-class Family(Tests):
-    """The tests; every method that begins with `test_` is one."""
-
+class TestFamily(Command):
     def jail(self):
         """A directory to be shut in."""
         jail = self.folder("jail")
@@ -246,10 +236,3 @@ sys.stdin.readline()
             expect(resident - before[0] < 24 << 20, f"{step}: {(resident - before[0]) >> 20} MiB more of RAM")
             expect(own - before[1] < 24 << 20, f"{step}: Farshore says that it has {(own - before[1]) >> 20} MiB more for itself")
         return ", ".join(f"{step} {resident >> 20} MiB" for step, (resident, _) in spent.items())
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(run_tests(Family, __doc__, "family"))
-    except KeyboardInterrupt:
-        sys.exit(130)

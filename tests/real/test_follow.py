@@ -1,12 +1,8 @@
-#!/usr/bin/env python3
 """Programs that a program starts: they run under Farshore too, and cannot tell.
 
-    tests/real/follow.py [--only NAME] [--farshore PATH]
-
-What can be compared with a native run is compared. Each test prints one line; the last line counts: N passed, N failed, N skipped.
+What can be compared with a native run is compared.
 """
 
-import argparse
 import json
 import os
 import shlex
@@ -14,32 +10,17 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
-import tempfile
 import time
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-
-import harness  # noqa: E402
-from harness import Unavailable  # noqa: E402
+import harness
+from command import NOBODY, Command
+from harness import Failed, Unavailable, expect
 
 # What is said of a static program.
 STATIC = "it is a static program"
-NOBODY = 65534
 TIMEOUT = 120
 # Tells whether Farshore is in the program that reads it.
 MANAGED = "grep -q libfarshore.so /proc/self/maps && echo managed || echo native"
-
-
-class Failed(Exception):
-    """A promise that was not kept."""
-
-
-def expect(condition, text):
-    """Raises Failed with the text unless the condition holds."""
-    if not condition:
-        raise Failed(text)
 
 
 def same(natively, under, what):
@@ -50,34 +31,10 @@ def same(natively, under, what):
         raise Failed(f"{what}: {line}")
 
 
-class Tests:
-    """The tests; every method that begins with `test_` is one. They return a short text on what was seen."""
+class TestFollow(Command):
+    """What a program starts."""
 
-    def __init__(self, options):
-        self.options, self.work = options, options.work
-        given = harness.find_farshore(options.farshore)
-        library = os.environ.pop("FARSHORE_LIBRARY", None) or os.path.join(os.path.dirname(os.path.realpath(given)), "libfarshore.so")
-        self.bin = self.folder("bin")
-        # Copies that every user can read.
-        for path in (given, library):
-            shutil.copy(path, self.bin)
-        self.farshore = os.path.join(self.bin, "farshore")
-
-    def folder(self, name, mode=0o755):
-        """A new directory of our own."""
-        path = tempfile.mkdtemp(prefix=f"{name}-", dir=self.work)
-        os.chmod(path, mode)
-        return path
-
-    def public_program(self, name):
-        """A test program where every user can run it."""
-        copy = os.path.join(self.bin, name)
-        if not os.path.exists(copy):
-            shutil.copy(harness.build_program(name), copy)
-            os.chmod(copy, 0o755)
-        return copy
-
-    def call(self, argv, user=None, env=None):
+    def ran(self, argv, user=None, env=None):
         """Runs a command to its end. A command that hangs is described and ended, with all that it has started."""
         if user is not None and os.geteuid() == 0:
             argv = [harness.need("setpriv", "util-linux"), "--reuid", str(user), "--regid", str(user), "--clear-groups", *argv]
@@ -98,12 +55,12 @@ class Tests:
 
     def under(self, argv, extra=(), memory="16M", **options):
         """Runs a command under farshore."""
-        return self.call([self.farshore, "run", "--memory", memory, *extra, "--", *argv], **options)
+        return self.ran([self.farshore, "run", "--memory", memory, *extra, "--", *argv], **options)
 
     def compare(self, argv, what, extra=(), told=(), **options):
         """Runs a command both ways: status, stdout and stderr must be the same, but for a line about each program of `told`, which
         runs without Farshore: its path, and why. Returns stdout."""
-        natively, under = self.call(argv, **options), self.under(argv, extra, **options)
+        natively, under = self.ran(argv, **options), self.under(argv, extra, **options)
         expect(natively[0] == under[0], f"{what}: status {natively[0]} natively, {under[0]} under farshore: {under[2].strip()[:300]}")
         same(natively[1], under[1], what)
         err = under[2]
@@ -133,7 +90,7 @@ class Tests:
             os.mkdir(folder)
             os.chmod(folder, 0o777)
             argv = [program, "all", folder]
-            status, out, err = self.under(argv, extra, user=user) if under else self.call(argv, user=user)
+            status, out, err = self.under(argv, extra, user=user) if under else self.ran(argv, user=user)
             expect(status == 0, f"status {status}: {err[-300:]}")
             outputs.append(out)
             children.append([line.rsplit(" ", 1) for line in err.splitlines()])
@@ -161,7 +118,7 @@ class Tests:
     def test_room(self):
         """The largest environment is as large as natively; what has no room for ours runs without, and says so."""
         argv = [self.public_program("exec"), "room", self.work]
-        natively, under = self.call(argv), self.under(argv)
+        natively, under = self.ran(argv), self.under(argv)
         expect(natively[0] == under[0] == 0, f"status {natively[0]} and {under[0]}: {under[2][:300]}")
         same(natively[1], under[1], "exec room")
         lines = under[2].splitlines()
@@ -250,7 +207,7 @@ for by_descriptor in (False, True):
     print(os.waitpid(pid, 0)[1])
 os.execvp("sh", command)
 """)
-        natively, under = self.call([python, script]), self.under([python, script])
+        natively, under = self.ran([python, script]), self.under([python, script])
         expect("managed" not in natively[1], natively[1])
         same(natively[1].replace("native", "managed"), under[1], "children.py")
         same(natively[2], under[2], "children.py, stderr")
@@ -317,7 +274,7 @@ print("done")
         with open(other, "wb") as file:
             file.write(b"\x7fELF" + bytes([1, 1, 1]) + bytes(9) + struct.pack("<HHI", 2, 40, 1) + bytes(40))
         attempt = "import os, sys\ntry: os.execv(sys.argv[1], sys.argv[1:])\nexcept OSError as error: print(error.errno)"
-        natively, under = self.call(["/usr/bin/python3", "-c", attempt, other]), self.under(["/usr/bin/python3", "-c", attempt, other], ["--require"])
+        natively, under = self.ran(["/usr/bin/python3", "-c", attempt, other]), self.under(["/usr/bin/python3", "-c", attempt, other], ["--require"])
         expect(natively == under and natively[1] == "8\n", f"for another machine: {natively} natively, {under} under farshore")
         # A child of vfork, and one that is found by PATH.
         spawn = "import os, sys\ntry:\n    os.posix_spawnp(sys.argv[1], [sys.argv[1], 'true'], os.environ)\nexcept OSError as error:\n    print(error.errno)"
@@ -352,7 +309,7 @@ print("done")
         """farshore stat says of a static program that it is not managed, and why."""
         busybox = harness.need("busybox", "busybox-static")
         with subprocess.Popen([busybox, "cat"], stdin=subprocess.PIPE) as process:
-            status, out, err = self.call([self.farshore, "stat", str(process.pid)])
+            status, out, err = self.ran([self.farshore, "stat", str(process.pid)])
             process.stdin.close()
         expect((status, out, err) == (1, "", f"farshore: process {process.pid} runs without Farshore: {STATIC}\n"), f"status {status}: {out!r} {err!r}")
 
@@ -363,7 +320,7 @@ print("done")
             command = [self.farshore, "run", "--memory", "16M", *options, "--", self.public_program("kinds")]
             with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
                 ready = process.stdout.readline()
-                status, out, err = self.call([self.farshore, "stat", "--json", str(process.pid)])
+                status, out, err = self.ran([self.farshore, "stat", "--json", str(process.pid)])
                 process.stdin.close()
             expect((ready, status, err) == (b"ready\n", 0, ""), f"{options}: status {status}: {err!r}")
             kinds = json.loads(out)["kinds"]
@@ -447,7 +404,7 @@ print("done")
                 shutil.copy(os.path.join(self.bin, name), folder)
             command = what.format(os.path.join(folder, "libfarshore.so"))
             process = [os.path.join(folder, "farshore"), "run", "--memory", "16M", "--", "sh", "-c", f"{command}; /no/such/program; {MANAGED}"]
-            status, out, err = self.call(process)
+            status, out, err = self.ran(process)
             lines = [line for line in err.splitlines() if "not found" not in line]
             expect((status, out) == (0, "native\n"), f"{command}: status {status}: {out!r} {err!r}")
             expect(lines and all(line.startswith("farshore: '/") and "replaced or removed" in line for line in lines), f"{command}: {err!r}")
@@ -550,40 +507,3 @@ print("done")
                 file.write(os.urandom(1 << 19) * 4)
         text = f"cd {folder} && tar cf - . | gzip -1 | gzip -d | tar xf - -O | sort | md5sum; find . -type f -exec md5sum {{}} + | sort"
         self.compare(["bash", "-c", text], "the archive", ["--threshold", "4K"])
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", metavar="NAME", help="run only this test (repeat for more)")
-    parser.add_argument("--farshore", metavar="PATH", help="the farshore command (default: this workspace's build)")
-    parser.add_argument("--list", action="store_true", help="list the tests and end")
-    options = parser.parse_args()
-    harness.tidy_on_sigterm()
-    names = [name.removeprefix("test_") for name in dir(Tests) if name.startswith("test_")]
-    if options.list:
-        print("\n".join(names))
-        return 0
-    unknown = set(options.only or ()) - set(names)
-    if unknown:
-        parser.error(f"no test is called {', '.join(sorted(unknown))}: see --list")
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    with tempfile.TemporaryDirectory(prefix="farshore-follow-", dir="/var/tmp") as work:
-        os.chmod(work, 0o755)
-        options.work = work
-        tests = Tests(options)
-        for name in options.only or names:
-            started = time.monotonic()
-            try:
-                text, result = getattr(tests, f"test_{name}")() or "", "passed"
-            except Unavailable as why:
-                text, result = f"skipped: {why}", "skipped"
-            except Failed as why:
-                text, result = f"FAILED: {why}", "failed"
-            counts[result] += 1
-            print(f"{name:<24} {result:<8} {time.monotonic() - started:6.1f} s  {text}", flush=True)
-    print(", ".join(f"{count} {result}" for result, count in counts.items()))
-    return 1 if counts["failed"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,29 +1,20 @@
-#!/usr/bin/env python3
 """Opens a report of `farshore bench` in a headless browser, in both colour schemes and two widths, and looks at what is there.
 
-    tests/report/check.py [REPORT] [--pictures DIRECTORY]
-
-REPORT is a page or its directory; without it, one of made-up results is built, which has every kind of plot, a run with damage and a
+`--report` is a page or its directory; without it, one of made-up results is built, which has every kind of plot, a run with damage and a
 hostile name. Canaries are broken pages that the same checks must refuse. Each test prints one line; the last line counts:
 N passed, N failed, N skipped.
 """
 
-import argparse
 import base64
 import html.parser
 import json
 import pathlib
 import re
-import signal
 import subprocess
-import sys
-import tempfile
-import time
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-
-from browser import Browser, BrowserFailed, Unavailable, need  # noqa: E402
+import pytest
+from browser import Browser, need
+from harness import Failed, Unavailable, expect
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -33,16 +24,6 @@ IDEAL = "#2B3036"
 HOSTILE = "<script>document.title='broken'</script>"
 TEXT_CONTRAST, SERIES_CONTRAST = 4.5, 3.0
 VIEWS = [(scheme, width) for scheme in ("light", "dark") for width in (1280, 400)]
-
-
-class Failed(Exception):
-    """A promise that was not kept."""
-
-
-def expect(condition, text):
-    """Raises Failed with the text unless the condition holds."""
-    if not condition:
-        raise Failed(text)
 
 
 class Addresses(html.parser.HTMLParser):
@@ -197,26 +178,12 @@ CANARIES = [
 ]
 
 
-class Checks:
-    """One browser, and what is asked of pages in it."""
+class Window:
+    """A browser, and what is asked of a page."""
 
-    def __init__(self, browser, options):
-        self.browser, self.options = browser, options
-        self.counts = {"passed": 0, "failed": 0, "skipped": 0}
+    def __init__(self, browser):
+        self.browser = browser
         self.question = (HERE / "page.js").read_text(encoding="utf-8")
-
-    def tell(self, name, function, *arguments):
-        """Runs a check and prints its line."""
-        started = time.monotonic()
-        try:
-            verdict, text = "passed", function(*arguments)
-        except Unavailable as reason:
-            verdict, text = "skipped", str(reason)
-        except (Failed, BrowserFailed, OSError, KeyError, TypeError, ValueError) as error:
-            verdict, text = "failed", str(error) if isinstance(error, (Failed, BrowserFailed)) else f"{type(error).__name__}: {error}"
-        self.counts[verdict] += 1
-        label = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}[verdict]
-        print(f"{name:24} {time.monotonic() - started:6.2f} s  {label}: {text}", flush=True)
 
     def look(self, path, scheme, width):
         """Opens a page; returns what it is like, its console and its requests."""
@@ -225,29 +192,6 @@ class Checks:
         self.browser.show(path.as_uri(), scheme, width)
         page = self.browser.script(self.question)
         return page, self.browser.log("browser"), self.browser.log("performance")
-
-    def view(self, path, scheme, width):
-        """All checks of one view."""
-        page, console, events = self.look(path, scheme, width)
-        name = f"{scheme} {width}"
-        self.tell(f"{name}: quiet", check_quiet, console, events, path.as_uri())
-        self.tell(f"{name}: plots", check_figures, page)
-        self.tell(f"{name}: layout", check_layout, page, width)
-        self.tell(f"{name}: contrast", check_contrast, page, scheme)
-        if self.options.pictures:
-            picture = pathlib.Path(self.options.pictures) / f"{scheme}-{width}.png"
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            picture.write_bytes(base64.b64decode(self.browser.picture()))
-        return page
-
-    def report(self, path, made_up):
-        """All checks of a report."""
-        self.tell("source", check_source, path.read_text(encoding="utf-8"))
-        for scheme, width in VIEWS:
-            page = self.view(path, scheme, width)
-        self.tell("ideal line", check_ideal, page)
-        if made_up:
-            self.tell("made-up results", check_made_up, page)
 
     def canary(self, path, which):
         """Whether the check of this name refuses the page in any view."""
@@ -266,19 +210,6 @@ class Checks:
             except Failed as reason:
                 return str(reason)
         return None
-
-    def canaries(self, folder):
-        """Each broken page is refused by its check, and the page that they are made from by none."""
-        sound = folder / "sound.html"
-        sound.write_text(small_page(colour=IDEAL), encoding="utf-8")
-        for which in sorted({which for which, _ in CANARIES}):
-            reason = self.canary(sound, which)
-            expect(reason is None, f"a sound page is refused by {which}: {reason}")
-        for index, (which, text) in enumerate(CANARIES):
-            path = folder / f"canary-{index}.html"
-            path.write_text(text, encoding="utf-8")
-            expect(self.canary(path, which) is not None, f"{which} lets canary {index} pass")
-        return f"{len(CANARIES)} broken pages, all refused"
 
 
 def build(folder):
@@ -301,49 +232,91 @@ def need_cargo():
         raise Unavailable("cargo is not installed: give the path of a report") from None
 
 
-def run(options, counts):
-    """Everything; adds to the counts."""
-    with tempfile.TemporaryDirectory(prefix="farshore-report-") as name:
-        folder = pathlib.Path(name)
-        given = pathlib.Path(options.report).resolve() if options.report else None
-        path = given / "index.html" if given is not None and given.is_dir() else given
-        with Browser() as browser:
-            checks = Checks(browser, options)
-            checks.counts = counts
-            path = path or build(folder / "report")
-            expect(path.is_file(), f"there is no page at {path}")
-            checks.report(path, made_up=given is None)
-            checks.tell("canaries", checks.canaries, folder)
+@pytest.fixture(scope="module")
+def window():
+    """One browser for all."""
+    with Browser() as browser:
+        yield Window(browser)
 
 
-def out_of_time(*_):
-    raise Failed(f"no end after {SECONDS} s")
+@pytest.fixture(scope="module")
+def given(pytestconfig):
+    """The report that is looked at, if it is not one of made-up results."""
+    path = pytestconfig.option.report
+    path = pathlib.Path(path).resolve() if path else None
+    return path / "index.html" if path is not None and path.is_dir() else path
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", nargs="?", metavar="REPORT", help="a page, or its directory (default: one of made-up results)")
-    parser.add_argument("--pictures", metavar="DIRECTORY", help="where to write a picture of each view")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    signal.signal(signal.SIGALRM, out_of_time)
-    signal.alarm(SECONDS + 60)
-    counts = {"passed": 0, "failed": 0, "skipped": 0}
-    try:
-        run(options, counts)
-    except Unavailable as reason:
-        counts["skipped"] += 1
-        print(f"skipped: {reason}", flush=True)
-    except (Failed, BrowserFailed, OSError) as error:
-        counts["failed"] += 1
-        print(f"FAILED: {error}", flush=True)
-    signal.alarm(0)
-    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    return 1 if counts["failed"] else 0
+@pytest.fixture(scope="module")
+def report(given, tmp_path_factory):
+    """The page."""
+    path = given or build(tmp_path_factory.mktemp("report"))
+    expect(path.is_file(), f"there is no page at {path}")
+    return path
 
 
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+@pytest.fixture(scope="module", params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}")
+def view(request, window, report, pytestconfig):
+    """The page in one view: what it is like, its console, its requests, its scheme and width."""
+    scheme, width = request.param
+    page, console, events = window.look(report, scheme, width)
+    if pytestconfig.option.pictures:
+        picture = pathlib.Path(pytestconfig.option.pictures) / f"{scheme}-{width}.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(base64.b64decode(window.browser.picture()))
+    return page, console, events, scheme, width
+
+
+def test_source(report):
+    """The page fetches and runs nothing."""
+    return check_source(report.read_text(encoding="utf-8"))
+
+
+def test_quiet(view, report):
+    """No error in the console, no request."""
+    _, console, events, _, _ = view
+    return check_quiet(console, events, report.as_uri())
+
+
+def test_plots(view):
+    """Each plot is there and has marks."""
+    return check_figures(view[0])
+
+
+def test_layout(view):
+    """All is within the window."""
+    return check_layout(view[0], view[4])
+
+
+def test_contrast(view):
+    """Text and lines can be read."""
+    return check_contrast(view[0], view[3])
+
+
+def test_ideal_line(view):
+    """The ideal is drawn, and named."""
+    return check_ideal(view[0])
+
+
+def test_made_up_results(view, given):
+    """What the made-up results have is there."""
+    if given is None:
+        return check_made_up(view[0])
+    return "of no made-up results"
+
+
+def test_sound(window, tmp_path):
+    """The page that broken ones are made from is refused by no check."""
+    sound = tmp_path / "sound.html"
+    sound.write_text(small_page(colour=IDEAL), encoding="utf-8")
+    for which in sorted({which for which, _ in CANARIES}):
+        reason = window.canary(sound, which)
+        expect(reason is None, f"a sound page is refused by {which}: {reason}")
+
+
+@pytest.mark.parametrize("which,text", CANARIES, ids=[f"{which}-{index}" for index, (which, _) in enumerate(CANARIES)])
+def test_canary(window, tmp_path, which, text):
+    """Each broken page is refused by its check."""
+    path = tmp_path / "canary.html"
+    path.write_text(text, encoding="utf-8")
+    expect(window.canary(path, which) is not None, f"{which} lets it pass")

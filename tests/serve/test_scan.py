@@ -1,10 +1,7 @@
-#!/usr/bin/env python3
 """The ordered store of farshore-serve from outside: answers over UDP and TCP, under load, bad input, full disks, and how it ends.
 
-    tests/serve/scan.py [--only NAME] [--serve PATH] [--prefix 'COMMAND ...'] [--memory SIZE]
-
 The load is farshore-load's, which is beside farshore-serve and checks every answer. With --memory the servers run under farshore. Only 127.0.0.1, on
-ports that the kernel chooses. Each test prints one line; the last one counts: N passed, N failed, N skipped.
+ports that the kernel chooses.
 """
 
 import json
@@ -14,18 +11,13 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "real"))
-
-import harness  # noqa: E402
-import servers  # noqa: E402
-from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Server, Unavailable, beside, expect, number_at  # noqa: E402
+import harness
+from harness import Unavailable, expect
+from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Server, beside, number_at
 
 GET, SCAN, MOST = 0, 1, (1 << 56) - 1
 FOUND, NOT_FOUND, TOO_MANY = 0, 1, 2
@@ -66,7 +58,7 @@ def cases(items):
     yield (SCAN, (1 << 64) - 1, MAX_SCAN), range(0)
 
 
-def answers():
+def test_answers():
     """Each operation, over UDP and TCP: the first and last keys, none, many."""
     with Server("scan", "--items", "3000", "--value-bytes", "520", "--workers", "2") as server:
         with server.connect() as s, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
@@ -78,7 +70,7 @@ def answers():
                 expect(u.recvfrom(100)[0] == answer(number, keys), f"UDP: {asked}")
 
 
-def all_of_it():
+def test_all_of_it():
     """Nobody gets all of the store by one datagram, or by one request: it is refused, with how much may be asked for."""
     with Server("scan", "--items", "3000", "--value-bytes", "64", "--max-scan", "500") as server, server.connect() as s, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
         u.settimeout(ANSWER_SECONDS)
@@ -91,7 +83,7 @@ def all_of_it():
         expect(u.recvfrom(100)[0] == answer(6, range(7, 507)), "500 values")
 
 
-def sizes():
+def test_sizes():
     """Values that share pages, and such that have several of their own."""
     for size in (8, 2008, 2048, 65536):
         with Server("scan", "--items", "300", "--value-bytes", str(size)) as server, server.connect() as s:
@@ -99,7 +91,7 @@ def sizes():
             expect(read(s, 64) == answer(1, range(299, 300)) + answer(2, range(300)), f"{size} bytes")
 
 
-def pieces():
+def test_pieces():
     """Thousands of requests at once, in pieces of any length: the answers come in order."""
     dice = random.Random(7)
     with Server("scan", "--items", "5000", "--value-bytes", "64", "--workers", "2") as server:
@@ -118,7 +110,7 @@ def pieces():
                 expect(read(s, end // 24 * 32) == wanted[: end // 24 * 32], f"in pieces of {piece}")
 
 
-def nonsense():
+def test_nonsense():
     """What is no request: a datagram is dropped, a connection ends, and others are served."""
     wrong = [b"", b"x", bytes(23), bytes(25), request(1, 2, 5), request(1, 255, 5), request(1, GET, 5, most=1), bytes(2000)]
     with Server("scan", "--items", "100", "--value-bytes", "64") as server, server.connect() as other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as u:
@@ -157,23 +149,23 @@ def load(wait, transport, *options):
         expect(resident < data // 2 if OPTIONS.memory else OPTIONS.prefix or resident > data, f"{resident / MIB:.0f} MiB are resident")
 
 
-def load_yield():
+def test_load_yield():
     """Under load: a worker that has to wait does others' work."""
     load("yield", "udp")
     load("yield", "tcp", "--keys=zipf:0.99")
 
 
-def load_block():
+def test_load_block():
     """Under load: a worker that has to wait sleeps."""
     load("block", "udp")
 
 
-def load_busy():
+def test_load_busy():
     """Under load: a worker that has to wait looks for its page."""
     load("busy", "udp")
 
 
-def ends():
+def test_ends():
     """SIGTERM and SIGINT while long scans are under way; nothing of the file is left."""
     for how in (signal.SIGTERM, signal.SIGINT):
         with tempfile.TemporaryDirectory() as place:
@@ -188,7 +180,7 @@ def ends():
                 s.close()
 
 
-def killed():
+def test_killed():
     """SIGKILL while it still fills itself: nothing of the file is left."""
     with tempfile.TemporaryDirectory() as place:
         filling = subprocess.Popen([OPTIONS.serve, "scan", "--items", "16M", "--path", place], stderr=subprocess.PIPE)
@@ -200,7 +192,7 @@ def killed():
         expect(filling.communicate()[1] == b"" and os.listdir(place) == [], "it was ready already, or the file is still there")
 
 
-def errors():
+def test_errors():
     """Wrong options, directories that cannot be used, too much: one line that says what to do."""
     for wrong in (["--items", "0"], ["--items", "x"], ["--value-bytes", "12"], ["--value-bytes", "0"], ["--value-bytes", "1M"], ["--wait", "never"]):
         done = subprocess.run([OPTIONS.serve, "scan", *wrong], capture_output=True, timeout=ANSWER_SECONDS, check=False)
@@ -213,7 +205,7 @@ def errors():
             expect(b"give less" in done.stderr or b"--path" in done.stderr, done)
 
 
-def full_disk():
+def test_full_disk():
     """A disk with too little room: one line, and no file is left."""
     if os.geteuid() != 0:
         raise Unavailable("mounting needs root")
@@ -230,11 +222,3 @@ def full_disk():
             expect(os.listdir(place) == [], "the file is still there")
         finally:
             subprocess.run(["umount", "-l", place], check=False)
-
-
-TESTS = [answers, all_of_it, sizes, pieces, nonsense, load_yield, load_block, load_busy, ends, killed, errors, full_disk]
-
-
-if __name__ == "__main__":
-    servers.options(__doc__)
-    sys.exit(servers.run(TESTS))

@@ -1,10 +1,6 @@
-#!/usr/bin/env python3
 """Block devices as swap space (`--swap dev:PATH`), and room that goes back to the disk when it is not needed any more.
 
-    tests/real/devices.py [--only NAME] [--farshore PATH]
-
-Devices are loop devices over files: root only, and skipped with the reason elsewhere. The programs check their own data. Each test prints one line; the
-last one counts: N passed, N failed, N skipped.
+Devices are loop devices over files: root only, and skipped with the reason elsewhere. The programs check their own data.
 """
 
 import contextlib
@@ -17,13 +13,10 @@ import sys
 import tempfile
 import time
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-
-import harness  # noqa: E402
-from failures import NOBODY, expect, run_tests  # noqa: E402
-from harness import MIB, Unavailable  # noqa: E402
-from spaces import Spaces, swaps  # noqa: E402
+import harness
+from command import NOBODY
+from harness import MIB, Unavailable, expect
+from spaces import Spaces, swaps
 
 # Fills memory, gives most of it up when it is told to, and takes it again; the rest must be as it was.
 EASES = """
@@ -98,9 +91,7 @@ def allocated(path):
     return os.stat(path).st_blocks * 512
 
 
-class Devices(Spaces):
-    """The tests; every method of this class that begins with `test_` is one."""
-
+class TestDevices(Spaces):
     @contextlib.contextmanager
     def loop(self, size, *options):
         """A loop device of this size: its path and its file's."""
@@ -293,7 +284,7 @@ class Devices(Spaces):
 
     def test_relatives(self):
         """Programs of a family have the whole device open: none finds there what another one has put out."""
-        secret, marker = self.public_program("secret"), b"PARENTS-SECRET!!"
+        secret = self.public_program("secret")
         seen = {}
         for options, plain in ((["--no-follow"], True), ([], False)):
             with self.loop(200 * MIB) as (device, _):
@@ -354,10 +345,3 @@ class Devices(Spaces):
             before, after, given = self.eases(f"dev:{device}", lambda _: allocated(file))
         expect(before > 150 * MIB and after <= before // 2 and given > 0, f"{before} ▸ {after} bytes, {given} given back")
         return f"{before // MIB} ▸ {after // MIB} MiB"
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(run_tests(Devices, __doc__, "devices"))
-    except KeyboardInterrupt:
-        sys.exit(130)

@@ -1,11 +1,7 @@
-#!/usr/bin/env python3
 """How hard evictors work: idle they do nothing, on one processor and among many threads they neither starve nor are starved, a slow disk has few writes at a time,
 and each number can be fixed, at the start and while the program runs. Threads that read ahead come when there is something to read.
 
-    tests/real/pace.py [--only NAME] [--farshore PATH]
-
-Programs check their own data. Counters and progress are looked at, never times; a run that hangs is ended and described. Each test prints one line; the last one
-counts: N passed, N failed, N skipped.
+Programs check their own data. Counters and progress are looked at, never times; a run that hangs is ended and described.
 """
 
 import contextlib
@@ -15,11 +11,9 @@ import subprocess
 import sys
 import time
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-
-import harness  # noqa: E402
-from failures import Tests, expect, run_tests  # noqa: E402
+import harness
+from command import Command
+from harness import expect
 
 # Threads of a crowd.
 THREADS = 64
@@ -98,9 +92,7 @@ class Program:
             time.sleep(0.05)
 
 
-class Pace(Tests):
-    """The tests; every method of this class that begins with `test_` is one."""
-
+class TestPace(Command):
     @contextlib.contextmanager
     def program(self, limit, argv, options=(), faulty=None, count=None, swap=None):
         """A program while it runs. It must end well."""
@@ -302,10 +294,3 @@ class Pace(Tests):
                 program.line()
                 expect(not program.threads("farshore-ahead"), f"{fault}: threads for a program that fits")
         return ", ".join(seen)
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(run_tests(Pace, __doc__, "pace"))
-    except KeyboardInterrupt:
-        sys.exit(130)

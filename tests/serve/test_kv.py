@@ -1,11 +1,7 @@
-#!/usr/bin/env python3
 """The servers of farshore-serve from outside: other people's clients, limits, bad input, and how they end.
 
-    tests/serve/kv.py [--only NAME] [--serve PATH] [--prefix 'COMMAND ...']
-
 The clients are pymemcache and libmemcached's tools; what they are missing for is skipped, and says so. With --prefix the servers are started by
-that command, for example 'farshore run --memory 16M --'. Only 127.0.0.1, on ports that the kernel chooses. Each test prints one line; the last one
-counts: N passed, N failed, N skipped.
+that command, for example 'farshore run --memory 16M --'. Only 127.0.0.1, on ports that the kernel chooses.
 """
 
 import contextlib
@@ -16,18 +12,12 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 
-# Before our own modules come in: the source tree stays as it is.
-sys.dont_write_bytecode = True
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "real"))
-
-import harness  # noqa: E402
-import servers  # noqa: E402
-from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Server, Unavailable, ask, expect, number_at, read_until  # noqa: E402
+from harness import Unavailable, expect
+from servers import ANSWER_SECONDS, MIB, OPTIONS, TEST_SECONDS, Server, ask, number_at, read_until
 
 
 def client(server, **options):
@@ -50,7 +40,7 @@ def tool(name):
 # ---------------------------------------------------------------------------------------------------- clients
 
 
-def pymemcache():
+def test_pymemcache():
     """All that pymemcache can say."""
     with Server("kv", "--memory", "64M") as server, contextlib.closing(client(server)) as c:
         expect(c.version() == b"1.6.18", c.version())
@@ -89,7 +79,7 @@ def pymemcache():
                 pass
 
 
-def pymemcache_pool():
+def test_pymemcache_pool():
     """Eight threads with a pool of connections, on the same keys: what comes back was put there."""
     errors = []
 
@@ -120,7 +110,7 @@ def pymemcache_pool():
         expect(not errors, errors[:1])
 
 
-def libmemcached_tools():
+def test_libmemcached_tools():
     """memccp, memccat, memcexist, memcrm, memcstat, memcping, memctouch, memcflush."""
     with Server("kv", "--memory", "64M") as server, tempfile.TemporaryDirectory() as place:
         where = f"--servers=127.0.0.1:{server.tcp[1]}"
@@ -144,7 +134,7 @@ def libmemcached_tools():
         expect(run("memcflush")[0] == 0 and run("memccat", "two")[0] != 0, "memcflush")
 
 
-def libmemcached_capable():
+def test_libmemcached_capable():
     """memccapable: libmemcached's own tests of a server's text protocol."""
     with Server("kv", "--memory", "64M") as server:
         argv = [tool("memccapable"), "-h", "127.0.0.1", "-p", str(server.tcp[1]), "-a", "-t", "5"]
@@ -154,7 +144,7 @@ def libmemcached_capable():
         expect(b"All tests passed" in done.stdout + done.stderr, done.stdout[-300:])
 
 
-def libmemcached_slap():
+def test_libmemcached_slap():
     """memcslap: many connections set and get."""
     with Server("kv", "--memory", "64M", "--workers", "2") as server:
         for kind in ("set", "get", "mget"):
@@ -169,7 +159,7 @@ def libmemcached_slap():
 TOO_LONG = b"SERVER_ERROR the answer is too long for UDP: ask by TCP\r\n"
 
 
-def udp():
+def test_udp():
     """Requests and answers in datagrams: in one, in many if they may be so long, and what is none."""
     datagrams()
     datagrams("--max-udp-answer", "64K")
@@ -208,7 +198,7 @@ def datagrams(*options):
         expect(request(3, b"mn\r\n") == b"MN\r\n", "after nonsense")
 
 
-def forged():
+def test_forged():
     """What a forged sender gets: an answer is not answered, and neither is what is no command; one datagram asks for one."""
     with Server("kv", "--memory", "16M") as server, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         s.settimeout(ANSWER_SECONDS)
@@ -240,7 +230,7 @@ def forged():
             expect(datagram == struct.pack(">HHHH", number, 0, 1, 0) + TOO_LONG, f"{len(datagram)} bytes of many")
 
 
-def pipelined():
+def test_pipelined():
     """Ten thousand commands at once: the answers come in order."""
     with Server("kv", "--memory", "64M") as server, server.connect() as s:
         commands = b"".join(b"set k%d 0 0 5\r\n%05d\r\nget k%d\r\n" % (n, n, n) for n in range(10_000))
@@ -252,7 +242,7 @@ def pipelined():
         expect(got == wanted, "other answers")
 
 
-def long_gets():
+def test_long_gets():
     """Gets of thousands of keys, in one piece and in many: lines that fit into no buffer."""
     with Server("kv", "--memory", "16M") as server, server.connect() as s:
         for n in range(0, 9000, 900):
@@ -268,7 +258,7 @@ def long_gets():
             expect(read_until(s, b"STORED\r\n") == wanted + b"MN\r\n" + wanted + b"STORED\r\n", f"in pieces of {piece}")
 
 
-def who_does_not_read():
+def test_who_does_not_read():
     """Clients that ask and do not read: the server's memory does not grow, and others are served."""
     with Server("kv", "--memory", "64M") as server, contextlib.ExitStack() as stack:
         other = stack.enter_context(server.connect())
@@ -284,7 +274,7 @@ def who_does_not_read():
         expect(ask(other, b"delete big\r\n") == b"DELETED\r\n" and ask(other, b"get big\r\n") == b"END\r\n", "others are served")
 
 
-def limits():
+def test_limits():
     """One connection too many; an idle one; a line, a value and a key too long."""
     with Server("kv", "--memory", "16M", "--max-connections", "5", "--max-item", "4K", "--max-line", "10K") as server, contextlib.ExitStack() as stack:
         five = [stack.enter_context(server.connect()) for _ in range(5)]
@@ -313,7 +303,7 @@ def limits():
         expect(ask(s, b"mn\r\n") == b"MN\r\n" and s.recv(1) == b"", "an idle connection is closed")
 
 
-def evicts():
+def test_evicts():
     """More than fits: the server keeps to its memory, forgets old items, and every value is right."""
     with Server("kv", "--memory", "16M") as server, server.connect() as s:
         dice = random.Random(5)
@@ -335,7 +325,7 @@ def evicts():
         expect(ask(s, b"get k59999\r\n", b"END\r\n") != b"END\r\n", "the last one")
 
 
-def nonsense():
+def test_nonsense():
     """Random bytes and half commands, then the connection goes: the server stays."""
     dice = random.Random(11)
     words = [b"get", b"set", b"k", b"0", b"5", b"-1", b"\r\n", b" ", b"ms", b"mg", b"noreply", b"99999999999999999999", b"\xff", b"\n", b"S3", b"T", b"b"]
@@ -347,7 +337,7 @@ def nonsense():
             expect(ask(s, b"mn\r\n") == b"MN\r\n", "it does not answer")
 
 
-def ends():
+def test_ends():
     """SIGTERM and SIGINT in the midst of it; a port in use; wrong options."""
     for how in (signal.SIGTERM, signal.SIGINT):
         with Server("kv", "--memory", "16M", "--workers", "2", ends_by=how) as server:
@@ -369,7 +359,7 @@ def ends():
 # ---------------------------------------------------------------------------------------------------- array
 
 
-def array():
+def test_array():
     """The array: each value is the function of its index; what is no request ends the connection."""
     dice = random.Random(3)
     with Server("array", "--items", "20000", "--item-bytes", "520", "--workers", "2") as server:
@@ -392,14 +382,3 @@ def array():
             expect(u.recvfrom(100)[0] == wanted[:16], "UDP after nonsense")
             s.sendall(struct.pack("<QQ", 1, 20_000))
             expect(s.recv(16) == b"", "an index that there is not ends the connection")
-
-
-TESTS = [pymemcache, pymemcache_pool, libmemcached_tools, libmemcached_capable, libmemcached_slap, udp, forged, pipelined, long_gets, who_does_not_read, limits, evicts, nonsense, ends, array]
-
-
-if __name__ == "__main__":
-    servers.options(__doc__)
-    # Where none has it, each test that needs it says so.
-    with contextlib.suppress(harness.Unavailable):
-        harness.again_with("pymemcache", "python3-pymemcache")
-    sys.exit(servers.run(TESTS))
