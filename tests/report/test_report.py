@@ -1,8 +1,7 @@
 """Opens a report of `farshore bench` in a headless browser, in both colour schemes and two widths, and looks at what is there.
 
 `--report` is a page or its directory; without it, one of made-up results is built, which has every kind of plot, a run with damage and a
-hostile name. Canaries are broken pages that the same checks must refuse. Each test prints one line; the last line counts:
-N passed, N failed, N skipped.
+hostile name. Canaries are broken pages that the same checks must refuse.
 """
 
 import base64

@@ -1,4 +1,4 @@
-//! The command `farshore-bench` by itself: whose it says it is, which `farshore` it measures, how it refuses. How it measures `tests/bench/run.py` looks at.
+//! The command `farshore-bench` by itself: whose it says it is, which `farshore` it measures, how it refuses. How it measures `tests/bench/test_bench.py` looks at.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

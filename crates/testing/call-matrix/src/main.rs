@@ -6,7 +6,7 @@
 //!  generic calls, made from the table's rules ──────┘
 //! ```
 //!
-//! The output is the same natively and under Farshore, or something is wrong: `tests/real/calls.py` runs it both ways and
+//! The output is the same natively and under Farshore, or something is wrong: `tests/real/test_calls.py` runs it both ways and
 //! compares. A *case* is one call with its set-up; every row of the table that has a pointer is called by at least one, or
 //! is in the list of those left out, with the reason (`left_out.rs`). A *way* is where the buffers of a call lie and what
 //! state their pages are in ([`place::Way`]).

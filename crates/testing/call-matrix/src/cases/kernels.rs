@@ -145,7 +145,7 @@ fn security(cases: &mut Cases) {
         call.number(100).structure(Structure::new().u64(9999).u64(0).u64(40).u64(8).u64(0)).number(40).number(0);
         Ok(())
     });
-    // A filter would stay for good: tests/real/threads.py installs some.
+    // A filter would stay for good: tests/real/test_threads.py installs some.
     cases.add("seccomp", "SECCOMP_GET_ACTION_AVAIL", |call| {
         call.number(2).number(0).input(&0x7fff_0000u32.to_ne_bytes());
         Ok(())
