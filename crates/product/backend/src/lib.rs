@@ -24,7 +24,7 @@
 //! There is no backend that drops the pages it is given: the engine checks every page against its checksum, so such a
 //! space could hold no page of a program. To measure the engine alone, use [`ram`].
 //!
-//! [`read`]: farshore_core::seams::Backend::read
+//! [`read`]: farshore_core::seams::Reads::read
 
 pub mod any;
 pub mod compressed;

@@ -4,7 +4,6 @@
 //! latency of `t`, a read blocks for `t`, and a write completes `t` after its start. Its bytes arrive in the space at
 //! that moment, not before. So an engine that reads a page whose write has not been acknowledged gets the old bytes, and
 //! its checksum fails.
-//! been acknowledged gets the old bytes and its checksum fails.
 
 use crate::error::{OpenError, SMALLEST_BYTES};
 use crate::reserved::Reserved;
