@@ -20,6 +20,7 @@ The last line is `N passed, N failed, N skipped`; the exit status is 1 if anythi
 """
 
 import argparse
+import contextlib
 import fnmatch
 import functools
 import os
@@ -168,7 +169,9 @@ class Report:
             # pytest's names, as one would say them.
             name = re.sub(r"\[(.*)\]$", r" \1", case.get("name", "?").removeprefix("test_"))
             wrong = case.findall("failure") + case.findall("error")
-            said = [line[len("skipped: "):].strip() for out in case.findall("system-out") for line in (out.text or "").splitlines() if line.startswith("skipped: ")]
+            # (With one thread, a test of Rust's begins in the line that names it.)
+            texts = [out.text or "" for kind in ("system-out", "system-err") for out in case.findall(kind)]
+            said = [found[1].strip() for text in texts for found in re.finditer(r"^(?:test \S+ \.\.\. )?skipped: (.*)$", text, re.M)]
             whys = [skipped.get("message", "") for skipped in case.findall("skipped")] or said
             if wrong:
                 self.counts.failed += 1
@@ -279,7 +282,8 @@ def skips_allowed(text, known):
 def nextest(profile, *arguments, toolchain=None, env=None):
     """Tests of crates, whose report goes to the directory of this profile (.config/nextest.toml)."""
     cargo = ["cargo"] + ([f"+{toolchain}", "miri"] if toolchain else [])
-    return Command([*cargo, "nextest", "run", "--profile", profile, *arguments], None, env or {}, os.path.join(ROOT, "target", "nextest", profile, "junit.xml"))
+    # The report leaves ignored tests out: none are.
+    return Command([*cargo, "nextest", "run", "--profile", profile, "--run-ignored", "all", *arguments], None, env or {}, os.path.join(ROOT, "target", "nextest", profile, "junit.xml"))
 
 
 def pytest(name, *arguments):
@@ -295,6 +299,12 @@ def pytest_python():
         return harness.python_with("pytest", "python3-pytest")
     except harness.Unavailable:
         return None
+
+
+def nextest_missing():
+    """Why tests of crates cannot run, or None."""
+    known = os.path.join(TARGET, "tools", "bin") + os.pathsep + os.environ.get("PATH", os.defpath)
+    return None if shutil.which("cargo-nextest", path=known) else "cargo-nextest is not installed (tools/setup.sh --tests)"
 
 
 def pytest_missing():
@@ -381,18 +391,18 @@ def parts(seed):
         # Built for debugging: assertions and overflow checks are on, and it compiles faster.
         Part("unit", "unit, integration and conformance tests",
              [nextest("unit", "--workspace", "--exclude", "farshore-sim", env={"FARSHORE_LIBRARY": os.path.join(TARGET, "release", "libfarshore.so")}),
-              Command(["cargo", "test", "--doc", "--no-fail-fast", "--workspace", "--exclude", "farshore-sim"], count_doctests)], 30, tests, needs_build=True,
+              Command(["cargo", "test", "--doc", "--no-fail-fast", "--workspace", "--exclude", "farshore-sim"], count_doctests)], 30, tests, nextest_missing, needs_build=True,
              takes=300, width=WIDE, locks=(KERNEL, DEBUG)),
         Part("lines", "no cache line is written by two cores on the way of a fault",
-             [nextest("lines", "-p", "farshore-engine", "--features", "recorder", "--test", "lines", env=apart("lines"))], 10, tests, takes=40, width=WIDE),
+             [nextest("lines", "-p", "farshore-engine", "--features", "recorder", "--test", "lines", env=apart("lines"))], 10, tests, nextest_missing, takes=40, width=WIDE),
         Part("sim", f"simulation: fixed seeds, and {RANDOM_SEEDS} from {seed} on",
              [nextest("sim", "--release", "-p", "farshore-sim", env=sim_env),
               Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}"], count_seeds, sim_env),
               Command([*sim, "--seeds", f"{seed}..{seed + RANDOM_SEEDS}", "--rough"], count_seeds, sim_env)],
-             15, tests + r"|seed \d+ breaks|to see it again|\d+ seeds: ", takes=150, width=WIDE),
+             15, tests + r"|seed \d+ breaks|to see it again|\d+ seeds: ", nextest_missing, takes=150, width=WIDE),
         Part("canaries", "rules broken on purpose, which the simulation must notice",
              [nextest("canaries", "--release", "-p", "farshore-sim", "--features", "canaries", "--test", "canaries", env=sim_env)],
-             15, tests, takes=120, width=WIDE),
+             15, tests, nextest_missing, takes=120, width=WIDE),
         Part("fuzz", f"bytes from outside, guided by coverage: {FUZZ_SECONDS} s for each target",
              [Command([*fuzz, "--seconds", str(FUZZ_SECONDS)], count_last_line)], 10, r"", takes=100, locks=("fuzz",)),
         Part("fuzz-long", "the same for ten minutes each", [Command([*fuzz, "--seconds", "600"], count_last_line)], 120, r"", takes=3600, locks=("fuzz",)),
@@ -401,9 +411,9 @@ def parts(seed):
         Part("loom", "all interleavings of core, and of what unithreads' threads share",
              [nextest("loom", "-p", "farshore-core", "--release", "--features", "canaries", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked)),
               nextest("loom", "-p", "farshore-uthread", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
-             15, tests, takes=150, width=WIDE),
+             15, tests, nextest_missing, takes=150, width=WIDE),
         Part("miri", "undefined behaviour in core",
-             [nextest("miri", "-p", "farshore-core", toolchain=nightly(), env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, miri_missing, takes=240),
+             [nextest("miri", "-p", "farshore-core", toolchain=nightly(), env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, lambda: nextest_missing() or miri_missing(), takes=240),
         Part("real", "real programs, natively and under farshore",
              [pytest("real", programs),
               pytest("real-pool", programs, "--mode", "upcall", "--fraction", "50", "--cases", POOLED, "--swap", "ram:lz4,size=6M",
@@ -423,7 +433,7 @@ def parts(seed):
         Part("calls", "every system call, blocked threads, debuggers: natively and under farshore",
              [pytest("calls", "tests/real/test_calls.py")], 10, shown, pytest_missing, needs_build=True, takes=50, width=WIDE),
         Part("threads", "threads, signals, limits, filters, allocators: natively and under farshore",
-             [pytest("threads", "tests/real/test_threads.py")], 10, shown, pytest_missing, needs_build=True, takes=110, width=WIDE),
+             [pytest("threads", "tests/real/test_threads.py")], 10, shown, pytest_missing, needs_build=True, takes=220),
         Part("pages", "what the kernel and programs do to pages: merging, locks, devices, stacks that grow",
              [pytest("pages", "tests/real/test_pages.py")], 10, shown, pytest_missing, needs_build=True, takes=50, locks=(KERNEL,)),
         Part("dormant", "programs that fit at first, and what they do when they do not",
@@ -469,7 +479,8 @@ class Running:
     def __init__(self, command, part, log, seconds):
         self.log, self.name, self.shown, self.lines, self.hung, self.cpu = log, part.name, re.compile(part.shown), [], False, 0
         self.deadline = time.monotonic() + seconds
-        environment = {key: value for key, value in os.environ.items() if key not in ("FARSHORE_OPTIONS", "FARSHORE_FAULTY", "LD_PRELOAD")}
+        ours = ("FARSHORE_OPTIONS", "FARSHORE_FAULTY", "LD_PRELOAD", "PYTEST_ADDOPTS")
+        environment = {key: value for key, value in os.environ.items() if key not in ours and not key.startswith("NEXTEST_")}
         environment.update(CARGO_TARGET_DIR=TARGET, CARGO_TERM_COLOR="never", PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1")
         environment["PATH"] = os.path.join(TARGET, "tools", "bin") + os.pathsep + environment.get("PATH", os.defpath)
         environment.update(command.env)
@@ -538,6 +549,10 @@ class Running:
                 self.process.wait(seconds)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 pass
+        # cargo-nextest's tests have process groups of their own.
+        for pid in harness.session_pids(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def run_part(part, allowed=None):
@@ -562,6 +577,7 @@ def run_part(part, allowed=None):
             else:
                 counts = command.count(running.lines)
                 skips += skips_of(part.name, command, running.lines, counts)
+                failures += reasons(running.lines) if counts.failed else []
             cpu += running.cpu
             if running.hung:
                 remark = f"no end after {part.minutes} minutes"

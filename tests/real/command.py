@@ -30,13 +30,16 @@ class Command:
         ours = type(self)
         ours.options, ours.work, ours.seed = request.config.option, work, request.config.option.seed
         ours.random = random.Random(ours.seed)
+        library = os.environ.get("FARSHORE_LIBRARY")
         ours.farshore = self.public_farshore()
+        yield
+        if library:
+            os.environ["FARSHORE_LIBRARY"] = library
 
     def public_farshore(self):
         """A copy of the command and its library where every user can read them."""
         given = harness.find_farshore(self.options.farshore)
-        folder = os.path.join(self.work, "bin")
-        os.makedirs(folder)
+        folder = self.folder("bin")
         shutil.copy(given, folder)
         library = os.environ.get("FARSHORE_LIBRARY") or os.path.join(os.path.dirname(os.path.realpath(given)), "libfarshore.so")
         if os.path.exists(library):
@@ -53,7 +56,7 @@ class Command:
 
     def public_program(self, name, flags=()):
         """A test program where every user can run it."""
-        built, copy = harness.build_program(name, flags), os.path.join(self.work, "bin", name)
+        built, copy = harness.build_program(name, flags), os.path.join(self.bin, name)
         if not os.path.exists(copy):
             shutil.copy(built, copy)
             os.chmod(copy, 0o755)

@@ -63,6 +63,7 @@ class Ran:
         """The memory that each of its programs uses. It is a matter of the program: one delivery is enough to learn it, which is `poll`, since a process with
         `upcall` stays dormant where everything fits, and counts nothing."""
         self.roomy = self.roomy or self.run(Mode("poll"))
+        expect(not self.roomy.problems, "poll all: " + "\n".join(self.roomy.problems[:12]))
         return {step.name: harness.natural_peak(step.stats) if step.stats else step.peak_rss or 0 for step in self.roomy.steps}
 
 

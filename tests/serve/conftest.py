@@ -19,7 +19,7 @@ def pytest_addoption(parser):
 def options(pytestconfig):
     """What the servers are started by."""
     option, ours = pytestconfig.option, servers.OPTIONS
-    ours.serve, ours.prefix = servers.find_serve(option.serve), option.prefix
+    ours.serve, ours.prefix, ours.memory = servers.find_serve(option.serve), option.prefix, option.memory
     if option.memory:
         swap = f"dir:{os.environ.get('FARSHORE_SWAP_DIR', '/var/tmp')}"
         ours.prefix = [servers.beside("farshore"), "run", "--memory", option.memory, "--threshold", "4K", "--swap", swap, "--"]
@@ -27,8 +27,14 @@ def options(pytestconfig):
 
 @pytest.fixture(autouse=True)
 def watchdog(request):
-    """A test that hangs ends everything, with a picture of it."""
-    timer = threading.Timer(servers.TEST_SECONDS, servers.too_late, (request.node.name,))
+    """A test that hangs ends everything, with a picture of it on the screen."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def late():
+        capture.suspend_global_capture(in_=True)
+        servers.too_late(request.node.name)
+
+    timer = threading.Timer(servers.TEST_SECONDS, late)
     timer.daemon = True
     timer.start()
     yield

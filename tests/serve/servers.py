@@ -18,7 +18,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 # Seconds that a test may take, and that one answer may.
 TEST_SECONDS, ANSWER_SECONDS = 120, 20
 MIB = 1 << 20
-# Filled in by conftest.py: the path of farshore-serve, and a command that starts it.
+# Filled in by conftest.py: the path of farshore-serve, a command that starts it, and its memory under Farshore.
 OPTIONS = types.SimpleNamespace()
 RUNNING = []
 

@@ -19,7 +19,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "adviceanswers", section_adviceanswers }, { "shrinks", section_shrinks },
     { "children", section_children }, { "childrenguards", section_childrenguards }, { "childrenleave", section_childrenleave },
     { "huge", section_huge }, { "hugeleaves", section_hugeleaves }, { "hugebefore", section_hugebefore },
-    { "hugefiltered", section_hugefiltered },
+    { "hugefiltered", section_hugefiltered }, { "small", section_small }, { "smallbefore", section_smallbefore },
 };
 
 long number_in(const char *path, const char *name)

@@ -47,4 +47,7 @@ void section_hugeleaves(void);
 void section_hugebefore(void);
 void section_hugefiltered(void);
 
+void section_small(void);
+void section_smallbefore(void);
+
 #endif

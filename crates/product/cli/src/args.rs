@@ -155,6 +155,8 @@ pub struct RunArgs {
     pub config: Option<PathBuf>,
 
     /// The smallest mapping that is managed (the heap always is) [default: 128K]
+    ///
+    /// Smaller ones are managed too, from when those that are there come to a 32nd of the limit.
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub threshold: Option<Size>,
 

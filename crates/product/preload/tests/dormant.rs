@@ -1,4 +1,4 @@
 //! What a dormant process counts.
 
-#[path = "../src/dispatch/dormant/ranges.rs"]
+#[path = "../src/ground/ranges.rs"]
 mod ranges;

@@ -73,15 +73,18 @@ pub struct Player {
     child: Child,
     lines: Receiver<String>,
     heard: Vec<String>,
+    /// What it runs from, if it is another user's.
+    _copy: Option<tempfile::TempDir>,
 }
 
 impl Player {
     /// Starts it.
     pub fn start(play: &Play) -> Player {
-        let mut command = match play.user {
+        let copied = play.user.map(|_| open_copy());
+        let mut command = match play.user.zip(copied.as_ref()) {
             None => Command::new(std::env::current_exe().unwrap()),
-            Some(user) => {
-                let copy = open_copy();
+            Some((user, copy)) => {
+                let copy = copy.path();
                 let mut command = Command::new(copy.join("cleanup"));
                 command
                     .uid(user)
@@ -101,7 +104,7 @@ impl Player {
             let marked = stdout.lines().map_while(Result::ok).filter_map(|line| line.strip_prefix(MARK).map(str::to_string));
             marked.for_each(|line| drop(sender.send(line)));
         });
-        Player { child, lines, heard: Vec::new() }
+        Player { child, lines, heard: Vec::new(), _copy: copied }
     }
 
     pub fn pid(&self) -> u32 {
@@ -162,21 +165,17 @@ impl Drop for Player {
 }
 
 /// This program, farshore and its library, as far as they are built, where every user can start them.
-fn open_copy() -> &'static Path {
-    static COPY: std::sync::OnceLock<tempfile::TempDir> = std::sync::OnceLock::new();
-    let make = || {
-        let directory = tempfile::tempdir().unwrap();
-        machine::open_to_all(directory.path());
-        std::fs::copy(std::env::current_exe().unwrap(), directory.path().join("cleanup")).unwrap();
-        if let Ok(farshore) = machine::farshore() {
-            let named = std::env::var_os("FARSHORE_LIBRARY").map(PathBuf::from);
-            let library = named.unwrap_or_else(|| farshore.with_file_name("libfarshore.so"));
-            std::fs::copy(library, directory.path().join("libfarshore.so")).unwrap();
-            std::fs::copy(farshore, directory.path().join("farshore")).unwrap();
-        }
-        directory
-    };
-    COPY.get_or_init(make).path()
+fn open_copy() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    machine::open_to_all(directory.path());
+    std::fs::copy(std::env::current_exe().unwrap(), directory.path().join("cleanup")).unwrap();
+    if let Ok(farshore) = machine::farshore() {
+        let named = std::env::var_os("FARSHORE_LIBRARY").map(PathBuf::from);
+        let library = named.unwrap_or_else(|| farshore.with_file_name("libfarshore.so"));
+        std::fs::copy(library, directory.path().join("libfarshore.so")).unwrap();
+        std::fs::copy(farshore, directory.path().join("farshore")).unwrap();
+    }
+    directory
 }
 
 /// The process' own side.

@@ -56,13 +56,14 @@
 //! [`Engine::take_stock`]: farshore_engine::Engine::take_stock
 
 mod called;
-mod ranges;
 mod watch;
 
 use crate::dispatch::start::{self, Begun};
 use crate::ground::net;
+use crate::ground::ranges::Ranges;
 use crate::ground::runtime::uninterrupted;
 use crate::ground::sleeping::{self, Stopped};
+use crate::ground::small::Small;
 use crate::ground::{count, mappings, parts, report, text, thread};
 use crate::memory;
 use crate::memory::surrender;
@@ -80,7 +81,6 @@ use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::signal::{self, How, SigSet};
 use farshore_sys::vm::{self, map, prot};
-use ranges::Ranges;
 use watch::Need;
 
 /// How long a mapping waits for threads that do not stop, ns. Then it is allowed beyond the limit.
@@ -93,6 +93,8 @@ struct Sleeper {
     mapped: Ranges,
     /// What of them nobody can touch yet, and so does not count.
     reserved: Ranges,
+    /// Mappings below the threshold. They count when they add up.
+    small: Small,
     /// The break at the start, and now.
     heap: (u64, u64),
     /// What of the limit is there for the program's pages when the process wakes, bytes. Where it shares the limit: its share, so far.
@@ -105,7 +107,8 @@ impl Sleeper {
     /// Whether `more` bytes could be more than there is room for, and than the family has to give.
     fn exceeds(&mut self, more: u64) -> bool {
         let heap = self.heap.1.saturating_sub(self.heap.0);
-        let counted = self.mapped.bytes().saturating_sub(self.reserved.bytes());
+        let small = if self.small.add_up(&self.begun.options) { self.small.there().bytes() } else { 0 };
+        let counted = self.mapped.bytes().saturating_sub(self.reserved.bytes()).saturating_add(small);
         let beyond = counted.saturating_add(heap).saturating_add(more).saturating_sub(self.room);
         if beyond == 0 {
             return false;
@@ -121,6 +124,7 @@ impl Sleeper {
     fn forget(&mut self, start: u64, end: u64) {
         self.mapped.remove(start, end);
         self.reserved.remove(start, end);
+        self.small.forget(start, end);
     }
 }
 
@@ -188,7 +192,15 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
         Ok(called) => {
             let can_stop = called.can_stop();
             let floor = begun.heap_floor;
-            let sleeper = Sleeper { begun, mapped, reserved: Ranges::default(), heap: (floor, floor), room, called };
+            let sleeper = Sleeper {
+                begun,
+                mapped,
+                reserved: Ranges::default(),
+                small: Small::default(),
+                heap: (floor, floor),
+                room,
+                called,
+            };
             // A watched call that comes meanwhile finds that nothing is there to be woken yet.
             SLEEPER.with(|place| *place = Some(sleeper));
             sleeping::sleep(can_stop);
@@ -338,7 +350,10 @@ fn is_plain_thread(call: &Call, mask: SigSet) -> bool {
 
 /// Whether `start..end` is not managed when the process wakes.
 fn is_apart(start: u64, end: u64) -> bool {
-    with(|sleeper| !sleeper.mapped.touches(start, end) && (end <= sleeper.heap.0 || sleeper.heap.1 <= start)) == Some(true)
+    with(|sleeper| {
+        let maps = [&sleeper.mapped, sleeper.small.there()];
+        maps.iter().all(|ranges| !ranges.touches(start, end)) && (end <= sleeper.heap.0 || sleeper.heap.1 <= start)
+    }) == Some(true)
 }
 
 /// Begins the call again on the thread's call stack, which the thread has by now.
@@ -518,7 +533,7 @@ fn rise_alone(mask: SigSet, stacks: &[u64]) -> Result<SigSet, String> {
 
 /// Wakes the process, on a stack of ours, with a record of the thread.
 fn stand_up(sleeper: &Sleeper, mask: SigSet, stacks: &[u64]) -> Result<SigSet, String> {
-    let Sleeper { begun, mapped, heap, called, .. } = sleeper;
+    let Sleeper { begun, mapped, small, heap, called, .. } = sleeper;
     called.put_back();
     let told = keepers::may_have_been_told(net::net());
     let runtime = start::rise(begun.clone(), mask)?;
@@ -528,6 +543,11 @@ fn stand_up(sleeper: &Sleeper, mask: SigSet, stacks: &[u64]) -> Result<SigSet, S
         // Something may be mapped in the middle of the heap.
         let mut all = mapped.clone();
         all.add(heap.0.next_multiple_of(PAGE_SIZE as u64), heap.1.next_multiple_of(PAGE_SIZE as u64));
+        let add_up = small.add_up(&begun.options);
+        if add_up {
+            small.there().iter().for_each(|range| all.add(range.start, range.end));
+        }
+        runtime.space.with(|space| space.small = if add_up { Small::managed() } else { small.clone() });
         memory::take_stock(runtime, all.iter(), stacks);
     }
     text::catch_calls();
@@ -607,8 +627,9 @@ fn mmap(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
     let fixed = flags & map::FIXED != 0;
     let Some(bytes) = rounded(len) else { return Some(raw(nr::MMAP, args)) };
     let counts = memory::would_manage(&sleeper.begun.options, args);
+    let small = memory::is_small(&sleeper.begun.options, args);
     let reserves = protection == prot::NONE;
-    if counts && !reserves && sleeper.exceeds(bytes) {
+    if (counts && !reserves || small && sleeper.small.add_up(&sleeper.begun.options)) && sleeper.exceeds(bytes) {
         return None;
     }
     let mut args = *args;
@@ -633,6 +654,8 @@ fn mmap(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
         if reserves {
             sleeper.reserved.add(start, end);
         }
+    } else if small {
+        sleeper.small.note(start, end);
     }
     Some(answer)
 }

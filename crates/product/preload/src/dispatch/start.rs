@@ -19,6 +19,7 @@ use crate::ground::environment;
 use crate::ground::own_threads::knock;
 use crate::ground::report;
 use crate::ground::runtime::{Parts, Runtime, Space, install};
+use crate::ground::small::Small;
 use crate::ground::{count, nodes, own_threads, parts, text, thread};
 use crate::memory::{self, statics};
 use crate::{family, signals};
@@ -200,7 +201,7 @@ fn build(begun: Begun, kernel: LinuxKernel, backend: AnyBackend) -> Result<Runti
     let engine = unsafe { Engine::new(shape, kernel, backend, policy, MonotonicClock::new(), KernelFutex, staging) };
     // SAFETY: asks only.
     let brk = unsafe { vm::brk(0) };
-    let space = Space { heap_floor: heap_floor.next_multiple_of(4096), brk, locked: 0 };
+    let space = Space { heap_floor: heap_floor.next_multiple_of(4096), brk, locked: 0, small: Small::default() };
     let parts = Parts { engine, options, space, shape, faults, first: true, started_ns, program };
     Ok(parts.assemble())
 }

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-/// Ranges in order, no two of which touch.
+/// Ranges in order, no two of which touch, and how long they are in all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ranges(Vec<Range<u64>>);
+pub struct Ranges(Vec<Range<u64>>, u64);
 
 impl Ranges {
     /// Bytes in all.
     pub fn bytes(&self) -> u64 {
-        self.0.iter().map(|range| range.end - range.start).sum()
+        self.1
     }
 
     /// The ranges, in order.
@@ -34,6 +34,7 @@ impl Ranges {
         let joined = self.0.get(first..last).unwrap_or_default();
         let from = joined.first().map_or(start, |range| range.start.min(start));
         let to = joined.last().map_or(end, |range| range.end.max(end));
+        self.1 = self.1 - sum(joined) + (to - from);
         self.0.splice(first..last, core::iter::once(from..to));
     }
 
@@ -47,9 +48,15 @@ impl Ranges {
         if first >= last {
             return;
         }
-        let (head, tail) = (self.0[first].start..start, end..self.0[last - 1].end);
-        self.0.splice(first..last, [head, tail].into_iter().filter(|part| !part.is_empty()));
+        let parts = [self.0[first].start..start, end..self.0[last - 1].end];
+        let parts = || parts.iter().filter(|part| !part.is_empty()).cloned();
+        self.1 = self.1 - sum(&self.0[first..last]) + parts().map(|part| part.end - part.start).sum::<u64>();
+        self.0.splice(first..last, parts());
     }
+}
+
+fn sum(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
 }
 
 #[cfg(test)]

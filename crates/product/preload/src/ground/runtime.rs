@@ -2,6 +2,7 @@
 
 use crate::ground::above::{Above, Library};
 use crate::ground::changes::Changes;
+use crate::ground::small::Small;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use farshore_backend::AnyBackend;
 use farshore_backend::faulty::FaultConfig;
@@ -45,6 +46,8 @@ pub struct Space {
     pub brk: u64,
     /// Managed pages that became the kernel's by `mlock`: at least as many as are still locked.
     pub locked: u64,
+    /// Mappings below the threshold.
+    pub small: Small,
 }
 
 /// Everything that lives as long as the program.

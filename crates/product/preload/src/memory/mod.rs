@@ -1,7 +1,7 @@
 //! Memory calls: mmap, munmap, mremap, madvise, mprotect, mlock, brk (ExtMem §3.1).
 //!
 //! What is managed: the heap, static arrays ([`statics`]), and anonymous private memory in mappings of at least the threshold, unless it
-//! is executable, a stack, locked or of huge pages. Every call does what the kernel does, through the kernel, under the address-space lock. What
+//! is executable, a stack, locked or of huge pages; smaller ones when they add up ([`crate::ground::small`]). Every call does what the kernel does, through the kernel, under the address-space lock. What
 //! was there before is claimed first, and given up only when the kernel has agreed (`farshore_engine::space`).
 //!
 //! Layers: below is the ground alone.
@@ -19,6 +19,7 @@ pub use runs::any_managed;
 
 use crate::ground::lost::{self, Needed};
 use crate::ground::runtime::{Runtime, Space, locked};
+use crate::ground::small::Small;
 use crate::ground::thread::Thread;
 use crate::ground::{mappings, own_threads, report, thread};
 use core::ops::Range;
@@ -105,15 +106,21 @@ fn may_manage(runtime: &Runtime, args: &Args) -> bool {
     !surrender::is_done() && would_manage(&runtime.options, args)
 }
 
-/// Whether a `mmap` with these arguments gives memory that is managed in a process that manages memory.
+/// Whether a `mmap` with these arguments gives memory that is managed in a process that manages memory, whatever small mappings come to.
 pub fn would_manage(options: &Options, args: &Args) -> bool {
-    let [_, len, protection, flags, ..] = *args;
+    args[1] >= options.threshold.bytes() && is_of_the_kind(args)
+}
+
+/// Whether a `mmap` with these arguments gives memory that is managed when small mappings add up.
+pub fn is_small(options: &Options, args: &Args) -> bool {
+    (1..options.threshold.bytes()).contains(&args[1]) && args[2] != prot::NONE && is_of_the_kind(args)
+}
+
+/// Whether a `mmap` with these arguments gives private memory of no file that nobody else has plans for.
+fn is_of_the_kind(args: &Args) -> bool {
+    let [_, _, protection, flags, ..] = *args;
     let unwanted = map::STACK | MAP_GROWSDOWN | MAP_LOCKED | MAP_HUGETLB | MAP_SYNC;
-    flags & 0xf == map::PRIVATE
-        && flags & map::ANONYMOUS != 0
-        && flags & unwanted == 0
-        && protection & prot::EXEC == 0
-        && len >= options.threshold.bytes()
+    flags & 0xf == map::PRIVATE && flags & map::ANONYMOUS != 0 && flags & unwanted == 0 && protection & prot::EXEC == 0
 }
 
 /// Whether a `mmap` makes a mapping without properties that matter here; if it holds code, the code is in it from the start.
@@ -233,10 +240,13 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
     // A mapping that is too small to be worth managing stays managed where it replaces managed memory.
     let wanted = |len| may_manage(runtime, &[addr, len, args[2], flags, 0, 0]);
     if !wanted(if managed_before { u64::MAX } else { len }) {
-        if !managed_before {
-            return raw(nr::MMAP, args);
+        if managed_before {
+            return locked(runtime, |_| over_managed(runtime, args, false));
         }
-        return locked(runtime, |_| over_managed(runtime, args, false));
+        let is_small = !surrender::is_done() && is_small(&runtime.options, args);
+        if let Some(answer) = if is_small { small_mapping(runtime, args) } else { Some(raw(nr::MMAP, args)) } {
+            return answer;
+        }
     }
     let mapped =
         locked(runtime, |_| over_managed(runtime, &[hint(addr, flags), args[1], args[2], args[3], args[4], args[5]], true));
@@ -244,6 +254,21 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
         advice::bring_in(runtime, PageRange::covering(mapped as u64, len), Access::Write);
     }
     mapped
+}
+
+/// Makes a small mapping that is not managed. `None`: small mappings have added up, so it is to be managed.
+fn small_mapping(runtime: &Runtime, args: &Args) -> Option<i64> {
+    locked(runtime, |space| {
+        if space.small.add_up(&runtime.options) {
+            space.small = Small::managed();
+            return None;
+        }
+        let answer = raw(nr::MMAP, args);
+        if !is_error(answer) {
+            space.small.note(answer as u64, answer as u64 + args[1].next_multiple_of(PAGE));
+        }
+        Some(answer)
+    })
 }
 
 /// The address at which the kernel is asked to map memory that will be managed. With five-level paging the kernel gives addresses
@@ -276,7 +301,13 @@ fn munmap(runtime: &Runtime, args: &Args) -> i64 {
     let Some(range) = args[1].checked_next_multiple_of(PAGE).and_then(|len| pages(args[0], len)) else {
         return raw(nr::MUNMAP, args);
     };
-    locked(runtime, |_| unmap_locked(runtime, range, || raw(nr::MUNMAP, args)))
+    locked(runtime, |space| {
+        let answer = unmap_locked(runtime, range, || raw(nr::MUNMAP, args));
+        if answer == 0 {
+            space.small.forget(range.start.addr(), range.end.addr());
+        }
+        answer
+    })
 }
 
 /// Claims the range, lets `call` unmap it, and finishes or puts the pages back.

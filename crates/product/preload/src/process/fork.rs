@@ -223,7 +223,7 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>, kept
     }
     // SAFETY: the lock is held, by this thread's copy in the parent; the child has only this thread.
     let space = unsafe { parents.space.peek() };
-    let space = Space { heap_floor: space.heap_floor, brk: space.brk, locked: space.locked };
+    let space = Space { heap_floor: space.heap_floor, brk: space.brk, locked: space.locked, small: space.small.clone() };
     Ok(Parts {
         engine,
         options,
