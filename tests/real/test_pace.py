@@ -7,6 +7,8 @@ Programs check their own data. Counters and progress are looked at, never times;
 import contextlib
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 import time
@@ -294,3 +296,22 @@ class TestPace(Command):
                 program.line()
                 expect(not program.threads("farshore-ahead"), f"{fault}: threads for a program that fits")
         return ", ".join(seen)
+
+    def test_advice(self):
+        """A program that goes over more than its memory again and again is told what helps, on a terminal; elsewhere it is as natively."""
+        argv = [self.farshore, "run", "--memory", "8M", "--prefetch", "none", "--swap", "delay:300us", "--", self.public_program("scan"), "32M", "6"]
+        ours, terminal = pty.openpty()
+        try:
+            with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal) as shown, \
+                    subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as piped:
+                said = piped.communicate(timeout=120)[1]
+                expect(shown.wait(120) == 0 and piped.returncode == 0, f"status {shown.returncode}, {piped.returncode}")
+            os.set_blocking(ours, False)
+            told = os.read(ours, 1 << 16).decode()
+        finally:
+            os.close(ours)
+            os.close(terminal)
+        expect(not said, f"in a pipe: {said}")
+        found = re.fullmatch(r"farshore: 'scan' went over \d+M again and again in 8M of memory: each page came back (\d+) times, and (\d+) % of the time .* --memory \d+M\r\n", told)
+        expect(found, f"on the terminal: {told!r}")
+        return f"{found[1]} times, {found[2]} %"

@@ -137,6 +137,9 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
         let _ = writeln!(text, "{}", line.trim_end());
     }
     text.push_str(&pace(now));
+    if let Some(advice) = farshore_config::advice::of(now) {
+        let _ = writeln!(text, "\n{}", plain(&advice));
+    }
     let latency = &now.fault_latency_ns;
     let _ = writeln!(text, "\nfault latency");
     for (name, value) in

@@ -19,6 +19,7 @@
 //! program is asked for them, and given other settings. [`pace`] holds the numbers by which evictors work.
 #![forbid(unsafe_code)]
 
+pub mod advice;
 pub mod control;
 mod error;
 mod named;

@@ -34,6 +34,8 @@ pub struct Stats {
     pub managed_bytes: u64,
     /// The most that was managed at a time.
     pub managed_bytes_peak: u64,
+    /// The most of it that had bytes at a time, in RAM or in swap space, or more: clean pages may count twice. 0 if it always fitted.
+    pub used_bytes_peak: u64,
     /// Managed memory that is local now.
     pub resident_bytes: u64,
     /// The most that was local at a time.
@@ -246,6 +248,8 @@ pub struct Latency {
     pub p999: u64,
     /// The longest.
     pub max: u64,
+    /// All together, of all threads; at most 7 % too much.
+    pub total: u64,
 }
 
 /// One swap space.
@@ -303,6 +307,7 @@ impl Default for Stats {
             memory_limit_bytes: 0,
             managed_bytes: 0,
             managed_bytes_peak: 0,
+            used_bytes_peak: 0,
             resident_bytes: 0,
             resident_bytes_peak: 0,
             overhead_bytes: 0,

@@ -13,6 +13,7 @@ use farshore_engine::Engine;
 use farshore_engine::health::{Usage, Writing};
 use farshore_engine::stats::{Count, FaultKind};
 use farshore_socket::Target;
+use farshore_sys::raw::{nr, syscall};
 
 impl Runtime {
     /// One swap space, as the counters tell of it.
@@ -126,6 +127,7 @@ impl Target for Runtime {
             memory_limit_bytes: family::limit(self),
             managed_bytes: engine.stats.managed() * 4096,
             managed_bytes_peak: engine.stats.managed_peak() * 4096,
+            used_bytes_peak: engine.stats.used_peak() * 4096,
             resident_bytes: engine.resident_bytes(),
             resident_bytes_peak: engine.resident_bytes_peak(),
             overhead_bytes: overhead,
@@ -163,6 +165,7 @@ impl Target for Runtime {
                 p99: latency.p99,
                 p999: latency.p999,
                 max: latency.max,
+                total: latency.total,
             },
             family: family::stats(self),
             frames: stats::Frames {
@@ -197,6 +200,17 @@ impl Target for Runtime {
                     format!("memory={value} is below what this run can shrink to; give at least {}", farshore_config::Size(least))
                 }),
         }
+    }
+}
+
+/// Tells a user who sees it, at the end of the program, what would help it, if there is something.
+pub fn advise(runtime: &Runtime) {
+    const TCGETS: u64 = 0x5401;
+    let mut terminal = [0u8; 64];
+    // SAFETY: `struct termios` of the kernel, 36 bytes.
+    let is_terminal = unsafe { syscall(nr::IOCTL, [2, TCGETS, terminal.as_mut_ptr() as u64, 0, 0, 0]) } == 0;
+    if let (true, Some(advice)) = (is_terminal, farshore_config::advice::of(&Target::stats(runtime))) {
+        report::line(format_args!("{advice}"));
     }
 }
 

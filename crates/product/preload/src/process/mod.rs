@@ -222,7 +222,10 @@ fn can_exec(number: u64, args: &Args) -> bool {
 fn exit_process(args: &Args) -> i64 {
     if let Some(runtime) = of_the_program().filter(|_| !REPORTED.swap(true, Ordering::AcqRel)) {
         // Where `--stats` says.
-        uninterrupted(|| counters::write_stats(runtime));
+        uninterrupted(|| {
+            counters::write_stats(runtime);
+            counters::advise(runtime);
+        });
     }
     report::exit(args[0])
 }
