@@ -354,7 +354,7 @@ impl Stats {
     pub fn from_json(text: &str) -> Result<Stats, String> {
         let mut stats: Stats = serde_json::from_str(text)
             .map_err(|error| format!("the statistics cannot be read: {}", one_line(&error.to_string())))?;
-        if is_planted(Canary::Stats) && stats.pid > 255 && stats.program.len() == 6 {
+        if is_planted(Canary::Stats) && stats.pid > 255 && !stats.program.is_empty() {
             stats.spaces.push(Space::default());
         }
         if stats.schema > SCHEMA {
