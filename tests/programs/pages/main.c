@@ -20,6 +20,8 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "children", section_children }, { "childrenguards", section_childrenguards }, { "childrenleave", section_childrenleave },
     { "huge", section_huge }, { "hugeleaves", section_hugeleaves }, { "hugebefore", section_hugebefore },
     { "hugefiltered", section_hugefiltered }, { "small", section_small }, { "smallbefore", section_smallbefore },
+    { "smallguarded", section_smallguarded }, { "smallguardedbefore", section_smallguardedbefore }, { "smallgrows", section_smallgrows },
+    { "readonly", section_readonly },
 };
 
 long number_in(const char *path, const char *name)

@@ -49,5 +49,9 @@ void section_hugefiltered(void);
 
 void section_small(void);
 void section_smallbefore(void);
+void section_smallguarded(void);
+void section_smallguardedbefore(void);
+void section_smallgrows(void);
+void section_readonly(void);
 
 #endif

@@ -82,3 +82,82 @@ void section_smallbefore(void)
     make();
     change();
 }
+
+/* Of the program's own making: reserved, guarded and opened, as stacks of coroutines are. Half of each by a second mapping. */
+static void guarded(void)
+{
+    for (size_t i = 0; i < COUNT; i++) {
+        unsigned char *whole = mmap(NULL, SMALL + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        CHECK(whole != MAP_FAILED);
+        at[i] = whole + PAGE;
+        CHECK(mmap(at[i], SMALL / 2, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == at[i]);
+        CHECK(mprotect(at[i], SMALL, PROT_READ | PROT_WRITE) == 0);
+        fill(at[i], SMALL, i);
+    }
+    say("right: %zu", right());
+    size_t moved = 0;
+    for (size_t i = 0; i < COUNT; i += 16) {
+        unsigned char *there = mremap(at[i], SMALL, 16 * SMALL, MREMAP_MAYMOVE);
+        if (there != MAP_FAILED) at[i] = there, moved++;
+    }
+    say("moved: %zu, right: %zu", moved, right());
+}
+
+void section_smallguarded(void)
+{
+    guarded();
+}
+
+void section_smallguardedbefore(void)
+{
+    guarded();
+}
+
+/* From a page on, by mremap; first small, then large, with a fork in between. */
+void section_smallgrows(void)
+{
+    for (size_t i = 0; i < COUNT; i++) {
+        at[i] = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(at[i] != MAP_FAILED);
+        at[i] = mremap(at[i], PAGE, SMALL, MREMAP_MAYMOVE);
+        CHECK(at[i] != MAP_FAILED);
+        fill(at[i], SMALL, i);
+    }
+    say("right: %zu", right());
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) _exit(right() == COUNT ? 0 : 1);
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child);
+    size_t moved = 0;
+    for (size_t i = 0; i < COUNT; i += 16) {
+        unsigned char *there = mremap(at[i], SMALL, 16 * SMALL, MREMAP_MAYMOVE);
+        if (there != MAP_FAILED) at[i] = there, moved++;
+    }
+    say("child: %d, moved: %zu, right: %zu", status, moved, right());
+}
+
+/* Memory that was read and never written, when the process wakes because it forks: small and large. */
+void section_readonly(void)
+{
+    unsigned char *large = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(large != MAP_FAILED);
+    for (size_t i = 0; i < 64; i++) {
+        /* Something else between any two, so that they are mappings of their own. */
+        CHECK((at[i] = mmap(NULL, SMALL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
+        CHECK(mmap(NULL, PAGE, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1, 0) != MAP_FAILED);
+    }
+    size_t sum = 0;
+    for (size_t i = 0; i < 64; i++) for (size_t j = 0; j < SMALL; j += PAGE) sum += at[i][j];
+    for (size_t j = 0; j < MIB; j += PAGE) sum += large[j];
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        for (size_t i = 0; i < 64; i++) for (size_t j = 0; j < SMALL; j += PAGE) sum += at[i][j];
+        for (size_t j = 0; j < MIB; j += PAGE) sum += large[j];
+        _exit(sum != 0);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child);
+    say("child: %d, sum: %zu", status, sum);
+}

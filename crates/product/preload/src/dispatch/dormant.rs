@@ -348,11 +348,15 @@ fn is_plain_thread(call: &Call, mask: SigSet) -> bool {
     flags == PTHREAD && mask.contains(sleeping::SIGNAL) && is_apart(low, top)
 }
 
-/// Whether `start..end` is not managed when the process wakes.
+/// Whether `start..end` (the stack of a thread that is about to begin, or what the kernel will write) is not managed when the process wakes. Pages of a small
+/// mapping are left out, for good, of those that would be.
 fn is_apart(start: u64, end: u64) -> bool {
     with(|sleeper| {
-        let maps = [&sleeper.mapped, sleeper.small.there()];
-        maps.iter().all(|ranges| !ranges.touches(start, end)) && (end <= sleeper.heap.0 || sleeper.heap.1 <= start)
+        let apart = !sleeper.mapped.touches(start, end) && (end <= sleeper.heap.0 || sleeper.heap.1 <= start);
+        if apart {
+            sleeper.small.forget(start & !(PAGE_SIZE as u64 - 1), end.next_multiple_of(PAGE_SIZE as u64));
+        }
+        apart
     }) == Some(true)
 }
 
@@ -589,6 +593,11 @@ fn mprotect(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
         // What is there already stays.
         return Some(raw(nr::MPROTECT, args));
     }
+    // Small ones count from the start, but may exceed the room only now.
+    let opens = sleeper.small.there().touches(start, end) && sleeper.small.add_up(&sleeper.begun.options);
+    if opens && sleeper.exceeds(0) {
+        return None;
+    }
     let before = sleeper.reserved.bytes();
     let mut reserved = sleeper.reserved.clone();
     reserved.remove(start, end);
@@ -629,7 +638,7 @@ fn mmap(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
     let counts = memory::would_manage(&sleeper.begun.options, args);
     let small = memory::is_small(&sleeper.begun.options, args);
     let reserves = protection == prot::NONE;
-    if (counts && !reserves || small && sleeper.small.add_up(&sleeper.begun.options)) && sleeper.exceeds(bytes) {
+    if !reserves && (counts || small && sleeper.small.add_up(&sleeper.begun.options)) && sleeper.exceeds(bytes) {
         return None;
     }
     let mut args = *args;
@@ -687,12 +696,18 @@ fn mremap(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
         return None;
     }
     let answer = raw(nr::MREMAP, args);
-    if !memory::is_error(answer) && counts {
-        let (start, end) = (answer as u64, answer as u64 + new_bytes);
+    if memory::is_error(answer) {
+        return Some(answer);
+    }
+    let (start, end) = (answer as u64, answer as u64 + new_bytes);
+    if counts {
         sleeper.forget(old, old_end);
         if counted || mappings::is_private_anonymous(start, new_bytes) {
             sleeper.mapped.add(start, end);
         }
+    } else {
+        sleeper.mapped.remove(start, end);
+        sleeper.small.moved(old..old_end, start..end, args[3] & vm::remap::DONTUNMAP != 0);
     }
     Some(answer)
 }

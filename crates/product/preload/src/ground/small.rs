@@ -5,10 +5,11 @@
 //! coroutines). So they are counted: when those that are there come to a part of the limit ([`most`]), all that are made from then on are
 //! managed, for good. A process that wakes takes those over that are there; one that is awake leaves them.
 //!
-//! The count may be too high: what a file is mapped over, or what moves, stays counted. Then small mappings are managed sooner, which costs time
-//! and nothing else.
+//! What nobody can touch counts as well (guards, and stacks of coroutines that are made so and opened by `mprotect`). The count may be too high: what a
+//! file is mapped over stays counted. Then small mappings are managed sooner, which costs time and nothing else.
 
 use crate::ground::ranges::Ranges;
+use core::ops::Range;
 use farshore_config::Options;
 
 /// The small mappings of a process.
@@ -40,6 +41,18 @@ impl Small {
         self.there.remove(start, end);
     }
 
+    /// What lay in `from` lies in `to` now, and in `from` too if `stays`.
+    pub fn moved(&mut self, from: Range<u64>, to: Range<u64>, stays: bool) {
+        let is_small = self.there.touches(from.start, from.end);
+        if !stays {
+            self.forget(from.start, from.end);
+        }
+        self.forget(to.start, to.end);
+        if is_small {
+            self.note(to.start, to.end);
+        }
+    }
+
     /// Those that are not managed.
     pub fn there(&self) -> &Ranges {
         &self.there
@@ -47,6 +60,6 @@ impl Small {
 }
 
 /// How much of small mappings may be there besides the limit, bytes: a 32nd of it, and so little that a list of them stays short.
-fn most(options: &Options) -> u64 {
+pub fn most(options: &Options) -> u64 {
     (options.memory.bytes() / 32).min(32 << 20)
 }

@@ -19,7 +19,7 @@ pub use runs::any_managed;
 
 use crate::ground::lost::{self, Needed};
 use crate::ground::runtime::{Runtime, Space, locked};
-use crate::ground::small::Small;
+use crate::ground::small::{self, Small};
 use crate::ground::thread::Thread;
 use crate::ground::{mappings, own_threads, report, thread};
 use core::ops::Range;
@@ -113,7 +113,7 @@ pub fn would_manage(options: &Options, args: &Args) -> bool {
 
 /// Whether a `mmap` with these arguments gives memory that is managed when small mappings add up.
 pub fn is_small(options: &Options, args: &Args) -> bool {
-    (1..options.threshold.bytes()).contains(&args[1]) && args[2] != prot::NONE && is_of_the_kind(args)
+    (1..options.threshold.bytes()).contains(&args[1]) && is_of_the_kind(args)
 }
 
 /// Whether a `mmap` with these arguments gives private memory of no file that nobody else has plans for.
@@ -155,14 +155,15 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, s
     };
     let mappings = mappings::mappings();
     let core = thread::current().map_or(0, Thread::core);
-    let ranges: Vec<Range<u64>> = ranges.collect();
+    let mut ranges: Vec<Range<u64>> = ranges.collect();
+    ranges.sort_unstable_by_key(|range| range.start);
     // If all of it can stay, its huge pages stay too.
     let fits = runtime.engine.would_fit(ranges.iter().map(|range| range.end - range.start).sum::<u64>() / PAGE);
-    for range in ranges {
-        for mapping in mappings.iter().filter(|mapping| mapping.may_be_managed()) {
+    for mapping in mappings.iter().filter(|mapping| mapping.may_be_managed()) {
+        let first = ranges.partition_point(|range| range.end <= mapping.start);
+        let nears: Vec<_> = stacks.iter().filter(|&at| (mapping.start..mapping.end).contains(at)).map(|&at| near(at)).collect();
+        for range in ranges.iter().skip(first).take_while(|range| range.start < mapping.end) {
             let (start, end) = (mapping.start.max(range.start), mapping.end.min(range.end));
-            let nears: Vec<_> =
-                stacks.iter().filter(|&at| (mapping.start..mapping.end).contains(at)).map(|&at| near(at)).collect();
             for Range { start, end } in without(start..end, &nears) {
                 let part = PageRange::covering(start, end - start);
                 if !fits {
@@ -172,7 +173,14 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, s
                 raw(nr::MADVISE, &[part.start.addr(), part.bytes(), advice::NORMAL, 0, 0, 0]);
                 if adopt(runtime, part) {
                     runtime.engine.note_huge(part);
-                    each_present(&pagemap, part, |run| runtime.engine.take_stock(run, core));
+                    let mut is_known = false;
+                    each_present(&pagemap, part, |run| {
+                        if !is_known {
+                            make_known(runtime, run.start);
+                            is_known = true;
+                        }
+                        runtime.engine.take_stock(run, core);
+                    });
                     if !mapping.readable {
                         runtime.engine.set_unreadable(part, true);
                     }
@@ -180,6 +188,14 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, s
             }
         }
     }
+}
+
+/// Has the kernel note that the mapping of a page that is there has anonymous pages. Of one that was only read it does not know: all that is there is the
+/// common page of zeros, and a fork does not copy that. A forked child would have words that say that pages are there, and no pages.
+fn make_known(runtime: &Runtime, page: Page) {
+    // It notes that before it looks, and finds that the page is there.
+    let answer = runtime.engine.kernel.uffd().zeropage(page.addr(), PAGE, false);
+    debug_assert!(answer.is_err(), "{page:?} was there");
 }
 
 /// Bytes of a stack on either side of code of ours that wakes: below it our frames, and above it at most the kernel's frame of a
@@ -477,15 +493,38 @@ fn mremap(runtime: &Runtime, args: &Args) -> i64 {
         // The kernel refuses that before it does anything.
         return raw(nr::MREMAP, args);
     }
+    if mixed(runtime, from) {
+        // Pages may be brought in under the lock.
+        own_threads::ensure();
+    }
     locked(runtime, |_| {
         let shrinks = new_bytes <= from.bytes() && flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) == 0;
         // (A call that shrinks a range only takes its end away, whatever the range consists of.)
         if !shrinks && mixed(runtime, from) {
-            // The range is several mappings. Linux 6.17 would move the first of them and then stop at one with a userfaultfd.
-            return -i64::from(Errno::EFAULT.0);
+            return remap_mixed(runtime, args, from, onto.filter(|_| covers));
         }
         remap(runtime, args, from, new_bytes, onto)
     })
+}
+
+/// Serves mremap, under the lock, for several mappings of which some are managed. One that was made before small mappings were managed may have grown
+/// together with one that was made after: what is managed becomes the kernel's, if it is as little. Else the call is refused: Linux 6.17 would
+/// move the first mapping and then stop at one with a userfaultfd.
+fn remap_mixed(runtime: &Runtime, args: &Args, from: PageRange, onto: Option<PageRange>) -> i64 {
+    let mut bytes = 0;
+    each_run(runtime, from, |run, held| {
+        bytes += if held == Held::Others { 0 } else { run.bytes() };
+        0
+    });
+    if bytes > small::most(&runtime.options) {
+        return -i64::from(Errno::EFAULT.0);
+    }
+    let answer = hand_over_managed(runtime, from, false);
+    if is_error(answer) {
+        return answer;
+    }
+    let call = || raw(nr::MREMAP, args);
+    onto.map_or_else(call, |onto| unmap_locked(runtime, onto, call))
 }
 
 /// Serves mremap for a mapping that was too small to be managed and grows beyond the threshold: makes it a managed one with the
@@ -495,7 +534,14 @@ fn remap_unmanaged(runtime: &Runtime, args: &Args, old_bytes: u64, new_bytes: u6
     let [old, ..] = *args;
     let grows = old_bytes > 0 && old_bytes < threshold && new_bytes >= threshold && args[3] == MREMAP_MAYMOVE;
     if !grows || surrender::is_done() || !attributes::is_plain(old, old_bytes) {
-        return raw(nr::MREMAP, args);
+        return locked(runtime, |space| {
+            let answer = raw(nr::MREMAP, args);
+            if !is_error(answer) {
+                let to = answer as u64..answer as u64 + new_bytes;
+                space.small.moved(old..old + old_bytes, to, args[3] & MREMAP_DONTUNMAP != 0);
+            }
+            answer
+        });
     }
     let fresh = mmap(runtime, &[0, new_bytes, prot::READ | prot::WRITE, map::PRIVATE | map::ANONYMOUS, u64::MAX, 0]);
     if is_error(fresh) {
@@ -507,7 +553,7 @@ fn remap_unmanaged(runtime: &Runtime, args: &Args, old_bytes: u64, new_bytes: u6
         munmap(runtime, &[fresh as u64, new_bytes, 0, 0, 0, 0]);
         return raw(nr::MREMAP, args);
     }
-    raw(nr::MUNMAP, &[old, old_bytes, 0, 0, 0, 0]);
+    munmap(runtime, &[old, old_bytes, 0, 0, 0, 0]);
     fresh
 }
 
