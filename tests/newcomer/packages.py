@@ -27,8 +27,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [HERE, os.path.join(ROOT, "tests", "real")]
 import fresh  # noqa: E402
 import harness  # noqa: E402
-from failures import Failed, expect  # noqa: E402
-from harness import Unavailable  # noqa: E402
+from harness import Failed, Unavailable, expect  # noqa: E402
 
 PACKAGES = ("farshore", "farshore-bench", "libfarshore-uthread-dev")
 USER = "newcomer"
