@@ -1,6 +1,6 @@
 """What the kernel does to pages, and what programs ask it to do with them: each section natively and under Farshore.
 
-The programs are `tests/programs/pages` and `tests/programs/statics.c`. What a section prints, and how it ends, must be the same natively and under Farshore. What needs root switches the
+The programs are `tests/programs/pages`, `tests/programs/statics.c` and `tests/programs/constructed.c`. What a section prints, and how it ends, must be the same natively and under Farshore. What needs root switches the
 machine's page merging (KSM) on and puts it back as it was.
 """
 
@@ -104,6 +104,11 @@ def cases():
     host = harness.build_program("statics", ("-DHOST",), out_name="statics_host", libraries=(library,))
     for section in subprocess.run([statics, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split():
         found.append(Case(f"static:{section}", lambda _, section=section: [statics, section], ROOMY))
+    library = harness.build_program("constructed", ("-shared", "-fPIC", "-DLIBRARY"), out_name="constructed_library")
+    constructed = harness.build_program("constructed", out_name="constructed_host", libraries=(library,))
+    for how in ("plain", "wipe", "gone"):
+        for size in ("1", "60"):
+            found.append(Case(f"constructed:{how}:{size}", lambda _, size=size: [constructed, size], ROOMY, {"CONSTRUCTED": how}))
     found.append(Case("static:library", lambda _: [host, "fork"], ROOMY))
     found.append(Case("static:child", lambda _: ["/bin/sh", "-c", f"{statics} threads; exit $?"], ROOMY))
     found.append(Case("handed-on", lambda _: [program, "--merge", program, BALLAST, "inherited"], ROOMY))

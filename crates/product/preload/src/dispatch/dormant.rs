@@ -66,7 +66,7 @@ use crate::ground::sleeping::{self, Stopped};
 use crate::ground::small::Small;
 use crate::ground::{count, mappings, parts, report, text, thread};
 use crate::memory;
-use crate::memory::surrender;
+use crate::memory::{attributes, surrender};
 use crate::{family, process, signals};
 use farshore_backend::AnyBackend;
 use farshore_backend::file::can_be_made;
@@ -78,6 +78,7 @@ use farshore_core::halt::{Round, State};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_net::calls::keepers;
 use farshore_sys::lock::Mutex;
+use farshore_sys::pagemap::Pagemap;
 use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::signal::{self, How, SigSet};
 use farshore_sys::vm::{self, map, prot};
@@ -538,6 +539,9 @@ fn rise_alone(mask: SigSet, stacks: &[u64]) -> Result<SigSet, String> {
 /// Wakes the process, on a stack of ours, with a record of the thread.
 fn stand_up(sleeper: &Sleeper, mask: SigSet, stacks: &[u64]) -> Result<SigSet, String> {
     let Sleeper { begun, mapped, small, heap, called, .. } = sleeper;
+    // While it can be refused.
+    let pagemap = Pagemap::open()
+        .map_err(|why| format!("/proc/self/pagemap cannot be opened, which tells which pages are there ({why:?})"))?;
     called.put_back();
     let told = keepers::may_have_been_told(net::net());
     let runtime = start::rise(begun.clone(), mask)?;
@@ -546,13 +550,18 @@ fn stand_up(sleeper: &Sleeper, mask: SigSet, stacks: &[u64]) -> Result<SigSet, S
     } else {
         // Something may be mapped in the middle of the heap.
         let mut all = mapped.clone();
+        if !begun.statics.is_empty() {
+            let plain = attributes::plain_parts(&begun.statics);
+            let peculiar = begun.statics.iter().flat_map(|array| memory::without(array.clone(), &plain));
+            peculiar.for_each(|part| all.remove(part.start, part.end));
+        }
         all.add(heap.0.next_multiple_of(PAGE_SIZE as u64), heap.1.next_multiple_of(PAGE_SIZE as u64));
         let add_up = small.add_up(&begun.options);
         if add_up {
             small.there().iter().for_each(|range| all.add(range.start, range.end));
         }
         runtime.space.with(|space| space.small = if add_up { Small::managed() } else { small.clone() });
-        memory::take_stock(runtime, all.iter(), stacks);
+        memory::take_stock(runtime, &pagemap, all.iter(), stacks);
     }
     text::catch_calls();
     start::look_after(runtime);

@@ -21,7 +21,7 @@ use crate::ground::report;
 use crate::ground::runtime::{Parts, Runtime, Space, install};
 use crate::ground::small::Small;
 use crate::ground::{count, nodes, own_threads, parts, text, thread};
-use crate::memory::{self, statics};
+use crate::memory::{self, attributes, statics};
 use crate::{family, signals};
 use core::ops::Range;
 use core::sync::atomic::Ordering;
@@ -124,8 +124,8 @@ fn start(begun: Begun, maps: &patch::Maps) -> Result<(), String> {
     let runtime = prepare(begun, maps)?;
     enter(runtime, None)?;
     // A process whose user may not look at its page tables does without.
-    if !statics.is_empty() && Pagemap::open().is_ok() {
-        memory::take_stock(runtime, statics.into_iter(), &[]);
+    if let (false, Ok(pagemap)) = (statics.is_empty(), Pagemap::open()) {
+        memory::take_stock(runtime, &pagemap, attributes::plain_parts(&statics).into_iter(), &[]);
     }
     text::catch_calls();
     look_after(runtime);

@@ -6,6 +6,7 @@
 //! walks all page tables. So the file is read only once the program has given an attribute to a mapping.
 
 use crate::ground::mappings::is_private_anonymous;
+use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_sys::fd;
 
@@ -18,6 +19,38 @@ const SMAPS_MOST: usize = 64 << 20;
 /// Flags of a mapping (`VmFlags`) that a plain one may have or lack: rights and accounting, hints about huge pages, merging and
 /// reading ahead, and whether it was written to.
 const HARMLESS: [&str; 13] = ["rd", "wr", "mr", "mw", "me", "ac", "nr", "hg", "nh", "mg", "sr", "rr", "sd"];
+
+/// Of `arrays` (bytes), which were there before Farshore was, the parts whose mappings are plain: a constructor of a library may have given them attributes
+/// that nobody has noted, or had the kernel merge their pages. None if the kernel does not tell.
+pub fn plain_parts(arrays: &[Range<u64>]) -> Vec<Range<u64>> {
+    let text = fd::read_file(c"/proc/self/smaps", SMAPS_MOST).unwrap_or_default();
+    plain_in(&String::from_utf8_lossy(&text), arrays)
+}
+
+/// The same, by this text of `/proc/self/smaps`.
+fn plain_in(smaps: &str, arrays: &[Range<u64>]) -> Vec<Range<u64>> {
+    let (mut mapping, mut key, mut found) = (None, true, Vec::new());
+    for line in smaps.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            let Some((start, end)) = mapping.take() else { continue };
+            if key && flags.split_ascii_whitespace().all(|flag| HARMLESS.contains(&flag) && flag != "mg") {
+                let parts = arrays.iter().map(|array| array.start.max(start)..array.end.min(end));
+                found.extend(parts.filter(|part| part.start < part.end));
+            }
+        } else if let Some(number) = line.strip_prefix("ProtectionKey:") {
+            key = number.trim() == "0";
+        } else if let Some(range) = addresses(line) {
+            (mapping, key) = (Some(range), true);
+        }
+    }
+    found
+}
+
+/// The addresses at the start of a line, if it begins what is told of a mapping.
+fn addresses(line: &str) -> Option<(u64, u64)> {
+    let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
+    Some((u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?))
+}
 
 /// Notes that the program gives an attribute to a mapping that is not managed.
 pub fn note() {
@@ -36,11 +69,7 @@ pub fn is_plain(addr: u64, len: u64) -> bool {
 
 /// Whether the mapping of `addr` in this text of `/proc/self/smaps` is without attributes.
 fn has_no_attributes(smaps: &str, addr: u64) -> bool {
-    let holds = |line: &str| {
-        let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
-        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
-        Some((start..end).contains(&addr))
-    };
+    let holds = |line: &str| addresses(line).map(|(start, end)| (start..end).contains(&addr));
     let mut lines = smaps.lines().skip_while(|line| holds(line) != Some(true)).skip(1);
     let mut key = true;
     // The line of flags is the last one about a mapping.
@@ -76,5 +105,7 @@ mod tests {
         .concat();
         let plain: Vec<u64> = (1..8).filter(|n| has_no_attributes(&smaps, n * 0x10000 + 0x8000)).collect();
         assert_eq!(plain, [1, 6]);
+        let parts = plain_in(&smaps, &[0x18000..0x38000, 0x58000..0x70000]);
+        assert_eq!(parts, [Range { start: 0x18000, end: 0x20000 }], "pages of the last mapping may be merged");
     }
 }

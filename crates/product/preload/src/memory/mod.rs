@@ -9,7 +9,7 @@
 //! Where the kernel refuses a call (a bad argument, no memory), the program gets the kernel's own error.
 
 mod advice;
-mod attributes;
+pub mod attributes;
 mod locks;
 mod runs;
 pub mod statics;
@@ -149,10 +149,7 @@ fn adopt(runtime: &Runtime, range: PageRange) -> bool {
 /// Takes over what is mapped already: what a dormant process has mapped, or what there is at the start. Of `ranges` (bytes) that is the private
 /// anonymous memory. Called by the only thread of the process that runs, before any goes on. `stacks`:
 /// where code of ours, or the kernel's frame of a signal, lies on stacks of the program; what is around it stays the kernel's.
-pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, stacks: &[u64]) {
-    let Ok(pagemap) = Pagemap::open() else {
-        report::abort(format_args!("/proc/self/pagemap cannot be opened, which tells which pages are there"))
-    };
+pub fn take_stock(runtime: &Runtime, pagemap: &Pagemap, ranges: impl Iterator<Item = Range<u64>>, stacks: &[u64]) {
     let mappings = mappings::mappings();
     let core = thread::current().map_or(0, Thread::core);
     let mut ranges: Vec<Range<u64>> = ranges.collect();
@@ -174,7 +171,7 @@ pub fn take_stock(runtime: &Runtime, ranges: impl Iterator<Item = Range<u64>>, s
                 if adopt(runtime, part) {
                     runtime.engine.note_huge(part);
                     let mut is_known = false;
-                    each_present(&pagemap, part, |run| {
+                    each_present(pagemap, part, |run| {
                         if !is_known {
                             make_known(runtime, run.start);
                             is_known = true;
@@ -209,7 +206,7 @@ fn near(stack: u64) -> Range<u64> {
 }
 
 /// The parts of `range` that are in none of `others`.
-fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
+pub fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut parts = vec![range];
     for other in others {
         let cut = |part: Range<u64>| [part.start..part.end.min(other.start), part.start.max(other.end)..part.end];
