@@ -9,8 +9,8 @@ use std::fmt::Write as _;
 
 /// A shorter run than this may still be filling its memory, ns.
 const SHORT_NS: u64 = 5_000_000_000;
-/// So often each page must have come back, on the average.
-const TIMES: u64 = 4;
+/// So often each page of a program that thrashes has come back at least, on the average.
+pub const TIMES: u64 = 4;
 const PAGE: u64 = 4096;
 
 /// Options of runtimes that bound their heap: the program, and what stands before and after a number of MiB.

@@ -70,6 +70,8 @@ struct PerCore {
     kinds: [AtomicU64; 5],
     latency: [AtomicU64; BUCKETS],
     latency_max: AtomicU64,
+    /// See [`Stats::used_peak`].
+    used_peak: AtomicU64,
 }
 
 /// Counters of one engine.
@@ -85,8 +87,6 @@ pub struct Stats {
 struct Managed {
     now: AtomicU64,
     peak: AtomicU64,
-    /// See [`Stats::used_peak`].
-    used_peak: AtomicU64,
 }
 
 /// Percentiles of the time from a fault's arrival in the handler to its end, nanoseconds.
@@ -127,6 +127,7 @@ impl Stats {
                 kinds: core::array::from_fn(|_| AtomicU64::new(0)),
                 latency: core::array::from_fn(|_| AtomicU64::new(0)),
                 latency_max: AtomicU64::new(0),
+                used_peak: AtomicU64::new(0),
             })
         };
         Stats {
@@ -183,16 +184,15 @@ impl Stats {
         self.managed.peak.load(Ordering::Relaxed)
     }
 
-    /// An evictor has seen that so many pages have bytes, or fewer.
-    pub(crate) fn note_used(&self, pages: u64) {
-        if pages > self.managed.used_peak.load(Ordering::Relaxed) {
-            self.managed.used_peak.fetch_max(pages, Ordering::Relaxed);
-        }
+    /// The evictor of a core has seen that so many pages have bytes, or fewer.
+    pub(crate) fn note_used(&self, core: usize, pages: u64) {
+        self.core(core).used_peak.fetch_max(pages, Ordering::Relaxed);
     }
 
     /// The most pages that had bytes at a time, or more, as evictors have seen it; 0: none has looked.
     pub fn used_peak(&self) -> u64 {
-        self.managed.used_peak.load(Ordering::Relaxed).min(self.managed_peak())
+        let seen = self.cores.iter().map(|core| core.used_peak.load(Ordering::Relaxed)).max().unwrap_or(0);
+        seen.min(self.managed_peak())
     }
 
     /// Percentiles of all faults so far.

@@ -249,7 +249,7 @@ impl<'e, W: World> Evictor<'e, W> {
             return Progress::Idle;
         }
         // Frames are short, so nearly all hold a page. (A clean page counts twice, by its slot too.)
-        engine.stats.note_used(engine.slots.live() + engine.frames().limit());
+        engine.stats.note_used(self.core, engine.slots.live() + engine.frames().limit());
         let batch = engine.evictors.pace.batch();
         let room = self.make_room(batch);
         let slot_of_batch = (0..BATCHES_IN_FLIGHT).find(|&batch| self.is_over(batch));

@@ -206,10 +206,16 @@ impl Target for Runtime {
 /// Tells a user who sees it, at the end of the program, what would help it, if there is something.
 pub fn advise(runtime: &Runtime) {
     const TCGETS: u64 = 0x5401;
+    // The counters take memory, of which a program may have none left. Few have something to be told.
+    if runtime.engine.stats.total(Count::PagesIn)
+        < runtime.engine.stats.used_peak().saturating_mul(farshore_config::advice::TIMES)
+    {
+        return;
+    }
     let mut terminal = [0u8; 64];
     // SAFETY: `struct termios` of the kernel, 36 bytes.
     let is_terminal = unsafe { syscall(nr::IOCTL, [2, TCGETS, terminal.as_mut_ptr() as u64, 0, 0, 0]) } == 0;
-    if let (true, Some(advice)) = (is_terminal, farshore_config::advice::of(&Target::stats(runtime))) {
+    if is_terminal && let Some(advice) = farshore_config::advice::of(&Target::stats(runtime)) {
         report::line(format_args!("{advice}"));
     }
 }

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-/// Ranges in order, no two of which touch, and how long they are in all.
+/// Ranges in order, no two of which touch, and how long they are in all. Where no memory is left for one more, it is left out: a program may have used up
+/// its address space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges(Vec<Range<u64>>, u64);
 
@@ -28,6 +29,9 @@ impl Ranges {
         if start >= end {
             return;
         }
+        if self.0.try_reserve(1).is_err() {
+            return;
+        }
         // The ranges that touch it become one with it.
         let first = self.0.partition_point(|range| range.end < start);
         let last = self.0.partition_point(|range| range.start <= end);
@@ -48,10 +52,16 @@ impl Ranges {
         if first >= last {
             return;
         }
-        let parts = [self.0[first].start..start, end..self.0[last - 1].end];
-        let parts = || parts.iter().filter(|part| !part.is_empty()).cloned();
-        self.1 = self.1 - sum(&self.0[first..last]) + parts().map(|part| part.end - part.start).sum::<u64>();
-        self.0.splice(first..last, parts());
+        let (head, tail) = (self.0[first].start..start, end..self.0[last - 1].end);
+        self.1 -= sum(&self.0[first..last]);
+        self.0.drain(first..last);
+        // The second one may need room, the first has that of what was there.
+        for part in [tail, head] {
+            if !part.is_empty() && self.0.try_reserve(1).is_ok() {
+                self.1 += part.end - part.start;
+                self.0.insert(first, part);
+            }
+        }
     }
 }
 
