@@ -490,18 +490,22 @@ fn mremap(runtime: &Runtime, args: &Args) -> i64 {
         // The kernel refuses that before it does anything.
         return raw(nr::MREMAP, args);
     }
-    if mixed(runtime, from) {
+    let serve = |may_bring_in: bool| {
+        locked(runtime, |_| {
+            let shrinks = new_bytes <= from.bytes() && flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) == 0;
+            // (A call that shrinks a range only takes its end away, whatever the range consists of.)
+            if !shrinks && mixed(runtime, from) {
+                return may_bring_in.then(|| remap_mixed(runtime, args, from, onto.filter(|_| covers)));
+            }
+            Some(remap(runtime, args, from, new_bytes, onto))
+        })
+    };
+    let answer = serve(false).or_else(|| {
         // Pages may be brought in under the lock.
         own_threads::ensure();
-    }
-    locked(runtime, |_| {
-        let shrinks = new_bytes <= from.bytes() && flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) == 0;
-        // (A call that shrinks a range only takes its end away, whatever the range consists of.)
-        if !shrinks && mixed(runtime, from) {
-            return remap_mixed(runtime, args, from, onto.filter(|_| covers));
-        }
-        remap(runtime, args, from, new_bytes, onto)
-    })
+        serve(true)
+    });
+    answer.unwrap_or(-i64::from(Errno::EFAULT.0))
 }
 
 /// Serves mremap, under the lock, for several mappings of which some are managed. One that was made before small mappings were managed may have grown
