@@ -20,24 +20,10 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(
 import cases  # noqa: E402
 import harness  # noqa: E402
 from harness import Mode, Unavailable, size_text  # noqa: E402
-from run import Context, Way  # noqa: E402
+from run import Way, run_once  # noqa: E402
 
 SHOWN = [cases.Sort, cases.Sqlite, cases.Python, cases.Numpy, cases.RedisServer, cases.ZstdThreads]
 SHARE = 1 / 2
-
-
-def one_run(options, case, mode, native, peaks):
-    """Runs a case in one mode."""
-    folder = tempfile.mkdtemp(prefix="run-", dir=options.work)
-    context = Context(options.way, case, mode, folder, native, peaks)
-    try:
-        case.run(context)
-    except Exception as error:  # pylint: disable=broad-except
-        context.problem(f"{type(error).__name__}: {error}")
-    finally:
-        context.abandon()
-        shutil.rmtree(folder, ignore_errors=True)
-    return context
 
 
 def show_case(options, number, case_class):
@@ -53,13 +39,13 @@ def show_case(options, number, case_class):
         print(f"\n      {case.name} skipped: {reason}")
         return [case.name] + ["-"] * 8 + ["skipped"], None
     print(" running natively ...", end="", flush=True)
-    native = one_run(options, case, Mode(), None, None)
+    native = run_once(options.way, case, Mode(), options.work, None, None)
     if native.problems:
         print(f" failed natively: {native.problems[0]}")
         return [case.name] + ["-"] * 8 + ["failed natively"], False
     peaks = {step.name: step.peak_rss or 0 for step in native.steps}
     print(f" {native.seconds:.1f} s, {size_text(native.most('rss'))}; under farshore ...", end="", flush=True)
-    ours = one_run(options, case, Mode(options.fault, SHARE), native, peaks)
+    ours = run_once(options.way, case, Mode(options.fault, SHARE), options.work, native, peaks)
     limit = max((step.limit for step in ours.steps if step.limit), default=0)
     print(f" {ours.seconds:.1f} s in {size_text(limit)}: {'the same result' if not ours.problems else 'FAILED'}", flush=True)
     for problem in ours.problems:

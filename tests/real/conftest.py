@@ -1,4 +1,7 @@
-"""Options for real programs (test_programs.py)."""
+"""Options for real programs (test_programs.py), and what tests of cases (compare.py) share."""
+
+import pytest
+from compare import Both
 
 
 def pytest_addoption(parser):
@@ -9,3 +12,15 @@ def pytest_addoption(parser):
     group.addoption("--swap", action="append", default=[], metavar="SPEC", help="as for farshore run; repeat for an array (default dir: of --work)")
     group.addoption("--encrypt", action="store_true", help="run with --encrypt")
     group.addoption("--prefetch", metavar="NAME", help="as for farshore run")
+
+
+def pytest_generate_tests(metafunc):
+    """A test that takes a case runs for each of its module's `cases`."""
+    if "case" in metafunc.fixturenames and hasattr(metafunc.module, "cases"):
+        metafunc.parametrize("case", metafunc.module.cases(), ids=lambda case: case.name)
+
+
+@pytest.fixture(scope="module")
+def both(request, farshore, work):
+    """Runs cases natively and under Farshore, in the way of the module (`BOTH`) if it has one of its own."""
+    return getattr(request.module, "BOTH", Both)(farshore, work)

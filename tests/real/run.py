@@ -5,8 +5,10 @@ pages really leave, nothing is evicted in a fault, and no error of a swap space 
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import harness
 from harness import size_text
@@ -191,3 +193,18 @@ class Context:
     def total(self, group, key):
         """The sum of a counter over the steps."""
         return sum((step.stats or {}).get(group, {}).get(key, 0) for step in self.steps)
+
+
+def run_once(way, case, mode, work, native=None, peaks=None):
+    """Runs a case in one mode; its folder, in `work`, goes when it is over."""
+    folder = tempfile.mkdtemp(prefix="run-", dir=work)
+    context = Context(way, case, mode, folder, native, peaks)
+    try:
+        case.run(context)
+    except Exception as error:  # pylint: disable=broad-except
+        # A broken output breaks the case's own parsing: that is a failure of this run.
+        context.problem(f"{type(error).__name__}: {error}")
+    finally:
+        context.abandon()
+        shutil.rmtree(folder, ignore_errors=True)
+    return context

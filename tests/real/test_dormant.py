@@ -14,7 +14,7 @@ import time
 
 import harness
 import pytest
-from compare import Both, Case
+from compare import Case
 from harness import MIB, expect
 
 # Less than the ballast, and more than what a section maps before it.
@@ -194,12 +194,6 @@ def pytest_generate_tests(metafunc):
         everywhere = "mode" in metafunc.fixturenames
         some = [(name, section) for name in ("dormant", "halted") for section in sections(name) if (section not in UPCALL_ALONE) == everywhere]
         metafunc.parametrize("program,section", some)
-
-
-@pytest.fixture(scope="module")
-def both(farshore, work):
-    """Both ways."""
-    return Both(farshore, work)
 
 
 @pytest.fixture(scope="module")

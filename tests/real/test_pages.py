@@ -10,7 +10,6 @@ import os
 import subprocess
 
 import harness
-import pytest
 from compare import Both, Case
 from harness import MIB, Unavailable, expect
 
@@ -86,6 +85,10 @@ class Started(Both):
         return super().run([*self.outer, *argv], env, stdin, folder)
 
 
+# How the cases run (conftest.py).
+BOTH = Started
+
+
 def prepare(program, section):
     """The command line of a section, if it can run here."""
     if section.startswith("device"):
@@ -113,17 +116,6 @@ def cases():
     found.append(Case("static:child", lambda _: ["/bin/sh", "-c", f"{statics} threads; exit $?"], ROOMY))
     found.append(Case("handed-on", lambda _: [program, "--merge", program, BALLAST, "inherited"], ROOMY))
     return found
-
-
-def pytest_generate_tests(metafunc):
-    if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", cases(), ids=lambda case: case.name)
-
-
-@pytest.fixture(scope="module")
-def both(farshore, work):
-    """Both ways."""
-    return Started(farshore, work)
 
 
 def test_pages(case, both, mode):

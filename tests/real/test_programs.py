@@ -9,13 +9,12 @@ mode and fraction, with that part of it. What is looked at: run.py. Programs tha
 
 import os
 import shutil
-import tempfile
 
 import harness
 import pytest
 from cases import CASES
 from harness import Mode, expect, size_text
-from run import Context, Way
+from run import Way, run_once
 
 
 def pytest_generate_tests(metafunc):
@@ -46,18 +45,8 @@ class Ran:
         self.native = self.run(Mode())
 
     def run(self, mode, peaks=None):
-        """One run. Its folder goes when it is over."""
-        folder = tempfile.mkdtemp(prefix="run-", dir=self.work)
-        context = Context(self.way, self.case, mode, folder, getattr(self, "native", None), peaks)
-        try:
-            self.case.run(context)
-        except Exception as error:  # pylint: disable=broad-except
-            # A broken output breaks the case's own parsing: that is a failure of this run.
-            context.problem(f"{type(error).__name__}: {error}")
-        finally:
-            context.abandon()
-            shutil.rmtree(folder, ignore_errors=True)
-        return context
+        """One run."""
+        return run_once(self.way, self.case, mode, self.work, getattr(self, "native", None), peaks)
 
     def peaks(self):
         """The memory that each of its programs uses. It is a matter of the program: one delivery is enough to learn it, which is `poll`, since a process with

@@ -13,8 +13,7 @@ import subprocess
 import tempfile
 
 import harness
-import pytest
-from compare import Both, Case
+from compare import Case
 from harness import MIB, Unavailable, expect
 
 # Memory of the small programs, and MiB of ballast: more than twice of it.
@@ -244,17 +243,6 @@ def cases():
             found.append(Case(f"{name}-sqlite", lambda _: [harness.need("sqlite3", "sqlite3"), "-batch", ":memory:"], 6 * MIB, env, stdin=SQL))
             found.append(Case(f"{name}-redis", redis, 12 * MIB, env))
     return found
-
-
-def pytest_generate_tests(metafunc):
-    if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", cases(), ids=lambda case: case.name)
-
-
-@pytest.fixture(scope="module")
-def both(farshore, work):
-    """Both ways."""
-    return Both(farshore, work)
 
 
 def test_threads(case, both, mode):
