@@ -89,11 +89,20 @@ pub fn mounted_with(path: &Path, flag: StatVfsMountFlags) -> bool {
     rustix::fs::statvfs(path).is_ok_and(|about| about.f_flag.contains(flag))
 }
 
-/// Whether the program at `path`, which [`find`] found, will load the library, and which library it must have before that.
+/// How the library comes into a program.
+#[derive(Debug)]
+pub enum Way {
+    /// Its dynamic linker loads it, after this one.
+    Preloaded(FirstLibrary),
+    /// A helper puts it there.
+    Hosted,
+}
+
+/// Whether the program at `path`, which [`find`] found, will have the library, and how.
 ///
 /// # Errors
 /// It will not, with the reason (125); a script's interpreter is missing (127) or not executable (126).
-pub fn check(path: &Path) -> Result<FirstLibrary, Refusal> {
+pub fn check(path: &Path) -> Result<Way, Refusal> {
     let rights = Rights::of_this_thread();
     if rights.differ() {
         let ((uid, gid), (euid, egid)) = (rights.real, rights.effective);
@@ -105,7 +114,8 @@ pub fn check(path: &Path) -> Result<FirstLibrary, Refusal> {
     let mut work = Work::new(&mut buffer);
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| Refusal::not_found("the program's name has a zero byte"))?;
     match farshore_launch::check(&Program::at(&name), &rights, &mut work) {
-        Ok(_) | Err(Obstacle::Command) => Ok(work.first_library()),
+        Ok(_) | Err(Obstacle::Command) => Ok(Way::Preloaded(work.first_library())),
+        Err(obstacle) if obstacle.is_hosted() => Ok(Way::Hosted),
         Err(obstacle) => Err(refusal(path, obstacle, &work)),
     }
 }

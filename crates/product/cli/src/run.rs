@@ -1,6 +1,5 @@
 //! `farshore run`: checks everything, sets the environment, becomes the program.
 
-use std::convert::Infallible;
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,9 +11,11 @@ use farshore_config::{
 };
 use rustix::fs::Access;
 
+use farshore_host::{Guest, Refused};
 use farshore_launch::FirstLibrary;
 
 use crate::args::RunArgs;
+use crate::program::Way;
 use crate::{library, program, swap};
 
 /// Becomes the program. Returns only when it cannot.
@@ -26,12 +27,14 @@ pub fn run(mut arguments: RunArgs) -> Result<u8, Refusal> {
     let mut options = options(arguments)?;
     let name = command.first().map_or(OsStr::new(""), OsString::as_os_str);
     let path = program::find(name)?;
-    let first = program::check(&path)?;
+    let way = program::check(&path)?;
     let library = library::find()?;
     options.library = Some(library.clone());
     leave_family();
-    let environment = environment(std::env::vars_os(), &library, &first, &options);
-    execute(&path, &command, environment)
+    match way {
+        Way::Preloaded(first) => execute(&path, &command, environment(std::env::vars_os(), &library, &first, &options)),
+        Way::Hosted => execute_hosted(&path, &command, &library, &options),
+    }
 }
 
 /// Puts the layers together, and looks at what they name.
@@ -127,6 +130,32 @@ fn environment(
     variables
 }
 
+/// Becomes the program at `path`, into which a helper puts the library. Returns only when it cannot.
+///
+/// # Errors
+/// As [`execute`]; or there can be no helper (125).
+fn execute_hosted(path: &Path, command: &[OsString], library: &Path, options: &Options) -> Result<u8, Refusal> {
+    const FAULTS: &str = "FARSHORE_FAULTY";
+    let user = std::env::vars_os().filter(|(name, _)| name != OPTIONS_VARIABLE && name != OLD_PRELOAD_VARIABLE);
+    let without_ours = |(name, value): (OsString, OsString)| {
+        let kept = if name == PRELOAD_VARIABLE { library::preload(library, &FirstLibrary::NONE, Some(&value)).1? } else { value };
+        Some((name, kept))
+    };
+    let call = Call::new(path, command, user.filter_map(without_ours)).map_err(|error| not_executed(path, &error))?;
+    let options = format!("{OPTIONS_VARIABLE}={}", options.to_json());
+    let faults = std::env::var_os(FAULTS).map(|value| [FAULTS.as_bytes(), b"=", value.as_bytes()].concat());
+    let environment: Vec<&[u8]> = [options.as_bytes(), farshore_host::TUNABLES].into_iter().chain(faults.as_deref()).collect();
+    let name = CString::new(library.as_os_str().as_bytes()).unwrap_or_default();
+    let guest = Guest { library: &name, environment: &environment, required: true };
+    match farshore_host::execute(&guest, || call.make()) {
+        Ok(answer) => Err(not_executed(path, &io::Error::from_raw_os_error(-answer as i32))),
+        Err(Refused(why, errno)) => Err(Refusal::cannot_start(format!(
+            "'{}' loads no library, so a helper has to put Farshore's into it, and {why} ({errno}): 'farshore doctor' tells more",
+            path.display()
+        ))),
+    }
+}
+
 /// Becomes the program at `path`. Not by the standard library, which would reset signals on the way. Returns only when it cannot.
 ///
 /// # Errors
@@ -136,34 +165,42 @@ pub fn execute(
     command: &[OsString],
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Result<u8, Refusal> {
-    match replaced(path, command, environment) {
-        Ok(never) => match never {},
-        Err(error) => Err(not_executed(path, &error)),
-    }
+    let call = Call::new(path, command, environment).map_err(|error| not_executed(path, &error))?;
+    Err(not_executed(path, &io::Error::from_raw_os_error(-call.make() as i32)))
 }
 
-fn replaced(
-    path: &Path,
-    command: &[OsString],
-    environment: impl IntoIterator<Item = (OsString, OsString)>,
-) -> io::Result<Infallible> {
-    let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
-    let path = text(path.as_os_str().as_bytes().to_vec())?;
-    let words: Vec<CString> = command.iter().map(|word| text(word.as_bytes().to_vec())).collect::<io::Result<_>>()?;
-    let variables: Vec<CString> = environment
-        .into_iter()
-        .map(|(mut name, value)| {
+/// An `execve`, as the kernel wants it.
+struct Call {
+    path: CString,
+    words: Vec<CString>,
+    variables: Vec<CString>,
+}
+
+impl Call {
+    fn new(path: &Path, command: &[OsString], environment: impl IntoIterator<Item = (OsString, OsString)>) -> io::Result<Call> {
+        let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+        let variable = |(mut name, value): (OsString, OsString)| {
             name.push("=");
             name.push(value);
             text(name.into_vec())
+        };
+        Ok(Call {
+            path: text(path.as_os_str().as_bytes().to_vec())?,
+            words: command.iter().map(|word| text(word.as_bytes().to_vec())).collect::<io::Result<_>>()?,
+            variables: environment.into_iter().map(variable).collect::<io::Result<_>>()?,
         })
-        .collect::<io::Result<_>>()?;
-    let pointers = |strings: &[CString]| strings.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>();
-    let (arguments, environment) = (pointers(&words), pointers(&variables));
-    // SAFETY: `path` and every pointer in both lists lead to strings that end with a zero byte, both
-    // lists end with a null pointer, and all of them live until the call returns, if it does.
-    unsafe { libc::execve(path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
-    Err(io::Error::last_os_error())
+    }
+
+    /// Makes the call. The negative error, if it returns.
+    fn make(&self) -> i64 {
+        let pointers =
+            |strings: &[CString]| strings.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>();
+        let (arguments, environment) = (pointers(&self.words), pointers(&self.variables));
+        // SAFETY: `path` and every pointer in both lists lead to strings that end with a zero byte, both
+        // lists end with a null pointer, and all of them live until the call returns, if it does.
+        unsafe { libc::execve(self.path.as_ptr(), arguments.as_ptr(), environment.as_ptr()) };
+        -i64::from(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    }
 }
 
 fn not_executed(path: &Path, error: &io::Error) -> Refusal {

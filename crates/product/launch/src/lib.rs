@@ -112,6 +112,11 @@ impl Obstacle {
         }
     }
 
+    /// Whether the library can be put into such a program by a helper (`farshore_host`): it loads none, but all else is as it must be.
+    pub fn is_hosted(self) -> bool {
+        matches!(self, Obstacle::Elf(Elf::Program { .. }) | Obstacle::Musl | Obstacle::Loader)
+    }
+
     /// It could not be found out, for want of descriptors or memory: it says nothing about the program.
     pub fn is_passing(self) -> bool {
         const PASSING: [i32; 3] = [Errno::EMFILE.0, Errno::ENFILE.0, Errno::ENOMEM.0];

@@ -21,6 +21,7 @@
 //! | [`futex`], [`clock`] | core's `Futex`, the engine's `Clock` |
 //! | [`signal`], [`tls`], [`sud`] | handlers, one thread-local pointer, Syscall User Dispatch |
 //! | [`thread`] | threads of our own, without libc |
+//! | [`hosted`] | programs that have libc's thread pointer for themselves |
 //! | [`cpu`] | on which processor the calling thread runs |
 //! | [`pagemap`] | `PAGEMAP_SCAN` and `/proc/self/pagemap` |
 //! | [`alloc`], [`lock`], [`own`] | Farshore's own memory, which is never managed |
@@ -41,6 +42,7 @@ pub mod cpu;
 pub mod fd;
 pub mod futex;
 pub mod guarded;
+pub mod hosted;
 pub mod huge;
 pub mod kernel;
 pub mod lock;

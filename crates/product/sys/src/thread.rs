@@ -19,7 +19,7 @@
 use crate::lock::Mutex;
 use crate::own::map_own;
 use crate::raw::Errno;
-use crate::{tls, vm};
+use crate::{hosted, tls, vm};
 use alloc_crate::boxed::Box;
 use core::arch::global_asm;
 use core::ffi::CStr;
@@ -37,7 +37,8 @@ const MODULES_MAX: usize = 254;
 /// An entry of the DTV for a module whose storage was not made yet.
 const UNALLOCATED: usize = usize::MAX;
 
-const CLONE_FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x10000 | 0x40000 | 0x80000;
+const CLONE_SETTLS: u64 = 0x80000;
+const CLONE_FLAGS: u64 = 0x100 | 0x200 | 0x400 | 0x800 | 0x10000 | 0x40000 | CLONE_SETTLS;
 const PR_SET_NAME: u64 = 15;
 const SYS_PRCTL: u64 = 157;
 
@@ -212,6 +213,20 @@ impl Home {
         unsafe { crate::raw::syscall_result(SYS_ARCH_PRCTL, [ARCH_SET_FS, ours as u64, 0, 0, 0, 0]) }.map(drop)
     }
 
+    /// The same for a thread of a hosted program ([`hosted`]), whose thread pointer stays the program's: the storage is as new.
+    ///
+    /// # Errors
+    /// What arch_prctl(2) answers.
+    ///
+    /// # Safety
+    /// Nobody lives here, and the memory stays as long as the thread.
+    pub unsafe fn move_in_hosted(&self) -> Result<(), Errno> {
+        // SAFETY: this function's own condition.
+        unsafe { self.furnish() };
+        // SAFETY: the storage is complete.
+        unsafe { hosted::set_pointer(self.thread_pointer() as u64) }
+    }
+
     /// First address and bytes of its memory.
     pub fn memory(&self) -> (u64, u64) {
         let dtv = (MODULES_MAX + 2) * size_of::<DtvEntry>();
@@ -236,6 +251,24 @@ impl Home {
         let answer = unsafe { farshore_start_thread(CLONE_FLAGS, stack, self.thread_pointer()) };
         if answer < 0 { Err(Errno(-answer as i32)) } else { Ok(answer as u32) }
     }
+}
+
+/// Makes a process or thread by `clone` with these flags, which runs `body` on the stack that ends at `stack` and has no thread-local
+/// storage of its own. It begins with the caller's signal mask. Its number.
+///
+/// # Safety
+/// With `CLONE_VM`: the stack is nobody else's, and stays as long as the new thread; `body` uses no thread-locals.
+///
+/// # Errors
+/// What clone(2) answers.
+pub unsafe fn start_on(flags: u64, stack: *mut u8, body: extern "C" fn(u64) -> !, argument: u64) -> Result<u32, Errno> {
+    let words = [body as usize as u64, argument, 0, 0];
+    let stack = stack.wrapping_sub(size_of_val(&words));
+    // SAFETY: the highest words of a stack that nobody uses.
+    unsafe { stack.cast::<[u64; 4]>().write(words) };
+    // SAFETY: this function's own condition; the stack has the four words that the routine takes off.
+    crate::raw::sort(unsafe { farshore_start_thread(flags & !CLONE_SETTLS, stack, core::ptr::null_mut()) })
+        .map(|number| number as u32)
 }
 
 /// The first Rust function of a thread.
@@ -265,9 +298,18 @@ global_asm!(
     "test rax, rax",
     "jz 2f",
     "ret",
-    // The thread. An unwinder ends here.
+    // The thread. An unwinder ends here. Where the program is hosted our code goes by another register.
     "2:",
     "xor ebp, ebp",
+    "cmp byte ptr [rip + {hosted}], 0",
+    "je 3f",
+    "bt edi, {settls}",
+    "jnc 3f",
+    "mov edi, {set_gs}",
+    "mov rsi, r8",
+    "mov eax, {arch_prctl}",
+    "syscall",
+    "3:",
     "pop rax",
     "pop rdi",
     "pop rsi",
@@ -277,6 +319,10 @@ global_asm!(
     "ud2",
     ".size farshore_start_thread, . - farshore_start_thread",
     ".popsection",
+    hosted = sym hosted::HOSTED,
+    settls = const CLONE_SETTLS.trailing_zeros(),
+    set_gs = const hosted::ARCH_SET_GS,
+    arch_prctl = const hosted::SYS_ARCH_PRCTL,
 );
 
 #[cfg(test)]

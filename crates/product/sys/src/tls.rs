@@ -6,6 +6,7 @@
 //! it a fixed offset from the thread pointer when the library is loaded at program start (as LD_PRELOAD does; a later
 //! `dlopen` is not supported), and a read is two `mov` instructions. Every new thread begins with null.
 
+use crate::by_thread;
 use core::arch::{asm, global_asm};
 
 global_asm!(
@@ -51,7 +52,7 @@ macro_rules! word {
             unsafe {
                 asm!(
                     concat!("mov {value}, qword ptr [rip + ", $slot, "@gottpoff]"),
-                    "mov {value}, qword ptr fs:[{value} + {at}]",
+                    by_thread!("mov {value}, qword ptr fs:[{value} + {at}]"),
                     value = out(reg) value,
                     at = const $at,
                     options(nostack, preserves_flags),
@@ -67,7 +68,7 @@ macro_rules! word {
             unsafe {
                 asm!(
                     concat!("mov {offset}, qword ptr [rip + ", $slot, "@gottpoff]"),
-                    "mov qword ptr fs:[{offset} + {at}], {value}",
+                    by_thread!("mov qword ptr fs:[{offset} + {at}], {value}"),
                     offset = out(reg) _,
                     value = in(reg) value,
                     at = const $at,
@@ -122,7 +123,7 @@ pub fn get() -> *mut u8 {
     unsafe {
         asm!(
             "mov {value}, qword ptr [rip + farshore_tls_slot@gottpoff]",
-            "mov {value}, qword ptr fs:[{value}]",
+            by_thread!("mov {value}, qword ptr fs:[{value}]"),
             value = out(reg) value,
             options(nostack, preserves_flags, readonly),
         );
@@ -140,7 +141,7 @@ pub unsafe fn set(value: *mut u8) {
     unsafe {
         asm!(
             "mov {offset}, qword ptr [rip + farshore_tls_slot@gottpoff]",
-            "mov qword ptr fs:[{offset}], {value}",
+            by_thread!("mov qword ptr fs:[{offset}], {value}"),
             offset = out(reg) _,
             value = in(reg) value,
             options(nostack, preserves_flags),
@@ -172,7 +173,9 @@ pub unsafe fn clear_in(thread: *mut u8) {
 pub fn thread_pointer() -> u64 {
     let value: u64;
     // SAFETY: the x86-64 ABI keeps the thread pointer's own value at its first 8 bytes.
-    unsafe { asm!("mov {value}, qword ptr fs:[0]", value = out(reg) value, options(nostack, preserves_flags, readonly)) };
+    unsafe {
+        asm!(by_thread!("mov {value}, qword ptr fs:[0]"), value = out(reg) value, options(nostack, preserves_flags, readonly))
+    };
     value
 }
 

@@ -7,6 +7,7 @@
 
 use super::{Call, FRAME, RED_ZONE};
 use core::arch::global_asm;
+use farshore_sys::by_thread;
 use farshore_sys::own::Stack;
 use farshore_sys::raw::Errno;
 use farshore_sys::tls;
@@ -64,13 +65,13 @@ global_asm!(
     // As in the entry: no instruction changes the flags, and rcx alone is free. What comes to stand in the byte is the lowest byte
     // of its own distance from the thread pointer, which is never 0 (`sys/src/tls.rs`).
     "mov rcx, qword ptr [rip + farshore_tls_asleep@gottpoff]",
-    "xchg byte ptr fs:[rcx], cl",
+    by_thread!("xchg byte ptr fs:[rcx], cl"),
     "movzx ecx, cl",
     "jrcxz 1f",
     "lea rcx, [rsp - {red_zone}]",
     "jmp farshore_entry_framed",
     "1: mov rcx, qword ptr [rip + farshore_tls_asleep@gottpoff]",
-    "mov rcx, qword ptr fs:[rcx + {top}]",
+    by_thread!("mov rcx, qword ptr fs:[rcx + {top}]"),
     "jmp farshore_entry_framed",
     ".cfi_endproc",
     ".size farshore_entry_asleep, . - farshore_entry_asleep",
@@ -84,9 +85,9 @@ global_asm!(
     ".cfi_undefined rip",
     // From the store on a handler may make a call that has the stack. (r11 is free: a system call destroys it.)
     "mov r11, qword ptr [rip + farshore_tls_asleep@gottpoff]",
-    "mov rcx, qword ptr fs:[r11 + {resume}]",
+    by_thread!("mov rcx, qword ptr fs:[r11 + {resume}]"),
     ".cfi_register rip, rcx",
-    "mov byte ptr fs:[r11], 0",
+    by_thread!("mov byte ptr fs:[r11], 0"),
     "jmp rcx",
     ".cfi_endproc",
     ".size farshore_leave_asleep, . - farshore_leave_asleep",

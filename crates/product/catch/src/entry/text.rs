@@ -93,6 +93,15 @@ global_asm!(
     jmp rcx
     .endm
 
+    # An instruction that goes by the thread pointer (sys/src/hosted.rs).
+    .macro farshore_by_thread instruction:vararg
+7701:
+    \instruction
+    .pushsection farshore_by_thread, "aR", @progbits
+    .long 7701b - .
+    .popsection
+    .endm
+
     .macro farshore_label name
     .globl \name
     .hidden \name
@@ -114,7 +123,7 @@ global_asm!(
     .p2align 5
     farshore_label farshore_entry
     mov rcx, [rip + farshore_tls_slot@gottpoff]
-    mov rcx, fs:[rcx + {call_stack}]
+    farshore_by_thread mov rcx, fs:[rcx + {call_stack}]
     # Neither this nor anything else before pushfq changes the flags.
     jrcxz 9b
 8:
@@ -197,7 +206,7 @@ global_asm!(
     je 3f
     mov [rbp + {o_result}], rax
     mov rcx, [rip + farshore_tls_slot@gottpoff]
-    cmp qword ptr fs:[rcx + {deferred}], 0
+    farshore_by_thread cmp qword ptr fs:[rcx + {deferred}], 0
     # From here on the frame has all, should a signal come.
     farshore_label farshore_entry_quick_leave
     jne 4f
@@ -325,7 +334,7 @@ global_asm!(
     mov ecx, [rbp + {o_vector_mode}]
     farshore_load_vectors
     mov rcx, [rip + farshore_tls_slot@gottpoff]
-    cmp qword ptr fs:[rcx + {deferred}], 0
+    farshore_by_thread cmp qword ptr fs:[rcx + {deferred}], 0
     # From here on the frame has all, should a signal come.
     farshore_label farshore_entry_leave
     jne 31f
@@ -452,7 +461,7 @@ farshore_for_program:
     mov r9, [rcx + 40]
 1:
     mov r11, [rip + farshore_tls_slot@gottpoff]
-    cmp qword ptr fs:[r11 + {deferred}], 0
+    farshore_by_thread cmp qword ptr fs:[r11 + {deferred}], 0
     jne 3f
     syscall
 2:

@@ -5,8 +5,10 @@
 
 use super::super::buffers::{
     Access, Args, IoVec, Memory, PAGE, PinSet, Pins, errno, guess, pin_all, pin_dir, read_once, read_user, run_with, text_len,
+    write_once,
 };
 use super::super::table::{Dir, Extent, Flow, Ptr};
+use farshore_sys::hosted::is_hosted;
 
 /// Most words of a structure in which pointers are looked for.
 const WORDS_MAX: u64 = 64;
@@ -173,7 +175,17 @@ pub(super) fn prctl(mem: &impl Memory, args: &Args) -> i64 {
 }
 
 /// `arch_prctl`: `ARCH_SET_GS` and `ARCH_SET_FS` give an address to a register, the others answer behind a pointer.
+///
+/// Of a hosted program the other register, which is 0 natively, is Farshore's: the program sees 0 and may set nothing else.
 pub(super) fn arch_prctl(mem: &impl Memory, args: &Args) -> i64 {
+    const ARCH_SET_GS: u64 = 0x1001;
+    const ARCH_GET_GS: u64 = 0x1004;
+    if is_hosted() && args[0] == ARCH_SET_GS {
+        return if args[1] == 0 { 0 } else { errno(libc::EPERM) };
+    }
+    if is_hosted() && args[0] == ARCH_GET_GS {
+        return if write_once(mem, args[1], &0u64) { 0 } else { errno(libc::EFAULT) };
+    }
     let mut set = PinSet::new();
     let mut pins = Pins::new(mem, &mut set);
     if !matches!(args[0], 0x1001 | 0x1002) {

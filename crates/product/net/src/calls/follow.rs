@@ -35,6 +35,7 @@ use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farshore_config::{OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE};
 use farshore_launch::{FirstLibrary, Loader, Obstacle, Place, Program, Rights, Work};
+use farshore_sys::hosted::is_hosted;
 use farshore_sys::signal::{self, How, SIGBUS, SIGSEGV, SIGSYS, SigSet};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -161,8 +162,13 @@ impl Plan {
         let library = text(library.as_os_str().as_bytes().to_vec())?;
         let library_place = Place::of(&library).map_err(|why| format!("the library's file cannot be found ({why})"))?;
         let mut buffer = vec![0; Work::BYTES];
-        let loader = farshore_launch::loader_of(c"/proc/self/exe", &mut Work::new(&mut buffer))
-            .map_err(|why| format!("the dynamic linker of this process is not known ({why:?})"))?;
+        let work = &mut Work::new(&mut buffer);
+        let loader = if is_hosted() {
+            Place::of(farshore_host::LOADER).map_err(Obstacle::LoaderMissing)
+        } else {
+            farshore_launch::loader_of(c"/proc/self/exe", work)
+        };
+        let loader = loader.map_err(|why| format!("the dynamic linker of this process is not known ({why:?})"))?;
         let kin = Variables::new(options)?;
         let others = Variables::new(&Options { family: None, ..options.clone() })?;
         Ok(Plan { library, library_place, loader, user: Rights::of_this_thread().real, kin, others, requires: options.require })

@@ -17,6 +17,7 @@
 
 mod above;
 mod dormant;
+mod hosted;
 mod limits;
 mod quick;
 mod start;

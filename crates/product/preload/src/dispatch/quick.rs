@@ -22,7 +22,7 @@ use farshore_catch::entry::{AGAIN, Answer};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_net::buffers::{Ticket, share};
 use farshore_net::calls::keepers;
-use farshore_sys::tls;
+use farshore_sys::{by_thread, tls};
 use iced_x86::{Decoder, DecoderOptions, EncodingKind, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 /// `read`, `write`, `pread64`, `pwrite64`, `sendto`, `recvfrom`: descriptor, buffer, length.
@@ -104,7 +104,7 @@ unsafe fn for_program(nr: u64, args: [u64; 6]) -> i64 {
             "jmp 4f",
             "2:",
             "mov r11, [rip + farshore_tls_slot@gottpoff]",
-            "cmp qword ptr fs:[r11 + {deferred}], 0",
+            by_thread!("cmp qword ptr fs:[r11 + {deferred}], 0"),
             "jne 5b",
             "syscall",
             "4:",

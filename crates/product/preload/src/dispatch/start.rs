@@ -14,7 +14,7 @@
 //! Whatever fails before 6 ends the program with status 125 and one line: never a program that runs without what was asked for. But
 //! a program that was started by one under Farshore then runs as it would have natively, also with a line.
 
-use crate::dispatch::dormant;
+use crate::dispatch::{dormant, hosted};
 use crate::ground::environment;
 use crate::ground::own_threads::knock;
 use crate::ground::report;
@@ -36,6 +36,7 @@ use farshore_engine::{Engine, Nodes, Shape};
 use farshore_net::calls::{follow, keepers, merging};
 use farshore_sys::clock::{self, MonotonicClock};
 use farshore_sys::futex::KernelFutex;
+use farshore_sys::hosted::is_hosted;
 use farshore_sys::huge::Source;
 use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::pagemap::Pagemap;
@@ -57,9 +58,14 @@ extern "C" fn at_load() {
     let (may_run_natively, merges) = (options.followed && !options.require, options.memory_merge);
     let maps = patch::Maps::read();
     let begun = begin(options, &maps);
-    let awake = begun.and_then(|begun| match dormant::begin(begun, &maps) {
-        Ok(()) => Ok(()),
-        Err(begun) => start(*begun, &maps),
+    let awake = begun.and_then(|begun| {
+        if is_hosted() {
+            return start(begun, &maps);
+        }
+        match dormant::begin(begun, &maps) {
+            Ok(()) => Ok(()),
+            Err(begun) => start(*begun, &maps),
+        }
     });
     if let Err(why) = awake {
         if !may_run_natively {
@@ -108,7 +114,8 @@ fn begin(mut options: Options, maps: &patch::Maps) -> Result<Begun, String> {
     // SAFETY: asks only.
     let heap_floor = unsafe { vm::brk(0) };
     // What another thread may be using stays the kernel's.
-    let statics = if has_one_task() { statics::arrays(options.threshold.bytes()) } else { Vec::new() };
+    let arrays = if is_hosted() { hosted::arrays } else { statics::arrays };
+    let statics = if has_one_task() { arrays(options.threshold.bytes()) } else { Vec::new() };
     Ok(Begun { options, heap_floor, statics, faults, program, started_ns: clock::by_syscall() })
 }
 
@@ -168,9 +175,11 @@ fn prepare(begun: Begun, maps: &patch::Maps) -> Result<&'static Runtime, String>
         }
     })
     .map_err(|why| why.to_string())?;
+    // The libc of a hosted program is in its own text, and ours is nobody else's.
+    let names = if is_hosted() { &[] } else { patch::DEFAULT_NAMES };
     // SAFETY: one thread runs (all others stand still in code of ours, and go on in the stubs), and until `running` the dispatcher passes
     // every call on; libraries stay where they are.
-    let report = unsafe { patch::patch(maps, patch::DEFAULT_NAMES, &|_| true, patch::Way::Awake) };
+    let report = unsafe { patch::patch(maps, names, &|_| true, patch::Way::Awake) };
     if options.trace {
         let how = if report.searched == 0 { "planned when the library was built" } else { "found by a search" };
         report::line(format_args!("{} of {} system call sites patched ({how})", report.patched, report.sites));

@@ -49,6 +49,8 @@ const DT_SYMTAB: u64 = 6;
 const DT_RELA: u64 = 7;
 const DT_RELASZ: u64 = 8;
 const DT_JMPREL: u64 = 23;
+const DT_INIT_ARRAY: u64 = 25;
+const DT_INIT_ARRAYSZ: u64 = 27;
 /// Relocations that put the address of another image's symbol somewhere.
 const R_X86_64_64: u32 = 1;
 const R_X86_64_GLOB_DAT: u32 = 6;
@@ -60,15 +62,30 @@ unsafe extern "C" {
     /// This library's own dynamic section.
     #[link_name = "_DYNAMIC"]
     static DYNAMIC: Dynamic;
+
+    /// Where it begins: the linker's name for its first byte.
+    #[link_name = "__ehdr_start"]
+    static START: u8;
 }
 
 /// An image's dynamic section.
-struct Section {
+pub struct Section {
     base: u64,
     first: *const Dynamic,
 }
 
 impl Section {
+    /// This library's own.
+    pub fn own() -> Section {
+        Section { base: &raw const START as u64, first: &raw const DYNAMIC }
+    }
+
+    /// The functions that are run when the image is loaded: their first, and their number.
+    pub fn functions_at_load(&self) -> (*const u64, usize) {
+        let first = self.address(DT_INIT_ARRAY) as *const u64;
+        (first, self.value(DT_INIT_ARRAYSZ) as usize / size_of::<u64>())
+    }
+
     /// The value of the first entry with this tag; 0: there is none.
     fn value(&self, wanted: u64) -> u64 {
         let mut entry = self.first;
@@ -156,6 +173,21 @@ pub fn arrays(threshold: u64) -> Vec<Range<u64>> {
     images.into_iter().flat_map(|image| image.arrays).collect()
 }
 
+/// The same for one program, by its program headers. Nothing of ours uses its data.
+pub fn of_program(headers: &[libc::Elf64_Phdr], threshold: u64) -> Vec<Range<u64>> {
+    let itself = headers.iter().find(|header| header.p_type == libc::PT_PHDR);
+    let base = itself.map_or(0, |header| (headers.as_ptr() as u64).wrapping_sub(header.p_vaddr));
+    zeros_of(headers, base, threshold).collect()
+}
+
+/// What of an image's segments that can be written is in no file, as far as that is `threshold` bytes or more.
+fn zeros_of(headers: &[libc::Elf64_Phdr], base: u64, threshold: u64) -> impl Iterator<Item = Range<u64>> {
+    let whole = |end: u64| end.next_multiple_of(PAGE_SIZE as u64);
+    (headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W != 0))
+        .map(move |segment| whole(base + segment.p_vaddr + segment.p_filesz)..whole(base + segment.p_vaddr + segment.p_memsz))
+        .filter(move |array| array.end.saturating_sub(array.start) >= threshold)
+}
+
 /// Looks at an image that is loaded.
 unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _size: usize, found: *mut c_void) -> c_int {
     // SAFETY: the dynamic linker's, valid during this call.
@@ -175,13 +207,8 @@ unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _size: usize, found: *mu
     if patch::is_named(&name.to_string_lossy(), patch::DEFAULT_NAMES) {
         return 0;
     }
-    let whole = |end: u64| end.next_multiple_of(PAGE_SIZE as u64);
     let is_large = |array: &Range<u64>| array.end.saturating_sub(array.start) >= found.threshold;
-    let mut arrays: Vec<Range<u64>> = segments()
-        .filter(|segment| segment.p_flags & libc::PF_W != 0)
-        .map(|segment| whole(at(segment) + segment.p_filesz)..whole(at(segment) + segment.p_memsz))
-        .filter(is_large)
-        .collect();
+    let mut arrays: Vec<Range<u64>> = zeros_of(headers, info.dlpi_addr, found.threshold).collect();
     if let (false, Some(dynamic)) = (arrays.is_empty(), headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)) {
         let copies = Section { base: info.dlpi_addr, first: at(dynamic) as *const Dynamic }.copies();
         arrays = arrays.into_iter().flat_map(|array| super::without(array, &copies)).filter(is_large).collect();

@@ -26,6 +26,7 @@ use farshore_catch::entry::{self, Call};
 use farshore_net::buffers::{self, Memory as _};
 use farshore_net::calls::follow::Starter;
 use farshore_net::calls::{exec, follow};
+use farshore_sys::hosted::is_hosted;
 use farshore_sys::raw::{Errno, getpid, gettid, nr, syscall};
 use farshore_sys::signal::{self, How, SigSet};
 use farshore_sys::thread::Home;
@@ -341,8 +342,15 @@ extern "C" fn farshore_parent_after_clone(flags: u64, result: i64) {
 
 /// A thread that was made without storage of its own has its parent's thread pointer, so it would take the parent's record for its own.
 /// It gets a copy of the storage: `errno` and the like are its own then, and not, as natively, its parent's.
+///
+/// So does every thread of a hosted program: what the program's threads have of their own is not where our words are.
 fn storage_apart() -> Option<Home> {
     let home = Home::new(0).ok()?;
+    if is_hosted() {
+        // SAFETY: fresh memory that is unmapped when the thread ends (`exit_thread`) or not at all.
+        unsafe { home.move_in_hosted() }.ok()?;
+        return Some(home);
+    }
     // SAFETY: fresh memory that is unmapped when the thread ends (`exit_thread`) or not at all. Threads of libc's, and of ours, have that
     // much behind their pointer.
     unsafe { home.move_in(THREAD_BYTES as usize) }.ok()?;
@@ -352,7 +360,7 @@ fn storage_apart() -> Option<Home> {
 /// The calling thread, which shares its parent's memory, gets its record. `None`: there is no memory.
 fn begin(flags: u64, given: u64, stack: u64) -> Option<()> {
     let guest = given & AS_GUEST as u64 != 0;
-    let own_pointer = flags & CLONE_SETTLS != 0;
+    let own_pointer = flags & CLONE_SETTLS != 0 && !is_hosted();
     // (With a thread pointer of its own it does not find its parent.)
     let parent = thread::current().filter(|_| flags & CLONE_VFORK != 0 && !own_pointer);
     let parents = parent.and_then(|parent| parent.actions.get());

@@ -25,7 +25,7 @@ use farshore_net::buffers::Memory as _;
 use farshore_sys::own::Stack;
 use farshore_sys::raw::Errno;
 use farshore_sys::signal::{self, Action, How, Reg, SigInfo, SigSet, UContext, flags};
-use farshore_sys::tls;
+use farshore_sys::{by_thread, tls};
 
 /// The actions that the two signals had before.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ global_asm!(
     "mov rbp, rsp",
     ".cfi_def_cfa_register rbp",
     "mov rax, qword ptr [rip + farshore_tls_asleep@gottpoff]",
-    "mov rsp, qword ptr fs:[rax + {top}]",
+    by_thread!("mov rsp, qword ptr fs:[rax + {top}]"),
     "call {handler}",
     "mov rsp, rbp",
     "pop rbp",
