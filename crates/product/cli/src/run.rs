@@ -11,7 +11,7 @@ use farshore_config::{
 };
 use rustix::fs::Access;
 
-use farshore_host::{Guest, Refused};
+use farshore_host::{FAULTS, Guest, Refused};
 use farshore_launch::FirstLibrary;
 
 use crate::args::RunArgs;
@@ -135,7 +135,6 @@ fn environment(
 /// # Errors
 /// As [`execute`]; or there can be no helper (125).
 fn execute_hosted(path: &Path, command: &[OsString], library: &Path, options: &Options) -> Result<u8, Refusal> {
-    const FAULTS: &str = "FARSHORE_FAULTY";
     let user = std::env::vars_os().filter(|(name, _)| name != OPTIONS_VARIABLE && name != OLD_PRELOAD_VARIABLE);
     let without_ours = |(name, value): (OsString, OsString)| {
         let kept = if name == PRELOAD_VARIABLE { library::preload(library, &FirstLibrary::NONE, Some(&value)).1? } else { value };

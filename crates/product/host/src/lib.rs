@@ -70,6 +70,9 @@ pub const LOADER: &CStr = c"/lib64/ld-linux-x86-64.so.2";
 /// For the library's environment: its libc leaves `rseq`, of which a thread can have one, to the program's.
 pub const TUNABLES: &[u8] = b"GLIBC_TUNABLES=glibc.pthread.rseq=0";
 
+/// The variable by which tests have swap spaces inject faults. The library finds it in its own environment.
+pub const FAULTS: &str = "FARSHORE_FAULTY";
+
 /// What is put into a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Guest<'a> {

@@ -19,6 +19,7 @@ use super::follow::{self, Plan, Start, Starter};
 use core::ffi::CStr;
 use core::fmt::Arguments;
 use core::sync::atomic::{AtomicU64, Ordering};
+use farshore_host::Refused;
 
 /// Longest argument that the kernel accepts, with its zero byte.
 const STRING_MAX: u64 = 128 << 10;
@@ -222,7 +223,7 @@ fn first_argument(nr: u64) -> usize {
 impl<M: Memory> Prepared<'_, M> {
     /// Whether the new program will run under Farshore.
     pub fn is_followed(&self) -> bool {
-        matches!(self.start, Start::Followed { .. })
+        matches!(self.start, Start::Followed { .. } | Start::Hosted { .. })
     }
 
     /// Makes the call; returns only if it fails, with its result. `say` writes a line for the user.
@@ -241,6 +242,20 @@ impl<M: Memory> Prepared<'_, M> {
                 errno(libc::EPERM)
             }
             Start::Refused(_) => self.natively(),
+            Start::Hosted { .. } if !self.exists() => self.natively(),
+            Start::Hosted { plan, options, handed } => {
+                follow::hand_on(self.mem, handed, true);
+                let answer = plan.host(options, || self.natively());
+                follow::hand_on(self.mem, handed, false);
+                answer.unwrap_or_else(|Refused(why, _)| {
+                    if plan.requires() {
+                        self.say("is not started (--require)", why, say);
+                        return errno(libc::EPERM);
+                    }
+                    self.say("runs without Farshore", why, say);
+                    self.natively()
+                })
+            }
             Start::Followed { envp, handed } => {
                 follow::hand_on(self.mem, handed, true);
                 let answer = self.kernel(*envp);

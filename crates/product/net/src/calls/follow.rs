@@ -18,7 +18,8 @@
 //! |---|---|
 //! | can be run under Farshore | under Farshore |
 //! | Farshore's command, which is static | natively, and hands the environment on to what it becomes |
-//! | static, 32-bit, with another dynamic linker than this process's, gaining rights, unreadable | natively, with a line on stderr |
+//! | static, or with another dynamic linker than glibc's | under Farshore, by a helper (`farshore_host`), with the environment as it is |
+//! | 32-bit, with another glibc's dynamic linker than this process's, gaining rights, unreadable | natively, with a line on stderr |
 //! | no program (not there, damaged, for another machine, text) | the kernel's own error, without a word |
 //! | the library's file has been replaced or removed, or is out of reach (`chroot`) | natively, with a line on stderr |
 //! | no room for our variables | natively, with a line on stderr |
@@ -34,6 +35,7 @@ use super::merging;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farshore_config::{OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE};
+use farshore_host::{FAULTS, Guest};
 use farshore_launch::{FirstLibrary, Loader, Obstacle, Place, Program, Rights, Work};
 use farshore_sys::hosted::is_hosted;
 use farshore_sys::signal::{self, How, SIGBUS, SIGSEGV, SIGSYS, SigSet};
@@ -58,6 +60,8 @@ pub struct Plan {
     others: Variables,
     /// Programs that cannot run under Farshore are not started.
     requires: bool,
+    /// Faults that swap spaces inject (tests), for programs that have a helper: as in this process's environment.
+    faults: Option<CString>,
 }
 
 /// What starts a program, with its plan.
@@ -116,6 +120,15 @@ pub enum Start {
     Unlike(&'static str),
     /// Not at all, for this reason: `--require`.
     Refused(&'static str),
+    /// Under Farshore, though it loads no library: a helper puts it there, with this plan and these options.
+    Hosted {
+        /// The plan, which has the library's path.
+        plan: &'static Plan,
+        /// `FARSHORE_OPTIONS=…`
+        options: &'static CStr,
+        /// Descriptors that stay open for it.
+        handed: &'static [i32],
+    },
     /// Under Farshore, with this array for an environment.
     Followed {
         /// Address of the array.
@@ -151,7 +164,7 @@ pub fn renew(options: &Options) {
     let Some(old) = plan() else { return };
     let variables = |options| Variables::new(options).ok();
     if let (Some(kin), Some(others)) = (variables(options), variables(&Options { family: None, ..options.clone() })) {
-        let plan = Plan { library: old.library.clone(), kin, others, ..*old };
+        let plan = Plan { library: old.library.clone(), faults: old.faults.clone(), kin, others, ..*old };
         // The one before stays: somebody may be using it.
         PLAN.store(Box::into_raw(Box::new(plan)), Ordering::Release);
     }
@@ -171,7 +184,18 @@ impl Plan {
         let loader = loader.map_err(|why| format!("the dynamic linker of this process is not known ({why:?})"))?;
         let kin = Variables::new(options)?;
         let others = Variables::new(&Options { family: None, ..options.clone() })?;
-        Ok(Plan { library, library_place, loader, user: Rights::of_this_thread().real, kin, others, requires: options.require })
+        let faults =
+            std::env::var_os(FAULTS).map(|value| text([FAULTS.as_bytes(), b"=", value.as_bytes()].concat())).transpose()?;
+        Ok(Plan {
+            faults,
+            library,
+            library_place,
+            loader,
+            user: Rights::of_this_thread().real,
+            kin,
+            others,
+            requires: options.require,
+        })
     }
 
     /// Bytes of room that [`Starter::start`] needs in an image whose environment has so many entries and bytes.
@@ -183,6 +207,17 @@ impl Plan {
         let ours = self.library.count_bytes() + options + names;
         // The program's own LD_PRELOAD, twice.
         array + bytes * 2 + (ours + Work::BYTES) as u64
+    }
+
+    /// Makes an exec by `make` of a program that loads no library. The call's answer, if it fails; or why there can be no helper.
+    ///
+    /// # Errors
+    /// See [`farshore_host::execute`].
+    pub(super) fn host(&self, options: &CStr, make: impl FnOnce() -> i64) -> Result<i64, farshore_host::Refused> {
+        let faults = self.faults.as_ref().map(|faults| faults.to_bytes());
+        let all = [options.to_bytes(), farshore_host::TUNABLES, faults.unwrap_or_default()];
+        let environment = if faults.is_some() { &all[..] } else { &all[..2] };
+        farshore_host::execute(&Guest { library: &self.library, environment, required: self.requires }, make)
     }
 
     /// Whether programs that cannot run under Farshore are not started.
@@ -216,8 +251,10 @@ impl Plan {
         let mut work = Work::new(room);
         let checked = farshore_launch::check(&program, &rights, &mut work);
         let first = work.first_library();
+        let hosted = matches!(checked, Err(obstacle) if obstacle.is_hosted());
         match checked {
             Ok(loader) if loader == self.loader => {}
+            Err(_) if hosted => {}
             // It loads no library itself, and hands the environment on.
             Err(Obstacle::Command) => {}
             Err(obstacle) if obstacle.is_passing() => {
@@ -240,10 +277,13 @@ impl Plan {
         if Place::of(&self.library) != Ok(self.library_place) {
             return Start::Unlike("the library that runs here was replaced or removed, or cannot be reached any more");
         }
-        let mut writer = Writer { addr, room, at: 0 };
         let variables = if rights.real == self.user { &self.kin } else { &self.others };
         let options = if by.is_first { &variables.becomes } else { &variables.starts };
         let options = &options[usize::from(merging::is_wanted())];
+        if hosted {
+            return Start::Hosted { plan: self, options, handed: &variables.handed };
+        }
+        let mut writer = Writer { addr, room, at: 0 };
         match self.write(&mut writer, entries, &own, options, &first) {
             Some(()) => Start::Followed { envp: addr, handed: &variables.handed },
             None => Start::Unlike("its environment has changed while it was copied"),
