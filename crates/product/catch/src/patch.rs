@@ -133,6 +133,8 @@ impl PatchReport {
 }
 
 const INT3: u8 = 0xcc;
+/// How far a jump leads, but for the size of the room and of a window.
+const REACH: u64 = (1 << 31) - (1 << 20);
 const NR_MPROTECT: u64 = 10;
 const PROT_READ_WRITE: u64 = 3;
 const PROT_READ_EXEC: u64 = 5;
@@ -171,10 +173,48 @@ pub unsafe fn patch_by(table: &[u8], maps: &Maps, names: &[&str], wanted: &dyn F
             work.push((text.clone(), std::mem::replace(&mut windows, rest)));
         }
     }
+    // SAFETY: one thread, the caller says, and this is the only place where they are used.
+    let stubs = || Some(unsafe { Stubs::unused() });
     // SAFETY: one thread, the caller says; the windows are those of the texts that they are with, which are mapped there and not unmapped while the process starts.
-    unsafe { apply(&work, way, &mut report) };
-    report.left = report.restorers + report.indirect + report.windowless + report.unreachable + report.refused;
+    unsafe { apply(&work, stubs, way, &mut report) };
+    report.sum_up();
     report
+}
+
+/// Patches the calls of a hosted program, whose text `at` lies in: those in functions that its file lists. Call [`super::entry::init`] before.
+///
+/// # Safety
+/// As for [`patch`].
+pub unsafe fn patch_program(maps: &Maps, at: u64) -> PatchReport {
+    let mut report = PatchReport::default();
+    let (Some(image), Some(file)) = (maps.image_around(at), maps::Mapped::of(c"/proc/self/exe")) else { return report };
+    report.searched += 1;
+    let Some(plan) = Plan::of_program(&image, file.bytes()) else { return report };
+    report.add(&plan);
+    let mut windows = plan.windows;
+    let mut work: Vec<(Range<u64>, Vec<Window>)> = Vec::new();
+    for text in image.texts() {
+        let rest = windows.split_off(windows.partition_point(|window| window.range.start < text.end));
+        work.push((text.clone(), std::mem::replace(&mut windows, rest)));
+    }
+    // A program that the kernel has put near the library can use its room.
+    let reaches = |text: &Range<u64>| [text.start, text.end].iter().all(|&at| at.abs_diff(stubs::start()) < REACH);
+    let stubs = || match image.texts() {
+        // SAFETY: one thread, the caller says, and this is the only place where they are used.
+        texts if texts.iter().all(reaches) => Some(unsafe { Stubs::unused() }),
+        // SAFETY: once, at start-up, the caller says.
+        texts => unsafe { Stubs::near(texts.first()?.start, Way::Awake.entry()) },
+    };
+    // SAFETY: as in `patch_by`.
+    unsafe { apply(&work, stubs, Way::Awake, &mut report) };
+    report.sum_up();
+    report
+}
+
+impl PatchReport {
+    fn sum_up(&mut self) {
+        self.left = self.restorers + self.indirect + self.windowless + self.unreachable + self.refused;
+    }
 }
 
 /// The plan that was made when this library was built, if it is for this image and no byte of a window differs. Sites that are patched already are left out.
@@ -230,14 +270,16 @@ fn may_call(image: &Image<'_>, wanted: &dyn Fn(u64) -> bool) -> bool {
 
 /// # Safety
 /// As for [`patch`]; each text is mapped, and has the windows that are with it.
-unsafe fn apply(work: &[(Range<u64>, Vec<Window>)], way: Way, report: &mut PatchReport) {
+unsafe fn apply(work: &[(Range<u64>, Vec<Window>)], stubs: impl FnOnce() -> Option<Stubs>, way: Way, report: &mut PatchReport) {
     let count = work.iter().map(|(_, windows)| windows.len()).sum();
     if count == 0 {
         return;
     }
-    // SAFETY: one thread, the caller says, and this is the only place where they are used.
-    let mut stubs = unsafe { Stubs::unused() };
-    let room = stubs::start()..stubs::start() + stubs::LENGTH;
+    let Some(mut stubs) = stubs() else {
+        let numbers = |windows: &Vec<Window>| windows.iter().map(|window| window.number).collect::<Vec<_>>();
+        return work.iter().for_each(|(_, windows)| report.leave(|report| &mut report.unreachable, numbers(windows).into_iter()));
+    };
+    let room = stubs.room();
     // SAFETY: nothing but stubs is in the room, and no site leads to one while it is not executable: below.
     let opened = unsafe { protect(&room, PROT_READ_WRITE) };
     if opened < 0 {
@@ -245,7 +287,10 @@ unsafe fn apply(work: &[(Range<u64>, Vec<Window>)], way: Way, report: &mut Patch
     }
     let mut jumps: Vec<(&Range<u64>, &Window, u64)> = Vec::with_capacity(count);
     for (text, window) in work.iter().flat_map(|(text, windows)| windows.iter().map(move |window| (text, window))) {
-        match stubs.next_address().and_then(|address| Some((address, stub(window, address, way)?))) {
+        match stubs
+            .next_address()
+            .and_then(|address| Some((address, stub(window, address, stubs.gate().unwrap_or(way.entry()))?)))
+        {
             Some((address, bytes)) => {
                 // SAFETY: the room was made writable above.
                 unsafe { stubs.push(&bytes) };
@@ -357,8 +402,8 @@ impl Writer {
     }
 }
 
-/// The stub for `window` at `address`. `None`: out of reach.
-fn stub(window: &Window, address: u64, way: Way) -> Option<StubBytes> {
+/// The stub for `window` at `address`, which leads to `entry`. `None`: out of reach.
+fn stub(window: &Window, address: u64, entry: u64) -> Option<StubBytes> {
     let mut writer = Writer { bytes: [INT3; STUB_SIZE], length: 0, address };
     // The jump to the stub is as far as the jump back, to within two stubs.
     i32::try_from((address.wrapping_sub(window.range.start) as i64).checked_add(0x1000)?).ok()?;
@@ -370,7 +415,7 @@ fn stub(window: &Window, address: u64, way: Way) -> Option<StubBytes> {
     writer.bytes[8..STUB_HEAD].copy_from_slice(&place.resume().to_le_bytes());
     debug_assert_eq!(writer.here(), place.call());
     writer.push_relative(&[0x4c, 0x8d, 0x1d], address)?;
-    writer.push_relative(&[0xe9], way.entry())?;
+    writer.push_relative(&[0xe9], entry)?;
     if window.site < window.range.end {
         writer.push(window.moved(window.site..window.range.end, writer.here())?.bytes())?;
         writer.push_relative(&[0xe9], window.range.end)?;

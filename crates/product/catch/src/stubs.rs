@@ -8,13 +8,18 @@
 //! - one unwind rule, fixed when we are linked, can cover all stubs.
 //!
 //! The room is whole pages on which nothing else lies, so they can be writable and not executable while they are filled.
+//! The text of a hosted program may lie farther away. Its stubs are in a room of their own near it ([`Stubs::near`]): memory in no file, without an unwind
+//! rule, which is never writable and executable at a time either. Its first stub is the jump to the entry, by its whole address, and belongs to no site.
+//!
 //! Each stub has 64 bytes, aligned to 64. Its first word is the *site*, the address behind the original `syscall`, its second
 //! one *resume*, where the program goes on after the call. A stub never changes `rsp`, so the unwind rule for every byte of it is: the caller's `rsp` is ours, and the return
 //! address is the word at `rip & -64`. An unwinder that finds a thread in a stub (a signal handler's, for cancellation)
 //! goes on in the function that the stub was taken from, at its `syscall`.
 
+use crate::entry::raw;
 use core::arch::global_asm;
 use core::mem::size_of;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of one stub.
 pub const STUB_SIZE: usize = 64;
@@ -60,14 +65,78 @@ pub fn start() -> u64 {
 /// Bytes from [`start`] that are stubs.
 pub const LENGTH: u64 = (STUB_COUNT * STUB_SIZE) as u64;
 
-/// Hands out stubs in order. There is one, made at start-up; its stubs are writable only between the caller's two
-/// `mprotect`s over the whole room.
+/// Hands out stubs in order. Its stubs are writable only between the caller's two `mprotect`s over the whole room.
 #[derive(Debug)]
 pub struct Stubs {
+    start: u64,
+    count: usize,
     used: usize,
+    /// Where stubs lead, if it is not the entry: to the first stub.
+    gate: Option<u64>,
+}
+
+/// Where the room near a program begins; 0: there is none.
+static NEAR: AtomicU64 = AtomicU64::new(0);
+/// Stubs in it: Go's runtime needs 40, a static glibc 200.
+const NEAR_COUNT: usize = 512;
+const NEAR_LENGTH: u64 = (NEAR_COUNT * STUB_SIZE) as u64;
+
+/// The stub that an address lies in, of either room.
+pub fn around(at: u64) -> Option<u64> {
+    let near = NEAR.load(Ordering::Acquire);
+    let is_stub = at.wrapping_sub(start()) < LENGTH || near != 0 && at.wrapping_sub(near) < NEAR_LENGTH;
+    is_stub.then_some(at & !(STUB_SIZE as u64 - 1))
+}
+
+/// Whether an address is that of the jump by which the stubs near a program reach the entry.
+pub fn is_gate(at: u64) -> bool {
+    let near = NEAR.load(Ordering::Acquire);
+    near != 0 && at == near
 }
 
 impl Stubs {
+    /// A room of its own, below `text` and in its reach, writable. `None`: there is no memory there.
+    ///
+    /// # Safety
+    /// Once, at start-up.
+    pub unsafe fn near(text: u64, entry: u64) -> Option<Stubs> {
+        // MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+        const FLAGS: u64 = 0x10_0022;
+        const READ_WRITE: u64 = 3;
+        const NR_MMAP: u64 = 9;
+        /// What a program may want below its text, and how far a room may be from it.
+        const APART: u64 = 1 << 20;
+        const FAR: u64 = 1 << 30;
+        const LOWEST: u64 = 1 << 16;
+        // Each try is a call: a program that has so much there does without.
+        const TRIES: usize = 256;
+        let highest = (text & !(PAGE as u64 - 1)).checked_sub(APART + NEAR_LENGTH)?;
+        let places = (0..FAR / APART).map_while(|n| highest.checked_sub(n * APART)).take_while(|&place| place >= LOWEST);
+        // SAFETY: new memory, where nothing is.
+        let map = |place| unsafe { raw(NR_MMAP, [place, NEAR_LENGTH, READ_WRITE, FLAGS, u64::MAX, 0]) };
+        let start = places.take(TRIES).map(map).find(|&answer| answer > 0)? as u64;
+        let mut stubs = Stubs { start, count: NEAR_COUNT, used: 0, gate: None };
+        let mut gate = [0xcc; STUB_SIZE];
+        // jmp [rip]
+        gate[..6].copy_from_slice(&[0xff, 0x25, 0, 0, 0, 0]);
+        gate[6..14].copy_from_slice(&entry.to_le_bytes());
+        // SAFETY: the room is writable.
+        unsafe { stubs.push(&gate) };
+        stubs.gate = Some(start);
+        NEAR.store(start, Ordering::Release);
+        Some(stubs)
+    }
+
+    /// The room.
+    pub fn room(&self) -> core::ops::Range<u64> {
+        self.start..self.start + (self.count * STUB_SIZE) as u64
+    }
+
+    /// Where stubs lead, if it is not the entry itself.
+    pub fn gate(&self) -> Option<u64> {
+        self.gate
+    }
+
     /// Those that nobody has.
     ///
     /// # Safety
@@ -77,12 +146,12 @@ impl Stubs {
         let room =
             unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance::<StubBytes>(start() as usize), STUB_COUNT) };
         // A stub begins with an address, and no address looks like that.
-        Stubs { used: room.partition_point(|stub| stub[..8] != [0xcc; 8]) }
+        Stubs { start: start(), count: STUB_COUNT, gate: None, used: room.partition_point(|stub| stub[..8] != [0xcc; 8]) }
     }
 
     /// Where the next stub will be. `None`: all are used.
     pub fn next_address(&self) -> Option<u64> {
-        (self.used < STUB_COUNT).then(|| start() + (self.used * STUB_SIZE) as u64)
+        (self.used < self.count).then(|| self.start + (self.used * STUB_SIZE) as u64)
     }
 
     /// Writes the next stub.
@@ -114,7 +183,7 @@ mod tests {
 
     #[test]
     fn stubs_come_side_by_side_and_end() {
-        let mut stubs = Stubs { used: 0 };
+        let mut stubs = Stubs { start: start(), count: STUB_COUNT, used: 0, gate: None };
         assert_eq!(stubs.next_address(), Some(start()));
         stubs.used = STUB_COUNT - 1;
         assert_eq!(stubs.next_address(), Some(start() + LENGTH - STUB_SIZE as u64));

@@ -54,6 +54,8 @@ pub mod passed {
     pub const ENTRY: u64 = 0x4653_0001;
     /// The program's first stack pointer.
     pub const STACK: u64 = 0x4653_0002;
+    /// The first instruction of the program itself, as natively `AT_ENTRY` says.
+    pub const PROGRAM: u64 = 0x4653_0007;
     /// The program's headers in its memory, and their number, as natively `AT_PHDR` and `AT_PHNUM` say.
     pub const HEADERS: u64 = 0x4653_0005;
     /// See [`HEADERS`].

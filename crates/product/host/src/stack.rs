@@ -76,7 +76,7 @@ impl Auxiliary {
 
     /// Makes the vector the library's: its headers, its entry, the place of its dynamic linker, its path.
     pub fn become_of(&mut self, library: &crate::image::Image, loader: &crate::image::Image, path: u64) -> Result<(), Errno> {
-        for (kind, passed) in [(AT_PHDR, passed::HEADERS), (AT_PHNUM, passed::COUNT)] {
+        for (kind, passed) in [(AT_PHDR, passed::HEADERS), (AT_PHNUM, passed::COUNT), (AT_ENTRY, passed::PROGRAM)] {
             self.set(passed, self.get(kind).unwrap_or(0))?;
         }
         let changes = [(AT_PHDR, library.headers), (AT_PHNUM, library.count), (AT_ENTRY, library.entry), (AT_BASE, loader.base)];

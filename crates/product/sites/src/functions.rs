@@ -4,6 +4,7 @@ use crate::SYSCALL;
 use crate::image::{Memory, Text};
 use crate::search::each_syscall;
 use iced_x86::{Decoder, DecoderOptions};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// The functions that contain the bytes of a `syscall`, as `.eh_frame_hdr` names them.
@@ -12,8 +13,13 @@ pub(crate) struct Functions<'a> {
     pub(crate) all: Vec<Range<u64>>,
     /// Bytes of a `syscall` in no function.
     pub(crate) unknown: usize,
-    /// Where all functions of the image begin, in order: distances from the table.
-    pub(crate) rows: &'a [[u8; 8]],
+    pub(crate) begins: Begins<'a>,
+}
+
+/// Where all functions of the image begin, in order: distances from the table, each with that of its description.
+#[derive(Default)]
+pub(crate) struct Begins<'a> {
+    pub(crate) rows: Cow<'a, [[u8; 8]]>,
     pub(crate) table: u64,
 }
 
@@ -33,11 +39,18 @@ impl<'a> Functions<'a> {
         let count = u64::from(memory.u32(table + 8)?);
         // Function and description, in the order of functions.
         let (rows, _) = memory.bytes(table + 12, count * 8)?.as_chunks::<8>();
+        Some(Functions::of_rows(memory, Begins { rows: Cow::Borrowed(rows), table }, texts))
+    }
+
+    /// The same with rows that begin a table, or were made for one.
+    pub(crate) fn of_rows(memory: &Memory<'_, 'a>, begins: Begins<'a>, texts: &[Range<u64>]) -> Functions<'a> {
+        let mut functions = Functions { begins, ..Functions::default() };
+        let Functions { all, unknown, begins: Begins { rows, table } } = &mut functions;
+        let (rows, table) = (&rows[..], *table);
         let at = |word: &[u8]| {
             let offset = word.first_chunk().map_or(0, |word| i32::from_le_bytes(*word));
             table.wrapping_add_signed(i64::from(offset))
         };
-        let mut functions = Functions { rows, table, ..Functions::default() };
         for text in texts {
             let Some(bytes) = memory.bytes(text.start, text.end - text.start) else { continue };
             each_syscall(bytes, |offset| {
@@ -46,10 +59,10 @@ impl<'a> Functions<'a> {
                 let next = rows.partition_point(|row| at(row) <= site);
                 let row = next.checked_sub(1).and_then(|last| rows.get(last));
                 let Some((start, entry)) = row.map(|row| (at(row), at(&row[4..]))) else {
-                    functions.unknown += 1;
+                    *unknown += 1;
                     return;
                 };
-                if functions.all.last().is_some_and(|last| last.start == start && end <= last.end) {
+                if all.last().is_some_and(|last| last.start == start && end <= last.end) {
                     return;
                 }
                 let named = u64::from(memory.u32(entry.wrapping_add(12)).unwrap_or(0));
@@ -58,21 +71,22 @@ impl<'a> Functions<'a> {
                 let length = if end <= start + named { named } else { behind };
                 let holds = end <= start + length && memory.bytes(start, length).is_some();
                 if holds && plain_entry(memory, entry, start) == Some(true) {
-                    functions.all.push(start..start + length);
+                    all.push(start..start + length);
                 } else if !is_restorer(&bytes[..offset]) {
-                    functions.unknown += 1;
+                    *unknown += 1;
                 }
             });
         }
-        Some(functions)
+        functions
     }
 
     /// Whether no instruction begins at `at`, which lies in a function that can be decoded so far.
     pub(crate) fn is_inside_instruction(&self, text: &Text<'_>, at: u64) -> bool {
-        let begins = |row: &[u8; 8]| self.table.wrapping_add_signed(i32::from_le_bytes([row[0], row[1], row[2], row[3]]).into());
-        let next = self.rows.partition_point(|row| begins(row) <= at);
-        let Some(start) = next.checked_sub(1).and_then(|row| self.rows.get(row)).map(begins) else { return false };
-        let end = self.rows.get(next).map_or(at, begins).max(at + 1);
+        let Begins { rows, table } = &self.begins;
+        let begins = |row: &[u8; 8]| table.wrapping_add_signed(i32::from_le_bytes([row[0], row[1], row[2], row[3]]).into());
+        let next = rows.partition_point(|row| begins(row) <= at);
+        let Some(start) = next.checked_sub(1).and_then(|row| rows.get(row)).map(begins) else { return false };
+        let end = rows.get(next).map_or(at, begins).max(at + 1);
         let Some(bytes) = text.slice(&(start..end)) else { return false };
         let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
         let around = decoder.iter().find(|instruction| instruction.is_invalid() || instruction.next_ip() > at);
@@ -81,12 +95,12 @@ impl<'a> Functions<'a> {
 }
 
 /// Whether a `syscall` behind these bytes is that of a signal handler's restorer: `mov rax, 15`.
-fn is_restorer(before: &[u8]) -> bool {
+pub(crate) fn is_restorer(before: &[u8]) -> bool {
     before.ends_with(&[0x48, 0xc7, 0xc0, 15, 0, 0, 0]) || before.ends_with(&[0xb8, 15, 0, 0, 0])
 }
 
 /// Whether the frame description at `entry` is for an ordinary function at `start`. `None`: it cannot be read.
-fn plain_entry(memory: &Memory<'_, '_>, entry: u64, start: u64) -> Option<bool> {
+pub(crate) fn plain_entry(memory: &Memory<'_, '_>, entry: u64, start: u64) -> Option<bool> {
     let information = entry.checked_add(4)?.checked_sub(u64::from(memory.u32(entry + 4)?))?;
     if memory.u32(information + 4)? != 0 {
         return None;

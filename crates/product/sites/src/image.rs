@@ -49,7 +49,7 @@ macro_rules! number {
 
 /// Reads numbers by their addresses.
 #[derive(Debug)]
-pub(crate) struct Memory<'i, 'a>(&'i [Part<'a>]);
+pub(crate) struct Memory<'i, 'a>(pub(crate) &'i [Part<'a>]);
 
 impl<'a> Memory<'_, 'a> {
     number!(u8, u8);

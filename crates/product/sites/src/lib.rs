@@ -12,7 +12,7 @@
 //!
 //! Every doubt is settled by leaving the site alone.
 //!
-//! 1. **Instructions are instructions.** Only functions that `.eh_frame` names are decoded, each from its first byte, up to the next one where
+//! 1. **Instructions are instructions.** Only functions that `.eh_frame` names are decoded (of programs without its table, those of [`listed`]), each from its first byte, up to the next one where
 //!    the call lies behind what the description covers (`clone`).
 //!    One invalid instruction, and the function is left alone. So data in text is never taken for code.
 //! 2. **Nobody jumps into a window.** The jumps of the decoded functions are known. The rest of the text is searched for
@@ -30,6 +30,7 @@
 mod functions;
 mod image;
 pub mod installed;
+mod listed;
 mod numbers;
 mod plan;
 mod search;

@@ -2,6 +2,7 @@
 
 use crate::functions::Functions;
 use crate::image::{Image, Text};
+use crate::listed;
 use crate::numbers::{number_of, sets_sigreturn};
 use crate::search::targets_inside;
 use crate::window::{WINDOW_MOST, Window};
@@ -37,12 +38,25 @@ pub struct Plan {
 impl Plan {
     /// The plan for all sites of an image; `None`: nobody can tell where its functions are.
     pub fn of(image: &Image<'_>) -> Option<Plan> {
-        let functions = image.functions()?;
+        Some(Plan::with(image, &image.functions()?, true))
+    }
+
+    /// The plan for a program that may have no table of its functions in memory, from its whole `file`; `None`: nobody can tell where they are.
+    pub fn of_program(image: &Image<'_>, file: &[u8]) -> Option<Plan> {
+        if let Some(plan) = Plan::of(image) {
+            return Some(plan);
+        }
+        let (functions, searched) = listed::functions(image, file)?;
+        Some(Plan::with(image, &functions, searched))
+    }
+
+    /// `searched`: code outside of the functions may jump into them.
+    fn with(image: &Image<'_>, functions: &Functions<'_>, searched: bool) -> Plan {
         let mut plan = Plan { unknown: functions.unknown + usize::from(image.hides_text()), ..Plan::default() };
         for text in image.texts().iter().filter_map(|range| image.text(range)) {
-            plan.add(&text, &functions);
+            plan.add(&text, functions, searched);
         }
-        Some(plan)
+        plan
     }
 
     /// Leaves only the sites of calls that are wanted.
@@ -60,7 +74,7 @@ impl Plan {
     }
 
     /// Adds the sites of `text`.
-    pub(crate) fn add(&mut self, text: &Text<'_>, functions: &Functions<'_>) {
+    pub(crate) fn add(&mut self, text: &Text<'_>, functions: &Functions<'_>, searched: bool) {
         let mut code = Code::default();
         for function in &functions.all {
             if let Some(bytes) = text.slice(function)
@@ -69,7 +83,12 @@ impl Plan {
                 self.unknown += 1;
             }
         }
-        let targets = targets_inside(text, &mut code, |at| functions.is_inside_instruction(text, at));
+        let targets = if searched {
+            targets_inside(text, &mut code, |at| functions.is_inside_instruction(text, at))
+        } else {
+            code.targets.sort_unstable();
+            std::mem::take(&mut code.targets)
+        };
         let first = self.windows.len();
         for site in &code.sites {
             if let Some(reason) = site.left {

@@ -34,7 +34,7 @@
 //! A program that steps itself by the trap flag gets its traps at the same places as natively: traps inside of our code are not
 //! reported ([`Where::Step`]).
 
-use super::super::patch;
+use super::super::{patch, stubs};
 use super::{ACTION_SIGRETURN, AGAIN, Call, FRAME};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_sys::signal::{self, How, Reg, SigSet, UContext};
@@ -190,7 +190,7 @@ pub fn find(context: &mut UContext, step: bool) -> Where {
     }
     let at = |label: unsafe extern "C" fn()| label as *const () as u64;
     let within = |from, to| (at(from)..at(to)).contains(&rip);
-    if within(farshore_entry_text, farshore_entry_switched) {
+    if within(farshore_entry_text, farshore_entry_switched) || stubs::is_gate(rip) {
         if step {
             return Where::Step;
         }

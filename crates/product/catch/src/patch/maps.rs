@@ -148,6 +148,50 @@ pub(super) fn parse_mapping(line: &str) -> Option<Mapping<'_>> {
     path.starts_with('/').then_some(Mapping { range, permissions, offset, path })
 }
 
+/// A file that is mapped to be read, whole.
+pub(super) struct Mapped {
+    start: u64,
+    length: usize,
+}
+
+impl Mapped {
+    /// `None`: it cannot be read.
+    pub(super) fn of(path: &core::ffi::CStr) -> Option<Mapped> {
+        const NR_LSEEK: u64 = 8;
+        const NR_MMAP: u64 = 9;
+        const SEEK_END: u64 = 2;
+        const PROT_READ: u64 = 1;
+        const MAP_PRIVATE: u64 = 2;
+        // SAFETY: opens by a constant name.
+        let fd = unsafe { raw(NR_OPENAT, [AT_FDCWD as u64, path.as_ptr() as u64, O_CLOEXEC, 0, 0, 0]) };
+        if fd < 0 {
+            return None;
+        }
+        // SAFETY: our own descriptor; new memory.
+        let (length, start) = unsafe {
+            let length = raw(NR_LSEEK, [fd as u64, 0, SEEK_END, 0, 0, 0]);
+            let start = raw(NR_MMAP, [0, length.max(0) as u64, PROT_READ, MAP_PRIVATE, fd as u64, 0]);
+            raw(NR_CLOSE, [fd as u64, 0, 0, 0, 0, 0]);
+            (length, start)
+        };
+        (length > 0 && start > 0).then_some(Mapped { start: start as u64, length: length as usize })
+    }
+
+    /// They. A file that becomes shorter meanwhile ends the process: it is the program that is being executed, which nobody can write.
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped, until it is dropped.
+        unsafe { std::slice::from_raw_parts(self.start as *const u8, self.length) }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        const NR_MUNMAP: u64 = 11;
+        // SAFETY: our own mapping, which nobody uses any more.
+        unsafe { raw(NR_MUNMAP, [self.start, self.length as u64, 0, 0, 0, 0]) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
 //! Which address of a stub stands for which of the text that it was taken from. What the program sees of its own instruction pointer is as if there were no jumps: cancellation in
 //! glibc since 2.41 looks whether it lies at a certain `syscall`.
 
-use super::super::stubs::{self, STUB_HEAD, STUB_SIZE};
+use super::super::stubs::{self, STUB_HEAD};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farshore_sites::{JUMP_LENGTH, SYSCALL, Window};
 use std::ops::Range;
@@ -91,8 +91,7 @@ pub(super) fn all() -> impl Iterator<Item = &'static Patched> {
 
 /// The site whose stub an address lies in.
 pub(in super::super) fn of_stub(at: u64) -> Option<&'static Patched> {
-    let (offset, sites) = (at.checked_sub(stubs::start()).filter(|&offset| offset < stubs::LENGTH)?, sites()?);
-    let stub = stubs::start() + offset / STUB_SIZE as u64 * STUB_SIZE as u64;
+    let (stub, sites) = (stubs::around(at)?, sites()?);
     let found = sites.by_stub.binary_search_by_key(&stub, |patched| patched.stub).ok()?;
     Some(&sites.by_stub[found])
 }

@@ -14,7 +14,7 @@ fn a_stub_has_its_site_first_and_operands_that_still_fit() {
     let start = stubs::start() - 0x10_0000;
     let window = Window::new(start, &code, start + 2, 0, &[Fixup { at: 5, next: 9 }]).expect("a window");
     let address = stubs::start() + STUB_SIZE as u64;
-    let bytes = stub(&window, address, Way::Awake).expect("near enough");
+    let bytes = stub(&window, address, Way::Awake.entry()).expect("near enough");
     assert_eq!(bytes[..8], (start + 2).to_le_bytes());
     let code: Vec<Instruction> =
         Decoder::with_ip(64, &bytes[STUB_HEAD..], address + STUB_HEAD as u64, DecoderOptions::NONE).into_iter().take(4).collect();
@@ -53,7 +53,7 @@ fn each_address_of_a_stub_stands_for_one_of_the_window() {
 fn a_text_out_of_reach_has_no_stub() {
     let code = [&SYSCALL[..], &[0x48, 0x8d, 0x15, 0, 0, 0, 0]].concat();
     let window = Window::new(0x1000, &code, 0x1002, 0, &[Fixup { at: 5, next: 9 }]).expect("a window");
-    assert!(stub(&window, 0x1_0000_0000, Way::Awake).is_none());
+    assert!(stub(&window, 0x1_0000_0000, Way::Awake.entry()).is_none());
 }
 
 /// This process' own libc and loader; none where it is not linked with glibc.

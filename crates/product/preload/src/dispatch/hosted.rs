@@ -66,6 +66,9 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The page behind the break.
 static FENCE: AtomicU64 = AtomicU64::new(0);
 
+/// Where the program begins; 0: it is not hosted.
+static PROGRAM: AtomicU64 = AtomicU64::new(0);
+
 type AtLoad = extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char);
 
 /// `stack` is as the helper has laid it (`farshore_host::stack`).
@@ -91,6 +94,7 @@ extern "C" fn begin(stack: *mut u64) -> Program {
     HEADERS.store(core::ptr::with_exposed_provenance_mut(value(passed::HEADERS) as usize), Ordering::Release);
     COUNT.store(value(passed::COUNT) as usize, Ordering::Release);
     FENCE.store(value(passed::FENCE), Ordering::Release);
+    PROGRAM.store(value(passed::PROGRAM), Ordering::Release);
     // SAFETY: one thread, and nothing of ours has run.
     if let Err(why) = unsafe { hosted::begin() } {
         report::line(format_args!("the library's own text cannot be changed ({why:?}), which a static program needs"));
@@ -124,6 +128,11 @@ fn release() {
     }
     // SAFETY: the program begins; what of ours runs on its threads uses our own words.
     unsafe { hosted::release_libcs_pointer() };
+}
+
+/// An address in the program's text. `None`: the program is not hosted.
+pub fn entry_of_program() -> Option<u64> {
+    Some(PROGRAM.load(Ordering::Acquire)).filter(|&at| at != 0)
 }
 
 /// The program's static arrays of at least `threshold` bytes.

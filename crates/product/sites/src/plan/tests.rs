@@ -13,7 +13,7 @@ fn plan_of(function: &[&[u8]], rest: &[u8]) -> Plan {
     bytes.extend_from_slice(rest);
     let functions = Functions { all: std::iter::once(0x1000..end).collect(), ..Functions::default() };
     let mut plan = Plan::default();
-    plan.add(&Text { start: 0x1000, bytes: &bytes }, &functions);
+    plan.add(&Text { start: 0x1000, bytes: &bytes }, &functions, true);
     plan
 }
 
