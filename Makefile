@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family bench-ends report serve suites suites-long soak soak-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow hosted secrecy family bench-ends report serve suites suites-long soak soak-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -61,6 +61,7 @@ sandbox: ## programs that restrict themselves, or insist on one thread
 failures: ## bad input, full disks, kill -9, other users
 calls: ## every system call natively and under farshore; blocked threads; debuggers
 follow: ## programs that a program starts
+hosted: ## static programs, Go's and musl's
 pace: ## how hard evictors work: idle, crowded, on a slow disk, fixed
 pools: ## compressed RAM, alone and in front of a disk
 unithreads: ## unithreads on far memory
@@ -85,7 +86,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow secrecy family report serve suites suites-long soak soak-long packages:
+front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow hosted secrecy family report serve suites suites-long soak soak-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

@@ -444,6 +444,8 @@ def parts(seed):
              [pytest("failures", "tests/real/test_failures.py")], 15, shown, pytest_missing, needs_build=True, takes=100, locks=(KERNEL,)),
         Part("follow", "programs that a program starts",
              [pytest("follow", "tests/real/test_follow.py")], 10, shown, pytest_missing, needs_build=True, takes=15),
+        Part("hosted", "static programs, Go's and musl's: natively and under farshore",
+             [pytest("hosted", "tests/real/test_hosted.py")], 10, shown, pytest_missing, needs_build=True, takes=120),
         Part("secrecy", "--encrypt: swap files are noise, the key is in no core dump",
              [pytest("secrecy", "tests/real/test_secrecy.py")], 3, shown, pytest_missing, needs_build=True, takes=20),
         Part("family", "what farshore shows of itself, and whom it lets in",

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -117,6 +118,27 @@ def build_program(name, flags=(), out_name=None, libraries=()):
         raise SystemExit(f"cannot compile {name}:\n{done.stdout.decode(errors='replace')}")
     os.replace(partial, out)
     return out
+
+
+def program_of_32_bits(path):
+    """Writes a program that prints `inside`, waits for a byte or the end of its input, and ends: one that Farshore cannot enter. Unavailable where the kernel runs none."""
+    text = b"inside\n"
+    head, begin = 52 + 32, 0x08048000
+    #          write(1, text, its length)                                        read(0, the stack, 1)                             exit(0)
+    code = ("b804000000 bb01000000 b9{:08x} ba{:08x} cd80" "b803000000 31db 89e1 ba01000000 cd80" "b801000000 31db cd80")
+    length = len(bytes.fromhex(code.format(0, 0)))
+    words = [int.from_bytes(word.to_bytes(4, "little"), "big") for word in (begin + head + length, len(text))]
+    body = bytes.fromhex(code.format(*words)) + text
+    elf = b"\x7fELF\1\1\1" + bytes(9) + struct.pack("<HHIIIIIHHHHHH", 2, 3, 1, begin + head, 52, 0, 0, 52, 32, 1, 0, 0, 0)
+    size = head + len(body)
+    with open(path, "wb") as file:
+        file.write(elf + struct.pack("<8I", 1, 0, begin, begin, size, size, 5, 4096) + body)
+    os.chmod(path, 0o755)
+    try:
+        subprocess.run([path], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
+    except (OSError, subprocess.CalledProcessError) as why:
+        raise Unavailable(f"this kernel runs no 32-bit programs ({why})") from None
+    return path
 
 
 def need(program, package):

@@ -16,8 +16,8 @@ import harness
 from command import NOBODY, Command
 from harness import Failed, Unavailable, expect
 
-# What is said of a static program.
-STATIC = "it is a static program"
+# What is said of a program that Farshore cannot enter.
+FOREIGN = "it is a 32-bit program"
 TIMEOUT = 120
 # Tells whether Farshore is in the program that reads it.
 MANAGED = "grep -q libfarshore.so /proc/self/maps && echo managed || echo native"
@@ -250,24 +250,25 @@ print("done")
 
     # ------------------------------------------------------------------------------------------ who is not
 
-    def test_static(self):
-        """A static program runs as it is, and what it starts too; a line says so."""
-        busybox = harness.need("busybox", "busybox-static")
-        expect(b"not a dynamic executable" in subprocess.run(["ldd", busybox], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False).stdout,
-               f"{busybox} is not static: apt-get install busybox-static")
-        self.compare(["sh", "-c", f"{busybox} env | sort; {busybox} grep -c libfarshore /proc/self/maps; {busybox} sh -c 'echo $0 $#' a b"], "busybox",
-                     told=[(busybox, STATIC)] * 3)
+    def foreign(self):
+        """A program that Farshore cannot enter."""
+        return harness.program_of_32_bits(os.path.join(self.bin, "foreign"))
+
+    def test_foreign(self):
+        """A program of 32 bits runs as it is; a line says so."""
+        foreign = self.foreign()
+        self.compare(["sh", "-c", f"{foreign}; {foreign} a b | cat; exec {foreign}"], "32 bits", told=[(foreign, FOREIGN)] * 3)
 
     def test_required(self):
         """With --require a program that cannot run under Farshore is not started. What is no program gives the error that it gives natively."""
-        busybox = harness.need("busybox", "busybox-static")
+        foreign = self.foreign()
         text = self.script("text", "echo read by the shell\n")
-        command = f"{busybox} true; echo $?; /no/such/program; echo $?; {text}; ls -d /"
+        command = f"{foreign}; echo $?; /no/such/program; echo $?; {text}; ls -d /"
         status, out, err = self.under(["sh", "-c", command], ["--require"])
         expect((status, out) == (0, "126\n127\nread by the shell\n/\n"), f"status {status}: {out!r} {err!r}")
-        expect(err.count("farshore:") == 1 and f"farshore: '{busybox}' is not started (--require): {STATIC}\n" in err, err)
+        expect(err.count("farshore:") == 1 and f"farshore: '{foreign}' is not started (--require): {FOREIGN}\n" in err, err)
         # What would get around it: options in the environment, no environment at all. A program for another machine is none here, so the kernel refuses it.
-        for command in (f"FARSHORE_OPTIONS=x {busybox} true", f"env -i FARSHORE_OPTIONS= {busybox} true", "env -i FARSHORE_OPTIONS= /bin/true"):
+        for command in (f"FARSHORE_OPTIONS=x {foreign}", f"env -i FARSHORE_OPTIONS= {foreign}", "env -i FARSHORE_OPTIONS= /bin/true"):
             status, out, err = self.under(["sh", "-c", f"{command}; echo $?"], ["--require"])
             expect((status, out) == (0, "126\n") and "is not started (--require)" in err, f"{command}: status {status}: {out!r} {err!r}")
         other = self.script("other", "")
@@ -278,15 +279,15 @@ print("done")
         expect(natively == under and natively[1] == "8\n", f"for another machine: {natively} natively, {under} under farshore")
         # A child of vfork, and one that is found by PATH.
         spawn = "import os, sys\ntry:\n    os.posix_spawnp(sys.argv[1], [sys.argv[1], 'true'], os.environ)\nexcept OSError as error:\n    print(error.errno)"
-        status, out, err = self.under(["/usr/bin/python3", "-c", spawn, busybox], ["--require"])
+        status, out, err = self.under(["/usr/bin/python3", "-c", spawn, foreign], ["--require"])
         expect((status, out) == (0, "1\n"), f"status {status}: {out!r} {err!r}")
         status, _, err = self.under(["true"], ["--require", "--no-follow"])
         expect((status, err) == (125, "farshore: --require does not go with --no-follow: leave one of them out\n"), f"status {status}: {err!r}")
 
     def test_lines_do_no_harm(self):
-        """Where stderr takes nothing, the line about a static program is lost, and the program neither waits for it nor dies of it."""
-        busybox = harness.need("busybox", "busybox-static")
-        argv = [self.farshore, "run", "--memory", "16M", "--", "sh", "-c", f"{busybox} echo inside; echo $?"]
+        """Where stderr takes nothing, the line about a 32-bit program is lost, and the program neither waits for it nor dies of it."""
+        foreign = self.foreign()
+        argv = [self.farshore, "run", "--memory", "16M", "--", "sh", "-c", f"{foreign}; echo $?"]
         for full in (False, True):
             reading, writing = os.pipe()
             if full:
@@ -306,12 +307,12 @@ print("done")
             expect((done.returncode, done.stdout) == (0, b"inside\n0\n"), f"{what}: status {done.returncode}: {done.stdout!r}")
 
     def test_stat_says_why(self):
-        """farshore stat says of a static program that it is not managed, and why."""
-        busybox = harness.need("busybox", "busybox-static")
-        with subprocess.Popen([busybox, "cat"], stdin=subprocess.PIPE) as process:
+        """farshore stat says of a 32-bit program that it is not managed, and why."""
+        foreign = self.foreign()
+        with subprocess.Popen([foreign], stdin=subprocess.PIPE) as process:
             status, out, err = self.ran([self.farshore, "stat", str(process.pid)])
             process.stdin.close()
-        expect((status, out, err) == (1, "", f"farshore: process {process.pid} runs without Farshore: {STATIC}\n"), f"status {status}: {out!r} {err!r}")
+        expect((status, out, err) == (1, "", f"farshore: process {process.pid} runs without Farshore: {FOREIGN}\n"), f"status {status}: {out!r} {err!r}")
 
     def test_kinds(self):
         """farshore stat tells what lies in RAM by kind: the numbers are those of a program that has touched so much of each."""
@@ -460,8 +461,8 @@ print("done")
         found, out = stats("echo $$; exec sort -o /dev/null /proc/self/status")
         expect((found["program"], found["pid"]) == ("sort", int(out)), f"{found['program']} {found['pid']}, not sort {out}")
         expect(found["managed_bytes_peak"] > 0, "sort has no managed memory")
-        busybox = harness.need("busybox", "busybox-static")
-        found, out = stats(f"echo $$; exec {busybox} true", f"farshore: '{busybox}' runs without Farshore: {STATIC}\n")
+        foreign = self.foreign()
+        found, out = stats(f"echo $$; exec {foreign}", f"farshore: '{foreign}' runs without Farshore: {FOREIGN}\n")
         expect((found["program"], found["pid"]) == ("sh", int(out)), f"{found['program']} {found['pid']}, not sh {out}")
         status, _, err = self.under(["sh", "-c", "seq 10 | sort > /dev/null; sh -c true; exec true"], ["--stats", "-"])
         expect(status == 0 and err.count('"schema"') == 1, f"--stats -: {err.count(chr(34) + 'schema' + chr(34))} times")

@@ -204,7 +204,7 @@ pub struct RunArgs {
 
     /// Do not start programs that cannot run under Farshore
     ///
-    /// Without it such a program (static, set-user-ID, 32-bit, not glibc) runs as it would natively, outside of the limit,
+    /// Without it such a program (set-user-ID, 32-bit) runs as it would natively, outside of the limit,
     /// and a line on stderr says so. With it the call that starts the program fails with EPERM. In a config file: require = true.
     #[arg(long, conflicts_with = "no_follow")]
     pub require: bool,
@@ -223,8 +223,8 @@ Examples:
   farshore run --config far.toml -- python3 job.py     (far.toml: memory = \"2G\")
 
 Programs that PROGRAM starts run under Farshore too, with the same options, and so do those that
-they start, whatever environment they get. Programs that cannot (static, setuid, 32-bit, not glibc,
-unreadable) run without it, and a line says so; with --require they are not started. So does a
+they start, whatever environment they get. Programs that cannot (setuid, 32-bit, unreadable; static
+ones where their start cannot be traced) run without it, and a line says so; with --require they are not started. So does a
 program where Farshore is in the way of its start: its library was replaced, a swap directory is
 gone, there is no room for its variables. What such a program starts is not followed.
 A 'farshore run' among them replaces the options for what it starts. Only the process that this
@@ -233,7 +233,7 @@ command becomes writes --stats, at its end, whatever program it is by then.
 Exit status:
   PROGRAM's own; 128+n in a shell if signal n ended it. If PROGRAM could not be started:
   125  Farshore could not start it: a wrong option, an unusable swap space, or a program that cannot
-       work with it (static, setuid, 32-bit, not glibc)
+       work with it (setuid, 32-bit)
   126  PROGRAM exists and is not executable
   127  PROGRAM does not exist
 

@@ -152,8 +152,13 @@ fn refusal(path: &Path, obstacle: Obstacle, work: &Work<'_>) -> Refusal {
             "'{script}' is a script that is run by a script, and so on more than {SCRIPTS_MAX} times: run its last interpreter yourself"
         ),
         Obstacle::Elf(elf) => format!("{whose} {}", of_elf(elf)),
-        Obstacle::Musl | Obstacle::Loader | Obstacle::LoaderMissing(_) => return of_loader(obstacle, &whose, work),
-        Obstacle::Command => unreachable!("it may be started"),
+        Obstacle::LoaderMissing(_) => {
+            let shown = OsStr::from_bytes(work.loader().to_bytes()).display();
+            return Refusal::not_found(format!(
+                "{whose} needs the dynamic linker '{shown}', which does not exist: install glibc there"
+            ));
+        }
+        Obstacle::Command | Obstacle::Alone | Obstacle::Musl | Obstacle::Loader => unreachable!("it may be started"),
         Obstacle::Secure => format!("{whose} would run with other rights than the user's, {ignored}: run it without farshore"),
         Obstacle::SetUser(owner) => format!(
             "{whose} is set-user-ID (it runs with the rights of user {owner}), {ignored}: run farshore as user {owner}, or the program without it"
@@ -185,24 +190,7 @@ fn of_elf(elf: Elf) -> String {
             };
             format!("is an ELF file but not a program ({kind}): name a program")
         }
-        Elf::Program { .. } => {
-            "is a static program (or a shared library), which loads no library and so not Farshore's: use a dynamically linked build of it".to_string()
-        }
-    }
-}
-
-fn of_loader(obstacle: Obstacle, whose: &str, work: &Work<'_>) -> Refusal {
-    let shown = OsStr::from_bytes(work.loader().to_bytes()).display();
-    match obstacle {
-        Obstacle::Musl => Refusal::cannot_start(format!(
-            "{whose} is linked with musl ('{shown}'), Farshore works with glibc only: use a glibc build of it"
-        )),
-        Obstacle::LoaderMissing(_) => {
-            Refusal::not_found(format!("{whose} needs the dynamic linker '{shown}', which does not exist: install glibc there"))
-        }
-        _ => Refusal::cannot_start(format!(
-            "{whose} is loaded by '{shown}', Farshore works with glibc's ld-linux-x86-64.so only: use a glibc build of it"
-        )),
+        Elf::Program { .. } => unreachable!("it may be started"),
     }
 }
 

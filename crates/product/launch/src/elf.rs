@@ -176,29 +176,31 @@ fn find(
 }
 
 /// The name that `file`, a program whose headers make sense, has for a runtime that must be the first library of a program ([`goes_first`]): to `into`, with a
-/// zero byte at its end. Nothing, if it names none, or if what names its libraries makes no sense: then the linker will say so.
+/// zero byte at its end. Nothing, if it names none, or if what names its libraries makes no sense: then the linker will say so. Whether it names any
+/// library, or may.
 ///
 /// # Errors
 /// [`Obstacle::Unreadable`].
-pub fn first_library(file: &Fd, table: &mut [u8], into: &mut [u8; FIRST]) -> Result<(), Obstacle> {
+pub fn first_library(file: &Fd, table: &mut [u8], into: &mut [u8; FIRST]) -> Result<bool, Obstacle> {
     into.fill(0);
     let mut header = [0; HEADER];
     let length = read(file, &mut header, 0)?;
-    let Ok(segments) = begin(&header[..length]) else { return Ok(()) };
+    let Ok(segments) = begin(&header[..length]) else { return Ok(true) };
     let is_list = |segment: &ProgramHeader64<LE>| segment.p_type.get(LE) == elf::PT_DYNAMIC;
-    let Ok(Some(list)) = find(file, table, segments, &is_list)? else { return Ok(()) };
-    let mut names = None;
+    let Ok(Some(list)) = find(file, table, segments, &is_list)? else { return Ok(true) };
+    let (mut names, mut any) = (None, false);
     each_entry(file, &list, &mut |tag, value| {
+        any |= tag == u64::from(elf::DT_NEEDED);
         names = if tag == u64::from(elf::DT_STRTAB) { Some(value) } else { names };
         Ok(ControlFlow::Continue(()))
     })?;
     // Where the names will be in memory, and so where they are in the file.
-    let Some(address) = names else { return Ok(()) };
+    let Some(address) = names else { return Ok(any) };
     let holds = |segment: &ProgramHeader64<LE>| {
         let start = segment.p_vaddr.get(LE);
         segment.p_type.get(LE) == elf::PT_LOAD && address >= start && address - start < segment.p_filesz.get(LE)
     };
-    let Ok(Some(load)) = find(file, table, segments, &holds)? else { return Ok(()) };
+    let Ok(Some(load)) = find(file, table, segments, &holds)? else { return Ok(any) };
     let names = load.p_offset.get(LE).saturating_add(address - load.p_vaddr.get(LE));
     each_entry(file, &list, &mut |tag, value| {
         if tag != u64::from(elf::DT_NEEDED) {
@@ -208,7 +210,8 @@ pub fn first_library(file: &Fd, table: &mut [u8], into: &mut [u8; FIRST]) -> Res
         let end = into[..length].iter().position(|&byte| byte == 0).filter(|&end| goes_first(&into[..end]));
         into[end.unwrap_or(0)..].fill(0);
         Ok(if end.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-    })
+    })?;
+    Ok(any)
 }
 
 /// Gives tag and value of each entry of the list that names a program's libraries to `look`, up to the list's end or until that breaks off.

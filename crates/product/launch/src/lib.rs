@@ -69,6 +69,8 @@ pub enum Obstacle {
     /// It is Farshore's command, linked statically. With Farshore's variables in its environment, what it becomes runs under
     /// Farshore, unless it is `farshore run`, whose own options count.
     Command,
+    /// It has glibc's dynamic linker and no library, not even libc: a Go program that can be loaded anywhere. Its thread pointer is not libc's.
+    Alone,
     /// The dynamic linker is musl's.
     Musl,
     /// The dynamic linker is not glibc's.
@@ -88,14 +90,12 @@ pub enum Obstacle {
 impl Obstacle {
     /// What such a program is, where the kernel starts it all the same; `None`: it starts no program of that file, or it is our own command.
     ///
+    /// Those that are [hosted](Obstacle::is_hosted) run natively for other reasons, if they do.
     /// A file that it cannot execute (damaged, for another machine, with an interpreter that is not there) is its to refuse. A shell
     /// reads one that is neither ELF nor a script itself.
     pub fn runs_natively(self) -> Option<&'static str> {
         match self {
-            Obstacle::Elf(Elf::Program { .. }) => Some("it is a static program"),
             Obstacle::Elf(Elf::Not64Bit(machine)) if machine.is_x86() => Some("it is a 32-bit program"),
-            Obstacle::Musl => Some("it is linked with musl"),
-            Obstacle::Loader => Some("its dynamic linker is not glibc's"),
             Obstacle::Secure => Some("its user and the user whose rights it has are not the same"),
             Obstacle::SetUser(_) => Some("it is set-user-ID"),
             Obstacle::SetGroup(_) => Some("it is set-group-ID"),
@@ -108,13 +108,16 @@ impl Obstacle {
             | Obstacle::Unknown
             | Obstacle::Scripts
             | Obstacle::Command
+            | Obstacle::Alone
+            | Obstacle::Musl
+            | Obstacle::Loader
             | Obstacle::LoaderMissing(_) => None,
         }
     }
 
     /// Whether the library can be put into such a program by a helper (`farshore_host`): it loads none, but all else is as it must be.
     pub fn is_hosted(self) -> bool {
-        matches!(self, Obstacle::Elf(Elf::Program { .. }) | Obstacle::Musl | Obstacle::Loader)
+        matches!(self, Obstacle::Elf(Elf::Program { .. }) | Obstacle::Alone | Obstacle::Musl | Obstacle::Loader)
     }
 
     /// It could not be found out, for want of descriptors or memory: it says nothing about the program.
@@ -217,8 +220,8 @@ pub fn check(program: &Program<'_>, rights: &Rights, work: &mut Work<'_>) -> Res
                     return Err(Obstacle::Command);
                 }
                 let loader = loader?;
-                elf::first_library(&file, work.table, &mut work.first)?;
-                return Ok(loader);
+                let names_any = elf::first_library(&file, work.table, &mut work.first)?;
+                return if names_any { Ok(loader) } else { Err(Obstacle::Alone) };
             }
             script::Kind::Script(line) => {
                 work.name.fill(0);
@@ -249,6 +252,7 @@ fn loader(file: &Fd, work: &mut Work<'_>) -> Result<Loader, Obstacle> {
         other => return Err(Obstacle::Elf(other)),
     }
     let path = work.loader();
+    let place = Place::of(path).map_err(Obstacle::LoaderMissing)?;
     let name = path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     if name.starts_with(b"ld-musl") {
         return Err(Obstacle::Musl);
@@ -256,7 +260,7 @@ fn loader(file: &Fd, work: &mut Work<'_>) -> Result<Loader, Obstacle> {
     if !name.starts_with(b"ld-linux-x86-64.so") {
         return Err(Obstacle::Loader);
     }
-    Place::of(path).map_err(Obstacle::LoaderMissing)
+    Ok(place)
 }
 
 #[cfg(test)]

@@ -164,8 +164,10 @@ fn programs_and_their_loaders() {
     let with = |name: &str, loader: &[u8]| {
         checked(&folder.file(name, &image(elf::ELFCLASS64, elf::EM_X86_64, elf::ET_DYN, Some(loader)))).0
     };
-    assert_eq!(with("musl", b"/lib/ld-musl-x86_64.so.1\0"), Err(Obstacle::Musl));
-    assert_eq!(with("other", b"/lib/ld.so\0"), Err(Obstacle::Loader));
+    let loader = |name| [folder.file(name, b"").as_os_str().as_encoded_bytes(), b"\0"].concat();
+    assert_eq!(with("musl", &loader("ld-musl-x86_64.so.1")), Err(Obstacle::Musl));
+    assert_eq!(with("other", &loader("ld.so")), Err(Obstacle::Loader));
+    assert_eq!(with("no-other", b"/no/ld.so\0"), Err(Obstacle::LoaderMissing(Errno::ENOENT)));
     assert_eq!(with("missing", b"/no/ld-linux-x86-64.so.2\0"), Err(Obstacle::LoaderMissing(Errno::ENOENT)));
     assert_eq!(checked(&folder.file("text", b"hello\n")).0, Err(Obstacle::Unknown));
     assert_eq!(checked(&folder.file("empty", b"")).0, Err(Obstacle::Unknown));

@@ -65,25 +65,25 @@ impl<'f> File<'f> {
     }
 }
 
-/// The functions of `image` that have the bytes of a `syscall`, from its `file`; and whether jumps into them may come from elsewhere.
-/// `None`: nobody can tell.
-pub(crate) fn functions<'a>(image: &Image<'a>, file: &'a [u8]) -> Option<(Functions<'a>, bool)> {
+/// What each list says of the functions of `image` that have the bytes of a `syscall`; and whether jumps into them may come from elsewhere.
+pub(crate) fn all<'i, 'a>(image: &'i Image<'a>, file: &'a [u8]) -> impl Iterator<Item = (Functions<'a>, bool)> + use<'i, 'a> {
     let file = File { memory: [Part { start: 0, bytes: file, executable: false }] };
-    if let Some(table) = file.section(b".gopclntab").or_else(|| file.section(b".data.rel.ro.gopclntab")) {
-        return Some((of_go(image, &file, &table)?, false));
-    }
-    let searched: u64 = image.texts().iter().map(|text| text.end - text.start).sum();
-    if searched > SEARCHED {
-        return None;
-    }
-    let unwinding = file.section(b".eh_frame").filter(|section| section.address != 0);
-    let by_frames = unwinding.and_then(|section| of_frames(image, &section));
-    Some((by_frames.filter(|found| !found.all.is_empty()).or_else(|| of_symbols(image, &file))?, true))
+    let text: u64 = image.texts().iter().map(|text| text.end - text.start).sum();
+    (0..3).filter_map(move |list| {
+        let functions = match list {
+            0 => of_go(image, &file),
+            1 if text <= SEARCHED => of_frames(image, &file),
+            2 if text <= SEARCHED => of_symbols(image, &file),
+            _ => None,
+        };
+        Some((functions?, list != 0))
+    })
 }
 
 /// Go: `internal/abi` and `runtime/symtab.go` of Go 1.18 and later. All distances are from the first byte of the text.
-fn of_go<'a>(image: &Image<'a>, file: &File<'a>, table: &Section) -> Option<Functions<'a>> {
+fn of_go<'a>(image: &Image<'a>, file: &File<'a>) -> Option<Functions<'a>> {
     const MAGICS: [u32; 2] = [0xffff_fff0, 0xffff_fff1];
+    let table = file.section(b".gopclntab").or_else(|| file.section(b".data.rel.ro.gopclntab"))?;
     let memory = file.memory();
     let at = table.offset;
     let header = (memory.u32(at)?, memory.u8(at + 6)?, memory.u8(at + 7)?);
@@ -130,7 +130,8 @@ fn of_go<'a>(image: &Image<'a>, file: &File<'a>, table: &Section) -> Option<Func
 }
 
 /// By the unwind information: what a linker would have put into `.eh_frame_hdr`.
-fn of_frames<'a>(image: &Image<'a>, section: &Section) -> Option<Functions<'a>> {
+fn of_frames<'a>(image: &Image<'a>, file: &File<'a>) -> Option<Functions<'a>> {
+    let section = file.section(b".eh_frame").filter(|section| section.address != 0)?;
     let memory = image.memory();
     let table = image.bias().wrapping_add(section.address);
     let distance = |to: u64| i32::try_from(to.wrapping_sub(table) as i64).ok().map(i32::to_le_bytes);

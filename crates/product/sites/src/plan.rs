@@ -41,13 +41,13 @@ impl Plan {
         Some(Plan::with(image, &image.functions()?, true))
     }
 
-    /// The plan for a program that may have no table of its functions in memory, from its whole `file`; `None`: nobody can tell where they are.
+    /// The plan for a program that may have no table of its functions in memory, from its whole `file`; `None`: nobody can tell where they are,
+    /// or there is nothing that can be patched.
     pub fn of_program(image: &Image<'_>, file: &[u8]) -> Option<Plan> {
-        if let Some(plan) = Plan::of(image) {
-            return Some(plan);
-        }
-        let (functions, searched) = listed::functions(image, file)?;
-        Some(Plan::with(image, &functions, searched))
+        let by_table = Plan::of(image).into_iter();
+        let by_lists = listed::all(image, file).map(|(functions, searched)| Plan::with(image, &functions, searched));
+        // A list may be there and name next to nothing: musl's code has no unwind information, what the compiler adds to it has.
+        by_table.chain(by_lists).find(|plan| !plan.windows.is_empty())
     }
 
     /// `searched`: code outside of the functions may jump into them.

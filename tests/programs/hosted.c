@@ -1,0 +1,178 @@
+// A program that is linked without a dynamic linker, or with another libc: what it finds, whether it is itself, and data that leave.
+//
+//   hosted found           what a program can know of itself: name, environment, auxiliary vector, signals, children, descriptors
+//   hosted again           the same, after an exec of itself
+//   hosted children        children by fork and vfork that execute it, and a failed exec
+//   hosted threads-exec    an exec by a thread that is not the first one, while others run
+//   hosted data            threads with data of their own, signals, a static array, forked children: everything is checked
+//   hosted calls           thread-local storage and errno around thousands of calls, with a signal in the middle of many
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(what) do { if (!(what)) { fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno); _exit(99); } } while (0)
+
+extern char **environ;
+static char array[24 << 20];
+static __thread uint64_t canary = 0x1234;
+static volatile sig_atomic_t ticks;
+
+static void show(const char *path, const char *prefix) {
+    char line[4096];
+    FILE *file = fopen(path, "r");
+    CHECK(file);
+    while (fgets(line, sizeof line, file))
+        if (!strncmp(line, prefix, strlen(prefix))) printf("%s", line);
+    fclose(file);
+}
+
+static void found(char **argv) {
+    char path[4096];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    CHECK(length > 0);
+    path[length] = 0;
+    printf("%s %s\n", path, argv[0]);
+    show("/proc/self/comm", "");
+    show("/proc/self/status", "TracerPid");
+    show("/proc/self/status", "SigBlk");
+    show("/proc/self/status", "SigIgn");
+    show("/proc/self/status", "SigPnd");
+    for (char **entry = environ; *entry; entry++)
+        if (strncmp(*entry, "TMPDIR=", 7)) puts(*entry);
+    printf("%s secure %lu headers %lu\n", (char *)getauxval(AT_EXECFN), getauxval(AT_SECURE), getauxval(AT_PHNUM));
+    errno = 0;
+    printf("child %d %d\n", waitpid(-1, NULL, __WALL | WNOHANG), errno);
+    for (int number = 1; number < 32; number++) {
+        struct sigaction action;
+        if (sigaction(number, NULL, &action) == 0 && action.sa_handler != SIG_DFL) printf("action %d %p\n", number, (void *)action.sa_handler);
+    }
+    for (int number = 0; number < 64; number++)
+        if (fcntl(number, F_GETFD) >= 0) printf("descriptor %d\n", number);
+    fflush(stdout);
+    // The heap grows where the kernel has put it, in one piece. (By the call itself: musl's own function refuses. Nothing allocates afterwards.)
+    char *start = (char *)syscall(SYS_brk, 0), *end = start + (1 << 20);
+    CHECK((char *)syscall(SYS_brk, end) == end && (char *)syscall(SYS_brk, 0) == end);
+    memset(start, 7, end - start);
+}
+
+static void ended(pid_t child, int wanted) {
+    int status;
+    pid_t got;
+    while ((got = waitpid(child, &status, 0)) < 0 && errno == EINTR) {}
+    CHECK(got == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == wanted);
+}
+
+static void children(char **argv) {
+    char *again[] = {argv[0], "leaf", NULL}, *nobody[] = {"/nonexistent/program", NULL};
+    for (int n = 0; n < 5; n++) {
+        pid_t child = fork();
+        if (child == 0) { execv(argv[0], again); _exit(98); }
+        ended(child, 3);
+        child = vfork();
+        if (child == 0) { execv(argv[0], again); _exit(98); }
+        ended(child, 3);
+        child = vfork();
+        if (child == 0) { execv(nobody[0], nobody); _exit(errno == ENOENT ? 4 : 98); }
+        ended(child, 4);
+    }
+    CHECK(execv(nobody[0], nobody) == -1 && errno == ENOENT);
+    printf("children ended\n");
+    found(argv);
+}
+
+static void *spins(void *given) { for (;;) usleep(100); return given; }
+static void *executes(void *argv) { execv(((char **)argv)[0], argv); return NULL; }
+
+static void tick(int number) { (void)number; ticks++; CHECK(canary == 0x1234 || canary >= 1000000); }
+
+static void *works(void *given) {
+    uint64_t number = (uint64_t)given, sum = 0;
+    canary = 1000000 + number;
+    size_t words = (4 << 20) / 4;
+    uint32_t *data = malloc(words * 4);
+    CHECK(data);
+    for (uint32_t round = 0; round < 4; round++) {
+        for (size_t n = 0; n < words; n++) data[n] = n * 2654435761u + round;
+        CHECK(open("/nonexistent/file", O_RDONLY) == -1 && errno == ENOENT);
+        for (size_t n = 0; n < words; n++) { CHECK(data[n] == (uint32_t)(n * 2654435761u + round)); sum += data[n]; }
+        CHECK(canary == 1000000 + number);
+    }
+    free(data);
+    return (void *)sum;
+}
+
+static void data(void) {
+    uint64_t total = 0;
+    struct itimerval often = {{0, 2000}, {0, 2000}};
+    CHECK(signal(SIGALRM, tick) != SIG_ERR && setitimer(ITIMER_REAL, &often, NULL) == 0);
+    for (int round = 0; round < 2; round++) {
+        pthread_t threads[6];
+        for (long n = 0; n < 6; n++) CHECK(pthread_create(&threads[n], NULL, works, (void *)n) == 0);
+        for (size_t at = 0; at < sizeof array; at += 4096) array[at] = (char)(at >> 12) + round;
+        pid_t child = fork();
+        if (child == 0) {
+            for (size_t at = 0; at < sizeof array; at += 4096) if (array[at] != (char)((char)(at >> 12) + round)) _exit(98);
+            array[0] = 1;
+            _exit(5);
+        }
+        ended(child, 5);
+        for (int n = 0; n < 6; n++) { void *sum; CHECK(pthread_join(threads[n], &sum) == 0); total += (uint64_t)sum; }
+        for (size_t at = 0; at < sizeof array; at += 4096) CHECK(array[at] == (char)((char)(at >> 12) + round));
+    }
+    printf("%llx, signals: %s\n", (unsigned long long)total, ticks ? "some" : "none");
+}
+
+static void *calls_much(void *given) {
+    canary = 1000000 + (uint64_t)given;
+    char bytes[4096];
+    int zero = open("/dev/zero", O_RDONLY);
+    for (int n = 0; n < 20000; n++) {
+        errno = 1234;
+        CHECK(pread(zero, bytes, sizeof bytes, 0) == sizeof bytes && errno == 1234);
+        CHECK(syscall(SYS_gettid) > 0 && errno == 1234);
+        CHECK(close(-1) == -1 && errno == EBADF);
+        CHECK(canary == 1000000 + (uint64_t)given);
+    }
+    close(zero);
+    return NULL;
+}
+
+static void calls(void) {
+    struct itimerval often = {{0, 200}, {0, 200}};
+    CHECK(signal(SIGALRM, tick) != SIG_ERR && setitimer(ITIMER_REAL, &often, NULL) == 0);
+    pthread_t threads[3];
+    for (long n = 0; n < 3; n++) CHECK(pthread_create(&threads[n], NULL, calls_much, (void *)n) == 0);
+    for (int n = 0; n < 3; n++) CHECK(pthread_join(threads[n], NULL) == 0);
+    printf("errno and thread-locals stayed, signals: %s\n", ticks ? "some" : "none");
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "found";
+    if (!strcmp(what, "leaf")) return 3;
+    if (!strcmp(what, "found")) found(argv);
+    else if (!strcmp(what, "again")) { argv[1] = "found"; execv(argv[0], argv); return 98; }
+    else if (!strcmp(what, "children")) children(argv);
+    else if (!strcmp(what, "threads-exec")) {
+        pthread_t thread;
+        argv[1] = "found";
+        for (int n = 0; n < 3; n++) CHECK(pthread_create(&thread, NULL, spins, NULL) == 0);
+        CHECK(pthread_create(&thread, NULL, executes, argv) == 0);
+        pthread_join(thread, NULL);
+        return 98;
+    } else if (!strcmp(what, "data")) data();
+    else if (!strcmp(what, "calls")) calls();
+    else return 97;
+    return 0;
+}
