@@ -48,8 +48,10 @@ static void found(char **argv) {
     show("/proc/self/status", "SigBlk");
     show("/proc/self/status", "SigIgn");
     show("/proc/self/status", "SigPnd");
-    for (char **entry = environ; *entry; entry++)
-        if (strncmp(*entry, "TMPDIR=", 7)) puts(*entry);
+    int entries = 0;
+    for (char **entry = environ; *entry; entry++, entries++)
+        if (!strncmp(*entry, "HOSTED_", 7) || !strncmp(*entry, "LD_", 3) || strstr(*entry, "FARSHORE") == *entry) puts(*entry);
+    printf("%d variables\n", entries);
     printf("%s secure %lu headers %lu\n", (char *)getauxval(AT_EXECFN), getauxval(AT_SECURE), getauxval(AT_PHNUM));
     errno = 0;
     printf("child %d %d\n", waitpid(-1, NULL, __WALL | WNOHANG), errno);
