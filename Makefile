@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow hosted secrecy family bench-ends report serve suites suites-long soak soak-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow hosted secrecy family bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -74,6 +74,8 @@ suites: ## other people's test suites, natively and under farshore (a part of ea
 suites-long: ## other people's test suites as a whole
 soak: ## stress-ng under changing limits and a failing swap space (40 s)
 soak-long: ## the same for ten minutes
+kernels: ## other kernels, libcs and numbers of processors, in emulated machines (as root)
+kernels-long: ## the same for each kernel that Debian has, with more tests
 serve: ## farshore-serve with other people's clients, and its limits
 report: ## the report of farshore bench in a browser
 packages: ## the Debian packages in a fresh Debian: installed, used, removed (as root)
@@ -86,7 +88,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow hosted secrecy family report serve suites suites-long soak soak-long packages:
+front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow hosted secrecy family report serve suites suites-long soak soak-long kernels kernels-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

@@ -6,7 +6,7 @@
 # Without an option: looks for a Rust toolchain that is new enough, and for a C compiler, which rustc links with; if there is none, it installs the
 # Debian packages of tools/packages.txt. With --programs it also installs those of tests/real/packages.txt (what `make demo` runs), with --clients those
 # of tests/serve/packages.txt (what `make demo-kv` runs), with --tests both, and those of tests/report/packages.txt (a browser),
-# crates/testing/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites), tests/newcomer/packages.txt (a fresh Debian) and
+# crates/testing/fuzz/packages.txt (a C++ compiler), tests/suites/packages.txt (other people's suites), tests/newcomer/packages.txt (a fresh Debian), tests/kernels/packages.txt (emulated machines) and
 # tests/packages.txt (pytest), and rustfmt, clippy, miri and cargo-nextest. With --packaging it builds cargo-deb in the target directory, and with --book mdBook (minutes of processor time), unless
 # they are installed. What is there already is left as it is, and nothing is asked of the network then. Exit status 1 if something is missing without
 # which nothing can be built; what only some tests need is named, and these tests say that they are skipped.
@@ -18,8 +18,8 @@ cd "$(dirname "$0")/.."
 build_packages_file=tools/packages.txt
 packages_file=tests/real/packages.txt
 clients_packages_file=tests/serve/packages.txt
-# What only the tests need: pytest; a browser; a C++ compiler for the fuzzer; other people's suites; a fresh Debian.
-test_packages_files='tests/packages.txt tests/report/packages.txt crates/testing/fuzz/packages.txt tests/suites/packages.txt tests/newcomer/packages.txt'
+# What only the tests need: pytest; a browser; a C++ compiler for the fuzzer; other people's suites; a fresh Debian; emulated machines.
+test_packages_files='tests/packages.txt tests/report/packages.txt crates/testing/fuzz/packages.txt tests/suites/packages.txt tests/newcomer/packages.txt tests/kernels/packages.txt'
 # The day of the nightly, as rustup names it.
 nightly_day=2026-10-30
 cargo_deb_version=3.8.0

@@ -2,7 +2,7 @@
 """All tests of Farshore, part by part, and one line that counts them.
 
     tools/test.py                 every part, as `make test` does
-    tools/test.py --long          with the long form of suites and soak, as `make test-long` does (hours)
+    tools/test.py --long          with the long form of suites, soak and kernels, as `make test-long` does (hours)
     tools/test.py unit sim        these parts alone
     tools/test.py --seed 4711     the simulation's random seeds from here on, to see a failure again
 
@@ -292,6 +292,12 @@ def pytest(name, *arguments):
     return Command([pytest_python() or sys.executable, "-m", "pytest", "--junitxml", report, "-o", "junit_logging=system-out", *arguments], None, {}, report)
 
 
+def driven(name, driver, *arguments):
+    """A driver of ours that writes such a report itself."""
+    report = os.path.join(LOGS, f"{name}.xml")
+    return Command([sys.executable, driver, "--junitxml", report, *arguments], None, {}, report)
+
+
 @functools.cache
 def pytest_python():
     """A python3 that has pytest, or None."""
@@ -362,6 +368,7 @@ def parts(seed):
     tests = r"\s+(FAIL|TIMEOUT|SIG\w+|ABORT|LEAK|SLOW|Summary) |test result|(error|warning)(\[|:)"
     shown = r"tests/.*::|=+ .* =+$"
     newcomer, programs = os.path.join(ROOT, "tests", "newcomer"), "tests/real/test_programs.py"
+    kernels, guests = os.path.join(ROOT, "tests", "kernels", "kernels.py"), r".*: Linux |.* FAILED|.* (not run|\d+ s)$"
     return [
         Part("demo", "make demo, with little data", [Command(["make", "demo", "ARGS=--size small"], count_made)], 15, r"\[|.*: |skipped",
              takes=300, width=ALONE),
@@ -464,6 +471,11 @@ def parts(seed):
              [pytest("bench", "tests/bench")], 15, shown, pytest_missing, needs_build=True, takes=150, width=ALONE),
         Part("serve", "farshore-serve with other people's clients, and its limits",
              [pytest("serve", "tests/serve"), pytest("serve-under", "tests/serve", "--memory", "12M")], 10, shown, pytest_missing, needs_build=True, takes=50),
+        # Beside nothing that is wide: what a machine of eight processors does is seen only if it gets its turn.
+        Part("kernels", "other kernels, libcs and numbers of processors, in emulated machines",
+             [driven("kernels", kernels)], 20, guests, needs_build=True, takes=200, width=WIDE, locks=(DEBUG,)),
+        Part("kernels-long", "the same for each kernel that Debian has, with more tests",
+             [driven("kernels-long", kernels, "--long")], 240, guests, needs_build=True, takes=7200, width=WIDE, locks=(DEBUG,)),
         Part("report", "the report of farshore bench in a browser",
              [pytest("report", "tests/report")], 10, shown, pytest_missing, takes=40, locks=(DEBUG,)),
     ]

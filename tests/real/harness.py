@@ -25,6 +25,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 PROGRAMS = os.path.join(ROOT, "tests", "programs")
 PAGE = 4096
 MIB = 1 << 20
+# How many times longer than on an idle machine a run may take before it hangs: for emulated machines (tests/kernels).
+PATIENCE = float(os.environ.get("FARSHORE_PATIENCE", "1"))
 
 
 class Unavailable(Exception):
@@ -239,7 +241,7 @@ class Process:
     """A program that runs under the watchdog."""
 
     def __init__(self, argv, work, timeout, stdin=None, stdout=None, env=None, cwd=None):
-        self.argv, self.timeout = list(argv), timeout
+        self.argv, self.timeout = list(argv), timeout * PATIENCE
         self._report = tempfile.mktemp(prefix="peak-", dir=work)
         self._stderr_path = tempfile.mktemp(prefix="stderr-", dir=work)
         self._picture, self._lock, self._done = "", threading.Lock(), False
@@ -253,7 +255,7 @@ class Process:
                 stderr=stderr, env=env, cwd=cwd, start_new_session=True,
             )
         self.timed_out = False
-        self._timer = threading.Timer(timeout, self._expire)
+        self._timer = threading.Timer(self.timeout, self._expire)
         self._timer.daemon = True
         self._timer.start()
 

@@ -13,6 +13,7 @@ use rustix::fs::Access;
 
 use farshore_host::{FAULTS, Guest, Refused};
 use farshore_launch::FirstLibrary;
+use farshore_sys::probe::kernel_release;
 
 use crate::args::RunArgs;
 use crate::program::Way;
@@ -23,6 +24,8 @@ use crate::{library, program, swap};
 /// # Errors
 /// Why not: 125, 126 or 127.
 pub fn run(mut arguments: RunArgs) -> Result<u8, Refusal> {
+    kernel_release()
+        .map_err(|why| Refusal::cannot_start(format!("this kernel cannot be used, {why}: boot Linux 6.8 or newer")))?;
     let command = std::mem::take(&mut arguments.command);
     let mut options = options(arguments)?;
     let name = command.first().map_or(OsStr::new(""), OsString::as_os_str);

@@ -368,7 +368,7 @@ impl SelfMem {
     /// Reads `into.len()` bytes at `addr`.
     ///
     /// # Errors
-    /// `EIO` or `EFAULT`: not mapped, absent, or the kernel (`proc_mem.force_override=never`) forbids it.
+    /// `EIO` or `EFAULT`: not mapped, absent, or the kernel (`proc_mem.force_override`, which some build as `ptrace`) forbids it.
     pub fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Errno> {
         let Some(fd) = &self.fd else { return Err(Errno::EIO) };
         let mut done = 0;

@@ -87,7 +87,9 @@ fn memory_that_cannot_be_read() {
     unsafe { vm::mprotect(range.start.addr(), 2 * PAGE, prot::NONE) }.unwrap();
     assert!(read(range.start.addr()).is_err());
     let mut bytes = [0u8; 8];
-    assert_eq!((memory.read(range.start.addr() + PAGE - 4, &mut bytes), bytes), (Ok(()), [0, 0, 0, 0, 6, 0, 0, 0]));
+    // Since Linux 6.12 a kernel may be built to show it to debuggers alone, as Debian's newest are.
+    let wanted = if common::shows_unreadable() { (Ok(()), [0, 0, 0, 0, 6, 0, 0, 0]) } else { (Err(Errno::EIO), [0; 8]) };
+    assert_eq!((memory.read(range.start.addr() + PAGE - 4, &mut bytes), bytes), wanted);
     // SAFETY: scratch memory.
     unsafe { vm::munmap(range.start.addr() + PAGE, PAGE) }.unwrap();
     assert!(memory.read(range.start.addr() + PAGE - 4, &mut bytes).is_err());

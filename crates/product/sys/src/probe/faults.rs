@@ -176,7 +176,7 @@ fn scratch_probes(scratch: Result<&Scratch, &String>, probes: &mut Vec<Probe>) {
             "bytes of unreadable memory",
             Needed::Optional("pages that the program has made unreadable stay in memory"),
             Scratch::unreadable,
-            "mount /proc; do not start the kernel with proc_mem.force_override=never",
+            "mount /proc; start the kernel with proc_mem.force_override=always (some allow it to debuggers alone)",
         ),
     ];
     for (name, needed, attempt, advice) in tries {

@@ -7,6 +7,8 @@
 mod faults;
 mod system;
 
+pub use system::kernel_release;
+
 use alloc_crate::string::String;
 use alloc_crate::vec::Vec;
 

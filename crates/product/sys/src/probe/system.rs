@@ -29,13 +29,24 @@ fn release() -> Result<String, Errno> {
     Ok(String::from_utf8_lossy(&field[..end]).into_owned())
 }
 
+/// The release of this kernel.
+///
+/// # Errors
+/// Why Farshore does not run on it: it is older than what Farshore was tried on. (Some operations that such a kernel lacks are missed late, when
+/// a program already runs, and none of them all the time: so the version decides.)
+pub fn kernel_release() -> Result<String, String> {
+    checked(release().map_err(|errno| format!("uname: {errno}"))?)
+}
+
+fn checked(release: String) -> Result<String, String> {
+    if parse_release(&release).is_some_and(|version| version >= OLDEST) {
+        return Ok(release);
+    }
+    Err(format!("{release} is older than {}.{}", OLDEST.0, OLDEST.1))
+}
+
 pub(super) fn kernel_version() -> Probe {
-    let result = match release() {
-        Ok(release) if parse_release(&release).is_some_and(|version| version >= OLDEST) => Ok(release),
-        Ok(release) => Err(format!("{release} is older than {}.{}", OLDEST.0, OLDEST.1)),
-        Err(errno) => Err(format!("uname: {errno}")),
-    };
-    Probe::new("kernel version", Needed::Required, result, "use Linux 6.8 or newer")
+    Probe::new("kernel version", Needed::Required, kernel_release(), "use Linux 6.8 or newer")
 }
 
 pub(super) fn process_madvise() -> Probe {
@@ -130,5 +141,7 @@ mod tests {
         assert_eq!(parse_release("6.8-rc1"), Some((6, 8)));
         assert_eq!((parse_release("6"), parse_release("x.y")), (None, None));
         assert!(release().is_ok_and(|release| parse_release(&release).is_some()));
+        assert_eq!(checked("6.1.0-50-cloud-amd64".into()), Err("6.1.0-50-cloud-amd64 is older than 6.8".into()));
+        assert_eq!(checked("7.3.4+deb13-amd64".into()), Ok("7.3.4+deb13-amd64".into()));
     }
 }

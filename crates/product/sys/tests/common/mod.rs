@@ -118,6 +118,23 @@ impl Scratch for Memory {
         // SAFETY: scratch memory, touched by guarded accesses only.
         unsafe { vm::munmap(range.start.addr(), range.bytes()) }.unwrap();
     }
+    fn shows_unreadable(&self) -> bool {
+        shows_unreadable()
+    }
+}
+
+/// Whether `/proc/self/mem` shows memory without any protection: asked by the standard library, on a page that is no test's.
+pub fn shows_unreadable() -> bool {
+    use std::os::unix::fs::FileExt as _;
+    let range = map_pages(1);
+    write(range.start.addr(), 1).unwrap();
+    // SAFETY: scratch memory, which nobody else knows.
+    unsafe { vm::mprotect(range.start.addr(), PAGE, prot::NONE) }.unwrap();
+    let answer = std::fs::File::open("/proc/self/mem").unwrap().read_at(&mut [0], range.start.addr());
+    // SAFETY: as above.
+    unsafe { vm::munmap(range.start.addr(), PAGE) }.unwrap();
+    // EIO; any other error would be ours.
+    answer.map_err(|error| assert_eq!(error.raw_os_error(), Some(5))).is_ok()
 }
 
 /// Runs all tests of this program again as user 65534, if this is root.
