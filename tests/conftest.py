@@ -77,7 +77,8 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report):
-    said = dict(report.user_properties).get("said")
+    # (A file that could not be collected has none.)
+    said = dict(getattr(report, "user_properties", ())).get("said")
     if said and report.when == "call" and report.passed:
         return "passed", ".", f"PASSED ({said})"
     return None

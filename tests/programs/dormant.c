@@ -195,6 +195,15 @@ static void alarm_in(long microseconds, int flags)
     alarms(microseconds, 0, flags);
 }
 
+/* Waits for the handler, in a call. The alarm comes again until it has run: a process that just wakes, or has no processor, may come to the wait after the first. */
+static void await_alarm(long every, int flags)
+{
+    struct itimerval none = { { 0, 0 }, { 0, 0 } };
+    alarms(every, every, flags);
+    while (!runs) pause();
+    CHECK(setitimer(ITIMER_REAL, &none, NULL) == 0);
+}
+
 /* The handler that interrupts a call wakes; the call goes on, or ends, as natively. */
 static void section_handler(void)
 {
@@ -226,13 +235,11 @@ static void section_otherstack(void)
     static char memory[64 * 1024];
     stack_t stack = { .ss_sp = memory, .ss_size = sizeof memory }, now;
     CHECK(sigaltstack(&stack, NULL) == 0);
-    alarm_in(20000, SA_ONSTACK);
-    while (!runs) pause();
+    await_alarm(20000, SA_ONSTACK);
     say("on it %d", on_stack);
     CHECK(sigaltstack(NULL, &now) == 0);
     say("same %d, flags %d", now.ss_sp == (void *)memory && now.ss_size == sizeof memory, now.ss_flags);
-    alarm_in(20000, SA_ONSTACK);
-    while (!runs) pause();
+    await_alarm(20000, SA_ONSTACK);
     say("on it again %d", on_stack);
 }
 
@@ -580,9 +587,8 @@ static void section_refused(void)
         fill(at, MIB, i);
         CHECK(holds(at, MIB, i) && munmap(at, 8 * MIB) == 0);
     }
-    alarm_in(1000, SA_ONSTACK);
     ballast = MIB;
-    while (!runs) pause();
+    await_alarm(1000, SA_ONSTACK);
     pid_t child = fork();
     if (child == 0) _exit(0);
     say("bytes %d, child %d", holds(kept, 2 * MIB, 17), child > 0 && waitpid(child, NULL, 0) == child);
