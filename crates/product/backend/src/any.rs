@@ -6,6 +6,7 @@ use crate::error::OpenError;
 use crate::faulty::{FaultConfig, Faulty, FaultyQueue};
 use crate::file::{FileArray, FileOptions, FileQueue};
 use crate::layered::{Layered, LayeredQueue};
+use crate::mapped;
 use crate::ram::{RamQueue, RamSpace};
 use farshore_config::SwapSpec;
 use farshore_core::seams::{Backend, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
@@ -259,16 +260,29 @@ impl Backend for AnyBackend {
     }
 }
 
+/// Pages of mapped files are in none of the spaces. (Faults are injected into reads of them too: the wrapper passes on what it does
+/// not strike.)
 impl Reads for AnyBackend {
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
+        if slot.is_of_file() {
+            return self.read_run(slot, core::slice::from_mut(into));
+        }
         inside!(AnyBackend, self, space => space.read(slot, into))
     }
 
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        if !matches!(self, AnyBackend::Faulty(_))
+            && let Some(read) = mapped::read_run(first, into)
+        {
+            return read;
+        }
         inside!(AnyBackend, self, space => space.read_run(first, into))
     }
 
     fn begin_read(&self, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
+        if first.is_of_file() {
+            return ReadBegun::Over(self.read_run(first, into));
+        }
         inside!(AnyBackend, self, space => space.begin_read(first, into))
     }
 
@@ -295,6 +309,9 @@ impl Spaces for AnyBackend {
     }
 
     fn name_of(&self, slot: Slot) -> &str {
+        if slot.is_of_file() {
+            return mapped::NAME;
+        }
         inside!(AnyBackend, self, space => space.name_of(slot))
     }
 

@@ -332,6 +332,8 @@ impl<B: Backend> Faulty<B> {
                 into[whole + 1..].iter_mut().for_each(|page| self.scramble(&mut page.0));
                 Err(IoError::Short)
             }
+            // Nothing tells wrong bytes of the program's own file from right ones, with Farshore or without.
+            Some(_) if first.is_of_file() => Ok(()),
             Some(_) => {
                 let bit = self.dice.random() as usize % (into.len() * 4096 * 8);
                 into[bit / (4096 * 8)].0[bit / 8 % 4096] ^= 1 << (bit % 8);

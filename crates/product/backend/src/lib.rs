@@ -8,6 +8,7 @@
 //! | [`compressed`] | a pool of compressed pages in RAM, in front of another space or alone | RAM is faster than a disk |
 //! | [`faulty`] | wraps any of them and injects errors from a seed | tests |
 //! | [`encrypt`] | wraps any of them, so that its medium holds noise | `--encrypt` |
+//! | [`mapped`] | files that the program has mapped, read by their own pages | `--files` |
 //! | [`any`] | the space that the user asked for | the library |
 //!
 //! # Rules of a backend
@@ -35,6 +36,7 @@ pub mod faulty;
 mod fd;
 pub mod file;
 pub mod layered;
+pub mod mapped;
 pub mod ram;
 mod reserved;
 mod sleep;

@@ -189,6 +189,16 @@ pub struct RunArgs {
     #[arg(long)]
     pub encrypt: bool,
 
+    /// Manage mappings of files too, with the file as their swap space
+    ///
+    /// Private mappings, and shared ones that are only read, of regular files of the program's user: their pages count within
+    /// --memory and are read past the page cache, and leave without a write. What the program writes to a private mapping becomes
+    /// memory like any other. Farshore holds a read lease on the file: who opens it for writing waits until the mapping is the
+    /// kernel's again. A file that somebody has open for writing, that is another user's (unless root asks), or that lies in a tmpfs or on
+    /// a network stays the kernel's, and so do mappings that can be run. In a config file: files = true.
+    #[arg(long)]
+    pub files: bool,
+
     /// Keep the room that freed pages have on the disk
     ///
     /// Without it, room that is no longer needed is given back some seconds later, 2 MiB at a time, if there is more than 64 MiB of
@@ -220,6 +230,7 @@ Examples:
   farshore run --memory 1G --swap dir:/mnt/a --swap dir:/mnt/b -- redis-server
   farshore run --memory 64M --swap delay:10us --stats - -- ./program
   farshore run --memory 1G --encrypt -- ./program
+  farshore run --memory 8G --files -- llama-cli -m model.gguf
   farshore run --config far.toml -- python3 job.py     (far.toml: memory = \"2G\")
 
 Programs that PROGRAM starts run under Farshore too, with the same options, and so do those that

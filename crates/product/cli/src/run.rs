@@ -62,6 +62,7 @@ fn options(arguments: RunArgs) -> Result<Options, Refusal> {
         trace: None,
         follow: arguments.no_follow.then_some(false),
         require: arguments.require.then_some(true),
+        files: arguments.files.then_some(true),
         trim: arguments.no_trim.then_some(false),
     };
     let layers = file.unwrap_or_default().merge(line);

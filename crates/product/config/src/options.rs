@@ -157,6 +157,8 @@ pub struct Options {
     pub io_timeout: Time,
     /// Encrypt pages on their way to the swap space.
     pub encrypt: bool,
+    /// Manage mappings of files too.
+    pub files: bool,
     /// Give the disk room back that freed pages took.
     pub trim: bool,
     /// Each process has `memory` for itself. Otherwise all processes that come of one program share it.
@@ -202,6 +204,7 @@ impl Options {
             threshold: THRESHOLD_DEFAULT,
             io_timeout: IO_TIMEOUT_DEFAULT,
             encrypt: false,
+            files: false,
             trim: true,
             memory_per_process: false,
             trace: false,
@@ -331,6 +334,8 @@ pub struct Partial {
     pub memory_per_process: Option<bool>,
     /// See [`Options::encrypt`].
     pub encrypt: Option<bool>,
+    /// See [`Options::files`].
+    pub files: Option<bool>,
     /// See [`Options::trim`].
     pub trim: Option<bool>,
     /// See [`Options::trace`].
@@ -407,6 +412,7 @@ impl Partial {
             threshold: over.threshold.or(self.threshold),
             io_timeout: over.io_timeout.or(self.io_timeout),
             encrypt: over.encrypt.or(self.encrypt),
+            files: over.files.or(self.files),
             trim: over.trim.or(self.trim),
             memory_per_process: over.memory_per_process.or(self.memory_per_process),
             trace: over.trace.or(self.trace),
@@ -437,6 +443,7 @@ impl Partial {
         options.threshold = self.threshold.unwrap_or(options.threshold);
         options.io_timeout = self.io_timeout.unwrap_or(options.io_timeout);
         options.encrypt = self.encrypt.unwrap_or(options.encrypt);
+        options.files = self.files.unwrap_or(options.files);
         options.trim = self.trim.unwrap_or(options.trim);
         options.memory_per_process = self.memory_per_process.unwrap_or(options.memory_per_process);
         options.trace = self.trace.unwrap_or(options.trace);
@@ -483,13 +490,13 @@ mod tests {
     #[test]
     fn every_key_of_the_file_is_read() {
         let text = "memory = 67108864\nswap = \"ram,size=1G\"\nfault = \"poll\"\npolicy = \"second-chance\"\nprefetch = \"none\"\n\
-                    evictors = 16\nbatch = 64\nwrites = \"auto\"\nfree = 15\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\ntrim = false\n";
+                    evictors = 16\nbatch = 64\nwrites = \"auto\"\nfree = 15\nstats = \"/tmp/x\"\nthreshold = \"1M\"\nio-timeout = \"2s\"\nencrypt = true\nmemory-per-process = true\ntrace = true\nfollow = false\ntrim = false\nfiles = true\n";
         let options = toml(text).unwrap().finish().unwrap();
         assert_eq!(options.memory, Size::mib(64));
         assert_eq!(options.swap[0].to_string(), "ram,size=1G");
         assert_eq!((options.fault, options.evictors, options.trace), (FaultMode::Poll, Some(16), true));
         assert_eq!((options.batch, options.writes, options.free), (Some(64), None, Some(15)));
-        assert!(options.encrypt && options.memory_per_process && !options.follow && !options.trim);
+        assert!(options.encrypt && options.memory_per_process && !options.follow && !options.trim && options.files);
         assert_eq!(options.io_timeout, Time(2_000_000_000));
         assert_eq!(options.stats, Some(StatsTarget::File("/tmp/x".into())));
         assert_eq!(options.threshold, Size::mib(1));

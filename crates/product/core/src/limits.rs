@@ -51,6 +51,11 @@ pub const EXTENT_SLOTS: usize = if cfg!(loom) { 64 } else { 512 };
 /// (8 bytes each) and filled as the space grows.
 pub const EXTENTS_MAX: usize = 1 << 20;
 
+/// Files of the program whose mappings are managed at a time: each takes a descriptor.
+pub const MAPPED_FILES: usize = 128;
+/// Binary logarithm of the pages of such a file that can be managed: 2 TiB.
+pub const FILE_PAGE_BITS: u32 = 29;
+
 /// Smallest memory limit, in bytes. Below it the pages that system calls may
 /// pin and the batches in flight would leave nothing for the program.
 pub const MEMORY_LIMIT_MIN: u64 = 4 << 20;
@@ -68,5 +73,8 @@ const _: () = {
     assert!(MEMORY_LIMIT_MIN as usize / PAGE_SIZE >= 4 * BATCH_PAGES_MAX);
     // A page word has 40 bits for a place, the top three of which a claim borrows.
     assert!((EXTENTS_MAX as u64) * (EXTENT_SLOTS as u64) < 1 << 37);
+    // The numbers from half of that on stand for pages of mapped files.
+    assert!((EXTENTS_MAX as u64) * (EXTENT_SLOTS as u64) <= (MAPPED_FILES as u64) << FILE_PAGE_BITS);
+    assert!((MAPPED_FILES as u64) << FILE_PAGE_BITS == 1 << 36 && MAPPED_FILES.is_power_of_two());
     assert!(cfg!(miri) || LEAVES as u64 * (LEAF_GRANULES * GRANULE_SIZE) as u64 == 1 << 47);
 };

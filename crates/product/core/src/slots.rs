@@ -276,7 +276,7 @@ impl SlotMap {
         self.extent(index).sums[i].store(sum, Ordering::Release);
     }
 
-    /// The checksum that the bytes of `slot` must have.
+    /// The checksum that the bytes of `slot` must have, which is not a page of a mapped file.
     pub fn sum(&self, slot: Slot) -> u64 {
         let (index, i) = locate(slot);
         self.extent(index).sums[i].load(Ordering::Acquire)

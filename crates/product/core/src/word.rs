@@ -31,6 +31,8 @@
 //! 3. `Resident` with a slot is **clean**: the slot holds the same bytes, and the kernel's page is write-protected (or the fault
 //!    that would change it has not returned yet). `Resident` without a slot is **dirty**. There is no dirty bit that could
 //!    disagree.
+//!    A slot may stand for a page of a file that the program has mapped ([`FilePage`]): for the word it is a slot as any other, of
+//!    which the bytes are there from the start, and which nobody writes or frees.
 //! 4. A dirty page is writable for the kernel too, unless `protected` is set. An evictor write-protects a whole range with one
 //!    call, including neighbours that stay. It sets `protected` on each *before* the call (see
 //!    [`AtomicWord::expect_protection`]), so that a system call never meets a protection that the word did not announce.
@@ -51,7 +53,7 @@ mod change;
 mod value;
 
 pub use change::AtomicWord;
-pub use value::{CHANCES_MAX, Slot, Stage, State, Word};
+pub use value::{CHANCES_MAX, FilePage, Slot, Stage, State, Word};
 
 /// What the owner turns a `Busy` page into.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

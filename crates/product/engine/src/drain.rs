@@ -435,7 +435,7 @@ impl<W: World> Engine<W> {
         let Some(at) = self.page(first) else { unreachable!("{first:?} vanished while it was owned") };
         let mut done = 0;
         let is_right =
-            |slot: Slot, bytes: &PageBuf| is_planted(Canary::Checksum) || Self::checksum(slot, bytes) == self.slots.sum(slot);
+            |slot: Slot, bytes: &PageBuf| is_planted(Canary::Checksum) || self.is_right(slot, bytes);
         if count > 1 && self.read_for_drain(slot, &mut pass.buffer[..count], pass.core).is_ok() {
             let right = (0..count).take_while(|&n| is_right(slot.plus(n as u64), &pass.buffer[n])).count();
             while done < right {
@@ -456,7 +456,7 @@ impl<W: World> Engine<W> {
         let mut why = None;
         for _ in 0..READ_TRIES {
             why = match self.read_for_drain(slot, &mut pass.buffer[..1], pass.core) {
-                Ok(()) if Self::checksum(slot, &pass.buffer[0]) == self.slots.sum(slot) => None,
+                Ok(()) if self.is_right(slot, &pass.buffer[0]) => None,
                 Ok(()) => Some(Failure::Checksum(slot)),
                 Err(error) => Some(Failure::Read(slot, error)),
             };

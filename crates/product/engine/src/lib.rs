@@ -43,6 +43,7 @@ mod budget;
 pub mod drain;
 pub mod evict;
 pub mod fault;
+mod files;
 pub mod fork;
 pub mod giving;
 pub mod health;
@@ -245,6 +246,13 @@ impl<W: World> Engine<W> {
     #[inline]
     fn checksum(slot: Slot, bytes: &PageBuf) -> u64 {
         xxhash_rust::xxh3::xxh3_64_with_seed(&bytes.0, slot.number())
+    }
+
+    /// Whether these bytes are those that were written to `slot`. Of a page of a mapped file nothing says what they must be: what the file
+    /// gives is the page.
+    #[inline]
+    fn is_right(&self, slot: Slot, bytes: &PageBuf) -> bool {
+        slot.is_of_file() || Self::checksum(slot, bytes) == self.slots.sum(slot)
     }
 
     /// Checks the invariants while no thread is moving anything (tests, the simulator, once a second in a soak).

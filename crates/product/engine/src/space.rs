@@ -97,7 +97,20 @@ impl<W: World> Engine<W> {
     ///
     /// # Errors
     /// The first of `call`; that part and those after it are as they were.
-    pub fn discard<E>(&self, range: PageRange, mut call: impl FnMut(PageRange) -> Result<(), E>) -> Result<(), E> {
+    pub fn discard<E>(&self, range: PageRange, call: impl FnMut(PageRange) -> Result<(), E>) -> Result<(), E> {
+        self.discard_to(range, |_| Release::Untouched, call)
+    }
+
+    /// The same for pages that have other bytes than zeros when theirs are gone: `to` says what each becomes.
+    ///
+    /// # Errors
+    /// As [`Engine::discard`].
+    pub(crate) fn discard_to<E>(
+        &self,
+        range: PageRange,
+        to: impl Fn(Page) -> Release,
+        mut call: impl FnMut(PageRange) -> Result<(), E>,
+    ) -> Result<(), E> {
         for part in range.by_granule() {
             let Some(g) = self.table.granule(part.start.granule()) else { continue };
             if !g.granule.touched() {
@@ -111,7 +124,7 @@ impl<W: World> Engine<W> {
             let mut frames = 0;
             self.each_claimed(part, |page, word, was| {
                 frames += self.forfeit(was);
-                self.release(page, word, Release::Untouched);
+                self.release(page, word, to(page));
             });
             self.give_frames(MEMORY_CALLS, frames);
         }
@@ -126,7 +139,7 @@ impl<W: World> Engine<W> {
     }
 
     /// Takes one page. None: it is not managed.
-    fn claim_page(&self, page: Page) -> Option<Word> {
+    pub(crate) fn claim_page(&self, page: Page) -> Option<Word> {
         let at = self.page(page)?;
         loop {
             self.kernel.interleave();
@@ -143,7 +156,7 @@ impl<W: World> Engine<W> {
     }
 
     /// Pages of `part` that this thread has claimed, each with its word before.
-    fn each_claimed(&self, range: PageRange, mut each: impl FnMut(Page, &AtomicWord, Word)) {
+    pub(crate) fn each_claimed(&self, range: PageRange, mut each: impl FnMut(Page, &AtomicWord, Word)) {
         self.each_granule(range, |part| {
             let Some(g) = self.table.granule(part.start.granule()) else { return };
             if !g.granule.touched() {

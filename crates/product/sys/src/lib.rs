@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`raw`] | the `syscall` instruction, errno |
 //! | [`fd`] | file descriptors, reading small files |
+//! | [`lease`] | read leases on the program's files |
 //! | [`uffd`] | userfaultfd and its ioctls |
 //! | [`vm`] | mmap and relatives, `process_madvise` on oneself, `/proc/self/mem` |
 //! | [`guarded`] | memory accesses that return an error instead of a signal |
@@ -45,6 +46,7 @@ pub mod guarded;
 pub mod hosted;
 pub mod huge;
 pub mod kernel;
+pub mod lease;
 pub mod lock;
 pub mod own;
 pub mod pagemap;

@@ -366,8 +366,12 @@ impl SlotMap {
         self.count_run(owner, fill, index, at, len)
     }
 
-    /// The bytes in `slot` are no longer needed. No read or write of it may be in flight.
+    /// The bytes in `slot` are no longer needed. No read or write of it may be in flight. (A page of a mapped file is the file's, and
+    /// was never given out.)
     pub fn free(&self, slot: Slot) {
+        if slot.is_of_file() {
+            return;
+        }
         let (index, at) = super::locate(slot);
         let extent = self.extent(index);
         let comes_back = extent.turn_freed(at, 1);

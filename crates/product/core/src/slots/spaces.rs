@@ -114,8 +114,11 @@ impl SlotMap {
         self.known.load(Ordering::Acquire) as usize
     }
 
-    /// The space of an own slot; `None` if it is in the base.
+    /// The space of an own slot; `None` if it is in the base, or a page of a mapped file.
     pub fn space_of(&self, slot: Slot) -> Option<usize> {
+        if slot.is_of_file() {
+            return None;
+        }
         Some(self.arrangements.place_of(locate(slot).0.checked_sub(self.base)?).space)
     }
 

@@ -108,3 +108,22 @@ fn restore_keeps_what_happened_meanwhile() {
     assert!(w.load().chances() == 1 && w.load().guessed());
     assert!(matches!(w.begin_evict(false), BeginEvict::Owned { .. }));
 }
+
+#[test]
+fn pages_of_files_are_slots_that_swap_space_does_not_reach() {
+    use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX, FILE_PAGE_BITS, MAPPED_FILES};
+    for (file, page) in [(0, 0), (0, 1), (MAPPED_FILES - 1, 7), (3, (1 << FILE_PAGE_BITS) - 1)] {
+        let of = FilePage { file, page };
+        let slot = of.slot().unwrap();
+        assert_eq!(slot.of_file(), Some(of));
+        assert!(slot.is_of_file() && slot.number() < 1 << 37);
+        let w = AtomicWord::new(Word::UNTOUCHED);
+        let _ = w.claim();
+        let _ = w.release(Release::Out { slot });
+        assert_eq!(w.load().slot(), Some(slot));
+    }
+    assert_eq!(FilePage { file: MAPPED_FILES, page: 0 }.slot(), None);
+    assert_eq!(FilePage { file: 0, page: 1 << FILE_PAGE_BITS }.slot(), None);
+    let last = slot(EXTENTS_MAX as u64 * EXTENT_SLOTS as u64 - 1);
+    assert!(last.of_file().is_none() && !last.is_of_file());
+}

@@ -1,5 +1,6 @@
 //! One value of a page word: which bits mean what. The table is at the head of [`word`](super).
 
+use crate::limits::{FILE_PAGE_BITS, MAPPED_FILES};
 use crate::page::Access;
 
 pub(super) const STATE: u64 = 0x7;
@@ -38,7 +39,7 @@ pub enum State {
     Out = 5,
 }
 
-/// A place in swap space. Never 0.
+/// A place in swap space, or a page of a file that the program has mapped ([`FilePage`]). Never 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Slot(core::num::NonZeroU64);
 
@@ -59,6 +60,41 @@ impl Slot {
     #[inline]
     pub const fn plus(self, n: u64) -> Slot {
         Slot(self.0.saturating_add(n))
+    }
+    /// The page of a mapped file that the slot stands for; `None`: it is a place in swap space.
+    #[inline]
+    pub const fn of_file(self) -> Option<FilePage> {
+        if self.0.get() & FILE == 0 {
+            return None;
+        }
+        Some(FilePage { file: (self.0.get() >> FILE_PAGE_BITS) as usize % MAPPED_FILES, page: self.0.get() & ((1 << FILE_PAGE_BITS) - 1) })
+    }
+    /// Whether the slot stands for a page of a mapped file: it is never written, and was never given out.
+    #[inline]
+    pub const fn is_of_file(self) -> bool {
+        self.0.get() & FILE != 0
+    }
+}
+
+/// Set in the numbers of slots that stand for pages of mapped files, which swap space does not reach (see `limits`).
+const FILE: u64 = 1 << (FILE_PAGE_BITS + MAPPED_FILES.ilog2());
+
+/// A page of a file that the program has mapped. Pages side by side in a file are slots side by side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FilePage {
+    /// Which of the mapped files, below [`MAPPED_FILES`].
+    pub file: usize,
+    /// Pages from the file's beginning, below 2^[`FILE_PAGE_BITS`].
+    pub page: u64,
+}
+
+impl FilePage {
+    /// The slot that stands for it; `None`: the page lies too far from the file's beginning.
+    pub const fn slot(self) -> Option<Slot> {
+        if self.file >= MAPPED_FILES || self.page >> FILE_PAGE_BITS != 0 {
+            return None;
+        }
+        Slot::new(FILE | (self.file as u64) << FILE_PAGE_BITS | self.page)
     }
 }
 

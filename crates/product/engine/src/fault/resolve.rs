@@ -121,6 +121,7 @@ pub enum Failure {
 impl core::fmt::Display for Failure {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
+            Failure::Read(slot, why) if slot.is_of_file() => write!(f, "reading a mapped file failed: {why}"),
             Failure::Read(slot, why) => write!(f, "reading slot {} of the swap space failed: {why}", slot.number()),
             Failure::Checksum(slot) => {
                 write!(f, "slot {} of the swap space has other bytes than were written to it", slot.number())
@@ -444,7 +445,7 @@ impl<W: World> Engine<W> {
     ) -> Step {
         let bytes = &buffer[along.before];
         let right = match read {
-            Ok(()) if is_planted(Canary::Checksum) || Self::checksum(slot, bytes) == self.slots.sum(slot) => Ok(()),
+            Ok(()) if is_planted(Canary::Checksum) || self.is_right(slot, bytes) => Ok(()),
             Ok(()) => Err(Failure::Checksum(slot)),
             Err(why) => Err(Failure::Read(slot, why)),
         };
@@ -453,7 +454,7 @@ impl<W: World> Engine<W> {
             return self.read_failed(fault, at, slot, was, along, why);
         }
         self.stats.add(fault.core, Count::PagesIn, 1);
-        let guessed = fault.access == Access::Read && guess_write(at.granule, fault.page);
+        let guessed = fault.access == Access::Read && guess_write(at.granule, fault.page, slot);
         let dirty = guessed || fault.access == Access::Write;
         let protect = if dirty { Protect::Writable } else { Protect::WriteProtected };
         let epoch = Epoch::of(at.granule);

@@ -128,10 +128,11 @@ impl<W: World> Engine<W> {
     pub(super) fn map_run(&self, first: Page, core: usize, granule: &Granule, slot: Slot, bytes: &[PageBuf]) {
         let (mut done, mut mapped) = (0, 0);
         // A page whose sum is wrong is left to its own fault, which reports it.
-        let is_right = |n: usize| Self::checksum(slot.plus(n as u64), &bytes[n]) == self.slots.sum(slot.plus(n as u64));
+        let is_right = |n: usize| self.is_right(slot.plus(n as u64), &bytes[n]);
         while done < bytes.len() {
-            let dirty = guess_write(granule, first.plus(done as u64));
-            let alike = |&n: &usize| guess_write(granule, first.plus(n as u64)) == dirty && is_right(n);
+            let guess = |n: usize| guess_write(granule, first.plus(n as u64), slot.plus(n as u64));
+            let dirty = guess(done);
+            let alike = |&n: &usize| guess(n) == dirty && is_right(n);
             let count = (done..bytes.len()).take_while(alike).count();
             let (page, from) = (first.plus(done as u64), slot.plus(done as u64));
             let how = if dirty { Alike::Guessed } else { Alike::Clean };

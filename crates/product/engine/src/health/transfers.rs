@@ -53,8 +53,12 @@ impl Transfers {
         Transfers { places: (0..WATCHED).map(|_| place()).collect(), news: Event::new(), idle: AtomicBool::new(false) }
     }
 
-    /// A transfer of the slots from `slot` on begins on `core`.
+    /// A transfer of the slots from `slot` on begins on `core`. What is read from the program's own files says nothing about swap
+    /// spaces.
     pub(super) fn begin(&self, futex: &impl Futex, slot: Slot, now_ns: u64, core: usize) -> Transfer {
+        if slot.is_of_file() {
+            return Transfer(None);
+        }
         let place = self.enter(slot, now_ns, core);
         if self.idle.load(Ordering::SeqCst) && self.idle.swap(false, Ordering::SeqCst) {
             self.news.signal(futex);

@@ -64,7 +64,7 @@ use crate::ground::ranges::Ranges;
 use crate::ground::runtime::uninterrupted;
 use crate::ground::sleeping::{self, Stopped};
 use crate::ground::small::Small;
-use crate::ground::{count, mappings, parts, report, text, thread};
+use crate::ground::{count, files, mappings, parts, report, text, thread};
 use crate::memory;
 use crate::memory::{attributes, surrender};
 use crate::{family, process, signals};
@@ -281,6 +281,8 @@ fn serve(call: &mut Call) -> i64 {
                 }
             }
             match wake_for(call, Some(PATIENCE_NS)) {
+                // A mapping of a file is the kernel's as well.
+                Unwoken::Refused if number == nr::MMAP && args[3] & map::ANONYMOUS == 0 => break raw(number, &args),
                 Unwoken::Refused => break refuse(call),
                 // This is not for ever: the next mapping wakes the process, if it can then.
                 Unwoken::NotInTime => match with(|sleeper| mapped(sleeper, number, &args, true)) {
@@ -648,6 +650,10 @@ fn mmap(sleeper: &mut Sleeper, args: &[u64; 6]) -> Option<i64> {
     let small = memory::is_small(&sleeper.begun.options, args);
     let reserves = protection == prot::NONE;
     if !reserves && (counts || small && sleeper.small.add_up(&sleeper.begun.options)) && sleeper.exceeds(bytes) {
+        return None;
+    }
+    if sleeper.room != u64::MAX && files::may_take(&sleeper.begun.options, args) {
+        // It is managed from the start: a mapping that the process has used already could not be taken over in one moment.
         return None;
     }
     let mut args = *args;

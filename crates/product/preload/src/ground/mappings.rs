@@ -1,5 +1,7 @@
 //! The mappings of this process, as `/proc/self/maps` tells them.
 
+use farshore_sys::vm::prot;
+
 /// One line of `/proc/self/maps`.
 #[derive(Debug)]
 pub struct Mapping {
@@ -11,6 +13,7 @@ pub struct Mapping {
     executable: bool,
     /// The program may read it.
     pub readable: bool,
+    writable: bool,
     readable_writable: bool,
     /// Of no file, without a name.
     anonymous: bool,
@@ -19,6 +22,14 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    /// What the program may do there, as `mmap` takes it.
+    pub fn protection(&self) -> u64 {
+        [(self.readable, prot::READ), (self.writable, prot::WRITE), (self.executable, prot::EXEC)]
+            .into_iter()
+            .map(|(may, bit)| if may { bit } else { prot::NONE })
+            .sum()
+    }
+
     /// Whether it is private memory of no file, and no code.
     pub fn may_be_managed(&self) -> bool {
         self.private && !self.executable && (self.anonymous || self.named)
@@ -43,6 +54,7 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
         private: rights.get(3) == Some(&b'p'),
         executable: rights.get(2) == Some(&b'x'),
         readable: rights.first() == Some(&b'r'),
+        writable: rights.get(1) == Some(&b'w'),
         readable_writable: rights.starts_with(b"rw"),
         anonymous: inode == "0" && name.is_none(),
         named: inode == "0" && name.is_some_and(|name| name == "[heap]" || name.starts_with("[anon:")),

@@ -8,6 +8,7 @@
 //! | [`thread`], [`count`], [`unithreads`], [`kept`] | a record a thread; how many threads; unithreads; pages kept for a handler |
 //! | [`sleeping`] | a dormant process: how one thread stops the others |
 //! | [`own_threads`] | Farshore's own threads, one of which serves the socket at which `farshore stat` knocks |
+//! | [`files`] | mappings of files that are managed, and what becomes of them when a file is to be written |
 //! | [`net`] | the program's memory, for whoever reads it |
 //! | [`above`] | what the ground calls in the layers above it |
 
@@ -15,6 +16,7 @@ pub mod above;
 pub mod changes;
 pub mod count;
 pub mod environment;
+pub mod files;
 pub mod kept;
 pub mod lost;
 pub mod mappings;

@@ -184,6 +184,7 @@ impl Runtime {
         all.extend(kernel.memory().fd().map(Fd::raw));
         all.extend(kernel.huge_way().map(|way| way.pagemap.fd().raw()));
         all.extend(self.engine.backend.fds());
+        all.extend(crate::ground::files::descriptors());
         all.extend(Library::family_descriptors());
         all.extend(crate::ground::own_threads::knock::descriptor());
         all.sort_unstable();

@@ -11,7 +11,7 @@ use super::runs::{Held, any_managed, each_run};
 use super::{hand_over_managed, is_error, pages, raw};
 use crate::ground::lost::{self, Needed};
 use crate::ground::runtime::{Runtime, locked, uninterrupted};
-use crate::ground::{own_threads, thread, withheld};
+use crate::ground::{files, own_threads, thread, withheld};
 use crate::memory::{attributes, surrender};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_engine::fault::pins::Pinned;
@@ -51,6 +51,10 @@ pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
     let guards_too = matches!(what, GUARD_REMOVE | DONTFORK | WIPEONFORK);
     let ours = |r: &PageRange| any_managed(runtime, *r) || (guards_too && may_hold_guards(runtime, *r));
     let Some(range) = range.filter(ours) else { return raw(nr::MADVISE, args) };
+    if !serves_files(what) && files::any(range) {
+        locked(runtime, |_| files::hand_back(runtime, range));
+        return madvise(runtime, args);
+    }
     match what {
         advice::DONTNEED | advice::FREE | DONTNEED_LOCKED => {
             // The kernel may free such memory at once: MADV_FREE allows that.
@@ -98,6 +102,14 @@ pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
     }
 }
 
+/// Whether this advice does to managed pages of files what it does natively. Otherwise the kernel gets the file back first.
+fn serves_files(what: u64) -> bool {
+    const DONTDUMP: u64 = advice::DONTDUMP;
+    matches!(what, NORMAL | RANDOM | SEQUENTIAL | DONTNEED_LOCKED | DONTDUMP)
+        || matches!(what, advice::WILLNEED | advice::DONTNEED | advice::FREE | advice::COLD | advice::PAGEOUT)
+        || matches!(what, advice::HUGEPAGE | advice::NOHUGEPAGE | advice::DODUMP | advice::POPULATE_READ | advice::POPULATE_WRITE)
+}
+
 /// Gives this advice to the kernel.
 fn advise(run: PageRange, what: u64) -> i64 {
     raw(nr::MADVISE, &[run.start.addr(), run.bytes(), what, 0, 0, 0])
@@ -111,11 +123,19 @@ fn discard(runtime: &Runtime, run: PageRange, held: Held, asked: u64, kernels: u
     if held != Held::Managed {
         return advise(run, asked);
     }
-    let done = runtime.engine.discard(run, |part| match advise(part, kernels) {
+    let call = |part: PageRange| match advise(part, kernels) {
         answer if is_error(answer) => Err(answer),
         _ => Ok(()),
-    });
-    done.err().unwrap_or(0)
+    };
+    files::each_piece(run, |piece, in_file| {
+        let done = match in_file {
+            None => runtime.engine.discard(piece, call),
+            // Of files the kernel frees nothing at its leisure.
+            Some(_) if asked == advice::FREE => Err(error(Errno::EINVAL)),
+            Some(first) => runtime.engine.discard_to_file(piece, first, call),
+        };
+        done.err().unwrap_or(0)
+    })
 }
 
 fn install_guards(runtime: &Runtime, run: PageRange, held: Held) -> i64 {

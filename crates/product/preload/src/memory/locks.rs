@@ -2,6 +2,7 @@
 
 use super::runs::{Held, any_managed, each_run};
 use super::{Args, PAGE, hand_over_managed, is_error, pages, raw};
+use crate::ground::files;
 use crate::ground::report;
 use crate::ground::runtime::{Runtime, locked};
 use crate::memory::attributes;
@@ -23,6 +24,8 @@ pub fn mlock(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(number, args) };
     let flags = if number == MLOCK2 { args[2] } else { 0 };
     let answer = locked(runtime, |space| {
+        // What is locked is the file's own page.
+        files::hand_back(runtime, range);
         // This locks pages that are there, and brings none in. Managed pages cannot stay locked: they could not be evicted.
         let allowed = raw(MLOCK2, &[args[0], args[1], flags | MLOCK_ONFAULT, 0, 0, 0]);
         let mut managed_pages = 0;

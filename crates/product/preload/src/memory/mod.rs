@@ -17,6 +17,7 @@ pub mod surrender;
 
 pub use runs::any_managed;
 
+use crate::ground::files;
 use crate::ground::lost::{self, Needed};
 use crate::ground::runtime::{Runtime, Space, locked};
 use crate::ground::small::{self, Small};
@@ -247,6 +248,9 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
     let [addr, len, _, flags, ..] = *args;
     let fixed = flags & map::FIXED != 0;
     let managed_before = fixed && pages(addr, len.next_multiple_of(PAGE)).is_some_and(|r| any_managed(runtime, r));
+    if !surrender::is_done() && files::may_take(&runtime.options, args) {
+        return map_file(runtime, args);
+    }
     if flags & (MAP_GROWSDOWN | MAP_LOCKED) != 0 || flags & 0xf == MAP_DROPPABLE {
         attributes::note();
     }
@@ -267,6 +271,30 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
         advice::bring_in(runtime, PageRange::covering(mapped as u64, len), Access::Write);
     }
     mapped
+}
+
+/// Maps a file whose mapping is to be managed. Where that cannot be, it stays the kernel's.
+fn map_file(runtime: &Runtime, args: &Args) -> i64 {
+    let [addr, len, protection, flags, fd, offset] = *args;
+    let args = [hint(addr, flags), len, protection, flags & !MAP_POPULATE, fd, offset];
+    let (answer, managed) = locked(runtime, |_| {
+        let answer = raw(nr::MMAP, &args);
+        (answer, if is_error(answer) { None } else { files::take_over(runtime, answer as u64, &args) })
+    });
+    if !is_error(answer) && flags & MAP_POPULATE != 0 {
+        match managed {
+            // To bring in more than stays would only take time.
+            Some(range) if range.len() > runtime.engine.frames().limit() / 2 => {}
+            Some(range) => {
+                advice::bring_in(runtime, range, Access::Read);
+            }
+            // What cannot be brought in is no error of this call.
+            None => {
+                raw(nr::MADVISE, &[answer as u64, len, vm::advice::POPULATE_READ, 0, 0, 0]);
+            }
+        }
+    }
+    answer
 }
 
 /// Makes a small mapping that is not managed. `None`: small mappings have added up, so it is to be managed.
@@ -336,8 +364,10 @@ fn unmap_locked(runtime: &Runtime, range: PageRange, call: impl FnOnce() -> i64)
 fn finish(runtime: &Runtime, range: PageRange, answer: i64) {
     if is_error(answer) {
         runtime.engine.finish_refused(range);
+        files::forget_unmanaged(runtime, range);
     } else {
         runtime.engine.finish_unmap(range);
+        files::forget(range);
     }
 }
 
@@ -377,6 +407,11 @@ fn mprotect(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     }
     let Some(range) = range.filter(|&r| any_managed(runtime, r)) else { return raw(number, args) };
     locked(runtime, |_| {
+        // The kernel says whether a file may be run or written, and keys are its own.
+        let is_odd = number != nr::MPROTECT || args[2] & !(prot::READ | prot::WRITE) != 0;
+        if is_odd || (args[2] & prot::WRITE != 0 && files::any_shared(range)) {
+            files::hand_back(runtime, range);
+        }
         let readable = args[2] & prot::READ != 0;
         if !readable {
             runtime.engine.set_unreadable(range, true);
@@ -391,6 +426,7 @@ fn mprotect(runtime: &Runtime, number: u64, args: &Args) -> i64 {
 
 /// Under the lock: hands over the managed parts of `range`, and its guards.
 pub fn hand_over_managed(runtime: &Runtime, range: PageRange, fill: bool) -> i64 {
+    files::hand_back(runtime, range);
     each_run(runtime, range, |run, held| match held {
         Held::Managed => hand_over(runtime, run, fill),
         Held::Guarded => match runtime.engine.kernel.uffd().unregister(run.start.addr(), run.bytes()) {
@@ -435,6 +471,7 @@ fn shmat(runtime: &Runtime, args: &Args) -> i64 {
 fn mseal(runtime: &Runtime, args: &Args) -> i64 {
     let range = args[1].checked_next_multiple_of(PAGE).and_then(|len| pages(args[0], len));
     attributes::note();
+    range.into_iter().for_each(|range| locked(runtime, |_| files::hand_back(runtime, range)));
     match range.filter(|&r| any_managed(runtime, r)) {
         Some(_) => -i64::from(Errno::ENOSYS.0),
         None => raw(MSEAL, args),
@@ -480,6 +517,12 @@ fn mremap(runtime: &Runtime, args: &Args) -> i64 {
     };
     if new_bytes == 0 {
         return raw(nr::MREMAP, args);
+    }
+    let only_shrinks = new_bytes <= from.bytes() && flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) == 0;
+    if !only_shrinks && files::any(from) {
+        // A mapping of a file moves and grows with its file.
+        locked(runtime, |_| files::hand_back(runtime, from));
+        return mremap(runtime, args);
     }
     if flags & MREMAP_FIXED != 0 && target.saturating_add(new_bytes) >= TABLE_END {
         // Managed memory cannot move to addresses for which there are no page words. Without five-level paging there are no such
@@ -595,11 +638,13 @@ fn remap(runtime: &Runtime, args: &Args, from: PageRange, new_bytes: u64, onto: 
         // The kernel first unmaps the target, and then the part of the source that is too long.
         for range in [Some(from), onto].into_iter().flatten() {
             runtime.engine.finish_refused(range);
+            files::forget_unmanaged(runtime, range);
         }
         return answer;
     }
     if let Some(onto) = onto {
         runtime.engine.finish_unmap(onto);
+        files::forget(onto);
     }
     moved(runtime, from, kept, PageRange::covering(answer as u64, new_bytes), flags & MREMAP_DONTUNMAP != 0);
     if unreadable {

@@ -5,7 +5,7 @@
 //! program that is started begins anew.
 
 use crate::ground::runtime::{Runtime, locked};
-use crate::ground::{own_threads, report};
+use crate::ground::{files, own_threads, report};
 use crate::memory::hand_over_managed;
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_core::page::PageRange;
@@ -38,6 +38,8 @@ pub fn all(runtime: &Runtime, (major, minor): (u32, u32)) -> bool {
     own_threads::ensure();
     let limit = runtime.engine.frames().limit();
     let (done, used) = locked(runtime, |_| {
+        // What files have does not count, since the kernel can read it again.
+        files::decline(runtime);
         let used = pages_in_use(runtime);
         if is_done() || used > limit {
             return (is_done(), used);

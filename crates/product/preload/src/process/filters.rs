@@ -22,8 +22,8 @@
 
 use crate::ground::net::net;
 use crate::ground::own_threads::{self, rights};
-use crate::ground::runtime::{runtime, uninterrupted};
-use crate::ground::{count, report, thread};
+use crate::ground::runtime::{locked, runtime, uninterrupted};
+use crate::ground::{count, files, report, thread};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_net::buffers::{Memory as _, errno};
 use farshore_net::calls::seccomp::{FLAG_TSYNC, Instruction, Program, SET_MODE_FILTER, first_stopped, own, own::Own};
@@ -66,6 +66,10 @@ pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u6
     let everything = [own::ALWAYS, if holds_for_ours { own::THREADS } else { &[] }];
     if let Some(stopped) = first_stopped(filter, &everything) {
         return refuse(stopped);
+    }
+    if let Some(runtime) = runtime() {
+        // To take a file, or to give it back when it is to be written, takes calls that the filter may stop.
+        locked(runtime, |_| files::decline(runtime));
     }
     if let (Some(_), Some(runtime)) = (first_stopped(filter, &[own::HUGE_PAGES]), runtime()) {
         // Pages become small before the filter holds for any thread.

@@ -20,7 +20,7 @@ use crate::ground::own_threads::knock;
 use crate::ground::report;
 use crate::ground::runtime::{FORKING, Parts, Runtime, Space, replace, runtime};
 use crate::ground::withheld::{self, Kept};
-use crate::ground::{count, own_threads, parts, thread, unithreads};
+use crate::ground::{count, files, own_threads, parts, thread, unithreads};
 use crate::signals;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -158,6 +158,7 @@ pub fn child_started() {
         Ok(runtime) => unsafe { replace(runtime) },
         Err(why) => report::abort(format_args!("a forked child cannot go on: {why}")),
     };
+    files::begin_child(mine, own_files);
     mine.note_own_fds();
     count::is_alone();
     mine.running.store(true, Ordering::Release);

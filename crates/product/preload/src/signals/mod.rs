@@ -22,6 +22,7 @@ pub mod steps;
 pub mod waits;
 
 use crate::fault::{self, Served};
+use crate::ground::files;
 use crate::ground::net::net;
 use crate::ground::own_threads::{knock, rights};
 use crate::ground::report;
@@ -131,6 +132,10 @@ unsafe extern "C" fn on_sigsegv(_signal: i32, info: *mut SigInfo, context: *mut 
 /// Gives one of our three signals to the program, as the kernel would have. In the handler of that signal, with all signals blocked.
 pub fn deliver(signal: u32, info: &SigInfo, context: &mut UContext) {
     let sent = !info.from_kernel();
+    if sent && signal == SIGSYS && files::is_wanted(info) {
+        files::answer();
+        return knock::go_on(context);
+    }
     if sent && signal == SIGBUS && is_for_us(info, context) {
         return;
     }
