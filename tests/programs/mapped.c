@@ -339,6 +339,7 @@ static void section_truncated(void)
 }
 
 static volatile int stop;
+static const unsigned char *read_by_all;
 
 static void *reader(void *seed)
 {
@@ -346,7 +347,7 @@ static void *reader(void *seed)
     size_t seen = 0;
     while (!stop || seen < 2000) {
         size_t page = rng_below(&rng, pages);
-        CHECK(is_right(mapped, page, 0));
+        CHECK(is_right(read_by_all, page, 0));
         seen++;
     }
     return NULL;
@@ -357,6 +358,7 @@ static void section_threads(void)
 {
     make_file(0);
     map(PROT_READ, MAP_SHARED, size);
+    read_by_all = mapped;
     pthread_t threads[4];
     for (uintptr_t n = 0; n < 4; n++) CHECK(pthread_create(&threads[n], NULL, reader, (void *)(n + 1)) == 0);
     for (int turn = 0; turn < 10; turn++) {
@@ -422,11 +424,52 @@ static void section_pieces(void)
     rewrite(0, 100, 1);
 }
 
+/* Mapped beyond the end of the file, moved as a whole, and grown. */
+static void section_moves(void)
+{
+    make_file(100);
+    for (int flags = MAP_SHARED; flags <= MAP_PRIVATE; flags++) {
+        size_t length = size + 64 * PAGE;
+        map(PROT_READ, flags, length);
+        check_all(pages / 2, pages, 0);
+        unsigned char *room = mmap(NULL, 2 * length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mapped = mremap(mapped, length, 2 * length, MREMAP_MAYMOVE | MREMAP_FIXED, room);
+        CHECK(mapped == room);
+        check_all(0, pages, 0);
+        CHECK(mapped[size] == 'x' && mapped[size + 100] == 0 && touch(mapped + size + PAGE) == 1 && touch(mapped + 2 * length - 1) == 1);
+        int fd = open(path, O_WRONLY | O_APPEND);
+        static uint64_t buffer[PAGE / 8];
+        CHECK(write(fd, buffer, PAGE) == (ssize_t)PAGE && close(fd) == 0);
+        CHECK(touch(mapped + size + PAGE) == 0 && touch(mapped + size + PAGE + 99) == 0 && munmap(mapped, 2 * length) == 0);
+        CHECK(truncate(path, (off_t)size + 100) == 0);
+    }
+}
+
+/* A file that grows is mapped beyond its end, as some databases do. */
+static void section_grows(void)
+{
+    make_file(0);
+    map(PROT_READ, MAP_SHARED, 2 * size);
+    check_all(0, pages, 0);
+    static uint64_t buffer[PAGE / 8];
+    for (size_t n = 0; n < 4; n++) {
+        int fd = open(path, O_WRONLY | O_APPEND);
+        for (size_t page = pages; page < pages + 64; page++) {
+            fill(buffer, page, 0);
+            CHECK(write(fd, buffer, PAGE) == (ssize_t)PAGE);
+        }
+        CHECK(close(fd) == 0);
+        pages += 64;
+        check_all(0, pages, 0);
+        CHECK(touch(mapped + pages * PAGE) == 1);
+    }
+}
+
 static const struct { const char *name; void (*run)(void); } sections[] = {
     { "private", section_private }, { "shared", section_shared }, { "populated", section_populated }, { "tail", section_tail },
     { "written", section_written }, { "calls", section_calls }, { "children", section_children }, { "writer", section_writer },
     { "own", section_own }, { "privatewriter", section_privatewriter }, { "truncated", section_truncated }, { "threads", section_threads },
-    { "familywriter", section_familywriter }, { "pieces", section_pieces },
+    { "familywriter", section_familywriter }, { "pieces", section_pieces }, { "moves", section_moves }, { "grows", section_grows },
 };
 
 int main(int argc, char **argv)

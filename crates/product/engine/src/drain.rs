@@ -434,8 +434,7 @@ impl<W: World> Engine<W> {
     fn bring(&self, first: Page, slot: Slot, count: usize, pass: &mut Pass<'_>) {
         let Some(at) = self.page(first) else { unreachable!("{first:?} vanished while it was owned") };
         let mut done = 0;
-        let is_right =
-            |slot: Slot, bytes: &PageBuf| is_planted(Canary::Checksum) || self.is_right(slot, bytes);
+        let is_right = |slot: Slot, bytes: &PageBuf| is_planted(Canary::Checksum) || self.is_right(slot, bytes);
         if count > 1 && self.read_for_drain(slot, &mut pass.buffer[..count], pass.core).is_ok() {
             let right = (0..count).take_while(|&n| is_right(slot.plus(n as u64), &pass.buffer[n])).count();
             while done < right {

@@ -41,7 +41,10 @@ impl<W: World> Engine<W> {
             for page in part.iter() {
                 // A fault that looked too early owns the page for a moment.
                 let before = self.claim_page(page);
-                debug_assert!(before.is_some_and(|was| was.state() == State::Untouched), "{page:?} was touched before it was there");
+                debug_assert!(
+                    before.is_some_and(|was| was.state() == State::Untouched),
+                    "{page:?} was touched before it was there"
+                );
                 self.release(page, &g.words[page.index_in_granule()], in_file(range.start, first, page));
             }
         }

@@ -67,7 +67,10 @@ impl Slot {
         if self.0.get() & FILE == 0 {
             return None;
         }
-        Some(FilePage { file: (self.0.get() >> FILE_PAGE_BITS) as usize % MAPPED_FILES, page: self.0.get() & ((1 << FILE_PAGE_BITS) - 1) })
+        Some(FilePage {
+            file: (self.0.get() >> FILE_PAGE_BITS) as usize % MAPPED_FILES,
+            page: self.0.get() & ((1 << FILE_PAGE_BITS) - 1),
+        })
     }
     /// Whether the slot stands for a page of a mapped file: it is never written, and was never given out.
     #[inline]

@@ -23,7 +23,8 @@ const GUESS_SAMPLE: u64 = 16;
 #[inline]
 pub(super) fn guess_write(granule: &Granule, page: Page, slot: Slot) -> bool {
     !slot.is_of_file()
-        && granule.write_guess.load(Ordering::Relaxed) >= GUESS_WRITES && !page.0.wrapping_mul(7).is_multiple_of(GUESS_SAMPLE)
+        && granule.write_guess.load(Ordering::Relaxed) >= GUESS_WRITES
+        && !page.0.wrapping_mul(7).is_multiple_of(GUESS_SAMPLE)
 }
 
 /// A page that was fetched for reading leaves (or is written): learn from it.

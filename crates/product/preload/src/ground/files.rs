@@ -15,7 +15,9 @@
 //!                        HANDED BACK: the kernel's mapping of the file again ─▶ the lease is released
 //! ```
 //!
-//! A page that the program has written (in a private mapping) has left the file: it stays managed memory when the rest is handed back.
+//! A page that the program has written (in a private mapping) is memory like any other, and stays so when the rest is handed back: it is
+//! *left*. Of a left page the file is still known, because the page has the file's bytes again when the program throws its own away
+//! (`MADV_DONTNEED`).
 //!
 //! # What must hold
 //!
@@ -55,8 +57,9 @@ const SIGNAL: u32 = SIGSYS;
 /// A file whose mappings are managed.
 #[derive(Debug)]
 struct Open {
-    /// With the lease.
     fd: Fd,
+    /// With a lease, which we have not released. Without one only pages that are left are of it.
+    leased: bool,
     /// Device and number.
     id: (u64, u64),
     size: u64,
@@ -71,6 +74,19 @@ struct Part {
     /// The page of the file that the first page has.
     first: u64,
     shared: bool,
+    /// The rest was handed back: these are pages that the program has written.
+    left: bool,
+}
+
+/// What a piece of managed memory is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Of {
+    /// No file.
+    None,
+    /// A file; the slot stands for the first page.
+    File(Slot),
+    /// Pages that are left of a mapping of a file.
+    Left,
 }
 
 impl Part {
@@ -113,26 +129,25 @@ fn with<R>(f: impl FnOnce(&mut Table) -> R) -> R {
     uninterrupted(|| TABLE.with(f))
 }
 
-/// Whether some page of `range` is of a file. Exact under the address-space lock.
+/// Whether some page of `range` can be handed back. Exact under the address-space lock.
 pub fn any(range: PageRange) -> bool {
-    SOME.load(Ordering::Relaxed) && with(|table| table.parts.iter().any(|part| part.cut(range).is_some()))
+    parts_in(range).iter().any(|part| !part.left)
 }
 
 /// Whether some page of `range` is of a mapping that is shared.
 pub fn any_shared(range: PageRange) -> bool {
-    SOME.load(Ordering::Relaxed) && with(|table| table.parts.iter().any(|part| part.shared && part.cut(range).is_some()))
+    parts_in(range).iter().any(|part| part.shared)
 }
 
-/// Calls `each` for the longest pieces of `range` that are of one file, with the slot that stands for the first page, and of none.
-/// Ends with the first answer that is an error.
-pub fn each_piece(range: PageRange, mut each: impl FnMut(PageRange, Option<Slot>) -> i64) -> i64 {
+/// Calls `each` for the longest pieces of `range` that are of one mapping of a file, or of none. Ends with the first answer that is an error.
+pub fn each_piece(range: PageRange, mut each: impl FnMut(PageRange, Of) -> i64) -> i64 {
     let parts = parts_in(range);
     let mut at = range.start;
-    let ends = parts.iter().map(|part| (part.range, Some(part.slot()))).chain([(PageRange { start: range.end, end: range.end }, None)]);
-    for (piece, slot) in ends {
+    let of = |part: &Part| (part.range, if part.left { Of::Left } else { Of::File(part.slot()) });
+    for (piece, of) in parts.iter().map(of).chain([(PageRange { start: range.end, end: range.end }, Of::None)]) {
         let before = PageRange { start: at, end: piece.start };
-        for (piece, slot) in [(before, None), (piece, slot)].into_iter().filter(|(piece, _)| !piece.is_empty()) {
-            let answer = each(piece, slot);
+        for (piece, of) in [(before, Of::None), (piece, of)].into_iter().filter(|(piece, _)| !piece.is_empty()) {
+            let answer = each(piece, of);
             if answer < 0 {
                 return answer;
             }
@@ -151,7 +166,8 @@ fn parts_in(range: PageRange) -> Vec<Part> {
 
 /// The descriptors that files have, or had.
 pub fn descriptors() -> Vec<i32> {
-    let parked = if LEASED.load(Ordering::Relaxed) { with(|table| table.parked.iter().map(Fd::raw).collect()) } else { Vec::new() };
+    let parked =
+        if LEASED.load(Ordering::Relaxed) { with(|table| table.parked.iter().map(Fd::raw).collect()) } else { Vec::new() };
     mapped::fds().chain(parked).collect()
 }
 
@@ -161,27 +177,44 @@ pub fn forget(range: PageRange) {
         return;
     }
     with(|table| {
+        table.cut_out(range);
+        table.close_what_is_done();
+    });
+}
+
+impl Table {
+    /// No part lies in `range` any more.
+    fn cut_out(&mut self, range: PageRange) {
         let left = |part: Part| {
             let below = part.cut(PageRange { start: Page(0), end: range.start });
             let above = part.cut(PageRange { start: range.end, end: Page(u64::MAX) });
             [below, above].into_iter().flatten()
         };
-        table.parts = core::mem::take(&mut table.parts).into_iter().flat_map(left).collect();
-        for number in 0..table.files.len() {
-            if !table.parts.iter().any(|part| part.file == number) {
-                table.close(number, true);
+        self.parts = core::mem::take(&mut self.parts).into_iter().flat_map(left).collect();
+    }
+
+    /// A part comes.
+    fn enter(&mut self, part: Part) {
+        let at = self.parts.partition_point(|other| other.range.start < part.range.start);
+        self.parts.insert(at, part);
+        SOME.store(true, Ordering::Relaxed);
+    }
+
+    /// Closes files that have no part any more.
+    fn close_what_is_done(&mut self) {
+        for number in 0..self.files.len() {
+            if !self.parts.iter().any(|part| part.file == number) {
+                self.close(number);
             }
         }
-        SOME.store(!table.parts.is_empty(), Ordering::Relaxed);
-    });
-}
+        SOME.store(!self.parts.is_empty(), Ordering::Relaxed);
+    }
 
-impl Table {
-    /// No page is of this file any more. `release`: the lease is released, whoever else has the description.
-    fn close(&mut self, number: usize, release: bool) {
+    /// No page is of this file any more. Its lease is released, whoever else has the description (a child that is about to exec).
+    fn close(&mut self, number: usize) {
         let Some(open) = self.files.get_mut(number).and_then(Option::take) else { return };
         mapped::leave(number);
-        if release {
+        if open.leased {
             lease::release(open.fd.raw());
         }
         self.park(open.fd);
@@ -211,12 +244,42 @@ pub fn forget_unmanaged(runtime: &Runtime, range: PageRange) {
 /// the file may be closed by now; ours is not.
 pub fn hand_back(runtime: &Runtime, range: PageRange) {
     let parts = parts_in(range);
-    if parts.is_empty() {
-        return;
+    if parts.iter().any(|part| !part.left) {
+        give(runtime, &parts);
     }
+}
+
+/// Hands these parts back, and keeps in mind what is left.
+fn give(runtime: &Runtime, parts: &[Part]) {
     let mappings = mappings();
-    parts.iter().for_each(|part| hand_back_part(runtime, part, &mappings));
-    forget(range);
+    for part in parts.iter().filter(|part| !part.left) {
+        hand_back_part(runtime, part, &mappings);
+        // What is left first, so that the file is not closed in between.
+        let mut left: Vec<Part> = Vec::new();
+        for page in part.range.iter().filter(|&page| runtime.engine.is_managed(page)) {
+            match left.last_mut().filter(|last| last.range.end == page) {
+                Some(last) => last.range.end = page.plus(1),
+                None => {
+                    left.extend(part.cut(PageRange { start: page, end: page.plus(1) }).map(|part| Part { left: true, ..part }))
+                }
+            }
+        }
+        with(|table| {
+            table.cut_out(part.range);
+            left.into_iter().for_each(|part| table.enter(part));
+            table.close_what_is_done();
+        });
+    }
+}
+
+/// The program throws away what it has written to pages that are left: they are the kernel's, as the pages around them.
+pub fn discard_left(runtime: &Runtime, range: PageRange) -> bool {
+    let mappings = mappings();
+    let done = parts_in(range).iter().filter(|part| part.left).all(|part| give_part(runtime, part, &mappings, true));
+    if done {
+        forget(range);
+    }
+    done
 }
 
 /// Hands back everything, and takes no more files.
@@ -226,27 +289,28 @@ pub fn decline(runtime: &Runtime) {
 }
 
 fn hand_back_part(runtime: &Runtime, part: &Part, mappings: &[Mapping]) {
-    let fd = with(|table| table.files.get(part.file).and_then(Option::as_ref).map(|open| open.fd.raw()));
-    let Some(fd) = fd else { unreachable!("{part:?} is of a file that is not open") };
-    for mapping in mappings {
-        let Some(piece) = part.cut(PageRange::covering(mapping.start, mapping.end - mapping.start)) else { continue };
-        let give = |run: PageRange| map_file(&piece, run, mapping.protection(), fd);
-        if runtime.engine.hand_back(piece.range, piece.shared, give) {
-            continue;
-        }
-        // The process has as many mappings as it may have, say. What is private may show what the file had; what is shared may not.
-        if piece.shared {
-            report::abort(format_args!("a mapped file is to be written, and the kernel does not map it at {:?}", piece.range.start));
-        }
-        report::line(format_args!(
-            "a mapped file may be written now; pages of the private mapping at {:?} that the program has not touched may show that, since the \
-             kernel does not map it",
-            piece.range.start
-        ));
+    if !give_part(runtime, part, mappings, part.shared) {
+        // The process has as many mappings as it may have, say.
+        report::abort(format_args!("a mapped file is to be the kernel's, which does not map it at {:?}", part.range.start));
     }
 }
 
-/// Maps the file over `run`, which lies in `part`. Whether it could be done.
+/// Has the kernel map the file where the program has not written the pages; with `all` everywhere. False: something could not be
+/// mapped.
+fn give_part(runtime: &Runtime, part: &Part, mappings: &[Mapping], all: bool) -> bool {
+    let fd = with(|table| table.files.get(part.file).and_then(Option::as_ref).map(|open| open.fd.raw()));
+    let Some(fd) = fd else { unreachable!("{part:?} is of a file that is not open") };
+    let pieces = mappings.iter().filter_map(|mapping| {
+        let piece = part.cut(PageRange::covering(mapping.start, mapping.end - mapping.start))?;
+        Some((piece, mapping.protection()))
+    });
+    // Each, also after one that could not be mapped.
+    pieces.fold(true, |done, (piece, protection)| {
+        runtime.engine.hand_back(piece.range, all, |run| map_file(&piece, run, protection, fd)) && done
+    })
+}
+
+/// Maps the file over `run`, which lies in `part` or behind it. Whether it could be done.
 fn map_file(part: &Part, run: PageRange, protection: u64, fd: i32) -> bool {
     let kind = if part.shared { map::SHARED } else { map::PRIVATE };
     let offset = (part.first + (run.start.0 - part.range.start.0)) * PAGE_SIZE as u64;
@@ -272,7 +336,7 @@ pub fn answer() {
     let Some(runtime) = runtime() else { return };
     locked(runtime, |_| {
         let wanted = with(|table| {
-            let is_wanted = |open: &Option<Open>| open.as_ref().is_some_and(|open| !lease::is_held(open.fd.raw()));
+            let is_wanted = |open: &Option<Open>| open.as_ref().is_some_and(|open| open.leased && !lease::is_held(open.fd.raw()));
             (0..table.files.len()).filter(|&number| is_wanted(&table.files[number])).collect::<Vec<_>>()
         });
         wanted.into_iter().for_each(|number| hand_file_back(runtime, number));
@@ -282,9 +346,13 @@ pub fn answer() {
 /// Hands back all mappings of a file, and releases the lease.
 fn hand_file_back(runtime: &Runtime, number: usize) {
     let parts: Vec<Part> = with(|table| table.parts.iter().filter(|part| part.file == number).cloned().collect());
-    let mappings = mappings();
-    parts.iter().for_each(|part| hand_back_part(runtime, part, &mappings));
-    parts.iter().for_each(|part| forget(part.range));
+    give(runtime, &parts);
+    with(|table| {
+        if let Some(open) = table.files.get_mut(number).and_then(Option::as_mut) {
+            open.leased = false;
+            lease::release(open.fd.raw());
+        }
+    });
 }
 
 /// In a forked child, whose words and table are copies of its parent's, before it runs any code of the program: takes leases of its
@@ -300,20 +368,12 @@ pub fn begin_child(runtime: &Runtime, own_files: bool) {
         if with(|table| table.renew(number, own_files)) {
             continue;
         }
-        let parts: Vec<Part> = with(|table| table.parts.iter().filter(|part| part.file == number).cloned().collect());
-        let mappings = mappings();
-        parts.iter().for_each(|part| hand_back_part(runtime, part, &mappings));
-        with(|table| {
-            table.parts.retain(|part| part.file != number);
+        let parts: Vec<Part> = with(|table| {
             // The lease is the parent's.
-            if own_files {
-                table.close(number, false);
-            } else if let Some(open) = table.files[number].take() {
-                mapped::leave(number);
-                let _ = open.fd.into_raw();
-            }
-            SOME.store(!table.parts.is_empty(), Ordering::Relaxed);
+            table.files[number].iter_mut().for_each(|open| open.leased = false);
+            table.parts.iter().filter(|part| part.file == number).cloned().collect()
         });
+        give(runtime, &parts);
     }
 }
 
@@ -321,7 +381,7 @@ impl Table {
     /// In a forked child: a description of its own, with a lease, takes the place of the parent's. False: it cannot be had, or
     /// somebody wants the file.
     fn renew(&mut self, number: usize, own_files: bool) -> bool {
-        let Some(open) = self.files.get_mut(number).and_then(Option::as_mut) else { return true };
+        let Some(open) = self.files.get_mut(number).and_then(Option::as_mut).filter(|open| open.leased) else { return true };
         let Ok(own) = lease::open_again(open.fd.raw(), open.direct) else { return false };
         let own = crate::ground::parts::raise(own);
         // The parent's lease is looked at last: if it is there still, there was no moment without one.

@@ -9,6 +9,7 @@
 
 use super::runs::{Held, any_managed, each_run};
 use super::{hand_over_managed, is_error, pages, raw};
+use crate::ground::files::Of;
 use crate::ground::lost::{self, Needed};
 use crate::ground::runtime::{Runtime, locked, uninterrupted};
 use crate::ground::{files, own_threads, thread, withheld};
@@ -127,12 +128,14 @@ fn discard(runtime: &Runtime, run: PageRange, held: Held, asked: u64, kernels: u
         answer if is_error(answer) => Err(answer),
         _ => Ok(()),
     };
-    files::each_piece(run, |piece, in_file| {
-        let done = match in_file {
-            None => runtime.engine.discard(piece, call),
+    files::each_piece(run, |piece, of| {
+        let done = match of {
+            Of::None => runtime.engine.discard(piece, call),
             // Of files the kernel frees nothing at its leisure.
-            Some(_) if asked == advice::FREE => Err(error(Errno::EINVAL)),
-            Some(first) => runtime.engine.discard_to_file(piece, first, call),
+            _ if asked == advice::FREE => Err(error(Errno::EINVAL)),
+            Of::File(first) => runtime.engine.discard_to_file(piece, first, call),
+            Of::Left if files::discard_left(runtime, piece) => Ok(()),
+            Of::Left => Err(error(Errno::ENOMEM)),
         };
         done.err().unwrap_or(0)
     })

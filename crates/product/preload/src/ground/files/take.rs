@@ -1,6 +1,6 @@
 //! How a mapping of a file becomes managed: the head of [`super`] has the picture.
 
-use super::{DECLINED, LEASED, Open, Part, SIGNAL, SOME, Table, map_file, with};
+use super::{DECLINED, LEASED, Open, Part, SIGNAL, Table, map_file, with};
 use crate::ground::runtime::Runtime;
 use crate::ground::{parts, report, thread};
 use core::sync::atomic::Ordering;
@@ -60,9 +60,10 @@ pub fn take_over(runtime: &Runtime, start: u64, args: &[u64; 6]) -> Option<PageR
     if thread::current().is_some_and(thread::Thread::is_guest) {
         return None;
     }
-    let (part, comes) = with(|table| {
+    let (part, own, comes) = with(|table| {
         let (file, came) = table.file(fd as i32)?;
-        let (first, end) = (offset / PAGE, table.files[file].as_ref()?.size.div_ceil(PAGE));
+        let open = table.files[file].as_ref()?;
+        let (first, end, own) = (offset / PAGE, open.size.div_ceil(PAGE), open.fd.raw());
         let pages = end.saturating_sub(first).min(len.div_ceil(PAGE));
         let range = PageRange::covering(start, pages * PAGE);
         let shared = flags & 0xf != map::PRIVATE;
@@ -70,27 +71,28 @@ pub fn take_over(runtime: &Runtime, start: u64, args: &[u64; 6]) -> Option<PageR
         if !fits {
             table.close_unless_used(file);
         }
-        fits.then_some((Part { range, file, first, shared }, came))
+        fits.then_some((Part { range, file, first, shared, left: false }, own, came))
     })?;
     if comes {
         runtime.note_own_fds();
     }
-    if !replace(runtime, &part, protection, fd as i32) {
+    if !replace(runtime, &part, protection, own) {
         with(|table| table.close_unless_used(part.file));
         return None;
     }
     runtime.engine.manage_file(part.range, part.slot());
     let range = part.range;
-    with(|table| {
-        let at = table.parts.partition_point(|other| other.range.start < range.start);
-        table.parts.insert(at, part);
-    });
-    SOME.store(true, Ordering::Relaxed);
+    // What lies behind the end of the file is the kernel's, and of our description too: when all is handed back it is one mapping again.
+    let behind = PageRange { start: range.end, end: PageRange::covering(start, len).end };
+    if !behind.is_empty() && !map_file(&part, behind, protection, own) {
+        report::abort(format_args!("the kernel does not map the end of a file again at {:?}", behind.start));
+    }
+    with(|table| table.enter(part));
     Some(range)
 }
 
 /// Anonymous memory, registered, takes the place of the kernel's mapping of the file. False: the mapping is the kernel's, as it was.
-fn replace(runtime: &Runtime, part: &Part, protection: u64, fd: i32) -> bool {
+fn replace(runtime: &Runtime, part: &Part, protection: u64, own: i32) -> bool {
     let range = part.range;
     let flags = map::PRIVATE | map::ANONYMOUS | map::FIXED | map::NORESERVE;
     // SAFETY: over a mapping that was made just now, of which the program does not know yet.
@@ -105,8 +107,11 @@ fn replace(runtime: &Runtime, part: &Part, protection: u64, fd: i32) -> bool {
         }
     }
     // An error does not say that nothing has changed.
-    if !map_file(part, range, protection, fd) {
-        report::abort(format_args!("a mapping of a file was taken over at {:?}, and the kernel does not give it back", range.start));
+    if !map_file(part, range, protection, own) {
+        report::abort(format_args!(
+            "a mapping of a file was taken over at {:?}, and the kernel does not give it back",
+            range.start
+        ));
     }
     false
 }
@@ -117,8 +122,15 @@ impl Table {
         let about = is_of_the_kind(fd)?;
         let is_it = |open: &Option<Open>| open.as_ref().is_some_and(|open| open.id == about.id);
         if let Some(number) = self.files.iter().position(is_it) {
+            let open = self.files[number].as_mut()?;
+            if !open.leased {
+                // Pages of it are left, and nothing else.
+                lease::take(&open.fd, SIGNAL, getpid()).ok()?;
+                (open.leased, open.size) = (true, lease::about(open.fd.raw()).ok()?.size);
+                mapped::enter(number, open.fd.raw(), open.size, open.direct);
+            }
             // While somebody waits for the file it is not taken anew.
-            return self.files[number].as_ref().filter(|open| lease::is_held(open.fd.raw())).map(|_| (number, false));
+            return lease::is_held(open.fd.raw()).then_some((number, false));
         }
         let number = self.files.iter().position(Option::is_none).unwrap_or(self.files.len());
         if number >= MAPPED_FILES {
@@ -134,7 +146,7 @@ impl Table {
             return None;
         };
         mapped::enter(number, own.raw(), now.size, direct);
-        let open = Open { fd: own, id: now.id, size: now.size, direct };
+        let open = Open { fd: own, leased: true, id: now.id, size: now.size, direct };
         if number == self.files.len() {
             self.files.push(None);
         }
@@ -154,7 +166,7 @@ impl Table {
     /// A file without pages goes.
     fn close_unless_used(&mut self, file: usize) {
         if !self.parts.iter().any(|part| part.file == file) {
-            self.close(file, true);
+            self.close(file);
         }
     }
 }
