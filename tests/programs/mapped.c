@@ -1,6 +1,6 @@
 /* Mappings of files that are larger than memory: read, written privately, given up, inherited, and changed by others meanwhile.
  *
- *     mapped MIB SECTION     run one section, with a file of MIB in $TMPDIR
+ *     mapped MIB SECTION     run one section, with a file of MIB in $TMPDIR, or $MAPPED_FILE, which stays and is made if it is not there
  *     mapped --list          print the names of all sections
  *
  * The output and the way in which the program ends are the same natively and under Farshore. */
@@ -58,8 +58,10 @@ static void check_anywhere(size_t count, uint64_t seed)
 static void make_file(size_t extra)
 {
     static uint64_t buffer[256 * PAGE / 8];
-    const char *folder = getenv("TMPDIR");
-    snprintf(path, sizeof path, "%s/mapped-%d", folder ? folder : "/var/tmp", (int)getpid());
+    const char *folder = getenv("TMPDIR"), *given = getenv("MAPPED_FILE");
+    if (given) snprintf(path, sizeof path, "%s", given);
+    else snprintf(path, sizeof path, "%s/mapped-%d", folder ? folder : "/var/tmp", (int)getpid());
+    if (given && access(path, F_OK) == 0) return;
     int fd = open(path, O_CREAT | O_EXCL | O_WRONLY, 0600);
     CHECK(fd >= 0);
     for (size_t page = 0; page < pages; page += 256) {
@@ -465,11 +467,112 @@ static void section_grows(void)
     }
 }
 
+/* What a writer has begun and ended: versions of the whole file. */
+struct progress { volatile uint64_t begun, ended; };
+
+static void write_on(struct progress *progress, int turns)
+{
+    for (uint64_t version = 1; version <= (uint64_t)turns; version++) {
+        progress->begun = version;
+        rewrite(0, 1, version);
+        progress->ended = version;
+        usleep(30000);
+    }
+}
+
+/* The version of a page, whose first and last words may be of two while it is written. */
+static uint64_t version_of(const unsigned char *base, size_t page, size_t n, uint64_t from, uint64_t to)
+{
+    const uint64_t *at = (const uint64_t *)(base + page * PAGE);
+    uint64_t seen = ((volatile const uint64_t *)at)[n];
+    for (uint64_t version = from; version <= to; version++) {
+        if (seen == word(page, n, version)) return version;
+    }
+    die("page %zu has bytes of no version from %lu to %lu", page, (unsigned long)from, (unsigned long)to);
+}
+
+static void *read_versions(void *of)
+{
+    struct progress *progress = of;
+    struct rng rng = { (uintptr_t)&rng };
+    while (!stop) {
+        int fd = open(path, O_RDONLY);
+        unsigned char *base = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+        CHECK(base != MAP_FAILED && close(fd) == 0);
+        for (int n = 0; n < 3000 && !stop; n++) {
+            size_t page = rng_below(&rng, pages), place = rng_below(&rng, PAGE / 8);
+            uint64_t ended = progress->ended, seen = 0;
+            (void)*(volatile unsigned char *)(base + page * PAGE);
+            uint64_t now = *(volatile uint64_t *)(base + page * PAGE + place * 8), begun = progress->begun;
+            for (seen = ended; seen <= begun && now != word(page, place, seen); seen++) continue;
+            if (seen > begun) die("page %zu has bytes of no version from %lu to %lu", page, (unsigned long)ended, (unsigned long)begun);
+        }
+        CHECK(munmap(base, size) == 0);
+    }
+    return NULL;
+}
+
+/* Threads read a shared mapping, made anew now and then, while another process writes the file again and again: what was written before a
+ * page is read shows, whatever becomes of the mapping meanwhile. Children read as well. */
+static void section_versions(void)
+{
+    make_file(0);
+    struct progress *progress = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(progress != MAP_FAILED);
+    pid_t writer = fork();
+    CHECK(writer >= 0);
+    if (writer == 0) {
+        write_on(progress, 30);
+        _exit(0);
+    }
+    pthread_t threads[3];
+    for (int n = 0; n < 3; n++) CHECK(pthread_create(&threads[n], NULL, read_versions, progress) == 0);
+    int status = 0, ended = 0;
+    while (waitpid(writer, &ended, WNOHANG) == 0) {
+        map(PROT_READ, MAP_SHARED, size);
+        (void)version_of(mapped, pages / 2, 3, progress->ended, progress->ended + 30);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            stop = 0;
+            for (size_t page = 0; page < pages; page += 11) {
+                uint64_t before = progress->ended, now = *(volatile uint64_t *)(mapped + page * PAGE), begun = progress->begun, seen = before;
+                while (seen <= begun && now != word(page, 0, seen)) seen++;
+                if (seen > begun) die("in a child page %zu has bytes of no version from %lu to %lu", page, (unsigned long)before, (unsigned long)begun);
+            }
+            _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        CHECK(munmap(mapped, size) == 0);
+    }
+    stop = 1;
+    for (int n = 0; n < 3; n++) CHECK(pthread_join(threads[n], NULL) == 0);
+    CHECK(ended == 0);
+}
+
+/* Waits with a mapping for a line of input, which says that the file has been written. */
+static void section_asked(void)
+{
+    char line[16];
+    make_file(0);
+    map(PROT_READ, MAP_SHARED, size);
+    check_all(0, pages, 0);
+    printf("%s: ready\n", section);
+    fflush(stdout);
+    if (fgets(line, sizeof line, stdin) == NULL) return;
+    check_all(0, pages, 2);
+    printf("%s: as it was written\n", section);
+}
+
+static void section_make(void) { make_file(0); }
+static void section_rewrite(void) { make_file(0); rewrite_all(); }
+
 static const struct { const char *name; void (*run)(void); } sections[] = {
     { "private", section_private }, { "shared", section_shared }, { "populated", section_populated }, { "tail", section_tail },
     { "written", section_written }, { "calls", section_calls }, { "children", section_children }, { "writer", section_writer },
     { "own", section_own }, { "privatewriter", section_privatewriter }, { "truncated", section_truncated }, { "threads", section_threads },
     { "familywriter", section_familywriter }, { "pieces", section_pieces }, { "moves", section_moves }, { "grows", section_grows },
+    { "versions", section_versions }, { "asked", section_asked }, { "make", section_make }, { "rewrite", section_rewrite },
 };
 
 int main(int argc, char **argv)
@@ -484,7 +587,7 @@ int main(int argc, char **argv)
     for (size_t n = 0; n < count; n++) {
         if (strcmp(sections[n].name, section) != 0) continue;
         sections[n].run();
-        unlink(path);
+        if (!getenv("MAPPED_FILE")) unlink(path);
         printf("%s: done\n", section);
         return 0;
     }
