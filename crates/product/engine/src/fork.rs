@@ -19,16 +19,17 @@
 //! their slots. No other part of the parent's engine is used.
 
 use crate::{Engine, MEMORY_CALLS};
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::gate::Gate;
-use farshore_core::page::Page;
-use farshore_core::seams::{PageBuf, World};
+use farshore_core::page::{Page, PageRange};
+use farshore_core::seams::{Kernel, PageBuf, World};
 use farshore_core::slots::SlotMap;
 use farshore_core::sync::Futex;
 use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64};
-use farshore_core::table::PageTable;
-use farshore_core::word::{State, Word};
+use farshore_core::table::{GranuleRef, PageTable};
+use farshore_core::word::{Release, Slot, State, Word};
 
 /// How evictors are brought to rest.
 #[derive(Debug, Default)]
@@ -203,15 +204,18 @@ impl<W: World> Engine<W> {
             if !g.granule.touched() {
                 continue;
             }
-            let mut here = 0;
+            let (mut here, mut in_files) = (0, Vec::new());
             for (page, word) in g.id.range().iter().zip(g.words) {
                 let (state, freed) =
                     word.inherit(from.keep_pins, |stage| from.stages.slot(stage)).map_err(|word| (page, word))?;
                 here += u64::from(state == State::Resident);
-                if let Some(slot) = freed {
-                    engine.slots.free(slot);
+                match freed {
+                    Some(slot) if slot.is_of_file() => in_files.push((page, slot)),
+                    Some(slot) => engine.slots.free(slot),
+                    None => {}
                 }
             }
+            engine.protect_again(&g, &in_files);
             if here > 0 {
                 engine.list_granule(g.granule, g.id.first(), g.id.0 as usize);
             }
@@ -219,6 +223,23 @@ impl<W: World> Engine<W> {
         }
         engine.frames().take_back(MEMORY_CALLS, resident);
         Ok(engine)
+    }
+
+    /// In a forked child, whose only thread this is: pages of granule `g` that are as their files have them are protected again, so that they
+    /// leave without a write. `pages`, in order, each with the slot that stands for it.
+    fn protect_again(&self, g: &GranuleRef<'_>, pages: &[(Page, Slot)]) {
+        for run in pages.chunk_by(|(one, _), (next, _)| one.plus(1) == *next) {
+            let range = PageRange { start: run[0].0, end: run[0].0.plus(run.len() as u64) };
+            let is_done = self.kernel.protect(range).is_ok();
+            for &(page, slot) in run {
+                let clean = Release::Clean { slot, chances: 0 };
+                // Some of them may be protected all the same.
+                let dirty = Release::Dirty { chances: 0, guessed: false, protected: true };
+                if self.claim_page(page).is_some() {
+                    self.release(page, &g.words[page.index_in_granule()], if is_done { clean } else { dirty });
+                }
+            }
+        }
     }
 }
 
