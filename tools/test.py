@@ -443,6 +443,8 @@ def parts(seed):
              [pytest("threads", "tests/real/test_threads.py")], 10, shown, pytest_missing, needs_build=True, takes=220),
         Part("pages", "what the kernel and programs do to pages: merging, locks, devices, stacks that grow",
              [pytest("pages", "tests/real/test_pages.py")], 10, shown, pytest_missing, needs_build=True, takes=50, locks=(KERNEL,)),
+        Part("files", "mappings of files: read, written privately, inherited, changed by others; whose are managed",
+             [pytest("files", "tests/real/test_files.py")], 15, shown, pytest_missing, needs_build=True, takes=130),
         Part("dormant", "programs that fit at first, and what they do when they do not",
              [pytest("dormant", "tests/real/test_dormant.py")], 5, shown, pytest_missing, needs_build=True, takes=60),
         Part("sandbox", "programs that restrict themselves or insist on one thread; blocked calls that are knocked at; no threads to be had",

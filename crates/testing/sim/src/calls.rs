@@ -2,12 +2,14 @@
 //! the same steps as the shipped library, in the same order, under one address-space lock.
 
 use crate::Rig;
-use crate::model::Kind;
+use crate::kernel::set_stamp;
+use crate::model::{Kind, slot_of_home, stamp_in_file};
 use crate::program::{accept, between_things, fetch_buffer, progress};
 use crate::sched::{maybe_switch, sleep_ns};
 use crate::world::{World, broken, note, world};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{HugePages, PageBuf};
+use farshore_core::word::{FilePage, Slot};
 use std::rc::Rc;
 
 pub(crate) fn lock() {
@@ -97,6 +99,8 @@ fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
             pace(rig);
         }
         (12, Some(range)) => take_over(rig, range, core),
+        (13, _) => map_file(rig),
+        (14, Some(range)) => hand_back(rig, range),
         _ => {}
     }
 }
@@ -164,6 +168,79 @@ pub fn map(rig: &Rc<Rig>, managed: bool) {
     restored(range, true);
 }
 
+/// `mmap` of a file, whose pages are managed.
+fn map_file(rig: &Rc<Rig>) {
+    let room = world(|w| {
+        let len = if w.rng.below(3) == 0 { 512 } else { w.rng.between(1, 700) };
+        w.model.room(&mut w.rng, len)
+    });
+    let Some(range) = room else { return };
+    let first = world(|w| FilePage { file: 0, page: w.rng.below(1 << 20) }.slot());
+    let Some(first) = first else { return };
+    note("mmap of a file", range.start.0, range.len());
+    world(|w| {
+        w.model.call(range);
+        w.memory.map(range, true);
+        w.model.change(range, |page, e| {
+            e.kind = Kind::Managed;
+            e.no_access = false;
+            e.home = stamp_in_file(first.plus(page.0 - range.start.0)).unwrap_or(0);
+            e.stamp = e.home;
+        });
+    });
+    maybe_switch();
+    rig.engine.manage_file(range, first);
+    restored(range, true);
+}
+
+/// The longest pieces of `range` that are of a file, in order, with the slot that stands for the first page, and those that are not.
+fn pieces(range: PageRange) -> Vec<(PageRange, Option<Slot>)> {
+    let mut pieces: Vec<(PageRange, Option<Slot>)> = Vec::new();
+    for page in range.iter() {
+        let slot = slot_of_home(world(|w| w.model.get(page).home));
+        match pieces.last_mut() {
+            Some((piece, first)) if first.map(|first| first.plus(piece.len())) == slot => piece.end = page.plus(1),
+            _ => pieces.push((PageRange { start: page, end: page.plus(1) }, slot)),
+        }
+    }
+    pieces
+}
+
+/// The file is to be written: what the program has not written becomes the kernel's own mapping of the file.
+fn hand_back(rig: &Rc<Rig>, range: PageRange) {
+    for (piece, _) in pieces(range).into_iter().filter(|(_, first)| first.is_some()) {
+        note("hand back", piece.start.0, piece.len());
+        world(|w| w.model.call(piece));
+        rig.engine.hand_back(piece, false, |run| {
+            if refused() {
+                return false;
+            }
+            world(|w| {
+                keeps_none(w, run);
+                w.memory.unmap(run);
+                w.memory.map(run, false);
+                w.model.change(run, |_, e| e.kind = Kind::Plain);
+                for page in run.iter() {
+                    let expected = w.model.get(page);
+                    if expected.stamp != expected.home {
+                        broken(page.0, "a page that was written is given back as the file has it");
+                    }
+                    let place = w.memory.place(page);
+                    place.no_access = expected.no_access;
+                    let bytes = place.bytes.get_or_insert_with(|| Box::new(PageBuf::ZERO));
+                    set_stamp(bytes, expected.home);
+                    note("kernel maps the file", page.0, run.len());
+                }
+            });
+            maybe_switch();
+            true
+        });
+        // Of what is left, and of what was refused, the file is not followed any further.
+        world(|w| w.model.change(piece, |_, e| e.home = if e.kind == Kind::Plain || e.stamp != e.home { 0 } else { e.home }));
+        restored(piece, true);
+    }
+}
+
 /// `munmap`.
 pub fn unmap(rig: &Rc<Rig>, range: PageRange) {
     note("munmap", range.start.0, range.len());
@@ -192,7 +269,7 @@ fn unmapped(range: PageRange) {
         range.iter().for_each(|p| note("kernel munmap", p.0, range.len()));
         w.model.change(range, |_, e| {
             e.kind = Kind::None;
-            e.stamp = 0;
+            (e.stamp, e.home) = (0, 0);
             e.no_access = false;
         });
     });
@@ -202,24 +279,37 @@ fn unmapped(range: PageRange) {
 fn discard(rig: &Rc<Rig>, range: PageRange) {
     note("madvise", range.start.0, range.len());
     world(|w| w.model.change(range, |_, e| e.dropped += 1));
-    let _ = rig.engine.discard(range, |part| {
-        if refused() {
-            return Err(());
+    for (piece, first) in pieces(range) {
+        let call = |part| {
+            if refused() {
+                return Err(());
+            }
+            world(|w| {
+                keeps_none(w, part);
+                w.memory.drop_bytes(part);
+                part.iter().for_each(|p| note("kernel dontneed", p.0, part.len()));
+                w.model.change(part, |_, e| e.stamp = e.home);
+            });
+            maybe_switch();
+            Ok(())
+        };
+        let done = match first {
+            None => rig.engine.discard(piece, call),
+            Some(first) => rig.engine.discard_to_file(piece, first, call),
+        };
+        if done.is_err() {
+            break;
         }
-        world(|w| {
-            keeps_none(w, part);
-            w.memory.drop_bytes(part);
-            part.iter().for_each(|p| note("kernel dontneed", p.0, part.len()));
-            w.model.change(part, |_, e| e.stamp = 0);
-        });
-        maybe_switch();
-        Ok(())
-    });
+    }
     world(|w| w.model.change(range, |_, e| e.dropped += 1));
 }
 
 /// `mremap` to another place.
 fn relocate(rig: &Rc<Rig>, old: PageRange) {
+    hand_back(rig, old);
+    if world(|w| old.iter().any(|page| w.model.get(page).home != 0)) {
+        return;
+    }
     let plan = world(|w| {
         let movable = old.iter().all(|p| w.model.get(p).kind == Kind::Managed);
         let stays = w.rng.below(4) == 0;
@@ -263,7 +353,8 @@ fn relocate(rig: &Rc<Rig>, old: PageRange) {
 fn keep(rig: &Rc<Rig>, range: PageRange, fill: bool, core: usize, buffer: &mut [PageBuf]) {
     // Reservations are large, and locked memory is brought in page by page.
     let range = if fill { PageRange { start: range.start, end: range.start.plus(range.len().min(40)) } } else { range };
-    if world(|w| range.iter().any(|p| w.model.get(p).no_access)) {
+    hand_back(rig, range);
+    if world(|w| range.iter().any(|p| w.model.get(p).no_access || w.model.get(p).home != 0)) {
         return;
     }
     note(if fill { "mlock" } else { "leave to the kernel" }, range.start.0, range.len());

@@ -1,7 +1,7 @@
 //! The invariants: checked between any two steps for pages that no thread owns, and exactly while everything is quiet.
 
 use crate::kernel::{Place, stamp_of};
-use crate::model::{Expected, Kind};
+use crate::model::{Expected, Kind, stamp_in_file};
 use crate::world::{broken, world};
 use crate::{Engine, Rig};
 use farshore_core::page::{Page, PageRange};
@@ -17,6 +17,13 @@ struct Slots(BTreeMap<u64, u64>);
 impl Slots {
     /// `page` names `slot`: no other page may name it, and it holds the page's bytes.
     fn named(&mut self, page: Page, slot: Slot, stamp: u64) {
+        if let Some(found) = stamp_in_file(slot) {
+            // Of the file, which any number of pages may name.
+            if found != stamp {
+                broken(page.0, &format!("the file holds {found}, the program last wrote {stamp}"));
+            }
+            return;
+        }
         if let Some(other) = self.0.insert(slot.number(), page.0) {
             broken(page.0, &format!("{slot:?} is also named by page {other:#x}"));
         }
@@ -168,6 +175,7 @@ fn one(engine: &Engine, page: Page, expected: Expected, word: Word, slots: &mut 
             }
             match stages.slot(stage) {
                 Some(slot) if word.written() => slots.named(page, slot, expected.stamp),
+                Some(slot) if slot.is_of_file() => broken(page.0, &format!("{slot:?} is about to be written, and is a file's")),
                 Some(slot) => {
                     if let Some(other) = slots.0.insert(slot.number(), page.0) {
                         broken(page.0, &format!("{slot:?} is also named by page {other:#x}"));

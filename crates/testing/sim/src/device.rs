@@ -4,7 +4,8 @@
 //! no slot is written while it is written or read, and the memory of a write stays as it is until its completion was
 //! reaped.
 
-use crate::kernel::stamp_of;
+use crate::kernel::{set_stamp, stamp_of};
+use crate::model::stamp_in_file;
 use crate::reads;
 use crate::sched::{block, maybe_switch};
 use crate::setup::Fault;
@@ -237,6 +238,12 @@ impl Backend for SimBackend {
 impl Reads for SimBackend {
     fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
         maybe_switch();
+        if let Some(stamp) = stamp_in_file(slot) {
+            let until = world(|w| w.now + w.rng.between(1_000, 100_000));
+            block(0, Some(until));
+            set_stamp(into, stamp);
+            return Ok(());
+        }
         let (until, fault) = world(|w| {
             let fault = begin(w);
             begin_slot(w, slot, self.is_childs);

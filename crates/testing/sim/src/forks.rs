@@ -89,7 +89,8 @@ fn make_child(rig: &Rc<Rig>) {
                 _ => word.slot(),
             }
         };
-        let in_use: BTreeSet<u64> = alive.iter().filter_map(|&page| slot_of(page)).map(|slot| slot.number()).collect();
+        let slots = alive.iter().filter_map(|&page| slot_of(page)).filter(|slot| !slot.is_of_file());
+        let in_use: BTreeSet<u64> = slots.map(|slot| slot.number()).collect();
         (w.memory.fork(), pages, in_use)
     });
     world(|w| w.children.push((number, in_use)));
@@ -154,7 +155,7 @@ fn end(rig: &Rc<Rig>, mut child: Child) {
 /// Whether the page's slot delivers wrong bytes for good.
 fn is_rotten(engine: &Engine, page: Page) -> bool {
     let slot = engine.table.page(page).and_then(|at| at.word.load().slot());
-    slot.is_some_and(|slot| world(|w| w.device.content(slot).rotten))
+    slot.is_some_and(|slot| !slot.is_of_file() && world(|w| w.device.content(slot).rotten))
 }
 
 /// Makes an access go through, by faults if need be. False: the page is lost to a rotten slot.

@@ -3,6 +3,7 @@
 use crate::kernel::ARENA;
 use crate::rng::Rng;
 use farshore_core::page::{Page, PageRange};
+use farshore_core::word::{FilePage, Slot};
 
 /// What a page is to the program.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -29,6 +30,21 @@ pub struct Expected {
     pub dropped: u32,
     /// The program may not touch it.
     pub no_access: bool,
+    /// The stamp that the page has when its own bytes are thrown away: that of a page of a mapped file; 0: zeros.
+    pub home: u64,
+}
+
+/// Stamps of a file's pages, which the program never writes: from here on, by the page's number.
+const FILE_STAMPS: u64 = 1 << 40;
+
+/// The stamp of the page of a file for which `slot` stands, if it does.
+pub fn stamp_in_file(slot: Slot) -> Option<u64> {
+    slot.of_file().map(|of| FILE_STAMPS + of.page)
+}
+
+/// The slot that stands for the page of a file that has this stamp.
+pub fn slot_of_home(home: u64) -> Option<Slot> {
+    FilePage { file: 0, page: home.checked_sub(FILE_STAMPS)? }.slot()
 }
 
 /// All pages.

@@ -50,6 +50,7 @@ fn seal(slot: Slot, bytes: &mut PageBuf) {
 pub fn begin(backend: &SimBackend, first: Slot, into: &mut [PageBuf]) -> ReadBegun {
     maybe_switch();
     match world(|w| w.rng.below(4)) {
+        _ if first.is_of_file() => ReadBegun::Over(backend.read_run(first, into)),
         0 => ReadBegun::Over(backend.read_run(first, into)),
         1 => at_once(first, into),
         _ => world(|w| {
