@@ -36,7 +36,7 @@ mod take;
 
 pub use take::{may_take, take_over};
 
-use crate::ground::mappings::{Mapping, mappings};
+use crate::ground::mappings::mappings;
 use crate::ground::report;
 use crate::ground::runtime::{Runtime, locked, runtime, uninterrupted};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -76,6 +76,8 @@ struct Part {
     shared: bool,
     /// The rest was handed back: these are pages that the program has written.
     left: bool,
+    /// What the program may do there. `None`: a call has failed that may have changed it for a part.
+    protection: Option<u64>,
 }
 
 /// What a piece of managed memory is of.
@@ -222,12 +224,28 @@ impl Table {
 
     /// Closes a file. Its number gets another one, and stays ours.
     fn park(&mut self, fd: Fd) {
+        if DECLINED.load(Ordering::Relaxed) {
+            // A filter may stop the calls that it takes. The file stays open, without a lease.
+            self.parked.push(fd);
+            return;
+        }
         let place = fd.into_raw();
         match fd::open(c"/dev/null", fd::O_RDONLY).map(|null| lease::take_number(null, place)) {
             Ok(Ok(parked)) => self.parked.push(parked),
             // SAFETY: taken out of the `Fd` just now.
             _ => drop(unsafe { Fd::from_raw(place) }),
         }
+    }
+}
+
+/// The program may do this with `range` from now on; `None`: a call has failed that may have changed it.
+pub fn note_protection(range: PageRange, protection: Option<u64>) {
+    let parts = parts_in(range);
+    if !parts.is_empty() {
+        with(|table| {
+            table.cut_out(range);
+            parts.into_iter().for_each(|part| table.enter(Part { protection, ..part }));
+        });
     }
 }
 
@@ -251,9 +269,11 @@ pub fn hand_back(runtime: &Runtime, range: PageRange) {
 
 /// Hands these parts back, and keeps in mind what is left.
 fn give(runtime: &Runtime, parts: &[Part]) {
-    let mappings = mappings();
     for part in parts.iter().filter(|part| !part.left) {
-        hand_back_part(runtime, part, &mappings);
+        if !give_part(runtime, part, part.shared) {
+            // The process has as many mappings as it may have, say.
+            report::abort(format_args!("a mapped file is to be the kernel's, which does not map it at {:?}", part.range.start));
+        }
         // What is left first, so that the file is not closed in between.
         let mut left: Vec<Part> = Vec::new();
         for page in part.range.iter().filter(|&page| runtime.engine.is_managed(page)) {
@@ -274,8 +294,9 @@ fn give(runtime: &Runtime, parts: &[Part]) {
 
 /// The program throws away what it has written to pages that are left: they are the kernel's, as the pages around them.
 pub fn discard_left(runtime: &Runtime, range: PageRange) -> bool {
-    let mappings = mappings();
-    let done = parts_in(range).iter().filter(|part| part.left).all(|part| give_part(runtime, part, &mappings, true));
+    // A filter may stop the call that it takes.
+    let may = !DECLINED.load(Ordering::Relaxed);
+    let done = may && parts_in(range).iter().filter(|part| part.left).all(|part| give_part(runtime, part, true));
     if done {
         forget(range);
     }
@@ -284,30 +305,41 @@ pub fn discard_left(runtime: &Runtime, range: PageRange) -> bool {
 
 /// Hands back everything, and takes no more files.
 pub fn decline(runtime: &Runtime) {
-    DECLINED.store(true, Ordering::Relaxed);
     hand_back(runtime, PageRange { start: Page(0), end: Page(u64::MAX) });
-}
-
-fn hand_back_part(runtime: &Runtime, part: &Part, mappings: &[Mapping]) {
-    if !give_part(runtime, part, mappings, part.shared) {
-        // The process has as many mappings as it may have, say.
-        report::abort(format_args!("a mapped file is to be the kernel's, which does not map it at {:?}", part.range.start));
-    }
+    DECLINED.store(true, Ordering::Relaxed);
 }
 
 /// Has the kernel map the file where the program has not written the pages; with `all` everywhere. False: something could not be
 /// mapped.
-fn give_part(runtime: &Runtime, part: &Part, mappings: &[Mapping], all: bool) -> bool {
+fn give_part(runtime: &Runtime, part: &Part, all: bool) -> bool {
     let fd = with(|table| table.files.get(part.file).and_then(Option::as_ref).map(|open| open.fd.raw()));
     let Some(fd) = fd else { unreachable!("{part:?} is of a file that is not open") };
-    let pieces = mappings.iter().filter_map(|mapping| {
-        let piece = part.cut(PageRange::covering(mapping.start, mapping.end - mapping.start))?;
-        Some((piece, mapping.protection()))
-    });
+    let pieces = match part.protection {
+        Some(protection) => vec![(part.clone(), protection)],
+        None => ask_protection(part),
+    };
     // Each, also after one that could not be mapped.
-    pieces.fold(true, |done, (piece, protection)| {
+    pieces.into_iter().fold(true, |done, (piece, protection)| {
         runtime.engine.hand_back(piece.range, all, |run| map_file(&piece, run, protection, fd)) && done
     })
+}
+
+/// What the program may do with each piece of a part, as the kernel tells it.
+fn ask_protection(part: &Part) -> Vec<(Part, u64)> {
+    let pieces: Vec<_> = mappings()
+        .iter()
+        .filter_map(|mapping| {
+            let piece = part.cut(PageRange::covering(mapping.start, mapping.end - mapping.start))?;
+            Some((piece, mapping.protection()))
+        })
+        .collect();
+    if pieces.iter().map(|(piece, _)| piece.range.len()).sum::<u64>() != part.range.len() {
+        report::abort(format_args!(
+            "/proc/self/maps does not tell what may be done at {:?}, where a file is mapped",
+            part.range.start
+        ));
+    }
+    pieces
 }
 
 /// Maps the file over `run`, which lies in `part` or behind it. Whether it could be done.

@@ -420,6 +420,7 @@ fn mprotect(runtime: &Runtime, number: u64, args: &Args) -> i64 {
         if readable && !is_error(answer) {
             runtime.engine.set_unreadable(range, false);
         }
+        files::note_protection(range, (!is_error(answer)).then_some(args[2]));
         answer
     })
 }

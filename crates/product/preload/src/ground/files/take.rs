@@ -57,7 +57,7 @@ fn is_of_the_kind(fd: i32) -> Option<About> {
 /// on, as far as the file goes, if there is a lease. Under the address-space lock. Returns the pages that are managed.
 pub fn take_over(runtime: &Runtime, start: u64, args: &[u64; 6]) -> Option<PageRange> {
     let [_, len, protection, flags, fd, offset] = *args;
-    if thread::current().is_some_and(thread::Thread::is_guest) {
+    if DECLINED.load(Ordering::Relaxed) || thread::current().is_some_and(thread::Thread::is_guest) {
         return None;
     }
     let (part, own, comes) = with(|table| {
@@ -71,7 +71,7 @@ pub fn take_over(runtime: &Runtime, start: u64, args: &[u64; 6]) -> Option<PageR
         if !fits {
             table.close_unless_used(file);
         }
-        fits.then_some((Part { range, file, first, shared, left: false }, own, came))
+        fits.then_some((Part { range, file, first, shared, left: false, protection: Some(protection) }, own, came))
     })?;
     if comes {
         runtime.note_own_fds();
