@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow hosted secrecy family bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -56,6 +56,7 @@ miri: ## undefined behaviour in core
 real: ## real programs, natively and under farshore
 threads: ## threads, signals, limits, filters and allocators
 pages: ## what the kernel and programs do to pages: merging, locks, devices, stacks that grow
+asynchronous: ## io_uring and Linux AIO of programs, natively and under farshore
 dormant: ## programs that fit at first, and what they do when they do not
 sandbox: ## programs that restrict themselves, or insist on one thread
 failures: ## bad input, full disks, kill -9, other users
@@ -88,7 +89,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages dormant sandbox failures follow hosted secrecy family report serve suites suites-long soak soak-long kernels kernels-long packages:
+front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family report serve suites suites-long soak soak-long kernels kernels-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

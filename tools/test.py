@@ -445,6 +445,8 @@ def parts(seed):
              [pytest("pages", "tests/real/test_pages.py")], 10, shown, pytest_missing, needs_build=True, takes=50, locks=(KERNEL,)),
         Part("files", "mappings of files: read, written privately, inherited, changed by others; whose are managed",
              [pytest("files", "tests/real/test_files.py")], 15, shown, pytest_missing, needs_build=True, takes=130),
+        Part("asynchronous", "io_uring and Linux AIO of programs, natively and under farshore",
+             [pytest("asynchronous", "tests/real/test_asynchronous.py")], 10, shown, pytest_missing, needs_build=True, takes=200),
         Part("dormant", "programs that fit at first, and what they do when they do not",
              [pytest("dormant", "tests/real/test_dormant.py")], 5, shown, pytest_missing, needs_build=True, takes=60),
         Part("sandbox", "programs that restrict themselves or insist on one thread; blocked calls that are knocked at; no threads to be had",

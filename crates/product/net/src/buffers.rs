@@ -44,6 +44,15 @@ pub trait Memory {
     fn pin(&self, pins: &mut PinSet, addr: u64, len: u64, access: Access) -> u64;
     /// Unpins all of `pins` and leaves it empty.
     fn unpin(&self, pins: &mut PinSet);
+    /// Pins the managed pages of a range for a request that goes on after its call, and adds them to `pages`; at most `most` of them in all. Whether that was all.
+    /// A page that the program itself cannot access is left to the kernel.
+    fn pin_longer(&self, addr: u64, len: u64, access: Access, most: u64, pages: &mut Vec<u64>) -> bool;
+    /// Takes off one pin that [`Memory::pin_longer`] has made.
+    fn unpin_page(&self, page: u64);
+    /// How many pages of a range are managed.
+    fn managed_pages(&self, addr: u64, len: u64) -> u64;
+    /// How many managed pages may be in memory.
+    fn frames(&self) -> u64;
     /// Makes the pages of a range present, and unmanaged for good: the kernel will touch them without a call.
     fn keep(&self, addr: u64, len: u64);
     /// Gives all memory of the program to the kernel, for good, since a device (major and minor number) may keep some of it. False: it would
@@ -70,6 +79,8 @@ pub trait Memory {
     }
     /// Farshore's descriptors, in ascending order.
     fn own_fds(&self) -> &[i32];
+    /// The program makes a ring that is looked after: each of its calls must be seen from now on.
+    fn requests_come(&self) {}
     /// Whether the calling thread answers for the memory of requests in rings itself.
     fn may_have_rings(&self) -> bool {
         false

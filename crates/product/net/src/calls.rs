@@ -22,6 +22,7 @@ mod process_vm;
 pub mod seccomp;
 mod waits;
 
+use super::asynchronous;
 use super::buffers::{self, Args, Memory, errno};
 use super::table::{self, Kind, Special, Transfer};
 use super::transfer;
@@ -53,7 +54,6 @@ pub fn dispatch(mem: &impl Memory, nr: u64, args: &Args) -> Option<i64> {
         Kind::Pointers(rules) => buffers::run(mem, nr, args, rules),
         Kind::Transfer(what) => moved(mem, what, nr, args),
         Kind::Special(what) => special(mem, what, nr, args),
-        Kind::Refused(_) if is_ring(nr) && mem.may_have_rings() => mem.raw(nr, args),
         Kind::Refused(_) => errno(libc::ENOSYS),
         Kind::Elsewhere(_) => return None,
     };
@@ -68,11 +68,6 @@ fn moved(mem: &impl Memory, what: Transfer, nr: u64, args: &Args) -> i64 {
     let result = transfer::transfer(mem, what, nr, args);
     keepers::after_transfer(mem, what, args, result);
     result
-}
-
-/// `io_uring_setup` and `io_uring_register`, of a thread that answers for its requests itself ([`crate::unithreads`]).
-fn is_ring(nr: u64) -> bool {
-    matches!(nr, 425 | 427)
 }
 
 fn special(mem: &impl Memory, what: Special, nr: u64, args: &Args) -> i64 {
@@ -103,6 +98,8 @@ fn special(mem: &impl Memory, what: Special, nr: u64, args: &Args) -> i64 {
         Special::KexecLoad => commands::kexec_load(mem, args),
         Special::ProcessVm(flow) => process_vm::call(mem, flow, nr, args),
         Special::Exec => exec::call(mem, nr, args),
+        Special::Ring => asynchronous::io_uring(mem, nr, args),
+        Special::Aio => asynchronous::aio(mem, nr, args),
     }
 }
 

@@ -207,6 +207,10 @@ pub enum Special {
     XattrAt(Flow),
     /// `kexec_load`: an array of segments.
     KexecLoad,
+    /// `io_uring_setup`, `io_uring_enter`, `io_uring_register` ([`super::asynchronous`]).
+    Ring,
+    /// `io_setup` and its like, of Linux AIO ([`super::asynchronous`]).
+    Aio,
 }
 
 /// Which part of the net handles a call that changes memory, signals or processes.

@@ -261,6 +261,37 @@ impl Memory for Fake {
         state.asked.retain(|entry| entry.0 != set);
         pins.clear();
     }
+    fn pin_longer(&self, addr: u64, len: u64, access: Access, most: u64, pages: &mut Vec<u64>) -> bool {
+        let mut state = self.state.borrow_mut();
+        let writes = access == Access::Write;
+        for page in
+            (addr / PAGE..(addr + len).div_ceil(PAGE)).filter(|&page| self.is_managed(page) && !self.refuses(page, writes))
+        {
+            if pages.len() as u64 == most {
+                return false;
+            }
+            let entry = state.pinned.entry(page).or_default();
+            entry.0 += 1;
+            entry.1 |= writes;
+            protect(page, 1, if entry.1 { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ });
+            pages.push(page);
+        }
+        true
+    }
+    fn unpin_page(&self, page: u64) {
+        let mut state = self.state.borrow_mut();
+        let entry = state.pinned.get_mut(&page).expect("what is unpinned was pinned");
+        entry.0 -= 1;
+        if entry.0 == 0 {
+            state.pinned.remove(&page);
+        }
+    }
+    fn managed_pages(&self, addr: u64, len: u64) -> u64 {
+        (addr / PAGE..(addr + len).div_ceil(PAGE)).filter(|&page| self.is_managed(page)).count() as u64
+    }
+    fn frames(&self) -> u64 {
+        self.budget / PAGE * 4
+    }
     fn keep(&self, addr: u64, len: u64) {
         self.state.borrow_mut().kept.push((addr, len));
     }

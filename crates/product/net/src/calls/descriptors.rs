@@ -151,7 +151,7 @@ pub(super) fn fetch(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
 }
 
 /// Which file it is: device and inode.
-fn identity(mem: &impl Memory, fd: u64) -> Option<[u64; 2]> {
+pub fn identity(mem: &impl Memory, fd: u64) -> Option<[u64; 2]> {
     // struct stat: st_dev, st_ino, and what is not looked at.
     let mut stat = [0u64; 18];
     let mut set = PinSet::new();

@@ -72,6 +72,16 @@ pub fn are_there() -> bool {
     CAME.load(Ordering::Relaxed)
 }
 
+/// Requests in rings may open such devices.
+pub(crate) fn requests_come() {
+    CAME.store(true, Ordering::Relaxed);
+}
+
+/// Before a request in a ring writes to `fd`: whether it must not.
+pub(crate) fn refuses_request(mem: &impl Memory, fd: u64) -> bool {
+    keeper(mem, fd).is_some_and(|device| !mem.surrender(numbers(device)))
+}
+
 /// The numbers of a device.
 fn numbers(device: u32) -> (u32, u32) {
     ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xfff00))

@@ -172,6 +172,10 @@ fn special_text(special: Special) -> &'static str {
             "pinned. A filter is installed if it lets Farshore's own calls pass; otherwise, and in strict mode, **refused with `EINVAL`** and a line on stderr"
         }
         Special::ProcessVm(_) => "pinned; on the program itself done by copying, without the kernel",
+        Special::Ring => {
+            "pinned, also beyond the call. The mask is copied, without the signals that Farshore needs. A ring that another process has made: `EOPNOTSUPP`"
+        }
+        Special::Aio => "pinned, also beyond the call. The mask is copied, without the signals that Farshore needs",
         Special::Exec => "copied: a successful call never comes back to unpin",
     }
 }

@@ -61,9 +61,6 @@ const XATTR: u64 = 65536;
 /// A socket address: the kernel refuses more than 128 bytes.
 const ADDRESS: u64 = 256;
 
-const AIO: &str = "the kernel writes to the buffers after the call has returned; programs fall back on threads";
-const URING: &str = "the kernel touches buffers and rings after the call has returned; programs fall back on epoll or threads";
-
 /// Bits of the arguments that are descriptors whatever the others are, and the calls that have them there.
 pub(super) const DESCRIPTORS: &[(u8, &[u16])] = &[
     (
@@ -71,8 +68,8 @@ pub(super) const DESCRIPTORS: &[(u8, &[u16])] = &[
         &[
             0, 1, 3, 5, 8, 16, 17, 18, 19, 20, 32, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 54, 55, 72, 73, 74, 75, 77, 78,
             81, 91, 93, 138, 187, 190, 193, 196, 199, 217, 221, 232, 242, 243, 244, 245, 254, 255, 277, 281, 282, 285, 286, 287,
-            288, 289, 295, 296, 299, 301, 304, 306, 307, 308, 313, 327, 328, 424, 431, 432, 438, 440, 441, 443, 445, 446, 448,
-            451,
+            288, 289, 295, 296, 299, 301, 304, 306, 307, 308, 313, 327, 328, 424, 426, 427, 431, 432, 438, 440, 441, 443, 445,
+            446, 448, 451,
         ],
     ),
     (0b11, &[33, 40, 276, 292, 320]),
@@ -306,11 +303,11 @@ pub(super) const ENTRIES: &[(u16, &str, Kind)] = &[
     (203, "sched_setaffinity", P(&[i_n(2, 1).int().cap(8192)])),
     (204, "sched_getaffinity", P(&[o_n(2, 1).int().cap(8192)])),
     (205, "set_thread_area", P(&[b(0, 16)])),
-    (206, "io_setup", R(AIO)),
-    (207, "io_destroy", R(AIO)),
-    (208, "io_getevents", R(AIO)),
-    (209, "io_submit", R(AIO)),
-    (210, "io_cancel", R(AIO)),
+    (206, "io_setup", S(Special::Aio)),
+    (207, "io_destroy", S(Special::Aio)),
+    (208, "io_getevents", S(Special::Aio)),
+    (209, "io_submit", S(Special::Aio)),
+    (210, "io_cancel", S(Special::Aio)),
     (211, "get_thread_area", P(&[b(0, 16)])),
     (212, "lookup_dcookie", G),
     (213, "epoll_create", N),
@@ -434,14 +431,14 @@ pub(super) const ENTRIES: &[(u16, &str, Kind)] = &[
     (330, "pkey_alloc", N),
     (331, "pkey_free", N),
     (332, "statx", P(&[s(1), o(4, 256)])),
-    (333, "io_pgetevents", R(AIO)),
+    (333, "io_pgetevents", S(Special::Aio)),
     (334, "rseq", K(b_n(0, 1).cap(PATH), "the structure is written whenever the thread is scheduled")),
     (335, "uretprobe", N),
     (336, "uprobe", N),
     (424, "pidfd_send_signal", P(&[i(2, 128)])),
-    (425, "io_uring_setup", R(URING)),
-    (426, "io_uring_enter", R(URING)),
-    (427, "io_uring_register", R(URING)),
+    (425, "io_uring_setup", S(Special::Ring)),
+    (426, "io_uring_enter", S(Special::Ring)),
+    (427, "io_uring_register", S(Special::Ring)),
     (428, "open_tree", P(&[s(1)])),
     (429, "move_mount", P(&[s(1), s(3)])),
     (430, "fsopen", P(&[s(0)])),

@@ -91,13 +91,13 @@ pub fn pointers(name: &str) -> &'static [Pointer] {
         "kexec_load" => &[(2, In, "argument 1 × 32 bytes (segments)")],
         "io_setup" => &[(1, Both, "8 bytes")],
         "io_getevents" => &[(3, Out, "argument 2 × 32 bytes"), (4, In, TIME)],
-        "io_submit" => &[(2, In, "argument 1 × 8 bytes, and what they name")],
-        "io_cancel" => &[(1, In, "64 bytes"), (2, Out, "32 bytes")],
+        "io_submit" => &[(2, In, "argument 1 × 8 bytes, and what they name, which stays pinned until it has completed")],
+        "io_cancel" => &[(1, Both, "64 bytes"), (2, Out, "32 bytes")],
         "io_pgetevents" => {
             &[(3, Out, "argument 2 × 32 bytes"), (4, In, TIME), (5, In, "16 bytes, and the signal mask that they name")]
         }
         "io_uring_setup" => &[(1, Both, "120 bytes")],
-        "io_uring_enter" => &[(4, In, "argument 5 bytes")],
+        "io_uring_enter" => &[(4, In, "argument 5 bytes, and what they name")],
         "io_uring_register" => &[(2, Both, "by operation")],
         "vmsplice" => &[(1, In, IOVECS)],
         "process_madvise" => &[(1, In, IOVECS)],
@@ -117,6 +117,15 @@ pub fn inside(name: &str) -> &'static str {
         "keyctl" => "inside: iovecs, key parameters",
         "mq_notify" => "inside: 32 bytes for `SIGEV_THREAD`",
         "kexec_load" => "inside: each segment's buffer",
+        "io_uring_enter" => {
+            "what requests name stays pinned until they have completed; `EINVAL` as their result for those that cannot be made safe"
+        }
+        "io_uring_setup" => {
+            "`EPERM` for `IORING_SETUP_SQPOLL`, `EINVAL` for memory of the program as queues and for flags since Linux 6.9"
+        }
+        "io_uring_register" => {
+            "inside: descriptors; buffers, which are handed over for good; `EINVAL` for rings of buffers and what came since Linux 6.9"
+        }
         _ => "",
     }
 }

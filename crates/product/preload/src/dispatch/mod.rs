@@ -34,7 +34,7 @@ use core::sync::atomic::Ordering;
 use farshore_catch::entry::{self, Call};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
-use farshore_core::word::Pin;
+use farshore_core::word::{AtomicWord, Pin};
 use farshore_engine::fault::pins::Pinned;
 use farshore_net::buffers::{Args, Held, Memory, PinSet, share};
 use farshore_net::calls::{self, seccomp::Instruction};
@@ -198,6 +198,46 @@ impl Memory for Net {
         held.inspect(|held| held.settle());
     }
 
+    fn pin_longer(&self, addr: u64, len: u64, access: Access, most: u64, pages: &mut Vec<u64>) -> bool {
+        let Some(runtime) = runtime() else { return true };
+        each_managed(runtime, PageRange::covering(addr, len), |page, word| {
+            if pages.len() as u64 >= most {
+                return false;
+            }
+            let pinned = |access| match word.pin(access) {
+                Pin::Pinned => true,
+                Pin::Foreign => false,
+                Pin::Fault => bring(runtime, page, access),
+            };
+            // What the program may only read the kernel cannot write.
+            if pinned(access) || (access == Access::Write && pinned(Access::Read)) {
+                pages.push(page.0);
+            }
+            true
+        })
+    }
+
+    fn unpin_page(&self, page: u64) {
+        if let Some(runtime) = runtime() {
+            runtime.engine.unpin(Page(page));
+        }
+    }
+
+    fn managed_pages(&self, addr: u64, len: u64) -> u64 {
+        let mut count = 0;
+        if let Some(runtime) = runtime().filter(|_| len > 0) {
+            each_managed(runtime, PageRange::covering(addr, len), |page, _| {
+                count += u64::from(runtime.engine.is_managed(page));
+                true
+            });
+        }
+        count
+    }
+
+    fn frames(&self) -> u64 {
+        runtime().map_or(u64::MAX, |runtime| runtime.engine.frames().limit())
+    }
+
     fn keep(&self, addr: u64, len: u64) {
         let range = PageRange::covering(addr, len);
         if let Some(runtime) = runtime().filter(|r| memory::any_managed(r, range)) {
@@ -240,9 +280,26 @@ impl Memory for Net {
         runtime().map_or_else(sleeping::kept, |r| r.own_fds())
     }
 
+    fn requests_come(&self) {
+        entry::set_plain(unithreads::IO_URING_ENTER, false);
+    }
+
     fn may_have_rings(&self) -> bool {
         thread::current().is_some_and(|thread| thread.rings.get())
     }
+}
+
+/// Calls `each` for every page of a range that may be managed, until it answers false. Whether it never did.
+fn each_managed(runtime: &Runtime, range: PageRange, mut each: impl FnMut(Page, &AtomicWord) -> bool) -> bool {
+    let mut page = range.start;
+    while page < range.end {
+        page = match runtime.engine.table.page(page) {
+            Some(at) if !each(page, at.word) => return false,
+            Some(_) => page.plus(1),
+            None => Page((page.0 / GRANULE_PAGES as u64 + 1) * GRANULE_PAGES as u64),
+        };
+    }
+    true
 }
 
 /// Pages that one call may pin: a sixteenth of the limit.

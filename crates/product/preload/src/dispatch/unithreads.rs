@@ -14,9 +14,11 @@ use farshore_config::FaultMode;
 use farshore_core::joint::{Desk, Library, Scheduler, VERSION};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_engine::fault::pins::Pinned;
+use farshore_net::asynchronous;
 use farshore_sys::raw::Errno;
 
-const IO_URING_ENTER: u64 = 426;
+/// Its number.
+pub const IO_URING_ENTER: u64 = 426;
 
 static LIBRARY: Library = Library { join, leave, rings, attach, detach, completed, tick, pin, unpin };
 
@@ -60,8 +62,11 @@ unsafe extern "C" fn leave(table: *const c_void) {
 extern "C" fn rings(on: c_int) {
     if let Some(thread) = thread::current().or_else(|| thread::adopt(false)) {
         thread.rings.set(on != 0);
-        // Of no use to a program that has made no ring.
+        // Of no use to a program that has made no ring; not for one that has made others than such threads' (`Net::requests_come` comes after the use).
         entry::set_plain(IO_URING_ENTER, true);
+        if asynchronous::is_used() {
+            entry::set_plain(IO_URING_ENTER, false);
+        }
     }
 }
 

@@ -36,6 +36,11 @@ const fn error(errno: Errno) -> i64 {
     -(errno.0 as i64)
 }
 
+/// Advice after which memory has other bytes, or cannot be accessed.
+pub(super) fn gives_up(what: u64) -> bool {
+    matches!(what, advice::DONTNEED | advice::FREE | DONTNEED_LOCKED | GUARD_INSTALL)
+}
+
 pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
     let [addr, len, what, ..] = *args;
     let range = len.checked_next_multiple_of(super::PAGE).and_then(|len| pages(addr, len));

@@ -19,6 +19,7 @@ pub use runs::any_managed;
 
 use crate::ground::files;
 use crate::ground::lost::{self, Needed};
+use crate::ground::net::net;
 use crate::ground::runtime::{Runtime, Space, locked};
 use crate::ground::small::{self, Small};
 use crate::ground::thread::Thread;
@@ -28,6 +29,7 @@ use farshore_config::Options;
 use farshore_core::limits::{GRANULE_PAGES, PAGE_SIZE};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_core::table::PageTable;
+use farshore_net::asynchronous;
 use farshore_sys::pagemap::{Entry, Pagemap};
 use farshore_sys::raw::{Errno, nr, syscall};
 use farshore_sys::vm::{self, map, prot};
@@ -47,6 +49,7 @@ const MREMAP_DONTUNMAP: u64 = vm::remap::DONTUNMAP;
 const MCL_ONFAULT: u64 = 4;
 const MCL_ALL: u64 = 1 | 2 | MCL_ONFAULT;
 const SHMAT: u64 = 30;
+const SHM_REMAP: u64 = 0o40000;
 const MSEAL: u64 = 462;
 const PAGE: u64 = PAGE_SIZE as u64;
 /// The end of the addresses that pages have words for.
@@ -62,6 +65,38 @@ pub fn handles(number: u64) -> bool {
 
 /// Does one of them, and returns the kernel's answer.
 pub fn call(runtime: &Runtime, number: u64, args: &Args) -> i64 {
+    tell_requests(number, args);
+    let answer = change(runtime, number, args);
+    if number == nr::MMAP && args[3] & map::ANONYMOUS == 0 && !is_error(answer) {
+        asynchronous::mapped(net(), args[4], args[5], answer as u64, args[1].next_multiple_of(PAGE));
+    }
+    answer
+}
+
+/// Pages that requests in flight use may be about to go.
+fn tell_requests(number: u64, args: &Args) {
+    let [addr, len, what, flags, target, _] = *args;
+    let before = |addr, len, stays| asynchronous::before_change(net(), addr, len, stays);
+    match number {
+        nr::MUNMAP => before(addr, len, false),
+        nr::MMAP if flags & map::FIXED != 0 => before(addr, len, false),
+        nr::MREMAP => {
+            if flags & MREMAP_FIXED != 0 {
+                before(target, what, false);
+            }
+            before(addr, len, true);
+            if what < len || flags & MREMAP_MAYMOVE != 0 {
+                before(addr, len, false);
+            }
+        }
+        nr::MADVISE if advice::gives_up(what) => before(addr, len, true),
+        // The length of what is attached is not known.
+        SHMAT if addr != 0 && what & SHM_REMAP != 0 => before(addr, PAGE, false),
+        _ => {}
+    }
+}
+
+fn change(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     match number {
         nr::MMAP => mmap(runtime, args),
         nr::MUNMAP => munmap(runtime, args),
@@ -448,7 +483,6 @@ pub fn keep(runtime: &Runtime, range: PageRange) {
 fn shmat(runtime: &Runtime, args: &Args) -> i64 {
     const SHMCTL: u64 = 31;
     const IPC_STAT: u64 = 2;
-    const SHM_REMAP: u64 = 0o40000;
     let [id, addr, flags, ..] = *args;
     if addr == 0 || flags & SHM_REMAP == 0 {
         return raw(SHMAT, args);

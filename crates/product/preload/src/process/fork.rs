@@ -33,6 +33,7 @@ use farshore_core::seams::{Clock as _, Spaces as _};
 use farshore_core::word::State;
 use farshore_engine::Engine;
 use farshore_engine::fork::Inheritance;
+use farshore_net::asynchronous;
 use farshore_sys::clock::MonotonicClock;
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::kernel::LinuxKernel;
@@ -70,6 +71,8 @@ fn pending() -> Option<Pending> {
 pub fn before(flags: u64) -> i64 {
     let Some(runtime) = runtime() else { return 0 };
     let mask = signal::sigprocmask(How::Set, SigSet::ALL);
+    // Before the address-space lock, which requests take while they hold it.
+    asynchronous::hold();
     runtime.space.acquire();
     knock::put_off();
     signal::sigprocmask(How::Set, SigSet::ALL.without(signal::SIGBUS).without(signal::SIGSEGV));
@@ -114,6 +117,7 @@ fn let_go(runtime: &Runtime, mask: SigSet) {
     runtime.engine.resume();
     signal::sigprocmask(How::Set, SigSet::ALL);
     runtime.space.release();
+    asynchronous::let_go();
     knock::end_put_off();
     signal::sigprocmask(How::Set, mask);
 }
@@ -142,6 +146,7 @@ pub fn child_started() {
     };
     FORKING.store(gettid(), Ordering::Relaxed);
     crate::ground::HEAP.release();
+    asynchronous::begin_child();
     thread::others_are_gone();
     unithreads::forget();
     farshore_net::buffers::share::forget();

@@ -185,8 +185,10 @@ mod tests {
         for number in [56, 57, 58, 59, 105, 161, 149, 272, 317, 435, 446, 101] {
             assert_eq!(need_of(number, &[0; 6]), Need::Awake, "{number}");
         }
-        // io_uring_setup, userfaultfd, one of the future
-        for number in [425, 323, 5000] {
+        // io_setup, io_uring_setup
+        assert_eq!([206, 425].map(|number| need_of(number, &[0; 6])), [Need::Awake; 2]);
+        // userfaultfd, one of the future
+        for number in [323, 5000] {
             assert_eq!(need_of(number, &[0; 6]), Need::Refusal, "{number}");
         }
         assert!(is_watched(ANY_NUMBER));
