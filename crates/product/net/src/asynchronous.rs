@@ -104,6 +104,7 @@ pub fn before_change(mem: &impl Memory, addr: u64, len: u64, stays: bool) {
         let in_flight = TABLE.with(|table| {
             table.reap(mem);
             if !stays {
+                table.holds.forget_kept(pages.clone());
                 table.rings.iter_mut().for_each(|ring| ring.unmapped(addr, len, &mut given_up));
             }
             if stays { table.holds.among(pages) } else { Vec::new() }

@@ -58,7 +58,7 @@ impl Context {
             let Some([_, name]) = words::<2>(self.id + HEAD + u64::from(self.seen) * EVENT) else { break };
             self.seen = (self.seen + 1) % self.places;
             self.in_flight -= 1;
-            holds.release(mem, &self.groups.end(name));
+            holds.end(mem, self.groups.end(name));
         }
         self.seen != before
     }
@@ -282,7 +282,7 @@ fn withdraw(mem: &impl Memory, id: u64, names: &[Ready]) {
             let Some(context) = table.contexts.iter_mut().find(|context| context.id == id) else { return };
             for ready in names {
                 context.in_flight = context.in_flight.saturating_sub(1);
-                table.holds.release(mem, &context.groups.end(ready.name));
+                table.holds.end(mem, context.groups.end(ready.name));
             }
         });
     });

@@ -29,9 +29,15 @@ pub(super) struct Holds {
     pages: BTreeMap<u64, u32>,
     /// Pages that are about to be pinned.
     reserved: u64,
-    /// Pages that were handed over to the kernel.
-    kept: u64,
+    /// Pages that were handed over to the kernel, and are still mapped: the first of each run, and its end.
+    kept: BTreeMap<u64, u64>,
+    kept_pages: u64,
+    /// Room that is used again: to allocate costs two system calls.
+    spare: Vec<Vec<u64>>,
 }
+
+/// How many lists are kept for the next request.
+const SPARE: usize = 256;
 
 /// Of a limit of `frames`, how many pages may be pinned, and as many handed over.
 const fn most(frames: u64) -> u64 {
@@ -40,7 +46,7 @@ const fn most(frames: u64) -> u64 {
 
 impl Holds {
     pub(super) const fn new() -> Holds {
-        Holds { pages: BTreeMap::new(), reserved: 0, kept: 0 }
+        Holds { pages: BTreeMap::new(), reserved: 0, kept: BTreeMap::new(), kept_pages: 0, spare: Vec::new() }
     }
 
     /// One request less uses each of these pages.
@@ -56,9 +62,48 @@ impl Holds {
         }
     }
 
+    /// The same, and uses the list again.
+    pub(super) fn end(&mut self, mem: &impl Memory, mut pages: Vec<u64>) {
+        self.release(mem, &pages);
+        if pages.capacity() > 0 && self.spare.len() < SPARE {
+            pages.clear();
+            self.spare.push(pages);
+        }
+    }
+
+    /// Notes that a range of pages was handed over.
+    pub(super) fn note_kept(&mut self, range: Range<u64>) {
+        self.forget_kept(range.clone());
+        self.kept_pages += range.end - range.start;
+        self.kept.insert(range.start, range.end);
+    }
+
+    /// The range is unmapped: what was handed over in it counts no more.
+    pub(super) fn forget_kept(&mut self, range: Range<u64>) {
+        while let Some((&start, &end)) = self.kept.range(..range.end).next_back().filter(|&(_, &end)| end > range.start) {
+            self.kept.remove(&start);
+            self.kept_pages -= end - start;
+            for part in [start..range.start, range.end..end] {
+                if part.start < part.end {
+                    self.kept_pages += part.end - part.start;
+                    self.kept.insert(part.start, part.end);
+                }
+            }
+            if start < range.start {
+                break;
+            }
+        }
+    }
+
     /// Those of a range of pages that are in flight.
     pub(super) fn among(&self, range: Range<u64>) -> Vec<u64> {
         self.pages.range(range).map(|(&page, _)| page).collect()
+    }
+
+    /// Pages that were handed over and are still mapped.
+    #[cfg(test)]
+    pub(super) fn kept_pages(&self) -> u64 {
+        self.kept_pages
     }
 
     /// Whether nothing is pinned.
@@ -99,6 +144,7 @@ pub(super) fn admit(mem: &impl Memory, spans: &[Span]) -> Result<Vec<u64>, Full>
             return Err(Full::ForNow);
         }
         holds.reserved += need;
+        pages = holds.spare.pop().unwrap_or_default();
         Ok(())
     })?;
     // Pages are brought in here, with no lock held: only the gate of the ring, for which no owner of a page or frame waits.
@@ -117,7 +163,7 @@ pub(super) fn admit(mem: &impl Memory, spans: &[Span]) -> Result<Vec<u64>, Full>
             Ok(())
         } else {
             // More became managed meanwhile.
-            table.holds.release(mem, &pages);
+            table.holds.end(mem, core::mem::take(&mut pages));
             Err(Full::ForNow)
         }
     })?;
@@ -130,9 +176,13 @@ pub(super) fn keep(mem: &impl Memory, spans: &[Span]) -> bool {
     if need == 0 {
         return true;
     }
+    let pages = |span: &Span| span.addr / PAGE..(span.addr + span.len).div_ceil(PAGE);
     let may = TABLE.with(|table| {
-        let may = table.holds.kept + need <= most(mem.frames());
-        table.holds.kept += if may { need } else { 0 };
+        let may = table.holds.kept_pages + need <= most(mem.frames());
+        if may {
+            let managed = spans.iter().filter(|span| mem.managed_pages(span.addr, span.len) > 0);
+            managed.for_each(|span| table.holds.note_kept(pages(span)));
+        }
         may
     });
     if may {
@@ -149,8 +199,8 @@ pub(super) fn hand_over(mem: &impl Memory, pages: &[u64]) {
     let mut pages = pages.to_vec();
     pages.sort_unstable();
     pages.dedup();
-    TABLE.with(|table| table.holds.kept += pages.len() as u64);
     for run in pages.chunk_by(|one, next| one + 1 == *next) {
+        TABLE.with(|table| table.holds.note_kept(run[0]..run[0] + run.len() as u64));
         mem.keep(run[0] * PAGE, run.len() as u64 * PAGE);
     }
 }

@@ -118,7 +118,7 @@ fn buffers(mem: &impl Memory, args: &Args, array: u64, count: u64, bytes: u64) -
 
 fn resources(mem: &impl Memory, args: &Args, are_files: bool, data: u64, count: u64, tags: u64, bytes: u64) -> i64 {
     if tags != 0 {
-        ring::stop_counting(mem, args[0]);
+        let _ = ring::stop_counting(mem, args[0]);
         // Words that the kernel reads in the call, beside the data.
         if !super::quietly(|| holds::keep(mem, &[Span { addr: tags, len: count.min(MOST) * 8, access: Access::Read }])) {
             return errno(libc::ENOMEM);

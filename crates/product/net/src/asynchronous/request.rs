@@ -22,6 +22,8 @@ pub(super) struct Request {
     pub(super) own_descriptor: bool,
     /// It may have any number of completions.
     pub(super) unbounded: bool,
+    /// It makes a completion in another ring, whose number is where the descriptor is.
+    pub(super) to_ring: bool,
     /// It may have two completions.
     pub(super) twice: bool,
     /// The next entry belongs to the same chain.
@@ -62,9 +64,9 @@ pub(super) const LAST: u8 = 62;
 
 /// Whether the operation is refused, whatever its arguments are.
 ///
-/// MADVISE (25) changes memory; MSG_RING (40) makes completions that belong to no request; URING_CMD (46) may be about anything; FUTEX_WAITV (53) names words; RECV_ZC (58) keeps memory.
+/// MADVISE (25) changes memory; URING_CMD (46) may be about anything; FUTEX_WAITV (53) names words; RECV_ZC (58) keeps memory.
 pub(super) const fn is_refused(code: u8) -> bool {
-    code > LAST || matches!(code, 25 | 40 | 46 | 53 | 58)
+    code > LAST || matches!(code, 25 | 46 | 53 | 58)
 }
 
 /// Whether the operation may do less than it is asked for: READ, WRITE, SEND, RECV.
@@ -170,18 +172,19 @@ pub(super) fn vectors(mem: &impl Memory, array: u64, count: u64, access: Access)
     spans.all
 }
 
-/// Looks at an entry.
-pub(super) fn look(mem: &impl Memory, words: &Words) -> Request {
+/// Looks at an entry. `room`: an empty list, for the spans.
+pub(super) fn look(mem: &impl Memory, words: &Words, room: Vec<Span>) -> Request {
     let entry = Entry::of(words);
     let linked = entry.flags & (LINK | HARD_LINK) != 0;
     let mut request = Request { user_data: entry.user_data, linked, ..Request::default() };
-    if is_refused(entry.code) || entry.flags & SKIP_SUCCESS != 0 {
+    if is_refused(entry.code) {
         request.refused = true;
+        request.spans = room;
         return request;
     }
     let own = |fd: i32| mem.own_fds().binary_search(&fd).is_ok();
     request.own_descriptor = own(entry.fd) && entry.flags & FIXED_FILE == 0 && !NUMBERS.contains(&entry.code);
-    let mut spans = Spans { mem, all: Vec::new() };
+    let mut spans = Spans { mem, all: room };
     let (addr, len, off) = (entry.addr, u64::from(entry.len), entry.off);
     // It takes one of the buffers that were provided, which were handed over then.
     let takes = entry.flags & BUFFER_SELECT != 0;
@@ -274,6 +277,9 @@ pub(super) fn look(mem: &impl Memory, words: &Words) -> Request {
             spans.text(addr, PATH);
             spans.text(off, PATH);
         }
+        // MSG_RING
+        40 if entry.flags & FIXED_FILE != 0 => request.refused = true,
+        40 => request.to_ring = true,
         // FSETXATTR, SETXATTR, FGETXATTR, GETXATTR
         41..=44 => {
             spans.text(addr, NAME);
@@ -300,6 +306,8 @@ pub(super) fn look(mem: &impl Memory, words: &Words) -> Request {
         62 => spans.writes(addr, 8),
         _ => {}
     }
+    // It may have none at all.
+    request.unbounded |= entry.flags & SKIP_SUCCESS != 0;
     request.spans = spans.all;
     request
 }

@@ -34,9 +34,8 @@ const NO_ARRAY: u32 = 1 << 16;
 /// Those that are let through. Memory of the program for the queues (14) and what needs it (15), and what came after Linux 6.8 (from 17 on) are not.
 const KNOWN: u32 = 0x1_3fff & !(POLLED_QUEUE | POLLING_PROCESSOR);
 
-/// What the kernel can do and the program is told it cannot: completions that are left out (11), the registration of rings by their own index (13), bundles (14), attributes of
-/// reads and writes (16).
-pub(super) const HIDDEN_FEATURES: u32 = 1 << 11 | 1 << 13 | 1 << 14 | 1 << 16;
+/// What the kernel can do and the program is told it cannot: the registration of rings by their own index (13), bundles (14), attributes of reads and writes (16).
+pub(super) const HIDDEN_FEATURES: u32 = 1 << 13 | 1 << 14 | 1 << 16;
 
 // Flags of `io_uring_enter`.
 const GET_EVENTS: u64 = 1;
@@ -73,12 +72,19 @@ impl Part {
     }
 }
 
+/// Room for a submission, which is used again: to allocate costs two system calls.
+#[derive(Default)]
+struct Room {
+    spans: Vec<holds::Span>,
+    entries: Vec<Planned>,
+}
+
 /// A ring of the program.
 pub(super) struct Ring {
     /// Device and inode.
     pub(super) id: [u64; 2],
     /// Held for a submission.
-    gate: &'static Mutex<()>,
+    gate: &'static Mutex<Room>,
     params: Params,
     /// Where its parts are mapped: address and length, 0: nowhere.
     queues: (u64, u64),
@@ -138,7 +144,9 @@ impl Ring {
         let touches = |(start, bytes): (u64, u64)| start != 0 && start < addr.saturating_add(len) && addr < start + bytes;
         if touches(self.queues) {
             self.queues = (0, 0);
-            self.stop_counting(given_up);
+            if self.in_flight > 0 {
+                self.stop_counting(given_up);
+            }
         }
         if touches(self.entries) {
             self.entries = (0, 0);
@@ -147,10 +155,9 @@ impl Ring {
 
     /// Completions are not counted any more. Adds the pages of what is in flight.
     fn stop_counting(&mut self, given_up: &mut Vec<u64>) {
-        if self.in_flight > 0 || self.queues.0 != 0 {
-            self.keeps = true;
-            self.groups.take_all(given_up);
-        }
+        self.keeps = true;
+        self.in_flight = 0;
+        self.groups.take_all(given_up);
     }
 
     /// Counts the completions that have come since the last time. Whether there were any.
@@ -168,7 +175,7 @@ impl Ring {
             self.seen = self.seen.wrapping_add(1);
             if (rest >> 32) as u32 & MORE == 0 {
                 self.in_flight -= 1;
-                holds.release(mem, &self.groups.end(name));
+                holds.end(mem, self.groups.end(name));
             }
         }
         self.seen != before
@@ -247,7 +254,7 @@ fn setup(mem: &impl Memory, args: &Args) -> i64 {
         return errno(libc::EFAULT);
     };
     note_use(mem);
-    let gate: &'static Mutex<()> = Box::leak(Box::new(Mutex::new(())));
+    let gate: &'static Mutex<Room> = Box::leak(Box::new(Mutex::new(Room::default())));
     let ring = Ring {
         id,
         gate,
@@ -283,17 +290,14 @@ fn enter(mem: &impl Memory, args: &Args) -> i64 {
         return errno(libc::EINVAL);
     }
     let Some(id) = identity(mem, fd).filter(|_| is_used()) else { return mem_answer(mem, args) };
-    let Some(gate) = with(id, |ring| ring.gate) else { return mem_answer(mem, args) };
     let want = want as u32;
-    let mut submitted = 0;
-    if want > 0 {
-        submitted = quietly(|| gate.with(|()| submit(mem, id, fd, want)));
-        // As the kernel, which does not wait then either.
-        if submitted != i64::from(want) {
-            return submitted;
-        }
-    }
-    if want > 0 && flags & GET_EVENTS == 0 {
+    let submitted = quietly(|| {
+        let gate = TABLE.with(|table| table.rings.iter().find(|ring| ring.id == id).map(|ring| ring.gate))?;
+        Some(if want == 0 { 0 } else { gate.with(|room| submit(mem, id, fd, want, room)) })
+    });
+    let Some(submitted) = submitted else { return mem_answer(mem, args) };
+    // As the kernel, which does not wait then either.
+    if submitted != i64::from(want) || (want > 0 && flags & GET_EVENTS == 0) {
         return submitted;
     }
     let waited = wait(mem, args);
@@ -363,10 +367,10 @@ struct Planned {
 }
 
 /// What is to be submitted next.
+#[derive(Default)]
 struct Plan {
-    entries: Vec<Planned>,
     /// There was no room for what follows.
-    full: Option<Vec<holds::Span>>,
+    full: bool,
     /// What follows has an index that leads nowhere: the kernel drops it, and ends.
     dropped: bool,
 }
@@ -377,24 +381,25 @@ const PATIENCE: u32 = 200;
 const STEP: u64 = 500_000;
 
 /// Submits up to `want` entries. The gate is held.
-fn submit(mem: &impl Memory, id: [u64; 2], fd: u64, want: u32) -> i64 {
+fn submit(mem: &impl Memory, id: [u64; 2], fd: u64, want: u32, room: &mut Room) -> i64 {
     let (mut done, mut waited, mut may_keep) = (0i64, 0, false);
     loop {
         TABLE.with(|table| _ = table.reap(mem));
         let left = want - done as u32;
-        let Some(plan) = plan(mem, id, left, may_keep) else { return if done > 0 { done } else { EAGAIN } };
+        room.entries.clear();
+        let Some(plan) = plan(mem, id, left, may_keep, room) else { return if done > 0 { done } else { EAGAIN } };
         may_keep = false;
-        let count = plan.entries.len() as u64 + u64::from(plan.dropped);
-        if count > 0 || plan.full.is_none() {
+        let count = room.entries.len() as u64 + u64::from(plan.dropped);
+        if count > 0 || !plan.full {
             let result = mem.own(ENTER, &[fd, count, 0, 0, 0, 0]);
             let taken = usize::try_from(result).unwrap_or(0);
-            restore(&plan.entries);
-            withdraw(mem, id, plan.entries.get(taken..).unwrap_or_default());
+            restore(&room.entries);
+            withdraw(mem, id, room.entries.get(taken..).unwrap_or_default());
             done += taken as i64;
             if result < 0 {
                 return if done > 0 { done } else { result };
             }
-            if taken as u64 != count || plan.full.is_none() {
+            if taken as u64 != count || !plan.full {
                 return done;
             }
             waited = 0;
@@ -423,8 +428,8 @@ fn submit(mem: &impl Memory, id: [u64; 2], fd: u64, want: u32) -> i64 {
 }
 
 /// Pins the memory of the next entries. `None`: the ring cannot be read.
-fn plan(mem: &impl Memory, id: [u64; 2], want: u32, may_keep: bool) -> Option<Plan> {
-    let mut plan = Plan { entries: Vec::new(), full: None, dropped: false };
+fn plan(mem: &impl Memory, id: [u64; 2], want: u32, may_keep: bool, room: &mut Room) -> Option<Plan> {
+    let mut plan = Plan::default();
     let ring = |f: &mut dyn FnMut(&mut Ring)| TABLE.with(|table| table.rings.iter_mut().find(|ring| ring.id == id).map(f));
     let mut state = None;
     ring(&mut |ring| state = ring.field(SQ).zip(ring.field(SQ + 1)))?;
@@ -442,18 +447,22 @@ fn plan(mem: &impl Memory, id: [u64; 2], want: u32, may_keep: bool) -> Option<Pl
         let Some(place) = place else { break };
         plan.dropped = place.is_none();
         let Some((place, words)) = place.and_then(|place| Some((place, words::<8>(place)?))) else { break };
-        let request = request::look(mem, &words);
+        room.spans.clear();
+        let mut request = request::look(mem, &words, core::mem::take(&mut room.spans));
         if !linked {
-            chain = plan.entries.len();
+            chain = room.entries.len();
         }
         linked = request.linked;
-        match admit(mem, id, request, &words, place, may_keep) {
-            Ok(planned) => plan.entries.push(planned),
-            Err(spans) => {
-                let cut = plan.entries.split_off(chain);
-                restore(&cut);
-                withdraw(mem, id, &cut);
-                plan.full = Some(spans);
+        let planned = admit(mem, id, &mut request, &words, place, may_keep);
+        room.spans = request.spans;
+        match planned {
+            Some(planned) => room.entries.push(planned),
+            None => {
+                let cut = room.entries.get(chain..).unwrap_or_default();
+                restore(cut);
+                withdraw(mem, id, cut);
+                room.entries.truncate(chain);
+                plan.full = true;
                 break;
             }
         }
@@ -477,29 +486,24 @@ fn withdraw(mem: &impl Memory, id: [u64; 2], entries: &[Planned]) {
         let Some(ring) = table.rings.iter_mut().find(|ring| ring.id == id) else { return };
         for entry in entries.iter().filter(|entry| entry.counted && !ring.keeps) {
             ring.in_flight = ring.in_flight.saturating_sub(1);
-            table.holds.release(mem, &ring.groups.end(entry.name));
+            table.holds.end(mem, ring.groups.end(entry.name));
         }
     });
 }
 
-/// Makes the memory of a request safe, and its entry what the kernel may see.
-///
-/// # Errors
-/// There is no room for it.
-fn admit(
-    mem: &impl Memory,
-    id: [u64; 2],
-    mut request: Request,
-    words: &Words,
-    place: u64,
-    may_keep: bool,
-) -> Result<Planned, Vec<holds::Span>> {
+/// Makes the memory of a request safe, and its entry what the kernel may see. `None`: there is no room for it.
+fn admit(mem: &impl Memory, id: [u64; 2], request: &mut Request, words: &Words, place: u64, may_keep: bool) -> Option<Planned> {
     // WRITEV, WRITE
     let writes = matches!(words[0] as u8, 2 | 23) && words[0] >> 8 & 1 == 0;
     if writes && !request.refused && keepers::refuses_request(mem, words[0] >> 32) {
         request.refused = true;
     }
-    let spans = if request.refused { Vec::new() } else { core::mem::take(&mut request.spans) };
+    // The completion in the other ring is no request's of that.
+    request.refused |= request.to_ring && !stop_counting(mem, words[0] >> 32);
+    if request.refused {
+        request.spans.clear();
+    }
+    let spans = &request.spans;
     // Buffers that requests will share: whichever they take, and whenever.
     request.refused |= !holds::keep(mem, &request.kept);
     // Whether completions are counted from here on, too.
@@ -518,26 +522,23 @@ fn admit(
     TABLE.with(|table| table.holds.release(mem, &given_up));
     let mut length = words[3];
     let pages = if keeps {
-        if !holds::keep(mem, &spans) {
-            return Err(spans);
+        if !holds::keep(mem, spans) {
+            return None;
         }
         Vec::new()
     } else {
-        match holds::admit(mem, &spans) {
+        match holds::admit(mem, spans) {
             Ok(pages) => pages,
-            Err(why) if (why == Full::Ever || may_keep) && holds::keep(mem, &spans) => Vec::new(),
+            Err(why) if (why == Full::Ever || may_keep) && holds::keep(mem, spans) => Vec::new(),
             Err(Full::Ever) if request::may_be_cut(words[0] as u8) => {
                 // It does a part, as where a signal comes.
                 let part = holds::part(mem, words[2], length & u64::from(u32::MAX));
                 length = length >> 32 << 32 | part;
                 let shorter = [holds::Span { len: part, ..spans[0] }];
                 let others = spans.get(1..).unwrap_or_default();
-                match holds::admit(mem, &[&shorter, others].concat()) {
-                    Ok(pages) => pages,
-                    Err(_) => return Err(spans),
-                }
+                holds::admit(mem, &[&shorter, others].concat()).ok()?
             }
-            Err(_) => return Err(spans),
+            Err(_) => return None,
         }
     };
     let counted = !keeps;
@@ -575,7 +576,7 @@ fn admit(
         })
     };
     let replaced = [put(0, shown), put(3, length)];
-    Ok(Planned { name: request.user_data, replaced, counted })
+    Some(Planned { name: request.user_data, replaced, counted })
 }
 
 /// Pins what a rule of `io_uring_register` describes, and makes the call.
@@ -584,12 +585,13 @@ pub(super) fn registered(mem: &impl Memory, args: &Args, bytes: u64) -> i64 {
     run(mem, REGISTER, args, &[rule])
 }
 
-/// Completions of this ring are not counted from here on.
-pub(super) fn stop_counting(mem: &impl Memory, fd: u64) {
+/// Completions of this ring are not counted from here on. False: it is none of this process.
+pub(super) fn stop_counting(mem: &impl Memory, fd: u64) -> bool {
     let mut given_up = Vec::new();
-    find(mem, fd, |ring| ring.stop_counting(&mut given_up));
+    let found = find(mem, fd, |ring| ring.stop_counting(&mut given_up)).is_some();
     quietly(|| {
         holds::hand_over(mem, &given_up);
         TABLE.with(|table| table.holds.release(mem, &given_up));
     });
+    found
 }

@@ -155,10 +155,8 @@ fn what_cannot_be_made_safe_is_refused_in_its_completion() {
     let own = pipe();
     let fake = Fake::new(16, BUDGET).with_own(vec![own.2]);
     let Some(mut ring) = Ring::make(&fake, 8, 0) else { return };
-    // URING_CMD, MSG_RING, one of the future, one that is to end without a word.
-    let mut silent = entry(0, 0, 0, 0, 0, 4);
-    silent[0] |= 1 << 6 << 8;
-    for words in [entry(46, 0, 0, 0, 0, 1), entry(40, 0, 0, 0, 0, 2), entry(120, 0, 0, 0, 0, 3), silent] {
+    // URING_CMD, MADVISE, one of the future, a message to what is no ring.
+    for words in [entry(46, 0, 0, 0, 0, 1), entry(25, 0, 0, 0, 0, 2), entry(120, 0, 0, 0, 0, 3), entry(40, 0, 0, 0, 0, 4)] {
         ring.push(&fake, words);
         assert_eq!(ring.enter(&fake, 1), 1);
         assert_eq!(ring.take(), Some((words[4], -libc::EINVAL)));
@@ -192,7 +190,7 @@ fn a_ring_is_made_as_an_older_kernel_would() {
     fake.put(probe, &[0; 16 + 8 * 64]);
     assert_eq!(call(&fake, 427, &[ring.fd, 8, probe, 64]), 0);
     let supported = |code: u64| fake.get(probe + 16 + code * 8 + 2, 1)[0] & 1 == 1;
-    assert!(supported(READ) && !supported(46) && !supported(40));
+    assert!(supported(READ) && !supported(46) && !supported(25));
     for operation in [20, 22, 34] {
         assert_eq!(call(&fake, 427, &[ring.fd, operation, probe, 1]), errno(libc::EINVAL));
     }
@@ -299,4 +297,19 @@ fn contexts_keep_the_memory_of_their_requests() {
     assert_eq!(call(&fake, 208, &[id, 1, 8, at + 20 * PAGE, 0]), 1);
     assert_eq!(call(&fake, 207, &[id]), 0);
     assert!(is_empty() && fake.frames() > 0);
+}
+
+#[test]
+fn what_was_handed_over_counts_until_it_is_unmapped() {
+    let mut holds = super::holds::Holds::new();
+    holds.note_kept(10..20);
+    holds.note_kept(15..25);
+    holds.note_kept(40..50);
+    assert_eq!(holds.kept_pages(), 25);
+    holds.forget_kept(12..14);
+    assert_eq!(holds.kept_pages(), 23);
+    holds.forget_kept(0..45);
+    assert_eq!(holds.kept_pages(), 5);
+    holds.forget_kept(45..100);
+    assert_eq!(holds.kept_pages(), 0);
 }

@@ -78,8 +78,9 @@ fn tell_requests(number: u64, args: &Args) {
     let [addr, len, what, flags, target, _] = *args;
     let before = |addr, len, stays| asynchronous::before_change(net(), addr, len, stays);
     match number {
-        nr::MUNMAP => before(addr, len, false),
-        nr::MMAP if flags & map::FIXED != 0 => before(addr, len, false),
+        // What the kernel will refuse changes nothing.
+        nr::MUNMAP if addr.is_multiple_of(PAGE) => before(addr, len, false),
+        nr::MMAP if flags & map::FIXED != 0 && addr.is_multiple_of(PAGE) => before(addr, len, false),
         nr::MREMAP => {
             if flags & MREMAP_FIXED != 0 {
                 before(target, what, false);
