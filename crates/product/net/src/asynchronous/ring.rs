@@ -51,6 +51,7 @@ const ENTRY: u64 = 64;
 const EAGAIN: i64 = errno(libc::EAGAIN);
 /// The answer for a descriptor that is no ring.
 const NO_RING: i64 = errno(libc::EOPNOTSUPP);
+const NOT_OPEN: i64 = errno(libc::EBADF);
 
 /// What of a ring is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -234,12 +235,13 @@ fn setup(mem: &impl Memory, args: &Args) -> i64 {
         return errno(libc::ENOMEM);
     }
     let Some(asked) = read_user::<Params>(mem, &mut pins, args[1]) else { return mem.raw(SETUP, args) };
+    let polled = POLLED_QUEUE | POLLING_PROCESSOR;
+    if asked[FLAGS] & !(KNOWN | polled) != 0 || asked[FLAGS] & polled == POLLING_PROCESSOR {
+        return errno(libc::EINVAL);
+    }
     if asked[FLAGS] & POLLED_QUEUE != 0 {
         // As without the right to it.
         return errno(libc::EPERM);
-    }
-    if asked[FLAGS] & !KNOWN != 0 {
-        return errno(libc::EINVAL);
     }
     if asked[FLAGS] & OTHER_WORKERS != 0 && mem.own_fds().binary_search(&(asked[OTHER] as i32)).is_ok() {
         return errno(libc::EBADF);
@@ -311,6 +313,11 @@ fn mem_answer(mem: &impl Memory, args: &Args) -> i64 {
         0 => NO_RING,
         error => error,
     }
+}
+
+/// Whether a descriptor is a ring, of whatever process.
+fn is_ring(mem: &impl Memory, fd: u64) -> bool {
+    !matches!(mem.own(ENTER, &[fd, 0, 0, 0, 0, 0]), NO_RING | NOT_OPEN)
 }
 
 /// Waits for completions.
@@ -499,7 +506,7 @@ fn admit(mem: &impl Memory, id: [u64; 2], request: &mut Request, words: &Words, 
         request.refused = true;
     }
     // The completion in the other ring is no request's of that.
-    request.refused |= request.to_ring && !stop_counting(mem, words[0] >> 32);
+    request.refused |= request.to_ring && !stop_counting(mem, words[0] >> 32) && is_ring(mem, words[0] >> 32);
     if request.refused {
         request.spans.clear();
     }

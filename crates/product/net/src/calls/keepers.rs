@@ -66,15 +66,18 @@ const ANONYMOUS: [u64; 8] = [0x54, 0x24, 0x21, 0x8a, 0xff, 0x66, 0x3e, 0x62];
 /// A descriptor of this kind has come into the process.
 static CAME: AtomicBool = AtomicBool::new(false);
 
+/// Requests in rings may open such descriptors, and nobody looks.
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+
 /// Whether writes must be looked at.
 #[inline(always)]
 pub fn are_there() -> bool {
-    CAME.load(Ordering::Relaxed)
+    CAME.load(Ordering::Relaxed) || REQUESTED.load(Ordering::Relaxed)
 }
 
 /// Requests in rings may open such devices.
 pub(crate) fn requests_come() {
-    CAME.store(true, Ordering::Relaxed);
+    REQUESTED.store(true, Ordering::Relaxed);
 }
 
 /// Before a request in a ring writes to `fd`: whether it must not.
@@ -132,7 +135,7 @@ pub(super) fn came_as(mode: u32, device: u32) {
 
 /// A descriptor has come.
 fn came(mem: &impl Memory, fd: u64) {
-    if !are_there() && keeper(mem, fd).is_some() {
+    if !CAME.load(Ordering::Relaxed) && keeper(mem, fd).is_some() {
         CAME.store(true, Ordering::Relaxed);
     }
 }
