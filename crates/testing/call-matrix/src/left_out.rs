@@ -5,6 +5,8 @@ use farshore_net::table::{COUNT, Kind, describe};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+const REQUESTS: &str = "makes requests that go on after it: tests/programs/asynchronous";
+
 /// Calls with pointers that are not made, and why.
 pub const LEFT_OUT: &[(&str, &str)] = &[
     ("clone", "makes a process or thread: tests/programs/syscalls (spawn, fork, threads)"),
@@ -14,6 +16,15 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("swapon", "belongs to the whole machine"),
     ("swapoff", "belongs to the whole machine"),
     ("acct", "belongs to the whole machine"),
+    ("io_setup", REQUESTS),
+    ("io_destroy", REQUESTS),
+    ("io_getevents", REQUESTS),
+    ("io_submit", REQUESTS),
+    ("io_cancel", REQUESTS),
+    ("io_pgetevents", REQUESTS),
+    ("io_uring_setup", REQUESTS),
+    ("io_uring_enter", REQUESTS),
+    ("io_uring_register", REQUESTS),
 ];
 
 fn left_out(name: &str) -> bool {
