@@ -288,10 +288,6 @@ fn mark(nr: u64, way: u8) {
     }
 }
 
-/// A system call from our own text, which Syscall User Dispatch spares.
-///
-/// # Safety
-/// What the call does to memory must be sound.
 /// A system call by an instruction of this crate's own.
 ///
 /// # Safety

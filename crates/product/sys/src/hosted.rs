@@ -11,7 +11,6 @@
 
 use crate::raw::{Errno, syscall_result};
 use crate::vm::{self, prot};
-use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering};
 
 /// Whether `gs` leads to our words. The assembly that starts threads looks at it.
@@ -83,24 +82,20 @@ fn instructions() -> impl Iterator<Item = *mut u8> {
 /// Start-up: this is the only thread, and none of our thread-local words has been used.
 pub unsafe fn begin() -> Result<(), Errno> {
     let storage = crate::tls::thread_pointer();
-    let text = instructions().fold(u64::MAX..0, |text: Range<u64>, at| {
-        let page = at as u64 & !(PAGE - 1);
-        text.start.min(page)..text.end.max(page + PAGE)
-    });
-    let length = text.end - text.start;
+    let pages = || instructions().map(|at| at as u64 & !(PAGE - 1));
+    let start = pages().min().unwrap_or(0);
+    let length = pages().max().unwrap_or(0) + PAGE - start;
     // This very code lies between them, so it must stay executable.
     // SAFETY: our own text.
-    unsafe { vm::mprotect(text.start, length, prot::READ | prot::WRITE | prot::EXEC) }?;
+    unsafe { vm::mprotect(start, length, prot::READ | prot::WRITE | prot::EXEC) }?;
     for prefix in instructions() {
-        // SAFETY: a byte of our text, which can be written now; no other thread runs, and the new instruction does the same
-        // by the other register.
-        unsafe {
-            debug_assert_eq!(prefix.read(), FS);
-            prefix.write_volatile(GS);
-        }
+        // SAFETY: a byte of our text.
+        debug_assert_eq!(unsafe { prefix.read() }, FS);
+        // SAFETY: it can be written now; no other thread runs, and the new instruction does the same by the other register.
+        unsafe { prefix.write_volatile(GS) };
     }
     // SAFETY: as it was.
-    unsafe { vm::mprotect(text.start, length, prot::READ | prot::EXEC) }?;
+    unsafe { vm::mprotect(start, length, prot::READ | prot::EXEC) }?;
     // SAFETY: the storage of this thread, which our libc has made.
     unsafe { set_pointer(storage) }?;
     HOSTED.store(1, Ordering::Release);

@@ -167,13 +167,12 @@ impl Mapped {
         if fd < 0 {
             return None;
         }
-        // SAFETY: our own descriptor; new memory.
-        let (length, start) = unsafe {
-            let length = raw(NR_LSEEK, [fd as u64, 0, SEEK_END, 0, 0, 0]);
-            let start = raw(NR_MMAP, [0, length.max(0) as u64, PROT_READ, MAP_PRIVATE, fd as u64, 0]);
-            raw(NR_CLOSE, [fd as u64, 0, 0, 0, 0, 0]);
-            (length, start)
-        };
+        // SAFETY: our own descriptor.
+        let length = unsafe { raw(NR_LSEEK, [fd as u64, 0, SEEK_END, 0, 0, 0]) };
+        // SAFETY: new memory.
+        let start = unsafe { raw(NR_MMAP, [0, length.max(0) as u64, PROT_READ, MAP_PRIVATE, fd as u64, 0]) };
+        // SAFETY: our own descriptor, not used after.
+        unsafe { raw(NR_CLOSE, [fd as u64, 0, 0, 0, 0, 0]) };
         (length > 0 && start > 0).then_some(Mapped { start: start as u64, length: length as usize })
     }
 

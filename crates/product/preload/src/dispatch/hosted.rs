@@ -102,11 +102,9 @@ extern "C" fn begin(stack: *mut u64) -> Program {
     }
     let (first, count) = Section::own().functions_at_load();
     for n in 0..count {
-        // SAFETY: functions of this library's, which expect what a program's functions at load get.
-        unsafe {
-            let function = first.cast::<AtLoad>().wrapping_add(n).read();
-            function(arguments as c_int, values.cast(), environment.cast());
-        }
+        // SAFETY: the list of this library's functions at load.
+        let function = unsafe { first.cast::<AtLoad>().wrapping_add(n).read() };
+        function(arguments as c_int, values.cast(), environment.cast());
     }
     release();
     Program { entry: entry[1], stack: program_stack[1] }
@@ -118,14 +116,14 @@ fn release() {
     const SET_ROBUST_LIST: u64 = 273;
     const ROBUST_LIST_HEAD: u64 = 24;
     let fence = FENCE.load(Ordering::Acquire);
-    // SAFETY: our own page, on which nothing is; and words of our libc's, which nobody uses from now on.
-    unsafe {
-        if fence != 0 {
-            syscall(nr::MUNMAP, [fence, 4096, 0, 0, 0, 0]);
-        }
-        syscall(SET_TID_ADDRESS, [0; 6]);
-        syscall(SET_ROBUST_LIST, [0, ROBUST_LIST_HEAD, 0, 0, 0, 0]);
+    if fence != 0 {
+        // SAFETY: our own page, on which nothing is.
+        unsafe { syscall(nr::MUNMAP, [fence, 4096, 0, 0, 0, 0]) };
     }
+    // SAFETY: a word of our libc's, which nobody uses from now on.
+    unsafe { syscall(SET_TID_ADDRESS, [0; 6]) };
+    // SAFETY: likewise.
+    unsafe { syscall(SET_ROBUST_LIST, [0, ROBUST_LIST_HEAD, 0, 0, 0, 0]) };
     // SAFETY: the program begins; what of ours runs on its threads uses our own words.
     unsafe { hosted::release_libcs_pointer() };
 }

@@ -175,14 +175,14 @@ fn prepare(begun: Begun, maps: &patch::Maps) -> Result<&'static Runtime, String>
         }
     })
     .map_err(|why| why.to_string())?;
-    // SAFETY: one thread runs (all others stand still in code of ours, and go on in the stubs), and until `running` the dispatcher passes
-    // every call on; libraries stay where they are.
-    let report = unsafe {
-        match hosted::entry_of_program() {
-            // Its libc is in its own text, and ours is nobody else's.
-            Some(at) => patch::patch_program(maps, at),
-            None => patch::patch(maps, patch::DEFAULT_NAMES, &|_| true, patch::Way::Awake),
-        }
+    // One thread runs (all others stand still in code of ours, and go on in the stubs), and until `running` the dispatcher passes every
+    // call on; libraries stay where they are.
+    let report = match hosted::entry_of_program() {
+        // Its libc is in its own text, and ours is nobody else's.
+        // SAFETY: as said.
+        Some(at) => unsafe { patch::patch_program(maps, at) },
+        // SAFETY: as said.
+        None => unsafe { patch::patch(maps, patch::DEFAULT_NAMES, &|_| true, patch::Way::Awake) },
     };
     if options.trace {
         let how = if report.searched == 0 { "planned when the library was built" } else { "found by a search" };
