@@ -188,7 +188,8 @@ pub(super) fn keep(mem: &impl Memory, spans: &[Span]) -> bool {
     if may {
         spans.iter().filter(|span| span.len > 0).for_each(|span| mem.keep(span.addr, span.len));
     }
-    may
+    // A page that could not be brought in is managed still, and could leave again.
+    may && managed(mem, spans) == 0
 }
 
 /// Hands pages in flight over to the kernel for good, whatever may be. They stay pinned: the caller releases them, or their completions do.

@@ -287,7 +287,9 @@ impl Memory for Fake {
         }
     }
     fn managed_pages(&self, addr: u64, len: u64) -> u64 {
-        (addr / PAGE..(addr + len).div_ceil(PAGE)).filter(|&page| self.is_managed(page)).count() as u64
+        let state = self.state.borrow();
+        let is_kept = |page| state.kept.iter().any(|&(at, len)| (at / PAGE..(at + len).div_ceil(PAGE)).contains(&page));
+        (addr / PAGE..(addr + len).div_ceil(PAGE)).filter(|&page| self.is_managed(page) && !is_kept(page)).count() as u64
     }
     fn frames(&self) -> u64 {
         self.budget / PAGE * 4
