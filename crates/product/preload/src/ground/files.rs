@@ -428,3 +428,37 @@ impl Table {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_of_a_part_has_its_own_page_of_the_file() {
+        let range = |start, end| PageRange { start: Page(start), end: Page(end) };
+        let part = Part { range: range(100, 200), file: 3, first: 7, shared: true, left: false, protection: Some(1) };
+        let cut = |start, end| part.cut(range(start, end)).map(|piece| (piece.range.start.0, piece.range.end.0, piece.first));
+        assert_eq!(cut(0, 1000), Some((100, 200, 7)));
+        assert_eq!(cut(0, 101), Some((100, 101, 7)));
+        assert_eq!(cut(150, 160), Some((150, 160, 57)));
+        assert_eq!(cut(199, 300), Some((199, 200, 106)));
+        assert_eq!((cut(0, 100), cut(200, 300), cut(150, 150)), (None, None, None));
+        let slot = part.cut(range(150, 160)).map(|piece| piece.slot());
+        assert_eq!(slot.and_then(Slot::of_file), Some(FilePage { file: 3, page: 57 }));
+    }
+
+    #[test]
+    fn what_is_cut_out_of_the_table_leaves_the_ends() {
+        let range = |start, end| PageRange { start: Page(start), end: Page(end) };
+        let mut table = Table { files: Vec::new(), parts: Vec::new(), parked: Vec::new() };
+        let part =
+            |start, end, first| Part { range: range(start, end), file: 0, first, shared: false, left: false, protection: None };
+        table.enter(part(300, 400, 0));
+        table.enter(part(100, 200, 50));
+        assert_eq!(table.parts.iter().map(|part| part.range.start.0).collect::<Vec<_>>(), [100, 300]);
+        table.cut_out(range(150, 310));
+        let left: Vec<_> = table.parts.iter().map(|part| (part.range.start.0, part.range.end.0, part.first)).collect();
+        assert_eq!(left, [(100, 150, 50), (310, 400, 10)]);
+        SOME.store(false, Ordering::Relaxed);
+    }
+}

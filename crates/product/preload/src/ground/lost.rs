@@ -38,6 +38,9 @@ pub fn tell(runtime: &Runtime, page: Page, why: Failure, needed: Needed) {
     };
     let name = |slot| runtime.engine.backend.name_of(slot);
     match why {
+        Failure::Read(slot, why) if slot.is_of_file() => {
+            report::line(format_args!("page {page:?} cannot be had: {} cannot be read ({why}); {end}", name(slot)));
+        }
         Failure::Read(slot, why) => report::line(format_args!(
             "page {page:?} cannot be had: slot {} of swap space {} cannot be read ({why}); {end}",
             slot.number(),
