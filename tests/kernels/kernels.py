@@ -78,9 +78,10 @@ MACHINES = [
 ]
 # A step: a command, and the seconds after which it hangs.
 Step = namedtuple("Step", "name argv seconds")
-# Real programs, in the long form; and cases of test_threads.py in the short one.
+# Real programs, in the long form; and cases of test_threads.py in the short one, of which some are for one processor: with many they take minutes, as each page
+# that leaves is a flush of TLBs on all of them.
 CASES = "sort,python,sqlite,forks,syscalls,memstorm-4m,fits"
-SHORT = " or ".join(f"{name}-upcall" for name in ("jumps", "locks", "robust", "sigsys", "stacks", "unwind"))
+SHORT, ALONE = ("jumps", "robust", "sigsys", "stacks"), ("locks", "unwind")
 # How many times longer than out here a test waits before it says that a program hangs.
 PATIENCE = 6
 # Seconds after which a guest that says nothing is hung, beyond those of its step.
@@ -440,10 +441,11 @@ def steps(machine, tests, long):
     for name in sorted(tests) if long else ("conformance", "uffd", "vm", "dispatch"):
         found.append(Step(f"sys {name}", [f"/farshore/target/sys/{name}", "--show-output"], 1200))
     if not long:
-        found.append(pytest("threads", 900, "tests/real/test_threads.py", "-k", SHORT))
-        if machine.processors == 1:
-            # With many processors these take minutes: each page that leaves is a flush on all of them.
-            found.append(pytest("programs", 900, "tests/real/test_programs.py", "--mode", "upcall", "--fraction", "25", "--cases", "sort,forks"))
+        alone = machine.processors == 1
+        names = " or ".join(f"{name}-upcall" for name in (SHORT + ALONE if alone else SHORT))
+        found.append(pytest("threads", 900, "tests/real/test_threads.py", "-k", names))
+        if alone:
+            found.append(pytest("programs", 900, "tests/real/test_programs.py", "--mode", "upcall", "--cases", "forks"))
         return found
     for mode in ("upcall", "poll"):
         found.append(pytest(f"threads {mode}", 3600, "tests/real/test_threads.py", "--mode", mode, "-k", f"not ({OTHERS})"))
