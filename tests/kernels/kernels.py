@@ -441,12 +441,8 @@ def steps(machine, tests, long):
     for name in sorted(tests) if long else ("conformance", "uffd", "vm", "dispatch"):
         found.append(Step(f"sys {name}", [f"/farshore/target/sys/{name}", "--show-output"], 1200))
     if not long:
-        alone = machine.processors == 1
-        names = " or ".join(f"{name}-upcall" for name in (SHORT + ALONE if alone else SHORT))
-        found.append(pytest("threads", 900, "tests/real/test_threads.py", "-k", names))
-        if alone:
-            found.append(pytest("programs", 900, "tests/real/test_programs.py", "--mode", "upcall", "--cases", "forks"))
-        return found
+        names = " or ".join(f"{name}-upcall" for name in (SHORT + ALONE if machine.processors == 1 else SHORT))
+        return [*found, pytest("threads", 900, "tests/real/test_threads.py", "-k", names)]
     for mode in ("upcall", "poll"):
         found.append(pytest(f"threads {mode}", 3600, "tests/real/test_threads.py", "--mode", mode, "-k", f"not ({OTHERS})"))
         found.append(pytest(f"programs {mode}", 3600, "tests/real/test_programs.py", "--mode", mode, "--fraction", "50,25", "--cases", CASES))
