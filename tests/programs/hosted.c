@@ -5,6 +5,9 @@
 //   hosted children        children by fork and vfork that execute it, and a failed exec
 //   hosted threads-exec    an exec by a thread that is not the first one, while others run
 //   hosted data            threads with data of their own, signals, a static array, forked children: everything is checked
+//   hosted stops           children that are stopped and continued in the middle of their start
+//   hosted killed          children that are killed in the middle of their start
+//   hosted low             memory that the program maps at addresses below its own
 //   hosted calls           thread-local storage and errno around thousands of calls, with a signal in the middle of many
 #define _GNU_SOURCE
 #include <errno.h>
@@ -16,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -94,6 +98,50 @@ static void children(char **argv) {
     found(argv);
 }
 
+// Each child begins the program again, which sleeps for a while: it must stop, go on, and end.
+static void stops(char **argv) {
+    char *again[] = {argv[0], "naps", NULL};
+    int stopped = 0;
+    for (int n = 0; n < 24; n++) {
+        pid_t child = n % 2 ? fork() : vfork();
+        if (child == 0) { execv(argv[0], again); _exit(98); }
+        int status;
+        usleep(n * 257 % 4000);
+        CHECK(kill(child, SIGSTOP) == 0);
+        CHECK(waitpid(child, &status, WUNTRACED) == child);
+        stopped += WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP;
+        CHECK(kill(child, SIGCONT) == 0);
+        ended(child, 3);
+    }
+    printf("stopped %d\n", stopped);
+}
+
+static void killed(char **argv) {
+    char *again[] = {argv[0], "naps", NULL};
+    for (int n = 0; n < 100; n++) {
+        pid_t child = fork();
+        if (child == 0) { execv(argv[0], again); _exit(98); }
+        int status;
+        usleep(n * 37 % 3000);
+        CHECK(kill(child, SIGKILL) == 0);
+        CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+    }
+    printf("killed\n");
+}
+
+// A program at fixed addresses begins at 4 MiB, and what lies below is its own to use.
+static void low(void) {
+    uintptr_t end = (uintptr_t)low < 16 << 20 ? 0x3f0000 : 0;
+    if (end) {
+        size_t length = end - 0x20000;
+        char *place = mmap((void *)0x20000, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        CHECK(place == (char *)0x20000);
+        memset(place, 7, length);
+    }
+    for (int n = 0; n < 1000; n++) CHECK(getppid() > 0 && close(-1) == -1);
+    printf("low memory is there\n");
+}
+
 static void *spins(void *given) { for (;;) usleep(100); return given; }
 static void *executes(void *argv) { execv(((char **)argv)[0], argv); return NULL; }
 
@@ -163,9 +211,13 @@ static void calls(void) {
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "found";
     if (!strcmp(what, "leaf")) return 3;
+    if (!strcmp(what, "naps")) return usleep(100000), 3;
     if (!strcmp(what, "found")) found(argv);
     else if (!strcmp(what, "again")) { argv[1] = "found"; execv(argv[0], argv); return 98; }
     else if (!strcmp(what, "children")) children(argv);
+    else if (!strcmp(what, "stops")) stops(argv);
+    else if (!strcmp(what, "killed")) killed(argv);
+    else if (!strcmp(what, "low")) low();
     else if (!strcmp(what, "threads-exec")) {
         pthread_t thread;
         argv[1] = "found";

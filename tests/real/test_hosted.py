@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 
 import harness
 import pytest
@@ -16,7 +17,7 @@ from compare import Case
 from harness import MIB, Unavailable, expect
 from test_threads import BALLAST, LIMIT, REFUSED
 
-SECTIONS = ("found", "again", "children", "threads-exec", "data", "calls")
+SECTIONS = ("found", "again", "children", "threads-exec", "stops", "killed", "low", "data", "calls")
 # How a program is linked: its compiler, and what that is told.
 LINKED = {
     "static": ("gcc", ("-static",)),
@@ -168,6 +169,50 @@ class TestHosted(Command):
         for extra, status, word in ((), 3, "a static program runs without Farshore: "), (["--require"], 125, "a static program is not started (--require): "):
             done = self.call("run", "--memory", "16M", *extra, "--", unshare, "-m", "sh", "-c", hidden)
             expect(done.status == status and f"{word}glibc's dynamic linker cannot be mapped" in done.err, f"{extra}: status {done.status}: {done.err[-500:]}")
+
+    def python(self, script, *arguments, extra=(), user=None):
+        """A Python program that does something to itself and then becomes another program."""
+        begin = "import ctypes, os, sys\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        return self.call("run", "--memory", "16M", *extra, "--", "/usr/bin/python3", "-c", begin + script, *arguments, user=user)
+
+    @pytest.mark.parametrize("why, script, user", (
+        # PR_SET_DUMPABLE
+        ("its start cannot be traced", "libc.prctl(4, 0)", NOBODY),
+        # PR_SET_MDWE
+        ("its code cannot be changed", "ok = libc.prctl(65, 1, 0, 0, 0) == 0", None),
+        # CLONE_NEWPID
+        ("its children will be in another process-id namespace", "ok = libc.unshare(0x20000000) == 0", None),
+        # capset: none
+        ("it is static, and regains capabilities",
+         "ok = libc.capset(ctypes.byref((ctypes.c_uint32 * 2)(0x20080522, 0)), ctypes.byref((ctypes.c_uint32 * 6)())) == 0", None),
+    ), ids=("undumpable", "mdwe", "namespace", "capabilities"))
+    def test_no_helper(self, why, script, user):
+        """What can have no helper runs natively, with a line that says why; or is not started."""
+        if user is None and os.geteuid() != 0:
+            raise Unavailable("this needs root")
+        if script.startswith("libc.prctl(4") and os.geteuid() != 0:
+            user = None
+        program = self.public(linked("static"))
+        for _ in range(6):
+            done = self.python(f"ok = True\n{script}\nif not ok: sys.exit(77)\nos.execv(sys.argv[1], [sys.argv[1], 'leaf'])", program, user=user)
+            if done.status == 77:
+                raise Unavailable(f"this kernel does not let it be tried: {script}")
+            expect(done.status == 3 and f"'{program}' runs without Farshore: {why}" in done.err, f"status {done.status}: {done.err[-500:]}")
+        done = self.python(f"{script}\nos.execv(sys.argv[1], [sys.argv[1], 'leaf'])", program, extra=["--require"], user=user)
+        expect(done.status == 1 and f"'{program}' is not started (--require): {why}" in done.err, f"status {done.status}: {done.err[-500:]}")
+
+    def test_killed_leave_nothing(self):
+        """Programs that are killed while a helper is at work leave no process behind."""
+        with self.running(["--memory", "16M"], [linked("static"), "killed"]) as process:
+            outcome, _ = self.ended(process)
+            expect(outcome.status == 0, f"status {outcome.status}: {outcome.stderr[-500:]}")
+            # The kernel takes a moment to end those that it has killed.
+            for _ in range(100):
+                left = harness.session_pids(process.popen.pid)
+                if not left:
+                    break
+                time.sleep(0.05)
+            expect(not left, "\n".join(harness.describe_process(pid) for pid in left[:3]))
 
     def test_busybox(self):
         """A shell and tools that are one static program, of which each starts others."""

@@ -95,7 +95,9 @@ pub fn is_gate(at: u64) -> bool {
 }
 
 impl Stubs {
-    /// A room of its own, below `text` and in its reach, writable. `None`: there is no memory there.
+    /// A room of its own, above `text` and in its reach, writable. `None`: there is no memory there.
+    ///
+    /// It lies as far away as a jump leads: the heap may grow that far, and what a program maps at fixed addresses is lower, as a rule.
     ///
     /// # Safety
     /// Once, at start-up.
@@ -104,17 +106,15 @@ impl Stubs {
         const FLAGS: u64 = 0x10_0022;
         const READ_WRITE: u64 = 3;
         const NR_MMAP: u64 = 9;
-        /// What a program may want below its text, and how far a room may be from it.
-        const APART: u64 = 1 << 20;
-        const FAR: u64 = 1 << 30;
-        const LOWEST: u64 = 1 << 16;
+        const FAR: u64 = 0x7000_0000;
+        const STEP: u64 = 1 << 20;
         // Each try is a call: a program that has so much there does without.
-        const TRIES: usize = 256;
-        let highest = (text & !(PAGE as u64 - 1)).checked_sub(APART + NEAR_LENGTH)?;
-        let places = (0..FAR / APART).map_while(|n| highest.checked_sub(n * APART)).take_while(|&place| place >= LOWEST);
+        const TRIES: u64 = 256;
+        let farthest = (text & !(PAGE as u64 - 1)).checked_add(FAR)?;
+        let mut places = (0..TRIES).map(|n| farthest - n * STEP);
         // SAFETY: new memory, where nothing is.
         let map = |place| unsafe { raw(NR_MMAP, [place, NEAR_LENGTH, READ_WRITE, FLAGS, u64::MAX, 0]) };
-        let start = places.take(TRIES).map(map).find(|&answer| answer > 0)? as u64;
+        let start = places.find_map(|place| Some(map(place)).filter(|&answer| answer > 0))? as u64;
         let mut stubs = Stubs { start, count: NEAR_COUNT, used: 0, gate: None };
         let mut gate = [0xcc; STUB_SIZE];
         // jmp [rip]

@@ -166,6 +166,9 @@ fn refusal(path: &Path, obstacle: Obstacle, work: &Work<'_>) -> Refusal {
         Obstacle::SetGroup(owner) => format!(
             "{whose} is set-group-ID (it runs with the rights of group {owner}), {ignored}: run farshore in group {owner}, or the program without it"
         ),
+        Obstacle::Regains => format!(
+            "{whose} is static and regains capabilities that this process has given away, which Farshore's way into it would prevent: run farshore with them"
+        ),
         Obstacle::Capabilities => format!(
             "{whose} has file capabilities, {ignored}: run farshore as root, remove them with 'setcap -r', or run the program without it"
         ),

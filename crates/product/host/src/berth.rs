@@ -5,7 +5,7 @@ use core::ptr::NonNull;
 use core::slice;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farshore_sys::own::map_own;
-use farshore_sys::raw::{Errno, nr, syscall};
+use farshore_sys::raw::{Errno, getpid, nr, syscall};
 
 const STACK: usize = 64 << 10;
 
@@ -22,6 +22,8 @@ pub struct State {
     /// Bytes of the mapping.
     pub length: usize,
     phase: AtomicU32,
+    /// The process that makes the helper.
+    pub parent: u32,
     /// The thread to be traced.
     pub tracee: AtomicU32,
     required: bool,
@@ -99,6 +101,7 @@ impl Berth {
         let state = State {
             length,
             phase: AtomicU32::new(WAITING),
+            parent: getpid(),
             tracee: AtomicU32::new(0),
             required: guest.required,
             library: library.len(),

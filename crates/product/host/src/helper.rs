@@ -24,14 +24,37 @@ struct Why(&'static str, Errno);
 pub extern "C" fn run(berth: u64) -> ! {
     // SAFETY: the state at the beginning of the berth, which is this process's from the exec on.
     let state = unsafe { &*core::ptr::with_exposed_provenance::<State>(berth as usize) };
+    // Who executes may be killed at any moment: then nobody else ends the helper.
+    if !dies_with(state.parent) {
+        exit();
+    }
     state.wait_until_allowed();
     let traces = remote::seize(state.tracee.load(Ordering::Relaxed));
     let begun = traces.is_ok();
     state.tell(traces);
-    if begun {
-        serve(state);
+    if !begun {
+        // The berth is still the other process's, too, which unmaps it.
+        exit();
     }
+    serve(state);
     leave(berth, state.length as u64)
+}
+
+/// The kernel kills the helper when the thread that has made it ends; an exec is no end. False: it has ended already.
+fn dies_with(parent: u32) -> bool {
+    const PR_SET_PDEATHSIG: u64 = 1;
+    const SIGKILL: u64 = 9;
+    // SAFETY: concerns this process alone.
+    unsafe { syscall(nr::PRCTL, [PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0, 0]) };
+    // SAFETY: asks only.
+    unsafe { syscall(nr::GETPPID, [0; 6]) == i64::from(parent) }
+}
+
+fn exit() -> ! {
+    loop {
+        // SAFETY: ends this process, which has one thread.
+        unsafe { syscall(nr::EXIT, [0; 6]) };
+    }
 }
 
 /// Until the exec: lets the process do what it does.
@@ -51,6 +74,8 @@ fn enter(process: u32, state: &State) {
     let Ok(mut remote) = Remote::new(process) else { return };
     match board(&mut remote, state) {
         Ok(registers) => drop(remote.leave(&registers)),
+        // It was killed.
+        Err(Why(_, Errno::ESRCH)) => {}
         Err(Why(step, why)) => {
             complain(state, step, why);
             if state.required() {
@@ -138,6 +163,7 @@ fn lay_stack(
         (passed::STACK, remote.first.rsp),
         (passed::HELPER, getpid().into()),
         (passed::FENCE, fence),
+        (passed::REQUIRED, state.required().into()),
     ];
     ours.into_iter().try_for_each(|(kind, value)| auxiliary.set(kind, value))?;
     stack::lay(remote, top, state.environment(), auxiliary)

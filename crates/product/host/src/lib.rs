@@ -56,6 +56,8 @@ pub mod passed {
     pub const STACK: u64 = 0x4653_0002;
     /// The first instruction of the program itself, as natively `AT_ENTRY` says.
     pub const PROGRAM: u64 = 0x4653_0007;
+    /// Not 0: without the library the program shall not run.
+    pub const REQUIRED: u64 = 0x4653_0008;
     /// The program's headers in its memory, and their number, as natively `AT_PHDR` and `AT_PHNUM` say.
     pub const HEADERS: u64 = 0x4653_0005;
     /// See [`HEADERS`].
@@ -93,6 +95,15 @@ pub struct Guest<'a> {
 /// # Errors
 /// There can be no helper, for this reason, and `make` was not called.
 pub fn execute(guest: &Guest<'_>, make: impl FnOnce() -> i64) -> Result<i64, Refused> {
+    if has_children_elsewhere() {
+        return Err(Refused(
+            "its children will be in another process-id namespace, and a helper would be the first of them",
+            Errno::EPERM,
+        ));
+    }
+    if refuses_code() {
+        return Err(Refused("its code cannot be changed (PR_SET_MDWE)", Errno::EACCES));
+    }
     let berth = Berth::new(guest).map_err(|why| Refused("there is no memory for a helper", why))?;
     let before = signal::sigprocmask(How::Set, SigSet::ALL);
     let begun = begin(&berth);
@@ -109,6 +120,30 @@ pub fn execute(guest: &Guest<'_>, make: impl FnOnce() -> i64) -> Result<i64, Ref
     allow_tracing_by(0);
     berth.unmap();
     Ok(answer)
+}
+
+/// Whether a child of this process would have its number from another namespace (`unshare`, `setns`). Without `/proc` nobody can tell.
+fn has_children_elsewhere() -> bool {
+    let [own, children] = [c"/proc/self/ns/pid", c"/proc/self/ns/pid_for_children"].map(|path| {
+        const NEWFSTATAT: u64 = 262;
+        const AT_FDCWD: u64 = -100i64 as u64;
+        let mut about = [0u64; 18];
+        // SAFETY: `struct stat`, of 144 bytes.
+        let answer = unsafe { syscall(NEWFSTATAT, [AT_FDCWD, path.as_ptr() as u64, about.as_mut_ptr() as u64, 0, 0, 0]) };
+        // Device and inode.
+        (answer == 0).then_some([about[0], about[1]])
+    });
+    own.is_some() && own != children
+}
+
+/// Whether the new program's text cannot become writable and executable (Linux 6.3).
+fn refuses_code() -> bool {
+    const PR_GET_MDWE: u64 = 66;
+    const REFUSE_EXEC_GAIN: i64 = 1;
+    const NO_INHERIT: i64 = 2;
+    // SAFETY: asks only.
+    let flags = unsafe { syscall(nr::PRCTL, [PR_GET_MDWE, 0, 0, 0, 0, 0]) };
+    flags > 0 && flags & REFUSE_EXEC_GAIN != 0 && flags & NO_INHERIT == 0
 }
 
 /// Why there is no helper.

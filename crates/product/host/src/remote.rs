@@ -1,5 +1,6 @@
 //! The new program, which stands still: its memory, its registers, and calls in its name.
 
+use core::cell::Cell;
 use core::mem::MaybeUninit;
 use farshore_sys::raw::{Errno, sort, syscall_result, syscall_retry};
 
@@ -26,6 +27,8 @@ const EVENT_EXEC: u32 = 4;
 const EVENT_STOP: u32 = 128;
 const WALL: u64 = 0x4000_0000;
 const SIGTRAP: u32 = 5;
+/// SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU.
+const STOPS: [u32; 4] = [19, 20, 21, 22];
 /// How a stop at a call looks.
 const AT_CALL: u32 = SIGTRAP | 0x80;
 
@@ -72,8 +75,10 @@ pub enum Event {
     Call,
     /// A signal is about to be delivered.
     Signal(u32),
-    /// It was stopped as by SIGSTOP.
+    /// It was stopped as by SIGSTOP, with the rest of its process.
     Stopped,
+    /// It was continued by SIGCONT.
+    Continued,
     /// It is gone.
     Gone,
 }
@@ -87,6 +92,8 @@ pub struct Remote {
     mask: u64,
     /// Address of a `syscall` instruction.
     gate: u64,
+    /// A signal that could not be blocked, and is to come when the process goes on: SIGSTOP. 0: none.
+    kept: Cell<u32>,
 }
 
 fn ptrace(request: u64, process: u32, addr: u64, data: u64) -> Result<u64, Errno> {
@@ -108,7 +115,8 @@ pub fn wait() -> (u32, Event) {
     let (signal, event) = (status >> 8 & 0xff, status >> 16);
     let event = match (status & 0xff, event) {
         (0x7f, EVENT_EXEC) => Event::Exec,
-        (0x7f, EVENT_STOP) => Event::Stopped,
+        (0x7f, EVENT_STOP) if STOPS.contains(&signal) => Event::Stopped,
+        (0x7f, EVENT_STOP) => Event::Continued,
         (0x7f, _) if signal == AT_CALL => Event::Call,
         (0x7f, _) => Event::Signal(signal),
         _ => Event::Gone,
@@ -133,7 +141,7 @@ impl Remote {
         let (mut mask, all) = (0u64, u64::MAX);
         ptrace(PTRACE_GETSIGMASK, process, 8, &raw mut mask as u64)?;
         ptrace(PTRACE_SETSIGMASK, process, 8, &raw const all as u64)?;
-        let mut remote = Remote { process, first: Registers::default(), mask, gate: 0 };
+        let mut remote = Remote { process, first: Registers::default(), mask, gate: 0, kept: Cell::new(0) };
         // Out of the exec.
         remote.go_to_call()?;
         remote.first = remote.registers()?;
@@ -156,14 +164,25 @@ impl Remote {
     }
 
     fn go_to_call(&self) -> Result<(), Errno> {
-        ptrace(PTRACE_SYSCALL, self.process, 0, 0)?;
+        const SIGSTOP: u32 = 19;
         loop {
-            match wait() {
-                (process, Event::Call) if process == self.process => return Ok(()),
-                (process, Event::Gone) if process == self.process || process == 0 => return Err(Errno::ESRCH),
-                // All signals are blocked; a stop has nothing to wait for.
-                (process, _) if process == self.process => drop(ptrace(PTRACE_SYSCALL, self.process, 0, 0)?),
-                _ => {}
+            ptrace(PTRACE_SYSCALL, self.process, 0, 0)?;
+            let event = loop {
+                match wait() {
+                    (process, event) if process == self.process => break event,
+                    (0, _) => break Event::Gone,
+                    _ => {}
+                }
+            };
+            match event {
+                Event::Call => return Ok(()),
+                Event::Gone => return Err(Errno::ESRCH),
+                // All others are blocked.
+                Event::Signal(signal) => self.kept.set(signal),
+                Event::Stopped => self.kept.set(SIGSTOP),
+                // As natively SIGCONT takes back a SIGSTOP that has not stopped anything yet.
+                Event::Continued => self.kept.set(0),
+                Event::Exec => {}
             }
         }
     }
@@ -204,6 +223,6 @@ impl Remote {
     pub fn leave(&self, registers: &Registers) -> Result<(), Errno> {
         self.set_registers(&Registers { orig_rax: u64::MAX, ..*registers })?;
         ptrace(PTRACE_SETSIGMASK, self.process, 8, &raw const self.mask as u64)?;
-        ptrace(PTRACE_DETACH, self.process, 0, 0).map(drop)
+        ptrace(PTRACE_DETACH, self.process, 0, self.kept.get().into()).map(drop)
     }
 }

@@ -85,6 +85,8 @@ pub enum Obstacle {
     SetGroup(u32),
     /// It has file capabilities.
     Capabilities,
+    /// It loads no library, and root's program regains capabilities that this process has given away, which it would not where a helper puts the library there.
+    Regains,
 }
 
 impl Obstacle {
@@ -100,6 +102,7 @@ impl Obstacle {
             Obstacle::SetUser(_) => Some("it is set-user-ID"),
             Obstacle::SetGroup(_) => Some("it is set-group-ID"),
             Obstacle::Capabilities => Some("it has file capabilities"),
+            Obstacle::Regains => Some("it is static, and regains capabilities by its start"),
             Obstacle::Unreadable(_) => Some("it cannot be read, so it is not known whether it can run under Farshore"),
             Obstacle::Elf(_)
             | Obstacle::Missing(_)
@@ -219,9 +222,16 @@ pub fn check(program: &Program<'_>, rights: &Rights, work: &mut Work<'_>) -> Res
                 {
                     return Err(Obstacle::Command);
                 }
+                if loader.is_err_and(Obstacle::is_hosted) && rights.regains_capabilities() {
+                    return Err(Obstacle::Regains);
+                }
                 let loader = loader?;
                 let names_any = elf::first_library(&file, work.table, &mut work.first)?;
-                return if names_any { Ok(loader) } else { Err(Obstacle::Alone) };
+                return match names_any {
+                    true => Ok(loader),
+                    false if rights.regains_capabilities() => Err(Obstacle::Regains),
+                    false => Err(Obstacle::Alone),
+                };
             }
             script::Kind::Script(line) => {
                 work.name.fill(0);

@@ -6,6 +6,7 @@ use farshore_sys::fd::Fd;
 use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid, getgid, getuid};
+use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, capability_is_in_bounding_set};
 
 /// What decides whether executing a file gains rights.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +32,17 @@ impl Rights {
     /// Whether every program ignores `LD_PRELOAD`, because this process has other rights than its user's.
     pub fn differ(&self) -> bool {
         self.real != self.effective
+    }
+
+    /// Whether a program gains capabilities by being executed, since root has given some away: the kernel leaves that out for a program that is
+    /// traced by one without `CAP_SYS_PTRACE` (capabilities(7), "Capabilities and execution of programs by root").
+    pub(crate) fn regains_capabilities(&self) -> bool {
+        let is_root = self.real.0 == 0 || self.effective.0 == 0;
+        let Some(sets) = is_root.then(|| rustix::thread::capabilities(None).ok()).flatten() else { return false };
+        let keeps = rustix::thread::capabilities_secure_bits().is_ok_and(|bits| bits.contains(CapabilitiesSecureBits::NO_ROOT));
+        !sets.effective.contains(CapabilitySet::SYS_PTRACE)
+            && !keeps
+            && (CapabilitySet::all() - sets.permitted).iter().any(|one| capability_is_in_bounding_set(one).unwrap_or(false))
     }
 
     /// Whether the program in `file` runs with these rights and no others.

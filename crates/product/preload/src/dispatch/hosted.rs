@@ -95,10 +95,17 @@ extern "C" fn begin(stack: *mut u64) -> Program {
     COUNT.store(value(passed::COUNT) as usize, Ordering::Release);
     FENCE.store(value(passed::FENCE), Ordering::Release);
     PROGRAM.store(value(passed::PROGRAM), Ordering::Release);
+    let program = Program { entry: entry[1], stack: program_stack[1] };
     // SAFETY: one thread, and nothing of ours has run.
     if let Err(why) = unsafe { hosted::begin() } {
-        report::line(format_args!("the library's own text cannot be changed ({why:?}), which a static program needs"));
-        report::exit(125);
+        let required = value(passed::REQUIRED) != 0;
+        let what = if required { "is not started (--require)" } else { "runs without Farshore" };
+        report::line(format_args!("a static program {what}: the library's own text cannot be changed ({why:?})"));
+        if required {
+            report::exit(125);
+        }
+        release();
+        return program;
     }
     let (first, count) = Section::own().functions_at_load();
     for n in 0..count {
@@ -107,7 +114,7 @@ extern "C" fn begin(stack: *mut u64) -> Program {
         function(arguments as c_int, values.cast(), environment.cast());
     }
     release();
-    Program { entry: entry[1], stack: program_stack[1] }
+    program
 }
 
 /// Takes back what our libc has told the kernel, and the page behind the break.
