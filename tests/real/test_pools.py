@@ -117,7 +117,9 @@ class TestPools(Command):
 
     def test_one_word(self):
         """Pages of one word repeated take no memory."""
-        program = [sys.executable, "-c", "m = [bytearray(b'abcdefgh' * 512) * 256 for _ in range(64)]; assert all(p.count(b'h') == 131072 for p in m)"]
+        # It ends before Python gives its memory back: evictors may find that some of it is dead.
+        program = [sys.executable, "-c", "import os; m = [bytearray(b'abcdefgh' * 512) * 256 for _ in range(64)]; "
+                   "os._exit(not all(p.count(b'h') == 131072 for p in m))"]
         found, _ = self.stats("24M", ["ram:lz4"], program)
         pool = found["pool"]
         expect(pool["repeated_pages"] > 10000 and pool["used_bytes"] < 4 * MIB, f"{pool}")
