@@ -167,11 +167,7 @@ pub unsafe fn patch_by(table: &[u8], maps: &Maps, names: &[&str], wanted: &dyn F
         report.searched += usize::from(known.is_none());
         let Some(plan) = known.or_else(|| plan_by_search(&image, wanted)) else { continue };
         report.add(&plan);
-        let mut windows = plan.windows;
-        for text in image.texts() {
-            let rest = windows.split_off(windows.partition_point(|window| window.range.start < text.end));
-            work.push((text.clone(), std::mem::replace(&mut windows, rest)));
-        }
+        work.extend(by_text(&image, plan.windows));
     }
     // SAFETY: one thread, the caller says, and this is the only place where they are used.
     let stubs = || Some(unsafe { Stubs::unused() });
@@ -191,12 +187,7 @@ pub unsafe fn patch_program(maps: &Maps, at: u64) -> PatchReport {
     report.searched += 1;
     let Some(plan) = Plan::of_program(&image, file.bytes()) else { return report };
     report.add(&plan);
-    let mut windows = plan.windows;
-    let mut work: Vec<(Range<u64>, Vec<Window>)> = Vec::new();
-    for text in image.texts() {
-        let rest = windows.split_off(windows.partition_point(|window| window.range.start < text.end));
-        work.push((text.clone(), std::mem::replace(&mut windows, rest)));
-    }
+    let work: Vec<_> = by_text(&image, plan.windows).collect();
     // A program that the kernel has put near the library can use its room.
     let reaches = |text: &Range<u64>| [text.start, text.end].iter().all(|&at| at.abs_diff(stubs::start()) < REACH);
     let stubs = || match image.texts() {
@@ -209,6 +200,14 @@ pub unsafe fn patch_program(maps: &Maps, at: u64) -> PatchReport {
     unsafe { apply(&work, stubs, Way::Awake, &mut report) };
     report.sum_up();
     report
+}
+
+/// The windows of an image, with the text that each lies in.
+fn by_text(image: &Image<'_>, mut windows: Vec<Window>) -> impl Iterator<Item = (Range<u64>, Vec<Window>)> {
+    image.texts().iter().map(move |text| {
+        let rest = windows.split_off(windows.partition_point(|window| window.range.start < text.end));
+        (text.clone(), std::mem::replace(&mut windows, rest))
+    })
 }
 
 impl PatchReport {

@@ -198,8 +198,18 @@ fn find_build_id(mut notes: &[u8], align: u64) -> Option<&[u8]> {
     }
 }
 
-/// The bytes of the section of a file that has this name; `None`: there is none.
-pub fn section<'f>(file: &'f [u8], name: &str) -> Option<&'f [u8]> {
+/// A section of a file.
+#[derive(Clone, Copy)]
+pub(crate) struct Section<'f> {
+    /// Where it is loaded; 0: nowhere.
+    pub(crate) address: u64,
+    /// Where it is in the file.
+    pub(crate) offset: u64,
+    pub(crate) bytes: &'f [u8],
+}
+
+/// The section of a file that has this name; `None`: there is none.
+pub(crate) fn find_section<'f>(file: &'f [u8], name: &str) -> Option<Section<'f>> {
     let whole = [Part { start: 0, bytes: file, executable: false }];
     let memory = Memory(&whole);
     if memory.bytes(0, HEADER)?[..6] != MAGIC {
@@ -207,11 +217,19 @@ pub fn section<'f>(file: &'f [u8], name: &str) -> Option<&'f [u8]> {
     }
     let (headers, count, names) = (memory.u64(0x28)?, memory.u16(0x3c)?, memory.u16(0x3e)?);
     let header = |index: u16| headers.checked_add(u64::from(index) * SECTION_HEADER);
-    let bytes = |header: u64| memory.bytes(memory.u64(header + 0x18)?, memory.u64(header + 0x20)?);
-    let names = bytes(header(names)?)?;
+    let read = |header: u64| {
+        let (address, offset) = (memory.u64(header + 0x10)?, memory.u64(header + 0x18)?);
+        Some(Section { address, offset, bytes: memory.bytes(offset, memory.u64(header + 0x20)?)? })
+    };
+    let names = read(header(names)?)?.bytes;
     let is_it = |&header: &u64| {
         let start = memory.u32(header).and_then(|at| names.get(at as usize..));
         start.and_then(|start| start.strip_prefix(name.as_bytes())).is_some_and(|rest| rest.first() == Some(&0))
     };
-    (0..count).filter_map(header).find(is_it).and_then(bytes)
+    (0..count).filter_map(header).find(is_it).and_then(read)
+}
+
+/// The bytes of the section of a file that has this name; `None`: there is none.
+pub fn section<'f>(file: &'f [u8], name: &str) -> Option<&'f [u8]> {
+    find_section(file, name).map(|section| section.bytes)
 }

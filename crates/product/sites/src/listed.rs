@@ -10,70 +10,27 @@
 
 use crate::SYSCALL;
 use crate::functions::{Begins, Functions, is_restorer, plain_entry};
-use crate::image::{Image, Memory, Part};
+use crate::image::{Image, Memory, Part, find_section};
 use crate::search::each_syscall;
 use std::borrow::Cow;
 use std::ops::Range;
 
 /// Text that is searched for calls of Go programs: the runtime comes first, then the package that makes calls for all others.
-const GO_SEARCHED: u64 = 4 << 20;
+const GO_SEARCHED: usize = 4 << 20;
 /// Text that is searched for jumps, at most: a search takes a millisecond for some 4 MiB.
 const SEARCHED: u64 = 16 << 20;
-const SECTION_HEADER: u64 = 64;
 const SYMBOL: usize = 24;
 /// The type of functions among symbols.
 const STT_FUNC: u8 = 2;
 
-/// A section: where it is loaded (0: nowhere), and where it is in the file.
-#[derive(Clone, Copy)]
-struct Section {
-    address: u64,
-    offset: u64,
-    length: u64,
-}
-
-struct File<'f> {
-    memory: [Part<'f>; 1],
-}
-
-impl<'f> File<'f> {
-    fn memory(&self) -> Memory<'_, 'f> {
-        Memory(&self.memory)
-    }
-
-    fn section(&self, name: &[u8]) -> Option<Section> {
-        let memory = self.memory();
-        let (headers, count, names) = (memory.u64(0x28)?, memory.u16(0x3c)?, memory.u16(0x3e)?);
-        let header = |index: u16| headers.checked_add(u64::from(index) * SECTION_HEADER);
-        let read = |header: u64| {
-            Some(Section {
-                address: memory.u64(header + 0x10)?,
-                offset: memory.u64(header + 0x18)?,
-                length: memory.u64(header + 0x20)?,
-            })
-        };
-        let names = self.bytes(&read(header(names)?)?)?;
-        let is_it = |&header: &u64| {
-            let start = memory.u32(header).and_then(|at| names.get(at as usize..));
-            start.and_then(|start| start.strip_prefix(name)).is_some_and(|rest| rest.first() == Some(&0))
-        };
-        (0..count).filter_map(header).find(is_it).and_then(read)
-    }
-
-    fn bytes(&self, section: &Section) -> Option<&'f [u8]> {
-        self.memory().bytes(section.offset, section.length)
-    }
-}
-
 /// What each list says of the functions of `image` that have the bytes of a `syscall`; and whether jumps into them may come from elsewhere.
 pub(crate) fn all<'i, 'a>(image: &'i Image<'a>, file: &'a [u8]) -> impl Iterator<Item = (Functions<'a>, bool)> + use<'i, 'a> {
-    let file = File { memory: [Part { start: 0, bytes: file, executable: false }] };
     let text: u64 = image.texts().iter().map(|text| text.end - text.start).sum();
     (0..3).filter_map(move |list| {
         let functions = match list {
-            0 => of_go(image, &file),
-            1 if text <= SEARCHED => of_frames(image, &file),
-            2 if text <= SEARCHED => of_symbols(image, &file),
+            0 => of_go(image, file),
+            1 if text <= SEARCHED => of_frames(image, file),
+            2 if text <= SEARCHED => of_symbols(image, file),
             _ => None,
         };
         Some((functions?, list != 0))
@@ -81,10 +38,11 @@ pub(crate) fn all<'i, 'a>(image: &'i Image<'a>, file: &'a [u8]) -> impl Iterator
 }
 
 /// Go: `internal/abi` and `runtime/symtab.go` of Go 1.18 and later. All distances are from the first byte of the text.
-fn of_go<'a>(image: &Image<'a>, file: &File<'a>) -> Option<Functions<'a>> {
+fn of_go<'a>(image: &Image<'a>, file: &'a [u8]) -> Option<Functions<'a>> {
     const MAGICS: [u32; 2] = [0xffff_fff0, 0xffff_fff1];
-    let table = file.section(b".gopclntab").or_else(|| file.section(b".data.rel.ro.gopclntab"))?;
-    let memory = file.memory();
+    let table = find_section(file, ".gopclntab").or_else(|| find_section(file, ".data.rel.ro.gopclntab"))?;
+    let whole = [Part { start: 0, bytes: file, executable: false }];
+    let memory = Memory(&whole);
     let at = table.offset;
     let header = (memory.u32(at)?, memory.u8(at + 6)?, memory.u8(at + 7)?);
     if !MAGICS.contains(&header.0) || (header.1, header.2) != (1, 8) {
@@ -92,7 +50,7 @@ fn of_go<'a>(image: &Image<'a>, file: &File<'a>) -> Option<Functions<'a>> {
     }
     let count = memory.u64(at + 8)?;
     let rows = at.checked_add(memory.u64(at + 64)?)?;
-    let text = file.section(b".text")?;
+    let text = find_section(file, ".text")?;
     let begin = |row: u64| Some(text.address + u64::from(memory.u32(rows + row * 8)?));
     // The first row that begins behind an address.
     let behind = |address: u64| {
@@ -113,7 +71,7 @@ fn of_go<'a>(image: &Image<'a>, file: &File<'a>) -> Option<Functions<'a>> {
         return None;
     }
     let mut functions = Functions::default();
-    let code = memory.bytes(text.offset, text.length.min(GO_SEARCHED))?;
+    let code = &text.bytes[..text.bytes.len().min(GO_SEARCHED)];
     each_syscall(code, |offset| {
         let site = text.address + offset as u64;
         let Some(function) = around(site).filter(|function| site + SYSCALL.len() as u64 <= function.end) else {
@@ -130,13 +88,13 @@ fn of_go<'a>(image: &Image<'a>, file: &File<'a>) -> Option<Functions<'a>> {
 }
 
 /// By the unwind information: what a linker would have put into `.eh_frame_hdr`.
-fn of_frames<'a>(image: &Image<'a>, file: &File<'a>) -> Option<Functions<'a>> {
-    let section = file.section(b".eh_frame").filter(|section| section.address != 0)?;
+fn of_frames<'a>(image: &Image<'a>, file: &'a [u8]) -> Option<Functions<'a>> {
+    let section = find_section(file, ".eh_frame").filter(|section| section.address != 0)?;
     let memory = image.memory();
     let table = image.bias().wrapping_add(section.address);
     let distance = |to: u64| i32::try_from(to.wrapping_sub(table) as i64).ok().map(i32::to_le_bytes);
     let mut rows: Vec<(i32, [u8; 8])> = Vec::new();
-    let (mut at, end) = (table, table.checked_add(section.length)?);
+    let (mut at, end) = (table, table.checked_add(section.bytes.len() as u64)?);
     while at + 8 <= end {
         let length = memory.u32(at)?;
         // The end, or entries of more than 4 GiB, which nobody makes.
@@ -161,8 +119,8 @@ fn of_frames<'a>(image: &Image<'a>, file: &File<'a>) -> Option<Functions<'a>> {
 }
 
 /// By the symbols that are functions, from each to its end.
-fn of_symbols<'a>(image: &Image<'a>, file: &File<'a>) -> Option<Functions<'a>> {
-    let symbols = file.bytes(&file.section(b".symtab")?)?;
+fn of_symbols<'a>(image: &Image<'a>, file: &'a [u8]) -> Option<Functions<'a>> {
+    let symbols = find_section(file, ".symtab")?.bytes;
     let mut ranges: Vec<Range<u64>> = Vec::new();
     for symbol in symbols.chunks_exact(SYMBOL) {
         let word = |at: usize| symbol[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));

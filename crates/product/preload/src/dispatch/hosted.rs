@@ -5,7 +5,7 @@
 //!
 //! * functions at load are run here, since the linker leaves those of the main program to its libc;
 //! * our thread-local words go by `gs` ([`hosted`]), from before the first of them is used;
-//! * libc is ours alone, so none of its calls is patched: those of the program are caught by Syscall User Dispatch;
+//! * libc is ours alone, so none of its calls is patched, but those that the program's file lists, as far as it does;
 //! * nothing is dormant: calls that are not in libc cannot be seen otherwise;
 //! * at the end the registers are as the kernel had made them for the program, and the program begins.
 
