@@ -122,6 +122,20 @@ def build_program(name, flags=(), out_name=None, libraries=()):
     return out
 
 
+def build_go(name, out_name, libc=False, flags=()):
+    """Builds tests/programs/NAME.go, linked with libc or without, and returns the path of the binary."""
+    tool = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
+    if tool is None:
+        raise Unavailable("no Go compiler (apt-get install golang-go)")
+    out, source = os.path.join(target_dir(), "test-programs", out_name), os.path.join(PROGRAMS, f"{name}.go")
+    if not os.path.exists(out) or os.path.getmtime(out) < os.path.getmtime(source):
+        environment = dict(os.environ, CGO_ENABLED=str(int(libc)), GOCACHE=os.path.join(target_dir(), "go-cache"), GOFLAGS="-mod=mod", GOTOOLCHAIN="local")
+        done = subprocess.run([tool, "build", *flags, "-o", out, source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, check=False)
+        if done.returncode != 0:
+            raise Unavailable(f"go cannot build here: {done.stdout.decode(errors='replace').strip()[-200:]}")
+    return out
+
+
 def program_of_32_bits(path):
     """Writes a program that prints `inside`, waits for a byte or the end of its input, and ends: one that Farshore cannot enter. Unavailable where the kernel runs none."""
     text = b"inside\n"

@@ -44,16 +44,7 @@ def linked(way):
 
 def in_go(*flags, name="hosted-go"):
     """The program in Go, without libc; its path."""
-    tool = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
-    if tool is None:
-        raise Unavailable("no Go compiler (apt-get install golang-go)")
-    out, source = os.path.join(harness.target_dir(), "test-programs", name), os.path.join(harness.PROGRAMS, "hosted.go")
-    if not os.path.exists(out) or os.path.getmtime(out) < os.path.getmtime(source):
-        environment = dict(os.environ, CGO_ENABLED="0", GOCACHE=os.path.join(harness.target_dir(), "go-cache"), GOFLAGS="-mod=mod", GOTOOLCHAIN="local")
-        done = subprocess.run([tool, "build", *flags, "-o", out, source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, check=False)
-        if done.returncode != 0:
-            raise Unavailable(f"go cannot build here: {done.stdout.decode(errors='replace').strip()[-200:]}")
-    return out
+    return harness.build_go("hosted", name, flags=flags)
 
 
 def cases():

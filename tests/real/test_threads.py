@@ -131,17 +131,8 @@ def manual(folder):
 
 def cgo():
     """A Go program that is linked with libc."""
-    tool = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
-    if tool is None:
-        raise Unavailable("no Go compiler (apt-get install golang-go)")
     harness.need("gcc", "gcc")
-    out, source = os.path.join(harness.target_dir(), "test-programs", "cgo"), os.path.join(harness.PROGRAMS, "cgo.go")
-    if not os.path.exists(out) or os.path.getmtime(out) < os.path.getmtime(source):
-        environment = dict(os.environ, CGO_ENABLED="1", GOCACHE=os.path.join(harness.target_dir(), "go-cache"), GOFLAGS="-mod=mod", GOTOOLCHAIN="local")
-        done = subprocess.run([tool, "build", "-o", out, source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, check=False)
-        if done.returncode != 0:
-            raise Unavailable(f"go cannot build here: {done.stdout.decode(errors='replace').strip()[-200:]}")
-    return [out]
+    return [harness.build_go("cgo", "cgo", libc=True)]
 
 
 def with_debian_13():
