@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -65,6 +65,7 @@ follow: ## programs that a program starts
 hosted: ## static programs, Go's and musl's
 pace: ## how hard evictors work: idle, crowded, on a slow disk, fixed
 pools: ## compressed RAM, alone and in front of a disk
+remote: ## pages with NBD servers, which are killed, stopped and lie
 unithreads: ## unithreads on far memory
 devices: ## block devices as swap space; room that goes back to the disk
 spaces: ## swap spaces that come, go and die while a program runs
@@ -89,7 +90,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real pace pools unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family report serve suites suites-long soak soak-long kernels kernels-long packages:
+front unit sim canaries loom miri real pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family report serve suites suites-long soak soak-long kernels kernels-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -86,6 +87,12 @@ def find_farshore(given=None):
             return os.path.abspath(path)
     where = ", ".join(path for path in tried if path)
     raise SystemExit(f"no farshore command at {where}: build it with `cargo build --release`, or name it with --farshore PATH")
+
+
+def free_port():
+    """A port of this machine that nobody listens at now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 def find_load():

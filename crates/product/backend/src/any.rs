@@ -7,6 +7,7 @@ use crate::faulty::{FaultConfig, Faulty, FaultyQueue};
 use crate::file::{FileArray, FileOptions, FileQueue};
 use crate::layered::{Layered, LayeredQueue};
 use crate::mapped;
+use crate::nbd::{NbdQueue, NbdSpace};
 use crate::ram::{RamQueue, RamSpace};
 use farshore_config::SwapSpec;
 use farshore_core::seams::{Backend, FreeSlots, IoError, MemoryBudget, PageBuf, ReadBegun, Reads, Spaces, WriteQueue};
@@ -25,6 +26,8 @@ pub enum AnyBackend {
     File(FileArray),
     /// RAM.
     Ram(RamSpace),
+    /// An export of a server.
+    Nbd(NbdSpace),
     /// A space of any kind, with faults injected.
     Faulty(Box<Faulty<AnyBackend>>),
     /// A space of any kind, with pages encrypted.
@@ -99,6 +102,7 @@ impl AnyBackend {
         match (specs, specs.iter().find(|spec| !spec.is_file())) {
             (_, None) => Ok(AnyBackend::File(FileArray::open(specs, FileOptions::default(), notice)?)),
             ([SwapSpec::Ram { compress: None, size }], _) => Ok(AnyBackend::Ram(RamSpace::open(*size, None)?)),
+            ([SwapSpec::Nbd(export)], _) => Ok(AnyBackend::Nbd(NbdSpace::open(export, notice)?)),
             ([SwapSpec::Delay(time)], _) => Ok(AnyBackend::Ram(RamSpace::open(None, Some(*time))?)),
             ([one, other, ..], Some(_)) => Err(OpenError::Mixed(one.to_string(), other.to_string())),
             // `check_supported` has refused every other kind, and the caller has taken the pool off.
@@ -119,7 +123,7 @@ impl AnyBackend {
             AnyBackend::Compressed(pool) => Some(pool),
             AnyBackend::Faulty(faulty) => faulty.inner().pool(),
             AnyBackend::Layered(layers) => layers.own().map_or_else(|| layers.base().pool(), AnyBackend::pool),
-            AnyBackend::Encrypted(_) | AnyBackend::File(_) | AnyBackend::Ram(_) => None,
+            AnyBackend::Encrypted(_) | AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => None,
         }
     }
 
@@ -127,11 +131,50 @@ impl AnyBackend {
     pub fn files(&self) -> Option<&FileArray> {
         match self {
             AnyBackend::File(files) => Some(files),
-            AnyBackend::Ram(_) => None,
+            AnyBackend::Ram(_) | AnyBackend::Nbd(_) => None,
             AnyBackend::Faulty(faulty) => faulty.inner().files(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().files(),
             AnyBackend::Layered(layers) => layers.own().and_then(AnyBackend::files),
             AnyBackend::Compressed(pool) => pool.lower().and_then(AnyBackend::files),
+        }
+    }
+
+    /// In a forked child: leaves the parent's connections to it. `shared`: the two have one table of descriptors.
+    pub fn forked(&self, shared: bool) {
+        match self {
+            AnyBackend::Nbd(export) => export.forked(shared),
+            AnyBackend::File(_) | AnyBackend::Ram(_) => {}
+            AnyBackend::Faulty(faulty) => faulty.inner().forked(shared),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().forked(shared),
+            AnyBackend::Layered(layers) => {
+                layers.base().forked(shared);
+                layers.own().into_iter().for_each(|own| own.forked(shared));
+            }
+            AnyBackend::Compressed(pool) => pool.lower().into_iter().for_each(|lower| lower.forked(shared)),
+        }
+    }
+
+    /// Whether it can give room back that is no longer needed.
+    pub fn gives_back(&self) -> bool {
+        match self {
+            AnyBackend::File(_) | AnyBackend::Nbd(_) => true,
+            AnyBackend::Ram(_) => false,
+            AnyBackend::Faulty(faulty) => faulty.inner().gives_back(),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().gives_back(),
+            AnyBackend::Layered(layers) => layers.own().is_some_and(AnyBackend::gives_back),
+            AnyBackend::Compressed(pool) => pool.lower().is_some_and(AnyBackend::gives_back),
+        }
+    }
+
+    /// Whether its pages lie with a server: faults then make calls on sockets.
+    pub fn is_remote(&self) -> bool {
+        match self {
+            AnyBackend::Nbd(_) => true,
+            AnyBackend::File(_) | AnyBackend::Ram(_) => false,
+            AnyBackend::Faulty(faulty) => faulty.inner().is_remote(),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().is_remote(),
+            AnyBackend::Layered(layers) => layers.base().is_remote(),
+            AnyBackend::Compressed(pool) => pool.lower().is_some_and(AnyBackend::is_remote),
         }
     }
 
@@ -162,7 +205,7 @@ impl AnyBackend {
     /// Whether pages that are written now are encrypted.
     pub fn is_encrypted(&self) -> bool {
         match self {
-            AnyBackend::File(_) | AnyBackend::Ram(_) => false,
+            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => false,
             AnyBackend::Faulty(faulty) => faulty.inner().is_encrypted(),
             AnyBackend::Encrypted(_) => true,
             // A child's own spaces are opened as their bases were.
@@ -178,7 +221,7 @@ impl AnyBackend {
     /// The first key that cannot be locked; the others are tried all the same.
     pub fn lock_keys(&self) -> Result<(), CipherError> {
         match self {
-            AnyBackend::File(_) | AnyBackend::Ram(_) => Ok(()),
+            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => Ok(()),
             AnyBackend::Faulty(faulty) => faulty.inner().lock_keys(),
             AnyBackend::Encrypted(encrypted) => encrypted.cipher().lock(),
             AnyBackend::Layered(layers) => {
@@ -192,7 +235,7 @@ impl AnyBackend {
     /// Memory that the space has mapped for itself besides what it has allocated, in bytes.
     pub fn mapped_bytes(&self) -> u64 {
         match self {
-            AnyBackend::File(_) | AnyBackend::Ram(_) => 0,
+            AnyBackend::File(_) | AnyBackend::Ram(_) | AnyBackend::Nbd(_) => 0,
             AnyBackend::Faulty(faulty) => faulty.inner().mapped_bytes(),
             AnyBackend::Encrypted(encrypted) => encrypted.bounce_bytes(),
             // The base's queues are those of the parent.
@@ -206,6 +249,7 @@ impl AnyBackend {
         match self {
             AnyBackend::File(files) => Box::new(files.fds()),
             AnyBackend::Ram(_) => Box::new(core::iter::empty()),
+            AnyBackend::Nbd(export) => Box::new(export.fds()),
             AnyBackend::Faulty(faulty) => faulty.inner().fds(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().fds(),
             AnyBackend::Layered(layers) => Box::new(layers.fds().into_iter()),
@@ -218,11 +262,12 @@ impl AnyBackend {
 }
 
 impl AnyBackend {
-    /// The descriptors of rings that are open now: a forked child has no use for them.
+    /// The descriptors of rings, and of connections that queues write over, that are open now: a forked child has no use for them.
     pub fn rings(&self) -> Vec<RawFd> {
         match self {
             AnyBackend::File(files) => files.rings().collect(),
             AnyBackend::Ram(_) => Vec::new(),
+            AnyBackend::Nbd(export) => export.sockets().collect(),
             AnyBackend::Faulty(faulty) => faulty.inner().rings(),
             AnyBackend::Encrypted(encrypted) => encrypted.inner().rings(),
             AnyBackend::Layered(layers) => layers.rings(),
@@ -237,6 +282,7 @@ macro_rules! inside {
         match $any {
             $enum::File($inner) => $what,
             $enum::Ram($inner) => $what,
+            $enum::Nbd($inner) => $what,
             $enum::Faulty($inner) => $what,
             $enum::Encrypted($inner) => $what,
             $enum::Layered($inner) => $what,
@@ -252,6 +298,7 @@ impl Backend for AnyBackend {
         Ok(match self {
             AnyBackend::File(files) => AnyQueue::File(files.queue(depth)?),
             AnyBackend::Ram(ram) => AnyQueue::Ram(ram.queue(depth)?),
+            AnyBackend::Nbd(export) => AnyQueue::Nbd(export.queue(depth)?),
             AnyBackend::Faulty(faulty) => AnyQueue::Faulty(Box::new(faulty.queue(depth)?)),
             AnyBackend::Encrypted(encrypted) => AnyQueue::Encrypted(Box::new(encrypted.queue(depth)?)),
             AnyBackend::Layered(layers) => AnyQueue::Layered(layers.queue(depth)?),
@@ -353,6 +400,8 @@ pub enum AnyQueue {
     File(FileQueue),
     /// To RAM.
     Ram(RamQueue),
+    /// To an export of a server.
+    Nbd(NbdQueue),
     /// To a space of any kind, with faults injected.
     Faulty(Box<FaultyQueue<AnyQueue>>),
     /// To a space of any kind, with pages encrypted.

@@ -39,6 +39,13 @@ pub enum OpenError {
         /// Why not, and what to do.
         why: String,
     },
+    /// An export of a server cannot be used.
+    Server {
+        /// Its address.
+        export: String,
+        /// Why not, and what to do.
+        why: String,
+    },
     /// The disk has too little room.
     Full {
         /// A path on it.
@@ -115,6 +122,7 @@ impl fmt::Display for OpenError {
                 write!(f, "swap file {path:?} is {kind}: name a file that does not exist yet with --swap file:PATH")
             }
             OpenError::Device { path, why } => write!(f, "swap device {path:?} cannot be used: {why}"),
+            OpenError::Server { export, why } => write!(f, "swap space {export:?} cannot be used: {why}"),
             OpenError::Full { path, free } => write!(
                 f,
                 "the disk of swap path {path:?} is full ({} KiB free, {smallest} needed at the least): make room, or name another with --swap",

@@ -1,5 +1,6 @@
 //! Descriptors under numbers that the program does not come across.
 
+use farshore_sys::fd::Fd;
 use rustix::fd::{AsFd, OwnedFd, RawFd};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, getrlimit};
@@ -26,6 +27,24 @@ pub fn place_high(fd: OwnedFd) -> Result<OwnedFd, Errno> {
             // EINVAL: the limit fell meanwhile.
             Err(Errno::MFILE | Errno::INVAL) if lowest > 0 => lowest /= 2,
             Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// As [`place_high`], for a descriptor that is closed without libc: also for a thread in a fault.
+///
+/// # Errors
+/// As [`place_high`].
+pub(crate) fn raise(mut fd: Fd) -> Result<Fd, Errno> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(HIGHEST);
+    let mut lowest = limit.min(HIGHEST).saturating_sub(ROOM);
+    loop {
+        match fd.raise(lowest as RawFd) {
+            Ok(high) => return Ok(high),
+            Err((same, errno)) => match Errno::from_raw_os_error(errno.0) {
+                Errno::MFILE | Errno::INVAL if lowest > 0 => (fd, lowest) = (same, lowest / 2),
+                errno => return Err(errno),
+            },
         }
     }
 }

@@ -6,6 +6,7 @@
 //! | [`device`] | block devices that a family shares; to [`file`] they are files | `dev:` |
 //! | [`ram`] | memory of this machine, with a fixed latency if wanted | tests and measuring |
 //! | [`compressed`] | a pool of compressed pages in RAM, in front of another space or alone | RAM is faster than a disk |
+//! | [`nbd`] | an export of an NBD server | `nbd://`: memory of other machines |
 //! | [`faulty`] | wraps any of them and injects errors from a seed | tests |
 //! | [`encrypt`] | wraps any of them, so that its medium holds noise | `--encrypt` |
 //! | [`mapped`] | files that the program has mapped, read by their own pages | `--files` |
@@ -37,6 +38,7 @@ mod fd;
 pub mod file;
 pub mod layered;
 pub mod mapped;
+pub mod nbd;
 pub mod ram;
 mod reserved;
 mod sleep;

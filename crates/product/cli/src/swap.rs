@@ -2,21 +2,27 @@
 
 use std::fs::Metadata;
 use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use farshore_command::refusal::Refusal;
-use farshore_config::{Size, SwapSpec};
+use farshore_config::{NbdExport, NbdServer, Size, SwapSpec};
 use rustix::fs::Access;
 use rustix::io::Errno;
 
 /// With less room than this a space is as good as full.
 pub const ROOM_MIN: Size = Size::mib(16);
 
-/// `spec` with an absolute path, so that it also holds for a program that changes its directory first.
+/// How long an address of several is waited for.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// `spec` with an absolute path, so that it also holds for a program that changes its directory first; and with the address of a
+/// server in place of its name, since the library in the program looks up none.
 ///
 /// # Errors
-/// The current directory is not known (125).
+/// The current directory is not known, or the server's name (125).
 pub fn absolute(spec: SwapSpec) -> Result<SwapSpec, Refusal> {
     let whole = |path: PathBuf| {
         std::path::absolute(&path).map_err(|error| {
@@ -30,8 +36,29 @@ pub fn absolute(spec: SwapSpec) -> Result<SwapSpec, Refusal> {
         SwapSpec::Dir(path) => SwapSpec::Dir(whole(path)?),
         SwapSpec::File { path, size } => SwapSpec::File { path: whole(path)?, size },
         SwapSpec::Dev { path, size, force } => SwapSpec::Dev { path: whole(path)?, size, force },
+        SwapSpec::Nbd(export) => SwapSpec::Nbd(match export.server {
+            NbdServer::Unix(path) => NbdExport { server: NbdServer::Unix(whole(path)?), ..export },
+            NbdServer::Tcp { ref host, port } => {
+                let host = address(host, port)?.to_string();
+                NbdExport { server: NbdServer::Tcp { host, port }, ..export }
+            }
+        }),
         other => other,
     })
+}
+
+/// The address of `host`: of several, the first at which something answers.
+fn address(host: &str, port: u16) -> Result<IpAddr, Refusal> {
+    if let Ok(address) = host.parse() {
+        return Ok(address);
+    }
+    let wrong = |why: String| {
+        Refusal::cannot_start(format!("the server '{host}' of a swap space is not known ({why}): give its address"))
+    };
+    let found: Vec<_> = (host, port).to_socket_addrs().map_err(|error| wrong(error.to_string()))?.collect();
+    let answers = |at: &&SocketAddr| found.len() == 1 || TcpStream::connect_timeout(at, ANSWER).is_ok();
+    let chosen = found.iter().find(answers).or(found.first());
+    chosen.map(|found| found.ip()).ok_or_else(|| wrong("it has no address".into()))
 }
 
 /// Whether `spec` can be opened, as far as looking tells.

@@ -29,11 +29,11 @@ fn usage_errors() {
         (&["run", "--memory", "64M", "--evictors", "17", "ls"], &["--evictors", "\"17\""]),
         (&["run", "--memory", "64M", "--threshold", "1", "ls"], &["--threshold", "4K"]),
         (&["run", "--memory", "64M", "--swap", "tape:/dev/st0", "ls"], &["\"tape:/dev/st0\"", "dir:PATH"]),
-        (&["run", "--memory", "64M", "--swap", "remote:h:1", "ls"], &["remote:h:1", "not built yet"]),
+        (&["run", "--memory", "64M", "--swap", "redis://h", "ls"], &["redis://h", "not built yet"]),
         (&["run", "--memory", "64M", "--swap", "redis://h:1", "ls"], &["redis://h:1", "not built yet"]),
         (&["stat", "abc"], &["\"abc\""]),
         (&["set", "1", "memory"], &["\"memory\"", "KEY=VALUE"]),
-        (&["doctor", "--swap", "remote:h:1"], &["remote:h:1", "not built yet"]),
+        (&["doctor", "--swap", "redis://h"], &["redis://h", "not built yet"]),
         (&["run", "--memory", "64M", "--swap", "dev:/dev/null", "ls"], &["dev:/dev/null", "not a block device"]),
         (&["run", "--memory", "64M", "--swap", "dev:/no/such", "ls"], &["dev:/no/such", "cannot be reached"]),
     ] {

@@ -315,7 +315,7 @@ mod tests {
             ("tape:/x", "tape:/x"),
             ("dir:srv", "absolute"),
             ("file:x,size=1G", "absolute"),
-            ("remote:a:1", "remote:a:1"),
+            ("redis://a", "redis://a"),
             ("", "\"\""),
         ] {
             for key in ["swap+", "swap-"] {

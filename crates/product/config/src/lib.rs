@@ -23,6 +23,7 @@ pub mod advice;
 pub mod control;
 mod error;
 mod named;
+mod nbd;
 mod options;
 pub mod pace;
 mod plain;
@@ -34,6 +35,7 @@ mod time;
 
 pub use error::ConfigError;
 pub use named::Named;
+pub use nbd::{EXPORT_MAX, NbdExport, NbdServer};
 pub use options::{
     FaultMode, Handed, HandedDevice, MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS,
     PRELOAD_VARIABLE, Partial, StatsTarget, THRESHOLD_DEFAULT,

@@ -107,7 +107,8 @@ pub struct Handed {
     pub devices: Vec<HandedDevice>,
 }
 
-/// A block device that a family has open. It is opened once for all of them: the kernel gives it to no other process.
+/// A block device that a family has open. It is opened once for all of them: the kernel gives it to no other process. Or an export
+/// of a server, for which a socket of this machine stands in place of the device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HandedDevice {
@@ -117,6 +118,8 @@ pub struct HandedDevice {
     pub device: i32,
     /// The descriptor of the memory on which its regions are claimed.
     pub regions: i32,
+    /// Its size, in bytes.
+    pub bytes: u64,
 }
 
 impl Handed {
@@ -181,11 +184,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether pages are encrypted: where the user asks for it, and on a device that programs share. Each of these programs has
-    /// the whole device open, so pages that the others have put there must be noise to it. (Processes that fork have the key too,
-    /// as they had the memory.)
+    /// Whether pages are encrypted: where the user asks for it, on other machines, which are not trusted, and on a device that
+    /// programs share. Each of these programs has the whole device open, so pages that the others have put there must be noise to
+    /// it. (Processes that fork have the key too, as they had the memory.)
     pub fn encrypts(&self) -> bool {
-        self.encrypt || self.follow && self.swap.iter().any(SwapSpec::is_device)
+        let is_told = |spec: &SwapSpec| spec.is_remote() || self.follow && spec.is_device();
+        self.encrypt || self.swap.iter().any(is_told)
     }
 
     /// The options that `--memory memory` alone gives, with this swap space.
@@ -544,7 +548,7 @@ mod tests {
         assert!(refused(|o| o.prefetch = Named::new("oracle")).contains("none"));
         assert!(refused(|o| o.policy = "fifo,a=1".parse().unwrap()).contains("\"a\""));
         assert!(refused(|o| o.swap = vec![]).contains("--swap"));
-        assert!(refused(|o| o.swap.push(SwapSpec::Remote("x:1".into()))).contains("not built yet"));
+        assert!(refused(|o| o.swap.push(SwapSpec::Later("redis://x".into()))).contains("not built yet"));
         let error = Partial::default().finish().unwrap_err().to_string();
         assert!(error.contains("--memory"), "{error}");
     }
@@ -554,8 +558,10 @@ mod tests {
         let mut options = Options::new(Size::mib(64), SwapSpec::Dir("/x".into()));
         options.stats = Some(StatsTarget::Stderr);
         options.library = Some("/l/libfarshore.so".into());
-        options.family =
-            Some(Handed { ledger: 900, devices: vec![HandedDevice { path: "/dev/x".into(), device: 901, regions: 902 }] });
+        options.family = Some(Handed {
+            ledger: 900,
+            devices: vec![HandedDevice { path: "/dev/x".into(), device: 901, regions: 902, bytes: 4096 }],
+        });
         let becomes = options.for_successor(true);
         assert_eq!(becomes, Options { followed: true, ..options.clone() });
         assert_eq!(options.for_successor(false), Options { stats: None, ..becomes.clone() });

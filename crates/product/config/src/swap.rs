@@ -1,6 +1,7 @@
 //! Where cold pages go: `dir:/var/tmp`, `file:/srv/swap,size=8G`, `ram`, `delay:10us` …
 
 use crate::error::ConfigError;
+use crate::nbd::NbdExport;
 use crate::size::Size;
 use crate::text::serde_as_text;
 use crate::time::Time;
@@ -14,8 +15,7 @@ pub const SWAP_DIR_VARIABLE: &str = "FARSHORE_SWAP_DIR";
 /// The directory when the variable does not either.
 pub const SWAP_DIR_DEFAULT: &str = "/var/tmp";
 
-const VALID: &str =
-    "write dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd][,size=SIZE] or delay:TIME";
+const VALID: &str = "write dir:PATH, file:PATH[,size=SIZE], dev:PATH[,size=SIZE][,force], ram[:lz4|zstd][,size=SIZE], nbd://HOST:PORT[/EXPORT] or delay:TIME";
 
 /// How a pool in RAM compresses pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,10 +56,10 @@ pub enum SwapSpec {
     },
     /// Memory of this machine that answers after this long, for measuring.
     Delay(Time),
-    /// A memory node, `HOST:PORT`.
-    Remote(String),
-    /// A Redis cluster, by its whole address.
-    Redis(String),
+    /// An export of an NBD server, on another machine or this one.
+    Nbd(NbdExport),
+    /// A kind that comes later (a Redis cluster, NBD over TLS), by its whole address.
+    Later(String),
 }
 
 impl SwapSpec {
@@ -88,13 +88,18 @@ impl SwapSpec {
         matches!(self, SwapSpec::Dev { .. })
     }
 
+    /// Whether it is memory of somebody else, who may be curious.
+    pub fn is_remote(&self) -> bool {
+        matches!(self, SwapSpec::Nbd(_))
+    }
+
     /// Checks whether this version can use the space.
     ///
     /// # Errors
     /// [`ConfigError::NotBuilt`] for the kinds that come later.
     pub fn check_supported(&self) -> Result<(), ConfigError> {
         match self {
-            SwapSpec::Remote(_) | SwapSpec::Redis(_) => Err(ConfigError::NotBuilt { spec: self.to_string() }),
+            SwapSpec::Later(_) => Err(ConfigError::NotBuilt { spec: self.to_string() }),
             _ => Ok(()),
         }
     }
@@ -138,8 +143,8 @@ impl fmt::Display for SwapSpec {
                 sized(f, size)
             }
             SwapSpec::Delay(time) => write!(f, "delay:{time}"),
-            SwapSpec::Remote(address) => write!(f, "remote:{address}"),
-            SwapSpec::Redis(address) => f.write_str(address),
+            SwapSpec::Nbd(export) => export.fmt(f),
+            SwapSpec::Later(address) => f.write_str(address),
         }
     }
 }
@@ -170,20 +175,18 @@ fn path_of(value: &str, path: &str) -> Result<PathBuf, ConfigError> {
     Ok(path.into())
 }
 
-fn address_of(value: &str, address: &str) -> Result<String, ConfigError> {
-    let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
-    match port {
-        Some(Ok(1..)) => Ok(address.to_owned()),
-        _ => Err(ConfigError::value("swap space", value, format!("its address is not HOST:PORT; {VALID}"))),
-    }
-}
+/// How the addresses of kinds begin that come later.
+const LATER: [&str; 4] = ["redis://", "rediss://", "nbds://", "nbds+unix://"];
 
 impl FromStr for SwapSpec {
     type Err = ConfigError;
 
     fn from_str(value: &str) -> Result<SwapSpec, ConfigError> {
-        if value.starts_with("redis://") || value.starts_with("rediss://") {
-            return Ok(SwapSpec::Redis(value.to_owned()));
+        if LATER.iter().any(|begin| value.starts_with(begin)) {
+            return Ok(SwapSpec::Later(value.to_owned()));
+        }
+        if NbdExport::is_meant(value) {
+            return value.parse().map(SwapSpec::Nbd);
         }
         let (kind, rest) = match value.split_once(':') {
             Some((kind, rest)) => (kind, Some(rest)),
@@ -204,7 +207,6 @@ impl FromStr for SwapSpec {
                 Ok(SwapSpec::File { path: path_of(value, path)?, size })
             }
             ("delay", Some(time)) => Ok(SwapSpec::Delay(time.parse()?)),
-            ("remote", Some(address)) => Ok(SwapSpec::Remote(address_of(value, address)?)),
             _ => match split_size(value)? {
                 ("ram", size) => Ok(SwapSpec::Ram { compress: None, size }),
                 ("ram:lz4", size) => Ok(SwapSpec::Ram { compress: Some(Compression::Lz4), size }),
@@ -240,9 +242,9 @@ mod tests {
             ("ram:lz4", ram(Some(Compression::Lz4), None)),
             ("ram:zstd,size=1G", ram(Some(Compression::Zstd), Some(Size::gib(1)))),
             ("delay:10us", SwapSpec::Delay(Time(10_000))),
-            ("remote:node1:7000", SwapSpec::Remote("node1:7000".into())),
-            ("remote:[::1]:7000", SwapSpec::Remote("[::1]:7000".into())),
-            ("redis://localhost:6379/0", SwapSpec::Redis("redis://localhost:6379/0".into())),
+            ("nbd://node1:7000", SwapSpec::Nbd("nbd://node1:7000".parse().unwrap())),
+            ("nbds://node1", SwapSpec::Later("nbds://node1".into())),
+            ("redis://localhost:6379/0", SwapSpec::Later("redis://localhost:6379/0".into())),
         ] {
             assert_eq!(text.parse(), Ok(spec.clone()), "{text}");
             assert_eq!(spec.to_string(), text);
@@ -266,9 +268,6 @@ mod tests {
             "ram:gzip",
             "rams",
             "remote:x",
-            "remote::1",
-            "remote:x:0",
-            "remote:x:99999",
             "/var/tmp",
         ] {
             let error = text.parse::<SwapSpec>().expect_err(text).to_string();
@@ -282,14 +281,16 @@ mod tests {
 
     #[test]
     fn what_comes_later_says_so() {
-        for text in ["dir:/x", "file:/x", "ram", "ram,size=1G", "ram:lz4", "ram:zstd,size=1G", "delay:1us", "dev:/dev/x"] {
+        for text in
+            ["dir:/x", "file:/x", "ram", "ram,size=1G", "ram:lz4", "ram:zstd,size=1G", "delay:1us", "dev:/dev/x", "nbd://a"]
+        {
             assert_eq!(text.parse::<SwapSpec>().unwrap().check_supported(), Ok(()), "{text}");
         }
-        for text in ["remote:a:1", "redis://a"] {
+        for text in ["nbds://a:1", "redis://a"] {
             let error = text.parse::<SwapSpec>().unwrap().check_supported().unwrap_err().to_string();
             assert_eq!(
                 error,
-                format!("swap space {text:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd or delay:")
+                format!("swap space {text:?} is not built yet; use dir:, file:, dev:, ram, ram:lz4, ram:zstd, nbd:// or delay:")
             );
         }
     }

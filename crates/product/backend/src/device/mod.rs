@@ -19,7 +19,7 @@
 
 mod check;
 pub(crate) mod regions;
-mod signature;
+pub(crate) mod signature;
 
 use crate::error::OpenError;
 use crate::fd::place_high;
@@ -43,10 +43,11 @@ const BUSY_PAUSE_NS: u64 = 20_000_000;
 /// Direct I/O of a page must be possible.
 const SECTOR_MAX: u32 = farshore_core::limits::PAGE_SIZE as u32;
 
-/// A device that this process' family has.
+/// A device that this process' family has; or an export of a server ([`crate::nbd`]).
 #[derive(Debug)]
 struct Held {
     path: PathBuf,
+    /// The device; of an export a socket whose name keeps other families out.
     device: OwnedFd,
     /// A file in memory with a byte for each region: the description that has locked the byte has the region.
     regions: OwnedFd,
@@ -107,17 +108,41 @@ pub(crate) fn open_device(path: &Path, force: bool, direct: bool, notice: &mut d
 fn describe(held: &'static Held, direct: bool, notice: &mut dyn FnMut(&str)) -> Result<Opened, OpenError> {
     let failed = |doing| move |errno| OpenError::Io { doing, path: held.path.clone(), errno };
     let fd = dup(&held.device).and_then(place_high).map_err(failed("find a free descriptor for the swap device"))?;
-    let claims = sys_fd::describe(held.regions.as_fd(), sys_fd::O_RDWR).map_err(|errno| Errno::from_raw_os_error(errno.0));
-    // SAFETY: opened just now, and given away by `into_raw`.
-    let claims = claims.map(|claims| unsafe { OwnedFd::from_raw_fd(claims.into_raw()) });
-    let claims = claims.and_then(place_high).map_err(failed("claim a part of the swap device (is /proc mounted?)"))?;
     let mut flags = fcntl_getfl(&fd).map_err(failed("look at the swap device"))?;
     flags.set(OFlags::DIRECT, direct);
     if fcntl_setfl(&fd, flags).is_err() {
         notice(&format!("swap device {:?} does not take direct I/O: the page cache may hold pages a second time", held.path));
     }
-    let regions = Regions::new(held.bytes, claims, move || let_go(held));
-    Ok(Opened { fd, regions, bytes: held.bytes })
+    Ok(Opened { fd, regions: regions_of(held)?, bytes: held.bytes })
+}
+
+/// A layer's own view of the regions. The caller has counted it among the users.
+fn regions_of(held: &'static Held) -> Result<Regions, OpenError> {
+    let claims = sys_fd::describe(held.regions.as_fd(), sys_fd::O_RDWR).map_err(|errno| Errno::from_raw_os_error(errno.0));
+    // SAFETY: opened just now, and given away by `into_raw`.
+    let claims = claims.map(|claims| unsafe { OwnedFd::from_raw_fd(claims.into_raw()) });
+    let doing = "claim a part of the swap space (is /proc mounted?)";
+    let claims = claims.and_then(place_high).map_err(|errno| OpenError::Io { doing, path: held.path.clone(), errno })?;
+    Ok(Regions::new(held.bytes, claims, move || let_go(held)))
+}
+
+/// A layer's view of the regions of something that is no device of this machine, of this many bytes. `take` makes a descriptor
+/// that keeps other families out; it is called if this family does not have it yet.
+pub(crate) fn share(path: &Path, bytes: u64, take: impl FnOnce() -> Result<OwnedFd, OpenError>) -> Result<Regions, OpenError> {
+    let held = match all_held().find(|held| held.path == path) {
+        // A server that has made it smaller or larger has another export under the old name.
+        Some(held) if held.bytes != bytes => return Err(refuse(path, "it has another size than when this family took it")),
+        Some(held) => held,
+        None => {
+            let device = take()?;
+            let failed = |errno| OpenError::Io { doing: "make the list of regions of", path: path.to_owned(), errno };
+            let device = place_high(device).map_err(failed)?;
+            let regions = memfd_create("farshore-regions", MemfdFlags::CLOEXEC).and_then(place_high).map_err(failed)?;
+            hold(Held { path: path.to_owned(), device, regions, bytes, users: AtomicU32::new(0) })?
+        }
+    };
+    held.users.fetch_add(1, Ordering::AcqRel);
+    regions_of(held).inspect_err(|_| let_go(held))
 }
 
 /// Takes a device that no other process uses.
@@ -201,6 +226,7 @@ pub fn handed() -> Vec<HandedDevice> {
         path: held.path.clone(),
         device: held.device.as_raw_fd(),
         regions: held.regions.as_raw_fd(),
+        bytes: held.bytes,
     };
     all_held().map(hand).collect()
 }
@@ -222,10 +248,11 @@ pub fn adopt(handed: &[HandedDevice]) -> Result<(), OpenError> {
         };
         let (device, kind) = take_over(handed.device).map_err(failed)?;
         let (regions, _) = take_over(handed.regions).map_err(failed)?;
-        if kind != FileType::BlockDevice {
-            return Err(failed(Errno::NOTBLK));
-        }
-        let bytes = seek(&device, SeekFrom::End(0)).map_err(failed)?;
+        let bytes = match kind {
+            FileType::BlockDevice => seek(&device, SeekFrom::End(0)).map_err(failed)?,
+            FileType::Socket if crate::nbd::is_export(path) => handed.bytes,
+            _ => return Err(failed(Errno::NOTBLK)),
+        };
         let held = Held { path: path.clone(), device, regions, bytes, users: AtomicU32::new(0) };
         hold(held).map(drop)
     })

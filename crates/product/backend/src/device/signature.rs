@@ -80,6 +80,11 @@ pub(super) fn find(device: &OwnedFd, bytes: u64) -> Result<Option<&'static str>,
         buffer.truncate(got);
         Ok(buffer)
     };
+    find_by(bytes, read)
+}
+
+/// The same of whatever `read` reads, from an offset at most so many bytes. Offsets are multiples of a page if `bytes` is one.
+pub(crate) fn find_by<E>(bytes: u64, mut read: impl FnMut(u64, usize) -> Result<Vec<u8>, E>) -> Result<Option<&'static str>, E> {
     let (head, tail) = (read(0, HEAD)?, read(bytes.saturating_sub(TAIL as u64), TAIL)?);
     Ok(look(&head, &tail, bytes))
 }

@@ -178,7 +178,7 @@ impl Files {
 }
 
 /// The bytes of pages that lie together.
-fn bytes_of(pages: &mut [PageBuf]) -> &mut [u8] {
+pub(crate) fn bytes_of(pages: &mut [PageBuf]) -> &mut [u8] {
     let len = size_of_val(pages);
     // SAFETY: a `PageBuf` is 4096 bytes without padding, any bytes are a valid one, and the borrow passes on.
     unsafe { core::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), len) }

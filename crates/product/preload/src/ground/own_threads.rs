@@ -260,7 +260,8 @@ pub fn prepare(runtime: &'static Runtime) -> Result<(), String> {
         engine.allow_readers(READERS);
     }
     engine.health.set_patience(runtime.options.io_timeout.ns());
-    if engine.backend.files().is_some() && runtime.options.trim {
+    farshore_backend::nbd::set_patience(runtime.options.io_timeout.ns());
+    if engine.backend.gives_back() && runtime.options.trim {
         engine.give_room_back_from(giving::KEEP, giving::PAUSE_NS);
     }
     PARKED.with(|parked| parked.watcher = Some(Watcher::new()));
@@ -331,7 +332,7 @@ fn start_all(runtime: &'static Runtime) -> Result<(), Errno> {
     let made = start_needed(runtime);
     if made.is_ok() {
         // Without these it goes on.
-        let more = [runtime.engine.backend.files().map(|_| Job::Drain), knock::may_serve().then_some(Job::Control)];
+        let more = [runtime.engine.backend.gives_back().then_some(Job::Drain), knock::may_serve().then_some(Job::Control)];
         for job in more.into_iter().flatten() {
             if let Err(why) = spawn(job) {
                 report::line(format_args!("{}: some of what 'farshore set' does waits for the next one", no_thread(why)));

@@ -63,7 +63,9 @@ pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u6
     // A guest is a process of its own.
     let this = thread::current().filter(|thread| !thread.is_guest());
     let holds_for_ours = everywhere || this.is_none_or(|thread| uninterrupted(|| rights::would_be_left(thread)));
-    let everything = [own::ALWAYS, if holds_for_ours { own::THREADS } else { &[] }];
+    let is_remote = runtime().is_some_and(|runtime| runtime.engine.backend.is_remote());
+    let remote: &[Own] = if is_remote { own::REMOTE } else { &[] };
+    let everything = [own::ALWAYS, remote, if holds_for_ours { own::THREADS } else { &[] }];
     if let Some(stopped) = first_stopped(filter, &everything) {
         return refuse(stopped);
     }

@@ -200,6 +200,7 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>, kept
     old.backend.lock_keys().map_err(|why| why.to_string())?;
     // SAFETY: the parent's copy is not used in this process from here on, and not dropped.
     let base: &'static AnyBackend = Box::leak(Box::new(unsafe { core::ptr::read(&raw const old.backend) }));
+    base.forked(!own_files);
     let mut options = parents.options.clone();
     let capacities;
     (options.swap, capacities) = parents.swap_now();

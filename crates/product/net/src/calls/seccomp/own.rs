@@ -96,6 +96,23 @@ pub const ALWAYS: &[Own] = &[
     call(231, "exit_group", ENDS),
 ];
 
+const FETCHING: &str = "bring pages in from a server";
+
+/// On threads of the program, where pages lie with a server: `backend/src/nbd`. All but the first two are for a connection that was
+/// lost.
+pub const REMOTE: &[Own] = &[
+    call(44, "sendto", FETCHING),
+    call(45, "recvfrom", FETCHING),
+    call(271, "ppoll", FETCHING),
+    call(41, "socket", FETCHING),
+    call(42, "connect", FETCHING),
+    call(54, "setsockopt", FETCHING),
+    call(48, "shutdown", FETCHING),
+    call(292, "dup3", FETCHING),
+    call(3, "close", FETCHING),
+    call(302, "prlimit64", FETCHING),
+];
+
 const HUGE: &str = "bring huge pages in";
 
 /// On threads of the program, where they can: without these pages are small.

@@ -1,0 +1,490 @@
+//! A connection that many threads read over at once.
+//!
+//! # A request's life
+//!
+//! ```text
+//! Free ─claim─▶ Claimed ─▶ Waiting ◀──▶ Asleep          (its owner sleeps on the word)
+//!                             └──┬─────────┘
+//!                                ├─ its reply comes ─▶ Filling ─▶ Done, or Failed and why
+//!                                └─ the connection is lost ─────▶ Lost          then Free, by its owner
+//! ```
+//!
+//! A request is sent without a lock: a thread makes it known (Waiting), and then hands its 28 bytes to the kernel in one call. If
+//! the kernel takes only a part, the connection is given up, since another thread's bytes may be next.
+//!
+//! # Who reads the replies
+//!
+//! One of the threads that wait has the role of the *receiver*. It takes replies for all, in whatever order the server sends them,
+//! and gives the role up when it has its own. Then it wakes one that sleeps, who takes the role. A thread that wants to sleep says
+//! so first (Asleep) and then looks whether there is a receiver; who gives the role up does so first, and then looks for sleepers.
+//! Both are SeqCst, so one of the two sees the other. A receiver waits in the kernel, for at most [`TICK`](super::connect::TICK) at
+//! a time. The others wait for nothing that it holds, but for bytes that only it can get.
+//!
+//! # Connections have numbers
+//!
+//! `epoch` is odd while there is a connection, and goes up by one when it is lost and when the next is made. Only the receiver
+//! changes it. It first raises the number and then declares the requests that wait to be lost, so a request that becomes known
+//! after that sees the new number. A lost request may still have been sent on the *next* connection. Its reply is recognised by
+//! its cookie, which names the request's place, how many times the place was used, and the length, so that it can be skipped.
+//!
+//! The buffer that a reply goes to belongs to a thread that waits: it leaves neither Filling nor the buffer before the receiver
+//! says so.
+
+use super::connect::{Failure, Peer, receive, send_now};
+use super::wire::{self, About, Command, REPLY};
+use crate::sleep;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use farshore_core::limits::PAGE_SIZE;
+use farshore_core::sync::Futex;
+use farshore_sys::fd::Fd;
+use farshore_sys::futex::{self, KernelFutex};
+use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use rustix::io::{DupFlags, Errno, dup3};
+use rustix::net::{Shutdown, shutdown};
+use std::mem::ManuallyDrop;
+
+/// Requests on a connection at a time.
+const REQUESTS: usize = 64;
+/// A server that says nothing for so long although it was asked something is given up, in ns.
+const SILENCE_NS: u64 = 30_000_000_000;
+/// Between two tries to make a connection, in ns.
+const RETRY_NS: u64 = 50_000_000;
+/// How long a thread sleeps at most before it looks around, in ns.
+const LOOK_NS: u64 = 1_000_000_000;
+/// The same while its reply is coming.
+const FILLING_NS: u64 = 100_000;
+/// What a receiver takes from the kernel at once, in bytes.
+const INPUT: usize = 64 << 10;
+/// Pages of the longest request: within what every server takes.
+pub(super) const PAGES_MAX: usize = 256;
+const NO_FD: RawFd = -1;
+
+const FREE: u32 = 0;
+const CLAIMED: u32 = 1;
+const WAITING: u32 = 2;
+const ASLEEP: u32 = 3;
+const FILLING: u32 = 4;
+const DONE: u32 = 5;
+const LOST: u32 = 6;
+/// The error's number is above the lowest byte.
+const FAILED: u32 = 7;
+
+/// How a request ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// It was done.
+    Done,
+    /// The connection was lost meanwhile: whether the server has done it, nobody knows.
+    Lost,
+    /// Nothing was sent: there is no connection, or no place for one more request.
+    Unsent,
+    /// The server could not do it.
+    Failed(Errno),
+}
+
+#[derive(Debug)]
+struct Request {
+    state: AtomicU32,
+    /// How many times the place was used.
+    life: AtomicU32,
+    into: AtomicPtr<u8>,
+    /// Bytes that the reply brings.
+    bytes: AtomicU32,
+}
+
+/// What the next bytes of the input are.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    Head,
+    /// Data of this request, of which so many bytes have come. Whether its owner sleeps.
+    Data(usize, usize, bool),
+    /// Data that nobody waits for any more.
+    Skip(usize),
+}
+
+#[derive(Debug)]
+struct Input {
+    buffer: Box<[u8]>,
+    from: usize,
+    to: usize,
+    next: Next,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(super) struct Line {
+    fd: AtomicI32,
+    epoch: AtomicU32,
+    receiver: AtomicU32,
+    /// When a connection may be tried again.
+    retry_ns: AtomicU64,
+    requests: [Request; REQUESTS],
+    /// The receiver's.
+    input: UnsafeCell<Input>,
+}
+
+// SAFETY: `input` is used by the receiver alone, of whom there is one (`receiver`). The pointers in `requests` are handled as the
+// module's head says.
+unsafe impl Sync for Line {}
+
+/// The role of the receiver.
+struct Receiver<'l>(&'l Line);
+
+impl Drop for Receiver<'_> {
+    fn drop(&mut self) {
+        // SeqCst, and the look after it: see the module's head.
+        self.0.receiver.store(0, Ordering::SeqCst);
+        for request in &self.0.requests {
+            if request.state.compare_exchange(ASLEEP, WAITING, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                futex::wake(&request.state, 1);
+                return;
+            }
+        }
+    }
+}
+
+fn cookie(at: usize, life: u32, bytes: usize) -> u64 {
+    u64::from(life) << 32 | ((bytes / PAGE_SIZE) as u64) << 16 | at as u64
+}
+
+impl Line {
+    /// A line without a connection yet.
+    pub(super) fn new() -> Line {
+        let request = || Request {
+            state: AtomicU32::new(FREE),
+            life: AtomicU32::new(0),
+            into: AtomicPtr::new(core::ptr::null_mut()),
+            bytes: AtomicU32::new(0),
+        };
+        let input = Input { buffer: vec![0; INPUT].into(), from: 0, to: 0, next: Next::Head };
+        Line {
+            fd: AtomicI32::new(NO_FD),
+            epoch: AtomicU32::new(0),
+            receiver: AtomicU32::new(0),
+            retry_ns: AtomicU64::new(0),
+            requests: core::array::from_fn(|_| request()),
+            input: UnsafeCell::new(input),
+        }
+    }
+
+    /// Its descriptor.
+    pub(super) fn fd(&self) -> Option<RawFd> {
+        Some(self.fd.load(Ordering::Acquire)).filter(|&fd| fd != NO_FD)
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the number is ours, and the socket behind it is replaced, never closed, while threads use the line.
+        self.fd().map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
+    }
+
+    /// Whether there is a connection.
+    pub(super) fn is_up(&self) -> bool {
+        self.epoch.load(Ordering::SeqCst) % 2 == 1
+    }
+
+    fn take_role(&self) -> Option<Receiver<'_>> {
+        (self.receiver.load(Ordering::Relaxed) == 0 && self.receiver.swap(1, Ordering::SeqCst) == 0).then(|| Receiver(self))
+    }
+
+    /// Asks the server for `command` on `len` bytes from `offset` on, and waits. A read fills `into`, which has that length;
+    /// other commands bring nothing.
+    pub(super) fn ask(&self, command: Command, offset: u64, len: u32, into: Option<&mut [u8]>) -> End {
+        let Some((at, request)) = self.requests.iter().enumerate().find(|(_, request)| {
+            request.state.load(Ordering::Relaxed) == FREE
+                && request.state.compare_exchange(FREE, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        }) else {
+            return End::Unsent;
+        };
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        let bytes = into.as_ref().map_or(0, |into| into.len());
+        debug_assert!(bytes == 0 || bytes == len as usize && bytes <= PAGES_MAX * PAGE_SIZE);
+        let life = request.life.load(Ordering::Relaxed).wrapping_add(1);
+        request.life.store(life, Ordering::Relaxed);
+        request.into.store(into.map_or(core::ptr::null_mut(), |into| into.as_mut_ptr()), Ordering::Relaxed);
+        request.bytes.store(bytes as u32, Ordering::Relaxed);
+        // Release: the receiver sees the buffer. SeqCst: before the look at the epoch (module head).
+        request.state.store(WAITING, Ordering::SeqCst);
+        let end = match self.socket() {
+            Some(socket) if epoch % 2 == 1 && self.epoch.load(Ordering::SeqCst) == epoch => {
+                let sent = send_now(socket, &wire::request(command, cookie(at, life, bytes), offset, len));
+                if sent != Ok(wire::REQUEST) {
+                    // The receiver, or we as the receiver, find the connection's end.
+                    let _ = shutdown(socket, Shutdown::Both);
+                }
+                self.wait(request)
+            }
+            _ => {
+                let end = self.withdraw(request);
+                if end == End::Lost { End::Unsent } else { end }
+            }
+        };
+        // Release: the next user of the place finds our buffer gone.
+        request.state.store(FREE, Ordering::Release);
+        end
+    }
+
+    /// The owner of a request that was not sent takes it back. The receiver may be quicker in declaring it lost.
+    fn withdraw(&self, request: &Request) -> End {
+        let withdrawn = request.state.compare_exchange(WAITING, LOST, Ordering::SeqCst, Ordering::Acquire);
+        // A server cannot answer what was not sent; if it seems to, its bytes are taken as any others, and we wait for that.
+        if withdrawn.is_ok() { End::Lost } else { self.wait(request) }
+    }
+
+    fn wait(&self, request: &Request) -> End {
+        loop {
+            match request.state.load(Ordering::Acquire) {
+                DONE => return End::Done,
+                LOST => return End::Lost,
+                state if state & 0xff == FAILED => return End::Failed(Errno::from_raw_os_error((state >> 8) as i32)),
+                _ => {}
+            }
+            if let Some(role) = self.take_role() {
+                self.receive_for(request);
+                drop(role);
+                continue;
+            }
+            if request.state.load(Ordering::Acquire) == FILLING {
+                // The receiver has our buffer: it is soon done, or leaves us the rest, or gives the connection up.
+                KernelFutex.wait_for(&request.state, FILLING, FILLING_NS);
+                continue;
+            }
+            if request.state.compare_exchange(WAITING, ASLEEP, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+                continue;
+            }
+            if self.receiver.load(Ordering::SeqCst) != 0 {
+                KernelFutex.wait_for(&request.state, ASLEEP, LOOK_NS);
+            }
+            let _ = request.state.compare_exchange(ASLEEP, WAITING, Ordering::SeqCst, Ordering::Relaxed);
+        }
+    }
+
+    /// Receives, as the receiver, until `request` has ended.
+    fn receive_for(&self, request: &Request) {
+        let waits = || matches!(request.state.load(Ordering::Acquire), WAITING | ASLEEP | FILLING);
+        let since = sleep::now_ns();
+        // SAFETY: the caller is the receiver.
+        let input = unsafe { &mut *self.input.get() };
+        let mut heard = since;
+        while waits() {
+            if !self.is_up() {
+                self.lose(input);
+                return;
+            }
+            match self.take_bytes(input) {
+                Ok(()) => heard = sleep::now_ns(),
+                Err(Errno::AGAIN) if sleep::now_ns().saturating_sub(heard) < SILENCE_NS => {}
+                Err(_) => self.lose(input),
+            }
+        }
+        // A receiver may have all that it wants, and half of another's reply. That one sleeps until all is there.
+        if let Next::Data(at, ..) = input.next {
+            futex::wake(&self.requests[at].state, 1);
+        }
+    }
+
+    /// Waits for bytes and gives them to whom they belong. For the receiver.
+    fn take_bytes(&self, input: &mut Input) -> Result<(), Errno> {
+        let socket = self.socket().ok_or(Errno::BADF)?;
+        if let Next::Data(at, done, asleep) = input.next
+            && input.from == input.to
+        {
+            // Straight to its place.
+            let request = &self.requests[at];
+            let left = request.bytes.load(Ordering::Relaxed) as usize - done;
+            // SAFETY: Filling: the owner leaves the buffer alone until we say so, and `done + left` is its length.
+            let to = unsafe { request.into.load(Ordering::Relaxed).add(done) };
+            // SAFETY: as above.
+            let into = unsafe { core::slice::from_raw_parts_mut(to, left) };
+            let len = receive(socket, into)?;
+            input.next = Next::Data(at, done + len, asleep);
+        } else {
+            if input.from == input.to {
+                (input.from, input.to) = (0, 0);
+            } else if input.to == input.buffer.len() {
+                input.buffer.copy_within(input.from.., 0);
+                (input.from, input.to) = (0, input.to - input.from);
+            }
+            let len = receive(socket, &mut input.buffer[input.to..])?;
+            input.to += len;
+        }
+        self.sort(input)
+    }
+
+    /// Hands on what the input holds.
+    fn sort(&self, input: &mut Input) -> Result<(), Errno> {
+        loop {
+            let there = &input.buffer[input.from..input.to];
+            match input.next {
+                Next::Data(at, done, asleep) => {
+                    let request = &self.requests[at];
+                    let bytes = request.bytes.load(Ordering::Relaxed) as usize;
+                    let len = there.len().min(bytes - done);
+                    // SAFETY: Filling, as in `take_bytes`: `done + len` is at most the buffer's length.
+                    let to = unsafe { request.into.load(Ordering::Relaxed).add(done) };
+                    // SAFETY: as above; the input is memory of ours that no request has.
+                    unsafe { core::ptr::copy_nonoverlapping(there.as_ptr(), to, len) };
+                    input.from += len;
+                    if done + len < bytes {
+                        input.next = Next::Data(at, done + len, asleep);
+                        return Ok(());
+                    }
+                    input.next = Next::Head;
+                    self.end(request, DONE, asleep);
+                }
+                Next::Skip(left) => {
+                    let len = there.len().min(left);
+                    input.from += len;
+                    if len < left {
+                        input.next = Next::Skip(left - len);
+                        return Ok(());
+                    }
+                    input.next = Next::Head;
+                }
+                Next::Head => {
+                    let Some(head) = there.first_chunk::<REPLY>() else { return Ok(()) };
+                    let reply = wire::reply(head).map_err(|_| Errno::PROTO)?;
+                    input.from += REPLY;
+                    input.next = self.answered(reply)?;
+                }
+            }
+        }
+    }
+
+    /// A reply's head has come. Returns what follows.
+    fn answered(&self, reply: wire::Reply) -> Result<Next, Errno> {
+        let (at, bytes) = ((reply.cookie & 0xffff) as usize, (reply.cookie >> 16 & 0xffff) as usize * PAGE_SIZE);
+        // A place that does not exist, or more than we ever ask for: no cookie of ours.
+        let request = self.requests.get(at).filter(|_| bytes <= PAGES_MAX * PAGE_SIZE).ok_or(Errno::PROTO)?;
+        let Some(asleep) = self.begin_filling(request, reply.cookie, at) else {
+            return Ok(if reply.result.is_ok() && bytes > 0 { Next::Skip(bytes) } else { Next::Head });
+        };
+        match reply.result {
+            Err(errno) => self.end(request, FAILED | (errno.raw_os_error() as u32) << 8, asleep),
+            Ok(()) if bytes == 0 => self.end(request, DONE, asleep),
+            Ok(()) => return Ok(Next::Data(at, 0, asleep)),
+        }
+        Ok(Next::Head)
+    }
+
+    /// Takes hold of the request that a reply is for; `None`: nobody waits for it any more. Tells whether its owner sleeps.
+    fn begin_filling(&self, request: &Request, cookie_of: u64, at: usize) -> Option<bool> {
+        loop {
+            let state = request.state.load(Ordering::Acquire);
+            if state != WAITING && state != ASLEEP {
+                return None;
+            }
+            if request.state.compare_exchange(state, FILLING, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+                continue;
+            }
+            // The owner changes neither while we fill.
+            let (life, bytes) = (request.life.load(Ordering::Relaxed), request.bytes.load(Ordering::Relaxed) as usize);
+            if cookie(at, life, bytes) == cookie_of {
+                return Some(state == ASLEEP);
+            }
+            // Of an earlier user of the place.
+            request.state.store(state, Ordering::SeqCst);
+            return None;
+        }
+    }
+
+    fn end(&self, request: &Request, state: u32, asleep: bool) {
+        // Release: the owner sees the bytes. Its buffer may be gone right after.
+        request.state.store(state, Ordering::Release);
+        if asleep {
+            futex::wake(&request.state, 1);
+        }
+    }
+
+    /// The connection is lost. For the receiver.
+    fn lose(&self, input: &mut Input) {
+        if let Some(socket) = self.socket().filter(|_| self.is_up()) {
+            self.epoch.fetch_add(1, Ordering::SeqCst);
+            let _ = shutdown(socket, Shutdown::Both);
+        }
+        if let Next::Data(at, _, asleep) = input.next {
+            self.end(&self.requests[at], LOST, asleep);
+        }
+        (input.from, input.to, input.next) = (0, 0, Next::Head);
+        for request in &self.requests {
+            for state in [WAITING, ASLEEP] {
+                if request.state.compare_exchange(state, LOST, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                    futex::wake(&request.state, 1);
+                }
+            }
+        }
+    }
+
+    /// Makes a connection if there is none, nobody else does so now, and none was tried just now. Returns the failure of a try;
+    /// `None`: there was none to make.
+    pub(super) fn mend(&self, peer: &Peer, about: &About) -> Option<Failure> {
+        let role = self.take_role()?;
+        let now = sleep::now_ns();
+        if self.is_up() || now < self.retry_ns.load(Ordering::Relaxed) {
+            return None;
+        }
+        // SAFETY: we have the role.
+        self.lose(unsafe { &mut *self.input.get() });
+        let made = peer.connect().and_then(|(socket, found)| {
+            // Another export under the old name would be somebody else's data.
+            let same = found.bytes == about.bytes && found.flags == about.flags;
+            if same { self.put(socket).map_err(Failure::Unfinished) } else { Err(Failure::Stranger) }
+        });
+        if made.is_err() {
+            self.retry_ns.store(sleep::now_ns() + RETRY_NS, Ordering::Relaxed);
+        }
+        drop(role);
+        made.err()
+    }
+
+    /// Puts a connection into place. For the receiver, while there is none.
+    pub(super) fn put(&self, socket: Fd) -> Result<(), Errno> {
+        replace(&self.fd, socket)?;
+        self.epoch.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// In a forked child, which has one thread: the connection is the parent's. `shared`: the descriptor is too, and stays open.
+    pub(super) fn forked(&self, shared: bool) {
+        if let Some(fd) = self.fd().filter(|_| !shared) {
+            // SAFETY: this process' copy of the parent's descriptor, which no thread here uses.
+            unsafe { rustix::io::close(fd) };
+        }
+        self.fd.store(NO_FD, Ordering::Release);
+        self.epoch.store(0, Ordering::SeqCst);
+        self.receiver.store(0, Ordering::SeqCst);
+        self.retry_ns.store(0, Ordering::Relaxed);
+        // SAFETY: no other thread exists.
+        let input = unsafe { &mut *self.input.get() };
+        (input.from, input.to, input.next) = (0, 0, Next::Head);
+        self.requests.iter().for_each(|request| request.state.store(FREE, Ordering::SeqCst));
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        close(&self.fd);
+    }
+}
+
+/// Closes what `place` has.
+pub(super) fn close(place: &AtomicI32) {
+    let fd = place.swap(NO_FD, Ordering::AcqRel);
+    if fd != NO_FD {
+        // SAFETY: ours, and nobody uses it any more.
+        unsafe { rustix::io::close(fd) };
+    }
+}
+
+/// Puts `socket` under the number in `place`, in one step with the end of what had it; under a high one where there is none.
+pub(super) fn replace(place: &AtomicI32, socket: Fd) -> Result<(), Errno> {
+    let number = place.load(Ordering::Acquire);
+    if number == NO_FD {
+        let high = crate::fd::raise(socket)?;
+        place.store(high.into_raw(), Ordering::Release);
+        return Ok(());
+    }
+    // SAFETY: the number is ours; it is not closed when this goes away.
+    let mut old = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
+    dup3(socket.as_fd(), &mut old, DupFlags::CLOEXEC)
+}

@@ -1,0 +1,360 @@
+//! An export of an NBD server as swap space: memory or disks of another machine (`nbd://HOST:PORT/EXPORT`), or of a server on this
+//! one (`nbd+unix:///EXPORT?socket=PATH`).
+//!
+//! | module | what |
+//! |---|---|
+//! | [`wire`] | the protocol's bytes |
+//! | [`connect`] | a connection, up to the first request |
+//! | [`line`] | a connection that faults read over, many at a time |
+//! | [`queue`] | a connection that one evictor writes over |
+//! | [`places`] | where on the export a slot lies; what a lost connection leaves behind |
+//!
+//! # What is promised
+//!
+//! - A write has ended when the server has acknowledged it. The server may keep it in its memory: swap space need not outlive its
+//!   server.
+//! - A lost connection is made again, and what was under way is sent again, for two minutes
+//!   ([`set_patience`]). Then reads fail, each by
+//!   itself, and writes leave their pages in memory. A server that comes back with its contents is used again.
+//! - The server and the network are not trusted. The library encrypts the pages
+//!   ([`encrypt`](crate::encrypt)), and the engine's sums, which are of plain bytes and stay here, tell pages that
+//!   were changed, exchanged or put back from before. What a server says about lengths is checked before it is used. It does learn
+//!   which slots are written and read, and when.
+//! - The requests of a thread in a fault take no lock, allocate nothing and call no libc ([`line`] has the protocol).
+//!
+//! # One family on an export
+//!
+//! NBD has no way to claim an export. The processes of a family share one by regions ([`crate::device::regions`]), and keep other
+//! families of this machine out by an abstract socket of its name. It is up to the user that no other machine writes there.
+//!
+//! Sockets of a server without `NBD_FLAG_CAN_MULTI_CONN` might not see each other's writes, so such an export is refused.
+
+mod connect;
+mod line;
+mod places;
+mod queue;
+mod wire;
+
+pub use queue::NbdQueue;
+
+use crate::device::{self, signature};
+use crate::error::OpenError;
+use crate::fd::FdList;
+use crate::sleep;
+use connect::{Failure, Peer, Place};
+use core::sync::atomic::{AtomicU64, Ordering};
+use farshore_config::{NbdExport, NbdServer, SwapSpec};
+use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
+use farshore_core::seams::{Backend, CANNOT, IoError, MemoryBudget, PageBuf, Reads, Spaces};
+use farshore_core::word::Slot;
+use farshore_sys::cpu;
+use farshore_sys::fd::Fd;
+use line::{End, Line, PAGES_MAX};
+use places::Places;
+use rustix::fd::{OwnedFd, RawFd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use wire::{About, Command, MULTI_CONN, READ_ONLY, SEND_TRIM};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// How long a server that cannot be reached is waited for, unless [`set_patience`] says otherwise, in ns.
+const GIVE_UP_NS: u64 = 120_000_000_000;
+/// A server is waited for so many times as long as a transfer may take before its space counts as hanging.
+const PATIENCES: u64 = 12;
+
+static GIVE_UP: AtomicU64 = AtomicU64::new(GIVE_UP_NS);
+
+/// A transfer may take this long before its space counts as hanging, in ns; a server that cannot be reached is waited for twelve times
+/// as long.
+pub fn set_patience(ns: u64) {
+    GIVE_UP.store(ns.saturating_mul(PATIENCES), Ordering::Relaxed);
+}
+
+fn give_up_ns() -> u64 {
+    GIVE_UP.load(Ordering::Relaxed)
+}
+
+/// Connections that faults read over.
+const LINES: usize = 4;
+/// Between two looks for a connection, in ns.
+const PAUSE_NS: u64 = 2_000_000;
+/// A placeholder until a write puts in its own slot.
+const ANY: Slot = Slot::new(1).unwrap();
+
+/// What a space and its queues share.
+#[derive(Debug)]
+struct Shared {
+    peer: Peer,
+    about: About,
+    places: Places,
+    /// The sockets of queues.
+    sockets: FdList,
+}
+
+impl Shared {
+    /// One more connection to the same export.
+    fn connect(&self) -> Result<Fd, Failure> {
+        let (socket, about) = self.peer.connect()?;
+        // Another export under the old name would be somebody else's data.
+        if about.bytes == self.about.bytes && about.flags == self.about.flags { Ok(socket) } else { Err(Failure::Stranger) }
+    }
+}
+
+/// A swap space on an NBD server.
+#[derive(Debug)]
+pub struct NbdSpace {
+    shared: Arc<Shared>,
+    lines: Box<[Line]>,
+    name: String,
+    /// Since when no connection could be made; 0: there are some.
+    down_ns: AtomicU64,
+}
+
+fn refuse(export: &NbdExport, why: impl Into<String>) -> OpenError {
+    OpenError::Server { export: export.to_string(), why: why.into() }
+}
+
+fn place_of(export: &NbdExport) -> Result<Place, OpenError> {
+    match &export.server {
+        NbdServer::Tcp { host, port } => {
+            let address: IpAddr = host.parse().map_err(|_| {
+                refuse(export, "its host is a name, which only the command `farshore` looks up: give it the host's address")
+            })?;
+            Ok(Place::Tcp(SocketAddr::new(address, *port)))
+        }
+        NbdServer::Unix(path) => {
+            let address = SocketAddrUnix::new(path.as_path());
+            Ok(Place::Unix(address.map_err(|errno| refuse(export, format!("the path of its socket cannot be used ({errno})")))?))
+        }
+    }
+}
+
+/// Checks whether an export can be swap space.
+fn suits(export: &NbdExport, about: &About) -> Result<(), OpenError> {
+    let why = if about.flags & READ_ONLY != 0 {
+        "it is read-only: name another"
+    } else if about.flags & MULTI_CONN == 0 {
+        "its server does not promise that several connections see the same data (NBD_FLAG_CAN_MULTI_CONN): use another server, or \
+         another of its modes (qemu-nbd: -e 0)"
+    } else if about.block > PAGE_SIZE as u32 {
+        "its blocks are larger than a page: name another"
+    } else {
+        return Ok(());
+    };
+    Err(refuse(export, why))
+}
+
+/// A socket whose name says that a family of this machine has the export.
+fn claim(export: &NbdExport) -> Result<OwnedFd, OpenError> {
+    let named = NbdExport { force: false, ..export.clone() };
+    let name = format!("farshore-nbd-{:016x}", xxh3_64(named.to_string().as_bytes()));
+    let failed = |errno| refuse(export, format!("it cannot be claimed ({errno})"));
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).map_err(failed)?;
+    match bind(&socket, &address) {
+        Ok(()) => Ok(socket),
+        Err(Errno::ADDRINUSE) => Err(refuse(export, "another program under Farshore on this machine uses it: name another")),
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
+impl NbdSpace {
+    /// Connects to a server. Called at start-up, and by a forked child's thread that may wait.
+    ///
+    /// # Errors
+    /// The server cannot be reached or refuses, its export cannot be used, or holds something.
+    pub fn open(export: &NbdExport, notice: &mut dyn FnMut(&str)) -> Result<NbdSpace, OpenError> {
+        let name = SwapSpec::Nbd(export.clone()).to_string();
+        let peer = Peer { place: place_of(export)?, export: export.name.as_bytes().into() };
+        let (socket, about) = peer.connect().map_err(|why| refuse(export, why.to_string()))?;
+        suits(export, &about)?;
+        let bytes = about.bytes / PAGE_SIZE as u64 * PAGE_SIZE as u64;
+        let lines: Box<[Line]> = (0..LINES).map(|_| Line::new()).collect();
+        let no_descriptor = |errno: Errno| refuse(export, format!("there is no descriptor for its connection ({errno})"));
+        lines[0].put(socket).map_err(no_descriptor)?;
+        // The name of the place is that of the list of claims too, so it has no option in it.
+        let place = PathBuf::from(NbdExport { force: false, ..export.clone() }.to_string());
+        let regions = device::share(&place, bytes, || {
+            let claimed = claim(export)?;
+            look(export, &lines[0], bytes, notice)?;
+            Ok(claimed)
+        })?;
+        let no_memory = |errno| OpenError::NoMemory { bytes, errno };
+        let places = Places::new(regions).map_err(no_memory)?;
+        let places = places.ok_or_else(|| OpenError::TooSmall { what: name.clone(), bytes })?;
+        let shared = Shared { peer, about, places, sockets: FdList::new() };
+        // The others are made now too, not in the first faults. If the server takes no more, those must do.
+        for line in &lines[1..] {
+            let more = shared.connect().map_err(|why| refuse(export, format!("of {LINES} connections {why}")))?;
+            line.put(more).map_err(no_descriptor)?;
+        }
+        Ok(NbdSpace { shared: Arc::new(shared), lines, name, down_ns: AtomicU64::new(0) })
+    }
+
+    /// The descriptors of its connections, and those that stand for its claim.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = RawFd> {
+        let lines = self.lines.iter().filter_map(Line::fd);
+        lines.chain(self.sockets()).chain(self.shared.places.regions().fd()).chain(device::fds())
+    }
+
+    /// The descriptors of its queues' connections.
+    pub(crate) fn sockets(&self) -> impl Iterator<Item = RawFd> {
+        self.shared.sockets.iter()
+    }
+
+    /// In a forked child: the connections are the parent's, and the child makes its own when it reads. `shared`: the two have one
+    /// table of descriptors, so none is closed.
+    pub(crate) fn forked(&self, shared: bool) {
+        self.lines.iter().for_each(|line| line.forked(shared));
+        self.down_ns.store(0, Ordering::Relaxed);
+    }
+
+    /// Asks the server over some connection, again and again while none lasts.
+    fn ask(&self, command: Command, offset: u64, len: u32, mut into: Option<&mut [u8]>, once: bool) -> Result<(), IoError> {
+        let own = cpu::current();
+        loop {
+            let count = self.lines.len();
+            let up = (0..count).map(|n| &self.lines[(own + n) % count]).find(|line| line.is_up());
+            // The own one first, if it can be had again.
+            let line = up.filter(|_| self.lines[own % count].is_up()).or_else(|| self.mend(&self.lines[own % count])).or(up);
+            let line = line.or_else(|| self.lines.iter().find_map(|line| self.mend(line)));
+            match line.map(|line| line.ask(command, offset, len, into.as_deref_mut())) {
+                Some(End::Done) => return Ok(()),
+                Some(End::Failed(errno)) => return Err(IoError::Device(errno.raw_os_error())),
+                Some(End::Lost) if once => return Err(IoError::Device(Errno::CONNRESET.raw_os_error())),
+                Some(End::Lost) => {}
+                Some(End::Unsent) | None => {
+                    let now = sleep::now_ns();
+                    let since = self.down_ns.load(Ordering::Relaxed);
+                    if line.is_none() && since != 0 && now.saturating_sub(since) > give_up_ns() {
+                        return Err(IoError::Device(Errno::TIMEDOUT.raw_os_error()));
+                    }
+                    sleep::nap(PAUSE_NS);
+                }
+            }
+        }
+    }
+
+    /// The line, if it has a connection after a try to make one.
+    fn mend<'s>(&'s self, line: &'s Line) -> Option<&'s Line> {
+        match line.mend(&self.shared.peer, &self.shared.about) {
+            Some(_) => {
+                let now = sleep::now_ns();
+                let _ = self.down_ns.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+                None
+            }
+            None if line.is_up() => {
+                self.down_ns.store(0, Ordering::Relaxed);
+                Some(line)
+            }
+            None => None,
+        }
+    }
+}
+
+/// Refuses an export that holds something, unless it may be lost.
+fn look(export: &NbdExport, line: &Line, bytes: u64, notice: &mut dyn FnMut(&str)) -> Result<(), OpenError> {
+    let failed = |end: End| match end {
+        End::Failed(errno) => refuse(export, format!("it cannot be read ({errno}): name another")),
+        _ => refuse(export, "the server ends the connection at the first read: look at its log"),
+    };
+    let mut read = |offset: u64, most: usize| -> Result<Vec<u8>, OpenError> {
+        let mut buffer = vec![0; most.min((bytes - offset) as usize)];
+        match line.ask(Command::Read, offset, buffer.len() as u32, Some(&mut buffer)) {
+            End::Done => Ok(buffer),
+            end => Err(failed(end)),
+        }
+    };
+    let Some(what) = signature::find_by(bytes, &mut read)? else { return Ok(()) };
+    if !export.force {
+        return Err(refuse(
+            export,
+            format!("there is {what} on it, which would be lost: name another, or add ,force to lose it"),
+        ));
+    }
+    notice(&format!("swap space {export} is used although there is {what} on it, which is lost"));
+    Ok(())
+}
+
+impl Backend for NbdSpace {
+    type Queue = NbdQueue;
+
+    fn queue(&self, depth: u32) -> Result<NbdQueue, IoError> {
+        NbdQueue::new(&self.shared, depth)
+    }
+}
+
+impl Reads for NbdSpace {
+    fn read(&self, slot: Slot, into: &mut PageBuf) -> Result<(), IoError> {
+        self.read_run(slot, core::slice::from_mut(into))
+    }
+
+    fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        let mut done = 0;
+        while done < into.len() {
+            let left = (into.len() - done).min(PAGES_MAX) as u32;
+            let slot = first.number() + done as u64;
+            // Within an extent.
+            let left = left.min((EXTENT_SLOTS as u64 - slot % EXTENT_SLOTS as u64) as u32);
+            let piece = self.shared.places.find(slot, left)?;
+            let bytes = crate::file::bytes_of(&mut into[done..done + piece.pages as usize]);
+            let len = bytes.len() as u32;
+            self.ask(Command::Read, piece.offset, len, Some(bytes), false)?;
+            done += piece.pages as usize;
+        }
+        Ok(())
+    }
+}
+
+impl Spaces for NbdSpace {
+    fn capacity(&self) -> Option<u64> {
+        Some(self.shared.places.slots())
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn spaces(&self) -> usize {
+        1
+    }
+
+    fn capacity_of(&self, _space: usize) -> Option<u64> {
+        self.capacity()
+    }
+
+    fn name_of(&self, _slot: Slot) -> &str {
+        self.name()
+    }
+
+    /// The server is told, if it wants to know; a whole region becomes free for the other processes of the family.
+    fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
+        let (places, slot) = (&self.shared.places, first.number());
+        let offset = slot * PAGE_SIZE as u64;
+        let Some(at) = places.regions().find(offset) else { return Ok(()) };
+        if !places.are_plain(slot, count) {
+            return Err(CANNOT);
+        }
+        let len = count * PAGE_SIZE as u32;
+        let mut told = Err(CANNOT);
+        if self.shared.about.flags & SEND_TRIM != 0 {
+            // Tried once: a trim that comes late would take later pages away.
+            told = self.ask(Command::Trim, at, len, None, true);
+            if told == Err(IoError::Device(Errno::CONNRESET.raw_os_error())) {
+                places.taint(slot, count);
+                return told;
+            }
+        }
+        if places.regions().give_back(offset, u64::from(len)) { Ok(()) } else { told }
+    }
+}
+
+impl MemoryBudget for NbdSpace {}
+
+/// The path under which [`device`] knows an export: what [`device::handed`] hands on.
+pub(crate) fn is_export(path: &Path) -> bool {
+    path.to_str().is_some_and(|text| matches!(text.parse(), Ok(SwapSpec::Nbd(_))))
+}

@@ -1,0 +1,274 @@
+//! The NBD client against a server of the tests' own that loses connections, lies, and makes writes late.
+
+mod server;
+
+use farshore_backend::nbd::{NbdQueue, NbdSpace};
+use farshore_config::NbdExport;
+use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue};
+use farshore_core::word::Slot;
+use farshore_random::Rng;
+use server::{Deed, GOOD, READ, Server, TRIM, WRITE};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+
+const MIB: usize = 1 << 20;
+
+fn slot(n: u64) -> Slot {
+    Slot::new(n).unwrap()
+}
+
+/// A page that tells its slot and version in each word.
+fn page(slot: u64, version: u64) -> PageBuf {
+    let mut page = PageBuf::ZERO;
+    for (n, word) in page.0.chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&(slot << 40 ^ version << 16 ^ n as u64).to_le_bytes());
+    }
+    page
+}
+
+fn open(server: &Server) -> NbdSpace {
+    NbdSpace::open(&server.uri().parse().unwrap(), &mut |_| {}).unwrap()
+}
+
+fn refusal(uri: &str) -> String {
+    let export: NbdExport = uri.parse().unwrap();
+    NbdSpace::open(&export, &mut |_| {}).unwrap_err().to_string()
+}
+
+fn write(queue: &mut NbdQueue, first: u64, pages: &[PageBuf]) -> Result<(), IoError> {
+    // SAFETY: the pages outlive the completion, which is waited for.
+    unsafe { queue.start_write(slot(first), pages.as_ptr(), pages.len() as u32, 1) }.unwrap();
+    let mut result = None;
+    while result.is_none() {
+        queue.reap(true, &mut |_, ended| result = Some(ended));
+    }
+    result.unwrap()
+}
+
+fn check(space: &NbdSpace, slot_number: u64, version: u64) {
+    let mut got = PageBuf::ZERO;
+    space.read(slot(slot_number), &mut got).unwrap();
+    assert!(got.0 == page(slot_number, version).0, "slot {slot_number}, version {version}");
+}
+
+#[test]
+fn what_goes_in_comes_out() {
+    let server = Server::new(64 * MIB);
+    let space = open(&server);
+    let mut queue = space.queue(16).unwrap();
+    let pages: Vec<_> = (7..27).map(|n| page(n, 1)).collect();
+    write(&mut queue, 7, &pages).unwrap();
+    (7..27).for_each(|n| check(&space, n, 1));
+    let mut run = vec![PageBuf::ZERO; 20];
+    space.read_run(slot(7), &mut run).unwrap();
+    assert!(run.iter().zip(&pages).all(|(got, want)| got.0 == want.0));
+    assert_eq!((space.spaces(), space.capacity()), (1, Some(56 * 256)), "an eighth is kept");
+    assert_eq!(write(&mut queue, 56 * 256 - 1, &pages[..2]), Err(IoError::Full));
+    let mut none = PageBuf::ZERO;
+    assert_eq!(space.read(slot(5000), &mut none), Err(IoError::Short), "never written");
+}
+
+#[test]
+fn replies_come_in_any_order_and_to_many_threads() {
+    let server = Server::new(64 * MIB);
+    let space = open(&server);
+    let mut queue = space.queue(16).unwrap();
+    let pages: Vec<_> = (512..1024).map(|n| page(n, 3)).collect();
+    for part in 0..8 {
+        write(&mut queue, 512 + part * 64, &pages[part as usize * 64..][..64]).unwrap();
+    }
+    let turn = AtomicU32::new(0);
+    let busy = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&busy);
+    // Every third read is answered after the next one, as long as there will be a next one.
+    server.behave(move |command, _| {
+        let late = command == READ && turn.fetch_add(1, SeqCst) % 3 == 0 && counted.load(SeqCst) > 4;
+        if late { Deed::Later } else { Deed::Right }
+    });
+    std::thread::scope(|scope| {
+        for thread in 0..16 {
+            let (space, busy) = (&space, &busy);
+            scope.spawn(move || {
+                let mut random = Rng::new(thread);
+                busy.fetch_add(1, SeqCst);
+                for _ in 0..if thread < 4 { 3000 } else { 500 } {
+                    let first = 512 + random.below(500);
+                    let mut run = vec![PageBuf::ZERO; 1 + random.below(12) as usize];
+                    space.read_run(slot(first), &mut run).unwrap();
+                    assert!((first..).zip(&run).all(|(n, got)| got.0 == page(n, 3).0));
+                }
+                busy.fetch_sub(1, SeqCst);
+                // Whoever still waits for a late answer gets it with the next.
+                let mut more = PageBuf::ZERO;
+                (0..200).for_each(|_| space.read(slot(512), &mut more).unwrap());
+            });
+        }
+    });
+}
+
+/// Writers and readers while connections are lost at random; the server makes the writes of lost connections late, over what was
+/// written there since.
+#[test]
+fn lost_connections_lose_nothing() {
+    let server = Server::new(1024 * MIB);
+    let space = open(&server);
+    let random = std::sync::Mutex::new(Rng::new(1));
+    let calm = Arc::new(AtomicBool::new(false));
+    let is_calm = Arc::clone(&calm);
+    server.behave(move |command, _| {
+        let mut random = random.lock().unwrap();
+        match random.below(60) {
+            _ if is_calm.load(SeqCst) => Deed::Right,
+            0 if command == WRITE => Deed::Drop(20 + random.below(60)),
+            1 => Deed::Drop(0),
+            2 if command == READ => Deed::Half,
+            3 if command == READ => Deed::WrongMagic,
+            4 => Deed::WrongCookie,
+            _ => Deed::Right,
+        }
+    });
+    let mut queue = space.queue(8).unwrap();
+    let mut random = Rng::new(101);
+    let mut versions: HashMap<u64, u64> = HashMap::new();
+    for version in 1..100 {
+        // Slots are written again and again, as the engine does with those that were freed.
+        let runs: Vec<(u64, u64)> = (0..4).map(|n| (600 + n * 40 + random.below(8), 1 + random.below(20))).collect();
+        let pages: Vec<Vec<PageBuf>> =
+            runs.iter().map(|&(first, count)| (first..first + count).map(|n| page(n, version)).collect()).collect();
+        for (tag, (run, pages)) in (0..).zip(runs.iter().zip(&pages)) {
+            // SAFETY: the pages outlive the completions, which are waited for below.
+            unsafe { queue.start_write(slot(run.0), pages.as_ptr(), pages.len() as u32, tag) }.unwrap();
+        }
+        while queue.in_flight() > 0 {
+            queue.reap(true, &mut |_, result| assert_eq!(result, Ok(())));
+        }
+        versions.extend(runs.iter().flat_map(|&(first, count)| (first..first + count).map(|n| (n, version))));
+        let known: Vec<_> = versions.iter().map(|(&n, &version)| (n, version)).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (space, known) = (&space, &known);
+                scope.spawn(move || known.iter().skip(thread).step_by(4).take(8).for_each(|&(n, v)| check(space, n, v)));
+            }
+        });
+    }
+    calm.store(true, SeqCst);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    versions.iter().for_each(|(&n, &version)| check(&space, n, version));
+    assert!(server.connections.load(SeqCst) > 10, "{}", server.connections.load(SeqCst));
+}
+
+#[test]
+fn a_server_that_goes_away_for_a_while_is_waited_for() {
+    let server = Server::new(64 * MIB);
+    let space = open(&server);
+    let mut queue = space.queue(4).unwrap();
+    write(&mut queue, 9, &[page(9, 1)]).unwrap();
+    server.away.store(true, SeqCst);
+    server.cut_all();
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| check(&space, 9, 1))).collect();
+        // Meanwhile a write does not end, and no longer blocks than it may.
+        let pages = [page(10, 1)];
+        // SAFETY: the completion is waited for below.
+        unsafe { queue.start_write(slot(10), pages.as_ptr(), 1, 5) }.unwrap();
+        queue.reap_within(400_000_000, &mut |_, result| panic!("{result:?}"));
+        server.away.store(false, SeqCst);
+        let mut ended = false;
+        while !ended {
+            queue.reap(true, &mut |tag, result| ended = (tag, result) == (5, Ok(())));
+        }
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+    });
+    check(&space, 10, 1);
+}
+
+#[test]
+fn errors_of_the_server_are_those_of_one_page() {
+    let server = Server::new(64 * MIB);
+    let space = open(&server);
+    let mut queue = space.queue(4).unwrap();
+    write(&mut queue, 1, &[page(1, 1), page(2, 1)]).unwrap();
+    server.behave(|command, offset| if command == READ && offset == 4096 { Deed::Error(5) } else { Deed::Right });
+    let mut into = PageBuf::ZERO;
+    assert_eq!(space.read(slot(1), &mut into), Err(IoError::Device(5)));
+    check(&space, 2, 1);
+    server.behave(|command, _| if command == WRITE { Deed::Error(28) } else { Deed::Right });
+    assert_eq!(write(&mut queue, 3, &[page(3, 1)]), Err(IoError::Full));
+    server.behave(|command, _| if command == WRITE { Deed::Error(1) } else { Deed::Right });
+    assert_eq!(write(&mut queue, 3, &[page(3, 1)]), Err(IoError::Device(1)));
+    server.behave(|_, _| Deed::Right);
+    write(&mut queue, 3, &[page(3, 2)]).unwrap();
+    check(&space, 3, 2);
+}
+
+#[test]
+fn room_is_given_back() {
+    let server = Server::new(64 * MIB);
+    let space = open(&server);
+    let mut queue = space.queue(4).unwrap();
+    write(&mut queue, 512, &[page(512, 1)]).unwrap();
+    space.give_back(slot(512), 512).unwrap();
+    assert_eq!(server.trims.load(SeqCst), 1);
+    space.give_back(slot(1024), 512).unwrap();
+    assert_eq!(server.trims.load(SeqCst), 1, "nothing was written there");
+    write(&mut queue, 512, &[page(512, 2)]).unwrap();
+    check(&space, 512, 2);
+    // A trim that may come late: its places are not used again.
+    server.behave(|command, _| if command == TRIM { Deed::Drop(0) } else { Deed::Right });
+    assert!(space.give_back(slot(512), 512).is_err());
+    server.behave(|_, _| Deed::Right);
+    write(&mut queue, 512, &[page(512, 3)]).unwrap();
+    server.memory.lock().unwrap()[..2 * MIB].fill(0);
+    check(&space, 512, 3);
+    assert!(space.give_back(slot(512), 512).is_err(), "a page lies elsewhere");
+}
+
+#[test]
+fn what_cannot_be_used_is_refused_with_the_reason() {
+    let server = Server::new(64 * MIB);
+    let wrong = server.uri().replace("/x?", "/y?");
+    assert!(refusal(&wrong).contains("no export of that name"), "{}", refusal(&wrong));
+    let with = |flags: u16, block: u32, bytes: u64, part: &str| {
+        server.flags.store(u32::from(flags), SeqCst);
+        server.block.store(block, SeqCst);
+        server.size.store(bytes, SeqCst);
+        let why = refusal(&server.uri());
+        assert!(why.contains(part) && why.contains(&server.uri()), "{why}");
+    };
+    with(GOOD | 2, 1, 64 << 20, "read-only");
+    with(1, 1, 64 << 20, "CAN_MULTI_CONN");
+    with(GOOD, 65536, 64 << 20, "blocks are larger");
+    with(GOOD, 512, 3 << 20, "too small");
+    server.size.store(64 << 20, SeqCst);
+    *server.greeting.lock().unwrap() = Some(b"HTTP/1.1 400 Bad Request\r\n".to_vec());
+    assert!(refusal(&server.uri()).contains("no NBD server"));
+    *server.greeting.lock().unwrap() = None;
+    server.memory.lock().unwrap()[1080..1082].copy_from_slice(&[0x53, 0xef]);
+    assert!(refusal(&server.uri()).contains("ext4"));
+    let forced = NbdSpace::open(&format!("{},force", server.uri()).parse().unwrap(), &mut |_| {}).unwrap();
+    drop(forced);
+    server.memory.lock().unwrap()[1080] = 0;
+    drop(open(&server));
+    let gone = format!("{}-gone", server.uri());
+    assert!(refusal(&gone).contains("no server can be reached"), "{}", refusal(&gone));
+    assert!(refusal("nbd://localhost:1").contains("a name"));
+    assert!(refusal("nbd://127.0.0.1:1").contains("no server can be reached"));
+}
+
+#[test]
+fn another_export_under_the_old_name_is_not_used() {
+    let server = Server::new(64 * MIB);
+    let space = open(&server);
+    let mut queue = space.queue(4).unwrap();
+    write(&mut queue, 9, &[page(9, 1)]).unwrap();
+    server.size.store(32 << 20, SeqCst);
+    server.cut_all();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| check(&space, 9, 1));
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert!(!reader.is_finished());
+        server.size.store(64 << 20, SeqCst);
+        reader.join().unwrap();
+    });
+}
