@@ -30,7 +30,7 @@
 //! The text is made writable *and* executable for the time of the patch, since this code calls into libc (`memcpy`). The
 //! stubs' room is ours and is never both. If the kernel or a security module refuses, all is left to Syscall User Dispatch.
 
-use super::entry::{farshore_entry, raw};
+use super::entry::{asleep, farshore_entry, raw};
 use super::stubs::{self, STUB_HEAD, STUB_SIZE, StubBytes, Stubs};
 use farshore_sites::table::Table;
 use farshore_sites::{Image, JUMP_LENGTH, Left, Plan, SYSCALL, WINDOW_MOST, Window};
@@ -67,7 +67,15 @@ impl Way {
     fn entry(self) -> u64 {
         match self {
             Way::Awake => farshore_entry as *const () as u64,
-            Way::Asleep => super::entry::asleep::entry(),
+            Way::Asleep => asleep::entry(),
+        }
+    }
+
+    /// Where the stub of this window leads, and how many pieces are behind it.
+    fn of(self, window: &Window) -> (u64, usize) {
+        match self {
+            Way::Asleep if window.number == ANY_NUMBER => (asleep::entry_of_any(), asleep::PIECES),
+            way => (way.entry(), 0),
         }
     }
 }
@@ -284,16 +292,19 @@ unsafe fn apply(work: &[(Range<u64>, Vec<Window>)], stubs: impl FnOnce() -> Opti
     if opened < 0 {
         return work.iter().for_each(|(_, windows)| report.refuse(opened, windows.iter().map(|window| window.number)));
     }
-    let mut jumps: Vec<(&Range<u64>, &Window, u64)> = Vec::with_capacity(count);
+    let mut jumps: Vec<(&Range<u64>, &Window, Patched)> = Vec::with_capacity(count);
     for (text, window) in work.iter().flat_map(|(text, windows)| windows.iter().map(move |window| (text, window))) {
-        match stubs
-            .next_address()
-            .and_then(|address| Some((address, stub(window, address, stubs.gate().unwrap_or(way.entry()))?)))
-        {
+        let (entry, pieces) = way.of(window);
+        match stubs.next_address(1 + pieces).and_then(|address| Some((address, stub(window, address, stubs.gate().unwrap_or(entry))?))) {
             Some((address, bytes)) => {
                 // SAFETY: the room was made writable above.
                 unsafe { stubs.push(&bytes) };
-                jumps.push((text, window, address));
+                for _ in 0..pieces {
+                    let head = bytes.first_chunk().expect("a stub is longer than its head");
+                    // SAFETY: as above; there is room for all of them.
+                    unsafe { stubs.push(&asleep::natively(head)) };
+                }
+                jumps.push((text, window, Patched::new(window, address, pieces)));
             }
             None => report.leave(|report| &mut report.unreachable, [window.number].into_iter()),
         }
@@ -310,10 +321,10 @@ unsafe fn apply(work: &[(Range<u64>, Vec<Window>)], stubs: impl FnOnce() -> Opti
             report.refuse(opened, jumps.iter().map(|(_, window, _)| window.number));
             continue;
         }
-        for (_, window, address) in jumps {
+        for (_, window, patched) in jumps {
             // SAFETY: writable now; one thread, which is not in this window; the stub is in place and executable.
-            unsafe { write_jump(window, *address) };
-            done.push(Patched::new(window, *address));
+            unsafe { write_jump(window, patched.code()) };
+            done.push(patched.clone());
         }
         // SAFETY: back to what it was.
         let closed = unsafe { protect(&text, PROT_READ_EXEC) };
@@ -359,11 +370,11 @@ unsafe fn protect(range: &Range<u64>, rights: u64) -> i64 {
 
 /// # Safety
 /// The window is writable, and no thread is in it.
-unsafe fn write_jump(window: &Window, stub: u64) {
+unsafe fn write_jump(window: &Window, code: u64) {
     let mut bytes = [INT3; WINDOW_MOST];
     let start = window.range.start;
     bytes[0] = 0xe9;
-    bytes[1..JUMP_LENGTH].copy_from_slice(&distance(start + JUMP_LENGTH as u64, stub + STUB_HEAD as u64).to_le_bytes());
+    bytes[1..JUMP_LENGTH].copy_from_slice(&distance(start + JUMP_LENGTH as u64, code).to_le_bytes());
     let length = window.bytes().len();
     // SAFETY: the caller's promise; exactly the window is written.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, length) };
@@ -410,7 +421,7 @@ fn stub(window: &Window, address: u64, entry: u64) -> Option<StubBytes> {
     writer.push(&[0; 8])?;
     writer.push(window.moved(window.range.start..window.site - SYSCALL.len() as u64, writer.here())?.bytes())?;
     // Resume: the instructions after the call here, or libc at once if there are none.
-    let place = Patched::new(window, address);
+    let place = Patched::new(window, address, 0);
     writer.bytes[8..STUB_HEAD].copy_from_slice(&place.resume().to_le_bytes());
     debug_assert_eq!(writer.here(), place.call());
     writer.push_relative(&[0x4c, 0x8d, 0x1d], address)?;

@@ -14,7 +14,8 @@
 //! Each stub has 64 bytes, aligned to 64. Its first word is the *site*, the address behind the original `syscall`, its second
 //! one *resume*, where the program goes on after the call. A stub never changes `rsp`, so the unwind rule for every byte of it is: the caller's `rsp` is ours, and the return
 //! address is the word at `rip & -64`. An unwinder that finds a thread in a stub (a signal handler's, for cancellation)
-//! goes on in the function that the stub was taken from, at its `syscall`.
+//! goes on in the function that the stub was taken from, at its `syscall`. Behind the stub of a site whose number is not known a dormant process has pieces
+//! of the same size, with the same head (`entry/asleep.rs`).
 
 use crate::entry::raw;
 use core::arch::global_asm;
@@ -149,9 +150,9 @@ impl Stubs {
         Stubs { start: start(), count: STUB_COUNT, gate: None, used: room.partition_point(|stub| stub[..8] != [0xcc; 8]) }
     }
 
-    /// Where the next stub will be. `None`: all are used.
-    pub fn next_address(&self) -> Option<u64> {
-        (self.used < self.count).then(|| self.start + (self.used * STUB_SIZE) as u64)
+    /// Where the next stub will be, if there are that many. `None`: too few are left.
+    pub fn next_address(&self, wanted: usize) -> Option<u64> {
+        (self.used + wanted <= self.count).then(|| self.start + (self.used * STUB_SIZE) as u64)
     }
 
     /// Writes the next stub.
@@ -162,7 +163,7 @@ impl Stubs {
     /// # Safety
     /// The room is writable.
     pub unsafe fn push(&mut self, bytes: &StubBytes) {
-        let address = self.next_address().expect("the caller has asked next_address");
+        let address = self.next_address(1).expect("the caller has asked next_address");
         // SAFETY: within the room, which is writable, and used by nobody until this call has returned.
         unsafe { (address as *mut StubBytes).write(*bytes) };
         self.used += 1;
@@ -184,10 +185,10 @@ mod tests {
     #[test]
     fn stubs_come_side_by_side_and_end() {
         let mut stubs = Stubs { start: start(), count: STUB_COUNT, used: 0, gate: None };
-        assert_eq!(stubs.next_address(), Some(start()));
+        assert_eq!((stubs.next_address(1), stubs.next_address(STUB_COUNT + 1)), (Some(start()), None));
         stubs.used = STUB_COUNT - 1;
-        assert_eq!(stubs.next_address(), Some(start() + LENGTH - STUB_SIZE as u64));
+        assert_eq!(stubs.next_address(1), Some(start() + LENGTH - STUB_SIZE as u64));
         stubs.used = STUB_COUNT;
-        assert_eq!(stubs.next_address(), None);
+        assert_eq!(stubs.next_address(1), None);
     }
 }

@@ -35,6 +35,7 @@
 //! reported ([`Where::Step`]).
 
 use super::super::{patch, stubs};
+use super::asleep::{self, Native};
 use super::{ACTION_SIGRETURN, AGAIN, Call, FRAME};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_sys::signal::{self, How, Reg, SigSet, UContext};
@@ -327,7 +328,15 @@ pub fn make_again(context: &mut UContext, number: u64, start: u64) {
 
 /// Lets a context in text over which a jump has come to lie go on in the stub.
 pub fn resume_in_stub(context: &mut UContext) {
-    set(context, &[(Reg::Rip, resumable(context.get(Reg::Rip)))]);
+    set(context, &[(Reg::Rip, resumable(context))]);
+}
+
+/// Moves a context of a dormant process that is in a call which is made natively behind a stub ([`asleep`]) to the program's side of it. That
+/// place is for a process that sleeps: awake, the call goes by the stub.
+pub fn leave_native(context: &mut UContext) -> Option<Native> {
+    let native = asleep::find_native(context)?;
+    set(context, &[(Reg::Rip, native.at)]);
+    Some(native)
 }
 
 /// Notes that the call under way has a signal to deliver at its end. Called in a handler, after [`find`] said [`Where::Call`].
@@ -387,7 +396,9 @@ pub(super) fn sigreturn(call: &mut Call) -> i64 {
     AGAIN
 }
 
-/// Where a thread goes on that a `rt_sigreturn` sends to `rip`.
-pub(super) fn resumable(rip: u64) -> u64 {
+/// Where a thread goes on that a `rt_sigreturn` gives this context. A handler that has begun while the process was dormant may have interrupted
+/// a call made natively.
+pub(super) fn resumable(context: &UContext) -> u64 {
+    let rip = asleep::find_native(context).map_or(context.get(Reg::Rip), |native| native.at);
     patch::to_stub(rip).unwrap_or(rip)
 }

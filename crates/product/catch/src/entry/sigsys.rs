@@ -139,7 +139,7 @@ unsafe fn adopt_signal_frame(ours: &mut UContext) -> bool {
             None => return false,
         }
     }
-    let rip = edge::resumable(theirs.get(Reg::Rip));
+    let rip = edge::resumable(&theirs);
     // SAFETY: the same instructions, where a jump lies over the original ones.
     unsafe { theirs.set(Reg::Rip, rip) };
     *ours = theirs;

@@ -1,7 +1,8 @@
 //! Which address of a stub stands for which of the text that it was taken from. What the program sees of its own instruction pointer is as if there were no jumps: cancellation in
 //! glibc since 2.41 looks whether it lies at a certain `syscall`.
 
-use super::super::stubs::{self, STUB_HEAD};
+use super::super::entry::asleep;
+use super::super::stubs::{self, STUB_HEAD, STUB_SIZE};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farshore_sites::{JUMP_LENGTH, SYSCALL, Window};
 use std::ops::Range;
@@ -12,23 +13,37 @@ pub(in super::super) struct Patched {
     window: Range<u64>,
     site: u64,
     stub: u64,
+    /// How many pieces in which calls are made natively are behind the stub.
+    pieces: usize,
 }
 
 /// Bytes of a stub's way into the entry: `lea` and `jmp`.
 pub(super) const WAY_IN: u64 = 7 + JUMP_LENGTH as u64;
 
 impl Patched {
-    pub(super) fn new(window: &Window, stub: u64) -> Patched {
-        Patched { window: window.range.clone(), site: window.site, stub }
+    pub(super) fn new(window: &Window, stub: u64, pieces: usize) -> Patched {
+        Patched { window: window.range.clone(), site: window.site, stub, pieces }
     }
 
-    fn code(&self) -> u64 {
+    /// How far from the stub's beginning an address in the pieces behind it is.
+    pub(in super::super) fn behind_stub(&self, at: u64) -> Option<u64> {
+        let distance = at.wrapping_sub(self.stub);
+        (STUB_SIZE as u64..((1 + self.pieces) * STUB_SIZE) as u64).contains(&distance).then_some(distance)
+    }
+
+    /// The address of the original `syscall`.
+    pub(in super::super) fn itself(&self) -> u64 {
+        self.site - SYSCALL.len() as u64
+    }
+
+    /// The stub's code, to which the jump leads.
+    pub(super) fn code(&self) -> u64 {
         self.stub + STUB_HEAD as u64
     }
 
     /// Where the stub stands for the `syscall`: its way into the entry.
     pub(super) fn call(&self) -> u64 {
-        self.code() + (self.site - SYSCALL.len() as u64 - self.window.start)
+        self.code() + (self.itself() - self.window.start)
     }
 
     pub(super) fn resume(&self) -> u64 {
@@ -42,10 +57,12 @@ impl Patched {
 
     /// What stands for the address `at` of the stub, in the text that it was taken from.
     pub(in super::super) fn to_program(&self, at: u64) -> u64 {
-        if at <= self.call() {
+        if let Some(distance) = self.behind_stub(at) {
+            if asleep::made_at(distance).0 { self.itself() } else { self.site }
+        } else if at <= self.call() {
             self.window.start + at.saturating_sub(self.code())
         } else if at < self.call() + WAY_IN {
-            self.site - SYSCALL.len() as u64
+            self.itself()
         } else {
             (self.site + (at - self.resume())).min(self.window.end)
         }
@@ -89,11 +106,11 @@ pub(super) fn all() -> impl Iterator<Item = &'static Patched> {
     sites().into_iter().flat_map(|sites| &sites.by_stub)
 }
 
-/// The site whose stub an address lies in.
+/// The site whose stub an address lies in, or the pieces behind it.
 pub(in super::super) fn of_stub(at: u64) -> Option<&'static Patched> {
     let (stub, sites) = (stubs::around(at)?, sites()?);
-    let found = sites.by_stub.binary_search_by_key(&stub, |patched| patched.stub).ok()?;
-    Some(&sites.by_stub[found])
+    let patched = &sites.by_stub[sites.by_stub.partition_point(|patched| patched.stub <= stub).checked_sub(1)?];
+    (patched.stub == stub || patched.behind_stub(at).is_some()).then_some(patched)
 }
 
 /// Where to go on for an address that a jump lies over; `None`: none does.

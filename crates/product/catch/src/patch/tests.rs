@@ -30,7 +30,7 @@ fn each_address_of_a_stub_stands_for_one_of_the_window() {
     // mov eax, 39; syscall; nop; nop; nop: the window is all of it.
     let window = |code: &[&[u8]]| Window::new(0x1000, &code.concat(), 0x1007, 0, &[]).expect("a window");
     let stub = stubs::start();
-    let patched = Patched::new(&window(&[&MOV_EAX_39, &SYSCALL, &[0x90; 3]]), stub);
+    let patched = Patched::new(&window(&[&MOV_EAX_39, &SYSCALL, &[0x90; 3]]), stub, 0);
     let (code, call) = (stub + STUB_HEAD as u64, stub + STUB_HEAD as u64 + 5);
     assert_eq!((patched.call(), patched.resume()), (call, call + WAY_IN));
     for (in_stub, in_program) in
@@ -45,7 +45,7 @@ fn each_address_of_a_stub_stands_for_one_of_the_window() {
     }
     assert!(patched.is_way_in(call + 7) && !patched.is_way_in(call) && !patched.is_way_in(patched.resume()));
     // Nothing is moved behind the call: it goes on where the window ends.
-    let short = Patched::new(&window(&[&MOV_EAX_39, &SYSCALL]), stub);
+    let short = Patched::new(&window(&[&MOV_EAX_39, &SYSCALL]), stub, 0);
     assert_eq!((short.resume(), short.to_program(short.call())), (0x1007, 0x1005));
 }
 

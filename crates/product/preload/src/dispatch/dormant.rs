@@ -181,6 +181,7 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
     room += beyond;
     // Patched calls are served on it from now on, also if the process does not become dormant.
     let Ok(()) = called::begin(stack) else { return Err(Box::new(begun)) };
+    watch::unseen().for_each(entry::asleep::make_natively);
     // SAFETY: start-up: there is one thread, and the dispatcher passes every call on until the state changes; `maps` was read at
     // the start of ours.
     let report = unsafe { patch::patch(maps, patch::DEFAULT_NAMES, &watch::is_watched, patch::Way::Asleep) };

@@ -7,7 +7,8 @@
 //!
 //! The handler has interrupted the program, or one of its system calls. The kernel goes on with most calls by itself. A call that
 //! ends with `EINTR` as soon as any handler has run goes on here as in a process that is awake ([`knock`], whose table says how); a wait
-//! with a time that the kernel does not remember begins again, with all of its time ([`TIMED`]). A thread in text over which a jump has
+//! with a time that the kernel does not remember begins again, with all of its time ([`TIMED`]). A call that was made natively behind a stub
+//! (`catch/src/entry/asleep.rs`) is one of the program's: which one it was, the place says. A thread in text over which a jump has
 //! come to lie goes on in the stub, whatever it did. While the program blocks [`WAKER`], or all signals, `farshore stat` does not wake the
 //! process.
 
@@ -145,10 +146,14 @@ unsafe extern "C" fn on_waker(signal: i32, _info: *mut SigInfo, context: *mut UC
     }
     // SAFETY: the kernel passes the context to this call alone, valid until the handler returns.
     let context = unsafe { &mut *context };
+    let native = edge::leave_native(context);
     let site = context.get(Reg::Rip);
-    let ended = context.get(Reg::Rax) as i64 == EINTR;
-    let to_be_made = !text::is_ours(site) && edge::is_to_be_made(site);
-    let asked = Some(site).filter(|_| ended && !text::is_ours(site));
+    let to_be_made = match native {
+        Some(native) => native.to_be_made,
+        None => !text::is_ours(site) && edge::is_to_be_made(site),
+    };
+    let ended = context.get(Reg::Rax) as i64 == EINTR && !native.is_some_and(|native| native.to_be_made);
+    let asked = Some(site).filter(|_| ended && native.is_none() && !text::is_ours(site));
     let at = core::ptr::from_ref(context) as u64;
     let Called { awake, number } = dormant::called(signal as u32 == WAKER, context.mask(), at, asked);
     if awake {
@@ -161,7 +166,7 @@ unsafe extern "C" fn on_waker(signal: i32, _info: *mut SigInfo, context: *mut UC
             return edge::resume_in_stub(context);
         }
     }
-    match number {
+    match native.filter(|_| ended).and_then(|native| native.number).or(number) {
         Some(number) => {
             keep_what_is_used(number, context);
             let start = edge::made_again_at(site);

@@ -92,15 +92,17 @@ pub fn makes_a_thread(number: u64) -> bool {
     matches!(number, CLONE..=VFORK | CLONE3)
 }
 
-/// Calls that never wait. A call that may wait must not wait on our stack, where handlers of the program would run meanwhile: it
-/// wakes the process, if it came by a site whose number is not known before (`syscall`). These are getpid, gettid, sched_yield,
-/// sched_setaffinity and its like, clocks, getcpu, getrandom, membarrier.
-const AT_ONCE: [u64; 10] = [24, 39, 186, 201, 203, 204, 228, 309, 318, 324];
+/// The calls that a dormant process need not see, also if they come by a site whose number is not known before.
+pub fn unseen() -> impl Iterator<Item = u64> {
+    (0..table::COUNT as u64).filter(|&number| !is_watched(number))
+}
 
-/// What this call, which a dormant process sees, needs.
+/// What this call, which a dormant process sees, needs. A call that need not be seen is seen if its number has bits that no number has, of
+/// which the kernel looks at the lower half alone. It may wait, and must not wait on our stack, where handlers of the program would run
+/// meanwhile: it wakes the process.
 pub fn need_seen(number: u64, args: &[u64; 6]) -> Need {
     match need_of(number, args) {
-        Need::Nothing if !is_watched(number) && !AT_ONCE.contains(&number) => Need::Awake,
+        Need::Nothing if !is_watched(number) => Need::Awake,
         need => need,
     }
 }
