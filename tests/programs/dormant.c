@@ -87,6 +87,13 @@ static void section_unseen(void)
         CHECK(holds(at, MIB, i));
         CHECK(munmap(at, MIB) == 0);
     }
+    /* Calls at which a thread could be cancelled. */
+    int pair[2];
+    char word[5] = "";
+    struct timespec moment = { 0, 1000 };
+    CHECK(pipe(pair) == 0 && write(pair[1], "word", 4) == 4 && read(pair[0], word, 4) == 4 && strcmp(word, "word") == 0);
+    struct pollfd one = { .fd = pair[1], .events = POLLOUT };
+    CHECK(poll(&one, 1, 1000) == 1 && nanosleep(&moment, NULL) == 0 && close(pair[0]) == 0 && close(pair[1]) == 0);
     say("tasks %d, high descriptors %d", entries("/proc/self/task", 0), entries("/proc/self/fd", 60));
     /* Who has started us may ignore some. */
     struct sigaction action;

@@ -189,6 +189,21 @@ def sections(name):
     return subprocess.run([harness.build_program(name), "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()
 
 
+# How calls that may wait can come by a site of libc's of which nobody knows the number: by syscall(3), or by a newer libc.
+BY_ANY_SITE = {
+    "number": lambda: ("-include", os.path.join(harness.PROGRAMS, "by_number.h")),
+    "debian13": harness.debian_13_flags,
+}
+# Sections that do without the shell, which has another libc.
+WITHOUT_SHELL = ("unseen", "handler", "interrupted", "otherstack", "jump", "masks", "thread", "heap", "threads-unseen", "threads-waits", "threads-storm", "threads-crowd",
+                 "threads-early", "threads-race", "threads-last", "threads-deaf", "threads-cancel", "threads-stray")
+
+
+def by_any_site(name, how):
+    """A program whose calls come so."""
+    return harness.build_program(name, BY_ANY_SITE[how](), f"{name}-by-{how}")
+
+
 def pytest_generate_tests(metafunc):
     if "program" in metafunc.fixturenames:
         everywhere = "mode" in metafunc.fixturenames
@@ -210,6 +225,21 @@ def test_section(program, section, mode, both):
 def test_only_dormant(program, section, both):
     """And those in which a process by polling shows itself."""
     test_section(program, section, "upcall", both)
+
+
+# In an older libc no thread is cancelled in syscall(3).
+@pytest.mark.parametrize("section,how", [(section, how) for section in WITHOUT_SHELL for how in BY_ANY_SITE if (section, how) != ("threads-cancel", "number")])
+def test_any_site(section, how, both):
+    """The calls of a section come by a site of which nobody knows the number: it is dormant as long, and wakes as well."""
+    name = "halted" if section in sections("halted") else "dormant"
+    both.same(Case(f"{section}-{how}", lambda _: [by_any_site(name, how), BALLAST, section], LIMIT), "upcall")
+
+
+@pytest.mark.parametrize("how", BY_ANY_SITE)
+@pytest.mark.parametrize("call", WAITS)
+def test_asked_at_any_site(farshore, call, how):
+    """It waits in such a call, and somebody asks for its counters."""
+    right(asked(farshore, by_any_site("dormant", how), call))
 
 
 @pytest.mark.parametrize("call", WAITS)

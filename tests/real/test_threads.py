@@ -136,24 +136,8 @@ def cgo():
 
 
 def with_debian_13():
-    """A program that runs with the libc of Debian 13 (glibc 2.41), which is fetched once."""
-    root = os.path.join(harness.target_dir(), "debian-13")
-    libraries = os.path.join(root, "usr/lib/x86_64-linux-gnu")
-    if not os.path.exists(os.path.join(libraries, "libc.so.6")):
-        tool = harness.need("mmdebstrap", "mmdebstrap")
-        partial = f"{root}.{os.getpid()}"
-        try:
-            done = subprocess.run([tool, "--quiet", "--variant=extract", "--include=libc6", "trixie", partial],
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False)
-            if done.returncode != 0:
-                raise Unavailable(f"Debian 13's libc cannot be had: {done.stdout.decode(errors='replace').strip()[-200:]}")
-            os.rename(partial, root)
-        except subprocess.TimeoutExpired:
-            raise Unavailable("Debian 13's libc does not come within 300 s") from None
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    flags = (f"-Wl,--dynamic-linker={libraries}/ld-linux-x86-64.so.2", f"-Wl,-rpath={libraries}", "-Wl,--disable-new-dtags")
-    return [harness.build_program("cancelled", flags, "cancelled-debian-13")]
+    """A program that runs with the libc of Debian 13 (glibc 2.41)."""
+    return [harness.build_program("cancelled", harness.debian_13_flags(), "cancelled-debian-13")]
 
 
 class Probes:
