@@ -448,9 +448,7 @@ def steps(machine, tests, long):
         found.append(pytest(f"programs {mode}", 3600, "tests/real/test_programs.py", "--mode", mode, "--fraction", "50,25", "--cases", CASES))
     found.append(pytest("calls", 3600, "tests/real/test_calls.py", "-k", "matrix or blocked", "--rounds", "1"))
     found.append(pytest("pages", 3600, "tests/real/test_pages.py"))
-    if machine.root == "debian12":
-        # With glibc 2.41 a program wakes at its first call that may wait (docs/src/reference/limits.md).
-        found.append(pytest("dormant", 3600, "tests/real/test_dormant.py"))
+    found.append(pytest("dormant", 3600, "tests/real/test_dormant.py"))
     return found
 
 

@@ -50,6 +50,42 @@ fn each_address_of_a_stub_stands_for_one_of_the_window() {
 }
 
 #[test]
+fn behind_the_stub_of_any_number_each_place_tells_its_call() {
+    // syscall; nop; nop; nop
+    let window = Window::new(0x1000, &[&SYSCALL[..], &[0x90; 3]].concat(), 0x1002, ANY_NUMBER, &[]).expect("a window");
+    assert_eq!((Way::Asleep.of(&window), Way::Awake.of(&window).1), ((asleep::entry_of_any(), asleep::PIECES), 0));
+    let stub_at = stubs::start();
+    let patched = Patched::new(&window, stub_at, asleep::PIECES);
+    let head: [u8; STUB_HEAD] = [0x1002u64.to_le_bytes(), patched.resume().to_le_bytes()].concat().try_into().expect("two words");
+    let piece = asleep::natively(&head);
+    assert_eq!(piece[..STUB_HEAD], head);
+    let mut told = Vec::new();
+    for number in 1..=asleep::PIECES as u64 {
+        let start = stub_at + number * STUB_SIZE as u64;
+        let code = start + STUB_HEAD as u64;
+        let decoder = Decoder::with_ip(64, &piece[STUB_HEAD..], code, DecoderOptions::NONE);
+        let code: Vec<Instruction> = decoder.into_iter().take_while(|i| i.mnemonic() != Mnemonic::Int3).collect();
+        let (made, out) = code.split_at(code.len() - 2);
+        // The way out: rcx becomes what the head says, as the kernel leaves it.
+        assert_eq!((out[0].mnemonic(), out[0].ip_rel_memory_address()), (Mnemonic::Mov, start + 8));
+        assert_eq!(out[1].mnemonic(), Mnemonic::Jmp);
+        for pair in made.chunks(2) {
+            assert_eq!((pair[0].mnemonic(), pair[1].near_branch_target()), (Mnemonic::Syscall, out[0].ip()));
+            let distance = |i: &Instruction| patched.behind_stub(i.ip()).expect("behind it");
+            assert_eq!(asleep::made_at(distance(&pair[0])), (true, None));
+            let (to_be_made, ended) = asleep::made_at(distance(&pair[1]));
+            assert!(!to_be_made);
+            told.extend(ended);
+            assert_eq!((patched.to_program(pair[0].ip()), patched.to_program(pair[1].ip())), (0x1000, 0x1002));
+        }
+        assert_eq!(patched.to_program(out[1].ip()), 0x1002);
+    }
+    assert_eq!(told, asleep::TOLD_APART);
+    let all = stub_at + ((1 + asleep::PIECES) * STUB_SIZE) as u64;
+    assert_eq!((patched.behind_stub(stub_at), patched.behind_stub(all)), (None, None));
+}
+
+#[test]
 fn a_text_out_of_reach_has_no_stub() {
     let code = [&SYSCALL[..], &[0x48, 0x8d, 0x15, 0, 0, 0, 0]].concat();
     let window = Window::new(0x1000, &code, 0x1002, 0, &[Fixup { at: 5, next: 9 }]).expect("a window");

@@ -203,3 +203,16 @@ fn keep_what_is_used(number: u64, context: &UContext) {
         net().keep(addr, len);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_call_that_a_handler_lets_go_on_is_told_apart() {
+        for number in 0..farshore_net::table::COUNT as u64 {
+            let is_told = asleep::TOLD_APART.contains(&number);
+            assert!(is_told || !TIMED.contains(&number) && !knock::lets_go_on(number), "{number}");
+        }
+    }
+}

@@ -307,6 +307,20 @@ impl Wait {
     }
 }
 
+/// Whether there are arguments with which a call is made again.
+#[cfg(test)]
+pub fn lets_go_on(number: u64) -> bool {
+    [0, u64::MAX].into_iter().any(|value| {
+        // SAFETY: it is made of numbers.
+        let mut context = unsafe { core::mem::MaybeUninit::<UContext>::zeroed().assume_init() };
+        for register in [Reg::Rdi, Reg::Rsi, Reg::Rdx, Reg::R10, Reg::R8, Reg::R9] {
+            // SAFETY: a context that nobody goes on with.
+            unsafe { context.set(register, value) };
+        }
+        Wait::of(number, &context) != Wait::Ended
+    })
+}
+
 global_asm!(
     ".pushsection .text.farshore_leave_handler, \"ax\", @progbits",
     ".balign 16",
