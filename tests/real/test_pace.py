@@ -11,6 +11,7 @@ import pty
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 import harness
@@ -19,6 +20,18 @@ from harness import expect
 
 # Threads of a crowd.
 THREADS = 64
+# A program that works on a part that fits for six seconds, and goes over all of its 24 MiB now and then.
+HOT = """
+import time
+every, end = bytearray(24 << 20), time.monotonic() + 6
+for page in range(0, len(every), 4096): every[page] = 1
+cold = 0
+while time.monotonic() < end:
+    for _ in range(200):
+        for page in range(0, 2 << 20, 4096): every[page] ^= 1
+    for page in range(cold, cold + (1 << 20), 4096): every[page] ^= 1
+    cold = (cold + (1 << 20)) % len(every)
+"""
 # Numbers of processors that programs get.
 PROCESSORS = (1, 2)
 
@@ -315,3 +328,26 @@ class TestPace(Command):
         found = re.fullmatch(r"farshore: 'scan' went over \d+M again and again in 8M of memory: each page came back (\d+) times, and (\d+) % of the time .* --memory \d+M, or --swap ram:lz4 before the other swap space\r\n", told)
         expect(found, f"on the terminal: {told!r}")
         return f"{found[1]} times, {found[2]} %"
+
+    def test_thrashing(self):
+        """The counters of a program that sweeps say so. Those of one that goes through its data once, that has a hot part, or that fits, do not."""
+        slow = ["--memory", "8M", "--prefetch", "none", "--swap", "delay:300us"]
+        runs = {
+            "sweeps": (slow, [self.public_program("scan"), "32M", "6"], True),
+            "once": (slow, [self.public_program("scan"), "160M", "1"], False),
+            "hot": (slow, [harness.need("python3", "python3"), "-c", HOT], False),
+            "fits": (["--memory", "64M"], [self.public_program("scan"), "32M", "300"], False),
+        }
+        for name, (options, program, expected) in runs.items():
+            with tempfile.NamedTemporaryFile() as stats:
+                run = subprocess.run([self.farshore, "run", *options, "--stats", stats.name, "--", *program], stdin=subprocess.DEVNULL,
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=120, check=False)
+                counted = json.loads(stats.read())
+            expect(run.returncode == 0 and not run.stderr, f"{name}: {run}")
+            told = counted["thrashing"]
+            expect((told is not None) == expected, f"{name}: {told}, after {counted['uptime_ns'] / 1e9:.1f} s, {counted['swap']['pages_in']} pages came in")
+            if expected:
+                expect(told["times"] >= 4 and told["waited_percent"] >= 50 and "--memory" in told["advice"], f"{name}: {told}")
+            elif name != "fits":
+                # As long as one that is told something, and it had faults.
+                expect(counted["uptime_ns"] > 5e9 and counted["evictions"]["pages"] > 0, f"{name}: {counted['uptime_ns']} ns")

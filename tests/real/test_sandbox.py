@@ -10,6 +10,7 @@
 """
 
 import errno
+import json
 import os
 import resource
 import struct
@@ -150,8 +151,8 @@ class TestSandbox(Command):
         wanted, got = native.split("\n", 1)[1], self.knock(argv)
         expect(got == wanted, f"{got!r}, natively {wanted!r}")
 
-    def contained(self, argv, forbidden, error, run=()):
-        """(stdout, status, stderr) of a command in a container without these calls, which fail with `error`. `run` is what starts the container."""
+    def contained(self, argv, forbidden, error, run=(), devices=()):
+        """(stdout, status, stderr) of a command in a container without these calls, which fail with `error`. `run` is what starts the container; `devices` are passed into it."""
         # Load the number, a jump to the last instruction for each that is forbidden, and the two answers.
         code = [struct.pack("<HBBI", 0x20, 0, 0, 0)]
         code += [struct.pack("<HBBI", 0x15, len(forbidden) - index, 0, number) for index, number in enumerate(forbidden)]
@@ -160,6 +161,7 @@ class TestSandbox(Command):
             file.write(b"".join(code))
             file.seek(0)
             command = [*run, harness.need("bwrap", "bubblewrap"), "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid"]
+            command += [word for device in devices for word in ("--dev-bind", device, device)]
             return self.run([*command, "--seccomp", str(file.fileno()), "--", *argv], inherited=(file.fileno(),))
 
     def sums(self):
@@ -179,6 +181,22 @@ class TestSandbox(Command):
         """With userfaultfd alone it works."""
         out, status, said = self.contained(self.sums(), OTHERS, PROFILES[profile])
         expect((out, status) == (self.run(SUMS)[0], 0), f"status {status}, printed {out!r}: {said[-1000:]}")
+
+    @pytest.mark.root
+    @pytest.mark.parametrize("profile", PROFILES)
+    def test_container_device(self, profile, mode):
+        """With the device of userfaultfd it works though the call is forbidden, and doctor says by which way."""
+        device = "/dev/userfaultfd"
+        if not os.access(device, os.R_OK | os.W_OK):
+            raise Unavailable(f"no {device}")
+        out, status, _ = self.contained([self.farshore, "doctor"], (USERFAULTFD, *OTHERS), PROFILES[profile], devices=[device])
+        expect(status == 0 and f"by {device}, since userfaultfd(2) is forbidden" in out, f"doctor: status {status}\n{out}")
+        with tempfile.NamedTemporaryFile() as stats:
+            argv = harness.farshore_argv(self.farshore, SUMS, LIMIT, swap=[f"dir:{self.work}"], stats=stats.name, fault=mode)
+            out, status, said = self.contained(argv, (USERFAULTFD, *OTHERS), PROFILES[profile], devices=[device])
+            counted = json.loads(stats.read() or "{}")
+        expect((out, status) == (self.run(SUMS)[0], 0), f"status {status}, printed {out!r}: {said[-1000:]}")
+        expect(counted.get("fault_mode") == mode and counted["evictions"]["pages"] > 0, f"{mode}: {counted}")
 
     @pytest.mark.parametrize("profile", PROFILES)
     def test_container_required(self, profile):

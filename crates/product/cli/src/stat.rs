@@ -137,8 +137,8 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
         let _ = writeln!(text, "{}", line.trim_end());
     }
     text.push_str(&pace(now));
-    if let Some(advice) = farshore_config::advice::of(now) {
-        let _ = writeln!(text, "\n{}", plain(&advice));
+    if let Some(thrashing) = farshore_config::advice::within(since.unwrap_or(&Stats::default()), now) {
+        let _ = writeln!(text, "\n{}", plain(&thrashing.advice));
     }
     let latency = &now.fault_latency_ns;
     let _ = writeln!(text, "\nfault latency");

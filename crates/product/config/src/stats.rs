@@ -68,6 +68,22 @@ pub struct Stats {
     pub pool: Option<Pool>,
     /// What of the process lies in RAM, by kind. `farshore stat` asks the kernel for it; `null` in `--stats`.
     pub kinds: Option<Kinds>,
+    /// Processor time that the process has used, all its threads and Farshore's, from its start on, in ns.
+    pub processor_ns: u64,
+    /// The program goes over more than its memory again and again ([`crate::advice`]); `null`: it does not.
+    pub thrashing: Option<Thrashing>,
+}
+
+/// A program that goes over more than its memory again and again.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Thrashing {
+    /// How often each page came back, on the average.
+    pub times: u64,
+    /// How much of the time faults took.
+    pub waited_percent: u64,
+    /// What helps, in one line.
+    pub advice: String,
 }
 
 /// What of a process lies in RAM, by kind: bytes, as the kernel counts them. Each mapping is of one kind, the first that fits.
@@ -324,6 +340,8 @@ impl Default for Stats {
             spaces: Vec::new(),
             pool: None,
             kinds: None,
+            processor_ns: 0,
+            thrashing: None,
         }
     }
 }
@@ -428,6 +446,7 @@ mod tests {
             spaces: vec![Space::default()],
             pool: Some(Pool::default()),
             kinds: Some(Kinds::default()),
+            thrashing: Some(Thrashing::default()),
             ..Stats::default()
         };
         let names = names(&serde_json::to_value(&stats).expect("it has a JSON form"));

@@ -13,6 +13,7 @@ use farshore_engine::Engine;
 use farshore_engine::health::{Usage, Writing};
 use farshore_engine::stats::{Count, FaultKind};
 use farshore_socket::Target;
+use farshore_sys::clock;
 use farshore_sys::raw::{nr, syscall};
 
 impl Runtime {
@@ -119,7 +120,7 @@ impl Target for Runtime {
         let frames = engine.frames().counts();
         let mapped = farshore_sys::alloc::mapped_bytes() as u64 + engine.backend.mapped_bytes();
         let overhead = mapped.saturating_sub(engine.table.unused_bytes());
-        stats::Stats {
+        let told = stats::Stats {
             program: self.program.clone(),
             pid: farshore_sys::raw::getpid(),
             fault_mode: self.options.fault.to_string(),
@@ -180,8 +181,10 @@ impl Target for Runtime {
                 .map(|space| self.space(space))
                 .collect(),
             pool: engine.backend.pool().map(pool_stats),
+            processor_ns: clock::of_process(),
             ..stats::Stats::default()
-        }
+        };
+        stats::Stats { thrashing: farshore_config::advice::of(&told), ..told }
     }
 
     fn change(&self, id: u64) -> Result<Change, String> {
@@ -215,8 +218,8 @@ pub fn advise(runtime: &Runtime) {
     let mut terminal = [0u8; 64];
     // SAFETY: `struct termios` of the kernel, 36 bytes.
     let is_terminal = unsafe { syscall(nr::IOCTL, [2, TCGETS, terminal.as_mut_ptr() as u64, 0, 0, 0]) } == 0;
-    if is_terminal && let Some(advice) = farshore_config::advice::of(&Target::stats(runtime)) {
-        report::line(format_args!("{advice}"));
+    if is_terminal && let Some(thrashing) = Target::stats(runtime).thrashing {
+        report::line(format_args!("{}", thrashing.advice));
     }
 }
 

@@ -5,7 +5,7 @@ use crate::guarded;
 use crate::own::Own;
 use crate::raw::Errno;
 use crate::signal::{self, Action, How, SigInfo, SigSet, UContext};
-use crate::uffd::{self, Features, Uffd, UffdError, UffdOptions};
+use crate::uffd::{self, Features, Uffd, UffdError, UffdOptions, Way};
 use crate::vm::{self, SelfMem, prot};
 use alloc_crate::string::{String, ToString};
 use alloc_crate::vec::Vec;
@@ -149,10 +149,13 @@ pub(super) fn probe(probes: &mut Vec<Probe>) {
     let there = uffd::kernel_features(UffdOptions::UPCALL);
     let opened = Uffd::open(UffdOptions::UPCALL);
     let result = match (&opened, &there) {
-        (Ok(_), Ok(there)) => Ok(there.to_string()),
+        (Ok(_), Ok(there)) => Ok(match uffd::way(UffdOptions::UPCALL) {
+            Ok(Way::Device) => format!("{there}; by {}, since userfaultfd(2) is forbidden", Way::Device),
+            _ => there.to_string(),
+        }),
         (Err(why), _) | (_, Err(why)) => Err(why.to_string()),
     };
-    let advice = "use Linux 6.8 or newer with CONFIG_USERFAULTFD=y; in a container, allow userfaultfd(2) in the seccomp profile";
+    let advice = "use Linux 6.8 or newer with CONFIG_USERFAULTFD=y; in a container, allow userfaultfd(2) in the seccomp profile, or let it have the device (--device /dev/userfaultfd)";
     probes.push(Probe::new("userfaultfd for user faults", Needed::Required, result, advice));
     let scratch = opened.map_err(|why| why.to_string()).and_then(|(uffd, _)| Scratch::new(uffd));
     scratch_probes(scratch.as_ref(), probes);
@@ -192,7 +195,13 @@ fn scratch_probes(scratch: Result<&Scratch, &String>, probes: &mut Vec<Probe>) {
 /// access takes a second thread, which this crate cannot make; a test does it.)
 fn kernel_faults() -> Probe {
     let result = match Uffd::open(UffdOptions::POLL) {
-        Ok((uffd, features)) => Scratch::new(uffd).map(|_| format!("with {features}")),
+        Ok((uffd, features)) => {
+            let by = match uffd::way(UffdOptions::POLL) {
+                Ok(Way::Device) => format!("; by {}", Way::Device),
+                _ => String::new(),
+            };
+            Scratch::new(uffd).map(|_| format!("with {features}{by}"))
+        }
         Err(why) => Err(why.to_string()),
     };
     let advice =

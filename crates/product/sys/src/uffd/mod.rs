@@ -71,10 +71,10 @@ impl core::fmt::Display for OpenError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             OpenError::NotAvailable => f.write_str(
-                "userfaultfd is not available (ENOSYS): the kernel needs CONFIG_USERFAULTFD, and a container's seccomp profile must allow userfaultfd(2)",
+                "userfaultfd is not available (ENOSYS): the kernel needs CONFIG_USERFAULTFD, and a container's seccomp profile must allow userfaultfd(2), or the container have /dev/userfaultfd",
             ),
             OpenError::NotPermitted => f.write_str(
-                "userfaultfd is not permitted (EPERM) even for user faults only: a seccomp profile or security module forbids it; allow userfaultfd(2) there",
+                "userfaultfd is not permitted (EPERM) even for user faults only: a seccomp profile or security module forbids it; allow userfaultfd(2) there, or give the container /dev/userfaultfd",
             ),
             OpenError::KernelFaultsNotPermitted => f.write_str(
                 "a userfaultfd for kernel faults is not permitted: as root, set `sysctl vm.unprivileged_userfaultfd=1`, or give this user access to \
@@ -196,34 +196,54 @@ pub struct Uffd {
     fd: Fd,
 }
 
-/// Opens the descriptor, by the ways the options allow.
-fn open_fd(options: UffdOptions) -> Result<Fd, OpenError> {
+/// How the kernel is asked for a userfaultfd.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// `userfaultfd(2)`.
+    Call,
+    /// The device `/dev/userfaultfd`: whoever may open it may have one. A container has it where the filter of its calls forbids the call.
+    Device,
+}
+
+impl core::fmt::Display for Way {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Way::Call => "userfaultfd(2)",
+            Way::Device => "/dev/userfaultfd",
+        })
+    }
+}
+
+/// Opens the descriptor: by the call, and where that is forbidden by the device.
+fn open_fd(options: UffdOptions) -> Result<(Fd, Way), OpenError> {
     let nonblock = if options.nonblocking { abi::O_NONBLOCK } else { 0 };
     let mode = if options.user_mode_only { abi::USER_MODE_ONLY } else { 0 };
     // SAFETY: makes a descriptor, touches no memory.
     match unsafe { raw::syscall_result(nr::USERFAULTFD, [abi::O_CLOEXEC | nonblock | mode, 0, 0, 0, 0, 0]) } {
         // SAFETY: the kernel has just made it for us.
-        Ok(raw) => Ok(unsafe { Fd::from_raw(raw as i32) }),
-        Err(Errno::ENOSYS) => Err(OpenError::NotAvailable),
-        Err(Errno::EPERM | Errno::EACCES) if options.user_mode_only => Err(OpenError::NotPermitted),
-        Err(Errno::EPERM | Errno::EACCES) => open_by_device(nonblock),
+        Ok(raw) => Ok((unsafe { Fd::from_raw(raw as i32) }, Way::Call)),
+        Err(Errno::ENOSYS) => open_by_device(nonblock | mode, OpenError::NotAvailable),
+        Err(Errno::EPERM | Errno::EACCES) if options.user_mode_only => open_by_device(nonblock | mode, OpenError::NotPermitted),
+        Err(Errno::EPERM | Errno::EACCES) => open_by_device(nonblock | mode, OpenError::KernelFaultsNotPermitted),
         Err(errno) => Err(OpenError::Failed("userfaultfd(2)", errno)),
     }
 }
 
-/// `/dev/userfaultfd`: whoever may open it may have a descriptor that serves kernel faults.
-fn open_by_device(nonblock: u64) -> Result<Fd, OpenError> {
+/// The same by the device. `why`: what keeps the call from it, which is said where there is no device for us either.
+fn open_by_device(flags: u64, why: OpenError) -> Result<(Fd, Way), OpenError> {
+    // A container's rule for devices answers EPERM.
+    const NONE: [Errno; 4] = [Errno::EACCES, Errno::EPERM, Errno::ENOENT, Errno::ENODEV];
     let device = match fd::open(c"/dev/userfaultfd", fd::O_RDWR) {
         Ok(device) => device,
-        Err(Errno::EACCES | Errno::EPERM | Errno::ENOENT) => return Err(OpenError::KernelFaultsNotPermitted),
+        Err(errno) if NONE.contains(&errno) => return Err(why),
         Err(errno) => return Err(OpenError::Failed("opening /dev/userfaultfd", errno)),
     };
     // SAFETY: makes a descriptor, touches no memory.
     let answer =
-        unsafe { raw::syscall_result(nr::IOCTL, [device.arg(), abi::USERFAULTFD_IOC_NEW, abi::O_CLOEXEC | nonblock, 0, 0, 0]) };
+        unsafe { raw::syscall_result(nr::IOCTL, [device.arg(), abi::USERFAULTFD_IOC_NEW, abi::O_CLOEXEC | flags, 0, 0, 0]) };
     match answer {
         // SAFETY: the kernel has just made it for us.
-        Ok(raw) => Ok(unsafe { Fd::from_raw(raw as i32) }),
+        Ok(raw) => Ok((unsafe { Fd::from_raw(raw as i32) }, Way::Device)),
         Err(errno) => Err(OpenError::Failed("USERFAULTFD_IOC_NEW on /dev/userfaultfd", errno)),
     }
 }
@@ -236,13 +256,21 @@ fn api(fd: &Fd, features: Features) -> Result<Features, Errno> {
     Ok(Features(api.features))
 }
 
+/// By which way there is a userfaultfd here.
+///
+/// # Errors
+/// As [`Uffd::open`].
+pub fn way(options: UffdOptions) -> Result<Way, OpenError> {
+    open_fd(options).map(|(_, way)| way)
+}
+
 /// What the kernel's userfaultfd can do, without switching anything on.
 ///
 /// # Errors
 /// As [`Uffd::open`].
 pub fn kernel_features(options: UffdOptions) -> Result<Features, OpenError> {
     // A descriptor shakes hands once only, so this takes one of its own.
-    let fd = open_fd(options)?;
+    let (fd, _) = open_fd(options)?;
     api(&fd, Features::default()).map_err(|errno| OpenError::Failed("UFFDIO_API", errno))
 }
 
@@ -253,7 +281,7 @@ impl Uffd {
     /// See [`OpenError`].
     pub fn open(options: UffdOptions) -> Result<(Uffd, Features), OpenError> {
         let all = options.required.with(options.wanted);
-        let fd = open_fd(options)?;
+        let (fd, _) = open_fd(options)?;
         if api(&fd, all).is_ok() {
             return Ok((Uffd { fd }, all));
         }
@@ -265,7 +293,7 @@ impl Uffd {
             return Err(OpenError::Missing(missing));
         }
         let on = Features(all.0 & there.0);
-        let fd = open_fd(options)?;
+        let (fd, _) = open_fd(options)?;
         api(&fd, on).map_err(|errno| OpenError::Failed("UFFDIO_API", errno))?;
         Ok((Uffd { fd }, on))
     }
