@@ -1,6 +1,6 @@
 //! The helper's memory: its stack, and all that it needs to know. One mapping, which it unmaps when it has done its work.
 
-use crate::Guest;
+use crate::{Guest, LOADER};
 use core::ptr::NonNull;
 use core::slice;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -8,6 +8,7 @@ use farshore_sys::own::map_own;
 use farshore_sys::raw::{Errno, getpid, nr, syscall};
 
 const STACK: usize = 64 << 10;
+const LOADER_LENGTH: usize = LOADER.count_bytes() + 1;
 
 /// What [`State::phase`] goes through: the helper may begin; it traces; or it does not, with the error in the lower bits.
 const WAITING: u32 = 0;
@@ -27,7 +28,7 @@ pub struct State {
     /// The thread to be traced.
     pub tracee: AtomicU32,
     required: bool,
-    /// Strings behind this structure: the library's path with a zero byte; then those of the environment, likewise.
+    /// Strings behind this structure: the library's path with a zero byte; its dynamic linker's, and those of the environment, likewise.
     library: usize,
     environment: usize,
     entries: usize,
@@ -45,9 +46,14 @@ impl State {
         self.text(0, self.library)
     }
 
-    /// The strings of the environment, each with its zero byte, and their number.
+    /// The strings of the environment, each with its zero byte, and their number; they are the last of [`State::texts`].
     pub fn environment(&self) -> (&[u8], usize) {
-        (self.text(self.library, self.environment), self.entries)
+        (self.text(self.library + LOADER_LENGTH, self.environment), self.entries)
+    }
+
+    /// What the program needs of strings: the library's path, its dynamic linker's, the environment.
+    pub fn texts(&self) -> &[u8] {
+        self.text(0, self.library + LOADER_LENGTH + self.environment)
     }
 
     /// See [`Guest::required`].
@@ -96,7 +102,7 @@ impl Berth {
     pub fn new(guest: &Guest<'_>) -> Result<Berth, Errno> {
         let library = guest.library.to_bytes_with_nul();
         let environment: usize = guest.environment.iter().map(|entry| entry.len() + 1).sum();
-        let length = (size_of::<State>() + library.len() + environment + STACK).next_multiple_of(4096);
+        let length = (size_of::<State>() + library.len() + LOADER_LENGTH + environment + STACK).next_multiple_of(4096);
         let base = map_own(length)?;
         let state = State {
             length,
@@ -112,13 +118,14 @@ impl Berth {
         unsafe { base.cast::<State>().write(state) };
         let texts = base.as_ptr().wrapping_add(size_of::<State>());
         // SAFETY: the bytes behind the structure, which belong to nobody else yet.
-        let mut texts = unsafe { slice::from_raw_parts_mut(texts, library.len() + environment) };
+        let mut texts = unsafe { slice::from_raw_parts_mut(texts, library.len() + LOADER_LENGTH + environment) };
         let mut push = |text: &[u8]| {
             let (to, rest) = core::mem::take(&mut texts).split_at_mut(text.len());
             to.copy_from_slice(text);
             texts = rest;
         };
         push(library);
+        push(LOADER.to_bytes_with_nul());
         for entry in guest.environment {
             push(entry);
             push(b"\0");

@@ -1,8 +1,9 @@
 //! The helper: waits for the exec, puts the library into the new program, ends.
 
 use crate::berth::State;
-use crate::image::{self, Image};
+use crate::image::{Image, Plan, Steps};
 use crate::remote::{self, Event, Registers, Remote};
+use crate::script::{self, Call, Failed, Script};
 use crate::stack::{self, Auxiliary};
 use crate::{LOADER, passed};
 use core::arch::asm;
@@ -17,8 +18,12 @@ const STACK: u64 = 1 << 20;
 /// The most that is searched of the vDSO, bytes.
 const VDSO: u64 = 4 * PAGE;
 
-/// Why the library is not there: the step that failed, and how.
-struct Why(&'static str, Errno);
+const ROOM_STEP: &str = "there is no room in its memory";
+const LIBRARY_STEP: &str = "Farshore's library cannot be mapped";
+const LOADER_STEP: &str = "glibc's dynamic linker cannot be mapped";
+
+/// The library and its dynamic linker.
+type Plans = [Result<Plan, Errno>; 2];
 
 /// The helper's code: with all signals blocked, on the stack of its berth.
 pub extern "C" fn run(berth: u64) -> ! {
@@ -59,24 +64,27 @@ fn exit() -> ! {
 
 /// Until the exec: lets the process do what it does.
 fn serve(state: &State) {
+    // While the kernel executes the program.
+    let library = CStr::from_bytes_until_nul(state.library()).unwrap_or_default();
+    let plans = [library, LOADER].map(Plan::read);
     loop {
         match remote::wait() {
             (_, Event::Gone) => return,
-            (process, Event::Exec) => return enter(process, state),
+            (process, Event::Exec) => return enter(process, state, &plans),
             (process, event) => remote::go_on(process, event),
         }
     }
 }
 
 /// The process is the new program.
-fn enter(process: u32, state: &State) {
+fn enter(process: u32, state: &State, plans: &Plans) {
     // Where it is gone there is nothing left to be done.
     let Ok(mut remote) = Remote::new(process) else { return };
-    match board(&mut remote, state) {
+    match board(&mut remote, state, plans) {
         Ok(registers) => drop(remote.leave(&registers)),
         // It was killed.
-        Err(Why(_, Errno::ESRCH)) => {}
-        Err(Why(step, why)) => {
+        Err(Failed(_, Errno::ESRCH)) => {}
+        Err(Failed(step, why)) => {
             complain(state, step, why);
             if state.required() {
                 const EXIT_GROUP: u64 = 231;
@@ -89,99 +97,126 @@ fn enter(process: u32, state: &State) {
     }
 }
 
-/// What was mapped so far, to be unmapped if the next step fails.
-struct Mapped<'r> {
-    remote: &'r Remote,
-    ranges: [(u64, u64); 4],
-}
-
-impl Mapped<'_> {
-    fn note(&mut self, start: u64, length: u64) {
-        if let Some(free) = self.ranges.iter_mut().find(|range| range.1 == 0) {
-            *free = (start, length);
-        }
-    }
-
-    fn undo(&self) {
-        for (start, length) in self.ranges.iter().filter(|range| range.1 != 0) {
-            let _ = self.remote.call(nr::MUNMAP, [*start, *length, 0, 0, 0, 0]);
-        }
-    }
-}
-
 /// Puts the library there. Returns the registers with which its dynamic linker begins.
-fn board(remote: &mut Remote, state: &State) -> Result<Registers, Why> {
-    let auxiliary = Auxiliary::read(remote).map_err(|why| Why("its first stack cannot be read", why))?;
+fn board(remote: &mut Remote, state: &State, plans: &Plans) -> Result<Registers, Failed> {
+    let [library, loader] = plans;
+    let library = library.as_ref().map_err(|&why| Failed(LIBRARY_STEP, why))?;
+    let loader = loader.as_ref().map_err(|&why| Failed(LOADER_STEP, why))?;
+    let auxiliary = Auxiliary::read(remote).map_err(|why| Failed("its first stack cannot be read", why))?;
     if auxiliary.is_secure() {
-        return Err(Why("it gains rights", Errno::EPERM));
+        return Err(Failed("it gains rights", Errno::EPERM));
     }
-    let gate = find_gate(remote, &auxiliary).map_err(|why| Why("it has no vDSO by which calls can be made", why))?;
+    let gate = find_gate(remote, &auxiliary).map_err(|why| Failed("it has no vDSO by which calls can be made", why))?;
     remote.set_gate(gate);
-    let mut mapped = Mapped { remote, ranges: [(0, 0); 4] };
-    let prepared = prepare(&mut mapped, auxiliary, state);
-    prepared.inspect_err(|_| mapped.undo())
+    let length = script::LENGTH + STACK + loader.length + library.length;
+    // A page of it is executed before the library is there. What is not code loses that right as the script begins.
+    let (all, anonymous) = (prot::READ | prot::WRITE | prot::EXEC, map::PRIVATE | map::ANONYMOUS | map::NORESERVE);
+    let room = remote.call(nr::MMAP, [0, length, all, anonymous, u64::MAX, 0]).map_err(|why| Failed(ROOM_STEP, why))?;
+    let mut work = Work::new(state, room, [library, loader]);
+    let done = work.do_all(remote, auxiliary, state, [library, loader]);
+    done.inspect_err(|_| {
+        work.undo(remote);
+        let _ = remote.call(nr::MUNMAP, [room, length, 0, 0, 0, 0]);
+    })
 }
 
-fn prepare(mapped: &mut Mapped<'_>, mut auxiliary: Auxiliary, state: &State) -> Result<Registers, Why> {
-    let remote = mapped.remote;
-    let no_room = |why| Why("there is no room in its memory", why);
-    let anonymous = map::PRIVATE | map::ANONYMOUS | map::NORESERVE;
-    let room = remote.call(nr::MMAP, [0, STACK, prot::READ | prot::WRITE, anonymous, u64::MAX, 0]).map_err(no_room)?;
-    mapped.note(room, STACK);
-    // Names at the lower end, where they stay.
-    let library_name = room;
-    let loader_name = room + state.library().len() as u64;
-    remote.write(library_name, state.library()).map_err(no_room)?;
-    remote.write(loader_name, LOADER.to_bytes_with_nul()).map_err(no_room)?;
-    let path = CStr::from_bytes_until_nul(state.library()).unwrap_or_default();
-    let library = image::place(remote, path, library_name).map_err(|why| Why("Farshore's library cannot be mapped", why))?;
-    mapped.note(library.base, library.length);
-    let loader = image::place(remote, LOADER, loader_name).map_err(|why| Why("glibc's dynamic linker cannot be mapped", why))?;
-    mapped.note(loader.base, loader.length);
-    let fence = raise_fence(remote).map_err(no_room)?;
-    if fence != 0 {
-        mapped.note(fence, PAGE);
+/// What is done in the new program, and where in its memory. From `room` up: the script; the stack, which has the names at its upper
+/// end; the dynamic linker; the library.
+struct Work {
+    room: u64,
+    /// The names, at the upper end of the stack.
+    texts: u64,
+    /// Where the images lie.
+    bases: [u64; 2],
+    script: Script,
+    /// What maps each image, as far as the script has got.
+    files: [Option<Steps>; 2],
+    /// The page behind the break.
+    fence: Option<Call>,
+}
+
+impl Work {
+    fn new(state: &State, room: u64, [_, loader]: [&Plan; 2]) -> Work {
+        let stack_end = room + script::LENGTH + STACK;
+        let texts = stack_end - (state.texts().len() as u64).next_multiple_of(16);
+        let bases = [stack_end + loader.length, stack_end];
+        Work { room, texts, bases, script: Script::new(room), files: [None; 2], fence: None }
     }
-    let sp = lay_stack(remote, room + STACK, &mut auxiliary, [library, loader], library_name, fence, state)
-        .map_err(|why| Why("the stack that its dynamic linker needs cannot be written", why))?;
-    let Registers { cs, ss, eflags, .. } = remote.first;
-    Ok(Registers { cs, ss, eflags, rip: loader.entry, rsp: sp, ..Registers::default() })
-}
 
-fn lay_stack(
-    remote: &Remote,
-    top: u64,
-    auxiliary: &mut Auxiliary,
-    [library, loader]: [Image; 2],
-    path: u64,
-    fence: u64,
-    state: &State,
-) -> Result<u64, Errno> {
-    auxiliary.become_of(&library, &loader, path)?;
-    let ours = [
-        (passed::ENTRY, remote.first.rip),
-        (passed::STACK, remote.first.rsp),
-        (passed::HELPER, getpid().into()),
-        (passed::FENCE, fence),
-        (passed::REQUIRED, state.required().into()),
-    ];
-    ours.into_iter().try_for_each(|(kind, value)| auxiliary.set(kind, value))?;
-    stack::lay(remote, top, state.environment(), auxiliary)
-}
+    fn do_all(
+        &mut self,
+        remote: &Remote,
+        mut auxiliary: Auxiliary,
+        state: &State,
+        plans: [&Plan; 2],
+    ) -> Result<Registers, Failed> {
+        let stack = self.room + script::LENGTH;
+        self.script.push(ROOM_STEP, nr::MPROTECT, [stack, STACK, prot::READ | prot::WRITE, 0, 0, 0]);
+        let names = [self.texts, self.texts + state.library().len() as u64];
+        let steps = [LIBRARY_STEP, LOADER_STEP];
+        for (n, plan) in plans.into_iter().enumerate() {
+            let added = plan.add_to(&mut self.script, steps[n], self.bases[n], names[n]);
+            self.files[n] = Some(added.map_err(|why| Failed(steps[n], why))?);
+        }
+        self.raise_fence();
+        self.script.run(remote, (self.texts, state.texts()))?;
+        for (n, plan) in plans.into_iter().enumerate() {
+            plan.write_zeros(remote, self.bases[n]).map_err(|why| Failed(steps[n], why))?;
+        }
+        let images = [plans[0].image(self.bases[0]), plans[1].image(self.bases[1])];
+        let sp = self
+            .lay_stack(remote, &mut auxiliary, images, state)
+            .map_err(|why| Failed("the stack that its dynamic linker needs cannot be written", why))?;
+        let Registers { cs, ss, eflags, .. } = remote.first;
+        Ok(Registers { cs, ss, eflags, rip: images[1].entry, rsp: sp, ..Registers::default() })
+    }
 
-/// Maps the page behind the break. 0: there is something already.
-fn raise_fence(remote: &Remote) -> Result<u64, Errno> {
-    const FIXED_NOREPLACE: u64 = 0x10_0000;
-    let end = remote.call(nr::BRK, [0; 6])?.next_multiple_of(PAGE);
-    let flags = map::PRIVATE | map::ANONYMOUS | map::NORESERVE | FIXED_NOREPLACE;
-    match remote.call(nr::MMAP, [end, PAGE, prot::NONE, flags, u64::MAX, 0]) {
-        Err(Errno::EEXIST) => Ok(0),
-        answer => answer,
+    /// Maps the page behind the break, if there is nothing yet.
+    fn raise_fence(&mut self) {
+        const FIXED_NOREPLACE: u64 = 0x10_0000;
+        let flags = map::PRIVATE | map::ANONYMOUS | map::NORESERVE | FIXED_NOREPLACE;
+        let end = self.script.push(ROOM_STEP, nr::BRK, [0; 6]);
+        let fence = self.script.push(ROOM_STEP, nr::MMAP, [0, PAGE, prot::NONE, flags, u64::MAX, 0]);
+        self.script.take(fence, 0, end, (PAGE - 1, !(PAGE - 1)));
+        self.script.allow(fence, Errno::EEXIST);
+        self.fence = Some(fence);
+    }
+
+    /// The page behind the break, if the script has mapped it.
+    fn fence(&self) -> Option<u64> {
+        self.script.answer(self.fence?)?.ok()
+    }
+
+    fn lay_stack(&self, remote: &Remote, auxiliary: &mut Auxiliary, images: [Image; 2], state: &State) -> Result<u64, Errno> {
+        let [library, loader] = images;
+        auxiliary.become_of(&library, &loader, self.texts)?;
+        let ours = [
+            (passed::ENTRY, remote.first.rip),
+            (passed::STACK, remote.first.rsp),
+            (passed::HELPER, getpid().into()),
+            (passed::FENCE, self.fence().unwrap_or(0)),
+            (passed::SCRIPT, self.room),
+            (passed::REQUIRED, state.required().into()),
+        ];
+        ours.into_iter().try_for_each(|(kind, value)| auxiliary.set(kind, value))?;
+        let environment = state.environment();
+        let names = (state.texts().len() - environment.0.len()) as u64;
+        stack::lay(remote, (self.texts, names), environment, auxiliary)
+    }
+
+    /// Takes back what the script has done outside of its room.
+    fn undo(&self, remote: &Remote) {
+        for descriptor in self.files.iter().flatten().filter_map(|steps| steps.left_open(&self.script)) {
+            let _ = remote.call(nr::CLOSE, [descriptor, 0, 0, 0, 0, 0]);
+        }
+        if let Some(fence) = self.fence() {
+            let _ = remote.call(nr::MUNMAP, [fence, PAGE, 0, 0, 0, 0]);
+        }
     }
 }
 
 /// A `syscall` instruction in the program's memory: in its vDSO, which the kernel maps for every program.
-fn find_gate(remote: &Remote, auxiliary: &Auxiliary) -> Result<u64, Errno> {
+pub fn find_gate(remote: &Remote, auxiliary: &Auxiliary) -> Result<u64, Errno> {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     let start = auxiliary.vdso().ok_or(Errno::ENOENT)?;
     let mut page = [0; PAGE as usize];

@@ -7,7 +7,8 @@
 //!  the process that executes                     the helper (a process on the same memory)
 //!  clone(CLONE_VM) ────────────────────────────▶ PTRACE_SEIZE
 //!  execve ── the kernel makes the new memory ──▶ PTRACE_EVENT_EXEC
-//!    stands still                                calls made in the new program's name: a stack, the library, its dynamic linker;
+//!    stands still                                one call made in the new program's name: room for all that comes
+//!    makes the calls of a *script* by itself ───▶ a stack, the library, its dynamic linker (`script.rs`)
 //!    │                                           what the linker expects on a first stack
 //!    ◀────────────────────────────────────────── PTRACE_DETACH, and the helper ends
 //!  the dynamic linker ▶ the library's entry (`preload/src/dispatch/hosted.rs`) ▶ the program's entry, as the kernel left it
@@ -28,8 +29,8 @@
 //! 2. **The program runs with the library, or as it would have natively.** Where a step fails, what was mapped is unmapped and
 //!    the program goes on; the helper writes why. While it works, the kernel would kill the program if the helper died
 //!    (`PTRACE_O_EXITKILL`).
-//! 3. **Nothing of the tracing stays.** Signals are blocked meanwhile and come afterwards; calls are made by stops at calls, not
-//!    by single steps, whose SIGTRAP would change an action of the program's.
+//! 3. **Nothing of the tracing stays.** Signals are blocked meanwhile and come afterwards. The one breakpoint may change the action of
+//!    SIGTRAP, which is set back.
 //!
 //! Such a program must not gain rights by the exec: the kernel leaves out set-user-ID for a program that is traced. The caller
 //! sees to that (`farshore_launch`).
@@ -40,6 +41,7 @@ mod berth;
 mod helper;
 mod image;
 mod remote;
+mod script;
 mod stack;
 
 use berth::{Berth, FAILED, READY};
@@ -47,6 +49,9 @@ use core::ffi::CStr;
 use farshore_sys::raw::{Errno, gettid, nr, syscall, syscall_result};
 use farshore_sys::signal::{self, How, SigSet};
 use farshore_sys::thread;
+
+/// See [`passed::SCRIPT`].
+pub const SCRIPT_LENGTH: u64 = script::LENGTH;
 
 /// Auxiliary entries by which the helper tells the library where it is. No kernel uses these numbers.
 pub mod passed {
@@ -66,6 +71,8 @@ pub mod passed {
     pub const HELPER: u64 = 0x4653_0003;
     /// The page behind the break.
     pub const FENCE: u64 = 0x4653_0004;
+    /// The page of the calls that put the library there, of [`crate::SCRIPT_LENGTH`] bytes. Nobody needs it any more.
+    pub const SCRIPT: u64 = 0x4653_0009;
 }
 
 /// The dynamic linker that runs the library. The library was linked for it.

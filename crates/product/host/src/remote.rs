@@ -138,10 +138,10 @@ impl Remote {
     /// Takes hold of a process that has just become the new program.
     pub fn new(process: u32) -> Result<Remote, Errno> {
         ptrace(PTRACE_SETOPTIONS, process, 0, O_EXITKILL | O_TRACESYSGOOD)?;
-        let (mut mask, all) = (0u64, u64::MAX);
+        let mut mask = 0u64;
         ptrace(PTRACE_GETSIGMASK, process, 8, &raw mut mask as u64)?;
-        ptrace(PTRACE_SETSIGMASK, process, 8, &raw const all as u64)?;
         let mut remote = Remote { process, first: Registers::default(), mask, gate: 0, kept: Cell::new(0) };
+        remote.block_signals()?;
         // Out of the exec.
         remote.go_to_call()?;
         remote.first = remote.registers()?;
@@ -164,9 +164,14 @@ impl Remote {
     }
 
     fn go_to_call(&self) -> Result<(), Errno> {
+        self.go_to(PTRACE_SYSCALL, Event::Call)
+    }
+
+    /// Lets it go on, by a request of ptrace, until this happens.
+    fn go_to(&self, request: u64, wanted: Event) -> Result<(), Errno> {
         const SIGSTOP: u32 = 19;
         loop {
-            ptrace(PTRACE_SYSCALL, self.process, 0, 0)?;
+            ptrace(request, self.process, 0, 0)?;
             let event = loop {
                 match wait() {
                     (process, event) if process == self.process => break event,
@@ -175,16 +180,21 @@ impl Remote {
                 }
             };
             match event {
-                Event::Call => return Ok(()),
+                event if event == wanted => return Ok(()),
                 Event::Gone => return Err(Errno::ESRCH),
-                // All others are blocked.
-                Event::Signal(signal) => self.kept.set(signal),
-                Event::Stopped => self.kept.set(SIGSTOP),
+                Event::Signal(SIGSTOP) | Event::Stopped => self.kept.set(SIGSTOP),
+                // All others are blocked. So this one is the kernel's, for what the process has just done.
+                Event::Signal(_) => return Err(Errno::EFAULT),
                 // As natively SIGCONT takes back a SIGSTOP that has not stopped anything yet.
                 Event::Continued => self.kept.set(0),
-                Event::Exec => {}
+                Event::Call | Event::Exec => {}
             }
         }
+    }
+
+    fn block_signals(&self) -> Result<(), Errno> {
+        let all = u64::MAX;
+        ptrace(PTRACE_SETSIGMASK, self.process, 8, &raw const all as u64).map(drop)
     }
 
     /// Makes a call in the program's name.
@@ -197,26 +207,45 @@ impl Remote {
         sort(self.registers()?.rax as i64)
     }
 
-    /// Reads bytes of the program; `into` does not reach over the end of a page.
+    /// Lets it run from `at`, with all signals blocked, until the next breakpoint.
+    ///
+    /// # Errors
+    /// It is gone; or the kernel has answered what it did with another signal (`EFAULT`).
+    pub fn go_to_breakpoint(&self, at: u64) -> Result<(), Errno> {
+        self.set_registers(&Registers { rip: at, orig_rax: u64::MAX, ..self.first })?;
+        let stopped = self.go_to(PTRACE_CONT, Event::Signal(SIGTRAP));
+        // The kernel takes the signal from those that are blocked.
+        self.block_signals()?;
+        stopped
+    }
+
+    /// Reads bytes of the program.
     pub fn read(&self, from: u64, into: &mut [u8]) -> Result<(), Errno> {
-        self.transfer(READV, into.as_mut_ptr() as u64, from, into.len())
+        self.transfer(READV, [(from, into.as_mut_ptr() as u64, into.len())])
     }
 
     /// Writes bytes of the program.
     pub fn write(&self, to: u64, bytes: &[u8]) -> Result<(), Errno> {
-        self.transfer(WRITEV, bytes.as_ptr() as u64, to, bytes.len())
+        self.write_all([(to, bytes)])
     }
 
-    fn transfer(&self, nr: u64, here: u64, there: u64, length: usize) -> Result<(), Errno> {
+    /// Writes bytes at several places.
+    pub fn write_all<const N: usize>(&self, parts: [(u64, &[u8]); N]) -> Result<(), Errno> {
+        self.transfer(WRITEV, parts.map(|(to, bytes)| (to, bytes.as_ptr() as u64, bytes.len())))
+    }
+
+    /// `parts`: where there, where here, and how many bytes.
+    fn transfer<const N: usize>(&self, nr: u64, parts: [(u64, u64, usize); N]) -> Result<(), Errno> {
+        let length = parts.iter().map(|part| part.2 as u64).sum();
         if length == 0 {
             return Ok(());
         }
-        let (here, there) = ([here, length as u64], [there, length as u64]);
-        let lists = (MaybeUninit::new(here), MaybeUninit::new(there));
-        let args = [self.process.into(), lists.0.as_ptr() as u64, 1, lists.1.as_ptr() as u64, 1, 0];
-        // SAFETY: `read` and `write` give the kernel a slice of ours of that length, to be written or read.
+        let here = MaybeUninit::new(parts.map(|(_, here, length)| [here, length as u64]));
+        let there = MaybeUninit::new(parts.map(|(there, _, length)| [there, length as u64]));
+        let args = [self.process.into(), here.as_ptr() as u64, N as u64, there.as_ptr() as u64, N as u64, 0];
+        // SAFETY: `read` and `write_all` give the kernel slices of ours of that length, to be written or read.
         let done = unsafe { syscall_result(nr, args) }?;
-        if done == length as u64 { Ok(()) } else { Err(Errno::EFAULT) }
+        if done == length { Ok(()) } else { Err(Errno::EFAULT) }
     }
 
     /// Lets the process go on by itself, with these registers.

@@ -109,34 +109,31 @@ impl Words<'_> {
     }
 }
 
-/// Writes the stack of the library's dynamic linker, from `top` down. Returns the stack pointer.
+/// Words of a stack at most: the auxiliary vector, and an environment of a few entries.
+const WORDS: usize = 160;
+
+/// Writes the stack of the library's dynamic linker below `texts`, at whose end the strings of the environment lie already; before them lie
+/// `names` bytes of others. Returns the stack pointer.
 ///
 /// # Errors
 /// It has no room, or cannot be written.
-pub fn lay(remote: &Remote, top: u64, environment: (&[u8], usize), auxiliary: &Auxiliary) -> Result<u64, Errno> {
+pub fn lay(remote: &Remote, (texts, names): (u64, u64), environment: (&[u8], usize), auxiliary: &Auxiliary) -> Result<u64, Errno> {
     let (strings, count) = environment;
-    let texts = (top - strings.len() as u64) & !15;
-    remote.write(texts, strings)?;
     // One argument and a null; the environment and a null; the vector and its end.
-    let words = 3 + count + 1 + 2 * auxiliary.count + 2;
-    let sp = (texts - words as u64 * 8) & !15;
-    let mut at = sp;
-    let mut push = |word: u64| {
-        remote.write(at, &word.to_ne_bytes())?;
-        at += 8;
-        Ok::<_, Errno>(())
-    };
-    push(1)?;
-    push(auxiliary.name)?;
-    push(0)?;
-    let mut from = texts;
-    for string in strings.split_inclusive(|&byte| byte == 0) {
-        push(from)?;
+    let length = 3 + count + 1 + 2 * auxiliary.count + 2;
+    let mut words = [0u64; WORDS];
+    let words = words.get_mut(..length).ok_or(Errno::ENOMEM)?;
+    (words[0], words[1]) = (1, auxiliary.name);
+    let (entries, vector) = words[3..].split_at_mut(count + 1);
+    let mut from = texts + names;
+    for (entry, string) in entries.iter_mut().zip(strings.split_inclusive(|&byte| byte == 0)) {
+        *entry = from;
         from += string.len() as u64;
     }
-    push(0)?;
-    auxiliary.entries[..auxiliary.count].iter().flatten().try_for_each(|&word| push(word))?;
-    push(AT_NULL)?;
-    push(0)?;
+    vector.iter_mut().zip(auxiliary.entries[..auxiliary.count].iter().flatten()).for_each(|(word, value)| *word = *value);
+    let sp = (texts - length as u64 * 8) & !15;
+    // SAFETY: words are bytes.
+    let bytes = unsafe { core::slice::from_raw_parts(words.as_ptr().cast::<u8>(), length * 8) };
+    remote.write(sp, bytes)?;
     Ok(sp)
 }

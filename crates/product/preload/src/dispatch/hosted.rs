@@ -15,7 +15,7 @@ use core::arch::global_asm;
 use core::ffi::{c_char, c_int};
 use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use farshore_host::{passed, wait_for};
+use farshore_host::{SCRIPT_LENGTH, passed, wait_for};
 use farshore_sys::hosted;
 use farshore_sys::raw::{nr, syscall};
 
@@ -91,6 +91,8 @@ extern "C" fn begin(stack: *mut u64) -> Program {
     };
     wait_for(helper[1] as u32);
     let value = |kind| find(kind).map_or(0, |entry| entry[1]);
+    // SAFETY: nobody needs it any more.
+    unsafe { syscall(nr::MUNMAP, [value(passed::SCRIPT), SCRIPT_LENGTH, 0, 0, 0, 0]) };
     HEADERS.store(core::ptr::with_exposed_provenance_mut(value(passed::HEADERS) as usize), Ordering::Release);
     COUNT.store(value(passed::COUNT) as usize, Ordering::Release);
     FENCE.store(value(passed::FENCE), Ordering::Release);
