@@ -7,7 +7,7 @@ use farshore_backend::file::{FileArray, FileOptions};
 use farshore_backend::{AnyBackend, OpenError};
 use farshore_config::{Size, SwapSpec};
 use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue};
-use rustix::fs::{Mode, OFlags, fcntl_getfl, fstat};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fcntl_getfl, fstat, statx};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
@@ -53,6 +53,28 @@ fn pages_come_back_from_every_kind_of_file() {
                 assert_eq!(write::<FileArray>(&mut queue, first, &pages), Ok(()));
                 check(&array, first, &pages);
             }
+        }
+    }
+}
+
+/// Writes that this process has made so far.
+fn writes() -> u64 {
+    let io = std::fs::read_to_string("/proc/self/io").unwrap();
+    io.lines().find_map(|line| line.strip_prefix("syscw: ")).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_disk_is_tried_only_if_it_does_not_say_what_it_can_do() {
+    let place = Dir::new();
+    for direct in [true, false] {
+        let before = writes();
+        let (array, _) = open(&[dir(&place.0)], FileOptions { direct, ..FileOptions::default() }).unwrap();
+        let tried = writes() > before;
+        for fd in array.borrow() {
+            let about = statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).unwrap();
+            let said = about.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && (1..=4096).contains(&about.stx_dio_mem_align);
+            assert_eq!(tried, !(direct && said));
+            assert!(!said || fcntl_getfl(fd).unwrap().contains(OFlags::DIRECT) == direct);
         }
     }
 }

@@ -99,15 +99,15 @@ fn enter(process: u32, state: &State, plans: &Plans) {
 
 /// Puts the library there. Returns the registers with which its dynamic linker begins.
 fn board(remote: &mut Remote, state: &State, plans: &Plans) -> Result<Registers, Failed> {
-    let [library, loader] = plans;
-    let library = library.as_ref().map_err(|&why| Failed(LIBRARY_STEP, why))?;
-    let loader = loader.as_ref().map_err(|&why| Failed(LOADER_STEP, why))?;
     let auxiliary = Auxiliary::read(remote).map_err(|why| Failed("its first stack cannot be read", why))?;
     if auxiliary.is_secure() {
         return Err(Failed("it gains rights", Errno::EPERM));
     }
     let gate = find_gate(remote, &auxiliary).map_err(|why| Failed("it has no vDSO by which calls can be made", why))?;
     remote.set_gate(gate);
+    let [library, loader] = plans;
+    let library = library.as_ref().map_err(|&why| Failed(LIBRARY_STEP, why))?;
+    let loader = loader.as_ref().map_err(|&why| Failed(LOADER_STEP, why))?;
     let length = script::LENGTH + STACK + loader.length + library.length;
     // A page of it is executed before the library is there. What is not code loses that right as the script begins.
     let (all, anonymous) = (prot::READ | prot::WRITE | prot::EXEC, map::PRIVATE | map::ANONYMOUS | map::NORESERVE);

@@ -6,11 +6,12 @@ use crate::device::{self, regions::Regions};
 use crate::error::{OpenError, SMALLEST_BYTES};
 use crate::fd::place_high;
 use farshore_config::{Size, SwapSpec};
+use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::PageBuf;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
-    FileType, Mode, OFlags, fchmod, fcntl_getfl, fcntl_setfl, fstatfs, fstatvfs, ftruncate, lstat, open as open_file, stat,
-    unlink,
+    AtFlags, FileType, Mode, OFlags, StatxFlags, fchmod, fcntl_getfl, fcntl_setfl, fstatfs, fstatvfs, ftruncate, lstat,
+    open as open_file, stat, statx, unlink,
 };
 use rustix::io::{Errno, pread, pwrite};
 use rustix::process::{Resource, getrlimit};
@@ -209,14 +210,18 @@ fn limit_of(spec: &SwapSpec, size: Option<Size>, notice: &mut dyn FnMut(&str)) -
     Ok(Some(allowed))
 }
 
-/// Writes and reads a page, with direct I/O if that works.
+/// Sets whether I/O is direct, which it is if that works: the file system says so, or a page is written and read.
 fn choose_direct(path: &Path, fd: BorrowedFd<'_>, wanted: bool, notice: &mut dyn FnMut(&str)) -> Result<(), OpenError> {
     let failed = |errno| match errno {
         Errno::NOSPC | Errno::DQUOT | Errno::FBIG => OpenError::Full { path: path.to_owned(), free: 0 },
         errno => OpenError::Io { doing: "write and read back a page of the swap file at", path: path.to_owned(), errno },
     };
     let is_ram = fstatfs(fd).is_ok_and(|fs| RAM_MAGICS.contains(&(fs.f_type as u64)));
-    let direct = wanted && !is_ram && set_direct(fd, true).is_ok() && probe(fd).is_ok();
+    let can_be = wanted && !is_ram && set_direct(fd, true).is_ok();
+    if can_be && says_direct(fd) {
+        return Ok(());
+    }
+    let direct = can_be && probe(fd).is_ok();
     if !direct {
         set_direct(fd, false).map_err(failed)?;
         probe(fd).map_err(failed)?;
@@ -233,6 +238,17 @@ fn choose_direct(path: &Path, fd: BorrowedFd<'_>, wanted: bool, notice: &mut dyn
         ));
     }
     ftruncate(fd, 0).map_err(failed)
+}
+
+/// Whether the file system says that this file can have direct I/O of pages (Linux 6.1). To try it takes 0.1 ms on a disk that does
+/// nothing else, and ten where others use it, at each start.
+fn says_direct(fd: BorrowedFd<'_>) -> bool {
+    let is_page = |align: u32| (1..=PAGE_SIZE as u32).contains(&align);
+    statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).is_ok_and(|about| {
+        about.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+            && is_page(about.stx_dio_mem_align)
+            && is_page(about.stx_dio_offset_align)
+    })
 }
 
 fn set_direct(fd: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
