@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -54,6 +54,8 @@ fuzz: ## bytes from outside, guided by coverage (ARGS='word --seconds 600', ARGS
 loom: ## all interleavings of core and uthread
 miri: ## undefined behaviour in core
 real: ## real programs, natively and under farshore
+rows: ## programs of many languages in half and a quarter of their memory: what goes of it (a few)
+rows-long: ## the same for all that the table in the book has
 threads: ## threads, signals, limits, filters and allocators
 pages: ## what the kernel and programs do to pages: merging, locks, devices, stacks that grow
 asynchronous: ## io_uring and Linux AIO of programs, natively and under farshore
@@ -90,7 +92,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family report serve suites suites-long soak soak-long kernels kernels-long packages:
+front unit sim canaries loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family report serve suites suites-long soak soak-long kernels kernels-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

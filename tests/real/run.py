@@ -12,6 +12,7 @@ import tempfile
 
 import harness
 from harness import size_text
+from memory import Watch
 
 # A program that uses less than this more than its limit need not evict: evictors keep some frames free below the limit.
 SLACK = 1.3
@@ -27,6 +28,8 @@ class Way:
     timeout: float = None
     encrypt: bool = False
     prefetch: str = None
+    # Whether the memory of what runs is watched (memory.py).
+    watched: bool = False
 
     def argv(self, argv, limit, fault, stats):
         """The command that runs `argv` under farshore with a limit."""
@@ -38,8 +41,8 @@ class Way:
 class Step:
     """One program that a case ran, and what came of it."""
 
-    def __init__(self, name, limit, outcome, stats):
-        self.name, self.limit, self.stats = name, limit, stats
+    def __init__(self, name, limit, outcome, stats, watch=None):
+        self.name, self.limit, self.stats, self.watch = name, limit, stats, watch
         self.status, self.seconds, self.peak_rss, self.stderr = outcome.status, outcome.seconds, outcome.peak_rss, outcome.stderr
 
 
@@ -77,7 +80,10 @@ class Context:
             limit, stats = self.limit_of(step), os.path.join(self.folder, f"stats-{len(self.steps)}.json")
             argv = self.way.argv(argv, limit, self.mode.fault, stats)
         process = harness.Process(argv, self.folder, self.timeout, stdin=stdin, stdout=stdout, env=environment, cwd=self.folder)
-        self.pending[process] = (step, limit, stats)
+        watch = Watch(process.popen.pid, process.popen.pid) if self.way.watched else None
+        if watch:
+            watch.start()
+        self.pending[process] = (step, limit, stats, watch)
         return process
 
     def run(self, step, argv, stdin=None, env=None):
@@ -95,12 +101,14 @@ class Context:
 
     def finish(self, process):
         """Waits for the end of a program and looks at its status and counters."""
-        step, limit, stats_path = self.pending[process]
+        step, limit, stats_path, watch = self.pending[process]
         # Interrupted here, the process stays pending, and `abandon` ends it.
         outcome = process.finish()
         del self.pending[process]
+        if watch:
+            watch.stop()
         stats = harness.load_stats(stats_path) if stats_path else None
-        self.steps.append(Step(step, limit, outcome, stats))
+        self.steps.append(Step(step, limit, outcome, stats, watch))
         if outcome.timed_out:
             self.problem(f"{step}: no end after {self.timeout} s")
             print(f"\n{self.case.name} {self.mode} {step} hangs:\n{outcome.picture}\n", file=sys.stderr)
