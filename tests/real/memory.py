@@ -24,14 +24,14 @@ class Reading:
 
 
 class Watch(threading.Thread):
-    """Looks at the processes of a session until it is told to stop: the most memory of no file, and the most of files, that they had at a time, together.
+    """Looks at the processes of a session, but for its leader, until it is told to stop: the most memory of no file, and the most of files, that they had at a time, together.
 
     Between two looks a peak can come and go. The kernel keeps the most that each process ever had (VmHWM): where it has grown, it counts, without the pages of files.
     """
 
-    def __init__(self, session, beside):
+    def __init__(self, session):
         super().__init__(daemon=True)
-        self.session, self.beside, self.memory, self.files = session, beside, 0, 0
+        self.session, self.memory, self.files = session, 0, 0
         self._highest, self._over = {}, threading.Event()
 
     def look(self, pids):
@@ -49,7 +49,7 @@ class Watch(threading.Thread):
         pids, found = [], 0
         while not self._over.wait(LOOK_SECONDS):
             if time.monotonic() - found > FIND_SECONDS:
-                pids, found = [pid for pid in harness.session_pids(self.session) if pid != self.beside], time.monotonic()
+                pids, found = [pid for pid in harness.session_pids(self.session) if pid != self.session], time.monotonic()
             self.look(pids)
 
     def stop(self):

@@ -86,7 +86,7 @@ def java(*options):
     """A command that runs the class."""
     def command(folder):
         subprocess.run([need("javac", "openjdk-17-jdk-headless"), "-d", folder, source("Records.java")], check=True)
-        return [need("java", "openjdk-17-jre-headless"), "-Xmx400m", *options, "-cp", folder, "Records"]
+        return [need("java", "openjdk-17-jre-headless"), "-Xmx600m", *options, "-cp", folder, "Records"]
     return command
 
 
@@ -115,7 +115,8 @@ def site(pages):
 
 
 class Row(Case):
-    """A program: `command` gives its command line, for a folder; `arguments` follow it. `least` is the part of what should go that must go."""
+    """A program: `command` gives its command line, for a folder; `arguments` follow it. `least` is the part of what should go that must go; None, where it is known that none
+    does: the limits in the book say why."""
 
     timeout = {"full": 150}
 
@@ -123,6 +124,8 @@ class Row(Case):
         super().__init__("full", None)
         self.name, self.summary = name, what
         self.command, self.arguments, self.short, self.env, self.least, self.argv = command, arguments, short, env, least, None
+        # Where nothing leaves, the counters are not to say that something did.
+        self.uncounted = ("program",) if least is None else ()
 
     def prepare(self):
         self.argv = [*self.command(self.folder), *map(str, self.arguments)]
@@ -153,9 +156,11 @@ ROWS = [
     Row("perl", "Perl: records", script("perl", "perl", "records.pl"), 400_000, short=True, env={"PERL_HASH_SEED": "0"}),
     Row("php", "PHP: records", script("php", "php-cli", "records.php"), 400_000),
     Row("lua", "Lua: records", script("lua5.4", "lua5.4", "records.lua"), 400_000),
-    Row("luajit", "LuaJIT: records", script("luajit", "luajit", "records.lua"), 400_000),
+    Row("luajit", "LuaJIT: records", script("luajit", "luajit", "records.lua"), 500_000),
     Row("ruby", "Ruby: records", script("ruby", "ruby", "records.rb"), 600_000, short=True),
     Row("ocaml", "OCaml: records", lambda _: [built("records.ml", "records-ocaml", "ocamlopt", package="ocaml-nox")], 1_500_000),
+    # Its heap is executable memory, which Farshore does not manage.
+    Row("sbcl", "SBCL: records", lambda _: [need("sbcl", "sbcl"), "--dynamic-space-size", "1024", "--script", source("records.lisp")], 1_200_000, least=None),
     Row("erlang", "Erlang: a table, binaries", erlang, 600_000),
     Row("r", "R: vectors", script("Rscript", "r-base-core", "vectors.R"), 5_000_000),
     Row("duckdb", "DuckDB: a table", lambda _: [pypi("duckdb"), source("duckdb_rows.py")], 7_000_000),
@@ -165,8 +170,8 @@ ROWS = [
     # Debian's policy lets it have 256 MiB.
     Row("imagemagick", "ImageMagick: an image", lambda _: [need("convert-im6.q16", "imagemagick")], "-size", "3900x3900", "gradient:red-blue", "-rotate", "90", "-negate", "-format", "%#\\n",
         "info:"),
-    Row("java-g1", "JVM, G1: records", java("-XX:+UseG1GC"), 1_200_000),
-    Row("java-serial", "JVM, serial: records", java("-XX:+UseSerialGC"), 1_200_000),
+    Row("java-g1", "JVM, G1: records", java("-XX:+UseG1GC"), 1_800_000),
+    Row("java-serial", "JVM, serial: records", java("-XX:+UseSerialGC"), 1_800_000),
     Row("node-buffers", "Node: buffers", script("node", "nodejs", "buffers.js"), 300),
     Row("node-objects", "Node: objects", script("node", "nodejs", "objects.js"), 1_200_000),
     Row("rust", "Rust, glibc: records", rust(None, "records-rust"), 1_500_000, short=True),

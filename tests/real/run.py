@@ -80,7 +80,7 @@ class Context:
             limit, stats = self.limit_of(step), os.path.join(self.folder, f"stats-{len(self.steps)}.json")
             argv = self.way.argv(argv, limit, self.mode.fault, stats)
         process = harness.Process(argv, self.folder, self.timeout, stdin=stdin, stdout=stdout, env=environment, cwd=self.folder)
-        watch = Watch(process.popen.pid, process.popen.pid) if self.way.watched else None
+        watch = Watch(process.popen.pid) if self.way.watched else None
         if watch:
             watch.start()
         self.pending[process] = (step, limit, stats, watch)

@@ -60,7 +60,7 @@ mod watch;
 
 use crate::dispatch::start::{self, Begun};
 use crate::ground::net;
-use crate::ground::ranges::Ranges;
+use crate::ground::ranges::{self, Ranges};
 use crate::ground::runtime::uninterrupted;
 use crate::ground::sleeping::{self, Stopped};
 use crate::ground::small::Small;
@@ -555,7 +555,7 @@ fn stand_up(sleeper: &Sleeper, mask: SigSet, stacks: &[u64]) -> Result<SigSet, S
         let mut all = mapped.clone();
         if !begun.statics.is_empty() {
             let plain = attributes::plain_parts(&begun.statics);
-            let peculiar = begun.statics.iter().flat_map(|array| memory::without(array.clone(), &plain));
+            let peculiar = begun.statics.iter().flat_map(|array| ranges::without(array.clone(), &plain));
             peculiar.for_each(|part| all.remove(part.start, part.end));
         }
         all.add(heap.0.next_multiple_of(PAGE_SIZE as u64), heap.1.next_multiple_of(PAGE_SIZE as u64));

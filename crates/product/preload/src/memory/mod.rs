@@ -20,6 +20,7 @@ pub use runs::any_managed;
 use crate::ground::files;
 use crate::ground::lost::{self, Needed};
 use crate::ground::net::net;
+use crate::ground::ranges::without;
 use crate::ground::runtime::{Runtime, Space, locked};
 use crate::ground::small::{self, Small};
 use crate::ground::thread::Thread;
@@ -240,17 +241,6 @@ const NEAR: u64 = 64 << 10;
 fn near(stack: u64) -> Range<u64> {
     let here = stack & !(PAGE - 1);
     here.saturating_sub(NEAR)..here.saturating_add(NEAR)
-}
-
-/// The parts of `range` that are in none of `others`.
-pub fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut parts = vec![range];
-    for other in others {
-        let cut = |part: Range<u64>| [part.start..part.end.min(other.start), part.start.max(other.end)..part.end];
-        parts = parts.into_iter().flat_map(cut).collect();
-    }
-    parts.retain(|part| part.start < part.end);
-    parts
 }
 
 /// Tells the kernel that a part of each huge page is cold: the kernel then splits the page.

@@ -12,7 +12,7 @@
 //! their pages, because libc uses the copy. What is mapped from the file (`.data`) stays the kernel's. Libraries that are loaded later map by
 //! calls, as all else does.
 
-use crate::ground::text;
+use crate::ground::{ranges, text};
 use core::ffi::{CStr, c_int, c_void};
 use core::ops::Range;
 use farshore_catch::patch;
@@ -211,7 +211,7 @@ unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _size: usize, found: *mu
     let mut arrays: Vec<Range<u64>> = zeros_of(headers, info.dlpi_addr, found.threshold).collect();
     if let (false, Some(dynamic)) = (arrays.is_empty(), headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)) {
         let copies = Section { base: info.dlpi_addr, first: at(dynamic) as *const Dynamic }.copies();
-        arrays = arrays.into_iter().flat_map(|array| super::without(array, &copies)).filter(is_large).collect();
+        arrays = arrays.into_iter().flat_map(|array| ranges::without(array, &copies)).filter(is_large).collect();
     }
     let (start, end) = (segments().map(at).min(), segments().map(|segment| at(segment) + segment.p_memsz).max());
     if let (Some(start), Some(end), false) = (start, end, arrays.is_empty()) {
