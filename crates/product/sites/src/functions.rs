@@ -28,6 +28,10 @@ const PE_UDATA4: u8 = 0x03;
 const PE_DATAREL_SDATA4: u8 = 0x3b;
 const PE_PCREL_SDATA4: u8 = 0x1b;
 
+/// Bytes that are decoded as one function, at most. Text that the table does not know lies behind a function that it knows. That is hundreds of megabytes in a program
+/// that was compiled without unwind information, but for some libraries in it (Chromium).
+pub(crate) const FUNCTION_MOST: u64 = 256 << 10;
+
 impl<'a> Functions<'a> {
     /// The functions of `texts` that the table names. Functions without the bytes of a `syscall` are of no interest, and are
     /// most of them: so the bytes are looked for first, and then the functions that they are in.
@@ -69,10 +73,10 @@ impl<'a> Functions<'a> {
                 // The description of `clone` ends before its call: the rest, up to the next function, goes on where it ended.
                 let behind = rows.get(next).map_or(text.end, |row| at(row)).saturating_sub(start);
                 let length = if end <= start + named { named } else { behind };
-                let holds = end <= start + length && memory.bytes(start, length).is_some();
+                let holds = length <= FUNCTION_MOST && end <= start + length && memory.bytes(start, length).is_some();
                 if holds && plain_entry(memory, entry, start) == Some(true) {
                     all.push(start..start + length);
-                } else if !is_restorer(&bytes[..offset]) {
+                } else if !is_restorer(memory.bytes(site.wrapping_sub(RESTORES), RESTORES).unwrap_or_default()) {
                     *unknown += 1;
                 }
             });
@@ -86,6 +90,9 @@ impl<'a> Functions<'a> {
         let begins = |row: &[u8; 8]| table.wrapping_add_signed(i32::from_le_bytes([row[0], row[1], row[2], row[3]]).into());
         let next = rows.partition_point(|row| begins(row) <= at);
         let Some(start) = next.checked_sub(1).and_then(|row| rows.get(row)).map(begins) else { return false };
+        if at - start >= FUNCTION_MOST {
+            return false;
+        }
         let end = rows.get(next).map_or(at, begins).max(at + 1);
         let Some(bytes) = text.slice(&(start..end)) else { return false };
         let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
@@ -93,6 +100,9 @@ impl<'a> Functions<'a> {
         around.is_some_and(|instruction| !instruction.is_invalid() && instruction.ip() != at)
     }
 }
+
+/// Length of the longer `mov rax, 15`.
+const RESTORES: u64 = 7;
 
 /// Whether a `syscall` behind these bytes is that of a signal handler's restorer: `mov rax, 15`.
 pub(crate) fn is_restorer(before: &[u8]) -> bool {

@@ -166,7 +166,12 @@ impl<'a> Image<'a> {
 
     /// The functions that have the bytes of a `syscall`; `None`: nobody can tell.
     pub(crate) fn functions(&self) -> Option<Functions<'a>> {
-        Functions::read(&self.memory(), self.unwinding?, &self.texts)
+        self.functions_of(&self.texts)
+    }
+
+    /// The same for parts of the texts.
+    pub(crate) fn functions_of(&self, texts: &[Range<u64>]) -> Option<Functions<'a>> {
+        Functions::read(&self.memory(), self.unwinding?, texts)
     }
 }
 

@@ -115,18 +115,26 @@ impl Plan {
     }
 }
 
+/// Bytes of a text that are looked at together for calls.
+const PIECE: u64 = 1 << 20;
+
 impl Image<'_> {
-    /// Whether its code may make one of these calls.
+    /// Whether its code may make one of these calls. Text is looked at piece by piece, as the answer is often in the first: a program may have hundreds of megabytes.
     pub fn may_call(&self, wanted: &dyn Fn(u64) -> bool) -> bool {
-        let Some(functions) = self.functions().filter(|functions| functions.unknown == 0 && !self.hides_text()) else {
-            return true;
-        };
-        self.texts().iter().filter_map(|range| self.text(range)).any(|text| {
-            let mut code = Code::default();
-            let all_read =
-                functions.all.iter().all(|function| text.slice(function).is_none_or(|bytes| code.read_function(function, bytes)));
-            !all_read || code.sites.iter().any(|site| wanted(site.number))
-        })
+        let mut pieces = self.texts().iter().flat_map(|text| {
+            // (The last byte of a piece is the first of the next: calls have two.)
+            let piece = |start: u64| start..text.end.min(start + PIECE + 1);
+            text.clone().step_by(PIECE as usize).map(piece)
+        });
+        self.hides_text() || pieces.any(|piece| self.piece_may_call(piece, wanted))
+    }
+
+    fn piece_may_call(&self, piece: Range<u64>, wanted: &dyn Fn(u64) -> bool) -> bool {
+        let Some(functions) = self.functions_of(&[piece]).filter(|functions| functions.unknown == 0) else { return true };
+        let mut code = Code::default();
+        let mut texts = functions.all.iter().map(|function| (function, self.text(function)));
+        let all_read = texts.all(|(function, text)| text.is_none_or(|text| code.read_function(function, text.bytes)));
+        !all_read || code.sites.iter().any(|site| wanted(site.number))
     }
 
     /// The number of the call whose `syscall` ends at `site`; `None`: it is not known.
