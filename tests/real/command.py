@@ -178,6 +178,22 @@ class Command:
         expect(not outcome.timed_out, f"no end: {' '.join(process.argv)}\n{outcome.stderr[-500:]}\n{outcome.picture}")
         return outcome, out
 
+    def managed(self, process):
+        """The process id of the program once it answers."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for pid in harness.session_pids(process.popen.pid):
+                if pid != process.popen.pid and self.call("stat", str(pid)).status == 0:
+                    return pid
+            time.sleep(0.05)
+        raise subprocess.SubprocessError("nobody answers farshore stat")
+
+    def counters(self, pid):
+        """What farshore stat says."""
+        done = self.call("stat", str(pid), "--json")
+        expect(done.status == 0, f"stat: {done.err}")
+        return json.loads(done.out)
+
     def modes(self):
         """The deliveries that this user may have."""
         return ["upcall", "poll"]

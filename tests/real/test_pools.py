@@ -73,12 +73,6 @@ class TestPools(Command):
             outcome, out = self.ended(process)
         expect((outcome.status, out) == (0, "right\n"), f"{swap}: status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
 
-    def counters(self, pid):
-        """What farshore stat says."""
-        done = self.call("stat", str(pid), "--json")
-        expect(done.status == 0, f"stat: {done.err}")
-        return json.loads(done.out)
-
     def test_alone(self):
         """Data that compress to half, in three quarters of their size and no swap space but the pool."""
         seen = []
@@ -216,16 +210,6 @@ class TestPools(Command):
         while self.counters(pid)["evictions"]["pages"] < wanted:
             expect(process.alive() and not process.timed_out, f"it ended before {pages} pages left: {process.stderr_so_far()[-300:]}")
             time.sleep(0.05)
-
-    def managed(self, process):
-        """The process id of the program once it answers."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            for pid in harness.session_pids(process.popen.pid):
-                if pid != process.popen.pid and self.call("stat", str(pid)).status == 0:
-                    return pid
-            time.sleep(0.05)
-        raise subprocess.SubprocessError("nobody answers farshore stat")
 
     def test_refused(self):
         """Sizes and orders that cannot be."""

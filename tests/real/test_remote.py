@@ -128,12 +128,6 @@ class TestRemote(Command):
                 seen.append(f"{name} {now['swap']['pages_in']} pages in")
         return ", ".join(seen)
 
-    def counters(self, pid):
-        import json
-        done = self.call("stat", str(pid), "--json")
-        expect(done.status == 0, f"stat: {done.err}")
-        return json.loads(done.out)
-
     def test_family(self):
         """Programs that a program starts share the export; another family is refused, until the first is gone."""
         text = os.path.join(self.folder("family"), "text")
