@@ -468,7 +468,7 @@ def parts(seed):
         Part("family", "what farshore shows of itself, and whom it lets in",
              [pytest("family", "tests/real/test_family.py")], 5, shown, pytest_missing, needs_build=True, takes=10),
         Part("suites", "other people's suites, natively and under farshore: a part of each",
-             [Command([sys.executable, suites, "--short", "--jobs", "4"], count_last_line)], 15, r" +\d+ s ", needs_build=True, takes=300, width=WIDE),
+             [Command([sys.executable, suites, "--short", "--jobs", "4"], count_last_line)], 25, r" +\d+ s ", needs_build=True, takes=480, width=WIDE),
         Part("suites-long", "other people's suites as a whole, in a quarter of their memory and in 16 MiB",
              [Command([sys.executable, suites], count_last_line)], 480, r" +\d+ s ", needs_build=True, takes=20000, width=WIDE),
         Part("soak", "stress-ng under changing limits and a failing swap space",
@@ -483,7 +483,7 @@ def parts(seed):
              [pytest("serve", "tests/serve"), pytest("serve-under", "tests/serve", "--memory", "12M")], 10, shown, pytest_missing, needs_build=True, takes=50),
         # Beside nothing that is wide: what a machine of eight processors does is seen only if it gets its turn.
         Part("kernels", "other kernels, libcs and numbers of processors, in emulated machines",
-             [driven("kernels", kernels)], 20, guests, needs_build=True, takes=200, width=WIDE, locks=(DEBUG,)),
+             [driven("kernels", kernels), pytest("emulator", "tests/kernels/test_emulator.py")], 20, f"{guests}|{shown}", needs_build=True, takes=280, width=WIDE, locks=(DEBUG,)),
         Part("kernels-long", "the same for each kernel that Debian has, with more tests",
              [driven("kernels-long", kernels, "--long")], 240, guests, needs_build=True, takes=7200, width=WIDE, locks=(DEBUG,)),
         Part("report", "the report of farshore bench in a browser",

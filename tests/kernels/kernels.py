@@ -312,11 +312,9 @@ class Build:
         return path
 
 
-def initramfs(kernel_place, path):
-    """What the kernel boots: busybox, `init`, modules. The format is cpio's."""
-    entries = [("bin", None), ("dev", None), ("proc", None), ("root", None), ("modules", None)]
-    entries += [("init", os.path.join(HERE, "init")), ("bin/busybox", busybox())]
-    entries += [(f"modules/{name}", f"{kernel_place}/modules/{name}") for name in sorted(os.listdir(f"{kernel_place}/modules"))]
+def initramfs(path, init, files=()):
+    """What a kernel boots: busybox, `init`, and files (a name in there, a path out here; no path: a folder). The format is cpio's."""
+    entries = [("bin", None), ("dev", None), ("proc", None), ("root", None), ("init", init), ("bin/busybox", busybox()), *files]
     with open(path, "wb") as out:
         for number, (name, source) in enumerate([*entries, ("TRAILER!!!", None)], 1):
             data = b""
@@ -342,10 +340,10 @@ class Guest:
         name = os.path.join(work, machine.name)
         self.console, self.line, self.control = f"{name}.console", f"{name}.line", f"{name}.qmp"
         place = kernel(machine.kernel)
-        initramfs(place, f"{name}.initramfs")
+        modules = [(f"modules/{module}", f"{place}/modules/{module}") for module in sorted(os.listdir(f"{place}/modules"))]
+        initramfs(f"{name}.initramfs", os.path.join(HERE, "init"), [("modules", None), *modules])
         disks = [(root_disk(machine.root), "snapshot=on"), (build.disk(machine, [as_dict(step) for step in steps]), "readonly=on")]
-        # QEMU 7.2 loses flags at `cmpxchg16b` where each processor has a thread: a kernel that finds the instruction dies in its allocator before it has booted.
-        argv = [qemu(), "-accel", f"tcg,thread={machine.threads}", "-cpu", "max,-cx16", "-smp", str(machine.processors), "-m", "1G", "-nodefaults", "-display", "none", "-no-reboot",
+        argv = [qemu(), *processors(machine.processors, machine.threads), "-m", "1G", "-nodefaults", "-display", "none", "-no-reboot",
                 "-kernel", f"{place}/vmlinuz", "-initrd", f"{name}.initramfs", "-append", "console=ttyS0 sysrq_always_enabled panic=-1 quiet mitigations=off",
                 "-chardev", f"stdio,id=console,signal=off,logfile={self.console}", "-serial", "chardev:console", "-serial", f"file:{self.line}",
                 "-qmp", f"unix:{self.control},server=on,wait=off"]
@@ -413,6 +411,12 @@ class Guest:
 def qemu():
     """Path of QEMU."""
     return harness.need("qemu-system-x86_64", "qemu-system-x86")
+
+
+def processors(count, threads):
+    """QEMU's options for emulated processors; `threads` as of a machine."""
+    # QEMU 7.2 loses flags at `cmpxchg16b` where each processor has a thread: a kernel that finds the instruction dies in its allocator before it has booted.
+    return ["-accel", f"tcg,thread={threads}", "-cpu", "max,-cx16", "-smp", str(count)]
 
 
 def as_dict(step):
