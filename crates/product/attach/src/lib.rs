@@ -164,7 +164,8 @@ impl<'m> Memory<'m> {
     pub fn begin(&self) {
         let requests_at = HEAD_WORDS + self.events * EVENT_WORDS;
         let bytes = self.words.len() * 8;
-        let words = [MAGIC, VERSION, bytes as u64, HEAD_WORDS as u64, self.events as u64, requests_at as u64, self.requests as u64];
+        let words =
+            [MAGIC, VERSION, bytes as u64, HEAD_WORDS as u64, self.events as u64, requests_at as u64, self.requests as u64];
         for (place, value) in words.into_iter().enumerate() {
             self.head(place).store(value, Ordering::Relaxed);
         }

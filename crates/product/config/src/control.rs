@@ -9,6 +9,7 @@
 //! | `{"op":"set","key":"memory","value":"256M"}` | `{"ok":true}` |
 //! | `{"op":"set","key":"swap+","value":"dir:/srv"}` | `{"ok":true,"change":7}`: the change has begun, as number 7 |
 //! | `{"op":"change","id":7}` | `{"done":true}`, `{"done":false,"percent":42}`, or why it failed |
+//! | `{"op":"attach","version":1}` | `{"ok":true,"version":1,"bytes":299008}`, and a descriptor: a policy is attached |
 //! | anything else | `{"error":"…"}`, and the connection goes on |
 //!
 //! 1. Each line gets exactly one answer, in the order of the lines, however the bytes were cut on their way.
@@ -48,6 +49,28 @@ pub trait Target: Sync {
     /// # Errors
     /// There is no change of this number, or it has failed: a line for the user.
     fn change(&self, id: u64) -> Result<Change, String>;
+    /// A policy attaches, which speaks this version of the protocol.
+    ///
+    /// # Errors
+    /// Why it cannot: a line for the user.
+    fn attach(&self, version: u64) -> Result<Attachment, String> {
+        Err(format!("attach version {version}: nothing can attach here"))
+    }
+    /// The policy on this seat is gone.
+    fn detach(&self, _seat: usize) {}
+}
+
+/// A policy that has attached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attachment {
+    /// Which of those at a time.
+    pub seat: usize,
+    /// The version of the protocol.
+    pub version: u64,
+    /// The descriptor that goes to the policy. Whoever sends it closes it.
+    pub descriptor: i32,
+    /// Bytes of its file.
+    pub bytes: u64,
 }
 
 /// The outcome of [`Target::set`].
@@ -132,6 +155,11 @@ pub enum Request {
         /// Its number.
         id: u64,
     },
+    /// Attach a policy (`farshore-attach`).
+    Attach {
+        /// The version of the protocol.
+        version: u64,
+    },
 }
 
 impl Request {
@@ -149,7 +177,8 @@ impl Request {
     fn read(line: &[u8]) -> Result<Request, String> {
         let bad = |why: &dyn std::fmt::Display| {
             format!(
-                "bad request ({why}): send {{\"op\":\"stat\"}}, {{\"op\":\"set\",\"key\":…,\"value\":…}} or {{\"op\":\"change\",\"id\":…}}"
+                "bad request ({why}): send {{\"op\":\"stat\"}}, {{\"op\":\"set\",\"key\":…,\"value\":…}}, {{\"op\":\"change\",\"id\":…}} or \
+                 {{\"op\":\"attach\",\"version\":…}}"
             )
         };
         // serde would take the members without their names, too: `["stat"]`.
@@ -181,13 +210,14 @@ pub struct Conversation {
     input: VecDeque<u8>,
     limit: usize,
     ended: bool,
+    attachment: Option<Attachment>,
 }
 
 impl Conversation {
     /// A connection on which nothing was sent yet. Lines of more than `limit` bytes are refused ([`LINE_LIMIT`] on the
     /// socket).
     pub const fn new(limit: usize) -> Conversation {
-        Conversation { input: VecDeque::new(), limit, ended: false }
+        Conversation { input: VecDeque::new(), limit, ended: false, attachment: None }
     }
 
     /// Takes bytes that have come. Call it when [`Conversation::answer`] has no further answer, so that little piles up.
@@ -205,6 +235,25 @@ impl Conversation {
     /// Nothing more is read from the client: it has ended, or sent a line that is too long.
     pub const fn ended(&self) -> bool {
         self.ended
+    }
+
+    /// The attachment that this connection has: its descriptor goes with the answer that was given last, if that answer made it.
+    pub const fn attachment(&self) -> Option<Attachment> {
+        self.attachment
+    }
+
+    /// A policy attaches: one for each connection.
+    fn attach(&mut self, target: &dyn Target, version: u64) -> String {
+        if self.attachment.is_some() {
+            return error_line("this connection has an attachment already: open another one");
+        }
+        match target.attach(version) {
+            Ok(made) => {
+                self.attachment = Some(made);
+                format!("{{\"ok\":true,\"version\":{},\"bytes\":{}}}\n", made.version, made.bytes)
+            }
+            Err(why) => error_line(&why),
+        }
     }
 
     /// The answer to the next complete request, with its end of line; `None` if there is none.
@@ -230,6 +279,7 @@ impl Conversation {
                 Ok(Change::UnderWay(percent)) => format!("{{\"done\":false,\"percent\":{percent}}}\n"),
                 Err(why) => error_line(&why),
             },
+            Ok(Request::Attach { version }) => self.attach(target, version),
             Err(why) => error_line(&why),
         })
     }
@@ -254,6 +304,9 @@ mod tests {
         fn set(&self, key: &str, value: &str) -> Result<Set, String> {
             Setting::read(key, value)
                 .map(|setting| if matches!(setting, Setting::AddSwap(_)) { Set::Begun(7) } else { Set::Done })
+        }
+        fn attach(&self, version: u64) -> Result<Attachment, String> {
+            if version == 1 { Ok(Attachment { seat: 3, version, descriptor: 9, bytes: 4096 }) } else { Err("which?".into()) }
         }
         fn change(&self, id: u64) -> Result<Change, String> {
             match id {
@@ -335,6 +388,8 @@ mod tests {
             "{\"op\":\"change\",\"id\":-1}",
             "{\"op\":\"change\",\"id\":7,\"more\":1}",
             "{\"op\":\"stat\",\"more\":1}",
+            "{\"op\":\"attach\"}",
+            "{\"op\":\"attach\",\"version\":-1}",
             "{\"op\":\"set\",\"key\":\"memory\"}",
             "{\"op\":\"set\",\"key\":\"memory\",\"value\":64}",
             "{\"op\":\"stat\"} {\"op\":\"stat\"}",
@@ -344,6 +399,20 @@ mod tests {
         ] {
             let (said, ended) = answers(format!("{line}\n").as_bytes(), 4096);
             assert!(said.len() == 1 && said[0].starts_with("{\"error\":") && !ended, "{line}: {said:?}");
+        }
+    }
+
+    #[test]
+    fn a_connection_attaches_once() {
+        let mut talk = Conversation::new(100);
+        for (version, said, attached) in [
+            (2, "{\"error\":\"which?\"}\n", false),
+            (1, "{\"ok\":true,\"version\":1,\"bytes\":4096}\n", true),
+            (1, "{\"error\":\"this connection has an attachment already: open another one\"}\n", true),
+        ] {
+            talk.take(Request::Attach { version }.to_line().as_bytes());
+            assert_eq!(talk.answer(&Nothing).as_deref(), Some(said));
+            assert_eq!(talk.attachment().map(|made| made.seat), attached.then_some(3));
         }
     }
 

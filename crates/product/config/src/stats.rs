@@ -66,6 +66,8 @@ pub struct Stats {
     pub spaces: Vec<Space>,
     /// The pool of compressed pages in front of them; `null`: there is none.
     pub pool: Option<Pool>,
+    /// Policies that have attached.
+    pub policies: Vec<Attached>,
     /// What of the process lies in RAM, by kind. `farshore stat` asks the kernel for it; `null` in `--stats`.
     pub kinds: Option<Kinds>,
     /// Processor time that the process has used, all its threads and Farshore's, from its start on, in ns.
@@ -312,6 +314,20 @@ pub struct Pool {
     pub moved_pages: u64,
 }
 
+/// A policy that has attached.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Attached {
+    /// Events that it has not heard of, since it was too slow.
+    pub events_lost: u64,
+    /// Requests that were taken from it.
+    pub requests: u64,
+    /// Of them, those that were none.
+    pub requests_bad: u64,
+    /// Its parameters, which `farshore set` changes.
+    pub parameters: std::collections::BTreeMap<String, i64>,
+}
+
 impl Default for Stats {
     fn default() -> Stats {
         Stats {
@@ -339,6 +355,7 @@ impl Default for Stats {
             family: Family::default(),
             spaces: Vec::new(),
             pool: None,
+            policies: Vec::new(),
             kinds: None,
             processor_ns: 0,
             thrashing: None,

@@ -23,8 +23,10 @@
 use crate::Engine;
 use crate::shape::Sizes;
 use core::sync::atomic::Ordering;
+use farshore_attach::Kind;
 use farshore_core::frames::Frames;
 use farshore_core::limits::{MEMORY_LIMIT_MIN, PAGE_SIZE};
+use farshore_core::page::Page;
 use farshore_core::seams::{Kernel, MemoryBudget, World};
 use farshore_core::spin::SpinLock;
 use farshore_core::sync::plain::AtomicU64;
@@ -278,6 +280,7 @@ impl<W: World> Engine<W> {
         self.divide_limit();
         self.budget.came().signal(&self.futex);
         self.evictors.pace.wake_all(&self.futex);
+        self.tell(Kind::Limit, 0, Page(0), pages);
     }
 
     /// Divides the limit: RAM in which a swap space keeps pages is not available for frames. Called by any thread.

@@ -5,6 +5,7 @@
 //!  fault/pins    ── a system call is about to touch pages
 //!  fault/ahead   ── threads that bring what a prefetcher has asked for
 //!  prefetch      ── what a prefetcher is, and its requests
+//!  wishes        ── pages that policies beside the program, and `madvise`, would like to leave, to come or to stay
 //!  evict/pipeline── evictor threads: select, protect, copy out, unmap, write, retire
 //!  evict/control ── how hard they work: batch, writes in flight, evictors awake
 //!  evict/pace    ── which of them are awake, and what they sleep on
@@ -20,7 +21,7 @@
 //! ```
 //!
 //! Generic over a [`World`] (kernel, backend, policy, clock and futex): the library that ships and the simulator run this same
-//! code. The engine depends on `farshore-core` alone and makes no system call of its own.
+//! code. The engine depends on `farshore-core`, and on `farshore-attach` for the events that it tells, and makes no system call of its own.
 //!
 //! # Who waits for what (no cycle, so no deadlock)
 //!
@@ -54,6 +55,7 @@ pub mod space;
 pub mod stats;
 #[cfg(test)]
 mod testing;
+pub mod wishes;
 
 pub use shape::{Nodes, Shape, Sizes};
 
@@ -63,9 +65,11 @@ use drain::Drainer;
 use evict::Evictors;
 use evict::pace::Control;
 use evict::stage::Stages;
+use farshore_attach::audience::Audience;
+use farshore_attach::{Event, Kind};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::page::Page;
-use farshore_core::seams::{Backend, Kernel, PageBuf, Spaces, World};
+use farshore_core::seams::{Backend, Clock as _, Kernel, PageBuf, Spaces, World};
 use farshore_core::slots::SlotMap;
 use farshore_core::slots::owners::OWNERS_MAX;
 use farshore_core::table::{PageRef, PageTable};
@@ -76,6 +80,7 @@ use health::Health;
 use moving::Moving;
 use prefetch::Requests;
 use stats::Stats;
+use wishes::Wishes;
 
 /// The engine of one process: the sum of its parts, each of which states at its head what it keeps. The methods of the engine are
 /// what takes several of them.
@@ -114,6 +119,10 @@ pub struct Engine<W: World> {
     evictors: Evictors,
     /// What threads that read ahead are asked for.
     requests: Requests,
+    /// What policies beside the program, and the program itself, would like.
+    wishes: Wishes,
+    /// Policies that listen.
+    pub audience: Audience,
     /// The thread that empties swap spaces, and gives room back.
     drainer: Drainer,
     /// How faults and evictors stop while the process forks.
@@ -177,6 +186,8 @@ impl<W: World> Engine<W> {
             health,
             evictors: Evictors::new(control, partitions, stages),
             requests: Requests::default(),
+            wishes: Wishes::default(),
+            audience: Audience::default(),
             drainer: Drainer::default(),
             quiet: Quiet::new(shape.cores),
             stats: Stats::new(shape.cores),
@@ -205,12 +216,26 @@ impl<W: World> Engine<W> {
     /// ahead.
     #[inline]
     pub fn wants_threads(&self) -> bool {
-        self.is_short() || self.requests.want_reader()
+        self.is_short() || self.requests.want_reader() || self.wishes.any_leave() || self.wishes.any_come()
     }
 
     /// All threads of this engine have ended.
     pub fn threads_have_ended(&self) {
         self.requests.forget_readers();
+    }
+
+    /// Tells an event about `pages` pages to the policies that want it.
+    #[inline]
+    pub(crate) fn tell(&self, kind: Kind, detail: u8, first: Page, pages: u64) {
+        if self.audience.wants(kind) {
+            self.tell_now(Event { detail, ..Event::new(kind, first.addr(), pages) });
+        }
+    }
+
+    /// Tells an event that somebody wants; it gets the time.
+    #[cold]
+    pub fn tell_now(&self, event: Event) {
+        self.audience.tell(&Event { ns: self.clock.now_ns(), ..event });
     }
 
     /// The page's word, if it is managed.

@@ -103,6 +103,16 @@ impl Requests {
         placed > free && readers < self.readers_most.load(Ordering::Relaxed) && !self.wants_reader.swap(true, Ordering::AcqRel)
     }
 
+    /// There are pages that are to come (`crate::wishes`): wakes threads that read ahead. True: there is none that sleeps, and there
+    /// may be one more; the watcher should make it.
+    #[must_use]
+    pub(crate) fn nudge<F: Futex>(&self, futex: &F) -> bool {
+        let free = self.came.sleepers();
+        self.came.signal(futex);
+        let readers = self.readers.load(Ordering::Relaxed);
+        free == 0 && readers < self.readers_most.load(Ordering::Relaxed) && !self.wants_reader.swap(true, Ordering::AcqRel)
+    }
+
     /// There may be this many threads that read ahead, which are made when they are of use.
     pub fn allow_readers(&self, most: u32) {
         self.readers_most.store(most, Ordering::Relaxed);

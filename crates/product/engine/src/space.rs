@@ -14,6 +14,7 @@
 use crate::fault::epoch::Epoch;
 use crate::stats::Count;
 use crate::{Engine, MEMORY_CALLS};
+use farshore_attach::Kind;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
@@ -40,6 +41,7 @@ impl<W: World> Engine<W> {
         self.table.add(range);
         self.kernel.interleave();
         self.stats.manage(range.len() as i64);
+        self.tell(Kind::Mapped, 0, range.start, range.len());
     }
 
     /// The pages of `range` have been managed since a moment ago, and had bytes before: they become resident, and dirty. Their
@@ -211,6 +213,7 @@ impl<W: World> Engine<W> {
         self.stats.manage(-(managed as i64));
         self.give_frames(MEMORY_CALLS, frames);
         self.wake_giver();
+        self.tell(Kind::Unmapped, 0, range.start, range.len());
     }
 
     /// The claimed and released pages of `range` are no longer managed. A fault that looked a granule up before (the program
@@ -538,6 +541,7 @@ impl<W: World> Engine<W> {
         } else {
             self.unmanage(old);
             self.stats.manage(-(managed as i64));
+            self.tell(Kind::Unmapped, 0, old.start, old.len());
         }
     }
 
@@ -619,6 +623,7 @@ impl<W: World> Engine<W> {
         });
         self.unmanage(range);
         self.stats.manage(-(managed as i64));
+        self.tell(Kind::Unmapped, 0, range.start, range.len());
         self.budget.came().signal(&self.futex);
     }
 

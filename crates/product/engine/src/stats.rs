@@ -145,6 +145,11 @@ impl Stats {
         self.core(core).counts[what as usize].fetch_add(n, Ordering::Relaxed);
     }
 
+    /// Faults of all kinds.
+    pub fn all_faults(&self) -> u64 {
+        self.cores.iter().flat_map(|core| &core.kinds).map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
     /// How many on all cores.
     pub fn total(&self, what: Count) -> u64 {
         self.cores.iter().map(|core| core.counts[what as usize].load(Ordering::Relaxed)).sum()

@@ -13,7 +13,7 @@
 //! This crate carries them.
 //!
 //! Limits: a request of 64 KiB (a longer one is answered by an error and ends the connection); 8 clients (a ninth is told so and
-//! closed); 10 seconds for a client to complete a request and take its answer. While an answer waits to be taken, nothing more is
+//! closed); 10 seconds for a client to complete a request and take its answer, unless it has attached a policy. While an answer waits to be taken, nothing more is
 //! read from that client.
 //!
 //! **The thread's own descriptor table.** [`serve`] first leaves the program's descriptor table, and keeps only the listener in a
@@ -36,10 +36,12 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
 
 pub use farshore_config::control::Target;
-use farshore_config::control::{Change, Conversation, LINE_LIMIT, Set, error_line, socket_name};
+use farshore_config::control::{Attachment, Change, Conversation, LINE_LIMIT, Set, error_line, socket_name};
 use farshore_config::stats::Stats;
 use farshore_sys::fd::Fd;
 use farshore_sys::raw;
@@ -113,6 +115,9 @@ pub fn serve(listener: RawFd, target: &'static dyn Target, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         server.turn();
     }
+    for client in &server.clients {
+        client.leave(target);
+    }
 }
 
 /// Gives the calling thread a descriptor table that holds `keep` alone. Returns whether that worked.
@@ -166,15 +171,15 @@ struct Server {
 impl Server {
     /// Waits for something to do, and does it.
     fn turn(&mut self) {
-        let now = now_ms();
-        self.clients.retain(|client| client.deadline > now);
+        let (now, target) = (now_ms(), self.target);
+        self.clients.retain(|client| client.deadline > now || client.leave(target));
         let accepting = self.listener.filter(|_| now >= self.accept_after);
         let (heard, events) = self.wait(now, accepting);
         // Clients are served before new ones come: `events` goes with the list as it was polled.
         let mut events = events.into_iter();
-        let (target, later) = (self.target, now_ms());
+        let later = now_ms();
         self.clients.retain_mut(|client| match events.next() {
-            Some(flags) if !flags.is_empty() => client.serve(flags, target, later),
+            Some(flags) if !flags.is_empty() => client.serve(flags, target, later) || client.leave(target),
             _ => true,
         });
         if let Some(listener) = accepting
@@ -343,12 +348,26 @@ impl Target for WithoutPaths<'_> {
     fn change(&self, id: u64) -> Result<Change, String> {
         self.0.change(id)
     }
+
+    fn attach(&self, _version: u64) -> Result<Attachment, String> {
+        Err("attach: this process has capabilities or groups that you have not, and a policy sees what it does: ask as root"
+            .into())
+    }
 }
 
 /// Tells a client that is turned away why. The caller closes the connection.
 fn refuse(fd: &Fd, why: &str) {
     // A fresh connection has room for a line; where it has not, the client sees the end alone.
     let _ = rustix::net::send(borrow(fd), error_line(why).as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+}
+
+/// Sends bytes, and a descriptor with them.
+fn send_with(fd: &Fd, bytes: &[u8], with: &Fd, flags: SendFlags) -> Result<usize, Errno> {
+    let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut more = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [borrow(with)];
+    more.push(SendAncillaryMessage::ScmRights(&descriptors));
+    rustix::net::sendmsg(borrow(fd), &[std::io::IoSlice::new(bytes)], &mut more, flags)
 }
 
 struct Client {
@@ -361,7 +380,9 @@ struct Client {
     output: Vec<u8>,
     /// How many bytes of `output` are sent.
     sent: usize,
-    /// When the client is dropped, unless it completes a request before.
+    /// A descriptor that goes with the first byte of `output`.
+    with: Option<Fd>,
+    /// When the client is dropped, unless it completes a request before. A client with an attachment is not.
     deadline: u64,
 }
 
@@ -376,7 +397,7 @@ enum Sent {
 impl Client {
     fn new(fd: Fd, may_open: bool, now: u64) -> Self {
         let deadline = now + CLIENT_TIMEOUT_MS;
-        Client { fd, may_open, talk: Conversation::new(LINE_LIMIT), output: Vec::new(), sent: 0, deadline }
+        Client { fd, may_open, talk: Conversation::new(LINE_LIMIT), output: Vec::new(), sent: 0, with: None, deadline }
     }
 
     /// Acts on what poll said; whether the client stays.
@@ -392,17 +413,31 @@ impl Client {
         // One answer at a time is made and sent; a client that does not take it makes no more.
         loop {
             if self.output.is_empty() {
+                let before = self.talk.attachment();
                 match self.talk.answer(target) {
                     Some(answer) => self.output = answer.into_bytes(),
                     None => return !self.talk.ended(),
                 }
+                if let (None, Some(made)) = (before, self.talk.attachment()) {
+                    // SAFETY: `Target::attach` has made it in this thread's table, for whoever sends it.
+                    self.with = Some(unsafe { Fd::from_raw(made.descriptor) });
+                }
             }
             match self.flush() {
+                Ok(Sent::All) if self.talk.attachment().is_some() => self.deadline = u64::MAX,
                 Ok(Sent::All) => self.deadline = now + CLIENT_TIMEOUT_MS,
                 Ok(Sent::Part) => return true,
                 Err(()) => return false,
             }
         }
+    }
+
+    /// The client is dropped: so is its attachment. Returns that it does not stay.
+    fn leave(&self, target: &dyn Target) -> bool {
+        if let Some(made) = self.talk.attachment() {
+            target.detach(made.seat);
+        }
+        false
     }
 
     /// Takes what has come; whether the client is still there. A client that only ended its own sending still gets the answers to
@@ -426,8 +461,16 @@ impl Client {
     /// Sends as much of the answer as goes.
     fn flush(&mut self) -> Result<Sent, ()> {
         while let Some(rest) = self.output.get(self.sent..).filter(|rest| !rest.is_empty()) {
-            match rustix::net::send(borrow(&self.fd), rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(count) => self.sent += count,
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let sent = match &self.with {
+                Some(with) => send_with(&self.fd, rest, with, flags),
+                None => rustix::net::send(borrow(&self.fd), rest, flags),
+            };
+            match sent {
+                Ok(count) => {
+                    self.sent += count;
+                    self.with = None;
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(Sent::Part),
                 Err(_) => return Err(()),

@@ -52,6 +52,29 @@ impl Futex for KernelFutex {
     }
 }
 
+/// futex(2) on memory that is shared with another process: the lower half of a word.
+pub mod shared {
+    use super::{Timespec, nr, raw};
+    use core::sync::atomic::AtomicU64;
+
+    const WAIT: u64 = 0;
+    const WAKE: u64 = 1;
+
+    /// Sleeps while the lower half of `word` is `expected`, for at most `timeout_ns`. May return early for any reason.
+    pub fn wait_for(word: &AtomicU64, expected: u32, timeout_ns: u64) {
+        let timeout = Timespec { seconds: (timeout_ns / 1_000_000_000) as i64, nanoseconds: (timeout_ns % 1_000_000_000) as i64 };
+        let args = [word.as_ptr() as u64, WAIT, u64::from(expected), &raw const timeout as u64, 0, 0];
+        // SAFETY: the word and the timeout are borrowed for the call. Every answer means the same to the caller: look again.
+        let _ = unsafe { raw::syscall(nr::FUTEX, args) };
+    }
+
+    /// Wakes every sleeper on the lower half of `word`.
+    pub fn wake(word: &AtomicU64) {
+        // SAFETY: the kernel uses the address only as a key.
+        let _ = unsafe { raw::syscall(nr::FUTEX, [word.as_ptr() as u64, WAKE, i32::MAX as u64, 0, 0, 0]) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,16 +16,19 @@
 use super::control::Floors;
 use super::partition::Turns;
 use super::ring::{Ring, StageState};
+use super::select::Which;
 use super::stage::Vacancy;
 use super::writes::{Flight, RETRIES, Write};
 use crate::Engine;
 use crate::fault::guess::learn_write;
 use crate::stats::Count;
+use crate::wishes::NO_PAGES;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
+use farshore_attach::Kind;
 use farshore_core::canary::{Canary, is_planted};
-use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS, WRITES_MAX};
+use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS, GRANULE_PAGES, WRITES_MAX};
 use farshore_core::page::{Access, Page};
 use farshore_core::seams::{Backend, Clock, IoError, Kernel, MemoryBudget, World, WriteQueue};
 use farshore_core::slots::Run;
@@ -245,11 +248,13 @@ impl<'e, W: World> Evictor<'e, W> {
         self.answer_drainer();
         self.tend();
         self.started = self.awake && engine.budget.is_short(self.started);
-        if !self.started {
+        let wished = self.awake && engine.wishes.any_leave();
+        if self.started {
+            // Frames are short, so nearly all hold a page. (A clean page counts twice, by its slot too.)
+            engine.stats.note_used(self.core, engine.slots.live() + engine.frames().limit());
+        } else if !wished {
             return Progress::Idle;
         }
-        // Frames are short, so nearly all hold a page. (A clean page counts twice, by its slot too.)
-        engine.stats.note_used(self.core, engine.slots.live() + engine.frames().limit());
         let batch = engine.evictors.pace.batch();
         let room = self.make_room(batch);
         let slot_of_batch = (0..BATCHES_IN_FLIGHT).find(|&batch| self.is_over(batch));
@@ -257,9 +262,13 @@ impl<'e, W: World> Evictor<'e, W> {
         let too_small = room < batch.div_ceil(2);
         match slot_of_batch {
             Some(slot) if !too_small || (room > 0 && !self.has_live()) => {
-                if self.evict_batch(slot, room) > 0 {
+                if self.evict_batch(slot, room, wished) > 0 {
                     self.empty_batches = 0;
                     engine.evictors.obstacles.note_something();
+                    return Progress::Worked;
+                }
+                if wished {
+                    // Wishes about pages that do not leave are over now, too.
                     return Progress::Worked;
                 }
                 self.empty_batches = self.empty_batches.saturating_add(1);
@@ -319,10 +328,15 @@ impl<'e, W: World> Evictor<'e, W> {
     }
 
     /// Selects, copies and unmaps one batch of at most `room` pages, and starts its writes. Returns how many pages left.
-    fn evict_batch(&mut self, batch: usize, room: usize) -> usize {
+    /// With `wished` they are pages that are wished to leave.
+    fn evict_batch(&mut self, batch: usize, room: usize, wished: bool) -> usize {
         let engine = self.engine;
         self.ring.next(room, &mut self.places);
-        self.select_batch(room);
+        if wished {
+            self.select_wished(room);
+        } else {
+            self.select_batch(room);
+        }
         self.copy_to_stages();
         self.give_slots();
         self.unmap();
@@ -348,6 +362,9 @@ impl<'e, W: World> Evictor<'e, W> {
             }
             engine.release(victim.page, at.word, Release::Leaving { stage, written: !victim.dirty });
         }
+        if engine.audience.wants(Kind::Evicted) {
+            self.tell_evicted();
+        }
         let clean = self.victims.iter().filter(|v| !v.dirty).count();
         engine.give_evicted(self.core, count as u64, (count - clean) as u64);
         engine.stats.add(self.core, Count::Evicted, count as u64);
@@ -357,6 +374,40 @@ impl<'e, W: World> Evictor<'e, W> {
         self.start_writes(batch, count - clean);
         self.turn += count;
         count
+    }
+
+    /// Tells policies which pages left, run by run.
+    #[cold]
+    fn tell_evicted(&self) {
+        let follows = |a: &Victim, b: &Victim| a.dirty == b.dirty && a.page.plus(1) == b.page;
+        for run in self.victims.chunk_by(follows) {
+            self.engine.tell(Kind::Evicted, u8::from(!run[0].dirty), run[0].page, run.len() as u64);
+        }
+    }
+
+    /// Fills `self.victims` with pages that are wished to leave ([`crate::wishes`]). What there is no room for leaves later.
+    fn select_wished(&mut self, room: usize) {
+        let engine = self.engine;
+        self.victims.clear();
+        self.core = self.id;
+        let dirty_max = self.dirty_allowed();
+        for _ in 0..GRANULES_A_BATCH {
+            let Some((granule, mut bits)) = engine.wishes.take_leaving() else { break };
+            let Some(g) = engine.table.granule(granule) else { continue };
+            let look = engine.select(&g, 0, room, dirty_max, Which::Wished(bits), &mut self.victims);
+            if look.next < GRANULE_PAGES {
+                for (n, word) in bits.iter_mut().enumerate() {
+                    let done = look.next.saturating_sub(n * 64).min(64);
+                    *word &= u64::MAX.checked_shl(done as u32).unwrap_or(0);
+                }
+                engine.wishes.put_leaving(granule, &bits);
+                break;
+            }
+        }
+        if !engine.wishes.any_leave() && engine.wishes.any_come() {
+            engine.wake_for_coming();
+        }
+        self.victims.sort_unstable_by_key(|v| (!v.dirty, v.page));
     }
 
     /// Fills `self.victims` from one partition: the one whose hand is behind; partitions that this evictor looks after come
@@ -391,8 +442,12 @@ impl<'e, W: World> Evictor<'e, W> {
                     }
                     break;
                 }
-                let look = engine.select(&g, from, room, dirty_max, &mut self.victims);
-                if look.next < farshore_core::limits::GRANULE_PAGES {
+                let stay = match engine.wishes.any_stay() && keeping {
+                    true => engine.wishes.staying(g.id, engine.clock.now_ns()),
+                    false => NO_PAGES,
+                };
+                let look = engine.select(&g, from, room, dirty_max, Which::AllBut(stay), &mut self.victims);
+                if look.next < GRANULE_PAGES {
                     walk.stay_at(look.next);
                     break;
                 }

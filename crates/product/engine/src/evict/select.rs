@@ -14,6 +14,7 @@
 
 use super::pipeline::Victim;
 use crate::Engine;
+use crate::wishes::Bits;
 use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::limits::GRANULE_PAGES;
@@ -27,6 +28,15 @@ use farshore_core::word::{AtomicWord, BeginEvict, Collateral, Release, State, Wo
 const COLLATERAL_MAX: usize = 8;
 /// A page that is known to be used counts for this many.
 const COLLATERAL_USED: usize = 3;
+
+/// Which pages of a granule are looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Which {
+    /// All but those that are wished to stay, as the policy says.
+    AllBut(Bits),
+    /// Those that are wished to leave.
+    Wished(Bits),
+}
 
 /// What a look at a granule found.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +56,7 @@ impl<W: World> Engine<W> {
         from: usize,
         room: usize,
         dirty_max: usize,
+        which: Which,
         victims: &mut Vec<Victim>,
     ) -> Look {
         let first_victim = victims.len();
@@ -55,13 +66,19 @@ impl<W: World> Engine<W> {
         while look.next < GRANULE_PAGES && victims.len() < room {
             let word = &g.words[look.next];
             let page = g.id.first().plus(look.next as u64);
+            let has = |bits: &Bits| bits[look.next / 64] >> (look.next % 64) & 1 != 0;
+            let (passed, wished) = match &which {
+                Which::AllBut(bits) => (has(bits), false),
+                Which::Wished(bits) => (!has(bits), true),
+            };
             look.next += 1;
             let now = word.load();
             look.populated |= matches!(now.state(), State::Resident | State::Busy);
-            if now.state() != State::Resident || (now.slot().is_none() && dirty >= dirty_max) {
+            if now.state() != State::Resident || passed || (now.slot().is_none() && dirty >= dirty_max) {
                 continue;
             }
             let chances = match self.policy.verdict(page, now) {
+                _ if wished => false,
                 Verdict::Keep => continue,
                 Verdict::EvictUnlessChances => true,
                 Verdict::Evict => false,

@@ -8,6 +8,7 @@
 
 use crate::Engine;
 use crate::stats::Count;
+use crate::wishes::runs;
 use core::sync::atomic::Ordering;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{Ahead, Reads};
@@ -43,6 +44,7 @@ impl<W: World> Engine<W> {
                     self.quiet.gate.leave(&self.futex, core);
                 }
                 None if stop.load(Ordering::Acquire) => return,
+                None if self.bring_wished(core, buffer) => {}
                 None => self.requests.came().sleep(&self.futex, prepared, None),
             }
         }
@@ -61,6 +63,18 @@ impl<W: World> Engine<W> {
     /// Lets threads that read ahead look at `stop`.
     pub fn wake_readers(&self) {
         self.requests.came().signal(&self.futex);
+    }
+
+    /// Brings pages of one granule that are wished to come. Those that are to leave go first, since that makes the frames.
+    fn bring_wished(&self, core: usize, buffer: &mut [PageBuf]) -> bool {
+        if self.wishes.any_leave() || !self.wishes.any_come() {
+            return false;
+        }
+        let Some((granule, bits)) = self.wishes.take_coming() else { return false };
+        self.quiet.gate.enter(&self.futex, core);
+        runs(granule, bits).for_each(|run| self.bring_ahead(run, core, buffer));
+        self.quiet.gate.leave(&self.futex, core);
+        true
     }
 
     fn bring_ahead(&self, ahead: Ahead, core: usize, buffer: &mut [PageBuf]) {

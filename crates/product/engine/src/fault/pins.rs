@@ -6,6 +6,7 @@
 
 use crate::Engine;
 use crate::fault::resolve::{Failure, Resolved};
+use farshore_attach::{FAULT_BY_CALL, FAULT_PROTECTED, FAULT_WRITE, Kind};
 use farshore_core::page::{Access, Page};
 use farshore_core::seams::{PageBuf, World};
 use farshore_core::word::{BeginFault, Pin, State};
@@ -33,6 +34,8 @@ impl<W: World> Engine<W> {
                 Pin::Foreign => return Ok(Pinned::Foreign),
                 Pin::Fault => {
                     let protected = access == Access::Write && at.word.load().state() == State::Resident;
+                    let write = if access == Access::Write { FAULT_WRITE } else { 0 };
+                    self.tell(Kind::Fault, FAULT_BY_CALL | write | if protected { FAULT_PROTECTED } else { 0 }, page, 1);
                     if self.resolve(page, access, protected, core, buffer)? == Resolved::Foreign {
                         return Ok(Pinned::Foreign);
                     }

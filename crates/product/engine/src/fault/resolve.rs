@@ -25,6 +25,7 @@ use crate::fault::epoch::Epoch;
 use crate::fault::guess::{guess_write, learn_write};
 use crate::fault::run::Along;
 use crate::stats::{Count, FaultKind};
+use farshore_attach::Kind;
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page};
@@ -429,6 +430,7 @@ impl<W: World> Engine<W> {
         };
         self.release(fault.page, at.word, to);
         self.list_granule(at.granule, fault.page, fault.core);
+        self.tell(Kind::Rescued, 0, fault.page, 1);
         self.done(fault, FaultKind::Rescue)
     }
 
@@ -474,6 +476,7 @@ impl<W: World> Engine<W> {
             self.release(fault.page, at.word, Release::Clean { slot, chances });
         }
         self.list_granule(at.granule, fault.page, fault.core);
+        self.tell(Kind::Fetched, 0, fault.page, 1);
         self.done(fault, FaultKind::Fetch)
     }
 

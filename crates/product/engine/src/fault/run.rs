@@ -16,6 +16,7 @@ use crate::fault::epoch::Epoch;
 use crate::fault::guess::guess_write;
 use crate::stats::Count;
 use core::cell::Cell;
+use farshore_attach::Kind;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, GranuleId, Page};
 use farshore_core::seams::{Fetch, Prefetcher, World};
@@ -142,6 +143,9 @@ impl<W: World> Engine<W> {
                 now = self.map_alike(page, granule, from, &bytes[done..=done], how);
             }
             mapped += now as u64;
+            if now > 0 {
+                self.tell(Kind::Fetched, 1, page, now as u64);
+            }
             done += now;
             if now == 0 {
                 self.drop_run(page, core, from, 1);

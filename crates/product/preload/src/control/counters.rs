@@ -1,11 +1,12 @@
 //! What `farshore stat` is told, and what `farshore set` changes: the library's answers at the control socket ([`farshore_socket`]).
 
+use super::policies;
 use crate::family;
 use crate::ground::report;
-use crate::ground::runtime::Runtime;
+use crate::ground::runtime::{Runtime, runtime};
 use core::sync::atomic::Ordering;
 use farshore_backend::compressed::Compressed;
-use farshore_config::control::{Change, Set, Setting};
+use farshore_config::control::{Attachment, Change, Set, Setting};
 use farshore_config::pace::Knob;
 use farshore_config::{StatsTarget, stats};
 use farshore_core::seams::{Clock, Spaces};
@@ -182,6 +183,7 @@ impl Target for Runtime {
                 .collect(),
             pool: engine.backend.pool().map(pool_stats),
             processor_ns: clock::of_process(),
+            policies: policies::stats(self),
             ..stats::Stats::default()
         };
         stats::Stats { thrashing: farshore_config::advice::of(&told), ..told }
@@ -191,8 +193,20 @@ impl Target for Runtime {
         self.change_now(id)
     }
 
+    fn attach(&self, version: u64) -> Result<Attachment, String> {
+        runtime().map_or_else(|| Err("attach: the program is ending".into()), |runtime| policies::attach(runtime, version))
+    }
+
+    fn detach(&self, seat: usize) {
+        policies::detach(self, seat);
+    }
+
     fn set(&self, key: &str, value: &str) -> Result<Set, String> {
-        match Setting::read(key, value)? {
+        let setting = match Setting::read(key, value) {
+            Ok(setting) => setting,
+            Err(why) => return policies::set_parameter(self, key, value).unwrap_or(Err(why)).map(|()| Set::Done),
+        };
+        match setting {
             Setting::AddSwap(spec) => self.add_swap(spec),
             Setting::RemoveSwap(spec) => self.remove_swap(spec),
             Setting::Pace(knob, number) => self.set_pace(knob, number).map(|()| Set::Done),

@@ -1,6 +1,6 @@
 //! Which functions the ground calls by [`Above`].
 
-use crate::control::{spaces, watch};
+use crate::control::{policies, spaces, watch};
 use crate::family;
 use crate::fault::poll;
 use crate::ground::above::{Above, Library};
@@ -18,6 +18,10 @@ impl Above for Library {
 
     fn drain(runtime: &'static Runtime) {
         spaces::run(runtime);
+    }
+
+    fn serve_policy(runtime: &'static Runtime, seat: usize) {
+        policies::serve(runtime, seat);
     }
 
     fn look_after_family(runtime: &'static Runtime) {

@@ -48,6 +48,7 @@ use crate::ground::thread::{self, Thread};
 use crate::ground::unithreads::worker::Way;
 use crate::ground::{own_threads, report};
 use core::sync::atomic::{AtomicBool, Ordering};
+use farshore_attach::{Event, FAULT_PROTECTED, FAULT_WRITE, Kind};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
 use farshore_engine::fault::resolve::Failure;
@@ -86,6 +87,9 @@ pub fn serve(info: &SigInfo, context: &mut UContext) -> Served {
     if thread.internal {
         report::abort(format_args!("bug: Farshore's own code touched managed memory at {addr:#x}"));
     }
+    if runtime.engine.audience.wants(Kind::Fault) {
+        tell(runtime, thread, addr, context);
+    }
     match bring(runtime, thread, page, context) {
         Ok(()) => Served::Yes,
         Err(why) => {
@@ -93,6 +97,21 @@ pub fn serve(info: &SigInfo, context: &mut UContext) -> Served {
             Served::No
         }
     }
+}
+
+/// Tells policies of the fault, before it is served.
+#[cold]
+fn tell(runtime: &Runtime, thread: &Thread, address: u64, context: &UContext) {
+    let kind = context.fault_kind();
+    let detail = if kind.write() { FAULT_WRITE } else { 0 } | if kind.present() { FAULT_PROTECTED } else { 0 };
+    let instruction = context.get(Reg::Rip);
+    let event = Event {
+        detail,
+        thread: thread.shared.tid().unwrap_or(0),
+        more: [instruction, 0, 0],
+        ..Event::new(Kind::Fault, address, 1)
+    };
+    runtime.engine.tell_now(event);
 }
 
 /// Brings a managed page for the thread, or has the thread's unithread wait for it.

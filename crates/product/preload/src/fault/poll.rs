@@ -7,6 +7,7 @@ use super::poison;
 use crate::ground::runtime::Runtime;
 use crate::ground::{lost, own_threads, report, thread};
 use core::sync::atomic::Ordering;
+use farshore_attach::{Event, FAULT_PROTECTED, FAULT_WRITE, Kind};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
 use farshore_sys::raw::Errno;
@@ -36,6 +37,11 @@ pub fn run(runtime: &'static Runtime) {
             let Some(event) = message.fault() else { continue };
             let access = if event.write || event.protected { Access::Write } else { Access::Read };
             let page = Page::containing(event.address);
+            if runtime.engine.audience.wants(Kind::Fault) {
+                let write = if access == Access::Write { FAULT_WRITE } else { 0 };
+                let detail = write | if event.protected { FAULT_PROTECTED } else { 0 };
+                runtime.engine.tell_now(Event { detail, ..Event::new(Kind::Fault, event.address, 1) });
+            }
             let resolved =
                 thread.with_buffer(|buffer| runtime.engine.resolve(page, access, event.protected, thread.core(), buffer));
             if let Err(why) = resolved {

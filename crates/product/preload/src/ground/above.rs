@@ -18,6 +18,8 @@ pub trait Above {
     fn watch(runtime: &'static Runtime, watcher: &mut Watcher);
     /// The thread that drains swap spaces.
     fn drain(runtime: &'static Runtime);
+    /// The thread that serves the policy on this seat.
+    fn serve_policy(runtime: &'static Runtime, seat: usize);
     /// The kin thread.
     fn look_after_family(runtime: &'static Runtime);
     /// Whether this process is in a family.

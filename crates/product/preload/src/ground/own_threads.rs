@@ -1,5 +1,5 @@
 //! Farshore's own threads in the program's process: evictors, threads that read ahead, the watcher of swap spaces, the one that drains
-//! them, fault handlers (poll mode), the control thread, the kin thread.
+//! them, those that serve policies, fault handlers (poll mode), the control thread, the kin thread.
 //!
 //! # They exist while they are needed
 //!
@@ -42,6 +42,7 @@ use crate::ground::runtime::{Runtime, TheEvictor, locked, runtime, uninterrupted
 use crate::ground::{report, thread};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use farshore_attach::audience::SEATS;
 use farshore_config::FaultMode;
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::roll::Roll;
@@ -50,6 +51,7 @@ use farshore_core::sync::Futex as _;
 use farshore_engine::giving;
 use farshore_engine::health::{Usage, Watcher};
 use farshore_engine::prefetch::Reader;
+use farshore_sys::clock::sleep_ns;
 use farshore_sys::futex::KernelFutex;
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, nr, syscall};
@@ -121,6 +123,7 @@ enum Job {
     Drain,
     Serve,
     Control,
+    Policy(usize),
     Kin,
     /// Makes the others.
     Begin,
@@ -136,6 +139,7 @@ impl Job {
             Job::Watch(_) => c"farshore-watch",
             Job::Drain => c"farshore-drain",
             Job::Control => c"farshore-ctl",
+            Job::Policy(_) => c"farshore-policy",
             Job::Kin | Job::Begin => c"farshore-kin",
         }
     }
@@ -174,18 +178,30 @@ fn spawn_blocked(job: Job) -> Result<(), Errno> {
             return Err(why);
         }
     };
+    // SAFETY: the home was free and is taken now; it is never unmapped.
+    let made = unsafe { spawn_in(home, job) };
+    if made.is_err() {
+        HOMES.with(|homes| homes.taken -= 1);
+    }
+    made.map(drop)
+}
+
+/// Makes a thread that lives there, and returns its number.
+///
+/// # Safety
+/// Nobody lives there.
+unsafe fn spawn_in(home: &'static Home, job: Job) -> Result<u32, Errno> {
     let name = job.name();
     let job = Box::into_raw(Box::new(job));
     ROLL.call();
-    // SAFETY: the home was free and is taken now; it is never unmapped.
+    // SAFETY: this function's own condition; a home is never unmapped.
     match unsafe { home.start(name, begin, job as u64) } {
         Ok(thread) => {
             rights::add_thread(thread);
-            Ok(())
+            Ok(thread)
         }
         Err(why) => {
             ROLL.dismiss(&KernelFutex);
-            HOMES.with(|homes| homes.taken -= 1);
             // SAFETY: made above, and no thread has it.
             unsafe { Box::from_raw(job) }.park();
             Err(why)
@@ -217,6 +233,7 @@ extern "C" fn begin(job: u64) -> ! {
         Job::Drain => Library::drain(runtime),
         Job::Serve => Library::serve_faults(runtime),
         Job::Control => knock::serve(runtime),
+        Job::Policy(seat) => Library::serve_policy(runtime, *seat),
         Job::Kin => Library::look_after_family(runtime),
         Job::Begin => have_begun(runtime, prepare(runtime).and_then(|()| start_all(runtime).map_err(no_thread))),
     }
@@ -256,9 +273,7 @@ pub fn prepare(runtime: &'static Runtime) -> Result<(), String> {
         evictor.park();
         PARKED.with(|parked| parked.evictors.push(evictor));
     }
-    if runtime.options.prefetch.name != "none" {
-        engine.allow_readers(READERS);
-    }
+    engine.allow_readers(READERS);
     engine.health.set_patience(runtime.options.io_timeout.ns());
     farshore_backend::nbd::set_patience(runtime.options.io_timeout.ns());
     if engine.backend.gives_back() && runtime.options.trim {
@@ -409,6 +424,47 @@ pub fn make_reader(runtime: &'static Runtime) -> Reader {
         }
         None => Reader::Later,
     }
+}
+
+/// Homes of threads that serve policies, by seat: they come and go while the others stay.
+static POLICY_HOMES: Mutex<[Option<&'static Home>; SEATS]> = Mutex::new([None; SEATS]);
+
+/// How often it is tried to make such a thread, and how long is waited in between, ns.
+const POLICY_TRIES: u32 = 200;
+const POLICY_PAUSE_NS: u64 = 1_000_000;
+
+/// Makes the thread that serves the policy on `seat`, whose last one has ended, and returns its number; by the control thread. Under the address-space lock, as
+/// [`make_reader`].
+///
+/// # Errors
+/// Why there is none, in a line.
+pub fn make_policy(runtime: &'static Runtime, seat: usize) -> Result<u32, String> {
+    if !rights::can_be_made_again() {
+        return Err("attach: filters or limits of this program allow no new thread".into());
+    }
+    let home = POLICY_HOMES.with(|homes| match homes[seat] {
+        Some(home) => Ok(home),
+        None => Home::new(STACK).map(|home| *homes[seat].insert(Box::leak(Box::new(home)))),
+    });
+    let home = home.map_err(no_thread)?;
+    for _ in 0..POLICY_TRIES {
+        let made = runtime.space.try_with(|_| {
+            (STATE.load(Ordering::Acquire) == STARTED).then(|| {
+                uninterrupted(|| {
+                    // SAFETY: the last thread that lived there has ended, as the kernel says (`control/policies.rs`).
+                    let made = unsafe { spawn_in(home, Job::Policy(seat)) };
+                    ROLL.wait(&KernelFutex);
+                    made
+                })
+            })
+        });
+        match made.flatten() {
+            Some(made) => return made.map_err(no_thread),
+            None if STOP.load(Ordering::Acquire) => break,
+            None => sleep_ns(POLICY_PAUSE_NS),
+        }
+    }
+    Err("attach: the program is in the middle of a call that allows no new thread; try again".into())
 }
 
 /// Whether threads that read ahead are made as they are needed. When this comes back with "no", none is in the making, and none will be: before a filter that stops
@@ -601,6 +657,7 @@ pub fn forget() {
     ROLL.clear();
     HOMES.reset();
     HOMES.with(|homes| homes.taken = 0);
+    POLICY_HOMES.reset();
     PARKED.reset();
     // The parent's queues are copies of its memory: nothing of them is closed here.
     PARKED.with(|parked| parked.evictors.drain(..).for_each(core::mem::forget));

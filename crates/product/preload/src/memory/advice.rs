@@ -16,6 +16,7 @@ use crate::ground::{files, own_threads, thread, withheld};
 use crate::memory::{attributes, surrender};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_engine::fault::pins::Pinned;
+use farshore_engine::wishes::Wish;
 use farshore_sys::raw::{Errno, nr};
 use farshore_sys::vm::advice;
 
@@ -84,17 +85,10 @@ pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
         DOFORK | KEEPONFORK => locked(runtime, |_| raw(nr::MADVISE, args)),
         advice::POPULATE_READ => populate(runtime, range, Access::Read, what),
         advice::POPULATE_WRITE => populate(runtime, range, Access::Write, what),
-        // Farshore's own eviction does what these hints ask for. Huge pages come by a first touch of ours
-        // (`farshore_engine::fault::huge`). The hints about reading ahead mark memory that moves (`memory/mod.rs`).
-        NORMAL
-        | RANDOM
-        | SEQUENTIAL
-        | advice::WILLNEED
-        | advice::COLD
-        | advice::PAGEOUT
-        | advice::HUGEPAGE
-        | advice::NOHUGEPAGE
-        | COLLAPSE => {
+        advice::WILLNEED | advice::COLD | advice::PAGEOUT => hint(runtime, range, what),
+        // Huge pages come by a first touch of ours (`farshore_engine::fault::huge`). The hints about reading ahead mark memory that
+        // moves (`memory/mod.rs`).
+        NORMAL | RANDOM | SEQUENTIAL | advice::HUGEPAGE | advice::NOHUGEPAGE | COLLAPSE => {
             let answer = locked(runtime, |_| {
                 if matches!(what, advice::HUGEPAGE | advice::NOHUGEPAGE) {
                     runtime.engine.advise_huge(range, what == advice::HUGEPAGE);
@@ -106,6 +100,25 @@ pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
         }
         _ => raw(nr::MADVISE, args),
     }
+}
+
+/// Where the program would like its pages to be: a wish as those of policies beside it (`farshore_engine::wishes`). The kernel, too, only begins to
+/// read for `MADV_WILLNEED`; it writes at once for `MADV_PAGEOUT`, as far as it can, and here the evictors do it meanwhile.
+fn hint(runtime: &Runtime, range: PageRange, what: u64) -> i64 {
+    let engine = &runtime.engine;
+    let answer = locked(runtime, |_| {
+        each_run(runtime, range, |run, held| {
+            match held {
+                Held::Others => return advise(run, what),
+                Held::Managed if what == advice::COLD => engine.make_old(run),
+                Held::Managed => engine.wish(run, if what == advice::PAGEOUT { Wish::Leave } else { Wish::Come }),
+                Held::Guarded => {}
+            }
+            0
+        })
+    });
+    own_threads::ensure();
+    answer
 }
 
 /// Whether this advice does to managed pages of files what it does natively. Otherwise the kernel gets the file back first.

@@ -13,6 +13,7 @@
 //!   gets no answer.
 //! * A filter that stops what a forked child, or the start of a program, needs of us is installed all the same. From then on this
 //!   process cannot fork (`EAGAIN`, with a line), or programs that it starts run without Farshore.
+//! * A filter that stops what an attachment of a policy needs is installed, and policies are gone from then on.
 //! * A filter that stops the calls that bring huge pages in is installed, and pages are small from then on.
 //! * The strict mode allows only four calls, so it is always refused.
 //!
@@ -20,6 +21,7 @@
 //! sees Farshore's text as the origin of calls, not the program's (`instruction_pointer`), and it sees the calls that Farshore
 //! makes in place of the program's.
 
+use crate::control::policies;
 use crate::ground::net::net;
 use crate::ground::own_threads::{self, rights};
 use crate::ground::runtime::{locked, runtime, uninterrupted};
@@ -132,6 +134,9 @@ pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u6
     if stays {
         own_threads::allow_readers(runtime, false);
     }
+    if silences || first_stopped(filter, &[own::POLICIES]).is_some() {
+        uninterrupted(|| policies::forbid(runtime));
+    }
     const FLAG_NEW_LISTENER: u64 = 1 << 3;
     const FLAG_TSYNC_ESRCH: u64 = 1 << 4;
     // With a listener the answer is its descriptor, and a thread that cannot have the filter an error.
@@ -159,6 +164,9 @@ fn refuse(stopped: &Own) -> i64 {
 }
 
 fn note_what_it_stops(filter: &[Instruction]) {
+    if first_stopped(filter, &[own::POLICIES]).is_some() {
+        policies::refuse();
+    }
     if first_stopped(filter, &[own::THREADS, own::FORKS]).is_some() {
         NO_FORKS.store(true, Ordering::Relaxed);
         rights::stop_new_threads();

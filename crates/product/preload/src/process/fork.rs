@@ -15,6 +15,7 @@
 //! pages are in the parent's slots, which are read-only for both and held as long as the child, or a fork of it, lives
 //! ([`crate::family`]).
 
+use crate::control::policies;
 use crate::family::{self, Child};
 use crate::ground::own_threads::knock;
 use crate::ground::report;
@@ -153,6 +154,7 @@ pub fn child_started() {
     signals::begin_child();
     let listener = knock::descriptor();
     own_threads::forget();
+    policies::forget();
     let own_files = flags & CLONE_FILES == 0;
     if let Some(child) = child {
         family::in_child(child, own_files);

@@ -150,6 +150,18 @@ pub const CONTROL: &[Own] = &[
     call(125, "capget", CONTROLLING),
 ];
 
+const ATTACHING: &str = "attach policies";
+
+/// On the control thread and on those that serve policies, without which there are no policies.
+pub const POLICIES: &[Own] = &[
+    call(319, "memfd_create", ATTACHING),
+    call(77, "ftruncate", ATTACHING),
+    call(72, "fcntl", ATTACHING),
+    call(9, "mmap", ATTACHING),
+    call(46, "sendmsg", ATTACHING),
+    with(202, "futex(FUTEX_WAIT)", 1, 0, ATTACHING),
+];
+
 const FORKING: &str = "go on in a forked process";
 
 /// In a forked child, and around the fork.

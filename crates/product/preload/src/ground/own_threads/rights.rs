@@ -282,6 +282,13 @@ pub fn has_ended() {
     KernelFutex.wake_all(&CARRIED_OUT);
 }
 
+/// A thread of ours has ended by itself: its number may soon be another thread's.
+pub fn has_gone(tid: u32) {
+    for worker in &WORKERS {
+        let _ = worker.tid.compare_exchange(tid, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
 /// Tells a thread of ours to look; false: the kernel does not know it any more.
 fn tell(worker: &Worker) -> bool {
     let tid = worker.tid.load(Ordering::Acquire);

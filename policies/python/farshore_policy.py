@@ -1,0 +1,319 @@
+"""Policies that run beside a program under Farshore.
+
+    import farshore_policy
+
+    with farshore_policy.attach(pid) as program:
+        for event in program.events("fault"):
+            program.prefetch(event.address + farshore_policy.PAGE, pages=8)
+
+A policy hears what happens to the program's memory, and says which pages it would like to come, to leave or to stay. It can be
+wrong, late or killed: the program goes on, no byte is wrong, and the memory limit holds. Standard library alone, x86-64.
+
+The protocol is in crates/product/attach/src/lib.rs; this is version 1.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+import time
+from collections import namedtuple
+
+__all__ = ["attach", "Attachment", "Event", "State", "Refused", "KINDS", "PAGE_STATES", "PAGE"]
+
+PAGE = 4096
+VERSION = 1
+MAGIC = int.from_bytes(b"farshpol", "little")
+# Kinds of events, by number.
+KINDS = {"fault": 1, "fetched": 2, "evicted": 3, "rescued": 4, "limit": 5, "mapped": 6, "unmapped": 7, "pages": 8, "parameter": 9}
+NAMES = {number: name for name, number in KINDS.items()}
+# States of pages, by number.
+PAGE_STATES = ("foreign", "untouched", "dirty", "clean", "leaving", "out", "busy")
+# Bits of `detail` of a fault.
+FAULT_WRITE, FAULT_PROTECTED, FAULT_BY_CALL = 1, 2, 4
+# Most pages of one request: a longer range is several.
+REQUEST_PAGES_MAX = 1 << 20
+
+# Words of the head.
+STATE, FIRST_EVENT, EVENTS_TAKEN, WAITING, NEWS, REQUESTS_ASKED, REQUESTS_TAKEN, BELL, WANTED, PARAMETERS = 16, 32, 40, 48, 56, 64, 72, 80, 88, 128
+PARAMETER_WORDS, PARAMETER_COUNT = 8, 16
+# How long one sleep is, seconds: a policy that was just woken may not be woken again for the next event.
+SLEEP = 0.01
+# How long a dormant program is waited for, seconds.
+WAKE_PATIENCE = 3
+
+# What happened. `address` and `pages`: where; `detail`, `thread` and `more` by kind; `time` in ns of time.monotonic_ns().
+Event = namedtuple("Event", "kind detail thread time address pages more")
+# What the program says of itself.
+State = namedtuple("State", "limit_bytes resident_bytes faults events_lost requests requests_bad pages_dropped")
+
+
+class Refused(Exception):
+    """The program cannot be attached to; the text says why."""
+
+
+Event.write = property(lambda event: bool(event.detail & FAULT_WRITE), doc="A fault: whether it was a write.")
+Event.instruction = property(lambda event: event.more[0], doc="A fault: the address of the instruction; 0: not known.")
+
+
+def _users(pid):
+    """The users that the socket's name may hold."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        raise Refused(f"there is no process {pid}: check the number with 'pgrep -a NAME'") from None
+    ids = next(line for line in lines if line.startswith("Uid:")).split()[1:]
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+    return sorted({int(user) for user in ids} | {0}, reverse=True), bool(caught >> (signal.SIGURG - 1) & 1)
+
+
+def _names(pid, users):
+    """Names that its socket may have: one that others hold is made longer by the program."""
+    names = {f"farshore-{user}-{pid}" for user in users}
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+        listed = {line.split()[7][1:] for line in file if len(line.split()) > 7 and line.split()[7].startswith("@farshore-")}
+    return sorted(names) + sorted(name for name in listed if name.split("-")[2:3] == [str(pid)] and name not in names)
+
+
+def _connect(pid):
+    """A connection to the control socket of the process, and of no other."""
+    users, may_wake = _users(pid)
+    until, asked = time.monotonic() + WAKE_PATIENCE, False
+    while True:
+        for name in _names(pid, users):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.settimeout(10)
+            try:
+                connection.connect("\0" + name)
+                other, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                if other == pid:
+                    return connection
+            except OSError:
+                pass
+            connection.close()
+        if not asked and may_wake:
+            # A dormant program wakes by this signal; any other one ignores it, or has a handler for it.
+            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+                asked = "/libfarshore.so" in file.read()
+            if asked:
+                os.kill(pid, signal.SIGURG)
+        if not asked or time.monotonic() > until:
+            raise Refused(f"process {pid} has no control socket: it was not started by 'farshore run', is another user's, or is just starting")
+        time.sleep(0.05)
+
+
+def attach(pid):
+    """Attaches to a running program; the attachment ends with `close`, or with this process."""
+    connection = _connect(pid)
+    try:
+        connection.sendall(json.dumps({"op": "attach", "version": VERSION}).encode() + b"\n")
+        answer, descriptors = b"", []
+        while not answer.endswith(b"\n"):
+            part, came, _, _ = socket.recv_fds(connection, 4096, 1)
+            descriptors += came
+            if not part:
+                break
+            answer += part
+        said = json.loads(answer or b'{"error":"it closed the connection"}')
+        if "error" in said or not descriptors:
+            raise Refused(f"process {pid}: {said.get('error', 'it sent no memory')}")
+        try:
+            memory = mmap.mmap(descriptors[0], said["bytes"])
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+    except BaseException:
+        connection.close()
+        raise
+    return Attachment(pid, connection, memory)
+
+
+class Attachment:
+    """A program that this policy has attached to."""
+
+    def __init__(self, pid, connection, memory):
+        self.pid, self._connection, self._memory = pid, connection, memory
+        self._words = memoryview(memory).cast("B").cast("Q")
+        self._anchor = ctypes.c_char.from_buffer(memory)
+        self._address = ctypes.addressof(self._anchor)
+        self._futex = ctypes.CDLL(None, use_errno=True).syscall
+        if self._words[0] != MAGIC or self._words[1] != VERSION:
+            raise Refused(f"process {pid} shares memory that is not version {VERSION} of the protocol")
+        self._events_at, self._events, self._requests_at, self._requests = (self._words[n] for n in range(3, 7))
+        self._next_event = self._words[FIRST_EVENT]
+        self._next_request = self._words[REQUESTS_TAKEN]
+        self._wanted = 0
+        self._parameters = {}
+        self._connection.setblocking(False)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Leaves the program."""
+        self._connection.close()
+        if self._anchor is not None:
+            self._words.release()
+            self._anchor = None
+            # Whatever an iterator of events still holds keeps the memory alive.
+            try:
+                self._memory.close()
+            except BufferError:
+                pass
+
+    @property
+    def is_there(self):
+        """Whether the program is still attached to."""
+        try:
+            return self._connection.recv(1) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    # ------------------------------------------------------------------------------------------ events
+
+    def want(self, *kinds):
+        """Chooses the kinds of events that come from now on."""
+        self._wanted = sum(1 << KINDS[kind] for kind in kinds)
+        self._words[WANTED] = self._wanted
+        self._ring()
+
+    def take(self):
+        """The next event, or None."""
+        words = self._words
+        at = self._events_at + self._next_event % self._events * 8
+        if words[at] != self._next_event + 1:
+            return None
+        first, when, address, pages, *more = words[at + 1:at + 8]
+        self._next_event += 1
+        words[EVENTS_TAKEN] = self._next_event
+        return Event(NAMES.get(first & 0xff, "other"), first >> 8 & 0xff, first >> 32, when, address, pages, tuple(more))
+
+    def wait(self, timeout=None):
+        """Sleeps until there is an event; whether there is one. Without a timeout: or the program is gone."""
+        words, until = self._words, None if timeout is None else time.monotonic() + timeout
+        while True:
+            news = words[NEWS] & 0xffffffff
+            words[WAITING] = 1
+            if words[self._events_at + self._next_event % self._events * 8] == self._next_event + 1:
+                words[WAITING] = 0
+                return True
+            if not self.is_there or (until is not None and time.monotonic() >= until):
+                words[WAITING] = 0
+                return False
+            self._call_futex(NEWS, 0, news, SLEEP if until is None else max(0, min(SLEEP, until - time.monotonic())))
+
+    def events(self, *kinds, timeout=None):
+        """Events of these kinds (of those wanted before, without), as they come, until the program ends or none comes for `timeout` seconds."""
+        if kinds:
+            self.want(*kinds)
+        while True:
+            event = self.take()
+            if event is not None:
+                yield event
+            elif not self.wait(timeout):
+                return
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def reclaim(self, address, pages=1):
+        """Asks that pages leave. Whether there was room to ask."""
+        return self._ask(1, address, pages)
+
+    def prefetch(self, address, pages=1):
+        """Asks that pages come, if there is memory to spare."""
+        return self._ask(2, address, pages)
+
+    def pin(self, address, pages=1):
+        """Asks that pages stay, as long as others can leave instead."""
+        return self._ask(3, address, pages)
+
+    def unpin(self, address, pages=1):
+        """Pages need not stay any more."""
+        return self._ask(4, address, pages)
+
+    def protect_for(self, seconds, address, pages=1):
+        """Asks that pages stay for a time."""
+        return self._ask(5, address, pages, int(seconds * 1e9))
+
+    def ask_all(self, ask, addresses):
+        """`ask` (one of the methods above) for each page of a list, with one ring of the bell. How many there was room for."""
+        ring, self._ring = self._ring, lambda: None
+        try:
+            return sum(1 for address in addresses if ask(address))
+        finally:
+            del self._ring
+            ring()
+
+    def page_states(self, address, pages=1, timeout=1):
+        """States of pages, as names. Other events that come meanwhile are passed over. None: the program did not answer in time."""
+        tag, states, until = time.monotonic_ns() & 0xffffffff, [], time.monotonic() + timeout
+        if not self._ask(6, address, pages, tag):
+            return None
+        while len(states) < pages:
+            event = self.take()
+            if event is None:
+                if time.monotonic() >= until or not self.wait(until - time.monotonic()):
+                    return None
+            elif event.kind == "pages" and event.thread == tag:
+                planes = event.more
+                states += [PAGE_STATES[(planes[0] >> n & 1) | (planes[1] >> n & 1) << 1 | (planes[2] >> n & 1) << 2] for n in range(event.pages)]
+        return states
+
+    @property
+    def state(self):
+        """Limit, usage and counters of the program, a few hundredths of a second old."""
+        return State(*self._words[STATE:STATE + len(State._fields)])
+
+    # ------------------------------------------------------------------------------------------ parameters
+
+    def register(self, name, value):
+        """Registers a parameter, a whole number that `farshore stat` shows and `farshore set PID NAME=VALUE` changes."""
+        raw = name.encode("ascii")
+        if name in self._parameters or not 0 < len(raw) <= 32 or len(self._parameters) == PARAMETER_COUNT:
+            raise ValueError(f"{name!r} cannot be registered: a name once, of 1 to 32 bytes, and at most {PARAMETER_COUNT}")
+        index = self._parameters[name] = len(self._parameters)
+        at = PARAMETERS + index * PARAMETER_WORDS
+        self._words[at + 4] = value & (1 << 64) - 1
+        for n, word in enumerate(struct.unpack("<4Q", raw.ljust(32, b"\0"))):
+            self._words[at + n] = word
+
+    def __getitem__(self, name):
+        """The value of a parameter now."""
+        value = self._words[PARAMETERS + self._parameters[name] * PARAMETER_WORDS + 4]
+        return value - (value >> 63 << 64)
+
+    # ------------------------------------------------------------------------------------------ the rings
+
+    def _ask(self, kind, address, pages, extra=0):
+        while pages > REQUEST_PAGES_MAX:
+            if not self._ask(kind, address, REQUEST_PAGES_MAX, extra):
+                return False
+            address, pages = address + REQUEST_PAGES_MAX * PAGE, pages - REQUEST_PAGES_MAX
+        words = self._words
+        if (self._next_request - words[REQUESTS_TAKEN]) % (1 << 64) >= self._requests:
+            return False
+        at = self._requests_at + self._next_request % self._requests * 4
+        words[at], words[at + 1], words[at + 2], words[at + 3] = kind, address, pages, extra
+        self._next_request += 1
+        words[REQUESTS_ASKED] = self._next_request
+        self._ring()
+        return True
+
+    def _ring(self):
+        self._words[BELL] = (self._words[BELL] + 1) & 0xffffffff
+        self._call_futex(BELL, 1, 1, 0)
+
+    def _call_futex(self, word, operation, value, seconds):
+        """futex(2) on a word that is shared: 0 waits, 1 wakes."""
+        when = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))
+        self._futex(ctypes.c_long(202), ctypes.c_void_p(self._address + word * 8), ctypes.c_long(operation), ctypes.c_long(value),
+                    ctypes.byref(when), None, ctypes.c_long(0))
