@@ -12,6 +12,7 @@ wrong, late or killed: the program goes on, no byte is wrong, and the memory lim
 The protocol is in crates/product/attach/src/lib.rs; this is version 1.
 """
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -79,10 +80,19 @@ def _names(pid, users):
     return sorted(names) + sorted(name for name in listed if name.split("-")[2:3] == [str(pid)] and name not in names)
 
 
+def _has_library(pid):
+    """Whether the process has Farshore's library."""
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            return "/libfarshore.so" in file.read()
+    except OSError:
+        return False
+
+
 def _connect(pid):
     """A connection to the control socket of the process, and of no other."""
     users, may_wake = _users(pid)
-    until, asked = time.monotonic() + WAKE_PATIENCE, False
+    until, asked, ours = time.monotonic() + WAKE_PATIENCE, False, False
     while True:
         for name in _names(pid, users):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -95,13 +105,12 @@ def _connect(pid):
             except OSError:
                 pass
             connection.close()
-        if not asked and may_wake:
-            # A dormant program wakes by this signal; any other one ignores it, or has a handler for it.
-            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-                asked = "/libfarshore.so" in file.read()
-            if asked:
-                os.kill(pid, signal.SIGURG)
-        if not asked or time.monotonic() > until:
+        ours = ours or _has_library(pid)
+        if ours and may_wake and not asked:
+            # A dormant program wakes by this signal, and makes its socket some milliseconds later.
+            asked = True
+            os.kill(pid, signal.SIGURG)
+        if not ours or time.monotonic() > until:
             raise Refused(f"process {pid} has no control socket: it was not started by 'farshore run', is another user's, or is just starting")
         time.sleep(0.05)
 
@@ -110,7 +119,9 @@ def attach(pid):
     """Attaches to a running program; the attachment ends with `close`, or with this process."""
     connection = _connect(pid)
     try:
-        connection.sendall(json.dumps({"op": "attach", "version": VERSION}).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):
+            # A refusal may lie there already, with the connection closed behind it.
+            connection.sendall(json.dumps({"op": "attach", "version": VERSION}).encode() + b"\n")
         answer, descriptors = b"", []
         while not answer.endswith(b"\n"):
             part, came, _, _ = socket.recv_fds(connection, 4096, 1)
@@ -163,10 +174,8 @@ class Attachment:
             self._words.release()
             self._anchor = None
             # Whatever an iterator of events still holds keeps the memory alive.
-            try:
+            with contextlib.suppress(BufferError):
                 self._memory.close()
-            except BufferError:
-                pass
 
     @property
     def is_there(self):
