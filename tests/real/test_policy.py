@@ -156,6 +156,14 @@ class TestPolicy(Command):
         """The linear prefetcher of the guide in Python."""
         return self.check_linear([sys.executable, os.path.join(POLICIES, "examples", "linear.py")])
 
+    def test_guide(self):
+        """The guide shows the examples as they are."""
+        with open(os.path.join(harness.ROOT, "docs", "src", "guide", "policies.md"), encoding="utf-8") as file:
+            guide = file.read()
+        for name in ("linear.py", "linear.c"):
+            with open(os.path.join(POLICIES, "examples", name), encoding="utf-8") as file:
+                expect(file.read() in guide, f"{name} is another one")
+
     def test_linear_c(self):
         """The same in C."""
         compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")

@@ -61,7 +61,7 @@ impl Audience {
     }
 
     /// Tells an event to all who want it.
-    #[cold]
+    #[inline(never)]
     pub fn tell(&self, event: &Event) {
         for seat in &self.seats {
             if seat.wanted.load(Ordering::Relaxed) & event.kind.bit() != 0

@@ -54,15 +54,13 @@
 //! events or requests of that policy), which events are wanted (a bit each), and requests, each of which is copied before it is
 //! looked at ([`Request::of`] refuses what is out of range). The file is sealed: it cannot shrink under the library.
 //!
-//! [`rings`] has both ends of both rings. [`audience`] is how the engine tells events. With the feature `client`, `client` is the
-//! policy's end.
-#![cfg_attr(not(feature = "client"), no_std)]
+//! [`rings`] has both ends of both rings, for the library and for policies in Rust. [`audience`] is how the engine tells events. Policies in
+//! Python and C have packages of their own (`policies/`), which know this protocol too.
+#![no_std]
 
 extern crate alloc;
 
 pub mod audience;
-#[cfg(feature = "client")]
-pub mod client;
 pub mod parameters;
 pub mod rings;
 

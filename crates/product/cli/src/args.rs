@@ -301,6 +301,7 @@ Keys:
                 without the command. If the others have no room, the space is used again
   evictors=N, batch=N, writes=N, free=N
                 as the options of 'farshore run', at most what the run was started with, or auto
+  NAME=NUMBER   a parameter of a policy that has attached to the program
 
 Settings are made in order, each when the one before is done, up to the first that is refused or
 fails. There can be 64 swap spaces; none can be added where the program's is RAM alone. Pages of a

@@ -228,14 +228,8 @@ impl<W: World> Engine<W> {
     #[inline]
     pub(crate) fn tell(&self, kind: Kind, detail: u8, first: Page, pages: u64) {
         if self.audience.wants(kind) {
-            self.tell_now(Event { detail, ..Event::new(kind, first.addr(), pages) });
+            self.audience.tell(&Event { detail, ns: self.clock.now_ns(), ..Event::new(kind, first.addr(), pages) });
         }
-    }
-
-    /// Tells an event that somebody wants; it gets the time.
-    #[cold]
-    pub fn tell_now(&self, event: Event) {
-        self.audience.tell(&Event { ns: self.clock.now_ns(), ..event });
     }
 
     /// The page's word, if it is managed.

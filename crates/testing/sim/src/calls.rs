@@ -10,6 +10,7 @@ use crate::world::{World, broken, note, world};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{HugePages, PageBuf};
 use farshore_core::word::{FilePage, Slot};
+use farshore_engine::wishes::Wish;
 use std::rc::Rc;
 
 pub(crate) fn lock() {
@@ -97,11 +98,28 @@ fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
         (11, _) => {
             limit(rig);
             pace(rig);
+            if let Some(range) = part {
+                wish(rig, range);
+            }
         }
         (12, Some(range)) => take_over(rig, range, core),
         (13, _) => map_file(rig),
         (14, Some(range)) => hand_back(rig, range),
         _ => {}
+    }
+}
+
+/// What a policy beside the program, or `madvise`, would like: pages leave, come or stay meanwhile.
+fn wish(rig: &Rc<Rig>, range: PageRange) {
+    let (which, ns) = world(|w| (w.rng.below(7), w.rng.between(1_000, 1_000_000)));
+    note("wish", range.start.0, which);
+    match which {
+        0..=1 => rig.engine.wish(range, Wish::Leave),
+        2 => rig.engine.wish(range, Wish::Come),
+        3 => rig.engine.wish(range, Wish::Stay),
+        4 => rig.engine.wish(range, Wish::StayFor(ns)),
+        5 => rig.engine.free_all(),
+        _ => rig.engine.make_old(range),
     }
 }
 

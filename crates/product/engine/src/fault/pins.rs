@@ -6,9 +6,9 @@
 
 use crate::Engine;
 use crate::fault::resolve::{Failure, Resolved};
-use farshore_attach::{FAULT_BY_CALL, FAULT_PROTECTED, FAULT_WRITE, Kind};
+use farshore_attach::{Event, FAULT_BY_CALL, FAULT_PROTECTED, FAULT_WRITE, Kind};
 use farshore_core::page::{Access, Page};
-use farshore_core::seams::{PageBuf, World};
+use farshore_core::seams::{Clock, PageBuf, World};
 use farshore_core::word::{BeginFault, Pin, State};
 
 /// What came of [`Engine::pin`].
@@ -35,8 +35,12 @@ impl<W: World> Engine<W> {
                 Pin::Fault => {
                     let protected = access == Access::Write && at.word.load().state() == State::Resident;
                     let write = if access == Access::Write { FAULT_WRITE } else { 0 };
-                    self.tell(Kind::Fault, FAULT_BY_CALL | write | if protected { FAULT_PROTECTED } else { 0 }, page, 1);
-                    if self.resolve(page, access, protected, core, buffer)? == Resolved::Foreign {
+                    let now = self.clock.now_ns();
+                    if self.audience.wants(Kind::Fault) {
+                        let detail = FAULT_BY_CALL | write | if protected { FAULT_PROTECTED } else { 0 };
+                        self.audience.tell(&Event { detail, ns: now, ..Event::new(Kind::Fault, page.addr(), 1) });
+                    }
+                    if self.resolve_since(now, page, access, protected, core, buffer)? == Resolved::Foreign {
                         return Ok(Pinned::Foreign);
                     }
                 }

@@ -25,7 +25,7 @@ use crate::fault::epoch::Epoch;
 use crate::fault::guess::{guess_write, learn_write};
 use crate::fault::run::Along;
 use crate::stats::{Count, FaultKind};
-use farshore_attach::Kind;
+use farshore_attach::{Event, Kind};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page};
@@ -184,7 +184,23 @@ impl<W: World> Engine<W> {
         core: usize,
         buffer: &mut [PageBuf],
     ) -> Result<Resolved, Failure> {
-        let mut fault = Fault::new(page, access, protected, core, self.clock.now_ns());
+        self.resolve_since(self.clock.now_ns(), page, access, protected, core, buffer)
+    }
+
+    /// The same for a fault that has come at `now_ns`.
+    ///
+    /// # Errors
+    /// As [`Engine::resolve`].
+    pub fn resolve_since(
+        &self,
+        now_ns: u64,
+        page: Page,
+        access: Access,
+        protected: bool,
+        core: usize,
+        buffer: &mut [PageBuf],
+    ) -> Result<Resolved, Failure> {
+        let mut fault = Fault::new(page, access, protected, core, now_ns);
         self.quiet.gate.enter(&self.futex, core);
         let served = self.serve(&mut fault, buffer);
         self.quiet.gate.leave(&self.futex, core);
@@ -430,7 +446,6 @@ impl<W: World> Engine<W> {
         };
         self.release(fault.page, at.word, to);
         self.list_granule(at.granule, fault.page, fault.core);
-        self.tell(Kind::Rescued, 0, fault.page, 1);
         self.done(fault, FaultKind::Rescue)
     }
 
@@ -476,7 +491,6 @@ impl<W: World> Engine<W> {
             self.release(fault.page, at.word, Release::Clean { slot, chances });
         }
         self.list_granule(at.granule, fault.page, fault.core);
-        self.tell(Kind::Fetched, 0, fault.page, 1);
         self.done(fault, FaultKind::Fetch)
     }
 
@@ -525,9 +539,23 @@ impl<W: World> Engine<W> {
         }
     }
 
+    /// Tells policies which page has come. No clock is read for it: that takes longer than all else.
+    #[cold]
+    fn tell_done(&self, page: Page, kind: FaultKind, now_ns: u64) {
+        let what = match kind {
+            FaultKind::Fetch => Kind::Fetched,
+            FaultKind::Rescue => Kind::Rescued,
+            _ => return,
+        };
+        self.audience.tell(&Event { ns: now_ns, ..Event::new(what, page.addr(), 1) });
+    }
+
     fn done(&self, fault: &Fault, kind: FaultKind) -> Step {
-        let ns = self.clock.now_ns().saturating_sub(fault.started_ns);
-        self.stats.fault(fault.core, kind, ns);
+        let now = self.clock.now_ns();
+        self.stats.fault(fault.core, kind, now.saturating_sub(fault.started_ns));
+        if self.audience.is_there() {
+            self.tell_done(fault.page, kind, now);
+        }
         Step::Done
     }
 }

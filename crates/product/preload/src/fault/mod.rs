@@ -51,6 +51,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_attach::{Event, FAULT_PROTECTED, FAULT_WRITE, Kind};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
+use farshore_core::seams::Clock as _;
 use farshore_engine::fault::resolve::Failure;
 use farshore_sys::signal::{BUS_ADRERR, BUS_MCEERR_AR, Reg, SigInfo, UContext};
 use farshore_sys::uffd::UffdError;
@@ -87,10 +88,8 @@ pub fn serve(info: &SigInfo, context: &mut UContext) -> Served {
     if thread.internal {
         report::abort(format_args!("bug: Farshore's own code touched managed memory at {addr:#x}"));
     }
-    if runtime.engine.audience.wants(Kind::Fault) {
-        tell(runtime, thread, addr, context);
-    }
-    match bring(runtime, thread, page, context) {
+    let told = runtime.engine.audience.wants(Kind::Fault).then(|| tell(runtime, thread, addr, context));
+    match bring(runtime, thread, page, context, told) {
         Ok(()) => Served::Yes,
         Err(why) => {
             lost::tell(runtime, page, why, Needed::ByThread);
@@ -99,23 +98,20 @@ pub fn serve(info: &SigInfo, context: &mut UContext) -> Served {
     }
 }
 
-/// Tells policies of the fault, before it is served.
+/// Tells policies of the fault, before it is served. Returns the time.
 #[cold]
-fn tell(runtime: &Runtime, thread: &Thread, address: u64, context: &UContext) {
+fn tell(runtime: &Runtime, thread: &Thread, address: u64, context: &UContext) -> u64 {
     let kind = context.fault_kind();
     let detail = if kind.write() { FAULT_WRITE } else { 0 } | if kind.present() { FAULT_PROTECTED } else { 0 };
     let instruction = context.get(Reg::Rip);
-    let event = Event {
-        detail,
-        thread: thread.shared.tid().unwrap_or(0),
-        more: [instruction, 0, 0],
-        ..Event::new(Kind::Fault, address, 1)
-    };
-    runtime.engine.tell_now(event);
+    let (ns, thread) = (runtime.engine.clock.now_ns(), thread.shared.tid().unwrap_or(0));
+    let event = Event { detail, thread, ns, more: [instruction, 0, 0], ..Event::new(Kind::Fault, address, 1) };
+    runtime.engine.audience.tell(&event);
+    ns
 }
 
-/// Brings a managed page for the thread, or has the thread's unithread wait for it.
-fn bring(runtime: &Runtime, thread: &Thread, page: Page, context: &mut UContext) -> Result<(), Failure> {
+/// Brings a managed page for the thread, or has the thread's unithread wait for it. `now_ns`: the time, if it is known.
+fn bring(runtime: &Runtime, thread: &Thread, page: Page, context: &mut UContext, now_ns: Option<u64>) -> Result<(), Failure> {
     let kind = context.fault_kind();
     let access = if kind.write() { Access::Write } else { Access::Read };
     if let Some(worker) = thread.worker.get() {
@@ -126,7 +122,8 @@ fn bring(runtime: &Runtime, thread: &Thread, page: Page, context: &mut UContext)
             Way::InPlace => worker.settle(),
         }
     }
-    thread.with_buffer(|buffer| runtime.engine.resolve(page, access, kind.present(), thread.core(), buffer)).map(drop)
+    let now = now_ns.unwrap_or_else(|| runtime.engine.clock.now_ns());
+    thread.with_buffer(|buffer| runtime.engine.resolve_since(now, page, access, kind.present(), thread.core(), buffer)).map(drop)
 }
 
 /// Whether a fault on memory that is not ours may have been on memory that was ours: so the first time at this address.

@@ -10,6 +10,7 @@ use core::sync::atomic::Ordering;
 use farshore_attach::{Event, FAULT_PROTECTED, FAULT_WRITE, Kind};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
+use farshore_core::seams::Clock as _;
 use farshore_sys::raw::Errno;
 use farshore_sys::uffd::Message;
 
@@ -40,7 +41,8 @@ pub fn run(runtime: &'static Runtime) {
             if runtime.engine.audience.wants(Kind::Fault) {
                 let write = if access == Access::Write { FAULT_WRITE } else { 0 };
                 let detail = write | if event.protected { FAULT_PROTECTED } else { 0 };
-                runtime.engine.tell_now(Event { detail, ..Event::new(Kind::Fault, event.address, 1) });
+                let ns = runtime.engine.clock.now_ns();
+                runtime.engine.audience.tell(&Event { detail, ns, ..Event::new(Kind::Fault, event.address, 1) });
             }
             let resolved =
                 thread.with_buffer(|buffer| runtime.engine.resolve(page, access, event.protected, thread.core(), buffer));
