@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process;
 
+use farshore_client::shown::bytes;
 use farshore_command::refusal::{FAILED, Refusal};
 use farshore_config::{SwapSpec, plain};
 use farshore_sites::table::Table;
@@ -15,7 +16,6 @@ use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
 use crate::args::DoctorArgs;
-use crate::stat::bytes;
 use crate::{library, print, swap};
 
 /// One thing that was looked at.

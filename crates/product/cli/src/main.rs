@@ -8,16 +8,14 @@
 //! | [`args`] | the command line and its help |
 //! | [`run`], [`program`], [`library`], [`swap`] | `farshore run` |
 //! | [`doctor`] | `farshore doctor` |
-//! | [`client`], [`stat`] | `farshore stat` and `farshore set` |
+//! | [`stat`] | `farshore stat` and `farshore set` |
 //! | [`bench`] | `farshore bench`: becomes `farshore-bench`, a program of its own, of which `run` carries nothing |
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(test, allow(dead_code))]
 
 mod args;
 mod bench;
-mod client;
 mod doctor;
-mod kinds;
 mod library;
 mod program;
 mod run;

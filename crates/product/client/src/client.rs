@@ -26,7 +26,7 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// How long a dormant program is waited for. It may have the signal blocked.
 const WAKE_PATIENCE: Duration = Duration::from_secs(3);
 /// Longest answer, in bytes.
-const ANSWER_LIMIT: usize = 1 << 20;
+pub(crate) const ANSWER_LIMIT: usize = 1 << 20;
 
 /// A connection to a program that runs with Farshore.
 #[derive(Debug)]
@@ -190,7 +190,7 @@ fn member(answer: &str, name: &str) -> Option<serde_json::Value> {
 }
 
 /// Connects to an abstract name. At once or not at all: a listener that takes nobody must not keep the command.
-fn connect_to(name: &str) -> std::io::Result<UnixStream> {
+pub(crate) fn connect_to(name: &str) -> std::io::Result<UnixStream> {
     let socket = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
     connect(socket.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
     let stream = UnixStream::from(socket);
@@ -199,7 +199,7 @@ fn connect_to(name: &str) -> std::io::Result<UnixStream> {
 }
 
 /// Process and user at the other end, as they were when it began to listen.
-fn peer(stream: &UnixStream) -> std::io::Result<(u32, u32)> {
+pub(crate) fn peer(stream: &UnixStream) -> std::io::Result<(u32, u32)> {
     let peer = getsockopt(stream, PeerCredentials)?;
     // Outside of our process namespace a process has no number.
     Ok((u32::try_from(peer.pid()).unwrap_or(0), peer.uid()))
@@ -208,13 +208,17 @@ fn peer(stream: &UnixStream) -> std::io::Result<(u32, u32)> {
 /// Asks process `pid` to wake, if it runs with Farshore and is dormant. Whether it was asked.
 fn wake(pid: u32) -> bool {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-    // A mask in hexadecimal, in which signal 1 is the lowest bit.
-    let status = read("status");
-    let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
-    let listens = caught.is_some_and(|caught| caught >> (WAKER - 1) & 1 != 0);
+    let listens = catches_waker(&read("status"));
     let number = Signal::try_from(WAKER as i32).ok();
     // Of a process that has more rights than we have only the status can be read.
     listens && has_library(pid).unwrap_or(true) && kill(Pid::from_raw(pid as i32), number).is_ok()
+}
+
+/// Whether a process with this status has a handler for [`WAKER`], as a dormant one has.
+pub(crate) fn catches_waker(status: &str) -> bool {
+    // A mask in hexadecimal, in which signal 1 is the lowest bit.
+    let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+    caught.is_some_and(|caught| caught >> (WAKER - 1) & 1 != 0)
 }
 
 /// Whether process `pid` runs with Farshore, and may be waking just now.
@@ -222,13 +226,13 @@ fn is_ours(pid: u32) -> bool {
     has_library(pid).unwrap_or(false)
 }
 
-fn has_library(pid: u32) -> Option<bool> {
+pub(crate) fn has_library(pid: u32) -> Option<bool> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     Some(maps.contains("/libfarshore.so"))
 }
 
 /// The kernel's list of the sockets of this network namespace; nothing where it cannot be had.
-fn kernels_list() -> String {
+pub(crate) fn kernels_list() -> String {
     std::fs::read("/proc/net/unix").map(|list| String::from_utf8_lossy(&list).into_owned()).unwrap_or_default()
 }
 
@@ -257,7 +261,7 @@ fn users(pid: u32) -> Result<BTreeSet<u32>, Refusal> {
     Ok(users_in(&status))
 }
 
-fn users_in(status: &str) -> BTreeSet<u32> {
+pub(crate) fn users_in(status: &str) -> BTreeSet<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
     line.split_whitespace().filter_map(|word| word.parse().ok()).chain([0]).collect()
 }
