@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -74,6 +74,7 @@ spaces: ## swap spaces that come, go and die while a program runs
 secrecy: ## --encrypt: swap files are noise, the key is in no core dump
 family: ## what Farshore shows of itself, and whom it lets in
 policies: ## policies beside programs, and a program's own hints
+seeing: ## farshore top and metrics: programs whose state is known
 bench-ends: ## farshore bench: what it measures, and that nothing stays behind
 suites: ## other people's test suites, natively and under farshore (a part of each)
 suites-long: ## other people's test suites as a whole
@@ -93,7 +94,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies report serve suites suites-long soak soak-long kernels kernels-long packages:
+front unit sim canaries loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies seeing report serve suites suites-long soak soak-long kernels kernels-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)
@@ -111,7 +112,7 @@ book: ## build the book of docs to target/book, and check where its links lead
 	python3 tools/book.py
 
 man: ## write the manual pages anew, from what --help says (docs/man)
-	FARSHORE_WRITE_MANUAL=1 cargo test -p farshore-cli -p farshore-bench -p farshore-load -p farshore-serve the_manual_says
+	FARSHORE_WRITE_MANUAL=1 cargo test -p farshore-cli -p farshore-view -p farshore-bench -p farshore-load -p farshore-serve the_manual_says
 
 setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt, clippy, miri
 	@tools/setup.sh --tests
@@ -120,10 +121,12 @@ setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt
 install: ## install to PREFIX (default /usr/local), after make build
 	@test -x $(TARGET)/release/farshore && test -f $(TARGET)/release/libfarshore.so || { echo 'nothing is built in $(TARGET)/release: run make build first' >&2; exit 1; }
 	install -D -m 755 $(TARGET)/release/farshore $(DESTDIR)$(PREFIX)/bin/farshore
+	install -D -m 755 $(TARGET)/release/farshore-view $(DESTDIR)$(PREFIX)/bin/farshore-view
 	install -D -m 755 $(TARGET)/release/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-bench
 	install -D -m 755 $(TARGET)/release/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-load
 	install -D -m 755 $(TARGET)/release/farshore-serve $(DESTDIR)$(PREFIX)/bin/farshore-serve
 	install -D -m 644 $(TARGET)/release/libfarshore.so $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so
+	install -D -m 644 crates/product/view/grafana.json $(DESTDIR)$(PREFIX)/share/farshore/grafana/farshore.json
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
 
@@ -140,8 +143,8 @@ deb: ## make the Debian packages farshore, farshore-bench, libfarshore-uthread-d
 	for crate in cli bench uthread-c; do cargo deb --no-build --strip -p farshore-$$crate || exit 1; done
 
 uninstall: ## remove what make install has installed
-	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(wildcard docs/man/*.1))
-	rmdir $(DESTDIR)$(PREFIX)/lib/farshore 2>/dev/null || true
+	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-view $(DESTDIR)$(PREFIX)/share/farshore/grafana/farshore.json $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(wildcard docs/man/*.1))
+	rmdir $(DESTDIR)$(PREFIX)/lib/farshore $(DESTDIR)$(PREFIX)/share/farshore/grafana $(DESTDIR)$(PREFIX)/share/farshore 2>/dev/null || true
 
 clean: ## remove everything that was built
 	cargo clean

@@ -470,6 +470,8 @@ def parts(seed):
              [pytest("family", "tests/real/test_family.py")], 5, shown, pytest_missing, needs_build=True, takes=10),
         Part("policies", "policies beside programs: what they hear and ask for, and that a bad one does no harm; hints of programs",
              [pytest("policies", "tests/real/test_policy.py")], 10, shown, pytest_missing, needs_build=True, takes=130),
+        Part("seeing", "farshore top and metrics: programs whose state is known",
+             [pytest("seeing", "tests/real/test_seeing.py")], 8, shown, pytest_missing, needs_build=True, takes=40),
         Part("suites", "other people's suites, natively and under farshore: a part of each",
              [Command([sys.executable, suites, "--short", "--jobs", "4"], count_last_line)], 25, r" +\d+ s ", needs_build=True, takes=480, width=WIDE),
         Part("suites-long", "other people's suites as a whole, in a quarter of their memory and in 16 MiB",

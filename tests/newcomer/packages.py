@@ -32,7 +32,7 @@ from harness import Failed, Unavailable, expect  # noqa: E402
 PACKAGES = ("farshore", "farshore-bench", "libfarshore-uthread-dev")
 USER = "newcomer"
 # Where a package of ours may have files.
-PLACES = re.compile(r"/usr/(bin|include|lib/farshore|lib/x86_64-linux-gnu(/pkgconfig)?|share/(doc|man))(/|$)")
+PLACES = re.compile(r"/usr/(bin|include|lib/farshore|lib/x86_64-linux-gnu(/pkgconfig)?|share/(doc|man|farshore))(/|$)")
 LIMIT = "32M"
 # About 100 MiB of strings, through which it goes twice. Perl is in every Debian.
 HUNGRY = """
@@ -135,6 +135,14 @@ class Debian:
         expect(set(mapped) == {"/usr/lib/farshore/libfarshore.so"}, f"{mapped}")
         return f"{evicted} pages evicted, {fetched} fetched"
 
+    def test_view(self):
+        """What `farshore top` becomes is there, and the dashboard that goes with `farshore metrics`."""
+        told = self.as_user("farshore", "top", "--once", "--interval", "0.1").stdout
+        expect(told.split()[:2] == ["PID", "NAME"], told)
+        expect(self.as_user("farshore", "metrics").stdout.endswith("# EOF\n"), "no metrics")
+        with open(f"{self.root}/usr/share/farshore/grafana/farshore.json", encoding="utf-8") as file:
+            return f"{len(json.load(file)['panels'])} panels"
+
     def test_bench(self):
         """A comparison that needs no root."""
         sizes = ["--size", "32M", "--memory", "16M", "--seconds", "1", "--rounds", "1", "--warm-up-rounds", "0", "--no-device"]
@@ -151,7 +159,7 @@ class Debian:
     def test_manual(self):
         """The manual is where man finds it."""
         self.install("man-db")
-        pages = ("farshore", "farshore-run", "farshore-doctor", "farshore-stat", "farshore-set", "farshore-bench", "farshore-load", "farshore-serve")
+        pages = ("farshore", "farshore-run", "farshore-doctor", "farshore-stat", "farshore-set", "farshore-top", "farshore-metrics", "farshore-bench", "farshore-load", "farshore-serve")
         return f"{len(self.as_user('man', '-w', *pages).stdout.split())} pages"
 
     def test_compile(self):

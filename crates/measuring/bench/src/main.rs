@@ -1,20 +1,19 @@
 //! The command `farshore-bench`, which `farshore bench` becomes: one process, and to the user one command.
 //!
-//! `farshore` says first where it is itself ([`CALLER`]): that is what targets run. Without that word it is the `farshore`
+//! `farshore` says first where it is itself ([`farshore_command::CALLER`]): that is what targets run. Without that word it is the `farshore`
 //! beside this command, or else in PATH.
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(test, allow(dead_code))]
 
 use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use farshore_bench::args::{Command, Line, WORDS};
 use farshore_bench::run::{self, Failure};
 use farshore_bench::targets::tools;
-use farshore_command::CALLER;
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
+use farshore_command::without_caller;
 
 /// The C entry point.
 ///
@@ -30,7 +29,7 @@ pub unsafe extern "C" fn main(count: core::ffi::c_int, arguments: *const *const 
 
 /// Does what the command line says; the exit status.
 fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
-    let (farshore, words) = split(words);
+    let (farshore, words) = without_caller(words);
     // What the user has written: help, errors and results show it so.
     let line: Vec<OsString> = ["farshore".into(), "bench".into()].into_iter().chain(words).collect();
     let shown = line.iter().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -45,17 +44,6 @@ fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
     })
 }
 
-/// The `farshore` that has become this command, and what is left of the words without this command's name.
-fn split(words: Vec<OsString>) -> (Option<PathBuf>, Vec<OsString>) {
-    let mut words = words.into_iter().skip(1).peekable();
-    let path = |word: &OsString| word.as_bytes().strip_prefix(CALLER.as_bytes()).map(<[u8]>::to_vec);
-    let farshore = words.peek().and_then(path).map(|path| PathBuf::from(OsString::from_vec(path)));
-    if farshore.is_some() {
-        words.next();
-    }
-    (farshore, words.collect())
-}
-
 /// The `farshore` of this command, when it is called by its own name. Where there is none, the targets that need it say so.
 fn own() -> Result<PathBuf, Refusal> {
     let this = std::env::current_exe()
@@ -63,20 +51,4 @@ fn own() -> Result<PathBuf, Refusal> {
     let beside = this.with_file_name("farshore");
     let elsewhere = || tools::find("farshore");
     Ok(if tools::is_executable(&beside) { beside } else { elsewhere().unwrap_or(beside) })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_caller_is_told_once_and_first() {
-        let of = |words: &[&str]| split(words.iter().map(OsString::from).collect());
-        let rest = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
-        assert_eq!(of(&["farshore-bench", "random", "--size", "1G"]), (None, rest(&["random", "--size", "1G"])));
-        assert_eq!(of(&["farshore-bench", "--farshore=/a b", "random"]), (Some("/a b".into()), rest(&["random"])));
-        assert_eq!(of(&["x", "random", "--farshore=/a"]), (None, rest(&["random", "--farshore=/a"])));
-        assert_eq!(of(&["x", "--farshore=/a", "--farshore=/b"]), (Some("/a".into()), rest(&["--farshore=/b"])));
-        assert_eq!((of(&["x"]), of(&[])), ((None, Vec::new()), (None, Vec::new())));
-    }
 }

@@ -5,12 +5,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use farshore_command::refusal::Refusal;
-use farshore_command::usage::{self, Asked, Words};
+use farshore_command::usage::{self, Asked};
 use farshore_config::pace::OrAuto;
 use farshore_config::{FaultMode, Named, Size, StatsTarget, SwapSpec, Time};
 
-/// The name of the command that is a program of its own.
-const BENCH: &str = "bench";
+use crate::others::{BENCH, METRICS, Other, TOP};
 
 /// Runs unmodified programs in less memory than they ask for.
 #[derive(Parser, Debug)]
@@ -31,6 +30,7 @@ Examples:
   farshore run --memory 256M -- sort -S 1G big.txt   sort with 256 MiB of local memory
   farshore stat 4242                                 show the counters of process 4242
   farshore set 4242 memory=512M                      give it more local memory
+  farshore top                                       watch all running programs
   farshore bench random --against farshore,zram      compare with zram on this machine
 
 See 'farshore COMMAND --help' or 'man farshore-COMMAND' for all about a command.";
@@ -55,8 +55,12 @@ pub enum Command {
     Stat(StatArgs),
     /// Change settings of a running program
     Set(SetArgs),
-    #[command(name = BENCH, about = farshore_command::BENCH_ABOUT, disable_help_flag = true)]
-    Bench(BenchArgs),
+    #[command(about = farshore_command::TOP_ABOUT, disable_help_flag = true)]
+    Top(Words),
+    #[command(about = farshore_command::METRICS_ABOUT, disable_help_flag = true)]
+    Metrics(Words),
+    #[command(about = farshore_command::BENCH_ABOUT, disable_help_flag = true)]
+    Bench(Words),
 }
 
 /// `farshore run`.
@@ -323,9 +327,9 @@ pub struct SetArgs {
     pub settings: Vec<(String, String)>,
 }
 
-/// `farshore bench`: what it is asked is read by the command that it becomes.
+/// What a command is asked that is a program of its own, which reads it.
 #[derive(Args, Debug)]
-pub struct BenchArgs {
+pub struct Words {
     /// Its words
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, num_args = 0..)]
     pub words: Vec<OsString>,
@@ -357,8 +361,10 @@ fn setting(text: &str) -> Result<(String, String), String> {
 /// # Errors
 /// A usage error of one line (125).
 pub fn parse(words: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
-    if let Some(words) = for_bench(&words) {
-        return Ok(Asked::For(Command::Bench(BenchArgs { words })));
+    for (other, command) in OTHERS {
+        if let Some(words) = other.asked(&words) {
+            return Ok(Asked::For(command(Words { words })));
+        }
     }
     Ok(match usage::parse::<Cli>(words, &WORDS)? {
         Asked::For(cli) => Asked::For(cli.command),
@@ -366,21 +372,13 @@ pub fn parse(words: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
     })
 }
 
-/// What the user has written for `farshore bench`. clap is not asked: it would take `--` and `--help` for its own.
-fn for_bench(words: &[OsString]) -> Option<Vec<OsString>> {
-    match words {
-        [_, bench, rest @ ..] if bench == BENCH => Some(rest.to_vec()),
-        [_, help, bench, rest @ ..] if help == "help" && bench == BENCH => {
-            Some(rest.iter().cloned().chain(["--help".into()]).collect())
-        }
-        _ => None,
-    }
-}
+/// The commands that are programs of their own, and what they are here.
+const OTHERS: [(Other, fn(Words) -> Command); 3] = [(TOP, Command::Top), (METRICS, Command::Metrics), (BENCH, Command::Bench)];
 
 /// What usage errors name.
-const WORDS: Words = Words {
+const WORDS: usage::Words = usage::Words {
     first: "command",
-    known: "run, doctor, stat, set or bench",
+    known: "run, doctor, stat, set, top, metrics or bench",
     required: &[
         ("PROGRAM", "no PROGRAM given: write it as in 'farshore run --memory 256M -- PROGRAM'"),
         ("KEY=VALUE", "no setting given: write it as in 'farshore set PID memory=512M'"),
@@ -489,7 +487,10 @@ mod tests {
             farshore_manual::check(env!("CARGO_MANIFEST_DIR"), name, command, Parts::Pages, see);
         };
         check("farshore", &cli, "farshore-load(1), farshore-serve(1)");
-        for sub in cli.get_subcommands().filter(|sub| sub.get_name() != BENCH && sub.get_name() != "help") {
+        for sub in cli
+            .get_subcommands()
+            .filter(|sub| sub.get_name() != "help" && OTHERS.iter().all(|(other, _)| other.name != sub.get_name()))
+        {
             check(&format!("farshore-{}", sub.get_name()), sub, "farshore(1)");
         }
     }

@@ -9,14 +9,14 @@
 //! | [`run`], [`program`], [`library`], [`swap`] | `farshore run` |
 //! | [`doctor`] | `farshore doctor` |
 //! | [`stat`] | `farshore stat` and `farshore set` |
-//! | [`bench`] | `farshore bench`: becomes `farshore-bench`, a program of its own, of which `run` carries nothing |
+//! | [`others`] | `farshore bench`, `top` and `metrics`: become programs of their own, of which `run` carries nothing |
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(test, allow(dead_code))]
 
 mod args;
-mod bench;
 mod doctor;
 mod library;
+mod others;
 mod program;
 mod run;
 mod stat;
@@ -58,7 +58,9 @@ fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
         Asked::For(Command::Doctor(arguments)) => doctor::doctor(&arguments),
         Asked::For(Command::Stat(arguments)) => stat::stat(&arguments),
         Asked::For(Command::Set(arguments)) => stat::set(&arguments),
-        Asked::For(Command::Bench(arguments)) => bench::bench(&arguments),
+        Asked::For(Command::Top(words)) => others::TOP.execute(words.words),
+        Asked::For(Command::Metrics(words)) => others::METRICS.execute(words.words),
+        Asked::For(Command::Bench(words)) => others::BENCH.execute(words.words),
         Asked::Text(text) => usage::print(&text).map(|()| 0),
     }
 }

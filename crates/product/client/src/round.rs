@@ -1,1 +1,263 @@
-//! x
+//! All programs are asked at once, until one deadline. One that does not answer (it is stopped, or has no core) keeps no other waiting.
+//!
+//! The connection to a program that has not answered in time stays, with the question on its way, and the next round takes the answer that
+//! came meanwhile. So a stopped program gets one question, not one each round, and no later round waits for it.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use farshore_config::control::Request;
+use farshore_config::stats::Stats;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::client::{ANSWER_LIMIT, connect_to, peer};
+use crate::programs::{Program, State};
+
+/// What came of asking a program.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Its counters.
+    Answered(Box<Stats>),
+    /// It has not answered yet: it is stopped, or has no core.
+    Silent,
+    /// It was not asked, as it is dormant; its limit in bytes.
+    Dormant(u64),
+    /// It has ended, or what listens is not the program.
+    Gone,
+    /// It answers with something else: a line that says what.
+    Refused(String),
+}
+
+/// Asks programs round by round.
+#[derive(Debug, Default)]
+pub struct Rounds {
+    /// Questions that have no answer yet, by process and start.
+    asked: BTreeMap<(u32, u64), Talk>,
+}
+
+/// A question and what has come of its answer.
+#[derive(Debug)]
+struct Talk {
+    stream: UnixStream,
+    line: Vec<u8>,
+    /// Asked in an earlier round: this one does not wait for it.
+    is_late: bool,
+}
+
+impl Rounds {
+    /// Asks all of them. Returns in their order, at `until` at the latest.
+    pub fn ask(&mut self, programs: &[Program], until: Instant) -> Vec<Outcome> {
+        self.asked.retain(|key, _| programs.iter().any(|program| key_of(program) == *key));
+        self.asked.values_mut().for_each(|talk| talk.is_late = true);
+        let mut outcomes: Vec<Option<Outcome>> = programs.iter().map(|program| self.begin(program)).collect();
+        let waiting: Vec<usize> = (0..programs.len()).filter(|&at| outcomes[at].is_none()).collect();
+        self.listen(programs, &waiting, &mut outcomes, until);
+        outcomes.into_iter().map(|outcome| outcome.unwrap_or(Outcome::Silent)).collect()
+    }
+
+    /// Puts the question, unless it is on its way. The outcome, if there is one already.
+    fn begin(&mut self, program: &Program) -> Option<Outcome> {
+        let names = match &program.state {
+            State::Dormant { limit } => return Some(Outcome::Dormant(*limit)),
+            State::Awake(names) => names,
+        };
+        if self.asked.contains_key(&key_of(program)) {
+            return None;
+        }
+        let mut outcome = Outcome::Gone;
+        for name in names {
+            match connect_to(name) {
+                Ok(stream) if peer(&stream).is_ok_and(|(pid, _)| pid == program.pid) => {
+                    // The question is short, so a socket on which nothing was sent yet takes it whole.
+                    let sent =
+                        stream.set_nonblocking(true).and_then(|()| (&stream).write_all(Request::Stat {}.to_line().as_bytes()));
+                    // A program that turns us away has closed the connection and left a line that says why.
+                    if sent.is_ok() || sent.is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
+                        self.asked.insert(key_of(program), Talk { stream, line: Vec::new(), is_late: false });
+                        return None;
+                    }
+                }
+                // Somebody else's, who has taken the name.
+                Ok(_) => {}
+                // So many wait already that it has no room for us.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => outcome = Outcome::Silent,
+                Err(_) => {}
+            }
+        }
+        Some(outcome)
+    }
+
+    /// Takes answers until all have come that are not late, or it is `until`.
+    fn listen(&mut self, programs: &[Program], waiting: &[usize], outcomes: &mut [Option<Outcome>], until: Instant) {
+        let mut waiting = waiting.to_vec();
+        loop {
+            let is_needed = |&at: &usize| self.asked.get(&key_of(&programs[at])).is_some_and(|talk| !talk.is_late);
+            let left = if waiting.iter().any(is_needed) {
+                until.saturating_duration_since(Instant::now())
+            } else {
+                std::time::Duration::ZERO
+            };
+            let talks: Vec<&Talk> = waiting.iter().filter_map(|&at| self.asked.get(&key_of(&programs[at]))).collect();
+            let mut polled: Vec<PollFd<'_>> = talks.iter().map(|talk| PollFd::new(&talk.stream, PollFlags::IN)).collect();
+            match poll(&mut polled, Timespec::try_from(left).ok().as_ref()) {
+                Ok(0) | Err(Errno::INTR) if left.is_zero() => return,
+                // What cannot be waited for is silent.
+                Err(error) if error != Errno::INTR => return,
+                _ => {}
+            }
+            let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
+            let mut ready = ready.into_iter();
+            waiting.retain(|&at| {
+                if ready.next() != Some(true) {
+                    return true;
+                }
+                let key = key_of(&programs[at]);
+                let outcome = self.asked.get_mut(&key).map_or(Some(Outcome::Gone), Talk::take);
+                if outcome.is_some() {
+                    self.asked.remove(&key);
+                    outcomes[at] = outcome;
+                }
+                outcomes[at].is_none()
+            });
+            if waiting.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+impl Talk {
+    /// Takes what has come; the outcome, if that is all.
+    fn take(&mut self) -> Option<Outcome> {
+        let mut piece = [0; 16384];
+        loop {
+            match self.stream.read(&mut piece) {
+                Ok(0) => return Some(Outcome::Gone),
+                Ok(count) => self.line.extend_from_slice(&piece[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // It has closed the connection with our question unread.
+                Err(_) => return Some(Outcome::Gone),
+            }
+            if self.line.last() == Some(&b'\n') {
+                return Some(read(&String::from_utf8_lossy(&self.line)));
+            }
+            if self.line.len() > ANSWER_LIMIT {
+                return Some(Outcome::Refused(format!("an answer of more than {} KiB: is it Farshore's?", ANSWER_LIMIT >> 10)));
+            }
+        }
+    }
+}
+
+/// An answer's line.
+fn read(line: &str) -> Outcome {
+    let error =
+        serde_json::from_str::<serde_json::Value>(line).ok().and_then(|answer| Some(answer.get("error")?.as_str()?.to_owned()));
+    match (error, Stats::from_json(line)) {
+        (Some(why), _) | (None, Err(why)) => Outcome::Refused(why),
+        (None, Ok(stats)) => Outcome::Answered(Box::new(stats)),
+    }
+}
+
+fn key_of(program: &Program) -> (u32, u64) {
+    (program.pid, program.started)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::BufRead;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener};
+    use std::time::Duration;
+
+    /// No round of these tests comes to it, unless something hangs.
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    fn listener(name: &str) -> (String, UnixListener) {
+        let name = format!("farshore-test-{}-{name}", std::process::id());
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).expect("short name")).expect("it is free");
+        (name, listener)
+    }
+
+    /// This process, as who listens there.
+    fn program(started: u64, names: &[&str]) -> Program {
+        let state = State::Awake(names.iter().map(|name| (*name).into()).collect());
+        Program { pid: std::process::id(), started, user: 0, name: "x".into(), state }
+    }
+
+    /// Takes a connection and answers its question.
+    fn answer(listener: &UnixListener, text: &str) {
+        let (stream, _) = listener.accept().expect("somebody asks");
+        let mut question = String::new();
+        std::io::BufReader::new(&stream).read_line(&mut question).expect("it asks");
+        assert_eq!(question, Request::Stat {}.to_line());
+        (&stream).write_all(text.as_bytes()).expect("it takes the answer");
+    }
+
+    #[test]
+    fn who_does_not_answer_keeps_nobody_waiting() {
+        let ((stopped, one), (works, two)) = (listener("stopped"), listener("works"));
+        let programs = [program(1, &[&stopped]), program(2, &[&works])];
+        let mut rounds = Rounds::default();
+        let works = std::thread::spawn(move || (0..2).for_each(|pid| answer(&two, &format!("{{\"pid\":{pid}}}\n"))));
+        let pids = |outcomes: &[Outcome]| -> Vec<Option<u32>> {
+            outcomes.iter().map(|outcome| if let Outcome::Answered(stats) = outcome { Some(stats.pid) } else { None }).collect()
+        };
+        // The first round waits until its end, and has the other one's answer all the same.
+        let first = rounds.ask(&programs, Instant::now() + Duration::from_millis(500));
+        assert_eq!((pids(&first), &first[0]), (vec![None, Some(0)], &Outcome::Silent));
+        // No later one waits: it would do so for a minute, and a test for less.
+        assert_eq!(pids(&rounds.ask(&programs, later())), [None, Some(1)]);
+        works.join().expect("it has answered");
+        // It goes on, and has been asked once.
+        answer(&one, "{\"pid\":7}\n");
+        let outcomes = rounds.ask(&programs[..1], later());
+        assert_eq!(pids(&outcomes), [Some(7)], "{outcomes:?}");
+        one.set_nonblocking(true).expect("it is ours");
+        assert_eq!(one.accept().map(drop).map_err(|error| error.kind()), Err(ErrorKind::WouldBlock), "it was asked again");
+    }
+
+    #[test]
+    fn what_is_no_answer_is_told() {
+        let (name, listener) = listener("odd");
+        for (said, told) in
+            [("{\"error\":\"not you\"}\n", "not you"), ("nonsense\n", "cannot be read"), ("{\"schema\":9}\n", "schema")]
+        {
+            let one = listener.try_clone().expect("it is ours");
+            let other = std::thread::spawn(move || answer(&one, said));
+            let outcomes = Rounds::default().ask(&[program(1, &[&name])], later());
+            assert!(matches!(&outcomes[..], [Outcome::Refused(why)] if why.contains(told)), "{outcomes:?}");
+            other.join().expect("it has answered");
+        }
+        // An answer that breaks off, and one that never ends.
+        for (said, told) in [(vec![b'{'; 10], None), (vec![b' '; ANSWER_LIMIT + 1], Some("more than"))] {
+            let one = listener.try_clone().expect("it is ours");
+            let other = std::thread::spawn(move || one.accept().and_then(|(mut stream, _)| stream.write_all(&said)));
+            let outcomes = Rounds::default().ask(&[program(1, &[&name])], later());
+            match (&outcomes[..], told) {
+                ([Outcome::Gone], None) => {}
+                ([Outcome::Refused(why)], Some(told)) => assert!(why.contains(told), "{why}"),
+                _ => panic!("{outcomes:?}"),
+            }
+            let _ = other.join().expect("it ends");
+        }
+    }
+
+    #[test]
+    fn an_impostor_is_not_believed() {
+        let (name, _listener) = listener("impostor");
+        let other = Program { pid: 1, ..program(1, &[&name]) };
+        let nobody = program(1, &["farshore-nobody-listens-here"]);
+        let dormant = Program { state: State::Dormant { limit: 5 }, ..program(3, &[]) };
+        assert_eq!(
+            Rounds::default().ask(&[other, nobody, dormant], later()),
+            [Outcome::Gone, Outcome::Gone, Outcome::Dormant(5)]
+        );
+    }
+}

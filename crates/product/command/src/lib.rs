@@ -1,7 +1,7 @@
-//! What the commands `farshore` and `farshore-bench` share.
+//! What the commands `farshore`, `farshore-bench` and `farshore-view` share.
 //!
-//! To the user they are one command: `farshore bench …` becomes `farshore-bench`, as git runs its commands. So both begin,
-//! refuse and end in the same way, and every line that they say begins with `farshore: `.
+//! To the user they are one command: `farshore bench …` becomes `farshore-bench`, and `farshore top …` becomes `farshore-view`, as git runs
+//! its commands. So all begin, refuse and end in the same way, and every line that they say begins with `farshore: `.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -13,7 +13,43 @@ pub mod entry;
 pub mod refusal;
 pub mod usage;
 
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+/// What `farshore top` is for: a line of the help of both commands.
+pub const TOP_ABOUT: &str = "Show all running programs, again and again: memory, faults, time spent waiting";
+/// What `farshore metrics` is for: a line of the help of both commands.
+pub const METRICS_ABOUT: &str = "Give the counters of all running programs to Prometheus";
 /// What `farshore bench` is for: a line of the help of both commands.
 pub const BENCH_ABOUT: &str = "Compare Farshore with Linux swap, zram and others, in turn, in one run";
-/// What `farshore` says to the command of `farshore bench` first: this and the path of itself, the command that is to be measured.
+/// What `farshore` says first to a command that it becomes: this and the path of itself.
 pub const CALLER: &str = "--farshore=";
+
+/// The `farshore` that has become this command, and what is left of the words without this command's name.
+#[must_use]
+pub fn without_caller(words: Vec<OsString>) -> (Option<PathBuf>, Vec<OsString>) {
+    let mut words = words.into_iter().skip(1).peekable();
+    let path = |word: &OsString| word.as_bytes().strip_prefix(CALLER.as_bytes()).map(<[u8]>::to_vec);
+    let farshore = words.peek().and_then(path).map(|path| PathBuf::from(OsString::from_vec(path)));
+    if farshore.is_some() {
+        words.next();
+    }
+    (farshore, words.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_caller_is_told_once_and_first() {
+        let of = |words: &[&str]| without_caller(words.iter().map(OsString::from).collect());
+        let rest = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(of(&["farshore-bench", "random", "--size", "1G"]), (None, rest(&["random", "--size", "1G"])));
+        assert_eq!(of(&["farshore-bench", "--farshore=/a b", "random"]), (Some("/a b".into()), rest(&["random"])));
+        assert_eq!(of(&["x", "random", "--farshore=/a"]), (None, rest(&["random", "--farshore=/a"])));
+        assert_eq!(of(&["x", "--farshore=/a", "--farshore=/b"]), (Some("/a".into()), rest(&["--farshore=/b"])));
+        assert_eq!((of(&["x"]), of(&[])), ((None, Vec::new()), (None, Vec::new())));
+    }
+}

@@ -16,6 +16,7 @@ pub const SCHEMA: u32 = 1;
 
 /// All counters of one program.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Stats {
     /// [`SCHEMA`].
@@ -90,6 +91,7 @@ pub struct Thrashing {
 
 /// What of a process lies in RAM, by kind: bytes, as the kernel counts them. Each mapping is of one kind, the first that fits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Kinds {
     /// Memory that Farshore manages, which the limit is for.
@@ -117,6 +119,7 @@ pub struct Kinds {
 /// Frames (pages' worth of local memory) by where they are: `free + cached + taken = limit + debt`, except for frames that move
 /// at that moment. The limit is without the pages of staging memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Frames {
     /// Frames of the limit.
@@ -133,6 +136,7 @@ pub struct Frames {
 
 /// The processes that came of one program by fork and exec, and share its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Family {
     /// The part of `memory_limit_bytes` that this process has now. 0: it shares with no other process.
@@ -146,6 +150,7 @@ pub struct Family {
 
 /// Faults by what they needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Faults {
     /// The page's bytes came from its slot.
@@ -162,6 +167,7 @@ pub struct Faults {
 
 /// Huge pages (2 MiB).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct HugePages {
     /// First touches that brought one.
@@ -172,6 +178,7 @@ pub struct HugePages {
 
 /// Evictions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Evictions {
     /// Pages that left.
@@ -186,6 +193,7 @@ pub struct Evictions {
 
 /// The evictors, and how hard they work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Evictors {
     /// Threads.
@@ -222,6 +230,7 @@ pub struct Evictors {
 
 /// Traffic with the swap spaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Swap {
     /// Pages read.
@@ -240,6 +249,7 @@ pub struct Swap {
 
 /// Prefetching.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Prefetch {
     /// Pages fetched before a fault asked for them.
@@ -254,6 +264,7 @@ pub struct Prefetch {
 
 /// Percentiles of a latency, in ns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Latency {
     /// Half took at most this.
@@ -272,6 +283,7 @@ pub struct Latency {
 
 /// One swap space.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Space {
     /// Its name: `dir:/var/tmp`.
@@ -293,6 +305,7 @@ pub struct Space {
 
 /// A pool of compressed pages (`ram:lz4`, `ram:zstd`). Its memory is part of `resident_bytes`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Pool {
     /// Its name: `ram:lz4,size=1G`.

@@ -1,1 +1,54 @@
-fn main(){}
+//! The command `farshore-view`, which `farshore top` and `farshore metrics` become: what one looks at while programs run under Farshore.
+//!
+//! It is a program of its own, so that `farshore run`, which starts programs, carries no terminal and no server.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`args`] | the command line and its help |
+//! | [`look`] | looks at all programs again and again: rates, and the last minute |
+//! | [`top`] | `farshore top`: the table, on a screen or printed once |
+//! | [`metrics`] | `farshore metrics`: the counters in the form of OpenMetrics, for Prometheus |
+#![cfg_attr(not(test), no_main)]
+#![cfg_attr(test, allow(dead_code))]
+
+mod args;
+mod look;
+mod metrics;
+mod top;
+
+use std::ffi::OsString;
+use std::io::Write;
+
+use args::Command;
+use farshore_command::refusal::Refusal;
+use farshore_command::usage::{self, Asked};
+use farshore_command::{entry, without_caller};
+
+/// The C entry point.
+///
+/// # Safety
+/// Called once by the C runtime, with the arguments as C promises them.
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn main(count: core::ffi::c_int, arguments: *const *const core::ffi::c_char) -> core::ffi::c_int {
+    // SAFETY: they are what this has got.
+    let words = unsafe { entry::words(count, arguments) };
+    entry::end(command(words))
+}
+
+/// Does what the command line says; the exit status.
+fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
+    let (_, words) = without_caller(words);
+    let line = std::iter::once("farshore".into()).chain(words).collect();
+    match args::parse(line)? {
+        Asked::For(Command::Top(arguments)) => top::top(&arguments),
+        Asked::For(Command::Metrics(arguments)) => metrics::metrics(&arguments),
+        Asked::Text(text) => usage::print(&text).map(|()| 0),
+    }
+}
+
+/// Writes `text` to standard output.
+fn print(text: &str) -> Result<(), Refusal> {
+    let mut output = std::io::stdout().lock();
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(|error| usage::cannot_print(&error))
+}

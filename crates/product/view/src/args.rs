@@ -1,0 +1,213 @@
+//! The command line: options and their help.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use farshore_command::refusal::Refusal;
+use farshore_command::usage::{self, Asked, Words};
+
+use crate::metrics::listen::Address;
+
+/// The whole of it, as `farshore` would read it if these were its commands: so help and errors name `farshore top`.
+#[derive(Parser, Debug)]
+#[command(name = "farshore", max_term_width = 100)]
+pub struct Line {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    #[command(
+        about = farshore_command::TOP_ABOUT,
+        long_about = "Shows all programs that you run under Farshore, and for root those of all users: what memory they have, how often \
+    they fault, and how long they wait for memory. A program that is stopped keeps its line, and no other waits for it."
+    )]
+    Top(TopArgs),
+    #[command(
+        about = farshore_command::METRICS_ABOUT,
+        long_about = "Gives the counters of all programs that you run under Farshore, and for root of those of all users, in the form of \
+    OpenMetrics: once on standard output, or with --listen to Prometheus, whenever it asks."
+    )]
+    Metrics(MetricsArgs),
+}
+
+/// `farshore top`.
+#[derive(Args, Debug)]
+#[command(after_long_help = AFTER_TOP)]
+pub struct TopArgs {
+    /// Print the table once, and end; so it is where standard output is no terminal
+    ///
+    /// It looks for one interval first, since rates need two looks.
+    #[arg(long)]
+    pub once: bool,
+    /// Seconds from one look to the next, 0.1 to 3600
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    pub interval: Duration,
+    /// The column to sort by
+    #[arg(long, value_name = "COLUMN", default_value = "stall")]
+    pub sort: Column,
+}
+
+/// What a table can be sorted by.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+#[value(rename_all = "lower")]
+pub enum Column {
+    Pid,
+    Name,
+    Limit,
+    Resident,
+    Out,
+    Faults,
+    Evicted,
+    Stall,
+    Family,
+}
+
+const AFTER_TOP: &str = "\
+Columns:
+  pid       the process
+  name      the program
+  limit     the memory limit, which a family shares
+  resident  managed memory that is local
+  out       what the swap spaces hold: pages that are out, and copies of unchanged pages that are local too
+  faults    faults of all kinds, a second; the bars show the last minute
+  evicted   pages that left, a second
+  stall     time that threads waited in faults; 100 % is one thread all the time, so several can have
+            more. A wait counts when it ends
+  family    the part of the limit that this process has now, and how many processes share it
+
+Keys:
+  left, right  sort by another column
+  r            the other way round
+  p, space     stop and go on
+  up, down     scroll
+  q, Ctrl-C    end
+
+A program is 'dormant' as long as its memory has always fitted: Farshore does nothing there and has
+no counters. It is not woken; 'farshore stat' would do that.
+
+Examples:
+  farshore top
+  farshore top --sort resident --interval 5
+  farshore top --once --sort faults | head -5       the four that fault most
+
+Exit status: 0, also if no program runs under Farshore.";
+
+/// `farshore metrics`.
+#[derive(Args, Debug)]
+#[command(after_long_help = AFTER_METRICS)]
+pub struct MetricsArgs {
+    /// Serve them at ADDR, until a signal ends it: HOST:PORT, or unix:PATH
+    ///
+    /// Whoever can connect can read the names and counters of your programs, and change nothing. With unix:PATH those can whom the
+    /// rights of the directory let in; the socket itself is for its user alone.
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<Address>,
+    /// Tell of each program what of it lies in RAM, by kind
+    ///
+    /// The kernel counts that when it is asked, which takes it milliseconds for each GiB.
+    #[arg(long)]
+    pub kinds: bool,
+}
+
+const AFTER_METRICS: &str = "\
+Each counter of 'farshore stat --json PID' is a metric with the labels pid and name, such as
+farshore_faults_fetch_total. Times are in seconds. farshore_up is 1 for a program that has answered
+within two seconds, else 0 and all there is of it; farshore_dormant is 1 for a program whose memory
+has always fitted, which has no counters and is not woken.
+
+Examples:
+  farshore metrics                                  once
+  farshore metrics --listen 127.0.0.1:9275          for Prometheus on this machine
+  farshore metrics --listen unix:/run/user/1000/farshore.sock
+  curl --unix-socket /run/user/1000/farshore.sock http://localhost/metrics
+
+Exit status:
+  0    it was printed
+  1    it cannot listen at ADDR
+  125  a wrong option
+  130  ended by Ctrl-C (128+n by signal n)";
+
+fn interval(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3_600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("invalid number of seconds {text:?}: write one from 0.1 to 3600")),
+    }
+}
+
+/// What usage errors name.
+const WORDS: Words = Words { first: "command", known: "top or metrics", required: &[] };
+
+/// The command that this command line is for.
+///
+/// # Errors
+/// A usage error of one line (125).
+pub fn parse(line: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
+    Ok(match usage::parse::<Line>(line, &WORDS)? {
+        Asked::For(line) => Asked::For(line.command),
+        Asked::Text(text) => Asked::Text(text),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use farshore_manual::Parts;
+
+    fn parsed(words: &[&str]) -> Result<Asked<Command>, Refusal> {
+        parse(std::iter::once("farshore").chain(words.iter().copied()).map(OsString::from).collect())
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Line::command().debug_assert();
+    }
+
+    #[test]
+    fn mistakes_are_one_line_that_names_them() {
+        for (words, part) in [
+            (&["top", "--interval", "0"][..], "--interval: invalid number of seconds \"0\""),
+            (&["top", "--interval", "nan"], "\"nan\""),
+            (&["top", "--sort", "speed"], "speed"),
+            (&["top", "4242"], "unknown word '4242': see 'farshore top --help'"),
+            (&["metrics", "--listen", "9275"], "--listen: invalid address \"9275\""),
+            (&["metrics", "--listen", "unix:"], "--listen: invalid address \"unix:\""),
+            (&["walk"], "unknown command 'walk'"),
+        ] {
+            let refusal = parsed(words).map(|asked| panic!("{words:?} gave {asked:?}")).unwrap_err();
+            assert_eq!(refusal.status, farshore_command::refusal::CANNOT_START);
+            assert!(refusal.text.contains(part) && !refusal.text.contains('\n'), "{words:?}: {}", refusal.text);
+        }
+    }
+
+    #[test]
+    fn the_manual_says_what_the_help_says() {
+        let mut line = Line::command();
+        line.build();
+        for name in ["top", "metrics"] {
+            let command = line.find_subcommand(name).expect("it is a command");
+            farshore_manual::check(env!("CARGO_MANIFEST_DIR"), &format!("farshore-{name}"), command, Parts::Pages, "farshore(1)");
+        }
+    }
+
+    #[test]
+    fn the_help_and_the_reference_have_every_option_and_column() {
+        let mut above = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+        let root = above.find(|folder| folder.join("Cargo.lock").exists()).expect("the crate is in a workspace");
+        let page = std::fs::read_to_string(root.join("docs/src/reference/command-line.md")).expect("it is there");
+        for command in Line::command().get_subcommands() {
+            let options = command.get_arguments().filter_map(|argument| argument.get_long());
+            let missing: Vec<_> = options.filter(|name| *name != "help" && !page.contains(&format!("--{name}"))).collect();
+            assert!(missing.is_empty(), "docs/src/reference/command-line.md does not have {missing:?}");
+        }
+        for column in Column::value_variants() {
+            let name = column.to_possible_value().expect("none is hidden").get_name().to_owned();
+            assert!(AFTER_TOP.contains(&format!("\n  {name:<10}")), "{name}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! `farshore metrics`.
+
+pub mod listen;
+pub mod schema;
+pub mod text;
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use farshore_client::round::{Outcome, Rounds};
+use farshore_client::{kinds, programs};
+use farshore_command::refusal::Refusal;
+use farshore_config::plain;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::args::MetricsArgs;
+use crate::print;
+use listen::Listener;
+
+/// How long programs may take to answer. Prometheus waits ten seconds, if it is not told otherwise.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Prints the metrics, or serves them.
+///
+/// # Errors
+/// It cannot listen there (1).
+pub fn metrics(arguments: &MetricsArgs) -> Result<u8, Refusal> {
+    let user = rustix::process::geteuid().as_raw();
+    let with_kinds = arguments.kinds;
+    let Some(address) = &arguments.listen else {
+        return print(&gather(&mut Rounds::default(), user, with_kinds)).map(|()| 0);
+    };
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])
+        .map_err(|error| Refusal::failed(format!("cannot listen for signals ({error}): is there memory left?")))?;
+    let listener = std::sync::Arc::new(Listener::at(address).map_err(Refusal::failed)?);
+    eprintln!("farshore: metrics are at {}", plain(&listener.place()));
+    let serving = listener.clone();
+    std::thread::spawn(move || {
+        // One look at a time: a stopped program is asked once, however many ask for it.
+        let rounds = Mutex::new(Rounds::default());
+        serving.serve(text::TYPE, move || {
+            let mut rounds = rounds.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            gather(&mut rounds, user, with_kinds)
+        });
+    });
+    let signal = signals.forever().next().unwrap_or(SIGTERM);
+    listener.remove();
+    Ok(128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)))
+}
+
+/// Asks all programs of a user, and makes the text.
+fn gather(rounds: &mut Rounds, user: u32, with_kinds: bool) -> String {
+    let programs = programs::of_user(user);
+    let mut outcomes = rounds.ask(&programs, Instant::now() + PATIENCE);
+    for (program, outcome) in programs.iter().zip(&mut outcomes) {
+        if let Outcome::Answered(stats) = outcome
+            && with_kinds
+        {
+            stats.kinds = kinds::of(program.pid);
+        }
+    }
+    text::text(&programs, outcomes)
+}

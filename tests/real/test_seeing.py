@@ -1,0 +1,452 @@
+"""What one looks at while programs run: `farshore top` on a screen and printed, `farshore metrics` as Prometheus reads it. The programs are in states that are
+known: more than their limit, dormant, stopped, a family, another user's.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import termios
+import time
+import urllib.error
+import urllib.request
+
+import harness
+from command import Command, NOBODY
+from harness import MIB, Unavailable, expect
+
+# Only a hang comes to it.
+PATIENCE = 120
+# Whose programs these are, where we are root: so that no other program is among them.
+OURS, OTHERS = NOBODY - 701, NOBODY - 702
+LINES, COLUMNS = 24, 132
+
+# A program that has written so many MiB, says so, and ends at the end of its input.
+HOLDER = """
+import sys
+data = bytearray(int(sys.argv[1]) << 20)
+for at in range(0, len(data), 4096):
+    data[at] = 1 + at % 255
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+# Goes through its memory again and again until the end of its input.
+MOVER = """
+import select, sys
+data = bytearray(int(sys.argv[1]) << 20)
+said = False
+while not select.select([sys.stdin], [], [], 0)[0]:
+    for at in range(0, len(data), 4096):
+        data[at] = 1
+    if not said:
+        print("ready", flush=True)
+        said = True
+"""
+
+# A parent and a child that hold memory of one limit. (A child can be asked from its first fault on.)
+FAMILY = """
+import os, sys
+data = bytearray(24 << 20)
+for at in range(0, len(data), 4096):
+    data[at] = 1
+child = os.fork()
+if child == 0:
+    for at in range(0, len(data), 4096):
+        data[at] = 2
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+    os._exit(0)
+sys.stdin.read()
+os.waitpid(child, 0)
+"""
+
+# Reads OpenMetrics as Prometheus does, and prints each sample: name, labels, value; then type, unit and help of each family.
+PARSER = """
+import json, sys
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+samples, families = [], {}
+for family in text_string_to_metric_families(sys.stdin.read()):
+    families[family.name] = [family.type, family.unit, family.documentation]
+    samples += [[sample.name, sample.labels, sample.value] for sample in family.samples]
+json.dump([samples, families], sys.stdout)
+"""
+
+
+def until(what, seen):
+    """Waits until `seen` gives something true, and returns it."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if found := seen():
+            return found
+        time.sleep(0.05)
+    raise harness.Failed(f"it has not come to be in {PATIENCE} s: {what}")
+
+
+def pyte():
+    """The terminal that the screen is drawn on."""
+    try:
+        import pyte as module
+    except ImportError:
+        raise Unavailable("no python3 has pyte (apt-get install python3-pyte)") from None
+    return module
+
+
+class Screen:
+    """`farshore top` on a terminal of its own."""
+
+    def __init__(self, argv):
+        module = pyte()
+        self.screen = module.Screen(COLUMNS, LINES)
+        self.stream, self.raw = module.ByteStream(self.screen), b""
+        self.master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        self.before = termios.tcgetattr(self.slave)
+        self.process = subprocess.Popen(argv, stdin=self.slave, stdout=self.slave, stderr=self.slave, env=dict(os.environ, TERM="xterm-256color"), start_new_session=True)
+
+    def read(self):
+        """Takes what was drawn."""
+        while select.select([self.master], [], [], 0.05)[0]:
+            drawn = os.read(self.master, 1 << 16)
+            self.raw += drawn
+            # The size is asked for by escapes that pyte does not know.
+            self.stream.feed(drawn)
+
+    def lines(self):
+        """What is on it."""
+        self.read()
+        return [line.rstrip() for line in self.screen.display]
+
+    def rows(self):
+        """The rows of programs by their process, in order; each as a list of words."""
+        return {int(words[0]): words for words in (line.split() for line in self.lines()[2:-1]) if words and words[0].isdigit()}
+
+    def press(self, keys):
+        """Types."""
+        os.write(self.master, keys)
+
+    def wait(self, what, seen):
+        """Waits until the screen shows something."""
+        try:
+            return until(what, seen)
+        except harness.Failed as why:
+            raise harness.Failed(str(why) + "\n" + "\n".join(self.lines())) from None
+
+    def end(self):
+        """Its status, once it has ended."""
+        until("it ends", lambda: (self.read(), self.process.poll() is not None)[1])
+        self.read()
+        return self.process.returncode
+
+    def close(self):
+        """Ends it in any case."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+        os.close(self.slave)
+
+
+class TestSeeing(Command):
+    def view(self):
+        """The other program, beside the copy of the command."""
+        there = os.path.join(self.bin, "farshore-view")
+        if not os.path.exists(there):
+            built = os.path.join(os.path.dirname(harness.find_farshore(self.options.farshore)), "farshore-view")
+            expect(os.path.exists(built), f"farshore-view is not built: there is no {built}")
+            shutil.copy(built, there)
+        return self.farshore
+
+    @staticmethod
+    def as_user(user):
+        """Words that make a command another user's, if we may."""
+        if os.geteuid() != 0:
+            return []
+        return [harness.need("setpriv", "util-linux"), "--reuid", str(user), "--regid", str(user), "--clear-groups"]
+
+    @contextlib.contextmanager
+    def program(self, script, *words, memory="16M", user=OURS, said=True):
+        """A program under Farshore that has come to its state; and its process."""
+        python = harness.python_with("ctypes", "python3")
+        argv = [*self.as_user(user), self.farshore, "run", "--memory", memory, "--", python, "-c", script, *map(str, words)]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/") as process:
+            try:
+                if said:
+                    process.line = process.stdout.readline().decode().strip()
+                    expect(process.line, f"it has ended: {process.stderr.read()[-500:] if not process.line else str()}")
+                yield process
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGCONT)
+                process.stdin.close()
+                process.stdin = None
+                try:
+                    process.wait(PATIENCE)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+    def top(self, *words, user=OURS):
+        """The rows of `top --once` by process, each as a dictionary."""
+        self.view()
+        done = self.call("top", "--once", "--interval", "0.5", *words, user=user)
+        expect(done.status == 0 and not done.err, f"top --once: status {done.status}: {done.err}")
+        head, *lines = done.out.splitlines()
+        heads = head.split()
+        expect(heads == ["PID", "NAME", "LIMIT", "RESIDENT", "OUT", "FAULTS/S", "EVICT/S", "STALL", "FAMILY"], f"the head is {head}")
+        rows = [dict(zip(heads, line.split(None, len(heads) - 1))) for line in lines]
+        return {int(row["PID"]): row for row in rows}
+
+    @staticmethod
+    def bytes(text):
+        """What a size in the table says."""
+        number, unit = re.fullmatch(r"([\d.]+)([KMGT]?)", text).groups()
+        return float(number) * 1024 ** " KMGT".index(unit or " ")
+
+    def test_table(self):
+        """Each program in its state has its row, the user's own alone; root sees all."""
+        self.view()
+        with (self.program(HOLDER, 40) as holder, self.program(MOVER, 40) as mover, self.program(HOLDER, 4, memory="1G") as fits,
+              self.program(FAMILY, memory="32M") as parent, self.program(HOLDER, 20, user=OTHERS) as other):
+            child = int(parent.line)
+            # A table before everybody has answered twice has no rates.
+            rows = until("all have their rates", lambda: (rows := self.top()) and all(rows.get(pid, {}).get("STALL", "-") != "-" for pid in (holder.pid, mover.pid)) and rows)
+            held, moved, small = rows[holder.pid], rows[mover.pid], rows[fits.pid]
+            expect(held["NAME"].startswith("python3") and held["LIMIT"] == "16M", f"the holder: {held}")
+            expect(8 * MIB <= self.bytes(held["RESIDENT"]) <= 16.6 * MIB, f"the holder, resident: {held}")
+            expect(self.bytes(held["OUT"]) >= 20 * MIB, f"40 MiB in 16, and out are {held}")
+            expect((held["FAULTS/S"], held["STALL"], held["FAMILY"]) == ("0", "0%", "-"), f"it does nothing: {held}")
+            expect(float(moved["FAULTS/S"]) > 0 and float(moved["EVICT/S"]) > 0 and moved["STALL"] != "0%", f"it works: {moved}")
+            expect((small["LIMIT"], small["RESIDENT"], small["STALL"], small["FAMILY"]) == ("1.0G", "-", "-", "dormant"), f"it fits: {small}")
+            for pid in (parent.pid, child):
+                expect(rows[pid]["LIMIT"] == "32M" and rows[pid]["FAMILY"].endswith("of 2"), f"a family of two: {rows[pid]}")
+            # Still dormant, although somebody has looked.
+            expect(self.top()[fits.pid]["FAMILY"] == "dormant", "it was woken")
+            by = [pid for pid in self.top("--sort", "pid") if pid in rows]
+            expect(by == sorted(by), f"by number: {by}")
+            by = list(self.top("--sort", "faults"))
+            expect(by.index(mover.pid) < by.index(holder.pid), f"by faults: {by}, and {mover.pid} has most")
+            seen = len(rows)
+            if os.geteuid() == 0:
+                expect(other.pid not in rows and set(rows) == {holder.pid, mover.pid, fits.pid, parent.pid, child}, f"user {OURS} sees {sorted(rows)}, and {other.pid} is another's")
+                expect({holder.pid, other.pid} <= set(self.top(user=None)), "root does not see all")
+        return f"{seen} rows"
+
+    def test_stopped(self):
+        """A stopped program has its row, and the others have theirs; when it goes on, it has its numbers again."""
+        self.view()
+        with self.program(HOLDER, 40) as stopped, self.program(HOLDER, 40) as other:
+            os.kill(stopped.pid, signal.SIGSTOP)
+            rows = self.top()
+            expect(rows[stopped.pid]["FAMILY"].startswith("no answer"), f"stopped: {rows[stopped.pid]}")
+            expect(rows[other.pid]["STALL"] == "0%", f"the other: {rows[other.pid]}")
+            os.kill(stopped.pid, signal.SIGCONT)
+            rows = self.top()
+            expect(rows[stopped.pid]["LIMIT"] == "16M", f"it goes on: {rows[stopped.pid]}")
+        return "2 programs"
+
+    @contextlib.contextmanager
+    def screen(self, *words):
+        """`farshore top` on a terminal."""
+        screen = Screen([*self.as_user(OURS), self.view(), "top", "--interval", "0.2", *words])
+        try:
+            yield screen
+        finally:
+            screen.close()
+
+    def test_screen(self):
+        """The screen shows programs as they come, stop and go, and obeys keys; the terminal is as before at the end."""
+        with self.screen("--sort", "pid") as screen:
+            # (Who is not root may have programs of his own.)
+            screen.wait("it is drawn", lambda: screen.lines()[0].startswith(" farshore top:"))
+            if os.geteuid() == 0:
+                screen.wait("nothing runs", lambda: "No program runs under Farshore" in "\n".join(screen.lines()))
+            with self.program(MOVER, 40) as mover, self.program(HOLDER, 40) as holder:
+                screen.wait("both are there with rates", lambda: all("-" not in screen.rows().get(pid, ["-"])[5:7] for pid in (mover.pid, holder.pid)))
+                screen.wait("the mover has bars of more than one height", lambda: len(set(screen.rows()[mover.pid][6]) & set("▁▂▃▄▅▆▇█")) > 1)
+                screen.wait("the holder has none", lambda: set(screen.rows()[holder.pid][6]) == {"▁"})
+                rows = screen.rows()
+                expect(rows[holder.pid][2] == "16M" and rows[holder.pid][5] == "0", f"the holder: {rows[holder.pid]}")
+                expect("PID▼" in screen.lines()[1], screen.lines()[1])
+
+                def order():
+                    return [pid for pid in screen.rows() if pid in (mover.pid, holder.pid)]
+
+                expect(order() == sorted(order()), f"by number: {order()}")
+                screen.press(b"r")
+                screen.wait("the other way round", lambda: order() == sorted(order(), reverse=True) and "PID▲" in screen.lines()[1])
+                # Five columns to the right: limit, resident, out, faults.
+                screen.press(b"\x1b[C" * 5)
+                screen.wait("by faults", lambda: order() == [mover.pid, holder.pid] and "FAULTS/S▼" in screen.lines()[1])
+                screen.press(b"\x1b[D")
+                screen.wait("by what is out", lambda: "OUT▼" in screen.lines()[1])
+                os.kill(holder.pid, signal.SIGSTOP)
+                screen.wait("it is stopped", lambda: "no answer for" in "\n".join(screen.lines()) and "1 without an answer" in screen.lines()[0])
+                screen.wait("the other goes on", lambda: screen.rows()[mover.pid][5] not in ("-", "0"))
+                os.kill(holder.pid, signal.SIGCONT)
+                screen.wait("it answers", lambda: "no answer" not in "\n".join(screen.lines()))
+                screen.press(b"p")
+                screen.wait("the screen stands", lambda: screen.lines()[0].endswith("[stopped]"))
+                stood = screen.lines()
+                time.sleep(1)
+                expect(screen.lines() == stood, "it has changed")
+                screen.press(b" ")
+                screen.wait("it goes on", lambda: not screen.lines()[0].endswith("[stopped]"))
+            screen.wait("both are gone", lambda: not {mover.pid, holder.pid} & set(screen.rows()))
+            screen.press(b"q")
+            expect(screen.end() == 0, f"q: status {screen.process.returncode}")
+            expect(screen.raw.rstrip().endswith(b"\x1b[?25h") and screen.raw.count(b"\x1b[?1049h") == screen.raw.count(b"\x1b[?1049l") == 1, f"at the end: {screen.raw[-60:]}")
+            expect(termios.tcgetattr(screen.slave) == screen.before, "the terminal is not as before")
+        for ends, status in ((b"\x03", 0), (signal.SIGTERM, -signal.SIGTERM)):
+            with self.screen() as screen:
+                screen.wait("it is drawn", lambda: screen.lines()[0].startswith(" farshore top:"))
+                if isinstance(ends, bytes):
+                    screen.press(ends)
+                else:
+                    screen.process.send_signal(ends)
+                ended = screen.end()
+                expect(ended in (status, 128 - status), f"{ends}: status {ended}")
+                expect(termios.tcgetattr(screen.slave) == screen.before, f"{ends}: the terminal is not as before")
+        return "5 keys, 3 ends"
+
+    # ------------------------------------------------------------------------------------------ metrics
+
+    @contextlib.contextmanager
+    def serving(self, address, *words):
+        """`farshore metrics` at an address, and what it says of where it is."""
+        argv = [*self.as_user(OURS), self.view(), "metrics", "--listen", address, *words]
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/") as process:
+            try:
+                said = process.stderr.readline().decode().strip()
+                expect(said.startswith("farshore: metrics are at "), f"it says {said!r}")
+                yield process, said.removeprefix("farshore: metrics are at ")
+            finally:
+                if process.poll() is None:
+                    process.kill()
+
+    @staticmethod
+    def get(url, method="GET"):
+        """Status, type and text of an answer."""
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=PATIENCE) as answer:
+                return answer.status, answer.headers["Content-Type"], answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers["Content-Type"], error.read().decode()
+
+    def parsed(self, text):
+        """Samples (name, labels, value) and families (type, unit, help), as Prometheus' own library reads them."""
+        python = harness.python_with("prometheus_client", "python3-prometheus-client")
+        done = subprocess.run([python, "-c", PARSER], input=text.encode(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+        expect(done.returncode == 0, f"it is not OpenMetrics: {done.stderr.decode()[-500:]}\n{text[:500]}")
+        return json.loads(done.stdout)
+
+    def check_of(self, pid, samples, families, stats):
+        """Each number that `stat` tells of a program is a sample of it."""
+        mine = {name: value for name, labels, value in samples if labels.get("pid") == str(pid) and "space" not in labels}
+        checked = 0
+
+        def look(path, value):
+            nonlocal checked
+            if isinstance(value, dict):
+                for name, inside in value.items():
+                    look([*path, name], inside)
+            elif isinstance(value, (bool, int)) and path[0] not in ("schema", "pid", "kinds"):
+                unit = "seconds" if "ns" in "_".join(path).split("_") else "bytes" if "bytes" in "_".join(path).split("_") else ""
+                words = [word for word in "_".join(path).split("_") if word not in ("ns", "bytes")]
+                names = ["farshore_" + "_".join([*words, *([unit] if unit else []), *ending]) for ending in ([], ["total"])]
+                names += ["farshore_" + "_".join([*words[:-1], unit, "total"])] if words[-1] == "total" else []
+                found = [name for name in names if name in mine]
+                expect(len(found) == 1, f"{'.'.join(path)} should be one of {names}, of which are there {found}")
+                wanted = value / 1e9 if unit == "seconds" else value
+                # The program is asleep, but for the question itself.
+                if path[0] not in ("uptime_ns", "overhead_bytes", "overhead_bytes_peak", "frames"):
+                    expect(abs(mine[found[0]] - wanted) <= 1e-6 * abs(wanted), f"{found[0]} is {mine[found[0]]}, and stat says {wanted}")
+                family = families[found[0].removesuffix("_total")]
+                expect(family[1] == unit and family[2] and family[0] == ("counter" if found[0].endswith("_total") else "gauge"), f"{found[0]}: {family}")
+                checked += 1
+
+        look([], stats)
+        return checked
+
+    def test_metrics(self):
+        """Prometheus' own library reads what is served, each number of `stat` is there, and a stopped program keeps nobody waiting."""
+        with (self.program(HOLDER, 40) as holder, self.program(HOLDER, 40) as stopped, self.program(HOLDER, 4, memory="1G") as fits,
+              self.program(HOLDER, 20, user=OTHERS) as other, self.serving("127.0.0.1:0") as (server, url)):
+            expect(re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", url), f"it is at {url}")
+            os.kill(stopped.pid, signal.SIGSTOP)
+            for _ in range(2):
+                status, kind, text = self.get(url)
+                expect(status == 200 and kind.startswith("application/openmetrics-text; version=1.0.0"), f"{status} {kind}")
+                samples, families = self.parsed(text)
+            up = {int(labels["pid"]): value for name, labels, value in samples if name == "farshore_up"}
+            expect(up.get(holder.pid) == 1 and up.get(stopped.pid) == 0, f"up: {up}")
+            dormant = [int(labels["pid"]) for name, labels, _ in samples if name == "farshore_dormant"]
+            expect(fits.pid in dormant, f"dormant: {dormant}")
+            if os.geteuid() == 0:
+                expect(other.pid not in up, f"another user's program {other.pid} is among {up}")
+            expect(all(labels["name"] for _, labels, _ in samples), "a sample has no name")
+            done = self.call("stat", "--json", str(holder.pid), user=OURS)
+            checked = self.check_of(holder.pid, samples, families, json.loads(done.out))
+            spaces = [(labels, value) for name, labels, value in samples if name == "farshore_spaces_used_bytes" and labels["pid"] == str(holder.pid)]
+            expect(len(spaces) == 1 and spaces[0][0]["space"].startswith("dir:") and spaces[0][1] >= 20 * MIB, f"its swap space: {spaces}")
+            # Once on standard output, with what only the kernel knows.
+            done = self.call("metrics", "--kinds", user=OURS)
+            kinds = [value for name, labels, value in self.parsed(done.out)[0] if name == "farshore_kinds_managed_bytes" and labels["pid"] == str(holder.pid)]
+            expect(kinds and 8 * MIB <= kinds[0] <= 17 * MIB, f"managed and in RAM: {kinds}")
+            # Clients that say nothing, or do not listen, keep nobody waiting.
+            place = ("127.0.0.1", int(url.split(":")[2].split("/")[0]))
+            with contextlib.ExitStack() as stack:
+                for said in (b"", b"GET /metrics HTTP/1.1\r\nHo", b"GET /metrics HTTP/1.1\r\n\r\n"):
+                    client = stack.enter_context(socket.create_connection(place))
+                    client.sendall(said)
+                expect(self.get(url)[0] == 200, "others keep it from answering")
+            root = url.removesuffix("/metrics")
+            answers = [self.get(root + "/")[0], self.get(root + "/other")[0], self.get(url, "POST")[0], self.get(url, "HEAD")]
+            expect(answers[:3] == [200, 404, 405] and answers[3][0] == 200 and not answers[3][2], f"{answers}")
+            self.refused(["metrics", "--listen", url[7:].split("/")[0]], (1,), "cannot listen at", user=OURS)
+            server.send_signal(signal.SIGTERM)
+            expect(server.wait(PATIENCE) == 143, f"SIGTERM: status {server.returncode}")
+        return f"{checked} numbers"
+
+    def test_path(self):
+        """A socket with a path is for its user alone, goes at the end, and replaces one that was left behind; nothing else."""
+        folder = self.folder("socket", 0o777)
+        path = os.path.join(folder, "metrics")
+
+        def ask():
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(PATIENCE)
+                client.connect(path)
+                client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+                answer = b""
+                while piece := client.recv(1 << 16):
+                    answer += piece
+                return answer
+
+        with self.serving(f"unix:{path}") as (server, said):
+            expect(said == f"unix:{path}" and os.stat(path).st_mode & 0o777 == 0o600, f"{said}: {os.stat(path)}")
+            answer = ask()
+            expect(answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"# EOF\n"), f"{answer[:200]}")
+            self.refused(["metrics", "--listen", f"unix:{path}"], (1,), "is there already", user=OURS)
+            server.send_signal(signal.SIGINT)
+            expect(server.wait(PATIENCE) == 130 and not os.path.exists(path), f"SIGINT: status {server.returncode}")
+        with self.serving(f"unix:{path}") as (server, _):
+            server.kill()
+            server.wait(PATIENCE)
+        expect(os.path.exists(path), "kill -9 leaves it")
+        with self.serving(f"unix:{path}"):
+            expect(ask().endswith(b"# EOF\n"), "it does not answer")
+        os.unlink(path)
+        with open(path, "w", encoding="ascii") as file:
+            file.write("mine")
+        self.refused(["metrics", "--listen", f"unix:{path}"], (1,), "is there already", user=OURS)
+        self.refused(["metrics", "--listen", f"unix:{folder}/no/such"], (1,), "cannot listen at", user=OURS)
+        expect(harness.read_text(path) == "mine", "the file is another")
+        return "5 starts"
