@@ -372,8 +372,10 @@ pub fn parse(words: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
     })
 }
 
+/// What makes a command of its words.
+type Read = fn(Words) -> Command;
 /// The commands that are programs of their own, and what they are here.
-const OTHERS: [(Other, fn(Words) -> Command); 3] = [(TOP, Command::Top), (METRICS, Command::Metrics), (BENCH, Command::Bench)];
+const OTHERS: [(Other, Read); 3] = [(TOP, Command::Top), (METRICS, Command::Metrics), (BENCH, Command::Bench)];
 
 /// What usage errors name.
 const WORDS: usage::Words = usage::Words {

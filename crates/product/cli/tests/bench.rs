@@ -1,4 +1,4 @@
-//! `farshore bench` becomes the command `farshore-bench`. A script stands for it here, which tells what has arrived; the command itself is tested where it
+//! `farshore bench` becomes the command `farshore-bench`, `farshore top` and `metrics` become `farshore-view`. A script stands for it here, which tells what has arrived; the command itself is tested where it
 //! is made.
 
 mod common;
@@ -90,6 +90,28 @@ fn every_word_is_the_commands() {
         let expected = told(&path, pid, &folder.path("farshore"), arrive, "", "");
         assert!(text.starts_with(&expected), "{words:?}: {text}\n{expected}");
     }
+}
+
+/// One program has both commands, and is told which.
+#[test]
+fn top_and_metrics_are_one_program() {
+    let folder = Folder::new();
+    let path = script(&folder, "farshore-view");
+    for (words, arrive) in [
+        (&["top"][..], &["top"][..]),
+        (&["top", "--once", "--", "--help"], &["top", "--once", "--", "--help"]),
+        (&["metrics", "--help"], &["metrics", "--help"]),
+        (&["help", "top"], &["top", "--help"]),
+    ] {
+        let child = copy_once(&folder).args(words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+        let pid = child.id();
+        let text = String::from_utf8_lossy(&child.wait_with_output().expect("it is ours").stdout).into_owned();
+        let expected = told(&path, pid, &folder.path("farshore"), arrive, "", "");
+        assert!(text.starts_with(&expected), "{words:?}: {text}\n{expected}");
+    }
+    std::fs::remove_file(&path).expect("it is ours");
+    let missing = ["'farshore top'", &path.display().to_string(), "make install"];
+    refused(copy_once(&folder).args(["top"]).env_remove("PATH"), 127, &missing);
 }
 
 /// The copy in `folder`, which is made by the first call.

@@ -22,7 +22,7 @@ use std::io::Write;
 use args::Command;
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
-use farshore_command::{entry, without_caller};
+use farshore_command::without_caller;
 
 /// The C entry point.
 ///
@@ -32,8 +32,8 @@ use farshore_command::{entry, without_caller};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn main(count: core::ffi::c_int, arguments: *const *const core::ffi::c_char) -> core::ffi::c_int {
     // SAFETY: they are what this has got.
-    let words = unsafe { entry::words(count, arguments) };
-    entry::end(command(words))
+    let words = unsafe { farshore_command::entry::words(count, arguments) };
+    farshore_command::entry::end(command(words))
 }
 
 /// Does what the command line says; the exit status.

@@ -1,7 +1,7 @@
 //! The metrics: each number of the counters' schema is one, and its help is what the schema says of it.
 //!
 //! A name is the path of the field, without its unit, and then the unit, as OpenMetrics has it: `evictors.frame_wait_ns` is
-//! `farshore_evictors_frame_wait_seconds`, to which the form adds `_total`.
+//! `farshore_evictors_frame_wait_seconds`, and `farshore_evictors_frame_wait_seconds_total` in the text, since it grows.
 
 use farshore_config::stats::Stats;
 use serde_json::Value;

@@ -52,23 +52,23 @@ pub fn text(programs: &[Program], outcomes: Vec<Outcome>) -> String {
 
 impl Collector for Asked {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let up = |outcome: &Outcome| match outcome {
-            Outcome::Answered(_) => Some(1),
-            Outcome::Silent | Outcome::Refused(_) => Some(0),
+        let up = self.programs.iter().filter_map(|(labels, outcome, _)| match outcome {
+            Outcome::Answered(_) => Some((labels.clone(), 1)),
+            Outcome::Silent | Outcome::Refused(_) => Some((labels.clone(), 0)),
             Outcome::Dormant(_) | Outcome::Gone => None,
-        };
-        let dormant = |outcome: &Outcome| matches!(outcome, Outcome::Dormant(_)).then_some(1);
-        let told: [(&str, &str, &dyn Fn(&Outcome) -> Option<u64>); 2] = [
-            ("farshore_up", "Whether the program has answered.", &up),
-            ("farshore_dormant", "1: the memory of the program has always fitted, so it has no counters.", &dormant),
-        ];
-        for (name, help, of) in told {
-            let samples = self.programs.iter().filter_map(|(labels, outcome, _)| Some((labels.clone(), of(outcome)?)));
-            gauges(&mut encoder, name, help, None, samples)?;
-        }
+        });
+        gauges(&mut encoder, "farshore_up", "Whether the program has answered.", up)?;
+        let dormant = self.programs.iter().filter(|(_, outcome, _)| matches!(outcome, Outcome::Dormant(_)));
+        let dormant = dormant.map(|(labels, _, _)| (labels.clone(), 1));
+        gauges(
+            &mut encoder,
+            "farshore_dormant",
+            "1: the memory of the program has always fitted, so it has no counters.",
+            dormant,
+        )?;
         let info = |stats: &Stats| vec![("fault_mode".into(), farshore_config::plain(&stats.fault_mode))];
         let infos = self.answered().map(|(labels, stats, _)| (joined(labels, info(stats)), 1_u64));
-        gauges(&mut encoder, "farshore_program", "What the program was started with.", None, infos)?;
+        gauges(&mut encoder, "farshore_program", "What the program was started with.", infos)?;
         for metric in &self.metrics {
             self.encode_metric(&mut encoder, metric)?;
         }
@@ -79,7 +79,7 @@ impl Collector for Asked {
                 (joined(labels, vec![space, ("state".into(), farshore_config::plain(&state))]), 1_u64)
             })
         });
-        gauges(&mut encoder, "farshore_spaces_state", "The state that the swap space is in.", None, states)
+        gauges(&mut encoder, "farshore_spaces_state", "The state that the swap space is in.", states)
     }
 }
 
@@ -120,14 +120,13 @@ fn gauges(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
-    unit: Option<&Named>,
     samples: impl Iterator<Item = (Labels, u64)>,
 ) -> Result<(), fmt::Error> {
     let mut samples = samples.peekable();
     if samples.peek().is_none() {
         return Ok(());
     }
-    let mut family = encoder.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     samples.into_iter().try_for_each(|(labels, value)| family.encode_family(&labels)?.encode_gauge(&value))
 }
 
