@@ -295,7 +295,10 @@ unsafe fn apply(work: &[(Range<u64>, Vec<Window>)], stubs: impl FnOnce() -> Opti
     let mut jumps: Vec<(&Range<u64>, &Window, Patched)> = Vec::with_capacity(count);
     for (text, window) in work.iter().flat_map(|(text, windows)| windows.iter().map(move |window| (text, window))) {
         let (entry, pieces) = way.of(window);
-        match stubs.next_address(1 + pieces).and_then(|address| Some((address, stub(window, address, stubs.gate().unwrap_or(entry))?))) {
+        match stubs
+            .next_address(1 + pieces)
+            .and_then(|address| Some((address, stub(window, address, stubs.gate().unwrap_or(entry))?)))
+        {
             Some((address, bytes)) => {
                 // SAFETY: the room was made writable above.
                 unsafe { stubs.push(&bytes) };

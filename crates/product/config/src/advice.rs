@@ -118,8 +118,14 @@ mod tests {
         ] {
             assert!(line.contains(part), "{part:?} is not in {line}");
         }
-        let by = |program: &str| of(&Stats { program: program.into(), ..stats(20 * 16384, 9_000_000_000) }).expect("it thrashes").advice;
-        assert!(by("/usr/bin/python3.11").contains("gc.freeze()") && by("lua5.4").contains("setpause") && by("node").contains("--max-old"));
+        let by = |program: &str| {
+            of(&Stats { program: program.into(), ..stats(20 * 16384, 9_000_000_000) }).expect("it thrashes").advice
+        };
+        assert!(
+            by("/usr/bin/python3.11").contains("gc.freeze()")
+                && by("lua5.4").contains("setpause")
+                && by("node").contains("--max-old")
+        );
         // Only the names of runtimes, and no advice that is not known to help.
         for other in ["luajit-tool", "pythonic", "perl", "sort"] {
             assert!(by(other).ends_with("before the other swap space"), "{}", by(other));

@@ -79,6 +79,7 @@ pub struct Stats {
 
 /// A program that goes over more than its memory again and again.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Thrashing {
     /// How often each page came back, on the average.
@@ -329,6 +330,7 @@ pub struct Pool {
 
 /// A policy that has attached.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Attached {
     /// Events that it has not heard of, since it was too slow.

@@ -117,7 +117,12 @@ const WORDS: usize = 160;
 ///
 /// # Errors
 /// It has no room, or cannot be written.
-pub fn lay(remote: &Remote, (texts, names): (u64, u64), environment: (&[u8], usize), auxiliary: &Auxiliary) -> Result<u64, Errno> {
+pub fn lay(
+    remote: &Remote,
+    (texts, names): (u64, u64),
+    environment: (&[u8], usize),
+    auxiliary: &Auxiliary,
+) -> Result<u64, Errno> {
     let (strings, count) = environment;
     // One argument and a null; the environment and a null; the vector and its end.
     let length = 3 + count + 1 + 2 * auxiliary.count + 2;

@@ -52,9 +52,8 @@ pub fn entry_of_any() -> u64 {
 /// are: read, write, poll, pause, select, nanosleep, accept, sendto, recvfrom, sendmsg, recvmsg, semop, msgsnd, msgrcv,
 /// rt_sigtimedwait, rt_sigsuspend, futex, restart_syscall, semtimedop, clock_nanosleep, epoll_wait, pselect6, ppoll, epoll_pwait,
 /// accept4, recvmmsg, sendmmsg, epoll_pwait2.
-pub const TOLD_APART: [u64; 28] = [
-    0, 1, 7, 34, 23, 35, 43, 44, 45, 46, 47, 65, 69, 70, 128, 130, 202, 219, 220, 230, 232, 270, 271, 281, 288, 299, 307, 441,
-];
+pub const TOLD_APART: [u64; 28] =
+    [0, 1, 7, 34, 23, 35, 43, 44, 45, 46, 47, 65, 69, 70, 128, 130, 202, 219, 220, 230, 232, 270, 271, 281, 288, 299, 307, 441];
 
 /// Bytes of a `syscall` and the short jump behind it.
 const MADE: usize = 4;

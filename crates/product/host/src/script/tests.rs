@@ -134,7 +134,10 @@ fn a_signal_ends_the_list() {
 fn an_ignored_signal_stays_ignored() {
     for ignored in [false, true] {
         let cat = Cat::begin(ignored);
-        Script::new(cat.page).run(&cat.remote, (cat.page, b"")).map_err(|Failed(step, why)| (step, why)).expect("nothing to fail");
+        Script::new(cat.page)
+            .run(&cat.remote, (cat.page, b""))
+            .map_err(|Failed(step, why)| (step, why))
+            .expect("nothing to fail");
         assert_eq!(cat.status("SigIgn:") >> (SIGTRAP - 1) & 1, u64::from(ignored));
     }
 }

@@ -1,7 +1,7 @@
 //! A swap spec.
 
 use super::{assert_one_line, reads_back, text};
-use farshore_config::{Size, SwapSpec};
+use farshore_config::{EXPORT_MAX, NbdServer, Size, SwapSpec};
 
 /// Reads the input as a swap spec.
 pub fn run(input: &[u8]) {
@@ -13,7 +13,12 @@ pub fn run(input: &[u8]) {
     assert_means(&spec, &text);
     let built = matches!(
         spec,
-        SwapSpec::Dir(_) | SwapSpec::File { .. } | SwapSpec::Dev { .. } | SwapSpec::Ram { .. } | SwapSpec::Delay(_)
+        SwapSpec::Dir(_)
+            | SwapSpec::File { .. }
+            | SwapSpec::Dev { .. }
+            | SwapSpec::Ram { .. }
+            | SwapSpec::Delay(_)
+            | SwapSpec::Nbd(_)
     );
     match spec.check_supported() {
         Ok(()) => assert!(built, "{text:?} is not built"),
@@ -72,7 +77,18 @@ fn assert_means(spec: &SwapSpec, text: &str) {
             assert_eq!(kind, "delay");
             assert_eq!(rest.parse(), Ok(*time));
         }
-        SwapSpec::Remote(address) => assert_eq!((kind, rest), ("remote", address.as_str())),
-        SwapSpec::Redis(address) => assert_eq!(address, text),
+        SwapSpec::Nbd(export) => {
+            assert!(kind == "nbd" || kind == "nbd+unix", "{text:?}");
+            assert_eq!(export.force, text.ends_with(",force"), "{text:?}");
+            match &export.server {
+                NbdServer::Tcp { host, port } => {
+                    assert!(kind == "nbd" && *port > 0 && text.contains(host.as_str()), "{text:?}");
+                }
+                // It ends in the kernel's structure with a zero.
+                NbdServer::Unix(path) => assert!((1..108).contains(&path.as_os_str().len()), "{text:?}"),
+            }
+            assert!(export.name.len() <= EXPORT_MAX && !export.name.contains('\0'), "{text:?}");
+        }
+        SwapSpec::Later(address) => assert_eq!(address, text),
     }
 }
