@@ -30,8 +30,6 @@ pub enum Deed {
     WrongCookie,
     /// Half of the answer, then the end.
     Half,
-    /// It never answers.
-    Silence,
     /// It answers after the next request.
     Later,
 }
@@ -162,7 +160,6 @@ impl Server {
                     stream.write_all(&answer)?;
                     continue;
                 }
-                Deed::Silence => continue,
                 Deed::WrongMagic => answer[0] ^= 1,
                 Deed::WrongCookie => answer[14] ^= 0x80,
                 Deed::Right | Deed::Half | Deed::Later => {}
