@@ -117,7 +117,7 @@ static void stops(char **argv) {
 }
 
 static void killed(char **argv) {
-    char *again[] = {argv[0], "naps", NULL};
+    char *again[] = {argv[0], "sleeps", NULL};
     for (int n = 0; n < 100; n++) {
         pid_t child = fork();
         if (child == 0) { execv(argv[0], again); _exit(98); }
@@ -212,6 +212,7 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "found";
     if (!strcmp(what, "leaf")) return 3;
     if (!strcmp(what, "naps")) return usleep(100000), 3;
+    if (!strcmp(what, "sleeps")) return sleep(60), 3;
     if (!strcmp(what, "found")) found(argv);
     else if (!strcmp(what, "again")) { argv[1] = "found"; execv(argv[0], argv); return 98; }
     else if (!strcmp(what, "children")) children(argv);

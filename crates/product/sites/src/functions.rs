@@ -116,11 +116,14 @@ pub(crate) fn plain_entry(memory: &Memory<'_, '_>, entry: u64, start: u64) -> Op
         return None;
     }
     let mut at = information + 9;
-    let mut augmentation = Vec::new();
+    // Not a vector: a static program has thousands of descriptions. No compiler makes more letters than `zPLRS`.
+    let (mut letters, mut count) = ([0; 8], 0);
     while let letter @ 1.. = memory.u8(at)? {
-        augmentation.push(letter);
+        *letters.get_mut(count)? = letter;
+        count += 1;
         at += 1;
     }
+    let augmentation = &letters[..count];
     let signal_frame = augmentation.contains(&b'S');
     if augmentation.first() != Some(&b'z') {
         return None;
