@@ -20,6 +20,11 @@ SHORT = ("sort", "strings", "strconv", "regexp", "encoding/json", "compress/flat
 LEFT_OUT = {
     "crypto/internal/fips140test": "runs the whole of another module from the network",
 }
+# Tests that are not run, and why (a regular expression of Go's).
+SKIPPED = {
+    # A child that asks to be traced stops at Farshore's signals before it execs, while its parent waits for the exec (docs/src/reference/limits.md).
+    "syscall": "^TestExecPtrace$",
+}
 
 
 class Package(Unit):
@@ -35,7 +40,8 @@ class Package(Unit):
         folder = os.path.join(root(), "src", self.name)
         # What a test builds natively need not be compiled again within the limit, only linked.
         cache = context.place.shared("go-cache", open_to_all)
-        status, out, _ = context.run([program, "-test.v=test2json", "-test.short", "-test.paniconexit0", f"-test.timeout={context.timeout}s"], cwd=folder,
+        status, out, _ = context.run([program, "-test.v=test2json", "-test.short", "-test.paniconexit0", f"-test.timeout={context.timeout}s",
+                                      f"-test.skip={SKIPPED.get(self.name, '^$')}"], cwd=folder,
                                      env={"GOROOT": root(), "GOCACHE": cache, "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOPROXY": "off",
                                           "PATH": f"{root()}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"})
         with open(out, encoding="utf-8", errors="replace") as file:
