@@ -1,8 +1,8 @@
--- Records with strings and arrays, gone through twice; the argument is how many. For Lua and LuaJIT.
-local count = tonumber(arg[1])
+-- Records with strings and arrays, gone through twice; the arguments are how many, and how many different names they have. For Lua and LuaJIT.
+local count, names = tonumber(arg[1]), tonumber(arg[2])
 local rows = {}
 for number = 1, count do
-    rows[number] = { number = number, name = "row number " .. number, parts = { number, number * 2, number * 3, number * 4 } }
+    rows[number] = { number = number, name = "row number " .. number % names, parts = { number, number * 2, number * 3, number * 4 } }
 end
 for _, row in ipairs(rows) do
     local sum = 0
