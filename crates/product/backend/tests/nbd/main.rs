@@ -83,7 +83,7 @@ fn replies_come_in_any_order_and_to_many_threads() {
     let counted = Arc::clone(&busy);
     // Every third read is answered after the next one, as long as there will be a next one.
     server.behave(move |command, _| {
-        let late = command == READ && turn.fetch_add(1, SeqCst) % 3 == 0 && counted.load(SeqCst) > 4;
+        let late = command == READ && turn.fetch_add(1, SeqCst).is_multiple_of(3) && counted.load(SeqCst) > 4;
         if late { Deed::Later } else { Deed::Right }
     });
     std::thread::scope(|scope| {
