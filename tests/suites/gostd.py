@@ -16,6 +16,8 @@ FIRST = ("runtime", "net/http", "net", "os", "os/exec", "os/signal", "syscall", 
 # The short form. Tests of `runtime`, `net`, `os/exec` and `syscall` build programs: minutes.
 SHORT = ("sort", "strings", "strconv", "regexp", "encoding/json", "compress/flate", "container/list", "os", "os/signal", "io/fs", "bufio", "sync",
          "sync/atomic", "context")
+# The oldest Go whose test programs can be told what to say.
+OLDEST = (1, 20)
 # Not run, and why.
 LEFT_OUT = {
     "crypto/internal/fips140test": "runs the whole of another module from the network",
@@ -96,6 +98,9 @@ def root():
 
 def units(place):
     """All packages that have tests, those first that take longest."""
+    version = go("env", "GOVERSION").strip()
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+        raise Unavailable(f"apt-get install golang-go: {version} is too old for -test.skip and -test.v=test2json (1.20)")
     listed = go("list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}", "std").split()
     if not listed:
         raise Unavailable(f"apt-get install golang-src: {root()} has no tests of the standard library")
