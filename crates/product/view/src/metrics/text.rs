@@ -130,7 +130,7 @@ fn gauges(
     samples.into_iter().try_for_each(|(labels, value)| family.encode_family(&labels)?.encode_gauge(&value))
 }
 
-/// What a program has of a metric: as a rule one number, of swap spaces one each.
+/// What a program has of a metric: as a rule one number, of swap spaces and policies one each.
 fn samples(metric: &Metric, labels: &Labels, stats: &Stats, value: &Value) -> Vec<(Labels, u64)> {
     let Some((first, rest)) = metric.path.split_first() else { return Vec::new() };
     let inside = |value: &Value| {
@@ -139,7 +139,10 @@ fn samples(metric: &Metric, labels: &Labels, stats: &Stats, value: &Value) -> Ve
     };
     match value.get(first) {
         Some(Value::Array(list)) => {
-            let each = spaces(stats).into_iter().zip(list);
+            // Policies have no names: they are numbered as they came.
+            let policies = || (1..).map(|number: u32| ("policy".to_owned(), number.to_string()));
+            let named = if first == "policies" { policies().take(list.len()).collect() } else { spaces(stats) };
+            let each = named.into_iter().zip(list);
             each.filter_map(|(space, value)| Some((joined(labels, vec![space]), inside(value)?))).collect()
         }
         Some(value) => {
@@ -173,7 +176,7 @@ fn joined(labels: &Labels, more: Labels) -> Labels {
 pub mod tests {
     use super::*;
     use farshore_client::programs::State;
-    use farshore_config::stats::{Family, Kinds, Pool, Space};
+    use farshore_config::stats::{Attached, Family, Kinds, Pool, Space, Thrashing};
 
     /// Programs of each kind, of which one has all that there is.
     pub fn some() -> (Vec<Program>, Vec<Outcome>) {
@@ -188,6 +191,8 @@ pub mod tests {
         ];
         full.pool = Some(Pool { name: "ram:lz4".into(), pages: 3, ..Pool::default() });
         full.kinds = Some(Kinds { stack_bytes: 5, ..Kinds::default() });
+        full.policies = vec![Attached { requests: 9, ..Attached::default() }, Attached::default()];
+        full.thrashing = Some(Thrashing { times: 4, ..Thrashing::default() });
         full.family = Family { own_limit_bytes: 1, processes: 2, memory_bytes: 3 };
         (full.faults.fetch, full.fault_latency_ns.total, full.evictors.awake_fixed) = (42, 2_000_000_000, true);
         let programs = vec![
@@ -231,6 +236,8 @@ pub mod tests {
             r#"farshore_spaces_capacity_bytes{pid="7",name="a\"b\\c\\nd",space="ram"} 1073741824"#,
             r#"farshore_pool_pages{pid="7",name="a\"b\\c\\nd",pool="ram:lz4"} 3"#,
             r#"farshore_kinds_stack_bytes{pid="7",name="a\"b\\c\\nd"} 5"#,
+            r#"farshore_policies_requests_total{pid="7",name="a\"b\\c\\nd",policy="1"} 9"#,
+            r#"farshore_thrashing_times{pid="7",name="a\"b\\c\\nd"} 4"#,
             r#"farshore_program{pid="7",name="a\"b\\c\\nd",fault_mode="upcall"} 1"#,
         ] {
             assert!(text.lines().any(|one| one == line), "{line}");
