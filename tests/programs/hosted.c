@@ -208,6 +208,25 @@ static void calls(void) {
     printf("errno and thread-locals stayed, signals: %s\n", ticks ? "some" : "none");
 }
 
+static _Atomic int chains;
+
+/* A thread that makes the next one, and ends at once: the next one may begin when nothing of it is left. */
+static void *makes_next(void *left) {
+    if (left == 0) { chains--; return NULL; }
+    pthread_t next;
+    CHECK(pthread_create(&next, NULL, makes_next, (void *)((uint64_t)left - 1)) == 0);
+    pthread_detach(next);
+    return NULL;
+}
+
+static void orphans(void) {
+    chains = 8;
+    pthread_t first;
+    for (int n = 0; n < 8; n++) CHECK(pthread_create(&first, NULL, makes_next, (void *)1500) == 0 && pthread_detach(first) == 0);
+    while (chains) usleep(1000);
+    printf("each thread has made the next one\n");
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "found";
     if (!strcmp(what, "leaf")) return 3;
@@ -228,6 +247,7 @@ int main(int argc, char **argv) {
         return 98;
     } else if (!strcmp(what, "data")) data();
     else if (!strcmp(what, "calls")) calls();
+    else if (!strcmp(what, "orphans")) orphans();
     else return 97;
     return 0;
 }

@@ -361,8 +361,10 @@ fn storage_apart() -> Option<Home> {
 fn begin(flags: u64, given: u64, stack: u64) -> Option<()> {
     let guest = given & AS_GUEST as u64 != 0;
     let own_pointer = flags & CLONE_SETTLS != 0 && !is_hosted();
-    // (With a thread pointer of its own it does not find its parent.)
-    let parent = thread::current().filter(|_| flags & CLONE_VFORK != 0 && !own_pointer);
+    // (With a thread pointer of its own it does not find its parent.) A parent that does not wait may have ended, and the storage to which
+    // its child's pointer still leads may be gone.
+    let waits = flags & CLONE_VFORK != 0 && !own_pointer;
+    let parent = if waits { thread::current() } else { None };
     let parents = parent.and_then(|parent| parent.actions.get());
     let thread = if flags & CLONE_VFORK == 0 {
         let storage = if own_pointer { None } else { Some(storage_apart()?) };
