@@ -39,7 +39,7 @@ pub fn absolute(spec: SwapSpec) -> Result<SwapSpec, Refusal> {
         SwapSpec::Nbd(export) => SwapSpec::Nbd(match export.server {
             NbdServer::Unix(path) => NbdExport { server: NbdServer::Unix(whole(path)?), ..export },
             NbdServer::Tcp { ref host, port } => {
-                let host = address(host, port)?.to_string();
+                let host = address(host, port)?;
                 NbdExport { server: NbdServer::Tcp { host, port }, ..export }
             }
         }),
@@ -47,10 +47,10 @@ pub fn absolute(spec: SwapSpec) -> Result<SwapSpec, Refusal> {
     })
 }
 
-/// The address of `host`: of several, the first at which something answers.
-fn address(host: &str, port: u16) -> Result<IpAddr, Refusal> {
-    if let Ok(address) = host.parse() {
-        return Ok(address);
+/// The address of `host`, with the number of its link where it has one: of several, the first at which something answers.
+fn address(host: &str, port: u16) -> Result<String, Refusal> {
+    if host.parse::<IpAddr>().is_ok() {
+        return Ok(host.to_owned());
     }
     let wrong = |why: String| {
         Refusal::cannot_start(format!("the server '{host}' of a swap space is not known ({why}): give its address"))
@@ -58,7 +58,11 @@ fn address(host: &str, port: u16) -> Result<IpAddr, Refusal> {
     let found: Vec<_> = (host, port).to_socket_addrs().map_err(|error| wrong(error.to_string()))?.collect();
     let answers = |at: &&SocketAddr| found.len() == 1 || TcpStream::connect_timeout(at, ANSWER).is_ok();
     let chosen = found.iter().find(answers).or(found.first());
-    chosen.map(|found| found.ip()).ok_or_else(|| wrong("it has no address".into()))
+    let shown = |found: &SocketAddr| match found {
+        SocketAddr::V6(found) if found.scope_id() != 0 => format!("{}%{}", found.ip(), found.scope_id()),
+        found => found.ip().to_string(),
+    };
+    chosen.map(shown).ok_or_else(|| wrong("it has no address".into()))
 }
 
 /// Whether `spec` can be opened, as far as looking tells.

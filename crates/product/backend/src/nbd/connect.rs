@@ -102,6 +102,8 @@ impl Peer {
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
         // SAFETY: open, and given away by `into_raw_fd`. (A standard library's descriptor would be closed through libc.)
         let socket = unsafe { Fd::from_raw(socket.into_raw_fd()) };
+        // At once: a program that closes a number and opens a file expects that number.
+        let socket = crate::fd::raise(socket)?;
         loop {
             let connected = match &self.place {
                 Place::Tcp(address) => connect(&socket, address),
@@ -140,6 +142,10 @@ impl Peer {
         give(socket, &option[..len], until)?;
         let mut about = About::default();
         loop {
+            // A server that tells without end is never waited for.
+            if sleep::now_ns() >= until {
+                return Err(Failure::Unfinished(Errno::TIMEDOUT));
+            }
             let mut head = [0; OPTION_REPLY];
             take(socket, &mut head, until)?;
             match wire::option_reply(&head)? {
@@ -159,6 +165,13 @@ impl Peer {
             }
         }
     }
+}
+
+/// A socket that leads nowhere: it keeps a descriptor's number until there is a connection.
+pub(super) fn nowhere() -> Result<Fd, Errno> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // SAFETY: as in `reach`.
+    crate::fd::raise(unsafe { Fd::from_raw(socket.into_raw_fd()) })
 }
 
 /// Waits until the socket is ready for `what`, or broken.

@@ -249,8 +249,10 @@ impl Line {
                 KernelFutex.wait_for(&request.state, FILLING, FILLING_NS);
                 continue;
             }
-            if request.state.compare_exchange(WAITING, ASLEEP, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-                continue;
+            match request.state.compare_exchange(WAITING, ASLEEP, Ordering::SeqCst, Ordering::Relaxed) {
+                // Asleep: the receiver has looked at us for a reply to somebody else, and put back what it found.
+                Ok(_) | Err(ASLEEP) => {}
+                Err(_) => continue,
             }
             if self.receiver.load(Ordering::SeqCst) != 0 {
                 KernelFutex.wait_for(&request.state, ASLEEP, LOOK_NS);
@@ -445,12 +447,21 @@ impl Line {
     }
 
     /// In a forked child, which has one thread: the connection is the parent's. `shared`: the descriptor is too, and stays open.
-    pub(super) fn forked(&self, shared: bool) {
+    /// `holds`: what keeps the number until the child makes a connection, so that it is among those that the program cannot close.
+    pub(super) fn forked(&self, shared: bool, holds: Option<BorrowedFd<'_>>) {
+        let mut kept = false;
         if let Some(fd) = self.fd().filter(|_| !shared) {
             // SAFETY: this process' copy of the parent's descriptor, which no thread here uses.
-            unsafe { rustix::io::close(fd) };
+            let mut own = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
+            kept = holds.is_some_and(|holds| dup3(holds, &mut own, DupFlags::CLOEXEC).is_ok());
+            if !kept {
+                // SAFETY: as above.
+                unsafe { rustix::io::close(fd) };
+            }
         }
-        self.fd.store(NO_FD, Ordering::Release);
+        if !kept {
+            self.fd.store(NO_FD, Ordering::Release);
+        }
         self.epoch.store(0, Ordering::SeqCst);
         self.receiver.store(0, Ordering::SeqCst);
         self.retry_ns.store(0, Ordering::Relaxed);
@@ -476,7 +487,8 @@ pub(super) fn close(place: &AtomicI32) {
     }
 }
 
-/// Puts `socket` under the number in `place`, in one step with the end of what had it; under a high one where there is none.
+/// Puts `socket` under the number in `place`, in one step with the end of what had it; under a high one where there is none, or where
+/// the program's limit of descriptors does not allow the old one any more.
 pub(super) fn replace(place: &AtomicI32, socket: Fd) -> Result<(), Errno> {
     let number = place.load(Ordering::Acquire);
     if number == NO_FD {
@@ -486,5 +498,12 @@ pub(super) fn replace(place: &AtomicI32, socket: Fd) -> Result<(), Errno> {
     }
     // SAFETY: the number is ours; it is not closed when this goes away.
     let mut old = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
-    dup3(socket.as_fd(), &mut old, DupFlags::CLOEXEC)
+    match dup3(socket.as_fd(), &mut old, DupFlags::CLOEXEC) {
+        // The old number stays, with a socket that is shut down: a thread may be about to use it.
+        Err(Errno::BADF) => {
+            place.store(crate::fd::raise(socket)?.into_raw(), Ordering::Release);
+            Ok(())
+        }
+        result => result,
+    }
 }

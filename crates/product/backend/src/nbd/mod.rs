@@ -51,10 +51,10 @@ use farshore_sys::cpu;
 use farshore_sys::fd::Fd;
 use line::{End, Line, PAGES_MAX};
 use places::Places;
-use rustix::fd::{OwnedFd, RawFd};
+use rustix::fd::{AsFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wire::{About, Command, MULTI_CONN, READ_ONLY, SEND_TRIM};
@@ -120,10 +120,20 @@ fn refuse(export: &NbdExport, why: impl Into<String>) -> OpenError {
 fn place_of(export: &NbdExport) -> Result<Place, OpenError> {
     match &export.server {
         NbdServer::Tcp { host, port } => {
-            let address: IpAddr = host.parse().map_err(|_| {
-                refuse(export, "its host is a name, which only the command `farshore` looks up: give it the host's address")
-            })?;
-            Ok(Place::Tcp(SocketAddr::new(address, *port)))
+            let mut address = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), *port);
+            let (ip, zone) = host.split_once('%').map_or((host.as_str(), None), |(ip, zone)| (ip, Some(zone)));
+            let read = match zone {
+                None => ip.parse().ok().map(|ip| address.set_ip(ip)),
+                // An address of a link alone, with the link's number.
+                Some(zone) => ip
+                    .parse()
+                    .ok()
+                    .zip(zone.parse().ok())
+                    .map(|(ip, zone)| address = SocketAddrV6::new(ip, *port, 0, zone).into()),
+            };
+            let named =
+                || refuse(export, "its host is a name, which only the command `farshore` looks up: give it the host's address");
+            read.ok_or_else(named).map(|()| Place::Tcp(address))
         }
         NbdServer::Unix(path) => {
             let address = SocketAddrUnix::new(path.as_path());
@@ -208,13 +218,15 @@ impl NbdSpace {
     /// In a forked child: the connections are the parent's, and the child makes its own when it reads. `shared`: the two have one
     /// table of descriptors, so none is closed.
     pub(crate) fn forked(&self, shared: bool) {
-        self.lines.iter().for_each(|line| line.forked(shared));
+        let holds = if shared { None } else { connect::nowhere().ok() };
+        self.lines.iter().for_each(|line| line.forked(shared, holds.as_ref().map(AsFd::as_fd)));
         self.down_ns.store(0, Ordering::Relaxed);
     }
 
     /// Asks the server over some connection, again and again while none lasts.
     fn ask(&self, command: Command, offset: u64, len: u32, mut into: Option<&mut [u8]>, once: bool) -> Result<(), IoError> {
         let own = cpu::current();
+        let mut lost = 0;
         loop {
             let count = self.lines.len();
             let up = (0..count).map(|n| &self.lines[(own + n) % count]).find(|line| line.is_up());
@@ -222,10 +234,25 @@ impl NbdSpace {
             let line = up.filter(|_| self.lines[own % count].is_up()).or_else(|| self.mend(&self.lines[own % count])).or(up);
             let line = line.or_else(|| self.lines.iter().find_map(|line| self.mend(line)));
             match line.map(|line| line.ask(command, offset, len, into.as_deref_mut())) {
-                Some(End::Done) => return Ok(()),
-                Some(End::Failed(errno)) => return Err(IoError::Device(errno.raw_os_error())),
+                Some(end @ (End::Done | End::Failed(_))) => {
+                    // A line that cannot be made again, while others can be used, says nothing of the server.
+                    if self.down_ns.load(Ordering::Relaxed) != 0 {
+                        self.down_ns.store(0, Ordering::Relaxed);
+                    }
+                    return if let End::Failed(errno) = end { Err(IoError::Device(errno.raw_os_error())) } else { Ok(()) };
+                }
                 Some(End::Lost) if once => return Err(IoError::Device(Errno::CONNRESET.raw_os_error())),
-                Some(End::Lost) => {}
+                // A server that can be reached, and then ends each connection or says nothing: as one that is away.
+                Some(End::Lost) => {
+                    let now = sleep::now_ns();
+                    if lost == 0 {
+                        lost = now;
+                    } else if now.saturating_sub(lost) > give_up_ns() {
+                        return Err(IoError::Device(Errno::CONNRESET.raw_os_error()));
+                    } else {
+                        sleep::nap(PAUSE_NS);
+                    }
+                }
                 Some(End::Unsent) | None => {
                     let now = sleep::now_ns();
                     let since = self.down_ns.load(Ordering::Relaxed);

@@ -15,7 +15,7 @@
 //! Without a connection the queue makes one, again and again. After a time ([`set_patience`](super::set_patience)) its writes end with an error, and
 //! the engine keeps their pages.
 
-use super::connect::{ready, receive_now, send_now};
+use super::connect::{nowhere, ready, receive_now, send_now};
 use super::line::{close, replace};
 use super::wire::{self, Command, REPLY, REQUEST};
 use super::{Shared, give_up_ns};
@@ -24,6 +24,7 @@ use core::sync::atomic::{AtomicI32, Ordering};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::{IoError, PageBuf, WriteQueue};
 use farshore_core::word::Slot;
+use farshore_sys::fd::Fd;
 use rustix::event::PollFlags;
 use rustix::fd::{BorrowedFd, RawFd};
 use rustix::io::Errno;
@@ -88,6 +89,8 @@ pub struct NbdQueue {
     heard_ns: u64,
     retry_ns: u64,
     down_ns: u64,
+    /// When a connection was lost first of those since the last acknowledgement; 0: none was.
+    lost_ns: u64,
 }
 
 // SAFETY: the pointers in `ops` are to pages that may be read from any thread until their completion is reaped: `start_write`'s
@@ -122,9 +125,14 @@ impl NbdQueue {
             heard_ns: 0,
             retry_ns: 0,
             down_ns: 0,
+            lost_ns: 0,
         };
         // If the server is away just now, the first write tries again.
         queue.connect();
+        if !queue.up {
+            // The number is kept, so that it is among those that the program cannot close.
+            let _ = nowhere().and_then(|socket| queue.put(socket));
+        }
         Ok(queue)
     }
 
@@ -227,6 +235,7 @@ impl NbdQueue {
         if !known || is_sending || self.line.contains(&index) {
             return Err(Errno::PROTO);
         }
+        self.lost_ns = 0;
         // A cookie is used once.
         self.ops[index].life = life.wrapping_add(1);
         match reply.result {
@@ -246,6 +255,9 @@ impl NbdQueue {
         (self.up, self.sending, self.got) = (false, None, 0);
         let _ = rustix::net::shutdown(self.socket(), rustix::net::Shutdown::Both);
         self.down_ns = sleep::now_ns();
+        if self.lost_ns == 0 {
+            self.lost_ns = self.down_ns;
+        }
         self.line.clear();
         for index in 0..self.ops.len() {
             let op = &mut self.ops[index];
@@ -258,6 +270,38 @@ impl NbdQueue {
             }
             self.next_piece(index);
         }
+        // A server that ends each connection acknowledges nothing, though it can be reached.
+        if self.down_ns - self.lost_ns > give_up_ns() {
+            self.give_up();
+        }
+    }
+
+    /// Ends the writes that have not ended. Without a connection: places that may be written late are tainted by then.
+    fn give_up(&mut self) {
+        self.line.clear();
+        for index in 0..self.ops.len() {
+            if self.ops[index].state == State::Started {
+                self.end(index, Err(IoError::Device(Errno::TIMEDOUT.raw_os_error())));
+            }
+        }
+    }
+
+    /// Puts a socket under our number.
+    fn put(&self, socket: Fd) -> Result<(), Errno> {
+        let before = self.fd.load(Ordering::Relaxed);
+        replace(&self.fd, socket)?;
+        let now = self.fd.load(Ordering::Relaxed);
+        if now == before {
+            return Ok(());
+        }
+        if before != NO_FD {
+            self.shared.sockets.remove(before);
+        }
+        if self.shared.sockets.add(now) {
+            return Ok(());
+        }
+        close(&self.fd);
+        Err(Errno::MFILE)
     }
 
     /// Makes a connection, if one may be tried now.
@@ -265,15 +309,7 @@ impl NbdQueue {
         if sleep::now_ns() < self.retry_ns {
             return;
         }
-        let made = self.shared.connect().ok().and_then(|socket| {
-            let first = self.fd.load(Ordering::Relaxed) == NO_FD;
-            replace(&self.fd, socket).ok()?;
-            let listed = !first || self.shared.sockets.add(self.fd.load(Ordering::Relaxed));
-            if !listed {
-                close(&self.fd);
-            }
-            listed.then_some(())
-        });
+        let made = self.shared.connect().ok().and_then(|socket| self.put(socket).ok());
         let now = sleep::now_ns();
         (self.up, self.heard_ns, self.retry_ns) = (made.is_some(), now, now + RETRY_NS);
         if self.down_ns == 0 || self.up {
@@ -286,12 +322,7 @@ impl NbdQueue {
         if !self.up && self.in_flight() > self.ended as u32 {
             self.connect();
             if !self.up && sleep::now_ns().saturating_sub(self.down_ns) > give_up_ns() {
-                self.line.clear();
-                for index in 0..self.ops.len() {
-                    if self.ops[index].state == State::Started {
-                        self.end(index, Err(IoError::Device(Errno::TIMEDOUT.raw_os_error())));
-                    }
-                }
+                self.give_up();
             }
         }
         if self.up && self.push().and_then(|()| self.pull()).and_then(|()| self.push()).is_err() {
@@ -347,7 +378,7 @@ impl WriteQueue for NbdQueue {
     unsafe fn start_write(&mut self, first: Slot, pages: *const PageBuf, count: u32, tag: u64) -> Result<(), ()> {
         let index = self.free.pop().ok_or(())?;
         if self.in_flight() == 1 {
-            self.heard_ns = sleep::now_ns();
+            (self.heard_ns, self.lost_ns) = (sleep::now_ns(), 0);
         }
         let op = &mut self.ops[index];
         let life = op.life.wrapping_add(1);

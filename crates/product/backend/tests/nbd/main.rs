@@ -2,11 +2,13 @@
 
 mod server;
 
-use farshore_backend::nbd::{NbdQueue, NbdSpace};
-use farshore_config::NbdExport;
+use farshore_backend::AnyBackend;
+use farshore_backend::nbd::{NbdQueue, NbdSpace, set_patience};
+use farshore_config::{NbdExport, SwapSpec};
 use farshore_core::seams::{Backend, IoError, PageBuf, Reads, Spaces, WriteQueue};
 use farshore_core::word::Slot;
 use farshore_random::Rng;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use server::{Deed, GOOD, READ, Server, TRIM, WRITE};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -271,4 +273,119 @@ fn another_export_under_the_old_name_is_not_used() {
         server.size.store(64 << 20, SeqCst);
         reader.join().unwrap();
     });
+}
+
+/// A child's connections are made in faults, when the list of descriptors that the program cannot close is known already.
+#[test]
+fn a_forked_childs_connections_have_numbers_that_are_known() {
+    let server = Server::new(64 * MIB);
+    let spec = SwapSpec::Nbd(server.uri().parse().unwrap());
+    let space = AnyBackend::open(&[spec], false, &mut |_| {}).unwrap();
+    let mut queue = space.queue(4).unwrap();
+    let pages = [page(9, 1)];
+    // SAFETY: the page outlives the completion, which is waited for.
+    unsafe { queue.start_write(slot(9), pages.as_ptr(), 1, 1) }.unwrap();
+    queue.reap(true, &mut |_, result| assert_eq!(result, Ok(())));
+    // As in a child; this process takes the part of both.
+    space.forked(false);
+    let known: Vec<i32> = space.fds().collect();
+    let mut into = PageBuf::ZERO;
+    for _ in 0..50 {
+        space.read(slot(9), &mut into).unwrap();
+        std::thread::yield_now();
+    }
+    assert!(space.fds().all(|fd| known.contains(&fd)), "{known:?}");
+    // A queue that is made while the server is away.
+    server.away.store(true, SeqCst);
+    let mut late = space.queue(4).unwrap();
+    let known: Vec<i32> = space.fds().collect();
+    server.away.store(false, SeqCst);
+    // SAFETY: as above.
+    unsafe { late.start_write(slot(10), pages.as_ptr(), 1, 1) }.unwrap();
+    late.reap(true, &mut |_, result| assert_eq!(result, Ok(())));
+    assert!(space.fds().all(|fd| known.contains(&fd)), "{known:?}");
+}
+
+/// A server that takes connections and ends each at the first request.
+#[test]
+fn a_server_that_ends_each_connection_is_given_up() {
+    let server = Server::new(64 * MIB);
+    let space = open(&server);
+    let mut queue = space.queue(4).unwrap();
+    write(&mut queue, 9, &[page(9, 1)]).unwrap();
+    server.behave(|command, _| if command == READ || command == WRITE { Deed::Drop(0) } else { Deed::Right });
+    set_patience(50_000_000);
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut into = PageBuf::ZERO;
+        tell.send(space.read(slot(9), &mut into)).unwrap();
+        tell.send(write(&mut queue, 10, &[page(10, 1)])).unwrap();
+    });
+    let results: Vec<_> = (0..2).map(|_| told.recv_timeout(std::time::Duration::from_secs(10))).collect();
+    set_patience(10_000_000_000);
+    assert!(results.iter().all(|result| matches!(result, Ok(Err(IoError::Device(_))))), "{results:?}");
+}
+
+/// Some connections cannot be made again, others do well: the time of a later loss counts from then.
+#[test]
+fn a_line_that_stays_down_does_not_shorten_the_patience() {
+    let server = Server::new(64 * MIB);
+    let space = open(&server);
+    let mut queue = space.queue(4).unwrap();
+    write(&mut queue, 9, &[page(9, 1)]).unwrap();
+    set_patience(100_000_000);
+    // No more connections: this thread's own line stays down.
+    server.away.store(true, SeqCst);
+    server.cut_but(1);
+    let since = std::time::Instant::now();
+    while since.elapsed().as_millis() < 1500 {
+        check(&space, 9, 1);
+    }
+    // The last one is lost too, for a moment.
+    server.cut_all();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut into = PageBuf::ZERO;
+            space.read(slot(9), &mut into)
+        });
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        server.away.store(false, SeqCst);
+        let result = reader.join().unwrap();
+        set_patience(10_000_000_000);
+        assert_eq!(result, Ok(()));
+    });
+}
+
+#[test]
+fn a_server_that_tells_without_end_is_left() {
+    let server = Server::new(64 * MIB);
+    *server.endless.lock().unwrap() = true;
+    let since = std::time::Instant::now();
+    let (tell, told) = std::sync::mpsc::channel();
+    let uri = server.uri();
+    std::thread::spawn(move || tell.send(refusal(&uri)));
+    let why = told.recv_timeout(std::time::Duration::from_secs(20)).expect("it hangs");
+    assert!(why.contains("does not answer"), "{why} after {:?}", since.elapsed());
+}
+
+/// The limit of descriptors may be lowered below the numbers of the connections.
+#[test]
+fn a_connection_is_made_again_below_a_lower_limit() {
+    let server = Server::new(64 * MIB);
+    let space = open(&server);
+    let mut queue = space.queue(4).unwrap();
+    write(&mut queue, 9, &[page(9, 1)]).unwrap();
+    let before = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(150), maximum: before.maximum }).unwrap();
+    server.cut_all();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        check(&space, 9, 1);
+        write(&mut queue, 10, &[page(10, 1)]).unwrap();
+        check(&space, 10, 1);
+        tell.send(()).unwrap();
+    });
+    let done = told.recv_timeout(std::time::Duration::from_secs(20));
+    setrlimit(Resource::Nofile, before).unwrap();
+    done.expect("the connection is not made again");
 }

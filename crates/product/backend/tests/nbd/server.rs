@@ -48,6 +48,8 @@ pub struct Server {
     pub away: AtomicBool,
     /// Greets with these bytes in place of the protocol's.
     pub greeting: Mutex<Option<Vec<u8>>>,
+    /// Tells about the export without end.
+    pub endless: Mutex<bool>,
     choose: Mutex<Choose>,
     streams: Mutex<HashMap<u32, UnixStream>>,
 }
@@ -68,6 +70,7 @@ impl Server {
             trims: AtomicU32::new(0),
             away: AtomicBool::new(false),
             greeting: Mutex::new(None),
+            endless: Mutex::new(false),
             choose: Mutex::new(Box::new(|_, _| Deed::Right)),
             streams: Mutex::new(HashMap::new()),
         });
@@ -99,6 +102,15 @@ impl Server {
         }
     }
 
+    /// Cuts all but one.
+    pub fn cut_but(&self, kept: u32) {
+        for (number, stream) in self.streams.lock().unwrap().iter() {
+            if *number != kept {
+                let _ = stream.shutdown(std::net::Shutdown::Both);
+            }
+        }
+    }
+
     pub fn uri(&self) -> String {
         format!("nbd+unix:///x?socket={}", self.path.display())
     }
@@ -125,6 +137,10 @@ impl Server {
         };
         if data[4..5] != *b"x" {
             return stream.write_all(&reply(1 << 31 | 6, b"no such export"));
+        }
+        if *self.endless.lock().unwrap() {
+            let much = reply(3, &[0, 1]).repeat(4096);
+            while stream.write_all(&much).is_ok() {}
         }
         let mut info = vec![0, 0];
         info.extend(self.size.load(SeqCst).to_be_bytes());
