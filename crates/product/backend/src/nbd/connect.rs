@@ -3,7 +3,7 @@
 //! Everything here may run in a fault, when a connection was lost: no allocation, system calls by instructions of our own, and an
 //! end after [`CONNECT_NS`] whatever the server does. Errors come back as values without text.
 
-use super::wire::{self, About, GO_MAX, GREETING, OPTION_REPLY, OptionReply, Violation};
+use super::wire::{self, About, Command, GO_MAX, GREETING, OPTION_REPLY, OptionReply, REPLY, Violation};
 use crate::sleep;
 use farshore_sys::fd::Fd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -165,6 +165,22 @@ impl Peer {
             }
         }
     }
+}
+
+/// Makes one request for `into` over a connection that nobody else uses. Returns what the server answers.
+pub(super) fn fetch(socket: BorrowedFd<'_>, offset: u64, into: &mut [u8], until: u64) -> Result<Result<(), Errno>, Failure> {
+    const COOKIE: u64 = 1;
+    give(socket, &wire::request(Command::Read, COOKIE, offset, into.len() as u32), until)?;
+    let mut head = [0; REPLY];
+    take(socket, &mut head, until)?;
+    let reply = wire::reply(&head)?;
+    if reply.cookie != COOKIE {
+        return Err(Failure::Stranger);
+    }
+    if reply.result.is_ok() {
+        take(socket, into, until)?;
+    }
+    Ok(reply.result)
 }
 
 /// A socket that leads nowhere: it keeps a descriptor's number until there is a connection.

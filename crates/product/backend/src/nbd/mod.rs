@@ -42,13 +42,14 @@ use crate::error::OpenError;
 use crate::fd::FdList;
 use crate::sleep;
 use connect::{Failure, Peer, Place};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farshore_config::{NbdExport, NbdServer, SwapSpec};
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::seams::{Backend, CANNOT, IoError, MemoryBudget, PageBuf, Reads, Spaces};
 use farshore_core::word::Slot;
 use farshore_sys::cpu;
 use farshore_sys::fd::Fd;
+use farshore_sys::raw::getpid;
 use line::{End, Line, PAGES_MAX};
 use places::Places;
 use rustix::fd::{AsFd, OwnedFd, RawFd};
@@ -81,6 +82,10 @@ fn give_up_ns() -> u64 {
 const LINES: usize = 4;
 /// Between two looks for a connection, in ns.
 const PAUSE_NS: u64 = 2_000_000;
+/// A guest's connection that says nothing for so long is given up, in ns.
+const GUEST_NS: u64 = 30_000_000_000;
+/// Between a guest's tries, in ns.
+const GUEST_PAUSE_NS: u64 = 50_000_000;
 /// A placeholder until a write puts in its own slot.
 const ANY: Slot = Slot::new(1).unwrap();
 
@@ -111,6 +116,8 @@ pub struct NbdSpace {
     name: String,
     /// Since when no connection could be made; 0: there are some.
     down_ns: AtomicU64,
+    /// The process whose descriptors the lines have.
+    process: AtomicU32,
 }
 
 fn refuse(export: &NbdExport, why: impl Into<String>) -> OpenError {
@@ -201,7 +208,7 @@ impl NbdSpace {
             let more = shared.connect().map_err(|why| refuse(export, format!("of {LINES} connections {why}")))?;
             line.put(more).map_err(no_descriptor)?;
         }
-        Ok(NbdSpace { shared: Arc::new(shared), lines, name, down_ns: AtomicU64::new(0) })
+        Ok(NbdSpace { shared: Arc::new(shared), lines, name, down_ns: AtomicU64::new(0), process: AtomicU32::new(getpid()) })
     }
 
     /// The descriptors of its connections, and those that stand for its claim.
@@ -221,6 +228,25 @@ impl NbdSpace {
         let holds = if shared { None } else { connect::nowhere().ok() };
         self.lines.iter().for_each(|line| line.forked(shared, holds.as_ref().map(AsFd::as_fd)));
         self.down_ns.store(0, Ordering::Relaxed);
+        self.process.store(getpid(), Ordering::Relaxed);
+    }
+
+    /// Reads as another process on this memory (`vfork`): its table of descriptors is a copy. What it would put under the numbers of
+    /// the lines the threads of this process would not have, so it has a connection for itself.
+    #[cold]
+    fn read_as_guest(&self, offset: u64, into: &mut [u8]) -> Result<(), IoError> {
+        let since = sleep::now_ns();
+        loop {
+            let fetched =
+                self.shared.connect().and_then(|socket| connect::fetch(socket.as_fd(), offset, into, sleep::now_ns() + GUEST_NS));
+            match fetched {
+                Ok(result) => return result.map_err(|errno| IoError::Device(errno.raw_os_error())),
+                Err(_) if sleep::now_ns().saturating_sub(since) > give_up_ns() => {
+                    return Err(IoError::Device(Errno::TIMEDOUT.raw_os_error()));
+                }
+                Err(_) => sleep::nap(GUEST_PAUSE_NS),
+            }
+        }
     }
 
     /// Asks the server over some connection, again and again while none lasts.
@@ -329,7 +355,11 @@ impl Reads for NbdSpace {
             let piece = self.shared.places.find(slot, left)?;
             let bytes = crate::file::bytes_of(&mut into[done..done + piece.pages as usize]);
             let len = bytes.len() as u32;
-            self.ask(Command::Read, piece.offset, len, Some(bytes), false)?;
+            if getpid() == self.process.load(Ordering::Relaxed) {
+                self.ask(Command::Read, piece.offset, len, Some(bytes), false)?;
+            } else {
+                self.read_as_guest(piece.offset, bytes)?;
+            }
             done += piece.pages as usize;
         }
         Ok(())

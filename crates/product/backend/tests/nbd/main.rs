@@ -389,3 +389,26 @@ fn a_connection_is_made_again_below_a_lower_limit() {
     setrlimit(Resource::Nofile, before).unwrap();
     done.expect("the connection is not made again");
 }
+
+/// A process that has this one's connections as copies, and is not told so: as a `vfork`ed child, it may not use the lines.
+#[test]
+fn another_process_reads_over_a_connection_of_its_own() {
+    let server = Server::new(64 * MIB);
+    let space = open(&server);
+    let mut queue = space.queue(4).unwrap();
+    write(&mut queue, 9, &[page(9, 1)]).unwrap();
+    let before = server.connections.load(SeqCst);
+    // SAFETY: the child makes system calls alone, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mut into = PageBuf::ZERO;
+        let right = space.read(slot(9), &mut into).is_ok() && into.0 == page(9, 1).0;
+        // SAFETY: no code runs after it.
+        unsafe { libc::_exit(i32::from(!right)) };
+    }
+    let mut status = -1;
+    // SAFETY: `status` is written by the call alone.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((status, server.connections.load(SeqCst)), (0, before + 1));
+    check(&space, 9, 1);
+}
