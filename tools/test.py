@@ -488,9 +488,9 @@ def parts(seed):
              [pytest("serve", "tests/serve"), pytest("serve-under", "tests/serve", "--memory", "12M")], 10, shown, pytest_missing, needs_build=True, takes=50),
         # Beside nothing that is wide: what a machine of eight processors does is seen only if it gets its turn.
         Part("kernels", "other kernels, libcs and numbers of processors, in emulated machines",
-             [driven("kernels", kernels), pytest("emulator", "tests/kernels/test_emulator.py")], 20, f"{guests}|{shown}", needs_build=True, takes=280, width=WIDE, locks=(DEBUG,)),
+             [driven("kernels", kernels), pytest("emulator", "tests/kernels/test_emulator.py", "--mode", "upcall")], 20, f"{guests}|{shown}", needs_build=True, takes=280, width=WIDE, locks=(DEBUG,)),
         Part("kernels-long", "the same for each kernel that Debian has, with more tests",
-             [driven("kernels-long", kernels, "--long")], 240, guests, needs_build=True, takes=7200, width=WIDE, locks=(DEBUG,)),
+             [driven("kernels-long", kernels, "--long"), pytest("emulator-long", "tests/kernels/test_emulator.py")], 240, guests, needs_build=True, takes=7200, width=WIDE, locks=(DEBUG,)),
         Part("report", "the report of farshore bench in a browser",
              [pytest("report", "tests/report")], 10, shown, pytest_missing, takes=40, locks=(DEBUG,)),
     ]

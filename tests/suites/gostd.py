@@ -13,8 +13,8 @@ from suite import EXIT, FAIL, PASS, SKIP, Unavailable, Unit, harness, keep_worst
 
 # What memory, processes, threads, signals and descriptors are to a program: they come first, since they take longest and find most.
 FIRST = ("runtime", "net/http", "net", "os", "os/exec", "os/signal", "syscall", "sync", "time", "context", "runtime/debug", "runtime/pprof", "runtime/trace")
-# The short form. Tests of `runtime`, `net`, `os/exec` and `syscall` build programs: minutes.
-SHORT = ("sort", "strings", "strconv", "regexp", "encoding/json", "compress/flate", "container/list", "os", "os/signal", "io/fs", "bufio", "sync",
+# The short form. Tests of `runtime`, `net`, `os/exec` and `syscall` build programs, those of `os` wait: minutes.
+SHORT = ("sort", "strings", "strconv", "regexp", "encoding/json", "compress/flate", "container/list", "os/signal", "io/fs", "bufio", "sync",
          "sync/atomic", "context")
 # The oldest Go whose test programs can be told what to say.
 OLDEST = (1, 20)
