@@ -33,7 +33,7 @@ def right(wrong):
 
 
 # Calls in which a dormant program is asked for its counters.
-WAITS = ("nanosleep", "poll", "ppoll", "select", "futex")
+WAITS = ("nanosleep", "poll", "ppoll", "select", "futex", "vectors")
 
 
 def asked(farshore, program, call):

@@ -261,18 +261,19 @@ const ORDER: [Reg; 17] = [
     Reg::Rip,
 ];
 
+/// The mask, and those.
+const WORDS: usize = 1 + ORDER.len();
+
 /// Leaves the handler without `rt_sigreturn`: loads what `context` has. The mask comes when this stack is left, so that a signal that waits
 /// finds the thread where it was interrupted.
 fn leave(context: &UContext) -> ! {
-    let words = context.get(Reg::Rsp) - RED_ZONE - (1 + ORDER.len() as u64) * 8;
-    let values = core::iter::once(context.mask().0).chain(ORDER.into_iter().map(|register| context.get(register)));
-    for (value, at) in values.zip((words..).step_by(8)) {
-        // SAFETY: below the stack pointer and the red zone of code of ours, which has room there and keeps it in memory for the time of a call.
-        unsafe { core::ptr::with_exposed_provenance_mut::<u64>(at as usize).write(value) };
-    }
-    // SAFETY: the words lie there, and the floating-point state is what the kernel has saved with this signal. Nothing of the handler's is used
-    // again.
-    unsafe { farshore_leave_handler(words, context.fpstate()) }
+    let words = context.get(Reg::Rsp) - RED_ZONE - WORDS as u64 * 8;
+    let mut values = [context.mask().0; WORDS];
+    values[1..].iter_mut().zip(ORDER).for_each(|(value, register)| *value = context.get(register));
+    // SAFETY: the words come to lie below the stack pointer and the red zone, where there is room, which is kept in memory: a call of ours has it; of a
+    // call that a dormant process has made the kernel has saved the state there. That is why the state is loaded first. It is what the kernel has saved
+    // with this signal. Nothing of the handler's is used again.
+    unsafe { farshore_leave_handler(words, context.fpstate(), &values) }
 }
 
 /// What becomes of a call that has answered `EINTR`.
@@ -327,11 +328,11 @@ global_asm!(
     ".hidden farshore_leave_handler",
     ".globl farshore_leave_handler",
     ".type farshore_leave_handler, @function",
-    // (the words, the floating-point state)
+    // (where the words go, the floating-point state, the words)
     "farshore_leave_handler:",
     ".cfi_startproc",
     ".cfi_undefined rip",
-    "mov rsp, rdi",
+    "mov r8, rdx",
     "test rsi, rsi",
     "jz 3f",
     // `struct _fpx_sw_bytes`: whether there is more than the legacy area, and which components.
@@ -343,6 +344,11 @@ global_asm!(
     "jmp 3f",
     "2: fxrstor64 [rsi]",
     "3:",
+    "mov rdx, rdi",
+    "mov rsi, r8",
+    "mov ecx, {words}",
+    "rep movsq",
+    "mov rsp, rdx",
     "mov eax, {sigprocmask}",
     "mov edi, 2",
     "mov rsi, rsp",
@@ -372,8 +378,9 @@ global_asm!(
     ".popsection",
     sigprocmask = const nr::RT_SIGPROCMASK,
     red_zone = const RED_ZONE,
+    words = const WORDS,
 );
 
 unsafe extern "C" {
-    fn farshore_leave_handler(words: u64, floating: u64) -> !;
+    fn farshore_leave_handler(words: u64, floating: u64, values: &[u64; WORDS]) -> !;
 }
