@@ -227,6 +227,32 @@ static void orphans(void) {
     printf("each thread has made the next one\n");
 }
 
+/* A program that begins with SIGCHLD blocked hears of no child but its own. */
+static void chld(char **argv, int own) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    CHECK(sigprocmask(SIG_BLOCK, &set, NULL) == 0);
+    pid_t child = own ? fork() : 0;
+    if (own && child == 0) _exit(5);
+    siginfo_t info = {0};
+    if (own) CHECK(waitid(P_PID, child, &info, WEXITED | WNOWAIT) == 0);
+    argv[1] = own ? "chld-own" : "chld-none";
+    execv(argv[0], argv);
+    exit(98);
+}
+
+static void chld_waits(int own) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    siginfo_t info = {0};
+    struct timespec at_once = {0};
+    int signal = sigtimedwait(&set, &info, &at_once), status = 0;
+    pid_t child = wait(&status);
+    printf("%d, child %d, its own %d, status %d\n", signal, child > 0, own && signal > 0 && info.si_pid == child && info.si_code == CLD_EXITED, status);
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "found";
     if (!strcmp(what, "leaf")) return 3;
@@ -248,6 +274,9 @@ int main(int argc, char **argv) {
     } else if (!strcmp(what, "data")) data();
     else if (!strcmp(what, "calls")) calls();
     else if (!strcmp(what, "orphans")) orphans();
+    else if (!strcmp(what, "chld")) chld(argv, 0);
+    else if (!strcmp(what, "chld-of-own")) chld(argv, 1);
+    else if (!strncmp(what, "chld-", 5)) chld_waits(!strcmp(what, "chld-own"));
     else return 97;
     return 0;
 }

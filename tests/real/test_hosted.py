@@ -17,7 +17,7 @@ from compare import Case
 from harness import MIB, Unavailable, expect
 from test_threads import BALLAST, LIMIT, REFUSED
 
-SECTIONS = ("found", "again", "children", "threads-exec", "stops", "killed", "low", "data", "calls", "orphans")
+SECTIONS = ("found", "again", "children", "threads-exec", "stops", "killed", "low", "data", "calls", "orphans", "chld", "chld-of-own")
 # How a program is linked: its compiler, and what that is told.
 LINKED = {
     "static": ("gcc", ("-static",)),

@@ -17,7 +17,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use farshore_host::{SCRIPT_LENGTH, passed, wait_for};
 use farshore_sys::hosted;
-use farshore_sys::raw::{nr, syscall};
+use farshore_sys::raw::{getpid, nr, syscall};
+use farshore_sys::signal::{SigInfo, SigSet};
 
 unsafe extern "C" {
     #[link_name = "farshore_hosted_entry"]
@@ -90,6 +91,7 @@ extern "C" fn begin(stack: *mut u64) -> Program {
         report::exit(125)
     };
     wait_for(helper[1] as u32);
+    forget_end_of(helper[1] as u32);
     let value = |kind| find(kind).map_or(0, |entry| entry[1]);
     // SAFETY: nobody needs it any more.
     unsafe { syscall(nr::MUNMAP, [value(passed::SCRIPT), SCRIPT_LENGTH, 0, 0, 0, 0]) };
@@ -117,6 +119,23 @@ extern "C" fn begin(stack: *mut u64) -> Program {
     }
     release();
     program
+}
+
+/// Takes back the SIGCHLD of the helper's end. It was made without, but the kernel sends one to a parent that has executed a program since, and it
+/// would wait in a program that begins with the signal blocked.
+fn forget_end_of(helper: u32) {
+    const RT_SIGTIMEDWAIT: u64 = 128;
+    const RT_SIGQUEUEINFO: u64 = 129;
+    const SIGCHLD: u32 = 17;
+    let set = SigSet::EMPTY.with(SIGCHLD);
+    let (mut info, at_once) = (SigInfo::of_kernel(SIGCHLD), [0u64; 2]);
+    let wait = [&raw const set as u64, &raw mut info as u64, &raw const at_once as u64, 8, 0, 0];
+    // SAFETY: a set of eight bytes, a `siginfo` and a time, of ours.
+    if unsafe { syscall(RT_SIGTIMEDWAIT, wait) } == i64::from(SIGCHLD) && info.sender_pid() as u32 != helper {
+        // It waited before, for another child of the process.
+        // SAFETY: the same `siginfo`, for this process.
+        unsafe { syscall(RT_SIGQUEUEINFO, [getpid().into(), SIGCHLD.into(), &raw const info as u64, 0, 0, 0]) };
+    }
 }
 
 /// Takes back what our libc has told the kernel, and the page behind the break.
