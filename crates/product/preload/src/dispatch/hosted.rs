@@ -131,7 +131,7 @@ fn forget_end_of(helper: u32) {
     let (mut info, at_once) = (SigInfo::of_kernel(SIGCHLD), [0u64; 2]);
     let wait = [&raw const set as u64, &raw mut info as u64, &raw const at_once as u64, 8, 0, 0];
     // SAFETY: a set of eight bytes, a `siginfo` and a time, of ours.
-    if unsafe { syscall(RT_SIGTIMEDWAIT, wait) } == i64::from(SIGCHLD) && info.sender_pid() as u32 != helper {
+    if unsafe { syscall(RT_SIGTIMEDWAIT, wait) } == i64::from(SIGCHLD) && info.sender_pid() != helper {
         // It waited before, for another child of the process.
         // SAFETY: the same `siginfo`, for this process.
         unsafe { syscall(RT_SIGQUEUEINFO, [getpid().into(), SIGCHLD.into(), &raw const info as u64, 0, 0, 0]) };
