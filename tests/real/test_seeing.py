@@ -449,3 +449,24 @@ class TestSeeing(Command):
         self.refused(["metrics", "--listen", f"unix:{folder}/no/such"], (1,), "cannot listen at", user=OURS)
         expect(harness.read_text(path) == "mine", "the file is another")
         return "5 starts"
+
+    def test_without_threads(self):
+        """A server that gets no thread for a client goes on, and answers those that come later."""
+        path = os.path.join(self.folder("short", 0o777), "metrics")
+        with self.serving(f"unix:{path}") as (server, _), contextlib.ExitStack() as stack:
+            # Room for no thread's stack; what a limit of its control group would do, too.
+            size = 1024 * int(re.search(r"VmSize:\s+(\d+)", harness.read_text(f"/proc/{server.pid}/status"))[1])
+            subprocess.run([*self.as_user(OURS), "prlimit", "--pid", str(server.pid), f"--as={size + 200 * 1024}:"], check=True)
+            for n in range(5):
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.settimeout(PATIENCE)
+                client.connect(path)
+                # One may have the stack of a thread before.
+                expect(n == 0 or client.recv(1) == b"", "a client without a thread is not closed")
+            subprocess.run([*self.as_user(OURS), "prlimit", "--pid", str(server.pid), "--as=unlimited:"], check=True)
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.settimeout(PATIENCE)
+            client.connect(path)
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            expect(client.recv(15) == b"HTTP/1.1 200 OK", "it does not answer")
+        return "5 clients"

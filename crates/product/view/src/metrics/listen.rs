@@ -121,12 +121,16 @@ impl Listener {
                 clients.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
-            let (page, clients) = (page.clone(), clients.clone());
-            std::thread::spawn(move || {
+            let (page, its) = (page.clone(), clients.clone());
+            let thread = std::thread::Builder::new().spawn(move || {
                 // One that goes away in the middle has what it wanted.
                 let _ = answer(stream, kind, &*page);
-                clients.fetch_sub(1, Ordering::Relaxed);
+                its.fetch_sub(1, Ordering::Relaxed);
             });
+            // No thread or no memory is left: this client is closed as one too many is, and the next may be served.
+            if thread.is_err() {
+                clients.fetch_sub(1, Ordering::Relaxed);
+            }
         }
     }
 
