@@ -263,8 +263,21 @@ class Attachment:
             ring()
 
     def page_states(self, address, pages=1, timeout=1):
-        """States of pages, as names. Other events that come meanwhile are passed over. None: the program did not answer in time."""
-        tag, states, until = time.monotonic_ns() & 0xffffffff, [], time.monotonic() + timeout
+        """States of pages, as names. Other events, also those that wait already, are passed over. None: the program did not answer in time."""
+        until = time.monotonic() + timeout
+        while (left := until - time.monotonic()) > 0:
+            # In a full ring the answer would be lost.
+            for _ in range(self._events):
+                if self.take() is None:
+                    break
+            states = self._states(address, pages, time.monotonic() + min(left, 0.2))
+            if states is not None:
+                return states
+        return None
+
+    def _states(self, address, pages, until):
+        """The answer to one question; None: it has not come, or was lost."""
+        tag, states = time.monotonic_ns() & 0xffffffff, []
         if not self._ask(6, address, pages, tag):
             return None
         while len(states) < pages:
