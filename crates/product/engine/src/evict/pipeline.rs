@@ -262,7 +262,10 @@ impl<'e, W: World> Evictor<'e, W> {
         let too_small = room < batch.div_ceil(2);
         match slot_of_batch {
             Some(slot) if !too_small || (room > 0 && !self.has_live()) => {
-                if self.evict_batch(slot, room, wished) > 0 {
+                // A policy may wish faster than an evictor looks. Wishes of which nothing comes do not keep frames from faults, so
+                // where frames are short the evictor chooses for itself in the same step.
+                let left = if wished { self.evict_batch(slot, room, true) } else { 0 };
+                if left > 0 || (self.started && self.evict_batch(slot, room, false) > 0) {
                     self.empty_batches = 0;
                     engine.evictors.obstacles.note_something();
                     return Progress::Worked;
