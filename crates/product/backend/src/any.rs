@@ -166,18 +166,6 @@ impl AnyBackend {
         }
     }
 
-    /// Whether its pages lie with a server: faults then make calls on sockets.
-    pub fn is_remote(&self) -> bool {
-        match self {
-            AnyBackend::Nbd(_) => true,
-            AnyBackend::File(_) | AnyBackend::Ram(_) => false,
-            AnyBackend::Faulty(faulty) => faulty.inner().is_remote(),
-            AnyBackend::Encrypted(encrypted) => encrypted.inner().is_remote(),
-            AnyBackend::Layered(layers) => layers.base().is_remote(),
-            AnyBackend::Compressed(pool) => pool.lower().is_some_and(AnyBackend::is_remote),
-        }
-    }
-
     /// In a forked child: closes the files that the parent was about to close.
     pub fn close_shut(&self) {
         if let AnyBackend::Layered(layers) = self {

@@ -1,8 +1,8 @@
 //! Descriptors under numbers that the program does not come across.
 
 use farshore_sys::fd::Fd;
-use rustix::fd::{AsFd, OwnedFd, RawFd};
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -19,16 +19,10 @@ const HIGHEST: u64 = 4096;
 /// # Errors
 /// `EMFILE` when no number at all is free.
 pub fn place_high(fd: OwnedFd) -> Result<OwnedFd, Errno> {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(HIGHEST);
-    let mut lowest = limit.min(HIGHEST).saturating_sub(ROOM);
-    loop {
-        match fcntl_dupfd_cloexec(fd.as_fd(), lowest as RawFd) {
-            Ok(high) => return Ok(high),
-            // EINVAL: the limit fell meanwhile.
-            Err(Errno::MFILE | Errno::INVAL) if lowest > 0 => lowest /= 2,
-            Err(errno) => return Err(errno),
-        }
-    }
+    // SAFETY: an open descriptor, given away by `into_raw_fd`.
+    let high = raise(unsafe { Fd::from_raw(fd.into_raw_fd()) })?;
+    // SAFETY: as above, by `into_raw`.
+    Ok(unsafe { OwnedFd::from_raw_fd(high.into_raw()) })
 }
 
 /// As [`place_high`], for a descriptor that is closed without libc: also for a thread in a fault.
@@ -42,6 +36,7 @@ pub(crate) fn raise(mut fd: Fd) -> Result<Fd, Errno> {
         match fd.raise(lowest as RawFd) {
             Ok(high) => return Ok(high),
             Err((same, errno)) => match Errno::from_raw_os_error(errno.0) {
+                // EINVAL: the limit fell meanwhile.
                 Errno::MFILE | Errno::INVAL if lowest > 0 => (fd, lowest) = (same, lowest / 2),
                 errno => return Err(errno),
             },

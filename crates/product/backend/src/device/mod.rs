@@ -30,8 +30,7 @@ use farshore_sys::fd as sys_fd;
 use regions::Regions;
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::{
-    FileType, MemfdFlags, Mode, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ftruncate, ioctl_blksszget, memfd_create,
-    open, seek,
+    FileType, MemfdFlags, Mode, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ioctl_blksszget, memfd_create, open, seek,
 };
 use rustix::io::{Errno, dup, pread};
 use std::path::{Path, PathBuf};
@@ -116,6 +115,11 @@ fn describe(held: &'static Held, direct: bool, notice: &mut dyn FnMut(&str)) -> 
     Ok(Opened { fd, regions: regions_of(held)?, bytes: held.bytes })
 }
 
+/// The memory whose bytes stand for regions. It stays empty: bytes behind the end can be locked too.
+fn list_of_regions() -> Result<OwnedFd, Errno> {
+    memfd_create("farshore-regions", MemfdFlags::CLOEXEC).and_then(place_high)
+}
+
 /// A layer's own view of the regions. The caller has counted it among the users.
 fn regions_of(held: &'static Held) -> Result<Regions, OpenError> {
     let claims = sys_fd::describe(held.regions.as_fd(), sys_fd::O_RDWR).map_err(|errno| Errno::from_raw_os_error(errno.0));
@@ -137,7 +141,7 @@ pub(crate) fn share(path: &Path, bytes: u64, take: impl FnOnce() -> Result<Owned
             let device = take()?;
             let failed = |errno| OpenError::Io { doing: "make the list of regions of", path: path.to_owned(), errno };
             let device = place_high(device).map_err(failed)?;
-            let regions = memfd_create("farshore-regions", MemfdFlags::CLOEXEC).and_then(place_high).map_err(failed)?;
+            let regions = list_of_regions().map_err(failed)?;
             hold(Held { path: path.to_owned(), device, regions, bytes, users: AtomicU32::new(0) })?
         }
     };
@@ -167,9 +171,7 @@ fn take(path: &Path, force: bool, notice: &mut dyn FnMut(&str)) -> Result<Held, 
         }
         notice(&format!("swap device {path:?} is used although there is {what} on it, which is lost"));
     }
-    let regions = memfd_create("farshore-regions", MemfdFlags::CLOEXEC).and_then(place_high);
-    let regions = regions.map_err(failed("make the list of regions of"))?;
-    ftruncate(&regions, 0).map_err(failed("make the list of regions of"))?;
+    let regions = list_of_regions().map_err(failed("make the list of regions of"))?;
     Ok(Held {
         path: path.to_owned(),
         device: place_high(device).map_err(failed("raise the descriptor of"))?,

@@ -30,8 +30,9 @@
 //! The buffer that a reply goes to belongs to a thread that waits: it leaves neither Filling nor the buffer before the receiver
 //! says so.
 
-use super::connect::{Failure, Peer, receive, send_now};
-use super::wire::{self, About, Command, REPLY};
+use super::Shared;
+use super::connect::{Failure, receive, send_now};
+use super::wire::{self, Command, REPLY};
 use crate::sleep;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -58,7 +59,7 @@ const FILLING_NS: u64 = 100_000;
 const INPUT: usize = 64 << 10;
 /// Pages of the longest request: within what every server takes.
 pub(super) const PAGES_MAX: usize = 256;
-const NO_FD: RawFd = -1;
+pub(super) const NO_FD: RawFd = -1;
 
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
@@ -419,7 +420,7 @@ impl Line {
 
     /// Makes a connection if there is none, nobody else does so now, and none was tried just now. Returns the failure of a try;
     /// `None`: there was none to make.
-    pub(super) fn mend(&self, peer: &Peer, about: &About) -> Option<Failure> {
+    pub(super) fn mend(&self, shared: &Shared) -> Option<Failure> {
         let role = self.take_role()?;
         let now = sleep::now_ns();
         if self.is_up() || now < self.retry_ns.load(Ordering::Relaxed) {
@@ -427,11 +428,7 @@ impl Line {
         }
         // SAFETY: we have the role.
         self.lose(unsafe { &mut *self.input.get() });
-        let made = peer.connect().and_then(|(socket, found)| {
-            // Another export under the old name would be somebody else's data.
-            let same = found.bytes == about.bytes && found.flags == about.flags;
-            if same { self.put(socket).map_err(Failure::Unfinished) } else { Err(Failure::Stranger) }
-        });
+        let made = shared.connect().and_then(|socket| self.put(socket).map_err(Failure::Unfinished));
         if made.is_err() {
             self.retry_ns.store(sleep::now_ns() + RETRY_NS, Ordering::Relaxed);
         }

@@ -293,7 +293,7 @@ impl NbdSpace {
 
     /// The line, if it has a connection after a try to make one.
     fn mend<'s>(&'s self, line: &'s Line) -> Option<&'s Line> {
-        match line.mend(&self.shared.peer, &self.shared.about) {
+        match line.mend(&self.shared) {
             Some(_) => {
                 let now = sleep::now_ns();
                 let _ = self.down_ns.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
@@ -346,6 +346,7 @@ impl Reads for NbdSpace {
     }
 
     fn read_run(&self, first: Slot, into: &mut [PageBuf]) -> Result<(), IoError> {
+        let is_guest = getpid() != self.process.load(Ordering::Relaxed);
         let mut done = 0;
         while done < into.len() {
             let left = (into.len() - done).min(PAGES_MAX) as u32;
@@ -355,10 +356,10 @@ impl Reads for NbdSpace {
             let piece = self.shared.places.find(slot, left)?;
             let bytes = crate::file::bytes_of(&mut into[done..done + piece.pages as usize]);
             let len = bytes.len() as u32;
-            if getpid() == self.process.load(Ordering::Relaxed) {
-                self.ask(Command::Read, piece.offset, len, Some(bytes), false)?;
-            } else {
+            if is_guest {
                 self.read_as_guest(piece.offset, bytes)?;
+            } else {
+                self.ask(Command::Read, piece.offset, len, Some(bytes), false)?;
             }
             done += piece.pages as usize;
         }

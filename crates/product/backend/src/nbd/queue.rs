@@ -16,7 +16,7 @@
 //! the engine keeps their pages.
 
 use super::connect::{nowhere, ready, receive_now, send_now};
-use super::line::{close, replace};
+use super::line::{NO_FD, close, replace};
 use super::wire::{self, Command, REPLY, REQUEST};
 use super::{Shared, give_up_ns};
 use crate::sleep;
@@ -26,7 +26,7 @@ use farshore_core::seams::{IoError, PageBuf, WriteQueue};
 use farshore_core::word::Slot;
 use farshore_sys::fd::Fd;
 use rustix::event::PollFlags;
-use rustix::fd::{BorrowedFd, RawFd};
+use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,7 +35,6 @@ use std::sync::Arc;
 const RETRY_NS: u64 = 100_000_000;
 /// A server that acknowledges nothing for so long is given up, in ns.
 const SILENCE_NS: u64 = 30_000_000_000;
-const NO_FD: RawFd = -1;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {

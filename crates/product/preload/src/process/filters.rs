@@ -27,6 +27,7 @@ use crate::ground::own_threads::{self, rights};
 use crate::ground::runtime::{locked, runtime, uninterrupted};
 use crate::ground::{count, files, report, thread};
 use core::sync::atomic::{AtomicBool, Ordering};
+use farshore_config::SwapSpec;
 use farshore_net::buffers::{Memory as _, errno};
 use farshore_net::calls::seccomp::{FLAG_TSYNC, Instruction, Program, SET_MODE_FILTER, first_stopped, own, own::Own};
 
@@ -65,7 +66,8 @@ pub fn set_filter(filter: &[Instruction], flags: u64, install: &mut dyn FnMut(u6
     // A guest is a process of its own.
     let this = thread::current().filter(|thread| !thread.is_guest());
     let holds_for_ours = everywhere || this.is_none_or(|thread| uninterrupted(|| rights::would_be_left(thread)));
-    let is_remote = runtime().is_some_and(|runtime| runtime.engine.backend.is_remote());
+    // Faults make calls on sockets then. Such a space is there from the start to the end.
+    let is_remote = runtime().is_some_and(|runtime| runtime.options.swap.iter().any(SwapSpec::is_remote));
     let remote: &[Own] = if is_remote { own::REMOTE } else { &[] };
     let everything = [own::ALWAYS, remote, if holds_for_ours { own::THREADS } else { &[] }];
     if let Some(stopped) = first_stopped(filter, &everything) {
