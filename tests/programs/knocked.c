@@ -1,9 +1,10 @@
 /* Calls that wait, while somebody asks the process for its counters: they must not notice.
  *
- *     knocked CALL [child]
+ *     knocked CALL [itself | child] [end | restart]
  *
- * Prints `waits PID` when it is about to make CALL, and then how it ended: the same natively. With `child` a forked process that has written to its memory waits.
- * Each call ends by itself after 1.5 seconds or more; a time that is less is a failure. */
+ * Prints `waits in NUMBER PID` when it is about to make CALL, the system call NUMBER, and then how it ended: the same natively. With `child` a forked process that has written to its memory waits.
+ * Each call ends by itself after 1.5 seconds or more; a time that is less is a failure, unless somebody sends signal 40, which has a handler with `end` and `restart`.
+ * The latter has SA_RESTART. With them it ends when its standard input does. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
@@ -23,12 +24,18 @@
 
 static const struct timespec span = { 1, 600000000 };
 static int nobody[2];
-static volatile sig_atomic_t alarms;
+static volatile sig_atomic_t alarms, signals;
 
 static void on_alarm(int number)
 {
     (void)number;
     alarms++;
+}
+
+static void on_signal(int number)
+{
+    (void)number;
+    signals++;
 }
 
 /* By the raw call, so that no library goes on by itself. */
@@ -122,10 +129,11 @@ static long sigtimedwait_call(void)
     return syscall(SYS_rt_sigtimedwait, &set, NULL, NULL, 8);
 }
 
-static const struct { const char *name; long (*make)(void); } calls[] = {
-    { "nanosleep", nanosleep_call }, { "clock", clock_call }, { "until", until_call }, { "poll", poll_call }, { "ppoll", ppoll_call },
-    { "select", select_call }, { "futex", futex_call }, { "pause", pause_call }, { "read", read_call }, { "epoll", epoll_call }, { "wait", wait_call },
-    { "sigtimedwait", sigtimedwait_call },
+static const struct { const char *name; int number; long (*make)(void); } calls[] = {
+    { "nanosleep", SYS_nanosleep, nanosleep_call }, { "clock", SYS_clock_nanosleep, clock_call }, { "until", SYS_clock_nanosleep, until_call },
+    { "poll", SYS_poll, poll_call }, { "ppoll", SYS_ppoll, ppoll_call }, { "select", SYS_select, select_call }, { "futex", SYS_futex, futex_call },
+    { "pause", SYS_pause, pause_call }, { "read", SYS_read, read_call }, { "epoll", SYS_epoll_wait, epoll_call }, { "wait", SYS_wait4, wait_call },
+    { "sigtimedwait", SYS_rt_sigtimedwait, sigtimedwait_call },
 };
 
 int main(int argc, char **argv)
@@ -138,7 +146,11 @@ int main(int argc, char **argv)
     size_t i = 0;
     while (i < count && (argc < 2 || strcmp(calls[i].name, argv[1]) != 0)) i++;
     if (i == count || pipe(nobody) != 0) return 2;
-    if (argc > 2) {
+    if (argc > 3) {
+        struct sigaction action = { .sa_handler = on_signal, .sa_flags = strcmp(argv[3], "restart") == 0 ? SA_RESTART : 0 };
+        sigaction(40, &action, NULL);
+    }
+    if (argc > 2 && strcmp(argv[2], "child") == 0) {
         pid_t child = fork();
         if (child != 0) {
             int status;
@@ -148,7 +160,7 @@ int main(int argc, char **argv)
         char *memory = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         for (int page = 0; page < 8; page++) memory[page * 4096] = 1;
     }
-    printf("waits %d\n", (int)getpid());
+    printf("waits in %d %d\n", calls[i].number, (int)getpid());
     fflush(stdout);
     struct timespec before, after;
     clock_gettime(CLOCK_MONOTONIC, &before);
@@ -157,6 +169,10 @@ int main(int argc, char **argv)
     int error = errno;
     clock_gettime(CLOCK_MONOTONIC, &after);
     double seconds = (double)(after.tv_sec - before.tv_sec) + (double)(after.tv_nsec - before.tv_nsec) * 1e-9;
-    printf("%s: %ld %s, %s\n", argv[1], result, result < 0 ? strerror(error) : "", seconds > 1.4 ? "in its time" : "TOO EARLY");
+    printf("%s: %ld %s, %s, %d signals\n", argv[1], result, result < 0 ? strerror(error) : "", seconds > 1.4 ? "in its time" : "TOO EARLY", (int)signals);
+    fflush(stdout);
+    if (argc > 3) {
+        while (getchar() != EOF) continue;
+    }
     return values[0] + values[3] == 6 ? 0 : 1;
 }

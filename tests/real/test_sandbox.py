@@ -15,7 +15,9 @@ import os
 import resource
 import struct
 import subprocess
+import signal
 import tempfile
+import time
 
 import harness
 import pytest
@@ -149,6 +151,66 @@ class TestSandbox(Command):
         argv = [harness.build_program("knocked"), call, *([who] if who == "child" else [])]
         native, _, _ = self.run(argv)
         wanted, got = native.split("\n", 1)[1], self.knock(argv)
+        expect(got == wanted, f"{got!r}, natively {wanted!r}")
+
+    def stopped(self, argv, who=None, pending=None):
+        """What a program that waits prints when it is stopped, `who` begins to ask for its counters, signal 40 comes, and it goes on. It is stopped until `pending` of the kernel's signals, one of
+        which says that somebody asks, is there."""
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/") as process:
+            asking = None
+            try:
+                *_, number, pid = process.stdout.readline().decode().split()
+                self.until(lambda: self.is_in(pid, number), "the call is made")
+                pid = int(pid)
+                os.kill(pid, signal.SIGSTOP)
+                self.until(lambda: self.field(pid, "State")[0] == "T", "it is stopped")
+                if who:
+                    asking = subprocess.Popen([*who, str(pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                    self.until(lambda: any(int(self.field(pid, "ShdPnd"), 16) >> (number - 1) & 1 for number in pending), "somebody asks")
+                os.kill(pid, 40)
+                os.kill(pid, signal.SIGCONT)
+                if asking:
+                    _, complaint = asking.communicate(timeout=SECONDS)
+                    expect(asking.returncode == 0, f"farshore stat: {complaint.decode()}")
+                out, err = process.communicate(timeout=SECONDS)
+            except subprocess.TimeoutExpired as late:
+                raise Failed(f"the call does not come back\n{harness.describe_process(pid)}") from late
+            finally:
+                for one in (process, asking):
+                    if one and one.poll() is None:
+                        one.kill()
+                        one.wait()
+        expect(process.returncode == 0, f"status {process.returncode}: {err.decode()}")
+        return out.decode()
+
+    @staticmethod
+    def is_in(pid, number):
+        """Whether a process waits in this system call."""
+        with open(f"/proc/{pid}/syscall", encoding="ascii") as call:
+            return call.read().split()[0] == number
+
+    @staticmethod
+    def field(pid, name):
+        """A line of a process's status."""
+        with open(f"/proc/{pid}/status", encoding="ascii") as status:
+            return next(line.split(":")[1].strip() for line in status if line.startswith(f"{name}:"))
+
+    @staticmethod
+    def until(condition, what):
+        """Waits for it."""
+        end = time.monotonic() + SECONDS
+        while not condition():
+            if time.monotonic() > end:
+                raise Failed(f"not in time: {what}")
+            time.sleep(0.01)
+
+    @pytest.mark.parametrize("how", ("end", "restart"))
+    @pytest.mark.parametrize("who", ("itself", "child"))
+    def test_knocked_beside_a_signal(self, call, who, how):
+        """A signal of the program's that comes while Farshore's threads are made ends the call, or does not, as natively."""
+        argv = [harness.build_program("knocked"), call, who, how]
+        wanted = self.stopped(argv)
+        got = self.stopped(self.argv(argv)[1], [self.farshore, "stat", "--json"], (signal.SIGBUS, signal.SIGURG))
         expect(got == wanted, f"{got!r}, natively {wanted!r}")
 
     def contained(self, argv, forbidden, error, run=(), devices=()):

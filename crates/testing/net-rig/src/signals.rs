@@ -4,7 +4,7 @@
 
 use crate::KEPT;
 use core::mem::offset_of;
-use farshore_catch::entry::edge::{self, Where};
+use farshore_catch::entry::edge::{self, Effect, Where};
 use farshore_catch::entry::{Trapped, on_sigsys};
 use farshore_sys::lock::Mutex;
 use farshore_sys::own::map_own;
@@ -115,14 +115,16 @@ unsafe extern "C" fn on_signal(number: i32, info: *mut SigInfo, context: *mut UC
     // SAFETY: the same, and to this call alone.
     let context = unsafe { &mut *context };
     let step = number as u32 == SIGTRAP && info.code() == TRAP_TRACE;
-    match edge::find(context, step) {
+    let [_, action] = ACTIONS.with(|actions| actions[number as usize]);
+    let effect = Effect { step, ends: action.flags & flags::RESTART == 0 };
+    match edge::find(context, effect) {
         Where::Step => {}
         Where::Program => start(number as u32, info, context),
         Where::Call => {
             assert!(!edge::is_deferred(), "two signals in one call");
             thread().deferred = (number as u32, *info, context.mask());
             context.set_mask(SigSet(KEPT));
-            edge::defer(context, false);
+            edge::defer(context, effect, false);
         }
     }
 }

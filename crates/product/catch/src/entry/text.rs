@@ -1,7 +1,7 @@
 //! The assembly of the entry. The head of `entry.rs` says what it does, and why.
 
 use super::{
-    AGAIN, AREA_HIGH, AREA_MASKS, AREA_MXCSR, AREA_SCRATCH, Call, FRAME, LEVEL_AVX, LEVEL_AVX512, LEVEL_XINUSE, MARK_MADE,
+    AGAIN, AREA_HIGH, AREA_MASKS, AREA_MXCSR, AREA_SCRATCH, Call, EINTR, FRAME, LEVEL_AVX, LEVEL_AVX512, LEVEL_XINUSE, MARK_MADE,
     MXCSR_DEFAULT, NOWHERE, PLAIN_NUMBERS, QUICK, RED_ZONE, VECTOR_AREA, VECTOR_LEVEL, WAY_QUICK, WAYS, enter,
 };
 use core::arch::global_asm;
@@ -473,6 +473,11 @@ farshore_for_program:
     .cfi_rel_offset r12, 0
 3:
     mov rax, {again}
+    # Where the kernel has had the call already, it has left the address behind the `syscall` in rcx.
+    lea r11, [rip + 2b]
+    cmp rcx, r11
+    jne 2b
+    mov rax, {eintr}
     jmp 2b
     .cfi_endproc
     .size farshore_for_program, . - farshore_for_program
@@ -499,6 +504,7 @@ farshore_for_program:
     plain_numbers = const PLAIN_NUMBERS,
     enter = sym enter,
     again = const AGAIN,
+    eintr = const EINTR,
     mark_made = const MARK_MADE,
     nowhere = const NOWHERE,
     call_stack = const tls::CALL_STACK_AT,

@@ -46,7 +46,8 @@ impl Patched {
         self.code() + (self.itself() - self.window.start)
     }
 
-    pub(super) fn resume(&self) -> u64 {
+    /// Where the program goes on behind the call.
+    pub(in super::super) fn resume(&self) -> u64 {
         if self.site < self.window.end { self.call() + WAY_IN } else { self.window.end }
     }
 

@@ -18,7 +18,7 @@ use crate::ground::runtime::{Runtime, runtime};
 use crate::ground::thread;
 use core::arch::asm;
 use core::sync::atomic::Ordering;
-use farshore_catch::entry::{AGAIN, Answer};
+use farshore_catch::entry::{AGAIN, Answer, EINTR};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_net::buffers::{Ticket, share};
 use farshore_net::calls::keepers;
@@ -101,6 +101,10 @@ unsafe fn for_program(nr: u64, args: [u64; 6]) -> i64 {
             "jmp 2f",
             "5:",
             "mov rax, {again}",
+            "lea r11, [rip + 4f]",
+            "cmp rcx, r11",
+            "jne 4f",
+            "mov rax, {eintr}",
             "jmp 4f",
             "2:",
             "mov r11, [rip + farshore_tls_slot@gottpoff]",
@@ -119,9 +123,10 @@ unsafe fn for_program(nr: u64, args: [u64; 6]) -> i64 {
             in("r8") args[4],
             in("r9") args[5],
             in("r12") nr,
-            lateout("rcx") _,
+            inout("rcx") 0u64 => _,
             out("r11") _,
             again = const AGAIN,
+            eintr = const EINTR,
             deferred = const tls::DEFERRED_AT,
             options(nostack),
         );

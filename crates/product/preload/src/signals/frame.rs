@@ -30,7 +30,7 @@ use crate::ground::thread::pending::{Deferred, OURS, Suspended};
 use crate::ground::thread::{self, Thread};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, Ordering};
-use farshore_catch::entry::edge::{self, Where};
+use farshore_catch::entry::edge::{self, Effect, Where};
 use farshore_core::page::{Access, PageRange};
 use farshore_sys::raw::{getpid, gettid};
 use farshore_sys::signal::{self, Action, Reg, SIGBUS, SIGSEGV, SIGSYS, SigInfo, SigSet, UContext, flags};
@@ -80,9 +80,10 @@ pub(super) unsafe extern "C" fn on_signal(signal: i32, info: *mut SigInfo, conte
 pub(super) fn start(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) {
     const TRAP_TRACE: i32 = 2;
     let step = signal == steps::SIGTRAP && info.code() == TRAP_TRACE;
-    match edge::find(context, step) {
+    let effect = Effect { step, ends: action.flags & flags::RESTART == 0 };
+    match edge::find(context, effect) {
         Where::Program => start_now(thread, signal, action, info, context),
-        Where::Call => defer(thread, signal, action, info, context),
+        Where::Call => defer(thread, signal, action, info, context, effect),
         Where::Step => {}
     }
 }
@@ -93,7 +94,7 @@ fn start_now(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, cont
     }
 }
 
-fn defer(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) {
+fn defer(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext, effect: Effect) {
     // A filter of the program's has stopped a call that was made for it.
     let trapped = signal == SIGSYS && info.from_kernel();
     if info.from_kernel() && is_fault(signal, info.code()) {
@@ -114,7 +115,7 @@ fn defer(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context:
     thread.deferred.set(Some(Deferred { signal, action: *action, info: *info, masks }));
     pretended::enter(thread, OURS);
     context.set_mask(SigSet(!OURS.0));
-    edge::defer(context, trapped);
+    edge::defer(context, effect, trapped);
 }
 
 /// Raised by an instruction that cannot be made: our code has none.

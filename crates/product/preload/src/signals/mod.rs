@@ -237,15 +237,15 @@ pub fn settle(context: &mut UContext, sp: u64) {
     pretended::settle(context, sp);
 }
 
-/// Whether a signal waits that code with this mask will handle by a handler that ends calls (no `SA_RESTART`).
-pub fn ends_calls(mask: SigSet) -> bool {
+/// Whether a signal waits that code with this mask will handle by a handler that ends calls: one without `SA_RESTART`, or `any`.
+pub fn ends_calls(mask: SigSet, any: bool) -> bool {
     let mut pending = 0u64;
     // SAFETY: eight bytes of ours.
     unsafe { syscall(RT_SIGPENDING, [&raw mut pending as u64, 8, 0, 0, 0, 0]) };
     let waiting = pending & !mask.0;
     (1..SIGNALS as u32).filter(|number| waiting >> (number - 1) & 1 != 0).any(|number| {
         let action = actions::get(number);
-        is_handler(&action) && action.flags & flags::RESTART == 0
+        is_handler(&action) && (any || action.flags & flags::RESTART == 0)
     })
 }
 

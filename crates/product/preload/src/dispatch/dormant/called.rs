@@ -20,7 +20,7 @@ use crate::ground::{report, sleeping, text};
 use crate::signals;
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicBool, Ordering};
-use farshore_catch::entry::{asleep, edge};
+use farshore_catch::entry::{self, asleep, edge};
 use farshore_config::control::WAKER;
 use farshore_net::buffers::Memory as _;
 use farshore_sys::own::Stack;
@@ -136,7 +136,6 @@ global_asm!(
 
 /// The handler, with all signals blocked: one at a time.
 unsafe extern "C" fn on_waker(signal: i32, _info: *mut SigInfo, context: *mut UContext) {
-    const EINTR: i64 = -4;
     if signal as u32 == sleeping::SIGNAL && !sleeping::is_stopped() {
         // Somebody has sent it to the program, which has no handler for it.
         if IS_IGNORED.load(Ordering::Relaxed) {
@@ -146,23 +145,29 @@ unsafe extern "C" fn on_waker(signal: i32, _info: *mut SigInfo, context: *mut UC
     }
     // SAFETY: the kernel passes the context to this call alone, valid until the handler returns.
     let context = unsafe { &mut *context };
+    let made = edge::has_been_made_here(context);
     let native = edge::leave_native(context);
     let site = context.get(Reg::Rip);
-    let to_be_made = match native {
-        Some(native) => native.to_be_made,
-        None => !text::is_ours(site) && edge::is_to_be_made(site),
-    };
-    let ended = context.get(Reg::Rax) as i64 == EINTR && !native.is_some_and(|native| native.to_be_made);
+    // The kernel has had it, and wants it made again.
+    let restarts = made
+        && match native {
+            Some(native) => native.to_be_made,
+            None => !text::is_ours(site) && edge::is_to_be_made(site),
+        };
+    let ended = context.get(Reg::Rax) as i64 == entry::EINTR && !native.is_some_and(|native| native.to_be_made);
     let asked = Some(site).filter(|_| ended && native.is_none() && !text::is_ours(site));
     let at = core::ptr::from_ref(context) as u64;
     let Called { awake, number } = dormant::called(signal as u32 == WAKER, context.mask(), at, asked);
     if awake {
         signals::settle(context, context.get(Reg::Rsp));
-        if signals::ends_calls(context.mask()) {
-            // The call ends, as it would have natively: the program's handler runs when ours returns.
-            if to_be_made {
-                edge::end_interrupted(context, site);
-            }
+        // The call ends, as it would have natively: the program's handler runs when ours returns. Of one that comes from here on, `edge` sees to it.
+        let ends = signals::ends_calls(context.mask(), ended);
+        match (restarts, ends) {
+            (true, true) => edge::end_interrupted(context, site),
+            (true, false) => edge::note_made(context),
+            _ => {}
+        }
+        if ends {
             return edge::resume_in_stub(context);
         }
     }
@@ -171,9 +176,9 @@ unsafe extern "C" fn on_waker(signal: i32, _info: *mut SigInfo, context: *mut UC
             keep_what_is_used(number, context);
             let start = edge::made_again_at(site);
             if TIMED.contains(&number) {
-                edge::make_again(context, number, start)
+                edge::make_again(context, number, start, awake)
             } else {
-                knock::go_on_with(context, number, start)
+                knock::go_on_with(context, number, start, awake)
             }
         }
         None if text::is_ours(site) => knock::go_on(context),

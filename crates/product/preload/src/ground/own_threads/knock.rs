@@ -23,7 +23,7 @@ use crate::ground::runtime::{Runtime, runtime};
 use crate::ground::{parts, report, text};
 use core::arch::global_asm;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
-use farshore_catch::entry::edge;
+use farshore_catch::entry::{self, edge};
 use farshore_sys::raw::{getpid, gettid, nr, syscall};
 use farshore_sys::signal::{Reg, SIGBUS, SigInfo, UContext};
 
@@ -204,10 +204,9 @@ pub fn end_put_off() {
 
 /// Lets the call that the signal has interrupted go on, where a handler would end it. At the end of the handler: it may not come back.
 pub fn go_on(context: &mut UContext) {
-    const EINTR: i64 = -4;
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     let at = context.get(Reg::Rip);
-    if context.get(Reg::Rax) as i64 != EINTR || !text::is_ours(at) || !text::is_ours(at.wrapping_sub(2)) {
+    if context.get(Reg::Rax) as i64 != entry::EINTR || !text::is_ours(at) || !text::is_ours(at.wrapping_sub(2)) {
         return;
     }
     let before = core::ptr::with_exposed_provenance::<[u8; 2]>((at - 2) as usize);
@@ -217,21 +216,18 @@ pub fn go_on(context: &mut UContext) {
     }
     let number = context.get(Reg::R12);
     if let Some(start) = edge::again(at) {
-        go_on_with(context, number, start);
+        go_on_with(context, number, start, false);
     }
 }
 
-/// The same for call `number`, which is made at `start`.
-pub fn go_on_with(context: &mut UContext, number: u64, start: u64) {
+/// The same for call `number`, which is made at `start`. `by_program`: as in [`edge::make_again`].
+pub fn go_on_with(context: &mut UContext, number: u64, start: u64, by_program: bool) {
     let again = match Wait::of(number, context) {
         Wait::Again => number,
         Wait::Remembered => RESTART_SYSCALL,
         Wait::Ended => return edge::resume_in_stub(context),
     };
-    for (register, value) in [(Reg::Rax, again), (Reg::Rip, start)] {
-        // SAFETY: as the kernel does where no handler runs: back to the instruction, whose call has had no effect.
-        unsafe { context.set(register, value) };
-    }
+    edge::make_again(context, again, start, by_program);
     if again == RESTART_SYSCALL {
         leave(context);
     }
