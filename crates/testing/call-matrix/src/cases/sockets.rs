@@ -56,9 +56,9 @@ fn addresses(cases: &mut Cases) {
     cases.add("bind", "a name that belongs to no file", |call| {
         let fd = sys("socket", &[libc::AF_UNIX as u64, DATAGRAMS, 0])?;
         keep(call, fd)?;
-        let name = format!("\0walk-{}-{}", std::process::id(), call.name("s"));
+        let name = format!("\0walk-{:010}-{}", std::process::id(), call.name("s"));
         let len = 2 + name.len();
-        // The number of the process is in it.
+        // The number of the process is in it, by as many digits in each.
         call.number(fd)
             .structure(Structure::new().u16(libc::AF_UNIX as u16).bytes(name.as_bytes()))
             .volatile(2..len)

@@ -334,7 +334,7 @@ const ATTRIBUTES: [u64; 8] = [0, 4, 1000, 0, 0, 0, 0, 0];
 
 fn mailbox(call: &mut Call) -> Result<u64, String> {
     let name =
-        std::ffi::CString::new(format!("walk-{}-{}", std::process::id(), call.name("q"))).map_err(|error| error.to_string())?;
+        std::ffi::CString::new(format!("walk-{:010}-{}", std::process::id(), call.name("q"))).map_err(|error| error.to_string())?;
     let flags = (libc::O_CREAT | libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC) as u64;
     let fd = sys("mq_open", &[name.as_ptr() as u64, flags, 0o600, at(&ATTRIBUTES)])?;
     sys("mq_unlink", &[name.as_ptr() as u64])?;
@@ -343,7 +343,7 @@ fn mailbox(call: &mut Call) -> Result<u64, String> {
 
 fn queues(cases: &mut Cases) {
     cases.add("mq_open", "", |call| {
-        let name = format!("walk-{}-{}", std::process::id(), call.name("o"));
+        let name = format!("walk-{:010}-{}", std::process::id(), call.name("o"));
         let path = std::ffi::CString::new(name.clone()).map_err(|error| error.to_string())?;
         call.finally(move || _ = sys("mq_unlink", &[path.as_ptr() as u64]));
         call.text(&name).volatile(0..name.len()).number(libc::O_CREAT | libc::O_RDWR).number(0o600);
@@ -351,7 +351,7 @@ fn queues(cases: &mut Cases) {
         Ok(())
     });
     cases.add("mq_unlink", "", |call| {
-        let name = format!("walk-{}-{}", std::process::id(), call.name("u"));
+        let name = format!("walk-{:010}-{}", std::process::id(), call.name("u"));
         let path = std::ffi::CString::new(name.clone()).map_err(|error| error.to_string())?;
         let fd = sys("mq_open", &[path.as_ptr() as u64, (libc::O_CREAT | libc::O_RDWR) as u64, 0o600, 0])?;
         keep(call, fd)?;
