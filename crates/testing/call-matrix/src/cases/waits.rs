@@ -333,8 +333,8 @@ fn messages(cases: &mut Cases) {
 const ATTRIBUTES: [u64; 8] = [0, 4, 1000, 0, 0, 0, 0, 0];
 
 fn mailbox(call: &mut Call) -> Result<u64, String> {
-    let name =
-        std::ffi::CString::new(format!("walk-{:010}-{}", std::process::id(), call.name("q"))).map_err(|error| error.to_string())?;
+    let name = std::ffi::CString::new(format!("walk-{:010}-{}", std::process::id(), call.name("q")))
+        .map_err(|error| error.to_string())?;
     let flags = (libc::O_CREAT | libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC) as u64;
     let fd = sys("mq_open", &[name.as_ptr() as u64, flags, 0o600, at(&ATTRIBUTES)])?;
     sys("mq_unlink", &[name.as_ptr() as u64])?;
