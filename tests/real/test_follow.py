@@ -316,8 +316,8 @@ print("done")
 
     def test_kinds(self):
         """farshore stat tells what lies in RAM by kind: the numbers are those of a program that has touched so much of each."""
-        # The static array is managed, where the threshold is not above it.
-        for options, static in (([], (0, 1)), (["--threshold", "32M"], (24, 26))):
+        # The static array and the code are managed, where the threshold is not above them.
+        for options, static, code in (([], (0, 1), (0, 1)), (["--threshold", "32M"], (24, 26), (2, 3))):
             command = [self.farshore, "run", "--memory", "16M", *options, "--", self.public_program("kinds")]
             with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
                 ready = process.stdout.readline()
@@ -326,7 +326,7 @@ print("done")
             expect((ready, status, err) == (b"ready\n", 0, ""), f"{options}: status {status}: {err!r}")
             kinds = json.loads(out)["kinds"]
             mib = 1 << 20
-            for name, least, most in (("managed", 12, 18), ("static", *static), ("shared", 6, 7), ("stack", 4, 6), ("executable", 2, 3), ("huge", 0, 0)):
+            for name, least, most in (("managed", 12, 18), ("static", *static), ("shared", 6, 7), ("stack", 4, 6), ("executable", *code), ("huge", 0, 0)):
                 found = kinds[f"{name}_bytes"]
                 expect(least * mib <= found <= most * mib, f"{options}: {name}: {found} bytes, not {least} to {most} MiB: {kinds}")
             expect(kinds["farshore_bytes"] > mib and kinds["file_bytes"] > mib, f"{options}: {kinds}")

@@ -71,7 +71,7 @@ def test_row(row, farshore, work, table):
             limit, under = ran.limit_of("program"), ran.steps[0].watch.memory
             saved = (peak - under) / (peak - limit)
             wrong += [f"{share:.0%}: {problem}" for problem in ran.problems[:6]]
-            if row.least is not None and saved < row.least:
+            if saved < row.least:
                 wrong.append(f"{share:.0%}: {saved:.1%} of what should go went: {under / 1e6:.1f} MB of {peak / 1e6:.1f} MB, with a limit of {limit / 1e6:.1f} MB")
             cells += [f"{under / 1e6:.0f}", f"{saved:.0%}", f"{ran.seconds:.1f} s"]
             said.append(f"{share:.0%}: {saved:.1%} in {ran.seconds:.1f} s")

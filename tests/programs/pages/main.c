@@ -21,7 +21,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "huge", section_huge }, { "hugeleaves", section_hugeleaves }, { "hugebefore", section_hugebefore },
     { "hugefiltered", section_hugefiltered }, { "small", section_small }, { "smallbefore", section_smallbefore },
     { "smallguarded", section_smallguarded }, { "smallguardedbefore", section_smallguardedbefore }, { "smallgrows", section_smallgrows },
-    { "readonly", section_readonly },
+    { "readonly", section_readonly }, { "code", section_code }, { "codestarts", section_codestarts },
 };
 
 long number_in(const char *path, const char *name)

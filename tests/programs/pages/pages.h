@@ -54,4 +54,7 @@ void section_smallguardedbefore(void);
 void section_smallgrows(void);
 void section_readonly(void);
 
+void section_code(void);
+void section_codestarts(void);
+
 #endif

@@ -30,9 +30,9 @@ impl Mapping {
             .sum()
     }
 
-    /// Whether it is private memory of no file, and no code.
+    /// Whether it is private memory of no file.
     pub fn may_be_managed(&self) -> bool {
-        self.private && !self.executable && (self.anonymous || self.named)
+        self.private && (self.anonymous || self.named)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Memory calls: mmap, munmap, mremap, madvise, mprotect, mlock, brk (ExtMem §3.1).
 //!
 //! What is managed: the heap, static arrays ([`statics`]), and anonymous private memory in mappings of at least the threshold, unless it
-//! is executable, a stack, locked or of huge pages; smaller ones when they add up ([`crate::ground::small`]). Every call does what the kernel does, through the kernel, under the address-space lock. What
+//! is a stack, locked or of huge pages; smaller ones, but those that are executable, when they add up ([`crate::ground::small`]). Every call does what the kernel does, through the kernel, under the address-space lock. What
 //! was there before is claimed first, and given up only when the kernel has agreed (`farshore_engine::space`).
 //!
 //! Layers: below is the ground alone.
@@ -149,16 +149,17 @@ pub fn would_manage(options: &Options, args: &Args) -> bool {
     args[1] >= options.threshold.bytes() && is_of_the_kind(args)
 }
 
-/// Whether a `mmap` with these arguments gives memory that is managed when small mappings add up.
+/// Whether a `mmap` with these arguments gives memory that is managed when small mappings add up. Not code: small pieces of it are the trampolines of a
+/// runtime, which it calls all the time.
 pub fn is_small(options: &Options, args: &Args) -> bool {
-    (1..options.threshold.bytes()).contains(&args[1]) && is_of_the_kind(args)
+    (1..options.threshold.bytes()).contains(&args[1]) && is_of_the_kind(args) && args[2] & prot::EXEC == 0
 }
 
 /// Whether a `mmap` with these arguments gives private memory of no file that nobody else has plans for.
 fn is_of_the_kind(args: &Args) -> bool {
-    let [_, _, protection, flags, ..] = *args;
+    let flags = args[3];
     let unwanted = map::STACK | MAP_GROWSDOWN | MAP_LOCKED | MAP_HUGETLB | MAP_SYNC;
-    flags & 0xf == map::PRIVATE && flags & map::ANONYMOUS != 0 && flags & unwanted == 0 && protection & prot::EXEC == 0
+    flags & 0xf == map::PRIVATE && flags & map::ANONYMOUS != 0 && flags & unwanted == 0
 }
 
 /// Whether a `mmap` makes a mapping without properties that matter here; if it holds code, the code is in it from the start.
