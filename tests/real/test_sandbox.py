@@ -9,13 +9,14 @@
 | no_thread | no thread can be had (`RLIMIT_NPROC`, set from outside): the program goes on, its data is right, and one line says so |
 """
 
+import concurrent.futures
 import errno
 import json
 import os
 import resource
 import struct
-import subprocess
 import signal
+import subprocess
 import tempfile
 import time
 
@@ -64,6 +65,13 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("section,user", some)
     if "call" in metafunc.fixturenames:
         metafunc.parametrize("call", sections("knocked"))
+
+
+def at_once(one, other):
+    """The results of two functions that mostly wait."""
+    with concurrent.futures.ThreadPoolExecutor(1) as beside:
+        second = beside.submit(other)
+        return one(), second.result()
 
 
 class TestSandbox(Command):
@@ -149,8 +157,8 @@ class TestSandbox(Command):
     def test_knocked(self, call, who):
         """Every call that waits, of a program and of its child."""
         argv = [harness.build_program("knocked"), call, *([who] if who == "child" else [])]
-        native, _, _ = self.run(argv)
-        wanted, got = native.split("\n", 1)[1], self.knock(argv)
+        (native, _, _), got = at_once(lambda: self.run(argv), lambda: self.knock(argv))
+        wanted = native.split("\n", 1)[1]
         expect(got == wanted, f"{got!r}, natively {wanted!r}")
 
     def stopped(self, argv, who=None, pending=None):
@@ -209,8 +217,8 @@ class TestSandbox(Command):
     def test_knocked_beside_a_signal(self, call, who, how):
         """A signal of the program's that comes while Farshore's threads are made ends the call, or does not, as natively."""
         argv = [harness.build_program("knocked"), call, who, how]
-        wanted = self.stopped(argv)
-        got = self.stopped(self.argv(argv)[1], [self.farshore, "stat", "--json"], (signal.SIGBUS, signal.SIGURG))
+        managed = self.argv(argv)[1]
+        wanted, got = at_once(lambda: self.stopped(argv), lambda: self.stopped(managed, [self.farshore, "stat", "--json"], (signal.SIGBUS, signal.SIGURG)))
         expect(got == wanted, f"{got!r}, natively {wanted!r}")
 
     def contained(self, argv, forbidden, error, run=(), devices=()):
