@@ -10,7 +10,7 @@ DOCS = os.path.join(os.path.dirname(os.path.dirname(HERE)), "docs", "src", "refe
 
 HEAD = """# Other people's test suites
 
-`tests/suites/run.py` runs the suites of CPython, Redis, sqlite3 (a corpus of SQL of our own), Perl and Go's standard library natively and under Farshore, with a
+`tests/suites/run.py` runs the suites of CPython, Redis, sqlite3 (a corpus of SQL of our own), Perl, Go's standard library and Node natively and under Farshore, with a
 quarter of the memory that each unit uses and with 16 MiB, and compares every test. This page is made from `tests/suites/known.toml` by `tests/suites/run.py --docs`.
 
 What differs, and why:

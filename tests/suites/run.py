@@ -30,12 +30,13 @@ sys.dont_write_bytecode = True
 import cpython  # noqa: E402
 import gostd  # noqa: E402
 import known  # noqa: E402
+import nodejs  # noqa: E402
 import perl  # noqa: E402
 import redis  # noqa: E402
 import sql  # noqa: E402
 from suite import NATIVE, QUARTER, SMALL, Context, Place, Run, Unavailable, differences, find_library, harness  # noqa: E402
 
-SUITES = {"cpython": cpython, "redis": redis, "sqlite": sql, "perl": perl, "go": gostd}
+SUITES = {"cpython": cpython, "redis": redis, "sqlite": sql, "perl": perl, "go": gostd, "node": nodejs}
 # How often a unit runs natively at most, when one of its tests ended otherwise under farshore.
 NATIVE_RUNS = 4
 

@@ -6,6 +6,7 @@ of its own, so the machine's settings stay as they are and no root is needed. Th
     tests/suites/sources.py          fetches what is missing; tests/suites/run.py does so by itself
 """
 
+import glob
 import os
 import re
 import subprocess
@@ -46,7 +47,8 @@ class Apt:
             os.makedirs(os.path.join(folder, name), exist_ok=True)
         with open(self.path("sources.list"), "w", encoding="utf-8") as file:
             for suite in (RELEASE, f"{RELEASE}-updates"):
-                file.write(f"deb-src [signed-by={KEYRING}] {mirror()} {suite} main\n")
+                for kind in ("deb-src", "deb"):
+                    file.write(f"{kind} [signed-by={KEYRING}] {mirror()} {suite} main\n")
 
     def path(self, name):
         """A path in its directory."""
@@ -90,25 +92,49 @@ def installed_version(program):
 def archive(name):
     """Path of a suite's archive, fetched if it is not there yet."""
     pin = pinned()[name]
-    have = installed_version(pin["program"])
-    if have != pin["version"]:
-        raise Unavailable(f"the suite is {name} {pin['version']}'s, and {pin['program']} is {have or 'not installed'} (Debian {RELEASE} has that version)")
+    if "program" in pin:
+        have = installed_version(pin["program"])
+        if have != pin["version"]:
+            raise Unavailable(f"the suite is {name} {pin['version']}'s, and {pin['program']} is {have or 'not installed'} (Debian {RELEASE} has that version)")
     kept = os.path.join(harness.target_dir(), "suite-sources", pin["archive"])
     if os.path.exists(kept) and harness.hash_file(kept) == pin["sha256"]:
         return kept
-    os.makedirs(os.path.dirname(kept), exist_ok=True)
-    apt = Apt(os.path.join(harness.target_dir(), "suite-sources", "apt"))
-    apt.run("apt-get", "update", "-q")
-    fitting = [version for version in apt.versions(name) if re.sub(r"^\d+:", "", version).startswith(pin["version"] + "-")]
-    if not fitting:
-        raise Unavailable(f"{mirror()} has no source package {name} {pin['version']}")
-    apt.run("apt-get", "source", "-q", "--download-only", f"{name}={fitting[-1]}")
+    apt, version = fetching(name, pin["version"])
+    apt.run("apt-get", "source", "-q", "--download-only", f"{name}={version}")
     got = apt.path(os.path.join("got", pin["archive"]))
     digest = harness.hash_file(got)
     if digest != pin["sha256"]:
         raise SystemExit(f"{got} has the sum {digest}, and sources.toml says {pin['sha256']}: not used")
     os.replace(got, kept)
     return kept
+
+
+def fetching(name, upstream):
+    """An apt with fresh lists, and the newest version of a source package of the upstream version that they have."""
+    apt = Apt(os.path.join(harness.target_dir(), "suite-sources", "apt"))
+    apt.run("apt-get", "update", "-q")
+    fitting = [version for version in apt.versions(name) if re.sub(r"^\d+:", "", version).startswith(upstream + "-")]
+    if not fitting:
+        raise Unavailable(f"{mirror()} has no source package {name} {upstream}")
+    return apt, fitting[-1]
+
+
+def unpack_packages(name, folder):
+    """Unpacks the binary packages that a suite tests, where it does not test an installed program, into `folder`. They are kept once they are fetched."""
+    pin = pinned()[name]
+    kept = os.path.join(harness.target_dir(), "suite-sources", "packages", f"{name}-{pin['version']}")
+    if not os.path.isdir(kept):
+        apt, version = fetching(name, pin["version"])
+        for package in pin["packages"]:
+            apt.run("apt-get", "download", "-q", f"{package}={version}")
+        os.makedirs(kept + ".new", exist_ok=True)
+        for package in pin["packages"]:
+            # The architecture ends the file's name, and an epoch's colon is written otherwise there: so by what it begins with.
+            for path in glob.glob(apt.path(f"got/{package}_*.deb")):
+                os.replace(path, os.path.join(kept + ".new", os.path.basename(path)))
+        os.rename(kept + ".new", kept)
+    for path in sorted(glob.glob(os.path.join(kept, "*.deb"))):
+        subprocess.run(["dpkg-deb", "--extract", path, folder], check=True)
 
 
 def unpack(name, folder, wanted):
