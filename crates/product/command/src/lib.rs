@@ -8,8 +8,12 @@
 //! | [`entry`] | from C's `main` to an exit status |
 //! | [`usage`] | reads a command line; what clap would tell in several lines becomes one |
 //! | [`refusal`] | errors and exit statuses |
+//! | [`listen`] | where a server of theirs listens |
+//! | [`http`] | a server of one page, for metrics |
 
 pub mod entry;
+pub mod http;
+pub mod listen;
 pub mod refusal;
 pub mod usage;
 

@@ -4,10 +4,9 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use farshore_command::listen::Address;
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked, Words};
-
-use crate::metrics::listen::Address;
 
 /// The whole of it, as `farshore` would read it if these were its commands: so help and errors name `farshore top`.
 #[derive(Parser, Debug)]

@@ -1,6 +1,5 @@
 //! `farshore metrics`.
 
-pub mod listen;
 pub mod schema;
 pub mod text;
 
@@ -9,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use farshore_client::round::{Outcome, Rounds};
 use farshore_client::{kinds, programs};
+use farshore_command::listen::Listener;
 use farshore_command::refusal::Refusal;
 use farshore_config::plain;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -16,7 +16,6 @@ use signal_hook::iterator::Signals;
 
 use crate::args::MetricsArgs;
 use crate::print;
-use listen::Listener;
 
 /// How long programs may take to answer. Prometheus waits ten seconds, if it is not told otherwise.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -34,7 +33,7 @@ pub fn metrics(arguments: &MetricsArgs) -> Result<u8, Refusal> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])
         .map_err(|error| Refusal::failed(format!("cannot listen for signals ({error}): is there memory left?")))?;
     let listener = std::sync::Arc::new(Listener::at(address).map_err(Refusal::failed)?);
-    eprintln!("farshore: metrics are at {}", plain(&listener.place()));
+    eprintln!("farshore: metrics are at {}", plain(&listener.page_at()));
     let serving = listener.clone();
     std::thread::spawn(move || {
         // One look at a time: a stopped program is asked once, however many ask for it.

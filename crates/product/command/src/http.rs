@@ -1,17 +1,16 @@
-//! A small server: it answers GET, once a connection, and waits for nobody for long.
+//! A small server of one page: it answers GET, once a connection, and waits for nobody for long.
 //!
 //! Small servers that are libraries (tiny_http) set no time for a client: one that does not read its answer would keep a thread for good. So this
 //! one has its own loop, and a library for what comes in (httparse).
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
-use std::str::FromStr;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+use crate::listen::Listener;
 
 /// The longest head of a request, in bytes.
 const HEAD_LIMIT: usize = 8192;
@@ -20,90 +19,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Clients at a time. One more is closed at once.
 const CLIENTS: usize = 16;
 
-/// Where a server listens.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Address {
-    /// `HOST:PORT`.
-    Tcp(String),
-    /// `unix:PATH`.
-    Unix(PathBuf),
-}
-
-impl FromStr for Address {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Address, String> {
-        let wrong = || format!("invalid address {text:?}: write HOST:PORT such as 127.0.0.1:9275, or unix:PATH");
-        match text.strip_prefix("unix:") {
-            Some("") => Err(wrong()),
-            Some(path) => Ok(Address::Unix(path.into())),
-            None => match text.rsplit_once(':') {
-                Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(Address::Tcp(text.into())),
-                _ => Err(wrong()),
-            },
-        }
-    }
-}
-
-/// A socket that listens.
-#[derive(Debug)]
-pub enum Listener {
-    /// At a port.
-    Tcp(TcpListener),
-    /// At a path.
-    Unix(UnixListener, PathBuf),
-}
-
 impl Listener {
-    /// Listens at an address. A socket that was left behind there, at which nobody listens any more, is replaced.
-    ///
-    /// # Errors
-    /// One line: what cannot be had, and why.
-    pub fn at(address: &Address) -> Result<Listener, String> {
-        match address {
-            Address::Tcp(text) => {
-                let failed = |error: std::io::Error| {
-                    format!("cannot listen at '{text}' ({error}): is the port free, and the host this one?")
-                };
-                let all: Vec<_> = text.to_socket_addrs().map_err(failed)?.collect();
-                TcpListener::bind(&all[..]).map(Listener::Tcp).map_err(failed)
-            }
-            Address::Unix(path) => {
-                let shown = path.display();
-                let is_socket = std::fs::symlink_metadata(path).is_ok_and(|data| data.file_type().is_socket());
-                if is_socket && UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
-                    std::fs::remove_file(path)
-                        .map_err(|error| format!("cannot remove the socket that was left at '{shown}' ({error})"))?;
-                }
-                let failed = |error: std::io::Error| match error.kind() {
-                    ErrorKind::AddrInUse => format!("'{shown}' is there already: give another path, or end who listens there"),
-                    _ => format!("cannot listen at 'unix:{shown}' ({error}): check the directory and its rights"),
-                };
-                // For its user alone from the first moment on: the rights of a new socket are what the mask leaves.
-                let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-                let bound = UnixListener::bind(path);
-                rustix::process::umask(mask);
-                let listener = bound.map_err(failed)?;
-                debug_assert!(std::fs::metadata(path).is_ok_and(|data| data.permissions().mode() & 0o177 == 0));
-                Ok(Listener::Unix(listener, path.clone()))
-            }
-        }
-    }
-
-    /// Where it listens, as one connects to it.
-    pub fn place(&self) -> String {
+    /// Where its page is, as one asks for it.
+    #[must_use]
+    pub fn page_at(&self) -> String {
         match self {
             Listener::Tcp(listener) => {
                 listener.local_addr().map_or_else(|_| "a port".into(), |address| format!("http://{address}/metrics"))
             }
             Listener::Unix(_, path) => format!("unix:{}", path.display()),
-        }
-    }
-
-    /// Takes a socket's path away, before the process ends.
-    pub fn remove(&self) {
-        if let Listener::Unix(_, path) = self {
-            let _ = std::fs::remove_file(path);
         }
     }
 
@@ -235,18 +159,6 @@ fn asked(text: &[u8]) -> Option<(Asked, bool)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_are_read() {
-        for text in ["127.0.0.1:9275", "[::1]:0", "localhost:80"] {
-            assert_eq!(text.parse(), Ok(Address::Tcp(text.into())));
-        }
-        assert_eq!("unix:/run/x:1".parse(), Ok(Address::Unix("/run/x:1".into())));
-        for text in ["", ":80", "localhost", "localhost:", "localhost:65536", "unix:", "9275"] {
-            let why = text.parse::<Address>().unwrap_err();
-            assert!(why.contains(&format!("{text:?}")) && why.contains("HOST:PORT"), "{why}");
-        }
-    }
 
     #[test]
     fn requests_are_read() {
