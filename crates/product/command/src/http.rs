@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use crate::listen::Listener;
 
+/// What metrics are, for who asks: OpenMetrics 1.0.
+pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The longest head of a request, in bytes.
 const HEAD_LIMIT: usize = 8192;
 /// How long a client may take for its request, and then for each part of the answer.

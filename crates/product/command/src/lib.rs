@@ -1,4 +1,4 @@
-//! What the commands `farshore`, `farshore-bench` and `farshore-view` share.
+//! What the commands `farshore`, `farshore-bench`, `farshore-node` and `farshore-view` share.
 //!
 //! To the user they are one command: `farshore bench …` becomes `farshore-bench`, and `farshore top …` becomes `farshore-view`, as git runs
 //! its commands. So all begin, refuse and end in the same way, and every line that they say begins with `farshore: `.
@@ -25,6 +25,8 @@ use std::path::PathBuf;
 pub const TOP_ABOUT: &str = "Show all running programs, again and again: memory, faults, time spent waiting";
 /// What `farshore metrics` is for: a line of the help of both commands.
 pub const METRICS_ABOUT: &str = "Give the counters of all running programs to Prometheus";
+/// What `farshore node` is for: a line of the help of both commands.
+pub const NODE_ABOUT: &str = "Give RAM of this machine to programs of others, by NBD";
 /// What `farshore bench` is for: a line of the help of both commands.
 pub const BENCH_ABOUT: &str = "Compare Farshore with Linux swap, zram and others, in turn, in one run";
 /// What `farshore` says first to a command that it becomes: this and the path of itself.

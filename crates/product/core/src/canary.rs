@@ -78,6 +78,8 @@ canaries! {
     Control = "control",
     /// A name with parameters.
     Names = "names",
+    /// What a client sends to a memory node.
+    Node = "node",
     /// Options as JSON.
     Options = "options",
     /// A size.

@@ -164,7 +164,7 @@ pub(super) fn option_reply(head: &[u8; OPTION_REPLY]) -> Result<OptionReply, Vio
 pub(super) fn refusal(reason: u32) -> &'static str {
     match reason {
         1 => "it does not know the option NBD_OPT_GO: its version is too old",
-        2 => "its rules forbid it",
+        2 => "its rules forbid it: it may want a token before the name of the export, or have no room for one more",
         3 => "it finds our request wrong",
         5 => "it wants TLS, which is not built yet",
         6 => "it has no export of that name: name another after the last /",

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use farshore_client::round::{Outcome, Rounds};
 use farshore_client::{kinds, programs};
+use farshore_command::http;
 use farshore_command::listen::Listener;
 use farshore_command::refusal::Refusal;
 use farshore_config::plain;
@@ -38,7 +39,7 @@ pub fn metrics(arguments: &MetricsArgs) -> Result<u8, Refusal> {
     std::thread::spawn(move || {
         // One look at a time: a stopped program is asked once, however many ask for it.
         let rounds = Mutex::new(Rounds::default());
-        serving.serve(text::TYPE, move || {
+        serving.serve(http::OPEN_METRICS, move || {
             let mut rounds = rounds.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             gather(&mut rounds, user, with_kinds)
         });

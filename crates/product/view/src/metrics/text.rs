@@ -15,9 +15,6 @@ use serde_json::Value;
 
 use super::schema::{self, Metric, Unit};
 
-/// What the text is, for who asks by HTTP.
-pub const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 /// Labels and their values.
 type Labels = Vec<(String, String)>;
 

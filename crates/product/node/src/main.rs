@@ -1,0 +1,34 @@
+//! The command `farshore-node`, which `farshore node` becomes. What it is made of is in the library of this crate.
+#![cfg_attr(not(test), no_main)]
+#![cfg_attr(test, allow(dead_code))]
+
+mod args;
+mod start;
+
+use std::ffi::OsString;
+
+use farshore_command::refusal::Refusal;
+use farshore_command::usage::{self, Asked};
+use farshore_command::without_caller;
+
+/// The C entry point.
+///
+/// # Safety
+/// Called once by the C runtime, with the arguments as C promises them.
+#[cfg(not(test))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn main(count: core::ffi::c_int, arguments: *const *const core::ffi::c_char) -> core::ffi::c_int {
+    // SAFETY: they are what this has got.
+    let words = unsafe { farshore_command::entry::words(count, arguments) };
+    farshore_command::entry::end(command(words))
+}
+
+/// Does what the command line says; the exit status.
+fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
+    let (_, words) = without_caller(words);
+    let line = ["farshore", "node"].map(OsString::from).into_iter().chain(words).collect();
+    match args::parse(line)? {
+        Asked::For(arguments) => start::node(&arguments),
+        Asked::Text(text) => usage::print(&text).map(|()| 0),
+    }
+}
