@@ -112,7 +112,7 @@ book: ## build the book of docs to target/book, and check where its links lead
 	python3 tools/book.py
 
 man: ## write the manual pages anew, from what --help says (docs/man)
-	FARSHORE_WRITE_MANUAL=1 cargo test -p farshore-cli -p farshore-view -p farshore-bench -p farshore-load -p farshore-serve the_manual_says
+	FARSHORE_WRITE_MANUAL=1 cargo test -p farshore-cli -p farshore-node -p farshore-view -p farshore-bench -p farshore-load -p farshore-serve the_manual_says
 
 setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt, clippy, miri
 	@tools/setup.sh --tests
@@ -121,6 +121,7 @@ setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt
 install: ## install to PREFIX (default /usr/local), after make build
 	@test -x $(TARGET)/release/farshore && test -f $(TARGET)/release/libfarshore.so || { echo 'nothing is built in $(TARGET)/release: run make build first' >&2; exit 1; }
 	install -D -m 755 $(TARGET)/release/farshore $(DESTDIR)$(PREFIX)/bin/farshore
+	install -D -m 755 $(TARGET)/release/farshore-node $(DESTDIR)$(PREFIX)/bin/farshore-node
 	install -D -m 755 $(TARGET)/release/farshore-view $(DESTDIR)$(PREFIX)/bin/farshore-view
 	install -D -m 755 $(TARGET)/release/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-bench
 	install -D -m 755 $(TARGET)/release/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-load
@@ -143,7 +144,7 @@ deb: ## make the Debian packages farshore, farshore-bench, libfarshore-uthread-d
 	for crate in cli bench uthread-c; do cargo deb --no-build --strip -p farshore-$$crate || exit 1; done
 
 uninstall: ## remove what make install has installed
-	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-view $(DESTDIR)$(PREFIX)/share/farshore/grafana/farshore.json $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(wildcard docs/man/*.1))
+	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-node $(DESTDIR)$(PREFIX)/bin/farshore-view $(DESTDIR)$(PREFIX)/share/farshore/grafana/farshore.json $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(wildcard docs/man/*.1))
 	rmdir $(DESTDIR)$(PREFIX)/lib/farshore $(DESTDIR)$(PREFIX)/share/farshore/grafana $(DESTDIR)$(PREFIX)/share/farshore 2>/dev/null || true
 
 clean: ## remove everything that was built

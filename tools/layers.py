@@ -28,6 +28,19 @@ LAYERS = {
         "process": ["ground", "family", "signals", "control"],
         "dispatch": ["ground", "fault", "memory", "family", "signals", "control", "process"],
     },
+    "crates/product/node": {
+        "wire": [],
+        "token": [],
+        "space": [],
+        "exports": ["token", "space"],
+        "session": ["wire", "exports"],
+        "worker": ["exports", "session"],
+        "status": ["space", "exports", "session", "worker"],
+        # The command, over all of the library.
+        "args": [],
+        "start": ["args"],
+        "main": ["args", "start"],
+    },
 }
 
 # Imports that go up all the same: (file, layer) and why. One that is not needed any more is an error too.

@@ -436,7 +436,7 @@ def parts(seed):
              [pytest("pace", "tests/real/test_pace.py")], 20, shown, pytest_missing, needs_build=True, takes=180, width=ALONE),
         Part("pools", "compressed RAM, alone and in front of a disk",
              [pytest("pools", "tests/real/test_pools.py")], 10, shown, pytest_missing, needs_build=True, takes=50),
-        Part("remote", "pages with NBD servers, which are killed, stopped and lie",
+        Part("remote", "pages with NBD servers, which are killed, stopped and lie; farshore node",
              [pytest("remote", "tests/real/test_remote.py")], 10, shown, pytest_missing, needs_build=True, takes=90),
         Part("unithreads", "unithreads on far memory: on RAM, disks, with errors, in little memory",
              [pytest("unithreads", "tests/real/test_unithreads.py")], 10, shown, pytest_missing, needs_build=True, takes=120, locks=(DEBUG,)),

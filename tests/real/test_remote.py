@@ -1,16 +1,22 @@
-"""Memory of other machines as swap space (nbd://): other people's servers, killed, stopped and lying, under programs that check their data."""
+"""Memory of other machines as swap space (nbd://): other people's servers and our own, killed, stopped and lying, under programs that check their data."""
 
 import contextlib
 import hashlib
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import harness
+import pytest
 from command import Command
 from harness import MIB, expect
+
+# Servers that keep an export in memory.
+BOTH = pytest.mark.parametrize("server", ["nbdkit", "node"])
 
 # Works on 48 MiB until its stdin ends, then checks all; from time to time a child checks a part of what its parent had, and changes it.
 UPDATES = """
@@ -44,6 +50,16 @@ while not select.select([0], [], [], 0)[0]:
 print('right' if all(map(right, range(pages))) else 'wrong', flush=True)
 """
 
+# Fills 48 MiB, says so, waits for its stdin to end, checks all.
+FILLS = """
+import sys
+m = [bytearray(b'%07d' % n * 512) for n in range(14000)]
+print('filled', flush=True)
+sys.stdin.readline()
+assert all(bytes(p) == b'%07d' % n * 512 for n, p in enumerate(m)), 'wrong'
+print('right')
+"""
+
 
 class Server:
     """A server of one export on a socket of this machine, in a process of its own."""
@@ -70,7 +86,9 @@ class Server:
         return f"nbd+unix:///?socket={self.socket}"
 
 
-class TestRemote(Command):
+class Remote(Command):
+    """Servers, and programs at work."""
+
     @contextlib.contextmanager
     def server(self, name, *command):
         """A server: of what its command says, which names its socket as SOCKET."""
@@ -83,6 +101,22 @@ class TestRemote(Command):
 
     def nbdkit(self, name, *arguments):
         return self.server(name, "nbdkit", "-f", "-U", "SOCKET", *arguments)
+
+    def node_command(self):
+        """The words of farshore node, with its program beside the copy of the command."""
+        there = os.path.join(self.bin, "farshore-node")
+        if not os.path.exists(there):
+            built = os.path.join(os.path.dirname(harness.find_farshore(self.options.farshore)), "farshore-node")
+            expect(os.path.exists(built), f"farshore-node is not built: there is no {built}")
+            shutil.copy(built, there)
+        return [self.farshore, "node"]
+
+    def node(self, name, *arguments):
+        return self.server(name, *self.node_command(), "--listen", "unix:SOCKET", *arguments)
+
+    def memory_server(self, server, name, size):
+        """One of the servers that keep an export of this size in memory."""
+        return self.nbdkit(name, "memory", size) if server == "nbdkit" else self.node(name, "--memory", size)
 
     def image(self, name, size):
         path = os.path.join(self.folder(name), "image")
@@ -107,19 +141,24 @@ class TestRemote(Command):
         for _ in range(count):
             expect(process.popen.stdout.readline() == b"round\n", f"it ended: {process.stderr_so_far()[-300:]}")
 
+
+class TestRemote(Remote):
     def test_servers(self, mode):
-        """Other people's servers, by socket and by TCP."""
-        port = str(harness.free_port())
+        """Other people's servers and our own, by socket and by TCP."""
+        port, node_port = str(harness.free_port()), str(harness.free_port())
         servers = {
             "nbdkit": self.nbdkit("nbdkit", "memory", "1G"),
             "qemu-nbd": self.server("qemu", "qemu-nbd", "-t", "-e", "0", "-k", "SOCKET", "-f", "raw", self.image("qemu-image", 1 << 30)),
             "tcp": self.server("tcp", "nbdkit", "-f", "-i", "127.0.0.1", "-p", port, "--run",
                                "touch SOCKET; sleep 600", "memory", "1G"),
+            "node": self.node("node", "--memory", "256M"),
+            "huge": self.node("huge", "--memory", "256M", "--pages", "2M", "--poll", "50us"),
+            "node-tcp": self.node("node-tcp", "--listen", f"127.0.0.1:{node_port}", "--memory", "256M"),
         }
         seen = []
         for name, server in servers.items():
             with server as running:
-                spec = f"nbd://localhost:{port}" if name == "tcp" else running.spec
+                spec = {"tcp": f"nbd://localhost:{port}", "node-tcp": f"nbd://localhost:{node_port}/some/name"}.get(name, running.spec)
                 with self.updates(spec, ("--fault", mode), forks=True) as (process, pid):
                     self.rounds(process, 60)
                     now = self.counters(pid)
@@ -128,14 +167,15 @@ class TestRemote(Command):
                 seen.append(f"{name} {now['swap']['pages_in']} pages in")
         return ", ".join(seen)
 
-    def test_family(self):
+    @BOTH
+    def test_family(self, server):
         """Programs that a program starts share the export; another family is refused, until the first is gone."""
         text = os.path.join(self.folder("family"), "text")
         with open(text, "w") as file:
             file.writelines(f"{hashlib.sha256(b'%d' % n).hexdigest()}\n" for n in range(120000))
         pipe = f"sort {text} | tac | sort -r --parallel=2 | sha256sum; sort -u {text} | wc -l"
         want = subprocess.run(["sh", "-c", pipe], capture_output=True, check=True).stdout
-        with self.nbdkit("family-server", "memory", "1G") as server:
+        with self.memory_server(server, "family-server", "1G") as server:
             outcome = self.call("run", "--memory", "16M", "--swap", server.spec, "--", "sh", "-c", pipe, timeout=200)
             expect((outcome.status, outcome.out.encode()) == (0, want), f"{outcome.status}: {outcome.out} {outcome.err[-300:]}")
             with self.updates(server.spec) as (process, _):
@@ -169,9 +209,10 @@ class TestRemote(Command):
         expect(errors > 0, "the server has made no error")
         return f"{errors} errors"
 
-    def test_a_lying_server(self):
+    @BOTH
+    def test_a_lying_server(self, server):
         """Bytes that somebody else writes on the export are never the program's: it gets SIGBUS for that page, with the reason."""
-        with self.nbdkit("lying", "memory", "256M") as server:
+        with self.memory_server(server, "lying", "256M") as server:
             program = [sys.executable, "-c", "import sys\nm = [bytearray(b'%07d' % n * 512) for n in range(12000)]\n"
                        "print('filled', flush=True)\nsys.stdin.readline()\n"
                        "assert all(bytes(p) == b'%07d' % n * 512 for n, p in enumerate(m)), 'wrong'\n"]
@@ -197,9 +238,10 @@ class TestRemote(Command):
                 held = file.read()
         expect(len(held) - held.count(0) > 16 * MIB and b"FARSHOREsecret" not in held, "plain text on the server")
 
-    def test_lost(self):
+    @BOTH
+    def test_lost(self, server):
         """A server that does not come back: after twelve times --io-timeout a page that is there is lost, and the reason is told."""
-        with self.nbdkit("lost", "memory", "256M") as server:
+        with self.memory_server(server, "lost", "256M") as server:
             program = [sys.executable, "-c", "import sys\nm = [bytearray(4096) for n in range(12000)]\n"
                        "print('filled', flush=True)\nsys.stdin.readline()\nprint(sum(map(sum, m)))"]
             with self.running(["--memory", "16M", "--io-timeout", "100ms", "--swap", server.spec], program, stdin=subprocess.PIPE) as process:
@@ -230,3 +272,132 @@ class TestRemote(Command):
             self.refused([*run, server.spec, "--", "true"], {125}, "XFS")
             outcome = self.call("run", "--memory", "16M", "--swap", f"{server.spec},force", "--", "true")
             expect(outcome.status == 0, outcome.err)
+
+
+class TestNode(Remote):
+    """What only farshore node promises."""
+
+    def taken(self, server, log):
+        """Bytes that the exports of a node have taken, as it says when it is asked."""
+        with open(log, encoding="utf-8") as file:
+            file.seek(0, os.SEEK_END)
+            server.process.send_signal(signal.SIGUSR1)
+            deadline, text = time.monotonic() + 30, ""
+            while not (found := re.search(r"farshore: ([0-9.]+) (bytes|[KMG]iB) of .* taken; .*\n", text)):
+                expect(time.monotonic() < deadline, f"the node does not tell its state: {text}")
+                time.sleep(0.02)
+                text += file.read()
+        return float(found[1]) * {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[found[2]]
+
+    @contextlib.contextmanager
+    def told(self, name, *arguments):
+        """A node whose lines go to a file: the node and the file."""
+        log = os.path.join(self.folder(name), "log")
+        words = [*self.node_command(), "--listen", "unix:SOCKET", *arguments]
+        with self.server(name, "sh", "-c", f'exec "$@" 2>{log}', "sh", *words) as server:
+            yield server, log
+
+    @staticmethod
+    def resident(pid):
+        with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+            return int(re.search(r"VmRSS:\s+(\d+) kB", file.read())[1]) << 10
+
+    @contextlib.contextmanager
+    def filled(self, spec, *options):
+        """FILLS at work."""
+        with self.running(["--memory", "16M", "--swap", spec, *options], [sys.executable, "-c", FILLS], stdin=subprocess.PIPE) as process:
+            pid = self.managed(process)
+            expect(process.popen.stdout.readline() == b"filled\n", f"it ended: {process.stderr_so_far()[-300:]}")
+            yield process, pid
+
+    def right(self, process):
+        """It ends, and finds its data right."""
+        process.popen.stdin.close()
+        outcome, out = self.ended(process)
+        expect((outcome.status, out) == (0, "right\n"), f"status {outcome.status}: {out[-200:]} {outcome.stderr[-400:]}")
+
+    def test_memory_is_back(self):
+        """A program that is killed: its node's memory is the system's again after --keep; another program's stays."""
+        with self.told("back", "--memory", "512M", "--keep", "1") as (server, log):
+            with self.filled(f"nbd+unix:///one?socket={server.socket}") as (process, _):
+                with self.filled(f"nbd+unix:///two?socket={server.socket}") as (_, pid):
+                    both = self.taken(server, log)
+                    os.kill(pid, signal.SIGKILL)
+                deadline = time.monotonic() + 60
+                while self.taken(server, log) > both * 0.6:
+                    expect(time.monotonic() < deadline, "the memory is not given back")
+                    time.sleep(0.1)
+                one = self.taken(server, log)
+                expect(one > 24 * MIB and both > 1.7 * one, f"{both} bytes of two, {one} of one")
+                expect(self.resident(server.process.pid) < one + 24 * MIB, "the kernel does not have it back")
+                self.right(process)
+        return f"{both / MIB:.0f} MiB of two, {one / MIB:.0f} MiB of one"
+
+    def test_kept(self):
+        """A connection that is lost: within --keep the pages are there."""
+        with self.node("kept", "--memory", "512M", "--keep", "600") as server:
+            with self.filled(f"nbd+unix:///a?socket={server.socket}") as (process, _):
+                for _ in range(3):
+                    server.process.send_signal(signal.SIGSTOP)
+                    time.sleep(0.3)
+                    server.process.send_signal(signal.SIGCONT)
+                self.right(process)
+
+    def test_full(self):
+        """A node that is full is as any full swap space: what does not fit is told, and no page is lost or wrong."""
+        with self.told("full", "--memory", "24M", "--export-size", "1G") as (server, log):
+            end = self.overfull(server.spec, "a full node", 16 * MIB, 96 * MIB)
+            with open(log, encoding="utf-8") as file:
+                expect("the node is full" in file.read(), "the node does not say that it is full")
+            expect(self.taken(server, log) <= 24 * MIB, "more than --memory")
+        with self.nbdkit("small", "memory", "24M") as server:
+            other = self.overfull(server.spec, "a full server", 16 * MIB, 96 * MIB)
+        return f"a node: {end}; nbdkit: {other}"
+
+    def test_two_programs(self):
+        """Two programs work on one node, each on an export of its own."""
+        with self.node("two", "--memory", "512M") as server:
+            with self.updates(f"nbd+unix:///a?socket={server.socket}", forks=True) as (one, _):
+                with self.updates(f"nbd+unix:///b?socket={server.socket}") as (other, _):
+                    for _ in range(4):
+                        self.rounds(one, 15)
+                        self.rounds(other, 15)
+
+    def test_tokens(self):
+        """With tokens an export is for those who know one."""
+        tokens = os.path.join(self.folder("tokens"), "tokens")
+        with open(tokens, "w", opener=lambda path, flags: os.open(path, flags, 0o600), encoding="utf-8") as file:
+            file.write("# ours\n0123456789abcdef0123456789abcdef\n")
+        with self.node("token", "--memory", "256M", "--token-file", tokens) as server:
+            for name in ("", "a", "0123456789abcdef0123456789abcdee/a"):
+                self.refused(["run", "--memory", "16M", "--swap", f"nbd+unix:///{name}?socket={server.socket}", "--", "true"], {125}, "its rules forbid it")
+            with self.filled(f"nbd+unix:///0123456789abcdef0123456789abcdef/a?socket={server.socket}") as (process, _):
+                self.right(process)
+
+    def test_other_clients(self):
+        """Other people's clients find what the specification promises."""
+        with self.node("clients", "--memory", "64M") as server:
+            folder = self.folder("copies")
+            image, back = os.path.join(folder, "image"), os.path.join(folder, "back")
+            with open(image, "wb") as file:
+                file.write(os.urandom(5 << 20) + bytes(3 << 20) + os.urandom(4 << 20))
+                file.truncate(64 << 20)
+            def run(*words):
+                done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+                expect(done.returncode == 0, f"{' '.join(words)}: {done.stdout[-300:]} {done.stderr[-500:]}")
+                return done.stdout
+            uri = f"nbd+unix:///copy?socket={server.socket}"
+            run("nbdcopy", image, uri)
+            run("nbdcopy", uri, back)
+            told = run("nbdinfo", uri)
+            for line in ("export-size: 67108864", "can_multi_conn: true", "can_trim: true", "can_zero: true", "can_df: true", "can_fua: true",
+                         "can_fast_zero: true", "is_read_only: false", "block_size_maximum: 33554432"):
+                expect(line in told, f"nbdinfo does not say {line}: {told}")
+            expect("copy" in run("nbdinfo", "--list", f"nbd+unix://?socket={server.socket}"), "the list does not have it")
+            run("qemu-img", "compare", "-f", "raw", "-F", "raw", image, uri)
+            with open(image, "rb") as one, open(back, "rb") as other:
+                expect(one.read() == other.read(), "other bytes come back")
+            commands = ["write -P 7 1M 3M", "read -P 7 1M 3M", "write -z 2M 64k", "read -P 0 2M 64k", "write -z -u 3M 4k", "read -P 0 3M 4k", "discard 1M 1M",
+                        "write -f -P 9 4095 2", "read -P 9 4095 2", "flush"]
+            told = run("qemu-io", "-f", "raw", *[word for command in commands for word in ("-c", command)], uri)
+            expect("verification failed" not in told, told)

@@ -1,4 +1,4 @@
-//! `farshore bench` becomes the command `farshore-bench`, `farshore top` and `metrics` become `farshore-view`. A script stands for it here, which tells what has arrived; the command itself is tested where it
+//! `farshore bench` becomes the command `farshore-bench`, `node` becomes `farshore-node`, `top` and `metrics` become `farshore-view`. A script stands for it here, which tells what has arrived; the command itself is tested where it
 //! is made.
 
 mod common;
@@ -112,6 +112,20 @@ fn top_and_metrics_are_one_program() {
     std::fs::remove_file(&path).expect("it is ours");
     let missing = ["'farshore top'", &path.display().to_string(), "make install"];
     refused(copy_once(&folder).args(["top"]).env_remove("PATH"), 127, &missing);
+}
+
+/// It is no one of several commands, so it is not told which.
+#[test]
+fn node_is_a_program_of_its_own() {
+    let folder = Folder::new();
+    let path = script(&folder, "farshore-node");
+    for (words, arrive) in [(&["node", "--listen", "a"][..], &["--listen", "a"][..]), (&["help", "node"], &["--help"])] {
+        let child = copy_once(&folder).args(words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+        let pid = child.id();
+        let text = String::from_utf8_lossy(&child.wait_with_output().expect("it is ours").stdout).into_owned();
+        let expected = told(&path, pid, &folder.path("farshore"), arrive, "", "");
+        assert!(text.starts_with(&expected), "{words:?}: {text}\n{expected}");
+    }
 }
 
 /// The copy in `folder`, which is made by the first call.

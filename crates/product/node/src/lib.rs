@@ -53,7 +53,9 @@ pub fn amount(bytes: u64) -> String {
 mod tests {
     #[test]
     fn amounts_are_short() {
-        for (bytes, text) in [(0, "0 bytes"), (4096, "4 KiB"), (3 << 29, "1.5 GiB"), (8 << 30, "8 GiB"), (u64::MAX, "16777215.9 TiB")] {
+        for (bytes, text) in
+            [(0, "0 bytes"), (4096, "4 KiB"), (3 << 29, "1.5 GiB"), (8 << 30, "8 GiB"), (u64::MAX, "16777215.9 TiB")]
+        {
             assert_eq!(super::amount(bytes), text);
         }
     }

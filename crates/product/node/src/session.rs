@@ -117,14 +117,7 @@ impl Session {
     #[must_use]
     pub fn new(exports: Arc<Exports>, out: &mut Vec<u8>) -> Session {
         wire::greet(out);
-        Session {
-            state: State::Answer,
-            exports,
-            entered: None,
-            structured: false,
-            no_zeroes: false,
-            counts: Counts::default(),
-        }
+        Session { state: State::Answer, exports, entered: None, structured: false, no_zeroes: false, counts: Counts::default() }
     }
 
     /// Whether it has an export.
@@ -368,7 +361,9 @@ impl Session {
 fn told(why: Refused) -> &'static str {
     match why {
         Refused::Stranger => "the name of the export has to begin with a token of this node: TOKEN/NAME",
-        Refused::Many => "this node has as many exports as it may have: wait until one has ended, or start it with more --exports",
+        Refused::Many => {
+            "this node has as many exports as it may have: wait until one has ended, or start it with more --exports"
+        }
         Refused::Memory(_) => "this node has no memory for one more export",
     }
 }

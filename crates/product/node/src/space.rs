@@ -145,11 +145,7 @@ impl Part {
 fn parts(offset: u64, len: u64) -> impl Iterator<Item = Part> {
     let end = offset + len;
     let chunks = if len == 0 { 0..0 } else { offset / CHUNK..end.div_ceil(CHUNK) };
-    chunks.map(move |chunk| Part {
-        chunk: chunk as usize,
-        start: offset.max(chunk * CHUNK),
-        end: end.min((chunk + 1) * CHUNK),
-    })
+    chunks.map(move |chunk| Part { chunk: chunk as usize, start: offset.max(chunk * CHUNK), end: end.min((chunk + 1) * CHUNK) })
 }
 
 /// The memory of an export.
@@ -524,7 +520,9 @@ mod tests {
             let count = |part: &[bool]| part.iter().filter(|&&is| is).count() as u64;
             let taken = match pages {
                 Pages::Small => count(&there),
-                Pages::Huge => there.chunks(CHUNK_PAGES as usize).map(|chunk| if count(chunk) > 0 { CHUNK_PAGES } else { 0 }).sum(),
+                Pages::Huge => {
+                    there.chunks(CHUNK_PAGES as usize).map(|chunk| if count(chunk) > 0 { CHUNK_PAGES } else { 0 }).sum()
+                }
             };
             assert_eq!((budget.taken(), space.taken()), (taken, taken));
         }

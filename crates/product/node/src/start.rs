@@ -46,8 +46,8 @@ pub fn node(arguments: &NodeArgs) -> Result<u8, Refusal> {
     }
     let failed = |what: &str, why: &dyn std::fmt::Display| Refusal::failed(format!("{what} ({why}): is there memory left?"));
     // Before threads: they inherit what is blocked. One that reads stderr may go; the node stays.
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1])
-        .map_err(|error| failed("cannot listen for signals", &error))?;
+    let mut signals =
+        Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1]).map_err(|error| failed("cannot listen for signals", &error))?;
     signal_hook::flag::register(SIGPIPE, Arc::new(AtomicBool::new(false)))
         .map_err(|error| failed("cannot ignore SIGPIPE", &error))?;
     descriptors(u64::from(arguments.connections))?;

@@ -114,7 +114,9 @@ mod tests {
         for name in [ONE, "0123456789abcdef/", "0123456789abcdef/job/1", "ABCDEFGHIJKLMNOP-_.~/x"] {
             assert!(tokens.admit(name.as_bytes()), "{name}");
         }
-        for name in ["", "/", "0123456789abcde", "0123456789abcdee", "0123456789abcdef0", "x/0123456789abcdef", "0123456789abcdef\0"] {
+        for name in
+            ["", "/", "0123456789abcde", "0123456789abcdee", "0123456789abcdef0", "x/0123456789abcdef", "0123456789abcdef\0"]
+        {
             assert!(!tokens.admit(name.as_bytes()), "{name}");
         }
         assert!(!tokens.admit(&[b'0'; 4096]));

@@ -116,10 +116,7 @@ fn put(out: &mut Vec<u8>, parts: &[&[u8]]) {
 
 /// The server's first words.
 pub(crate) fn greet(out: &mut Vec<u8>) {
-    put(
-        out,
-        &[&GREETING_MAGIC.to_be_bytes(), &OPTION_MAGIC.to_be_bytes(), &((FIXED_NEWSTYLE | NO_ZEROES) as u16).to_be_bytes()],
-    );
+    put(out, &[&GREETING_MAGIC.to_be_bytes(), &OPTION_MAGIC.to_be_bytes(), &((FIXED_NEWSTYLE | NO_ZEROES) as u16).to_be_bytes()]);
 }
 
 /// The client's answer: whether it wants no zeros after [`export`].
@@ -245,10 +242,7 @@ pub(crate) fn structured(out: &mut Vec<u8>, cookie: u64, piece: Piece) {
         Piece::Hole(..) => (2, 12),
         Piece::Failed(_) => (1 << 15 | 1, 6),
     };
-    put(
-        out,
-        &[&CHUNK_MAGIC.to_be_bytes(), &DONE.to_be_bytes(), &kind.to_be_bytes(), &cookie.to_be_bytes(), &len.to_be_bytes()],
-    );
+    put(out, &[&CHUNK_MAGIC.to_be_bytes(), &DONE.to_be_bytes(), &kind.to_be_bytes(), &cookie.to_be_bytes(), &len.to_be_bytes()]);
     match piece {
         Piece::Data(offset, _) => put(out, &[&offset.to_be_bytes()]),
         Piece::Hole(offset, len) => put(out, &[&offset.to_be_bytes(), &len.to_be_bytes()]),

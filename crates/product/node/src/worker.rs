@@ -374,8 +374,7 @@ impl Worker {
     /// Ends connections that have no export after all this time.
     fn lose_patience(&self, served: &mut Served) {
         let is_late = |connection: &Connection| !connection.session.is_in() && connection.since.elapsed() > PATIENCE;
-        let late: Vec<usize> =
-            (0..served.all.len()).filter(|&number| served.all[number].as_ref().is_some_and(is_late)).collect();
+        let late: Vec<usize> = (0..served.all.len()).filter(|&number| served.all[number].as_ref().is_some_and(is_late)).collect();
         late.into_iter().for_each(|number| self.end(served, number));
     }
 }

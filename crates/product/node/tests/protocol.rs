@@ -54,7 +54,9 @@ fn what_is_written_is_read() {
 fn outside_is_refused_as_the_specification_says() {
     let node = node(&[]);
     let mut client = node.client("a");
-    for (offset, len) in [(SIZE, 1), (SIZE - 1, 2), (u64::MAX, 1), (u64::MAX - 4095, 4096), (1 << 63, u32::MAX), (0, 64 << 20 | 1)] {
+    for (offset, len) in
+        [(SIZE, 1), (SIZE - 1, 2), (u64::MAX, 1), (u64::MAX - 4095, 4096), (1 << 63, u32::MAX), (0, 64 << 20 | 1)]
+    {
         assert_eq!(client.ask(READ, offset, len), Err(EINVAL), "read {offset} {len}");
         assert_eq!(client.ask(TRIM, offset, len), Err(EINVAL), "trim {offset} {len}");
         assert_eq!(client.ask(ZEROES, offset, len), Err(ENOSPC), "zeros {offset} {len}");
@@ -70,7 +72,9 @@ fn outside_is_refused_as_the_specification_says() {
     assert_eq!(client.write(0, &vec![1; (32 << 20) + 1]), Err(EINVAL));
     assert_eq!(client.read(0, 1), Ok(vec![0]));
     // What is not known, or was not agreed upon.
-    for (command, flags, offset, len) in [(5, 0, 0, 1), (7, 0, 0, 1), (999, 0, 0, 1), (READ, 4, 0, 1), (TRIM, 2, 0, 1), (FLUSH, 0, 1, 0)] {
+    for (command, flags, offset, len) in
+        [(5, 0, 0, 1), (7, 0, 0, 1), (999, 0, 0, 1), (READ, 4, 0, 1), (TRIM, 2, 0, 1), (FLUSH, 0, 1, 0)]
+    {
         client.flags = flags;
         assert_eq!(client.ask(command, offset, len), Err(EINVAL), "{command} {flags}");
     }
@@ -131,7 +135,9 @@ fn options_are_answered_one_by_one() {
     for option in [0, 4, 5, 9, 10, 11, 12345, u32::MAX] {
         assert_eq!(kind(&client.option(option, b"whatever")), Some(UNSUPPORTED), "{option}");
     }
-    for (option, data) in [(6, &b"\0\0\0\x05ab\0\0"[..]), (7, b"\xff\xff\xff\xff\0\0"), (7, b""), (6, b"\0\0\0\0\0\x01"), (3, b"x"), (8, b"x")] {
+    for (option, data) in
+        [(6, &b"\0\0\0\x05ab\0\0"[..]), (7, b"\xff\xff\xff\xff\0\0"), (7, b""), (6, b"\0\0\0\0\0\x01"), (3, b"x"), (8, b"x")]
+    {
         assert_eq!(kind(&client.option(option, data)), Some(INVALID), "{option} {data:?}");
     }
     assert_eq!(kind(&client.option(7, &vec![0; 100_000])), Some(TOO_BIG));

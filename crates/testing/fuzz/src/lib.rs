@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `control` | what a client sends on the control socket | answers made from a general JSON reader, line by line; other cuts |
 //! | `names` | names with parameters, modes, files | a grammar written down here; reads back what it displays |
+//! | `node` | what an NBD client sends to a memory node, or requests | the same in other pieces; an array |
 //! | `options` | JSON of `FARSHORE_OPTIONS` | limits, and that it survives JSON and TOML |
 //! | `sizes` | a size or a time | exact decimal arithmetic |
 //! | `stats` | counters, by their fields | reads back what it writes |
@@ -46,6 +47,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "control", run: targets::control::run },
     Target { name: "names", run: targets::names::run },
+    Target { name: "node", run: targets::node::run },
     Target { name: "options", run: targets::options::run },
     Target { name: "sizes", run: targets::sizes::run },
     Target { name: "stats", run: targets::stats::run },

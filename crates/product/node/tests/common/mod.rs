@@ -240,7 +240,8 @@ impl Client {
 
     pub fn request(&self, command: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
         let (flags, command) = (self.flags.to_be_bytes(), command.to_be_bytes());
-        [&0x2560_9513_u32.to_be_bytes()[..], &flags, &command, &cookie.to_be_bytes(), &offset.to_be_bytes(), &len.to_be_bytes()].concat()
+        [&0x2560_9513_u32.to_be_bytes()[..], &flags, &command, &cookie.to_be_bytes(), &offset.to_be_bytes(), &len.to_be_bytes()]
+            .concat()
     }
 
     fn begin(&mut self, command: u16, offset: u64, len: u32, data: &[u8]) {

@@ -2,6 +2,7 @@
 
 pub mod control;
 pub mod names;
+pub mod node;
 pub mod options;
 pub mod sizes;
 pub mod stats;
