@@ -6,8 +6,9 @@
 //! for names that go on, and each is asked who it is.
 
 use std::collections::BTreeSet;
-use std::io::{ErrorKind, Read, Write};
-use std::os::fd::AsRawFd;
+use std::io::{ErrorKind, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use farshore_config::stats::Stats;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt::PeerCredentials};
 use nix::unistd::Pid;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 /// How long a program may take to be connected to, and to answer: from the question to the last byte, however they come. Its thread may have to wait for a core.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,6 +35,8 @@ pub(crate) const ANSWER_LIMIT: usize = 1 << 20;
 pub struct Client {
     pid: u32,
     stream: UnixStream,
+    /// Descriptors that have come with answers.
+    came: Vec<OwnedFd>,
 }
 
 impl Client {
@@ -50,7 +54,7 @@ impl Client {
             for name in names {
                 match connect_to(&name) {
                     Ok(stream) => match peer(&stream) {
-                        Ok((peer, user)) if peer == pid && users.contains(&user) => return Ok(Client { pid, stream }),
+                        Ok((peer, user)) if peer == pid && users.contains(&user) => return Ok(Client { pid, stream, came: Vec::new() }),
                         other => impostor = Some(other),
                     },
                     Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
@@ -118,6 +122,20 @@ impl Client {
         Ok((!done).then(|| member(&answer, "percent").and_then(|percent| percent.as_u64()).unwrap_or(0)))
     }
 
+    /// Attaches a policy that speaks this version of the protocol (`farshore-attach`). The attachment lasts as long as the connection; what the
+    /// program shares is behind the descriptor.
+    ///
+    /// # Errors
+    /// The program does not answer, or refuses.
+    pub fn attach(mut self, version: u64) -> Result<(UnixStream, OwnedFd), Refusal> {
+        let pid = self.pid;
+        let answer = self.ask(&Request::Attach { version })?;
+        match self.came.pop() {
+            Some(descriptor) => Ok((self.stream, descriptor)),
+            None => Err(Refusal::failed(format!("process {pid} shares no memory, and answers {answer:?}: is its Farshore another version?"))),
+        }
+    }
+
     /// Sends a request, and returns the answer's line unless it is an error.
     fn ask(&mut self, request: &Request) -> Result<String, Refusal> {
         let pid = self.pid;
@@ -157,7 +175,7 @@ impl Client {
         let (mut line, mut piece) = (Vec::new(), [0; 4096]);
         while line.last() != Some(&b'\n') {
             set_timeout(&self.stream, until)?;
-            match self.stream.read(&mut piece) {
+            match self.receive(&mut piece) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => line.extend_from_slice(&piece[..count]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -168,6 +186,19 @@ impl Client {
             }
         }
         Ok(line)
+    }
+
+    /// Reads what is there, with a descriptor that comes along.
+    fn receive(&mut self, piece: &mut [u8]) -> std::io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut along = RecvAncillaryBuffer::new(&mut space);
+        let count = recvmsg(&self.stream, &mut [IoSliceMut::new(piece)], &mut along, RecvFlags::CMSG_CLOEXEC)?.bytes;
+        for message in along.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.came.extend(descriptors);
+            }
+        }
+        Ok(count)
     }
 }
 
