@@ -74,7 +74,7 @@ spaces: ## swap spaces that come, go and die while a program runs
 secrecy: ## --encrypt: swap files are noise, the key is in no core dump
 family: ## what Farshore shows of itself, and whom it lets in
 policies: ## policies beside programs, and a program's own hints
-seeing: ## farshore top and metrics: programs whose state is known
+seeing: ## farshore top, metrics and plan: programs whose state or pattern is known
 bench-ends: ## farshore bench: what it measures, and that nothing stays behind
 suites: ## other people's test suites, natively and under farshore (a part of each)
 suites-long: ## other people's test suites as a whole

@@ -160,7 +160,7 @@ class TestPolicy(Command):
         """The guide shows the examples as they are."""
         with open(os.path.join(harness.ROOT, "docs", "src", "guide", "policies.md"), encoding="utf-8") as file:
             guide = file.read()
-        for name in ("linear.py", "linear.c"):
+        for name in ("linear.py", "linear.c", "linear.rs"):
             with open(os.path.join(POLICIES, "examples", name), encoding="utf-8") as file:
                 expect(file.read() in guide, f"{name} is another one")
 
@@ -175,6 +175,14 @@ class TestPolicy(Command):
         done = subprocess.run([compiler, *flags, "-o", out, source], stderr=subprocess.PIPE, check=False)
         expect(done.returncode == 0, done.stderr.decode())
         return self.check_linear([out])
+
+    def test_linear_rust(self):
+        """The same in Rust, with the crate."""
+        build = ["cargo", "build", "--quiet", "--release", "-p", "farshore-beside", "--example", "linear"]
+        done = subprocess.run(build, cwd=harness.ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=600, check=False)
+        expect(done.returncode == 0, f"cargo build: {done.stderr.decode()[-400:]}")
+        there = os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(harness.ROOT, "target")), "release", "examples", "linear")
+        return self.check_linear([there])
 
     def test_requests(self):
         """Pages leave, come and stay as a policy asks, and it hears of it; what does not fit is not brought."""

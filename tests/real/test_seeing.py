@@ -1,5 +1,5 @@
-"""What one looks at while programs run: `farshore top` on a screen and printed, `farshore metrics` as Prometheus reads it. The programs are in states that are
-known: more than their limit, dormant, stopped, a family, another user's.
+"""What one looks at while programs run: `farshore top` on a screen and printed, `farshore metrics` as Prometheus reads it, `farshore plan` of programs whose
+pattern is known. The programs are in states that are known: more than their limit, dormant, stopped, a family, another user's.
 """
 
 import contextlib
@@ -470,3 +470,107 @@ class TestSeeing(Command):
             client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             expect(client.recv(15) == b"HTTP/1.1 200 OK", "it does not answer")
         return "5 clients"
+
+    # ------------------------------------------------------------------------------------------ plan
+
+    def plan(self, *words, status=0):
+        """What `farshore plan` says of a program: the JSON, what is printed, and what the program has printed."""
+        self.view()
+        path = os.path.join(self.folder("plan"), "plan.json")
+        done = self.call("plan", "--json", path, *words, timeout=240)
+        expect(done.status == status, f"status {done.status}: {done.err[-800:]}")
+        with open(path, encoding="utf-8") as file:
+            return json.load(file), done.err, done.out
+
+    def planned(self, pattern, knee, used, *options):
+        """The plan of a pattern, whose knee must be there, in MiB."""
+        argv = [self.public_program("patterns"), *pattern]
+        native = self.call_program(argv, timeout=120)
+        told, text, out = self.plan(*options, "--", *argv)
+        expect(out == native.out and native.status == 0, f"it prints {out!r}, natively {native.out!r}")
+        expect(told["schema"] == 1 and told["outcome"] == "planned" and told["exit_status"] == 0, f"{told}")
+        plan = told["plan"]
+        where = f"knee at {plan['knee_bytes'] / MIB:.0f} MiB, used {told['used_bytes'] / MIB:.0f}, from {plan['measured_from_bytes'] / MIB:.0f}, {plan['events_lost']} lost, unseen {plan['unseen']:.2f}"
+        expect(0.9 * knee <= plan["knee_bytes"] / MIB <= 1.12 * knee + 2, f"{where}; it must be at {knee}\n{text}")
+        expect(0.9 * used <= told["used_bytes"] / MIB <= 1.1 * used + 2, f"{where}; it uses {used}")
+        rows = plan["curve"]
+        expect(rows[-1]["memory_bytes"] == plan["whole_bytes"] and rows[-1]["misses"] == 0 and rows[-1]["slowdown"] == 1, f"all of it: {rows[-1]}")
+        for less, more in zip(rows, rows[1:]):
+            expect(less["memory_bytes"] < more["memory_bytes"] and less["misses"] >= more["misses"] and less["seconds"] >= more["seconds"] >= more["ideal_seconds"], f"{less}\n{more}")
+            expect(less["measured"] == (less["memory_bytes"] >= plan["measured_from_bytes"]), f"{less}")
+        expect(plan["advice"] in text and "more or less" in text, text)
+        return where
+
+    def test_plan_loop(self):
+        """A loop over 96 MiB: all misses are there until all of it fits, and half of them as a part of it stays."""
+        return self.planned(["loop", "96M", "12"], 96, 96)
+
+    def test_plan_hot(self):
+        """A hot set of 60 MiB in 96, with a limit in between: the knee is the hot set."""
+        return self.planned(["hot", "96M", "60M", "600000"], 60, 96, "--memory", "40M")
+
+    def test_plan_phases(self):
+        """All of 128 MiB once, then 80 of them again and again."""
+        return self.planned(["phases", "128M", "80M", "12"], 80, 128)
+
+    def test_plan_device(self):
+        """Another device is asked about: its time and its rate bound the program's."""
+        argv = [self.public_program("patterns"), "random", "64M", "200000"]
+        told, text, _ = self.plan("--device", "read_us=100000,iops=1000", "--memory", "32M", "--", *argv)
+        plan = told["plan"]
+        least = next(row for row in plan["curve"] if row["memory_bytes"] == plan["measured_from_bytes"])
+        expect((plan["device"], plan["device_read_us"], plan["device_iops"]) == ("read_us=100000,iops=1000", 100000, 1000), f"{plan}")
+        expect(least["misses"] > 1000 and least["seconds"] >= least["misses"] * 0.001, f"{least}")
+        expect(least["reads_per_second"] + least["writes_per_second"] <= 1001, f"{least}")
+        return text.splitlines()[-2]
+
+    def test_plan_fits(self):
+        """A program that never needs more than its memory is told so."""
+        code = "import time\ndata = bytearray(b'x') * (8 << 20)\ntime.sleep(2)\n"
+        told, text, _ = self.plan("--memory", "256M", "--", harness.python_with("ctypes", "python3"), "-c", code)
+        expect(told["outcome"] == "fits" and told["plan"] is None and "never needed more than" in text, f"{told}: {text}")
+        return text.strip()
+
+    def test_plan_ends(self):
+        """The exit status is the program's, also by a signal and where there is no plan; mistakes are told before it runs."""
+        self.view()
+        for words, status, part in [
+            (["--", "sh", "-c", "exit 7"], 7, "there is no plan"),
+            (["--", "sh", "-c", "kill -9 $$"], 137, "there is no plan"),
+            (["--", "/does/not/exist"], 127, "does not exist"),
+            (["--", "/etc/passwd"], 126, "/etc/passwd"),
+            (["--memory", "1K", "--", "true"], 125, "at least"),
+            (["--json", "/does/not/exist", "--", "true"], 125, "--json: cannot write '/does/not/exist'"),
+            ([], 125, "no PROGRAM given"),
+            (["--pid", "1"], 1, "process 1"),
+        ]:
+            done = self.call("plan", *words)
+            expect(done.status == status and part in done.err, f"{words}: status {done.status}: {done.err}")
+        # In the middle of its work, by a signal that is for the command.
+        python = harness.python_with("ctypes", "python3")
+        code = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\ndata = bytearray(40 << 20)\nsaid = False\nwhile True:\n" \
+               "    for at in range(0, len(data), 4096):\n        data[at] = 1\n    if not said:\n        print('ready', flush=True)\n        said = True\n"
+        with subprocess.Popen([self.farshore, "plan", "--json", "-", "--", python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            expect(process.stdout.readline() == b"ready\n", "it does not run")
+            time.sleep(1)
+            process.terminate()
+            out, err = process.communicate(timeout=PATIENCE)
+            told = json.loads(out)
+            expect(process.returncode == 9 == told["exit_status"] and told["outcome"] == "planned", f"status {process.returncode}: {told}, {err}")
+        return "9 ends"
+
+    def test_plan_of_a_running_program(self):
+        """A program that runs is watched until Ctrl-C, and goes on."""
+        self.view()
+        with self.program(MOVER, 40) as mover:
+            with subprocess.Popen([*self.as_user(OURS), self.farshore, "plan", "--json", "-", "--pid", str(mover.pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
+                expect(b"watching process" in watching.stderr.readline(), "it does not watch")
+                time.sleep(3)
+                watching.send_signal(signal.SIGINT)
+                out, err = watching.communicate(timeout=PATIENCE)
+                expect(watching.returncode == 0, f"status {watching.returncode}: {err}")
+            told = json.loads(out)
+            expect(told["outcome"] == "planned" and told["plan"]["measured_from_bytes"] == 16 * MIB, f"{told}")
+            expect(36 <= told["plan"]["knee_bytes"] / MIB <= 48, f"the knee: {told['plan']['knee_bytes'] / MIB:.0f} MiB, {told['plan']}")
+            expect(mover.poll() is None, "it has ended")
+        return f"knee at {told['plan']['knee_bytes'] / MIB:.0f} MiB"

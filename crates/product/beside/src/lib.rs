@@ -21,8 +21,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use farshore_attach::rings::{Asker, Listener};
-use farshore_attach::{Memory, REQUEST_PAGES_MAX, Request, VERSION, parameters, word};
 pub use farshore_attach::{Event, Kind, PageState, State, Wanted};
+use farshore_attach::{Memory, REQUEST_PAGES_MAX, Request, VERSION, parameters, word};
 use farshore_client::client::Client;
 use farshore_command::refusal::Refusal;
 use farshore_core::sync::Ordering;
@@ -40,8 +40,9 @@ const SLEEP: Duration = Duration::from_millis(10);
 /// There is no such process, it does not run under Farshore, it is another user's, or four policies have attached already.
 pub fn attach(pid: u32) -> Result<Attachment, Refusal> {
     let (connection, descriptor) = Client::connect(pid)?.attach(VERSION)?;
-    let failed =
-        |what: &str, why: std::io::Error| Refusal::failed(format!("process {pid}: {what} failed ({why}): is its Farshore another version?"));
+    let failed = |what: &str, why: std::io::Error| {
+        Refusal::failed(format!("process {pid}: {what} failed ({why}): is its Farshore another version?"))
+    };
     connection.set_nonblocking(true).map_err(|why| failed("the connection", why))?;
     let shared = Shared::map(&descriptor).map_err(|why| failed("mapping what it shares", why))?;
     let memory = Memory::new(shared.words());

@@ -27,6 +27,8 @@ pub const TOP_ABOUT: &str = "Show all running programs, again and again: memory,
 pub const METRICS_ABOUT: &str = "Give the counters of all running programs to Prometheus";
 /// What `farshore node` is for: a line of the help of both commands.
 pub const NODE_ABOUT: &str = "Give RAM of this machine to programs of others, by NBD";
+/// What `farshore plan` is for: a line of the help of both commands.
+pub const PLAN_ABOUT: &str = "Tell how much memory a program needs: how long it takes with more and with less";
 /// What `farshore bench` is for: a line of the help of both commands.
 pub const BENCH_ABOUT: &str = "Compare Farshore with Linux swap, zram and others, in turn, in one run";
 /// What `farshore` says first to a command that it becomes: this and the path of itself.

@@ -1,12 +1,17 @@
 //! The command line: options and their help.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use farshore_command::listen::Address;
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked, Words};
+
+use farshore_config::Size;
+
+use crate::plan::device;
 
 /// The whole of it, as `farshore` would read it if these were its commands: so help and errors name `farshore top`.
 #[derive(Parser, Debug)]
@@ -32,7 +37,61 @@ pub enum Command {
     OpenMetrics: once on standard output, or with --listen to Prometheus, whenever it asks."
     )]
     Metrics(MetricsArgs),
+    #[command(
+        about = farshore_command::PLAN_ABOUT,
+        long_about = "Runs PROGRAM once under Farshore, with half of the memory that it uses, and tells at its end how long it would take with more \
+    memory and with less: a table, and one sentence of advice, on standard error. Input, output and exit status are PROGRAM's own.\n\n\
+    With more memory than the run had, misses are measured; with less, they are extrapolated, and the table says so."
+    )]
+    Plan(PlanArgs),
 }
+
+/// `farshore plan`.
+#[derive(Args, Debug)]
+#[command(override_usage = "farshore plan [OPTIONS] [--] PROGRAM [ARG]...\n       farshore plan [OPTIONS] --pid PID", after_long_help = AFTER_PLAN)]
+pub struct PlanArgs {
+    /// Run with this limit, and measure from there on [default: half of what the program uses, which the limit follows]
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<Size>,
+    /// A swap space, as for 'farshore run'; repeat for more
+    #[arg(long, value_name = "SPEC")]
+    pub swap: Vec<OsString>,
+    /// Tell of another swap space, without running there: read_us=80,iops=70000, or ram, ram:lz4, ram:zstd
+    ///
+    /// read_us is the time of a read of one page in microseconds, iops how many pages it reads and writes a second.
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<device::Named>,
+    /// Write the plan to this file too, as JSON; - is standard output
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Watch this process, which runs under Farshore, instead of starting a program; until it ends, or Ctrl-C
+    #[arg(long, value_name = "PID", conflicts_with_all = ["memory", "swap", "command"])]
+    pub pid: Option<u32>,
+    /// The program, and its arguments
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true, required_unless_present = "pid")]
+    pub command: Vec<OsString>,
+}
+
+const AFTER_PLAN: &str = "\
+Columns:
+  memory    what --memory would be
+  time      how long the program would take, and how many times longer than if everything fitted
+  ideal     the same if a page that comes took the device's time alone
+  misses    pages that come back from the swap space
+  device    pages that are read and written there, a second
+            'more or less' after a row: it is below what the run had, and extrapolated
+
+Examples:
+  farshore plan -- sort big.txt
+  farshore plan --memory 300M --json plan.json -- ./program
+  farshore plan --device read_us=80,iops=70000 -- ./program     with that device instead
+  farshore plan --pid 4242                                      watch it for a while
+
+Exit status: PROGRAM's, 128+n when signal n ended it; with --pid 0.
+  1    the plan cannot be written, or the process not be watched
+  125  a wrong option; PROGRAM cannot run under Farshore
+  126  PROGRAM cannot be executed
+  127  PROGRAM is not there";
 
 /// `farshore top`.
 #[derive(Args, Debug)]
@@ -139,7 +198,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 /// What usage errors name.
-const WORDS: Words = Words { first: "command", known: "top or metrics", required: &[] };
+const WORDS: Words = Words { first: "command", known: "top, metrics or plan", required: &[("PROGRAM", "no PROGRAM given: write it as in 'farshore plan -- PROGRAM'")] };
 
 /// The command that this command line is for.
 ///
@@ -176,6 +235,10 @@ mod tests {
             (&["top", "4242"], "unknown word '4242': see 'farshore top --help'"),
             (&["metrics", "--listen", "9275"], "--listen: invalid address \"9275\""),
             (&["metrics", "--listen", "unix:"], "--listen: invalid address \"unix:\""),
+            (&["plan"], "no PROGRAM given: write it as in 'farshore plan -- PROGRAM'"),
+            (&["plan", "--memory", "lots", "--", "x"], "--memory: invalid size \"lots\""),
+            (&["plan", "--device", "fast", "--", "x"], "--device: invalid device \"fast\""),
+            (&["plan", "--pid", "7", "--", "x"], "--pid does not go with"),
             (&["walk"], "unknown command 'walk'"),
         ] {
             let refusal = parsed(words).map(|asked| panic!("{words:?} gave {asked:?}")).unwrap_err();
@@ -188,7 +251,7 @@ mod tests {
     fn the_manual_says_what_the_help_says() {
         let mut line = Line::command();
         line.build();
-        for name in ["top", "metrics"] {
+        for name in ["top", "metrics", "plan"] {
             let command = line.find_subcommand(name).expect("it is a command");
             farshore_manual::check(env!("CARGO_MANIFEST_DIR"), &format!("farshore-{name}"), command, Parts::Pages, "farshore(1)");
         }

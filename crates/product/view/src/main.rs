@@ -1,4 +1,4 @@
-//! The command `farshore-view`, which `farshore top` and `farshore metrics` become: what one looks at while programs run under Farshore.
+//! The command `farshore-view`, which `farshore top`, `metrics` and `plan` become: what one looks at while programs run under Farshore.
 //!
 //! It is a program of its own, so that `farshore run`, which starts programs, carries no terminal and no server.
 //!
@@ -7,6 +7,7 @@
 //! | [`args`] | the command line and its help |
 //! | [`look`] | looks at all programs again and again: rates, and the last minute |
 //! | [`top`] | `farshore top`: the table, on a screen or printed once |
+//! | [`plan`] | `farshore plan`: how much memory a program needs |
 //! | [`metrics`] | `farshore metrics`: the counters in the form of OpenMetrics, for Prometheus |
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(test, allow(dead_code))]
@@ -14,6 +15,7 @@
 mod args;
 mod look;
 mod metrics;
+mod plan;
 mod top;
 
 use std::ffi::OsString;
@@ -38,11 +40,12 @@ pub unsafe extern "C" fn main(count: core::ffi::c_int, arguments: *const *const 
 
 /// Does what the command line says; the exit status.
 fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
-    let (_, words) = without_caller(words);
+    let (farshore, words) = without_caller(words);
     let line = std::iter::once("farshore".into()).chain(words).collect();
     match args::parse(line)? {
         Asked::For(Command::Top(arguments)) => top::top(&arguments),
         Asked::For(Command::Metrics(arguments)) => metrics::metrics(&arguments),
+        Asked::For(Command::Plan(arguments)) => plan::plan(&arguments, farshore),
         Asked::Text(text) => usage::print(&text).map(|()| 0),
     }
 }

@@ -1,0 +1,304 @@
+//! From what one run has shown to the time with other amounts of memory.
+//!
+//! ```text
+//!  time(memory) = alone + misses(memory) * wait of one miss          not below what the device can do
+//! ```
+//!
+//! `alone` is the run's time without its waits for pages; what one wait takes is an average of the run, for the thread that waits longest
+//! (MAGE, section 3.1: the slowest thread decides). The *ideal* line has the device's time alone in place of the wait.
+//!
+//! Misses with more memory than the run had are measured, by [`super::ghosts`]. Those are the misses of LRU. A program that goes round and round
+//! makes cliffs in such a curve: all misses are there until everything fits, and then none. Farshore keeps a part of a loop in memory, which
+//! gets what lies on the line across the cliff (its convex hull: Beckmann and Sanchez, Talus, HPCA 2015), so that line is what is told.
+//!
+//! Misses with less memory are not measured, since accesses to pages that are there make no fault. The line goes on as steeply as it began.
+
+use farshore_beside::PAGE;
+
+/// What a run has shown.
+#[derive(Clone, Debug, Default)]
+pub struct Shown {
+    /// How long it took, seconds.
+    pub seconds: f64,
+    /// The limit at its end: misses with more memory are measured.
+    pub limit: u64,
+    /// The limit with which nothing would have left.
+    pub whole: u64,
+    /// Returns by the memory that would have kept the page, and how many there were.
+    pub needs: Vec<(u64, f64)>,
+    /// Pages that came back from swap space.
+    pub pages_in: f64,
+    /// Pages that were written to it.
+    pub pages_out: f64,
+    /// Faults that read.
+    pub fetches: f64,
+    /// Seconds that threads waited for pages to come, or for room, all together.
+    pub waited: f64,
+    /// Seconds of a fault without its read.
+    pub overhead: f64,
+    /// The part of the waits that the thread has which waits longest.
+    pub longest: f64,
+}
+
+/// A swap space, as far as it matters here.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Device {
+    /// Seconds of a read.
+    pub read: f64,
+    /// Pages a second, read and written; infinite where it is not known.
+    pub rate: f64,
+}
+
+/// The curve at one amount of memory.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Point {
+    /// The limit, bytes.
+    pub memory: u64,
+    /// Whether the run has measured these misses; else they are extrapolated.
+    pub measured: bool,
+    /// Pages that come back, …
+    pub misses: f64,
+    /// … and how many they would be if no part of a loop stayed.
+    pub misses_lru: f64,
+    /// Pages that are written.
+    pub writes: f64,
+    /// How long the program takes, seconds.
+    pub seconds: f64,
+    /// How long it would take if a miss took the device's time alone.
+    pub ideal: f64,
+}
+
+/// The model of a program.
+#[derive(Debug)]
+pub struct Curve {
+    shown: Shown,
+    device: Device,
+    /// What a page that comes takes of the time, seconds.
+    miss: f64,
+    alone: f64,
+    /// LRU's misses where they change, memory rising; and their hull.
+    lru: Vec<(f64, f64)>,
+    hull: Vec<(f64, f64)>,
+}
+
+impl Curve {
+    /// The curve of a program that has shown this, with another swap space if one is given.
+    pub fn of(shown: Shown, other: Option<Device>) -> Curve {
+        let pages = shown.pages_in.max(1.0);
+        let faults = shown.fetches / pages;
+        let own = shown.waited / pages;
+        // The handler is entered by a signal, before any clock of ours runs.
+        let software = shown.overhead * faults;
+        let device = other.unwrap_or(Device { read: ((own - software) / faults.max(1e-9)).max(0.0), rate: f64::INFINITY });
+        let miss = other.map_or(own, |device| software + device.read * faults) * shown.longest;
+        let alone = (shown.seconds - own * shown.longest * shown.pages_in).max(shown.seconds * 0.01);
+        let lru = misses_of(&shown);
+        let hull = hull_of(&lru);
+        Curve { shown, device, miss, alone, lru, hull }
+    }
+
+    /// The program's time if nothing leaves, seconds.
+    pub fn alone(&self) -> f64 {
+        self.alone
+    }
+
+    /// What a page that comes takes of the time, seconds.
+    pub fn miss(&self) -> f64 {
+        self.miss
+    }
+
+    /// The swap space that it is for.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// What the curve is at this limit.
+    pub fn at(&self, memory: u64) -> Point {
+        let measured = memory >= self.shown.limit;
+        let (misses, misses_lru) = (self.misses(&self.hull, memory), self.misses(&self.lru, memory));
+        let over = |limit: u64| self.shown.whole.saturating_sub(limit) as f64 / PAGE as f64;
+        // Each page that does not fit leaves once; what is written besides was changed again before it left again.
+        let again = (self.shown.pages_out - over(self.shown.limit)).max(0.0);
+        let writes = if misses > 0.0 || over(memory) > 0.0 {
+            over(memory).min(self.shown.pages_out) + again * misses / self.misses(&self.hull, self.shown.limit).max(1.0)
+        } else {
+            0.0
+        };
+        let busy = (misses + writes) / self.device.rate;
+        let faults = self.shown.fetches / self.shown.pages_in.max(1.0);
+        let ideal = self.alone + misses * self.device.read * faults * self.shown.longest;
+        let seconds = (self.alone + misses * self.miss).max(busy);
+        Point { memory, measured, misses, misses_lru, writes, seconds, ideal: ideal.min(seconds) }
+    }
+
+    /// How many times longer it takes than if nothing leaves.
+    pub fn slowdown(&self, memory: u64) -> f64 {
+        self.at(memory).seconds / self.alone
+    }
+
+    fn misses(&self, line: &[(f64, f64)], memory: u64) -> f64 {
+        let (memory, first) = (memory as f64, line[0]);
+        if memory < first.0 {
+            // As steep as at the beginning: over a tenth of the way, since the first step may be a small one.
+            let step = (self.shown.whole as f64 - first.0) / 10.0;
+            let slope = if step > 0.0 { (first.1 - along(&self.hull, first.0 + step)) / step } else { 0.0 };
+            return first.1 + slope * (first.0 - memory);
+        }
+        if std::ptr::eq(line, self.hull.as_slice()) { along(line, memory) } else { step(line, memory) }
+    }
+
+    /// The smallest limit with which the program takes at most so many times longer.
+    pub fn least(&self, slowdown: f64, from: u64) -> u64 {
+        let (mut low, mut high) = (from, self.shown.whole);
+        while high > low + PAGE {
+            let middle = low + (high - low) / 2;
+            if self.slowdown(middle) <= slowdown { high = middle } else { low = middle }
+        }
+        if self.slowdown(low) <= slowdown { low } else { high }
+    }
+
+    /// The knee: where more memory begins to gain much less than memory before it, the point that lies farthest below the straight line from
+    /// the run's limit to where everything fits. Of LRU's misses: that is the program's own shape. Where there is no such point, as in a loop
+    /// or a straight line, it is the first memory with a twentieth of the misses at most.
+    pub fn knee(&self) -> u64 {
+        let (first, last) = (self.lru[0], *self.lru.last().expect("it has two points"));
+        let (width, height) = ((last.0 - first.0).max(1.0), (first.1 - last.1).max(1.0));
+        let below = |&(memory, misses): &(f64, f64)| 1.0 - (memory - first.0) / width - (misses - last.1) / height;
+        let deepest = self.lru.iter().max_by(|one, other| below(one).total_cmp(&below(other))).expect("it has two points");
+        if below(deepest) > 0.1 {
+            return deepest.0 as u64;
+        }
+        let few = self.lru.iter().find(|(_, misses)| *misses - last.1 <= height * 0.05);
+        few.map_or(self.shown.whole, |point| point.0 as u64)
+    }
+}
+
+/// LRU's misses: from the run's limit to where everything fits.
+fn misses_of(shown: &Shown) -> Vec<(f64, f64)> {
+    let all: f64 = shown.needs.iter().map(|(_, weight)| weight).sum();
+    let scale = if all > 0.0 { shown.pages_in / all } else { 0.0 };
+    let (limit, whole) = (shown.limit as f64, shown.whole.max(shown.limit + PAGE) as f64);
+    let mut left: f64 = shown.needs.iter().filter(|(need, _)| *need as f64 > limit).map(|(_, weight)| weight * scale).sum();
+    let mut points = vec![(limit, left)];
+    for (need, weight) in shown.needs.iter().filter(|(need, _)| *need as f64 > limit) {
+        left -= weight * scale;
+        // What is needed is told a little too large, since sizes are rounded.
+        let need = (*need as f64).min(whole);
+        match points.last_mut() {
+            Some(last) if last.0 >= need => last.1 = left.max(0.0),
+            _ => points.push((need, left.max(0.0))),
+        }
+    }
+    match points.last_mut() {
+        Some(last) if last.0 >= whole => last.1 = 0.0,
+        _ => points.push((whole, 0.0)),
+    }
+    points
+}
+
+/// The lower convex hull of a falling line.
+fn hull_of(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut hull: Vec<(f64, f64)> = Vec::new();
+    for &point in points {
+        while let [.., before, last] = hull[..] {
+            let turn = (last.0 - before.0) * (point.1 - before.1) - (last.1 - before.1) * (point.0 - before.0);
+            if turn > 0.0 {
+                break;
+            }
+            hull.pop();
+        }
+        hull.push(point);
+    }
+    hull
+}
+
+/// A line with straight pieces, at `memory`.
+fn along(line: &[(f64, f64)], memory: f64) -> f64 {
+    let next = line.partition_point(|point| point.0 <= memory);
+    match (next.checked_sub(1).map(|before| line[before]), line.get(next)) {
+        (Some(before), Some(after)) => before.1 + (after.1 - before.1) * (memory - before.0) / (after.0 - before.0),
+        (Some(before), None) => before.1,
+        (None, _) => line[0].1,
+    }
+}
+
+/// A line of steps, at `memory`.
+fn step(line: &[(f64, f64)], memory: f64) -> f64 {
+    line[line.partition_point(|point| point.0 <= memory).saturating_sub(1)].1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// 100 s, of which 40 went into 4 million reads of one thread.
+    fn shown(needs: Vec<(u64, f64)>) -> Shown {
+        Shown {
+            seconds: 100.0,
+            limit: 500 * MIB,
+            whole: 1000 * MIB,
+            needs,
+            pages_in: 4e6,
+            pages_out: 1e6,
+            fetches: 4e6,
+            waited: 40.0,
+            overhead: 2e-6,
+            longest: 1.0,
+        }
+    }
+
+    fn near(one: f64, other: f64) -> bool {
+        (one - other).abs() <= 0.001 * other.abs().max(1.0)
+    }
+
+    #[test]
+    fn a_loop_is_a_cliff_and_what_stays_of_it_a_straight_line() {
+        let curve = Curve::of(shown(vec![(1000 * MIB, 3.0)]), None);
+        assert!(near(curve.alone(), 60.0) && near(curve.at(1000 * MIB).seconds, 60.0) && near(curve.at(500 * MIB).seconds, 100.0));
+        let between = curve.at(750 * MIB);
+        assert!(near(between.misses, 2e6) && near(between.misses_lru, 4e6) && near(between.seconds, 80.0), "{between:?}");
+        assert!(near(curve.at(250 * MIB).seconds, 120.0) && !curve.at(250 * MIB).measured && between.measured);
+        assert_eq!(curve.knee(), 1000 * MIB);
+        assert!(near(curve.slowdown(curve.least(1.2, 500 * MIB)), 1.2));
+        assert_eq!(curve.least(1.0, 500 * MIB), 1000 * MIB);
+    }
+
+    #[test]
+    fn a_hot_set_has_a_knee_at_its_size() {
+        let curve = Curve::of(shown(vec![(640 * MIB, 90.0), (900 * MIB, 10.0)]), None);
+        assert_eq!(curve.knee(), 640 * MIB);
+        assert!(near(curve.at(640 * MIB).misses, 4e5) && near(curve.at(600 * MIB).misses_lru, 4e6));
+    }
+
+    #[test]
+    fn misses_of_a_smaller_limit_in_between_are_none_of_this_one() {
+        // While the program grew its limit was smaller: half of the returns would not have been with the last one.
+        let curve = Curve::of(shown(vec![(300 * MIB, 50.0), (1000 * MIB, 50.0)]), None);
+        assert!(near(curve.at(500 * MIB).misses, 2e6) && near(curve.at(500 * MIB).seconds, 80.0));
+    }
+
+    #[test]
+    fn another_device_has_its_own_time_and_rate() {
+        let device = |read, rate| Curve::of(shown(vec![(1000 * MIB, 1.0)]), Some(Device { read, rate })).at(500 * MIB);
+        // 4 million times 2 us of ours and 8 us.
+        assert!(near(device(8e-6, f64::INFINITY).seconds, 100.0) && near(device(98e-6, f64::INFINITY).seconds, 460.0));
+        assert!(near(device(8e-6, f64::INFINITY).ideal, 92.0));
+        // Five million pages, read and written.
+        assert!(near(device(8e-6, 10_000.0).seconds, 500.0));
+        // Four threads wait at the same time.
+        let four = Curve::of(Shown { longest: 0.25, ..shown(vec![(1000 * MIB, 1.0)]) }, None);
+        assert!(near(four.alone(), 90.0) && near(four.at(750 * MIB).seconds, 95.0));
+    }
+
+    #[test]
+    fn nothing_that_came_back_is_a_flat_line() {
+        let curve = Curve::of(Shown { pages_in: 0.0, fetches: 0.0, waited: 0.0, ..shown(Vec::new()) }, None);
+        for memory in [100, 500, 750, 1000, 2000] {
+            assert!(near(curve.at(memory * MIB).seconds, 100.0), "{memory}");
+        }
+        let same = Curve::of(Shown { whole: 400 * MIB, ..shown(vec![(600 * MIB, 1.0)]) }, None);
+        assert!(same.at(500 * MIB).seconds.is_finite() && same.at(10 * MIB).seconds.is_finite());
+    }
+}

@@ -1,0 +1,386 @@
+//! Runs a program and listens to it.
+//!
+//! One thread asks for counters, which takes its time; this one takes events, of which the ring loses those that it has no room for. It looks
+//! by the clock and does not ask to be woken: so the program makes no call for it.
+//!
+//! Without `--memory` the limit follows the program: half of all memory that has had bytes in it so far. So a program is asked for
+//! nothing twice, and its size need not be known before.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+use farshore_beside::{Attachment, PAGE};
+use farshore_client::client::Client;
+use farshore_command::refusal::Refusal;
+use farshore_config::Size;
+use farshore_config::stats::Stats;
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::watch::{KINDS, Watch, slack};
+use crate::args::PlanArgs;
+
+/// How often counters are asked for.
+const ASK_EVERY: Duration = Duration::from_millis(50);
+/// How long this sleeps between looks at the ring: as short where much comes, …
+const SLEEP_MIN: Duration = Duration::from_micros(250);
+/// … and as long where nothing does.
+const SLEEP_MAX: Duration = Duration::from_millis(4);
+/// Events of a look after which the next one comes soon.
+const MANY: usize = 256;
+/// The limit that a program starts with, whose size is not known yet; staging memory is sized for it.
+const FIRST_LIMIT: u64 = 1 << 30;
+/// A limit that follows the program is at least this.
+const LIMIT_MIN: u64 = 16 << 20;
+/// Faults between two looks by which the cost of a fault without a read is judged, …
+const FAULTS_TO_JUDGE: u64 = 200;
+/// … and between what it is taken to be, seconds.
+const CHEAPEST: (f64, f64) = (0.5e-6, 4e-6);
+
+/// How it ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// With this status.
+    Status(u8),
+    /// By this signal.
+    Signal(i32),
+    /// It was watched for as long as somebody wanted.
+    Watching,
+}
+
+/// What a run has shown.
+#[derive(Debug)]
+pub struct Run {
+    /// The program, as the user has written it.
+    pub name: String,
+    /// How it ended.
+    pub status: Ended,
+    /// How long it took, or was watched, seconds.
+    pub seconds: f64,
+    /// What was heard; none: it could not be attached to.
+    pub heard: Option<Watch>,
+    /// Its counters at the end, …
+    pub stats: Option<Box<Stats>>,
+    /// … and where it was running before: at the beginning.
+    pub before: Option<Box<Stats>>,
+    /// The largest limit, once the program had outgrown its first one.
+    pub limit: u64,
+    /// The most memory that had bytes in it.
+    pub footprint: u64,
+    /// The limit with which nothing would have left.
+    pub whole: u64,
+    /// Seconds of a fault without a read.
+    pub cheapest: f64,
+    /// See [`Watch::longest`].
+    pub longest: f64,
+}
+
+/// What the thread that asks and this one share.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The limit that is wanted; 0: the one that there is.
+    limit: AtomicU64,
+    over: AtomicBool,
+}
+
+/// Runs the program of a command line.
+///
+/// # Errors
+/// It cannot be started.
+pub fn run(arguments: &PlanArgs, farshore: Option<PathBuf>) -> Result<Run, Refusal> {
+    let farshore = farshore.unwrap_or_else(|| "farshore".into());
+    let place = tempfile::Builder::new().prefix("farshore-plan-").tempdir().map_err(|error| {
+        Refusal::cannot_start(format!("cannot make a directory for counters in '{}' ({error}): set TMPDIR", std::env::temp_dir().display()))
+    })?;
+    let stats = place.path().join("stats");
+    let memory = arguments.memory.unwrap_or_else(first_limit);
+    let mut command = Command::new(&farshore);
+    command.args(["run", "--require", "--memory", &memory.to_string(), "--stats"]).arg(&stats);
+    arguments.swap.iter().for_each(|swap| {
+        command.arg("--swap").arg(swap);
+    });
+    command.arg("--").args(&arguments.command);
+    // Before there is a child for which one could come.
+    let mut signals = signals()?;
+    let started = Instant::now();
+    let child = command.spawn().map_err(|error| {
+        Refusal::cannot_start(format!("cannot run '{}' ({error}): is Farshore installed completely?", farshore.display()))
+    })?;
+    let name = arguments.command.first().map_or_else(String::new, |name| name.display().to_string());
+    let mut follower = Follower::new(child.id(), arguments.memory.is_none());
+    let status = follower.until_the_end(&Over::Child(child), &mut signals);
+    let seconds = started.elapsed().as_secs_f64();
+    let mut run = follower.finish(name, status, seconds);
+    if let Some(at_the_end) = read(&stats) {
+        run.whole = run.whole.max(run.footprint + slack(&at_the_end));
+        run.stats = Some(Box::new(at_the_end));
+    }
+    Ok(run)
+}
+
+/// Watches a program that runs, until it ends or Ctrl-C.
+///
+/// # Errors
+/// There is none, or it cannot be attached to.
+pub fn watch(pid: u32) -> Result<Run, Refusal> {
+    let mut signals = signals()?;
+    let mut client = Client::connect(pid)?;
+    let before = client.stats()?;
+    let mut follower = Follower::new(pid, false);
+    follower.attachment = Some(attach(pid)?);
+    follower.heard = true;
+    let started = Instant::now();
+    eprintln!("farshore: watching process {pid}; Ctrl-C ends it and tells what memory it needs");
+    let status = follower.until_the_end(&Over::Somebodys(pid), &mut signals);
+    let mut run = follower.finish(before.program.clone(), status, started.elapsed().as_secs_f64());
+    run.before = Some(Box::new(before));
+    Ok(run)
+}
+
+fn attach(pid: u32) -> Result<Attachment, Refusal> {
+    let mut attachment = farshore_beside::attach(pid)?;
+    attachment.want(&KINDS);
+    Ok(attachment)
+}
+
+fn read(path: &Path) -> Option<Stats> {
+    std::fs::read_to_string(path).ok().and_then(|text| Stats::from_json(&text).ok())
+}
+
+/// A limit for a program of which nothing is known: not more than the machine has to spare.
+fn first_limit() -> Size {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let available = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).map_or(FIRST_LIMIT, |kib| kib << 10);
+    Size(FIRST_LIMIT.min(available / 4 * 3).max(LIMIT_MIN) & !(PAGE - 1))
+}
+
+/// Whose end is waited for.
+enum Over {
+    Child(Child),
+    Somebodys(u32),
+}
+
+impl Over {
+    /// How it ended, if it has.
+    fn look(&self) -> Option<Ended> {
+        match self {
+            Over::Child(child) => {
+                let pid = Pid::from_raw(child.id() as i32)?;
+                let (_, status) = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG).ok()??;
+                let status = std::process::ExitStatus::from_raw(status.as_raw());
+                Some(match (status.code(), status.signal()) {
+                    (Some(code), _) => Ended::Status(code as u8),
+                    (None, signal) => Ended::Signal(signal.unwrap_or(0)),
+                })
+            }
+            Over::Somebodys(pid) => {
+                let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+                let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+                matches!(state, None | Some('Z' | 'X')).then_some(Ended::Watching)
+            }
+        }
+    }
+}
+
+/// Listens for signals that would end this command.
+fn signals() -> Result<Signals, Refusal> {
+    Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])
+        .map_err(|error| Refusal::failed(format!("cannot listen for signals ({error}): is there memory left?")))
+}
+
+/// One program on its way.
+struct Follower {
+    pid: u32,
+    attachment: Option<Attachment>,
+    watch: Watch,
+    shared: Arc<Shared>,
+    follows: bool,
+    heard: bool,
+    last: Option<Box<Stats>>,
+    limit: u64,
+    least: u64,
+    footprint: u64,
+    whole: u64,
+    cheapest: f64,
+    lost: u64,
+}
+
+impl Follower {
+    fn new(pid: u32, follows: bool) -> Follower {
+        Follower {
+            pid,
+            attachment: None,
+            watch: Watch::default(),
+            shared: Arc::default(),
+            follows,
+            heard: false,
+            last: None,
+            limit: 0,
+            least: LIMIT_MIN,
+            footprint: 0,
+            whole: 0,
+            cheapest: CHEAPEST.1,
+            lost: 0,
+        }
+    }
+
+    /// Listens until the program ends, or for one that is watched, until somebody wants no more.
+    fn until_the_end(&mut self, over: &Over, signals: &mut Signals) -> Ended {
+        let (shared, pid) = (self.shared.clone(), self.pid);
+        let (asking, answers) = channel();
+        let asker = std::thread::spawn(move || ask(pid, &shared, &asking));
+        let (mut sleep, mut looked) = (SLEEP_MIN, Instant::now());
+        let ended = loop {
+            let count = self.take();
+            sleep = if count >= MANY { SLEEP_MIN } else { (sleep * 2).min(SLEEP_MAX) };
+            if looked.elapsed() >= SLEEP_MAX {
+                looked = Instant::now();
+                answers.try_iter().for_each(|stats| self.answered(stats));
+                if let Some(ended) = over.look().or_else(|| self.signalled(over, signals)) {
+                    break ended;
+                }
+                self.attach_again();
+            }
+            std::thread::sleep(sleep);
+        };
+        // What it said last.
+        self.take();
+        self.shared.over.store(true, Ordering::Relaxed);
+        let _ = asker.join();
+        answers.try_iter().for_each(|stats| self.answered(stats));
+        ended
+    }
+
+    /// Passes signals on to a program that was started here. What comes from the terminal (Ctrl-C), it has got too.
+    fn signalled(&self, over: &Over, signals: &mut Signals) -> Option<Ended> {
+        let came: Vec<i32> = signals.pending().collect();
+        if matches!(over, Over::Somebodys(_)) {
+            return (!came.is_empty()).then_some(Ended::Watching);
+        }
+        came.into_iter().filter(|&signal| signal == SIGTERM || signal == SIGHUP).for_each(|signal| self.pass_on(signal));
+        None
+    }
+
+    fn pass_on(&self, signal: i32) {
+        let name = if signal == SIGHUP { Signal::HUP } else { Signal::TERM };
+        if let Some(pid) = Pid::from_raw(self.pid as i32) {
+            let _ = kill_process(pid, name);
+        }
+    }
+
+    /// Takes what the ring has; how many.
+    fn take(&mut self) -> usize {
+        let Some(attachment) = &mut self.attachment else { return 0 };
+        let mut count = 0;
+        let mut state = attachment.state();
+        while let Some(event) = attachment.take() {
+            if count % 64 == 63 {
+                state = attachment.state();
+            }
+            self.watch.hear(&event, &state);
+            count += 1;
+        }
+        self.watch.lost = self.lost + state.events_lost;
+        count
+    }
+
+    /// At the beginning, when the program answers the other thread; and after an exec, which ends attachments.
+    fn attach_again(&mut self) {
+        if let Some(attachment) = &self.attachment {
+            if attachment.is_there() {
+                return;
+            }
+            self.take();
+            self.lost = self.watch.lost;
+            self.attachment = None;
+        }
+        if self.last.is_some()
+            && let Ok(attachment) = attach(self.pid)
+        {
+            self.attachment = Some(attachment);
+            self.heard = true;
+        }
+    }
+
+    fn answered(&mut self, stats: Box<Stats>) {
+        self.watch.look(&stats);
+        if let Some(before) = &self.last {
+            let all = |it: &Stats| it.faults.zero + it.faults.fetch + it.faults.rescue + it.faults.write_protect;
+            let (faults, time) = (all(&stats).saturating_sub(all(before)), stats.fault_latency_ns.total.saturating_sub(before.fault_latency_ns.total));
+            if faults >= FAULTS_TO_JUDGE {
+                self.cheapest = self.cheapest.min(time as f64 / faults as f64 / 1e9).max(CHEAPEST.0);
+            }
+        }
+        let pool = stats.pool.as_ref().map_or(0, |pool| pool.pages * PAGE);
+        let away: u64 = stats.spaces.iter().map(|space| space.used_bytes).sum::<u64>() + pool;
+        // What the swap space holds are copies too, of pages that are there; what was heard to leave may have left before it was heard.
+        let away = if self.heard { away.min(self.watch.away()) } else { away };
+        let footprint = stats.resident_bytes + away;
+        if footprint > self.footprint {
+            self.footprint = footprint;
+            self.whole = footprint + slack(&stats);
+        }
+        if stats.evictions.pages > 0 {
+            self.limit = if self.follows { stats.memory_limit_bytes } else { self.limit.max(stats.memory_limit_bytes) };
+        }
+        if self.follows {
+            let half = (self.footprint / 2).max(self.least) & !(PAGE - 1);
+            // A hundredth more or less is not worth a change.
+            if half.abs_diff(stats.memory_limit_bytes) > half / 100 {
+                self.shared.limit.store(half, Ordering::Relaxed);
+            }
+        }
+        self.last = Some(stats);
+    }
+
+    fn finish(mut self, name: String, status: Ended, seconds: f64) -> Run {
+        let longest = self.watch.longest();
+        let limit = self.limit;
+        Run {
+            name,
+            status,
+            seconds,
+            heard: self.heard.then_some(self.watch),
+            stats: self.last,
+            before: None,
+            limit,
+            footprint: self.footprint,
+            whole: self.whole,
+            cheapest: self.cheapest,
+            longest,
+        }
+    }
+}
+
+/// Asks for counters, and sets the limit, until it is over.
+fn ask(pid: u32, shared: &Shared, answers: &Sender<Box<Stats>>) {
+    let mut client = None;
+    while !shared.over.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        client = client.or_else(|| Client::connect(pid).ok());
+        if let Some(asked) = &mut client {
+            match asked.stats() {
+                Ok(stats) => {
+                    let limit = shared.limit.swap(0, Ordering::Relaxed);
+                    if limit > 0 && limit != stats.memory_limit_bytes {
+                        // A limit below what this run can shrink to is refused, and the one before stays.
+                        let _ = asked.set("memory", &limit.to_string());
+                    }
+                    if answers.send(Box::new(stats)).is_err() {
+                        return;
+                    }
+                }
+                Err(_) => client = None,
+            }
+        }
+        let pause = if client.is_some() { ASK_EVERY } else { ASK_EVERY / 10 };
+        std::thread::sleep(pause.saturating_sub(begun.elapsed()).max(Duration::from_millis(2)));
+    }
+}

@@ -1,0 +1,285 @@
+//! What is told of a run: the table, the sentence, and JSON.
+
+use std::fmt::Write;
+
+use farshore_client::shown::{bytes, duration};
+use farshore_config::plain;
+use serde::Serialize;
+
+use super::curve::{Curve, Point};
+use super::device::Named;
+use super::follow::{Ended, Run};
+use super::shown;
+
+/// The schema of this version. Fields may be added within it.
+pub const SCHEMA: u32 = 1;
+/// Rows are sixteenths of what the program uses, from so many on.
+const SIXTEENTHS_FROM: u64 = 4;
+/// The sentence names the smallest memory with about this slowdown, …
+const LITTLE: f64 = 1.05;
+/// … and with this.
+const TWICE: f64 = 2.0;
+/// Memory of a program for which there is something to plan.
+const SIZE_WORTH: u64 = 4 << 20;
+/// A part of events lost that is worth a line.
+const LOST_WORTH: f64 = 0.01;
+
+/// A plan, as JSON has it. Units are in the names.
+#[derive(Serialize, Debug)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The program.
+    pub program: String,
+    /// Its exit status; null: a signal ended it, or it still runs.
+    pub exit_status: Option<u8>,
+    /// The signal that ended it, or null.
+    pub signal: Option<i32>,
+    /// How long it ran, or was watched.
+    pub run_seconds: f64,
+    /// The most memory that had bytes in it.
+    pub used_bytes: u64,
+    /// `planned`, `fits` (it never had to give anything up) or `unseen` (it ended before it could be watched).
+    pub outcome: &'static str,
+    /// The curve; null unless `planned`.
+    pub plan: Option<Plan>,
+}
+
+/// The curve and what was read from it.
+#[derive(Serialize, Debug)]
+pub struct Plan {
+    /// The run's limit at its end. From here on misses are measured; below they are extrapolated.
+    pub measured_from_bytes: u64,
+    /// The limit with which nothing leaves.
+    pub whole_bytes: u64,
+    /// The program's time without any wait for pages.
+    pub alone_seconds: f64,
+    /// What one page that comes takes of the time.
+    pub miss_us: f64,
+    /// `own` or what `--device` says.
+    pub device: String,
+    /// A read's time there, for `own` as far as the run shows it.
+    pub device_read_us: f64,
+    /// Pages that it reads and writes a second; null: not known.
+    pub device_iops: Option<f64>,
+    /// The part of the program's pages that was looked at.
+    pub sampled: f64,
+    /// Events that were lost.
+    pub events_lost: u64,
+    /// The part of pages that came back of which nobody has seen them leave.
+    pub unseen: f64,
+    /// The knee.
+    pub knee_bytes: u64,
+    /// The smallest memory with a slowdown of at most 1.05.
+    pub little_slower_bytes: u64,
+    /// The smallest memory with a slowdown of at most 2, if the curve reaches that.
+    pub twice_bytes: Option<u64>,
+    /// The sentence.
+    pub advice: String,
+    /// The curve, memory rising.
+    pub curve: Vec<Row>,
+}
+
+/// The curve at one amount of memory.
+#[derive(Serialize, Debug)]
+pub struct Row {
+    /// The limit.
+    pub memory_bytes: u64,
+    /// Whether misses are measured; else they are extrapolated.
+    pub measured: bool,
+    /// The program's time.
+    pub seconds: f64,
+    /// It, in times of `alone_seconds`.
+    pub slowdown: f64,
+    /// The time if a page that comes took the device's time alone.
+    pub ideal_seconds: f64,
+    /// Pages that come back.
+    pub misses: f64,
+    /// How many that would be if no part of a loop stayed.
+    pub misses_lru: f64,
+    /// Pages that are written.
+    pub writes: f64,
+    /// Pages that the device reads a second.
+    pub reads_per_second: f64,
+    /// Pages that the device writes a second.
+    pub writes_per_second: f64,
+}
+
+impl Report {
+    /// What a run has shown, of this swap space if one is given.
+    pub fn of(run: &Run, device: Option<&Named>) -> Report {
+        let (exit_status, signal) = match run.status {
+            Ended::Status(status) => (Some(status), None),
+            Ended::Signal(signal) => (None, Some(signal)),
+            Ended::Watching => (None, None),
+        };
+        let left = run.stats.as_ref().is_some_and(|stats| stats.evictions.pages > 0);
+        let heard = run.heard.as_ref().filter(|heard| heard.evicted > 0 || heard.fetched > 0);
+        let plan = match (shown(run), heard) {
+            (Some(shown), Some(heard)) if left && run.limit > 0 => {
+                let curve = Curve::of(shown, device.map(|named| named.device));
+                let name = device.map_or_else(|| "own".into(), |named| named.text.clone());
+                let unseen = heard.unseen as f64 / (heard.unseen + heard.seen).max(1) as f64;
+                Some(Plan::of(&curve, run, name, (heard.rate(), heard.lost, unseen)))
+            }
+            _ => None,
+        };
+        let outcome = match &plan {
+            Some(_) => "planned",
+            None if run.stats.is_some() && !left => "fits",
+            None => "unseen",
+        };
+        Report {
+            schema: SCHEMA,
+            program: run.name.clone(),
+            exit_status,
+            signal,
+            run_seconds: run.seconds,
+            used_bytes: run.footprint,
+            outcome,
+            plan,
+        }
+    }
+
+    /// JSON for people and scripts.
+    ///
+    /// # Panics
+    /// Never: numbers and strings always have a JSON form.
+    pub fn json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("numbers and strings have a JSON form") + "\n"
+    }
+
+    /// The table and the sentence; with bars if it is for a terminal.
+    pub fn text(&self, bars: bool) -> String {
+        let name = plain(&self.program);
+        let used = bytes(self.used_bytes);
+        let Some(plan) = &self.plan else {
+            return match (self.outcome, self.exit_status) {
+                // What there is to say, `farshore run` has said.
+                (_, Some(125..=127)) => String::new(),
+                ("fits", _) if self.used_bytes < SIZE_WORTH => {
+                    format!("farshore: '{name}' has hardly any memory that a limit is for ({used}): there is no plan\n")
+                }
+                ("fits", _) => format!("farshore: '{name}' never needed more than {used}: --memory {} is enough, and less was not tried\n", size(self.used_bytes)),
+                _ => format!("farshore: '{name}' ended before its memory could be watched: there is no plan\n"),
+            };
+        };
+        let mut text = format!(
+            "farshore: '{name}' ran {} with {} of the {used} that it uses, and would take {} alone\n\n",
+            seconds(self.run_seconds),
+            bytes(plan.measured_from_bytes),
+            seconds(plan.alone_seconds)
+        );
+        let _ = writeln!(text, "{:>10} {:>10} {:>8} {:>10} {:>12} {:>10} {:>10}", "memory", "time", "slower", "ideal", "misses", "reads/s", "writes/s");
+        let most = plan.curve.iter().map(|row| row.slowdown).fold(1.0, f64::max);
+        for row in plan.curve.iter().rev() {
+            let _ = write!(
+                text,
+                "{:>10} {:>10} {:>7.2}x {:>10} {:>12.0} {:>10.0} {:>10.0}",
+                bytes(row.memory_bytes),
+                seconds(row.seconds),
+                row.slowdown,
+                seconds(row.ideal_seconds),
+                row.misses,
+                row.reads_per_second,
+                row.writes_per_second
+            );
+            if bars {
+                let length = (row.slowdown / most * 20.0).round() as usize;
+                let _ = write!(text, "  {}", "█".repeat(length.max(1)));
+            }
+            text += if row.measured { "\n" } else { "  more or less\n" };
+        }
+        let _ = writeln!(text, "\n{}", plan.advice);
+        let _ = writeln!(
+            text,
+            "Misses from {} on are measured, those below are extrapolated ('more or less').",
+            bytes(plan.measured_from_bytes)
+        );
+        if plan.unseen > 0.1 {
+            let _ = writeln!(text, "{:.0} % of the pages that came back were not seen leaving: all of it is rough.", plan.unseen * 100.0);
+        }
+        if plan.events_lost as f64 > LOST_WORTH * plan.curve.first().map_or(0.0, |row| row.misses) {
+            let _ = writeln!(text, "{} events were lost, since the machine was busy: sizes are rough.", plan.events_lost);
+        }
+        text
+    }
+}
+
+impl Plan {
+    fn of(curve: &Curve, run: &Run, device: String, (sampled, events_lost, unseen): (f64, u64, f64)) -> Plan {
+        let (knee, whole) = (curve.knee(), run.whole);
+        let from = run.limit.min(whole / 16 * SIXTEENTHS_FROM).max(4096);
+        let mut sizes: Vec<u64> = (SIXTEENTHS_FROM..=16).map(|part| whole / 16 * part).chain([run.limit, knee, whole]).collect();
+        sizes.sort_unstable();
+        // A row beside another tells nothing new.
+        let keep = |size: u64| size == run.limit || size == whole || size == knee;
+        let close = |one: u64, other: u64| one.abs_diff(other) < whole / 64;
+        let all = sizes.clone();
+        sizes.retain(|&size| keep(size) || !all.iter().any(|&other| keep(other) && close(size, other)));
+        sizes.dedup();
+        let rows: Vec<Row> = sizes.into_iter().map(|size| row(curve, &curve.at(size))).collect();
+        let little = curve.least(LITTLE, from);
+        let twice = (curve.slowdown(from) > TWICE).then(|| curve.least(TWICE, from));
+        Plan {
+            measured_from_bytes: run.limit,
+            whole_bytes: whole,
+            alone_seconds: curve.alone(),
+            miss_us: curve.miss() * 1e6,
+            device,
+            device_read_us: curve.device().read * 1e6,
+            device_iops: Some(curve.device().rate).filter(|rate| rate.is_finite()),
+            sampled,
+            events_lost,
+            unseen,
+            knee_bytes: knee,
+            little_slower_bytes: little,
+            twice_bytes: twice,
+            advice: advice(curve, whole, from, (little, twice)),
+            curve: rows,
+        }
+    }
+}
+
+fn row(curve: &Curve, at: &Point) -> Row {
+    Row {
+        memory_bytes: at.memory,
+        measured: at.measured,
+        seconds: at.seconds,
+        slowdown: at.seconds / curve.alone(),
+        ideal_seconds: at.ideal,
+        misses: at.misses,
+        misses_lru: at.misses_lru,
+        writes: at.writes,
+        reads_per_second: at.misses / at.seconds,
+        writes_per_second: at.writes / at.seconds,
+    }
+}
+
+/// The one sentence.
+fn advice(curve: &Curve, whole: u64, from: u64, (little, twice): (u64, Option<u64>)) -> String {
+    let slower = |memory: u64| {
+        let slowdown = curve.slowdown(memory);
+        let about = if curve.at(memory).measured { "" } else { "about " };
+        match slowdown {
+            ..1.005 => format!("{about}as fast as with all"),
+            ..1.5 => format!("{about}{:.0} % slower", (slowdown - 1.0) * 100.0),
+            _ => format!("{about}{slowdown:.1} x as long"),
+        }
+    };
+    let least = twice.unwrap_or(from);
+    let first = format!("--memory {}: {}", size(little), slower(little));
+    if least >= little || curve.slowdown(little) >= curve.slowdown(least) {
+        return format!("Advice: {first}; with {} everything fits.", bytes(whole));
+    }
+    format!("Advice: {first}; --memory {}: {}; with {} everything fits.", size(least), slower(least), bytes(whole))
+}
+
+/// A size as `--memory` takes it, rounded up.
+fn size(value: u64) -> String {
+    if value >= 10 << 30 { format!("{:.1}G", (value as f64 / (1_u64 << 30) as f64 * 10.0).ceil() / 10.0) } else { format!("{}M", value.div_ceil(1 << 20)) }
+}
+
+fn seconds(value: f64) -> String {
+    duration((value * 1e9) as u64)
+}

@@ -1,0 +1,186 @@
+//! What a program's events tell: which memory would have kept each page that came back, and which threads waited.
+
+use std::collections::{BTreeMap, HashMap};
+
+use farshore_beside::{Event, Kind, PAGE, State};
+use farshore_config::stats::Stats;
+
+use super::ghosts::{Ghosts, Return};
+
+/// Threads are compared in pieces of the time, so that those that wait one after the other count together.
+const WINDOW_NS: u64 = 50_000_000;
+/// A fault was by a write to a page that is there.
+const PROTECTED: u8 = 2;
+
+/// The kinds of events that are wanted.
+pub const KINDS: [Kind; 5] = [Kind::Fault, Kind::Fetched, Kind::Evicted, Kind::Rescued, Kind::Unmapped];
+
+/// What was heard.
+#[derive(Debug, Default)]
+pub struct Watch {
+    ghosts: Ghosts,
+    /// Returns by the memory, in bytes, that would have kept the page: with less of it than that, it came by a read.
+    pub needs: BTreeMap<u64, f64>,
+    /// Pages that came back, …
+    pub fetched: u64,
+    /// … of them those that nobody has seen leave, as far as the sample goes, …
+    pub unseen: u64,
+    /// … and the others of the sample.
+    pub seen: u64,
+    /// Pages that left.
+    pub evicted: u64,
+    /// Events that the ring has lost.
+    pub lost: u64,
+    /// The part of memory that is not the program's, or free: what a limit has to be larger by.
+    slack: u64,
+    window: Window,
+    waited: f64,
+    waited_longest: f64,
+}
+
+#[derive(Debug, Default)]
+struct Window {
+    since_ns: u64,
+    fetched: u64,
+    threads: HashMap<u32, u64>,
+}
+
+impl Watch {
+    /// What happened when the program had this state.
+    pub fn hear(&mut self, event: &Event, state: &State) {
+        let (first, pages) = (event.address / PAGE, event.pages);
+        match event.kind {
+            Kind::Fault if event.detail & PROTECTED == 0 => {
+                if event.ns.saturating_sub(self.window.since_ns) > WINDOW_NS {
+                    self.end_window(event.ns);
+                }
+                *self.window.threads.entry(event.thread).or_default() += 1;
+            }
+            Kind::Evicted => {
+                self.evicted += pages;
+                (first..first + pages).for_each(|page| self.ghosts.left(page));
+            }
+            Kind::Rescued => {
+                self.ghosts.came(first);
+            }
+            Kind::Fetched => {
+                self.fetched += pages;
+                self.window.fetched += pages;
+                let had = self.had(state);
+                (first..first + pages).for_each(|page| self.came(page, had));
+            }
+            Kind::Unmapped => self.ghosts.gone(first, pages),
+            _ => {}
+        }
+    }
+
+    fn came(&mut self, page: u64, had: u64) {
+        match self.ghosts.came(page) {
+            Return::Unsampled => {}
+            Return::Unseen => self.unseen += 1,
+            Return::Ghost { weight, above } => {
+                self.seen += 1;
+                *self.needs.entry(rounded(had + (above + 1.0) as u64 * PAGE)).or_default() += weight;
+            }
+        }
+    }
+
+    /// The limit that keeps what the program had: the one it has, unless it has given back memory since.
+    fn had(&self, state: &State) -> u64 {
+        state.resident_bytes.max(state.limit_bytes.min(state.resident_bytes + self.slack))
+    }
+
+    /// How much of a limit is not for the program's pages, by its counters.
+    pub fn look(&mut self, stats: &Stats) {
+        self.slack = slack(stats);
+    }
+
+    /// Memory that the program's pages that have left take, as far as it was heard.
+    pub fn away(&self) -> u64 {
+        (self.ghosts.pages() * PAGE as f64) as u64
+    }
+
+    /// The part of the pages that was looked at.
+    pub fn rate(&self) -> f64 {
+        self.ghosts.rate()
+    }
+
+    /// The part of all waits for pages that the thread had which waited longest: all in a program of one thread, a quarter in one whose four
+    /// threads wait alike. System calls' waits are of no thread that is known, and count for the longest.
+    pub fn longest(&mut self) -> f64 {
+        self.end_window(0);
+        if self.waited > 0.0 { self.waited_longest / self.waited } else { 1.0 }
+    }
+
+    fn end_window(&mut self, now_ns: u64) {
+        let window = std::mem::replace(&mut self.window, Window { since_ns: now_ns, ..Window::default() });
+        let all: u64 = window.threads.values().sum();
+        if all > 0 && window.fetched > 0 {
+            let calls = window.threads.get(&0).copied().unwrap_or(0);
+            let longest = window.threads.iter().filter(|(thread, _)| **thread != 0).map(|(_, count)| *count).max().unwrap_or(0);
+            self.waited += window.fetched as f64;
+            self.waited_longest += window.fetched as f64 * (longest + calls) as f64 / all as f64;
+        }
+    }
+}
+
+/// How much larger a limit has to be than what the program has: staging memory, and what evictors keep free.
+pub fn slack(stats: &Stats) -> u64 {
+    let staged = stats.memory_limit_bytes.saturating_sub((stats.frames.limit + stats.frames.debt) * PAGE);
+    staged + stats.evictors.high_pages * PAGE
+}
+
+/// With eight significant bits, rounded up: so there are some thousand different ones at most.
+fn rounded(bytes: u64) -> u64 {
+    let unit = 1_u64 << (u64::BITS - bytes.leading_zeros()).saturating_sub(8).max(12);
+    bytes.next_multiple_of(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(kind: Kind, page: u64, pages: u64) -> Event {
+        Event::new(kind, page * PAGE, pages)
+    }
+
+    #[test]
+    fn a_loop_needs_all_of_its_pages() {
+        // 1000 pages in turn, of which 400 fit.
+        let mut watch = Watch::default();
+        let state = State { limit_bytes: 400 * PAGE, resident_bytes: 400 * PAGE, ..State::default() };
+        for n in 400..10_000_u64 {
+            if n >= 1000 {
+                watch.hear(&event(Kind::Fetched, n % 1000, 1), &state);
+            }
+            watch.hear(&event(Kind::Evicted, (n - 400) % 1000, 1), &state);
+        }
+        assert_eq!((watch.fetched, watch.unseen, watch.seen, watch.needs.len()), (9_000, 0, 9_000, 1));
+        let need = *watch.needs.keys().next().expect("there is one");
+        assert!((1000 * PAGE..1010 * PAGE).contains(&need), "{}", need / PAGE);
+        assert_eq!(watch.away(), 600 * PAGE);
+        // Of a program that has given back half of what it had.
+        let state = State { resident_bytes: 200 * PAGE, ..state };
+        watch.hear(&event(Kind::Fetched, 999, 1), &state);
+        assert!(watch.needs.keys().next().is_some_and(|need| *need < 810 * PAGE));
+    }
+
+    #[test]
+    fn the_thread_that_waits_longest_counts_by_pieces_of_time() {
+        let mut watch = Watch::default();
+        let fault = |thread, ms: u64, detail| Event { thread, detail, ns: ms * 1_000_000, ..event(Kind::Fault, 1, 1) };
+        // Two threads alike, then each of them alone; a call; a write to a page that is there.
+        for (thread, ms) in [(1, 1000), (2, 1001), (1, 1100), (1, 1101), (2, 1200), (0, 1201)] {
+            watch.hear(&fault(thread, ms, 0), &State::default());
+            watch.hear(&fault(3, ms, PROTECTED), &State::default());
+            watch.hear(&event(Kind::Fetched, ms, 1), &State::default());
+        }
+        assert_eq!(watch.longest(), 5.0 / 6.0);
+        assert_eq!(Watch::default().longest(), 1.0);
+    }
+
+    #[test]
+    fn sizes_are_few() {
+        assert_eq!([rounded(1), rounded(4096), rounded(1 << 30), rounded((1 << 30) + 1)], [4096, 4096, 1 << 30, (1 << 30) + (1 << 23)]);
+    }
+}
