@@ -56,7 +56,7 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     if (nr == SENDTO || nr == RECVFROM) && a4 | a5 != 0 {
         return NOT_HERE;
     }
-    let (Some(runtime), Some(thread)) = (runtime(), thread::current()) else { return NOT_HERE };
+    let (Some(runtime), Some(thread)) = (runtime(), thread::current_inlined()) else { return NOT_HERE };
     if !runtime.running.load(Ordering::Relaxed) || thread.internal || is_own(runtime, fd) {
         return NOT_HERE;
     }
@@ -137,7 +137,7 @@ unsafe fn for_program(nr: u64, args: [u64; 6]) -> i64 {
 #[inline(always)]
 fn thread_of_unithreads(nr: u64, len: u64) -> bool {
     const WRITE: u64 = 1;
-    thread::current().is_some_and(|thread| thread.worker.get().is_some()) && !(nr == WRITE && len == 8)
+    thread::current_inlined().is_some_and(|thread| thread.worker.get().is_some()) && !(nr == WRITE && len == 8)
 }
 
 #[inline(always)]

@@ -209,6 +209,13 @@ pub fn current() -> Option<&'static Thread> {
     unsafe { tls::get().cast::<Thread>().as_ref() }
 }
 
+/// The same for code that may call nothing (`dispatch/quick.rs`).
+#[inline(always)]
+pub fn current_inlined() -> Option<&'static Thread> {
+    // SAFETY: as in `current`.
+    unsafe { tls::get_inlined().cast::<Thread>().as_ref() }
+}
+
 /// This thread's record. A thread that was made in a way that Farshore did not see gets one now; without memory for it the
 /// program ends. With signals blocked.
 #[inline]
