@@ -13,7 +13,7 @@
 use crate::lock::Mutex;
 use crate::own;
 use crate::signal::{self, How, SigSet};
-use crate::vm::{self, advice, remap};
+use crate::vm::{self, remap};
 use core::alloc::{GlobalAlloc, Layout};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -75,13 +75,8 @@ struct Segments;
 unsafe impl dlmalloc::Allocator for Segments {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let base = map(size);
-        if base.is_null() {
-            return (base, 0, 0);
-        }
-        // What the heap asks for it is about to use: one call rather than a fault a page. An older kernel does not know it (before Linux 5.14), which does no harm.
-        // SAFETY: just mapped, and nobody else's.
-        let _ = unsafe { vm::madvise(base.expose_provenance() as u64, size as u64, advice::POPULATE_WRITE) };
-        (base, size, 0)
+        // Its pages come when they are touched: to have them at once costs nearly as much for each, and for those that nobody needs, too.
+        (base, if base.is_null() { 0 } else { size }, 0)
     }
     fn remap(&self, base: *mut u8, old: usize, new: usize, can_move: bool) -> *mut u8 {
         // SAFETY: dlmalloc passes a segment that it got from `alloc`.
