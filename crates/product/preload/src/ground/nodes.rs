@@ -13,6 +13,10 @@ pub fn of_cores() -> impl FnMut(usize) -> u8 {
 fn read(directory: &Path) -> Vec<(u8, Vec<usize>)> {
     let list_in = |file: &Path| cores(fs::read_to_string(directory.join(file)).ok()?.trim());
     let nodes = list_in(Path::new("online")).unwrap_or_default();
+    // One node has all of the processors.
+    if nodes.len() <= 1 {
+        return Vec::new();
+    }
     let node = |number: usize| Some((number.try_into().ok()?, list_in(&Path::new(&format!("node{number}")).join("cpulist"))?));
     nodes.into_iter().filter_map(node).collect()
 }
