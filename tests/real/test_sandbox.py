@@ -50,6 +50,21 @@ USERFAULTFD, OTHERS = 323, (440, 425, 426, 427)
 PROFILES = {"docker": errno.EPERM, "podman": errno.ENOSYS}
 SUMS = ["/usr/bin/python3", "-c", "data = [bytes([i % 251]) * 1000000 for i in range(64)]\nprint(sum(map(sum, data)), data[7][5])"]
 
+COUNTED = """
+import os
+data, proc = bytearray(40 << 20), os.open("/proc", os.O_PATH)
+def count(value):
+    for at in range(0, len(data), 4096):
+        data[at] = value
+    print(os.stat("/proc/self/task").st_nlink, os.stat("self/task/", dir_fd=proc).st_nlink, sum(data) // value, flush=True)
+count(1)
+child = os.fork()
+count(2)
+if child == 0:
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+
 
 def sections(name):
     """What a test program can do."""
@@ -127,6 +142,15 @@ class TestSandbox(Command):
     def test_rights(self, section, when, user):
         """Each kind of restriction, with threads of ours before it, and without."""
         self.same([harness.build_program("sandbox"), str(LIMIT // MIB), when, section], USERS[user])
+
+    def test_counted(self, mode):
+        """What a sandbox does that insists on one thread: it looks how many links the list of its threads has. With memory that is short; in a child, too."""
+        native, ours = self.argv(["/usr/bin/python3", "-c", COUNTED])
+        ours[ours.index("--fault") + 1] = mode
+        printed, status, complaint = self.run(native)
+        expect(status == 0, f"natively it ends with status {status}: {complaint}")
+        got, ended, said = self.run(ours)
+        expect((got, ended, said) == (printed, 0, ""), f"status {ended}, printed {got!r}, natively {printed!r}; stderr {said!r}")
 
     def knock(self, argv, user=None):
         """Runs a program that waits under Farshore, asks it for its counters meanwhile; what it printed but for its number."""

@@ -23,6 +23,7 @@ use crate::ground::{count, net, report, sleeping, text, thread, unithreads};
 use crate::{family, signals};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_catch::entry::{self, Call};
+use farshore_core::limits::PAGE_SIZE;
 use farshore_net::buffers::{self, Memory as _};
 use farshore_net::calls::follow::Starter;
 use farshore_net::calls::{exec, follow};
@@ -50,6 +51,10 @@ const TLS_MAX: u64 = 1 << 20;
 const THREAD_BYTES: u64 = 2304;
 const SYS_EXECVE: u64 = 59;
 const SYS_EXECVEAT: u64 = 322;
+const SYS_STAT: u64 = 4;
+const SYS_LSTAT: u64 = 6;
+const SYS_NEWFSTATAT: u64 = 262;
+const SYS_STATX: u64 = 332;
 
 /// What a new thread inherits: [`signals::inheritance`]'s bits, then this one for [`thread::Whose`], then the state of its rights.
 const AS_GUEST: i64 = 1 << 3;
@@ -62,7 +67,10 @@ static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// The calls of this module, by number.
 pub fn handles(number: u64) -> bool {
-    report::ends(number) || matches!(number, SYS_EXECVE | SYS_EXECVEAT) || rights::may_change(number)
+    report::ends(number)
+        || matches!(number, SYS_EXECVE | SYS_EXECVEAT)
+        || rights::may_change(number)
+        || path_of_status(number).is_some()
 }
 
 /// Does one of them. Not inlined: what `exec` needs of the stack would lie in the frame of every call.
@@ -72,7 +80,10 @@ pub fn call(number: u64, args: &Args) -> i64 {
         SYS_EXECVE | SYS_EXECVEAT => execute(number, args),
         nr::EXIT => exit_thread(args),
         _ if rights::may_change(number) => change_rights(number, args),
-        _ => exit_process(args),
+        _ => match path_of_status(number) {
+            Some(path) => status(number, args, args[path]),
+            None => exit_process(args),
+        },
     }
 }
 
@@ -89,6 +100,44 @@ fn change_rights(number: u64, args: &Args) -> i64 {
         family::name_socket();
     }
     answer
+}
+
+/// Of a call that asks for the status of a file by its path: which argument the path is.
+const fn path_of_status(number: u64) -> Option<usize> {
+    match number {
+        SYS_STAT | SYS_LSTAT => Some(0),
+        SYS_NEWFSTATAT | SYS_STATX => Some(1),
+        _ => None,
+    }
+}
+
+/// The status of a file. Sandboxes count the threads of their process so, by the links of `/proc/self/task`, and insist on one: ours end before
+/// such a look of a program with one thread, as before a call that the kernel allows to one thread alone ([`rights`]).
+fn status(number: u64, args: &Args, path: u64) -> i64 {
+    let can_end = || rights::has_threads() && rights::can_be_made_again() && count::has_one_thread() && !thread::is_guest();
+    let Some(runtime) = runtime().filter(|_| can_end() && is_list_of_threads(path)) else { return net::pinned(number, args) };
+    uninterrupted(|| own_threads::stop(runtime));
+    let answer = net::pinned(number, args);
+    own_threads::go_on(runtime);
+    answer
+}
+
+/// Whether the program's string at `path` names a list of threads: `/proc/self/task`, `self/task/` below a directory that is open, and the like.
+fn is_list_of_threads(path: u64) -> bool {
+    // `/proc/4194304/task/` is the longest, with its zero; a string may end where memory does.
+    let mut text = [0u8; 24];
+    let first = (PAGE_SIZE - path as usize % PAGE_SIZE).min(text.len());
+    let (head, rest) = text.split_at_mut(first);
+    for (part, from) in [(head, path), (rest, path.wrapping_add(first as u64))] {
+        // SAFETY: room for as many bytes as the part has.
+        let read = unsafe { net::farshore_read_program(part.as_mut_ptr(), from, part.len() as u64) };
+        if !read || part.contains(&0) {
+            break;
+        }
+    }
+    let Some(end) = text.iter().position(|&byte| byte == 0) else { return false };
+    let name = text[..end].strip_suffix(b"/").unwrap_or(&text[..end]);
+    name == b"task" || name.ends_with(b"/task")
 }
 
 /// Threads of ours are told to make the same call.
