@@ -32,7 +32,7 @@ fn what_is_written_is_read() {
     assert_eq!(other.read(3, 9), Ok(b"\0\0hello\0\0".to_vec()));
     assert_eq!(node.client("b").read(3, 9), Ok(vec![0; 9]), "another export");
     assert_eq!(other.ask(ZEROES, 6, 2), Ok(()));
-    assert_eq!(one.read(3, 9), Ok(b"\0\0h\0llo\0\0".to_vec()));
+    assert_eq!(one.read(3, 9), Ok(b"\0\0h\0\0lo\0\0".to_vec()));
     for (command, len) in [(TRIM, PAGE), (FLUSH, 0), (ZEROES, SIZE)] {
         assert_eq!(one.ask(command, 0, len as u32), Ok(()), "{command}");
     }
