@@ -92,8 +92,8 @@ impl Tokens {
     #[must_use]
     pub fn admit(&self, name: &[u8]) -> bool {
         let token = name.split(|&byte| byte == b'/').next().unwrap_or_default();
-        // The length of what a client sends is no secret.
-        if !LEN.contains(&token.len()) {
+        // The length of what a client sends is no secret. No token has a zero byte, which would be like the end of a shorter one.
+        if !LEN.contains(&token.len()) || token.contains(&0) {
             return false;
         }
         let given = padded(token);

@@ -134,7 +134,7 @@ fn requests(first: u8, input: &[u8]) {
         let mut bits = Bits(byte);
         let command = [0, 1, 1, 4, 6, 6, 3, 5][usize::from(byte >> 5)];
         // FUA, no hole, one that is not known.
-        let flags = bits.of([0, 1, 2, 3]) | if bits.bit() && bits.bit() { 8 } else { 0 };
+        let flags: u16 = bits.of([0, 1, 2, 3]) | if bits.bit() && bits.bit() { 8 } else { 0 };
         let mut number = || u64::from(bytes.byte().unwrap_or(0)) << 8 | u64::from(bytes.byte().unwrap_or(0));
         let (offset, len) = (number(), number() as u32 % 20_000);
         let offset = if bits.bit() { offset.wrapping_sub(300) } else { offset };
