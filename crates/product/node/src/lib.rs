@@ -40,7 +40,7 @@ pub fn amount(bytes: u64) -> String {
     match units.into_iter().find(|(shift, _)| bytes >> shift != 0) {
         None => format!("{bytes} bytes"),
         Some((shift, unit)) => {
-            let tenths = u128::from(bytes) * 10 >> shift;
+            let tenths = (u128::from(bytes) * 10) >> shift;
             match tenths % 10 {
                 0 => format!("{} {unit}", tenths / 10),
                 tenth => format!("{}.{tenth} {unit}", tenths / 10),
