@@ -503,19 +503,19 @@ class TestSeeing(Command):
 
     def test_plan_loop(self):
         """A loop over 96 MiB: all misses are there until all of it fits, and half of them as a part of it stays."""
-        return self.planned(["loop", "96M", "12"], 96, 96)
+        return self.planned(["loop", "96M", "6"], 96, 96)
 
     def test_plan_hot(self):
         """A hot set of 60 MiB in 96, with a limit in between: the knee is the hot set."""
-        return self.planned(["hot", "96M", "60M", "600000"], 60, 96, "--memory", "40M")
+        return self.planned(["hot", "96M", "60M", "150000"], 60, 96, "--memory", "40M")
 
     def test_plan_phases(self):
         """All of 128 MiB once, then 80 of them again and again."""
-        return self.planned(["phases", "128M", "80M", "12"], 80, 128)
+        return self.planned(["phases", "128M", "80M", "6"], 80, 128)
 
     def test_plan_device(self):
         """Another device is asked about: its time and its rate bound the program's."""
-        argv = [self.public_program("patterns"), "random", "64M", "200000"]
+        argv = [self.public_program("patterns"), "random", "64M", "60000"]
         told, text, _ = self.plan("--device", "read_us=100000,iops=1000", "--memory", "32M", "--", *argv)
         plan = told["plan"]
         least = next(row for row in plan["curve"] if row["memory_bytes"] == plan["measured_from_bytes"])
@@ -526,9 +526,10 @@ class TestSeeing(Command):
 
     def test_plan_fits(self):
         """A program that never needs more than its memory is told so."""
-        code = "import time\ndata = bytearray(b'x') * (8 << 20)\ntime.sleep(2)\n"
+        code = "import time\ndata = bytearray(b'x') * (40 << 20)\ntime.sleep(2)\n"
         told, text, _ = self.plan("--memory", "256M", "--", harness.python_with("ctypes", "python3"), "-c", code)
         expect(told["outcome"] == "fits" and told["plan"] is None and "never needed more than" in text, f"{told}: {text}")
+        expect(40 <= told["used_bytes"] / MIB < 80, f"{told}")
         return text.strip()
 
     def test_plan_ends(self):

@@ -54,7 +54,9 @@ impl Client {
             for name in names {
                 match connect_to(&name) {
                     Ok(stream) => match peer(&stream) {
-                        Ok((peer, user)) if peer == pid && users.contains(&user) => return Ok(Client { pid, stream, came: Vec::new() }),
+                        Ok((peer, user)) if peer == pid && users.contains(&user) => {
+                            return Ok(Client { pid, stream, came: Vec::new() });
+                        }
                         other => impostor = Some(other),
                     },
                     Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
@@ -132,7 +134,9 @@ impl Client {
         let answer = self.ask(&Request::Attach { version })?;
         match self.came.pop() {
             Some(descriptor) => Ok((self.stream, descriptor)),
-            None => Err(Refusal::failed(format!("process {pid} shares no memory, and answers {answer:?}: is its Farshore another version?"))),
+            None => Err(Refusal::failed(format!(
+                "process {pid} shares no memory, and answers {answer:?}: is its Farshore another version?"
+            ))),
         }
     }
 

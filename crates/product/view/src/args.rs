@@ -198,7 +198,11 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 /// What usage errors name.
-const WORDS: Words = Words { first: "command", known: "top, metrics or plan", required: &[("PROGRAM", "no PROGRAM given: write it as in 'farshore plan -- PROGRAM'")] };
+const WORDS: Words = Words {
+    first: "command",
+    known: "top, metrics or plan",
+    required: &[("PROGRAM", "no PROGRAM given: write it as in 'farshore plan -- PROGRAM'")],
+};
 
 /// The command that this command line is for.
 ///

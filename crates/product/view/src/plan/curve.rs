@@ -256,7 +256,9 @@ mod tests {
     #[test]
     fn a_loop_is_a_cliff_and_what_stays_of_it_a_straight_line() {
         let curve = Curve::of(shown(vec![(1000 * MIB, 3.0)]), None);
-        assert!(near(curve.alone(), 60.0) && near(curve.at(1000 * MIB).seconds, 60.0) && near(curve.at(500 * MIB).seconds, 100.0));
+        assert!(
+            near(curve.alone(), 60.0) && near(curve.at(1000 * MIB).seconds, 60.0) && near(curve.at(500 * MIB).seconds, 100.0)
+        );
         let between = curve.at(750 * MIB);
         assert!(near(between.misses, 2e6) && near(between.misses_lru, 4e6) && near(between.seconds, 80.0), "{between:?}");
         assert!(near(curve.at(250 * MIB).seconds, 120.0) && !curve.at(250 * MIB).measured && between.measured);

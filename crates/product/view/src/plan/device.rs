@@ -29,7 +29,9 @@ fn parse(text: &str) -> Result<Device, String> {
         return Ok(Device { read: read / 1e6, rate: f64::INFINITY });
     }
     let why = |part: &str| {
-        format!("invalid device {text:?}, {part}: write it as read_us=80,iops=70000 (iops may be left out), or ram, ram:lz4 or ram:zstd")
+        format!(
+            "invalid device {text:?}, {part}: write it as read_us=80,iops=70000 (iops may be left out), or ram, ram:lz4 or ram:zstd"
+        )
     };
     let mut device = Device { read: f64::NAN, rate: f64::INFINITY };
     for part in text.split(',') {

@@ -19,6 +19,7 @@ use farshore_client::client::Client;
 use farshore_command::refusal::Refusal;
 use farshore_config::Size;
 use farshore_config::stats::Stats;
+use nix::sys::resource::{UsageWho, getrusage};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -34,8 +35,10 @@ const SLEEP_MIN: Duration = Duration::from_micros(250);
 const SLEEP_MAX: Duration = Duration::from_millis(4);
 /// Events of a look after which the next one comes soon.
 const MANY: usize = 256;
-/// The limit that a program starts with, whose size is not known yet; staging memory is sized for it.
-const FIRST_LIMIT: u64 = 1 << 30;
+/// The limit that a program starts with, whose size is not known yet. Staging memory is sized for it: enough for the largest batches, and no more.
+const FIRST_LIMIT: u64 = 256 << 20;
+/// Faults are listened to for the first part of each such time: threads can be told apart by a sample, and the ring has room for the rest.
+const FAULTS_EVERY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(400));
 /// A limit that follows the program is at least this.
 const LIMIT_MIN: u64 = 16 << 20;
 /// Faults between two looks by which the cost of a fault without a read is judged, …
@@ -73,6 +76,8 @@ pub struct Run {
     pub limit: u64,
     /// The most memory that had bytes in it.
     pub footprint: u64,
+    /// The most memory that it had in RAM, with code and libraries: of one that was dormant nothing else is known.
+    pub resident: u64,
     /// The limit with which nothing would have left.
     pub whole: u64,
     /// Seconds of a fault without a read.
@@ -96,7 +101,10 @@ struct Shared {
 pub fn run(arguments: &PlanArgs, farshore: Option<PathBuf>) -> Result<Run, Refusal> {
     let farshore = farshore.unwrap_or_else(|| "farshore".into());
     let place = tempfile::Builder::new().prefix("farshore-plan-").tempdir().map_err(|error| {
-        Refusal::cannot_start(format!("cannot make a directory for counters in '{}' ({error}): set TMPDIR", std::env::temp_dir().display()))
+        Refusal::cannot_start(format!(
+            "cannot make a directory for counters in '{}' ({error}): set TMPDIR",
+            std::env::temp_dir().display()
+        ))
     })?;
     let stats = place.path().join("stats");
     let memory = arguments.memory.unwrap_or_else(first_limit);
@@ -117,6 +125,8 @@ pub fn run(arguments: &PlanArgs, farshore: Option<PathBuf>) -> Result<Run, Refus
     let status = follower.until_the_end(&Over::Child(child), &mut signals);
     let seconds = started.elapsed().as_secs_f64();
     let mut run = follower.finish(name, status, seconds);
+    let children = getrusage(UsageWho::RUSAGE_CHILDREN).map_or(0, |usage| usage.max_rss());
+    run.resident = u64::try_from(children).unwrap_or(0) << 10;
     if let Some(at_the_end) = read(&stats) {
         run.whole = run.whole.max(run.footprint + slack(&at_the_end));
         run.stats = Some(Box::new(at_the_end));
@@ -134,7 +144,7 @@ pub fn watch(pid: u32) -> Result<Run, Refusal> {
     let before = client.stats()?;
     let mut follower = Follower::new(pid, false);
     follower.attachment = Some(attach(pid)?);
-    follower.heard = true;
+    (follower.heard, follower.with_faults) = (true, true);
     let started = Instant::now();
     eprintln!("farshore: watching process {pid}; Ctrl-C ends it and tells what memory it needs");
     let status = follower.until_the_end(&Over::Somebodys(pid), &mut signals);
@@ -157,7 +167,8 @@ fn read(path: &Path) -> Option<Stats> {
 fn first_limit() -> Size {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let available = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).map_or(FIRST_LIMIT, |kib| kib << 10);
+    let available =
+        line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).map_or(FIRST_LIMIT, |kib| kib << 10);
     Size(FIRST_LIMIT.min(available / 4 * 3).max(LIMIT_MIN) & !(PAGE - 1))
 }
 
@@ -203,6 +214,7 @@ struct Follower {
     shared: Arc<Shared>,
     follows: bool,
     heard: bool,
+    with_faults: bool,
     last: Option<Box<Stats>>,
     limit: u64,
     least: u64,
@@ -221,6 +233,7 @@ impl Follower {
             shared: Arc::default(),
             follows,
             heard: false,
+            with_faults: false,
             last: None,
             limit: 0,
             least: LIMIT_MIN,
@@ -236,7 +249,7 @@ impl Follower {
         let (shared, pid) = (self.shared.clone(), self.pid);
         let (asking, answers) = channel();
         let asker = std::thread::spawn(move || ask(pid, &shared, &asking));
-        let (mut sleep, mut looked) = (SLEEP_MIN, Instant::now());
+        let (mut sleep, mut looked, begun) = (SLEEP_MIN, Instant::now(), Instant::now());
         let ended = loop {
             let count = self.take();
             sleep = if count >= MANY { SLEEP_MIN } else { (sleep * 2).min(SLEEP_MAX) };
@@ -247,6 +260,7 @@ impl Follower {
                     break ended;
                 }
                 self.attach_again();
+                self.choose(begun.elapsed());
             }
             std::thread::sleep(sleep);
         };
@@ -305,7 +319,19 @@ impl Follower {
             && let Ok(attachment) = attach(self.pid)
         {
             self.attachment = Some(attachment);
-            self.heard = true;
+            (self.heard, self.with_faults) = (true, true);
+        }
+    }
+
+    /// Whether faults are listened to now.
+    fn choose(&mut self, passed: Duration) {
+        let (part, whole) = FAULTS_EVERY;
+        let with_faults = passed.as_millis() % whole.as_millis() < part.as_millis();
+        if let Some(attachment) = &mut self.attachment
+            && self.with_faults != with_faults
+        {
+            attachment.want(if with_faults { &KINDS } else { &KINDS[1..] });
+            self.with_faults = with_faults;
         }
     }
 
@@ -313,7 +339,10 @@ impl Follower {
         self.watch.look(&stats);
         if let Some(before) = &self.last {
             let all = |it: &Stats| it.faults.zero + it.faults.fetch + it.faults.rescue + it.faults.write_protect;
-            let (faults, time) = (all(&stats).saturating_sub(all(before)), stats.fault_latency_ns.total.saturating_sub(before.fault_latency_ns.total));
+            let (faults, time) = (
+                all(&stats).saturating_sub(all(before)),
+                stats.fault_latency_ns.total.saturating_sub(before.fault_latency_ns.total),
+            );
             if faults >= FAULTS_TO_JUDGE {
                 self.cheapest = self.cheapest.min(time as f64 / faults as f64 / 1e9).max(CHEAPEST.0);
             }
@@ -322,7 +351,8 @@ impl Follower {
         let away: u64 = stats.spaces.iter().map(|space| space.used_bytes).sum::<u64>() + pool;
         // What the swap space holds are copies too, of pages that are there; what was heard to leave may have left before it was heard.
         let away = if self.heard { away.min(self.watch.away()) } else { away };
-        let footprint = stats.resident_bytes + away;
+        // Returns that were not heard of leave ghosts behind; but all of it is managed.
+        let footprint = (stats.resident_bytes + away).min(stats.managed_bytes.max(stats.resident_bytes));
         if footprint > self.footprint {
             self.footprint = footprint;
             self.whole = footprint + slack(&stats);
@@ -352,6 +382,7 @@ impl Follower {
             before: None,
             limit,
             footprint: self.footprint,
+            resident: 0,
             whole: self.whole,
             cheapest: self.cheapest,
             longest,

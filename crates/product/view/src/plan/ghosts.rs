@@ -276,7 +276,8 @@ mod tests {
                 .collect();
             let all: f64 = sampled.iter().map(|(weight, _)| weight).sum();
             for memory in [4_000_u64, 6_000, 10_000, 14_000, 19_000, 21_000] {
-                let told: f64 = sampled.iter().filter(|(_, need)| *need >= memory as f64).map(|(weight, _)| weight * total / all).sum();
+                let told: f64 =
+                    sampled.iter().filter(|(_, need)| *need >= memory as f64).map(|(weight, _)| weight * total / all).sum();
                 let real = distances.iter().filter(|&&depth| depth as u64 >= memory).count() as f64;
                 assert!((told - real).abs() < 0.03 * length as f64, "{name}, {memory} pages: told {told}, by the stack {real}");
             }

@@ -20,7 +20,7 @@ const LITTLE: f64 = 1.05;
 /// … and with this.
 const TWICE: f64 = 2.0;
 /// Memory of a program for which there is something to plan.
-const SIZE_WORTH: u64 = 4 << 20;
+const SIZE_WORTH: u64 = 16 << 20;
 /// A part of events lost that is worth a line.
 const LOST_WORTH: f64 = 0.01;
 
@@ -37,7 +37,7 @@ pub struct Report {
     pub signal: Option<i32>,
     /// How long it ran, or was watched.
     pub run_seconds: f64,
-    /// The most memory that had bytes in it.
+    /// The most memory that had bytes in it; unless `planned`, with code and libraries, in RAM.
     pub used_bytes: u64,
     /// `planned`, `fits` (it never had to give anything up) or `unseen` (it ended before it could be watched).
     pub outcome: &'static str,
@@ -135,7 +135,7 @@ impl Report {
             exit_status,
             signal,
             run_seconds: run.seconds,
-            used_bytes: run.footprint,
+            used_bytes: if outcome == "planned" { run.footprint } else { run.footprint.max(run.resident) },
             outcome,
             plan,
         }
@@ -158,9 +158,12 @@ impl Report {
                 // What there is to say, `farshore run` has said.
                 (_, Some(125..=127)) => String::new(),
                 ("fits", _) if self.used_bytes < SIZE_WORTH => {
-                    format!("farshore: '{name}' has hardly any memory that a limit is for ({used}): there is no plan\n")
+                    format!("farshore: '{name}' needs less than {} in all: there is no plan\n", bytes(SIZE_WORTH))
                 }
-                ("fits", _) => format!("farshore: '{name}' never needed more than {used}: --memory {} is enough, and less was not tried\n", size(self.used_bytes)),
+                ("fits", _) => format!(
+                    "farshore: '{name}' never needed more than {used}: --memory {} is enough, and less was not tried\n",
+                    size(self.used_bytes)
+                ),
                 _ => format!("farshore: '{name}' ended before its memory could be watched: there is no plan\n"),
             };
         };
@@ -170,7 +173,11 @@ impl Report {
             bytes(plan.measured_from_bytes),
             seconds(plan.alone_seconds)
         );
-        let _ = writeln!(text, "{:>10} {:>10} {:>8} {:>10} {:>12} {:>10} {:>10}", "memory", "time", "slower", "ideal", "misses", "reads/s", "writes/s");
+        let _ = writeln!(
+            text,
+            "{:>10} {:>10} {:>8} {:>10} {:>12} {:>10} {:>10}",
+            "memory", "time", "slower", "ideal", "misses", "reads/s", "writes/s"
+        );
         let most = plan.curve.iter().map(|row| row.slowdown).fold(1.0, f64::max);
         for row in plan.curve.iter().rev() {
             let _ = write!(
@@ -197,7 +204,11 @@ impl Report {
             bytes(plan.measured_from_bytes)
         );
         if plan.unseen > 0.1 {
-            let _ = writeln!(text, "{:.0} % of the pages that came back were not seen leaving: all of it is rough.", plan.unseen * 100.0);
+            let _ = writeln!(
+                text,
+                "{:.0} % of the pages that came back were not seen leaving: all of it is rough.",
+                plan.unseen * 100.0
+            );
         }
         if plan.events_lost as f64 > LOST_WORTH * plan.curve.first().map_or(0.0, |row| row.misses) {
             let _ = writeln!(text, "{} events were lost, since the machine was busy: sizes are rough.", plan.events_lost);
@@ -277,7 +288,11 @@ fn advice(curve: &Curve, whole: u64, from: u64, (little, twice): (u64, Option<u6
 
 /// A size as `--memory` takes it, rounded up.
 fn size(value: u64) -> String {
-    if value >= 10 << 30 { format!("{:.1}G", (value as f64 / (1_u64 << 30) as f64 * 10.0).ceil() / 10.0) } else { format!("{}M", value.div_ceil(1 << 20)) }
+    if value >= 10 << 30 {
+        format!("{:.1}G", (value as f64 / (1_u64 << 30) as f64 * 10.0).ceil() / 10.0)
+    } else {
+        format!("{}M", value.div_ceil(1 << 20))
+    }
 }
 
 fn seconds(value: f64) -> String {

@@ -12,7 +12,7 @@ const WINDOW_NS: u64 = 50_000_000;
 /// A fault was by a write to a page that is there.
 const PROTECTED: u8 = 2;
 
-/// The kinds of events that are wanted.
+/// The kinds of events that are wanted; faults, the first, not always.
 pub const KINDS: [Kind; 5] = [Kind::Fault, Kind::Fetched, Kind::Evicted, Kind::Rescued, Kind::Unmapped];
 
 /// What was heard.
@@ -181,6 +181,9 @@ mod tests {
 
     #[test]
     fn sizes_are_few() {
-        assert_eq!([rounded(1), rounded(4096), rounded(1 << 30), rounded((1 << 30) + 1)], [4096, 4096, 1 << 30, (1 << 30) + (1 << 23)]);
+        assert_eq!(
+            [rounded(1), rounded(4096), rounded(1 << 30), rounded((1 << 30) + 1)],
+            [4096, 4096, 1 << 30, (1 << 30) + (1 << 23)]
+        );
     }
 }
