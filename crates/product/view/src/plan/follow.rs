@@ -24,7 +24,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::watch::{KINDS, Watch, slack};
+use super::watch::{KINDS, Watch, limit_for, room, staged};
 use crate::args::PlanArgs;
 
 /// How often counters are asked for.
@@ -72,8 +72,10 @@ pub struct Run {
     pub stats: Option<Box<Stats>>,
     /// … and where it was running before: at the beginning.
     pub before: Option<Box<Stats>>,
-    /// The largest limit, once the program had outgrown its first one.
+    /// The limit with the room that the run had at its end: misses with more are measured.
     pub limit: u64,
+    /// Its evictors, by which staging memory is sized.
+    pub evictors: u64,
     /// The most memory that had bytes in it.
     pub footprint: u64,
     /// The most memory that it had in RAM, with code and libraries: of one that was dormant nothing else is known.
@@ -127,10 +129,7 @@ pub fn run(arguments: &PlanArgs, farshore: Option<PathBuf>) -> Result<Run, Refus
     let mut run = follower.finish(name, status, seconds);
     let children = getrusage(UsageWho::RUSAGE_CHILDREN).map_or(0, |usage| usage.max_rss());
     run.resident = u64::try_from(children).unwrap_or(0) << 10;
-    if let Some(at_the_end) = read(&stats) {
-        run.whole = run.whole.max(run.footprint + slack(&at_the_end));
-        run.stats = Some(Box::new(at_the_end));
-    }
+    run.stats = read(&stats).map(Box::new).or(run.stats);
     Ok(run)
 }
 
@@ -219,7 +218,7 @@ struct Follower {
     limit: u64,
     least: u64,
     footprint: u64,
-    whole: u64,
+    evictors: u64,
     cheapest: f64,
     lost: u64,
 }
@@ -238,7 +237,7 @@ impl Follower {
             limit: 0,
             least: LIMIT_MIN,
             footprint: 0,
-            whole: 0,
+            evictors: 1,
             cheapest: CHEAPEST.1,
             lost: 0,
         }
@@ -352,13 +351,14 @@ impl Follower {
         // What the swap space holds are copies too, of pages that are there; what was heard to leave may have left before it was heard.
         let away = if self.heard { away.min(self.watch.away()) } else { away };
         // Returns that were not heard of leave ghosts behind; but all of it is managed.
-        let footprint = (stats.resident_bytes + away).min(stats.managed_bytes.max(stats.resident_bytes));
+        let resident = stats.resident_bytes.saturating_sub(staged(&stats));
+        let footprint = (resident + away).min(stats.managed_bytes.max(resident));
         if footprint > self.footprint {
             self.footprint = footprint;
-            self.whole = footprint + slack(&stats);
         }
         if stats.evictions.pages > 0 {
-            self.limit = if self.follows { stats.memory_limit_bytes } else { self.limit.max(stats.memory_limit_bytes) };
+            let limit = limit_for(room(&stats), stats.evictors.count);
+            self.limit = if self.follows { limit } else { self.limit.max(limit) };
         }
         if self.follows {
             let half = (self.footprint / 2).max(self.least) & !(PAGE - 1);
@@ -367,6 +367,7 @@ impl Follower {
                 self.shared.limit.store(half, Ordering::Relaxed);
             }
         }
+        self.evictors = stats.evictors.count;
         self.last = Some(stats);
     }
 
@@ -383,7 +384,8 @@ impl Follower {
             limit,
             footprint: self.footprint,
             resident: 0,
-            whole: self.whole,
+            whole: limit_for(self.footprint, self.evictors),
+            evictors: self.evictors,
             cheapest: self.cheapest,
             longest,
         }

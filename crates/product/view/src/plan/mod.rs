@@ -83,7 +83,7 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
         seconds: run.seconds,
         limit: run.limit,
         whole: run.whole,
-        needs: heard.needs.iter().map(|(&need, &weight)| (need, weight)).collect(),
+        needs: heard.needs.iter().map(|(&need, &weight)| (watch::limit_for(need, run.evictors), weight)).collect(),
         pages_in: since(stats.swap.pages_in, |it| it.swap.pages_in),
         pages_out: since(stats.swap.pages_out, |it| it.swap.pages_out),
         fetches,

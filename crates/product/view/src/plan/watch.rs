@@ -19,7 +19,7 @@ pub const KINDS: [Kind; 5] = [Kind::Fault, Kind::Fetched, Kind::Evicted, Kind::R
 #[derive(Debug, Default)]
 pub struct Watch {
     ghosts: Ghosts,
-    /// Returns by the memory, in bytes, that would have kept the page: with less of it than that, it came by a read.
+    /// Returns by the bytes of pages in memory that would have kept the page: with less of it than that, it came by a read.
     pub needs: BTreeMap<u64, f64>,
     /// Pages that came back, …
     pub fetched: u64,
@@ -31,8 +31,8 @@ pub struct Watch {
     pub evicted: u64,
     /// Events that the ring has lost.
     pub lost: u64,
-    /// The part of memory that is not the program's, or free: what a limit has to be larger by.
-    slack: u64,
+    /// Staging memory, which counts as resident and holds no page for long.
+    staged: u64,
     window: Window,
     waited: f64,
     waited_longest: f64,
@@ -85,14 +85,14 @@ impl Watch {
         }
     }
 
-    /// The limit that keeps what the program had: the one it has, unless it has given back memory since.
+    /// What the program had in memory.
     fn had(&self, state: &State) -> u64 {
-        state.resident_bytes.max(state.limit_bytes.min(state.resident_bytes + self.slack))
+        state.resident_bytes.saturating_sub(self.staged)
     }
 
-    /// How much of a limit is not for the program's pages, by its counters.
+    /// How much of a limit is for staging memory, by its counters.
     pub fn look(&mut self, stats: &Stats) {
-        self.slack = slack(stats);
+        self.staged = staged(stats);
     }
 
     /// Memory that the program's pages that have left take, as far as it was heard.
@@ -124,10 +124,31 @@ impl Watch {
     }
 }
 
-/// How much larger a limit has to be than what the program has: staging memory, and what evictors keep free.
-pub fn slack(stats: &Stats) -> u64 {
-    let staged = stats.memory_limit_bytes.saturating_sub((stats.frames.limit + stats.frames.debt) * PAGE);
-    staged + stats.evictors.high_pages * PAGE
+/// Staging memory of a program with these counters.
+pub fn staged(stats: &Stats) -> u64 {
+    stats.memory_limit_bytes.saturating_sub((stats.frames.limit + stats.frames.debt) * PAGE)
+}
+
+/// What pages of the program a run with these counters had room for.
+pub fn room(stats: &Stats) -> u64 {
+    stats.memory_limit_bytes.saturating_sub(staged(stats) + stats.evictors.high_pages * PAGE)
+}
+
+/// The smallest limit that has room for so many bytes of pages. A run's staging memory is sized for its first limit, as
+/// `engine/src/shape.rs` has it, and so is what evictors keep free: a run with another limit has others.
+pub fn limit_for(room: u64, evictors: u64) -> u64 {
+    let evictors = evictors.max(1);
+    let taken = |limit: u64| {
+        let batch = (limit / PAGE / (8 * 3 * evictors)).clamp(8, 256);
+        let staged = (3 * batch).max(limit / PAGE / 64 / evictors) * evictors;
+        (staged + (2 * batch).min(limit / PAGE / 16).max(16)) * PAGE
+    };
+    let (mut low, mut high) = (room, room * 2 + (64 << 20));
+    while high > low + PAGE {
+        let middle = low + (high - low) / 2;
+        if middle.saturating_sub(taken(middle)) >= room { high = middle } else { low = middle }
+    }
+    high.next_multiple_of(PAGE)
 }
 
 /// With eight significant bits, rounded up: so there are some thousand different ones at most.
@@ -161,8 +182,18 @@ mod tests {
         assert_eq!(watch.away(), 600 * PAGE);
         // Of a program that has given back half of what it had.
         let state = State { resident_bytes: 200 * PAGE, ..state };
-        watch.hear(&event(Kind::Fetched, 999, 1), &state);
+        watch.hear(&event(Kind::Fetched, 0, 1), &state);
         assert!(watch.needs.keys().next().is_some_and(|need| *need < 810 * PAGE));
+    }
+
+    #[test]
+    fn a_limit_has_room_for_pages_and_for_what_farshore_takes() {
+        // A GiB and two evictors: 2048 pages each of staging memory, two batches of 256 free.
+        let gib = 1 << 30;
+        assert!(limit_for(gib - (2 * 2048 + 512) * PAGE, 2).abs_diff(gib) <= 2 * PAGE);
+        // 16 MiB: batches of 85.
+        assert!(limit_for((16 << 20) - (6 * 85 + 170) * PAGE, 2).abs_diff(16 << 20) <= 16 * PAGE);
+        assert_eq!(limit_for(64 << 20, 0), limit_for(64 << 20, 1));
     }
 
     #[test]
