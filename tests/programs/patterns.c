@@ -5,6 +5,8 @@
  *     patterns phases SIZE PART PASSES first all of it once in order, then the first PART bytes so many times
  *     patterns random SIZE TOUCHES     at random
  *
+ * When it has filled its memory it rests for 1.5 seconds: a limit that follows its size has come by then.
+ *
  * Each touch counts in a word of its page; at the end the counts must add up. */
 #include "common.h"
 
@@ -29,6 +31,7 @@ int main(int argc, char **argv)
     size_t pages = parse_size(argv[2]) / PAGE;
     words = map_anonymous(pages * PAGE);
     around(pages, 1);
+    nanosleep(&(struct timespec) { 1, 500000000 }, NULL);
     if (strcmp(argv[1], "loop") == 0) {
         around(pages, atol(argv[3]));
     } else if (strcmp(argv[1], "phases") == 0 && argc > 4) {

@@ -491,7 +491,8 @@ class TestSeeing(Command):
         expect(told["schema"] == 1 and told["outcome"] == "planned" and told["exit_status"] == 0, f"{told}")
         plan = told["plan"]
         where = f"knee at {plan['knee_bytes'] / MIB:.0f} MiB, used {told['used_bytes'] / MIB:.0f}, from {plan['measured_from_bytes'] / MIB:.0f}, {plan['events_lost']} lost, unseen {plan['unseen']:.2f}"
-        expect(0.9 * knee <= plan["knee_bytes"] / MIB <= 1.12 * knee + 2, f"{where}; it must be at {knee}\n{text}")
+        # A limit has room for staging memory and free frames too: in a small one up to three sixteenths of it.
+        expect(0.97 * knee <= plan["knee_bytes"] / MIB <= 1.28 * knee, f"{where}; it must be at {knee}\n{text}")
         expect(0.9 * used <= told["used_bytes"] / MIB <= 1.1 * used + 2, f"{where}; it uses {used}")
         rows = plan["curve"]
         expect(rows[-1]["memory_bytes"] == plan["whole_bytes"] and rows[-1]["misses"] == 0 and rows[-1]["slowdown"] == 1, f"all of it: {rows[-1]}")
@@ -571,6 +572,6 @@ class TestSeeing(Command):
                 expect(watching.returncode == 0, f"status {watching.returncode}: {err}")
             told = json.loads(out)
             expect(told["outcome"] == "planned" and 14 <= told["plan"]["measured_from_bytes"] / MIB <= 18, f"{told}")
-            expect(36 <= told["plan"]["knee_bytes"] / MIB <= 48, f"the knee: {told['plan']['knee_bytes'] / MIB:.0f} MiB, {told['plan']}")
+            expect(39 <= told["plan"]["knee_bytes"] / MIB <= 1.28 * 42, f"the knee: {told['plan']['knee_bytes'] / MIB:.0f} MiB, {told['plan']}")
             expect(mover.poll() is None, "it has ended")
         return f"knee at {told['plan']['knee_bytes'] / MIB:.0f} MiB"

@@ -47,7 +47,7 @@ impl Client {
     pub fn connect(pid: u32) -> Result<Self, Refusal> {
         let users = users(pid)?;
         let until = Instant::now() + ANSWER_TIMEOUT;
-        let (mut impostor, mut woken) = (None, None::<Instant>);
+        let (mut impostor, mut woken, mut asked) = (None, None::<Instant>, false);
         loop {
             let names = users.iter().map(|&user| socket_name(user, pid)).chain(longer_names(&kernels_list(), pid));
             let mut busy = false;
@@ -72,8 +72,12 @@ impl Client {
             match impostor {
                 _ if busy && Instant::now() < until => std::thread::sleep(CONNECT_PAUSE),
                 // A dormant one is asked once, and makes its socket some milliseconds after it has heard.
-                _ if woken.is_some_and(|at| at.elapsed() < WAKE_PATIENCE) || woken.is_none() && (wake(pid) || is_ours(pid)) => {
+                _ if woken.is_some_and(|at| at.elapsed() < WAKE_PATIENCE)
+                    || woken.is_none() && (is_woken(pid, &mut asked) || is_ours(pid)) =>
+                {
                     woken.get_or_insert_with(Instant::now);
+                    // One that was just starting could not be asked before.
+                    is_woken(pid, &mut asked);
                     std::thread::sleep(CONNECT_PAUSE);
                 }
                 None if busy => return Err(silent(pid)),
@@ -238,6 +242,12 @@ pub(crate) fn peer(stream: &UnixStream) -> std::io::Result<(u32, u32)> {
     let peer = getsockopt(stream, PeerCredentials)?;
     // Outside of our process namespace a process has no number.
     Ok((u32::try_from(peer.pid()).unwrap_or(0), peer.uid()))
+}
+
+/// Asks process `pid` to wake, once. Whether it was asked.
+fn is_woken(pid: u32, asked: &mut bool) -> bool {
+    *asked = *asked || wake(pid);
+    *asked
 }
 
 /// Asks process `pid` to wake, if it runs with Farshore and is dormant. Whether it was asked.

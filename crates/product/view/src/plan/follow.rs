@@ -247,7 +247,8 @@ impl Follower {
     fn until_the_end(&mut self, over: &Over, signals: &mut Signals) -> Ended {
         let (shared, pid) = (self.shared.clone(), self.pid);
         let (asking, answers) = channel();
-        let asker = std::thread::spawn(move || ask(pid, &shared, &asking));
+        // It ends with this process at the latest: a program that is gone may be waited for.
+        std::thread::spawn(move || ask(pid, &shared, &asking));
         let (mut sleep, mut looked, begun) = (SLEEP_MIN, Instant::now(), Instant::now());
         let ended = loop {
             let count = self.take();
@@ -266,7 +267,6 @@ impl Follower {
         // What it said last.
         self.take();
         self.shared.over.store(true, Ordering::Relaxed);
-        let _ = asker.join();
         answers.try_iter().for_each(|stats| self.answered(stats));
         ended
     }
