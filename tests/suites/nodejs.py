@@ -23,23 +23,16 @@ LEFT_OUT = {
 }
 # The short form, without `test-` and `.js`: what memory, threads, processes, descriptors and signals are to Node.
 SHORT = frozenset("""
-    async-local-storage-http-multiclients atomics-wake blob buffer-alloc buffer-backing-arraybuffer buffer-concat buffer-copy buffer-fill buffer-indexof
-    buffer-pool-untransferable buffer-sharedarraybuffer buffer-zero-fill child-process-advanced-serialization-largebuffer child-process-cwd
-    child-process-detached child-process-double-pipe child-process-exec-timeout-kill child-process-execfile child-process-fork child-process-fork-dgram
-    child-process-fork-net-server child-process-kill child-process-spawnsync child-process-spawnsync-maxbuf child-process-stdio-big-write-end
-    child-process-stdout-flush cluster-basic cluster-bind-twice cluster-net-send cluster-worker-kill cluster-worker-kill-signal crypto-authenticated-stream
-    crypto-cipher-decipher crypto-hash-stream-pipe crypto-key-objects-messageport crypto-pbkdf2 crypto-random crypto-scrypt dgram-msgsize dgram-send-callback-multi-buffer
-    dgram-udp4 event-emitter-add-listeners fs-append-file fs-copyfile fs-fmap fs-mkdtemp fs-promises-file-handle-read-worker fs-promises-file-handle-stream
-    fs-read-stream fs-readfile-pipe-large fs-readv fs-rmdir-recursive fs-utimes fs-watch fs-write-buffer fs-write-reuse-callback fs-writev gc-http-client-connaborted
-    heap-prof-exit http-agent-keepalive http-chunked http-pipeline-flood http-upgrade-client2 http2-compat-serverresponse-write
-    http2-large-write-multiple-requests http2-many-writes-and-destroy http2-multi-content-length https-agent inspector-heapdump internal-process-binding
-    net-bytes-written-large net-keepalive net-pingpong net-server-max-connections net-write-fully-async-buffer pipe-file-to-http process-abort process-exit-code
-    process-kill-pid process-title-cli promise-unhandled-throw readline-set-raw-mode signal-handler signal-handler-remove-on-exit snapshot-api stdin-pipe-large
-    stdout-close-catch stream-pipeline stream-writev string-decoder stringbytes-external tls-connect-simple tls-session-cache util-inspect-long-running
-    v8-getheapsnapshot-twice v8-serdes vm-global-assignment vm-timeout webcrypto-derivebits-hkdf worker worker-arraybuffer-zerofill worker-cleanexit-with-js
-    worker-heap-snapshot worker-memory worker-message-channel-sharedarraybuffer worker-message-port-transfer-filehandle worker-message-port-wasm-threads
-    worker-nested-uncaught worker-process-env worker-resource-limits worker-stack-overflow worker-terminate-microtask-loop zlib zlib-brotli zlib-flush-drain
-    zlib-random-byte-pipes zlib-unzip-one-byte-chunks""".split())
+    atomics-wake blob buffer-alloc buffer-backing-arraybuffer buffer-pool-untransferable buffer-sharedarraybuffer buffer-zero-fill
+    child-process-advanced-serialization-largebuffer child-process-detached child-process-double-pipe child-process-exec-timeout-kill
+    child-process-execfile child-process-fork child-process-fork-dgram child-process-fork-net-server child-process-kill child-process-spawnsync
+    child-process-spawnsync-maxbuf child-process-stdio-big-write-end cluster-basic cluster-net-send cluster-worker-kill-signal crypto-pbkdf2
+    crypto-scrypt dgram-send-callback-multi-buffer fs-copyfile fs-promises-file-handle-read-worker fs-read-stream fs-readfile-pipe-large fs-readv
+    fs-watch fs-writev heap-prof-exit http-pipeline-flood http2-large-write-multiple-requests inspector-heapdump net-bytes-written-large net-keepalive
+    net-write-fully-async-buffer pipe-file-to-http process-abort process-exit-code process-kill-pid signal-handler signal-handler-remove-on-exit
+    stdin-pipe-large stream-writev stringbytes-external v8-getheapsnapshot-twice v8-serdes vm-timeout worker worker-arraybuffer-zerofill
+    worker-heap-snapshot worker-memory worker-message-channel-sharedarraybuffer worker-message-port-wasm-threads worker-resource-limits
+    worker-stack-overflow worker-terminate-microtask-loop zlib-brotli zlib-random-byte-pipes""".split())
 
 
 class File(Unit):
