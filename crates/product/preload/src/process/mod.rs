@@ -70,7 +70,7 @@ pub fn handles(number: u64) -> bool {
     report::ends(number)
         || matches!(number, SYS_EXECVE | SYS_EXECVEAT)
         || rights::may_change(number)
-        || path_of_status(number).is_some()
+        || asks_for_status(number)
 }
 
 /// Does one of them. Not inlined: what `exec` needs of the stack would lie in the frame of every call.
@@ -102,7 +102,12 @@ fn change_rights(number: u64, args: &Args) -> i64 {
     answer
 }
 
-/// Of a call that asks for the status of a file by its path: which argument the path is.
+/// Whether a call asks for the status of a file by its path. Nothing is to be done before it where there are no threads of ours.
+pub const fn asks_for_status(number: u64) -> bool {
+    path_of_status(number).is_some()
+}
+
+/// Which argument of such a call the path is.
 const fn path_of_status(number: u64) -> Option<usize> {
     match number {
         SYS_STAT | SYS_LSTAT => Some(0),

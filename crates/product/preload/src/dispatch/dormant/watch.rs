@@ -4,6 +4,7 @@ use crate::dispatch::{Server, server};
 use crate::ground::own_threads::rights;
 use crate::ground::sleeping;
 use crate::memory::plain_mapping;
+use crate::process;
 use farshore_catch::patch::ANY_NUMBER;
 use farshore_config::control::WAKER;
 use farshore_net::table::{self, Kind, Special};
@@ -142,6 +143,8 @@ fn by_table(number: u64) -> Need {
     match (server(number), entry.kind) {
         // Handlers and masks are the program's own until the process wakes; waking takes them over.
         (Server::Signals, _) => Need::Nothing,
+        // It has no threads but the program's.
+        (Server::Process, _) if process::asks_for_status(number) => Need::Nothing,
         // Some of these are refused: sockets that keep memory.
         (Server::Rest, Kind::Refused(_) | Kind::Special(Special::SetSockOpt)) => Need::Refusal,
         (
