@@ -1,10 +1,10 @@
 /* Calls that wait, while somebody asks the process for its counters: they must not notice.
  *
- *     knocked CALL [itself | child] [end | restart]
+ *     knocked CALL [itself | child] [end | restart | busy]
  *
  * Prints `waits in NUMBER PID` when it is about to make CALL, the system call NUMBER, and then how it ended: the same natively. With `child` a forked process that has written to its memory waits.
  * Each call ends by itself after 1.5 seconds or more; a time that is less is a failure, unless somebody sends signal 40, which has a handler with `end` and `restart`.
- * The latter has SA_RESTART. With them it ends when its standard input does. */
+ * The latter has SA_RESTART. With `busy` it has `end`'s, which takes a second in which all signals are blocked. With them it ends when its standard input does. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
@@ -25,6 +25,7 @@
 static const struct timespec span = { 1, 600000000 };
 static int nobody[2];
 static volatile sig_atomic_t alarms, signals;
+static int busy;
 
 static void on_alarm(int number)
 {
@@ -35,6 +36,10 @@ static void on_alarm(int number)
 static void on_signal(int number)
 {
     (void)number;
+    struct timespec begun, now;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    do clock_gettime(CLOCK_MONOTONIC, &now);
+    while (busy && now.tv_sec * 10 + now.tv_nsec / 100000000 < begun.tv_sec * 10 + begun.tv_nsec / 100000000 + 10);
     signals++;
 }
 
@@ -148,6 +153,8 @@ int main(int argc, char **argv)
     if (i == count || pipe(nobody) != 0) return 2;
     if (argc > 3) {
         struct sigaction action = { .sa_handler = on_signal, .sa_flags = strcmp(argv[3], "restart") == 0 ? SA_RESTART : 0 };
+        busy = strcmp(argv[3], "busy") == 0;
+        if (busy) sigfillset(&action.sa_mask);
         sigaction(40, &action, NULL);
     }
     if (argc > 2 && strcmp(argv[2], "child") == 0) {

@@ -50,19 +50,20 @@ USERFAULTFD, OTHERS = 323, (440, 425, 426, 427)
 PROFILES = {"docker": errno.EPERM, "podman": errno.ENOSYS}
 SUMS = ["/usr/bin/python3", "-c", "data = [bytes([i % 251]) * 1000000 for i in range(64)]\nprint(sum(map(sum, data)), data[7][5])"]
 
-COUNTED = """
+COUNTED = r"""
 import os
 data, proc = bytearray(40 << 20), os.open("/proc", os.O_PATH)
 def count(value):
     for at in range(0, len(data), 4096):
         data[at] = value
-    print(os.stat("/proc/self/task").st_nlink, os.stat("self/task/", dir_fd=proc).st_nlink, sum(data) // value, flush=True)
+    links = os.stat("/proc/self/task").st_nlink, os.stat("self/task/", dir_fd=proc).st_nlink
+    os.write(1, b"%d %d %d\n" % (*links, sum(data) // value))
 count(1)
 child = os.fork()
 count(2)
 if child == 0:
     os._exit(0)
-print(os.waitpid(child, 0)[1])
+os.write(1, b"%d\n" % os.waitpid(child, 0)[1])
 """
 
 
@@ -214,6 +215,25 @@ class TestSandbox(Command):
                         one.wait()
         expect(process.returncode == 0, f"status {process.returncode}: {err.decode()}")
         return out.decode()
+
+    @pytest.mark.parametrize("busy_call", ("pause", "nanosleep", "poll", "futex"))
+    def test_asked_in_a_handler(self, busy_call):
+        """A dormant process is asked for its counters while a handler with all signals blocked runs on top of a call, which the signal has ended."""
+        argv = [harness.build_program("knocked"), busy_call, "itself", "busy"]
+        wanted = self.stopped(argv)
+        with subprocess.Popen(self.argv(argv)[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/") as process:
+            try:
+                *_, number, pid = process.stdout.readline().decode().split()
+                self.until(lambda: self.is_in(pid, number), "the call is made")
+                os.kill(int(pid), 40)
+                self.until(lambda: int(self.field(pid, "SigBlk"), 16) >> (signal.SIGURG - 1) & 1, "the handler runs")
+                asked = subprocess.run([self.farshore, "stat", "--json", pid], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, timeout=SECONDS)
+                out, err = process.communicate(timeout=SECONDS)
+            except subprocess.TimeoutExpired as late:
+                process.kill()
+                raise Failed("the call does not come back") from late
+        expect(asked.returncode == 0, f"farshore stat: {asked.stderr.decode()}")
+        expect((process.returncode, out.decode().replace("in its time", "TOO EARLY")) == (0, wanted.replace("in its time", "TOO EARLY")), f"{out!r} {err!r}, natively {wanted!r}")
 
     @staticmethod
     def is_in(pid, number):

@@ -1,5 +1,6 @@
 /* Mutexes, conditions, semaphores, barriers and read-write locks in memory that is absent when the kernel looks at their words. */
 #include "threads.h"
+#include <stdatomic.h>
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -376,4 +377,51 @@ void section_shared(void)
     int error = pthread_mutex_lock(&both->mutex);
     if (error == EOWNERDEAD) CHECK(pthread_mutex_consistent(&both->mutex) == 0);
     say("counter %llu", (unsigned long long)both->counter);
+}
+
+static pthread_mutex_t undisturbed;
+static atomic_int inside;
+static atomic_int signals;
+
+static void on_usr1(int number, siginfo_t *info, void *context)
+{
+    (void)number, (void)info, (void)context;
+    signals++;
+}
+
+static void *holds_a_while(void *with)
+{
+    CHECK(pthread_mutex_lock(&undisturbed) == 0);
+    inside = 1;
+    sleep_ms(600);
+    inside = 0;
+    CHECK(pthread_mutex_unlock(&undisturbed) == 0);
+    return with;
+}
+
+static void *signals_often(void *thread)
+{
+    for (int i = 0; i < 10; i++) {
+        sleep_ms(30);
+        CHECK(pthread_kill(*(pthread_t *)thread, SIGUSR1) == 0);
+    }
+    return thread;
+}
+
+/* A lock that no handler ends, although the kernel makes the call again behind each. */
+void section_undisturbed(void)
+{
+    pthread_mutexattr_t attributes;
+    CHECK(pthread_mutexattr_init(&attributes) == 0 && pthread_mutexattr_setprotocol(&attributes, PTHREAD_PRIO_INHERIT) == 0);
+    CHECK(pthread_mutex_init(&undisturbed, &attributes) == 0);
+    handle(SIGUSR1, on_usr1, 0);
+    make_absent();
+    pthread_t self = pthread_self(), holder = start(holds_a_while, NULL);
+    while (!inside) sleep_ms(1);
+    pthread_t other = start(signals_often, &self);
+    CHECK(pthread_mutex_lock(&undisturbed) == 0);
+    say("locked, with the other inside: %d, signals came: %d", (int)inside, signals > 0);
+    join(holder);
+    join(other);
+    CHECK(pthread_mutex_unlock(&undisturbed) == 0);
 }

@@ -13,7 +13,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "masks", section_masks }, { "unblock", section_unblock }, { "whole", section_whole }, { "ignored", section_ignored }, { "suspend", section_suspend }, { "twice", section_twice }, { "waiting", section_waiting }, { "offered", section_offered },
     { "timers", section_timers }, { "rawclone", section_rawclone },
     { "cancel", section_cancel }, { "short", section_short }, { "exits", section_exits },
-    { "locks", section_locks }, { "robust", section_robust }, { "wildlists", section_wild_lists },
+    { "locks", section_locks }, { "undisturbed", section_undisturbed }, { "robust", section_robust }, { "wildlists", section_wild_lists },
     { "inherit", section_inherit }, { "shared", section_shared },
     { "collector", section_collector }, { "arenas", section_arenas }, { "faults", section_faults },
     { "overflow", section_overflow }, { "sigsys", section_sigsys },

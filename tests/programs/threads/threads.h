@@ -39,6 +39,7 @@ void section_short(void);
 void section_exits(void);
 
 void section_locks(void);
+void section_undisturbed(void);
 void section_robust(void);
 void section_wild_lists(void);
 void section_inherit(void);

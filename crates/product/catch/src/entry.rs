@@ -190,7 +190,7 @@ pub struct Call {
     pub sp: u64,
     /// For the clone family: the program's signal mask, to be set again.
     mask: u64,
-    /// 0, or a `MARK_` bit; with [`MARK_CHILD`], also the flags of the clone that this frame comes back from.
+    /// 0, or a `MARK_` bit and the flags of the clone that this frame comes back from.
     aux: u64,
     /// Where the program goes on: behind the `syscall`, or in its stub.
     resume: u64,
@@ -213,9 +213,6 @@ const ACTION_SIGRETURN: u64 = 1;
 const MARK_CHILD: u64 = 1 << 63;
 /// The call was made by the quick way: `result` is there.
 const MARK_MADE: u64 = 1 << 62;
-/// The kernel has had the call already, and each handler ends it, or one without `SA_RESTART` ([`edge::Begun`]).
-const MARK_BEGUN: u64 = 1 << 61;
-const MARK_BEGUN_RESTARTS: u64 = 1 << 60;
 
 const _: () = assert!(FRAME == 29 * 8);
 // The way in writes the upper words by pushes.
@@ -368,14 +365,11 @@ extern "C" fn enter(call: &mut Call) -> i64 {
     if call.aux & MARK_MADE != 0 {
         return call.result;
     }
-    if call.aux & MARK_CHILD != 0 {
+    if call.aux != 0 {
         return after_clone(call);
     }
     // The kernel looks at the low half only.
-    if call.nr >> 32 != 0 {
-        call.aux = edge::Begun::of(call.nr).map_or(0, edge::Begun::mark);
-        call.nr = u64::from(call.nr as u32);
-    }
+    call.nr = u64::from(call.nr as u32);
     match call.nr {
         NR_CLONE | NR_FORK | NR_VFORK | NR_CLONE3 => clone(call),
         NR_RT_SIGRETURN => edge::sigreturn(call),

@@ -253,17 +253,30 @@ fn is_woken(pid: u32, asked: &mut bool) -> bool {
 /// Asks process `pid` to wake, if it runs with Farshore and is dormant. Whether it was asked.
 fn wake(pid: u32) -> bool {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-    let listens = catches_waker(&read("status"));
+    let listens = catches_waker(&read("status")) && hears_waker(pid);
     let number = Signal::try_from(WAKER as i32).ok();
     // Of a process that has more rights than we have only the status can be read.
     listens && has_library(pid).unwrap_or(true) && kill(Pid::from_raw(pid as i32), number).is_ok()
 }
 
+/// Whether a thread of process `pid` has [`WAKER`] open. A handler of the program often has all signals blocked: sent now, the signal would come at its end, where
+/// nobody can tell any more that it is not what has ended the call below.
+fn hears_waker(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.into_iter().any(|thread| {
+        let status = std::fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+        mask(&status, "SigBlk:").is_some_and(|blocked| blocked >> (WAKER - 1) & 1 == 0)
+    })
+}
+
+/// A mask of a status, in which signal 1 is the lowest bit.
+fn mask(status: &str, name: &str) -> Option<u64> {
+    status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix(name)?.trim(), 16).ok())
+}
+
 /// Whether a process with this status has a handler for [`WAKER`], as a dormant one has.
 pub(crate) fn catches_waker(status: &str) -> bool {
-    // A mask in hexadecimal, in which signal 1 is the lowest bit.
-    let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
-    caught.is_some_and(|caught| caught >> (WAKER - 1) & 1 != 0)
+    mask(status, "SigCgt:").is_some_and(|caught| caught >> (WAKER - 1) & 1 != 0)
 }
 
 /// Whether process `pid` runs with Farshore, and may be waking just now.

@@ -29,7 +29,7 @@ impl Listener {
             Listener::Tcp(listener) => {
                 listener.local_addr().map_or_else(|_| "a port".into(), |address| format!("http://{address}/metrics"))
             }
-            Listener::Unix(_, path) => format!("unix:{}", path.display()),
+            Listener::Unix(_, path, _) => format!("unix:{}", path.display()),
         }
     }
 
@@ -63,7 +63,7 @@ impl Listener {
     fn accept(&self) -> std::io::Result<Box<dyn Stream>> {
         match self {
             Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Box::new(stream) as Box<dyn Stream>),
-            Listener::Unix(listener, _) => listener.accept().map(|(stream, _)| Box::new(stream) as Box<dyn Stream>),
+            Listener::Unix(listener, ..) => listener.accept().map(|(stream, _)| Box::new(stream) as Box<dyn Stream>),
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::io::ErrorKind;
 use std::net::{TcpListener, ToSocketAddrs};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Where a server listens.
@@ -37,8 +37,8 @@ impl FromStr for Address {
 pub enum Listener {
     /// At a port.
     Tcp(TcpListener),
-    /// At a path.
-    Unix(UnixListener, PathBuf),
+    /// At a path; with device and number of the socket's file.
+    Unix(UnixListener, PathBuf, Option<(u64, u64)>),
 }
 
 impl Listener {
@@ -72,22 +72,44 @@ impl Listener {
                 rustix::process::umask(mask);
                 let listener = bound.map_err(failed)?;
                 debug_assert!(std::fs::metadata(path).is_ok_and(|data| data.permissions().mode() & 0o177 == 0));
-                Ok(Listener::Unix(listener, path.clone()))
+                Ok(Listener::Unix(listener, path.clone(), identity(path)))
             }
         }
     }
 
     /// Takes a socket's path away, before the process ends.
     pub fn remove(&self) {
-        if let Listener::Unix(_, path) = self {
+        // Somebody may have removed it, and another process may listen there by now.
+        if let Listener::Unix(_, path, is) = self
+            && is.is_some()
+            && identity(path) == *is
+        {
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
+/// Device and number of a file.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|data| (data.dev(), data.ino()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_socket_of_another_stays() {
+        let path = std::env::temp_dir().join(format!("farshore-listen-{}", std::process::id()));
+        let at = Address::Unix(path.clone());
+        let first = Listener::at(&at).expect("nobody listens there");
+        std::fs::remove_file(&path).expect("it is there");
+        let second = Listener::at(&at).expect("it is free again");
+        first.remove();
+        assert!(path.exists());
+        second.remove();
+        assert!(!path.exists());
+    }
 
     #[test]
     fn addresses_are_read() {

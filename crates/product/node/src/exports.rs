@@ -115,11 +115,15 @@ impl Exports {
         Ok(Entered { exports: self.clone(), name: name.into(), space: export.space.clone() })
     }
 
-    /// The names of all exports, if whoever asks may know them.
+    /// The names of all exports, if whoever asks may know them; in it `None` if they have more than `most` bytes.
     #[must_use]
-    pub fn names(&self) -> Option<Vec<Box<[u8]>>> {
+    pub fn names(&self, most: usize) -> Option<Option<Vec<Box<[u8]>>>> {
         // Names have tokens in them.
-        self.rules.tokens.is_none().then(|| self.table().by_name.keys().cloned().collect())
+        self.rules.tokens.is_none().then(|| {
+            let table = self.table();
+            let sum: usize = table.by_name.keys().map(|name| name.len()).sum();
+            (sum <= most).then(|| table.by_name.keys().cloned().collect())
+        })
     }
 
     /// How many exports there are, and how many of them have a connection.
@@ -229,7 +233,8 @@ mod tests {
         assert_eq!(bytes(&exports.enter(b"a").unwrap()), b"aa");
         assert_eq!(exports.enter(b"c").expect_err("there are two"), Refused::Many);
         assert_eq!(exports.count(), (2, 2));
-        let mut names = exports.names().expect("nobody's secret");
+        assert_eq!(exports.names(1), Some(None));
+        let mut names = exports.names(2).flatten().expect("nobody's secret");
         names.sort();
         assert_eq!(names, [b"a".as_slice().into(), b"b".as_slice().into()] as [Box<[u8]>; 2]);
     }
@@ -253,7 +258,7 @@ mod tests {
     fn strangers_get_nothing() {
         let exports = exports(Duration::ZERO, Some("0123456789abcdef"));
         assert_eq!(exports.enter(b"a").expect_err("no token"), Refused::Stranger);
-        assert_eq!((exports.names(), exports.count()), (None, (0, 0)));
+        assert_eq!((exports.names(9), exports.count()), (None, (0, 0)));
         assert!(exports.enter(b"0123456789abcdef/x").is_ok());
     }
 }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! What a session holds is bounded: [`Session::feed`] takes no more from its input than it can answer with about [`PIECE`]
-//! bytes, and goes on when these are sent. A write goes to memory as its bytes come, a read is made as its bytes leave, and
+//! bytes, and with [`WORK`], and goes on when these are sent and others have had their turn. A write goes to memory as its bytes come, a read is made as its bytes leave, and
 //! neither is ever there as a whole.
 
 use std::sync::Arc;
@@ -21,8 +21,12 @@ use farshore_core::canary::{Canary, is_planted};
 pub const PIECE: usize = 256 << 10;
 /// The most bytes that wait for more of them: an option, with its head.
 pub const UNREAD_MAX: usize = wire::OPTION + wire::OPTION_MAX;
-/// Bytes that are made zeros at a time.
-const ZEROS: u64 = 16 << 20;
+/// Bytes that are copied or made zeros at a time, about: a request of 28 bytes may ask for gigabytes of zeros.
+pub const WORK: u64 = 1 << 20;
+/// To look whether so many bytes are there costs as much as to copy one.
+const LOOKED_AT: u64 = 64;
+/// The most bytes of a list of exports.
+const LIST_MAX: usize = 64 << 10;
 
 /// What a session wants next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +36,8 @@ pub enum Next {
     Input,
     /// To be called again, when its answers so far are sent.
     Again,
+    /// The same, after others have had their turn: it has done [`WORK`].
+    Later,
     /// To be ended, when its answers are sent.
     End,
 }
@@ -96,6 +102,8 @@ pub struct Session {
     structured: bool,
     no_zeroes: bool,
     counts: Counts,
+    /// Bytes of this turn, as [`WORK`] counts them.
+    worked: u64,
 }
 
 /// The first `N` bytes of `input`, if there are as many.
@@ -117,7 +125,8 @@ impl Session {
     #[must_use]
     pub fn new(exports: Arc<Exports>, out: &mut Vec<u8>) -> Session {
         wire::greet(out);
-        Session { state: State::Answer, exports, entered: None, structured: false, no_zeroes: false, counts: Counts::default() }
+        let (structured, no_zeroes) = (false, false);
+        Session { state: State::Answer, exports, entered: None, structured, no_zeroes, counts: Counts::default(), worked: 0 }
     }
 
     /// Whether it has an export.
@@ -133,9 +142,13 @@ impl Session {
 
     /// Takes bytes from the front of `input`, and appends answers to `out`.
     pub fn feed(&mut self, input: &mut &[u8], out: &mut Vec<u8>) -> Next {
+        self.worked = 0;
         loop {
             if out.len() >= PIECE {
                 return Next::Again;
+            }
+            if self.worked >= WORK {
+                return Next::Later;
             }
             match self.step(input, out) {
                 Ok(None) => {}
@@ -186,6 +199,7 @@ impl Session {
             }
             State::Read { offset, left } => {
                 let len = left.min(PIECE as u64);
+                self.worked += len;
                 self.entered.as_ref().ok_or(Violation)?.space().read(offset, len, out);
                 self.state = match left - len {
                     0 => State::Request,
@@ -198,6 +212,7 @@ impl Session {
                     return Ok(Some(Next::Input));
                 }
                 let bytes = cut(input, count as usize);
+                self.worked += count;
                 if result.is_ok() {
                     let space = self.entered.as_ref().ok_or(Violation)?.space();
                     result = space.write(offset, bytes).map_err(|_| Error::NoSpace);
@@ -208,13 +223,14 @@ impl Session {
                 }
             }
             State::Zero { cookie, offset, left, keep } => {
-                let len = left.min(ZEROS);
+                let len = left.min(WORK);
+                // What goes as a whole costs the kernel little, but each part of a page is written.
+                self.worked += if keep { len } else { len / LOOKED_AT + 2 * crate::space::PAGE };
                 let done = self.entered.as_ref().ok_or(Violation)?.space().zero(offset, len, keep);
                 if done.is_err() || left == len {
                     self.finish(cookie, done.map_err(|_| Error::NoSpace), out);
                 } else {
                     self.state = State::Zero { cookie, offset: offset + len, left: left - len, keep };
-                    return Ok(Some(Next::Again));
                 }
             }
         }
@@ -237,11 +253,12 @@ impl Session {
                 return Ok(Some(Next::End));
             }
             option::LIST if !data.is_empty() => reply(Answer::Invalid, "a list is asked for without data"),
-            option::LIST => match self.exports.names() {
-                Some(names) => {
+            option::LIST => match self.exports.names(LIST_MAX) {
+                Some(Some(names)) => {
                     names.iter().for_each(|name| wire::listed(out, name));
                     wire::reply(out, option, Answer::Done, &[]);
                 }
+                Some(None) => reply(Answer::TooBig, "the names of all exports are too long for a list"),
                 None => reply(Answer::Policy, "exports are not listed where names have tokens"),
             },
             option::STRUCTURED_REPLY if !data.is_empty() => reply(Answer::Invalid, "structured replies have no data"),
@@ -293,6 +310,9 @@ impl Session {
         let some = if len == 0 { Err(Error::Invalid) } else { Ok(()) };
         let inside = |error| if is_inside { Ok(()) } else { Err(error) };
         let left = u64::from(len);
+        if command == command::READ && self.structured {
+            self.worked += left.min(wire::PAYLOAD_MAX.into()) / LOOKED_AT;
+        }
         match command {
             command::READ => {
                 let is_long = len > wire::PAYLOAD_MAX;
@@ -365,5 +385,42 @@ fn told(why: Refused) -> &'static str {
             "this node has as many exports as it may have: wait until one has ended, or start it with more --exports"
         }
         Refused::Memory(_) => "this node has no memory for one more export",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exports::Rules;
+    use crate::space::{Budget, Pages};
+    use std::time::Duration;
+
+    /// A session with an export of 64 MiB, and what it has been sent.
+    fn entered() -> Session {
+        let rules = Rules { bytes: 64 << 20, most: 1, keep: Duration::ZERO, tokens: None, pages: Pages::Small };
+        let mut out = Vec::new();
+        let mut session = Session::new(Exports::new(rules, Arc::new(Budget::new(64 << 8))), &mut out);
+        // Fixed newstyle without zeros; EXPORT_NAME, of a name of one byte.
+        let hello = [&3_u32.to_be_bytes()[..], b"IHAVEOPT", &1_u32.to_be_bytes(), &1_u32.to_be_bytes(), b"x"].concat();
+        assert_eq!(session.feed(&mut &hello[..], &mut out), Next::Input);
+        assert!(session.is_in());
+        session
+    }
+
+    #[test]
+    fn small_requests_for_much_work_leave_others_their_turn() {
+        const NO_HOLE: u16 = 2;
+        let mut session = entered();
+        let mut requests = Vec::new();
+        for cookie in 0..50_u64 {
+            requests.extend([&0x2560_9513_u32.to_be_bytes()[..], &NO_HOLE.to_be_bytes(), &6_u16.to_be_bytes()].concat());
+            requests.extend([&cookie.to_be_bytes()[..], &0_u64.to_be_bytes(), &(4_u32 << 20).to_be_bytes()].concat());
+        }
+        let (mut input, mut turns) = (&requests[..], 0);
+        let mut out = Vec::new();
+        while session.feed(&mut input, &mut out) == Next::Later {
+            turns += 1;
+        }
+        assert_eq!((turns, out.len(), input.len()), (200, 50 * 16, 0), "a MiB in each turn");
     }
 }

@@ -80,13 +80,14 @@ impl Budget {
             return Ok(());
         }
         self.refused.fetch_add(1, Ordering::Relaxed);
-        if !self.was_full.swap(true, Ordering::Relaxed) {
-            crate::tell(&format!(
-                "the node is full: all {} are taken, and writes to more are answered with ENOSPC; give it more --memory",
-                crate::amount(self.most * PAGE)
-            ));
-        }
+        self.was_full.store(true, Ordering::Relaxed);
         Err(Full)
+    }
+
+    /// Whether somebody was refused, and it was far from full before. (Whoever is refused holds a lock, and tells nobody himself.)
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.was_full.load(Ordering::Relaxed)
     }
 
     fn give(&self, pages: u64) {

@@ -87,6 +87,8 @@ pub fn node(arguments: &NodeArgs) -> Result<u8, Refusal> {
         let parts = parts.clone();
         spawn("node-metrics", Box::new(move || listener.serve(http::OPEN_METRICS, move || parts.metrics())))?;
     }
+    let exports = parts.exports.clone();
+    spawn("node-full", Box::new(move || tell_when_full(exports.budget())))?;
     if let Some(pause) = arguments.status {
         let parts = parts.clone();
         spawn(
@@ -144,7 +146,7 @@ impl Places {
 fn say(arguments: &NodeArgs, places: &Places, pages: Pages) {
     let at = |listener: &Listener| match listener {
         Listener::Tcp(listener) => listener.local_addr().map_or_else(|_| "a port".into(), |address| address.to_string()),
-        Listener::Unix(_, path) => format!("unix:{}", path.display()),
+        Listener::Unix(_, path, _) => format!("unix:{}", path.display()),
     };
     let all: Vec<String> = places.listeners.iter().map(|listener| at(listener)).collect();
     let pages = match pages {
@@ -221,12 +223,29 @@ fn descriptors(connections: u64) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Says that the node is full, each time after it was far from full. Once a minute at most: clients can make it so as often as they like.
+fn tell_when_full(budget: &Budget) {
+    loop {
+        while !budget.is_full() {
+            thread::sleep(Duration::from_secs(1));
+        }
+        tell(&format!(
+            "the node is full: all {} are taken, and writes to more are answered with ENOSPC; give it more --memory",
+            amount(budget.most() * PAGE)
+        ));
+        thread::sleep(Duration::from_secs(60));
+        while budget.is_full() {
+            thread::sleep(Duration::from_secs(1));
+        }
+    }
+}
+
 /// Takes connections, and gives them to the workers in turn.
 fn accept(listener: &Listener, parts: &Parts, next: &AtomicUsize) {
     loop {
         let taken = match listener {
             Listener::Tcp(listener) => listener.accept().map(|(stream, _)| OwnedFd::from(stream)),
-            Listener::Unix(listener, _) => listener.accept().map(|(stream, _)| OwnedFd::from(stream)),
+            Listener::Unix(listener, ..) => listener.accept().map(|(stream, _)| OwnedFd::from(stream)),
         };
         let Ok(socket) = taken else {
             // No descriptor or no memory is left: perhaps there will be. Or a client has gone before it was taken.

@@ -51,6 +51,13 @@ impl Tokens {
         if data.is_file() && mode & 0o077 != 0 {
             return Err(format!("others can read or change the tokens in '{shown}' (its mode is {mode:o}): chmod 600 '{shown}'"));
         }
+        let user = rustix::process::geteuid().as_raw();
+        if data.is_file() && ![0, user].contains(&data.uid()) {
+            return Err(format!(
+                "'{shown}' with the tokens is user {}'s, who could change them: give a file of your own",
+                data.uid()
+            ));
+        }
         if data.size() > FILE_MAX {
             return Err(format!("the file of tokens '{shown}' is larger than 1 MiB: give one with a token in each line"));
         }

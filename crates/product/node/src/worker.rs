@@ -1,6 +1,6 @@
 //! Threads that serve connections, one a core: each waits for all of its own at once (epoll), and never for one.
 //!
-//! A connection belongs to one worker from its beginning to its end. A client that does not read its answers, or sends half a
+//! A connection belongs to one worker from its beginning to its end. A client that does not read its answers for a while, or sends half a
 //! request, waits alone: its worker goes on with the others. A connection that has more to do than a few rounds waits its turn.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,8 +15,9 @@ use rustix::net::{SendFlags, send};
 use crate::exports::Exports;
 use crate::session::{Counts, Next, PIECE, Session, UNREAD_MAX};
 
-/// How long a client may take until it has an export.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How often its worker finds, a second apart, that a client has no export. Then its connection ends. So a client does not pay for a second in which the worker had
+/// no time for it.
+pub const PATIENCE: u32 = 10;
 /// How often a connection is served before the others have their turn.
 const ROUNDS: u32 = 8;
 /// Events that are taken at a time.
@@ -116,7 +117,8 @@ struct Connection {
     asked: Wait,
     /// It is among those that have more to do.
     is_listed: bool,
-    since: Instant,
+    /// How often it was looked at and had no export.
+    looks: u32,
 }
 
 impl Connection {
@@ -133,7 +135,7 @@ impl Connection {
             is_ending: false,
             asked: Wait::Input,
             is_listed: false,
-            since: Instant::now(),
+            looks: 0,
         }
     }
 
@@ -195,6 +197,10 @@ impl Connection {
                 next
             };
             self.kept = kept;
+            if next == Next::Later {
+                self.is_hungry = false;
+                return Turn::Again;
+            }
             self.is_hungry = next == Next::Input;
             self.is_ending = next == Next::End;
             // What has come was less than there was room for: no need to ask for more.
@@ -371,10 +377,14 @@ impl Worker {
         self.connections.go();
     }
 
-    /// Ends connections that have no export after all this time.
+    /// Ends connections that have no export after all these looks.
     fn lose_patience(&self, served: &mut Served) {
-        let is_late = |connection: &Connection| !connection.session.is_in() && connection.since.elapsed() > PATIENCE;
-        let late: Vec<usize> = (0..served.all.len()).filter(|&number| served.all[number].as_ref().is_some_and(is_late)).collect();
+        let is_late = |connection: &mut Connection| {
+            connection.looks += u32::from(!connection.session.is_in());
+            !connection.session.is_in() && connection.looks > PATIENCE
+        };
+        let all = served.all.iter_mut().enumerate();
+        let late: Vec<usize> = all.filter_map(|(number, one)| one.as_mut().is_some_and(is_late).then_some(number)).collect();
         late.into_iter().for_each(|number| self.end(served, number));
     }
 }

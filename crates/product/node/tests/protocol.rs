@@ -101,7 +101,7 @@ fn a_full_node_says_so_and_goes_on() {
     assert_eq!(a.write(1 << 20, &[3; 8192]), Ok(()));
     assert_eq!(a.write(2 << 20, &[3]), Err(ENOSPC));
     assert_eq!(a.read(4096, 2), Ok(vec![3; 2]));
-    assert!(node.said("the node is full"));
+    node.wait_for("the node is full");
 }
 
 #[test]

@@ -124,7 +124,7 @@ unsafe extern "C" fn on_signal(number: i32, info: *mut SigInfo, context: *mut UC
             assert!(!edge::is_deferred(), "two signals in one call");
             thread().deferred = (number as u32, *info, context.mask());
             context.set_mask(SigSet(KEPT));
-            edge::defer(context, effect, false);
+            edge::defer(context, false);
         }
     }
 }

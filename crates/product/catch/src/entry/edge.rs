@@ -29,11 +29,12 @@
 //!
 //! # Calls that our own signals interrupt
 //!
-//! A signal of ours must not end a call, so its handler has the call made again ([`again`], [`make_again`]). One for the program that comes
-//! meanwhile must end it, though: natively it would have found the call under way, and a program that waits by `pause` for that signal would
-//! wait for ever. So a call that is made again can be told from one that is made for the first time. Where our own text makes it, `rcx`
-//! has what the kernel has left there, the address behind the `syscall`. Where the program makes it, the upper half of `rax`, at which
-//! the kernel does not look, has [`Begun`].
+//! A signal of ours must not end a call, so its handler has the call made again ([`go_back`]), or the kernel does (`SA_RESTART`). One for the
+//! program that comes before that must end it, though: natively it would have found the call under way, and a program that waits by `pause`
+//! for that signal would wait for ever. So the handler leaves a mark in `rcx`, which a `syscall` destroys anyway: the address to which
+//! the call has gone back, where no other code has it. Two kinds of calls are marked: those that end with `EINTR` as soon as any handler has run,
+//! and those of [`RESTARTED`], which a handler without `SA_RESTART` ends. The kernel goes back by itself with others, too, which nothing ends
+//! (`ERESTARTNOINTR`: the lock of a mutex with inheritance of priority). These are never marked.
 //!
 //! As `rip` the program sees the address behind its `syscall`, or that of the `syscall` if the call is to be made (again), also
 //! where a jump lies over it. A `rt_sigreturn` to such an address goes on in the stub ([`resumable`]). That needs `rt_sigreturn`
@@ -44,7 +45,7 @@
 
 use super::super::{patch, stubs};
 use super::asleep::{self, Native};
-use super::{ACTION_SIGRETURN, AGAIN, Call, EINTR, FRAME, MARK_BEGUN, MARK_BEGUN_RESTARTS};
+use super::{ACTION_SIGRETURN, AGAIN, Call, EINTR, FRAME};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_sys::signal::{self, How, Reg, SigSet, UContext};
 use farshore_sys::tls;
@@ -80,10 +81,19 @@ unsafe extern "C" {
 const SIGNAL: u64 = 1;
 const SIGRETURN: u64 = 2;
 const TRAPPED: u64 = 4;
-const ENDS: u64 = 8;
 
-/// The call by which the kernel goes on with one for which it has kept the rest of the time. Where a handler has run it answers `EINTR`.
-const RESTART_SYSCALL: u64 = 219;
+/// Calls that a handler without `SA_RESTART` ends, and another does not (signal(7)): read, write, open, readv, writev, connect, accept, sendto,
+/// recvfrom, sendmsg, recvmsg, wait4, fcntl, flock, futex ([`is_restarted`]), mq_timedsend, mq_timedreceive, waitid, openat, accept4.
+const RESTARTED: [u64; 20] = [0, 1, 2, 19, 20, 42, 43, 44, 45, 46, 47, 61, 72, 73, FUTEX, 242, 243, 247, 257, 288];
+const FUTEX: u64 = 202;
+
+/// Whether the call that is about to be made is one of [`RESTARTED`].
+fn is_restarted(context: &UContext) -> bool {
+    let number = u64::from(context.get(Reg::Rax) as u32);
+    // FUTEX_WAIT and FUTEX_WAIT_BITSET, private or not.
+    let waits = || matches!(context.get(Reg::Rsi) & 0x7f, 0 | 9);
+    RESTARTED.contains(&number) && (number != FUTEX || waits())
+}
 
 /// A `syscall` that is made for the program: from the look at [`tls::deferred`] before it to its end, and the place that answers
 /// that the call was not made. Each address is relative to its own field.
@@ -199,50 +209,7 @@ pub struct Effect {
 
 /// Says where a signal has interrupted the calling thread; a context at the edge of a call is moved to the program's side, and to behind
 /// the call if the signal has ended it. Called with all signals blocked.
-pub fn find(context: &mut UContext, effect: Effect) -> Where {
-    let found = find_edge(context, effect);
-    if found != Where::Program {
-        return found;
-    }
-    let (rax, rip) = (context.get(Reg::Rax), context.get(Reg::Rip));
-    match Begun::of(rax) {
-        Some(Begun::Restarts) if !effect.ends => set(context, &[(Reg::Rax, u64::from(rax as u32))]),
-        Some(_) => {
-            let behind = patch::of_stub(rip).map_or(rip + SYSCALL, |patched| patched.resume());
-            set(context, &[(Reg::Rax, EINTR as u64), (Reg::Rip, behind)]);
-        }
-        None => {}
-    }
-    found
-}
-
-/// What the upper half of `rax` says of a call that the program makes: the kernel has had it already.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Begun {
-    /// Each handler ends it.
-    Ends = 0x4641_5253,
-    /// A handler without `SA_RESTART` does.
-    Restarts = 0x4641_5254,
-}
-
-impl Begun {
-    pub(super) fn of(rax: u64) -> Option<Begun> {
-        [Begun::Ends, Begun::Restarts].into_iter().find(|&begun| rax >> 32 == begun as u64)
-    }
-
-    const fn with(self, number: u64) -> u64 {
-        (self as u64) << 32 | number
-    }
-
-    pub(super) const fn mark(self) -> u64 {
-        match self {
-            Begun::Ends => MARK_BEGUN,
-            Begun::Restarts => MARK_BEGUN_RESTARTS,
-        }
-    }
-}
-
-fn find_edge(context: &mut UContext, Effect { step, ends }: Effect) -> Where {
+pub fn find(context: &mut UContext, Effect { step, ends }: Effect) -> Where {
     let (rip, rsp) = (context.get(Reg::Rip), context.get(Reg::Rsp));
     if let Some(patched) = patch::of_stub(rip) {
         if step && patched.is_way_in(rip) {
@@ -286,7 +253,7 @@ fn find_edge(context: &mut UContext, Effect { step, ends }: Effect) -> Where {
         return Where::Call;
     }
     let call = frame();
-    if rip == at(farshore_entry_plain) && has_been_made(context, at(farshore_entry_plain_made)) && ends_made(context, ends) {
+    if rip == at(farshore_entry_plain) && context.get(Reg::Rcx) == rip && ends {
         leave(context, call, EINTR);
         return Where::Program;
     }
@@ -357,10 +324,9 @@ fn not_made_entries() -> impl Iterator<Item = (u64, u64, u64)> {
 /// `rcx` says whether it was made before, and has been ended now.
 fn not_made(context: &mut UContext, ends: bool) {
     let rip = context.get(Reg::Rip);
-    let Some((_, end, answer)) = not_made_entries().find(|&(start, end, _)| (start..end).contains(&rip)) else { return };
-    // At the `syscall` itself it is the kernel that wants it made again, since no handler, or one with `SA_RESTART`, has run. A handler
-    // of ours goes back further ([`again`]), and only with calls that each handler ends.
-    if rip == end - SYSCALL && has_been_made(context, end) && !ends_made(context, ends) {
+    let Some((start, _, answer)) = not_made_entries().find(|&(start, end, _)| (start..end).contains(&rip)) else { return };
+    let is_marked = context.get(Reg::Rcx) == start;
+    if is_marked && !ends && is_restarted(context) {
         set(context, &[(Reg::Rcx, 0)]);
     }
     set(context, &[(Reg::Rip, answer)]);
@@ -369,14 +335,23 @@ fn not_made(context: &mut UContext, ends: bool) {
 /// Bytes of a `syscall`.
 const SYSCALL: u64 = 2;
 
-/// Whether a context before the `syscall` that ends at `end` is one of before it was made, or one to which the kernel has gone back.
-fn has_been_made(context: &UContext, end: u64) -> bool {
-    context.get(Reg::Rcx) == end
-}
-
-/// Whether a handler has ended a call with which the kernel wanted to go on.
-fn ends_made(context: &UContext, ends: bool) -> bool {
-    ends || context.get(Reg::Rax) == RESTART_SYSCALL
+/// At the end of a handler of ours, for a call of our text which its signal has interrupted, and with which the kernel goes on: marks it, if a
+/// handler of the program's that comes first may end it.
+pub fn note_interrupted(context: &mut UContext) {
+    let rip = context.get(Reg::Rip);
+    // The kernel has had it: it leaves there the address behind the `syscall`.
+    if context.get(Reg::Rcx) != rip.wrapping_add(SYSCALL) {
+        return;
+    }
+    let plain = farshore_entry_plain as *const () as u64;
+    let mark = if rip == plain {
+        Some(plain)
+    } else {
+        not_made_entries().find(|&(_, end, _)| end - SYSCALL == rip).map(|(start, ..)| start)
+    };
+    if let Some(mark) = mark.filter(|_| is_restarted(context)) {
+        set(context, &[(Reg::Rcx, mark)]);
+    }
 }
 
 /// The same for a context that a `rt_sigreturn` restores, where the call's frame is on the program's stack, since the call began
@@ -406,21 +381,18 @@ pub fn end_interrupted(context: &mut UContext, site: u64) {
     set(context, &[(Reg::Rax, EINTR as u64), (Reg::Rip, site + SYSCALL)]);
 }
 
-/// Has call `number`, which has ended without an effect, made again at `start`. `by_program`: it is the program that makes it, in a process that is awake; then
-/// a handler of the program's that comes before ends it.
-pub fn make_again(context: &mut UContext, number: u64, start: u64, by_program: bool) {
-    let number = if by_program { Begun::Ends.with(number) } else { number };
+/// Has call `number`, which has ended without an effect, made again at `start`. Where that is our own text, a handler of the program's that comes
+/// before ends it.
+pub fn go_back(context: &mut UContext, number: u64, start: u64) {
     set(context, &[(Reg::Rax, number), (Reg::Rip, start)]);
+    if not_made_entries().any(|(own, ..)| own == start) {
+        set(context, &[(Reg::Rcx, start)]);
+    }
 }
 
-/// Whether the kernel has had the call before which a context is.
-pub fn has_been_made_here(context: &UContext) -> bool {
-    has_been_made(context, context.get(Reg::Rip) + SYSCALL)
-}
-
-/// Notes that the kernel has had a call which it wants the program to make again, since only a handler with `SA_RESTART` has run.
-pub fn note_made(context: &mut UContext) {
-    set(context, &[(Reg::Rax, Begun::Restarts.with(u64::from(context.get(Reg::Rax) as u32)))]);
+/// Whether the kernel has had the call before which a context of the program is, and a handler without `SA_RESTART` ends it.
+pub fn is_interrupted_here(context: &UContext) -> bool {
+    context.get(Reg::Rcx) == context.get(Reg::Rip).wrapping_add(SYSCALL) && is_restarted(context)
 }
 
 /// Lets a context in text over which a jump has come to lie go on in the stub.
@@ -439,12 +411,11 @@ pub fn leave_native(context: &mut UContext) -> Option<Native> {
 /// Notes that the call under way has a signal to deliver at its end. Called in a handler, after [`find`] said [`Where::Call`].
 /// `trapped`: the signal says that a filter of the program's has stopped a call that was made for it. The dispatcher gives up
 /// then, and the program finds itself behind its `syscall`, with the number in `rax`, as natively.
-pub fn defer(context: &mut UContext, effect: Effect, trapped: bool) {
+pub fn defer(context: &mut UContext, trapped: bool) {
     if trapped {
         set(context, &[(Reg::Rax, AGAIN as u64)]);
     }
-    let when = |condition: bool, bit| if condition { bit } else { 0 };
-    tls::set_deferred(tls::deferred() | SIGNAL | when(trapped, TRAPPED) | when(effect.ends, ENDS));
+    tls::set_deferred(tls::deferred() | SIGNAL | if trapped { TRAPPED } else { 0 });
 }
 
 /// Whether it has one.
@@ -475,9 +446,6 @@ pub fn at_end(context: &mut UContext) -> bool {
     }
     if call.action == ACTION_SIGRETURN {
         call.result = AGAIN;
-    }
-    if call.result == AGAIN && (call.aux == MARK_BEGUN || call.aux == MARK_BEGUN_RESTARTS && deferred & ENDS != 0) {
-        call.result = EINTR;
     }
     finish(context, call);
     if deferred & TRAPPED != 0 && call.result == AGAIN {

@@ -473,8 +473,8 @@ farshore_for_program:
     .cfi_rel_offset r12, 0
 3:
     mov rax, {again}
-    # Where the kernel has had the call already, it has left the address behind the `syscall` in rcx.
-    lea r11, [rip + 2b]
+    # Where a handler of ours has gone back with a call that had been made (edge.rs), it has left this in rcx.
+    lea r11, [rip + 1b]
     cmp rcx, r11
     jne 2b
     mov rax, {eintr}

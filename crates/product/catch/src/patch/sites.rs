@@ -47,7 +47,7 @@ impl Patched {
     }
 
     /// Where the program goes on behind the call.
-    pub(in super::super) fn resume(&self) -> u64 {
+    pub(super) fn resume(&self) -> u64 {
         if self.site < self.window.end { self.call() + WAY_IN } else { self.window.end }
     }
 

@@ -101,7 +101,7 @@ unsafe fn for_program(nr: u64, args: [u64; 6]) -> i64 {
             "jmp 2f",
             "5:",
             "mov rax, {again}",
-            "lea r11, [rip + 4f]",
+            "lea r11, [rip + 2f]",
             "cmp rcx, r11",
             "jne 4f",
             "mov rax, {eintr}",

@@ -67,10 +67,7 @@ static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// The calls of this module, by number.
 pub fn handles(number: u64) -> bool {
-    report::ends(number)
-        || matches!(number, SYS_EXECVE | SYS_EXECVEAT)
-        || rights::may_change(number)
-        || asks_for_status(number)
+    report::ends(number) || matches!(number, SYS_EXECVE | SYS_EXECVEAT) || rights::may_change(number) || asks_for_status(number)
 }
 
 /// Does one of them. Not inlined: what `exec` needs of the stack would lie in the frame of every call.
@@ -120,15 +117,18 @@ const fn path_of_status(number: u64) -> Option<usize> {
 /// such a look of a program with one thread, as before a call that the kernel allows to one thread alone ([`rights`]).
 fn status(number: u64, args: &Args, path: u64) -> i64 {
     let can_end = || rights::has_threads() && rights::can_be_made_again() && count::has_one_thread() && !thread::is_guest();
-    let Some(runtime) = runtime().filter(|_| can_end() && is_list_of_threads(path)) else { return net::pinned(number, args) };
+    let is_below = matches!(number, SYS_NEWFSTATAT | SYS_STATX) && args[0] as i32 >= 0;
+    let Some(runtime) = runtime().filter(|_| can_end() && is_list_of_threads(path, is_below)) else {
+        return net::pinned(number, args);
+    };
     uninterrupted(|| own_threads::stop(runtime));
     let answer = net::pinned(number, args);
     own_threads::go_on(runtime);
     answer
 }
 
-/// Whether the program's string at `path` names a list of threads: `/proc/self/task`, `self/task/` below a directory that is open, and the like.
-fn is_list_of_threads(path: u64) -> bool {
+/// Whether the program's string at `path` names a list of threads: `/proc/self/task`, or `self/task/` below a directory that is open (`is_below`).
+fn is_list_of_threads(path: u64, is_below: bool) -> bool {
     // `/proc/4194304/task/` is the longest, with its zero; a string may end where memory does.
     let mut text = [0u8; 24];
     let first = (PAGE_SIZE - path as usize % PAGE_SIZE).min(text.len());
@@ -142,7 +142,10 @@ fn is_list_of_threads(path: u64) -> bool {
     }
     let Some(end) = text.iter().position(|&byte| byte == 0) else { return false };
     let name = text[..end].strip_suffix(b"/").unwrap_or(&text[..end]);
-    name == b"task" || name.ends_with(b"/task")
+    match name.strip_prefix(b"/proc/") {
+        Some(rest) => rest.ends_with(b"/task"),
+        None => is_below && !name.starts_with(b"/") && (name == b"task" || name.ends_with(b"/task")),
+    }
 }
 
 /// Threads of ours are told to make the same call.

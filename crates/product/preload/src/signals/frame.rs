@@ -83,7 +83,7 @@ pub(super) fn start(thread: &Thread, signal: u32, action: &Action, info: &SigInf
     let effect = Effect { step, ends: action.flags & flags::RESTART == 0 };
     match edge::find(context, effect) {
         Where::Program => start_now(thread, signal, action, info, context),
-        Where::Call => defer(thread, signal, action, info, context, effect),
+        Where::Call => defer(thread, signal, action, info, context),
         Where::Step => {}
     }
 }
@@ -94,7 +94,7 @@ fn start_now(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, cont
     }
 }
 
-fn defer(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext, effect: Effect) {
+fn defer(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context: &mut UContext) {
     // A filter of the program's has stopped a call that was made for it.
     let trapped = signal == SIGSYS && info.from_kernel();
     if info.from_kernel() && is_fault(signal, info.code()) {
@@ -115,7 +115,7 @@ fn defer(thread: &Thread, signal: u32, action: &Action, info: &SigInfo, context:
     thread.deferred.set(Some(Deferred { signal, action: *action, info: *info, masks }));
     pretended::enter(thread, OURS);
     context.set_mask(SigSet(!OURS.0));
-    edge::defer(context, effect, trapped);
+    edge::defer(context, trapped);
 }
 
 /// Raised by an instruction that cannot be made: our code has none.

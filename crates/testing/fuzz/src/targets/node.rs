@@ -48,7 +48,7 @@ fn answers(input: &[u8], cut: usize) -> (Vec<u8>, bool) {
                 return (all, false);
             }
             match next {
-                Next::Again => {}
+                Next::Again | Next::Later => {}
                 Next::Input => break,
                 Next::End => return (all, true),
             }
@@ -148,7 +148,7 @@ fn requests(first: u8, input: &[u8]) {
         }
         out.clear();
         let mut rest = &request[..];
-        while session.feed(&mut rest, &mut out) == Next::Again {}
+        while matches!(session.feed(&mut rest, &mut out), Next::Again | Next::Later) {}
         assert!(rest.is_empty(), "a request is taken as a whole");
         let error = model.ask(command, flags, offset, len, (command == 1).then_some(fill));
         let mut expected = 0x6744_6698_u32.to_be_bytes().to_vec();
@@ -165,6 +165,6 @@ fn requests(first: u8, input: &[u8]) {
     let request = [&0x2560_9513_u32.to_be_bytes()[..], &[0; 4], &[0; 16], &(SIZE as u32).to_be_bytes()].concat();
     out.clear();
     let mut rest = &request[..];
-    while session.feed(&mut rest, &mut out) == Next::Again {}
+    while matches!(session.feed(&mut rest, &mut out), Next::Again | Next::Later) {}
     assert!(out[16..] == model.bytes, "the bytes are not as they ought to be");
 }

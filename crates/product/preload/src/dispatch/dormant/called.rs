@@ -145,7 +145,7 @@ unsafe extern "C" fn on_waker(signal: i32, _info: *mut SigInfo, context: *mut UC
     }
     // SAFETY: the kernel passes the context to this call alone, valid until the handler returns.
     let context = unsafe { &mut *context };
-    let made = edge::has_been_made_here(context);
+    let made = edge::is_interrupted_here(context);
     let native = edge::leave_native(context);
     let site = context.get(Reg::Rip);
     // The kernel has had it, and wants it made again.
@@ -160,14 +160,11 @@ unsafe extern "C" fn on_waker(signal: i32, _info: *mut SigInfo, context: *mut UC
     let Called { awake, number } = dormant::called(signal as u32 == WAKER, context.mask(), at, asked);
     if awake {
         signals::settle(context, context.get(Reg::Rsp));
-        // The call ends, as it would have natively: the program's handler runs when ours returns. Of one that comes from here on, `edge` sees to it.
-        let ends = signals::ends_calls(context.mask(), ended);
-        match (restarts, ends) {
-            (true, true) => edge::end_interrupted(context, site),
-            (true, false) => edge::note_made(context),
-            _ => {}
-        }
-        if ends {
+        if signals::ends_calls(context.mask(), ended) {
+            // The call ends, as it would have natively: the program's handler runs when ours returns.
+            if restarts {
+                edge::end_interrupted(context, site);
+            }
             return edge::resume_in_stub(context);
         }
     }
@@ -176,9 +173,9 @@ unsafe extern "C" fn on_waker(signal: i32, _info: *mut SigInfo, context: *mut UC
             keep_what_is_used(number, context);
             let start = edge::made_again_at(site);
             if TIMED.contains(&number) {
-                edge::make_again(context, number, start, awake)
+                edge::go_back(context, number, start)
             } else {
-                knock::go_on_with(context, number, start, awake)
+                knock::go_on_with(context, number, start)
             }
         }
         None if text::is_ours(site) => knock::go_on(context),

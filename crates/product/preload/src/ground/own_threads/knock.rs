@@ -206,6 +206,7 @@ pub fn end_put_off() {
 pub fn go_on(context: &mut UContext) {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     let at = context.get(Reg::Rip);
+    edge::note_interrupted(context);
     if context.get(Reg::Rax) as i64 != entry::EINTR || !text::is_ours(at) || !text::is_ours(at.wrapping_sub(2)) {
         return;
     }
@@ -216,18 +217,18 @@ pub fn go_on(context: &mut UContext) {
     }
     let number = context.get(Reg::R12);
     if let Some(start) = edge::again(at) {
-        go_on_with(context, number, start, false);
+        go_on_with(context, number, start);
     }
 }
 
-/// The same for call `number`, which is made at `start`. `by_program`: as in [`edge::make_again`].
-pub fn go_on_with(context: &mut UContext, number: u64, start: u64, by_program: bool) {
+/// The same for call `number`, which is made at `start`.
+pub fn go_on_with(context: &mut UContext, number: u64, start: u64) {
     let again = match Wait::of(number, context) {
         Wait::Again => number,
         Wait::Remembered => RESTART_SYSCALL,
         Wait::Ended => return edge::resume_in_stub(context),
     };
-    edge::make_again(context, again, start, by_program);
+    edge::go_back(context, again, start);
     if again == RESTART_SYSCALL {
         leave(context);
     }
