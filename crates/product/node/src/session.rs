@@ -25,6 +25,8 @@ pub const UNREAD_MAX: usize = wire::OPTION + wire::OPTION_MAX;
 pub const WORK: u64 = 1 << 20;
 /// To look whether so many bytes are there costs as much as to copy one.
 const LOOKED_AT: u64 = 64;
+/// The two pages at the ends of a range of which only a part becomes zeros.
+const ENDS: u64 = 2 * 4096;
 /// The most bytes of a list of exports.
 const LIST_MAX: usize = 64 << 10;
 
@@ -225,7 +227,7 @@ impl Session {
             State::Zero { cookie, offset, left, keep } => {
                 let len = left.min(WORK);
                 // What goes as a whole costs the kernel little, but each part of a page is written.
-                self.worked += if keep { len } else { len / LOOKED_AT + 2 * crate::space::PAGE };
+                self.worked += if keep { len } else { len / LOOKED_AT + ENDS };
                 let done = self.entered.as_ref().ok_or(Violation)?.space().zero(offset, len, keep);
                 if done.is_err() || left == len {
                     self.finish(cookie, done.map_err(|_| Error::NoSpace), out);
@@ -385,42 +387,5 @@ fn told(why: Refused) -> &'static str {
             "this node has as many exports as it may have: wait until one has ended, or start it with more --exports"
         }
         Refused::Memory(_) => "this node has no memory for one more export",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::exports::Rules;
-    use crate::space::{Budget, Pages};
-    use std::time::Duration;
-
-    /// A session with an export of 64 MiB, and what it has been sent.
-    fn entered() -> Session {
-        let rules = Rules { bytes: 64 << 20, most: 1, keep: Duration::ZERO, tokens: None, pages: Pages::Small };
-        let mut out = Vec::new();
-        let mut session = Session::new(Exports::new(rules, Arc::new(Budget::new(64 << 8))), &mut out);
-        // Fixed newstyle without zeros; EXPORT_NAME, of a name of one byte.
-        let hello = [&3_u32.to_be_bytes()[..], b"IHAVEOPT", &1_u32.to_be_bytes(), &1_u32.to_be_bytes(), b"x"].concat();
-        assert_eq!(session.feed(&mut &hello[..], &mut out), Next::Input);
-        assert!(session.is_in());
-        session
-    }
-
-    #[test]
-    fn small_requests_for_much_work_leave_others_their_turn() {
-        const NO_HOLE: u16 = 2;
-        let mut session = entered();
-        let mut requests = Vec::new();
-        for cookie in 0..50_u64 {
-            requests.extend([&0x2560_9513_u32.to_be_bytes()[..], &NO_HOLE.to_be_bytes(), &6_u16.to_be_bytes()].concat());
-            requests.extend([&cookie.to_be_bytes()[..], &0_u64.to_be_bytes(), &(4_u32 << 20).to_be_bytes()].concat());
-        }
-        let (mut input, mut turns) = (&requests[..], 0);
-        let mut out = Vec::new();
-        while session.feed(&mut input, &mut out) == Next::Later {
-            turns += 1;
-        }
-        assert_eq!((turns, out.len(), input.len()), (200, 50 * 16, 0), "a MiB in each turn");
     }
 }
