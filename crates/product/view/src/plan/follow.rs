@@ -7,7 +7,7 @@
 //! nothing twice, and its size need not be known before.
 
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,10 +20,11 @@ use farshore_command::refusal::Refusal;
 use farshore_config::Size;
 use farshore_config::stats::Stats;
 use nix::sys::resource::{UsageWho, getrusage};
-use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::Signals;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid as Whom;
+use rustix::process::Pid;
 
+use super::signals::Signals;
 use super::watch::{KINDS, Watch, limit_for, room, staged};
 use crate::args::PlanArgs;
 
@@ -68,8 +69,10 @@ pub struct Run {
     pub seconds: f64,
     /// What was heard; none: it could not be attached to.
     pub heard: Option<Watch>,
-    /// Its counters at the end, …
+    /// Its counters when they were asked for last, a moment before its end, …
     pub stats: Option<Box<Stats>>,
+    /// … how many pages had come back then, of all that were heard to come back: between 0 and 1, …
+    pub asked_at: f64,
     /// … and where it was running before: at the beginning.
     pub before: Option<Box<Stats>>,
     /// The limit with the room that the run had at its end: misses with more are measured.
@@ -80,6 +83,8 @@ pub struct Run {
     pub footprint: u64,
     /// The most memory that it had in RAM, with code and libraries: of one that was dormant nothing else is known.
     pub resident: u64,
+    /// It is known to have had room for all of it, whether it could be asked or not.
+    pub fitted: bool,
     /// The limit with which nothing would have left.
     pub whole: u64,
     /// Seconds of a fault without a read.
@@ -102,34 +107,28 @@ struct Shared {
 /// It cannot be started.
 pub fn run(arguments: &PlanArgs, farshore: Option<PathBuf>) -> Result<Run, Refusal> {
     let farshore = farshore.unwrap_or_else(|| "farshore".into());
-    let place = tempfile::Builder::new().prefix("farshore-plan-").tempdir().map_err(|error| {
-        Refusal::cannot_start(format!(
-            "cannot make a directory for counters in '{}' ({error}): set TMPDIR",
-            std::env::temp_dir().display()
-        ))
-    })?;
-    let stats = place.path().join("stats");
     let memory = arguments.memory.unwrap_or_else(first_limit);
     let mut command = Command::new(&farshore);
-    command.args(["run", "--require", "--memory", &memory.to_string(), "--stats"]).arg(&stats);
+    command.args(["run", "--require", "--memory", &memory.to_string()]);
     arguments.swap.iter().for_each(|swap| {
         command.arg("--swap").arg(swap);
     });
     command.arg("--").args(&arguments.command);
     // Before there is a child for which one could come.
-    let mut signals = signals()?;
+    let signals = Signals::new()?;
     let started = Instant::now();
-    let child = command.spawn().map_err(|error| {
+    let child = signals.spawn(&mut command).map_err(|error| {
         Refusal::cannot_start(format!("cannot run '{}' ({error}): is Farshore installed completely?", farshore.display()))
     })?;
     let name = arguments.command.first().map_or_else(String::new, |name| name.display().to_string());
     let mut follower = Follower::new(child.id(), arguments.memory.is_none());
-    let status = follower.until_the_end(&Over::Child(child), &mut signals);
+    let status = follower.until_the_end(&Over::Child(child), &signals);
     let seconds = started.elapsed().as_secs_f64();
     let mut run = follower.finish(name, status, seconds);
     let children = getrusage(UsageWho::RUSAGE_CHILDREN).map_or(0, |usage| usage.max_rss());
     run.resident = u64::try_from(children).unwrap_or(0) << 10;
-    run.stats = read(&stats).map(Box::new).or(run.stats);
+    // Pages leave where a limit is nearly reached, long after half of it.
+    run.fitted = run.resident <= memory.0 / 2;
     Ok(run)
 }
 
@@ -138,7 +137,7 @@ pub fn run(arguments: &PlanArgs, farshore: Option<PathBuf>) -> Result<Run, Refus
 /// # Errors
 /// There is none, or it cannot be attached to.
 pub fn watch(pid: u32) -> Result<Run, Refusal> {
-    let mut signals = signals()?;
+    let signals = Signals::new()?;
     let mut client = Client::connect(pid)?;
     let before = client.stats()?;
     let mut follower = Follower::new(pid, false);
@@ -146,7 +145,7 @@ pub fn watch(pid: u32) -> Result<Run, Refusal> {
     (follower.heard, follower.with_faults) = (true, true);
     let started = Instant::now();
     eprintln!("farshore: watching process {pid}; Ctrl-C ends it and tells what memory it needs");
-    let status = follower.until_the_end(&Over::Somebodys(pid), &mut signals);
+    let status = follower.until_the_end(&Over::Somebodys(pid), &signals);
     let mut run = follower.finish(before.program.clone(), status, started.elapsed().as_secs_f64());
     run.before = Some(Box::new(before));
     Ok(run)
@@ -156,10 +155,6 @@ fn attach(pid: u32) -> Result<Attachment, Refusal> {
     let mut attachment = farshore_beside::attach(pid)?;
     attachment.want(&KINDS);
     Ok(attachment)
-}
-
-fn read(path: &Path) -> Option<Stats> {
-    std::fs::read_to_string(path).ok().and_then(|text| Stats::from_json(&text).ok())
 }
 
 /// A limit for a program of which nothing is known: not more than the machine has to spare.
@@ -199,12 +194,6 @@ impl Over {
     }
 }
 
-/// Listens for signals that would end this command.
-fn signals() -> Result<Signals, Refusal> {
-    Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])
-        .map_err(|error| Refusal::failed(format!("cannot listen for signals ({error}): is there memory left?")))
-}
-
 /// One program on its way.
 struct Follower {
     pid: u32,
@@ -215,6 +204,8 @@ struct Follower {
     heard: bool,
     with_faults: bool,
     last: Option<Box<Stats>>,
+    /// Pages that had been heard to come back by then.
+    last_fetched: u64,
     limit: u64,
     least: u64,
     footprint: u64,
@@ -234,6 +225,7 @@ impl Follower {
             heard: false,
             with_faults: false,
             last: None,
+            last_fetched: 0,
             limit: 0,
             least: LIMIT_MIN,
             footprint: 0,
@@ -244,7 +236,7 @@ impl Follower {
     }
 
     /// Listens until the program ends, or for one that is watched, until somebody wants no more.
-    fn until_the_end(&mut self, over: &Over, signals: &mut Signals) -> Ended {
+    fn until_the_end(&mut self, over: &Over, signals: &Signals) -> Ended {
         let (shared, pid) = (self.shared.clone(), self.pid);
         let (asking, answers) = channel();
         // It ends with this process at the latest: a program that is gone may be waited for.
@@ -271,21 +263,17 @@ impl Follower {
         ended
     }
 
-    /// Passes signals on to a program that was started here. What comes from the terminal (Ctrl-C), it has got too.
-    fn signalled(&self, over: &Over, signals: &mut Signals) -> Option<Ended> {
-        let came: Vec<i32> = signals.pending().collect();
+    /// Passes signals on to a program that was started here. What comes from the terminal (Ctrl-C), it has got too; a hangup may be for this process alone.
+    fn signalled(&self, over: &Over, signals: &Signals) -> Option<Ended> {
+        let came = signals.come();
         if matches!(over, Over::Somebodys(_)) {
             return (!came.is_empty()).then_some(Ended::Watching);
         }
-        came.into_iter().filter(|&signal| signal == SIGTERM || signal == SIGHUP).for_each(|signal| self.pass_on(signal));
-        None
-    }
-
-    fn pass_on(&self, signal: i32) {
-        let name = if signal == SIGHUP { Signal::HUP } else { Signal::TERM };
-        if let Some(pid) = Pid::from_raw(self.pid as i32) {
-            let _ = kill_process(pid, name);
+        let is_for_both = |signal, by_kernel| by_kernel && matches!(signal, Signal::SIGINT | Signal::SIGQUIT);
+        for (signal, _) in came.into_iter().filter(|&(signal, by_kernel)| !is_for_both(signal, by_kernel)) {
+            let _ = kill(Whom::from_raw(self.pid as i32), signal);
         }
+        None
     }
 
     /// Takes what the ring has; how many.
@@ -369,21 +357,25 @@ impl Follower {
         }
         self.evictors = stats.evictors.count;
         self.last = Some(stats);
+        self.last_fetched = self.watch.fetched;
     }
 
     fn finish(mut self, name: String, status: Ended, seconds: f64) -> Run {
         let longest = self.watch.longest();
         let limit = self.limit;
+        let asked_at = if self.last_fetched > 0 { self.last_fetched as f64 / self.watch.fetched as f64 } else { 1.0 };
         Run {
             name,
             status,
             seconds,
             heard: self.heard.then_some(self.watch),
             stats: self.last,
+            asked_at,
             before: None,
             limit,
             footprint: self.footprint,
             resident: 0,
+            fitted: false,
             whole: limit_for(self.footprint, self.evictors),
             evictors: self.evictors,
             cheapest: self.cheapest,

@@ -11,12 +11,14 @@
 //! | [`follow`] | runs the program, asks for its counters, and keeps its limit at half of what it has |
 //! | [`device`] | swap spaces to ask about |
 //! | [`report`] | the table, the sentence, and JSON |
+//! | [`signals`] | the program's are as without this command, and what ends the command is passed on |
 
 pub mod curve;
 pub mod device;
 pub mod follow;
 pub mod ghosts;
 pub mod report;
+pub mod signals;
 pub mod watch;
 
 use std::fs::File;

@@ -113,8 +113,8 @@ impl Report {
             Ended::Signal(signal) => (None, Some(signal)),
             Ended::Watching => (None, None),
         };
-        let left = run.stats.as_ref().is_some_and(|stats| stats.evictions.pages > 0);
         let heard = run.heard.as_ref().filter(|heard| heard.evicted > 0 || heard.fetched > 0);
+        let left = heard.is_some() || run.stats.as_ref().is_some_and(|stats| stats.evictions.pages > 0);
         let plan = match (shown(run), heard) {
             (Some(shown), Some(heard)) if left && run.limit > 0 => {
                 let curve = Curve::of(shown, device.map(|named| named.device));
@@ -126,7 +126,7 @@ impl Report {
         };
         let outcome = match &plan {
             Some(_) => "planned",
-            None if run.stats.is_some() && !left => "fits",
+            None if (run.stats.is_some() || run.fitted) && !left => "fits",
             None => "unseen",
         };
         Report {

@@ -1,0 +1,105 @@
+//! Signals while a program is planned for: the program has them as if it had been started alone, and those that would end this command are passed on.
+//!
+//! They are blocked here and read from a descriptor, so no handler is installed, and what was ignored when this command began (by `nohup`, or by a
+//! shell for what it runs behind) is left alone. The program is made by `fork`: glibc's `posix_spawn`, which the standard library takes
+//! otherwise, leaves the two signals that glibc keeps for itself, 32 and 33, ignored in what it starts.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
+use farshore_command::refusal::Refusal;
+use nix::libc::SI_KERNEL;
+use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+/// What would end this command.
+const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+
+/// Signals that come for this command.
+#[derive(Debug)]
+pub struct Signals {
+    descriptor: SignalFd,
+    before: Before,
+}
+
+/// What the program is to find.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    blocked: SigSet,
+    pipe_ignored: bool,
+    child_ignored: bool,
+}
+
+impl Signals {
+    /// Listens from now on. To be called before there are threads, since those that are made later have what is blocked here.
+    ///
+    /// # Errors
+    /// The kernel gives no descriptor, or does not say what is ignored.
+    pub fn new() -> Result<Signals, Refusal> {
+        let failed = |error: &dyn std::fmt::Display| {
+            Refusal::failed(format!("cannot listen for signals ({error}): is /proc there, and memory left?"))
+        };
+        let status = std::fs::read_to_string("/proc/self/status").map_err(|error| failed(&error))?;
+        let ignored = ignored(&status).ok_or_else(|| failed(&"no SigIgn in /proc/self/status"))?;
+        let is_ignored = |signal: Signal| ignored >> (signal as i32 - 1) & 1 != 0;
+        let wanted: SigSet = ENDING.into_iter().filter(|&signal| !is_ignored(signal)).collect();
+        let descriptor =
+            SignalFd::with_flags(&wanted, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(|error| failed(&error))?;
+        let blocked = SigSet::thread_get_mask().map_err(|error| failed(&error))?;
+        wanted.thread_block().map_err(|error| failed(&error))?;
+        let child_ignored = is_ignored(Signal::SIGCHLD);
+        if child_ignored {
+            // SAFETY: no handler is installed, and no other thread is there that counts on what was before.
+            unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) }.map_err(|error| failed(&error))?;
+        }
+        let before = Before { blocked, pipe_ignored: is_ignored(Signal::SIGPIPE), child_ignored };
+        Ok(Signals { descriptor, before })
+    }
+
+    /// Starts a program that finds its signals as this command has found them.
+    ///
+    /// # Errors
+    /// Those of [`Command::spawn`].
+    pub fn spawn(&self, command: &mut Command) -> std::io::Result<Child> {
+        let before = self.before;
+        // SAFETY: between fork and exec of a process that may have threads, it makes system calls alone: it allocates nothing and takes no lock.
+        unsafe { command.pre_exec(move || before.restore()) };
+        command.spawn()
+    }
+
+    /// Those that have come, and whether the kernel itself has sent it: then it was for all programs of the terminal.
+    pub fn come(&self) -> Vec<(Signal, bool)> {
+        let next = || self.descriptor.read_signal().ok().flatten();
+        let told = std::iter::from_fn(next).map(|told| (told.ssi_signo as i32, told.ssi_code == SI_KERNEL));
+        told.filter_map(|(number, by_kernel)| Some((Signal::try_from(number).ok()?, by_kernel))).collect()
+    }
+}
+
+impl Before {
+    /// In the process that becomes the program. The standard library has set SIGPIPE to its default by now.
+    fn restore(self) -> std::io::Result<()> {
+        for (which, ignored) in [(Signal::SIGPIPE, self.pipe_ignored), (Signal::SIGCHLD, self.child_ignored)] {
+            if ignored {
+                // SAFETY: no handler is installed, and this process has one thread.
+                unsafe { signal(which, SigHandler::SigIgn) }?;
+            }
+        }
+        Ok(self.blocked.thread_set_mask()?)
+    }
+}
+
+/// The ignored signals of a process with this status: signal 1 is the lowest bit.
+fn ignored(status: &str) -> Option<u64> {
+    status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_ignored_is_read_from_the_status() {
+        assert_eq!(ignored("SigBlk:\t0000000000000004\nSigIgn:\t0000000100000001\nSigCgt:\t0\n"), Some(0x1_0000_0001));
+        assert_eq!([ignored(""), ignored("SigIgn:\tx\n")], [None, None]);
+    }
+}
