@@ -545,6 +545,8 @@ class TestSeeing(Command):
             (["--json", "/does/not/exist", "--", "true"], 125, "--json: cannot write '/does/not/exist'"),
             ([], 125, "no PROGRAM given"),
             (["--pid", "1"], 1, "process 1"),
+            (["--device", "read_us=0", "--", "true"], 125, 'read_us="0" is not from'),
+            (["--device", "read_us=1,iops=1e10", "--", "true"], 125, 'iops="1e10" is not from'),
         ]:
             done = self.call("plan", *words)
             expect(done.status == status and part in done.err, f"{words}: status {done.status}: {done.err}")
@@ -558,7 +560,76 @@ class TestSeeing(Command):
             out, err = process.communicate(timeout=PATIENCE)
             told = json.loads(out)
             expect(process.returncode == 9 == told["exit_status"] and told["outcome"] == "planned", f"status {process.returncode}: {told}, {err}")
-        return "9 ends"
+        return "11 ends"
+
+    def test_plan_signals(self):
+        """A program that is planned for finds its signals as `run` gives them to it, also those that were ignored or blocked."""
+        self.view()
+        masks = "import os, signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n" \
+                "for name in sys.argv[1].split():\n    signal.signal(getattr(signal, 'SIG' + name), signal.SIG_IGN)\n" \
+                "for name in ['PIPE', 'XFSZ']:\n    if name not in sys.argv[1]:\n        signal.signal(getattr(signal, 'SIG' + name), signal.SIG_DFL)\n" \
+                "os.execv(sys.argv[2], sys.argv[2:])\n"
+        python = harness.need("python3", "python3")
+        seen = []
+        for ignored in ["", "HUP", "INT QUIT", "TERM CHLD PIPE"]:
+            masked = [self.call_program([python, "-c", masks, ignored, self.farshore, how, "--memory", "64M", "--", "grep", "Sig[BIC]", "/proc/self/status"]) for how in ("run", "plan")]
+            run, plan = (done.out for done in masked)
+            expect(run == plan and run.count("Sig") == 3, f"{ignored}: run has\n{run}, plan\n{plan}: {masked[1].err}")
+            seen += [line.split()[1] for line in plan.splitlines() if line.startswith("SigIgn")]
+        expect(len(set(seen)) == 4, f"what is ignored differs: {seen}")
+        return " ".join(seen)
+
+    def test_plan_passes_signals_on(self):
+        """What is sent to the command alone by somebody comes to the program, and Ctrl-C of a terminal once."""
+        self.view()
+        python = harness.need("python3", "python3")
+        code = "import signal, sys, time\ncount = 0\ndef came(number, _):\n    print(number, flush=True)\n" \
+               "for number in (1, 2, 3, 15):\n    signal.signal(number, came)\nprint('ready', flush=True)\nsys.stdin.read()\n"
+        argv = [self.farshore, "plan", "--memory", "64M", "--", python, "-c", code]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            expect(process.stdout.readline() == b"ready\n", "it does not run")
+            for number in (1, 2, 3, 15):
+                process.send_signal(number)
+                expect(select.select([process.stdout], [], [], PATIENCE)[0], f"signal {number} does not come")
+                expect(process.stdout.readline() == b"%d\n" % number, f"signal {number}")
+            out, err = process.communicate(timeout=PATIENCE)
+            expect((process.returncode, out) == (0, b""), f"status {process.returncode}: {out}, {err}")
+        master, slave = pty.openpty()
+        ready = lambda: select.select([master], [], [], PATIENCE)[0] and os.read(master, 1 << 16)
+        terminal = lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        with subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=subprocess.PIPE, preexec_fn=terminal) as process:
+            drawn = ready()
+            expect(b"ready" in drawn, f"it does not run: {drawn}")
+            os.write(master, b"\x03")
+            time.sleep(1)
+            os.write(master, b"\x04")
+            _, err = process.communicate(timeout=PATIENCE)
+            expect(process.returncode == 0, f"status {process.returncode}: {err}")
+        drawn = os.read(master, 1 << 16)
+        os.close(slave)
+        os.close(master)
+        expect(drawn.replace(b"^C", b"").split() == [b"2"], f"Ctrl-C: {drawn}")
+        return "4 signals, and Ctrl-C once"
+
+    def test_plan_leaves_nothing(self):
+        """A program that gives up its user says what it says natively, and a plan that is killed leaves no file."""
+        self.view()
+        place = self.folder("temporary", 0o777)
+        env = {"TMPDIR": place}
+        python = harness.python_with("ctypes", "python3")
+        if os.geteuid() == 0:
+            code = f"import os, sys\ndata = bytearray(b'x') * (24 << 20)\nos.setgid({OURS})\nos.setuid({OURS})\nprint('done', file=sys.stderr)\n"
+            done = self.call("plan", "--memory", "16M", "--", python, "-c", code, env=env)
+            said = done.err.splitlines()
+            expect(done.status == 0 and said[0] == "done" and len(said) > 1 and said[1].startswith("farshore: '"), f"status {done.status}: {done.err}")
+        argv = [self.farshore, "plan", "--memory", "16M", "--", python, "-c", HOLDER, "24"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ, **env)) as process:
+            expect(process.stdout.readline() == b"ready\n", "it does not run")
+            process.kill()
+            _, err = process.communicate(timeout=PATIENCE)
+            expect(err == b"", f"{err}")
+        expect(not os.listdir(place), f"left behind: {os.listdir(place)}")
+        return "nothing"
 
     def test_plan_of_a_running_program(self):
         """A program that runs is watched until Ctrl-C, and goes on."""

@@ -4,7 +4,8 @@
 //!  time(memory) = alone + misses(memory) * wait of one miss          not below what the device can do
 //! ```
 //!
-//! `alone` is the run's time without its waits for pages; what one wait takes is an average of the run, for the thread that waits longest
+//! `alone` is the run's time without its faults and without what its threads waited for a core besides (on a machine that has one for each, nothing
+//! would have been waited); what one wait takes is an average of the run, for the thread that waits longest
 //! (MAGE, section 3.1: the slowest thread decides). The *ideal* line has the device's time alone in place of the wait.
 //!
 //! Misses with more memory than the run had are measured, by [`super::ghosts`]. Those are the misses of LRU. A program that goes round and round
@@ -32,8 +33,10 @@ pub struct Shown {
     pub pages_out: f64,
     /// Faults that read.
     pub fetches: f64,
-    /// Seconds that threads waited for pages to come, or for room, all together.
+    /// Seconds that threads spent in faults that they would not have had alone, all together.
     pub waited: f64,
+    /// Seconds that threads waited for a core, in faults and besides, all together.
+    pub queued: f64,
     /// Seconds of a fault without its read.
     pub overhead: f64,
     /// The part of the waits that the thread has which waits longest.
@@ -76,6 +79,7 @@ pub struct Curve {
     /// What a page that comes takes of the time, seconds.
     miss: f64,
     alone: f64,
+    queued: f64,
     /// LRU's misses where they change, memory rising; and their hull.
     lru: Vec<(f64, f64)>,
     hull: Vec<(f64, f64)>,
@@ -91,10 +95,13 @@ impl Curve {
         let software = shown.overhead * faults;
         let device = other.unwrap_or(Device { read: ((own - software) / faults.max(1e-9)).max(0.0), rate: f64::INFINITY });
         let miss = other.map_or(own, |device| software + device.read * faults) * shown.longest;
-        let alone = (shown.seconds - own * shown.longest * shown.pages_in).max(shown.seconds * 0.01);
+        let besides = (shown.seconds - own * shown.longest * shown.pages_in).max(0.0);
+        // Of the waits for a core those in faults are among what faults took. Where each was is not known: by their times.
+        let queued = (shown.queued * shown.longest * besides / shown.seconds.max(1e-9)).min(besides);
+        let alone = (besides - queued).max(shown.seconds * 0.01);
         let lru = misses_of(&shown);
         let hull = hull_of(&lru);
-        Curve { shown, device, miss, alone, lru, hull }
+        Curve { shown, device, miss, alone, queued, lru, hull }
     }
 
     /// The program's time if nothing leaves, seconds.
@@ -105,6 +112,11 @@ impl Curve {
     /// What a page that comes takes of the time, seconds.
     pub fn miss(&self) -> f64 {
         self.miss
+    }
+
+    /// What the thread that waits longest waited for a core outside of faults, seconds: it is not in [`Curve::alone`].
+    pub fn queued(&self) -> f64 {
+        self.queued
     }
 
     /// The swap space that it is for.
@@ -244,6 +256,7 @@ mod tests {
             pages_out: 1e6,
             fetches: 4e6,
             waited: 40.0,
+            queued: 0.0,
             overhead: 2e-6,
             longest: 1.0,
         }
@@ -292,6 +305,16 @@ mod tests {
         // Four threads wait at the same time.
         let four = Curve::of(Shown { longest: 0.25, ..shown(vec![(1000 * MIB, 1.0)]) }, None);
         assert!(near(four.alone(), 90.0) && near(four.at(750 * MIB).seconds, 95.0));
+    }
+
+    #[test]
+    fn waits_for_a_core_are_not_the_programs() {
+        // Half of the run was in faults, and so were half of the waits.
+        let busy = Curve::of(Shown { waited: 50.0, queued: 60.0, ..shown(vec![(1000 * MIB, 1.0)]) }, None);
+        assert!(near(busy.queued(), 30.0) && near(busy.alone(), 20.0) && near(busy.at(500 * MIB).seconds, 70.0));
+        // All of it was in faults.
+        let faults = Curve::of(Shown { waited: 99.0, queued: 90.0, ..shown(vec![(1000 * MIB, 1.0)]) }, None);
+        assert!(near(faults.queued(), 0.9) && near(faults.alone(), 1.0));
     }
 
     #[test]

@@ -24,6 +24,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid as Whom;
 use rustix::process::Pid;
 
+use super::cores::Cores;
 use super::signals::Signals;
 use super::watch::{KINDS, Watch, limit_for, room, staged};
 use crate::args::PlanArgs;
@@ -73,6 +74,8 @@ pub struct Run {
     pub stats: Option<Box<Stats>>,
     /// … how many pages had come back then, of all that were heard to come back: between 0 and 1, …
     pub asked_at: f64,
+    /// … and what its threads had waited for a core, all together, seconds.
+    pub queued: f64,
     /// … and where it was running before: at the beginning.
     pub before: Option<Box<Stats>>,
     /// The limit with the room that the run had at its end: misses with more are measured.
@@ -206,6 +209,7 @@ struct Follower {
     last: Option<Box<Stats>>,
     /// Pages that had been heard to come back by then.
     last_fetched: u64,
+    queued_ns: u64,
     limit: u64,
     least: u64,
     footprint: u64,
@@ -226,6 +230,7 @@ impl Follower {
             with_faults: false,
             last: None,
             last_fetched: 0,
+            queued_ns: 0,
             limit: 0,
             least: LIMIT_MIN,
             footprint: 0,
@@ -240,14 +245,15 @@ impl Follower {
         let (shared, pid) = (self.shared.clone(), self.pid);
         let (asking, answers) = channel();
         // It ends with this process at the latest: a program that is gone may be waited for.
-        std::thread::spawn(move || ask(pid, &shared, &asking));
+        let cores = if matches!(over, Over::Child(_)) { Cores::default() } else { Cores::from_now(pid) };
+        std::thread::spawn(move || ask(pid, cores, &shared, &asking));
         let (mut sleep, mut looked, begun) = (SLEEP_MIN, Instant::now(), Instant::now());
         let ended = loop {
             let count = self.take();
             sleep = if count >= MANY { SLEEP_MIN } else { (sleep * 2).min(SLEEP_MAX) };
             if looked.elapsed() >= SLEEP_MAX {
                 looked = Instant::now();
-                answers.try_iter().for_each(|stats| self.answered(stats));
+                answers.try_iter().for_each(|answer| self.answered(answer));
                 if let Some(ended) = over.look().or_else(|| self.signalled(over, signals)) {
                     break ended;
                 }
@@ -259,7 +265,7 @@ impl Follower {
         // What it said last.
         self.take();
         self.shared.over.store(true, Ordering::Relaxed);
-        answers.try_iter().for_each(|stats| self.answered(stats));
+        answers.try_iter().for_each(|answer| self.answered(answer));
         ended
     }
 
@@ -322,7 +328,8 @@ impl Follower {
         }
     }
 
-    fn answered(&mut self, stats: Box<Stats>) {
+    fn answered(&mut self, Answer { stats, queued_ns }: Answer) {
+        self.queued_ns = queued_ns;
         self.watch.look(&stats);
         if let Some(before) = &self.last {
             let all = |it: &Stats| it.faults.zero + it.faults.fetch + it.faults.rescue + it.faults.write_protect;
@@ -371,6 +378,7 @@ impl Follower {
             heard: self.heard.then_some(self.watch),
             stats: self.last,
             asked_at,
+            queued: self.queued_ns as f64 / 1e9,
             before: None,
             limit,
             footprint: self.footprint,
@@ -384,8 +392,14 @@ impl Follower {
     }
 }
 
+/// What the thread that asks has learned.
+struct Answer {
+    stats: Box<Stats>,
+    queued_ns: u64,
+}
+
 /// Asks for counters, and sets the limit, until it is over.
-fn ask(pid: u32, shared: &Shared, answers: &Sender<Box<Stats>>) {
+fn ask(pid: u32, mut cores: Cores, shared: &Shared, answers: &Sender<Answer>) {
     let mut client = None;
     while !shared.over.load(Ordering::Relaxed) {
         let begun = Instant::now();
@@ -398,7 +412,7 @@ fn ask(pid: u32, shared: &Shared, answers: &Sender<Box<Stats>>) {
                         // A limit below what this run can shrink to is refused, and the one before stays.
                         let _ = asked.set("memory", &limit.to_string());
                     }
-                    if answers.send(Box::new(stats)).is_err() {
+                    if answers.send(Answer { stats: Box::new(stats), queued_ns: cores.look(pid) }).is_err() {
                         return;
                     }
                 }

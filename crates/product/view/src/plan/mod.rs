@@ -7,12 +7,14 @@
 //! |---|---|
 //! | [`ghosts`] | reuse distances of pages that have left, from a sample |
 //! | [`watch`] | what events tell of a program |
+//! | [`cores`] | what the program's threads waited for a core |
 //! | [`curve`] | the model: from one run to the time with any memory |
 //! | [`follow`] | runs the program, asks for its counters, and keeps its limit at half of what it has |
 //! | [`device`] | swap spaces to ask about |
 //! | [`report`] | the table, the sentence, and JSON |
 //! | [`signals`] | the program's are as without this command, and what ends the command is passed on |
 
+pub mod cores;
 pub mod curve;
 pub mod device;
 pub mod follow;
@@ -74,10 +76,11 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
     let heard = run.heard.as_ref()?;
     let (faults, ns) = (&stats.faults, 1e9);
     let begun = run.before.as_deref();
-    let since = |now: u64, of: fn(&farshore_config::stats::Stats) -> u64| now.saturating_sub(begun.map_or(0, of)) as f64;
-    let cheap = since(faults.zero, |it| it.faults.zero)
-        + since(faults.rescue, |it| it.faults.rescue)
-        + since(faults.write_protect, |it| it.faults.write_protect);
+    // What came after they were asked for last was heard: as much again of each.
+    let since =
+        |now: u64, of: fn(&farshore_config::stats::Stats) -> u64| now.saturating_sub(begun.map_or(0, of)) as f64 / run.asked_at;
+    let zero = since(faults.zero, |it| it.faults.zero);
+    let cheap = zero + since(faults.rescue, |it| it.faults.rescue) + since(faults.write_protect, |it| it.faults.write_protect);
     let fetches = since(faults.fetch, |it| it.faults.fetch);
     let waited = since(stats.fault_latency_ns.total, |it| it.fault_latency_ns.total) / ns;
     let overhead = run.cheapest + SIGNAL;
@@ -89,7 +92,9 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
         pages_in: since(stats.swap.pages_in, |it| it.swap.pages_in),
         pages_out: since(stats.swap.pages_out, |it| it.swap.pages_out),
         fetches,
-        waited: (waited - cheap * run.cheapest).max(0.0) + fetches * SIGNAL,
+        // But for first touches, which it would have made alone too, its faults are all of their time Farshore's.
+        waited: (waited - zero * NATIVE).max(0.0) + (fetches + cheap) * SIGNAL,
+        queued: run.queued / run.asked_at,
         overhead,
         longest: run.longest,
     })
@@ -97,3 +102,5 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
 
 /// Seconds from a fault to its handler and back, which no counter has: the kernel's delivery of a signal, and the return from it.
 const SIGNAL: f64 = 2e-6;
+/// Seconds of a first touch without Farshore.
+const NATIVE: f64 = 0.5e-6;

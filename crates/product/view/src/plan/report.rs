@@ -13,6 +13,8 @@ use super::shown;
 
 /// The schema of this version. Fields may be added within it.
 pub const SCHEMA: u32 = 1;
+/// The device of a plan that was asked for no other.
+const OWN: &str = "own";
 /// Rows are sixteenths of what the program uses, from so many on.
 const SIXTEENTHS_FROM: u64 = 4;
 /// The sentence names the smallest memory with about this slowdown, …
@@ -21,6 +23,8 @@ const LITTLE: f64 = 1.05;
 const TWICE: f64 = 2.0;
 /// Memory of a program for which there is something to plan.
 const SIZE_WORTH: u64 = 16 << 20;
+/// How far the run's own row may be from the run, before the plan says that its times are not to be trusted.
+const DOUBT_WORTH: f64 = 0.2;
 /// A part of events lost that is worth a line.
 const LOST_WORTH: f64 = 0.01;
 
@@ -56,6 +60,10 @@ pub struct Plan {
     pub alone_seconds: f64,
     /// What one page that comes takes of the time.
     pub miss_us: f64,
+    /// What the program waited for a core, outside of faults: part of the run, and of no row.
+    pub queued_seconds: f64,
+    /// Why the times are not to be trusted, or null.
+    pub doubt: Option<String>,
     /// `own` or what `--device` says.
     pub device: String,
     /// A read's time there, for `own` as far as the run shows it.
@@ -118,7 +126,7 @@ impl Report {
         let plan = match (shown(run), heard) {
             (Some(shown), Some(heard)) if left && run.limit > 0 => {
                 let curve = Curve::of(shown, device.map(|named| named.device));
-                let name = device.map_or_else(|| "own".into(), |named| named.text.clone());
+                let name = device.map_or_else(|| OWN.into(), |named| named.text.clone());
                 let unseen = heard.unseen as f64 / (heard.unseen + heard.seen).max(1) as f64;
                 Some(Plan::of(&curve, run, name, (heard.rate(), heard.lost, unseen)))
             }
@@ -203,6 +211,9 @@ impl Report {
             "Misses from {} on are measured, those below are extrapolated ('more or less').",
             bytes(plan.measured_from_bytes)
         );
+        if let Some(doubt) = &plan.doubt {
+            let _ = writeln!(text, "{doubt}");
+        }
         if plan.unseen > 0.1 {
             let _ = writeln!(
                 text,
@@ -237,6 +248,9 @@ impl Plan {
             whole_bytes: whole,
             alone_seconds: curve.alone(),
             miss_us: curve.miss() * 1e6,
+            queued_seconds: curve.queued(),
+            // Another device's row has no run to compare with.
+            doubt: (device == OWN).then(|| doubt(run.seconds, curve.at(run.limit).seconds, curve.queued())).flatten(),
             device,
             device_read_us: curve.device().read * 1e6,
             device_iops: Some(curve.device().rate).filter(|rate| rate.is_finite()),
@@ -250,6 +264,23 @@ impl Plan {
             curve: rows,
         }
     }
+}
+
+/// Why the times of a plan are not to be trusted whose row for the run's own limit is far from the run.
+fn doubt(run: f64, row: f64, queued: f64) -> Option<String> {
+    if (run - row).abs() <= DOUBT_WORTH * run {
+        return None;
+    }
+    let why = if queued > (run - row).abs() / 2.0 {
+        format!("it waited {} for a core: run it when the machine is less busy", seconds(queued))
+    } else {
+        "its limit was another while it grew: run it with --memory".into()
+    };
+    Some(format!(
+        "Times are not to be trusted, misses are: the run took {}, and its row is {}. Most likely {why}.",
+        seconds(run),
+        seconds(row)
+    ))
 }
 
 fn row(curve: &Curve, at: &Point) -> Row {
@@ -297,4 +328,18 @@ fn size(value: u64) -> String {
 
 fn seconds(value: f64) -> String {
     duration((value * 1e9) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_far_from_the_run_is_told_and_why() {
+        assert_eq!([doubt(10.0, 10.0, 0.0), doubt(10.0, 8.1, 1.9), doubt(10.0, 11.9, 0.0)], [None, None, None]);
+        let busy = doubt(10.0, 6.0, 3.0).expect("it is far");
+        assert!(busy.contains("took 10.0 s, and its row is 6.0 s") && busy.contains("waited 3.0 s for a core"), "{busy}");
+        assert!(doubt(10.0, 6.0, 1.0).is_some_and(|told| told.contains("--memory")));
+        assert!(doubt(10.0, 12.5, 0.0).is_some());
+    }
 }
