@@ -190,7 +190,9 @@ fn misses_of(shown: &Shown) -> Vec<(f64, f64)> {
     let all: f64 = shown.needs.iter().map(|(_, weight)| weight).sum();
     let scale = if all > 0.0 { shown.pages_in / all } else { 0.0 };
     let (limit, whole) = (shown.limit as f64, shown.whole.max(shown.limit + PAGE) as f64);
-    let mut left: f64 = shown.needs.iter().filter(|(need, _)| *need as f64 > limit).map(|(_, weight)| weight * scale).sum();
+    // A sum of nothing is -0, which a table would show.
+    let beyond = shown.needs.iter().filter(|(need, _)| *need as f64 > limit);
+    let mut left = beyond.map(|(_, weight)| weight * scale).sum::<f64>() + 0.0;
     let mut points = vec![(limit, left)];
     for (need, weight) in shown.needs.iter().filter(|(need, _)| *need as f64 > limit) {
         left -= weight * scale;
@@ -322,6 +324,7 @@ mod tests {
         let curve = Curve::of(Shown { pages_in: 0.0, fetches: 0.0, waited: 0.0, ..shown(Vec::new()) }, None);
         for memory in [100, 500, 750, 1000, 2000] {
             assert!(near(curve.at(memory * MIB).seconds, 100.0), "{memory}");
+            assert_eq!(format!("{:.0}", curve.at(memory * MIB).misses), "0", "{memory}");
         }
         let same = Curve::of(Shown { whole: 400 * MIB, ..shown(vec![(600 * MIB, 1.0)]) }, None);
         assert!(same.at(500 * MIB).seconds.is_finite() && same.at(10 * MIB).seconds.is_finite());
