@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 
 import harness
+import pytest
 from command import Command, NOBODY
 from harness import MIB, Unavailable, expect
 
@@ -153,6 +154,14 @@ class Screen:
             self.process.wait()
         os.close(self.master)
         os.close(self.slave)
+
+
+@pytest.fixture(autouse=True)
+def as_from_a_shell():
+    """Signals end programs here, also where nohup or a shell in the background has had them ignored for the tests."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 class TestSeeing(Command):
