@@ -55,7 +55,7 @@ pub fn peak_resident_bytes(pid: u32) -> u64 {
 /// Memory that can be had without swapping, in bytes.
 #[must_use]
 pub fn available_memory_bytes() -> u64 {
-    kilobytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable:")
+    farshore_command::machine::available_memory().unwrap_or(0)
 }
 
 fn kilobytes(text: &str, name: &str) -> u64 {

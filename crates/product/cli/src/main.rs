@@ -39,17 +39,7 @@ unsafe extern "C" {}
 #[unsafe(link_section = ".note.farshore")]
 static MARK: farshore_launch::Mark = farshore_launch::Mark::COMMAND;
 
-/// The C entry point.
-///
-/// # Safety
-/// Called once by the C runtime, with the arguments as C promises them.
-#[cfg(not(test))]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn main(count: core::ffi::c_int, arguments: *const *const core::ffi::c_char) -> core::ffi::c_int {
-    // SAFETY: they are what this has got.
-    let words = unsafe { farshore_command::entry::words(count, arguments) };
-    farshore_command::entry::end(command(words))
-}
+farshore_command::main!(command);
 
 /// Does what the command line says; the exit status.
 fn command(words: Vec<OsString>) -> Result<u8, Refusal> {

@@ -269,8 +269,9 @@ fn hears_waker(pid: u32) -> bool {
     })
 }
 
-/// A mask of a status, in which signal 1 is the lowest bit.
-fn mask(status: &str, name: &str) -> Option<u64> {
+/// A mask of signals in a `/proc/PID/status`, by its name (`SigCgt:`); signal 1 is the lowest bit.
+#[must_use]
+pub fn mask(status: &str, name: &str) -> Option<u64> {
     status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix(name)?.trim(), 16).ok())
 }
 
@@ -353,6 +354,13 @@ mod tests {
         let refusal = Client::connect(1).unwrap_err();
         let me = format!("held by another (process {} of user {user})", std::process::id());
         assert!(refusal.text.contains(&me), "{}", refusal.text);
+    }
+
+    #[test]
+    fn masks_are_read_from_the_status() {
+        let status = "SigBlk:\t0000000000000004\nSigIgn:\t0000000100000001\nSigCgt:\t0\n";
+        assert_eq!(mask(status, "SigIgn:"), Some(0x1_0000_0001));
+        assert_eq!([mask("", "SigIgn:"), mask("SigIgn:\tx\n", "SigIgn:")], [None, None]);
     }
 
     #[test]

@@ -39,6 +39,27 @@ pub fn end(done: Result<u8, Refusal>) -> c_int {
     c_int::from(status)
 }
 
+/// Defines C's `main` of a command, which is this function of the words of the command line.
+#[macro_export]
+macro_rules! main {
+    ($command:path) => {
+        /// The C entry point.
+        ///
+        /// # Safety
+        /// Called once by the C runtime, with the arguments as C promises them.
+        #[cfg(not(test))]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn main(
+            count: ::core::ffi::c_int,
+            arguments: *const *const ::core::ffi::c_char,
+        ) -> ::core::ffi::c_int {
+            // SAFETY: they are what this has got.
+            let words = unsafe { $crate::entry::words(count, arguments) };
+            $crate::entry::end($command(words))
+        }
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

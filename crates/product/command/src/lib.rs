@@ -14,6 +14,7 @@
 pub mod entry;
 pub mod http;
 pub mod listen;
+pub mod machine;
 pub mod refusal;
 pub mod usage;
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use farshore_command::http;
 use farshore_command::listen::{Address, Listener};
+use farshore_command::machine::available_memory;
 use farshore_command::refusal::Refusal;
 use farshore_node::exports::{Exports, Rules};
 use farshore_node::space::{Budget, CHUNK, PAGE, Pages, Space};
@@ -163,7 +164,7 @@ fn say(arguments: &NodeArgs, places: &Places, pages: Pages) {
     if let Some(listener) = &places.metrics {
         tell(&format!("metrics are at {}", listener.page_at()));
     }
-    if let Some(free) = available()
+    if let Some(free) = available_memory()
         && free < memory
     {
         tell(&format!(
@@ -184,13 +185,6 @@ fn huge() -> String {
     }
     let enabled = std::fs::read_to_string(ENABLED).unwrap_or_else(|_| "not there".into());
     format!("in pages of 4 KiB, as the kernel gives no huge ones ({ENABLED} is {})", enabled.trim())
-}
-
-/// What the kernel could give without swapping, in bytes.
-fn available() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// Refuses an address that other machines can reach.

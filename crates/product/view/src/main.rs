@@ -26,17 +26,7 @@ use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
 use farshore_command::without_caller;
 
-/// The C entry point.
-///
-/// # Safety
-/// Called once by the C runtime, with the arguments as C promises them.
-#[cfg(not(test))]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn main(count: core::ffi::c_int, arguments: *const *const core::ffi::c_char) -> core::ffi::c_int {
-    // SAFETY: they are what this has got.
-    let words = unsafe { farshore_command::entry::words(count, arguments) };
-    farshore_command::entry::end(command(words))
-}
+farshore_command::main!(command);
 
 /// Does what the command line says; the exit status.
 fn command(words: Vec<OsString>) -> Result<u8, Refusal> {

@@ -18,14 +18,13 @@ use crate::ground::own_threads::knock;
 use crate::ground::runtime::{runtime, uninterrupted};
 use crate::ground::thread;
 use crate::ground::thread::pending::{OURS, Suspended};
-use farshore_catch::entry;
+use farshore_catch::entry::{self, EINTR};
 use farshore_core::seams::Clock as _;
 use farshore_net::buffers;
 use farshore_sys::clock;
 use farshore_sys::raw::Errno;
 use farshore_sys::signal::{self, How, SigInfo, SigSet};
 
-const EINTR: i64 = -(Errno::EINTR.0 as i64);
 const EFAULT: i64 = -(Errno::EFAULT.0 as i64);
 const RT_SIGTIMEDWAIT: u64 = 128;
 const EPOLL_WAIT: u64 = 232;

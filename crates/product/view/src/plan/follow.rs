@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use farshore_beside::{Attachment, PAGE};
 use farshore_client::client::Client;
+use farshore_command::machine::available_memory;
 use farshore_command::refusal::Refusal;
 use farshore_config::Size;
 use farshore_config::stats::Stats;
@@ -162,10 +163,7 @@ fn attach(pid: u32) -> Result<Attachment, Refusal> {
 
 /// A limit for a program of which nothing is known: not more than the machine has to spare.
 fn first_limit() -> Size {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let available =
-        line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).map_or(FIRST_LIMIT, |kib| kib << 10);
+    let available = available_memory().unwrap_or(FIRST_LIMIT);
     Size(FIRST_LIMIT.min(available / 4 * 3).max(LIMIT_MIN) & !(PAGE - 1))
 }
 

@@ -7,6 +7,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
+use farshore_client::client::mask;
 use farshore_command::refusal::Refusal;
 use nix::libc::SI_KERNEL;
 use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
@@ -40,7 +41,7 @@ impl Signals {
             Refusal::failed(format!("cannot listen for signals ({error}): is /proc there, and memory left?"))
         };
         let status = std::fs::read_to_string("/proc/self/status").map_err(|error| failed(&error))?;
-        let ignored = ignored(&status).ok_or_else(|| failed(&"no SigIgn in /proc/self/status"))?;
+        let ignored = mask(&status, "SigIgn:").ok_or_else(|| failed(&"no SigIgn in /proc/self/status"))?;
         let is_ignored = |signal: Signal| ignored >> (signal as i32 - 1) & 1 != 0;
         let wanted: SigSet = ENDING.into_iter().filter(|&signal| !is_ignored(signal)).collect();
         let descriptor =
@@ -85,21 +86,5 @@ impl Before {
             }
         }
         Ok(self.blocked.thread_set_mask()?)
-    }
-}
-
-/// The ignored signals of a process with this status: signal 1 is the lowest bit.
-fn ignored(status: &str) -> Option<u64> {
-    status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_ignored_is_read_from_the_status() {
-        assert_eq!(ignored("SigBlk:\t0000000000000004\nSigIgn:\t0000000100000001\nSigCgt:\t0\n"), Some(0x1_0000_0001));
-        assert_eq!([ignored(""), ignored("SigIgn:\tx\n")], [None, None]);
     }
 }
