@@ -58,6 +58,13 @@ const TEND_EVERY_NS: u64 = 250_000_000;
 /// Empty batches in a row after which a waiting fault may give up.
 const EMPTY_BATCHES_STARVED: u32 = 64;
 
+/// Stages that dirty pages leave free, of a ring whose batches are so large. A write that fails keeps its stages until the page has
+/// a frame again or a space takes it. If such pages could have the whole ring, no clean page could leave either, though it needs
+/// no room in swap space, and its stage for a moment only: a full disk would end a program whose pages have copies.
+fn clean_stages(batch: usize) -> usize {
+    (batch / 4).clamp(1, TRIAL_PAGES)
+}
+
 /// A page that an evictor has taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Victim {
@@ -107,6 +114,8 @@ pub struct Evictor<'e, W: World> {
     /// The shortest times that writes took of late.
     pub(super) floors: Floors,
     started: bool,
+    /// Only the stages are left that are for clean pages ([`clean_stages`]).
+    clean_only: bool,
     /// Whether the evictor is awake, as it was when this step began.
     awake: bool,
     /// The evictor has no thread.
@@ -163,6 +172,7 @@ impl<'e, W: World> Evictor<'e, W> {
             flights: Vec::with_capacity(depth as usize),
             floors: Floors::new(SPACES_MAX),
             started: false,
+            clean_only: false,
             awake: true,
             parked: false,
             turn: 0,
@@ -256,12 +266,17 @@ impl<'e, W: World> Evictor<'e, W> {
             return Progress::Idle;
         }
         let batch = engine.evictors.pace.batch();
-        let room = self.make_room(batch);
+        let reserve = clean_stages(batch);
+        let room = self.make_room(batch + reserve).saturating_sub(reserve);
+        // Pages that no space takes keep their stages until there is a frame for them, and clean pages give frames.
+        self.clean_only = self.started && room == 0 && (self.failed > 0 || self.ring.has_strays());
+        let room = if self.clean_only { self.ring.room().min(reserve) } else { room };
+        let wished = wished && !self.clean_only;
         let slot_of_batch = (0..BATCHES_IN_FLIGHT).find(|&batch| self.is_over(batch));
         // A small batch pays the same TLB flushes as a full one: waiting for a write is better.
         let too_small = room < batch.div_ceil(2);
         match slot_of_batch {
-            Some(slot) if !too_small || (room > 0 && !self.has_live()) => {
+            Some(slot) if !too_small || (room > 0 && (self.clean_only || !self.has_live())) => {
                 // A policy may wish faster than an evictor looks. Wishes of which nothing comes do not keep frames from faults, so
                 // where frames are short the evictor chooses for itself in the same step.
                 let left = if wished { self.evict_batch(slot, room, true) } else { 0 };
@@ -472,9 +487,12 @@ impl<'e, W: World> Evictor<'e, W> {
         }
     }
 
-    /// Dirty pages that this batch may take: all, unless the space is full.
+    /// Dirty pages that this batch may take: all, unless the space is full or its stages are for clean ones.
     fn dirty_allowed(&mut self) -> usize {
         let engine = self.engine;
+        if self.clean_only {
+            return 0;
+        }
         if !engine.evictors.obstacles.is_full() {
             return usize::MAX;
         }
@@ -596,6 +614,8 @@ impl<'e, W: World> Evictor<'e, W> {
         {
             match self.ring.state(stage) {
                 StageState::Free => self.ring.pass_oldest(),
+                // It is mended where it lies.
+                StageState::Failed if !is_planted(Canary::Written) => self.ring.pass_oldest(),
                 // Stages that come after this one need not wait for a device that hangs.
                 StageState::Writing if engine.evictors.stages.slot(stage).is_some_and(|slot| engine.hangs(slot)) => {
                     self.ring.pass_oldest()
