@@ -23,7 +23,7 @@ class Program:
 
     def __init__(self, tests, process):
         self.tests, self.process, self.pid = tests, process, None
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while self.pid is None:
             pids = [pid for pid in harness.session_pids(process.popen.pid) if pid != process.popen.pid]
             self.pid = next((pid for pid in pids if tests.call("stat", str(pid)).status == 0), None)
@@ -83,7 +83,7 @@ class Program:
 
     def closed(self, folder):
         """Checks that it has no file there any more. (The kernel gives a ring's file back a little later.)"""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.has_open(folder):
             expect(time.monotonic() < deadline, f"a file in {folder} is still open")
             time.sleep(0.02)

@@ -39,10 +39,11 @@ WAITS = ("nanosleep", "poll", "ppoll", "select", "futex", "vectors")
 def asked(farshore, program, call):
     """What is wrong with a program that waits in `call` while somebody asks for its counters; None: nothing."""
     argv = [program, BALLAST, f"wait:{call}"]
-    native = subprocess.run(argv, stdout=subprocess.PIPE, check=False).stdout
-    run = subprocess.Popen([farshore, "run", "--memory", str(LIMIT), "--", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(0.7)
+    run = subprocess.Popen([farshore, "run", "--memory", str(LIMIT), "--", *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    first = os.read(run.stdout.fileno(), 100)
+    time.sleep(0.3)  # The next thing is the call.
     answer = subprocess.run([farshore, "stat", str(run.pid)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    native = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False).stdout
     try:
         printed, said = run.communicate(timeout=60)
     except subprocess.TimeoutExpired:
@@ -50,7 +51,7 @@ def asked(farshore, program, call):
         return "no end after 60 s"
     if answer.returncode != 0:
         return f"farshore stat: {answer.stdout.decode(errors='replace')}"
-    return None if (printed, said) == (native, b"") else f"{printed} and {said}, natively {native}"
+    return None if (first + printed, said) == (native, b"") else f"{first + printed} and {said}, natively {native}"
 
 
 # Swap spaces that wait until the process wakes, besides a directory.

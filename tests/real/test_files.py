@@ -111,7 +111,8 @@ class TestWhose(Command):
         finally:
             run.kill()
         expect(run.returncode == 0 and out == b"asked: as it was written\nasked: done\n", f"{run.returncode} {out}")
-        expect(took < 5, f"the writer waited {took:.1f} s")
+        # The kernel itself would take the lease away after 45 s (`lease-break-time`).
+        expect(took < 30, f"the writer waited {took:.1f} s")
         return f"the writer waited {took * 1000:.0f} ms"
 
     def test_bad_disk(self, mode):
@@ -132,5 +133,5 @@ class TestWhose(Command):
         run.wait()
         began = time.monotonic()
         with open(file, "r+b"):
-            expect(time.monotonic() - began < 5, "the file was leased still")
+            expect(time.monotonic() - began < 30, "the file was leased still")
         shutil.rmtree(os.path.dirname(file))

@@ -72,7 +72,7 @@ class Server:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket)
         self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not os.path.exists(self.socket):
             expect(self.process.poll() is None and time.monotonic() < deadline, f"{self.command[0]} does not start")
             time.sleep(0.02)
@@ -282,7 +282,7 @@ class TestNode(Remote):
         with open(log, encoding="utf-8") as file:
             file.seek(0, os.SEEK_END)
             server.process.send_signal(signal.SIGUSR1)
-            deadline, text = time.monotonic() + 30, ""
+            deadline, text = time.monotonic() + 60, ""
             while not (found := re.search(r"farshore: ([0-9.]+) (bytes|[KMG]iB) of .* taken; .*\n", text)):
                 expect(time.monotonic() < deadline, f"the node does not tell its state: {text}")
                 time.sleep(0.02)

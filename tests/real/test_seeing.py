@@ -646,7 +646,7 @@ class TestSeeing(Command):
         with self.program(MOVER, 40) as mover:
             with subprocess.Popen([*self.as_user(OURS), self.farshore, "plan", "--json", "-", "--pid", str(mover.pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
                 expect(b"watching process" in watching.stderr.readline(), "it does not watch")
-                time.sleep(3)
+                time.sleep(5)
                 watching.send_signal(signal.SIGINT)
                 out, err = watching.communicate(timeout=PATIENCE)
                 expect(watching.returncode == 0, f"status {watching.returncode}: {err}")

@@ -69,7 +69,7 @@ class TestSpaces(Spaces):
 
                 before = left()
                 with self.program("12M", [f"dir:{folder}", rest], self.load("60M", 3)) as program:
-                    deadline = time.monotonic() + 20
+                    deadline = time.monotonic() + 60
                     while left() > before - 8 * MIB:
                         expect(time.monotonic() < deadline, f"{kind}: nothing is written")
                         time.sleep(0.02)
