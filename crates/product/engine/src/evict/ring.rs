@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Stages are taken in order behind the window, so that a batch lies side by side in memory, and become free in order at the
-//! window's tail. A stage whose write does not end (its device hangs) would hold up all that come after it. So it is left behind
-//! as a *stray*, which the window steps over when it comes round.
+//! window's tail. A stage whose write does not end (its device hangs) or has failed would hold up all that come after it. So it
+//! is left behind as a *stray*, which the window steps over when it comes round.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
