@@ -247,7 +247,7 @@ impl SlotMap {
 
     /// Adds extents of `owner`'s up to the next one whose slots may be given out.
     fn grow(&self, owner: usize) -> Result<Range<u32>, NoGrowth> {
-        self.grow_to(owner, |e| self.is_allowed(e))
+        self.grow_to(owner, |e| self.would_be_allowed(e))
     }
 
     /// Runs `f` while no other thread adds an extent or makes a share.

@@ -53,6 +53,8 @@ pub(super) struct Extent {
     freed: Padded<Freed>,
     /// Written before the extent can be seen, and never again.
     owner: u32,
+    /// The last time, in its space's count, that the disk was full and had no room for a slot of it; 0: never.
+    pub(super) barred: crate::sync::plain::AtomicU32,
     /// Bit set: a forked child may read the slot. Changed under the lock of `shares`.
     pub(super) held: [AtomicU64; WORDS],
     /// Checksum of the page in each slot.
@@ -72,6 +74,7 @@ impl Extent {
             taken: Padded(Taken { bits: words(), count: number(), room: Room::new() }),
             freed: Padded(Freed { bits: words(), count: number(), away: AtomicU32::new(SHELVED), link: number() }),
             owner: 0,
+            barred: crate::sync::plain::AtomicU32::new(0),
             held: words(),
             sums: core::array::from_fn(|_| AtomicU64::new(0)),
         }

@@ -27,7 +27,8 @@ use alloc::boxed::Box;
 pub enum Allowed {
     /// Any, up to its capacity.
     All,
-    /// Slots in extents that exist already: the disk is full, and what it holds can be overwritten.
+    /// Slots in extents that exist already: the disk is full, and what it holds can be overwritten. Not in those where it turned out
+    /// that it does not hold all ([`SlotMap::bar`]).
     NoGrowth,
     /// None: the space fails.
     Nothing,
@@ -42,6 +43,8 @@ pub(super) struct Bounds {
     ceiling: AtomicU32,
     /// How many extents the space had when it was found full; all ones: it is not full.
     grown: AtomicU32,
+    /// How often it was found full.
+    times_full: AtomicU32,
 }
 
 impl Bounds {
@@ -55,8 +58,9 @@ impl Bounds {
 /// Bounds for as many spaces as there can be, of which the first have these capacities.
 pub(super) fn bounds(capacities: &[Option<u64>]) -> Box<[Bounds]> {
     let number = AtomicU32::new;
-    let all: Box<[Bounds]> =
-        (0..SPACES_MAX).map(|_| Bounds { capacity: number(0), ceiling: number(0), grown: number(u32::MAX) }).collect();
+    let all: Box<[Bounds]> = (0..SPACES_MAX)
+        .map(|_| Bounds { capacity: number(0), ceiling: number(0), grown: number(u32::MAX), times_full: number(0) })
+        .collect();
     all.iter().zip(capacities).for_each(|(bounds, capacity)| bounds.set(extents(*capacity)));
     all
 }
@@ -149,13 +153,17 @@ impl SlotMap {
         let capacity = bounds.capacity.load(Ordering::Relaxed);
         let ceiling = match allowed {
             Allowed::All => {
-                bounds.grown.store(u32::MAX, Ordering::Relaxed);
+                if bounds.grown.swap(u32::MAX, Ordering::Relaxed) != u32::MAX {
+                    // No extent is barred any more.
+                    self.owners.changed();
+                }
                 capacity
             }
             Allowed::NoGrowth => {
                 if bounds.grown.load(Ordering::Relaxed) == u32::MAX {
                     let own = self.extents.load(Ordering::Acquire) - self.base;
                     let grown = self.arrangements.extents_of(space, own).count() as u32;
+                    bounds.times_full.fetch_add(1, Ordering::Relaxed);
                     bounds.grown.store(grown.min(capacity), Ordering::Relaxed);
                     // Also if the ceiling is the capacity: the extent that is being filled may be the one that has no
                     // room.
@@ -166,6 +174,16 @@ impl SlotMap {
             Allowed::Nothing => 0,
         };
         if bounds.ceiling.swap(ceiling, Ordering::Relaxed) != ceiling {
+            self.owners.changed();
+        }
+    }
+
+    /// The disk had no room for this own slot, although its extent exists: nobody has written it before, or its room was given back. As
+    /// long as the disk is full no slot of the extent is given out, since nothing tells for which of them there is room.
+    pub fn bar(&self, slot: Slot) {
+        let Some(space) = self.space_of(slot) else { return };
+        let times = self.spaces[space].times_full.load(Ordering::Relaxed);
+        if self.extent(locate(slot).0).barred.swap(times, Ordering::Relaxed) != times {
             self.owners.changed();
         }
     }
@@ -208,8 +226,16 @@ impl SlotMap {
         closed
     }
 
-    /// Whether slots of an own extent may be given out.
+    /// Whether slots of an own extent, which exists, may be given out.
     pub(super) fn is_allowed(&self, extent: u32) -> bool {
+        let bounds = &self.spaces[self.arrangements.place_of(extent - self.base).space];
+        let is_full = bounds.grown.load(Ordering::Relaxed) != u32::MAX;
+        let barred = || self.extent(extent).barred.load(Ordering::Relaxed) == bounds.times_full.load(Ordering::Relaxed);
+        self.would_be_allowed(extent) && !(is_full && barred())
+    }
+
+    /// The same for one that may not exist yet.
+    pub(super) fn would_be_allowed(&self, extent: u32) -> bool {
         #[cfg(all(test, not(loom)))]
         super::tests::LOOKS.set(super::tests::LOOKS.get() + 1);
         let place = self.arrangements.place_of(extent - self.base);

@@ -145,6 +145,26 @@ fn on_a_full_disk_what_was_being_filled_comes_last() {
 }
 
 #[test]
+fn an_extent_for_which_a_full_disk_has_no_room_is_left_alone_until_it_has() {
+    let map = SlotMap::new(None);
+    let full = map.reserve_run(0, 512).unwrap();
+    let unwritten = map.reserve_run(0, 100).unwrap();
+    (0..20).for_each(|i| map.free(full.first.plus(i)));
+    map.allow(0, Allowed::NoGrowth);
+    map.bar(unwritten.first);
+    (0..100).for_each(|i| map.free(unwritten.first.plus(i)));
+    assert_eq!(map.reserve_run(0, 512), Some(Run { first: full.first, len: 20 }));
+    assert_eq!(map.reserve_run(0, 512), None, "the disk has no room for the other");
+    assert!(map.reserve_run_in(0, 0, 8).is_some_and(|run| run.first.number() >= 512), "but whether it has is tried there");
+    map.allow(0, Allowed::All);
+    assert_eq!(map.reserve_run(0, 100).map(|run| run.first.number() >= 512), Some(true));
+    // Full once more: what was barred then has room now.
+    map.allow(0, Allowed::NoGrowth);
+    assert!(map.reserve_run(0, 100).is_some_and(|run| run.first.number() >= 512));
+    map.assert_valid();
+}
+
+#[test]
 fn extents_are_made_beforehand() {
     let map = SlotMap::new(None);
     assert!(map.is_short_of_spares());

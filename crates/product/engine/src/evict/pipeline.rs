@@ -289,6 +289,11 @@ impl<'e, W: World> Evictor<'e, W> {
                     // Wishes about pages that do not leave are over now, too.
                     return Progress::Worked;
                 }
+                // Nothing can leave now, but a write that is under way may change that. Such a batch does not count.
+                if self.has_live() {
+                    self.reap_within(BLOCKED_SLEEP_NS);
+                    return Progress::Worked;
+                }
                 self.empty_batches = self.empty_batches.saturating_add(1);
             }
             _ if self.has_live() => {

@@ -1,8 +1,8 @@
 //! Which swap spaces work, and what the engine does about one that fails, is full, or does not answer.
 //!
 //! ```text
-//!            a write finds no room                  WRITE_TRIES writes in a row fail
-//!   works ────────────────────────▶ full ──────────────────────────────────────────▶ fails
+//!            a write finds no room                 WRITE_TRIES writes in a row fail,
+//!   works ────────────────────────▶ full ───or FULL_TRIES find no room──────────────▶ fails
 //!     ▲          (no new extents)     │                    (no slots at all)            │
 //!     └───────────────────────────────┴─────────────────────────────────────────────────┘
 //!            a write that was a *trial* succeeds; while there are others that work, less and less often
@@ -44,6 +44,9 @@ pub use watcher::{Change, News, Watcher};
 
 /// Failed writes in a row after which a space is left alone.
 pub const WRITE_TRIES: u32 = 3;
+/// The same while the space is full and the writes find no room: the extents that no page was ever written to are tried in vain, each once
+/// ([`SlotMap::bar`]), before those come for which there is room.
+pub const FULL_TRIES: u32 = 64;
 /// How long a transfer may take before its space counts as hanging, unless [`Health::set_patience`] says otherwise.
 pub const PATIENCE_NS: u64 = 10_000_000_000;
 /// Between two trials of a space that fails, at first, and while no other space takes its place.
@@ -336,7 +339,8 @@ impl Health {
         let counts = !begun.trial && (why != IoError::Full || begun.state != Writing::Works);
         let streak = if counts { it.streak.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
         let now = match why {
-            _ if streak >= WRITE_TRIES => Writing::Fails,
+            IoError::Full if streak >= FULL_TRIES => Writing::Fails,
+            IoError::Device(_) | IoError::Short if streak >= WRITE_TRIES => Writing::Fails,
             IoError::Full => before.max(Writing::Full),
             IoError::Device(_) | IoError::Short => before,
         };
@@ -400,6 +404,9 @@ impl<W: World> Engine<W> {
             Ok(()) => self.health.wrote(&self.slots, space, begun.trial),
             Err(why) => self.health.failed(&self.slots, space, begun, why, self.clock.now_ns()),
         };
+        if result == Err(IoError::Full) {
+            self.slots.bar(slot);
+        }
         if changed {
             self.wake_watcher();
         }
@@ -468,7 +475,9 @@ mod tests {
         }
         assert_eq!((health.writing(0), health.is_open(0)), (Writing::Full, true), "trials do not count");
         assert!(health.has_other(0) && !health.has_other(1), "it is none that takes the place of another");
-        assert!(!fail(&health, &slots, IoError::Full, false) && !fail(&health, &slots, IoError::Full, false));
+        for _ in 1..FULL_TRIES {
+            assert!(!fail(&health, &slots, IoError::Full, false), "there may be slots that have room");
+        }
         assert!(fail(&health, &slots, IoError::Full, false) && !health.is_open(0));
     }
 
