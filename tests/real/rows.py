@@ -115,14 +115,14 @@ def site(pages):
 
 
 class Row(Case):
-    """A program: `command` gives its command line, for a folder; `arguments` follow it. `least` is the part of what should go that must go."""
+    """A program: `command` gives its command line, for a folder; `arguments` follow it."""
 
     timeout = {"full": 150}
 
-    def __init__(self, name, what, command, *arguments, short=False, env=None, least=0.9):
+    def __init__(self, name, what, command, *arguments, short=False, env=None):
         super().__init__("full", None)
         self.name, self.summary = name, what
-        self.command, self.arguments, self.short, self.env, self.least, self.argv = command, arguments, short, env, least, None
+        self.command, self.arguments, self.short, self.env, self.argv = command, arguments, short, env, None
 
     def prepare(self):
         self.argv = [*self.command(self.folder), *map(str, self.arguments)]
@@ -171,7 +171,7 @@ ROWS = [
     Row("java-serial", "JVM, serial: records", java("-XX:+UseSerialGC"), 1_800_000),
     Row("node-buffers", "Node: buffers", script("node", "nodejs", "buffers.js"), 300),
     # V8 maps each 256 KiB of its heap at an address of its own choice, at random: each gets a leaf of the table of pages for itself.
-    Row("node-objects", "Node: objects", script("node", "nodejs", "objects.js"), 1_200_000, least=0.85),
+    Row("node-objects", "Node: objects", script("node", "nodejs", "objects.js"), 1_200_000),
     Row("rust", "Rust, glibc: records", rust(None, "records-rust"), 1_500_000, short=True),
     Row("rust-musl", "Rust, musl: records", rust(MUSL_TARGET, "records-rust-musl"), 1_500_000),
     Row("go", "Go, static: records", lambda _: [harness.build_go("rows/records", "rows/records-go")], 1_500_000, short=True),

@@ -136,4 +136,4 @@ macro_rules! numbers {
     };
 }
 
-numbers!(AtomicU8 u8, AtomicU32 u32, AtomicU64 u64, AtomicI64 i64, AtomicUsize usize);
+numbers!(AtomicU8 u8, AtomicU16 u16, AtomicU32 u32, AtomicU64 u64, AtomicI64 i64, AtomicUsize usize);

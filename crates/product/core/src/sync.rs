@@ -2,19 +2,19 @@
 //! cache line (`recorder`).
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
+pub use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, fence};
 
 #[cfg(not(loom))]
 pub use core::sync::atomic::fence;
 #[cfg(not(loom))]
-pub use plain::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64};
+pub use plain::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 /// Atomics that models need not see.
 pub mod plain {
     #[cfg(feature = "recorder")]
-    pub use crate::recorder::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+    pub use crate::recorder::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
     #[cfg(not(feature = "recorder"))]
-    pub use core::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+    pub use core::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
 }
 
 pub use core::sync::atomic::Ordering;

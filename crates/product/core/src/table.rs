@@ -17,31 +17,44 @@
 //! # Untouched memory costs nothing
 //!
 //! A program may reserve far more addresses than it ever uses (a terabyte, say). Of a granule that no thread has touched, only
-//! the [`Flags`] are written, two bytes: a page of memory for a GiB. The granule's words and its other state are not looked at
+//! the [`Flags`] are written, four bytes: a page of memory for a GiB. The granule's words and its other state are not looked at
 //! one by one either, whatever happens to the granule.
+//!
+//! # A small mapping alone in its GiB takes two pages
+//!
+//! Other programs map their heap in small pieces at random addresses (V8 does), each in a GiB of its own. So the [`Granule`]s of a
+//! leaf lie in the order in which they became present for the first time, behind the flags, which say where: those of the first
+//! granules are on the page that has the flags. With the page of words that makes 8 KiB for such a piece.
+//!
+//! A granule gets its place once, under the address-space lock and before it is present, and keeps it. Whoever sees its presence
+//! as anything but [`NEVER`] (Acquire) sees its place.
 
 use crate::huge::Huge;
-use crate::limits::{GRANULE_PAGES, LEAF_GRANULES, LEAVES};
+use crate::limits::{GRANULE_PAGES, LEAF_GRANULES, LEAVES, PAGE_SIZE};
 use crate::page::{GranuleId, Page, PageRange};
-use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, spin_hint};
+use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, spin_hint};
 use crate::word::{AtomicWord, State};
 use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::boxed::Box;
 
-const ABSENT: u8 = 0;
+/// The granule has never been present, and has no place.
+const NEVER: u8 = 0;
 const PRESENT: u8 = 1;
-/// The granule is untouched, and about to become absent: see [`Granule::hide`].
+/// The granule is untouched, and about to become absent: see [`Flags::hide`].
 const HIDDEN: u8 = 2;
+const ABSENT: u8 = 3;
 
 /// What is true of 2 MiB of the program's memory even if no thread has touched them. Kept apart from the rest, so that it takes
 /// little room.
 #[derive(Debug)]
 pub struct Flags {
-    /// [`ABSENT`], [`PRESENT`] or [`HIDDEN`].
+    /// [`NEVER`], [`ABSENT`], [`PRESENT`] or [`HIDDEN`].
     presence: AtomicU8,
     /// Part of the granule is memory that the evictor must not read through the program's own mapping (`PROT_NONE`,
     /// write-only).
     unreadable: AtomicBool,
+    /// Which of the leaf's granules is this one's; says nothing while `presence` is [`NEVER`].
+    place: AtomicU16,
 }
 
 /// What is true of 2 MiB of the program's memory as a whole, once a thread has touched them.
@@ -77,11 +90,29 @@ pub struct Granule {
 #[repr(C, align(4096))]
 struct Leaf {
     words: [AtomicWord; LEAF_GRANULES * GRANULE_PAGES],
-    granules: [Granule; LEAF_GRANULES],
     flags: [Flags; LEAF_GRANULES],
     /// The leaf that was made before this one, as its index + 1; 0: there is none.
     before: AtomicU64,
+    /// Granules that have a place: the first ones of `granules`. Changed under the address-space lock.
+    placed: AtomicU16,
+    granules: [Granule; LEAF_GRANULES],
 }
+
+impl Leaf {
+    /// The state of the granule with these flags, if its presence is not [`NEVER`].
+    #[inline(always)]
+    fn granule(&self, flags: &Flags) -> &Granule {
+        // Relaxed: the caller has looked at the presence. The remainder, of a power of two, spares a comparison.
+        &self.granules[usize::from(flags.place.load(Ordering::Relaxed)) % LEAF_GRANULES]
+    }
+}
+
+/// Granules of a leaf that are on the page of its flags.
+const FIRST_GRANULES: usize = {
+    let room = (PAGE_SIZE - core::mem::offset_of!(Leaf, granules) % PAGE_SIZE) / size_of::<Granule>();
+    if room < LEAF_GRANULES { room } else { LEAF_GRANULES }
+};
+const _: () = assert!(LEAF_GRANULES.is_power_of_two() && LEAF_GRANULES <= 1 << 16);
 
 /// The table of page words of one address space.
 pub struct PageTable {
@@ -241,9 +272,12 @@ impl PageTable {
         core::iter::successors(first, move |&index| index_of(self.leaf(index)?.before.load(Ordering::Relaxed)))
             .filter_map(|index| self.leaf(index))
             .map(|leaf| {
-                let unused = leaf.granules.iter().filter(|g| !g.touched() && !g.used.load(Ordering::Relaxed)).count();
-                let granules = if unused == LEAF_GRANULES { size_of::<[Granule; LEAF_GRANULES]>() } else { 0 };
-                (unused * WORDS + granules) as u64
+                let is_used = |g: &Granule| g.touched() || g.used.load(Ordering::Relaxed);
+                let used = leaf.granules.iter().filter(|g| is_used(g)).count();
+                // The first granules share their page with the flags.
+                let (_, others) = leaf.granules.split_at(FIRST_GRANULES);
+                let pages = others.chunks(PAGE_SIZE / size_of::<Granule>()).filter(|page| !page.iter().any(is_used));
+                ((LEAF_GRANULES - used) * WORDS + pages.count() * PAGE_SIZE) as u64
             })
             .sum()
     }
@@ -269,12 +303,13 @@ impl PageTable {
         let id = page.granule();
         let leaf = self.leaf(id.0 / LEAF_GRANULES as u64)?;
         let at = (id.0 % LEAF_GRANULES as u64) as usize;
-        let (granule, flags) = (&leaf.granules[at], &leaf.flags[at]);
-        // Acquire: pairs with the release in `add`, so that the words of a partly managed granule are seen.
+        let flags = &leaf.flags[at];
+        // Acquire: pairs with the release in `add`, so that the words of a partly managed granule are seen, and its place.
         if flags.presence.load(Ordering::Acquire) != PRESENT {
             return None;
         }
-        Some(PageRef { word: &leaf.words[at * GRANULE_PAGES + page.index_in_granule()], granule, flags })
+        let word = &leaf.words[at * GRANULE_PAGES + page.index_in_granule()];
+        Some(PageRef { word, granule: leaf.granule(flags), flags })
     }
 
     /// The page's word even if its granule is absent: for unpinning a page that has been unmapped since it was pinned.
@@ -290,12 +325,40 @@ impl PageTable {
         self.granule_even_absent(id).filter(|g| g.flags.presence.load(Ordering::Acquire) == PRESENT)
     }
 
-    /// The granule, if its leaf exists: an evictor's list may still name a granule that has become absent.
+    /// The granule, if it was ever present: an evictor's list may still name a granule that has become absent.
     pub fn granule_even_absent(&self, id: GranuleId) -> Option<GranuleRef<'_>> {
         let leaf = self.leaf(id.0 / LEAF_GRANULES as u64)?;
         let at = (id.0 % LEAF_GRANULES as u64) as usize;
+        // Acquire: pairs with the stores in `granule_or_new`, so that its place is seen.
+        let known = leaf.flags[at].presence.load(Ordering::Acquire) != NEVER;
+        known.then(|| Self::granule_of(leaf, id, at))
+    }
+
+    fn granule_of(leaf: &Leaf, id: GranuleId, at: usize) -> GranuleRef<'_> {
         let words = &leaf.words[at * GRANULE_PAGES..(at + 1) * GRANULE_PAGES];
-        Some(GranuleRef { id, words, granule: &leaf.granules[at], flags: &leaf.flags[at] })
+        let flags = &leaf.flags[at];
+        GranuleRef { id, words, granule: leaf.granule(flags), flags }
+    }
+
+    /// The granule, which is absent if it was never present. Under the address-space lock.
+    ///
+    /// # Panics
+    /// If the table does not cover the granule ([`PageTable::covers`]).
+    pub fn granule_or_new(&self, id: GranuleId) -> GranuleRef<'_> {
+        let leaf = self.leaf_or_new(id.0 / LEAF_GRANULES as u64);
+        let at = (id.0 % LEAF_GRANULES as u64) as usize;
+        let flags = &leaf.flags[at];
+        // Relaxed: the lock orders those who give places.
+        if flags.presence.load(Ordering::Relaxed) == NEVER {
+            let place = leaf.placed.load(Ordering::Relaxed);
+            assert!(usize::from(place) < LEAF_GRANULES, "bug: a leaf has more granules than it covers");
+            leaf.placed.store(place + 1, Ordering::Relaxed);
+            flags.place.store(place, Ordering::Relaxed);
+            // Release: pairs with the looks at the presence, here and at all later values of it, which are stored under the
+            // lock too, with Release or more.
+            flags.presence.store(ABSENT, Ordering::Release);
+        }
+        Self::granule_of(leaf, id, at)
     }
 
     /// Every page of `range` becomes managed and untouched. Under the address-space lock; before the call, the pages must
@@ -305,11 +368,7 @@ impl PageTable {
     /// If the table does not cover the range ([`PageTable::covers`]), or a page of it has bytes.
     pub fn add(&self, range: PageRange) {
         for part in range.by_granule() {
-            let id = part.start.granule();
-            let leaf = self.leaf_or_new(id.0 / LEAF_GRANULES as u64);
-            let at = (id.0 % LEAF_GRANULES as u64) as usize;
-            let (granule, flags) = (&leaf.granules[at], &leaf.flags[at]);
-            let words = &leaf.words[at * GRANULE_PAGES..(at + 1) * GRANULE_PAGES];
+            let GranuleRef { words, granule, flags, .. } = self.granule_or_new(part.start.granule());
             let in_part = part.start.index_in_granule()..part.start.index_in_granule() + part.len() as usize;
             if flags.presence.load(Ordering::Acquire) == PRESENT {
                 words[in_part].iter().for_each(|w| begin_life(w, false));
@@ -475,8 +534,7 @@ mod tests {
         t.remove(all);
         assert!(words[1].iter().all(|word| word.load() == Word::UNTOUCHED) && words[0][0].load() == Word::FOREIGN);
         // And its words have memory from then on.
-        let leaf = (LEAF_GRANULES * GRANULE_PAGES * size_of::<AtomicWord>()) as u64;
-        assert_eq!(t.unused_bytes(), leaf - leaf / LEAF_GRANULES as u64);
+        assert_eq!(size_of::<Leaf>() as u64 - t.unused_bytes(), 2 * PAGE_SIZE as u64);
     }
 
     #[test]
@@ -491,9 +549,44 @@ mod tests {
     }
 
     #[test]
-    fn flags_take_a_page_of_a_leaf() {
-        assert!(size_of::<[Flags; LEAF_GRANULES]>() <= 1024);
-        assert!(core::mem::offset_of!(Leaf, before) / 4096 == core::mem::offset_of!(Leaf, flags) / 4096);
+    fn flags_and_the_first_granules_are_on_one_page() {
+        const FLAGS: usize = core::mem::offset_of!(Leaf, flags);
+        assert!(FLAGS.is_multiple_of(PAGE_SIZE) && size_of::<Flags>() == 4);
+        assert_eq!((FLAGS..core::mem::offset_of!(Leaf, granules)).len() + FIRST_GRANULES * size_of::<Granule>(), PAGE_SIZE);
+        assert!(cfg!(miri) || FIRST_GRANULES == 31);
+    }
+
+    #[test]
+    fn granules_have_places_in_the_order_in_which_they_come() {
+        let t = PageTable::new();
+        let page = |id: u64| Page(id * GRANULE_PAGES as u64 + 7);
+        let place = |id| core::ptr::from_ref(t.page(page(id)).unwrap().granule).addr();
+        let last = LEAF_GRANULES as u64 - 1;
+        // The last of a leaf comes first: its place is the first one.
+        assert!(t.granule_even_absent(GranuleId(last)).is_none());
+        t.add(range(page(last).0, page(last).0 + 1));
+        assert!(t.granule_even_absent(GranuleId(0)).is_none(), "a granule that never came has no place");
+        t.granule_or_new(GranuleId(0)).granule.guards.store(true, Ordering::Relaxed);
+        assert!(t.page(page(0)).is_none() && t.granule_even_absent(GranuleId(0)).is_some());
+        t.add(range(0, 2 * GRANULE_PAGES as u64));
+        assert!(t.page(page(0)).unwrap().granule.guards.load(Ordering::Relaxed), "a place is kept");
+        let places = [place(last), place(0), place(1)];
+        assert_eq!(places.map(|at| at - places[0]), [0, size_of::<Granule>(), 2 * size_of::<Granule>()]);
+        t.remove(range(0, 2 * GRANULE_PAGES as u64));
+        t.add(range(GRANULE_PAGES as u64, 3 * GRANULE_PAGES as u64));
+        assert_eq!([place(last), place(1)], [places[0], places[2]]);
+        // All of a leaf have one, no two the same.
+        t.add(range(0, LEAF_GRANULES as u64 * GRANULE_PAGES as u64));
+        let all: std::collections::BTreeSet<_> = (0..=last).map(place).collect();
+        assert_eq!(all.len(), LEAF_GRANULES);
+    }
+
+    #[test]
+    fn a_small_mapping_alone_takes_two_pages() {
+        let t = PageTable::new();
+        let leaf = (LEAF_GRANULES * GRANULE_PAGES) as u64;
+        t.add(range(leaf - 100, leaf - 36));
+        assert_eq!(size_of::<Leaf>() as u64 - t.unused_bytes(), 2 * PAGE_SIZE as u64);
     }
 
     #[test]

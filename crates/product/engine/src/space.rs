@@ -436,12 +436,11 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Pages of `range`, which are mapped, registered and foreign, hold guards.
+    /// Pages of `range`, which are mapped, registered and foreign, hold guards. Under the address-space lock.
     pub fn note_guards(&self, range: PageRange) {
         self.each_granule(range, |part| {
-            if let Some(g) = self.table.granule_even_absent(part.start.granule()) {
-                g.granule.guards.store(true, Ordering::Relaxed);
-            }
+            // Where memory was moved to, a granule of guards alone may be one of which no page was ever managed.
+            self.table.granule_or_new(part.start.granule()).granule.guards.store(true, Ordering::Relaxed);
         });
     }
 
