@@ -68,6 +68,8 @@ void section_vforked(void);
 void section_guests(void);
 void section_cleared(void);
 
+void section_buffers(void);
+
 void section_filter(void);
 void section_filterkill(void);
 void section_filtertrap(void);

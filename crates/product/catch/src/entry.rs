@@ -86,7 +86,7 @@
 
 use core::arch::asm;
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 use farshore_sys::signal::SigSet;
 use farshore_sys::tls;
 
@@ -114,12 +114,18 @@ const AREA_SCRATCH: usize = 2116;
 /// MXCSR with all exceptions masked and rounding to nearest, as C and Rust code expect it.
 static MXCSR_DEFAULT: u32 = 0x1f80;
 
+/// Bits of the flags register.
+const TRAP: u64 = 1 << 8;
+const DIRECTION: u64 = 1 << 10;
+
 /// Bits of [`VECTOR_LEVEL`].
 const LEVEL_AVX: u8 = 1;
 const LEVEL_AVX512: u8 = 2;
 const LEVEL_XINUSE: u8 = 4;
 /// The level that [`init`] found; until then only xmm 0-15 are saved.
 static VECTOR_LEVEL: AtomicU8 = AtomicU8::new(0);
+/// [`init`] has found that the processor has the instruction by which quick calls end.
+static MAY_BE_QUICK: AtomicBool = AtomicBool::new(false);
 /// Makes one system call (number, arguments), if it can do that with few registers. `preload/src/dispatch/quick.rs` says what the function may not do.
 pub type Quick = extern "C" fn(&[u64; 7]) -> Answer;
 
@@ -259,6 +265,10 @@ pub fn init() -> Result<(), &'static str> {
             level |= LEVEL_XINUSE;
         }
     }
+    // The way out of a quick call ends with sahf. Every processor with AVX has that, so that the others alone are asked: in a virtual
+    // machine each question takes microseconds.
+    let has_sahf = level & LEVEL_AVX != 0 || __cpuid(0x8000_0001).ecx & 1 != 0;
+    MAY_BE_QUICK.store(has_sahf, Ordering::Relaxed);
     VECTOR_LEVEL.store(level, Ordering::Release);
     Ok(())
 }
@@ -278,10 +288,12 @@ pub fn set_plain(nr: u64, plain: bool) {
     mark(nr, if plain && !special { WAY_PLAIN } else { 0 });
 }
 
-/// From now on, calls with this number are offered to `function`, the same for all numbers.
+/// From now on, calls with this number are offered to `function`, the same for all numbers, if the processor has what that way needs.
 pub fn set_quick(nr: u64, function: Quick) {
-    QUICK.store(function as *mut (), Ordering::Release);
-    mark(nr, WAY_QUICK);
+    if MAY_BE_QUICK.load(Ordering::Relaxed) {
+        QUICK.store(function as *mut (), Ordering::Release);
+        mark(nr, WAY_QUICK);
+    }
 }
 
 fn mark(nr: u64, way: u8) {

@@ -261,6 +261,38 @@ impl Granule {
         page.word.unpin();
     }
 
+    /// Two system calls of a thread that keeps its pin from the one to the other: the second looks at the word, and is made by the pin that
+    /// is there. With `unpinned`, it gives the pin up in between and the second call takes the word's look for a pin all the same: the canary.
+    fn two_calls_by_one_pin(&self, page: usize, bit: u32, unpinned: bool) {
+        let page = &self.pages[page];
+        while page.word.pin(Access::Write) != Pin::Pinned {
+            self.fault(page, page.word.load().state() == State::Resident);
+            if page.word.load().protected() {
+                thread::yield_now();
+            }
+        }
+        page.kernel.step(|k| assert!(k.mapped && k.writable, "a system call would have failed with EFAULT: {k:?}"));
+        if unpinned {
+            page.word.unpin();
+        }
+        thread::yield_now();
+        let now = page.word.load();
+        let looks_well = now.state() == State::Resident && now.slot().is_none() && !now.protected();
+        if if unpinned { looks_well } else { page.word.is_pinned_for(Access::Write) } {
+            for _ in 0..2 {
+                page.kernel.step(|k| {
+                    assert!(k.mapped && k.writable, "a system call would have failed with EFAULT: {k:?}");
+                    k.bytes |= bit;
+                });
+            }
+        } else {
+            self.system_call(0, bit);
+        }
+        if !unpinned {
+            page.word.unpin();
+        }
+    }
+
     /// Where the page's bytes are in the end must be all that was written.
     fn must_hold(&self, page: usize, bits: u32) {
         let page = &self.pages[page];
@@ -377,6 +409,36 @@ fn a_victim_and_its_neighbour() {
         granule.must_hold(0, 2);
         granule.must_hold(1, 2);
     });
+}
+
+/// The pin outlives its call, while an evictor wants the page, or protects its neighbours, and a fault on it comes late.
+fn kept(start: Start, is_victim: bool, late: bool, unpinned: bool) {
+    explore(2, move || {
+        let granule = Granule::new(RULES, &[start]);
+        let mut threads = vec![spawn(&granule, move |g| (0..2).for_each(|_| g.evict(|_| is_victim)))];
+        threads.push(spawn(&granule, move |g| g.two_calls_by_one_pin(0, 2, unpinned)));
+        if late {
+            threads.push(spawn(&granule, |g| g.fault(&g.pages[0], true)));
+        }
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        granule.must_hold(0, 2);
+    });
+}
+
+#[test]
+fn a_pin_that_outlives_its_call_is_as_good_for_the_next() {
+    for start in [Start::Out, Start::Clean, Start::Dirty] {
+        kept(start, true, false, false);
+        kept(start, false, false, false);
+    }
+    kept(Start::Dirty, true, true, false);
+    kept(Start::Dirty, false, true, false);
+}
+
+#[test]
+#[should_panic(expected = "EFAULT")]
+fn canary_a_look_at_the_word_without_a_pin_is_caught() {
+    kept(Start::Dirty, true, false, true);
 }
 
 /// With the fences the first reading is enough; the second costs nothing and is kept for the day when it is not.

@@ -45,7 +45,7 @@
 
 use super::super::{patch, stubs};
 use super::asleep::{self, Native};
-use super::{ACTION_SIGRETURN, AGAIN, Call, EINTR, FRAME};
+use super::{ACTION_SIGRETURN, AGAIN, Call, EINTR, FRAME, TRAP};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farshore_sys::signal::{self, How, Reg, SigSet, UContext};
 use farshore_sys::tls;
@@ -58,6 +58,7 @@ unsafe extern "C" {
     fn farshore_entry_plain_made();
     fn farshore_entry_plain_out();
     fn farshore_entry_quick_leave();
+    fn farshore_entry_quick_slow_out();
     fn farshore_entry_quick_out();
     fn farshore_entry_leave();
     fn farshore_entry_out();
@@ -103,9 +104,6 @@ struct NotMade {
     end: i32,
     answer: i32,
 }
-
-/// The trap flag.
-const TRAP: u64 = 1 << 8;
 
 /// Where a signal has interrupted a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -234,7 +232,8 @@ pub fn find(context: &mut UContext, Effect { step, ends }: Effect) -> Where {
     }
     // SAFETY: hook, called as its contract says.
     if !unsafe { farshore_on_call_stack(rsp) } {
-        if [at(farshore_entry_plain_out), at(farshore_entry_quick_out), at(farshore_entry_out)].contains(&rip) {
+        let ends = [farshore_entry_plain_out, farshore_entry_quick_slow_out, farshore_entry_quick_out, farshore_entry_out];
+        if ends.map(at).contains(&rip) {
             let resume = context.get(Reg::Rcx);
             let shown = patch::of_stub(resume).filter(|_| shows_sites()).map(|patched| patched.to_program(resume));
             set(context, &[(Reg::Rip, shown.unwrap_or(resume))]);

@@ -229,6 +229,14 @@ impl AtomicWord {
         })
     }
 
+    /// Whether the page allows this access to a caller who has pinned it before, and has kept the pin since. Memory calls may have taken the
+    /// page all the same; no evictor has. Acquire: as a pin.
+    #[inline(always)]
+    pub fn is_pinned_for(&self, access: Access) -> bool {
+        let now = Word(self.0.load(Ordering::Acquire));
+        now.0 & STATE == State::Resident as u64 && now.may_be_accessed(access) && now.pins() != 0
+    }
+
     /// The system call is over.
     #[inline(always)]
     pub fn unpin(&self) {

@@ -27,6 +27,21 @@
 //! 3. **Sweep**, by a later call of the thread that finds a slot taken: as *give back*, for sets whose ticket is not at
 //!    their address any more.
 //!
+//! # A buffer that stays pinned between calls
+//!
+//! A program that reads through one buffer pins the same page again and again, or the same two, and the two locked instructions of a pin and
+//! its end are a third of what a small `read` costs. So a thread *keeps* the pins of one buffer ([`Held::keep`]): of that which two calls of
+//! the quick way in a row have used. The next call with that buffer *borrows* its pins ([`Held::borrow`]).
+//!
+//! * The count in the page word is there as for any pin, without a gap: evictors pass the page over. Memory calls do with it what they do
+//!   with any pinned page, so the borrower looks whether the word still allows its access
+//!   ([`AtomicWord::is_pinned_for`](farshore_core::word::AtomicWord::is_pinned_for)). That look is to a call what the
+//!   compare-and-swap of a pin is to others: what a memory call does afterwards, it does under a call.
+//! * The pins are this thread's alone to give up: it does so when it keeps another buffer ([`Held::keep`]), and when it ends
+//!   ([`Held::release_all`]). Between [`Held::borrow`] and [`Held::give_back_kept`] it does not, since a handler of the program may make calls of its own on top.
+//! * At most [`share::KEEPERS`] threads keep one, so that what idle threads keep is little even of the smallest limit.
+//! * Its pages are among those that are remembered ([`Held::each`]): a forked child pins them again.
+//!
 //! A jump out of the middle of these steps loses a few pins, and never unpins a page twice. A handler that forks in the middle leaves its
 //! child pins that are remembered nowhere and will be taken off: so the steps are *announced* ([`Held::announce`]), and a child that
 //! is forked meanwhile keeps every pin there is ([`Held::is_complete`]).
@@ -68,7 +83,33 @@ pub struct Held {
     /// Calls, one inside the other, that are between pinning and remembering, or between forgetting and unpinning. Too high after a jump out
     /// of there, which costs forked children a few pins that stay.
     announced: AtomicU32,
+    /// The buffer that is pinned between calls, by [`number`]; [`NONE`]: none is.
+    kept: AtomicU64,
+    /// A call goes by these pins. Set for good after a jump out of such a call: the thread keeps that buffer, and borrows it no more.
+    borrowed: AtomicBool,
+    /// The thread is one of those that may keep a buffer ([`share::may_keep`]).
+    may_keep: AtomicBool,
+    /// The buffer of the last call that had pinned all of it.
+    last: AtomicU64,
 }
+
+/// No buffer has this number.
+const NONE: u64 = u64::MAX;
+
+/// One number for a buffer on one page or two.
+#[inline(always)]
+fn number(range: PageRange) -> u64 {
+    range.start.0 << 1 | (range.end.0.wrapping_sub(range.start.0) >> 1 & 1)
+}
+
+/// What a number stands for.
+#[inline(always)]
+fn numbered(number: u64) -> PageRange {
+    let start = number >> 1;
+    PageRange { start: Page(start), end: Page(start + 1 + (number & 1)) }
+}
+
+const _: () = assert!(share::FREE == 2, "a buffer's number has a bit for one page or two");
 
 /// What a set knows of its copy.
 #[derive(Debug)]
@@ -110,7 +151,68 @@ impl Held {
             slots[number] = Slot::numbered(number as u64);
             number += 1;
         }
-        Held { slots, more: AtomicBool::new(false), announced: AtomicU32::new(0) }
+        Held {
+            slots,
+            more: AtomicBool::new(false),
+            announced: AtomicU32::new(0),
+            kept: AtomicU64::new(NONE),
+            borrowed: AtomicBool::new(false),
+            may_keep: AtomicBool::new(false),
+            last: AtomicU64::new(NONE),
+        }
+    }
+
+    /// Whether `range` is the buffer that the thread keeps pinned, and no call goes by these pins: one does now, until
+    /// [`Held::give_back_kept`]. The caller looks at the pages' words before it relies on them.
+    #[inline(always)]
+    pub fn borrow(&self, range: PageRange) -> bool {
+        if self.borrowed.load(Ordering::Relaxed) {
+            return false;
+        }
+        // Before the look: a handler that comes between may keep another buffer, one that comes later does not.
+        self.borrowed.store(true, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        if self.kept.load(Ordering::Relaxed) == number(range) {
+            return true;
+        }
+        self.give_back_kept();
+        false
+    }
+
+    /// The call that has borrowed the kept buffer is over.
+    #[inline(always)]
+    pub fn give_back_kept(&self) {
+        compiler_fence(Ordering::SeqCst);
+        self.borrowed.store(false, Ordering::Relaxed);
+    }
+
+    /// A call on this buffer is over, all of which is pinned for it; announced, and not remembered any more. What the caller is to
+    /// unpin: this buffer, or the one that was kept until now.
+    #[inline(always)]
+    pub fn keep(&self, range: PageRange) -> Option<PageRange> {
+        let new = number(range);
+        let again = self.last.load(Ordering::Relaxed) == new;
+        self.last.store(new, Ordering::Relaxed);
+        if !again || self.borrowed.load(Ordering::Relaxed) {
+            return Some(range);
+        }
+        if !self.may_keep.load(Ordering::Relaxed) {
+            if !share::may_keep() {
+                return Some(range);
+            }
+            self.may_keep.store(true, Ordering::Relaxed);
+        }
+        let before = self.kept.load(Ordering::Relaxed);
+        // A handler has kept another buffer meanwhile.
+        if !exchange(&self.kept, before, new) {
+            return Some(range);
+        }
+        (before != NONE).then_some(numbered(before))
+    }
+
+    /// Whether the thread is one of those that may keep a buffer.
+    pub fn is_keeper(&self) -> bool {
+        self.may_keep.load(Ordering::Relaxed)
     }
 
     /// Pins are about to be made that are not remembered yet, or to be taken off that are not any more.
@@ -201,6 +303,10 @@ impl Held {
 
     /// Calls `each` with every page that is remembered.
     pub fn each(&self, mut each: impl FnMut(Page)) {
+        let kept = self.kept.load(Ordering::Relaxed);
+        if kept != NONE {
+            numbered(kept).iter().for_each(&mut each);
+        }
         for slot in self.slots.iter().filter(|slot| slot.state.load(Ordering::Acquire) & ADDRESS != 0) {
             let count = (slot.len.load(Ordering::Acquire) as usize).min(RUNS);
             for run in &slot.runs[..count] {
@@ -211,6 +317,13 @@ impl Held {
 
     /// Unpins everything: the thread ends.
     pub fn release_all(&self, mut unpin: impl FnMut(Page)) {
+        let kept = self.kept.swap(NONE, Ordering::Relaxed);
+        if kept != NONE {
+            numbered(kept).iter().for_each(&mut unpin);
+        }
+        if self.may_keep.swap(false, Ordering::Relaxed) {
+            share::keeps_no_more();
+        }
         for slot in &self.slots {
             let word = slot.state.load(Ordering::Acquire);
             if word & ADDRESS != 0 {

@@ -137,3 +137,36 @@ fn pins_that_are_on_their_way_are_not_complete() {
     held.settle();
     assert!(held.is_complete());
 }
+
+/// The kept buffer, as each thread has one for a moment; then the numbers of threads that may keep one are as before.
+#[test]
+fn a_buffer_stays_pinned_once_two_calls_have_used_it() {
+    let (held, one, two) = (Held::new(), PageRange { start: Page(7), end: Page(8) }, PageRange { start: Page(7), end: Page(9) });
+    let other = PageRange { start: Page(20), end: Page(22) };
+    let remembered = || {
+        let mut pages = Vec::new();
+        held.each(|page| pages.push(page.0));
+        pages
+    };
+    assert!(!held.borrow(one));
+    assert_eq!((held.keep(one), held.is_keeper()), (Some(one), false), "the first call unpins its page");
+    assert_eq!((held.keep(one), held.is_keeper()), (None, true));
+    assert_eq!(remembered(), [7]);
+    // One page is not two, and nobody else's.
+    assert!(!held.borrow(two) && !held.borrow(other));
+    // While a call goes by the pins, a handler on top neither borrows them, nor keeps another buffer.
+    assert!(held.borrow(one) && !held.borrow(one));
+    assert_eq!((held.keep(other), held.keep(other)), (Some(other), Some(other)));
+    held.give_back_kept();
+    assert_eq!(remembered(), [7]);
+    // Pinned once more because the page was away: one pin is too many.
+    assert_eq!((held.keep(one), held.keep(one)), (Some(one), Some(one)));
+    // Another buffer takes its place.
+    assert_eq!((held.keep(other), held.keep(other)), (Some(other), Some(one)));
+    assert_eq!(remembered(), [20, 21]);
+    assert!(!held.borrow(one) && held.borrow(other));
+    // The thread ends, in the middle of a call.
+    let mut unpinned = Vec::new();
+    held.release_all(|page| unpinned.push(page.0));
+    assert_eq!((unpinned, held.is_keeper(), remembered()), (vec![20, 21], false, vec![]));
+}

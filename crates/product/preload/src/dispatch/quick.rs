@@ -62,9 +62,21 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     }
     let access = if OUTWARD >> nr & 1 != 0 { Access::Read } else { Access::Write };
     let held = &thread.held;
+    let buffer = PageRange { start: first, end: Page(last.0.wrapping_add(1)) };
+    // The buffer that the thread keeps pinned: no count changes, and nothing need be remembered (net/src/buffers/held.rs).
+    if held.borrow(buffer) {
+        let is_there = |page| runtime.engine.table.page(page).is_some_and(|at| at.word.is_pinned_for(access));
+        if is_there(first) && (first.0 == last.0 || is_there(last)) {
+            // SAFETY: the program's own call; its buffer is pinned.
+            let result = unsafe { for_program(nr, [fd, addr, len, a3, a4, a5]) };
+            held.give_back_kept();
+            return Answer { result, done: 1 };
+        }
+        held.give_back_kept();
+    }
     let mut ticket = Ticket::NONE;
     held.announce();
-    let pinned = pin(runtime, PageRange { start: first, end: Page(last.0.wrapping_add(1)) }, access);
+    let pinned = pin(runtime, buffer, access);
     let remembered = match pinned {
         // Nothing of it is managed.
         Some(range) if range.start.0 == range.end.0 => true,
@@ -81,7 +93,12 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     let result = unsafe { for_program(nr, [fd, addr, len, a3, a4, a5]) };
     held.announce();
     if ticket.give_back() {
-        unpin(runtime, pinned);
+        // All of it, or what of it is managed.
+        let all = pinned.start.0 == buffer.start.0 && pinned.end.0 == buffer.end.0;
+        let unneeded = if all { held.keep(buffer) } else { Some(pinned) };
+        if let Some(range) = unneeded {
+            unpin(runtime, range);
+        }
     }
     held.settle();
     Answer { result, done: 1 }

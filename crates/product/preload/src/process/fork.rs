@@ -150,7 +150,7 @@ pub fn child_started() {
     asynchronous::begin_child();
     thread::others_are_gone();
     unithreads::forget();
-    farshore_net::buffers::share::forget();
+    farshore_net::buffers::share::forget(thread::current().is_some_and(|thread| thread.held.is_keeper()));
     signals::begin_child();
     let listener = knock::descriptor();
     own_threads::forget();
