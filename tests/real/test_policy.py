@@ -73,7 +73,9 @@ class Program:
         return harness.read_text(f"/proc/{pid or self.pid}/maps", 1 << 22).count("memfd:farshore-policy")
 
 
-class TestPolicy(Command):
+class Beside(Command):
+    """Programs with something beside them."""
+
     def until(self, what, condition, seconds=60):
         """Waits until this is so."""
         deadline = time.monotonic() + seconds * harness.PATIENCE
@@ -103,12 +105,12 @@ class TestPolicy(Command):
         return [self.public_program("scan"), size, str(passes)]
 
     @contextlib.contextmanager
-    def storm(self):
+    def storm(self, *options):
         """A program under threads, memory calls and a small limit, which checks every byte; what it prints is as natively."""
         argv = [self.public_program("memstorm"), *STORM]
         native = self.call_program(argv, timeout=120)
         expect(native.status == 0, f"natively: {native.err}")
-        with self.program(12 * MIB, argv) as program:
+        with self.program(12 * MIB, argv, *options) as program:
             yield program
         expect(program.out == native.out, f"printed other than natively: {program.out[-300:]}")
 
@@ -124,6 +126,8 @@ class TestPolicy(Command):
             finally:
                 process.kill()
 
+
+class TestPolicy(Beside):
     LINEAR = "for event in program.events('fault'):\n    program.prefetch(event.address + farshore_policy.PAGE, 8)\n"
 
     # ------------------------------------------------------------------------------------------- what it is for

@@ -169,7 +169,7 @@ impl<B: Backend> Rig<B> {
         let staging = vec![PageBuf::ZERO; shape.sizes().stages as usize].leak();
         let tables = Tables::new(pages as usize);
         let (clock, futex) = (MonotonicClock::new(), KernelFutex);
-        let policy = Chosen { evict: BuiltIn::SecondChance, prefetch: prefetch::BuiltIn::None };
+        let policy = Chosen::new(BuiltIn::SecondChance, prefetch::BuiltIn::None);
         // SAFETY: `staging` is that many pages, leaked, and nobody else's.
         let engine = unsafe { Engine::new(shape, tables, backend, policy, clock, futex, staging.as_mut_ptr()) };
         engine.manage(PageRange { start: Page(FIRST), end: Page(FIRST + pages) });

@@ -307,6 +307,8 @@ Keys:
   swap-=SPEC    removes a swap space, named as 'farshore stat' shows it: what it holds moves to the
                 others, then its file is closed. The command waits for that; after Ctrl-C it goes on
                 without the command. If the others have no room, the space is used again
+  policy=NAME, prefetch=NAME
+                as the options of 'farshore run', for this process, and what it forks or starts later
   evictors=N, batch=N, writes=N, free=N
                 as the options of 'farshore run', at most what the run was started with, or auto
   NAME=NUMBER   a parameter of a policy that has attached to the program

@@ -113,7 +113,12 @@ fn follow(client: &mut Client, id: u64, what: &str) -> Result<(), Refusal> {
 fn table(now: &Stats, since: Option<&Stats>) -> String {
     // Names are the program's own, which may be anybody's.
     let (program, mode) = (plain(&now.program), plain(&now.fault_mode));
-    let mut text = format!("{program} (process {}), {mode}, up {}\n\n", now.pid, duration(now.uptime_ns));
+    let mut text = format!("{program} (process {}), {mode}, up {}\n", now.pid, duration(now.uptime_ns));
+    // A library of a version before does not tell.
+    if !now.policy.is_empty() {
+        let _ = writeln!(text, "policy {}, prefetcher {}", plain(&now.policy), plain(&now.prefetcher));
+    }
+    text.push('\n');
     let _ = writeln!(text, "{:<22}{:>12}{:>12}", "memory", "now", "peak");
     let _ = writeln!(text, "{:<22}{:>12}", "  limit", bytes(now.memory_limit_bytes));
     for (name, value, peak) in [
@@ -261,12 +266,15 @@ mod tests {
             ..Space::default()
         }];
         before.faults.fetch = 100;
+        assert!(table(&before, None).starts_with("sort (process 7), , up 1.0 s\n\nmemory"), "{}", table(&before, None));
+        (before.policy, before.prefetcher) = ("fifo".into(), "none".into());
         let mut now = before.clone();
         now.uptime_ns += 2_000_000_000;
         now.faults.fetch += 500;
         before.kinds = Some(Kinds { managed_bytes: 3 << 20, static_bytes: 5 << 20, ..Kinds::default() });
         let once = table(&before, None);
         assert!(once.contains("  managed                  3.0 MiB\n  static data              5.0 MiB\n\nfaults"), "{once}");
+        assert!(once.contains(" s\npolicy fifo, prefetcher none\n\nmemory"), "{once}");
         assert!(once.contains("sort (process 7)") && once.contains("  fetch                        100\n"), "{once}");
         assert!(once.contains("  dir:/var/tmp, encrypted  "), "{once}");
         assert!(once.contains("the disk") && !once.contains("a second"), "{once}");

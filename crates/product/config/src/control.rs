@@ -18,6 +18,8 @@
 //! 4. The memory of a [`Conversation`] is bounded: the line limit, and the bytes that were taken at once since the last
 //!    answer was asked for.
 
+use crate::named::Named;
+use crate::options::{POLICIES, PREFETCHERS};
 use crate::pace::Knob;
 use crate::size::Size;
 use crate::stats::Stats;
@@ -102,6 +104,10 @@ pub enum Setting {
     RemoveSwap(SwapSpec),
     /// `evictors`, `batch`, `writes`: a number, or `None` for `auto`.
     Pace(Knob, Option<u32>),
+    /// `policy`: which pages leave.
+    Policy(Named),
+    /// `prefetch`: which pages come unasked.
+    Prefetch(Named),
 }
 
 impl Setting {
@@ -114,10 +120,12 @@ impl Setting {
             "memory" => value.parse().map(Setting::Memory).map_err(|why| format!("memory={value}: {why}")),
             "swap+" => read_spec(key, value).map(Setting::AddSwap),
             "swap-" => read_spec(key, value).map(Setting::RemoveSwap),
+            "policy" => read_name(key, value, "policy", POLICIES).map(Setting::Policy),
+            "prefetch" => read_name(key, value, "prefetcher", PREFETCHERS).map(Setting::Prefetch),
             _ => match Knob::ALL.into_iter().find(|knob| knob.name() == key) {
                 Some(knob) => knob.read(value).map(|number| Setting::Pace(knob, number)),
                 None => Err(format!(
-                    "{key}={value}: there is no setting {key:?}; there are memory=, swap+=, swap-=, evictors=, batch=, writes= and free="
+                    "{key}={value}: there is no setting {key:?}; there are memory=, swap+=, swap-=, policy=, prefetch=, evictors=, batch=, writes= and free="
                 )),
             },
         }
@@ -135,6 +143,13 @@ fn read_spec(key: &str, value: &str) -> Result<SwapSpec, String> {
         )),
         _ => Ok(spec),
     }
+}
+
+/// Reads one of the names that are built.
+fn read_name(key: &str, value: &str, what: &'static str, known: &[(&str, &[&str])]) -> Result<Named, String> {
+    let named: Named = value.parse().map_err(|why| format!("{key}={value}: {why}"))?;
+    named.check(what, known).map_err(|why| format!("{key}={value}: {why}"))?;
+    Ok(named)
 }
 
 /// A request.
@@ -378,6 +393,22 @@ mod tests {
         }
         assert_eq!(Setting::read("swap-", "dir:/a b"), Ok(Setting::RemoveSwap(SwapSpec::Dir("/a b".into()))));
         assert!(Setting::read("swap", "dir:/x").unwrap_err().contains("swap+="));
+    }
+
+    #[test]
+    fn names_that_are_not_built_are_refused_with_those_that_are() {
+        assert_eq!(Setting::read("policy", "fifo"), Ok(Setting::Policy(Named::new("fifo"))));
+        assert_eq!(Setting::read("prefetch", "none"), Ok(Setting::Prefetch(Named::new("none"))));
+        for (key, value, names) in [
+            ("policy", "lru", "second-chance, fifo"),
+            ("policy", "sequential", "second-chance, fifo"),
+            ("prefetch", "oracle", "sequential, stride, majority, none"),
+            ("policy", "", ""),
+            ("prefetch", "none,depth=3", "depth"),
+        ] {
+            let why = Setting::read(key, value).unwrap_err();
+            assert!(why.starts_with(&format!("{key}={value}: ")) && why.contains(names) && !why.contains('\n'), "{why}");
+        }
     }
 
     #[test]

@@ -27,6 +27,10 @@ pub struct Stats {
     pub pid: u32,
     /// `upcall` or `poll`.
     pub fault_mode: String,
+    /// The built-in policy in force, which chooses the pages that leave.
+    pub policy: String,
+    /// The built-in prefetcher in force.
+    pub prefetcher: String,
     /// How long Farshore has been at work, in ns.
     pub uptime_ns: u64,
     /// The memory limit now.
@@ -350,6 +354,8 @@ impl Default for Stats {
             program: String::new(),
             pid: 0,
             fault_mode: String::new(),
+            policy: String::new(),
+            prefetcher: String::new(),
             uptime_ns: 0,
             memory_limit_bytes: 0,
             managed_bytes: 0,

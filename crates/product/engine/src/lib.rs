@@ -194,6 +194,11 @@ impl<W: World> Engine<W> {
         }
     }
 
+    /// Another policy has the say from now on.
+    pub fn policy_changed(&self) {
+        self.evictors.loops.forget();
+    }
+
     /// Sizes that the engine was built with.
     pub fn sizes(&self) -> Sizes {
         self.budget.sizes()

@@ -3,6 +3,19 @@
 //!
 //! An evictor asks the policy about each resident page that it passes, and the policy answers with a [`Verdict`]. It
 //! never moves a page itself, so the worst that a wrong policy does is to choose badly.
+//!
+//! # Changing them while the program runs
+//!
+//! [`Chosen::choose`] and [`Chosen::choose_prefetch`] change what is asked from then on, and may be called at any time, by any
+//! thread, while faults and evictors ask. Nobody waits and nobody is told. This is sound for three reasons:
+//!
+//! 1. **One answer, one policy.** Each question reads the choice once. A question that was asked before is answered by the policy
+//!    before: an evictor that is in the middle of a batch may have asked both.
+//! 2. **All that policies leave behind are hints that the next one can read.** Chances in page words mean the same to each
+//!    policy; `fifo` leaves them as they are. Notes of granules are `sequential`'s alone; `stride` and `majority` have places of
+//!    their own. One that comes back finds what it knew before, which may be wrong by then and costs reads.
+//! 3. **What was chosen is there.** A prefetcher with places of its own is made before the choice is published (Release, which the
+//!    fault's Acquire pairs with), and stays until the process ends. So no fault allocates, and none finds it gone.
 #![forbid(unsafe_code)]
 #![no_std]
 
@@ -10,8 +23,10 @@ extern crate alloc;
 
 pub mod prefetch;
 
+use core::sync::atomic::Ordering;
 use farshore_core::page::Page;
 use farshore_core::seams::{Came, Policy, Return, Verdict};
+use farshore_core::sync::plain::AtomicU8;
 use farshore_core::word::Word;
 
 /// A loop is kept in part up to this many times the size of memory: a smaller share of a larger loop gains little.
@@ -30,37 +45,72 @@ pub enum BuiltIn {
 }
 
 impl BuiltIn {
-    /// Every name, the default first.
-    pub const NAMES: [&'static str; 2] = ["second-chance", "fifo"];
+    /// Every policy, the default first.
+    pub const ALL: [BuiltIn; 2] = [BuiltIn::SecondChance, BuiltIn::Fifo];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            BuiltIn::SecondChance => "second-chance",
+            BuiltIn::Fifo => "fifo",
+        }
+    }
 
     /// The policy of this name.
     pub fn named(name: &str) -> Option<BuiltIn> {
-        match name {
-            "second-chance" => Some(BuiltIn::SecondChance),
-            "fifo" => Some(BuiltIn::Fifo),
-            _ => None,
-        }
+        BuiltIn::ALL.into_iter().find(|policy| policy.name() == name)
     }
 }
 
-/// What a process was told to use.
+/// What a process uses now; see the head of the crate for how it changes.
 #[derive(Debug)]
 pub struct Chosen {
-    /// Chooses the pages that leave.
-    pub evict: BuiltIn,
+    /// Chooses the pages that leave: a place in [`BuiltIn::ALL`].
+    evict: AtomicU8,
     /// Chooses the pages that come unasked.
-    pub prefetch: prefetch::BuiltIn,
+    prefetch: prefetch::Prefetchers,
+}
+
+impl Chosen {
+    /// What a process begins with.
+    pub fn new(evict: BuiltIn, prefetch: prefetch::BuiltIn) -> Chosen {
+        Chosen { evict: AtomicU8::new(evict as u8), prefetch: prefetch::Prefetchers::new(prefetch) }
+    }
+
+    /// The policy in force.
+    pub fn evict(&self) -> BuiltIn {
+        // Relaxed: nothing goes with it.
+        match self.evict.load(Ordering::Relaxed) {
+            0 => BuiltIn::SecondChance,
+            _ => BuiltIn::Fifo,
+        }
+    }
+
+    /// The prefetcher in force.
+    pub fn prefetch(&self) -> prefetch::BuiltIn {
+        self.prefetch.now()
+    }
+
+    /// From now on evictors ask this policy.
+    pub fn choose(&self, policy: BuiltIn) {
+        self.evict.store(policy as u8, Ordering::Relaxed);
+    }
+
+    /// From now on faults ask this prefetcher. Allocates the first time.
+    pub fn choose_prefetch(&self, prefetcher: prefetch::BuiltIn) {
+        self.prefetch.choose(prefetcher);
+    }
 }
 
 impl Policy for Chosen {
-    type Prefetch = prefetch::BuiltIn;
+    type Prefetch = prefetch::Prefetchers;
 
-    fn prefetcher(&self) -> &prefetch::BuiltIn {
+    fn prefetcher(&self) -> &prefetch::Prefetchers {
         &self.prefetch
     }
 
     fn verdict(&self, _page: Page, _word: Word) -> Verdict {
-        match self.evict {
+        match self.evict() {
             BuiltIn::SecondChance => Verdict::EvictUnlessChances,
             BuiltIn::Fifo => Verdict::Evict,
         }
@@ -76,7 +126,7 @@ impl Policy for Chosen {
 
     fn keep(&self, Return { distance, frames }: Return) -> u16 {
         let pages = distance.saturating_add(frames);
-        if self.evict == BuiltIn::Fifo || frames == 0 || pages / frames >= LOOP_MEMORIES {
+        if self.evict() == BuiltIn::Fifo || frames == 0 || pages / frames >= LOOP_MEMORIES {
             return 0;
         }
         (u128::from(frames) * u128::from(u16::MAX) / u128::from(pages)) as u16
@@ -89,7 +139,7 @@ mod tests {
 
     #[test]
     fn of_a_loop_stays_what_fits() {
-        let chosen = |evict| Chosen { evict, prefetch: prefetch::BuiltIn::None };
+        let chosen = |evict| Chosen::new(evict, prefetch::BuiltIn::None);
         let keep = |distance, frames| chosen(BuiltIn::SecondChance).keep(Return { distance, frames });
         assert_eq!(keep(0, 1 << 20), u16::MAX, "all");
         assert_eq!(keep(1 << 20, 1 << 20), u16::MAX / 2, "of twice as much, half of it");
@@ -102,13 +152,33 @@ mod tests {
 
     #[test]
     fn every_name_is_a_policy() {
-        for name in BuiltIn::NAMES {
-            assert!(BuiltIn::named(name).is_some(), "{name}");
+        for (place, policy) in BuiltIn::ALL.into_iter().enumerate() {
+            assert_eq!((policy as usize, BuiltIn::named(policy.name())), (place, Some(policy)));
         }
         assert_eq!(BuiltIn::named("lru"), None);
-        for name in prefetch::BuiltIn::NAMES {
-            assert!(prefetch::BuiltIn::named(name).is_some(), "{name}");
+        for (place, prefetcher) in prefetch::BuiltIn::ALL.into_iter().enumerate() {
+            assert_eq!((prefetcher as usize, prefetch::BuiltIn::named(prefetcher.name())), (place, Some(prefetcher)));
         }
         assert!(prefetch::BuiltIn::named("oracle").is_none());
+    }
+
+    #[test]
+    fn a_choice_is_in_force_at_once() {
+        let chosen = Chosen::new(BuiltIn::SecondChance, prefetch::BuiltIn::Sequential);
+        let back = Return { distance: 100, frames: 100 };
+        for policy in [BuiltIn::Fifo, BuiltIn::SecondChance, BuiltIn::Fifo] {
+            chosen.choose(policy);
+            let (verdict, keeps) = match policy {
+                BuiltIn::Fifo => (Verdict::Evict, false),
+                BuiltIn::SecondChance => (Verdict::EvictUnlessChances, true),
+            };
+            assert_eq!(chosen.evict(), policy);
+            assert_eq!(chosen.verdict(Page(1), Word::UNTOUCHED), verdict);
+            assert_eq!(chosen.keep(back) > 0, keeps);
+        }
+        for prefetcher in prefetch::BuiltIn::ALL {
+            chosen.choose_prefetch(prefetcher);
+            assert_eq!(chosen.prefetch(), prefetcher);
+        }
     }
 }

@@ -107,6 +107,12 @@ impl Loops {
         self.now.load(Ordering::Relaxed)
     }
 
+    /// Another policy has the say: no part of a loop is kept until one comes back under it. A fault that has asked the policy
+    /// before may still see to it that a part is kept, until no loop was seen for half a memory full of pages.
+    pub(crate) fn forget(&self) {
+        self.fits.store(0, Ordering::Relaxed);
+    }
+
     /// Pages of `granule` leave.
     #[inline]
     pub(super) fn note_leaving(&self, granule: &Granule) {
@@ -251,6 +257,13 @@ mod tests {
             loops.note_stream(g.granule, &Half, &frames);
             loops.note_stream(g.granule, &Half, &frames);
         }
+        assert!(loops.is_kept(&g, &frames));
+        // Another policy comes, and the first one again.
+        loops.forget();
+        assert!(!loops.is_kept(&g, &frames));
+        loops.note_leaving(g.granule);
+        leave(2 * UNIT);
+        loops.note_stream(g.granule, &Half, &frames);
         assert!(loops.is_kept(&g, &frames));
         leave(frames.limit() / 2 + UNIT);
         assert!(!loops.is_kept(&g, &frames), "no loop was seen for half a memory full of pages");

@@ -58,6 +58,8 @@ pub struct Plan {
     /// in the hands of each of its processes.
     kin: Variables,
     others: Variables,
+    /// The plan that was made before this one.
+    before: Option<&'static Plan>,
     /// Programs that cannot run under Farshore are not started.
     requires: bool,
     /// Faults that swap spaces inject (tests), for programs that have a helper: as in this process's environment.
@@ -86,7 +88,7 @@ impl Starter {
 }
 
 /// What a program gets.
-#[derive(Debug)]
+#[derive(PartialEq, Debug)]
 struct Variables {
     /// `FARSHORE_OPTIONS=…` for what this process itself becomes, and for others: without and with [`merging`].
     becomes: [CString; 2],
@@ -138,7 +140,10 @@ pub enum Start {
     },
 }
 
+/// The plan in force.
 static PLAN: AtomicPtr<Plan> = AtomicPtr::new(core::ptr::null_mut());
+/// The plan that was made last. All that were made stay, since somebody may be using one.
+static MADE: AtomicPtr<Plan> = AtomicPtr::new(core::ptr::null_mut());
 
 /// This process's plan; `None`: programs that it starts are ordinary programs.
 pub fn plan() -> Option<&'static Plan> {
@@ -154,19 +159,31 @@ pub fn install(options: &Options) -> Result<(), String> {
     if let Some(library) = options.library.as_deref().filter(|_| options.follow) {
         let plan = Plan::new(library, options)
             .map_err(|why| format!("{}: {why}; programs that this one starts run without Farshore", library.display()))?;
-        PLAN.store(Box::into_raw(Box::new(plan)), Ordering::Release);
+        enforce(plan);
     }
     Ok(())
 }
 
-/// Programs that are started from here on get these options. Not by the control thread, which has descriptors of its own.
+/// Makes `plan` the plan in force.
+fn enforce(plan: Plan) {
+    let plan = Box::into_raw(Box::new(plan));
+    MADE.store(plan, Ordering::Release);
+    PLAN.store(plan, Ordering::Release);
+}
+
+/// Programs that are started from here on get these options. One thread at a time. Descriptors are named by their numbers alone, so it may
+/// be a thread that has a table of its own.
 pub fn renew(options: &Options) {
     let Some(old) = plan() else { return };
     let variables = |options| Variables::new(options).ok();
-    if let (Some(kin), Some(others)) = (variables(options), variables(&Options { family: None, ..options.clone() })) {
-        let plan = Plan { library: old.library.clone(), faults: old.faults.clone(), kin, others, ..*old };
-        // The one before stays: somebody may be using it.
-        PLAN.store(Box::into_raw(Box::new(plan)), Ordering::Release);
+    let (Some(kin), Some(others)) = (variables(options), variables(&Options { family: None, ..options.clone() })) else { return };
+    // SAFETY: not null, since there is a plan: a leaked box, never freed.
+    let made = unsafe { MADE.load(Ordering::Acquire).as_ref() };
+    // Options that come again find their plan: settings that change to and fro take no memory.
+    let mut all = core::iter::successors(made, |plan| plan.before);
+    match all.find(|plan| plan.kin == kin && plan.others == others) {
+        Some(same) => PLAN.store(core::ptr::from_ref(same).cast_mut(), Ordering::Release),
+        None => enforce(Plan { library: old.library.clone(), faults: old.faults.clone(), kin, others, before: made, ..*old }),
     }
 }
 
@@ -194,6 +211,7 @@ impl Plan {
             user: Rights::of_this_thread().real,
             kin,
             others,
+            before: None,
             requires: options.require,
         })
     }

@@ -2,9 +2,9 @@
 
 extern crate std;
 
-use super::BuiltIn;
+use super::{BuiltIn, Prefetchers};
 use core::cell::{Cell, RefCell};
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{GranuleId, Page};
 use farshore_core::seams::{Ahead, Fetch, Prefetcher};
@@ -14,7 +14,7 @@ use std::vec::Vec;
 const GRANULES: usize = 64;
 
 struct World {
-    prefetcher: BuiltIn,
+    prefetcher: Prefetchers,
     notes: Vec<[AtomicU64; 2]>,
     resident: RefCell<HashSet<u64>>,
     faults: Cell<u32>,
@@ -72,7 +72,7 @@ impl World {
     fn new(name: &str) -> World {
         let note = || [AtomicU64::new(0), AtomicU64::new(0)];
         World {
-            prefetcher: BuiltIn::named(name).expect("it is known"),
+            prefetcher: Prefetchers::new(BuiltIn::named(name).expect("it is known")),
             notes: (0..GRANULES).map(|_| note()).collect(),
             resident: RefCell::default(),
             faults: Cell::new(0),
@@ -147,7 +147,7 @@ fn two_streams_in_one_granule() {
 
 #[test]
 fn single_pages_bring_nothing() {
-    for name in BuiltIn::NAMES {
+    for name in BuiltIn::ALL.map(BuiltIn::name) {
         let world = World::new(name);
         let mut page = 1;
         for _ in 0..2000 {
@@ -195,4 +195,39 @@ fn disturbed_strides_are_the_majoritys() {
     let faults = |name: &str| World::new(name).faults_of((0..400).flat_map(mix).flatten());
     let [none, stride, majority] = ["none", "stride", "majority"].map(faults);
     assert!(majority < none * 3 / 4 && majority < stride, "{none} faults, {stride} with strides, {majority} with the majority");
+}
+
+/// A choice that changes to and fro while a program goes on: what one prefetcher remembers is a hint to itself, and old by the time that it comes
+/// back. Whatever lies in the notes of granules is borne too.
+#[test]
+fn any_of_them_may_follow_any_other() {
+    let mut rng = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        rng ^= rng << 13;
+        rng ^= rng >> 7;
+        rng ^= rng << 17;
+        rng
+    };
+    for _ in 0..200 {
+        let world = World::new("none");
+        world.notes.iter().flatten().for_each(|note| note.store(next() & next(), Ordering::Relaxed));
+        let (mut page, pages) = (0, (GRANULES * GRANULE_PAGES) as u64);
+        for _ in 0..2000 {
+            if next().is_multiple_of(16) {
+                world.prefetcher.choose(BuiltIn::ALL[next() as usize % 4]);
+                page = next() % pages;
+            }
+            page = [page + 1, page.wrapping_sub(1), page + 7, page][next() as usize % 4] % pages;
+            world.resident.borrow_mut().remove(&(next() % pages));
+            world.touch(page, next() as usize % 4);
+        }
+    }
+    // One that is chosen again goes on as it would have.
+    let world = World::new("stride");
+    world.faults_of((0..30).map(|n| 15_000 + 3 * n));
+    world.prefetcher.choose(BuiltIn::None);
+    let (faults, asked) = (world.faults_of((0..100).map(|n| 25_000 + n)), world.asked.get());
+    assert_eq!(faults, 100);
+    world.prefetcher.choose(BuiltIn::Stride);
+    assert!(world.faults_of((30..130).map(|n| 15_000 + 3 * n)) < 10 && world.asked.get() > asked);
 }

@@ -125,6 +125,8 @@ impl Target for Runtime {
             program: self.program.clone(),
             pid: farshore_sys::raw::getpid(),
             fault_mode: self.options.fault.to_string(),
+            policy: engine.policy.evict().name().to_owned(),
+            prefetcher: engine.policy.prefetch().name().to_owned(),
             uptime_ns: engine.clock.now_ns().saturating_sub(self.started_ns),
             memory_limit_bytes: family::limit(self),
             managed_bytes: engine.stats.managed() * 4096,
@@ -209,6 +211,8 @@ impl Target for Runtime {
         match setting {
             Setting::AddSwap(spec) => self.add_swap(spec),
             Setting::RemoveSwap(spec) => self.remove_swap(spec),
+            Setting::Policy(name) => self.choose_policy(&name).map(|()| Set::Done),
+            Setting::Prefetch(name) => self.choose_prefetcher(&name).map(|()| Set::Done),
             Setting::Pace(knob, number) => self.set_pace(knob, number).map(|()| Set::Done),
             Setting::Memory(size) => family::set_limit(self, size.bytes())
                 .unwrap_or_else(|| self.engine.set_memory_limit(size.bytes()))

@@ -15,13 +15,12 @@ use crate::family;
 use crate::ground::changes::{Asked, State, What};
 use crate::ground::runtime::{Runtime, locked};
 use crate::ground::{own_threads, report, thread};
+use farshore_config::SwapSpec;
 use farshore_config::control::{Change, Set};
-use farshore_config::{Options, SwapSpec};
 use farshore_core::page::PageRange;
 use farshore_core::seams::{IoError, Spaces as _};
 use farshore_engine::drain::{Drained, Host, NoDrain};
 use farshore_engine::health::Usage;
-use farshore_net::calls::follow;
 
 impl Runtime {
     /// Spaces that are there for something, with what they were made from.
@@ -173,7 +172,7 @@ impl Here {
     fn note_change(&self) {
         let runtime = self.0;
         runtime.note_own_fds();
-        follow::renew(&Options { swap: runtime.swap_now().0, family: family::handed(), ..runtime.options.clone() });
+        runtime.tell_successors();
     }
 
     fn name(&self, space: usize) -> String {

@@ -49,10 +49,9 @@ pub fn open_uffd(options: &Options) -> Result<Uffd, String> {
 pub fn policy(options: &Options) -> Result<Chosen, String> {
     let unknown = |what: &str, name: &str| format!("--{what} {name}: there is no such {what}");
     let (policy, prefetcher) = (&options.policy.name, &options.prefetch.name);
-    Ok(Chosen {
-        evict: BuiltIn::named(policy).ok_or_else(|| unknown("policy", policy))?,
-        prefetch: prefetch::BuiltIn::named(prefetcher).ok_or_else(|| unknown("prefetch", prefetcher))?,
-    })
+    let evict = BuiltIn::named(policy).ok_or_else(|| unknown("policy", policy))?;
+    let prefetch = prefetch::BuiltIn::named(prefetcher).ok_or_else(|| unknown("prefetch", prefetcher))?;
+    Ok(Chosen::new(evict, prefetch))
 }
 
 /// Memory for the stages of an engine of this shape.

@@ -15,7 +15,7 @@
 //! pages are in the parent's slots, which are read-only for both and held as long as the child, or a fork of it, lives
 //! ([`crate::family`]).
 
-use crate::control::policies;
+use crate::control::{chosen, policies};
 use crate::family::{self, Child};
 use crate::ground::own_threads::knock;
 use crate::ground::report;
@@ -103,6 +103,7 @@ pub fn before(flags: u64) -> i64 {
             signal::sigprocmask(How::Set, SigSet::ALL);
             signals::hold();
             thread::hold_records();
+            chosen::hold();
             crate::ground::HEAP.acquire();
             0
         }
@@ -130,6 +131,7 @@ pub fn parent_after(result: i64) {
         report::abort(format_args!("bug: a fork ends that was not begun"))
     };
     crate::ground::HEAP.release();
+    chosen::let_go();
     drop(kept);
     thread::let_records_go();
     signals::let_go();
@@ -147,6 +149,7 @@ pub fn child_started() {
     };
     FORKING.store(gettid(), Ordering::Relaxed);
     crate::ground::HEAP.release();
+    chosen::let_go();
     asynchronous::begin_child();
     thread::others_are_gone();
     unithreads::forget();
@@ -203,9 +206,8 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>, kept
     // SAFETY: the parent's copy is not used in this process from here on, and not dropped.
     let base: &'static AnyBackend = Box::leak(Box::new(unsafe { core::ptr::read(&raw const old.backend) }));
     base.forked(!own_files);
-    let mut options = parents.options.clone();
-    let capacities;
-    (options.swap, capacities) = parents.swap_now();
+    let options = parents.options_now();
+    let capacities = parents.swap_now().1;
     let open = own_space(&options, parents.faults.clone());
     let backend = AnyBackend::Layered(Box::new(Layered::new(base, first_own, capacities, open)));
     if own_files {
@@ -217,7 +219,7 @@ fn adopt(parents: &'static Runtime, own_files: bool, listener: Option<i32>, kept
             shape,
             kernel,
             backend,
-            parts::policy(&parents.options)?,
+            parts::policy(&options)?,
             MonotonicClock::new(),
             KernelFutex,
             parts::staging(shape)?,

@@ -4,6 +4,7 @@
 use super::structured;
 use farshore_config::control::{Change, Conversation, Set, Setting, Target};
 use farshore_config::stats::Stats;
+use farshore_config::{POLICIES, PREFETCHERS};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use std::sync::{LazyLock, Mutex};
@@ -29,7 +30,7 @@ impl Target for Program {
         // A space comes as the change of as many bytes as its spec has.
         Setting::read(key, value).map(|setting| match setting {
             Setting::AddSwap(_) => Set::Begun(value.len() as u64),
-            Setting::Memory(_) | Setting::RemoveSwap(_) | Setting::Pace(..) => Set::Done,
+            _ => Set::Done,
         })
     }
     fn change(&self, id: u64) -> Result<Change, String> {
@@ -79,6 +80,7 @@ const PIECES: &[&str] = &[
     ",",
     "}",
     "{\"op\":\"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+    "{\"op\":\"set\",\"key\":\"prefetch\",\"value\":\"lru\"}\n",
 ];
 
 /// Sends the input, or the pieces that it says, cut in several ways.
@@ -187,6 +189,8 @@ fn setting(key: &str, value: &str) -> Answer {
         "memory" if size(value) => Answer::Done,
         "swap+" if is_spec => Answer::Begun(value.len() as u64),
         "swap-" if is_spec => Answer::Done,
+        "policy" if POLICIES.iter().any(|(name, _)| *name == value.trim()) => Answer::Done,
+        "prefetch" if PREFETCHERS.iter().any(|(name, _)| *name == value.trim()) => Answer::Done,
         _ => Answer::Error,
     }
 }
