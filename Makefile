@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check policies-table unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -42,6 +42,9 @@ test-long: setup ## the same with the whole of other people's suites and ten min
 
 test-fast: setup ## formatting, clippy, unit tests and simulation
 	python3 tools/test.py $(FAST) $(ARGS)
+
+policies-table: ## replacement policies over the same traces, against the optimum (docs/src/guide/replacement.md)
+	cargo run --release -p farshore-replay
 
 check: ## formatting, and clippy with warnings as errors
 	cargo fmt --all --check

@@ -1,0 +1,175 @@
+//! The engine that ships (`farshore_engine`), with its own policies (`farshore_policy`), on one thread and over memory and swap space that are
+//! pretended.
+//!
+//! It is driven as the library drives it: a touch of an absent page is a fault; the evictor works when frames are short; threads that read ahead are asked
+//! after each fault. The limit is what the library's would be, so stages and spare frames are part of it. All pages hold zeros: who gets which bytes
+//! is for the simulator to prove. Time stands still, so the pace stays what it is at the start.
+
+use crate::{Access, Trace};
+use farshore_core::limits::{GRANULE_PAGES, PAGE_SIZE};
+use farshore_core::page::{Access as How, Page, PageRange};
+use farshore_core::seams::{
+    Backend, Clock, IoError, Kernel, KernelError, MemoryBudget, PIECE_MAX, PageBuf, Protect, Reads, Spaces, World, WriteQueue,
+};
+use farshore_core::sync::{AtomicU32, Futex};
+use farshore_core::word::{Slot, State};
+use farshore_engine::evict::pipeline::{Evictor, Progress};
+use farshore_engine::fault::resolve::Resolved;
+use farshore_engine::stats::{Count, FaultKind};
+use farshore_engine::{Engine, Nodes, Shape};
+use farshore_policy::{BuiltIn, Chosen, prefetch};
+use std::sync::atomic::AtomicBool;
+
+const FIRST: u64 = 1 << 20;
+
+/// Page tables, swap space, clock: all that the engine stands on.
+struct Pretended;
+
+impl Kernel for Pretended {
+    fn map(&self, _: Page, _: &PageBuf, _: Protect) -> Result<(), KernelError> {
+        Ok(())
+    }
+    fn map_zeros(&self, _: Page, count: u64) -> Result<u64, KernelError> {
+        Ok(count)
+    }
+    fn protect(&self, _: PageRange) -> Result<(), KernelError> {
+        Ok(())
+    }
+    fn unprotect(&self, _: Page) -> Result<(), KernelError> {
+        Ok(())
+    }
+    fn copy_out(&self, _: Page, into: &mut PageBuf, _: bool) -> Result<(), KernelError> {
+        *into = PageBuf::ZERO;
+        Ok(())
+    }
+    fn unmap(&self, _: &[Page]) -> Result<(), (usize, KernelError)> {
+        Ok(())
+    }
+    fn current_thread(&self) -> u64 {
+        1
+    }
+}
+
+impl Backend for Pretended {
+    type Queue = Queue;
+    fn queue(&self, _depth: u32) -> Result<Queue, IoError> {
+        Ok(Queue(Vec::new()))
+    }
+}
+
+impl Reads for Pretended {
+    fn read(&self, _: Slot, into: &mut PageBuf) -> Result<(), IoError> {
+        *into = PageBuf::ZERO;
+        Ok(())
+    }
+}
+
+impl Spaces for Pretended {
+    fn capacity(&self) -> Option<u64> {
+        None
+    }
+    fn name(&self) -> &str {
+        "pretended"
+    }
+    fn spaces(&self) -> usize {
+        1
+    }
+    fn capacity_of(&self, _: usize) -> Option<u64> {
+        None
+    }
+    fn name_of(&self, _: Slot) -> &str {
+        "pretended"
+    }
+}
+
+impl MemoryBudget for Pretended {}
+
+/// Writes are done at once.
+struct Queue(Vec<u64>);
+
+impl WriteQueue for Queue {
+    unsafe fn start_write(&mut self, _: Slot, _: *const PageBuf, _: u32, tag: u64) -> Result<(), ()> {
+        self.0.push(tag);
+        Ok(())
+    }
+    fn reap(&mut self, _: bool, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.0.drain(..).for_each(|tag| done(tag, Ok(())));
+    }
+    fn reap_within(&mut self, _: u64, done: &mut dyn FnMut(u64, Result<(), IoError>)) {
+        self.reap(true, done);
+    }
+    fn in_flight(&self) -> u32 {
+        self.0.len() as u32
+    }
+}
+
+impl Clock for Pretended {
+    fn now_ns(&self) -> u64 {
+        1
+    }
+}
+
+impl Futex for Pretended {
+    fn wait(&self, _: &AtomicU32, _: u32) {
+        panic!("there is one thread, and it waits");
+    }
+    fn wait_for(&self, word: &AtomicU32, expected: u32, _: u64) {
+        self.wait(word, expected);
+    }
+    fn wake_all(&self, _: &AtomicU32) {}
+}
+
+impl World for Pretended {
+    type Kernel = Pretended;
+    type Backend = Pretended;
+    type Policy = Chosen;
+    type Clock = Pretended;
+    type Futex = Pretended;
+}
+
+/// What the engine has read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Read {
+    /// Pages, whether a fault asked for them or not.
+    pub pages: u64,
+    /// Faults that had to read.
+    pub faults: u64,
+}
+
+/// What the engine reads in this trace with a limit of so many pages.
+pub fn reads(trace: &Trace, limit: usize, policy: BuiltIn, prefetcher: prefetch::BuiltIn) -> Read {
+    let memory = (limit * PAGE_SIZE) as u64;
+    let shape = Shape { memory, evictors: 1, cores: 1, nodes: Nodes::ONE, wanted: Default::default() };
+    let mut staging = vec![PageBuf::ZERO; shape.sizes().stages as usize];
+    let chosen = Chosen::new(policy, prefetcher);
+    // SAFETY: `staging` is that many pages, nobody else's, and dropped after the engine.
+    let engine: Engine<Pretended> =
+        unsafe { Engine::new(shape, Pretended, Pretended, chosen, Pretended, Pretended, staging.as_mut_ptr()) };
+    let pages = u64::from(trace.pages).next_multiple_of(GRANULE_PAGES as u64);
+    engine.manage(PageRange { start: Page(FIRST), end: Page(FIRST + pages) });
+    engine.allow_readers(1);
+    let mut evictor = Evictor::new(0, &engine).expect("the queue is pretended");
+    let mut buffer = vec![PageBuf::ZERO; PIECE_MAX as usize + 1];
+    let over = AtomicBool::new(true);
+    for &Access { page, .. } in &trace.accesses {
+        let page = Page(FIRST + u64::from(page));
+        let granule = engine.table.granule(page.granule()).expect("it is managed");
+        let state = granule.words[page.index_in_granule()].load().state();
+        if state == State::Resident {
+            continue;
+        }
+        let how = if state == State::Untouched { How::Write } else { How::Read };
+        if engine.is_short() {
+            while evictor.step() == Progress::Worked {}
+        }
+        assert_eq!(engine.resolve(page, how, false, 0, &mut buffer), Ok(Resolved::Done));
+        engine.read_ahead(0, &mut buffer, &over);
+    }
+    while !evictor.settle() {}
+    assert_eq!(engine.stats.total(Count::IoErrors), 0);
+    let read = Read { pages: engine.stats.total(Count::PagesIn), faults: engine.stats.faults(FaultKind::Fetch) };
+    drop(evictor);
+    drop(engine);
+    drop(staging);
+    read
+}
