@@ -3,8 +3,10 @@
 use farshore_policy::{BuiltIn, prefetch};
 use farshore_replay::{Trace, engine, optimum, policies, reads, work};
 
-/// Rows of the engine that ships.
-const OURS: [(&str, BuiltIn, prefetch::BuiltIn, fn(engine::Read) -> u64); 4] = [
+/// A row of the engine that ships: its name, the two that it is to use, and what is counted.
+type Ours = (&'static str, BuiltIn, prefetch::BuiltIn, fn(engine::Read) -> u64);
+
+const OURS: [Ours; 4] = [
     ("**Farshore's default**", BuiltIn::SecondChance, prefetch::BuiltIn::Sequential, |read| read.pages),
     ("the same, faults alone", BuiltIn::SecondChance, prefetch::BuiltIn::Sequential, |read| read.faults),
     ("Farshore, `--prefetch none`", BuiltIn::SecondChance, prefetch::BuiltIn::None, |read| read.pages),
