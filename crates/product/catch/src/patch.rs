@@ -259,11 +259,6 @@ pub fn numbers_before(sites: &[u64]) -> Vec<Option<u64>> {
     sites.iter().map(|&site| number(site)).collect()
 }
 
-/// Prepares what [`number_before`] needs, so that several threads may call it at a time, in handlers of signals.
-pub fn prepare_numbers() {
-    farshore_sites::prepare_decoder();
-}
-
 /// Whether code may make one of these calls by an instruction of its own, in all that is mapped executable from files but the patched ones (`names`) and us.
 pub fn others_may_call(maps: &Maps, names: &[&str], wanted: &dyn Fn(u64) -> bool) -> bool {
     maps.others(names, stubs::start()).iter().any(|image| image.as_ref().is_none_or(|image| may_call(image, wanted)))

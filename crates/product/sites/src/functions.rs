@@ -1,9 +1,9 @@
 //! Where functions begin and end: `.eh_frame_hdr` and `.eh_frame`.
 
 use crate::SYSCALL;
+use crate::decode::Instructions;
 use crate::image::{Memory, Text};
 use crate::search::each_syscall;
-use iced_x86::{Decoder, DecoderOptions};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -95,9 +95,8 @@ impl<'a> Functions<'a> {
         }
         let end = rows.get(next).map_or(at, begins).max(at + 1);
         let Some(bytes) = text.slice(&(start..end)) else { return false };
-        let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
-        let around = decoder.iter().find(|instruction| instruction.is_invalid() || instruction.next_ip() > at);
-        around.is_some_and(|instruction| !instruction.is_invalid() && instruction.ip() != at)
+        let around = Instructions::new(bytes, start).find(|instruction| instruction.is_none_or(|known| known.next_ip() > at));
+        around.flatten().is_some_and(|instruction| instruction.ip != at)
     }
 }
 
@@ -148,9 +147,4 @@ pub(crate) fn plain_entry(memory: &Memory<'_, '_>, entry: u64, start: u64) -> Op
         }
     }
     None
-}
-
-/// Makes the tables that decoding needs, so that no two threads wait for each other to make them.
-pub fn prepare_decoder() {
-    let _ = Decoder::new(64, &[0x90], DecoderOptions::NONE).decode();
 }

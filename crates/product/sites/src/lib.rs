@@ -6,7 +6,7 @@
 //!
 //! The library's build script plans for the libc of the machine that builds ([`installed`]), and puts the result into the library: a
 //! [`Table`](table::Table), in which a plan is found by the image's build id. A library that meets another libc plans by itself, when a program starts, which takes
-//! some 2 ms. Both run [`Plan::of`], so both come to the same windows.
+//! a millisecond or two. Both run [`Plan::of`], so both come to the same windows.
 //!
 //! # What must hold
 //!
@@ -14,7 +14,7 @@
 //!
 //! 1. **Instructions are instructions.** Only functions that `.eh_frame` names are decoded (of programs without its table, those of [`listed`]), each from its first byte, up to the next one where
 //!    the call lies behind what the description covers (`clone`).
-//!    One invalid instruction, and the function is left alone. So data in text is never taken for code.
+//!    One instruction that is invalid, or not known here ([`decode`]), and the function is left alone. So data in text is never taken for code.
 //! 2. **Nobody jumps into a window.** The jumps of the decoded functions are known. The rest of the text is searched for
 //!    direct jumps and calls at every byte offset, also where no instruction begins: that finds too many, never too few. What is found in
 //!    a function that can be decoded is one if an instruction begins there. A window into whose inside one leads is dropped. A function with an indirect jump (a `switch` table) is left alone:
@@ -27,6 +27,7 @@
 //!    ([`Image::agrees_with`]). A program's own build id stands for the rest of its text, as it does for debuggers.
 #![forbid(unsafe_code)]
 
+pub mod decode;
 mod functions;
 mod image;
 pub mod installed;
@@ -37,7 +38,6 @@ mod search;
 pub mod table;
 mod window;
 
-pub use functions::prepare_decoder;
 pub use image::{Image, Part, section};
 pub use plan::{Left, Plan};
 pub use search::has_syscalls;

@@ -1,13 +1,13 @@
 //! Which windows are used in an image, and which sites are left alone.
 
+use crate::decode::{Flow, Instruction, Instructions, Kind};
 use crate::functions::Functions;
 use crate::image::{Image, Text};
 use crate::listed;
 use crate::numbers::{number_of, sets_sigreturn};
-use crate::search::targets_inside;
+use crate::search::{Target, targets_inside};
 use crate::window::{WINDOW_MOST, Window};
 use crate::{ANY_NUMBER, JUMP_LENGTH};
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use std::ops::Range;
 
 /// Why a site is left alone.
@@ -84,11 +84,14 @@ impl Plan {
             }
         }
         let targets = if searched {
-            targets_inside(text, &mut code, |at| functions.is_inside_instruction(text, at))
+            targets_inside(text, &mut code)
         } else {
-            code.targets.sort_unstable();
-            std::mem::take(&mut code.targets)
+            let mut targets: Vec<Target> = code.targets.iter().map(|&to| Target { to, from: None }).collect();
+            targets.sort_unstable();
+            targets
         };
+        // Whether there is a jump at all is asked last: the function that the bytes are in has to be decoded for that.
+        let is_one = |target: &Target| target.from.is_none_or(|from| !functions.is_inside_instruction(text, from));
         let first = self.windows.len();
         for site in &code.sites {
             if let Some(reason) = site.left {
@@ -96,11 +99,11 @@ impl Plan {
                 continue;
             }
             let is_free = |choice: &&Choice| {
-                let hit = targets.partition_point(|&target| target < choice.inside().start);
-                let jumped_into = targets.get(hit).is_some_and(|target| choice.inside().contains(target));
+                let hit = targets.partition_point(|target| target.to < choice.inside().start);
+                let mut into = targets[hit..].iter().take_while(|target| target.to < choice.inside().end);
                 // Sites of one function come in order, and functions do not overlap; so only the last can be in the way.
                 let overlaps = |other: &Window| other.range.start < choice.range.end && choice.range.start < other.range.end;
-                !jumped_into && !self.windows[first..].iter().rev().take(4).any(overlaps)
+                !into.any(is_one) && !self.windows[first..].iter().rev().take(4).any(overlaps)
             };
             let window = code.choices[site.choices.clone()]
                 .iter()
@@ -142,9 +145,13 @@ impl Image<'_> {
         let functions = self.functions()?;
         let function = functions.all.iter().find(|function| function.start < site && site <= function.end)?;
         let bytes = self.memory().bytes(function.start, function.end - function.start)?;
-        let instructions: Vec<Instruction> = Decoder::with_ip(64, bytes, function.start, DecoderOptions::NONE).iter().collect();
-        let at = instructions.iter().position(|i| i.next_ip() == site && i.mnemonic() == Mnemonic::Syscall)?;
-        number_of(&instructions, at, &[])
+        let mut starts = Vec::new();
+        let mut all = Instructions::new(bytes, function.start).map_while(|instruction| instruction);
+        let at = all.position(|instruction| {
+            starts.push((instruction.ip - function.start) as u32);
+            instruction.next_ip() == site && instruction.kind() == Kind::Syscall
+        })?;
+        number_of(&Function { start: function.start, bytes, starts: &starts }, at, &[])
     }
 }
 
@@ -179,8 +186,9 @@ pub(crate) struct Code {
     /// Functions that were decoded, in order, and the targets of all jumps and calls in them.
     pub(crate) decoded: Vec<Range<u64>>,
     pub(crate) targets: Vec<u64>,
-    /// Those of the function that is being read.
-    instructions: Vec<Instruction>,
+    /// Where the instructions of the function begin that is being read, and which of them are calls.
+    starts: Vec<u32>,
+    calls: Vec<usize>,
 }
 
 /// How many instructions before and after the `syscall`, the best first.
@@ -189,56 +197,93 @@ const SHAPES: [(usize, usize); 9] = [(0, 1), (1, 0), (0, 2), (1, 1), (2, 0), (0,
 impl Code {
     /// Adds the sites of a function. False: it cannot be read.
     fn read_function(&mut self, function: &Range<u64>, bytes: &[u8]) -> bool {
-        let mut decoder = Decoder::with_ip(64, bytes, function.start, DecoderOptions::NONE);
-        let instructions = &mut self.instructions;
-        instructions.clear();
-        instructions.extend(decoder.iter());
-        if instructions.iter().any(Instruction::is_invalid) {
-            return false;
+        let Code { starts, calls, targets, .. } = self;
+        (starts.clear(), calls.clear());
+        let first_target = targets.len();
+        let mut is_indirect = false;
+        // Of each instruction little is needed, and most of it never leaves the registers. What is around a call is decoded again.
+        for instruction in Instructions::new(bytes, function.start) {
+            let Some(instruction) = instruction else {
+                targets.truncate(first_target);
+                return false;
+            };
+            if instruction.leads() {
+                match instruction.flow() {
+                    Flow::Indirect => is_indirect = true,
+                    Flow::Call if instruction.kind() == Kind::Syscall => calls.push(starts.len()),
+                    _ => targets.extend(instruction.target()),
+                }
+            }
+            starts.push((instruction.ip - function.start) as u32);
         }
         self.decoded.push(function.clone());
-        let direct = instructions.iter().filter(|i| matches!(i.op0_kind(), OpKind::NearBranch64 | OpKind::NearBranch32));
-        let first_target = self.targets.len();
-        self.targets.extend(direct.map(Instruction::near_branch_target));
-        let calls = (0..instructions.len()).filter(|&index| instructions[index].mnemonic() == Mnemonic::Syscall);
-        let is_indirect = instructions.iter().any(|instruction| instruction.flow_control() == FlowControl::IndirectBranch);
-        for call in calls {
-            if sets_sigreturn(&instructions[..call]) {
+        let all = Function { start: function.start, bytes, starts };
+        for &call in &*calls {
+            if sets_sigreturn(&all, call) {
                 self.restorers += 1;
                 continue;
             }
-            let number = number_of(instructions, call, &self.targets[first_target..]).unwrap_or(ANY_NUMBER);
+            let number = number_of(&all, call, &targets[first_target..]).unwrap_or(ANY_NUMBER);
             let first = self.choices.len();
             if !is_indirect {
-                self.choices.extend(SHAPES.iter().filter_map(|&shape| choice(instructions, call, shape)));
+                self.choices.extend(SHAPES.iter().filter_map(|&shape| choice(&all, call, shape)));
             }
             let left = is_indirect.then_some(Left::Indirect);
-            self.sites.push(Site { end: instructions[call].next_ip(), number, left, choices: first..self.choices.len() });
+            self.sites.push(Site { end: all.end_of(call), number, left, choices: first..self.choices.len() });
         }
         true
     }
 }
 
+/// A function whose instructions are all known.
+pub(crate) struct Function<'a> {
+    start: u64,
+    bytes: &'a [u8],
+    /// Where each instruction begins.
+    starts: &'a [u32],
+}
+
+impl<'a> Function<'a> {
+    /// The instruction with this number.
+    pub(crate) fn get(&self, index: usize) -> Option<Instruction> {
+        let at = *self.starts.get(index)?;
+        Instruction::decode(self.bytes.get(at as usize..)?, self.start + u64::from(at))
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Instruction> + use<'a> {
+        Instructions::new(self.bytes, self.start).map_while(|instruction| instruction)
+    }
+
+    fn start_of(&self, index: usize) -> u64 {
+        self.start + u64::from(self.starts[index])
+    }
+
+    fn end_of(&self, index: usize) -> u64 {
+        self.start + self.starts.get(index + 1).map_or(self.bytes.len() as u64, |&next| next.into())
+    }
+}
+
 /// The window of this shape, if its length is right and all in it can be moved.
-fn choice(instructions: &[Instruction], call: usize, (before, after): (usize, usize)) -> Option<Choice> {
-    let first = call.checked_sub(before)?;
-    let before = &instructions[first..call];
-    let after = instructions.get(call + 1..=call + after)?;
-    let end = after.last().unwrap_or(&instructions[call]).next_ip();
-    let range = instructions[first].ip()..end;
+fn choice(function: &Function<'_>, call: usize, (before, after): (usize, usize)) -> Option<Choice> {
+    let (first, last) = (call.checked_sub(before)?, call + after);
+    if last >= function.starts.len() {
+        return None;
+    }
+    let range = function.start_of(first)..function.end_of(last);
     let fits = (JUMP_LENGTH as u64..=WINDOW_MOST as u64).contains(&(range.end - range.start));
-    (fits && before.iter().chain(after).all(is_movable)).then_some(Choice { range })
+    let mut others = (first..call).chain(call + 1..=last);
+    (fits && others.all(|index| function.get(index).is_some_and(|other| is_movable(&other)))).then_some(Choice { range })
 }
 
 fn is_movable(instruction: &Instruction) -> bool {
-    let changes_rsp = instruction.is_stack_instruction()
-        || instruction.op0_kind() == OpKind::Register && instruction.op0_register().full_register() == Register::RSP
-        || instruction.mnemonic() == Mnemonic::Xchg && instruction.op1_register().full_register() == Register::RSP;
-    instruction.flow_control() == FlowControl::Next
-        && !changes_rsp
+    const RSP: Option<u8> = Some(4);
+    instruction.flow() == Flow::Next
+        && instruction.first_register() != RSP
+        && (instruction.kind() != Kind::Exchange || instruction.exchanged() != RSP)
         // Relative to the lower half of `rip`: too near to anything.
-        && instruction.memory_base() != Register::EIP
-        && !matches!(instruction.mnemonic(), Mnemonic::Endbr64 | Mnemonic::Endbr32 | Mnemonic::Syscall)
+        && !instruction.is_relative_to_half()
+        && !matches!(instruction.kind(), Kind::Push | Kind::Pop | Kind::Stack | Kind::Landing | Kind::Syscall)
 }
 
 #[cfg(test)]

@@ -5,19 +5,29 @@ use crate::image::Text;
 use crate::plan::Code;
 use std::ops::Range;
 
-/// Addresses inside of the windows that a direct jump or call may lead to, sorted. `is_none`: surely no instruction begins at an address.
-pub(crate) fn targets_inside(text: &Text<'_>, code: &mut Code, is_none: impl Fn(u64) -> bool) -> Vec<u64> {
+/// Where a direct jump or call may lead.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Target {
+    /// To this address.
+    pub(crate) to: u64,
+    /// From this one, if it is one at all: bytes outside of the functions that were decoded. `None`: it is one.
+    pub(crate) from: Option<u64>,
+}
+
+/// What leads, or may lead, into a window, sorted.
+pub(crate) fn targets_inside(text: &Text<'_>, code: &mut Code) -> Vec<Target> {
     let spans = Spans::of(text, code);
     let decoded = |at: usize| {
         let address = text.start + at as u64;
         let next = code.decoded.partition_point(|function| function.start <= address);
         next > 0 && code.decoded[next - 1].contains(&address)
     };
-    let mut targets = std::mem::take(&mut code.targets);
-    targets.retain(|target| target.checked_sub(text.start).is_some_and(|at| spans.contain(at as usize)));
+    let is_inside = |target: &u64| target.checked_sub(text.start).is_some_and(|at| spans.contain(at as usize));
+    let mut targets: Vec<Target> =
+        code.targets.iter().filter(|target| is_inside(target)).map(|&to| Target { to, from: None }).collect();
     let mut check = |at: usize, target: usize| {
-        if spans.contain(target) && !decoded(at) && !is_none(text.start + at as u64) {
-            targets.push(text.start + target as u64);
+        if spans.contain(target) && !decoded(at) {
+            targets.push(Target { to: text.start + target as u64, from: Some(text.start + at as u64) });
         }
     };
     far_jumps(text.bytes, &mut check);
@@ -85,19 +95,15 @@ pub(crate) fn each_syscall(bytes: &[u8], found: impl FnMut(usize)) {
 
 /// All that could be a call, a jump or an `xbegin` with four bytes of distance.
 pub(crate) fn far_jumps(bytes: &[u8], check: &mut impl FnMut(usize, usize)) {
-    let mut far = |at: usize, distance: usize| {
+    let opens =
+        |here: u8, next: u8| (here & 0xfe == 0xe8) | ((here == 0x0f) & (next & 0xf0 == 0x80)) | ((here == 0xc7) & (next == 0xf8));
+    each_match(bytes, opens, |at| {
+        // A call or a jump has an opcode of one byte, the others two.
+        let distance = at + 2 - usize::from(bytes[at] & 0xfe == 0xe8);
         if let Some(&[a, b, c, d]) = bytes.get(distance..distance + 4) {
             check(at, (distance + 4).wrapping_add_signed(i32::from_le_bytes([a, b, c, d]) as isize));
         }
-    };
-    let consider = |at: usize| match (bytes[at], bytes.get(at + 1)) {
-        (0xe8 | 0xe9, _) => far(at, at + 1),
-        (0x0f, Some(0x80..=0x8f)) | (0xc7, Some(0xf8)) => far(at, at + 2),
-        _ => {}
-    };
-    let opens =
-        |here: u8, next: u8| (here & 0xfe == 0xe8) | ((here == 0x0f) & (next & 0xf0 == 0x80)) | ((here == 0xc7) & (next == 0xf8));
-    each_match(bytes, opens, consider);
+    });
 }
 
 /// All that could be a short jump, a `loop` or a `jrcxz`.
@@ -114,16 +120,22 @@ pub(crate) fn short_jumps(bytes: &[u8], sources: Range<usize>, check: &mut impl 
 
 /// Bytes that are looked at together: a bit each of a word.
 const BLOCK: usize = 64;
+/// Hits that are put aside, but for those of one block.
+const ASIDE: usize = 256;
 
 /// Calls `found` for each offset at which `opens` finds what it looks for; it sees a byte and the one that follows. The compiler makes vectors of
-/// the first loop, so `opens` must not branch (`|` and `&`, not `||` and `&&`). Hits, which come at random, are taken from
-/// a word with many of them, since the processor guesses wrong at the end of each word.
+/// the first loop, so `opens` must not branch (`|` and `&`, not `||` and `&&`). Hits come at random, and the processor would guess wrong at the
+/// end of each block's. So they are put aside first, four of a block at least, and taken from there in one loop.
 #[inline(always)]
 pub(crate) fn each_match(bytes: &[u8], opens: impl Fn(u8, u8) -> bool, mut found: impl FnMut(usize)) {
     let hits = |block: &[u8; BLOCK + 1]| {
         let mut marks = [0_u8; BLOCK];
         for at in 0..BLOCK {
             marks[at] = u8::from(opens(block[at], block[at + 1]));
+        }
+        // Nothing, mostly, where calls are looked for.
+        if marks.iter().fold(0, |any, mark| any | mark) == 0 {
+            return 0;
         }
         let (eights, _) = marks.as_chunks::<8>();
         eights.iter().enumerate().fold(0_u64, |hits, (index, eight)| {
@@ -132,15 +144,31 @@ pub(crate) fn each_match(bytes: &[u8], opens: impl Fn(u8, u8) -> bool, mut found
             hits | bits << (index * 8)
         })
     };
-    let mut each = |at: usize, mut hits: u64| {
+    let (mut aside, mut count) = ([0_usize; ASIDE + BLOCK], 0);
+    let mut put = |at: usize, mut hits: u64| {
+        if hits == 0 {
+            return;
+        }
+        let first = count;
+        count += hits.count_ones() as usize;
+        for place in &mut aside[first..first + 4] {
+            *place = at + hits.trailing_zeros() as usize;
+            hits &= hits.wrapping_sub(1);
+        }
+        let mut next = first + 4;
         while hits != 0 {
-            found(at + hits.trailing_zeros() as usize);
+            aside[next] = at + hits.trailing_zeros() as usize;
             hits &= hits - 1;
+            next += 1;
+        }
+        if count >= ASIDE - 4 {
+            aside[..count].iter().for_each(|&at| found(at));
+            count = 0;
         }
     };
     let mut at = 0;
     while let Some(block) = bytes.get(at..).and_then(|rest| rest.first_chunk()) {
-        each(at, hits(block));
+        put(at, hits(block));
         at += BLOCK;
     }
     // What is left has 64 bytes at most; behind it are zeros, which are nobody's second byte.
@@ -148,7 +176,8 @@ pub(crate) fn each_match(bytes: &[u8], opens: impl Fn(u8, u8) -> bool, mut found
     let mut block = [0; BLOCK + 1];
     block[..rest.len()].copy_from_slice(rest);
     let valid = 1_u64.checked_shl(rest.len() as u32).map_or(u64::MAX, |bit| bit - 1);
-    each(at, hits(&block) & valid);
+    put(at, hits(&block) & valid);
+    aside[..count].iter().for_each(|&at| found(at));
 }
 
 #[cfg(test)]

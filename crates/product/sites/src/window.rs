@@ -1,7 +1,7 @@
 //! Whole instructions around a `syscall`, and how they are moved.
 
+use crate::decode::Instruction;
 use crate::{JUMP_LENGTH, SYSCALL};
-use iced_x86::{Decoder, DecoderOptions};
 use std::ops::Range;
 
 /// Bytes of the longest window. A stub has room for it (`catch/src/patch.rs`).
@@ -58,21 +58,18 @@ impl Window {
 
     /// The same, with the fix-ups that its instructions need.
     pub fn decoded(start: u64, bytes: &[u8], site: u64, number: u64) -> Option<Window> {
-        let mut decoder = Decoder::with_ip(64, bytes, start, DecoderOptions::NONE);
-        let mut fixups = Vec::new();
-        while decoder.can_decode() {
-            let first = decoder.position();
-            let instruction = decoder.decode();
-            if instruction.is_ip_rel_memory_operand() {
-                let offsets = decoder.get_constant_offsets(&instruction);
-                if offsets.displacement_size() != 4 {
-                    return None;
-                }
-                let at = first + offsets.displacement_offset();
-                fixups.push(Fixup { at: u8::try_from(at).ok()?, next: u8::try_from(decoder.position()).ok()? });
+        let (mut fixups, mut count) = ([Fixup::default(); OTHERS], 0);
+        let mut first = 0;
+        while first < bytes.len() {
+            let instruction = Instruction::decode(&bytes[first..], start + first as u64)?;
+            let next = first + instruction.length() as usize;
+            if let Some(at) = instruction.relative_at() {
+                *fixups.get_mut(count)? = Fixup { at: u8::try_from(first + at).ok()?, next: u8::try_from(next).ok()? };
+                count += 1;
             }
+            first = next;
         }
-        Window::new(start, bytes, site, number, &fixups)
+        Window::new(start, bytes, site, number, &fixups[..count])
     }
 
     /// The program's own bytes.

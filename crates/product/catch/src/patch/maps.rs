@@ -81,6 +81,11 @@ impl Maps {
         Maps(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// Line by line.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+
     /// All mappings of files. What the kernel has cut into neighbours with the same rights is one again: so is code of which
     /// somebody has written a page.
     fn mappings(&self) -> Vec<Mapping<'_>> {

@@ -324,7 +324,6 @@ extern "C" fn farshore_before_first_clone(call: &mut Call, mask: SigSet) -> i64 
     }
     if sleeping::state() != State::Refused && sleeping::may_have_threads() && is_plain_thread(call, mask) {
         sleeping::makes_thread();
-        patch::prepare_numbers();
         return if uninterrupted(thread::adopt_sleeper) { 0 } else { -i64::from(Errno::EAGAIN.0) };
     }
     signal::sigprocmask(How::Set, mask);
@@ -564,7 +563,7 @@ fn stand_up(sleeper: &Sleeper, mask: SigSet, stacks: &[u64]) -> Result<SigSet, S
             small.there().iter().for_each(|range| all.add(range.start, range.end));
         }
         runtime.space.with(|space| space.small = if add_up { Small::managed() } else { small.clone() });
-        memory::take_stock(runtime, &pagemap, all.iter(), stacks);
+        memory::take_stock(runtime, &pagemap, &mappings::mappings(), all.iter(), stacks);
     }
     text::catch_calls();
     start::look_after(runtime);

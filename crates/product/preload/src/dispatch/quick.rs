@@ -22,8 +22,8 @@ use farshore_catch::entry::{AGAIN, Answer, EINTR};
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_net::buffers::{Ticket, share};
 use farshore_net::calls::keepers;
+use farshore_sites::decode::{Flow, Instruction, Instructions, Kind};
 use farshore_sys::{by_thread, tls};
-use iced_x86::{Decoder, DecoderOptions, EncodingKind, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 /// `read`, `write`, `pread64`, `pwrite64`, `sendto`, `recvfrom`: descriptor, buffer, length.
 pub const NUMBERS: [u64; 6] = [0, 1, 17, 18, 44, 45];
@@ -212,40 +212,31 @@ pub fn check() -> Result<(), String> {
     let (start, stop) = (&raw const START as u64, &raw const STOP as u64);
     // SAFETY: the library's own text, between two symbols of the linker.
     let code = unsafe { core::slice::from_raw_parts(start as *const u8, (stop - start) as usize) };
-    let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
-    let mut instruction = Instruction::default();
-    while decoder.can_decode() {
-        decoder.decode_out(&mut instruction);
-        if !is_allowed(&instruction, start..stop) {
+    let mut at = 0;
+    for instruction in Instructions::new(code, start) {
+        let next = at + instruction.map_or(1, |known| known.length() as usize);
+        if !instruction.is_some_and(|known| is_allowed(&known, start..stop)) {
             // Not as text: the names of all instructions would be in the library, 80 KiB that the loader goes through at each start.
-            let at = (instruction.ip() - start) as usize;
-            return Err(format!("an instruction ({:02x?}) at byte {at} of the quick way", &code[at..decoder.position()]));
+            return Err(format!("an instruction ({:02x?}) at byte {at} of the quick way", &code[at..next]));
         }
+        at = next;
     }
     Ok(())
 }
 
-fn is_allowed(instruction: &Instruction, section: core::ops::Range<u64>) -> bool {
-    let stays = match instruction.flow_control() {
-        FlowControl::Next | FlowControl::Return => true,
-        FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => section.contains(&instruction.near_branch_target()),
-        FlowControl::Call => instruction.mnemonic() == Mnemonic::Syscall,
-        // `ud2`, where the compiler knows that nothing comes.
-        FlowControl::Exception => instruction.mnemonic() == Mnemonic::Ud2,
-        _ => false,
-    };
-    let register = |index| instruction.op_kind(index) != OpKind::Register || is_allowed_register(instruction.op_register(index));
-    stays
-        && !instruction.is_invalid()
-        && instruction.encoding() == EncodingKind::Legacy
-        && !instruction.is_string_instruction()
-        && !instruction.has_rep_prefix()
-        && (0..instruction.op_count()).all(register)
-}
+/// The highest vector register that the assembly saves.
+const SAVED: u8 = 3;
 
-/// General registers, and the four that the assembly saves.
-fn is_allowed_register(register: Register) -> bool {
-    register.is_gpr() || matches!(register, Register::XMM0 | Register::XMM1 | Register::XMM2 | Register::XMM3)
+fn is_allowed(instruction: &Instruction, section: core::ops::Range<u64>) -> bool {
+    let stays = match instruction.flow() {
+        Flow::Next | Flow::Return => true,
+        Flow::Conditional | Flow::Jump => instruction.target().is_some_and(|target| section.contains(&target)),
+        Flow::Call => instruction.kind() == Kind::Syscall,
+        // `ud2`, where the compiler knows that nothing comes.
+        Flow::Trap => instruction.kind() == Kind::Undefined,
+        Flow::Indirect => false,
+    };
+    stays && (instruction.is_general() || instruction.highest_vector().is_some_and(|highest| highest <= SAVED))
 }
 
 #[cfg(test)]
@@ -253,8 +244,7 @@ mod tests {
     use super::*;
 
     fn allowed(code: &[u8]) -> bool {
-        let instruction = Decoder::with_ip(64, code, 0x1000, DecoderOptions::NONE).decode();
-        is_allowed(&instruction, 0x1000..0x1100)
+        Instruction::decode(code, 0x1000).is_some_and(|instruction| is_allowed(&instruction, 0x1000..0x1100))
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::ground::own_threads::knock;
 use crate::ground::report;
 use crate::ground::runtime::{Parts, Runtime, Space, install};
 use crate::ground::small::Small;
-use crate::ground::{count, nodes, own_threads, parts, text, thread};
+use crate::ground::{count, mappings, nodes, own_threads, parts, text, thread};
 use crate::memory::{self, attributes, statics};
 use crate::{family, signals};
 use core::ops::Range;
@@ -132,7 +132,12 @@ fn start(begun: Begun, maps: &patch::Maps) -> Result<(), String> {
     enter(runtime, None)?;
     // A process whose user may not look at its page tables does without.
     if let (false, Ok(pagemap)) = (statics.is_empty(), Pagemap::open()) {
-        memory::take_stock(runtime, &pagemap, attributes::plain_parts(&statics).into_iter(), &[]);
+        // Nothing of a hosted program has run yet, and merging is off: its arrays are as the kernel has mapped them, without attributes.
+        let (plain, mappings) = match is_hosted() {
+            true => (statics, mappings::mappings_in(maps.text())),
+            false => (attributes::plain_parts(&statics), mappings::mappings()),
+        };
+        memory::take_stock(runtime, &pagemap, &mappings, plain.into_iter(), &[]);
     }
     text::catch_calls();
     look_after(runtime);

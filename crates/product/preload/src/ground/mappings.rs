@@ -42,6 +42,11 @@ pub fn mappings() -> Vec<Mapping> {
     text.split(|&b| b == b'\n').filter_map(|line| parse_mapping(core::str::from_utf8(line).ok()?)).collect()
 }
 
+/// The same by this text of `/proc/self/maps`.
+pub fn mappings_in(maps: &str) -> Vec<Mapping> {
+    maps.lines().filter_map(parse_mapping).collect()
+}
+
 fn parse_mapping(line: &str) -> Option<Mapping> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;

@@ -19,12 +19,13 @@ pub use runs::any_managed;
 
 use crate::ground::files;
 use crate::ground::lost::{self, Needed};
+use crate::ground::mappings::Mapping;
 use crate::ground::net::net;
 use crate::ground::ranges::without;
 use crate::ground::runtime::{Runtime, Space, locked};
 use crate::ground::small::{self, Small};
 use crate::ground::thread::Thread;
-use crate::ground::{mappings, own_threads, report, thread};
+use crate::ground::{own_threads, report, thread};
 use core::ops::Range;
 use farshore_config::Options;
 use farshore_core::limits::{GRANULE_PAGES, PAGE_SIZE};
@@ -186,10 +187,15 @@ fn adopt(runtime: &Runtime, range: PageRange) -> bool {
 }
 
 /// Takes over what is mapped already: what a dormant process has mapped, or what there is at the start. Of `ranges` (bytes) that is the private
-/// anonymous memory. Called by the only thread of the process that runs, before any goes on. `stacks`:
+/// anonymous memory, by the mappings that there are. Called by the only thread of the process that runs, before any goes on. `stacks`:
 /// where code of ours, or the kernel's frame of a signal, lies on stacks of the program; what is around it stays the kernel's.
-pub fn take_stock(runtime: &Runtime, pagemap: &Pagemap, ranges: impl Iterator<Item = Range<u64>>, stacks: &[u64]) {
-    let mappings = mappings::mappings();
+pub fn take_stock(
+    runtime: &Runtime,
+    pagemap: &Pagemap,
+    mappings: &[Mapping],
+    ranges: impl Iterator<Item = Range<u64>>,
+    stacks: &[u64],
+) {
     let core = thread::current().map_or(0, Thread::core);
     let mut ranges: Vec<Range<u64>> = ranges.collect();
     ranges.sort_unstable_by_key(|range| range.start);
