@@ -18,7 +18,7 @@
 //! unless the page kept it.
 
 use alloc::boxed::Box;
-use alloc::vec::Vec;
+use bytemuck::Zeroable;
 use core::sync::atomic::Ordering;
 use farshore_core::page::Page;
 use farshore_core::seams::PageBuf;
@@ -38,6 +38,9 @@ struct Meta {
     slot: AtomicU64,
     vacated: AtomicU8,
 }
+
+// SAFETY: atomic numbers, of which zero is one.
+unsafe impl Zeroable for Meta {}
 
 /// The state of a stage whose page another thread has taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,8 +73,9 @@ impl Stages {
     /// # Safety
     /// `memory` must point to `count` writable pages, aligned to 4096 bytes, that no other code uses while `self` lives.
     pub unsafe fn new(memory: *mut PageBuf, count: usize) -> Stages {
-        let meta = || Meta { page: AtomicU64::new(0), slot: AtomicU64::new(0), vacated: AtomicU8::new(HELD) };
-        Stages { memory, meta: (0..count).map(|_| meta()).collect::<Vec<_>>().into_boxed_slice(), ever_used: AtomicU64::new(0) }
+        const { assert!(HELD == 0) };
+        // As the kernel gives it: a page of it is there once one of its stages is used.
+        Stages { memory, meta: bytemuck::zeroed_slice_box(count), ever_used: AtomicU64::new(0) }
     }
 
     fn meta(&self, stage: Stage) -> &Meta {
