@@ -141,7 +141,7 @@ static ABOUT: [[u16; 256]; 4] = {
 
 /// An opcode with this, and a constant of so many bytes or of this size.
 const fn follows(operand: bool, constant: u16) -> u16 {
-    about::KNOWN | operand as u16 * about::OPERAND | constant << about::CONSTANT
+    about::KNOWN | (operand as u16 * about::OPERAND) | (constant << about::CONSTANT)
 }
 
 /// Of one byte.
@@ -172,7 +172,7 @@ const fn about_one(opcode: u8) -> u16 {
     let doubtful = matches!(opcode, 0x8c..=0x8f | 0x90 | 0xc6 | 0xc7 | 0xd8..=0xdf | 0xfe | 0xff);
     let leads =
         matches!(opcode, 0x70..=0x7f | 0xc2 | 0xc3 | 0xc7 | 0xca..=0xcd | 0xcf | 0xe0..=0xe3 | 0xe8 | 0xe9 | 0xeb | 0xf1 | 0xff);
-    follows | doubtful as u16 * DOUBTFUL | leads as u16 * LEADS
+    follows | (doubtful as u16 * DOUBTFUL) | (leads as u16 * LEADS)
 }
 
 /// Behind `0f`.
@@ -186,7 +186,7 @@ const fn about_two(opcode: u8) -> u16 {
     };
     let sure = matches!(opcode, 0x05 | 0x40..=0x4f | 0x80..=0x9f | 0xaf | 0xb6 | 0xb7 | 0xbe | 0xbf);
     let leads = matches!(opcode, 0x05 | 0x0b | 0x80..=0x8f);
-    follows | !sure as u16 * DOUBTFUL | leads as u16 * LEADS
+    follows | (!sure as u16 * DOUBTFUL) | (leads as u16 * LEADS)
 }
 
 /// What the three bits say that are the operation of most arithmetic.

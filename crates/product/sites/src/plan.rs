@@ -198,7 +198,8 @@ impl Code {
     /// Adds the sites of a function. False: it cannot be read.
     fn read_function(&mut self, function: &Range<u64>, bytes: &[u8]) -> bool {
         let Code { starts, calls, targets, .. } = self;
-        (starts.clear(), calls.clear());
+        starts.clear();
+        calls.clear();
         let first_target = targets.len();
         let mut is_indirect = false;
         // Of each instruction little is needed, and most of it never leaves the registers. What is around a call is decoded again.
