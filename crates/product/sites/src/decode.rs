@@ -1,8 +1,8 @@
 //! Instructions as bytes: how long each is, where it leads, and which register it writes.
 //!
 //! A start reads some thousand instructions, so this is a few rules, and no table is built first. It knows what compilers make of functions
-//! that make calls: what works on general registers, on SSE's and on x87's. All else is *unknown*: VEX, EVEX and XOP, privileged instructions,
-//! and what no processor takes. Whoever reads a function with an unknown instruction leaves the function alone.
+//! that make calls: what works on general registers, on SSE's and on x87's. Of VEX it knows the length alone. All else is *unknown*: EVEX and XOP,
+//! privileged instructions, and what no processor takes. Whoever reads a function with an unknown instruction leaves the function alone.
 //!
 //! `tests/decode.rs` compares with another disassembler: what is known here is valid there, as long, leads to the same place, and is
 //! of the same kind.
@@ -22,6 +22,9 @@ mod prefix {
 const REX_W: u8 = 8;
 const REX_R: u8 = 4;
 const REX_B: u8 = 1;
+
+/// Stands for the maps behind VEX.
+const VEX: u8 = 4;
 
 /// The longest instruction.
 const LONGEST: usize = 15;
@@ -189,6 +192,15 @@ const fn about_two(opcode: u8) -> u16 {
     follows | (!sure as u16 * DOUBTFUL) | (leads as u16 * LEADS)
 }
 
+/// Behind a prefix of VEX. All of these have an operand, but for `vzeroupper`; and where it stands, a constant of one byte.
+const fn about_vex(map: u8, opcode: u8) -> u16 {
+    match (map, opcode) {
+        (1, 0x77) => follows(false, 0),
+        (1, 0x70..=0x73 | 0xc2 | 0xc4..=0xc6) | (3, _) => follows(true, 1),
+        _ => follows(true, 0),
+    }
+}
+
 /// What the three bits say that are the operation of most arithmetic.
 const fn kind_of(operation: u8) -> Kind {
     match operation {
@@ -243,7 +255,18 @@ impl Instruction {
             // It counts right before the opcode alone.
             rex = 0;
         };
+        let mut vex = false;
         let (map, opcode) = match first {
+            // Both of VEX' forms: nobody makes them with prefixes.
+            0xc4 | 0xc5 if prefixes & !prefix::ADDRESS == 0 && rex == 0 => {
+                vex = true;
+                let map = if first == 0xc5 { 1 } else { reader.next()? & 0x1f };
+                reader.next()?;
+                match map {
+                    1..=3 => (map, reader.next()?),
+                    _ => return None,
+                }
+            }
             0x0f => match reader.next()? {
                 0x38 => (2, reader.next()?),
                 0x3a => (3, reader.next()?),
@@ -255,7 +278,7 @@ impl Instruction {
         if prefixes & prefix::REP != 0 && prefixes & prefix::REPNE != 0 {
             return None;
         }
-        let about = ABOUT[usize::from(map & 3)][usize::from(opcode)];
+        let about = if vex { about_vex(map, opcode) } else { ABOUT[usize::from(map & 3)][usize::from(opcode)] };
         let (mut modrm, mut relative_at) = (0, 0);
         if about & about::OPERAND != 0 {
             modrm = reader.next()?;
@@ -297,8 +320,9 @@ impl Instruction {
             return None;
         }
         let (length, leads) = (reader.at as u8, about & about::LEADS != 0);
+        let map = if vex { VEX } else { map };
         let found = Instruction { ip, length, prefixes, rex, map, opcode, modrm, relative_at, leads, constant };
-        let doubtful = about & about::DOUBTFUL != 0 || prefixes & !prefix::ADDRESS != 0;
+        let doubtful = !vex && (about & about::DOUBTFUL != 0 || prefixes & !prefix::ADDRESS != 0);
         (!doubtful || found.is_known()).then_some(found)
     }
 
@@ -549,6 +573,11 @@ impl Instruction {
     /// Whether the operand in memory is where the lower half of `rip` says.
     pub const fn is_relative_to_half(self) -> bool {
         self.relative_at != 0 && self.has(prefix::ADDRESS)
+    }
+
+    /// Whether nothing but its length is known: VEX. It is read past, and never moved.
+    pub const fn is_vex(self) -> bool {
+        self.map == VEX
     }
 
     /// Whether its operands have the size that they have without a prefix: 4 bytes where it is not one.

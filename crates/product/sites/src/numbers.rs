@@ -61,6 +61,8 @@ pub(crate) fn number_of(function: &Function<'_>, site: usize, targets: &[u64]) -
 /// What a register holds wherever it is used, if the function loads one number into it and nothing else.
 fn constant_in(function: &Function<'_>, register: u8) -> Option<u64> {
     let (mut number, mut others) = (None, matches!(register, RAX | RCX | RDX | R11));
+    // Which registers one of VEX writes is not known.
+    others |= function.all().any(|instruction| instruction.is_vex());
     for instruction in function.all().filter(|instruction| instruction.first_register() == Some(register)) {
         match (instruction.moved_four(), instruction.kind()) {
             (Some(moved), _) if number.is_none_or(|number| number == moved) => number = Some(moved),

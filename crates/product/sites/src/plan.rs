@@ -280,6 +280,7 @@ fn choice(function: &Function<'_>, call: usize, (before, after): (usize, usize))
 fn is_movable(instruction: &Instruction) -> bool {
     const RSP: Option<u8> = Some(4);
     instruction.flow() == Flow::Next
+        && !instruction.is_vex()
         && instruction.first_register() != RSP
         && (instruction.kind() != Kind::Exchange || instruction.exchanged() != RSP)
         // Relative to the lower half of `rip`: too near to anything.
