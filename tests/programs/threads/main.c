@@ -21,7 +21,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "setxid", section_setxid }, { "limits", section_limits }, { "space", section_space }, { "nofile", section_nofile }, { "mlock", section_mlock },
     { "prctl", section_prctl }, { "plugins", section_plugins },
     { "vforked", section_vforked }, { "guests", section_guests }, { "cleared", section_cleared },
-    { "buffers", section_buffers },
+    { "buffers", section_buffers }, { "remapped", section_remapped },
     { "filter", section_filter }, { "filterkill", section_filterkill }, { "filtertrap", section_filtertrap },
     { "filterthreads", section_filterthreads }, { "strict", section_strict }, { "allowlist", section_allowlist },
     { "exact", section_exact }, { "listener", section_listener },

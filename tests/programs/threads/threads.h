@@ -69,6 +69,7 @@ void section_guests(void);
 void section_cleared(void);
 
 void section_buffers(void);
+void section_remapped(void);
 
 void section_filter(void);
 void section_filterkill(void);

@@ -256,11 +256,20 @@ impl PageTable {
 
     /// Every present granule, in no particular order. Granules that become present meanwhile may be left out.
     pub fn granules(&self) -> impl Iterator<Item = GranuleRef<'_>> {
+        self.ids().filter_map(|id| self.granule(id))
+    }
+
+    /// What the leaves that there are cover.
+    fn ids(&self) -> impl Iterator<Item = GranuleId> {
         let index_of = |link: u64| link.checked_sub(1);
         let first = index_of(self.last.load(Ordering::Acquire));
         core::iter::successors(first, move |&index| index_of(self.leaf(index)?.before.load(Ordering::Relaxed)))
             .flat_map(|index| (index * LEAF_GRANULES as u64..(index + 1) * LEAF_GRANULES as u64).map(GranuleId))
-            .filter_map(|id| self.granule(id))
+    }
+
+    /// The same with those that were present and are not.
+    pub fn granules_even_absent(&self) -> impl Iterator<Item = GranuleRef<'_>> {
+        self.ids().filter_map(|id| self.granule_even_absent(id))
     }
 
     /// Bytes of the table that have addresses and no memory: words of granules that no thread has touched. Looks at each granule
@@ -462,6 +471,10 @@ impl Granule {
     #[inline]
     pub fn touched(&self) -> bool {
         self.touched.load(Ordering::SeqCst)
+    }
+    /// Whether the granule was touched in an earlier life, and has been absent since.
+    pub fn was_used(&self) -> bool {
+        self.used.load(Ordering::Relaxed)
     }
     /// Remembers that a page of the granule is being touched. Costs one load when that is known already.
     #[inline]

@@ -198,10 +198,19 @@ impl<W: World> Engine<W> {
         engine.slots.set_spaces(&crate::capacities(&engine.backend));
         engine.stats.manage(from.managed as i64);
         let mut resident = 0;
-        for g in engine.table.granules() {
-            g.granule.listed.store(false, Ordering::Relaxed);
-            g.granule.protection_epoch.store(0, Ordering::Relaxed);
-            if !g.granule.touched() {
+        // An absent granule may be on a list of the parent's, and pinned by a call of another thread: it comes again when memory is mapped
+        // there.
+        for g in engine.table.granules_even_absent() {
+            if g.granule.listed.load(Ordering::Relaxed) {
+                g.granule.listed.store(false, Ordering::Relaxed);
+            }
+            if g.granule.protection_epoch.load(Ordering::Relaxed) != 0 {
+                g.granule.protection_epoch.store(0, Ordering::Relaxed);
+            }
+            if !g.flags.is_present() || !g.granule.touched() {
+                if g.granule.was_used() && !from.keep_pins {
+                    g.words.iter().for_each(|word| word.drop_pins());
+                }
                 continue;
             }
             let (mut here, mut in_files) = (0, Vec::new());

@@ -109,6 +109,14 @@ impl AtomicWord {
         Ok((then.state(), freed))
     }
 
+    /// In a forked child, of a page that is not there: pins are other threads', which the child has not.
+    pub fn drop_pins(&self) {
+        let now = self.load();
+        if now.pins() != 0 {
+            self.0.store(now.0 & !PINS, Ordering::Release);
+        }
+    }
+
     /// Copies another word's value, before any other thread can see this word.
     #[cfg(not(loom))]
     pub(crate) fn copy_from(&self, other: &AtomicWord) {

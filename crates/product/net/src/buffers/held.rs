@@ -31,7 +31,7 @@
 //!
 //! A program that reads through one buffer pins the same page again and again, or the same two, and the two locked instructions of a pin and
 //! its end are a third of what a small `read` costs. So a thread *keeps* the pins of one buffer ([`Held::keep`]): of that which two calls of
-//! the quick way in a row have used. The next call with that buffer *borrows* its pins ([`Held::borrow`]).
+//! the quick way have used, with none by another buffer between them but such as borrow. The next call with that buffer *borrows* its pins ([`Held::borrow`]).
 //!
 //! * The count in the page word is there as for any pin, without a gap: evictors pass the page over. Memory calls do with it what they do
 //!   with any pinned page, so the borrower looks whether the word still allows its access
@@ -39,6 +39,7 @@
 //!   compare-and-swap of a pin is to others: what a memory call does afterwards, it does under a call.
 //! * The pins are this thread's alone to give up: it does so when it keeps another buffer ([`Held::keep`]), and when it ends
 //!   ([`Held::release_all`]). Between [`Held::borrow`] and [`Held::give_back_kept`] it does not, since a handler of the program may make calls of its own on top.
+//! * A thread of a guest, a process of its own in this memory, keeps none ([`Held::keep_nothing`]): its end is not seen here.
 //! * At most [`share::KEEPERS`] threads keep one, so that what idle threads keep is little even of the smallest limit.
 //! * Its pages are among those that are remembered ([`Held::each`]): a forked child pins them again.
 //!
@@ -208,6 +209,11 @@ impl Held {
             return Some(range);
         }
         (before != NONE).then_some(numbered(before))
+    }
+
+    /// The thread keeps no buffer, now or later: nobody would give its pins back.
+    pub fn keep_nothing(&self) {
+        self.borrowed.store(true, Ordering::Relaxed);
     }
 
     /// Whether the thread is one of those that may keep a buffer.

@@ -65,8 +65,7 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     let buffer = PageRange { start: first, end: Page(last.0.wrapping_add(1)) };
     // The buffer that the thread keeps pinned: no count changes, and nothing need be remembered (net/src/buffers/held.rs).
     if held.borrow(buffer) {
-        let is_there = |page| runtime.engine.table.page(page).is_some_and(|at| at.word.is_pinned_for(access));
-        if is_there(first) && (first.0 == last.0 || is_there(last)) {
+        if is_there(runtime, first, access) && (first.0 == last.0 || is_there(runtime, last, access)) {
             // SAFETY: the program's own call; its buffer is pinned.
             let result = unsafe { for_program(nr, [fd, addr, len, a3, a4, a5]) };
             held.give_back_kept();
@@ -102,6 +101,12 @@ pub extern "C" fn make(call: &[u64; 7]) -> Answer {
     }
     held.settle();
     Answer { result, done: 1 }
+}
+
+/// Whether the call may go by the pin that the thread has kept of this page.
+#[inline(always)]
+fn is_there(runtime: &Runtime, page: Page, access: Access) -> bool {
+    runtime.engine.table.page(page).is_some_and(|at| at.word.is_pinned_for(access))
 }
 
 /// [`farshore_catch::entry::for_program`], here.

@@ -536,6 +536,10 @@ pub fn adopt_on(stack: u64, whose: Whose) -> Option<&'static Thread> {
 }
 
 fn adopt_record(record: NonNull<Thread>, internal: bool, whose: Whose) -> Option<&'static Thread> {
+    let held = Held::new();
+    if whose == Whose::Guests {
+        held.keep_nothing();
+    }
     let fresh = Thread {
         buffer: buffer_of(record),
         lent: Cell::new(false),
@@ -550,7 +554,7 @@ fn adopt_record(record: NonNull<Thread>, internal: bool, whose: Whose) -> Option
         sleeps: Cell::new(!internal && sleeping::state() != State::Awake),
         selector: AtomicU8::new(sud::BLOCK),
         program_stack: Cell::new(AltStack::NONE),
-        held: Held::new(),
+        held,
         storage: Cell::new(None),
         doubted: Cell::new(0),
         actions: Cell::new(None),
