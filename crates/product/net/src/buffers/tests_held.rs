@@ -170,3 +170,13 @@ fn a_buffer_stays_pinned_once_two_calls_have_used_it() {
     held.release_all(|page| unpinned.push(page.0));
     assert_eq!((unpinned, held.is_keeper(), remembered()), (vec![20, 21], false, vec![]));
 }
+
+#[test]
+fn a_guests_thread_keeps_no_buffer() {
+    let (held, one) = (Held::new(), PageRange { start: Page(7), end: Page(8) });
+    held.keep_nothing();
+    for _ in 0..3 {
+        assert!(!held.borrow(one));
+        assert_eq!((held.keep(one), held.is_keeper()), (Some(one), false));
+    }
+}
