@@ -285,7 +285,8 @@ impl Frames {
         counts
     }
 
-    fn look(&self) -> FrameCounts {
+    /// One look. Frames that other threads move meanwhile may be missing, or counted twice ([`FrameCounts::missing`]).
+    pub fn look(&self) -> FrameCounts {
         let cached = self.cores.iter().map(|core| u64::from(core.cache.load(Ordering::Acquire))).sum();
         FrameCounts { limit: self.limit(), debt: self.debt(), free: self.free_uncached(), cached, taken: self.taken() }
     }

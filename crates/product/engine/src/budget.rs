@@ -22,7 +22,7 @@
 
 use crate::Engine;
 use crate::shape::Sizes;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{Ordering, fence};
 use farshore_attach::Kind;
 use farshore_core::frames::Frames;
 use farshore_core::limits::{MEMORY_LIMIT_MIN, PAGE_SIZE};
@@ -70,6 +70,8 @@ impl Watermarks {
 struct Kept {
     /// Frames of pages that were evicted, and that the space has not received yet.
     withheld: AtomicU64,
+    /// How often such frames were given back.
+    given: AtomicU64,
     /// The most pages that were ever resident together with those in the space; 0: there was never such a space.
     resident_peak: AtomicU64,
 }
@@ -194,7 +196,8 @@ impl Budget {
     fn withhold(&self, backend: &impl MemoryBudget, written: u64) -> u64 {
         let withheld = if backend.own_memory().is_some() { written } else { 0 };
         if withheld > 0 {
-            self.kept.withheld.fetch_add(withheld, Ordering::Relaxed);
+            // AcqRel: who sees the pages in the space sees that their frames are withheld (`resident_exactly`).
+            self.kept.withheld.fetch_add(withheld, Ordering::AcqRel);
         }
         withheld
     }
@@ -202,7 +205,22 @@ impl Budget {
     /// So many frames were given back that had been withheld. `staged`: stages that were ever used.
     fn end_withholding(&self, backend: &impl MemoryBudget, count: u64, staged: u64) {
         self.kept.withheld.fetch_sub(count, Ordering::Relaxed);
-        self.kept.resident_peak.fetch_max(self.resident(backend, staged), Ordering::Relaxed);
+        let given = self.kept.given.fetch_add(1, Ordering::AcqRel) + 1;
+        if let Some(resident) = self.resident_exactly(backend, staged, given) {
+            self.kept.resident_peak.fetch_max(resident, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`Budget::resident`], never too many: `None` if other threads have moved frames meanwhile. `given` is the number of `kept`.
+    fn resident_exactly(&self, backend: &impl MemoryBudget, staged: u64, given: u64) -> Option<u64> {
+        let before = self.kept.withheld.load(Ordering::Acquire);
+        let frames = self.frames.look();
+        let kept = kept_by(backend);
+        // Pages that came into the space since the first look at what is withheld are among `taken`, and withheld by now.
+        fence(Ordering::Acquire);
+        let withheld = before.max(self.kept.withheld.load(Ordering::Acquire));
+        let quiet = frames.missing() == 0 && self.kept.given.load(Ordering::Acquire) == given;
+        quiet.then(|| frames.taken.saturating_sub(withheld) + staged + kept)
     }
 
     /// Pages of the limit that are in RAM.
@@ -391,6 +409,8 @@ mod tests {
         budget.frames().give(0, 64);
         budget.end_withholding(&space, 64, 64);
         assert_eq!((budget.resident(&space, 64), budget.resident_peak(64)), (2936 + 64 + 32, 2936 + 64 + 32));
+        assert_eq!(budget.resident_exactly(&space, 64, 1), Some(2936 + 64 + 32));
+        assert_eq!(budget.resident_exactly(&space, 64, 0), None, "another evictor has given frames back meanwhile");
         assert_eq!(budget.withhold(&Disk, 64), 0, "a disk has the pages somewhere else");
     }
 
