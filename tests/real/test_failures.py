@@ -146,6 +146,13 @@ class TestFailures(Command):
             expect(self.overfull(f"dir:{place}", "tmpfs", 16 * MIB, 30 * MIB) == "went on", "30M do not fit into 16M and 24M")
         return how
 
+    def test_disk_full_rewritten(self):
+        """A disk that is full, and has more room than the program needs: in places that were written before, not in all that were given out."""
+        with self.tmpfs("64M") as place:
+            done = self.call("run", "--memory", "64M", "--swap", f"dir:{place}", "--", self.public_program("rewrite"), "80M", "10", timeout=120)
+        expect((done.status, done.out) == (0, "right\n"), f"status {done.status}: {done.out} {done.err[-300:]}")
+        expect(" is full: " in done.err, f"it was not full: {done.err}")
+
     def test_disk_full_ext4(self):
         """A file system with direct I/O that runs full."""
         with self.image(32 * MIB) as place:
