@@ -281,7 +281,7 @@ impl PageTable {
         core::iter::successors(first, move |&index| index_of(self.leaf(index)?.before.load(Ordering::Relaxed)))
             .filter_map(|index| self.leaf(index))
             .map(|leaf| {
-                let is_used = |g: &Granule| g.touched() || g.used.load(Ordering::Relaxed);
+                let is_used = |g: &Granule| g.touched() || g.was_used();
                 let used = leaf.granules.iter().filter(|g| is_used(g)).count();
                 // The first granules share their page with the flags.
                 let (_, others) = leaf.granules.split_at(FIRST_GRANULES);

@@ -13,7 +13,7 @@
 //! Its extents stay in the map, and their slots belong to no page. A space that comes may take its number; then the extents lie
 //! in that space.
 
-use super::arrangement::{SPACES_MAX, SpaceSet};
+use super::arrangement::{Place, SPACES_MAX, SpaceSet};
 use super::{CHUNK, SlotMap, locate};
 use crate::canary::{Canary, is_planted};
 use crate::limits::{EXTENT_SLOTS, EXTENTS_MAX};
@@ -228,17 +228,21 @@ impl SlotMap {
 
     /// Whether slots of an own extent, which exists, may be given out.
     pub(super) fn is_allowed(&self, extent: u32) -> bool {
-        let bounds = &self.spaces[self.arrangements.place_of(extent - self.base).space];
+        let place = self.arrangements.place_of(extent - self.base);
+        let bounds = &self.spaces[place.space];
         let is_full = bounds.grown.load(Ordering::Relaxed) != u32::MAX;
         let barred = || self.extent(extent).barred.load(Ordering::Relaxed) == bounds.times_full.load(Ordering::Relaxed);
-        self.would_be_allowed(extent) && !(is_full && barred())
+        self.is_place_allowed(place) && !(is_full && barred())
     }
 
     /// The same for one that may not exist yet.
     pub(super) fn would_be_allowed(&self, extent: u32) -> bool {
+        self.is_place_allowed(self.arrangements.place_of(extent - self.base))
+    }
+
+    fn is_place_allowed(&self, place: Place) -> bool {
         #[cfg(all(test, not(loom)))]
         super::tests::LOOKS.set(super::tests::LOOKS.get() + 1);
-        let place = self.arrangements.place_of(extent - self.base);
         place.number < self.spaces[place.space].ceiling.load(Ordering::Relaxed) && !self.is_closed(place.space)
     }
 
