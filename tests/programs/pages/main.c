@@ -12,7 +12,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "merged", section_merged }, { "advised", section_advised }, { "inherited", section_inherited },
     { "device", section_device }, { "devicewrite", section_devicewrite }, { "devicefull", section_devicefull },
     { "growsdown", section_growsdown }, { "droppable", section_droppable }, { "softdirty", section_softdirty }, { "high", section_high },
-    { "grown", section_grown }, { "mlocklimit", section_mlocklimit }, { "mlockmore", section_mlockmore },
+    { "holes", section_holes }, { "grown", section_grown }, { "mlocklimit", section_mlocklimit }, { "mlockmore", section_mlockmore },
     { "mlockpieces", section_mlockpieces },
     { "mapfails", section_mapfails }, { "movefails", section_movefails }, { "overlaps", section_overlaps },
     { "advisedpart", section_advisedpart }, { "guards", section_guards }, { "guardsmove", section_guardsmove },

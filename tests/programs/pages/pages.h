@@ -24,6 +24,8 @@ void section_droppable(void);
 void section_softdirty(void);
 void section_high(void);
 
+void section_holes(void);
+
 void section_grown(void);
 void section_mlocklimit(void);
 void section_mlockmore(void);

@@ -72,8 +72,8 @@ static PLACED: AtomicU64 = AtomicU64::new(0);
 /// Where a mapping of ours of `len` bytes shall lie: a hint for the kernel, which takes another place if this one is in use. 0: anywhere.
 pub fn place(len: u64) -> u64 {
     let page = PAGE as u64;
-    // As random as the place of our text.
-    let base = (place as *const () as u64 / page * page).saturating_sub(BELOW);
+    // As random as the place of our text. (A function may have an address in each crate that has a copy of it.)
+    let base = (&raw const PLACED as u64 / page * page).saturating_sub(BELOW);
     if base < BELOW || len > ROOM {
         return 0;
     }

@@ -22,7 +22,7 @@ use core::sync::atomic::Ordering;
 use farshore_sys::fd::{self, Fd};
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::{Errno, getpid, users};
-use farshore_sys::vm;
+use farshore_sys::{own, vm};
 
 const MAP_FIXED: u64 = 0x10;
 
@@ -91,7 +91,7 @@ fn leave_now(runtime: &Runtime, kin: &mut Kin, Ready(files): Ready) -> bool {
 
     let reader = || {
         // SAFETY: new memory, at a place that the kernel chooses.
-        let base = unsafe { vm::mmap(0, bytes, vm::prot::READ, MAP_SHARED, kin.alive.raw(), 0) };
+        let base = unsafe { vm::mmap(own::place(bytes), bytes, vm::prot::READ, MAP_SHARED, kin.alive.raw(), 0) };
         // SAFETY: a mapping of a ledger's length, which `unmap` alone takes away; only loads are done on it.
         base.ok().map(|base| unsafe { &*core::ptr::with_exposed_provenance::<Ledger>(base as usize) })
     };

@@ -10,9 +10,11 @@
 //! | [`own_threads`] | Farshore's own threads, one of which serves the socket at which `farshore stat` knocks |
 //! | [`files`] | mappings of files that are managed, and what becomes of them when a file is to be written |
 //! | [`net`] | the program's memory, for whoever reads it |
+//! | [`apart`], `spare` | where what the library's dependencies map lies, and what the program's calls do there |
 //! | [`above`] | what the ground calls in the layers above it |
 
 pub mod above;
+pub mod apart;
 pub mod changes;
 pub mod count;
 pub mod environment;
@@ -29,6 +31,7 @@ pub mod report;
 pub mod runtime;
 pub mod sleeping;
 pub mod small;
+mod spare;
 pub mod text;
 pub mod thread;
 pub mod unithreads;

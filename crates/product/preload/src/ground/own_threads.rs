@@ -39,7 +39,7 @@ pub mod rights;
 
 use crate::ground::above::{Above, Library};
 use crate::ground::runtime::{Runtime, TheEvictor, locked, runtime, uninterrupted};
-use crate::ground::{report, thread};
+use crate::ground::{apart, report, thread};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use farshore_attach::audience::SEATS;
@@ -259,7 +259,8 @@ fn no_thread(why: Errno) -> String {
     format!("no thread of our own can be made: {why:?}")
 }
 
-/// Makes what the threads of this process need, but for themselves.
+/// Makes what the threads of this process need, but for themselves. Under the address-space lock, or while the program does not run
+/// ([`apart`]).
 ///
 /// # Errors
 /// One line, when a queue of writes cannot be had. What was made stays, and the rest can be made later.
@@ -661,6 +662,7 @@ pub fn forget() {
     PARKED.reset();
     // The parent's queues are copies of its memory: nothing of them is closed here.
     PARKED.with(|parked| parked.evictors.drain(..).for_each(core::mem::forget));
+    apart::forget();
     knock::forget();
     rights::forget_threads();
 }

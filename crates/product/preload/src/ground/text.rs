@@ -5,6 +5,17 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use farshore_catch::patch::Maps;
 use farshore_sys::sud;
 
+unsafe extern "C" {
+    /// Where the library begins: the linker's name for its first byte.
+    #[link_name = "__ehdr_start"]
+    static BASE: u8;
+}
+
+/// Where the library lies. Its symbols are at offsets from here.
+pub fn base() -> u64 {
+    &raw const BASE as u64
+}
+
 /// Syscall User Dispatch looks here: always on. What is spared is our text.
 static SELECTOR: AtomicU8 = AtomicU8::new(sud::BLOCK);
 static TEXT_START: AtomicU64 = AtomicU64::new(0);

@@ -17,7 +17,6 @@ pub mod surrender;
 
 pub use runs::any_managed;
 
-use crate::ground::files;
 use crate::ground::lost::{self, Needed};
 use crate::ground::mappings::Mapping;
 use crate::ground::net::net;
@@ -25,6 +24,7 @@ use crate::ground::ranges::without;
 use crate::ground::runtime::{Runtime, Space, locked};
 use crate::ground::small::{self, Small};
 use crate::ground::thread::Thread;
+use crate::ground::{apart, files};
 use crate::ground::{own_threads, report, thread};
 use core::ops::Range;
 use farshore_config::Options;
@@ -125,9 +125,11 @@ fn change(runtime: &Runtime, number: u64, args: &Args) -> i64 {
     }
 }
 
+/// The program's call, of which our own mappings see nothing.
 fn raw(number: u64, args: &Args) -> i64 {
     // SAFETY: the program's own call with its own arguments; the callers keep the page words in step.
-    unsafe { syscall(number, *args) }
+    let call = |args: &Args| unsafe { syscall(number, *args) };
+    apart::spared(number, args, call).unwrap_or_else(|| call(args))
 }
 
 /// Whether the kernel's answer is an error.
@@ -294,7 +296,7 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
             return locked(runtime, |_| over_managed(runtime, args, false));
         }
         let is_small = !surrender::is_done() && is_small(&runtime.options, args);
-        if let Some(answer) = if is_small { small_mapping(runtime, args) } else { Some(raw(nr::MMAP, args)) } {
+        if let Some(answer) = if is_small { small_mapping(runtime, args) } else { Some(unmanaged(runtime, args)) } {
             return answer;
         }
     }
@@ -304,6 +306,13 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
         advice::bring_in(runtime, PageRange::covering(mapped as u64, len), Access::Write);
     }
     mapped
+}
+
+/// Maps what stays the kernel's, and replaces nothing that is managed.
+fn unmanaged(runtime: &Runtime, args: &Args) -> i64 {
+    let call = || raw(nr::MMAP, args);
+    // What it replaces must not become a mapping of ours before the kernel does it.
+    if args[3] & map::FIXED == 0 { call() } else { locked(runtime, |_| call()) }
 }
 
 /// Maps a file whose mapping is to be managed. Where that cannot be, it stays the kernel's.

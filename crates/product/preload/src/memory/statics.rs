@@ -62,10 +62,6 @@ unsafe extern "C" {
     /// This library's own dynamic section.
     #[link_name = "_DYNAMIC"]
     static DYNAMIC: Dynamic;
-
-    /// Where it begins: the linker's name for its first byte.
-    #[link_name = "__ehdr_start"]
-    static START: u8;
 }
 
 /// An image's dynamic section.
@@ -77,7 +73,7 @@ pub struct Section {
 impl Section {
     /// This library's own.
     pub fn own() -> Section {
-        Section { base: &raw const START as u64, first: &raw const DYNAMIC }
+        Section { base: text::base(), first: &raw const DYNAMIC }
     }
 
     /// The functions that are run when the image is loaded: their first, and their number.

@@ -27,6 +27,7 @@ use crate::ground::net::net;
 use crate::ground::own_threads::{knock, rights};
 use crate::ground::report;
 use crate::ground::runtime::uninterrupted;
+use crate::ground::text;
 use crate::ground::thread;
 use crate::ground::thread::actions::{self, SIG_DFL, SIG_IGN, SIGNALS, is_handler};
 use crate::ground::thread::pending::{OURS, place};
@@ -161,7 +162,10 @@ pub fn deliver(signal: u32, info: &SigInfo, context: &mut UContext) {
         // The kernel chose one of our threads: it is for the program.
         (true, true) => return pretended::offer(info),
         (true, false) => {
-            report::abort(format_args!("bug: signal {signal} at {:#x} in a thread of Farshore's", info.fault_address()))
+            let (address, offset) = (info.fault_address(), context.get(Reg::Rip).wrapping_sub(text::base()));
+            report::abort(format_args!(
+                "bug: signal {signal} at {address:#x} in a thread of Farshore's, by libfarshore.so+{offset:#x}"
+            ))
         }
         (false, true) if thread.shared.pretended().contains(signal) => return pretended::keep(thread, info),
         (false, false) if thread.shared.pretended().contains(signal) => return default_action(signal, false),
