@@ -58,9 +58,8 @@ unsafe extern "C" fn farshore_mmap_apart(
     };
     match made {
         Ok(base) => core::ptr::with_exposed_provenance_mut(base as usize),
-        Err(Errno(why)) => {
-            // SAFETY: the calling thread's own word.
-            unsafe { *libc::__errno_location() = why };
+        Err(why) => {
+            tell(why);
             libc::MAP_FAILED
         }
     }
@@ -81,12 +80,19 @@ unsafe extern "C" fn farshore_munmap_apart(addr: *mut c_void, len: usize) -> c_i
             ours.for_each(|[from, to]| to.store(from.load(Ordering::Relaxed), Ordering::Release));
             0
         }
-        Err(Errno(why)) => {
-            // SAFETY: the calling thread's own word.
-            unsafe { *libc::__errno_location() = why };
+        Err(why) => {
+            tell(why);
             -1
         }
     }
+}
+
+/// Sets libc's `errno`, where callers of the two look.
+fn tell(why: Errno) {
+    // SAFETY: no condition.
+    let word = unsafe { libc::__errno_location() };
+    // SAFETY: the calling thread's own word.
+    unsafe { word.write(why.0) };
 }
 
 /// In a forked child, which does not have them.
