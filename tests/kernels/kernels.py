@@ -15,6 +15,7 @@ what its threads and processors do, and the machine is ended. Nothing stays behi
 """
 
 import argparse
+import fcntl
 import glob
 import json
 import lzma
@@ -153,7 +154,15 @@ class Apt:
 
 
 def fetched(place, make):
-    """A directory that `make` fills once; half of one is never seen."""
+    """A directory that `make` fills once, whoever else wants it at that moment; half of one is never seen."""
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    with open(f"{place}.lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return fetched_alone(place, make)
+
+
+def fetched_alone(place, make):
+    """The same, for one at a time."""
     if not os.path.isdir(place):
         partial = f"{place}.partial"
         shutil.rmtree(partial, ignore_errors=True)
