@@ -23,8 +23,8 @@ use farshore_sys::vm::{self, advice, map};
 static AMONG: [[AtomicU64; 2]; MOST] = [const { [const { AtomicU64::new(0) }; 2] }; MOST];
 /// Of these, so many were used. None is used again.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Two for each evictor, and for the ring that is tried first.
-const MOST: usize = 2 * (EVICTORS_MAX + 1);
+/// Two for a ring, of which each evictor has one, and one more is tried first. To get a high descriptor a ring is mapped twice (`backend/src/file/uring.rs`).
+const MOST: usize = 2 * 2 * (EVICTORS_MAX + 1);
 
 /// `mmap` of libc, but that a mapping without an address lies apart, or is written down.
 ///
