@@ -272,6 +272,26 @@ class TestPace(Command):
             program.line()
         return f"{pages} pages in {batches} batches"
 
+    def test_most(self):
+        """As many evictors as there can be, in a program and in its child: each writes through a queue of its own."""
+        text = ("import os, sys\n"
+                "def work(seed):\n"
+                "    every = bytearray(24 << 20)\n"
+                "    for at in range(0, len(every), 4096): every[at] = (at >> 12) + seed & 255\n"
+                "    return all(every[at] == (at >> 12) + seed & 255 for at in range(0, len(every), 4096))\n"
+                "assert work(1)\n"
+                "child = os.fork()\n"
+                "if child == 0: os._exit(0 if work(2) else 1)\n"
+                "assert os.waitpid(child, 0)[1] == 0\n"
+                "print('end', flush=True)\n"
+                "input()\n")
+        with self.program("16M", [sys.executable, "-c", text], ["--evictors", "16"]) as program:
+            program.line()
+            found = program.counters()
+            expect(found["evictors"]["count"] == 16 and found["evictions"]["pages"] > 0, f"{found['evictors']} {found['evictions']}")
+            program.go_on()
+        return f"{found['evictions']['pages']} pages"
+
     def test_refused(self):
         """Numbers that cannot be, each with the reason."""
         some, true = ["run", "--memory", "64M"], ["--", "true"]

@@ -18,7 +18,10 @@ static size_t answers(int (*call)(void *at), int error)
 }
 
 static int unmap(void *at) { return munmap(at, PAGE); }
-static int protect(void *at) { return mprotect(at, PAGE, PROT_NONE); }
+/* The kernel ends at the hole: the page behind it stays as it is. */
+static int protect(void *at) { return mprotect(at, 2 * PAGE, PROT_NONE); }
+/* Memory that is to become shorter may have a hole at its end. */
+static int shorten(void *at) { return mremap((unsigned char *)at - PAGE, 2 * PAGE, PAGE, 0) == MAP_FAILED ? -1 : 0; }
 static int advise(void *at) { return madvise(at, PAGE, MADV_DONTNEED); }
 static int move(void *at) { return mremap(at, PAGE, 2 * PAGE, MREMAP_MAYMOVE) == MAP_FAILED ? -1 : 0; }
 static int fixed(void *at) { return mmap(at, PAGE, PROT_READ, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == at ? 0 : -1; }
@@ -44,6 +47,9 @@ void section_holes(void)
     unsigned char *kept = filled(8 << 20, 5);
     make_absent();
     say("protected: %zu, advised: %zu, moved: %zu", answers(protect, ENOMEM), answers(advise, ENOMEM), answers(move, EFAULT));
+    size_t same = 0;
+    for (size_t i = 0; i < HOLES; i++) same += hole[i][PAGE] == (unsigned char)i;
+    say("pages behind: %zu, shorter: %zu", same, answers(shorten, 0));
     make_absent();
     say("unmapped: %zu", answers(unmap, 0));
     make_absent();

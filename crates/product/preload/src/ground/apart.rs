@@ -13,18 +13,52 @@
 
 use super::spare::spare;
 use core::ffi::{c_int, c_void};
+use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use farshore_core::limits::{EVICTORS_MAX, PAGE_SIZE};
 use farshore_sys::own;
 use farshore_sys::raw::Errno;
 use farshore_sys::vm::{self, advice, map};
 
-/// Mappings of ours that lie among the program's: bytes from, bytes to. Signal handlers read it.
-static AMONG: [[AtomicU64; 2]; MOST] = [const { [const { AtomicU64::new(0) }; 2] }; MOST];
-/// Of these, so many were used. None is used again.
+/// Mappings of ours that lie among the program's, each in one word ([`word`]); 0: none. Signal handlers read it.
+static AMONG: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
+/// None beyond this was ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Two for a ring, of which each evictor has one, and one more is tried first. To get a high descriptor a ring is mapped twice (`backend/src/file/uring.rs`).
-const MOST: usize = 2 * 2 * (EVICTORS_MAX + 1);
+/// Two for each ring: of each evictor, the one that is tried first, and one that is mapped a second time when its descriptor moves up.
+const MOST: usize = 2 * (EVICTORS_MAX + 2);
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Bits of a word for the number of pages, below those for the first page's number.
+const LENGTH_BITS: u32 = 29;
+
+/// What stands for such a mapping: one word, so that no reader sees the start of one and the end of another. `None`: it does not fit.
+fn word(base: u64, len: u64) -> Option<u64> {
+    let (first, pages) = (base / PAGE, len.div_ceil(PAGE));
+    (first < 1 << (64 - LENGTH_BITS) && pages < 1 << LENGTH_BITS).then_some(first << LENGTH_BITS | pages)
+}
+
+/// Puts a mapping on the list, if there is room.
+fn written_down(base: u64, len: u64) -> bool {
+    let Some(word) = word(base, len) else { return false };
+    let free = |entry: &AtomicU64| entry.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let at = AMONG.iter().position(free);
+    at.inspect(|at| _ = USED.fetch_max(at + 1, Ordering::Release)).is_some()
+}
+
+/// Strikes one off.
+fn strike_off(base: u64, len: u64) {
+    for entry in
+        word(base, len).into_iter().flat_map(|word| AMONG.iter().filter(move |entry| entry.load(Ordering::Relaxed) == word))
+    {
+        entry.store(0, Ordering::Release);
+    }
+}
+
+/// The bytes that a word stands for.
+fn bytes(word: u64) -> Range<u64> {
+    let (first, pages) = (word >> LENGTH_BITS, word & ((1 << LENGTH_BITS) - 1));
+    first * PAGE..(first + pages) * PAGE
+}
 
 /// `mmap` of libc, but that a mapping without an address lies apart, or is written down.
 ///
@@ -43,14 +77,14 @@ unsafe extern "C" fn farshore_mmap_apart(
     let map_at = |addr| unsafe { vm::mmap(addr, len as u64, protection as u64, flags as u64, fd, offset as u64) };
     let made = if addr.is_null() && flags as u64 & map::FIXED == 0 {
         map_at(own::place(len as u64)).or_else(|_| {
-            let at = USED.load(Ordering::Relaxed);
-            let [from, to] = AMONG.get(at).ok_or(Errno::ENOMEM)?;
             let base = map_at(0)?;
             // SAFETY: memory of ours, which a child of ours does not use.
             let _ = unsafe { vm::madvise(base, len as u64, advice::DONTFORK) };
-            from.store(base, Ordering::Relaxed);
-            to.store(base + (len as u64).next_multiple_of(PAGE_SIZE as u64), Ordering::Relaxed);
-            USED.store(at + 1, Ordering::Release);
+            if !written_down(base, len as u64) {
+                // SAFETY: it was mapped just now, and nobody knows it.
+                let _ = unsafe { vm::munmap(base, len as u64) };
+                return Err(Errno::ENOMEM);
+            }
             Ok(base)
         })
     } else {
@@ -71,15 +105,11 @@ unsafe extern "C" fn farshore_mmap_apart(
 /// As of `munmap`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn farshore_munmap_apart(addr: *mut c_void, len: usize) -> c_int {
+    // Before: what the program maps there afterwards is its own. Nobody uses it any more.
+    strike_off(addr as u64, len as u64);
     // SAFETY: this function's own condition.
-    let answer = unsafe { vm::munmap(addr as u64, len as u64) };
-    match answer {
-        Ok(()) => {
-            let ours =
-                AMONG.iter().take(USED.load(Ordering::Relaxed)).filter(|[from, _]| from.load(Ordering::Relaxed) == addr as u64);
-            ours.for_each(|[from, to]| to.store(from.load(Ordering::Relaxed), Ordering::Release));
-            0
-        }
+    match unsafe { vm::munmap(addr as u64, len as u64) } {
+        Ok(()) => 0,
         Err(why) => {
             tell(why);
             -1
@@ -98,12 +128,27 @@ fn tell(why: Errno) {
 /// In a forked child, which does not have them.
 pub fn forget() {
     USED.store(0, Ordering::Release);
+    AMONG.iter().for_each(|entry| entry.store(0, Ordering::Release));
 }
 
 /// Does a memory call of the program that reaches one of these mappings, by `call`, and answers as if there were a hole in its place. `None`: it reaches
 /// none, and is not done.
 #[inline]
-pub fn spared(number: u64, args: &[u64; 6], call: impl Fn(&[u64; 6]) -> i64) -> Option<i64> {
-    let among = AMONG.iter().take(USED.load(Ordering::Acquire));
-    spare(among.map(|[from, to]| from.load(Ordering::Relaxed)..to.load(Ordering::Acquire)), number, args, call)
+pub fn spared(number: u64, args: &[u64; 6], call: impl Fn(u64, &[u64; 6]) -> i64) -> Option<i64> {
+    let among = AMONG.iter().take(USED.load(Ordering::Acquire)).map(|entry| bytes(entry.load(Ordering::Acquire)));
+    spare(among, number, args, call)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_stands_for_whole_pages() {
+        assert_eq!(word(0x7fff_ffff_e000, 1).map(bytes), Some(0x7fff_ffff_e000..0x7fff_ffff_f000));
+        assert_eq!(word(0x5000, 0x2001).map(bytes), Some(0x5000..0x8000));
+        assert!(bytes(0).is_empty());
+        assert_eq!(word(1 << 47, 1), None);
+        assert_eq!(word(0x5000, 1 << 41), None);
+    }
 }

@@ -17,7 +17,7 @@ pub fn spare(
     among: impl Iterator<Item = Range<u64>> + Clone,
     number: u64,
     args: &[u64; 6],
-    call: impl Fn(&[u64; 6]) -> i64,
+    call: impl Fn(u64, &[u64; 6]) -> i64,
 ) -> Option<i64> {
     let [addr, len, new_len, flags, target, _] = *args;
     // What the kernel will refuse, for it has no such addresses, reaches nothing.
@@ -36,14 +36,36 @@ pub fn spare(
                 return None;
             }
             let among: Vec<_> = among.clone().collect();
-            let mut parts = without(range, &among).into_iter().map(|part| {
+            let start = range.start;
+            let mut parts = without(range, &among).into_iter();
+            let do_part = |part: Range<u64>| {
                 let [_, _, rest @ ..] = *args;
-                call(&[part.start, part.end - part.start, rest[0], rest[1], rest[2], rest[3]])
-            });
-            let refused = parts.find(|&answer| answer != 0);
+                call(number, &[part.start, part.end - part.start, rest[0], rest[1], rest[2], rest[3]])
+            };
+            let refused = match number {
+                nr::MUNMAP | nr::MADVISE => parts.map(do_part).find(|&answer| answer != 0),
+                // The kernel ends at the first hole.
+                _ => parts.next().filter(|part| part.start == start).map(do_part).filter(|&answer| answer != 0),
+            };
             Some(refused.unwrap_or(if number == nr::MUNMAP { 0 } else { hole }))
         }
         nr::MMAP => (flags & map::FIXED != 0 && reaches(&bytes(addr, len))).then_some(hole),
+        // A call that makes a range shorter unmaps its end, whatever lies there.
+        nr::MREMAP if flags & !vm::remap::MAYMOVE == 0 && !reaches(&bytes(addr, new_len)) && reaches(&bytes(addr, len)) => {
+            let (stays, all) = (bytes(addr, new_len), bytes(addr, len));
+            // Longer than the range, or of no length, it is what the kernel refuses.
+            if stays.is_empty() || stays.end > all.end {
+                return None;
+            }
+            let answer = call(nr::MREMAP, &[addr, new_len, new_len, flags, 0, 0]);
+            if answer != addr.cast_signed() {
+                return Some(answer);
+            }
+            let tail = without(stays.end..all.end, &among.collect::<Vec<_>>()).into_iter();
+            let refused =
+                tail.map(|part| call(nr::MUNMAP, &[part.start, part.end - part.start, 0, 0, 0, 0])).find(|&answer| answer != 0);
+            Some(refused.unwrap_or(answer))
+        }
         nr::MREMAP if reaches(&bytes(addr, len)) => Some(-i64::from(Errno::EFAULT.0)),
         nr::MREMAP => (flags & vm::remap::FIXED != 0 && reaches(&bytes(target, new_len))).then_some(hole),
         _ => None,
@@ -60,7 +82,7 @@ mod tests {
     /// What is answered, and what the kernel was asked, as pages.
     fn of(number: u64, args: [u64; 6], kernel: i64) -> (Option<i64>, Vec<(u64, u64)>) {
         let asked = RefCell::new(Vec::new());
-        let answer = spare(OURS.into_iter(), number, &args, |args| {
+        let answer = spare(OURS.into_iter(), number, &args, |_, args| {
             asked.borrow_mut().push((args[0], args[1]));
             kernel
         });
@@ -76,6 +98,32 @@ mod tests {
         assert_eq!(of(nr::MUNMAP, [0x4000, 0x7000, 0, 0, 0, 0], -22), (Some(-22), vec![around[0]]));
         assert_eq!(of(nr::MADVISE, [0x4000, 0x7000, 4, 0, 0, 0], 0), (Some(-12), around));
         assert_eq!(of(nr::MPROTECT, [0x9000, 0x1000, 0, 0, 0, 0], 0), (Some(-12), vec![]));
+    }
+
+    #[test]
+    fn protection_ends_at_the_first_hole() {
+        assert_eq!(of(nr::MPROTECT, [0x4000, 0x7000, 0, 0, 0, 0], 0), (Some(-12), vec![(0x4000, 0x1000)]));
+        assert_eq!(of(nr::MPROTECT, [0x4000, 0x7000, 0, 0, 0, 0], -13), (Some(-13), vec![(0x4000, 0x1000)]));
+        assert_eq!(of(PKEY_MPROTECT, [0x5000, 0x6000, 0, 0, 0, 0], 0), (Some(-12), vec![]));
+    }
+
+    #[test]
+    fn what_becomes_shorter_loses_its_end() {
+        // The head is looked at, then what is not ours behind it goes.
+        let asked = vec![(0x4000, 0x1000), (0x6000, 0x2000)];
+        assert_eq!(
+            of(nr::MREMAP, [0x4000, 0x4000, 0x1000, 0, 0, 0], 0),
+            (Some(0), vec![asked[0]]),
+            "any other answer is the kernel's"
+        );
+        let seen = RefCell::new(Vec::new());
+        let answer = spare(OURS.into_iter(), nr::MREMAP, &[0x4000, 0x4000, 0x1000, 1, 0, 0], |number, args| {
+            seen.borrow_mut().push((args[0], args[1]));
+            if number == nr::MREMAP { 0x4000 } else { 0 }
+        });
+        assert_eq!((answer, seen.into_inner()), (Some(0x4000), asked));
+        assert_eq!(of(nr::MREMAP, [0x5000, 0x3000, 0x1000, 1, 0, 0], 0).0, Some(-14), "the head is a hole");
+        assert_eq!(of(nr::MREMAP, [0x4000, 0x4000, 0, 1, 0, 0], 0), (None, vec![]));
     }
 
     #[test]

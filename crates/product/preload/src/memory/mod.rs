@@ -43,6 +43,7 @@ const MAP_DROPPABLE: u64 = 8;
 const MAP_GROWSDOWN: u64 = 0x100;
 const MAP_LOCKED: u64 = 0x2000;
 const MAP_POPULATE: u64 = 0x8000;
+const MAP_NONBLOCK: u64 = 0x10000;
 const MAP_HUGETLB: u64 = 0x40000;
 const MAP_SYNC: u64 = 0x80000;
 const MREMAP_MAYMOVE: u64 = vm::remap::MAYMOVE;
@@ -128,8 +129,8 @@ fn change(runtime: &Runtime, number: u64, args: &Args) -> i64 {
 /// The program's call, of which our own mappings see nothing.
 fn raw(number: u64, args: &Args) -> i64 {
     // SAFETY: the program's own call with its own arguments; the callers keep the page words in step.
-    let call = |args: &Args| unsafe { syscall(number, *args) };
-    apart::spared(number, args, call).unwrap_or_else(|| call(args))
+    let call = |number, args: &Args| unsafe { syscall(number, *args) };
+    apart::spared(number, args, call).unwrap_or_else(|| call(number, args))
 }
 
 /// Whether the kernel's answer is an error.
@@ -310,9 +311,20 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
 
 /// Maps what stays the kernel's, and replaces nothing that is managed.
 fn unmanaged(runtime: &Runtime, args: &Args) -> i64 {
-    let call = || raw(nr::MMAP, args);
-    // What it replaces must not become a mapping of ours before the kernel does it.
-    if args[3] & map::FIXED == 0 { call() } else { locked(runtime, |_| call()) }
+    let [addr, len, protection, flags, fd, offset] = *args;
+    if flags & map::FIXED == 0 || flags & MAP_LOCKED != 0 {
+        return raw(nr::MMAP, args);
+    }
+    // Under the lock: what it replaces must not become a mapping of ours before the kernel does it. What is to be brought in comes afterwards: a file
+    // may be served by a thread of the program, which needs the lock (FUSE). For that reason locked memory goes without.
+    let answer = locked(runtime, |_| raw(nr::MMAP, &[addr, len, protection, flags & !MAP_POPULATE, fd, offset]));
+    if !is_error(answer) && flags & (MAP_POPULATE | MAP_NONBLOCK) == MAP_POPULATE {
+        // As the kernel does it: private memory that may be written is written. What cannot be brought in is no error of this call.
+        let is_written = flags & 0xf == map::PRIVATE && protection & prot::WRITE != 0;
+        let what = if is_written { vm::advice::POPULATE_WRITE } else { vm::advice::POPULATE_READ };
+        raw(nr::MADVISE, &[answer as u64, len, what, 0, 0, 0]);
+    }
+    answer
 }
 
 /// Maps a file whose mapping is to be managed. Where that cannot be, it stays the kernel's.
