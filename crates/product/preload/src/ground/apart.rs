@@ -11,11 +11,10 @@
 //! 4. The list changes under the address-space lock, which calls that unmap take too, or while the program does not run
 //!    ([`super::own_threads::prepare`]).
 
-use super::spare::spare;
+use super::spare::{bytes, spare, word};
 use core::ffi::{c_int, c_void};
-use core::ops::Range;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use farshore_core::limits::{EVICTORS_MAX, PAGE_SIZE};
+use farshore_core::limits::EVICTORS_MAX;
 use farshore_sys::own;
 use farshore_sys::raw::Errno;
 use farshore_sys::vm::{self, advice, map};
@@ -26,16 +25,6 @@ static AMONG: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Two for each ring: of each evictor, the one that is tried first, and one that is mapped a second time when its descriptor moves up.
 const MOST: usize = 2 * (EVICTORS_MAX + 2);
-
-const PAGE: u64 = PAGE_SIZE as u64;
-/// Bits of a word for the number of pages, below those for the first page's number.
-const LENGTH_BITS: u32 = 29;
-
-/// What stands for such a mapping: one word, so that no reader sees the start of one and the end of another. `None`: it does not fit.
-fn word(base: u64, len: u64) -> Option<u64> {
-    let (first, pages) = (base / PAGE, len.div_ceil(PAGE));
-    (first < 1 << (64 - LENGTH_BITS) && pages < 1 << LENGTH_BITS).then_some(first << LENGTH_BITS | pages)
-}
 
 /// Puts a mapping on the list, if there is room.
 fn written_down(base: u64, len: u64) -> bool {
@@ -52,12 +41,6 @@ fn strike_off(base: u64, len: u64) {
     {
         entry.store(0, Ordering::Release);
     }
-}
-
-/// The bytes that a word stands for.
-fn bytes(word: u64) -> Range<u64> {
-    let (first, pages) = (word >> LENGTH_BITS, word & ((1 << LENGTH_BITS) - 1));
-    first * PAGE..(first + pages) * PAGE
 }
 
 /// `mmap` of libc, but that a mapping without an address lies apart, or is written down.
@@ -137,18 +120,4 @@ pub fn forget() {
 pub fn spared(number: u64, args: &[u64; 6], call: impl Fn(u64, &[u64; 6]) -> i64) -> Option<i64> {
     let among = AMONG.iter().take(USED.load(Ordering::Acquire)).map(|entry| bytes(entry.load(Ordering::Acquire)));
     spare(among, number, args, call)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_word_stands_for_whole_pages() {
-        assert_eq!(word(0x7fff_ffff_e000, 1).map(bytes), Some(0x7fff_ffff_e000..0x7fff_ffff_f000));
-        assert_eq!(word(0x5000, 0x2001).map(bytes), Some(0x5000..0x8000));
-        assert!(bytes(0).is_empty());
-        assert_eq!(word(1 << 47, 1), None);
-        assert_eq!(word(0x5000, 1 << 41), None);
-    }
 }

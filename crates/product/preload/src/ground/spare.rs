@@ -11,6 +11,21 @@ const PAGE: u64 = PAGE_SIZE as u64;
 const PROGRAMS_END: u64 = 1 << 47;
 const PKEY_MPROTECT: u64 = 329;
 
+/// Bits of a word for the number of pages, below those for the first page's number.
+const LENGTH_BITS: u32 = 29;
+
+/// What stands for such a mapping: one word, so that no reader sees the start of one and the end of another. `None`: it does not fit.
+pub fn word(base: u64, len: u64) -> Option<u64> {
+    let (first, pages) = (base / PAGE, len.div_ceil(PAGE));
+    (first < 1 << (64 - LENGTH_BITS) && pages < 1 << LENGTH_BITS).then_some(first << LENGTH_BITS | pages)
+}
+
+/// The bytes that a word stands for.
+pub fn bytes(word: u64) -> Range<u64> {
+    let (first, pages) = (word >> LENGTH_BITS, word & ((1 << LENGTH_BITS) - 1));
+    first * PAGE..(first + pages) * PAGE
+}
+
 /// Does the memory call `number` by `call` if it reaches one of the mappings `among` the program's: around them. Its answer is the one of a hole. `None`: it
 /// reaches none, and nothing was done.
 pub fn spare(
@@ -21,7 +36,7 @@ pub fn spare(
 ) -> Option<i64> {
     let [addr, len, new_len, flags, target, _] = *args;
     // What the kernel will refuse, for it has no such addresses, reaches nothing.
-    let bytes = |addr: u64, len: u64| {
+    let range_of = |addr: u64, len: u64| {
         let end = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE)).unwrap_or(0);
         if addr.is_multiple_of(PAGE) { addr..end } else { 0..0 }
     };
@@ -31,7 +46,7 @@ pub fn spare(
     let hole = -i64::from(Errno::ENOMEM.0);
     match number {
         nr::MUNMAP | nr::MPROTECT | nr::MADVISE | PKEY_MPROTECT => {
-            let range = bytes(addr, len);
+            let range = range_of(addr, len);
             if !reaches(&range) || (number == nr::MUNMAP && range.end > PROGRAMS_END) {
                 return None;
             }
@@ -49,10 +64,10 @@ pub fn spare(
             };
             Some(refused.unwrap_or(if number == nr::MUNMAP { 0 } else { hole }))
         }
-        nr::MMAP => (flags & map::FIXED != 0 && reaches(&bytes(addr, len))).then_some(hole),
+        nr::MMAP => (flags & map::FIXED != 0 && reaches(&range_of(addr, len))).then_some(hole),
         // A call that makes a range shorter unmaps its end, whatever lies there.
-        nr::MREMAP if flags & !vm::remap::MAYMOVE == 0 && !reaches(&bytes(addr, new_len)) && reaches(&bytes(addr, len)) => {
-            let (stays, all) = (bytes(addr, new_len), bytes(addr, len));
+        nr::MREMAP if flags & !vm::remap::MAYMOVE == 0 && !reaches(&range_of(addr, new_len)) && reaches(&range_of(addr, len)) => {
+            let (stays, all) = (range_of(addr, new_len), range_of(addr, len));
             // Longer than the range, or of no length, it is what the kernel refuses.
             if stays.is_empty() || stays.end > all.end {
                 return None;
@@ -66,8 +81,8 @@ pub fn spare(
                 tail.map(|part| call(nr::MUNMAP, &[part.start, part.end - part.start, 0, 0, 0, 0])).find(|&answer| answer != 0);
             Some(refused.unwrap_or(answer))
         }
-        nr::MREMAP if reaches(&bytes(addr, len)) => Some(-i64::from(Errno::EFAULT.0)),
-        nr::MREMAP => (flags & vm::remap::FIXED != 0 && reaches(&bytes(target, new_len))).then_some(hole),
+        nr::MREMAP if reaches(&range_of(addr, len)) => Some(-i64::from(Errno::EFAULT.0)),
+        nr::MREMAP => (flags & vm::remap::FIXED != 0 && reaches(&range_of(target, new_len))).then_some(hole),
         _ => None,
     }
 }
@@ -149,5 +164,14 @@ mod tests {
         ] {
             assert_eq!(of(number, args, 0), (None, vec![]), "call {number} {args:x?}");
         }
+    }
+
+    #[test]
+    fn a_word_stands_for_whole_pages() {
+        assert_eq!(word(0x7fff_ffff_e000, 1).map(bytes), Some(0x7fff_ffff_e000..0x7fff_ffff_f000));
+        assert_eq!(word(0x5000, 0x2001).map(bytes), Some(0x5000..0x8000));
+        assert!(bytes(0).is_empty());
+        assert_eq!(word(1 << 47, 1), None);
+        assert_eq!(word(0x5000, 1 << 41), None);
     }
 }
