@@ -13,7 +13,7 @@ import time
 import harness
 from command import Command, NOBODY
 from compare import Both, Case
-from harness import MIB, expect
+from harness import MIB, Unavailable, expect
 
 # MiB of the file, and the memory for it.
 FILE, LIMIT, BESIDES = 32, 8 * MIB, 24 * MIB
@@ -122,6 +122,16 @@ class TestWhose(Command):
         expect(done.status == 0 and done.out == "shared: done\n", f"some errors: {done.status} {done.out} {done.err}")
         done, _ = self.mapped("shared", file, mode=mode, faulty="read_error=1")
         expect(done.status == 128 + 7 and "a mapped file cannot be read" in done.err, f"all reads fail: {done.status} {done.err}")
+
+    def test_served(self):
+        """A thread of the program serves a file that another one maps over memory of its own, and has brought in at once: it can map memory meanwhile."""
+        if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+            raise Unavailable("only root mounts a file system by /dev/fuse")
+        unshare, program = harness.need("unshare", "util-linux"), self.public_program("served", ("-pthread",))
+        for farshore in ([], [self.farshore, "run", "--memory", "16M", "--"]):
+            # Farshore says that it does not know the device.
+            done = self.call_program([unshare, "-m", "--propagation", "private", *farshore, program, self.folder("served")])
+            expect(done.status == 0 and done.out == f"{64 * 4096 * 7}\n", f"{farshore}: {done.status} {done.out} {done.err}")
 
     def test_killed(self):
         """A program that is killed leaves no lease behind."""
