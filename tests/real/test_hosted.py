@@ -64,12 +64,6 @@ def cases():
     statics = harness.build_program("statics", ("-static",), out_name="statics_static")
     for section in subprocess.run([statics, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split():
         found.append(Case(f"arrays:{section}", lambda _, section=section: [statics, section], 16 * MIB))
-    for form, flags in (("static", ("-static",)), ("static-pie", ("-static-pie", "-fPIE"))):
-        data = harness.build_program("data", flags, out_name=f"data_{form}")
-        # What is linked statically opens no plugins.
-        listed = [section for section in subprocess.run([data, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split() if section != "library"]
-        for section in listed if form == "static" else ("values", "thrown", "fork"):
-            found.append(Case(f"data:{form}:{section}", lambda _, data=data, section=section: [data, section], 16 * MIB))
     return found
 
 

@@ -1,6 +1,6 @@
 """What the kernel does to pages, and what programs ask it to do with them: each section natively and under Farshore.
 
-The programs are `tests/programs/pages`, `tests/programs/statics.c`, `tests/programs/data.c` and `tests/programs/constructed.c`. What a section prints, and how it ends, must be the same natively and under Farshore. What needs root switches the
+The programs are `tests/programs/pages`, `tests/programs/statics.c` and `tests/programs/constructed.c`. What a section prints, and how it ends, must be the same natively and under Farshore. What needs root switches the
 machine's page merging (KSM) on and puts it back as it was.
 """
 
@@ -101,28 +101,6 @@ def prepare(program, section):
     return [program, "1" if section in FITTING else BALLAST, section]
 
 
-# Arrays with initial values: less than half of them, and more than all (the program begins dormant).
-DATA_LIMITS = {"less": 16 * MIB, "more": 64 * MIB}
-# Sections that map files besides, which stay the kernel's, or whose file is gone.
-DATA_BESIDES = ("library", "twice", "unlinked")
-
-
-def data_cases():
-    """The sections of `data.c`: a program that lies anywhere in both limits, and some in one that lies where it was linked for, and in one with a library that has
-    the arrays."""
-    plugin = harness.build_program("data", ("-shared", "-fPIC", "-DPLUGIN"), out_name="data_plugin")
-    anywhere = harness.build_program("data", ("-fPIE", "-pie"), out_name="data_pie")
-    library = harness.build_program("data", ("-shared", "-fPIC", "-Dmain=data_main"), out_name="data_library")
-    forms = {"pie": anywhere, "placed": harness.build_program("data", ("-fno-pie", "-no-pie"), out_name="data_placed"),
-             "library": harness.build_program("data", ("-DHOST", "-fno-pie", "-no-pie"), out_name="data_host", libraries=(library,))}
-    env = {"DATA_PLUGIN": plugin}
-    listed = subprocess.run([anywhere, "--list"], stdout=subprocess.PIPE, check=True).stdout.decode().split()
-    for form, program in forms.items():
-        for section in listed if form == "pie" else ("values", "thrown", "fork"):
-            for much, limit in DATA_LIMITS.items() if form == "pie" else [("less", DATA_LIMITS["less"])]:
-                yield Case(f"data:{form}:{section}:{much}", lambda _, program=program, section=section: [program, section], limit, env)
-
-
 def cases():
     """All of them."""
     program = harness.build_program("pages")
@@ -142,7 +120,6 @@ def cases():
     found.append(Case("static:library", lambda _: [host, "fork"], ROOMY))
     found.append(Case("static:child", lambda _: ["/bin/sh", "-c", f"{statics} threads; exit $?"], ROOMY))
     found.append(Case("handed-on", lambda _: [program, "--merge", program, BALLAST, "inherited"], ROOMY))
-    found.extend(data_cases())
     return found
 
 
@@ -152,7 +129,6 @@ def test_pages(case, both, mode):
     both.outer = [harness.build_program("pages"), "--merge"] if case.name == "inherited" else ()
     with merging() if case.name in MERGED else contextlib.nullcontext():
         outcome = both.same(case, mode)
-    data_leaves = case.name.startswith("data:") and case.name.endswith(":less") and case.name.split(":")[2] not in DATA_BESIDES
-    if case.name in BOUNDED or case.name.startswith("static:") or data_leaves:
+    if case.name in BOUNDED or case.name.startswith("static:"):
         peak = (outcome.peak_rss or 0) / MIB
         expect(peak <= (case.limit + BESIDES) / MIB, f"{peak:.0f} MiB were resident, with a limit of {case.limit / MIB:.0f} MiB")

@@ -14,7 +14,7 @@ pub const O_RDONLY: u64 = 0;
 /// Open for reading and writing.
 pub const O_RDWR: u64 = 2;
 /// What another process could hold up the opening of does not wait for it.
-pub const O_NONBLOCK: u64 = 0o4_000;
+pub(crate) const O_NONBLOCK: u64 = 0o4_000;
 
 /// A descriptor that is closed when dropped. Always close-on-exec.
 #[derive(Debug)]

@@ -66,7 +66,7 @@ use crate::ground::sleeping::{self, Stopped};
 use crate::ground::small::Small;
 use crate::ground::{count, files, mappings, parts, report, text, thread};
 use crate::memory;
-use crate::memory::surrender;
+use crate::memory::{attributes, surrender};
 use crate::{family, process, signals};
 use farshore_backend::AnyBackend;
 use farshore_backend::file::can_be_made;
@@ -173,7 +173,7 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
     let Ok(share) = share else { return Err(Box::new(begun)) };
     let mut room = share.unwrap_or_else(|| start::room(&begun.options));
     let mut mapped = Ranges::default();
-    begun.statics.all().for_each(|array| mapped.add(array.start, array.end));
+    begun.statics.iter().for_each(|array| mapped.add(array.start, array.end));
     let beyond = mapped.bytes().saturating_sub(room);
     if beyond > 0 && !family::grow(beyond) {
         return Err(Box::new(begun));
@@ -552,9 +552,9 @@ fn stand_up(sleeper: &Sleeper, mask: SigSet, stacks: &[u64]) -> Result<SigSet, S
     } else {
         // Something may be mapped in the middle of the heap.
         let mut all = mapped.clone();
-        let plain = begun.statics.plain();
-        if !begun.statics.zeros.is_empty() {
-            let peculiar = begun.statics.zeros.iter().flat_map(|array| ranges::without(array.clone(), &plain.zeros));
+        if !begun.statics.is_empty() {
+            let plain = attributes::plain_parts(&begun.statics);
+            let peculiar = begun.statics.iter().flat_map(|array| ranges::without(array.clone(), &plain));
             peculiar.for_each(|part| all.remove(part.start, part.end));
         }
         all.add(heap.0.next_multiple_of(PAGE_SIZE as u64), heap.1.next_multiple_of(PAGE_SIZE as u64));
@@ -563,9 +563,7 @@ fn stand_up(sleeper: &Sleeper, mask: SigSet, stacks: &[u64]) -> Result<SigSet, S
             small.there().iter().for_each(|range| all.add(range.start, range.end));
         }
         runtime.space.with(|space| space.small = if add_up { Small::managed() } else { small.clone() });
-        let maps = mappings::maps();
-        memory::take_stock(runtime, &pagemap, &mappings::mappings_in(&maps), all.iter(), stacks);
-        memory::data::take_over(runtime, &maps, &plain.data, stacks);
+        memory::take_stock(runtime, &pagemap, &mappings::mappings(), all.iter(), stacks);
     }
     text::catch_calls();
     start::look_after(runtime);

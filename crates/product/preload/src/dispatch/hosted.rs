@@ -10,9 +10,10 @@
 //! * at the end the registers are as the kernel had made them for the program, and the program begins.
 
 use crate::ground::report;
-use crate::memory::statics::{self, Arrays, Section};
+use crate::memory::statics::{self, Section};
 use core::arch::global_asm;
 use core::ffi::{c_char, c_int};
+use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use farshore_host::{SCRIPT_LENGTH, passed, wait_for};
 use farshore_sys::hosted;
@@ -161,10 +162,10 @@ pub fn entry_of_program() -> Option<u64> {
 }
 
 /// The program's static arrays of at least `threshold` bytes.
-pub fn arrays(threshold: u64) -> Arrays {
+pub fn arrays(threshold: u64) -> Vec<Range<u64>> {
     let (headers, count) = (HEADERS.load(Ordering::Acquire), COUNT.load(Ordering::Acquire));
     if headers.is_null() {
-        return Arrays::default();
+        return Vec::new();
     }
     // SAFETY: the kernel has mapped that many program headers there.
     statics::of_program(unsafe { core::slice::from_raw_parts(headers, count) }, threshold)

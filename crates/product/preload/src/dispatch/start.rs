@@ -21,9 +21,9 @@ use crate::ground::report;
 use crate::ground::runtime::{Parts, Runtime, Space, install};
 use crate::ground::small::Small;
 use crate::ground::{count, mappings, nodes, own_threads, parts, text, thread};
-use crate::memory::statics::{self, Arrays};
-use crate::memory::{self, data};
+use crate::memory::{self, attributes, statics};
 use crate::{family, signals};
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 use farshore_backend::AnyBackend;
 use farshore_backend::device;
@@ -91,7 +91,7 @@ pub struct Begun {
     /// Where the heap began, bytes.
     pub heap_floor: u64,
     /// Static arrays that will be managed.
-    pub statics: Arrays,
+    pub statics: Vec<Range<u64>>,
     /// Faults that swap spaces inject (tests).
     faults: Option<FaultConfig>,
     /// Name of the program.
@@ -115,7 +115,7 @@ fn begin(mut options: Options, maps: &patch::Maps) -> Result<Begun, String> {
     let heap_floor = unsafe { vm::brk(0) };
     // What another thread may be using stays the kernel's.
     let arrays = if is_hosted() { hosted::arrays } else { statics::arrays };
-    let statics = if has_one_task() { arrays(options.threshold.bytes()) } else { Arrays::default() };
+    let statics = if has_one_task() { arrays(options.threshold.bytes()) } else { Vec::new() };
     Ok(Begun { options, heap_floor, statics, faults, program, started_ns: clock::by_syscall() })
 }
 
@@ -130,14 +130,14 @@ fn start(begun: Begun, maps: &patch::Maps) -> Result<(), String> {
     let statics = begun.statics.clone();
     let runtime = prepare(begun, maps)?;
     enter(runtime, None)?;
-    if statics.all().next().is_some() {
+    // A process whose user may not look at its page tables does without.
+    if let (false, Ok(pagemap)) = (statics.is_empty(), Pagemap::open()) {
         // Nothing of a hosted program has run yet, and merging is off: its arrays are as the kernel has mapped them, without attributes.
-        let (plain, now) = if is_hosted() { (statics, maps.text().to_owned()) } else { (statics.plain(), mappings::maps()) };
-        // A process whose user may not look at its page tables does without.
-        if let (false, Ok(pagemap)) = (plain.zeros.is_empty(), Pagemap::open()) {
-            memory::take_stock(runtime, &pagemap, &mappings::mappings_in(&now), plain.zeros.into_iter(), &[]);
-        }
-        data::take_over(runtime, &now, &plain.data, &[]);
+        let (plain, mappings) = match is_hosted() {
+            true => (statics, mappings::mappings_in(maps.text())),
+            false => (attributes::plain_parts(&statics), mappings::mappings()),
+        };
+        memory::take_stock(runtime, &pagemap, &mappings, plain.into_iter(), &[]);
     }
     text::catch_calls();
     look_after(runtime);

@@ -34,7 +34,7 @@
 
 mod take;
 
-pub use take::{enter_left, may_take, take_over};
+pub use take::{may_take, take_over};
 
 use crate::ground::mappings::mappings;
 use crate::ground::report;
@@ -134,11 +134,6 @@ fn with<R>(f: impl FnOnce(&mut Table) -> R) -> R {
 /// Whether some page of `range` can be handed back. Exact under the address-space lock.
 pub fn any(range: PageRange) -> bool {
     parts_in(range).iter().any(|part| !part.left)
-}
-
-/// Whether `range` has pages of which nothing but the file is known ([`Of::Left`]): they have its bytes again when the program throws its own away.
-pub fn any_left(range: PageRange) -> bool {
-    parts_in(range).iter().any(|part| part.left)
 }
 
 /// Whether some page of `range` is of a mapping that is shared.

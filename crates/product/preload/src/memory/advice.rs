@@ -56,16 +56,11 @@ pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
     }
     // Guarded pages are not managed, and become managed when the guard is removed.
     let guards_too = matches!(what, GUARD_REMOVE | DONTFORK | WIPEONFORK);
-    let ours = |r: &PageRange| any_managed(runtime, *r) || (guards_too && may_hold_guards(runtime, *r)) || files::any_left(*r);
+    let ours = |r: &PageRange| any_managed(runtime, *r) || (guards_too && may_hold_guards(runtime, *r));
     let Some(range) = range.filter(ours) else { return raw(nr::MADVISE, args) };
     if !serves_files(what) && files::any(range) {
         locked(runtime, |_| files::hand_back(runtime, range));
         return madvise(runtime, args);
-    }
-    // Such a page would have zeros where natively it has the bytes of its file. Kernels before 6.15 have no guards in mappings of files, and none
-    // has mappings of files that are wiped.
-    if matches!(what, GUARD_INSTALL | WIPEONFORK) && files::any_left(range) {
-        return error(Errno::EINVAL);
     }
     match what {
         advice::DONTNEED | advice::FREE | DONTNEED_LOCKED => {
@@ -145,9 +140,7 @@ fn may_hold_guards(runtime: &Runtime, range: PageRange) -> bool {
 
 fn discard(runtime: &Runtime, run: PageRange, held: Held, asked: u64, kernels: u64) -> i64 {
     if held != Held::Managed {
-        // What stopped being managed (locked, say) is of no file for the kernel, which would make it zeros.
-        let give_up = |piece, of| if of == Of::Left { error(Errno::EINVAL) } else { advise(piece, asked) };
-        return files::each_piece(run, give_up);
+        return advise(run, asked);
     }
     let call = |part: PageRange| match advise(part, kernels) {
         answer if is_error(answer) => Err(answer),

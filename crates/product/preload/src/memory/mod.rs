@@ -10,7 +10,6 @@
 
 mod advice;
 pub mod attributes;
-pub mod data;
 mod locks;
 mod runs;
 pub mod statics;
@@ -313,31 +312,17 @@ fn mmap(runtime: &Runtime, args: &Args) -> i64 {
 /// Maps what stays the kernel's, and replaces nothing that is managed.
 fn unmanaged(runtime: &Runtime, args: &Args) -> i64 {
     let [addr, len, protection, flags, fd, offset] = *args;
-    if flags & map::FIXED == 0 {
+    if flags & map::FIXED == 0 || flags & MAP_LOCKED != 0 {
         return raw(nr::MMAP, args);
     }
     // Under the lock: what it replaces must not become a mapping of ours before the kernel does it. What is to be brought in comes afterwards: a file
     // may be served by a thread of the program, which needs the lock (FUSE). For that reason locked memory goes without.
-    if flags & MAP_LOCKED != 0 {
-        let answer = raw(nr::MMAP, args);
-        return locked(runtime, |_| replaced(args, answer));
-    }
-    let call = || raw(nr::MMAP, &[addr, len, protection, flags & !MAP_POPULATE, fd, offset]);
-    let answer = locked(runtime, |_| replaced(args, call()));
+    let answer = locked(runtime, |_| raw(nr::MMAP, &[addr, len, protection, flags & !MAP_POPULATE, fd, offset]));
     if !is_error(answer) && flags & (MAP_POPULATE | MAP_NONBLOCK) == MAP_POPULATE {
         // As the kernel does it: private memory that may be written is written. What cannot be brought in is no error of this call.
         let is_written = flags & 0xf == map::PRIVATE && protection & prot::WRITE != 0;
         let what = if is_written { vm::advice::POPULATE_WRITE } else { vm::advice::POPULATE_READ };
         raw(nr::MADVISE, &[answer as u64, len, what, 0, 0, 0]);
-    }
-    answer
-}
-
-/// `mmap` with these arguments has answered, over memory that is not managed: what was left there of a file is forgotten.
-fn replaced(args: &Args, answer: i64) -> i64 {
-    let range = args[1].checked_next_multiple_of(PAGE).and_then(|len| pages(args[0], len));
-    if let Some(range) = range.filter(|_| args[3] & map::FIXED != 0 && !is_error(answer)) {
-        files::forget(range);
     }
     answer
 }
@@ -373,7 +358,7 @@ fn small_mapping(runtime: &Runtime, args: &Args) -> Option<i64> {
             space.small = Small::managed();
             return None;
         }
-        let answer = replaced(args, raw(nr::MMAP, args));
+        let answer = raw(nr::MMAP, args);
         if !is_error(answer) {
             space.small.note(answer as u64, answer as u64 + args[1].next_multiple_of(PAGE));
         }
@@ -592,10 +577,6 @@ fn mremap(runtime: &Runtime, args: &Args) -> i64 {
         // A mapping of a file moves and grows with its file.
         locked(runtime, |_| files::hand_back(runtime, from));
         return mremap(runtime, args);
-    }
-    if !only_shrinks && files::any_left(from) {
-        // It would grow by zeros. This is the answer for a range that is not one mapping.
-        return -i64::from(Errno::EFAULT.0);
     }
     if flags & MREMAP_FIXED != 0 && target.saturating_add(new_bytes) >= TABLE_END {
         // Managed memory cannot move to addresses for which there are no page words. Without five-level paging there are no such

@@ -1,4 +1,4 @@
-//! Static arrays: data of the program and of its libraries that is in no file (`.bss`), or begins in one (`.data`; [`super::data`]).
+//! Static arrays: data of the program and of its libraries that is in no file (`.bss`).
 //!
 //! The dynamic linker has mapped them before Farshore starts, so no call tells of them. The program headers do: behind the bytes that a
 //! segment has in its file, up to the segment's end, whole pages are anonymous. What lies behind the end is somebody else's, though the
@@ -9,15 +9,14 @@
 //! Data that Farshore's own code uses: nobody serves the faults of Farshore's threads, or of its handlers. So libc, the dynamic linker and
 //! Farshore are left out, and so is **every image to which a function that Farshore calls leads**: a sanitizer's runtime that has its own
 //! `memcpy`, a program that has. Variables of libraries that the program has a copy of (`R_X86_64_COPY`: `environ`, `stderr`) are left out with
-//! their pages, because libc uses the copy. Libraries that are loaded later map by calls, as all else does: what such a call maps of a file stays the
-//! kernel's.
+//! their pages, because libc uses the copy. What is mapped from the file (`.data`) stays the kernel's. Libraries that are loaded later map by
+//! calls, as all else does.
 
-use super::attributes;
 use crate::ground::{ranges, text};
 use core::ffi::{CStr, c_int, c_void};
 use core::ops::Range;
 use farshore_catch::patch;
-use farshore_core::limits::{GRANULE_SIZE, PAGE_SIZE};
+use farshore_core::limits::PAGE_SIZE;
 
 /// An entry of a dynamic section: `Elf64_Dyn`.
 #[repr(C)]
@@ -143,35 +142,10 @@ impl Section {
     }
 }
 
-/// Static arrays, in whole pages, in bytes.
-#[derive(Clone, Debug, Default)]
-pub struct Arrays {
-    /// Of zeros: in no file.
-    pub zeros: Vec<Range<u64>>,
-    /// With initial values: from where a segment begins to where its file ends. What the program may not write of it is not taken.
-    pub data: Vec<Range<u64>>,
-}
-
-impl Arrays {
-    /// All of them.
-    pub fn all(&self) -> impl Iterator<Item = &Range<u64>> {
-        self.zeros.iter().chain(&self.data)
-    }
-
-    /// The parts of each kind whose mappings are plain ([`attributes::plain_parts`]).
-    pub fn plain(&self) -> Arrays {
-        let all: Vec<Range<u64>> = self.all().cloned().collect();
-        let plain = if all.is_empty() { Vec::new() } else { attributes::plain_parts(&all) };
-        let (data, zeros) =
-            plain.into_iter().partition(|part| self.data.iter().any(|array| array.start < part.end && part.start < array.end));
-        Arrays { zeros, data }
-    }
-}
-
 struct Image {
     /// From the first segment to the end of the last, bytes.
     whole: Range<u64>,
-    arrays: Arrays,
+    arrays: Vec<Range<u64>>,
 }
 
 struct Found {
@@ -182,8 +156,8 @@ struct Found {
     images: Vec<Image>,
 }
 
-/// Where static arrays lie of at least `threshold` bytes. At start-up.
-pub fn arrays(threshold: u64) -> Arrays {
+/// Where static arrays lie of at least `threshold` bytes: whole pages, in bytes. At start-up.
+pub fn arrays(threshold: u64) -> Vec<Range<u64>> {
     let mut found = Found { threshold, own: 0, images: Vec::new() };
     // SAFETY: `add` gets what it expects: an image at a time, and this value.
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut found).cast()) };
@@ -192,39 +166,22 @@ pub fn arrays(threshold: u64) -> Arrays {
         let used = Section { base: own, first: &raw const DYNAMIC }.used();
         images.retain(|image| !used.iter().any(|at| image.whole.contains(at)));
     }
-    let mut all = Arrays::default();
-    for Image { arrays, .. } in images {
-        all.zeros.extend(arrays.zeros);
-        all.data.extend(arrays.data);
-    }
-    all
+    images.into_iter().flat_map(|image| image.arrays).collect()
 }
 
 /// The same for one program, by its program headers. Nothing of ours uses its data.
-pub fn of_program(headers: &[libc::Elf64_Phdr], threshold: u64) -> Arrays {
+pub fn of_program(headers: &[libc::Elf64_Phdr], threshold: u64) -> Vec<Range<u64>> {
     let itself = headers.iter().find(|header| header.p_type == libc::PT_PHDR);
     let base = itself.map_or(0, |header| (headers.as_ptr() as u64).wrapping_sub(header.p_vaddr));
-    arrays_of(headers, base, threshold)
+    zeros_of(headers, base, threshold).collect()
 }
 
-/// The least of an array with initial values that counts, bytes, whatever the threshold. Each start and wake copies it; and what programs have less
-/// of (tables of pointers, settings) is in use.
-const DATA_LEAST: u64 = GRANULE_SIZE as u64;
-
-/// What of an image's segments that can be written is in no file, and what is in the file, as far as it is large.
-fn arrays_of(headers: &[libc::Elf64_Phdr], base: u64, threshold: u64) -> Arrays {
+/// What of an image's segments that can be written is in no file, as far as that is `threshold` bytes or more.
+fn zeros_of(headers: &[libc::Elf64_Phdr], base: u64, threshold: u64) -> impl Iterator<Item = Range<u64>> {
     let whole = |end: u64| end.next_multiple_of(PAGE_SIZE as u64);
-    let segments = || {
-        let may_be_written = |header: &&libc::Elf64_Phdr| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W != 0;
-        headers.iter().filter(may_be_written).map(|segment| (base + segment.p_vaddr, segment.p_filesz, segment.p_memsz))
-    };
-    let is_large = |array: &Range<u64>| array.end.saturating_sub(array.start) >= threshold;
-    Arrays {
-        zeros: segments().map(|(at, file, memory)| whole(at + file)..whole(at + memory)).filter(is_large).collect(),
-        data: (segments().map(|(at, file, _)| at & !(PAGE_SIZE as u64 - 1)..whole(at + file)))
-            .filter(|array| is_large(array) && array.end - array.start >= DATA_LEAST)
-            .collect(),
-    }
+    (headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W != 0))
+        .map(move |segment| whole(base + segment.p_vaddr + segment.p_filesz)..whole(base + segment.p_vaddr + segment.p_memsz))
+        .filter(move |array| array.end.saturating_sub(array.start) >= threshold)
 }
 
 /// Looks at an image that is loaded.
@@ -247,16 +204,13 @@ unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _size: usize, found: *mu
         return 0;
     }
     let is_large = |array: &Range<u64>| array.end.saturating_sub(array.start) >= found.threshold;
-    let mut arrays = arrays_of(headers, info.dlpi_addr, found.threshold);
-    let are_some = |arrays: &Arrays| arrays.all().next().is_some();
-    if let (true, Some(dynamic)) = (are_some(&arrays), headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)) {
+    let mut arrays: Vec<Range<u64>> = zeros_of(headers, info.dlpi_addr, found.threshold).collect();
+    if let (false, Some(dynamic)) = (arrays.is_empty(), headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)) {
         let copies = Section { base: info.dlpi_addr, first: at(dynamic) as *const Dynamic }.copies();
-        for of in [&mut arrays.zeros, &mut arrays.data] {
-            *of = core::mem::take(of).into_iter().flat_map(|array| ranges::without(array, &copies)).filter(is_large).collect();
-        }
+        arrays = arrays.into_iter().flat_map(|array| ranges::without(array, &copies)).filter(is_large).collect();
     }
     let (start, end) = (segments().map(at).min(), segments().map(|segment| at(segment) + segment.p_memsz).max());
-    if let (Some(start), Some(end), false) = (start, end, !are_some(&arrays)) {
+    if let (Some(start), Some(end), false) = (start, end, arrays.is_empty()) {
         found.images.push(Image { whole: start..end, arrays });
     }
     0

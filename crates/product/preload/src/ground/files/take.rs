@@ -91,20 +91,6 @@ pub fn take_over(runtime: &Runtime, start: u64, args: &[u64; 6]) -> Option<PageR
     Some(range)
 }
 
-/// `range` is about to become memory with the bytes of the open file from its page `first` on, all of which counts as written by the program:
-/// it is *left* from the start, and needs no lease. False: too many files are known.
-pub fn enter_left(runtime: &Runtime, range: PageRange, first: u64, protection: u64, file: Fd) -> bool {
-    let entered = with(|table| {
-        let (file, comes) = table.file_without_lease(file)?;
-        table.enter(Part { range, file, first, shared: false, left: true, protection: Some(protection) });
-        Some(comes)
-    });
-    if entered == Some(true) {
-        runtime.note_own_fds();
-    }
-    entered.is_some()
-}
-
 /// Anonymous memory, registered, takes the place of the kernel's mapping of the file. False: the mapping is the kernel's, as it was.
 fn replace(runtime: &Runtime, part: &Part, protection: u64, own: i32) -> bool {
     let range = part.range;
@@ -131,27 +117,6 @@ fn replace(runtime: &Runtime, part: &Part, protection: u64, own: i32) -> bool {
 }
 
 impl Table {
-    /// The number of a file of which only pages are left, and whether a descriptor has come for it.
-    fn file_without_lease(&mut self, fd: Fd) -> Option<(usize, bool)> {
-        let about = lease::about(fd.raw()).ok()?;
-        let is_it = |open: &Option<Open>| open.as_ref().is_some_and(|open| open.id == about.id);
-        if let Some(number) = self.files.iter().position(is_it) {
-            return Some((number, false));
-        }
-        let number = self.files.iter().position(Option::is_none).unwrap_or(self.files.len());
-        if number >= MAPPED_FILES {
-            return None;
-        }
-        let (own, comes) = self.place(fd);
-        mapped::enter(number, own.raw(), about.size, false);
-        let open = Open { fd: own, leased: false, id: about.id, size: about.size, direct: false };
-        if number == self.files.len() {
-            self.files.push(None);
-        }
-        self.files[number] = Some(open);
-        Some((number, comes))
-    }
-
     /// The number of the file that `fd` has open, with a lease; and whether a descriptor has come for it.
     fn file(&mut self, fd: i32) -> Option<(usize, bool)> {
         let about = is_of_the_kind(fd)?;
