@@ -59,6 +59,8 @@ impl Server {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, SeqCst);
         let path = std::env::temp_dir().join(format!("farshore-nbd-{}-{number}", std::process::id()));
+        // Of a process that had this number before, and was killed.
+        let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();
         let server = Arc::new(Server {
             path,
@@ -74,13 +76,14 @@ impl Server {
             choose: Mutex::new(Box::new(|_, _| Deed::Right)),
             streams: Mutex::new(HashMap::new()),
         });
-        let this = Arc::clone(&server);
+        // It must not keep the server, which takes its socket away when nobody uses it any more.
+        let this = Arc::downgrade(&server);
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
+                let Some(this) = this.upgrade() else { break };
                 if this.away.load(SeqCst) {
                     continue;
                 }
-                let this = Arc::clone(&this);
                 let number = this.connections.fetch_add(1, SeqCst);
                 this.streams.lock().unwrap().insert(number, stream.try_clone().unwrap());
                 thread::spawn(move || {
