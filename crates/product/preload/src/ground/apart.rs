@@ -2,7 +2,7 @@
 //!
 //! The crates that the library is built with call libc's `mmap` and let the kernel choose: the highest hole. That may be one that the program
 //! has just made, and that it unmaps once more, or maps over (stress-ng's `mmapmany` does): what lies there is gone below our threads. So the
-//! linker gives these crates the two functions below in the place of libc's (`build.rs`); nobody but the library sees them.
+//! linker gives these crates the two functions below in the place of libc's (`build.rs`). Nobody else gets them: the program's `mmap` is libc's.
 //!
 //! 1. What they map lies where [`own::place`] says.
 //! 2. Of a ring of io_uring the kernel alone chooses the place (since Linux 6.4 a hint is `EINVAL`). Such a mapping is written down in
@@ -36,9 +36,8 @@ fn written_down(base: u64, len: u64) -> bool {
 
 /// Strikes one off.
 fn strike_off(base: u64, len: u64) {
-    for entry in
-        word(base, len).into_iter().flat_map(|word| AMONG.iter().filter(move |entry| entry.load(Ordering::Relaxed) == word))
-    {
+    let Some(word) = word(base, len) else { return };
+    for entry in AMONG.iter().filter(|entry| entry.load(Ordering::Relaxed) == word) {
         entry.store(0, Ordering::Release);
     }
 }
