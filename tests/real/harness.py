@@ -442,7 +442,7 @@ def check_stats(stats, limit):
     if stats["evictions"]["synchronous"] != 0:
         wrong.append(f"evictions.synchronous is {stats['evictions']['synchronous']}")
     if stats["swap"]["errors"] != 0:
-        wrong.append(f"swap.errors is {stats['swap']['errors']}")
+        wrong.append(f"swap.errors is {stats['swap']['errors']}, the last: {stats['swap'].get('last_error')}")
     return wrong
 
 

@@ -264,7 +264,7 @@ impl<B: Backend> Rig<B> {
             let expected = stamps[n as usize];
             // What cannot be had now can be had later: the fault was in the transfer.
             while let Err(why) = self.touch(worker as usize, worker * mine + n, expected, expected, &mut buffer) {
-                assert!(matches!(why, Failure::Read(..) | Failure::Checksum(_) | Failure::NoFrames), "{why}");
+                assert!(matches!(why, Failure::Transfer(_) | Failure::NoFrames), "{why}");
                 failed += 1;
             }
         }

@@ -142,6 +142,9 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
         let line = format!("{name:<22}{value:>12}{:>12}", rate.map_or(String::new(), |rate| rate.to_string()));
         let _ = writeln!(text, "{}", line.trim_end());
     }
+    if let Some(error) = &now.swap.last_error {
+        let _ = writeln!(text, "\nThe last of the errors: {}.", plain(error));
+    }
     text.push_str(&pace(now));
     if let Some(thrashing) = farshore_config::advice::within(since.unwrap_or(&Stats::default()), now) {
         let _ = writeln!(text, "\n{}", plain(&thrashing.advice));
@@ -266,6 +269,7 @@ mod tests {
             ..Space::default()
         }];
         before.faults.fetch = 100;
+        before.swap.last_error = Some("reading slot 7 of the swap space failed\u{1b}: short transfer".into());
         assert!(table(&before, None).starts_with("sort (process 7), , up 1.0 s\n\nmemory"), "{}", table(&before, None));
         (before.policy, before.prefetcher) = ("fifo".into(), "none".into());
         let mut now = before.clone();
@@ -273,6 +277,8 @@ mod tests {
         now.faults.fetch += 500;
         before.kinds = Some(Kinds { managed_bytes: 3 << 20, static_bytes: 5 << 20, ..Kinds::default() });
         let once = table(&before, None);
+        assert!(once.contains("\nThe last of the errors: reading slot 7 of the swap space failed"), "{once}");
+        assert!(!once.contains('\u{1b}'), "{once}");
         assert!(once.contains("  managed                  3.0 MiB\n  static data              5.0 MiB\n\nfaults"), "{once}");
         assert!(once.contains(" s\npolicy fifo, prefetcher none\n\nmemory"), "{once}");
         assert!(once.contains("sort (process 7)") && once.contains("  fetch                        100\n"), "{once}");

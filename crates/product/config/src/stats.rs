@@ -234,7 +234,7 @@ pub struct Evictors {
 }
 
 /// Traffic with the swap spaces.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Swap {
@@ -246,8 +246,11 @@ pub struct Swap {
     pub bytes_in: u64,
     /// Bytes written.
     pub bytes_out: u64,
-    /// Reads and writes that failed, each try.
+    /// Reads and writes that failed, each try; reads that gave other bytes than were written are among them.
     pub errors: u64,
+    /// What was wrong with the last of them. Most often the next try succeeded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_error: Option<String>,
     /// Room of freed pages that the disk has got back, in bytes.
     pub bytes_given_back: u64,
 }

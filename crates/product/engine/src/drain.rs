@@ -39,10 +39,10 @@
 
 use crate::Engine;
 use crate::evict::pipeline::Evictor;
-use crate::fault::resolve::{Failure, READ_TRIES};
+use crate::fault::resolve::READ_TRIES;
 use crate::fault::run::Alike;
 use crate::giving::{Giving, Looks};
-use crate::health::Usage;
+use crate::health::{Trouble, Usage};
 use crate::stats::Count;
 use core::sync::atomic::Ordering;
 use farshore_core::canary::{Canary, is_planted};
@@ -128,7 +128,7 @@ pub enum Drained {
     /// The space is empty, and gone.
     Gone,
     /// This many pages cannot be read, the last one for this reason. They stay, and so does the space.
-    Unreadable(u64, Failure),
+    Unreadable(u64, Trouble),
     /// No other space has room: the space is used again.
     NoRoom,
     /// The drain was called off: the space is used again.
@@ -166,7 +166,7 @@ struct Pass<'p> {
     /// Pages that cannot be read, by space.
     unreadable: [u64; SPACES_MAX],
     /// Why the last of them could not be read.
-    why: [Option<Failure>; SPACES_MAX],
+    why: [Option<Trouble>; SPACES_MAX],
     buffer: &'p mut [PageBuf],
     core: usize,
 }
@@ -456,13 +456,11 @@ impl<W: World> Engine<W> {
         for _ in 0..READ_TRIES {
             why = match self.read_for_drain(slot, &mut pass.buffer[..1], pass.core) {
                 Ok(()) if self.is_right(slot, &pass.buffer[0]) => None,
-                Ok(()) => Some(Failure::Checksum(slot)),
-                Err(error) => Some(Failure::Read(slot, error)),
+                Ok(()) => Some(Trouble::Checksum(slot)),
+                Err(error) => Some(Trouble::Read(slot, error)),
             };
-            if why.is_none() {
-                break;
-            }
-            self.stats.add(pass.core, Count::IoErrors, 1);
+            let Some(trouble) = why else { break };
+            self.note_trouble(pass.core, trouble);
         }
         if let (Some(_), Some(space)) = (why, self.slots.space_of(slot)) {
             pass.unreadable[space] += 1;

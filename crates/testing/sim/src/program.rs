@@ -184,7 +184,7 @@ pub fn must_be_explained(rig: &Rc<Rig>, page: Page, why: Failure) {
     let explained = world(|w| {
         let actor = &w.actors[w.current];
         match why {
-            Failure::Read(..) | Failure::Checksum(_) => actor.luck.bad_reads >= 3,
+            Failure::Transfer(_) => actor.luck.bad_reads >= 3,
             Failure::Kernel(KernelError::NoMemory) => actor.luck.no_memory,
             Failure::Kernel(_) => false,
             Failure::NoFrames => full || w.rates.full || w.now.saturating_sub(w.trouble_at) < TROUBLE_NS,

@@ -203,7 +203,7 @@ impl<W: World> Evictor<'_, W> {
                 let space = engine.slots.space_of(flight.slot).unwrap_or(SPACES_MAX);
                 engine.evictors.pace.note_ratio(self.floors.ratio(space, untag(tag).2, now.saturating_sub(flight.began_ns)));
             }
-            engine.note_write(flight.slot, flight.begun, result);
+            engine.note_write(self.core, flight.slot, flight.begun, result);
         }
     }
 
@@ -213,17 +213,12 @@ impl<W: World> Evictor<'_, W> {
             let (batch, first, count) = untag(tag);
             let state = if result.is_ok() { StageState::Quiet } else { StageState::Failed };
             self.ended(batch, first, count, state);
-            match result {
-                Ok(()) => {
-                    for stage in (first.0..first.0 + count).map(Stage) {
-                        let _ = engine.stage_is_written(stage);
-                    }
-                    engine.stats.add(self.core, Count::PagesOut, u64::from(count));
-                    engine.evictors.obstacles.note_room();
+            if result.is_ok() {
+                for stage in (first.0..first.0 + count).map(Stage) {
+                    let _ = engine.stage_is_written(stage);
                 }
-                Err(_) => {
-                    engine.stats.add(self.core, Count::IoErrors, 1);
-                }
+                engine.stats.add(self.core, Count::PagesOut, u64::from(count));
+                engine.evictors.obstacles.note_room();
             }
         }
     }

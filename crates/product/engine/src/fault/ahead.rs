@@ -7,7 +7,7 @@
 //! so they own no page while the process forks.
 
 use crate::Engine;
-use crate::stats::Count;
+use crate::health::Trouble;
 use crate::wishes::runs;
 use core::sync::atomic::Ordering;
 use farshore_core::page::{Page, PageRange};
@@ -116,8 +116,8 @@ impl<W: World> Engine<W> {
         let transfer = self.transfer(run.slot, core);
         let read = self.backend.read_run(run.slot, buffer);
         self.transferred(transfer);
-        if read.is_err() {
-            self.stats.add(core, Count::IoErrors, 1);
+        if let Err(why) = read {
+            self.note_trouble(core, Trouble::Read(run.slot, why));
             (0..run.count).for_each(|n| self.drop_run(run.page(n), core, run.slot.plus(n as u64), 1));
             return;
         }

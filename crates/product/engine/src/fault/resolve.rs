@@ -24,6 +24,7 @@ use crate::Engine;
 use crate::fault::epoch::Epoch;
 use crate::fault::guess::{guess_write, learn_write};
 use crate::fault::run::Along;
+use crate::health::Trouble;
 use crate::stats::{Count, FaultKind};
 use farshore_attach::{Event, Kind};
 use farshore_core::canary::{Canary, is_planted};
@@ -109,10 +110,8 @@ pub enum Resolved {
 /// Why a fault could not be served. The thread that needs the page gets SIGBUS; no thread gets wrong bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// The swap space could not be read.
-    Read(Slot, IoError),
-    /// The bytes that the swap space gave are not those that were written.
-    Checksum(Slot),
+    /// The page could not be read, or its bytes are not those that were written.
+    Transfer(Trouble),
     /// No frame can be made free: the swap space is full or fails.
     NoFrames,
     /// The kernel refused to map the page.
@@ -122,11 +121,7 @@ pub enum Failure {
 impl core::fmt::Display for Failure {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Failure::Read(slot, why) if slot.is_of_file() => write!(f, "reading a mapped file failed: {why}"),
-            Failure::Read(slot, why) => write!(f, "reading slot {} of the swap space failed: {why}", slot.number()),
-            Failure::Checksum(slot) => {
-                write!(f, "slot {} of the swap space has other bytes than were written to it", slot.number())
-            }
+            Failure::Transfer(trouble) => trouble.fmt(f),
             Failure::NoFrames => f.write_str(
                 "the memory limit is reached and no page can be written out (swap space full or failing); \
                  make room there, give another --swap, or raise --memory",
@@ -463,8 +458,8 @@ impl<W: World> Engine<W> {
         let bytes = &buffer[along.before];
         let right = match read {
             Ok(()) if is_planted(Canary::Checksum) || self.is_right(slot, bytes) => Ok(()),
-            Ok(()) => Err(Failure::Checksum(slot)),
-            Err(why) => Err(Failure::Read(slot, why)),
+            Ok(()) => Err(Trouble::Checksum(slot)),
+            Err(why) => Err(Trouble::Read(slot, why)),
         };
         if let Err(why) = right {
             self.drop_along(fault.page, fault.core, slot, along);
@@ -495,8 +490,8 @@ impl<W: World> Engine<W> {
     }
 
     /// The read failed, or its bytes are wrong: it is tried again, without other pages, a few times.
-    fn read_failed(&self, fault: &mut Fault, at: PageRef<'_>, slot: Slot, was: Word, along: Along, why: Failure) -> Step {
-        self.stats.add(fault.core, Count::IoErrors, 1);
+    fn read_failed(&self, fault: &mut Fault, at: PageRef<'_>, slot: Slot, was: Word, along: Along, why: Trouble) -> Step {
+        self.note_trouble(fault.core, why);
         // The error may have been about a page that came along: that try does not count.
         if along.pages() > 1 || fault.read_again().is_some_and(|tries| tries < READ_TRIES) {
             fault.alone();
@@ -504,7 +499,7 @@ impl<W: World> Engine<W> {
         }
         self.restore(fault.page, at.word, was);
         self.give_frames(fault.core, 1);
-        Step::Failed(why)
+        Step::Failed(Failure::Transfer(why))
     }
 
     fn make_writable(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {

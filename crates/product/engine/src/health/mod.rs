@@ -27,9 +27,11 @@
 //! ([`SlotMap::allow`]). So the thread that does so last has seen the last change.
 
 mod transfers;
+mod trouble;
 mod watcher;
 
 use crate::Engine;
+use crate::stats::Count;
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
 use farshore_core::seams::{Clock, IoError, World};
@@ -40,6 +42,8 @@ use farshore_core::sync::plain::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use farshore_core::word::Slot;
 pub(crate) use transfers::Transfer;
 use transfers::Transfers;
+pub use trouble::Trouble;
+use trouble::{LastTrouble, pack, unpack};
 pub use watcher::{Change, News, Watcher};
 
 /// Failed writes in a row after which a space is left alone.
@@ -123,22 +127,7 @@ pub struct Health {
     applying: SpinLock<()>,
     /// Transfers that are under way, and the watcher's sleep.
     transfers: Transfers,
-}
-
-fn pack(why: IoError) -> u64 {
-    match why {
-        IoError::Full => 1,
-        IoError::Short => 2,
-        IoError::Device(errno) => 1 << 32 | u64::from(errno as u32),
-    }
-}
-
-fn unpack(why: u64) -> IoError {
-    match why {
-        1 => IoError::Full,
-        2 => IoError::Short,
-        errno => IoError::Device(errno as u32 as i32),
-    }
+    last_trouble: LastTrouble,
 }
 
 impl Health {
@@ -163,6 +152,7 @@ impl Health {
             patience_ns: AtomicU64::new(PATIENCE_NS),
             applying: SpinLock::new(()),
             transfers: Transfers::new(),
+            last_trouble: LastTrouble::default(),
         }
     }
 
@@ -263,6 +253,11 @@ impl Health {
     /// Why the last of them failed.
     pub fn why(&self, space: usize) -> IoError {
         unpack(self.spaces[space].why.load(Ordering::Relaxed))
+    }
+
+    /// The last transfer that went wrong, in any space.
+    pub fn last_trouble(&self) -> Option<Trouble> {
+        self.last_trouble.get()
     }
 
     /// Whether slots of a space are given out.
@@ -392,13 +387,22 @@ impl<W: World> Engine<W> {
         self.health.transfers.end(transfer);
     }
 
+    /// A transfer on `core` went wrong: it is counted, and kept as the last.
+    pub(crate) fn note_trouble(&self, core: usize, trouble: Trouble) {
+        self.stats.add(core, Count::IoErrors, 1);
+        self.health.last_trouble.set(trouble);
+    }
+
     /// A write to `slot` begins.
     pub(crate) fn begin_write(&self, slot: Slot, trial: bool) -> Begun {
         Begun { trial, state: self.slots.space_of(slot).map_or(Writing::Works, |space| self.health.writing(space)) }
     }
 
     /// It has ended.
-    pub(crate) fn note_write(&self, slot: Slot, begun: Begun, result: Result<(), IoError>) {
+    pub(crate) fn note_write(&self, core: usize, slot: Slot, begun: Begun, result: Result<(), IoError>) {
+        if let Err(why) = result {
+            self.note_trouble(core, Trouble::Write(slot, why));
+        }
         let Some(space) = self.slots.space_of(slot) else { return };
         let changed = match result {
             Ok(()) => self.health.wrote(&self.slots, space, begun.trial),

@@ -160,6 +160,7 @@ impl Target for Runtime {
                 bytes_in: read * 4096,
                 bytes_out: written * 4096,
                 errors: engine.stats.total(Count::IoErrors),
+                last_error: engine.health.last_trouble().map(|trouble| trouble.to_string()),
                 bytes_given_back: engine.stats.total(Count::GivenBack),
             },
             prefetch: stats::Prefetch { issued, used, wasted: issued - used, threads: u64::from(engine.readers()) },

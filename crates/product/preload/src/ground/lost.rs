@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use farshore_core::page::Page;
 use farshore_core::seams::{Clock, Spaces};
 use farshore_engine::fault::resolve::Failure;
+use farshore_engine::health::Trouble;
 use farshore_sys::signal::SIGBUS;
 
 /// No second line about the same page within this time: a handler that returns tries again at once.
@@ -38,20 +39,20 @@ pub fn tell(runtime: &Runtime, page: Page, why: Failure, needed: Needed) {
     };
     let name = |slot| runtime.engine.backend.name_of(slot);
     match why {
-        Failure::Read(slot, why) if slot.is_of_file() => {
+        Failure::Transfer(Trouble::Read(slot, why)) if slot.is_of_file() => {
             report::line(format_args!("page {page:?} cannot be had: {} cannot be read ({why}); {end}", name(slot)));
         }
-        Failure::Read(slot, why) => report::line(format_args!(
+        Failure::Transfer(Trouble::Read(slot, why)) => report::line(format_args!(
             "page {page:?} cannot be had: slot {} of swap space {} cannot be read ({why}); {end}",
             slot.number(),
             name(slot)
         )),
-        Failure::Checksum(slot) => report::line(format_args!(
+        Failure::Transfer(Trouble::Checksum(slot)) => report::line(format_args!(
             "page {page:?} cannot be had: slot {} of swap space {} has other bytes than were written to it; {end}",
             slot.number(),
             name(slot)
         )),
-        why @ (Failure::NoFrames | Failure::Kernel(_)) => {
+        why @ (Failure::Transfer(Trouble::Write(..)) | Failure::NoFrames | Failure::Kernel(_)) => {
             report::line(format_args!("page {page:?} cannot be had: {why}; {end}"));
         }
     }
