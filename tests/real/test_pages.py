@@ -49,9 +49,9 @@ def merging():
 # Sections that need the kernel to merge pages.
 MERGED = ("merged", "advised", "inherited", "handed-on")
 # Sections that stay within the limit, but for what Farshore and libc need.
-BOUNDED, BESIDES = ("childrenleave", "mlocklimit", "mlockmore", "hugeleaves", "hugebefore", "small", "smallbefore", "smallguarded", "smallguardedbefore", "smallgrows"), 24 * MIB
+BOUNDED, BESIDES = ("childrenleave", "mlocklimit", "mlockmore", "hugeleaves", "hugebefore", "small", "smallbefore", "smallguarded", "smallguardedbefore", "smallgrows", "knowndevices"), 24 * MIB
 # Sections that fit into the limit, at first or altogether: there the ballast does nothing. One MiB of it.
-FITTING = {"huge": 512 * MIB, "hugeleaves": 144 * MIB, "hugebefore": 144 * MIB, "hugefiltered": 512 * MIB, "smallbefore": 24 * MIB, "smallguardedbefore": 24 * MIB,
+FITTING = {"huge": 512 * MIB, "hugeleaves": 144 * MIB, "hugebefore": 144 * MIB, "knowndevices": 144 * MIB, "hugefiltered": 512 * MIB, "smallbefore": 24 * MIB, "smallguardedbefore": 24 * MIB,
            "smallgrows": 24 * MIB, "readonly": 24 * MIB}
 # Devices that may be opened for writing and do nothing by that, and that Farshore does not know.
 DEVICES = ("/dev/cpu_dma_latency", "/dev/vga_arbiter")

@@ -10,7 +10,7 @@
 
 static const struct { const char *name; void (*run)(void); } sections[] = {
     { "merged", section_merged }, { "advised", section_advised }, { "inherited", section_inherited },
-    { "device", section_device }, { "devicewrite", section_devicewrite }, { "devicefull", section_devicefull },
+    { "device", section_device }, { "devicewrite", section_devicewrite }, { "devicefull", section_devicefull }, { "knowndevices", section_knowndevices },
     { "growsdown", section_growsdown }, { "droppable", section_droppable }, { "softdirty", section_softdirty }, { "high", section_high },
     { "holes", section_holes }, { "grown", section_grown }, { "mlocklimit", section_mlocklimit }, { "mlockmore", section_mlockmore },
     { "mlockpieces", section_mlockpieces },

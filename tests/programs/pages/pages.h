@@ -18,6 +18,7 @@ void section_inherited(void);
 void section_device(void);
 void section_devicewrite(void);
 void section_devicefull(void);
+void section_knowndevices(void);
 
 void section_growsdown(void);
 void section_droppable(void);

@@ -59,6 +59,9 @@ const KNOWN: &[(u32, Option<&[u32]>)] = &[
     (229, None),
 ];
 
+/// Known devices that may hand memory to somebody by a request which is refused (`commands.rs`), unless nobody looked at it: KVM, video and USB.
+const HAND_ON: &[(u32, Option<&[u32]>)] = &[(10, Some(&[232])), (81, None), (189, None)];
+
 /// Types of requests that descriptors without a file have: timers and what all answer (`T`), perf (`$`), seccomp's listeners (`!`), epoll,
 /// pidfd, file flags (`f`), sync files (`>`) and DMA buffers (`b`).
 const ANONYMOUS: [u64; 8] = [0x54, 0x24, 0x21, 0x8a, 0xff, 0x66, 0x3e, 0x62];
@@ -92,8 +95,12 @@ fn numbers(device: u32) -> (u32, u32) {
 
 /// Whether a character device of these numbers may keep memory.
 fn may_keep(device: u32) -> bool {
+    !is_among(KNOWN, device)
+}
+
+fn is_among(list: &[(u32, Option<&[u32]>)], device: u32) -> bool {
     let (major, minor) = numbers(device);
-    !KNOWN.iter().any(|(known, minors)| *known == major && minors.is_none_or(|minors| minors.contains(&minor)))
+    list.iter().any(|(known, minors)| *known == major && minors.is_none_or(|minors| minors.contains(&minor)))
 }
 
 /// The device, if `fd` is a character device that may keep memory.
@@ -184,12 +191,10 @@ pub fn look_at_inherited(mem: &impl Memory) {
 /// Whether some driver may have been told about memory while nobody looked at requests: whether something is open that keeps what it is told about, or of whose
 /// requests some are refused (`commands.rs`). When a dormant process wakes.
 pub fn may_have_been_told(mem: &impl Memory) -> bool {
-    /// Memory and random numbers, terminals.
-    const TELL_NOTHING: [u32; 11] = [1, 4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
     let mut told = false;
     each_descriptor(mem, |fd| {
         told |= mode_and_device(mem, fd).is_some_and(|(mode, device)| match mode & libc::S_IFMT {
-            libc::S_IFCHR => !TELL_NOTHING.contains(&numbers(device).0),
+            libc::S_IFCHR => may_keep(device) || is_among(HAND_ON, device),
             0 => !is_plain_anonymous(mem, fd),
             _ => false,
         });
