@@ -564,6 +564,95 @@ static void section_asked(void)
     printf("%s: as it was written\n", section);
 }
 
+/* What a process that is not ours finds locked of the first byte: a lock for reading, one for writing, or none. */
+static const char *locked_for(void)
+{
+    static const char *const kinds[] = { "nobody", "reading", "writing" };
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        struct flock asked = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1 };
+        int fd = open(path, O_RDONLY);
+        _exit(fd < 0 || fcntl(fd, F_GETLK, &asked) != 0 ? 9 : asked.l_type == F_RDLCK ? 1 : asked.l_type == F_WRLCK ? 2 : 0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) < 3);
+    return kinds[WEXITSTATUS(status)];
+}
+
+static void show(const char *when, const char *who)
+{
+    printf("%s: %s: %s\n", section, when, who);
+    fflush(stdout);
+}
+
+static void lock_it(int fd, int type)
+{
+    struct flock lock = { .l_type = (short)type, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1 };
+    CHECK(fcntl(fd, F_SETLK, &lock) == 0);
+}
+
+static void *lock_and_unlock(void *stop)
+{
+    int fd = open(path, O_RDONLY);
+    CHECK(fd >= 0);
+    while (!__atomic_load_n((int *)stop, __ATOMIC_ACQUIRE)) {
+        lock_it(fd, F_RDLCK);
+        if (strcmp(locked_for(), "reading") != 0) die("the lock is gone");
+        lock_it(fd, F_UNLCK);
+    }
+    return NULL;
+}
+
+/* A record lock stays until the program itself closes the file, or unlocks it. */
+static void section_recordlocks(void)
+{
+    make_file(0);
+    int fd = open(path, O_RDONLY);
+    CHECK(fd >= 0);
+    /* Before the file is mapped. */
+    lock_it(fd, F_RDLCK);
+    CHECK((mapped = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0)) != MAP_FAILED);
+    show("mapped", locked_for());
+    check_all(0, pages, 0);
+    CHECK(munmap(mapped, size) == 0);
+    show("unmapped", locked_for());
+    lock_it(fd, F_UNLCK);
+    show("unlocked", locked_for());
+    /* After it. */
+    CHECK((mapped = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0)) != MAP_FAILED);
+    check_all(0, pages / 2, 0);
+    lock_it(fd, F_RDLCK);
+    CHECK(munmap(mapped, size) == 0);
+    show("locked, unmapped", locked_for());
+    CHECK((mapped = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0)) != MAP_FAILED);
+    show("mapped again", locked_for());
+    /* Somebody opens it for writing. */
+    elsewhere(rewrite_all);
+    check_all(0, pages, 2);
+    show("written", locked_for());
+    CHECK(munmap(mapped, size) == 0);
+    /* One that can be written by this process. */
+    int both = open(path, O_RDWR);
+    CHECK(both >= 0);
+    lock_it(both, F_WRLCK);
+    CHECK((mapped = mmap(NULL, size, PROT_READ, MAP_SHARED, both, 0)) != MAP_FAILED);
+    check_all(0, pages, 2);
+    show("for writing", locked_for());
+    CHECK(munmap(mapped, size) == 0 && close(both) == 0);
+    show("closed", locked_for());
+    /* Beside mappings that come and go. */
+    int stop = 0;
+    pthread_t locker;
+    CHECK(pthread_create(&locker, NULL, lock_and_unlock, &stop) == 0);
+    for (int round = 0; round < 200; round++) {
+        unsigned char *at = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+        CHECK(at != MAP_FAILED && is_right(at, (size_t)round, 2) && munmap(at, size) == 0);
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
+    CHECK(pthread_join(locker, NULL) == 0);
+}
+
 static void section_make(void) { make_file(0); }
 static void section_rewrite(void) { make_file(0); rewrite_all(); }
 
@@ -572,7 +661,7 @@ static const struct { const char *name; void (*run)(void); } sections[] = {
     { "written", section_written }, { "calls", section_calls }, { "children", section_children }, { "writer", section_writer },
     { "own", section_own }, { "privatewriter", section_privatewriter }, { "truncated", section_truncated }, { "threads", section_threads },
     { "familywriter", section_familywriter }, { "pieces", section_pieces }, { "moves", section_moves }, { "grows", section_grows },
-    { "versions", section_versions }, { "asked", section_asked }, { "make", section_make }, { "rewrite", section_rewrite },
+    { "recordlocks", section_recordlocks }, { "versions", section_versions }, { "asked", section_asked }, { "make", section_make }, { "rewrite", section_rewrite },
 };
 
 int main(int argc, char **argv)

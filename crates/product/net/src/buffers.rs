@@ -55,6 +55,10 @@ pub trait Memory {
     fn frames(&self) -> u64;
     /// Makes the pages of a range present, and unmanaged for good: the kernel will touch them without a call.
     fn keep(&self, addr: u64, len: u64);
+    /// Makes a call that may give the program a record lock, which it loses when a descriptor of ours of the same file is closed.
+    fn lock_record(&self, call: &mut dyn FnMut() -> i64) -> i64 {
+        call()
+    }
     /// Gives all memory of the program to the kernel, for good, since a device (major and minor number) may keep some of it. False: it would
     /// not fit into the limit.
     fn surrender(&self, device: (u32, u32)) -> bool;

@@ -95,6 +95,39 @@ pub fn open_at(at: i32, path: &CStr, flags: u64) -> Result<Fd, Errno> {
     Ok(Fd(raw as i32))
 }
 
+/// As [`open`], a path of at most 47 bytes. Allocates nothing.
+///
+/// # Errors
+/// What openat(2) answers; `EINVAL` if the path is longer.
+pub fn open_formatted(path: core::fmt::Arguments<'_>, flags: u64) -> Result<Fd, Errno> {
+    let mut room = Path([0; 48], 0);
+    core::fmt::Write::write_fmt(&mut room, path).map_err(|_| Errno::EINVAL)?;
+    open(CStr::from_bytes_until_nul(&room.0).map_err(|_| Errno::EINVAL)?, flags)
+}
+
+/// Room for a short path, and how long it is.
+struct Path([u8; 48], usize);
+
+impl core::fmt::Write for Path {
+    fn write_str(&mut self, text: &str) -> core::fmt::Result {
+        // A byte stays 0, behind the path.
+        let room = self.0.get_mut(self.1..47).and_then(|room| room.get_mut(..text.len())).ok_or(core::fmt::Error)?;
+        room.copy_from_slice(text.as_bytes());
+        self.1 += text.len();
+        Ok(())
+    }
+}
+
+/// Calls `found` for each name among what getdents64(2) has given that is a number: of `/proc/PID/fd` the descriptors.
+pub fn each_number(mut entries: &[u8], mut found: impl FnMut(u32)) {
+    // struct linux_dirent64: the length at byte 16, the name from byte 19 on.
+    while let Some((len, name)) = entries.get(16..18).zip(entries.get(19..)) {
+        let name = CStr::from_bytes_until_nul(name).unwrap_or_default();
+        name.to_str().ok().and_then(|name| name.parse().ok()).into_iter().for_each(&mut found);
+        entries = entries.get(usize::from(u16::from_ne_bytes([len[0], len[1]]))..).filter(|_| len != [0, 0]).unwrap_or_default();
+    }
+}
+
 /// An exec closes the descriptor with this number, which was inherited. Without an error if it is not open.
 pub fn leave_at_exec(number: i32) {
     const F_SETFD: u64 = 2;

@@ -8,8 +8,6 @@
 
 use crate::fd::{self, Fd};
 use crate::raw::{self, Errno, nr};
-use core::ffi::CStr;
-use core::fmt::Write as _;
 
 const F_SETOWN: u64 = 8;
 const F_SETSIG: u64 = 10;
@@ -79,25 +77,7 @@ pub fn file_system(fd: i32) -> Result<u64, Errno> {
 /// # Errors
 /// What openat(2) answers; without `/proc` `ENOENT`.
 pub fn open_again(fd: i32, direct: bool) -> Result<Fd, Errno> {
-    let mut path = Path([0; 32], 0);
-    if write!(path, "/proc/self/fd/{fd}").is_err() {
-        return Err(Errno::EINVAL);
-    }
-    let path = CStr::from_bytes_until_nul(&path.0).map_err(|_| Errno::EINVAL)?;
-    fd::open(path, fd::O_RDONLY | if direct { O_DIRECT } else { 0 })
-}
-
-/// Room for a short path, and how long it is.
-struct Path([u8; 32], usize);
-
-impl core::fmt::Write for Path {
-    fn write_str(&mut self, text: &str) -> core::fmt::Result {
-        // A byte stays 0, behind the path.
-        let room = self.0.get_mut(self.1..31).and_then(|room| room.get_mut(..text.len())).ok_or(core::fmt::Error)?;
-        room.copy_from_slice(text.as_bytes());
-        self.1 += text.len();
-        Ok(())
-    }
+    fd::open_formatted(format_args!("/proc/self/fd/{fd}"), fd::O_RDONLY | if direct { O_DIRECT } else { 0 })
 }
 
 fn control(fd: i32, command: u64, argument: u64) -> Result<u64, Errno> {

@@ -52,6 +52,7 @@ pub mod own;
 pub mod pagemap;
 pub mod probe;
 pub mod raw;
+pub mod record;
 pub mod signal;
 pub mod sud;
 pub mod thread;

@@ -94,7 +94,8 @@ pub(super) fn fcntl(mem: &impl Memory, nr: u64, args: &Args) -> i64 {
         1039 | 1040 => 16,
         _ => return mem.raw(nr, args),
     };
-    run(mem, nr, args, &[Ptr { arg: 2, dir: Dir::Both, extent: Extent::Bytes(bytes) }])
+    let mut call = || run(mem, nr, args, &[Ptr { arg: 2, dir: Dir::Both, extent: Extent::Bytes(bytes) }]);
+    if matches!(args[1] as i32, libc::F_SETLK | libc::F_SETLKW) { mem.lock_record(&mut call) } else { call() }
 }
 
 /// `SCM_RIGHTS` messages of a control buffer that are looked through; the kernel takes one with at most 253 descriptors.

@@ -240,13 +240,8 @@ fn each_descriptor(mem: &impl Memory, mut found: impl FnMut(u64)) {
         let addr = pin_local(mem, &mut pins, &mut entries);
         let got = mem.own(libc::SYS_getdents64 as u64, &[folder.raw() as u64, addr, 4096, 0, 0, 0]);
         pins.release();
-        let Some(mut rest) = usize::try_from(got).ok().filter(|&got| got > 0).and_then(|got| entries.get(..got)) else { return };
-        // struct linux_dirent64: the length at byte 16, the name from byte 19 on.
-        while let Some((len, name)) = rest.get(16..18).zip(rest.get(19..)) {
-            let name = core::ffi::CStr::from_bytes_until_nul(name).unwrap_or_default();
-            name.to_str().ok().and_then(|name| name.parse().ok()).into_iter().for_each(|fd: u32| found(fd.into()));
-            rest = rest.get(usize::from(u16::from_ne_bytes([len[0], len[1]]))..).filter(|_| len != [0, 0]).unwrap_or_default();
-        }
+        let Some(got) = usize::try_from(got).ok().filter(|&got| got > 0).and_then(|got| entries.get(..got)) else { return };
+        fd::each_number(got, |fd| found(fd.into()));
     }
 }
 

@@ -23,6 +23,7 @@ mod quick;
 mod start;
 mod unithreads;
 
+use crate::ground::files;
 use crate::ground::lost::{self, Needed};
 use crate::ground::net::{Net, net, pinned};
 use crate::ground::runtime::{Runtime, runtime, uninterrupted};
@@ -251,6 +252,10 @@ impl Memory for Net {
 
     fn refuse_strict_mode(&self) -> i64 {
         filters::refuse_strict()
+    }
+
+    fn lock_record(&self, call: &mut dyn FnMut() -> i64) -> i64 {
+        if runtime().is_some_and(|runtime| runtime.options.files) { files::locking(call) } else { call() }
     }
 
     fn surrender(&self, device: (u32, u32)) -> bool {

@@ -29,11 +29,14 @@
 //!    ours is needed.
 //! 3. **What the program may see is the same.** A call that does to a mapping of a file what it does not do to anonymous memory, and
 //!    that we do not serve ourselves, has the pages handed back first (`memory`).
+//! 4. **No descriptor of ours is closed while the program has record locks on its file**: they would go with it (`locks.rs`).
 //!
 //! All of this is used under the address-space lock; the mutex within it makes that safe.
 
+mod locks;
 mod take;
 
+pub use locks::locking;
 pub use take::{may_take, take_over};
 
 use crate::ground::mappings::mappings;
@@ -116,9 +119,11 @@ struct Table {
     parts: Vec<Part>,
     /// Numbers of descriptors that files had. They stay ours, since the program has never had them: `/dev/null` has them meanwhile.
     parked: Vec<Fd>,
+    /// Files that are done, and on which the program has record locks.
+    kept: Vec<Fd>,
 }
 
-static TABLE: Mutex<Table> = Mutex::new(Table { files: Vec::new(), parts: Vec::new(), parked: Vec::new() });
+static TABLE: Mutex<Table> = Mutex::new(Table { files: Vec::new(), parts: Vec::new(), parked: Vec::new(), kept: Vec::new() });
 /// There may be managed pages of files. Written under the lock; without it a hint.
 static SOME: AtomicBool = AtomicBool::new(false);
 /// A lease was taken at some time.
@@ -168,8 +173,10 @@ fn parts_in(range: PageRange) -> Vec<Part> {
 
 /// The descriptors that files have, or had.
 pub fn descriptors() -> Vec<i32> {
-    let parked =
-        if LEASED.load(Ordering::Relaxed) { with(|table| table.parked.iter().map(Fd::raw).collect()) } else { Vec::new() };
+    let parked = match LEASED.load(Ordering::Relaxed) {
+        true => with(|table| table.parked.iter().chain(&table.kept).map(Fd::raw).collect()),
+        false => Vec::new(),
+    };
     mapped::fds().chain(parked).collect()
 }
 
@@ -204,6 +211,7 @@ impl Table {
 
     /// Closes files that have no part any more.
     fn close_what_is_done(&mut self) {
+        self.close_what_was_kept();
         for number in 0..self.files.len() {
             if !self.parts.iter().any(|part| part.file == number) {
                 self.close(number);
@@ -219,16 +227,28 @@ impl Table {
         if open.leased {
             lease::release(open.fd.raw());
         }
-        self.park(open.fd);
+        self.close_or_keep(open.fd);
     }
 
-    /// Closes a file. Its number gets another one, and stays ours.
-    fn park(&mut self, fd: Fd) {
+    /// Closes a file, unless the program has record locks on it.
+    fn close_or_keep(&mut self, fd: Fd) {
         if DECLINED.load(Ordering::Relaxed) {
             // A filter may stop the calls that it takes. The file stays open, without a lease.
             self.parked.push(fd);
             return;
         }
+        let (number, mut fd) = (fd.raw(), Some(fd));
+        let _ = locks::unless_locked(number, || fd.take().into_iter().for_each(|fd| self.park(fd)));
+        self.kept.extend(fd);
+    }
+
+    /// As far as the program has no record locks on them any more.
+    fn close_what_was_kept(&mut self) {
+        core::mem::take(&mut self.kept).into_iter().for_each(|fd| self.close_or_keep(fd));
+    }
+
+    /// Closes a file. Its number gets another one, and stays ours. The program has no record locks on it.
+    fn park(&mut self, fd: Fd) {
         let place = fd.into_raw();
         match fd::open(c"/dev/null", fd::O_RDONLY).map(|null| lease::take_number(null, place)) {
             Ok(Ok(parked)) => self.parked.push(parked),
@@ -392,6 +412,7 @@ fn hand_file_back(runtime: &Runtime, number: usize) {
 pub fn begin_child(runtime: &Runtime, own_files: bool) {
     // A thread that was looking at it, without changing it, does not exist here.
     TABLE.reset();
+    locks::begin_child();
     if !SOME.load(Ordering::Relaxed) {
         return;
     }
@@ -450,7 +471,7 @@ mod tests {
     #[test]
     fn what_is_cut_out_of_the_table_leaves_the_ends() {
         let range = |start, end| PageRange { start: Page(start), end: Page(end) };
-        let mut table = Table { files: Vec::new(), parts: Vec::new(), parked: Vec::new() };
+        let mut table = Table { files: Vec::new(), parts: Vec::new(), parked: Vec::new(), kept: Vec::new() };
         let part =
             |start, end, first| Part { range: range(start, end), file: 0, first, shared: false, left: false, protection: None };
         table.enter(part(300, 400, 0));

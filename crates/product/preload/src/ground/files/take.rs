@@ -1,6 +1,6 @@
 //! How a mapping of a file becomes managed: the head of [`super`] has the picture.
 
-use super::{DECLINED, LEASED, Open, Part, SIGNAL, Table, map_file, with};
+use super::{DECLINED, LEASED, Open, Part, SIGNAL, Table, locks, map_file, with};
 use crate::ground::runtime::Runtime;
 use crate::ground::{parts, report, thread};
 use core::sync::atomic::Ordering;
@@ -136,22 +136,30 @@ impl Table {
         if number >= MAPPED_FILES {
             return None;
         }
-        let (own, direct) = open_for_reading(fd)?;
-        let (own, comes) = self.place(own);
-        LEASED.store(true, Ordering::Relaxed);
-        let leased = lease::take(&own, SIGNAL, getpid()).ok().and_then(|()| lease::about(own.raw()).ok());
-        // The size is what it is from here on.
-        let Some(now) = leased.filter(|now| now.id == about.id) else {
-            self.park(own);
-            return None;
-        };
-        mapped::enter(number, own.raw(), now.size, direct);
-        let open = Open { fd: own, leased: true, id: now.id, size: now.size, direct };
+        self.close_what_was_kept();
+        let (open, comes) = locks::unless_locked(fd, || self.open(fd, about.id)).flatten()?;
+        mapped::enter(number, open.fd.raw(), open.size, open.direct);
         if number == self.files.len() {
             self.files.push(None);
         }
         self.files[number] = Some(open);
         Some((number, comes))
+    }
+
+    /// Opens the file that `fd` has open, with a lease; and whether a descriptor has come for it.
+    fn open(&mut self, fd: i32, id: (u64, u64)) -> Option<(Open, bool)> {
+        let (own, direct) = open_for_reading(fd)?;
+        let (own, comes) = self.place(own);
+        LEASED.store(true, Ordering::Relaxed);
+        let leased = lease::take(&own, SIGNAL, getpid()).ok().and_then(|()| lease::about(own.raw()).ok());
+        // The size is what it is from here on.
+        match leased.filter(|now| now.id == id) {
+            Some(now) => Some((Open { fd: own, leased: true, id, size: now.size, direct }, comes)),
+            None => {
+                self.park(own);
+                None
+            }
+        }
     }
 
     /// The descriptor under a number that the program does not come across, and whether that number was not ours before.
