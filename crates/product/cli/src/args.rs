@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
 use farshore_config::pace::OrAuto;
-use farshore_config::{FaultMode, Named, Size, StatsTarget, SwapSpec, Time};
+use farshore_config::{FaultMode, Named, Size, Slowdown, StatsTarget, SwapSpec, Time};
 
 use crate::others::{BENCH, METRICS, NODE, Other, PLAN, TOP};
 
@@ -74,10 +74,27 @@ pub enum Command {
     after_long_help = AFTER_RUN
 )]
 pub struct RunArgs {
-    /// Local memory for managed pages, at least 4M; required here or in the config file
+    /// Local memory for managed pages, at least 4M; this or --slowdown is required, here or in the config file
     // A negative size should be called that, not an unknown option.
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory: Option<Size>,
+
+    /// Choose the local memory: the least with which faults make the program at most this much slower (5%)
+    ///
+    /// Farshore measures the time that is lost to faults. It takes memory away in small steps while less is lost, and gives it back
+    /// within seconds when more is. PROGRAM and the processes that share its limit are measured together. In place of --memory.
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
+    pub slowdown: Option<Slowdown>,
+
+    /// The least memory that --slowdown may choose [default: 16M]
+    ///
+    /// A program that fits it stays as it is: nothing is measured, and nothing is taken away.
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub memory_min: Option<Size>,
+
+    /// The most memory that --slowdown may choose, and what PROGRAM begins with [default: what the machine has, or the control group]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub memory_max: Option<Size>,
 
     /// Where cold pages go; repeat to spread them over several
     ///
@@ -238,6 +255,7 @@ const AFTER_RUN: &str = "\
 Examples:
   farshore run --memory 256M -- sort -S 1G big.txt
   farshore run --memory 1G --swap dir:/mnt/a --swap dir:/mnt/b -- redis-server
+  farshore run --slowdown 5% -- redis-server
   farshore run --memory 64M --swap delay:10us --stats - -- ./program
   farshore run --memory 1G --encrypt -- ./program
   farshore run --memory 8G --files -- llama-cli -m model.gguf
@@ -303,6 +321,9 @@ pub struct StatArgs {
 #[command(after_long_help = "\
 Keys:
   memory=SIZE   the local memory: more at once; less as fast as pages can leave
+  slowdown=PERCENT
+                chooses the local memory, as --slowdown of 'farshore run': at most the last --memory,
+                --memory-max or memory=. slowdown=off and memory= end that; off keeps the limit
   swap+=SPEC    adds a swap space (dir:, file: or dev:), or calls off the removal of one
   swap-=SPEC    removes a swap space, named as 'farshore stat' shows it: what it holds moves to the
                 others, then its file is closed. The command waits for that; after Ctrl-C it goes on

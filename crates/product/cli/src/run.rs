@@ -46,6 +46,9 @@ fn options(arguments: RunArgs) -> Result<Options, Refusal> {
     let file = arguments.config.as_deref().map(Partial::from_file).transpose().map_err(wrong)?;
     let line = Partial {
         memory: arguments.memory,
+        slowdown: arguments.slowdown,
+        memory_min: arguments.memory_min,
+        memory_max: arguments.memory_max,
         swap: (!arguments.swap.is_empty()).then_some(arguments.swap),
         fault: arguments.fault,
         policy: arguments.policy,

@@ -121,6 +121,13 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
     text.push('\n');
     let _ = writeln!(text, "{:<22}{:>12}{:>12}", "memory", "now", "peak");
     let _ = writeln!(text, "{:<22}{:>12}", "  limit", bytes(now.memory_limit_bytes));
+    if let Some(it) = &now.autopilot {
+        let percent = |ppm: u64| format!("{:.2} %", ppm as f64 / 10_000.0);
+        let bounds = format!("{} to {}", bytes(it.least_bytes), bytes(it.most_bytes));
+        let decides = if it.decides { "" } else { ", by a relative" };
+        let _ = writeln!(text, "{:<22}{:>12}  ({bounds}{decides})", "  chosen for", percent(it.target_ppm));
+        let _ = writeln!(text, "{:<22}{:>12}", "  measured slowdown", percent(it.measured_ppm));
+    }
     for (name, value, peak) in [
         ("  resident", now.resident_bytes, now.resident_bytes_peak),
         ("  managed", now.managed_bytes, now.managed_bytes_peak),
@@ -256,7 +263,7 @@ fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farshore_config::stats::{Kinds, Pool, Space};
+    use farshore_config::stats::{Autopilot, Kinds, Pool, Space};
 
     #[test]
     fn the_table_shows_rates_when_it_is_watched() {
@@ -295,7 +302,20 @@ mod tests {
             repeated_pages,
             ..Pool::default()
         });
+        now.autopilot = Some(Autopilot {
+            target_ppm: 50_000,
+            measured_ppm: 31_400,
+            least_bytes: 16 * mib,
+            most_bytes: 1024 * mib,
+            decides: true,
+            ..Autopilot::default()
+        });
         let watched = table(&now, Some(&before));
+        assert!(
+            watched.contains("\n  chosen for                5.00 %  (16.0 MiB to 1.0 GiB)\n  measured slowdown         3.14 %\n"),
+            "{watched}"
+        );
+        assert!(!once.contains("chosen"), "{once}");
         assert!(
             watched.contains("1.0 MiB     8.0 MiB\n") && watched.contains("of their size   ") && watched.contains(" 50 %\n"),
             "{watched}"

@@ -22,6 +22,7 @@ use crate::named::Named;
 use crate::options::{POLICIES, PREFETCHERS};
 use crate::pace::Knob;
 use crate::size::Size;
+use crate::slowdown::Slowdown;
 use crate::stats::Stats;
 use crate::swap::SwapSpec;
 use farshore_core::canary::{Canary, is_planted};
@@ -98,6 +99,8 @@ pub enum Change {
 pub enum Setting {
     /// `memory`: the local memory.
     Memory(Size),
+    /// `slowdown`: the local memory is chosen, so that no more than this is lost to faults; `None` for `off`.
+    Slowdown(Option<Slowdown>),
     /// `swap+`: a swap space comes.
     AddSwap(SwapSpec),
     /// `swap-`: a swap space goes.
@@ -118,6 +121,10 @@ impl Setting {
     pub fn read(key: &str, value: &str) -> Result<Setting, String> {
         match key {
             "memory" => value.parse().map(Setting::Memory).map_err(|why| format!("memory={value}: {why}")),
+            "slowdown" if value == "off" => Ok(Setting::Slowdown(None)),
+            "slowdown" => {
+                value.parse().map(|it| Setting::Slowdown(Some(it))).map_err(|why| format!("slowdown={value}: {why}, or off"))
+            }
             "swap+" => read_spec(key, value).map(Setting::AddSwap),
             "swap-" => read_spec(key, value).map(Setting::RemoveSwap),
             "policy" => read_name(key, value, "policy", POLICIES).map(Setting::Policy),
@@ -125,7 +132,7 @@ impl Setting {
             _ => match Knob::ALL.into_iter().find(|knob| knob.name() == key) {
                 Some(knob) => knob.read(value).map(|number| Setting::Pace(knob, number)),
                 None => Err(format!(
-                    "{key}={value}: there is no setting {key:?}; there are memory=, swap+=, swap-=, policy=, prefetch=, evictors=, batch=, writes= and free="
+                    "{key}={value}: there is no setting {key:?}; there are memory=, slowdown=, swap+=, swap-=, policy=, prefetch=, evictors=, batch=, writes= and free="
                 )),
             },
         }

@@ -28,6 +28,7 @@ mod options;
 pub mod pace;
 mod plain;
 mod size;
+mod slowdown;
 pub mod stats;
 mod swap;
 mod text;
@@ -42,5 +43,6 @@ pub use options::{
 };
 pub use plain::{plain, plain_lines};
 pub use size::Size;
+pub use slowdown::{MEMORY_MIN_CHOSEN, Slowdown, machine_memory};
 pub use swap::{Compression, SWAP_DIR_DEFAULT, SWAP_DIR_VARIABLE, SwapSpec, default_swap};
 pub use time::Time;

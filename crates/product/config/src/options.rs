@@ -4,6 +4,7 @@ use crate::error::{ConfigError, one_line};
 use crate::named::Named;
 use crate::pace::{Knob, OrAuto};
 use crate::size::Size;
+use crate::slowdown::{MEMORY_MIN_CHOSEN, Slowdown, machine_memory};
 use crate::swap::{SwapSpec, default_swap};
 use crate::text::serde_as_text;
 use crate::time::Time;
@@ -134,8 +135,12 @@ impl Handed {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Options {
-    /// Local memory for managed pages.
+    /// Local memory for managed pages; with `slowdown`, the most of it.
     pub memory: Size,
+    /// The limit is chosen, so that the program loses no more than this to faults; `None`: it stays as it is.
+    pub slowdown: Option<Slowdown>,
+    /// The smallest limit that is chosen; `None`: [`MEMORY_MIN_CHOSEN`].
+    pub memory_min: Option<Size>,
     /// Where cold pages go: at least one.
     pub swap: Vec<SwapSpec>,
     /// How faults are delivered.
@@ -196,6 +201,8 @@ impl Options {
     pub fn new(memory: Size, swap: SwapSpec) -> Options {
         Options {
             memory,
+            slowdown: None,
+            memory_min: None,
             swap: vec![swap],
             fault: FaultMode::default(),
             policy: Named::new(POLICIES[0].0),
@@ -221,6 +228,19 @@ impl Options {
         }
     }
 
+    /// The smallest limit that is chosen, where one is chosen.
+    pub fn least_memory(&self) -> Size {
+        self.memory_min.unwrap_or(MEMORY_MIN_CHOSEN).min(self.memory)
+    }
+
+    /// The memory that the engine is built for. Its stages stay, so where the limit is chosen they must fit the smallest one.
+    pub fn memory_at_start(&self) -> Size {
+        match self.slowdown {
+            Some(_) => Size((3 * self.least_memory().bytes()).min(self.memory.bytes())),
+            None => self.memory,
+        }
+    }
+
     /// The options for a program that this process becomes or starts. `first`: this process is the first of its family and stays
     /// that, as it becomes the program. Only the first writes its counters at the end.
     #[must_use]
@@ -236,6 +256,18 @@ impl Options {
         if self.memory < MEMORY_MIN {
             let why = format!("it must be at least {MEMORY_MIN}, such as --memory 256M");
             return Err(ConfigError::value("--memory", &self.memory.to_string(), why));
+        }
+        if let Some(least) = self.memory_min {
+            let wrong = |why: String| Err(ConfigError::value("--memory-min", &least.to_string(), why));
+            if self.slowdown.is_none() {
+                return wrong("the limit is chosen with --slowdown alone: give that too, or leave this out".into());
+            }
+            if least < MEMORY_MIN {
+                return wrong(format!("it must be at least {MEMORY_MIN}"));
+            }
+            if least > self.memory {
+                return wrong(format!("it is more than --memory-max, {}", self.memory));
+            }
         }
         if self.swap.is_empty() {
             return Err(ConfigError::Missing { option: "--swap", hint: "the list is empty; name a space, such as dir:/var/tmp" });
@@ -264,13 +296,13 @@ impl Options {
         Knob::Free.check(self.free)?;
         // Where the number of evictors is not fixed, as many are made as there is room for.
         let evictors = self.evictors.unwrap_or(1);
-        let most = batch_pages_most(self.memory.bytes(), evictors as usize) as u32;
+        let most = batch_pages_most(self.memory_at_start().bytes(), evictors as usize) as u32;
         match self.batch.filter(|&batch| batch > most) {
             None => Ok(()),
             Some(batch) => {
                 let why = format!(
                     "with --memory {} and {evictors} evictors there is room for batches of at most {most} pages",
-                    self.memory
+                    self.memory_at_start()
                 );
                 Err(ConfigError::value("--batch", &batch.to_string(), why))
             }
@@ -309,6 +341,14 @@ impl Options {
 pub struct Partial {
     /// See [`Options::memory`].
     pub memory: Option<Size>,
+    /// See [`Options::slowdown`].
+    pub slowdown: Option<Slowdown>,
+    /// See [`Options::memory_min`].
+    #[serde(rename = "memory-min")]
+    pub memory_min: Option<Size>,
+    /// The most memory, where it is chosen.
+    #[serde(rename = "memory-max")]
+    pub memory_max: Option<Size>,
     /// See [`Options::swap`]. A config file may give one string or a list.
     #[serde(default, deserialize_with = "one_or_many")]
     pub swap: Option<Vec<SwapSpec>>,
@@ -399,8 +439,15 @@ impl Partial {
     /// This layer with `over` on top: options that `over` sets win.
     #[must_use]
     pub fn merge(self, over: Partial) -> Partial {
+        // Who says how much memory there is takes back that it is chosen, and the other way round.
+        let chosen = |layer: &Partial| layer.slowdown.is_some() || layer.memory_min.is_some() || layer.memory_max.is_some();
+        let (says, chooses) = (over.memory.is_some(), chosen(&over));
+        let below = |given: Option<Size>| given.filter(|_| !says);
         Partial {
-            memory: over.memory.or(self.memory),
+            memory: over.memory.or(self.memory.filter(|_| !chooses)),
+            slowdown: over.slowdown.or(self.slowdown.filter(|_| !says)),
+            memory_min: over.memory_min.or(below(self.memory_min)),
+            memory_max: over.memory_max.or(below(self.memory_max)),
             swap: over.swap.or(self.swap),
             fault: over.fault.or(self.fault),
             policy: match over.policy.or(self.policy) {
@@ -431,9 +478,31 @@ impl Partial {
     /// # Errors
     /// When `memory` is not set, and as [`Options::validate`] and [`default_swap`].
     pub fn finish(self) -> Result<Options, ConfigError> {
-        let hint = "say how much local memory the program gets, such as --memory 256M";
-        let memory = self.memory.ok_or(ConfigError::Missing { option: "--memory", hint })?;
+        let hint = "say how much local memory the program gets, such as --memory 256M, or --slowdown 5% to have that chosen";
+        let missing = ConfigError::Missing { option: "--memory", hint };
+        let memory = match (self.memory, self.slowdown) {
+            (Some(_), Some(slowdown)) => {
+                let why = "--memory says what the limit is: leave one of them out, or give --memory-max in its place";
+                return Err(ConfigError::value("--slowdown", &slowdown.to_string(), why));
+            }
+            (given, None) if self.memory_max.is_some() => {
+                let most = self.memory_max.or(given).unwrap_or_default();
+                let why = "the limit is chosen with --slowdown alone: give that too, or --memory in place of this";
+                return Err(ConfigError::value("--memory-max", &most.to_string(), why));
+            }
+            (Some(memory), None) => memory,
+            (None, Some(_)) => self.memory_max.or_else(machine_memory).ok_or(ConfigError::Missing {
+                option: "--memory-max",
+                hint: "/proc/meminfo does not tell how much memory the machine has: say how much the program gets at most",
+            })?,
+            (None, None) => return Err(missing),
+        };
+        if let Some(most) = self.memory_max.filter(|most| *most < MEMORY_MIN) {
+            let why = format!("it must be at least {MEMORY_MIN}");
+            return Err(ConfigError::value("--memory-max", &most.to_string(), why));
+        }
         let mut options = Options::new(memory, SwapSpec::Dir(PathBuf::new()));
+        (options.slowdown, options.memory_min) = (self.slowdown, self.memory_min);
         options.swap = match self.swap {
             Some(swap) => swap,
             None => vec![default_swap()?],

@@ -75,10 +75,37 @@ pub struct Stats {
     pub policies: Vec<Attached>,
     /// What of the process lies in RAM, by kind. `farshore stat` asks the kernel for it; `null` in `--stats`.
     pub kinds: Option<Kinds>,
+    /// The memory limit is chosen by what is lost to faults (`--slowdown`); `null`: it stays as it was set.
+    pub autopilot: Option<Autopilot>,
     /// Processor time that the process has used, all its threads and Farshore's, from its start on, in ns.
     pub processor_ns: u64,
     /// The program goes over more than its memory again and again ([`crate::advice`]); `null`: it does not.
     pub thrashing: Option<Thrashing>,
+}
+
+/// How the memory limit is chosen, for all processes that share it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Autopilot {
+    /// How much longer the program may take than without faults, in millionths.
+    pub target_ppm: u64,
+    /// How much longer it takes, in millionths, over the last ten seconds or so.
+    pub measured_ppm: u64,
+    /// The limit that is chosen now.
+    pub limit_bytes: u64,
+    /// The smallest limit that may be chosen.
+    pub least_bytes: u64,
+    /// The largest.
+    pub most_bytes: u64,
+    /// Time that was lost to faults since limits are chosen, of all threads, in ns.
+    pub lost_ns: u64,
+    /// Processor time that the program had meanwhile, without Farshore's threads, in ns.
+    pub ran_ns: u64,
+    /// How often the limit was raised or lowered.
+    pub changes: u64,
+    /// Whether this process decides for all that share the limit.
+    pub decides: bool,
 }
 
 /// A program that goes over more than its memory again and again.
@@ -381,6 +408,7 @@ impl Default for Stats {
             pool: None,
             policies: Vec::new(),
             kinds: None,
+            autopilot: None,
             processor_ns: 0,
             thrashing: None,
         }
@@ -487,6 +515,7 @@ mod tests {
             spaces: vec![Space::default()],
             pool: Some(Pool::default()),
             kinds: Some(Kinds::default()),
+            autopilot: Some(Autopilot::default()),
             thrashing: Some(Thrashing::default()),
             ..Stats::default()
         };

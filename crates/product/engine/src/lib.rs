@@ -49,6 +49,7 @@ pub mod fork;
 pub mod giving;
 pub mod health;
 mod moving;
+pub mod pilot;
 pub mod prefetch;
 mod shape;
 pub mod space;

@@ -346,7 +346,7 @@ fn watcher(rig: &Rc<Rig>) {
             world(|w| w.counts.news += 1);
             note("news", 0, news.slot.number());
         };
-        watcher.run(&rig.engine, &rig.stop_evictors, &mut tell, &mut || make_reader(rig));
+        watcher.run(&rig.engine, &rig.stop_evictors, &mut tell, &mut || make_reader(rig), &mut || None);
         sched::park();
     }
 }

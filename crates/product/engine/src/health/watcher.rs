@@ -82,7 +82,7 @@ impl Watcher {
     }
 
     /// The watcher's thread: looks, and sleeps while there is nothing to look at, until `stop` (and a change). It also makes
-    /// threads that read ahead, with `make_reader`. That function must not wait for what the watcher has to find out: a space
+    /// threads that read ahead, with `make_reader`, and calls `each` at each look, which says when it is to be called again, in ns. That function must not wait for what the watcher has to find out: a space
     /// that hangs.
     pub fn run<W: World>(
         &mut self,
@@ -90,6 +90,7 @@ impl Watcher {
         stop: &AtomicBool,
         tell: &mut dyn FnMut(News),
         make_reader: &mut dyn FnMut() -> Reader,
+        each: &mut dyn FnMut() -> Option<u64>,
     ) {
         let health = &engine.health;
         while !stop.load(Ordering::Acquire) {
@@ -98,7 +99,8 @@ impl Watcher {
             health.transfers.note_look(busy);
             let soon = engine.requests.serve(make_reader).then_some(READER_PAUSE_NS);
             let pause = (health.patience_ns.load(Ordering::Relaxed) / 8).clamp(READER_PAUSE_NS, 1_000_000_000);
-            health.transfers.sleep(&engine.futex, prepared, soon.or(busy.then_some(pause)));
+            let own = soon.or(busy.then_some(pause));
+            health.transfers.sleep(&engine.futex, prepared, own.into_iter().chain(each()).min());
         }
     }
 

@@ -1,7 +1,7 @@
 //! What `farshore stat` is told, and what `farshore set` changes: the library's answers at the control socket ([`farshore_socket`]).
 
 use super::policies;
-use crate::family;
+use crate::family::{self, pilot};
 use crate::ground::report;
 use crate::ground::runtime::{Runtime, runtime};
 use core::sync::atomic::Ordering;
@@ -187,6 +187,7 @@ impl Target for Runtime {
             pool: engine.backend.pool().map(pool_stats),
             processor_ns: clock::of_process(),
             policies: policies::stats(self),
+            autopilot: pilot::stats(self),
             ..stats::Stats::default()
         };
         stats::Stats { thrashing: farshore_config::advice::of(&told), ..told }
@@ -214,10 +215,17 @@ impl Target for Runtime {
             Setting::RemoveSwap(spec) => self.remove_swap(spec),
             Setting::Policy(name) => self.choose_policy(&name).map(|()| Set::Done),
             Setting::Prefetch(name) => self.choose_prefetcher(&name).map(|()| Set::Done),
+            Setting::Slowdown(slowdown) => {
+                pilot::set(self, slowdown);
+                Ok(Set::Done)
+            }
             Setting::Pace(knob, number) => self.set_pace(knob, number).map(|()| Set::Done),
             Setting::Memory(size) => family::set_limit(self, size.bytes())
                 .unwrap_or_else(|| self.engine.set_memory_limit(size.bytes()))
-                .map(|()| Set::Done)
+                .map(|()| {
+                    pilot::end_at(size.bytes());
+                    Set::Done
+                })
                 .map_err(|least| {
                     format!("memory={value} is below what this run can shrink to; give at least {}", farshore_config::Size(least))
                 }),

@@ -1,10 +1,10 @@
 //! Which functions the ground calls by [`Above`].
 
 use crate::control::{policies, spaces, watch};
-use crate::family;
+use crate::family::{self, pilot};
 use crate::fault::poll;
 use crate::ground::above::{Above, Library};
-use crate::ground::runtime::Runtime;
+use crate::ground::runtime::{Runtime, runtime};
 use farshore_engine::health::Watcher;
 
 impl Above for Library {
@@ -35,7 +35,11 @@ impl Above for Library {
 
     #[inline]
     fn family_wants_thread() -> bool {
-        family::wants_kin()
+        family::wants_kin() || runtime().is_some_and(pilot::wants_threads)
+    }
+
+    fn is_measured(runtime: &Runtime) -> bool {
+        pilot::wants_threads(runtime)
     }
 
     fn family_sleeps() {

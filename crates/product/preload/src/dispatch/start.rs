@@ -15,6 +15,7 @@
 //! a program that was started by one under Farshore then runs as it would have natively, also with a line.
 
 use crate::dispatch::{dormant, hosted};
+use crate::family::pilot;
 use crate::ground::environment;
 use crate::ground::own_threads::knock;
 use crate::ground::report;
@@ -194,6 +195,11 @@ fn prepare(begun: Begun, maps: &patch::Maps) -> Result<&'static Runtime, String>
         report::line(format_args!("{} of {} system call sites patched ({how})", report.patched, report.sites));
     }
     let runtime = install(build(begun, kernel, backend)?);
+    pilot::begin(&runtime.options);
+    if runtime.options.slowdown.is_some() {
+        // Its stages are for the smallest limit that may be chosen; it begins with the largest.
+        runtime.engine.set_budget(runtime.options.memory.bytes() / PAGE_SIZE as u64);
+    }
     std::panic::set_hook(Box::new(|info| report::abort(format_args!("bug: {info}"))));
     family::prepare(&runtime.options).map_err(|why| format!("the list of this program's processes cannot be made ({why:?})"))?;
     runtime.note_own_fds();
@@ -231,7 +237,7 @@ const EVICTORS_AUTO: usize = 4;
 /// have room for batches that are.
 fn shape(options: &Options, cores: usize) -> Shape {
     let Options { evictors, batch, writes, free, .. } = *options;
-    let memory = options.memory.bytes();
+    let memory = options.memory_at_start().bytes();
     let has_room = |n: &usize| batch.is_none_or(|batch| batch as usize <= batch_pages_most(memory, *n));
     let evictors = evictors.map_or_else(|| (1..=cores.min(EVICTORS_AUTO)).rev().find(has_room).unwrap_or(1), |n| n as usize);
     Shape {
@@ -245,7 +251,8 @@ fn shape(options: &Options, cores: usize) -> Shape {
 
 /// What of the limit an engine has for the program's pages, at least; bytes.
 pub fn room(options: &Options) -> u64 {
-    let memory = options.memory.bytes();
+    // Where the limit is chosen: a program that fits the smallest one is left alone.
+    let memory = if options.slowdown.is_some() { options.least_memory() } else { options.memory }.bytes();
     let Options { evictors, batch, writes, free, .. } = *options;
     let wanted = Wanted { evictors, batch, writes, free };
     let frames = |n: usize| Shape { memory, evictors: n, cores: 1, nodes: Nodes::new(|_| 0), wanted }.sizes().frames;

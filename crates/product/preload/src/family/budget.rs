@@ -68,6 +68,15 @@ impl Ledger {
         })
     }
 
+    /// Pages that members use together. One that is not measured uses all that it may.
+    pub(super) fn in_use(&self) -> u64 {
+        self.alive().fold(0, |sum, (_, m)| {
+            let budget = m.budget.load(Ordering::Acquire);
+            let used = Some(m.in_use.load(Ordering::Acquire)).filter(|&used| used > 0).unwrap_or(budget);
+            sum + used.min(budget).saturating_sub(self.credit_of(m))
+        })
+    }
+
     /// Pages that a member shares with its parent; none when the parent is gone.
     fn credit_of(&self, member: &Member) -> u64 {
         let parent = self.used().get(member.parent.load(Ordering::Acquire) as usize);

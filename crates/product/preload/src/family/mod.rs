@@ -32,6 +32,7 @@
 
 mod budget;
 mod leave;
+pub mod pilot;
 
 pub use leave::{leave, may_leave};
 
@@ -82,6 +83,8 @@ struct Member {
     hungry: AtomicU64,
     /// 1: it has a kin thread.
     awake: AtomicU32,
+    /// Pages in use, where limits are chosen and the process is measured; 0: it is not.
+    in_use: AtomicU64,
     /// The user in the name of its control socket, and 1 above 32 bits; 0: it has none.
     knocker: AtomicU64,
 }
@@ -94,6 +97,8 @@ struct Ledger {
     nudged: AtomicU32,
     /// How many lines were ever used.
     used: AtomicU32,
+    /// See [`pilot`].
+    board: pilot::Board,
     members: [Member; MEMBERS],
 }
 
@@ -246,6 +251,7 @@ fn join(options: &Options, limit: impl FnOnce() -> u64) -> Result<(), Errno> {
     let is_new = options.family.is_none();
     if is_new {
         ledger.limit.store(limit(), Ordering::Release);
+        ledger.board.take_over();
     }
     let line = enter(ledger, &alive, NOBODY)?;
     ledger.members[line as usize].pid.store(getpid(), Ordering::Relaxed);
@@ -353,7 +359,7 @@ fn enter(ledger: &Ledger, alive: &Fd, parent: u32) -> Result<u32, Errno> {
         let line = line as u32;
         member.parent.store(parent, Ordering::Relaxed);
         member.awake.store(0, Ordering::Relaxed);
-        for number in [&member.budget, &member.credit, &member.hungry, &member.knocker] {
+        for number in [&member.budget, &member.credit, &member.hungry, &member.knocker, &member.in_use] {
             number.store(0, Ordering::Relaxed);
         }
         member.pid.store(0, Ordering::Relaxed);
@@ -473,7 +479,9 @@ pub fn child_shape(runtime: &Runtime) -> Shape {
     // What was set since the start holds for children too, as far as they have room for it.
     let wanted = runtime.engine.paced().wanted;
     if runtime.options.memory_per_process {
-        return Shape { memory: runtime.engine.memory_limit(), wanted, ..runtime.shape };
+        // Where the limit is chosen, stages are for the smallest one.
+        let chosen = pilot::is_on().then_some(runtime.shape.memory);
+        return Shape { memory: chosen.unwrap_or_else(|| runtime.engine.memory_limit()), wanted, ..runtime.shape };
     }
     let limit = ledger().map_or(0, |ledger| ledger.limit.load(Ordering::Acquire) * PAGE_SIZE as u64);
     // No larger than its parent's, whatever limit was set since: the limit sizes the engine's stages.
@@ -487,6 +495,8 @@ pub fn set_first_budget(engine: &crate::ground::runtime::TheEngine) {
     let line = KIN.with(|kin| kin.as_ref().filter(|kin| kin.shares_limit).map(|kin| kin.me));
     if let (Some(line), Some(ledger)) = (line, ledger()) {
         engine.set_budget(ledger.members[line as usize].budget.load(Ordering::Acquire));
+    } else if let Some(most) = pilot::first_limit() {
+        engine.set_budget(most);
     }
 }
 
@@ -526,6 +536,7 @@ pub fn in_child(child: Child, closes: bool) {
     KIN.reset();
     PREPARED.reset();
     leave::in_child(closes);
+    pilot::in_child();
     KIN.with(|kin| {
         let Some(kin) = kin else { return };
         if let Some(alive) = child.alive {
@@ -590,6 +601,10 @@ pub fn run(runtime: &'static Runtime) {
         let before = ledger.nudged.load(Ordering::Acquire);
         let changed = look(runtime);
         budget::wake_relatives(runtime, ledger);
+        if pilot::is_on() {
+            // A relative may have been told so just now.
+            runtime.engine.wake_watcher();
+        }
         let alone = ledger.together().0 <= 1;
         tick = match changed {
             true => TICK_MIN_NS,

@@ -26,6 +26,8 @@ pub trait Above {
     fn has_family() -> bool;
     /// Whether its budget needs a kin thread however much memory is free.
     fn family_wants_thread() -> bool;
+    /// Whether this process is measured, however much memory is free, since its limit is chosen.
+    fn is_measured(runtime: &Runtime) -> bool;
     /// There is no kin thread any more.
     fn family_sleeps();
     /// The name of the control socket has changed: relatives are told.

@@ -312,7 +312,7 @@ pub fn start(runtime: &'static Runtime) -> Result<(), String> {
 fn must_be_there(runtime: &Runtime) -> bool {
     let health = &runtime.engine.health;
     let moving = || !health.all_that_are(Usage::Draining).is_empty() || !health.all_that_are(Usage::Going).is_empty();
-    serve_faults(runtime) || moving() || runtime.changes.are_waiting()
+    serve_faults(runtime) || moving() || runtime.changes.are_waiting() || Library::is_measured(runtime)
 }
 
 /// Whether threads of the program wait for ours at each fault: then there is no moment without.

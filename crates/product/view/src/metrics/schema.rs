@@ -37,6 +37,9 @@ const GROW: &[&str] = &[
     "policies/events_lost",
     "policies/requests",
     "policies/requests_bad",
+    "autopilot/lost_ns",
+    "autopilot/ran_ns",
+    "autopilot/changes",
     "processor_ns",
 ];
 

@@ -271,6 +271,11 @@ pub fn forget_threads() {
     ORDERS.reset();
 }
 
+/// Threads of ours.
+pub fn threads() -> impl Iterator<Item = u32> {
+    WORKERS.iter().map(|worker| worker.tid.load(Ordering::Acquire)).filter(|&tid| tid != 0)
+}
+
 /// Whether there are threads of ours.
 pub fn has_threads() -> bool {
     WORKERS.iter().any(|worker| worker.tid.load(Ordering::Acquire) != 0)

@@ -1,0 +1,224 @@
+//! The autopilot's law: which memory limit comes next, from what a program loses to faults. Pure arithmetic; who measures and carries
+//! out is elsewhere.
+//!
+//! ```text
+//!                    │ loses more than the target         │ loses clearly less
+//!  ──────────────────┼────────────────────────────────────┼──────────────────────────────────────────────
+//!  once              │ the last step is taken back        │ a step down: so many pages as may come back
+//!  again, and full   │ 1/16 more, 1/8 more, then 1/4 each │ within half of what may still be lost
+//!  not full          │ waits: what is there is not used   │ memory that nobody uses goes at once
+//! ```
+//!
+//! * **The slowdown** is the time lost to faults by the time that the program's threads ran. A program that sleeps counts as running a
+//!   twentieth of the time, so that one that wakes for a moment may lose a moment.
+//! * **Steps down cost something even where there is too much memory**: pages that leave are partly hot, since nothing tells which are.
+//!   These come back once. What a page that was taken has cost lately says how many are taken next. One bad look takes the last step
+//!   back; only two in a row say that memory is short.
+//! * **What was too little is remembered** for 4 s, then 8 and so on up to 32 s where it proves so again: each try below the knee of a
+//!   steep curve costs half a second of heavy loss.
+//! * **Two windows.** The short one (0.6 s) answers a program that needs more. The long one (10 s) has to be below the target before
+//!   anything is tried, so that tries take a part of the target and no more.
+//! * **While the program grows nothing is taken away**: that memory would be wanted at once.
+
+/// Time between two looks, ns.
+pub const LOOK_NS: u64 = 200_000_000;
+const FAST_NS: f64 = 0.6e9;
+const SLOW_NS: f64 = 10e9;
+const GROWTH_NS: f64 = 2e9;
+/// What a page that is taken away costs is learned over so long, from this on, which counts as much as so many pages.
+const COST_NS: f64 = 3e9;
+const COST_FIRST: f64 = 50_000.0;
+const COST_PAGES: f64 = 64.0;
+/// How much of what may still be lost a step may cost.
+const STEP_COST: f64 = 0.5;
+/// Steps down, as a part of the limit.
+const STEP_MIN: f64 = 1.0 / 2048.0;
+const STEP_MAX: f64 = 1.0 / 48.0;
+/// How much of the target may be lost where a step down is tried.
+const CALM: f64 = 0.8;
+/// How long a limit counts as too small.
+const HOLD_MIN_NS: u64 = 4_000_000_000;
+const HOLD_MAX_NS: u64 = 32_000_000_000;
+/// A program counts as running at least this part of the time.
+const RUNS_AT_LEAST: f64 = 0.05;
+/// Smaller changes are not worth a division of the limit; pages.
+const CHANGE_MIN: u64 = 16;
+
+/// What is asked for.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Aim {
+    /// Time lost, by time that the program runs.
+    pub target: f64,
+    /// The smallest limit, pages.
+    pub least: u64,
+    /// The largest limit, pages.
+    pub most: u64,
+}
+
+/// What has happened since the last look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Look {
+    /// Time that has passed, ns.
+    pub wall_ns: u64,
+    /// Time that threads have lost to faults, together.
+    pub lost_ns: u64,
+    /// Processor time that they have had otherwise.
+    pub ran_ns: u64,
+    /// Pages in use now.
+    pub in_use: u64,
+    /// The limit now, pages.
+    pub limit: u64,
+    /// Whether the last limit has been reached.
+    pub settled: bool,
+}
+
+/// Sums that fade.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    lost: f64,
+    /// What it is lost for: time that the program ran, or pages that were taken.
+    by: f64,
+    wall: f64,
+}
+
+impl Window {
+    const EMPTY: Window = Window { lost: 0.0, by: 0.0, wall: 0.0 };
+
+    fn add(&mut self, lost: f64, by: f64, wall: f64, length: f64) {
+        let stays = length / (length + wall);
+        self.lost = self.lost * stays + lost;
+        self.by = self.by * stays + by;
+        self.wall = self.wall * stays + wall;
+    }
+
+    fn slowdown(&self) -> f64 {
+        if self.by > 0.0 { self.lost / self.by } else { 0.0 }
+    }
+}
+
+/// A limit that was too small.
+#[derive(Clone, Copy, Debug)]
+struct TooSmall {
+    pages: u64,
+    until_ns: u64,
+    hold_ns: u64,
+}
+
+/// The law, and what it remembers.
+#[derive(Debug)]
+pub struct Pilot {
+    now_ns: u64,
+    fast: Window,
+    slow: Window,
+    /// What was lost while pages were taken away.
+    taken: Window,
+    /// Looks in a row with more lost than the target.
+    over: u32,
+    /// Pages that the last step took away.
+    lowered: u64,
+    too_small: Option<TooSmall>,
+    /// Pages in use, as they were a while ago.
+    used: f64,
+}
+
+impl Default for Pilot {
+    fn default() -> Pilot {
+        Pilot::new()
+    }
+}
+
+impl Pilot {
+    /// Nothing is known yet.
+    pub const fn new() -> Pilot {
+        let none = Window::EMPTY;
+        Pilot { now_ns: 0, fast: none, slow: none, taken: none, over: 0, lowered: 0, too_small: None, used: 0.0 }
+    }
+
+    /// The slowdown over the last ten seconds or so.
+    pub fn slowdown(&self) -> f64 {
+        self.slow.slowdown()
+    }
+
+    /// Looks, and says which limit comes next; `None`: it stays.
+    pub fn look(&mut self, aim: Aim, look: Look) -> Option<u64> {
+        let wall = (look.wall_ns as f64).max(1.0);
+        let ran = (look.ran_ns as f64).max(wall * RUNS_AT_LEAST);
+        // One fault that a disk has held for half a minute says no more than one that took all of this look.
+        let lost = (look.lost_ns as f64).min(2.0 * (wall + ran));
+        self.now_ns = self.now_ns.saturating_add(look.wall_ns);
+        self.fast.add(lost, ran, wall, FAST_NS);
+        self.slow.add(lost, ran, wall, SLOW_NS);
+        self.taken.add(lost, self.lowered as f64, wall, COST_NS);
+        let used = look.in_use as f64;
+        let grows = used > self.used * 1.05;
+        self.used += (used - self.used) * wall / (GROWTH_NS + wall);
+        let next = if lost / ran > aim.target && self.fast.slowdown() > aim.target {
+            self.raise(look)
+        } else {
+            self.over = 0;
+            let calm = self.fast.slowdown() < aim.target * CALM && self.slow.slowdown() < aim.target * CALM;
+            if calm && look.settled && !grows { self.lower(aim, look) } else { None }
+        };
+        // Whoever has set a limit outside of the bounds is brought back in.
+        let next = next.unwrap_or(look.limit).clamp(aim.least.min(aim.most), aim.most);
+        self.lowered = look.limit.saturating_sub(next);
+        let counts = next.abs_diff(look.limit) >= CHANGE_MIN || !(aim.least..=aim.most).contains(&look.limit);
+        (next != look.limit && counts).then_some(next)
+    }
+
+    /// Too much is lost.
+    fn raise(&mut self, look: Look) -> Option<u64> {
+        self.over = self.over.saturating_add(1);
+        if self.over == 1 {
+            return (self.lowered > 0).then(|| look.limit.saturating_add(self.lowered));
+        }
+        if !is_full(look) {
+            return None;
+        }
+        self.taken = Window::EMPTY;
+        self.note_too_small(look.limit);
+        Some(look.limit.saturating_add(look.limit >> 6u32.saturating_sub(self.over).max(2)))
+    }
+
+    fn note_too_small(&mut self, pages: u64) {
+        let known = self.too_small.filter(|it| it.pages.abs_diff(pages) < it.pages / 8);
+        let hold_ns = match known {
+            // The same shortage goes on.
+            Some(it) if self.over > 2 => it.hold_ns,
+            Some(it) => (it.hold_ns * 2).min(HOLD_MAX_NS),
+            None => HOLD_MIN_NS,
+        };
+        self.too_small = Some(TooSmall { pages, until_ns: self.now_ns + hold_ns, hold_ns });
+    }
+
+    /// Little is lost.
+    fn lower(&mut self, aim: Aim, look: Look) -> Option<u64> {
+        let held = self.too_small.filter(|it| self.now_ns < it.until_ns);
+        let guard = held.map_or(0, |it| it.pages + it.pages / 32);
+        let next = if is_full(look) {
+            let spare = aim.target - self.fast.slowdown();
+            let may_lose = spare * STEP_COST * self.slow.by / self.slow.wall * look.wall_ns as f64;
+            let cost = (self.taken.lost + COST_FIRST * COST_PAGES) / (self.taken.by + COST_PAGES);
+            let (limit, pages) = (look.limit as f64, may_lose / cost);
+            look.limit - (pages.clamp(limit * STEP_MIN, limit * STEP_MAX) as u64).max(CHANGE_MIN).min(look.limit)
+        } else {
+            look.in_use + slack(look.in_use)
+        };
+        let next = next.max(guard);
+        (next < look.limit).then_some(next)
+    }
+}
+
+/// Pages that evictors keep free.
+fn slack(pages: u64) -> u64 {
+    (pages / 16).clamp(16, 512)
+}
+
+/// Whether a larger limit would be used.
+fn is_full(look: Look) -> bool {
+    look.in_use + slack(look.limit) * 5 / 4 + CHANGE_MIN >= look.limit
+}
+
+#[cfg(test)]
+#[path = "pilot_tests.rs"]
+mod tests;

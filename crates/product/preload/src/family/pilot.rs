@@ -1,0 +1,305 @@
+//! The autopilot: the memory limit is chosen, so that the program loses about as much time to faults as it may
+//! ([`farshore_engine::pilot`] has the law).
+//!
+//! Processes that share a limit have one [`Board`], in their ledger; a process that shares with no other has its own. Each process with
+//! threads of Farshore's looks every 200 ms, by the thread that watches swap spaces: it adds to the board what it has lost and how long it
+//! ran. One of them *decides*. It has put its line and the time on the board, and does so again at each look, by one
+//! compare-and-swap before it sets a limit. One that has not looked for two seconds (it has ended, or is stopped) decides no more: the
+//! next process that looks does. If there is none, the limit stays.
+//!
+//! The limit is set as `farshore set memory=` sets it.
+
+use super::{ledger, nudge, own_line, set_limit, shares_limit};
+use crate::ground::own_threads::rights;
+use crate::ground::runtime::Runtime;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farshore_config::{MEMORY_MIN_CHOSEN, Options, Slowdown, stats};
+use farshore_core::limits::PAGE_SIZE;
+use farshore_core::seams::Clock as _;
+use farshore_engine::pilot::{Aim, LOOK_NS, Look, Pilot};
+use farshore_engine::stats::{Count, FaultKind};
+use farshore_sys::clock;
+use farshore_sys::lock::Mutex;
+
+/// Who decides and has not looked for so long decides no more, ns.
+const SILENT_NS: u64 = 2_000_000_000;
+/// The time of a look on the board, ns.
+const TICK_NS: u64 = 1_000_000;
+/// What the kernel takes to raise a fault's signal, and to come back from it: not in the fault's own time. See
+/// `docs/src/decisions/costs.md`.
+const SIGNAL_NS: u64 = 2_100;
+/// A first touch takes about this long, which it would natively too; the time that it waits for memory comes on top.
+const TOUCH_NS: u64 = 3_000;
+/// The same of a huge page.
+const HUGE_TOUCH_NS: u64 = 150_000;
+
+/// What the processes that share a limit know of the autopilot.
+#[repr(C)]
+pub(super) struct Board {
+    /// See [`Slowdown::ppm`]; 0: the limit stays.
+    target: AtomicU32,
+    /// Who decides (its line, and 1), and when it looked last, in ticks above 32 bits; 0: nobody yet.
+    decides: AtomicU64,
+    /// Bounds, pages.
+    least: AtomicU64,
+    most: AtomicU64,
+    /// What all have lost, and how long they ran, ns.
+    lost: AtomicU64,
+    ran: AtomicU64,
+    /// In millionths.
+    measured: AtomicU64,
+    changes: AtomicU64,
+}
+
+impl Board {
+    const fn new() -> Board {
+        const fn zero() -> AtomicU64 {
+            AtomicU64::new(0)
+        }
+        Board {
+            target: AtomicU32::new(0),
+            decides: zero(),
+            least: zero(),
+            most: zero(),
+            lost: zero(),
+            ran: zero(),
+            measured: zero(),
+            changes: zero(),
+        }
+    }
+
+    fn aim(&self) -> Option<Aim> {
+        let target = self.target.load(Ordering::Acquire);
+        let pages = |number: &AtomicU64| number.load(Ordering::Acquire);
+        (target > 0).then(|| Aim { target: f64::from(target) / 1e6, least: pages(&self.least), most: pages(&self.most) })
+    }
+
+    /// `me` decides from now on, or still; false: another one does.
+    fn claim(&self, me: u32, now_ns: u64) -> bool {
+        let ticks = (now_ns / TICK_NS) as u32;
+        let before = self.decides.load(Ordering::Acquire);
+        let (who, since) = (before as u32, (before >> 32) as u32);
+        let silent = u64::from(ticks.wrapping_sub(since)) * TICK_NS > SILENT_NS;
+        if who != 0 && who != me + 1 && !silent {
+            return false;
+        }
+        let now = u64::from(ticks) << 32 | u64::from(me + 1);
+        self.decides.compare_exchange(before, now, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// What was set for this process alone holds for the family that begins with it.
+    pub(super) fn take_over(&self) {
+        self.least.store(ALONE.least.load(Ordering::Acquire), Ordering::Release);
+        self.most.store(ALONE.most.load(Ordering::Acquire), Ordering::Release);
+        self.target.store(ALONE.target.load(Ordering::Acquire), Ordering::Release);
+    }
+}
+
+/// The board of a process that shares its limit with no other.
+static ALONE: Board = Board::new();
+
+/// What this process has seen.
+struct Seen {
+    at_ns: u64,
+    lost_ns: u64,
+    ran_ns: u64,
+    /// Of the board, when this process decides.
+    all_lost: u64,
+    all_ran: u64,
+    decided: bool,
+    pilot: Pilot,
+}
+
+static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
+
+fn board() -> &'static Board {
+    ledger().filter(|_| shares_limit()).map_or(&ALONE, |ledger| &ledger.board)
+}
+
+fn me() -> u32 {
+    super::KIN.with(|kin| kin.as_ref().map_or(0, |kin| kin.me))
+}
+
+/// The start of a process that no relative has made: what the user asked for.
+pub fn begin(options: &Options) {
+    ALONE.most.store(options.memory.bytes() / PAGE_SIZE as u64, Ordering::Release);
+    ALONE.least.store(options.least_memory().bytes() / PAGE_SIZE as u64, Ordering::Release);
+    ALONE.target.store(options.slowdown.map_or(0, Slowdown::ppm), Ordering::Release);
+}
+
+/// In a forked child: it has lost nothing yet.
+pub(super) fn in_child() {
+    SEEN.reset();
+}
+
+/// What a forked child that shares its limit with no other begins with, in pages, where limits are chosen.
+pub(super) fn first_limit() -> Option<u64> {
+    is_on().then(|| board().most.load(Ordering::Acquire))
+}
+
+/// Whether limits are chosen.
+pub fn is_on() -> bool {
+    board().target.load(Ordering::Acquire) > 0
+}
+
+/// Whether this process needs threads by which it is measured, though it has memory enough: it has a part of the limit worth choosing.
+pub fn wants_threads(runtime: &Runtime) -> bool {
+    is_on() && (is_first(runtime) || runtime.engine.frames().taken() >= board().least.load(Ordering::Acquire) / 4)
+}
+
+/// Whether this process is the first of a run.
+fn is_first(runtime: &Runtime) -> bool {
+    runtime.first && runtime.options.family.is_none()
+}
+
+/// The limit is chosen from now on (`Some`), or stays as it is.
+pub fn set(runtime: &Runtime, slowdown: Option<Slowdown>) {
+    let board = board();
+    if slowdown.is_some() {
+        let least = (MEMORY_MIN_CHOSEN.bytes() / PAGE_SIZE as u64).min(board.most.load(Ordering::Acquire));
+        let known = board.least.load(Ordering::Acquire);
+        board.least.store(if known == 0 { least } else { known }.max(runtime.engine.floor()), Ordering::Release);
+    }
+    board.target.store(slowdown.map_or(0, Slowdown::ppm), Ordering::Release);
+    runtime.engine.wake_watcher();
+    nudge();
+}
+
+/// The user has set this limit: it stays, and no other one is chosen that is larger.
+pub fn end_at(bytes: u64) {
+    let board = board();
+    board.target.store(0, Ordering::Release);
+    board.most.store(bytes / PAGE_SIZE as u64, Ordering::Release);
+}
+
+/// What this process has lost to faults so far, and its processor time without Farshore's threads, ns.
+fn measured(runtime: &Runtime) -> (u64, u64) {
+    let stats = &runtime.engine.stats;
+    let touches = stats.faults(FaultKind::Zero);
+    let huge = stats.total(Count::HugeMapped);
+    let signals = stats.all_faults().saturating_sub(touches) * SIGNAL_NS;
+    let natively = touches.saturating_sub(huge) * TOUCH_NS + huge * HUGE_TOUCH_NS;
+    let lost = (stats.latency().total + signals).saturating_sub(natively);
+    let ours: u64 = rights::threads().map(clock::of_thread).sum();
+    (lost, clock::of_process().saturating_sub(ours))
+}
+
+/// Looks, if it is time, and sets another limit. By the watcher. Returns when it is to look again, in ns; `None`: limits stay.
+pub fn look(runtime: &'static Runtime) -> Option<u64> {
+    let board = board();
+    let Some(aim) = board.aim() else {
+        SEEN.with(|seen| *seen = None);
+        return None;
+    };
+    let now = runtime.engine.clock.now_ns();
+    SEEN.with(|place| {
+        let soon = place.as_ref().map_or(0, |seen| (seen.at_ns + LOOK_NS).saturating_sub(now));
+        if soon > 0 {
+            return Some(soon);
+        }
+        let (lost, ran) = measured(runtime);
+        let Some(seen) = place else {
+            let (all_lost, all_ran) = (board.lost.load(Ordering::Acquire), board.ran.load(Ordering::Acquire));
+            *place =
+                Some(Seen { at_ns: now, lost_ns: lost, ran_ns: ran, all_lost, all_ran, decided: false, pilot: Pilot::new() });
+            return Some(LOOK_NS);
+        };
+        let wall_ns = now.saturating_sub(seen.at_ns);
+        // A thread of ours that has ended takes its time with it: never backwards.
+        let add = |sum: &AtomicU64, more: u64| sum.fetch_add(more, Ordering::AcqRel);
+        add(&board.lost, lost.saturating_sub(seen.lost_ns));
+        add(&board.ran, ran.saturating_sub(seen.ran_ns));
+        (seen.at_ns, seen.lost_ns, seen.ran_ns) = (now, lost, ran);
+        if let Some(line) = own_line() {
+            line.in_use.store(runtime.engine.in_use(), Ordering::Release);
+        }
+        if !board.claim(me(), now) {
+            seen.decided = false;
+            return Some(LOOK_NS);
+        }
+        let (all_lost, all_ran) = (board.lost.load(Ordering::Acquire), board.ran.load(Ordering::Acquire));
+        if !seen.decided {
+            // What others have decided before is not known here.
+            (seen.decided, seen.pilot) = (true, Pilot::new());
+            (seen.all_lost, seen.all_ran) = (all_lost, all_ran);
+            return Some(LOOK_NS);
+        }
+        let (in_use, limit, settled) = memory(runtime);
+        let lost_ns = all_lost.saturating_sub(seen.all_lost);
+        let ran_ns = all_ran.saturating_sub(seen.all_ran);
+        (seen.all_lost, seen.all_ran) = (all_lost, all_ran);
+        let next = seen.pilot.look(aim, Look { wall_ns, lost_ns, ran_ns, in_use, limit, settled });
+        board.measured.store((seen.pilot.slowdown() * 1e6) as u64, Ordering::Release);
+        if let Some(pages) = next {
+            change(runtime, board, pages);
+        }
+        Some(LOOK_NS)
+    })
+}
+
+/// Pages in use, the limit, and whether the last limit has been reached: of all processes that share it.
+fn memory(runtime: &Runtime) -> (u64, u64, bool) {
+    let engine = &runtime.engine;
+    match ledger().filter(|_| shares_limit()) {
+        Some(ledger) => {
+            let (processes, together) = ledger.together();
+            let limit = ledger.limit.load(Ordering::Acquire);
+            let settled = if processes <= 1 { engine.frames().debt() == 0 } else { together <= limit };
+            (if processes <= 1 { engine.in_use() } else { ledger.in_use() }, limit, settled)
+        }
+        None => (engine.in_use(), engine.memory_limit() / PAGE_SIZE as u64, engine.frames().debt() == 0),
+    }
+}
+
+fn change(runtime: &Runtime, board: &Board, pages: u64) {
+    let bytes = pages.max(runtime.engine.floor()) * PAGE_SIZE as u64;
+    // Somebody may have said meanwhile that the limit stays.
+    if board.target.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    let set = set_limit(runtime, bytes).unwrap_or_else(|| runtime.engine.set_memory_limit(bytes));
+    if set.is_ok() {
+        board.changes.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What the statistics say of it.
+pub fn stats(runtime: &Runtime) -> Option<stats::Autopilot> {
+    let board = board();
+    let target = board.target.load(Ordering::Acquire);
+    let bytes = |pages: &AtomicU64| pages.load(Ordering::Acquire) * PAGE_SIZE as u64;
+    (target > 0).then(|| stats::Autopilot {
+        target_ppm: u64::from(target),
+        measured_ppm: board.measured.load(Ordering::Acquire),
+        limit_bytes: super::limit(runtime),
+        least_bytes: bytes(&board.least),
+        most_bytes: bytes(&board.most),
+        lost_ns: board.lost.load(Ordering::Acquire),
+        ran_ns: board.ran.load(Ordering::Acquire),
+        changes: board.changes.load(Ordering::Acquire),
+        decides: board.decides.load(Ordering::Acquire) as u32 == me() + 1,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_decides_until_it_is_silent() {
+        let board = Board::new();
+        let ms = |n: u64| n * TICK_NS;
+        assert!(board.claim(3, ms(5_000)));
+        assert!(!board.claim(4, ms(5_100)));
+        assert!(board.claim(3, ms(6_900)));
+        assert!(!board.claim(4, ms(8_900)), "it looked 2 s ago");
+        assert!(board.claim(4, ms(8_901)));
+        assert!(!board.claim(3, ms(8_902)), "it decides no more, though it is back");
+        // The clock's lower part begins anew every 49 days.
+        let wrap = ms(u64::from(u32::MAX) + 1);
+        let board = Board::new();
+        assert!(board.claim(1, wrap - ms(100)));
+        assert!(!board.claim(2, wrap + ms(100)));
+        assert!(board.claim(2, wrap + ms(1_901)));
+    }
+}
