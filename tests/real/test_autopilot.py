@@ -1,0 +1,207 @@
+"""The autopilot: a limit that follows what a program loses to faults. It comes down to the hot part of a program, follows it when it changes, is set and ended
+while the program runs, is one for a family, and refuses what it cannot aim at.
+
+Programs check their own data. What is judged are limits and counters, never times: a busy machine may take its time, and a run that hangs is ended and described.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+import harness
+from command import NOBODY, Command
+from harness import MIB, expect
+
+# How long a state may take to come on a machine that has other things to do.
+WATCHDOG = 240
+# A fault costs 20 us, whatever the disk does: what is lost is what the program does.
+SWAP = "delay:20us"
+
+
+class Program:
+    """A program with a hot part that can be told to be another one."""
+
+    def __init__(self, tests, process, pid):
+        self.tests, self.process, self.pid = tests, process, pid
+
+    def say(self, line):
+        """Tells the program something."""
+        self.process.popen.stdin.write(line.encode() + b"\n")
+        self.process.popen.stdin.flush()
+
+    def counters(self, pid=None):
+        """What farshore stat says now."""
+        done = self.tests.call("stat", str(pid or self.pid), "--json")
+        expect(done.status == 0, f"stat: {done.err}")
+        found = json.loads(done.out)
+        expect(found["evictions"]["synchronous"] == 0, "evictions in faults")
+        pilot = found["autopilot"]
+        if pilot:
+            expect(pilot["least_bytes"] <= found["memory_limit_bytes"] <= pilot["most_bytes"], f"outside of its bounds: {found['memory_limit_bytes']} {pilot}")
+        return found
+
+    def limit(self):
+        """The limit now, in MiB."""
+        return self.counters()["memory_limit_bytes"] / MIB
+
+    def until(self, what, condition):
+        """Waits until this is so of the counters, and returns them."""
+        deadline = time.monotonic() + WATCHDOG
+        while not condition(found := self.counters()):
+            expect(time.monotonic() < deadline and not self.process.timed_out,
+                   f"not within {WATCHDOG} s: {what}; limit {found['memory_limit_bytes'] / MIB:.0f} MiB, {found['autopilot']}")
+            time.sleep(0.2)
+        return found
+
+    def until_limit(self, low, high):
+        """Waits until the limit, in MiB, is in there."""
+        return self.until(f"a limit of {low} to {high} MiB", lambda found: low <= found["memory_limit_bytes"] / MIB <= high)
+
+
+class TestAutopilot(Command):
+    @contextlib.contextmanager
+    def program(self, options, size, hot, user=None):
+        """A program while it runs. At its end all its bytes must be right."""
+        argv = [self.public_program("hotset"), size, hot]
+        as_user = [harness.need("setpriv", "util-linux"), "--reuid", str(user), "--regid", str(user), "--clear-groups"] if user else []
+        command = [*as_user, self.farshore, "run", *options, "--swap", SWAP, "--stats", "-", "--", *argv]
+        process = harness.Process(command, self.work, 3 * WATCHDOG, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ, LC_ALL="C"))
+        try:
+            expect(process.popen.stdout.readline() == b"ready\n", f"it is not ready: {process.stderr_so_far()[-400:]}")
+            program = Program(self, process, self.managed(process))
+            yield program
+            program.say("end")
+            outcome, out = self.ended(process)
+            expect(outcome.status == 0 and out == "right\n", f"status {outcome.status}, {out!r}: {outcome.stderr[-500:]}")
+            program.last = json.loads(outcome.stderr[outcome.stderr.index("{"):])
+        finally:
+            process.kill_session()
+            process.finish()
+
+    def test_hot_set(self):
+        """The limit comes down to the hot part, follows it up and down, and never leaves its bounds; the program's bytes are right."""
+        seen = []
+        with self.program(["--slowdown", "10%", "--memory-min", "24M", "--memory-max", "400M"], "160M", "40M") as program:
+            found = program.until_limit(24, 90)
+            expect(found["autopilot"]["target_ppm"] == 100_000 and found["autopilot"]["decides"], f"{found['autopilot']}")
+            expect(found["autopilot"]["least_bytes"] == 24 * MIB and found["autopilot"]["most_bytes"] == 400 * MIB, f"{found['autopilot']}")
+            seen.append(f"{found['memory_limit_bytes'] / MIB:.0f} MiB for 40")
+            program.say("hot 120M")
+            found = program.until_limit(118, 400)
+            seen.append(f"{found['memory_limit_bytes'] / MIB:.0f} for 120")
+            program.say("hot 30M")
+            found = program.until_limit(24, 90)
+            seen.append(f"{found['memory_limit_bytes'] / MIB:.0f} for 30")
+            text = self.call("stat", str(program.pid)).out
+            expect("chosen for" in text and "10.00 %" in text and "measured slowdown" in text, text)
+        last = program.last["autopilot"]
+        expect(last and last["changes"] > 3 and last["lost_ns"] > 0 and last["ran_ns"] > 0, f"{last}")
+        return ", ".join(seen)
+
+    def test_nothing_is_needed(self):
+        """A program that touches next to nothing comes down to the least that there may be, and all of it is there at its end."""
+        with self.program(["--slowdown", "5%"], "100M", "1M") as program:
+            program.until_limit(16, 17)
+        return "16 MiB"
+
+    def test_everything_is_needed(self):
+        """A program that needs all of its memory keeps it, but for what the tries take."""
+        with self.program(["--slowdown", "5%"], "100M", "100M") as program:
+            program.until("a choice", lambda found: found["autopilot"]["changes"] >= 10 and found["autopilot"]["ran_ns"] > 10_000_000_000)
+            low = min(program.limit() for _ in range(20) if not time.sleep(0.2))
+            expect(low > 85, f"{low} MiB of the 100 that it needs")
+        return f"{low:.0f} MiB at the least"
+
+    def test_while_it_runs(self):
+        """It begins and ends by settings; its end keeps the limit; a limit that is set ends it, and is the largest that is chosen afterwards."""
+        with self.program(["--memory", "200M"], "100M", "20M") as program:
+            expect(program.counters()["autopilot"] is None, "it is on")
+            self.set(program, "slowdown=10%")
+            program.until_limit(16, 60)
+            self.set(program, "slowdown=off")
+            before = program.counters()
+            expect(before["autopilot"] is None, f"{before['autopilot']}")
+            program.say("hot 100M")
+            time.sleep(2)
+            expect(program.counters()["memory_limit_bytes"] == before["memory_limit_bytes"], "the limit has moved")
+            self.set(program, "slowdown=10%")
+            program.until_limit(95, 200)
+            self.set(program, "memory=80M")
+            found = program.counters()
+            expect(found["autopilot"] is None and found["memory_limit_bytes"] == 80 * MIB, f"{found['memory_limit_bytes']} {found['autopilot']}")
+            self.set(program, "slowdown=10%")
+            found = program.counters()
+            expect(found["autopilot"]["most_bytes"] == 80 * MIB and found["memory_limit_bytes"] <= 80 * MIB, f"{found['autopilot']}")
+            for bad, word in (("slowdown=0%", "more than 0"), ("slowdown=100%", "below 100%"), ("slowdown=-1", "more than 0"), ("slowdown=much", "percentage")):
+                done = self.call("set", str(program.pid), bad)
+                expect(done.status == 1 and word in done.err and len(done.err.splitlines()) == 1, f"{bad}: {done.status} {done.err!r}")
+            expect(program.counters()["autopilot"]["target_ppm"] == 100_000, "a setting that was refused has changed it")
+        return "on, off, on, ended by memory="
+
+    def set(self, program, *settings):
+        """Makes settings."""
+        done = self.call("set", str(program.pid), *settings)
+        expect(done.status == 0, f"set {settings}: {done.err}")
+
+    def test_a_family(self):
+        """Two children share what is chosen, one process decides, and when that one ends another does."""
+        hotset = self.public_program("hotset")
+        script = ("import subprocess, sys; a, b = [subprocess.Popen([sys.argv[1], '80M', '15M'], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in 'ab'];"
+                  "print(a.stdout.readline(), b.stdout.readline(), a.pid, b.pid, flush=True); sys.stdin.readline();"
+                  "a.communicate(b'end\\n'); print(a.returncode, flush=True); sys.stdin.readline();"
+                  "out = b.communicate(b'end\\n')[0]; print(b.returncode, out, flush=True)")
+        python = sys.executable
+        with self.running(["--slowdown", "10%", "--swap", SWAP], [python, "-c", script, hotset], timeout=3 * WATCHDOG, stdin=subprocess.PIPE) as process:
+            said = process.popen.stdout.readline().split()
+            expect(said[:2] == [b"b'ready\\n'"] * 2, f"{said} {process.stderr_so_far()[-400:]}")
+            one, other = int(said[2]), int(said[3])
+            program = Program(self, process, one)
+            parent = process.popen.pid if self.call("stat", str(process.popen.pid)).status == 0 else self.managed(process)
+            program.until_limit(16, 110)
+            deciding = lambda: [pid for pid in (parent, one, other) if program.counters(pid)["autopilot"]["decides"]]  # noqa: E731
+            expect(len(deciding()) == 1, f"{deciding()} decide")
+            program.say("")
+            expect(process.popen.stdout.readline() == b"0\n", "the first child has failed")
+            program.pid = other
+            changes = program.counters()["autopilot"]["changes"]
+            program.until("a choice of who is left", lambda found: found["autopilot"]["changes"] > changes or found["memory_limit_bytes"] < 40 * MIB)
+            program.say("")
+            outcome, out = self.ended(process)
+            expect(outcome.status == 0 and "0 b'right\\n'" in out, f"{outcome.status} {out!r} {outcome.stderr[-400:]}")
+        return "one decides"
+
+    def test_any_user(self):
+        """It needs no rights."""
+        if os.geteuid() != 0:
+            return "as this user in all other tests"
+        with self.program(["--slowdown", "10%"], "100M", "20M", user=NOBODY) as program:
+            found = program.until_limit(16, 60)
+        return f"{found['memory_limit_bytes'] / MIB:.0f} MiB for 20"
+
+    def test_small_programs_sleep(self):
+        """A program that fits the least there may be stays as it is: no thread of Farshore's is in it."""
+        with self.running(["--slowdown", "5%"], ["sleep", "600"]) as process:
+            time.sleep(1)
+            pids = [process.popen.pid, *harness.session_pids(process.popen.pid)]
+            threads = [len(os.listdir(f"/proc/{pid}/task")) for pid in pids if harness.read_text(f"/proc/{pid}/comm").strip() == "sleep"]
+            expect(threads == [1], f"threads: {threads}")
+        return "1 thread"
+
+    def test_bad_input(self):
+        """What it cannot aim at is refused in one line."""
+        refused = [
+            (["--slowdown", "0%"], "more than 0"), (["--slowdown", "100%"], "below 100%"), (["--slowdown", "250%"], "below 100%"),
+            (["--slowdown", "-5%"], "more than 0"), (["--slowdown", "fast"], "percentage"), (["--slowdown", ""], "percentage"),
+            (["--slowdown", "5%", "--memory", "64M"], "--memory-max in its place"),
+            (["--slowdown", "5%", "--memory-min", "64M", "--memory-max", "32M"], "more than --memory-max"),
+            (["--slowdown", "5%", "--memory-min", "2M"], "at least 4M"), (["--slowdown", "5%", "--memory-max", "2M"], "at least 4M"),
+            (["--memory", "64M", "--memory-min", "16M"], "--slowdown"), (["--memory-max", "64M"], "--slowdown"), ([], "--slowdown 5%"),
+        ]
+        for options, word in refused:
+            self.refused(["run", *options, "--", "true"], (125,), word)
+        done = self.call("run", "--slowdown", "5%", "--memory-max", "64M", "--", "echo", "x")
+        expect(done.status == 0 and done.out == "x\n" and not done.err, f"{done.status} {done.out!r} {done.err!r}")
+        return f"{len(refused)} refused"
