@@ -434,6 +434,8 @@ def parts(seed):
              [pytest("rows-long", "tests/real/test_rows.py", "--rows", "all")], 120, shown, pytest_missing, needs_build=True, takes=2400),
         Part("pace", "how hard evictors work: idle, crowded, on a slow disk, fixed",
              [pytest("pace", "tests/real/test_pace.py")], 20, shown, pytest_missing, needs_build=True, takes=180, width=ALONE),
+        Part("autopilot", "limits that follow what a program loses to faults",
+             [pytest("autopilot", "tests/real/test_autopilot.py")], 8, shown, pytest_missing, needs_build=True, takes=240),
         Part("pools", "compressed RAM, alone and in front of a disk",
              [pytest("pools", "tests/real/test_pools.py")], 10, shown, pytest_missing, needs_build=True, takes=50),
         Part("remote", "pages with NBD servers, which are killed, stopped and lie; farshore node",

@@ -173,7 +173,7 @@ fn joined(labels: &Labels, more: Labels) -> Labels {
 pub mod tests {
     use super::*;
     use farshore_client::programs::State;
-    use farshore_config::stats::{Attached, Family, Kinds, Pool, Space, Thrashing};
+    use farshore_config::stats::{Attached, Autopilot, Family, Kinds, Pool, Space, Thrashing};
 
     /// Programs of each kind, of which one has all that there is.
     pub fn some() -> (Vec<Program>, Vec<Outcome>) {
@@ -189,6 +189,7 @@ pub mod tests {
         full.pool = Some(Pool { name: "ram:lz4".into(), pages: 3, ..Pool::default() });
         full.kinds = Some(Kinds { stack_bytes: 5, ..Kinds::default() });
         full.policies = vec![Attached { requests: 9, ..Attached::default() }, Attached::default()];
+        full.autopilot = Some(Autopilot::default());
         full.thrashing = Some(Thrashing { times: 4, ..Thrashing::default() });
         full.family = Family { own_limit_bytes: 1, processes: 2, memory_bytes: 3 };
         (full.faults.fetch, full.fault_latency_ns.total, full.evictors.awake_fixed) = (42, 2_000_000_000, true);
