@@ -9,7 +9,7 @@ use farshore_command::usage::{self, Asked};
 use farshore_config::pace::OrAuto;
 use farshore_config::{FaultMode, Named, Size, Slowdown, StatsTarget, SwapSpec, Time};
 
-use crate::others::{BENCH, METRICS, NODE, Other, PLAN, TOP};
+use crate::others::{BENCH, METRICS, NODE, Other, PLAN, RECORD, REPORT, TOP};
 
 /// Runs unmodified programs in less memory than they ask for.
 #[derive(Parser, Debug)]
@@ -61,6 +61,10 @@ pub enum Command {
     Metrics(Words),
     #[command(about = farshore_command::PLAN_ABOUT, disable_help_flag = true)]
     Plan(Words),
+    #[command(about = farshore_command::RECORD_ABOUT, disable_help_flag = true)]
+    Record(Words),
+    #[command(about = farshore_command::REPORT_ABOUT, disable_help_flag = true)]
+    Report(Words),
     #[command(about = farshore_command::NODE_ABOUT, disable_help_flag = true)]
     Node(Words),
     #[command(about = farshore_command::BENCH_ABOUT, disable_help_flag = true)]
@@ -402,13 +406,13 @@ pub fn parse(words: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
 /// What makes a command of its words.
 type Read = fn(Words) -> Command;
 /// The commands that are programs of their own, and what they are here.
-const OTHERS: [(Other, Read); 5] =
-    [(TOP, Command::Top), (METRICS, Command::Metrics), (PLAN, Command::Plan), (NODE, Command::Node), (BENCH, Command::Bench)];
+const OTHERS: [(Other, Read); 7] =
+    [(TOP, Command::Top), (METRICS, Command::Metrics), (PLAN, Command::Plan), (RECORD, Command::Record), (REPORT, Command::Report), (NODE, Command::Node), (BENCH, Command::Bench)];
 
 /// What usage errors name.
 const WORDS: usage::Words = usage::Words {
     first: "command",
-    known: "run, doctor, stat, set, top, metrics, plan, node or bench",
+    known: "run, doctor, stat, set, top, metrics, plan, record, report, node or bench",
     required: &[
         ("PROGRAM", "no PROGRAM given: write it as in 'farshore run --memory 256M -- PROGRAM'"),
         ("KEY=VALUE", "no setting given: write it as in 'farshore set PID memory=512M'"),

@@ -30,6 +30,10 @@ pub const METRICS_ABOUT: &str = "Give the counters of all running programs to Pr
 pub const NODE_ABOUT: &str = "Give RAM of this machine to programs of others, by NBD";
 /// What `farshore plan` is for: a line of the help of both commands.
 pub const PLAN_ABOUT: &str = "Tell how much memory a program needs: how long it takes with more and with less";
+/// What `farshore record` is for: a line of the help of both commands.
+pub const RECORD_ABOUT: &str = "Write what happens to a program's memory to a file: faults, pages that come and leave";
+/// What `farshore report` is for: a line of the help of both commands.
+pub const REPORT_ABOUT: &str = "Make a page of a recording: which memory and which code faulted when";
 /// What `farshore bench` is for: a line of the help of both commands.
 pub const BENCH_ABOUT: &str = "Compare Farshore with Linux swap, zram and others, in turn, in one run";
 /// What `farshore` says first to a command that it becomes: this and the path of itself.

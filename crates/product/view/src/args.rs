@@ -44,7 +44,77 @@ pub enum Command {
     With more memory than the run had, misses are measured; with less, they are extrapolated, and the table says so."
     )]
     Plan(PlanArgs),
+    #[command(
+        about = farshore_command::RECORD_ABOUT,
+        long_about = "Writes each fault of a program, with address, instruction and thread, and all pages that come and leave, with times, to a file. \
+    'farshore report' makes a page of it.\n\nWith a PID it hears a program that runs under Farshore, until it ends or Ctrl-C. A dormant one is woken. \
+    Or it runs PROGRAM under Farshore, and hears it from its start; then input, output and exit status are PROGRAM's own."
+    )]
+    Record(RecordArgs),
+    #[command(
+        about = farshore_command::REPORT_ABOUT,
+        long_about = "Makes one HTML page of a recording: when which addresses faulted, which mappings, functions and lines that was, how far apart pages are \
+    used again. The page needs no network. Functions and lines are looked up in the program's files, which must be there unchanged."
+    )]
+    Report(ReportArgs),
 }
+
+/// `farshore record`.
+#[derive(Args, Debug)]
+#[command(override_usage = "farshore record [OPTIONS] PID\n       farshore record [OPTIONS] -- PROGRAM [ARG]...", after_long_help = AFTER_RECORD)]
+pub struct RecordArgs {
+    /// Write to this file [default: farshore-PID.rec in this directory]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Overwrite a file that is there
+    #[arg(long)]
+    pub force: bool,
+    /// Run PROGRAM with this limit, as for 'farshore run'
+    #[arg(long, value_name = "SIZE", conflicts_with = "pid")]
+    pub memory: Option<Size>,
+    /// A swap space for PROGRAM, as for 'farshore run'; repeat for more
+    #[arg(long, value_name = "SPEC", conflicts_with = "pid")]
+    pub swap: Vec<OsString>,
+    /// The process
+    #[arg(value_name = "PID", required_unless_present = "command", conflicts_with = "command", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Option<u32>,
+    /// The program, and its arguments
+    #[arg(value_name = "PROGRAM", last = true)]
+    pub command: Vec<OsString>,
+}
+
+const AFTER_RECORD: &str = "\
+Examples:
+  farshore record 4242                                  a running program, until Ctrl-C
+  farshore record -o sort.rec --memory 64M -- sort big.txt
+  farshore report sort.rec                              a page of it, sort.rec.html
+
+Exit status: with a PID 0, else PROGRAM's, 128+n when signal n ended it.
+  1    the process cannot be heard, or the file not be written any more
+  125  a wrong option; the file is there already; PROGRAM cannot run under Farshore
+  126  PROGRAM cannot be executed
+  127  PROGRAM is not there";
+
+/// `farshore report`.
+#[derive(Args, Debug)]
+#[command(after_long_help = AFTER_REPORT)]
+pub struct ReportArgs {
+    /// A file of 'farshore record'
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Write the page to this file; - is standard output [default: FILE.html]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+const AFTER_REPORT: &str = "\
+A recording that is cut off or damaged is shown up to there, and the page says so. A page that is there
+is overwritten.
+
+Exit status:
+  0    the page was written
+  1    FILE cannot be read, or is no recording, or the page not be written
+  125  a wrong option";
 
 /// `farshore plan`.
 #[derive(Args, Debug)]
@@ -200,8 +270,11 @@ fn interval(text: &str) -> Result<Duration, String> {
 /// What usage errors name.
 const WORDS: Words = Words {
     first: "command",
-    known: "top, metrics or plan",
-    required: &[("PROGRAM", "no PROGRAM given: write it as in 'farshore plan -- PROGRAM'")],
+    known: "top, metrics, plan, record or report",
+    required: &[
+        ("PID", "neither a process nor a program given: write it as in 'farshore record PID' or 'farshore record -- PROGRAM'"),
+        ("FILE", "no FILE given: write it as in 'farshore report FILE'"),
+        ("PROGRAM", "no PROGRAM given: write it as in 'farshore plan -- PROGRAM'")],
 };
 
 /// The command that this command line is for.
@@ -255,7 +328,7 @@ mod tests {
     fn the_manual_says_what_the_help_says() {
         let mut line = Line::command();
         line.build();
-        for name in ["top", "metrics", "plan"] {
+        for name in ["top", "metrics", "plan", "record", "report"] {
             let command = line.find_subcommand(name).expect("it is a command");
             farshore_manual::check(env!("CARGO_MANIFEST_DIR"), &format!("farshore-{name}"), command, Parts::Pages, "farshore(1)");
         }

@@ -1,4 +1,4 @@
-//! The command `farshore-view`, which `farshore top`, `metrics` and `plan` become: what one looks at while programs run under Farshore.
+//! The command `farshore-view`, which `farshore top`, `metrics`, `plan`, `record` and `report` become: what one looks at while programs run under Farshore.
 //!
 //! It is a program of its own, so that `farshore run`, which starts programs, carries no terminal and no server.
 //!
@@ -8,6 +8,8 @@
 //! | [`look`] | looks at all programs again and again: rates, and the last minute |
 //! | [`top`] | `farshore top`: the table, on a screen or printed once |
 //! | [`plan`] | `farshore plan`: how much memory a program needs |
+//! | [`record`] | `farshore record`: what happens to a program's memory, to a file |
+//! | [`report`] | `farshore report`: a page of such a file |
 //! | [`metrics`] | `farshore metrics`: the counters in the form of OpenMetrics, for Prometheus |
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(test, allow(dead_code))]
@@ -16,6 +18,8 @@ mod args;
 mod look;
 mod metrics;
 mod plan;
+mod record;
+mod report;
 mod top;
 
 use std::ffi::OsString;
@@ -36,6 +40,8 @@ fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
         Asked::For(Command::Top(arguments)) => top::top(&arguments),
         Asked::For(Command::Metrics(arguments)) => metrics::metrics(&arguments),
         Asked::For(Command::Plan(arguments)) => plan::plan(&arguments, farshore),
+        Asked::For(Command::Record(arguments)) => record::record(&arguments, farshore),
+        Asked::For(Command::Report(arguments)) => report::report(&arguments),
         Asked::Text(text) => usage::print(&text).map(|()| 0),
     }
 }

@@ -6,6 +6,7 @@
 //! Without `--memory` the limit follows the program: half of all memory that has had bytes in it so far. So a program is asked for
 //! nothing twice, and its size need not be known before.
 
+use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -60,6 +61,17 @@ pub enum Ended {
     Watching,
 }
 
+impl Ended {
+    /// The exit status of a command that has run it.
+    pub fn status(self) -> u8 {
+        match self {
+            Ended::Status(status) => status,
+            Ended::Signal(signal) => 128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)),
+            Ended::Watching => 0,
+        }
+    }
+}
+
 /// What a run has shown.
 #[derive(Debug)]
 pub struct Run {
@@ -110,20 +122,11 @@ struct Shared {
 /// # Errors
 /// It cannot be started.
 pub fn run(arguments: &PlanArgs, farshore: Option<PathBuf>) -> Result<Run, Refusal> {
-    let farshore = farshore.unwrap_or_else(|| "farshore".into());
     let memory = arguments.memory.unwrap_or_else(first_limit);
-    let mut command = Command::new(&farshore);
-    command.args(["run", "--require", "--memory", &memory.to_string()]);
-    arguments.swap.iter().for_each(|swap| {
-        command.arg("--swap").arg(swap);
-    });
-    command.arg("--").args(&arguments.command);
     // Before there is a child for which one could come.
     let signals = Signals::new()?;
     let started = Instant::now();
-    let child = signals.spawn(&mut command).map_err(|error| {
-        Refusal::cannot_start(format!("cannot run '{}' ({error}): is Farshore installed completely?", farshore.display()))
-    })?;
+    let child = start(farshore, Some(memory), &arguments.swap, &arguments.command, &signals)?;
     let name = arguments.command.first().map_or_else(String::new, |name| name.display().to_string());
     let mut follower = Follower::new(child.id(), arguments.memory.is_none());
     let status = follower.until_the_end(&Over::Child(child), &signals);
@@ -134,6 +137,32 @@ pub fn run(arguments: &PlanArgs, farshore: Option<PathBuf>) -> Result<Run, Refus
     // Pages leave where a limit is nearly reached, long after half of it.
     run.fitted = run.resident <= memory.0 / 2;
     Ok(run)
+}
+
+/// Starts a program by `farshore run`, with what these options say.
+///
+/// # Errors
+/// `farshore` cannot be run. What is wrong with the program, it says itself, with its exit status.
+pub fn start(
+    farshore: Option<PathBuf>,
+    memory: Option<Size>,
+    swap: &[OsString],
+    program: &[OsString],
+    signals: &Signals,
+) -> Result<Child, Refusal> {
+    let farshore = farshore.unwrap_or_else(|| "farshore".into());
+    let mut command = Command::new(&farshore);
+    command.args(["run", "--require"]);
+    if let Some(memory) = memory {
+        command.args(["--memory", &memory.to_string()]);
+    }
+    swap.iter().for_each(|swap| {
+        command.arg("--swap").arg(swap);
+    });
+    command.arg("--").args(program);
+    signals.spawn(&mut command).map_err(|error| {
+        Refusal::cannot_start(format!("cannot run '{}' ({error}): is Farshore installed completely?", farshore.display()))
+    })
 }
 
 /// Watches a program that runs, until it ends or Ctrl-C.
@@ -168,14 +197,17 @@ fn first_limit() -> Size {
 }
 
 /// Whose end is waited for.
-enum Over {
+#[derive(Debug)]
+pub enum Over {
+    /// A program that was started here.
     Child(Child),
+    /// A process that was there before.
     Somebodys(u32),
 }
 
 impl Over {
     /// How it ended, if it has.
-    fn look(&self) -> Option<Ended> {
+    pub fn look(&self) -> Option<Ended> {
         match self {
             Over::Child(child) => {
                 let pid = Pid::from_raw(child.id() as i32)?;
@@ -193,6 +225,20 @@ impl Over {
             }
         }
     }
+}
+
+/// Passes signals on to a program that was started here. What comes from the terminal (Ctrl-C), it has got too; a hangup may be for this process alone.
+/// For another program they say that nobody wants to hear more.
+pub fn pass_on(pid: u32, over: &Over, signals: &Signals) -> Option<Ended> {
+    let came = signals.come();
+    if matches!(over, Over::Somebodys(_)) {
+        return (!came.is_empty()).then_some(Ended::Watching);
+    }
+    let is_for_both = |signal, by_kernel| by_kernel && matches!(signal, Signal::SIGINT | Signal::SIGQUIT);
+    for (signal, _) in came.into_iter().filter(|&(signal, by_kernel)| !is_for_both(signal, by_kernel)) {
+        let _ = kill(Whom::from_raw(pid as i32), signal);
+    }
+    None
 }
 
 /// One program on its way.
@@ -252,7 +298,7 @@ impl Follower {
             if looked.elapsed() >= SLEEP_MAX {
                 looked = Instant::now();
                 answers.try_iter().for_each(|answer| self.answered(answer));
-                if let Some(ended) = over.look().or_else(|| self.signalled(over, signals)) {
+                if let Some(ended) = over.look().or_else(|| pass_on(self.pid, over, signals)) {
                     break ended;
                 }
                 self.attach_again();
@@ -265,19 +311,6 @@ impl Follower {
         self.shared.over.store(true, Ordering::Relaxed);
         answers.try_iter().for_each(|answer| self.answered(answer));
         ended
-    }
-
-    /// Passes signals on to a program that was started here. What comes from the terminal (Ctrl-C), it has got too; a hangup may be for this process alone.
-    fn signalled(&self, over: &Over, signals: &Signals) -> Option<Ended> {
-        let came = signals.come();
-        if matches!(over, Over::Somebodys(_)) {
-            return (!came.is_empty()).then_some(Ended::Watching);
-        }
-        let is_for_both = |signal, by_kernel| by_kernel && matches!(signal, Signal::SIGINT | Signal::SIGQUIT);
-        for (signal, _) in came.into_iter().filter(|&(signal, by_kernel)| !is_for_both(signal, by_kernel)) {
-            let _ = kill(Whom::from_raw(self.pid as i32), signal);
-        }
-        None
     }
 
     /// Takes what the ring has; how many.

@@ -29,7 +29,7 @@ use std::io::{IsTerminal, Write};
 use farshore_command::refusal::Refusal;
 
 use crate::args::PlanArgs;
-use follow::{Ended, Run};
+use follow::Run;
 
 /// Runs or watches a program, and tells what memory it needs.
 ///
@@ -63,11 +63,7 @@ pub fn plan(arguments: &PlanArgs, farshore: Option<std::path::PathBuf>) -> Resul
         })?,
         None => {}
     }
-    Ok(match status {
-        Ended::Status(status) => status,
-        Ended::Signal(signal) => 128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)),
-        Ended::Watching => 0,
-    })
+    Ok(status.status())
 }
 
 /// What a run is known by, for the report.
