@@ -78,7 +78,7 @@ secrecy: ## --encrypt: swap files are noise, the key is in no core dump
 family: ## what Farshore shows of itself, and whom it lets in
 policies: ## policies beside programs, and a program's own hints
 autopilot: ## limits that follow what a program loses to faults
-seeing: ## farshore top, metrics and plan: programs whose state or pattern is known
+seeing: ## farshore top, metrics, plan, record and report: programs whose state or pattern is known
 bench-ends: ## farshore bench: what it measures, and that nothing stays behind
 suites: ## other people's test suites, natively and under farshore (a part of each)
 suites-long: ## other people's test suites as a whole

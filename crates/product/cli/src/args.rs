@@ -406,8 +406,15 @@ pub fn parse(words: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
 /// What makes a command of its words.
 type Read = fn(Words) -> Command;
 /// The commands that are programs of their own, and what they are here.
-const OTHERS: [(Other, Read); 7] =
-    [(TOP, Command::Top), (METRICS, Command::Metrics), (PLAN, Command::Plan), (RECORD, Command::Record), (REPORT, Command::Report), (NODE, Command::Node), (BENCH, Command::Bench)];
+const OTHERS: [(Other, Read); 7] = [
+    (TOP, Command::Top),
+    (METRICS, Command::Metrics),
+    (PLAN, Command::Plan),
+    (RECORD, Command::Record),
+    (REPORT, Command::Report),
+    (NODE, Command::Node),
+    (BENCH, Command::Bench),
+];
 
 /// What usage errors name.
 const WORDS: usage::Words = usage::Words {

@@ -274,7 +274,8 @@ const WORDS: Words = Words {
     required: &[
         ("PID", "neither a process nor a program given: write it as in 'farshore record PID' or 'farshore record -- PROGRAM'"),
         ("FILE", "no FILE given: write it as in 'farshore report FILE'"),
-        ("PROGRAM", "no PROGRAM given: write it as in 'farshore plan -- PROGRAM'")],
+        ("PROGRAM", "no PROGRAM given: write it as in 'farshore plan -- PROGRAM'"),
+    ],
 };
 
 /// The command that this command line is for.
@@ -316,6 +317,12 @@ mod tests {
             (&["plan", "--memory", "lots", "--", "x"], "--memory: invalid size \"lots\""),
             (&["plan", "--device", "fast", "--", "x"], "--device: invalid device \"fast\""),
             (&["plan", "--pid", "7", "--", "x"], "--pid does not go with"),
+            (&["record"], "neither a process nor a program given"),
+            (&["record", "0"], "0"),
+            (&["record", "ls"], "ls"),
+            (&["record", "7", "--memory", "1G"], "--memory does not go with"),
+            (&["record", "7", "--", "x"], "does not go with"),
+            (&["report"], "no FILE given: write it as in 'farshore report FILE'"),
             (&["walk"], "unknown command 'walk'"),
         ] {
             let refusal = parsed(words).map(|asked| panic!("{words:?} gave {asked:?}")).unwrap_err();

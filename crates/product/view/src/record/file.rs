@@ -444,7 +444,13 @@ pub mod tests {
             Entry::Program { pid: 4242, ns: 1 << 40, date: 1_700_000_000, name: b"./a <b>&\xff".to_vec() },
             Entry::Attached { ns: (1 << 40) + 5, limit: 64 << 20 },
             Entry::Maps { ns: 7 },
-            Entry::Mapping(Mapping { start: 0x55_5555_0000, end: 0x55_5556_0000, flags: 1, name: b"/bin/<x>".to_vec(), ..Mapping::default() }),
+            Entry::Mapping(Mapping {
+                start: 0x55_5555_0000,
+                end: 0x55_5556_0000,
+                flags: 1,
+                name: b"/bin/<x>".to_vec(),
+                ..Mapping::default()
+            }),
             Entry::Mapping(Mapping { start: 0, end: u64::MAX, offset: u64::MAX, size: u64::MAX, ..Mapping::default() }),
         ];
         all.extend(What::ALL.iter().enumerate().map(|(n, &what)| happened(what, n as u64 * 1000, u64::MAX >> (n * 9))));

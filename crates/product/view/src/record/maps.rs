@@ -90,7 +90,10 @@ mod tests {
     fn lines_are_read_whatever_the_name() {
         let line = b"7f10-7f20 r-xp 00001000 08:01 42                         /a b/\xff c";
         let it = of_line(line).expect("it is one");
-        assert_eq!((it.start, it.end, it.offset, it.flags, it.name.as_slice()), (0x7f10, 0x7f20, 0x1000, 1, b"/a b/\xff c".as_slice()));
+        assert_eq!(
+            (it.start, it.end, it.offset, it.flags, it.name.as_slice()),
+            (0x7f10, 0x7f20, 0x1000, 1, b"/a b/\xff c".as_slice())
+        );
         assert_eq!(of_line(b"7f10-7f20 rw-p 00000000 00:00 0 ").map(|it| it.name), Some(Vec::new()));
         for none in [b"".as_slice(), b"7f10", b"7f10-7f20 rw-p", b"x-y rw-p 0 0 0 n"] {
             assert_eq!(of_line(none), None);

@@ -42,8 +42,7 @@ const BLOCK_TIME: Duration = Duration::from_millis(500);
 /// Blocks that wait for the disk.
 const WAITING: usize = 512;
 
-const KINDS: [Kind; 7] =
-    [Kind::Fault, Kind::Fetched, Kind::Evicted, Kind::Rescued, Kind::Limit, Kind::Mapped, Kind::Unmapped];
+const KINDS: [Kind; 7] = [Kind::Fault, Kind::Fetched, Kind::Evicted, Kind::Rescued, Kind::Limit, Kind::Mapped, Kind::Unmapped];
 
 /// Records a program.
 ///
@@ -52,15 +51,19 @@ const KINDS: [Kind; 7] =
 pub fn record(arguments: &RecordArgs, farshore: Option<PathBuf>) -> Result<u8, Refusal> {
     let signals = Signals::new()?;
     let Some(pid) = arguments.pid else { return of_child(arguments, farshore, &signals) };
+    let path = arguments.output.clone().unwrap_or_else(|| format!("farshore-{pid}.rec").into());
+    // Before a dormant program is woken for nothing; and a process that cannot be heard is to leave no file behind.
+    if !arguments.force && path.symlink_metadata().is_ok() {
+        return Err(is_there(&path));
+    }
     let dormant = is_dormant(pid);
     let attachment = farshore_beside::attach(pid)?;
-    let path = arguments.output.clone().unwrap_or_else(|| format!("farshore-{pid}.rec").into());
     let disk = Disk::open(&path, arguments.force)?;
     let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default().trim_ascii_end().to_vec();
     let mut recorder = Recorder::new(pid, &name, disk);
     recorder.attached(attachment);
     let woken = if dormant { ", which was dormant and is woken," } else { "" };
-    eprintln!("farshore: recording process {pid}{woken} to '{}'; Ctrl-C ends it", path.display());
+    eprintln!("{}", line(&format!("recording process {pid}{woken} to '{}'; Ctrl-C ends it", path.display())));
     recorder.until_the_end(&Over::Somebodys(pid), &signals);
     recorder.finish(&path)?;
     Ok(0)
@@ -77,7 +80,10 @@ fn of_child(arguments: &RecordArgs, farshore: Option<PathBuf>, signals: &Signals
     let status = ended.status();
     // What there is to say of one that could not be started, `farshore run` has said.
     if (125..=127).contains(&status) && !recorder.heard {
-        let _ = std::fs::remove_file(&path).map(|()| recorder.abandon());
+        recorder.close();
+        if path.is_file() {
+            let _ = std::fs::remove_file(&path);
+        }
         return Ok(status);
     }
     recorder.finish(&path)?;
@@ -88,6 +94,16 @@ fn of_child(arguments: &RecordArgs, farshore: Option<PathBuf>, signals: &Signals
 fn is_dormant(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     mask(&status, "SigCgt:").is_some_and(|caught| caught >> (WAKER - 1) & 1 != 0)
+}
+
+fn is_there(path: &Path) -> Refusal {
+    let place = path.display();
+    Refusal::cannot_start(format!("'{place}' is there already: name another file with --output, or overwrite it with --force"))
+}
+
+/// A line for the screen, whatever names have in them.
+pub fn line(text: &str) -> String {
+    format!("farshore: {}", farshore_config::plain(text))
 }
 
 /// The time of events.
@@ -111,9 +127,7 @@ impl Disk {
         let options = if force { options.create(true).truncate(true) } else { options.create_new(true) };
         let mut file: File = options.open(path).map_err(|why| {
             Refusal::cannot_start(match why.kind() {
-                std::io::ErrorKind::AlreadyExists => {
-                    format!("'{}' is there already: name another file with --output, or overwrite it with --force", path.display())
-                }
+                std::io::ErrorKind::AlreadyExists => return is_there(path),
                 _ => format!("cannot write '{}' ({why}): name another file with --output", path.display()),
             })
         })?;
@@ -202,10 +216,6 @@ impl Recorder {
         if self.failed.is_some() {
             self.attachment = None;
         }
-    }
-
-    fn abandon(&mut self) {
-        self.close();
     }
 
     /// Whether the file can still be written.
@@ -299,17 +309,21 @@ impl Recorder {
         self.close();
         let place = path.display();
         if let Some(why) = self.failed {
-            return Err(Refusal::failed(format!("cannot write '{place}' any more ({why}), and stopped recording: is its disk full?")));
+            return Err(Refusal::failed(format!(
+                "cannot write '{place}' any more ({why}), and stopped recording: is its disk full?"
+            )));
         }
         if !self.heard {
-            return Err(Refusal::failed(format!("the program ended before it could be heard: '{place}' has no events")));
+            // The exit status is the program's all the same.
+            eprintln!("{}", line(&format!("the program ended before it could be heard: '{place}' has no events")));
+            return Ok(());
         }
         let lost = if self.lost_of_all > 0 {
             format!("; {} more were lost, since the machine was busy", self.lost_of_all)
         } else {
             String::new()
         };
-        eprintln!("farshore: recorded {} events to '{place}'{lost}", self.events);
+        eprintln!("{}", line(&format!("recorded {} events to '{place}'{lost}", self.events)));
         Ok(())
     }
 }

@@ -18,6 +18,7 @@ use farshore_command::refusal::Refusal;
 
 use crate::args::ReportArgs;
 use crate::record::file::Reader;
+use crate::record::line;
 
 /// Makes the page.
 ///
@@ -52,11 +53,88 @@ pub fn report(arguments: &ReportArgs) -> Result<u8, Refusal> {
             std::fs::write(&path, page).map_err(|why| {
                 Refusal::failed(format!("cannot write '{}' ({why}): name another file with --output", path.display()))
             })?;
-            eprintln!("farshore: wrote '{}'", path.display());
+            eprintln!("{}", line(&format!("wrote '{}'", path.display())));
         }
     }
     if !seen.found.broken.is_empty() {
-        eprintln!("farshore: '{place}' is not whole ({}): the page shows what is before", seen.found.broken);
+        eprintln!("{}", line(&format!("'{place}' is not whole ({}): the page shows what is before", seen.found.broken)));
     }
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::file::tests::{entries, file};
+
+    fn made(bytes: &[u8]) -> Result<String, String> {
+        let found = seen::Found::of(Reader::new(bytes)?)?;
+        let seen = seen::Seen::of(Reader::new(bytes)?, found);
+        Ok(page::page(&seen, &code::flame(&seen)))
+    }
+
+    /// The data in a page.
+    fn data(page: &str) -> serde_json::Value {
+        let (_, rest) = page.split_once("id=\"data\">").expect("there is data");
+        let (text, _) = rest.split_once("</script>").expect("it ends");
+        serde_json::from_str(text).expect("it is JSON")
+    }
+
+    #[test]
+    fn names_are_escaped() {
+        let page = made(&file(&entries())).expect("it is whole");
+        assert!(!page.contains("<b>") && !page.contains("<x>"), "{page}");
+        assert!(page.contains("./a &lt;b&gt;&amp;\u{fffd}"), "{page}");
+        let data = data(&page);
+        assert_eq!(data["program"], "./a <b>&\u{fffd}");
+        assert_eq!((&data["counts"]["faults"], &data["lost"], &data["end"]), (&1.into(), &u64::MAX.into(), &"stopped".into()));
+        assert_eq!(data["code"][0]["path"][0], "/bin/<x>");
+    }
+
+    #[test]
+    fn a_recording_that_is_cut_off_or_damaged_is_shown_up_to_there() {
+        let whole = file(&entries());
+        let mut shown = 0;
+        for length in 0..whole.len() {
+            if let Ok(page) = made(&whole[..length]) {
+                assert!(page.contains("id=\"broken\"") && data(&page)["end"] == "cut off", "{length}");
+                shown += 1;
+            }
+        }
+        for bit in 0..whole.len() * 8 {
+            let mut other = whole.clone();
+            other[bit / 8] ^= 1 << (bit % 8);
+            assert!(made(&other).map_or_else(|why| !why.is_empty(), |page| page.contains("id=\"broken\"")), "{bit}");
+        }
+        assert!(shown > whole.len() / 2, "{shown} of {}", whole.len());
+        assert!(made(&file(&entries()[1..])).is_err_and(|why| why.contains("no program")));
+    }
+
+    #[test]
+    fn places_are_bounded_and_a_sweep_is_one() {
+        use crate::record::file::{Entry, Happened, What};
+        let fault = |n: u64, address| {
+            Entry::Happened(Happened { what: What::Fault, detail: 0, ns: n, address, pages: 1, thread: 1, instruction: 0 })
+        };
+        let begin = entries()[0].clone();
+        let Entry::Program { ns, .. } = begin else { panic!("it is the program") };
+        // All over the addresses that there are: as many places as are kept at most.
+        let wide: Vec<Entry> = std::iter::once(begin.clone()).chain((0..200_000).map(|n| fault(ns + n, n << 30))).collect();
+        let all = data(&made(&file(&wide)).expect("it can be read"));
+        assert!(all["heat"].as_array().is_some_and(|rows| rows.len() <= seen::ROWS), "{}", all["heat"]);
+        assert_eq!(all["counts"]["faults"], 200_000);
+        // In order: the row with the faults goes down with time.
+        let sweep: Vec<Entry> =
+            std::iter::once(begin).chain((0..8192).map(|n| fault(ns + n * 1000, (1 << 40) + n * 4096))).collect();
+        let all = data(&made(&file(&sweep)).expect("it can be read"));
+        let rows = all["heat"].as_array().expect("there are rows");
+        let middle = |row: &serde_json::Value| {
+            let cells = row["faults"].as_array().expect("there are cells").iter().enumerate();
+            let (sum, count) = cells.fold((0, 0), |(sum, count), (n, cell)| {
+                (sum + n as u64 * cell.as_u64().unwrap_or(0), count + cell.as_u64().unwrap_or(0))
+            });
+            sum / count
+        };
+        assert!(rows.len() > 100 && rows.iter().map(middle).is_sorted(), "{}", rows.len());
+    }
 }

@@ -73,9 +73,12 @@ pub fn page(seen: &Seen, flame: &Flame) -> String {
 
 fn head(seen: &Seen) -> Markup {
     let found = &seen.found;
-    let limits: Vec<String> = found.limits.iter().take(12).map(|(ns, limit)| {
-        format!("{} from {}", bytes(*limit), duration(ns.saturating_sub(found.from)))
-    }).collect();
+    let limits: Vec<String> = found
+        .limits
+        .iter()
+        .take(12)
+        .map(|(ns, limit)| format!("{} from {}", bytes(*limit), duration(ns.saturating_sub(found.from))))
+        .collect();
     let end = match found.end {
         Some(End::Over) => "the program ended",
         Some(End::Stopped) => "the recording was ended",
@@ -132,16 +135,25 @@ fn heat(seen: &Seen) -> Markup {
     let wide = (WIDTH - LEFT) / COLUMNS as f64;
     let most = seen.rows.iter().flat_map(|row| &row.cells).copied().max().unwrap_or(0).max(1);
     let mut inside = String::new();
-    let mut last_label = f64::MIN;
+    let mut last_label = 0.0_f64;
     for (n, row) in seen.rows.iter().enumerate() {
         let y = n as f64 * tall;
         if n > 0 && seen.rows[n - 1].end != row.start {
-            let _ = write!(inside, r#"<line class="gap" x1="0" x2="{WIDTH}" y1="{y:.1}" y2="{y:.1}"/>"#);
+            let _ = write!(inside, r#"<line class="gap" x1="{LEFT}" x2="{WIDTH}" y1="{y:.1}" y2="{y:.1}"/>"#);
         }
-        if !row.name.is_empty() && y - last_label >= 13.0 {
-            last_label = y;
+        // A row is lower than a letter; labels that have no room any more are in the data alone.
+        let label_y = (last_label + 13.0).max(y + 11.0);
+        if !row.name.is_empty() && label_y - y < 60.0 {
+            last_label = label_y;
             let label = escaped(&fitting(&row.name, LEFT - 100.0));
-            let _ = write!(inside, r#"<text class="label" x="0" y="{:.1}">{label}</text><text class="address" x="{}" y="{:.1}">{:x}</text>"#, y + 11.0, LEFT - 95.0, y + 11.0, row.start);
+            let _ = write!(
+                inside,
+                r#"<text class="label" x="0" y="{:.1}">{label}</text><text class="address" x="{}" y="{:.1}">{:x}</text>"#,
+                label_y,
+                LEFT - 95.0,
+                label_y,
+                row.start
+            );
         }
         let mut column = 0;
         while column < COLUMNS {
@@ -163,19 +175,20 @@ fn heat(seen: &Seen) -> Markup {
     }
     let height = seen.rows.len() as f64 * tall;
     let all = duration(seen.found.to - seen.found.from);
-    let _ = write!(inside, r#"<text class="label" x="{LEFT}" y="{:.1}">0</text><text class="label end" x="{WIDTH}" y="{:.1}">{all}</text>"#, height + 16.0, height + 16.0);
-    svg(height + 22.0, "Faults by address and time", &inside)
+    let _ = write!(
+        inside,
+        r#"<text class="label" x="{LEFT}" y="{:.1}">0</text><text class="label end" x="{WIDTH}" y="{:.1}">{all}</text>"#,
+        height + 16.0,
+        height + 16.0
+    );
+    svg((height + 22.0).max(last_label + 4.0), "Faults by address and time", &inside)
 }
 
 fn rate(seen: &Seen) -> Markup {
     const HEIGHT: f64 = 200.0;
     let seconds = (seen.found.to - seen.found.from) as f64 / 1e9 / COLUMNS as f64;
-    let series: [(&str, fn(&Counts) -> u64); 4] = [
-        ("faults", |it| it.faults),
-        ("fetched", |it| it.fetched),
-        ("evicted", |it| it.evicted),
-        ("rescued", |it| it.rescued),
-    ];
+    let series: [(&str, fn(&Counts) -> u64); 4] =
+        [("faults", |it| it.faults), ("fetched", |it| it.fetched), ("evicted", |it| it.evicted), ("rescued", |it| it.rescued)];
     let most = series.iter().flat_map(|(_, of)| seen.columns.iter().map(of)).max().unwrap_or(0).max(1);
     let wide = (WIDTH - LEFT) / COLUMNS as f64;
     let mut inside = format!(
@@ -190,10 +203,18 @@ fn rate(seen: &Seen) -> Markup {
             let _ = write!(points, "{:.1},{y:.1} ", LEFT + (column as f64 + 0.5) * wide);
         }
         let y = 40.0 + n as f64 * 22.0;
-        let _ = write!(inside, r#"<polyline class="series s{n}" points="{points}"/><line class="series s{n}" x1="0" x2="30" y1="{y}" y2="{y}"/><text class="label" x="38" y="{}">{name}</text>"#, y + 4.0);
+        let _ = write!(
+            inside,
+            r#"<polyline class="series s{n}" points="{points}"/><line class="series s{n}" x1="0" x2="30" y1="{y}" y2="{y}"/><text class="label" x="38" y="{}">{name}</text>"#,
+            y + 4.0
+        );
     }
     for (column, _) in seen.lost_columns.iter().enumerate().filter(|(_, lost)| **lost > 0) {
-        let _ = write!(inside, r#"<rect class="lost" x="{:.1}" y="0" width="{wide:.1}" height="6"><title>events were lost</title></rect>"#, LEFT + column as f64 * wide);
+        let _ = write!(
+            inside,
+            r#"<rect class="lost" x="{:.1}" y="0" width="{wide:.1}" height="6"><title>events were lost</title></rect>"#,
+            LEFT + column as f64 * wide
+        );
     }
     svg(HEIGHT + 8.0, "Faults and pages over time", &inside)
 }
@@ -311,15 +332,20 @@ fn distances(seen: &Seen) -> Markup {
 fn data(seen: &Seen, flame: &Flame) -> serde_json::Value {
     let found = &seen.found;
     let counts = |it: &Counts| json!({"faults": it.faults, "fetched": it.fetched, "evicted": it.evicted, "rescued": it.rescued});
-    let rows: Vec<_> = seen.rows.iter().scan("", |name, row| {
-        if !row.name.is_empty() {
-            *name = &row.name;
-        }
-        Some(json!({"start": row.start, "end": row.end, "mapping": name, "faults": row.cells}))
-    }).collect();
+    let rows: Vec<_> = seen
+        .rows
+        .iter()
+        .scan("", |name, row| {
+            if !row.name.is_empty() {
+                *name = &row.name;
+            }
+            Some(json!({"start": row.start, "end": row.end, "mapping": name, "faults": row.cells}))
+        })
+        .collect();
     let mut mappings: Vec<_> = seen.mappings.iter().collect();
     mappings.sort_by_key(|(_, counts)| std::cmp::Reverse(counts.faults));
-    let mappings: Vec<_> = mappings.into_iter().take(LINES_MAX).map(|(name, it)| json!({"mapping": name, "counts": counts(it)})).collect();
+    let mappings: Vec<_> =
+        mappings.into_iter().take(LINES_MAX).map(|(name, it)| json!({"mapping": name, "counts": counts(it)})).collect();
     let code: Vec<_> = leaves(flame).into_iter().map(|(path, faults)| json!({"path": path, "faults": faults})).collect();
     let end = match found.end {
         Some(End::Over) => "over",

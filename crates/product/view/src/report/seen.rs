@@ -19,17 +19,19 @@ pub const ROWS: usize = 160;
 const PLACES_MAX: usize = 1 << 16;
 /// A place is at least so large: 64 KiB.
 const PLACE_SHIFT: u32 = 16;
-/// Mappings kept, over all looks.
-const MAPPINGS_MAX: usize = 1 << 19;
+/// Bytes of mappings and their names that are kept, over all looks.
+const MAPPINGS_MAX: usize = 64 << 20;
+/// What a mapping takes beside its name, and a look beside its mappings.
+const MAPPING_SIZE: usize = 128;
 /// Instructions that are told apart.
-const INSTRUCTIONS_MAX: usize = 1 << 17;
+const INSTRUCTIONS_MAX: usize = 1 << 15;
 /// Names of mappings that have a line of their own.
 const NAMES_MAX: usize = 4096;
 /// Pages of an event of which each is looked at.
 const PAGES_MAX: u64 = 1 << 16;
 /// Limits that are kept.
 const LIMITS_MAX: usize = 1000;
-/// How far a thread's stack may be from its guard page: nothing.
+/// What a thread's stack is called.
 const STACK: &str = "[thread stack]";
 
 /// One look at all mappings.
@@ -63,8 +65,8 @@ pub struct Found {
     /// The reader's own bounds that were reached.
     pub too_much: bool,
     looks: Vec<Look>,
-    /// Places with faults, by their number.
-    places: HashMap<u64, u64>,
+    /// Places with faults, by their number: address and time of the first one.
+    places: HashMap<u64, (u64, u64)>,
     shift: u32,
 }
 
@@ -91,21 +93,21 @@ impl Found {
                 }
                 Entry::Maps { ns } => {
                     found.until(ns);
-                    found.looks.push(Look { ns, mappings: Vec::new() });
-                    kept += 1;
+                    kept += MAPPING_SIZE;
+                    if kept < MAPPINGS_MAX {
+                        found.looks.push(Look { ns, mappings: Vec::new() });
+                    }
                 }
                 Entry::Mapping(mapping) => {
-                    kept += 1;
+                    kept += MAPPING_SIZE + mapping.name.len();
                     if let Some(look) = found.looks.last_mut().filter(|_| kept < MAPPINGS_MAX) {
                         look.mappings.push(mapping);
-                    } else {
-                        found.too_much = true;
                     }
                 }
                 Entry::Happened(it) => {
                     found.until(it.ns);
                     match it.what {
-                        What::Fault => found.place(it.address),
+                        What::Fault => found.place(it.address, it.ns),
                         What::Limit => found.limit(it.ns, it.pages.saturating_mul(PAGE)),
                         _ => {}
                     }
@@ -116,12 +118,8 @@ impl Found {
                     found.end = Some(how);
                 }
             }
-            if kept >= MAPPINGS_MAX {
-                found.too_much = true;
-                found.looks.truncate(MAPPINGS_MAX);
-            }
         }
-        found.broken = reader.broken;
+        (found.broken, found.too_much) = (reader.broken, kept >= MAPPINGS_MAX);
         for look in &mut found.looks {
             look.mappings.sort_by_key(|it| it.start);
         }
@@ -140,15 +138,11 @@ impl Found {
         }
     }
 
-    fn place(&mut self, address: u64) {
-        *self.places.entry(address >> self.shift).or_default() += 1;
+    fn place(&mut self, address: u64, ns: u64) {
+        self.places.entry(address >> self.shift).or_insert((address, ns));
         while self.places.len() > PLACES_MAX {
             self.shift += 1;
-            let mut coarser = HashMap::new();
-            for (place, count) in self.places.drain() {
-                *coarser.entry(place >> 1).or_default() += count;
-            }
-            self.places = coarser;
+            self.places = self.places.drain().map(|(place, first)| (place >> 1, first)).collect();
         }
     }
 
@@ -376,14 +370,10 @@ impl Seen {
 fn rows(found: &Found) -> (Vec<Row>, HashMap<u64, usize>) {
     let mut places: Vec<u64> = found.places.keys().copied().collect();
     places.sort_unstable();
-    // The mapping that was looked at last says what a place is, or one before.
+    // The first fault says what a place is.
     let name_of = |place: u64| {
-        let (start, end) = (place << found.shift, (place << found.shift).saturating_add((1 << found.shift) - 1));
-        let in_look = |look: &Look| {
-            let at = look.mappings.partition_point(|it| it.start <= end).checked_sub(1)?;
-            (start < look.mappings[at].end).then(|| called(look, at))
-        };
-        found.looks.iter().rev().take(64).find_map(in_look).unwrap_or_else(|| "[not known]".into())
+        let (address, ns) = found.places[&place];
+        found.mapping(address, ns).map_or_else(|| "[not known]".into(), |(look, at)| called(look, at))
     };
     let names: Vec<String> = places.iter().map(|&place| name_of(place)).collect();
     let apart = |n: usize| n == 0 || names[n] != names[n - 1] || places[n] != places[n - 1] + 1;
