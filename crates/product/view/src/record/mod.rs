@@ -225,13 +225,16 @@ impl Recorder {
 
     fn until_the_end(&mut self, over: &Over, signals: &Signals) -> Ended {
         let (mut sleep, mut looked) = (SLEEP.0, Instant::now());
-        let ended = loop {
+        let (ended, how) = loop {
             let count = self.take();
             sleep = if count >= MANY { SLEEP.0 } else { (sleep * 2).min(SLEEP.1) };
             if looked.elapsed() >= SLEEP.1 {
                 looked = Instant::now();
-                if let Some(ended) = over.look().or_else(|| pass_on(self.pid, over, signals)) {
-                    break ended;
+                if let Some(ended) = over.look() {
+                    break (ended, End::Over);
+                }
+                if let Some(ended) = pass_on(self.pid, over, signals) {
+                    break (ended, End::Stopped);
                 }
                 if self.is_well() {
                     self.attach_again(over);
@@ -251,8 +254,6 @@ impl Recorder {
         // What it said last.
         self.take();
         self.look(true);
-        let is_there = self.attachment.as_ref().is_some_and(Attachment::is_there);
-        let how = if ended == Ended::Watching && is_there { End::Stopped } else { End::Over };
         self.put(&Entry::End { ns: now(), how });
         self.send();
         ended
