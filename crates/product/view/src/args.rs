@@ -76,7 +76,7 @@ pub struct RecordArgs {
     #[arg(long, value_name = "SPEC", conflicts_with = "pid")]
     pub swap: Vec<OsString>,
     /// The process
-    #[arg(value_name = "PID", required_unless_present = "command", conflicts_with = "command", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "PID", required_unless_present = "command", conflicts_with = "command", value_parser = process)]
     pub pid: Option<u32>,
     /// The program, and its arguments
     #[arg(value_name = "PROGRAM", last = true)]
@@ -260,6 +260,13 @@ Exit status:
   125  a wrong option
   130  ended by Ctrl-C (128+n by signal n)";
 
+fn process(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(pid) if pid > 0 => Ok(pid),
+        _ => Err(format!("invalid process id {text:?}: write its number, or a program behind '--'")),
+    }
+}
+
 fn interval(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.1..=3_600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
@@ -318,10 +325,10 @@ mod tests {
             (&["plan", "--device", "fast", "--", "x"], "--device: invalid device \"fast\""),
             (&["plan", "--pid", "7", "--", "x"], "--pid does not go with"),
             (&["record"], "neither a process nor a program given"),
-            (&["record", "0"], "0"),
-            (&["record", "ls"], "ls"),
-            (&["record", "7", "--memory", "1G"], "--memory does not go with"),
-            (&["record", "7", "--", "x"], "does not go with"),
+            (&["record", "0"], "invalid process id \"0\""),
+            (&["record", "ls"], "invalid process id \"ls\""),
+            (&["record", "7", "--memory", "1G"], "[PID] does not go with --memory"),
+            (&["record", "7", "--", "x"], "[PID] does not go with [PROGRAM]"),
             (&["report"], "no FILE given: write it as in 'farshore report FILE'"),
             (&["walk"], "unknown command 'walk'"),
         ] {

@@ -101,10 +101,11 @@ mod tests {
                 shown += 1;
             }
         }
-        for bit in 0..whole.len() * 8 {
-            let mut other = whole.clone();
-            other[bit / 8] ^= 1 << (bit % 8);
-            assert!(made(&other).map_or_else(|why| !why.is_empty(), |page| page.contains("id=\"broken\"")), "{bit}");
+        // A bit of each byte: the reader has a test with all of them.
+        for byte in 0..whole.len() {
+            let (mut other, bit) = (whole.clone(), byte % 8);
+            other[byte] ^= 1 << bit;
+            assert!(made(&other).map_or_else(|why| !why.is_empty(), |page| page.contains("id=\"broken\"")), "{byte}, {bit}");
         }
         assert!(shown > whole.len() / 2, "{shown} of {}", whole.len());
         assert!(made(&file(&entries()[1..])).is_err_and(|why| why.contains("no program")));

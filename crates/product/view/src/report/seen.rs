@@ -31,6 +31,8 @@ const NAMES_MAX: usize = 4096;
 const PAGES_MAX: u64 = 1 << 16;
 /// Limits that are kept.
 const LIMITS_MAX: usize = 1000;
+/// What memory is called that was there between two looks alone.
+const BRIEFLY: &str = "[mapped briefly]";
 /// What a thread's stack is called.
 const STACK: &str = "[thread stack]";
 
@@ -304,7 +306,7 @@ impl Seen {
         let column = self.column(it.ns);
         self.columns[column].add(it);
         self.all.add(it);
-        let mut name = self.found.mapping(it.address, it.ns).map_or_else(|| "[not known]".into(), |(look, at)| called(look, at));
+        let mut name = self.found.mapping(it.address, it.ns).map_or_else(|| BRIEFLY.into(), |(look, at)| called(look, at));
         if self.mappings.len() >= NAMES_MAX && !self.mappings.contains_key(&name) {
             name = "[others]".into();
         }
@@ -373,7 +375,7 @@ fn rows(found: &Found) -> (Vec<Row>, HashMap<u64, usize>) {
     // The first fault says what a place is.
     let name_of = |place: u64| {
         let (address, ns) = found.places[&place];
-        found.mapping(address, ns).map_or_else(|| "[not known]".into(), |(look, at)| called(look, at))
+        found.mapping(address, ns).map_or_else(|| BRIEFLY.into(), |(look, at)| called(look, at))
     };
     let names: Vec<String> = places.iter().map(|&place| name_of(place)).collect();
     let apart = |n: usize| n == 0 || names[n] != names[n - 1] || places[n] != places[n - 1] + 1;
