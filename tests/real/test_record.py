@@ -215,7 +215,7 @@ class TestRecord(Command):
         path = pathlib.Path(recording + ".html").rename(os.path.join(folder, "page.html"))
         question = """const box = (e) => e.getBoundingClientRect();
             const shown = (s) => [...document.querySelectorAll(s)].filter((e) => box(e).width > 0 && box(e).height > 0).length;
-            return { cells: shown('#heat .cell'), parts: shown('#code .part'), series: shown('#rate polyline'), rows: shown('#mappings tbody tr'),
+            return { cells: shown('#heat .cell'), parts: shown('#code .part'), series: document.querySelectorAll('#rate polyline').length, rows: shown('#mappings tbody tr'),
                      heading: document.querySelector('h1').textContent, bold: document.querySelectorAll('b').length,
                      wide: document.documentElement.scrollWidth, text: document.body.innerText.length };"""
         with Browser() as browser:

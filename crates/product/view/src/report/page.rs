@@ -184,10 +184,13 @@ fn heat(seen: &Seen) -> Markup {
     svg((height + 22.0).max(last_label + 4.0), "Faults by address and time", &inside)
 }
 
+/// What a line of the plot over time counts.
+type Counter = fn(&Counts) -> u64;
+
 fn rate(seen: &Seen) -> Markup {
     const HEIGHT: f64 = 200.0;
     let seconds = (seen.found.to - seen.found.from) as f64 / 1e9 / COLUMNS as f64;
-    let series: [(&str, fn(&Counts) -> u64); 4] =
+    let series: [(&str, Counter); 4] =
         [("faults", |it| it.faults), ("fetched", |it| it.fetched), ("evicted", |it| it.evicted), ("rescued", |it| it.rescued)];
     let most = series.iter().flat_map(|(_, of)| seen.columns.iter().map(of)).max().unwrap_or(0).max(1);
     let wide = (WIDTH - LEFT) / COLUMNS as f64;
