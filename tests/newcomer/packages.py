@@ -159,7 +159,7 @@ class Debian:
     def test_manual(self):
         """The manual is where man finds it."""
         self.install("man-db")
-        pages = ("farshore", "farshore-run", "farshore-doctor", "farshore-stat", "farshore-set", "farshore-top", "farshore-metrics", "farshore-plan", "farshore-bench", "farshore-load", "farshore-serve")
+        pages = ("farshore", "farshore-run", "farshore-doctor", "farshore-stat", "farshore-set", "farshore-top", "farshore-metrics", "farshore-plan", "farshore-record", "farshore-report", "farshore-bench", "farshore-load", "farshore-serve")
         return f"{len(self.as_user('man', '-w', *pages).stdout.split())} pages"
 
     def test_compile(self):
