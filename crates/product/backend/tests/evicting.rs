@@ -211,7 +211,7 @@ impl<B: Backend> Rig<B> {
                 let mut tell = |news: News| {
                     self.news.lock().unwrap().push((self.engine.slots.space_of(news.slot), news.change));
                 };
-                watcher.run(&self.engine, &self.stop, &mut tell, &mut no_reader);
+                watcher.run(&self.engine, &self.stop, &mut tell, &mut no_reader, &mut || None);
             });
             ready.wait();
             let result = work();
