@@ -9,7 +9,9 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sched.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #define CHECK(what) do { if (!(what)) die("line %d: %s", __LINE__, #what); } while (0)
@@ -623,7 +625,15 @@ static void section_recordlocks(void)
     CHECK((mapped = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0)) != MAP_FAILED);
     check_all(0, pages / 2, 0);
     lock_it(fd, F_RDLCK);
-    CHECK(munmap(mapped, size) == 0);
+    /* A child that has the same descriptors, and memory of its own. */
+    pid_t child = (pid_t)syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0);
+    CHECK(child >= 0);
+    if (child == 0) _exit(!is_right(mapped, 1, 0) || !is_right(mapped, pages - 1, 0));
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    printf("%s: the child: %d\n", section, status);
+    show("a child with the same descriptors", locked_for());
+    CHECK(is_right(mapped, pages - 1, 0) && munmap(mapped, size) == 0);
     show("locked, unmapped", locked_for());
     CHECK((mapped = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0)) != MAP_FAILED);
     show("mapped again", locked_for());

@@ -220,15 +220,9 @@ impl Target for Runtime {
                 Ok(Set::Done)
             }
             Setting::Pace(knob, number) => self.set_pace(knob, number).map(|()| Set::Done),
-            Setting::Memory(size) => family::set_limit(self, size.bytes())
-                .unwrap_or_else(|| self.engine.set_memory_limit(size.bytes()))
-                .map(|()| {
-                    pilot::end_at(size.bytes());
-                    Set::Done
-                })
-                .map_err(|least| {
-                    format!("memory={value} is below what this run can shrink to; give at least {}", farshore_config::Size(least))
-                }),
+            Setting::Memory(size) => pilot::end_at(self, size.bytes()).map(|()| Set::Done).map_err(|least| {
+                format!("memory={value} is below what this run can shrink to; give at least {}", farshore_config::Size(least))
+            }),
         }
     }
 }

@@ -12,7 +12,7 @@
 use super::{ledger, nudge, own_line, set_limit, shares_limit};
 use crate::ground::own_threads::rights;
 use crate::ground::runtime::Runtime;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use farshore_config::{MEMORY_MIN_CHOSEN, Options, Slowdown, stats};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::Clock as _;
@@ -40,6 +40,8 @@ pub(super) struct Board {
     target: AtomicU32,
     /// Who decides (its line, and 1), and when it looked last, in ticks above 32 bits; 0: nobody yet.
     decides: AtomicU64,
+    /// The limit that the user has set since, which ended this; pages, 0: none.
+    fixed: AtomicU64,
     /// Bounds, pages.
     least: AtomicU64,
     most: AtomicU64,
@@ -59,6 +61,7 @@ impl Board {
         Board {
             target: AtomicU32::new(0),
             decides: zero(),
+            fixed: zero(),
             least: zero(),
             most: zero(),
             lost: zero(),
@@ -160,16 +163,35 @@ pub fn set(runtime: &Runtime, slowdown: Option<Slowdown>) {
         let known = board.least.load(Ordering::Acquire);
         board.least.store(if known == 0 { least } else { known }.max(runtime.engine.floor()), Ordering::Release);
     }
+    board.fixed.store(0, Ordering::Release);
     board.target.store(slowdown.map_or(0, Slowdown::ppm), Ordering::Release);
     runtime.engine.wake_watcher();
     nudge();
 }
 
-/// The user has set this limit: it stays, and no other one is chosen that is larger.
-pub fn end_at(bytes: u64) {
+/// The user sets this limit: it stays, and no other one is chosen later that is larger.
+///
+/// # Errors
+/// The least that can be set, in bytes; nothing has changed.
+pub fn end_at(runtime: &Runtime, bytes: u64) -> Result<(), u64> {
     let board = board();
-    board.target.store(0, Ordering::Release);
-    board.most.store(bytes / PAGE_SIZE as u64, Ordering::Release);
+    let pages = bytes / PAGE_SIZE as u64;
+    // In this order: whoever decides looks behind each limit that it sets whether this one came meanwhile, and then sets this one (`change`).
+    let fixed = board.fixed.swap(pages, Ordering::SeqCst);
+    let target = board.target.swap(0, Ordering::SeqCst);
+    let set = set_now(runtime, bytes);
+    match set {
+        Ok(()) => board.most.store(pages, Ordering::Release),
+        Err(_) => {
+            board.fixed.store(fixed, Ordering::Release);
+            board.target.store(target, Ordering::Release);
+        }
+    }
+    set
+}
+
+fn set_now(runtime: &Runtime, bytes: u64) -> Result<(), u64> {
+    set_limit(runtime, bytes).unwrap_or_else(|| runtime.engine.set_memory_limit(bytes))
 }
 
 /// What this process has lost to faults so far, and its processor time without Farshore's threads, ns.
@@ -257,9 +279,14 @@ fn change(runtime: &Runtime, board: &Board, pages: u64) {
     if board.target.load(Ordering::Acquire) == 0 {
         return;
     }
-    let set = set_limit(runtime, bytes).unwrap_or_else(|| runtime.engine.set_memory_limit(bytes));
-    if set.is_ok() {
+    if set_now(runtime, bytes).is_ok() {
         board.changes.fetch_add(1, Ordering::Relaxed);
+    }
+    // Behind it: either this sees what the user has set (`end_at`), or the user's limit comes later than this one.
+    fence(Ordering::SeqCst);
+    let fixed = board.fixed.load(Ordering::SeqCst);
+    if board.target.load(Ordering::SeqCst) == 0 && fixed != 0 {
+        let _ = set_now(runtime, fixed * PAGE_SIZE as u64);
     }
 }
 

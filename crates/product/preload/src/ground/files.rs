@@ -211,12 +211,13 @@ impl Table {
 
     /// Closes files that have no part any more.
     fn close_what_is_done(&mut self) {
-        self.close_what_was_kept();
-        for number in 0..self.files.len() {
-            if !self.parts.iter().any(|part| part.file == number) {
-                self.close(number);
-            }
+        let is_done =
+            |table: &Table, number: usize| table.files[number].is_some() && !table.parts.iter().any(|part| part.file == number);
+        let done: Vec<usize> = (0..self.files.len()).filter(|&number| is_done(self, number)).collect();
+        if !done.is_empty() {
+            self.close_what_was_kept();
         }
+        done.into_iter().for_each(|number| self.close(number));
         SOME.store(!self.parts.is_empty(), Ordering::Relaxed);
     }
 
@@ -413,12 +414,16 @@ pub fn begin_child(runtime: &Runtime, own_files: bool) {
     // A thread that was looking at it, without changing it, does not exist here.
     TABLE.reset();
     locks::begin_child();
+    if !own_files {
+        // What is opened and closed here is so in its parent.
+        DECLINED.store(true, Ordering::Relaxed);
+    }
     if !SOME.load(Ordering::Relaxed) {
         return;
     }
     let count = with(|table| table.files.len());
     for number in 0..count {
-        if with(|table| table.renew(number, own_files)) {
+        if own_files && with(|table| table.renew(number)) {
             continue;
         }
         let parts: Vec<Part> = with(|table| {
@@ -433,7 +438,7 @@ pub fn begin_child(runtime: &Runtime, own_files: bool) {
 impl Table {
     /// In a forked child: a description of its own, with a lease, takes the place of the parent's. False: it cannot be had, or
     /// somebody wants the file.
-    fn renew(&mut self, number: usize, own_files: bool) -> bool {
+    fn renew(&mut self, number: usize) -> bool {
         let Some(open) = self.files.get_mut(number).and_then(Option::as_mut).filter(|open| open.leased) else { return true };
         let Ok(own) = lease::open_again(open.fd.raw(), open.direct) else { return false };
         let own = crate::ground::parts::raise(own);
@@ -442,10 +447,7 @@ impl Table {
             return false;
         }
         mapped::enter(number, own.raw(), open.size, open.direct);
-        let parents = core::mem::replace(&mut open.fd, own);
-        if !own_files {
-            let _ = parents.into_raw();
-        }
+        open.fd = own;
         true
     }
 }

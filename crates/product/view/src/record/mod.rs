@@ -11,10 +11,10 @@
 pub mod file;
 pub mod maps;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -125,12 +125,20 @@ impl Disk {
         // The file tells what the program does, so it is for its user alone.
         options.write(true).mode(0o600);
         let options = if force { options.create(true).truncate(true) } else { options.create_new(true) };
+        // A pipe without a reader would be waited for.
+        if force && path.metadata().is_ok_and(|is| is.file_type().is_fifo()) {
+            return Err(Refusal::cannot_start(format!("'{}' is a pipe: name a file with --output", path.display())));
+        }
         let mut file: File = options.open(path).map_err(|why| {
             Refusal::cannot_start(match why.kind() {
                 std::io::ErrorKind::AlreadyExists => return is_there(path),
                 _ => format!("cannot write '{}' ({why}): name another file with --output", path.display()),
             })
         })?;
+        if file.metadata().is_ok_and(|is| is.is_file()) {
+            // It may have been there, for all to read. One of another user's stays as it is.
+            let _ = file.set_permissions(Permissions::from_mode(0o600));
+        }
         let (blocks, come) = sync_channel::<Vec<u8>>(WAITING);
         let failed = Arc::<OnceLock<std::io::Error>>::default();
         let told = failed.clone();
