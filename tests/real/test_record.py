@@ -63,7 +63,7 @@ class TestRecord(Command):
     @contextlib.contextmanager
     def recorder(self, *words):
         """A recording that has begun."""
-        with subprocess.Popen([self.farshore, "record", *map(str, words)], stderr=subprocess.PIPE) as process:
+        with subprocess.Popen([self.farshore, "record", *map(str, words)], bufsize=0, stderr=subprocess.PIPE) as process:
             try:
                 begun = process.stderr.readline().decode()
                 expect("recording process" in begun, begun)
@@ -150,6 +150,8 @@ class TestRecord(Command):
             program.stdin.flush()
             expect(recorded(paths["stopped"], signal.SIGINT) == 0, "Ctrl-C does not end it")
             expect(recorded(paths["killed"], signal.SIGKILL) == -9, "it is not killed")
+            os.mkfifo(os.path.join(folder, "pipe"))
+            self.refused(["record", "--force", "-o", os.path.join(folder, "pipe"), str(program.pid)], (125,), "is a pipe")
             full = self.call("record", "--force", "-o", "/dev/full", str(program.pid))
             expect(full.status == 1 and "is its disk full?" in full.err, f"status {full.status}: {full.err}")
             expect(program.poll() is None, "the program has ended")

@@ -154,9 +154,10 @@ class TestSandbox(Command):
         expect((got, ended, said) == (printed, 0, ""), f"status {ended}, printed {got!r}, natively {printed!r}; stderr {said!r}")
 
     def knock(self, argv, user=None):
-        """Runs a program that waits under Farshore, asks it for its counters meanwhile; what it printed but for its number."""
+        """Runs a program that waits under Farshore, asks it for its counters meanwhile; what it printed but for its number. Without a buffer, in which `communicate`
+        would leave what came with the first line when this process was late."""
         _, ours = self.argv(argv, user)
-        with subprocess.Popen(ours, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/") as process:
+        with subprocess.Popen(ours, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/") as process:
             pid = process.stdout.readline().decode().split()[-1]
             before = len(os.listdir(f"/proc/{pid}/task"))
             if user is None and os.geteuid() == 0:
@@ -189,7 +190,7 @@ class TestSandbox(Command):
     def stopped(self, argv, who=None, pending=None):
         """What a program that waits prints when it is stopped, `who` begins to ask for its counters, signal 40 comes, and it goes on. It is stopped until `pending` of the kernel's signals, one of
         which says that somebody asks, is there."""
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/") as process:
+        with subprocess.Popen(argv, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/") as process:
             asking = None
             try:
                 *_, number, pid = process.stdout.readline().decode().split()
@@ -221,7 +222,7 @@ class TestSandbox(Command):
         """A dormant process is asked for its counters while a handler with all signals blocked runs on top of a call, which the signal has ended."""
         argv = [harness.build_program("knocked"), busy_call, "itself", "busy"]
         wanted = self.stopped(argv)
-        with subprocess.Popen(self.argv(argv)[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/") as process:
+        with subprocess.Popen(self.argv(argv)[1], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/") as process:
             try:
                 *_, number, pid = process.stdout.readline().decode().split()
                 self.until(lambda: self.is_in(pid, number), "the call is made")

@@ -563,7 +563,7 @@ class TestSeeing(Command):
         python = harness.python_with("ctypes", "python3")
         code = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\ndata = bytearray(40 << 20)\nrounds = 0\nwhile True:\n" \
                "    for at in range(0, len(data), 4096):\n        data[at] = 1\n    rounds += 1\n    if rounds == 8:\n        print('ready', flush=True)\n"
-        with subprocess.Popen([self.farshore, "plan", "--memory", "16M", "--json", "-", "--", python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with subprocess.Popen([self.farshore, "plan", "--memory", "16M", "--json", "-", "--", python, "-c", code], bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             expect(process.stdout.readline() == b"ready\n", "it does not run")
             process.terminate()
             out, err = process.communicate(timeout=PATIENCE)
@@ -596,7 +596,7 @@ class TestSeeing(Command):
         code = "import signal, sys, time\ncount = 0\ndef came(number, _):\n    print(number, flush=True)\n" \
                "for number in (1, 2, 3, 15):\n    signal.signal(number, came)\nprint('ready', flush=True)\nsys.stdin.read()\n"
         argv = [self.farshore, "plan", "--memory", "64M", "--", python, "-c", code]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with subprocess.Popen(argv, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             expect(process.stdout.readline() == b"ready\n", "it does not run")
             for number in (1, 2, 3, 15):
                 process.send_signal(number)
@@ -633,7 +633,7 @@ class TestSeeing(Command):
             said = done.err.splitlines()
             expect(done.status == 0 and said[0] == "done" and len(said) > 1 and said[1].startswith("farshore: '"), f"status {done.status}: {done.err}")
         argv = [self.farshore, "plan", "--memory", "16M", "--", python, "-c", HOLDER, "24"]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ, **env)) as process:
+        with subprocess.Popen(argv, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ, **env)) as process:
             expect(process.stdout.readline() == b"ready\n", "it does not run")
             process.kill()
             _, err = process.communicate(timeout=PATIENCE)
@@ -645,7 +645,7 @@ class TestSeeing(Command):
         """A program that runs is watched until Ctrl-C, and goes on."""
         self.view()
         with self.program(MOVER, 40) as mover:
-            with subprocess.Popen([*self.as_user(OURS), self.farshore, "plan", "--json", "-", "--pid", str(mover.pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
+            with subprocess.Popen([*self.as_user(OURS), self.farshore, "plan", "--json", "-", "--pid", str(mover.pid)], bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watching:
                 expect(b"watching process" in watching.stderr.readline(), "it does not watch")
                 time.sleep(5)
                 watching.send_signal(signal.SIGINT)
