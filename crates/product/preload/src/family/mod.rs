@@ -431,6 +431,8 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
         }
     }
     let counts_shared = own_threads::has_kin();
+    // Before the lock, which it takes itself.
+    let shape = child_shape(runtime);
     KIN.with(|kin| {
         let Some(kin) = kin else { return Err(Errno::ENOMEM) };
         kin.heirs.reserve(1);
@@ -447,7 +449,6 @@ pub fn before_fork(runtime: &'static Runtime) -> Result<Child, Errno> {
         let member = &ledger.members[line as usize];
         // Resident pages are shared by both.
         let shared = runtime.engine.frames().taken();
-        let shape = child_shape(runtime);
         member.credit.store(if counts_shared { shared } else { 0 }, Ordering::Release);
         member.budget.store(shared + shape.sizes().stages + 4 * shape.sizes().batch as u64, Ordering::Release);
         budget::start_counting(runtime, kin);
