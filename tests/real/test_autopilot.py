@@ -146,6 +146,14 @@ class TestAutopilot(Command):
         done = self.call("set", str(program.pid), *settings)
         expect(done.status == 0, f"set {settings}: {done.err}")
 
+    def test_forks(self):
+        """Processes that fork in all ways have their memory right, with one limit and with one for each."""
+        program = self.public_program("forks")
+        native = subprocess.run([program, "6", "1"], stdout=subprocess.PIPE, check=True, timeout=WATCHDOG).stdout.decode()
+        for options in ([], ["--memory-per-process"]):
+            done = self.call("run", "--slowdown", "20%", "--memory-max", "64M", *options, "--", program, "6", "1", timeout=WATCHDOG)
+            expect((done.status, done.out) == (0, native), f"{options}: status {done.status}: {done.out} {done.err[-300:]}")
+
     def test_a_family(self):
         """Two children share what is chosen, one process decides, and when that one ends another does."""
         hotset = self.public_program("hotset")
