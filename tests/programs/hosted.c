@@ -98,9 +98,11 @@ static void children(char **argv) {
     found(argv);
 }
 
-// Each child begins the program again, which sleeps for a while: it must stop, go on, and end.
+// Each child begins the program again, which waits for a byte: it must stop, go on, and end.
 static void stops(char **argv) {
-    char *again[] = {argv[0], "naps", NULL};
+    int bell[2];
+    char number[16], *again[] = {argv[0], "naps", number, NULL};
+    CHECK(pipe(bell) == 0 && snprintf(number, sizeof number, "%d", bell[0]) > 0);
     int stopped = 0;
     for (int n = 0; n < 24; n++) {
         pid_t child = n % 2 ? fork() : vfork();
@@ -110,7 +112,7 @@ static void stops(char **argv) {
         CHECK(kill(child, SIGSTOP) == 0);
         CHECK(waitpid(child, &status, WUNTRACED) == child);
         stopped += WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP;
-        CHECK(kill(child, SIGCONT) == 0);
+        CHECK(kill(child, SIGCONT) == 0 && write(bell[1], "x", 1) == 1);
         ended(child, 3);
     }
     printf("stopped %d\n", stopped);
@@ -256,7 +258,8 @@ static void chld_waits(int own) {
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "found";
     if (!strcmp(what, "leaf")) return 3;
-    if (!strcmp(what, "naps")) return usleep(100000), 3;
+    char byte;
+    if (!strcmp(what, "naps")) return argc > 2 && read(atoi(argv[2]), &byte, 1) == 1 ? 3 : 97;
     if (!strcmp(what, "sleeps")) return sleep(60), 3;
     if (!strcmp(what, "found")) found(argv);
     else if (!strcmp(what, "again")) { argv[1] = "found"; execv(argv[0], argv); return 98; }
