@@ -33,13 +33,15 @@
 /* Kinds of events. What is in an event, by kind, is told in the guide. */
 enum farshore_kind {
     FARSHORE_FAULT = 1, FARSHORE_FETCHED = 2, FARSHORE_EVICTED = 3, FARSHORE_RESCUED = 4, FARSHORE_LIMIT = 5,
-    FARSHORE_MAPPED = 6, FARSHORE_UNMAPPED = 7, FARSHORE_PAGES = 8, FARSHORE_PARAMETER = 9
+    FARSHORE_MAPPED = 6, FARSHORE_UNMAPPED = 7, FARSHORE_PAGES = 8, FARSHORE_PARAMETER = 9,
+    FARSHORE_SCANNED = 10 /* of each page a bit: `more[0]` was looked at, `more[1]` accessed, `more[2]` perhaps written; `detail` 1: refused */
 };
 /* Kinds of requests. */
 enum farshore_wanted {
     FARSHORE_RECLAIM = 1, FARSHORE_PREFETCH = 2, FARSHORE_PIN = 3, FARSHORE_UNPIN = 4,
     FARSHORE_PROTECT = 5, /* `extra`: for how many ns */
-    FARSHORE_LOOK = 6     /* `extra`: a tag below 2^32, which comes back in `thread` of FARSHORE_PAGES */
+    FARSHORE_LOOK = 6,    /* `extra`: a tag below 2^32, which comes back in `thread` of FARSHORE_PAGES */
+    FARSHORE_SCAN = 7     /* at most 512 pages; `extra`: a tag below 2^32, and above it for how many µs; answered by FARSHORE_SCANNED */
 };
 /* States of pages: bits n of more[0], more[1], more[2] of FARSHORE_PAGES, lowest first. */
 enum farshore_page { FARSHORE_FOREIGN, FARSHORE_UNTOUCHED, FARSHORE_DIRTY, FARSHORE_CLEAN, FARSHORE_LEAVING, FARSHORE_OUT, FARSHORE_BUSY };

@@ -29,7 +29,7 @@ PAGE = 4096
 VERSION = 1
 MAGIC = int.from_bytes(b"farshpol", "little")
 # Kinds of events, by number.
-KINDS = {"fault": 1, "fetched": 2, "evicted": 3, "rescued": 4, "limit": 5, "mapped": 6, "unmapped": 7, "pages": 8, "parameter": 9}
+KINDS = {"fault": 1, "fetched": 2, "evicted": 3, "rescued": 4, "limit": 5, "mapped": 6, "unmapped": 7, "pages": 8, "parameter": 9, "scanned": 10}
 NAMES = {number: name for name, number in KINDS.items()}
 # States of pages, by number.
 PAGE_STATES = ("foreign", "untouched", "dirty", "clean", "leaving", "out", "busy")
@@ -58,6 +58,9 @@ class Refused(Exception):
 
 Event.write = property(lambda event: bool(event.detail & FAULT_WRITE), doc="A fault: whether it was a write.")
 Event.instruction = property(lambda event: event.more[0], doc="A fault: the address of the instruction; 0: not known.")
+Event.looked = property(lambda event: event.more[0], doc="A scan's answer: a bit for each page that was looked at, the first one's lowest.")
+Event.accessed = property(lambda event: event.more[1], doc="The same: pages that were accessed.")
+Event.written = property(lambda event: event.more[2], doc="The same: pages that may have been written.")
 
 
 def _users(pid):
@@ -252,6 +255,10 @@ class Attachment:
     def protect_for(self, seconds, address, pages=1):
         """Asks that pages stay for a time."""
         return self._ask(5, address, pages, int(seconds * 1e9))
+
+    def scan(self, address, pages=1, seconds=0.1, tag=0):
+        """Asks which of up to 512 pages are used: they leave, and after that time `scanned` events tell which have come back."""
+        return self._ask(7, address, pages, int(seconds * 1e6) << 32 | tag)
 
     def ask_all(self, ask, addresses):
         """`ask` (one of the methods above) for each page of a list, with one ring of the bell. How many there was room for."""

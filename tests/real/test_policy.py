@@ -28,15 +28,16 @@ REQUESTS = 1_000_000
 STORM = ("4", "48", "10", "7")
 
 
-def package():
-    """The Python package of policies."""
-    spec = importlib.util.spec_from_file_location("farshore_policy", os.path.join(POLICIES, "python", "farshore_policy.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def module(folder, name):
+    """A module of the policies' folder."""
+    spec = importlib.util.spec_from_file_location(name, os.path.join(POLICIES, folder, f"{name}.py"))
+    made = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
 
 
-farshore_policy = package()
+farshore_policy = module("python", "farshore_policy")
+hot = module("examples", "hot")
 
 
 class Program:
@@ -280,6 +281,50 @@ class TestPolicy(Beside):
         expect("right" in program.out, program.out)
         return f"{came} of {pages // 2} came"
 
+    def test_scan(self):
+        """A scan tells which pages are used and which are not, and costs no more than its share: what is asked for beyond is refused."""
+        with self.program(256 * MIB, [self.public_program("hotset"), "96M", "24M"]) as program:
+            program.line()
+            with farshore_policy.attach(program.pid) as policy:
+                # The memory whose first quarter is hot is the largest mapping.
+                first, end = max(hot.mappings(program.pid), key=lambda edges: edges[1] - edges[0])
+                true = set(range(first // hot.GRANULE, (first + 24 * MIB // PAGE - 1) // hot.GRANULE + 1))
+                found, looked = {}, {}
+
+                def all_found():
+                    for part, (looks, used) in hot.watch(policy, 2).items():
+                        looked[part] = looked.get(part, 0) + looks
+                        found[part] = found.get(part, 0) + used
+                    return all(looked.get(part, 0) >= 8 for part in range(first // hot.GRANULE + 1, (end - 1) // hot.GRANULE))
+
+                self.until("each part was looked at", all_found, 120)
+                here = {part for part in found if found[part] and first // hot.GRANULE <= part <= (end - 1) // hot.GRANULE}
+                expect(len(true & here) >= 0.95 * len(true), f"{len(true & here)} of {len(true)} hot parts found")
+                expect(len(here - true) <= 0.1 * len(true), f"{here - true} are not hot")
+                # Of a part that is not hot, pages leave when they are looked at, and none counts as used.
+                policy.want("scanned")
+                cold = (end - 4 * hot.GRANULE) * PAGE
+                refused, seen = 0, []
+
+                def both():
+                    nonlocal refused
+                    policy.ask_all(lambda page: policy.scan(page, 64, 0.05, tag=9), [cold] * 20)
+                    for event in policy.events(timeout=0.5):
+                        refused += event.detail
+                        seen.extend([] if event.detail else [event])
+                    return refused and any(event.looked for event in seen)
+
+                self.until("some are answered, and some are refused", both)
+                expect(seen and all(event.pages == 64 for event in seen), f"{seen[:3]}")
+                used = sum(event.accessed.bit_count() for event in seen)
+                expect(used == 0, f"{used} cold pages are said to be used")
+                bad = policy.state.requests_bad
+                policy.scan(cold, 513, 0.05)
+                self.until("it is no request", lambda: policy.state.requests_bad == bad + 1)
+            program.process.popen.stdin.write(b"end\n")
+            program.process.popen.stdin.flush()
+        return f"{len(true & here)} of {len(true)} hot parts, {len(here - true)} others; {refused} refused"
+
     # ------------------------------------------------------------------------------------------- what it cannot do
 
     def test_killed(self):
@@ -326,9 +371,12 @@ class TestPolicy(Beside):
                 continue
             for _ in range(room):
                 first, end = rng.choice(ranges)
-                pages = rng.choice((1, 1, 4, 40, 700))
+                pages = rng.choice((1, 1, 4, 40, 500))
                 at = policy._requests_at + asked % requests * 4
-                words[at], words[at + 1], words[at + 2], words[at + 3] = rng.randrange(1, 7), rng.randrange(first, end) & -PAGE, pages, rng.randrange(1 << 20)
+                kind = rng.randrange(1, 8)
+                # A scan has its time above the tag.
+                extra = rng.randrange(1 << 16) << 32 if kind == 7 else rng.randrange(1 << 20)
+                words[at], words[at + 1], words[at + 2], words[at + 3] = kind, rng.randrange(first, end) & -PAGE, pages, extra
                 asked += 1
             words[farshore_policy.REQUESTS_ASKED] = asked
             policy._ring()
@@ -373,7 +421,7 @@ class TestPolicy(Beside):
                         # Near to what is right: positions a little off.
                         for word in (farshore_policy.EVENTS_TAKEN, farshore_policy.REQUESTS_ASKED, farshore_policy.REQUESTS_TAKEN):
                             garbage[word] = rng.randrange(2048)
-                        garbage[farshore_policy.WANTED] = 0x3FE
+                        garbage[farshore_policy.WANTED] = 0x7FE
                     policy._words[:] = memoryview(garbage)
                     policy._ring()
                     laps += 1

@@ -9,7 +9,7 @@
 //!      512 ├ events: a ring of 4096, 64 bytes each ────────────────────────────────┤ 256 KiB
 //!          │ library ▶ policy: faults, pages that came and left, limit, mappings   │
 //!    33280 ├ requests: a ring of 1024, 32 bytes each ──────────────────────────────┤ 32 KiB
-//!          │ policy ▶ library: reclaim, prefetch, pin, unpin, protect, look        │
+//!          │ policy ▶ library: reclaim, prefetch, pin, unpin, protect, look, scan  │
 //!          └───────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -86,7 +86,9 @@ pub const WORDS: usize = HEAD_WORDS + EVENTS * EVENT_WORDS + REQUESTS * REQUEST_
 pub const BYTES: usize = WORDS * 8;
 /// The most pages of one request: 4 GiB.
 pub const REQUEST_PAGES_MAX: u64 = 1 << 20;
-/// Pages that one answer to [`Wanted::Look`] tells of.
+/// The most pages of one [`Wanted::Scan`].
+pub const SCAN_PAGES_MAX: u64 = 512;
+/// Pages that one answer to [`Wanted::Look`] or [`Wanted::Scan`] tells of.
 pub const PAGES_AN_ANSWER: u64 = 64;
 
 /// Places in the head, in words.
@@ -195,11 +197,15 @@ pub enum Kind {
     Pages = 8,
     /// The user has set parameter `detail` to the number `more[0]`, in two's complement.
     Parameter = 9,
+    /// The answer to [`Wanted::Scan`], when its time is over: of the page `address` + n the bit n of `more[0]` says that it was looked at, of
+    /// `more[1]` that it was accessed, of `more[2]` that it may have been written. `thread` is the request's tag. `detail` 1: the request was
+    /// refused, and nothing was looked at.
+    Scanned = 10,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 10] = [
         Kind::Fault,
         Kind::Fetched,
         Kind::Evicted,
@@ -209,6 +215,7 @@ impl Kind {
         Kind::Unmapped,
         Kind::Pages,
         Kind::Parameter,
+        Kind::Scanned,
     ];
 
     /// Its bit in [`word::WANTED`].
@@ -224,7 +231,7 @@ impl Kind {
 }
 
 /// All bits of [`word::WANTED`].
-pub const EVERYTHING: u32 = 0x3fe;
+pub const EVERYTHING: u32 = 0x7fe;
 
 /// The access was a write.
 pub const FAULT_WRITE: u8 = 1;
@@ -311,6 +318,14 @@ pub enum Wanted {
         /// Comes back with the answers.
         tag: u32,
     },
+    /// 7: to know which of them are used: they leave, and after a while it is looked which have come back ([`Kind::Scanned`]). Of
+    /// [`SCAN_PAGES_MAX`] pages at most. Scans have a hundredth of one processor's time; what is asked for beyond that is refused.
+    Scan {
+        /// The while, µs.
+        micros: u32,
+        /// Comes back with the answers.
+        tag: u32,
+    },
 }
 
 /// A request about pages side by side. A list is as many requests.
@@ -333,6 +348,7 @@ impl Request {
             Wanted::Unpin => (4, 0),
             Wanted::Protect { ns } => (5, ns),
             Wanted::Look { tag } => (6, u64::from(tag)),
+            Wanted::Scan { micros, tag } => (7, u64::from(micros) << 32 | u64::from(tag)),
         };
         [kind, self.page << 12, self.pages, extra]
     }
@@ -348,6 +364,7 @@ impl Request {
             4 => Wanted::Unpin,
             5 => Wanted::Protect { ns: extra },
             6 => Wanted::Look { tag: u32::try_from(extra).ok()? },
+            7 if pages <= SCAN_PAGES_MAX => Wanted::Scan { micros: (extra >> 32) as u32, tag: extra as u32 },
             _ => return None,
         };
         let fits = address < END && (1..=REQUEST_PAGES_MAX).contains(&pages) && pages <= (END - address) >> 12;

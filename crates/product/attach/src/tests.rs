@@ -58,6 +58,7 @@ fn requests_come_as_they_were_asked() {
         Wanted::Unpin,
         Wanted::Protect { ns: 5 },
         Wanted::Look { tag: u32::MAX },
+        Wanted::Scan { micros: u32::MAX, tag: 7 },
     ];
     for (n, wanted) in asked.into_iter().enumerate() {
         let request = Request { wanted, page: 7 + n as u64, pages: 1 + n as u64 };

@@ -6,6 +6,7 @@
 //!  fault/ahead   ── threads that bring what a prefetcher has asked for
 //!  prefetch      ── what a prefetcher is, and its requests
 //!  wishes        ── pages that policies beside the program, and `madvise`, would like to leave, to come or to stay
+//!  scan          ── which pages are used, by taking a few away
 //!  evict/pipeline── evictor threads: select, protect, copy out, unmap, write, retire
 //!  evict/control ── how hard they work: batch, writes in flight, evictors awake
 //!  evict/pace    ── which of them are awake, and what they sleep on
@@ -51,6 +52,7 @@ pub mod health;
 mod moving;
 pub mod pilot;
 pub mod prefetch;
+pub mod scan;
 mod shape;
 pub mod space;
 pub mod stats;
@@ -80,6 +82,7 @@ use fork::Quiet;
 use health::Health;
 use moving::Moving;
 use prefetch::Requests;
+use scan::Scans;
 use stats::Stats;
 use wishes::Wishes;
 
@@ -122,6 +125,8 @@ pub struct Engine<W: World> {
     requests: Requests,
     /// What policies beside the program, and the program itself, would like.
     wishes: Wishes,
+    /// What scans cost.
+    scans: Scans,
     /// Policies that listen.
     pub audience: Audience,
     /// The thread that empties swap spaces, and gives room back.
@@ -188,6 +193,7 @@ impl<W: World> Engine<W> {
             evictors: Evictors::new(control, partitions, stages),
             requests: Requests::default(),
             wishes: Wishes::default(),
+            scans: Scans::default(),
             audience: Audience::default(),
             drainer: Drainer::default(),
             quiet: Quiet::new(shape.cores),

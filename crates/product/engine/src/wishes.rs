@@ -3,7 +3,8 @@
 //! ```text
 //!  policy ─┐             ┌─ leave ─▶ evictors      (before victims of their own choice)
 //!          ├─▶ Wishes ───┼─ come ──▶ threads that read ahead, when no wish to leave is left
-//!  madvise ┘             └─ stay ──▶ evictors pass the page over, as long as there are others
+//!  madvise ┘             ├─ stay ──▶ evictors pass the page over, as long as there are others
+//!                        └─ scan ──▶ evictors, as to leave; that the page left is noted ([`crate::scan`])
 //! ```
 //!
 //! What waits here is no order of operations but *pages to look at*: of a page that is to leave and then to come, the last wish
@@ -51,6 +52,8 @@ pub enum Wish {
     StayFor(u64),
     /// They need not stay.
     Free,
+    /// They leave, and it is noted that they have left ([`Wishes::end_scan`]). Not those that are to stay.
+    Scan,
 }
 
 /// Wishes about the pages of one granule.
@@ -63,14 +66,25 @@ struct Place {
     stay_for: Bits,
     /// When `stay_for` is over; of several wishes the last to end counts.
     until_ns: u64,
+    /// Pages of a scan, and those of them that have left for it.
+    scanned: Bits,
+    left: Bits,
 }
 
-const EMPTY: Place =
-    Place { granule: GranuleId(0), leave: NO_PAGES, come: NO_PAGES, stay: NO_PAGES, stay_for: NO_PAGES, until_ns: 0 };
+const EMPTY: Place = Place {
+    granule: GranuleId(0),
+    leave: NO_PAGES,
+    come: NO_PAGES,
+    stay: NO_PAGES,
+    stay_for: NO_PAGES,
+    until_ns: 0,
+    scanned: NO_PAGES,
+    left: NO_PAGES,
+};
 
 impl Place {
     fn is_empty(&self) -> bool {
-        [self.leave, self.come, self.stay, self.stay_for].iter().all(|bits| *bits == NO_PAGES)
+        [self.leave, self.come, self.stay, self.stay_for, self.scanned].iter().all(|bits| *bits == NO_PAGES)
     }
 
     fn wish(&mut self, bits: &Bits, wish: Wish, now_ns: u64) {
@@ -79,6 +93,16 @@ impl Place {
                 *word = if to { *word | bits } else { *word & !bits };
             }
         };
+        if wish == Wish::Scan {
+            for (n, bits) in bits.iter().enumerate() {
+                let free = bits & !(self.stay[n] | self.stay_for[n]);
+                self.scanned[n] |= free;
+                self.left[n] &= !free;
+                self.leave[n] |= free;
+                self.come[n] &= !free;
+            }
+            return;
+        }
         set(&mut self.leave, wish == Wish::Leave);
         if wish != Wish::Free {
             // A page that is to stay need not come for that.
@@ -174,6 +198,8 @@ pub(crate) struct Wishes {
     leaving: AtomicU32,
     coming: AtomicU32,
     staying: AtomicU32,
+    /// Pages are being scanned.
+    scanning: AtomicU32,
     dropped: AtomicU64,
 }
 
@@ -184,6 +210,7 @@ impl Default for Wishes {
             leaving: AtomicU32::new(0),
             coming: AtomicU32::new(0),
             staying: AtomicU32::new(0),
+            scanning: AtomicU32::new(0),
             dropped: AtomicU64::new(0),
         }
     }
@@ -207,6 +234,12 @@ impl Wishes {
         self.staying.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether pages are being scanned.
+    #[inline]
+    pub(crate) fn any_scan(&self) -> bool {
+        self.scanning.load(Ordering::Relaxed) > 0
+    }
+
     fn with<R>(&self, f: impl FnOnce(&mut Table) -> R) -> R {
         self.table.with(|table| {
             let table = table.get_or_insert_with(Table::new);
@@ -225,6 +258,9 @@ impl Wishes {
             let noted = table.wish(part.start.granule(), &bits, wish, now_ns);
             if matches!(wish, Wish::Stay | Wish::StayFor(_)) && noted {
                 self.staying.store(1, Ordering::Relaxed);
+            }
+            if wish == Wish::Scan && noted {
+                self.scanning.store(1, Ordering::Relaxed);
             }
             noted
         });
@@ -281,13 +317,46 @@ impl Wishes {
         })
     }
 
-    /// No page is to stay any more.
+    /// A page has left, as it was wished.
+    pub(crate) fn note_left(&self, page: Page) {
+        self.with(|table| {
+            if let Some(n) = table.find(page.granule()) {
+                let (word, bit) = (page.index_in_granule() / 64, 1 << (page.index_in_granule() % 64));
+                let place = &mut table.places[n];
+                place.left[word] |= place.scanned[word] & bit;
+            }
+        });
+    }
+
+    /// Ends the scan of pages of one granule: those that have not left for it need not any more. Returns those that have.
+    pub(crate) fn end_scan(&self, part: PageRange) -> Bits {
+        self.with(|table| {
+            let Some(n) = table.find(part.start.granule()) else { return NO_PAGES };
+            let place = &mut table.places[n];
+            let mut left = NO_PAGES;
+            for page in part.iter() {
+                let (word, bit) = (page.index_in_granule() / 64, 1 << (page.index_in_granule() % 64));
+                left[word] |= place.left[word] & bit;
+                place.leave[word] &= !(place.scanned[word] & bit);
+                place.scanned[word] &= !bit;
+                place.left[word] &= !bit;
+            }
+            table.sort(n);
+            let scanning = table.places.iter().any(|place| place.scanned != NO_PAGES);
+            self.scanning.store(u32::from(scanning), Ordering::Relaxed);
+            left
+        })
+    }
+
+    /// No page is to stay any more, and none is scanned.
     fn free_all(&self) {
         self.with(|table| {
             for place in &mut table.places {
                 (place.stay, place.stay_for) = (NO_PAGES, NO_PAGES);
+                (place.scanned, place.left) = (NO_PAGES, NO_PAGES);
             }
             self.staying.store(0, Ordering::Relaxed);
+            self.scanning.store(0, Ordering::Relaxed);
         });
     }
 }
@@ -318,7 +387,7 @@ impl<W: World> Engine<W> {
             }
         }
         match wish {
-            Wish::Leave if noted => self.evictors.pace.wake(&self.futex),
+            Wish::Leave | Wish::Scan if noted => self.evictors.pace.wake(&self.futex),
             Wish::Come if noted => self.wake_for_coming(),
             _ => {}
         }
@@ -331,9 +400,9 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// No page is to stay any more: whoever wished so is gone.
+    /// No page is to stay any more, and none is scanned: whoever wished so is gone.
     pub fn free_all(&self) {
-        if self.wishes.any_stay() {
+        if self.wishes.any_stay() || self.wishes.any_scan() {
             self.wishes.free_all();
         }
     }
@@ -432,6 +501,35 @@ mod tests {
         wishes.put_leaving(granule, &bits);
         assert_eq!(taken(wishes.take_leaving()), [0, 3]);
         assert_eq!(taken(wishes.take_coming()), [1]);
+    }
+
+    #[test]
+    fn a_scan_tells_which_pages_have_left_for_it() {
+        let wishes = Wishes::default();
+        wishes.wish(pages(2, 1), Wish::Stay, 0);
+        wishes.wish(pages(5, 1), Wish::Come, 0);
+        assert!(wishes.wish(pages(0, 8), Wish::Scan, 0) && wishes.any_scan());
+        assert_eq!(taken(wishes.take_leaving()), [0, 1, 3, 4, 5, 6, 7], "one is to stay");
+        assert!(!wishes.any_come(), "the last wish counts");
+        for page in [1, 3, 4, 9, 512] {
+            wishes.note_left(Page(page));
+        }
+        let ended = |from, count| taken(Some((GranuleId(0), wishes.end_scan(pages(from, count)))));
+        assert_eq!(ended(0, 4), [1, 3]);
+        assert!(wishes.any_scan());
+        assert_eq!(ended(0, 512), [4], "each once, and none that was not scanned");
+        assert!(!wishes.any_scan() && ended(0, 512).is_empty());
+        // What has not left when the scan ends does not leave for it later; what was wished besides does.
+        wishes.wish(pages(10, 2), Wish::Scan, 0);
+        wishes.wish(pages(20, 1), Wish::Leave, 0);
+        assert!(ended(0, 512).is_empty());
+        assert_eq!(taken(wishes.take_leaving()), [20]);
+        // A place with nothing but a scan is not given to another granule.
+        wishes.wish(pages(30, 1), Wish::Scan, 0);
+        assert_eq!(taken(wishes.take_leaving()), [30]);
+        wishes.note_left(Page(30));
+        (1..=WAYS as u64).for_each(|n| _ = wishes.wish(pages(n * BUCKETS as u64 * 512, 1), Wish::Leave, 0));
+        assert_eq!(ended(30, 1), [30]);
     }
 
     #[test]

@@ -111,7 +111,7 @@ fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
 
 /// What a policy beside the program, or `madvise`, would like: pages leave, come or stay meanwhile.
 fn wish(rig: &Rc<Rig>, range: PageRange) {
-    let (which, ns) = world(|w| (w.rng.below(7), w.rng.between(1_000, 1_000_000)));
+    let (which, ns) = world(|w| (w.rng.below(9), w.rng.between(1_000, 1_000_000)));
     note("wish", range.start.0, which);
     match which {
         0..=1 => rig.engine.wish(range, Wish::Leave),
@@ -119,6 +119,10 @@ fn wish(rig: &Rc<Rig>, range: PageRange) {
         3 => rig.engine.wish(range, Wish::Stay),
         4 => rig.engine.wish(range, Wish::StayFor(ns)),
         5 => rig.engine.free_all(),
+        6 => rig.engine.begin_scan(range),
+        7 => rig.engine.end_scan(range, |chunk, seen| {
+            assert!(seen.accessed & !seen.looked == 0 && seen.written & !seen.accessed == 0, "{seen:?} of {chunk:?}");
+        }),
         _ => rig.engine.make_old(range),
     }
 }

@@ -279,7 +279,7 @@ impl<'e, W: World> Evictor<'e, W> {
             Some(slot) if !too_small || (room > 0 && (self.clean_only || !self.has_live())) => {
                 // A policy may wish faster than an evictor looks. Wishes of which nothing comes do not keep frames from faults, so
                 // where frames are short the evictor chooses for itself in the same step.
-                let left = if wished { self.evict_batch(slot, room, true) } else { 0 };
+                let left = if wished { self.evict_wished(slot, room) } else { 0 };
                 if left > 0 || (self.started && self.evict_batch(slot, room, false) > 0) {
                     self.empty_batches = 0;
                     engine.evictors.obstacles.note_something();
@@ -388,6 +388,9 @@ impl<'e, W: World> Evictor<'e, W> {
         if engine.audience.wants(Kind::Evicted) {
             self.tell_evicted();
         }
+        if wished && engine.wishes.any_scan() {
+            self.victims.iter().for_each(|victim| engine.wishes.note_left(victim.page));
+        }
         let clean = self.victims.iter().filter(|v| !v.dirty).count();
         engine.give_evicted(self.core, count as u64, (count - clean) as u64);
         engine.stats.add(self.core, Count::Evicted, count as u64);
@@ -396,6 +399,18 @@ impl<'e, W: World> Evictor<'e, W> {
         engine.evictors.loops.judge(&engine.stats, engine.frames());
         self.start_writes(batch, count - clean);
         self.turn += count;
+        count
+    }
+
+    /// The same for pages that are wished to leave. What a scan has cost is measured.
+    fn evict_wished(&mut self, batch: usize, room: usize) -> usize {
+        let engine = self.engine;
+        if !engine.wishes.any_scan() {
+            return self.evict_batch(batch, room, true);
+        }
+        let began = engine.clock.now_ns();
+        let count = self.evict_batch(batch, room, true);
+        engine.scans.note_cost(engine.clock.now_ns().saturating_sub(began), count as u64);
         count
     }
 

@@ -30,6 +30,8 @@ use farshore_attach::{BYTES, Event, Kind, Memory, PAGES_AN_ANSWER, Request, Stat
 use farshore_config::control::Attachment;
 use farshore_config::stats;
 use farshore_core::page::{Page, PageRange};
+use farshore_core::seams::Clock as _;
+use farshore_engine::scan::Allowance;
 use farshore_engine::wishes::Wish;
 use farshore_sys::clock::sleep_ns;
 use farshore_sys::fd::Fd;
@@ -42,6 +44,8 @@ use farshore_sys::{signal, vm};
 const ROUND: u32 = 256;
 /// How long the thread sleeps without a request, at most: then it tells the state anew. Ns.
 const IDLE_NS: u64 = 20_000_000;
+/// Scans of one policy that can be under way.
+const SCANS_MOST: usize = 64;
 /// How long it naps when it was woken for nothing, ns.
 const NAP_NS: u64 = 200_000;
 
@@ -240,6 +244,7 @@ pub fn serve(runtime: &'static Runtime, number: usize) {
     let seat = &SEATS[number];
     let Some(memory) = seat.memory() else { return };
     let (mut taker, mut in_vain) = (Taker::default(), false);
+    let mut scans = Scans { allowance: Allowance::new(runtime.engine.clock.now_ns()), under_way: Vec::with_capacity(SCANS_MOST) };
     let dropped_before = runtime.engine.dropped_wishes();
     let is_over = || [&seat.stop, &own_threads::STOP, &FORBIDDEN].iter().any(|over| over.load(Ordering::Acquire));
     while !is_over() {
@@ -250,12 +255,13 @@ pub fn serve(runtime: &'static Runtime, number: usize) {
             match taker.take(&memory) {
                 Taken::Nothing => break,
                 Taken::Bad => {}
-                Taken::Request(request) => serve_one(runtime, number, &request),
+                Taken::Request(request) => serve_one(runtime, number, &request, &mut scans),
             }
             served += 1;
         }
         seat.requests.store(taker.taken, Ordering::Relaxed);
         seat.bad.store(taker.bad, Ordering::Relaxed);
+        scans.end_due(runtime, number, runtime.engine.clock.now_ns());
         tell_state(runtime, number, &memory, dropped_before);
         if served > 0 {
             in_vain = false;
@@ -265,12 +271,13 @@ pub fn serve(runtime: &'static Runtime, number: usize) {
             sleep_ns(NAP_NS);
         }
         in_vain = true;
-        shared::wait_for(memory.head(word::BELL), bell, IDLE_NS);
+        shared::wait_for(memory.head(word::BELL), bell, IDLE_NS.min(scans.next_due_ns(runtime.engine.clock.now_ns())));
     }
+    scans.end_due(runtime, number, u64::MAX);
     runtime.engine.audience.want(number, 0);
 }
 
-fn serve_one(runtime: &Runtime, number: usize, request: &Request) {
+fn serve_one(runtime: &Runtime, number: usize, request: &Request, scans: &mut Scans) {
     let range = PageRange { start: Page(request.page), end: Page(request.page + request.pages) };
     let wish = match request.wanted {
         Wanted::Reclaim => Wish::Leave,
@@ -279,8 +286,70 @@ fn serve_one(runtime: &Runtime, number: usize, request: &Request) {
         Wanted::Unpin => Wish::Free,
         Wanted::Protect { ns } => Wish::StayFor(ns),
         Wanted::Look { tag } => return look(runtime, number, range, tag),
+        Wanted::Scan { micros, tag } => {
+            let due_ns = runtime.engine.clock.now_ns() + u64::from(micros) * 1000;
+            return scans.begin(runtime, number, Scan { range, tag, due_ns });
+        }
     };
     runtime.engine.wish(range, wish);
+}
+
+/// A scan that a policy has asked for.
+#[derive(Debug)]
+struct Scan {
+    range: PageRange,
+    tag: u32,
+    due_ns: u64,
+}
+
+/// The scans of one policy.
+#[derive(Debug)]
+struct Scans {
+    allowance: Allowance,
+    under_way: Vec<Scan>,
+}
+
+impl Scans {
+    fn begin(&mut self, runtime: &Runtime, number: usize, scan: Scan) {
+        let engine = &runtime.engine;
+        let there = self.under_way.len() < SCANS_MOST;
+        if there && self.allowance.spend(engine.clock.now_ns(), engine.scan_cost(scan.range.len())) {
+            engine.begin_scan(scan.range);
+            self.under_way.push(scan);
+        } else {
+            let refused =
+                Event { thread: scan.tag, detail: 1, ..Event::new(Kind::Scanned, scan.range.start.addr(), scan.range.len()) };
+            engine.audience.answer(number, &refused);
+        }
+    }
+
+    /// Ends scans whose time is over, and tells what they have seen.
+    fn end_due(&mut self, runtime: &Runtime, number: usize, now: u64) {
+        let engine = &runtime.engine;
+        let Scans { allowance, under_way } = self;
+        under_way.retain(|scan| {
+            if scan.due_ns > now {
+                return true;
+            }
+            let (mut looked, mut accessed) = (0, 0);
+            engine.end_scan(scan.range, |chunk, seen| {
+                looked += u64::from(seen.looked.count_ones());
+                accessed += u64::from(seen.accessed.count_ones());
+                let more = [seen.looked, seen.accessed, seen.written];
+                engine.audience.answer(
+                    number,
+                    &Event { thread: scan.tag, more, ..Event::new(Kind::Scanned, chunk.start.addr(), chunk.len()) },
+                );
+            });
+            allowance.give_back(engine.scan_refund(scan.range.len(), looked, accessed));
+            false
+        });
+    }
+
+    /// When the next one is over, ns from now.
+    fn next_due_ns(&self, now: u64) -> u64 {
+        self.under_way.iter().map(|scan| scan.due_ns.saturating_sub(now)).min().unwrap_or(u64::MAX)
+    }
 }
 
 /// Tells the states of pages, until the ring is full.

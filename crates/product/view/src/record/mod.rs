@@ -346,7 +346,7 @@ fn happened(event: &Event) -> Option<Happened> {
         Kind::Limit => What::Limit,
         Kind::Mapped => What::Mapped,
         Kind::Unmapped => What::Unmapped,
-        Kind::Pages | Kind::Parameter => return None,
+        Kind::Pages | Kind::Parameter | Kind::Scanned => return None,
     };
     let Event { detail, ns, address, pages, thread, more: [instruction, ..], .. } = *event;
     Some(Happened { what, detail, ns, address, pages, thread, instruction })

@@ -1,0 +1,188 @@
+//! Which pages a program uses, found by taking a few away and looking which come back: sampled unmapping, with the bytes kept.
+//!
+//! ```text
+//!  begin_scan ─▶ Wish::Scan ─▶ an evictor: protect, copy to a stage, unmap ─▶ "it has left" is noted
+//!                                    │ touched                │ not touched
+//!                                    ▼                        ▼
+//!                             rescued by its fault      stays in its stage, as any page that has left
+//!  end_scan   ─▶ of the pages that have left: those that are back were accessed; those that are back and clean were not written
+//! ```
+//!
+//! A process on a stock kernel cannot read the access bits of its page tables. So a look costs what an eviction costs, and a rescue for
+//! each page that is used. No page moves in a way of its own: a scan is a wish that pages leave ([`crate::wishes`]), and the bytes are
+//! where the bytes of an evicted page are. A dirty page is written, as ever. A page that is not touched has left.
+//!
+//! What scans cost is bounded: [`Allowance`] lets them have [`SHARE`] of one processor's time, by what looks have cost lately.
+
+use crate::Engine;
+use crate::wishes::Wish;
+use core::sync::atomic::Ordering;
+use farshore_core::page::PageRange;
+use farshore_core::seams::World;
+use farshore_core::sync::plain::AtomicU64;
+use farshore_core::word::State;
+
+/// Scans have one part in so many of a processor's time.
+pub const SHARE: u64 = 100;
+/// What a page costs besides its eviction, if it is used: the fault that brings it back, with its signal; ns.
+const RESCUE_NS: u64 = 10_000;
+/// What it costs besides the batch that it left with: the wake-up, and the write of a dirty page; ns. (On a virtual machine with 2 cores the evictor's
+/// thread had 25 to 60 µs for a page of such a batch.)
+const WRITE_NS: u64 = 20_000;
+/// What an eviction costs before one was measured, and at most, for one page; ns.
+const EVICT_FIRST_NS: u64 = 10_000;
+const EVICT_MOST_NS: u64 = 100_000;
+/// The most that is saved up, ns of scanning: enough for the largest scan when it costs most.
+const SAVED_MOST_NS: u64 = 100_000_000;
+
+/// What scans have cost.
+#[derive(Debug)]
+pub(crate) struct Scans {
+    /// The eviction of one page, of late; ns.
+    evict_ns: AtomicU64,
+}
+
+impl Default for Scans {
+    fn default() -> Scans {
+        Scans { evict_ns: AtomicU64::new(EVICT_FIRST_NS) }
+    }
+}
+
+impl Scans {
+    /// A batch of so many pages has left in `ns`.
+    pub(crate) fn note_cost(&self, ns: u64, pages: u64) {
+        let Some(each) = ns.checked_div(pages) else { return };
+        let (known, new) = (self.evict_ns.load(Ordering::Relaxed), each.min(EVICT_MOST_NS));
+        // A batch of a few pages says less than a large one. Two evictors that learn at once: one lesson is lost.
+        let part = pages.min(16);
+        self.evict_ns.store((known * (64 - part) + new * part) / 64, Ordering::Relaxed);
+    }
+}
+
+/// What one scanner may still spend.
+#[derive(Debug)]
+pub struct Allowance {
+    saved_ns: u64,
+    at_ns: u64,
+}
+
+impl Allowance {
+    /// From `now_ns` on.
+    pub fn new(now_ns: u64) -> Allowance {
+        Allowance { saved_ns: SAVED_MOST_NS / 10, at_ns: now_ns }
+    }
+
+    /// Spends `ns`, if there is as much. What time has brought is saved, up to a most.
+    pub fn spend(&mut self, now_ns: u64, ns: u64) -> bool {
+        let more = now_ns.saturating_sub(self.at_ns) / SHARE;
+        self.at_ns += more * SHARE;
+        self.saved_ns = (self.saved_ns + more).min(SAVED_MOST_NS);
+        let fits = ns <= self.saved_ns;
+        if fits {
+            self.saved_ns -= ns;
+        }
+        fits
+    }
+
+    /// Gives back what was not spent after all.
+    pub fn give_back(&mut self, ns: u64) {
+        self.saved_ns = (self.saved_ns + ns).min(SAVED_MOST_NS);
+    }
+}
+
+/// What a scan has seen of up to 64 pages side by side, a bit each, the first one's lowest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Seen {
+    /// Pages that were looked at. Of others (absent, pinned, locked, on their way, used by a system call) nothing is known.
+    pub looked: u64,
+    /// Of them, those that were accessed. A page that came along with a neighbour counts as such.
+    pub accessed: u64,
+    /// Of those, the ones that may have been written; others certainly were not.
+    pub written: u64,
+}
+
+impl<W: World> Engine<W> {
+    /// What a look at so many pages costs at most, ns.
+    pub fn scan_cost(&self, pages: u64) -> u64 {
+        pages * (self.scans.evict_ns.load(Ordering::Relaxed) + WRITE_NS + RESCUE_NS)
+    }
+
+    /// What of that is not spent for pages of which so many were looked at, and so many came back, ns.
+    pub fn scan_refund(&self, pages: u64, looked: u64, accessed: u64) -> u64 {
+        let (evict, rescue) = (self.scans.evict_ns.load(Ordering::Relaxed) + WRITE_NS, RESCUE_NS);
+        pages.saturating_sub(looked) * evict + pages.saturating_sub(accessed) * rescue
+    }
+
+    /// Begins to look at the resident pages of `range`.
+    pub fn begin_scan(&self, range: PageRange) {
+        self.wish(range, Wish::Scan);
+    }
+
+    /// Ends the look at pages of `range`, and tells what was seen of its first 64 pages, then the next, and so on.
+    pub fn end_scan(&self, range: PageRange, mut tell: impl FnMut(PageRange, Seen)) {
+        let mut from = range.start;
+        while from.0 < range.end.0 {
+            let chunk = PageRange { start: from, end: from.plus(64.min(range.end.0 - from.0)) };
+            tell(chunk, self.seen(chunk));
+            from = chunk.end;
+        }
+    }
+
+    fn seen(&self, chunk: PageRange) -> Seen {
+        let mut seen = Seen::default();
+        for part in chunk.by_granule() {
+            let left = self.wishes.end_scan(part);
+            for page in part.iter() {
+                let at = page.index_in_granule();
+                if left[at / 64] >> (at % 64) & 1 == 0 {
+                    continue;
+                }
+                let Some(word) = self.page(page).map(|at| at.word.load()) else { continue };
+                let bit = 1 << (page.0 - chunk.start.0);
+                match word.state() {
+                    State::Resident => {
+                        seen.looked |= bit;
+                        seen.accessed |= bit;
+                        seen.written |= if word.slot().is_none() { bit } else { 0 };
+                    }
+                    State::Leaving | State::Out => seen.looked |= bit,
+                    // Given up meanwhile, or on its way.
+                    State::Untouched | State::Foreign | State::Busy => {}
+                }
+            }
+        }
+        seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scans_have_their_share_of_the_time_and_no_more() {
+        let second = 1_000_000_000;
+        let mut allowance = Allowance::new(0);
+        while allowance.spend(0, 30_000) {}
+        let mut looked = 0;
+        for now in (0..=10 * second).step_by(1_000_000) {
+            looked += u64::from(allowance.spend(now, 30_000));
+        }
+        assert!((3_300..=3_334).contains(&looked), "{looked} looks of 30 µs in a hundredth of ten seconds");
+        // What an idle hour has saved is spent in a moment of a stated length.
+        let saved = (0..).take_while(|_| allowance.spend(3600 * second, 30_000)).count() as u64;
+        assert_eq!(saved, SAVED_MOST_NS / 30_000);
+        allowance.give_back(u64::MAX / 2);
+        assert!(allowance.spend(3600 * second, SAVED_MOST_NS) && !allowance.spend(3600 * second, 1));
+    }
+
+    #[test]
+    fn the_cost_of_a_look_is_learned() {
+        let scans = Scans::default();
+        (0..100).for_each(|_| scans.note_cost(3_000 * 50, 50));
+        assert!((3_000..3_100).contains(&scans.evict_ns.load(Ordering::Relaxed)));
+        scans.note_cost(30_000_000_000, 1);
+        assert!(scans.evict_ns.load(Ordering::Relaxed) < 5_000, "a disk that stood still once");
+        scans.note_cost(7, 0);
+    }
+}
