@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check policies-table unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check policies-table policies-real unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -45,6 +45,10 @@ test-fast: setup ## formatting, clippy, unit tests and simulation
 
 policies-table: ## replacement policies over the same traces, against the optimum (docs/src/guide/replacement.md)
 	cargo run --release -p farshore-replay
+
+policies-real: ## real programs beside each policy of farshore policy: pages read, faults, time (docs/src/guide/policies.md)
+	cargo build --release
+	python3 tools/policies_real.py $(ARGS)
 
 check: ## formatting, and clippy with warnings as errors
 	cargo fmt --all --check
@@ -116,7 +120,7 @@ book: ## build the book of docs to target/book, and check where its links lead
 	python3 tools/book.py
 
 man: ## write the manual pages anew, from what --help says (docs/man)
-	FARSHORE_WRITE_MANUAL=1 cargo test -p farshore-cli -p farshore-node -p farshore-view -p farshore-bench -p farshore-load -p farshore-serve the_manual_says
+	FARSHORE_WRITE_MANUAL=1 cargo test -p farshore-cli -p farshore-node -p farshore-view -p farshore-advise -p farshore-bench -p farshore-load -p farshore-serve the_manual_says
 
 setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt, clippy, miri
 	@tools/setup.sh --tests
@@ -127,6 +131,7 @@ install: ## install to PREFIX (default /usr/local), after make build
 	install -D -m 755 $(TARGET)/release/farshore $(DESTDIR)$(PREFIX)/bin/farshore
 	install -D -m 755 $(TARGET)/release/farshore-node $(DESTDIR)$(PREFIX)/bin/farshore-node
 	install -D -m 755 $(TARGET)/release/farshore-view $(DESTDIR)$(PREFIX)/bin/farshore-view
+	install -D -m 755 $(TARGET)/release/farshore-advise $(DESTDIR)$(PREFIX)/bin/farshore-advise
 	install -D -m 755 $(TARGET)/release/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-bench
 	install -D -m 755 $(TARGET)/release/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-load
 	install -D -m 755 $(TARGET)/release/farshore-serve $(DESTDIR)$(PREFIX)/bin/farshore-serve
@@ -148,7 +153,7 @@ deb: ## make the Debian packages farshore, farshore-bench, libfarshore-uthread-d
 	for crate in cli bench uthread-c; do cargo deb --no-build --strip -p farshore-$$crate || exit 1; done
 
 uninstall: ## remove what make install has installed
-	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-node $(DESTDIR)$(PREFIX)/bin/farshore-view $(DESTDIR)$(PREFIX)/share/farshore/grafana/farshore.json $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(wildcard docs/man/*.1))
+	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-node $(DESTDIR)$(PREFIX)/bin/farshore-view $(DESTDIR)$(PREFIX)/bin/farshore-advise $(DESTDIR)$(PREFIX)/share/farshore/grafana/farshore.json $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(wildcard docs/man/*.1))
 	rmdir $(DESTDIR)$(PREFIX)/lib/farshore $(DESTDIR)$(PREFIX)/share/farshore/grafana $(DESTDIR)$(PREFIX)/share/farshore 2>/dev/null || true
 
 clean: ## remove everything that was built

@@ -9,7 +9,7 @@ use farshore_command::usage::{self, Asked};
 use farshore_config::pace::OrAuto;
 use farshore_config::{FaultMode, Named, Size, Slowdown, StatsTarget, SwapSpec, Time};
 
-use crate::others::{BENCH, METRICS, NODE, Other, PLAN, RECORD, REPORT, TOP};
+use crate::others::{BENCH, METRICS, NODE, Other, PLAN, POLICY, RECORD, REPORT, TOP};
 
 /// Runs unmodified programs in less memory than they ask for.
 #[derive(Parser, Debug)]
@@ -65,6 +65,8 @@ pub enum Command {
     Record(Words),
     #[command(about = farshore_command::REPORT_ABOUT, disable_help_flag = true)]
     Report(Words),
+    #[command(about = farshore_command::POLICY_ABOUT, disable_help_flag = true)]
+    Policy(Words),
     #[command(about = farshore_command::NODE_ABOUT, disable_help_flag = true)]
     Node(Words),
     #[command(about = farshore_command::BENCH_ABOUT, disable_help_flag = true)]
@@ -406,12 +408,13 @@ pub fn parse(words: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
 /// What makes a command of its words.
 type Read = fn(Words) -> Command;
 /// The commands that are programs of their own, and what they are here.
-const OTHERS: [(Other, Read); 7] = [
+const OTHERS: [(Other, Read); 8] = [
     (TOP, Command::Top),
     (METRICS, Command::Metrics),
     (PLAN, Command::Plan),
     (RECORD, Command::Record),
     (REPORT, Command::Report),
+    (POLICY, Command::Policy),
     (NODE, Command::Node),
     (BENCH, Command::Bench),
 ];
@@ -419,7 +422,7 @@ const OTHERS: [(Other, Read); 7] = [
 /// What usage errors name.
 const WORDS: usage::Words = usage::Words {
     first: "command",
-    known: "run, doctor, stat, set, top, metrics, plan, record, report, node or bench",
+    known: "run, doctor, stat, set, top, metrics, plan, record, report, policy, node or bench",
     required: &[
         ("PROGRAM", "no PROGRAM given: write it as in 'farshore run --memory 256M -- PROGRAM'"),
         ("KEY=VALUE", "no setting given: write it as in 'farshore set PID memory=512M'"),

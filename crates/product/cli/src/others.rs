@@ -1,5 +1,5 @@
 //! Commands that are programs of their own, of which `farshore run` carries nothing: `farshore bench` becomes `farshore-bench`, `farshore node` `farshore-node`,
-//! `farshore top`, `metrics`, `plan`, `record` and `report` become `farshore-view`, with the same process id, descriptors, signals and environment.
+//! `farshore top`, `metrics`, `plan`, `record` and `report` become `farshore-view`, `policy` `farshore-advise`, with the same process id, descriptors, signals and environment.
 //!
 //! It is this build's own if it can be: the one beside this command, where all are built and installed. The path of this command goes along as
 //! the first word: `farshore-bench` measures it.
@@ -35,6 +35,8 @@ pub const PLAN: Other = Other { name: "plan", program: "farshore-view", is_told:
 pub const RECORD: Other = Other { name: "record", program: "farshore-view", is_told: true };
 /// `farshore report`.
 pub const REPORT: Other = Other { name: "report", program: "farshore-view", is_told: true };
+/// `farshore policy`.
+pub const POLICY: Other = Other { name: "policy", program: "farshore-advise", is_told: false };
 /// `farshore bench`.
 pub const BENCH: Other = Other { name: "bench", program: "farshore-bench", is_told: false };
 

@@ -34,6 +34,8 @@ pub const PLAN_ABOUT: &str = "Tell how much memory a program needs: how long it 
 pub const RECORD_ABOUT: &str = "Write what happens to a program's memory to a file: faults, pages that come and leave";
 /// What `farshore report` is for: a line of the help of both commands.
 pub const REPORT_ABOUT: &str = "Make a page of a recording: which memory and which code faulted when";
+/// What `farshore policy` is for: a line of the help of both commands.
+pub const POLICY_ABOUT: &str = "Attach a policy to a running program: which pages come, leave and stay";
 /// What `farshore bench` is for: a line of the help of both commands.
 pub const BENCH_ABOUT: &str = "Compare Farshore with Linux swap, zram and others, in turn, in one run";
 /// What `farshore` says first to a command that it becomes: this and the path of itself.

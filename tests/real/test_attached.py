@@ -1,0 +1,139 @@
+"""The policies of `farshore policy`, attached to real programs: right bytes, a limit that holds, wishes with the effect that they are to have, and no harm from one that
+is killed or stopped. Counters are looked at, never times. (What each decides is tested in its crate.)
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+
+import harness
+from harness import MIB, expect
+
+from test_policy import Beside
+
+NAMES = ("linear", "csr", "dt", "sys-r", "sys-agg", "wsr", "leap", "ghost")
+
+
+class TestAttached(Beside):
+    @contextlib.contextmanager
+    def attached(self, pid, name, *words):
+        """A policy beside the process, once it listens."""
+        there = os.path.join(self.bin, "farshore-advise")
+        if not os.path.exists(there):
+            built = os.path.join(os.path.dirname(harness.find_farshore(self.options.farshore)), "farshore-advise")
+            expect(os.path.exists(built), f"farshore-advise is not built: there is no {built}")
+            shutil.copy(built, there)
+        with subprocess.Popen([self.farshore, "policy", name, str(pid), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as policy:
+            try:
+                said = policy.stdout.readline()
+                expect(said.startswith(f"{name} beside {pid}: ".encode()), f"it said {said} {policy.stderr.read() if not said else ''}")
+                yield policy
+            finally:
+                policy.kill()
+
+    def wished(self, policy):
+        """What a policy whose program has ended says that it wished: pages to leave, to come, to stay."""
+        out, err = policy.communicate(timeout=60 * harness.PATIENCE)
+        expect(policy.returncode == 0, f"status {policy.returncode}: {err}")
+        words = out.decode().replace(",", "").replace(";", "").split()
+        return [int(words[words.index(word) + 1]) for word in ("leave", "come", "stay")]
+
+    def passes(self, name, *words, passes=4):
+        """A program that goes through 48 MiB with a limit of 16, beside a policy; its counters, and what was wished."""
+        with self.program(16 * MIB, self.scan("48M", passes), "--prefetch", "none") as program:
+            program.line()
+            with self.attached(program.pid, name, *words) as policy:
+                for _ in range(passes):
+                    program.go_on()
+                    program.line()
+                program.go_on()
+                wished = self.wished(policy)
+        return program.stats, wished
+
+    def test_prefetchers(self):
+        """linear and leap: pages come before they are needed."""
+        seen = {}
+        for name in ("linear", "leap"):
+            stats, wished = self.passes(name, "ahead=16")
+            seen[name] = (stats["prefetch"]["issued"], wished)
+            expect(wished[1] > 1000 and wished[0] == 0, f"{name}: {wished}")
+            expect(stats["prefetch"]["issued"] > 500, f"{name}: {stats['prefetch']}")
+        return f"{seen}"
+
+    def test_csr(self):
+        """csr: what streams comes ahead and leaves behind."""
+        stats, wished = self.passes("csr")
+        expect(wished[0] > 1000 and wished[1] > 1000 and stats["prefetch"]["issued"] > 1000, f"{wished}, {stats['prefetch']}")
+        return f"{wished}, {stats['prefetch']}"
+
+    def test_csr_hints(self):
+        """csr with a file of hints: of other memory nothing is wished; a bad file is refused."""
+        folder = self.folder("hints")
+        path = os.path.join(folder, "hints")
+        with open(path, "w", encoding="ascii") as file:
+            file.write("stream 1000-2000\n")
+        stats, wished = self.passes("csr", "--regions", path, passes=1)
+        expect(wished == [0, 0, 0] and stats["prefetch"]["issued"] == 0, f"{wished}")
+        with open(path, "w", encoding="ascii") as file:
+            file.write("go away\n")
+        self.refused(["policy", "csr", "1", "--regions", path], {1}, "line 1: 'go'")
+        return f"{wished}"
+
+    def test_wsr(self):
+        """wsr: what a lower limit has driven out comes back when it is raised, without a fault."""
+        with self.program(64 * MIB, self.scan("48M", 2), "--prefetch", "none") as program:
+            program.line()
+            with self.attached(program.pid, "wsr") as policy:
+                program.go_on()
+                program.line()
+                state = lambda: harness.json.loads(self.call("stat", str(program.pid), "--json").out)  # noqa: E731
+                before = state()
+                for size in ("12M", "64M"):
+                    done = self.call("set", str(program.pid), f"memory={size}")
+                    expect(done.status == 0, done.err)
+                    if size == "12M":
+                        self.until("it is within the limit", lambda: state()["resident_bytes"] <= 12 * MIB)
+                came = self.until("they come back", lambda: (now := state()["prefetch"]["issued"] - before["prefetch"]["issued"]) > 6000 and now)
+                program.go_on()
+                program.line()
+                program.go_on()
+                wished = self.wished(policy)
+        return f"{came} pages came, wished {wished}"
+
+    def test_wishes_to_leave(self):
+        """sys-r, ghost and dt: pages leave by their wishes."""
+        seen = {}
+        for name, words in (("sys-r", ()), ("dt", ("interval_ms=20",))):
+            _, wished = self.passes(name, *words)
+            seen[name] = wished
+            expect(wished[0] > 100, f"{name}: {wished}")
+        _, wished = self.passes("ghost")
+        expect(wished[0] + wished[2] > 100, f"ghost: {wished}")
+        return f"{seen}"
+
+    def test_storm(self):
+        """Each policy beside threads, memory calls and a small limit: every byte is checked. It is killed, and another is stopped."""
+        for n, name in enumerate(NAMES):
+            with self.storm() as program, self.attached(program.pid, name) as policy:
+                if n % 3 == 1:
+                    policy.send_signal(signal.SIGKILL)
+                elif n % 3 == 2:
+                    policy.send_signal(signal.SIGSTOP)
+        return f"{len(NAMES)} policies"
+
+    def test_parameters(self):
+        """Parameters are shown and changed; mistakes are one line."""
+        with self.program(16 * MIB, self.scan("24M", 1)) as program:
+            program.line()
+            with self.attached(program.pid, "linear", "ahead=3"):
+                shown = lambda: [one["parameters"] for one in harness.json.loads(self.call("stat", str(program.pid), "--json").out)["policies"]]  # noqa: E731
+                self.until("it is shown", lambda: "'ahead': 3" in str(shown()) or "['ahead', 3]" in str(shown()))
+                expect(self.call("set", str(program.pid), "ahead=9").status == 0, "it cannot be set")
+                expect("9" in str(shown()), f"{shown()}")
+            self.refused(["policy", "linear", str(program.pid), "behind=3"], {125}, "behind")
+            self.refused(["policy", "best", str(program.pid)], {125}, "best")
+            self.refused(["policy", "linear", str(program.pid), "--regions", "x"], {125}, "--regions")
+            program.go_on()
+        return "shown, changed, refused"
