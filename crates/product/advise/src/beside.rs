@@ -40,7 +40,6 @@ pub fn run(arguments: &PolicyArgs) -> Result<u8, Refusal> {
     for (parameter, value) in known.parameters.iter().zip(&values) {
         program.register(parameter.0, *value);
     }
-    crate::print(&format!("{} beside {}: {}", known.name, arguments.pid, known.about))?;
     let mut beside = Beside {
         pid: arguments.pid,
         policy: (known.make)(hints),
@@ -50,6 +49,9 @@ pub fn run(arguments: &PolicyArgs) -> Result<u8, Refusal> {
         mapped: Some(Instant::now()),
         heard: 0,
     };
+    beside.listen(&mut program);
+    // From now on it misses nothing.
+    crate::print(&format!("{} beside {}: {}", known.name, arguments.pid, known.about))?;
     beside.serve(&mut program);
     let (counts, state) = (beside.say.counts(), program.state());
     crate::print(&format!(
@@ -81,12 +83,26 @@ struct Beside {
 }
 
 impl Beside {
-    fn serve(&mut self, program: &mut Attachment) {
+    /// Chooses the kinds of events, and waits until that is known over there: an answer comes after it.
+    fn listen(&mut self, program: &mut Attachment) {
         let mut kinds = self.policy.hears().to_vec();
         kinds.extend([Kind::Mapped, Kind::Pages]);
         kinds.sort_unstable_by_key(|kind| *kind as u8);
         kinds.dedup();
         program.want(&kinds);
+        program.ask(Wanted::Look { tag: TAG }, PAGE, 1);
+        while program.is_there() && program.take().is_none_or(|event| event.kind != Kind::Pages) {
+            program.wait(REST);
+        }
+        // A policy that compares limits has to know the first one.
+        while program.is_there() && program.state().limit_bytes == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let first = seen(program, &mut self.values, now_ns());
+        self.policy.rest(&first, &mut self.say);
+    }
+
+    fn serve(&mut self, program: &mut Attachment) {
         let (mut rested, mut read) = (Instant::now(), Instant::now());
         loop {
             let there = program.wait(REST);

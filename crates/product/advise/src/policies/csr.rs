@@ -178,7 +178,7 @@ impl Policy for Csr {
                     return;
                 }
                 match self.follow(page, event.ns) {
-                    Some(stream) if stream.steps >= BELIEVED || self.hint(page) == Some(Use::Stream) => {
+                    Some(stream) if stream.steps >= BELIEVED => {
                         if !self.stays(page) {
                             self.advance(seen, say);
                         }
@@ -251,8 +251,7 @@ mod tests {
         let mut rig = of("stay 1000-5000\nstream 100000-200000");
         rig.policy.mapped(&[], &mut rig.say);
         assert_eq!(rig.say.pages_of(Wanted::Pin), [1, 2, 3, 4]);
-        rig.fault(0x1f8);
-        rig.fault(0x1f9);
+        (0x1f6..0x1fa).for_each(|page| rig.fault(page));
         assert_eq!(rig.say.pages_of(Wanted::Prefetch), (0x1fa..0x200).collect::<Vec<_>>(), "not beyond the region");
         (0..20).for_each(|n| rig.fault(0x300 + n));
         rig.fault(3);
