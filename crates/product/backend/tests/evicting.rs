@@ -151,6 +151,7 @@ impl<B: Backend> World for Over<B> {
     type Policy = Chosen;
     type Clock = MonotonicClock;
     type Futex = KernelFutex;
+    type Tracer = ();
 }
 
 type TheEngine<B> = Engine<Over<B>>;

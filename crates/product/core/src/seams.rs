@@ -8,14 +8,16 @@ mod kernel;
 mod policy;
 mod prefetch;
 mod swap;
+mod tracer;
 
 pub use crate::sync::Futex;
 pub use kernel::{HugePages, Kernel, KernelError, Protect};
 pub use policy::{Came, Policy, Return, Verdict};
 pub use prefetch::{AHEAD_MAX, Ahead, Fetch, PIECE_MAX, Prefetcher};
 pub use swap::{Backend, CANNOT, FreeSlots, IoError, LATER, MemoryBudget, ReadBegun, Reads, Spaces, WriteQueue};
+pub use tracer::{Told, Traced, Tracer};
 
-/// The five seams of one engine.
+/// The six seams of one engine.
 pub trait World {
     /// The page tables of the program.
     type Kernel: Kernel;
@@ -27,6 +29,8 @@ pub trait World {
     type Clock: Clock;
     /// Sleeping and waking.
     type Futex: Futex;
+    /// Tools outside that listen.
+    type Tracer: Tracer;
 }
 
 /// The bytes of one page, aligned as direct I/O wants them.

@@ -72,7 +72,7 @@ use farshore_attach::audience::Audience;
 use farshore_attach::{Event, Kind};
 use farshore_core::canary::{Canary, is_planted};
 use farshore_core::page::Page;
-use farshore_core::seams::{Backend, Clock as _, Kernel, PageBuf, Spaces, World};
+use farshore_core::seams::{Backend, Clock as _, Kernel, PageBuf, Spaces, Told, Traced, Tracer as _, World};
 use farshore_core::slots::SlotMap;
 use farshore_core::slots::owners::OWNERS_MAX;
 use farshore_core::table::{PageRef, PageTable};
@@ -85,6 +85,18 @@ use prefetch::Requests;
 use scan::Scans;
 use stats::Stats;
 use wishes::Wishes;
+
+/// What tracers call such an event; `None`: they do not hear of it.
+#[inline]
+const fn traced(kind: Kind) -> Option<Traced> {
+    match kind {
+        Kind::Fault => Some(Traced::Fault),
+        Kind::Fetched => Some(Traced::Fetched),
+        Kind::Evicted => Some(Traced::Evicted),
+        Kind::Rescued => Some(Traced::Rescued),
+        _ => None,
+    }
+}
 
 /// The engine of one process: the sum of its parts, each of which states at its head what it keeps. The methods of the engine are
 /// what takes several of them.
@@ -236,11 +248,29 @@ impl<W: World> Engine<W> {
         self.requests.forget_readers();
     }
 
-    /// Tells an event about `pages` pages to the policies that want it.
+    /// Whether somebody wants events of this kind: a policy, or a tracer outside.
+    #[inline]
+    pub fn is_wanted(&self, kind: Kind) -> bool {
+        self.audience.wants(kind) || traced(kind).is_some_and(W::Tracer::hears)
+    }
+
+    /// Tells an event to the policies that want it and to tracers: the one place for both, so that they hear the same.
+    pub fn tell_event(&self, event: &Event) {
+        if self.audience.wants(event.kind) {
+            self.audience.tell(event);
+        }
+        if let Some(what) = traced(event.kind).filter(|&what| W::Tracer::hears(what)) {
+            let instruction = if what == Traced::Fault { event.more[0] } else { 0 };
+            let detail = event.detail.into();
+            W::Tracer::tell(what, &Told { address: event.address, pages: event.pages, detail, instruction });
+        }
+    }
+
+    /// Tells an event about `pages` pages to those who want it.
     #[inline]
     pub(crate) fn tell(&self, kind: Kind, detail: u8, first: Page, pages: u64) {
-        if self.audience.wants(kind) {
-            self.audience.tell(&Event { detail, ns: self.clock.now_ns(), ..Event::new(kind, first.addr(), pages) });
+        if self.is_wanted(kind) {
+            self.tell_event(&Event { detail, ns: self.clock.now_ns(), ..Event::new(kind, first.addr(), pages) });
         }
     }
 

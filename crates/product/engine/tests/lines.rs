@@ -237,6 +237,7 @@ impl World for Plain {
     type Policy = Plain;
     type Clock = Plain;
     type Futex = Plain;
+    type Tracer = ();
 }
 
 type TheEngine = Engine<Plain>;

@@ -25,6 +25,7 @@
 //! | [`hosted`] | programs that have libc's thread pointer for themselves |
 //! | [`cpu`] | on which processor the calling thread runs |
 //! | [`pagemap`] | `PAGEMAP_SCAN` and `/proc/self/pagemap` |
+//! | [`usdt`] | the engine's `Tracer`: probes for gdb, perf and bpftrace |
 //! | [`alloc`], [`lock`], [`own`] | Farshore's own memory, which is never managed |
 //! | [`probe`] | what this kernel and user can do, for `farshore doctor` |
 //!
@@ -58,4 +59,5 @@ pub mod sud;
 pub mod thread;
 pub mod tls;
 pub mod uffd;
+pub mod usdt;
 pub mod vm;

@@ -125,6 +125,7 @@ impl World for Pretended {
     type Policy = Chosen;
     type Clock = Pretended;
     type Futex = Pretended;
+    type Tracer = ();
 }
 
 /// What the engine has read.

@@ -85,6 +85,7 @@ impl farshore_core::seams::World for Simulated {
     type Policy = SimPolicy;
     type Clock = SimClock;
     type Futex = SimFutex;
+    type Tracer = ();
 }
 
 /// The engine in the simulated world.

@@ -385,7 +385,7 @@ impl<'e, W: World> Evictor<'e, W> {
             }
             engine.release(victim.page, at.word, Release::Leaving { stage, written: !victim.dirty });
         }
-        if engine.audience.wants(Kind::Evicted) {
+        if engine.is_wanted(Kind::Evicted) {
             self.tell_evicted();
         }
         if wished && engine.wishes.any_scan() {

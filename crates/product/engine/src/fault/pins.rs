@@ -36,9 +36,9 @@ impl<W: World> Engine<W> {
                     let protected = access == Access::Write && at.word.load().state() == State::Resident;
                     let write = if access == Access::Write { FAULT_WRITE } else { 0 };
                     let now = self.clock.now_ns();
-                    if self.audience.wants(Kind::Fault) {
+                    if self.is_wanted(Kind::Fault) {
                         let detail = FAULT_BY_CALL | write | if protected { FAULT_PROTECTED } else { 0 };
-                        self.audience.tell(&Event { detail, ns: now, ..Event::new(Kind::Fault, page.addr(), 1) });
+                        self.tell_event(&Event { detail, ns: now, ..Event::new(Kind::Fault, page.addr(), 1) });
                     }
                     if self.resolve_since(now, page, access, protected, core, buffer)? == Resolved::Foreign {
                         return Ok(Pinned::Foreign);

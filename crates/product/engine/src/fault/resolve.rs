@@ -534,22 +534,22 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// Tells policies which page has come. No clock is read for it: that takes longer than all else.
+    /// Tells which page has come. No clock is read for it: that takes longer than all else.
     #[cold]
-    fn tell_done(&self, page: Page, kind: FaultKind, now_ns: u64) {
-        let what = match kind {
-            FaultKind::Fetch => Kind::Fetched,
-            FaultKind::Rescue => Kind::Rescued,
-            _ => return,
-        };
-        self.audience.tell(&Event { ns: now_ns, ..Event::new(what, page.addr(), 1) });
+    fn tell_done(&self, page: Page, what: Kind, now_ns: u64) {
+        self.tell_event(&Event { ns: now_ns, ..Event::new(what, page.addr(), 1) });
     }
 
     fn done(&self, fault: &Fault, kind: FaultKind) -> Step {
         let now = self.clock.now_ns();
         self.stats.fault(fault.core, kind, now.saturating_sub(fault.started_ns));
-        if self.audience.is_there() {
-            self.tell_done(fault.page, kind, now);
+        let what = match kind {
+            FaultKind::Fetch => Some(Kind::Fetched),
+            FaultKind::Rescue => Some(Kind::Rescued),
+            _ => None,
+        };
+        if let Some(what) = what.filter(|&what| self.is_wanted(what)) {
+            self.tell_done(fault.page, what, now);
         }
         Step::Done
     }

@@ -88,7 +88,7 @@ pub fn serve(info: &SigInfo, context: &mut UContext) -> Served {
     if thread.internal {
         report::abort(format_args!("bug: Farshore's own code touched managed memory at {addr:#x}"));
     }
-    let told = runtime.engine.audience.wants(Kind::Fault).then(|| tell(runtime, thread, addr, context));
+    let told = runtime.engine.is_wanted(Kind::Fault).then(|| tell(runtime, thread, addr, context));
     match bring(runtime, thread, page, context, told) {
         Ok(()) => Served::Yes,
         Err(why) => {
@@ -98,7 +98,7 @@ pub fn serve(info: &SigInfo, context: &mut UContext) -> Served {
     }
 }
 
-/// Tells policies of the fault, before it is served. Returns the time.
+/// Tells policies and tracers of the fault, before it is served. Returns the time.
 #[cold]
 fn tell(runtime: &Runtime, thread: &Thread, address: u64, context: &UContext) -> u64 {
     let kind = context.fault_kind();
@@ -106,7 +106,7 @@ fn tell(runtime: &Runtime, thread: &Thread, address: u64, context: &UContext) ->
     let instruction = context.get(Reg::Rip);
     let (ns, thread) = (runtime.engine.clock.now_ns(), thread.shared.tid().unwrap_or(0));
     let event = Event { detail, thread, ns, more: [instruction, 0, 0], ..Event::new(Kind::Fault, address, 1) };
-    runtime.engine.audience.tell(&event);
+    runtime.engine.tell_event(&event);
     ns
 }
 

@@ -38,11 +38,11 @@ pub fn run(runtime: &'static Runtime) {
             let Some(event) = message.fault() else { continue };
             let access = if event.write || event.protected { Access::Write } else { Access::Read };
             let page = Page::containing(event.address);
-            if runtime.engine.audience.wants(Kind::Fault) {
+            if runtime.engine.is_wanted(Kind::Fault) {
                 let write = if access == Access::Write { FAULT_WRITE } else { 0 };
                 let detail = write | if event.protected { FAULT_PROTECTED } else { 0 };
                 let ns = runtime.engine.clock.now_ns();
-                runtime.engine.audience.tell(&Event { detail, ns, ..Event::new(Kind::Fault, event.address, 1) });
+                runtime.engine.tell_event(&Event { detail, ns, ..Event::new(Kind::Fault, event.address, 1) });
             }
             let resolved =
                 thread.with_buffer(|buffer| runtime.engine.resolve(page, access, event.protected, thread.core(), buffer));

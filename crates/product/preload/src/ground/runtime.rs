@@ -19,6 +19,7 @@ use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::lock::Mutex;
 use farshore_sys::raw::gettid;
 use farshore_sys::signal::{self, How, SigSet};
+use farshore_sys::usdt::Usdt;
 
 /// What the engine of a program works with.
 #[derive(Debug)]
@@ -30,6 +31,7 @@ impl World for Real {
     type Policy = Chosen;
     type Clock = MonotonicClock;
     type Futex = KernelFutex;
+    type Tracer = Usdt;
 }
 
 /// The engine that ships.
