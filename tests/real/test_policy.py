@@ -325,6 +325,44 @@ class TestPolicy(Beside):
             program.process.popen.stdin.flush()
         return f"{len(true & here)} of {len(true)} hot parts, {len(here - true)} others; {refused} refused"
 
+    def test_orders(self):
+        """MADV_SEQUENTIAL and MADV_RANDOM: what comes unasked, and what leaves behind, is as the program says; bytes and errors are as natively."""
+        size = 32 * MIB
+        program = self.public_program("orders")
+        native = self.call_program(["sh", "-c", f"yes | {program} 32M normal"], timeout=240)
+        expect(native.status == 0, native.err)
+        counted = {}
+        for advice in ("normal", "sequential", "random", "posix-sequential", "posix-random"):
+            # More memory than it takes: nothing leaves for want of room.
+            with self.program(64 * MIB, [program, "32M", advice]) as running:
+                running.line()
+
+                def counters(pid=running.pid):
+                    done = self.call("stat", str(pid), "--json")
+                    expect(done.status == 0, done.err)
+                    return harness.json.loads(done.out)
+
+                full = counters()["resident_bytes"]
+                running.go_on()
+                running.line()
+                self.until("all has left", lambda: counters()["evictions"]["pages"] > size // PAGE - 256)
+                before = counters()
+                running.go_on()
+                running.line()
+                if "sequential" in advice:
+                    # What lies behind leaves when the threads come to it, at last all but the end.
+                    self.until("what was read leaves", lambda full=full: counters()["resident_bytes"] < full - size // 4)
+                after = counters()
+                running.go_on()
+            said = running.out.split("right", 1)[1].split()
+            expect(said == native.out.split("right", 1)[1].split(), f"{advice}: {said}, natively {native.out}")
+            counted[advice] = {"issued": after["prefetch"]["issued"] - before["prefetch"]["issued"],
+                               "evicted": after["evictions"]["pages"] - before["evictions"]["pages"]}
+        for advice, now in counted.items():
+            expect(now["issued"] == 0 if "random" in advice else now["issued"] > 0, f"{advice}: {counted}")
+            expect(now["evicted"] > 1024 if "sequential" in advice else now["evicted"] < 512, f"{advice}: {counted}")
+        return f"{counted}"
+
     # ------------------------------------------------------------------------------------------- what it cannot do
 
     def test_killed(self):

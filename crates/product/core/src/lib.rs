@@ -39,6 +39,7 @@ pub mod halt;
 pub mod huge;
 pub mod joint;
 pub mod limits;
+pub mod order;
 pub mod page;
 pub mod pooled;
 #[cfg(feature = "recorder")]

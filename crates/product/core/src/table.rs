@@ -31,6 +31,7 @@
 
 use crate::huge::Huge;
 use crate::limits::{GRANULE_PAGES, LEAF_GRANULES, LEAVES, PAGE_SIZE};
+use crate::order::{Order, Ordered};
 use crate::page::{GranuleId, Page, PageRange};
 use crate::sync::{AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, spin_hint};
 use crate::word::{AtomicWord, State};
@@ -83,6 +84,8 @@ pub struct Granule {
     pub loops_until: AtomicU32,
     /// Whether the granule may come as a huge page, and may have come so.
     pub huge: Huge,
+    /// In which order the program says that it uses a part of the granule.
+    pub ordered: Ordered,
     /// The next granule of the partition's list, as `GranuleId + 1`; 0 ends it.
     pub next: AtomicU64,
 }
@@ -419,7 +422,9 @@ impl PageTable {
                 g.granule.returns.store(0, Ordering::Relaxed);
                 g.granule.loops_until.store(0, Ordering::Relaxed);
                 g.granule.huge.forget();
+                g.granule.ordered.forget();
             } else {
+                g.granule.ordered.advise(part, Order::Unknown);
                 // Foreign words differ from 0.
                 g.granule.touch();
                 let first = part.start.index_in_granule();

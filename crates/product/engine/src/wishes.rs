@@ -21,8 +21,9 @@ use alloc::vec;
 use core::sync::atomic::Ordering;
 use farshore_attach::PageState;
 use farshore_core::limits::GRANULE_PAGES;
+use farshore_core::order::Order;
 use farshore_core::page::{GranuleId, Page, PageRange};
-use farshore_core::seams::{Ahead, Clock, Kernel, World};
+use farshore_core::seams::{AHEAD_MAX, Ahead, Clock, Kernel, PIECE_MAX, World};
 use farshore_core::spin::SpinLock;
 use farshore_core::sync::Padded;
 use farshore_core::sync::plain::{AtomicU32, AtomicU64};
@@ -33,6 +34,11 @@ const BUCKETS: usize = 256;
 /// Granules of one bucket.
 const WAYS: usize = 4;
 const PLACES: usize = BUCKETS * WAYS;
+
+/// How far behind pages that are asked for the program is at most, in pages: all that is asked for at a time, a window, and markers.
+const BEHIND: u64 = 2 * AHEAD_MAX as u64 + 2 * PIECE_MAX as u64;
+/// Markers between two requests, and pages that were here.
+const BESIDE: u64 = 32;
 
 /// Pages of one granule.
 pub(crate) type Bits = [u64; GRANULE_PAGES / 64];
@@ -410,6 +416,42 @@ impl<W: World> Engine<W> {
     /// Pages of wishes that were dropped, since there was no room.
     pub fn dropped_wishes(&self) -> u64 {
         self.wishes.dropped.load(Ordering::Relaxed)
+    }
+
+    /// The program says in which order it will use the managed pages of `range`: `MADV_SEQUENTIAL`, `MADV_RANDOM`, `MADV_NORMAL`.
+    pub fn advise_order(&self, range: PageRange, order: Order) {
+        for part in range.by_granule() {
+            let Some(g) = self.table.granule(part.start.granule()) else { continue };
+            if order != Order::Unknown {
+                // The advice is forgotten when the granule goes.
+                g.granule.touch();
+            }
+            if g.granule.touched() {
+                g.granule.ordered.advise(part, order);
+            }
+        }
+    }
+
+    /// The order that the program has told for a page.
+    #[inline]
+    pub(crate) fn order_of(&self, page: Page) -> Order {
+        self.table.granule(page.granule()).map_or(Order::Unknown, |g| g.granule.ordered.of(page.index_in_granule()))
+    }
+
+    /// Pages that were asked for come, `first` and so many upwards, where the program goes through its memory once: those that it has
+    /// left behind leave. They lie so far back that no request, and no window that a fault brings, reaches from them to here.
+    pub(crate) fn leave_behind(&self, first: Page, pages: u64) {
+        let (Some(from), Some(end)) = (first.0.checked_sub(BEHIND + BESIDE), first.0.checked_sub(BEHIND)) else { return };
+        let behind = PageRange { start: Page(from), end: Page(end + pages) };
+        let is_left = |page: &Page| self.order_of(*page) == Order::Sequential;
+        for part in behind.by_granule() {
+            let mut rest = part.start;
+            while let Some(from) = (rest.0..part.end.0).map(Page).find(is_left) {
+                let end = (from.0..part.end.0).map(Page).find(|page| !is_left(page)).unwrap_or(part.end);
+                self.wish(PageRange { start: from, end }, Wish::Leave);
+                rest = end;
+            }
+        }
     }
 
     /// The pages of `range` lose the chances that they have: evictors take them before others (`MADV_COLD`).

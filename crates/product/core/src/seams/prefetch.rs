@@ -36,6 +36,10 @@ pub trait Fetch {
     /// Two words for notes about a granule, 0 when the granule begins to be managed; `None`: it is not managed. They are hints:
     /// any thread may change them at any time.
     fn notes(&self, granule: GranuleId) -> Option<&[AtomicU64; 2]>;
+    /// Whether the program has said that it goes through these pages upwards, one after the other.
+    fn is_sequential(&self) -> bool {
+        false
+    }
     /// Whether a page would have to be read from swap space.
     fn is_out(&self, page: Page) -> bool;
     /// Takes this many neighbours above the page (below, if negative), which the same read brings, as far as their slots lie side

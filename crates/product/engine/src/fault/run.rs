@@ -18,6 +18,7 @@ use crate::stats::Count;
 use core::cell::Cell;
 use farshore_attach::Kind;
 use farshore_core::limits::GRANULE_PAGES;
+use farshore_core::order::Order;
 use farshore_core::page::{Access, GranuleId, Page};
 use farshore_core::seams::{Fetch, Prefetcher, World};
 use farshore_core::seams::{Kernel, PageBuf, Policy, Protect};
@@ -63,7 +64,8 @@ impl<W: World> Engine<W> {
     /// Takes the pages beside `page`, which is about to be read from `slot`, that the prefetcher wants; at most `most`. Pages
     /// that are to be brought meanwhile are passed to the threads that read ahead.
     pub(super) fn claim_run(&self, page: Page, core: usize, slot: Slot, most: usize) -> Along {
-        if most == 0 {
+        // The program says that neighbours are of no use.
+        if most == 0 || self.order_of(page) == Order::Random {
             return Along::default();
         }
         let fetching = Fetching { engine: self, page, core, slot, most, along: Cell::default() };
@@ -213,6 +215,10 @@ impl<W: World> Fetch for Fetching<'_, W> {
 
     fn notes(&self, granule: GranuleId) -> Option<&[AtomicU64; 2]> {
         self.engine.table.granule(granule).map(|g| &g.granule.notes)
+    }
+
+    fn is_sequential(&self) -> bool {
+        self.engine.order_of(self.page) == Order::Sequential
     }
 
     fn is_out(&self, page: Page) -> bool {

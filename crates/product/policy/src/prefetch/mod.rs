@@ -91,6 +91,8 @@ impl Prefetcher for Prefetchers {
     fn fetch(&self, fetch: &dyn Fetch) -> Option<Ahead> {
         match self.now() {
             BuiltIn::None => None,
+            // The program knows better than a guess.
+            _ if fetch.is_sequential() => Sequential.fetch(fetch),
             BuiltIn::Sequential => Sequential.fetch(fetch),
             BuiltIn::Stride => self.stride.get()?.fetch(fetch),
             BuiltIn::Majority => self.majority.get()?.fetch(fetch),

@@ -10,6 +10,8 @@
 //!  └ the fault that is here: reads one page
 //! ```
 //!
+//! Where the program has said that it goes through memory in order (`MADV_SEQUENTIAL`), a stream begins with the largest window.
+//!
 //! Streams are kept in the granule and not in the thread. So streams of several threads do not disturb each other, and merges of
 //! several inputs, handlers of the poll mode, and pins of large buffers are all the same case. There are two in each granule, so
 //! that two threads can go through it.
@@ -159,7 +161,11 @@ impl Prefetcher for Sequential {
         let notes = fetch.notes(fetch.page().granule())?;
         let index = fetch.page().index_in_granule() as i32;
         let Found { which, stream, way } = Found::of(fetch, notes).unless_it_jumps(fetch, index);
-        let window = (2 * stream.window).clamp(1, WINDOW_MAX);
+        let (way, window) = match stream.window {
+            // A stream that the program has told of need not prove itself.
+            0 if fetch.is_sequential() => (1, WINDOW_MAX),
+            before => (way, (2 * before).clamp(1, WINDOW_MAX)),
+        };
         let is_marker = stream.is_marker(index);
         let along = fetch.take(if is_marker { 0 } else { way * (window - 1) });
         let last = index + way * along as i32;

@@ -22,6 +22,8 @@ struct World {
     used: Cell<u32>,
     /// Pages that are asked for do not come.
     deaf: bool,
+    /// The program has said that it goes through its memory in order.
+    told: bool,
 }
 
 struct At<'w> {
@@ -61,6 +63,10 @@ impl Fetch for At<'_> {
         taken
     }
 
+    fn is_sequential(&self) -> bool {
+        self.world.told
+    }
+
     fn in_stream(&self) {}
 
     fn count_used(&self, pages: u32) {
@@ -79,6 +85,7 @@ impl World {
             asked: Cell::new(0),
             used: Cell::new(0),
             deaf: false,
+            told: false,
         }
     }
 
@@ -108,6 +115,17 @@ impl World {
         let before = self.faults.get();
         pages.into_iter().for_each(|page| self.touch(page, 0));
         self.faults.get() - before
+    }
+}
+
+#[test]
+fn a_stream_that_is_told_of_begins_at_once() {
+    let faults = |told| World { told, ..World::new("sequential") }.faults_of(100..100 + 1000);
+    // The first window, which also asks for what follows; from then on markers.
+    assert!(faults(true) <= 6 && faults(true) + 4 < faults(false), "{} faults, {} untold", faults(true), faults(false));
+    for name in ["stride", "majority", "none"] {
+        let [told, untold] = [true, false].map(|told| World { told, ..World::new(name) }.faults_of(100..164));
+        assert!(if name == "none" { told == 64 } else { told < untold }, "{name}: {told} faults, {untold} untold");
     }
 }
 

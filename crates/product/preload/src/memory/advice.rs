@@ -14,6 +14,7 @@ use crate::ground::lost::{self, Needed};
 use crate::ground::runtime::{Runtime, locked, uninterrupted};
 use crate::ground::{files, own_threads, thread, withheld};
 use crate::memory::{attributes, surrender};
+use farshore_core::order::Order;
 use farshore_core::page::{Access, Page, PageRange};
 use farshore_engine::fault::pins::Pinned;
 use farshore_engine::wishes::Wish;
@@ -86,12 +87,16 @@ pub fn madvise(runtime: &Runtime, args: &[u64; 6]) -> i64 {
         advice::POPULATE_READ => populate(runtime, range, Access::Read, what),
         advice::POPULATE_WRITE => populate(runtime, range, Access::Write, what),
         advice::WILLNEED | advice::COLD | advice::PAGEOUT => hint(runtime, range, what),
-        // Huge pages come by a first touch of ours (`farshore_engine::fault::huge`). The hints about reading ahead mark memory that
-        // moves (`memory/mod.rs`).
+        // Huge pages come by a first touch of ours (`farshore_engine::fault::huge`). The hints about reading ahead are for our
+        // prefetcher; as the kernel's they mark memory that moves (`memory/mod.rs`).
         NORMAL | RANDOM | SEQUENTIAL | advice::HUGEPAGE | advice::NOHUGEPAGE | COLLAPSE => {
             let answer = locked(runtime, |_| {
-                if matches!(what, advice::HUGEPAGE | advice::NOHUGEPAGE) {
-                    runtime.engine.advise_huge(range, what == advice::HUGEPAGE);
+                match what {
+                    advice::HUGEPAGE | advice::NOHUGEPAGE => runtime.engine.advise_huge(range, what == advice::HUGEPAGE),
+                    NORMAL => runtime.engine.advise_order(range, Order::Unknown),
+                    RANDOM => runtime.engine.advise_order(range, Order::Random),
+                    SEQUENTIAL => runtime.engine.advise_order(range, Order::Sequential),
+                    _ => {}
                 }
                 each_run(runtime, range, |run, held| if held == Held::Others { advise(run, what) } else { 0 })
             });
