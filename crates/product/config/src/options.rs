@@ -576,6 +576,14 @@ mod tests {
     }
 
     #[test]
+    fn a_slowdown_is_a_text_or_a_number_in_the_file() {
+        for text in ["slowdown = \"5%\"\n", "slowdown = \"5\"\n", "slowdown = 5\n", "slowdown = 5.0\n"] {
+            assert_eq!(toml(text).unwrap().finish().unwrap().slowdown, Some("5%".parse().unwrap()), "{text}");
+        }
+        assert_eq!(toml("slowdown = 0.5\n").unwrap().slowdown, Some("0.5%".parse().unwrap()));
+    }
+
+    #[test]
     fn a_mistake_in_the_file_is_one_line_with_its_place() {
         for (text, parts) in [
             ("memory = \"1G\"\nmemroy = 1\n", ["far.toml:2", "memroy"]),
@@ -589,6 +597,9 @@ mod tests {
             ("batch = \"many\"\n", ["far.toml:1", "auto"]),
             ("writes = 1.5\n", ["far.toml:1", "auto"]),
             ("[memory]\n", ["far.toml:1", "64M"]),
+            ("slowdown = 0\n", ["far.toml:1", "more than 0"]),
+            ("slowdown = 100.0\n", ["far.toml:1", "below 100%"]),
+            ("slowdown = true\n", ["far.toml:1", "percentage"]),
         ] {
             let error = toml(text).expect_err(text).to_string();
             assert!(parts.iter().all(|part| error.contains(part)), "{text:?}: {error}");

@@ -2,8 +2,8 @@
 
 use crate::error::ConfigError;
 use crate::size::Size;
-use crate::text::serde_as_text;
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 /// The smallest memory limit that is chosen where the user names none: below it, text and stacks, which no limit counts, are most of a
@@ -48,22 +48,64 @@ impl FromStr for Slowdown {
     }
 }
 
-serde_as_text!(Slowdown);
+impl serde::Serialize for Slowdown {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Slowdown {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Slowdown, D::Error> {
+        /// A text, or a number of per cent, as on the command line.
+        struct Percent;
+        impl serde::de::Visitor<'_> for Percent {
+            type Value = Slowdown;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a percentage above 0 and below 100, such as \"5%\" or 5")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Slowdown, E> {
+                text.parse().map_err(E::custom)
+            }
+            fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Slowdown, E> {
+                self.visit_str(&number.to_string())
+            }
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Slowdown, E> {
+                self.visit_str(&number.to_string())
+            }
+            fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Slowdown, E> {
+                self.visit_str(&number.to_string())
+            }
+        }
+        from.deserialize_any(Percent)
+    }
+}
 
 /// What the machine has for a program that no limit was given: its RAM, or what the control group may have, if that is less.
 pub fn machine_memory() -> Option<Size> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let all = line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? << 10;
-    let group = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let path = group.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/").trim_matches('/').to_owned();
-    // A group may have no more than those that it is in.
-    let folders = std::path::Path::new(&path).ancestors();
-    let limits = folders.filter_map(|folder| {
-        let file = std::path::Path::new("/sys/fs/cgroup").join(folder).join("memory.max");
-        std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok()
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    Some(Size(group_limit(&groups, Path::new("/sys/fs/cgroup")).map_or(all, |limit| limit.min(all)) & !4095))
+}
+
+/// The smallest limit of the control groups that a process is in: of version 2, and of version 1, which may be beside it. `groups`: its
+/// `/proc/self/cgroup`; `root`: where control groups are mounted.
+fn group_limit(groups: &str, root: &Path) -> Option<u64> {
+    let limits = groups.lines().flat_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+        let (mount, file) = match controllers {
+            "" => (root.to_owned(), "memory.max"),
+            // "No limit" is a number there too, of many exabytes.
+            some if some.split(',').any(|it| it == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
+            _ => return Vec::new(),
+        };
+        // A group may have no more than those that it is in. In a container the root is the group itself, whatever its path is called.
+        let folders = Path::new(path.trim_matches('/')).ancestors();
+        folders.filter_map(|folder| std::fs::read_to_string(mount.join(folder).join(file)).ok()?.trim().parse().ok()).collect()
     });
-    Some(Size(limits.fold(all, u64::min) & !4095))
+    limits.min()
 }
 
 #[cfg(test)]
@@ -108,5 +150,28 @@ mod tests {
     #[test]
     fn the_machine_has_memory() {
         assert!(machine_memory().is_some_and(|size| size >= Size::mib(64)), "{:?}", machine_memory());
+    }
+    #[test]
+    fn the_smallest_limit_of_both_versions_counts() {
+        let root = std::env::temp_dir().join(format!("farshore-groups-{}", std::process::id()));
+        let write = |at: &str, text: &str| {
+            let file = root.join(at);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        };
+        write("memory.max", "max\n");
+        write("a/memory.max", "5000000\n");
+        write("a/b/memory.max", "max\n");
+        write("memory/memory.limit_in_bytes", "9223372036854771712\n");
+        write("memory/c/memory.limit_in_bytes", "3000000\n");
+        write("memory/c/d/memory.limit_in_bytes", "4000000\n");
+        let limit = |groups: &str| group_limit(groups, &root);
+        assert_eq!(limit("0::/a/b\n"), Some(5_000_000), "an outer group of version 2");
+        assert_eq!(limit("12:cpu,cpuacct:/c/d\n5:hugetlb,memory:/c/d\n0::/\n"), Some(3_000_000), "an outer group of version 1");
+        assert_eq!(limit("5:memory:/c/d\n0::/a\n"), Some(3_000_000), "the smaller of the two");
+        assert_eq!(limit("5:memory:/docker/0123\n"), Some(9_223_372_036_854_771_712), "a path of outside of the container");
+        assert_eq!(limit("0::/\n"), None, "no limit");
+        assert_eq!(limit("3:memoryless:/c\n\nbroken\n"), None);
+        std::fs::remove_dir_all(&root).unwrap();
     }
 }
