@@ -14,8 +14,10 @@
 //! * **Steps down cost something even where there is too much memory**: pages that leave are partly hot, since nothing tells which are.
 //!   These come back once. What a page that was taken has cost lately says how many are taken next. One bad look takes the last step
 //!   back; only two in a row say that memory is short.
-//! * **What was too little is remembered** for 4 s, then 8 and so on up to 32 s where it proves so again: each try below the knee of a
-//!   steep curve costs half a second of heavy loss.
+//! * **A step must be one that can be paid if all of its pages are hot.** Pages leave as they lie, so the hot ones may leave together after
+//!   seconds of cold ones. What a fault costs is learned; how much the long window has left says how many pages are risked.
+//! * **What was too little is remembered** for 1 s, then 2 and so on up to 32 s where it proves so again: each try below the knee of a
+//!   steep curve costs half a second of heavy loss. The first time says little: the hot pages that have just come back stay longer.
 //! * **Two windows.** The short one (0.6 s) answers a program that needs more. The long one (10 s) has to be below the target before
 //!   anything is tried, so that tries take a part of the target and no more.
 //! * **While the program grows nothing is taken away**: that memory would be wanted at once.
@@ -24,23 +26,30 @@
 pub const LOOK_NS: u64 = 200_000_000;
 const FAST_NS: f64 = 0.6e9;
 const SLOW_NS: f64 = 10e9;
-const GROWTH_NS: f64 = 2e9;
+const GROWTH_NS: f64 = 0.7e9;
 /// What a page that is taken away costs is learned over so long, from this on, which counts as much as so many pages.
 const COST_NS: f64 = 3e9;
 const COST_FIRST: f64 = 50_000.0;
 const COST_PAGES: f64 = 64.0;
-/// How much of what may still be lost a step may cost.
+/// How much of what may still be lost a step may cost, as the last ones did.
 const STEP_COST: f64 = 0.5;
+/// How much of what may still be lost in the long window a step may cost if each of its pages comes back.
+const STEP_RISK: f64 = 0.5;
+/// What a fault costs is taken to be this, until so many have been seen.
+const FAULT_FIRST: f64 = 50_000.0;
+const FAULTS_KNOWN: f64 = 64.0;
 /// Steps down, as a part of the limit.
 const STEP_MIN: f64 = 1.0 / 2048.0;
-const STEP_MAX: f64 = 1.0 / 48.0;
+const STEP_MAX: f64 = 1.0 / 12.0;
 /// How much of the target may be lost where a step down is tried.
 const CALM: f64 = 0.8;
 /// How long a limit counts as too small.
-const HOLD_MIN_NS: u64 = 4_000_000_000;
+const HOLD_MIN_NS: u64 = 1_000_000_000;
 const HOLD_MAX_NS: u64 = 32_000_000_000;
 /// A program counts as running at least this part of the time.
 const RUNS_AT_LEAST: f64 = 0.05;
+/// The same where it is asked what may leave at once.
+const RISKS_AT_LEAST: f64 = 0.25;
 /// Smaller changes are not worth a division of the limit; pages.
 const CHANGE_MIN: u64 = 16;
 
@@ -62,6 +71,8 @@ pub struct Look {
     pub wall_ns: u64,
     /// Time that threads have lost to faults, together.
     pub lost_ns: u64,
+    /// Faults of pages that had left; they are what the time was lost to, as a rule.
+    pub faults: u64,
     /// Processor time that they have had otherwise.
     pub ran_ns: u64,
     /// Pages in use now.
@@ -76,7 +87,7 @@ pub struct Look {
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     lost: f64,
-    /// What it is lost for: time that the program ran, or pages that were taken.
+    /// What it is lost for: time that the program ran, pages that were taken, or faults.
     by: f64,
     wall: f64,
 }
@@ -112,6 +123,8 @@ pub struct Pilot {
     slow: Window,
     /// What was lost while pages were taken away.
     taken: Window,
+    /// What was lost, by faults.
+    faults: Window,
     /// Looks in a row with more lost than the target.
     over: u32,
     /// Pages that the last step took away.
@@ -131,7 +144,7 @@ impl Pilot {
     /// Nothing is known yet.
     pub const fn new() -> Pilot {
         let none = Window::EMPTY;
-        Pilot { now_ns: 0, fast: none, slow: none, taken: none, over: 0, lowered: 0, too_small: None, used: 0.0 }
+        Pilot { now_ns: 0, fast: none, slow: none, taken: none, faults: none, over: 0, lowered: 0, too_small: None, used: 0.0 }
     }
 
     /// The slowdown over the last ten seconds or so.
@@ -149,6 +162,9 @@ impl Pilot {
         self.fast.add(lost, ran, wall, FAST_NS);
         self.slow.add(lost, ran, wall, SLOW_NS);
         self.taken.add(lost, self.lowered as f64, wall, COST_NS);
+        if look.faults > 0 {
+            self.faults.add(look.lost_ns as f64, look.faults as f64, wall, SLOW_NS);
+        }
         let used = look.in_use as f64;
         let grows = used > self.used * 1.05;
         self.used += (used - self.used) * wall / (GROWTH_NS + wall);
@@ -200,12 +216,22 @@ impl Pilot {
             let may_lose = spare * STEP_COST * self.slow.by / self.slow.wall * look.wall_ns as f64;
             let cost = (self.taken.lost + COST_FIRST * COST_PAGES) / (self.taken.by + COST_PAGES);
             let (limit, pages) = (look.limit as f64, may_lose / cost);
-            look.limit - (pages.clamp(limit * STEP_MIN, limit * STEP_MAX) as u64).max(CHANGE_MIN).min(look.limit)
+            let pages = pages.min(self.risked(aim)).clamp(limit * STEP_MIN, limit * STEP_MAX);
+            look.limit - (pages as u64).max(CHANGE_MIN).min(look.limit)
         } else {
             look.in_use + slack(look.in_use)
         };
         let next = next.max(guard);
         (next < look.limit).then_some(next)
+    }
+
+    /// Pages that may leave at once though all of them may be hot: a part that was cold for long says nothing of the next one. They all come
+    /// back, each by a fault, and that must stay within what the long window allows.
+    fn risked(&self, aim: Aim) -> f64 {
+        let fault = (self.faults.lost + FAULT_FIRST * FAULTS_KNOWN) / (self.faults.by + FAULTS_KNOWN);
+        // Of one that sleeps nothing comes back meanwhile. When it wakes it loses a moment, once.
+        let runs = (self.slow.by / self.slow.wall).max(RISKS_AT_LEAST);
+        (aim.target - self.slow.slowdown()).max(0.0) * runs * SLOW_NS * STEP_RISK / fault
     }
 }
 

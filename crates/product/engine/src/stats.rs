@@ -60,9 +60,14 @@ pub enum Count {
     HugeMapped,
     /// How often huge pages of a granule were split, because pages of it leave.
     HugeSplit,
+    /// Time of first touches, nanoseconds, without what one took beyond [`TOUCH_NS_MOST`]; with all that the kernel took for huge pages.
+    TouchNs,
 }
 
-const COUNTS: usize = Count::HugeSplit as usize + 1;
+/// A first touch that takes longer has waited for memory.
+pub const TOUCH_NS_MOST: u64 = 20_000;
+
+const COUNTS: usize = Count::TouchNs as usize + 1;
 
 #[derive(Debug)]
 struct PerCore {
@@ -160,6 +165,11 @@ impl Stats {
         let mine = self.core(core);
         mine.kinds[kind as usize].fetch_add(1, Ordering::Relaxed);
         mine.latency[bucket(ns)].fetch_add(1, Ordering::Relaxed);
+        if kind == FaultKind::Zero {
+            // As the sum of all latencies has it.
+            let touch = bucket_top(bucket(ns)).min(TOUCH_NS_MOST);
+            mine.counts[Count::TouchNs as usize].fetch_add(touch, Ordering::Relaxed);
+        }
         if ns > mine.latency_max.load(Ordering::Relaxed) {
             mine.latency_max.fetch_max(ns, Ordering::Relaxed);
         }

@@ -28,10 +28,6 @@ const TICK_NS: u64 = 1_000_000;
 /// What the kernel takes to raise a fault's signal, and to come back from it: not in the fault's own time. See
 /// `docs/src/decisions/costs.md`.
 const SIGNAL_NS: u64 = 2_100;
-/// A first touch takes about this long, which it would natively too; the time that it waits for memory comes on top.
-const TOUCH_NS: u64 = 3_000;
-/// The same of a huge page.
-const HUGE_TOUCH_NS: u64 = 150_000;
 
 /// What the processes that share a limit know of the autopilot.
 #[repr(C)]
@@ -48,6 +44,8 @@ pub(super) struct Board {
     /// What all have lost, and how long they ran, ns.
     lost: AtomicU64,
     ran: AtomicU64,
+    /// Faults of pages that had left.
+    faults: AtomicU64,
     /// In millionths.
     measured: AtomicU64,
     changes: AtomicU64,
@@ -66,6 +64,7 @@ impl Board {
             most: zero(),
             lost: zero(),
             ran: zero(),
+            faults: zero(),
             measured: zero(),
             changes: zero(),
         }
@@ -104,11 +103,9 @@ static ALONE: Board = Board::new();
 /// What this process has seen.
 struct Seen {
     at_ns: u64,
-    lost_ns: u64,
-    ran_ns: u64,
+    own: Sums,
     /// Of the board, when this process decides.
-    all_lost: u64,
-    all_ran: u64,
+    all: Sums,
     decided: bool,
     pilot: Pilot,
 }
@@ -194,16 +191,50 @@ fn set_now(runtime: &Runtime, bytes: u64) -> Result<(), u64> {
     set_limit(runtime, bytes).unwrap_or_else(|| runtime.engine.set_memory_limit(bytes))
 }
 
-/// What this process has lost to faults so far, and its processor time without Farshore's threads, ns.
-fn measured(runtime: &Runtime) -> (u64, u64) {
-    let stats = &runtime.engine.stats;
-    let touches = stats.faults(FaultKind::Zero);
-    let huge = stats.total(Count::HugeMapped);
-    let signals = stats.all_faults().saturating_sub(touches) * SIGNAL_NS;
-    let natively = touches.saturating_sub(huge) * TOUCH_NS + huge * HUGE_TOUCH_NS;
-    let lost = (stats.latency().total + signals).saturating_sub(natively);
-    let ours: u64 = rights::threads().map(clock::of_thread).sum();
-    (lost, clock::of_process().saturating_sub(ours))
+/// What has happened in this process so far.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    /// Time lost to faults, ns.
+    lost: u64,
+    /// Processor time without Farshore's threads, ns.
+    ran: u64,
+    /// Faults of pages that had left.
+    faults: u64,
+}
+
+impl Sums {
+    fn of(runtime: &Runtime) -> Sums {
+        let stats = &runtime.engine.stats;
+        let signals = stats.all_faults().saturating_sub(stats.faults(FaultKind::Zero)) * SIGNAL_NS;
+        // No limit changes what a first touch costs, unless it waits for memory.
+        let touches = stats.total(Count::TouchNs);
+        let ours: u64 = rights::threads().map(clock::of_thread).sum();
+        Sums {
+            lost: (stats.latency().total + signals).saturating_sub(touches),
+            ran: clock::of_process().saturating_sub(ours),
+            faults: stats.faults(FaultKind::Fetch) + stats.faults(FaultKind::Rescue),
+        }
+    }
+
+    fn on(board: &Board) -> Sums {
+        let read = |sum: &AtomicU64| sum.load(Ordering::Acquire);
+        Sums { lost: read(&board.lost), ran: read(&board.ran), faults: read(&board.faults) }
+    }
+
+    /// A thread of ours that has ended takes its time with it: never backwards.
+    fn since(self, before: Sums) -> Sums {
+        Sums {
+            lost: self.lost.saturating_sub(before.lost),
+            ran: self.ran.saturating_sub(before.ran),
+            faults: self.faults.saturating_sub(before.faults),
+        }
+    }
+
+    fn add_to(self, board: &Board) {
+        board.lost.fetch_add(self.lost, Ordering::AcqRel);
+        board.ran.fetch_add(self.ran, Ordering::AcqRel);
+        board.faults.fetch_add(self.faults, Ordering::AcqRel);
+    }
 }
 
 /// Looks, if it is time, and sets another limit. By the watcher. Returns when it is to look again, in ns; `None`: limits stay.
@@ -219,19 +250,14 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
         if soon > 0 {
             return Some(soon);
         }
-        let (lost, ran) = measured(runtime);
+        let own = Sums::of(runtime);
         let Some(seen) = place else {
-            let (all_lost, all_ran) = (board.lost.load(Ordering::Acquire), board.ran.load(Ordering::Acquire));
-            *place =
-                Some(Seen { at_ns: now, lost_ns: lost, ran_ns: ran, all_lost, all_ran, decided: false, pilot: Pilot::new() });
+            *place = Some(Seen { at_ns: now, own, all: Sums::on(board), decided: false, pilot: Pilot::new() });
             return Some(LOOK_NS);
         };
         let wall_ns = now.saturating_sub(seen.at_ns);
-        // A thread of ours that has ended takes its time with it: never backwards.
-        let add = |sum: &AtomicU64, more: u64| sum.fetch_add(more, Ordering::AcqRel);
-        add(&board.lost, lost.saturating_sub(seen.lost_ns));
-        add(&board.ran, ran.saturating_sub(seen.ran_ns));
-        (seen.at_ns, seen.lost_ns, seen.ran_ns) = (now, lost, ran);
+        own.since(seen.own).add_to(board);
+        (seen.at_ns, seen.own) = (now, own);
         if let Some(line) = own_line() {
             line.in_use.store(runtime.engine.in_use(), Ordering::Release);
         }
@@ -239,18 +265,16 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
             seen.decided = false;
             return Some(LOOK_NS);
         }
-        let (all_lost, all_ran) = (board.lost.load(Ordering::Acquire), board.ran.load(Ordering::Acquire));
+        let all = Sums::on(board);
+        let Sums { lost: lost_ns, ran: ran_ns, faults } = all.since(seen.all);
+        seen.all = all;
         if !seen.decided {
             // What others have decided before is not known here.
             (seen.decided, seen.pilot) = (true, Pilot::new());
-            (seen.all_lost, seen.all_ran) = (all_lost, all_ran);
             return Some(LOOK_NS);
         }
         let (in_use, limit, settled) = memory(runtime);
-        let lost_ns = all_lost.saturating_sub(seen.all_lost);
-        let ran_ns = all_ran.saturating_sub(seen.all_ran);
-        (seen.all_lost, seen.all_ran) = (all_lost, all_ran);
-        let next = seen.pilot.look(aim, Look { wall_ns, lost_ns, ran_ns, in_use, limit, settled });
+        let next = seen.pilot.look(aim, Look { wall_ns, lost_ns, faults, ran_ns, in_use, limit, settled });
         board.measured.store((seen.pilot.slowdown() * 1e6) as u64, Ordering::Release);
         if let Some(pages) = next {
             change(runtime, board, pages);
