@@ -204,7 +204,8 @@ fn one_that_wakes_for_a_moment_may_lose_a_moment() {
 #[test]
 fn one_fault_of_half_a_minute_is_no_shortage() {
     let mut pilot = Pilot::new();
-    let calm = Look { wall_ns: LOOK_NS, lost_ns: 0, faults: 0, ran_ns: LOOK_NS, in_use: 1000 * MIB, limit: 1100 * MIB, settled: true };
+    let calm =
+        Look { wall_ns: LOOK_NS, lost_ns: 0, faults: 0, ran_ns: LOOK_NS, in_use: 1000 * MIB, limit: 1100 * MIB, settled: true };
     for _ in 0..60 {
         pilot.look(AIM, Look { limit: 1000 * MIB, ..calm });
     }

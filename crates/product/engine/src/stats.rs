@@ -60,12 +60,12 @@ pub enum Count {
     HugeMapped,
     /// How often huge pages of a granule were split, because pages of it leave.
     HugeSplit,
-    /// Time of first touches, nanoseconds, without what one took beyond [`TOUCH_NS_MOST`]; with all that the kernel took for huge pages.
+    /// Time of first touches, nanoseconds, without their waits ([`Stats::touch`]).
     TouchNs,
 }
 
-/// A first touch that takes longer has waited for memory.
-pub const TOUCH_NS_MOST: u64 = 20_000;
+/// What a first touch that has waited takes otherwise.
+const TOUCH_NS_MOST: u64 = 20_000;
 
 const COUNTS: usize = Count::TouchNs as usize + 1;
 
@@ -165,14 +165,16 @@ impl Stats {
         let mine = self.core(core);
         mine.kinds[kind as usize].fetch_add(1, Ordering::Relaxed);
         mine.latency[bucket(ns)].fetch_add(1, Ordering::Relaxed);
-        if kind == FaultKind::Zero {
-            // As the sum of all latencies has it.
-            let touch = bucket_top(bucket(ns)).min(TOUCH_NS_MOST);
-            mine.counts[Count::TouchNs as usize].fetch_add(touch, Ordering::Relaxed);
-        }
         if ns > mine.latency_max.load(Ordering::Relaxed) {
             mine.latency_max.fetch_max(ns, Ordering::Relaxed);
         }
+    }
+
+    /// A first touch on `core` has ended after `ns` nanoseconds. If it has waited, what it took beyond some time was that.
+    pub fn touch(&self, core: usize, ns: u64, waited: bool) {
+        // As the sum of all latencies has it.
+        let ns = bucket_top(bucket(ns));
+        self.add(core, Count::TouchNs, if waited { ns.min(TOUCH_NS_MOST) } else { ns });
     }
 
     /// Faults of a kind.
@@ -265,5 +267,17 @@ mod tests {
         assert!((1000..1100).contains(&l.p50) && l.max == 1_000_000 && l.p999 >= 900_000, "{l:?}");
         assert!((10_990_000..11_800_000).contains(&l.total), "990 of 1 µs and ten of 1 ms: {l:?}");
         assert_eq!(s.faults(FaultKind::Fetch), 1000);
+    }
+
+    #[test]
+    fn the_time_of_first_touches_is_without_their_waits() {
+        let stats = Stats::new(1);
+        for (ns, waited) in [(1_000_000, false), (3_000, true), (1_000_000, true)] {
+            stats.fault(0, FaultKind::Zero, ns);
+            stats.touch(0, ns, waited);
+        }
+        // What is left of the sum of all is the wait.
+        let left = stats.latency().total - stats.total(Count::TouchNs);
+        assert!((950_000..1_100_000).contains(&left), "{left}");
     }
 }

@@ -25,10 +25,10 @@
 //! splits the huge page as well, before a part of it goes.
 
 use crate::Engine;
-use crate::stats::{Count, TOUCH_NS_MOST};
+use crate::stats::Count;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Access, Page, PageRange};
-use farshore_core::seams::{Clock, HugePages, Kernel, World};
+use farshore_core::seams::{HugePages, Kernel, World};
 use farshore_core::table::PageRef;
 use farshore_core::word::{BeginFault, Release, State, Word};
 
@@ -54,7 +54,6 @@ impl<W: World> Engine<W> {
             return None;
         }
         let epoch = Epoch::of(at.granule);
-        let began = self.clock.now_ns();
         let mapped = self.kernel.map_huge(page.granule());
         let protected = epoch.has_moved(at.granule);
         if mapped.is_err() {
@@ -67,8 +66,6 @@ impl<W: World> Engine<W> {
         }
         at.granule.huge.came();
         self.stats.add(core, Count::HugeMapped, 1);
-        // With what the fault adds at its end.
-        self.stats.add(core, Count::TouchNs, self.clock.now_ns().saturating_sub(began).saturating_sub(TOUCH_NS_MOST));
         self.release_others(page, GRANULE_PAGES, Release::Dirty { chances: 0, guessed: false, protected });
         Some(protected)
     }

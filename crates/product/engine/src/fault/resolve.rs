@@ -542,7 +542,11 @@ impl<W: World> Engine<W> {
 
     fn done(&self, fault: &Fault, kind: FaultKind) -> Step {
         let now = self.clock.now_ns();
-        self.stats.fault(fault.core, kind, now.saturating_sub(fault.started_ns));
+        let took = now.saturating_sub(fault.started_ns);
+        self.stats.fault(fault.core, kind, took);
+        if kind == FaultKind::Zero {
+            self.stats.touch(fault.core, took, fault.waited);
+        }
         let what = match kind {
             FaultKind::Fetch => Some(Kind::Fetched),
             FaultKind::Rescue => Some(Kind::Rescued),
