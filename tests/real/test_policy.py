@@ -133,11 +133,12 @@ class TestPolicy(Beside):
 
     # ------------------------------------------------------------------------------------------- what it is for
 
-    def check_linear(self, argv):
+    def check_linear(self, argv, environment=None):
         """A linear prefetcher as a program of its own: pages come before they are needed."""
         with self.program(16 * MIB, self.scan("48M", 2), "--prefetch", "none") as program:
             program.line()
-            with subprocess.Popen([*argv, str(program.pid)], stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=os.path.join(POLICIES, "python"))) as policy:
+            more = {"PYTHONPATH": os.path.join(POLICIES, "python")} if environment is None else environment
+            with subprocess.Popen([*argv, str(program.pid)], stderr=subprocess.PIPE, env=dict(os.environ, **more)) as policy:
                 try:
                     self.until("it listens", lambda: program.threads("farshore-policy") and self.ahead(program.pid))
                     done = self.call("set", str(program.pid), "ahead=16")
@@ -168,6 +169,26 @@ class TestPolicy(Beside):
         for name in ("linear.py", "linear.c", "linear.rs"):
             with open(os.path.join(POLICIES, "examples", name), encoding="utf-8") as file:
                 expect(file.read() in guide, f"{name} is another one")
+
+    def test_python_package(self):
+        """pip makes a wheel of the Python package, and a new environment has it; the linear prefetcher runs there."""
+        place = self.folder("package")
+        source = shutil.copytree(os.path.join(POLICIES, "python"), os.path.join(place, "python"), ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+        new = os.path.join(place, "new")
+        done = subprocess.run([sys.executable, "-m", "venv", new], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        if done.returncode != 0:
+            raise Unavailable("python3 -m venv does not work here (apt-get install python3-venv)")
+        python = os.path.join(new, "bin", "python3")
+        pip = [python, "-m", "pip", "--disable-pip-version-check"]
+        done = subprocess.run([*pip, "wheel", "--no-deps", "-w", place, source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if "No matching distribution" in done.stdout or "ConnectionError" in done.stdout:
+            raise Unavailable("no package index is reached from here: pip cannot fetch setuptools")
+        expect(done.returncode == 0, f"pip wheel: {done.stdout[-800:]}")
+        wheels = [name for name in os.listdir(place) if name.endswith(".whl")]
+        expect(wheels == ["farshore_policy-0.1.0-py3-none-any.whl"], f"{wheels}")
+        done = subprocess.run([*pip, "install", "--no-index", os.path.join(place, wheels[0])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        expect(done.returncode == 0, f"pip install: {done.stdout[-800:]}")
+        return self.check_linear([python, os.path.join(POLICIES, "examples", "linear.py")], {})
 
     def test_linear_c(self):
         """The same in C."""

@@ -209,7 +209,7 @@ class TestSeeing(Command):
         expect(done.status == 0 and not done.err, f"top --once: status {done.status}: {done.err}")
         head, *lines = done.out.splitlines()
         heads = head.split()
-        expect(heads == ["PID", "NAME", "LIMIT", "RESIDENT", "OUT", "FAULTS/S", "EVICT/S", "STALL", "FAMILY"], f"the head is {head}")
+        expect(heads == ["PID", "NAME", "LIMIT", "RESIDENT", "OUT", "FAULTS/S", "EVICT/S", "STALL", "SLOWED", "FAMILY"], f"the head is {head}")
         rows = [dict(zip(heads, line.split(None, len(heads) - 1))) for line in lines]
         return {int(row["PID"]): row for row in rows}
 

@@ -192,6 +192,7 @@ pub enum Column {
     Faults,
     Evicted,
     Stall,
+    Slowed,
     Family,
 }
 
@@ -206,6 +207,8 @@ Columns:
   evicted   pages that left, a second
   stall     time that threads waited in faults; 100 % is one thread all the time, so several can have
             more. A wait counts when it ends
+  slowed    how much longer the program takes than without faults, and how much longer it may, if Farshore chooses
+            its limit (--slowdown)
   family    the part of the limit that this process has now, and how many processes share it
 
 Keys:

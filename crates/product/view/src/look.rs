@@ -33,6 +33,8 @@ pub struct Row {
     pub rates: Option<Rates>,
     /// Faults a second in the last minute, oldest first, each with its age.
     pub history: Vec<(Duration, f64)>,
+    /// How much longer it takes than without faults, and how much longer it may, in millionths, if its limit is chosen.
+    pub slowed: Option<(u64, u64)>,
     /// Its part of the limit in bytes, and how many processes share it, if it shares.
     pub family: Option<(u64, u64)>,
 }
@@ -131,6 +133,7 @@ impl Looker {
             out: None,
             rates: None,
             history: Vec::new(),
+            slowed: None,
             family: None,
         };
         match outcome {
@@ -155,6 +158,7 @@ impl Looker {
             row.limit = Some(stats.memory_limit_bytes);
             row.resident = Some(stats.resident_bytes);
             row.out = Some(stats.spaces.iter().map(|space| space.used_bytes).fold(0, u64::saturating_add));
+            row.slowed = stats.autopilot.as_ref().map(|it| (it.measured_ppm, it.target_ppm));
             let it = &stats.family;
             row.family = (it.processes > 1).then_some((it.own_limit_bytes, it.processes));
         }
@@ -166,7 +170,7 @@ impl Looker {
 mod tests {
     use super::*;
     use farshore_client::programs::State;
-    use farshore_config::stats::{Family, Space};
+    use farshore_config::stats::{Autopilot, Family, Space};
 
     fn program(pid: u32, started: u64) -> Program {
         Program { pid, started, user: 0, name: "a\x1b[2J".into(), state: State::Awake(Vec::new()) }
@@ -183,6 +187,7 @@ mod tests {
         stats.fault_latency_ns.total = fetch * 1_000_000;
         stats.spaces = vec![Space { used_bytes: 3, ..Space::default() }, Space { used_bytes: 4, ..Space::default() }];
         stats.family = Family { own_limit_bytes: 8, processes: 3, memory_bytes: 9 };
+        stats.autopilot = Some(Autopilot { target_ppm: 50_000, measured_ppm: 26_000, ..Autopilot::default() });
         Outcome::Answered(Box::new(stats))
     }
 
@@ -195,6 +200,7 @@ mod tests {
             (first[0].rates, first[0].resident, first[0].out, first[0].family),
             (None, Some(60 << 20), Some(7), Some((8, 3)))
         );
+        assert_eq!(first[0].slowed, Some((26_000, 50_000)));
         assert_eq!(first[0].name, "a\\u{1b}[2J");
         let second = look(4, answer(7, 300));
         assert_eq!(second[0].rates, Some(Rates { faults: 100.0, evicted: 200.0, stall: 0.1 }));

@@ -41,7 +41,7 @@ pub enum Key {
 }
 
 /// What the columns are worth, where not all have room; and the room of each, with one between two.
-const WORTH: [(Part, usize); 10] = [
+const WORTH: [(Part, usize); 11] = [
     (Part::Of(Column::Pid), 7),
     (Part::Of(Column::Name), 15),
     (Part::Of(Column::Resident), 8),
@@ -49,6 +49,7 @@ const WORTH: [(Part, usize); 10] = [
     (Part::Of(Column::Faults), 9),
     (Part::Of(Column::Family), 8),
     (Part::Of(Column::Limit), 6),
+    (Part::Of(Column::Slowed), 8),
     (Part::Of(Column::Out), 6),
     (Part::Bars, 8),
     (Part::Of(Column::Evicted), 8),
@@ -171,16 +172,18 @@ impl Screen {
             }
             _ => least,
         };
+        let chosen = self.rows.iter().any(|row| row.slowed.is_some());
         let mut left = room;
-        let mut chosen: Vec<(Part, usize)> = WORTH
+        let mut shown: Vec<(Part, usize)> = WORTH
             .into_iter()
+            .filter(|(part, _)| chosen || *part != Part::Of(Column::Slowed))
             .filter_map(|(part, least)| {
                 let width = needed(part, least);
                 left = left.checked_sub(width + 1)?;
                 Some((part, width))
             })
             .collect();
-        if let Some((_, width)) = chosen.iter_mut().find(|(part, _)| *part == Part::Bars) {
+        if let Some((_, width)) = shown.iter_mut().find(|(part, _)| *part == Part::Bars) {
             *width = (*width + left).min(BARS_MOST);
         }
         // Bars stand behind the rate that they show.
@@ -188,8 +191,8 @@ impl Screen {
             Part::Bars => (Column::Faults as usize, 1),
             Part::Of(column) => (*column as usize, 0),
         };
-        chosen.sort_by_key(|(part, _)| place(part));
-        chosen
+        shown.sort_by_key(|(part, _)| place(part));
+        shown
     }
 }
 
@@ -235,14 +238,22 @@ mod tests {
             lines,
             [
                 " farshore top: 4 programs, 1 dormant, 1 without an answer; 180M resident, 4.5G out; every 1 s",
-                "    PID NAME             LIMIT RESIDENT    OUT  FAULTS/S last minute                 EVICT/S STALL▼ FAMILY",
-                "    412 redis-server       64M      60M   1.5G     12346 ▁▁▁▂▂▂▃▃▃▃▄▄▄▅▅▅▆▆▆▇▇▇████      9.9   123% -",
-                "      7 sh                 64M      60M   1.5G         0                                   0     0% 20M of 3",
-                "     90 stopped           1.0T      60M   1.5G         -                                   -      - no answer for 2 min",
-                "4194303 python3            64M        -      -         -                                   -      - dormant",
+                "    PID NAME             LIMIT RESIDENT    OUT  FAULTS/S last minute        EVICT/S STALL▼   SLOWED FAMILY",
+                "    412 redis-server       64M      60M   1.5G     12346 ▁▁▂▂▃▃▄▄▅▅▆▆▆▇▇██      9.9   123%        - -",
+                "      7 sh                 64M      60M   1.5G         0                          0     0%   2.6/5% 20M of 3",
+                "     90 stopped           1.0T      60M   1.5G         -                          -      -        - no answer for 2 min",
+                "4194303 python3            64M        -      -         -                          -      -        - dormant",
                 " left, right: sort   r: reverse   p: stop   up, down: scroll   q: end",
             ]
         );
+    }
+
+    #[test]
+    fn what_no_program_has_is_left_out() {
+        let mut screen = screen();
+        screen.take(some().into_iter().map(|row| Row { slowed: None, ..row }).collect());
+        let head = "    PID NAME             LIMIT RESIDENT    OUT  FAULTS/S last minute                 EVICT/S STALL▼ FAMILY";
+        assert_eq!(shown(&mut screen, 120, 7)[1], head);
     }
 
     #[test]
@@ -267,6 +278,8 @@ mod tests {
         let mut screen = screen();
         let first = |screen: &mut Screen| shown(screen, 120, 7)[2].split_whitespace().next().map(String::from);
         assert_eq!(first(&mut screen).as_deref(), Some("412"));
+        screen.press(Key::Beside(true));
+        assert_eq!(first(&mut screen).as_deref(), Some("7"), "by what is slowed");
         screen.press(Key::Beside(true));
         assert_eq!(first(&mut screen).as_deref(), Some("7"), "by family");
         screen.press(Key::Beside(true));

@@ -24,6 +24,7 @@ impl Column {
             Column::Faults => "FAULTS/S",
             Column::Evicted => "EVICT/S",
             Column::Stall => "STALL",
+            Column::Slowed => "SLOWED",
             Column::Family => "FAMILY",
         }
     }
@@ -53,6 +54,10 @@ impl Column {
             Column::Faults => rate(row.rates.map(|rates| rates.faults)),
             Column::Evicted => rate(row.rates.map(|rates| rates.evicted)),
             Column::Stall => row.rates.map_or(NOTHING.into(), |rates| percent(rates.stall)),
+            Column::Slowed => row.slowed.map_or(NOTHING.into(), |(measured, target)| {
+                let target = percent(target as f64 / 1e6);
+                format!("{}/{}", percent(measured as f64 / 1e6).trim_end_matches('%'), target.replace(".0%", "%"))
+            }),
             Column::Family => match (&row.status, row.family) {
                 (Status::Answers, None) => NOTHING.into(),
                 (Status::Answers, Some((part, processes))) => format!("{} of {processes}", self::size(part)),
@@ -76,12 +81,13 @@ impl Column {
             Column::Limit => row.limit,
             Column::Resident => row.resident,
             Column::Out => row.out,
+            Column::Slowed => row.slowed.map(|(measured, _)| measured),
             _ => row.family.map(|(part, _)| part),
         };
         match self {
             Column::Pid => one.pid.cmp(&other.pid),
             Column::Name => one.name.cmp(&other.name),
-            Column::Limit | Column::Resident | Column::Out | Column::Family => size(other).cmp(&size(one)),
+            Column::Limit | Column::Resident | Column::Out | Column::Slowed | Column::Family => size(other).cmp(&size(one)),
             Column::Faults | Column::Evicted | Column::Stall => {
                 // None is less than any rate.
                 rate(other).unwrap_or(-1.0).total_cmp(&rate(one).unwrap_or(-1.0))
@@ -187,12 +193,14 @@ pub mod tests {
             out: Some(3 << 29),
             rates: Some(Rates { faults: 12_345.6, evicted: 9.94, stall: 1.234 }),
             history: (0..60).map(|age| (Duration::from_secs(59 - age), age as f64)).collect(),
+            slowed: None,
             family: None,
         };
         vec![
             row(412, "redis-server"),
             Row {
                 family: Some((20 << 20, 3)),
+                slowed: Some((26_400, 50_000)),
                 rates: Some(Rates { faults: 0.0, evicted: 0.0, stall: 0.0 }),
                 history: Vec::new(),
                 ..row(7, "sh")
@@ -219,11 +227,11 @@ pub mod tests {
     fn is_printed_in_columns() {
         let mut rows = some();
         sort(&mut rows, Column::Stall, false);
-        let expected = "    PID  NAME          LIMIT  RESIDENT   OUT  FAULTS/S  EVICT/S  STALL  FAMILY
-    412  redis-server    64M       60M  1.5G     12346      9.9   123%  -
-      7  sh              64M       60M  1.5G         0        0     0%  20M of 3
-     90  stopped        1.0T       60M  1.5G         -        -      -  no answer for 2 min
-4194303  python3         64M         -     -         -        -      -  dormant
+        let expected = "    PID  NAME          LIMIT  RESIDENT   OUT  FAULTS/S  EVICT/S  STALL  SLOWED  FAMILY
+    412  redis-server    64M       60M  1.5G     12346      9.9   123%       -  -
+      7  sh              64M       60M  1.5G         0        0     0%  2.6/5%  20M of 3
+     90  stopped        1.0T       60M  1.5G         -        -      -       -  no answer for 2 min
+4194303  python3         64M         -     -         -        -      -       -  dormant
 ";
         assert_eq!(plain(&rows), expected);
         assert_eq!(plain(&[]).lines().count(), 1);
@@ -243,6 +251,7 @@ pub mod tests {
         assert_eq!(by(Column::Resident, true), [4_194_303, 7, 90, 412]);
         assert_eq!(by(Column::Faults, false), [412, 7, 90, 4_194_303]);
         assert_eq!(by(Column::Family, false), [7, 90, 412, 4_194_303]);
+        assert_eq!(by(Column::Slowed, false), [7, 90, 412, 4_194_303]);
         let round = |right| Column::value_variants().iter().try_fold(Column::Pid, |at, _| Some(at.beside(right)));
         assert_eq!(
             (round(true), round(false), Column::Pid.beside(false)),
