@@ -40,6 +40,32 @@ pub const fn batch_pages_most(memory: u64, evictors: usize) -> usize {
     if most < BATCH_PAGES_MAX as u64 { most as usize } else { BATCH_PAGES_MAX }
 }
 
+/// Pages of the largest batch, where none was fixed: all pipelines together hold at most an eighth of the limit (pages).
+pub const fn batch_pages(limit: u64, evictors: u64) -> u64 {
+    let part = limit / (8 * evictors * BATCHES_IN_FLIGHT as u64);
+    if part < BATCH_PAGES_MIN as u64 {
+        BATCH_PAGES_MIN as u64
+    } else if part > BATCH_PAGES_MAX as u64 {
+        BATCH_PAGES_MAX as u64
+    } else {
+        part
+    }
+}
+
+/// Stages of one evictor with such batches. Pages that linger for a rescue take a 64th of the limit (pages), if that is more than
+/// what may be in flight.
+pub const fn stages_each(batch: u64, limit: u64, evictors: u64) -> u64 {
+    let (in_flight, lingering) = (batch * BATCHES_IN_FLIGHT as u64, limit / 64 / evictors);
+    if in_flight < lingering { lingering } else { in_flight }
+}
+
+/// Free frames at which evictors stop, of so many frames, where no part was fixed.
+pub const fn high_watermark(batch: u64, frames: u64) -> u64 {
+    let (most, least) = (frames / 16, 16);
+    let wanted = if 2 * batch < most { 2 * batch } else { most };
+    if wanted < least { least } else { wanted }
+}
+
 /// Frames that move at once between a core's cache and the shared level.
 pub const FRAME_CACHE_BATCH: u32 = 32;
 /// Per-core caches of frames. Cores beyond this number share caches by remainder.

@@ -53,7 +53,7 @@ impl Watermarks {
     fn set(&self, frames: u64, margin: Margin) {
         // High: two batches, but never more than a sixteenth of all frames: frames that are free are frames that the
         // program misses. Low: half of that, so that an evictor wakes before frames run out.
-        let high = (2 * margin.batch).min(frames / 16).max(16);
+        let high = farshore_core::limits::high_watermark(margin.batch, frames);
         // This many percent, if the user has set it: an evictor wakes when fewer are free, and frees a batch more (Adios,
         // section 3.3).
         let (low, high) = match margin.percent.map(|percent| frames * percent / 100) {

@@ -1,9 +1,7 @@
 //! How an engine is built, and the sizes that follow.
 
 use crate::evict::control::Wanted;
-use farshore_core::limits::{
-    BATCH_PAGES_MAX, BATCH_PAGES_MIN, BATCHES_IN_FLIGHT, EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE, batch_pages_most,
-};
+use farshore_core::limits::{EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE, batch_pages, batch_pages_most, stages_each};
 use farshore_core::slots::owners::OWNERS_MAX;
 
 /// How an engine is built.
@@ -59,14 +57,11 @@ impl Shape {
         assert!((1..=EVICTORS_MAX).contains(&self.evictors), "{} evictors", self.evictors);
         let limit = self.memory / PAGE_SIZE as u64;
         let evictors = self.evictors as u64;
-        // A batch is small enough that all pipelines together hold at most an eighth of the limit …
-        let chosen = (limit / (8 * evictors * BATCHES_IN_FLIGHT as u64)).clamp(BATCH_PAGES_MIN as u64, BATCH_PAGES_MAX as u64);
-        // … unless it was fixed; then as large as there is room for. (Callers have refused sizes that have no room; a forked
-        // child may have less memory.)
-        let batch =
-            self.wanted.batch.map_or(chosen, |fixed| u64::from(fixed).min(batch_pages_most(self.memory, self.evictors) as u64));
-        // … and pages that linger for a rescue take a 64th of it, if that is more.
-        let each = (batch * BATCHES_IN_FLIGHT as u64).max(limit / 64 / evictors);
+        // One that was fixed is as large as there is room for. (Callers have refused sizes that have no room; a forked child may
+        // have less memory.)
+        let fixed = |fixed| u64::from(fixed).min(batch_pages_most(self.memory, self.evictors) as u64);
+        let batch = self.wanted.batch.map_or(batch_pages(limit, evictors), fixed);
+        let each = stages_each(batch, limit, evictors);
         Sizes { batch: batch as usize, stages_each: each as usize, stages: each * evictors, frames: limit - each * evictors }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use farshore_beside::{Event, Kind, PAGE, State};
 use farshore_config::stats::Stats;
+use farshore_core::limits::{batch_pages, high_watermark, stages_each};
 
 use super::ghosts::{Ghosts, Return};
 
@@ -134,14 +135,15 @@ pub fn room(stats: &Stats) -> u64 {
     stats.memory_limit_bytes.saturating_sub(staged(stats) + stats.evictors.high_pages * PAGE)
 }
 
-/// The smallest limit that has room for so many bytes of pages. A run's staging memory is sized for its first limit, as
-/// `engine/src/shape.rs` has it, and so is what evictors keep free: a run with another limit has others.
+/// The smallest limit that has room for so many bytes of pages. A run's staging memory is sized for its first limit, and so
+/// is what evictors keep free: a run with another limit has others.
 pub fn limit_for(room: u64, evictors: u64) -> u64 {
     let evictors = evictors.max(1);
     let taken = |limit: u64| {
-        let batch = (limit / PAGE / (8 * 3 * evictors)).clamp(8, 256);
-        let staged = (3 * batch).max(limit / PAGE / 64 / evictors) * evictors;
-        (staged + (2 * batch).min(limit / PAGE / 16).max(16)) * PAGE
+        let pages = limit / PAGE;
+        let batch = batch_pages(pages, evictors);
+        let staged = stages_each(batch, pages, evictors) * evictors;
+        (staged + high_watermark(batch, pages.saturating_sub(staged))) * PAGE
     };
     let (mut low, mut high) = (room, room * 2 + (64 << 20));
     while high > low + PAGE {
