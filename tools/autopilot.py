@@ -12,7 +12,9 @@ It takes about an hour on an idle machine (`--scale 0.2 --rounds 1 --steps 3`: s
 
 import argparse
 import json
+import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -21,6 +23,9 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RELEASE = os.path.join(os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target"), "release")
 MIB = 1 << 20
+# Runs a program, and says what it had at most.
+PEAK = "import resource, subprocess, sys\nstatus = subprocess.run(sys.argv[1:]).returncode\n" \
+       "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)\nsys.exit(status)\n"
 # How often the autopilot's memory is looked at.
 LOOK = 0.5
 
@@ -72,11 +77,11 @@ class Bench:
     def __init__(self, options):
         self.options, self.printed = options, {}
 
-    def run(self, name, command, given, under=None):
-        """Runs a program; returns its seconds, and its mean and its largest memory, in bytes, if it is under Farshore."""
+    def run(self, name, command, given, under=None, most=math.inf):
+        """Runs a program; returns its seconds, and its mean memory, in bytes, if it is under Farshore. One that takes longer than `most` is ended: it takes for ever."""
         argv = [self.options.farshore, "run", *under, "--swap", self.options.swap, "--", *command] if under else command
         began = time.monotonic()
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
         seen = []
         rest = given
         while True:
@@ -85,6 +90,10 @@ class Bench:
                 break
             except subprocess.TimeoutExpired:
                 rest = None
+                if time.monotonic() - began > most:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.communicate()
+                    return math.inf, 0
                 seen.append(self.memory(process.pid))
         seconds = time.monotonic() - began
         if process.returncode != 0:
@@ -94,7 +103,13 @@ class Bench:
         if self.printed.setdefault(name, out) != out:
             sys.exit(f"{name}: it has printed {out!r} {'under Farshore' if under else ''}, before {self.printed[name]!r}")
         seen = [memory for memory in seen if memory]
-        return seconds, statistics.mean(seen) if seen else 0, max(seen, default=0)
+        return seconds, statistics.mean(seen) if seen else 0
+
+    @staticmethod
+    def peak(command, given):
+        """The most memory that the program has natively, of its processes the one that has most, in bytes."""
+        done = subprocess.run([sys.executable, "-c", PEAK, *command], input=given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True)
+        return int(done.stderr.split()[-1]) * 1024
 
     def memory(self, pid):
         """What the family of a process has local now, in bytes; None: it does not say."""
@@ -113,10 +128,12 @@ class Bench:
             native.append(self.run(name, command, given)[0])
             chosen.append(self.run(name, command, given, pilot))
         alone = statistics.median(native)
-        low, high = 8 * MIB, max(16 * MIB, max(largest for _, _, largest in chosen))
+        # One and a half times what it has natively: Farshore's staging memory is in the limit too.
+        low, high = 8 * MIB, 1.5 * self.peak(command, given)
         for _ in range(self.options.steps):
             middle = (low * high) ** 0.5
-            took = statistics.median(self.run(name, command, given, ["--memory", str(int(middle))])[0] for _ in range(rounds))
+            limit = ["--memory", str(int(middle))]
+            took = statistics.median(self.run(name, command, given, limit, 2 * alone + 1)[0] for _ in range(rounds))
             low, high = (low, middle) if took <= alone * (1 + target) else (middle, high)
         took, mean = statistics.median(it[0] for it in chosen), statistics.median(it[1] for it in chosen)
         return alone, took / alone - 1, mean, high
