@@ -41,6 +41,8 @@ def watch(program, seconds, interval=0.1):
         pages = [random.randrange(*order[(turn + n) % len(order)]) * PAGE for n in range(ROUND >> refused)]
         left = program.ask_all(lambda page: program.scan(page, 1, interval), pages)
         turn, refused = turn + left, max(refused - 1, 0)
+        if not program.is_there:
+            break
         while left and program.wait(2):
             while (event := program.take()) is not None:
                 if event.kind == "scanned":

@@ -37,6 +37,7 @@ PAGE_STATES = ("foreign", "untouched", "dirty", "clean", "leaving", "out", "busy
 FAULT_WRITE, FAULT_PROTECTED, FAULT_BY_CALL = 1, 2, 4
 # Most pages of one request: a longer range is several.
 REQUEST_PAGES_MAX = 1 << 20
+SCAN_PAGES_MAX = 512
 
 # Words of the head.
 STATE, FIRST_EVENT, EVENTS_TAKEN, WAITING, NEWS, REQUESTS_ASKED, REQUESTS_TAKEN, BELL, WANTED, PARAMETERS = 16, 32, 40, 48, 56, 64, 72, 80, 88, 128
@@ -267,7 +268,10 @@ class Attachment:
 
     def scan(self, address, pages=1, seconds=0.1, tag=0):
         """Asks which of up to 512 pages are used: they leave, and after that time `scanned` events tell which have come back."""
-        return self._ask(7, address, pages, int(seconds * 1e6) << 32 | tag)
+        micros = int(seconds * 1e6)
+        if not 1 <= pages <= SCAN_PAGES_MAX or not 0 <= micros < 1 << 32 or not 0 <= tag < 1 << 32:
+            raise ValueError(f"scan({pages} pages, {seconds} s, tag {tag}): of 1 to {SCAN_PAGES_MAX} pages, 0 to 4294 s, and a tag from 0 to 2^32 - 1")
+        return self._ask(7, address, pages, micros << 32 | tag)
 
     def ask_all(self, ask, addresses):
         """`ask` (one of the methods above) for each page of a list, with one ring of the bell. How many there was room for."""

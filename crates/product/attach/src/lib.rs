@@ -319,9 +319,10 @@ pub enum Wanted {
         tag: u32,
     },
     /// 7: to know which of them are used: they leave, and after a while it is looked which have come back ([`Kind::Scanned`]). Of
-    /// [`SCAN_PAGES_MAX`] pages at most. Scans have a hundredth of one processor's time; what is asked for beyond that is refused.
+    /// [`SCAN_PAGES_MAX`] pages at most. Scans have a hundredth of one processor's time; what is asked for
+    /// beyond that, and beyond 64 scans at a time, is refused.
     Scan {
-        /// The while, µs.
+        /// The while, µs: from 1 ms to a minute.
         micros: u32,
         /// Comes back with the answers.
         tag: u32,

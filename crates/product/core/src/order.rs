@@ -45,7 +45,10 @@ impl Ordered {
     pub fn advise(&self, part: PageRange, order: Order) {
         let from = part.start.index_in_granule() as u32;
         let to = from + part.len() as u32;
-        // Relaxed: a hint, and nothing goes with it.
+        // Relaxed: a hint, and nothing goes with it. Of memory that nobody has advised anything about, nothing is written.
+        if order == Order::Unknown && self.0.load(Ordering::Relaxed) == 0 {
+            return;
+        }
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
             let (was, start, end) = unpack(now);
             let touches = from <= end && start <= to;
@@ -74,7 +77,9 @@ impl Ordered {
 
     /// The granule is not managed any more.
     pub fn forget(&self) {
-        self.0.store(0, Ordering::Relaxed);
+        if self.0.load(Ordering::Relaxed) != 0 {
+            self.0.store(0, Ordering::Relaxed);
+        }
     }
 }
 

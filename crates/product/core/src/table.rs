@@ -407,6 +407,7 @@ impl PageTable {
             if part.len() == GRANULE_PAGES as u64 {
                 g.flags.presence.store(ABSENT, Ordering::SeqCst);
                 g.flags.unreadable.store(false, Ordering::Relaxed);
+                g.granule.ordered.forget();
                 if !g.granule.touched() {
                     // No word of the granule was changed.
                     continue;
@@ -422,7 +423,6 @@ impl PageTable {
                 g.granule.returns.store(0, Ordering::Relaxed);
                 g.granule.loops_until.store(0, Ordering::Relaxed);
                 g.granule.huge.forget();
-                g.granule.ordered.forget();
             } else {
                 g.granule.ordered.advise(part, Order::Unknown);
                 // Foreign words differ from 0.

@@ -38,6 +38,8 @@ const STEP_RISK: f64 = 0.5;
 /// What a fault costs is taken to be this, until so many have been seen.
 const FAULT_FIRST: f64 = 50_000.0;
 const FAULTS_KNOWN: f64 = 64.0;
+/// The most that one fault counts as, ns.
+const FAULT_MOST: f64 = 2e6;
 /// Steps down, as a part of the limit.
 const STEP_MIN: f64 = 1.0 / 2048.0;
 const STEP_MAX: f64 = 1.0 / 12.0;
@@ -162,9 +164,10 @@ impl Pilot {
         self.fast.add(lost, ran, wall, FAST_NS);
         self.slow.add(lost, ran, wall, SLOW_NS);
         self.taken.add(lost, self.lowered as f64, wall, COST_NS);
-        if look.faults > 0 {
-            self.faults.add(look.lost_ns as f64, look.faults as f64, wall, SLOW_NS);
-        }
+        // Also where nothing faulted, so that it fades: a program that faults no more would be thought slow for ever. What one fault of a disk
+        // that stood still has taken says nothing of the next, and what is lost without such a fault is a wait for memory.
+        let faults = look.faults as f64;
+        self.faults.add(lost.min(faults * FAULT_MOST), faults, wall, SLOW_NS);
         let used = look.in_use as f64;
         let grows = used > self.used * 1.05;
         self.used += (used - self.used) * wall / (GROWTH_NS + wall);

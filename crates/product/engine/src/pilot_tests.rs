@@ -363,3 +363,25 @@ fn follows_phases_up_within_five_seconds() {
     }
     assert!(program.until(69, 120) < 60.0, "{} MiB", program.limit / MIB);
 }
+
+#[test]
+fn one_fault_of_a_disk_that_stood_still_does_not_slow_the_way_down() {
+    let aim = Aim { target: 0.05, least: 4096, most: 1 << 20 };
+    let seconds_to_half = |slow: &[(u64, u64)]| {
+        let (mut pilot, mut limit, start) = (Pilot::new(), 256_000, 256_000);
+        let calm = [(0, 0); 25];
+        for (n, &(lost_ns, faults)) in calm.iter().chain(slow).chain(&[(0, 0); 3000]).enumerate() {
+            if limit <= start / 2 {
+                return n as u64 * LOOK_NS / 1_000_000_000;
+            }
+            let look = Look { wall_ns: LOOK_NS, lost_ns, faults, ran_ns: LOOK_NS, in_use: limit, limit, settled: true };
+            let next = pilot.look(aim, look);
+            limit = next.filter(|_| n >= calm.len()).unwrap_or(limit);
+        }
+        panic!("it stays at {limit} pages");
+    };
+    assert!(seconds_to_half(&[]) <= 15, "{} s", seconds_to_half(&[]));
+    for slow in [&[(400_000_000, 1)][..], &[(30_000_000_000, 1)], &[(150_000_000, 1); 5]] {
+        assert!(seconds_to_half(slow) <= 40, "{slow:?}: {} s", seconds_to_half(slow));
+    }
+}

@@ -1,11 +1,12 @@
 //! Which pages a program uses, found by taking a few away and looking which come back: sampled unmapping, with the bytes kept.
 //!
 //! ```text
-//!  begin_scan ─▶ Wish::Scan ─▶ an evictor: protect, copy to a stage, unmap ─▶ "it has left" is noted
+//!  begin_scan ─▶ Wishes ─▶ an evictor: protect, copy to a stage, unmap ─▶ "it has left" is noted
 //!                                    │ touched                │ not touched
 //!                                    ▼                        ▼
 //!                             rescued by its fault      stays in its stage, as any page that has left
-//!  end_scan   ─▶ of the pages that have left: those that are back were accessed; those that are back and clean were not written
+//!  end_scan   ─▶ of the pages that have left: those that are back, or have left again, were accessed; those that are back, clean, and left
+//!                once were not written
 //! ```
 //!
 //! A process on a stock kernel cannot read the access bits of its page tables. So a look costs what an eviction costs, and a rescue for
@@ -15,9 +16,10 @@
 //! What scans cost is bounded: [`Allowance`] lets them have [`SHARE`] of one processor's time, by what looks have cost lately.
 
 use crate::Engine;
-use crate::wishes::Wish;
+use crate::wishes::{Bits, Ended, NO_PAGES};
 use core::sync::atomic::Ordering;
-use farshore_core::page::PageRange;
+use farshore_attach::SCAN_PAGES_MAX as PAGES_MOST;
+use farshore_core::page::{GranuleId, PageRange};
 use farshore_core::seams::World;
 use farshore_core::sync::plain::AtomicU64;
 use farshore_core::word::State;
@@ -69,7 +71,7 @@ pub struct Allowance {
 impl Allowance {
     /// From `now_ns` on.
     pub fn new(now_ns: u64) -> Allowance {
-        Allowance { saved_ns: SAVED_MOST_NS / 10, at_ns: now_ns }
+        Allowance { saved_ns: 0, at_ns: now_ns }
     }
 
     /// Spends `ns`, if there is as much. What time has brought is saved, up to a most.
@@ -101,54 +103,89 @@ pub struct Seen {
     pub written: u64,
 }
 
+/// A scan that is under way: some pages side by side, at most [`PAGES_MOST`].
+#[derive(Debug)]
+pub struct Scan {
+    range: PageRange,
+    /// The pages that it looks at, as bits of each granule.
+    parts: [(GranuleId, Bits); 2],
+    cost: Cost,
+}
+
+/// What one page costs, ns.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    leaving: u64,
+    coming: u64,
+}
+
 impl<W: World> Engine<W> {
     /// What a look at so many pages costs at most, ns.
     pub fn scan_cost(&self, pages: u64) -> u64 {
-        pages * (self.scans.evict_ns.load(Ordering::Relaxed) + WRITE_NS + RESCUE_NS)
+        let Cost { leaving, coming } = self.scan_cost_each();
+        pages * (leaving + coming)
     }
 
-    /// What of that is not spent for pages of which so many were looked at, and so many came back, ns.
-    pub fn scan_refund(&self, pages: u64, looked: u64, accessed: u64) -> u64 {
-        let (evict, rescue) = (self.scans.evict_ns.load(Ordering::Relaxed) + WRITE_NS, RESCUE_NS);
-        pages.saturating_sub(looked) * evict + pages.saturating_sub(accessed) * rescue
+    fn scan_cost_each(&self) -> Cost {
+        Cost { leaving: self.scans.evict_ns.load(Ordering::Relaxed) + WRITE_NS, coming: RESCUE_NS }
     }
 
-    /// Begins to look at the resident pages of `range`.
-    pub fn begin_scan(&self, range: PageRange) {
-        self.wish(range, Wish::Scan);
+    /// Begins to look at the resident pages of `range`, but for those that another scan looks at.
+    ///
+    /// # Panics
+    /// When they are more than [`PAGES_MOST`].
+    pub fn begin_scan(&self, range: PageRange) -> Scan {
+        assert!(range.len() <= PAGES_MOST, "a scan of {} pages", range.len());
+        let mut parts = [(range.start.granule(), NO_PAGES); 2];
+        for (part, place) in range.by_granule().zip(&mut parts) {
+            let touched = |granule| self.table.granule(granule).is_some_and(|g| g.granule.touched());
+            let granule = part.start.granule();
+            *place = (granule, if touched(granule) { self.wishes.begin_scan(part) } else { NO_PAGES });
+        }
+        if parts.iter().any(|(_, bits)| *bits != NO_PAGES) {
+            self.evictors.pace.wake(&self.futex);
+        }
+        Scan { range, parts, cost: self.scan_cost_each() }
     }
 
-    /// Ends the look at pages of `range`, and tells what was seen of its first 64 pages, then the next, and so on.
-    pub fn end_scan(&self, range: PageRange, mut tell: impl FnMut(PageRange, Seen)) {
-        let mut from = range.start;
-        while from.0 < range.end.0 {
-            let chunk = PageRange { start: from, end: from.plus(64.min(range.end.0 - from.0)) };
-            tell(chunk, self.seen(chunk));
+    /// Ends a scan, and tells what was seen of its first 64 pages, then the next, and so on. Returns what it did not cost after all, of
+    /// [`Engine::scan_cost`]; ns.
+    pub fn end_scan(&self, scan: &Scan, mut tell: impl FnMut(PageRange, Seen)) -> u64 {
+        let ended = scan.parts.map(|(granule, bits)| (granule, self.wishes.end_scan(granule, &bits)));
+        let (mut from, mut saved) = (scan.range.start, 0);
+        while from.0 < scan.range.end.0 {
+            let chunk = PageRange { start: from, end: from.plus(64.min(scan.range.end.0 - from.0)) };
+            let seen = self.seen(chunk, &ended);
+            saved += (chunk.len() - u64::from(seen.looked.count_ones())) * scan.cost.leaving;
+            saved += (chunk.len() - u64::from(seen.accessed.count_ones())) * scan.cost.coming;
+            tell(chunk, seen);
             from = chunk.end;
         }
+        saved
     }
 
-    fn seen(&self, chunk: PageRange) -> Seen {
+    fn seen(&self, chunk: PageRange, ended: &[(GranuleId, Ended); 2]) -> Seen {
         let mut seen = Seen::default();
-        for part in chunk.by_granule() {
-            let left = self.wishes.end_scan(part);
-            for page in part.iter() {
-                let at = page.index_in_granule();
-                if left[at / 64] >> (at % 64) & 1 == 0 {
-                    continue;
-                }
-                let Some(word) = self.page(page).map(|at| at.word.load()) else { continue };
-                let bit = 1 << (page.0 - chunk.start.0);
-                match word.state() {
-                    State::Resident => {
-                        seen.looked |= bit;
-                        seen.accessed |= bit;
-                        seen.written |= if word.slot().is_none() { bit } else { 0 };
-                    }
-                    State::Leaving | State::Out => seen.looked |= bit,
-                    // Given up meanwhile, or on its way.
-                    State::Untouched | State::Foreign | State::Busy => {}
-                }
+        for page in chunk.iter() {
+            let (n, shift) = (page.index_in_granule() / 64, page.index_in_granule() % 64);
+            let has = |which: fn(&Ended) -> &Bits| {
+                ended.iter().any(|(granule, ended)| *granule == page.granule() && which(ended)[n] >> shift & 1 != 0)
+            };
+            if !has(|ended| &ended.left) {
+                continue;
+            }
+            let bit = 1 << (page.0 - chunk.start.0);
+            let state = self.page(page).map(|at| at.word.load());
+            let (looked, accessed, written) = match state.map(|word| (word.state(), word.slot())) {
+                // It came back meanwhile; whether it was written then is not known.
+                _ if has(|ended| &ended.again) => (true, true, true),
+                Some((State::Resident, slot)) => (true, true, slot.is_none()),
+                Some((State::Leaving | State::Out, _)) => (true, false, false),
+                // Given up meanwhile, or on its way.
+                Some((State::Untouched | State::Foreign | State::Busy, _)) | None => (false, false, false),
+            };
+            for (which, is) in [(&mut seen.looked, looked), (&mut seen.accessed, accessed), (&mut seen.written, written)] {
+                *which |= if is { bit } else { 0 };
             }
         }
         seen

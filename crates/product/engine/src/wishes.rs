@@ -23,7 +23,7 @@ use farshore_attach::PageState;
 use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::order::Order;
 use farshore_core::page::{GranuleId, Page, PageRange};
-use farshore_core::seams::{AHEAD_MAX, Ahead, Clock, Kernel, PIECE_MAX, World};
+use farshore_core::seams::{Ahead, Clock, Kernel, World};
 use farshore_core::spin::SpinLock;
 use farshore_core::sync::Padded;
 use farshore_core::sync::plain::{AtomicU32, AtomicU64};
@@ -34,11 +34,6 @@ const BUCKETS: usize = 256;
 /// Granules of one bucket.
 const WAYS: usize = 4;
 const PLACES: usize = BUCKETS * WAYS;
-
-/// How far behind pages that are asked for the program is at most, in pages: all that is asked for at a time, a window, and markers.
-const BEHIND: u64 = 2 * AHEAD_MAX as u64 + 2 * PIECE_MAX as u64;
-/// Markers between two requests, and pages that were here.
-const BESIDE: u64 = 32;
 
 /// Pages of one granule.
 pub(crate) type Bits = [u64; GRANULE_PAGES / 64];
@@ -58,8 +53,15 @@ pub enum Wish {
     StayFor(u64),
     /// They need not stay.
     Free,
-    /// They leave, and it is noted that they have left ([`Wishes::end_scan`]). Not those that are to stay.
-    Scan,
+}
+
+/// What a scan of pages of one granule has noted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    /// Pages that have left since it began.
+    pub left: Bits,
+    /// Of them, those that have left more than once: so they came back.
+    pub again: Bits,
 }
 
 /// Wishes about the pages of one granule.
@@ -72,9 +74,11 @@ struct Place {
     stay_for: Bits,
     /// When `stay_for` is over; of several wishes the last to end counts.
     until_ns: u64,
-    /// Pages of a scan, and those of them that have left for it.
+    /// Pages that leave for a scan; those that a scan looks at; of these, those that have left since it began, and more than once.
+    scan: Bits,
     scanned: Bits,
     left: Bits,
+    again: Bits,
 }
 
 const EMPTY: Place = Place {
@@ -84,13 +88,51 @@ const EMPTY: Place = Place {
     stay: NO_PAGES,
     stay_for: NO_PAGES,
     until_ns: 0,
+    scan: NO_PAGES,
     scanned: NO_PAGES,
     left: NO_PAGES,
+    again: NO_PAGES,
 };
 
 impl Place {
     fn is_empty(&self) -> bool {
         [self.leave, self.come, self.stay, self.stay_for, self.scanned].iter().all(|bits| *bits == NO_PAGES)
+    }
+
+    /// Begins a scan of pages, but for those that are to stay, and those that another scan looks at. Returns which.
+    fn begin_scan(&mut self, bits: &Bits) -> Bits {
+        core::array::from_fn(|n| {
+            let free = bits[n] & !(self.stay[n] | self.stay_for[n] | self.scanned[n]);
+            self.scan[n] |= free;
+            self.scanned[n] |= free;
+            self.come[n] &= !free;
+            free
+        })
+    }
+
+    /// A page has left.
+    fn note_left(&mut self, index: usize) {
+        let (n, bit) = (index / 64, 1 << (index % 64));
+        let scanned = self.scanned[n] & bit;
+        self.again[n] |= scanned & self.left[n];
+        self.left[n] |= scanned;
+    }
+
+    /// Ends a scan of these pages.
+    fn end_scan(&mut self, bits: &Bits) -> Ended {
+        let mut ended = Ended { left: NO_PAGES, again: NO_PAGES };
+        for (n, &bits) in bits.iter().enumerate() {
+            ended.left[n] = self.left[n] & bits;
+            ended.again[n] = self.again[n] & bits;
+            for plane in [&mut self.scan, &mut self.scanned, &mut self.left, &mut self.again] {
+                plane[n] &= !bits;
+            }
+        }
+        ended
+    }
+
+    fn any_leaves(&self) -> bool {
+        self.leave != NO_PAGES || self.scan != NO_PAGES
     }
 
     fn wish(&mut self, bits: &Bits, wish: Wish, now_ns: u64) {
@@ -99,20 +141,13 @@ impl Place {
                 *word = if to { *word | bits } else { *word & !bits };
             }
         };
-        if wish == Wish::Scan {
-            for (n, bits) in bits.iter().enumerate() {
-                let free = bits & !(self.stay[n] | self.stay_for[n]);
-                self.scanned[n] |= free;
-                self.left[n] &= !free;
-                self.leave[n] |= free;
-                self.come[n] &= !free;
-            }
-            return;
-        }
         set(&mut self.leave, wish == Wish::Leave);
         if wish != Wish::Free {
             // A page that is to stay need not come for that.
             set(&mut self.come, wish == Wish::Come);
+        }
+        if matches!(wish, Wish::Come | Wish::Stay | Wish::StayFor(_)) {
+            set(&mut self.scan, false);
         }
         if wish != Wish::Come {
             set(&mut self.stay, wish == Wish::Stay);
@@ -130,6 +165,8 @@ struct Table {
     places: Box<[Place]>,
     leaving: Sorted,
     coming: Sorted,
+    /// Pages that scans look at.
+    scanned: u32,
 }
 
 /// Places with wishes of one kind, which are served round and round.
@@ -167,7 +204,7 @@ impl Sorted {
 
 impl Table {
     fn new() -> Table {
-        Table { places: vec![EMPTY; PLACES].into(), leaving: Sorted::default(), coming: Sorted::default() }
+        Table { places: vec![EMPTY; PLACES].into(), leaving: Sorted::default(), coming: Sorted::default(), scanned: 0 }
     }
 
     fn bucket(granule: GranuleId) -> core::ops::Range<usize> {
@@ -179,19 +216,24 @@ impl Table {
         Table::bucket(granule).find(|&n| self.places[n].granule == granule && !self.places[n].is_empty())
     }
 
-    fn wish(&mut self, granule: GranuleId, bits: &Bits, wish: Wish, now_ns: u64) -> bool {
-        let place = self.find(granule).or_else(|| Table::bucket(granule).find(|&n| self.places[n].is_empty()));
-        let Some(n) = place else { return false };
+    /// The place of a granule, which it gets if it has none and there is room.
+    fn place(&mut self, granule: GranuleId) -> Option<usize> {
+        let n = self.find(granule).or_else(|| Table::bucket(granule).find(|&n| self.places[n].is_empty()))?;
         if self.places[n].granule != granule || self.places[n].is_empty() {
             self.places[n] = Place { granule, ..EMPTY };
         }
+        Some(n)
+    }
+
+    fn wish(&mut self, granule: GranuleId, bits: &Bits, wish: Wish, now_ns: u64) -> bool {
+        let Some(n) = self.place(granule) else { return false };
         self.places[n].wish(bits, wish, now_ns);
         self.sort(n);
         true
     }
 
     fn sort(&mut self, n: usize) {
-        self.leaving.set(n, self.places[n].leave != NO_PAGES);
+        self.leaving.set(n, self.places[n].any_leaves());
         self.coming.set(n, self.places[n].come != NO_PAGES);
     }
 }
@@ -258,15 +300,11 @@ impl Wishes {
 
     /// Notes a wish about pages of one granule. False: there is no room.
     fn wish(&self, part: PageRange, wish: Wish, now_ns: u64) -> bool {
-        let mut bits = NO_PAGES;
-        part.iter().for_each(|page| bits[page.index_in_granule() / 64] |= 1 << (page.index_in_granule() % 64));
+        let bits = bits_of(part);
         let noted = self.with(|table| {
             let noted = table.wish(part.start.granule(), &bits, wish, now_ns);
             if matches!(wish, Wish::Stay | Wish::StayFor(_)) && noted {
                 self.staying.store(1, Ordering::Relaxed);
-            }
-            if wish == Wish::Scan && noted {
-                self.scanning.store(1, Ordering::Relaxed);
             }
             noted
         });
@@ -280,9 +318,10 @@ impl Wishes {
     pub(crate) fn take_leaving(&self) -> Option<(GranuleId, Bits)> {
         self.with(|table| {
             let n = table.leaving.next()?;
-            let bits = core::mem::replace(&mut table.places[n].leave, NO_PAGES);
+            let (leave, scan) = (table.places[n].leave, table.places[n].scan);
+            (table.places[n].leave, table.places[n].scan) = (NO_PAGES, NO_PAGES);
             table.sort(n);
-            Some((table.places[n].granule, bits))
+            Some((table.places[n].granule, core::array::from_fn(|word| leave[word] | scan[word])))
         })
     }
 
@@ -323,48 +362,61 @@ impl Wishes {
         })
     }
 
-    /// A page has left, as it was wished.
-    pub(crate) fn note_left(&self, page: Page) {
+    /// Begins a scan of pages of one granule. Returns those that it looks at ([`Place::begin_scan`]).
+    pub(crate) fn begin_scan(&self, part: PageRange) -> Bits {
         self.with(|table| {
-            if let Some(n) = table.find(page.granule()) {
-                let (word, bit) = (page.index_in_granule() / 64, 1 << (page.index_in_granule() % 64));
-                let place = &mut table.places[n];
-                place.left[word] |= place.scanned[word] & bit;
+            let Some(n) = table.place(part.start.granule()) else { return NO_PAGES };
+            let taken = table.places[n].begin_scan(&bits_of(part));
+            table.scanned += count(&taken);
+            table.sort(n);
+            self.scanning.store(table.scanned, Ordering::Relaxed);
+            taken
+        })
+    }
+
+    /// Pages leave: before anybody can bring them back.
+    pub(crate) fn note_left(&self, pages: impl Iterator<Item = Page>) {
+        self.with(|table| {
+            for page in pages {
+                if let Some(n) = table.find(page.granule()) {
+                    table.places[n].note_left(page.index_in_granule());
+                }
             }
         });
     }
 
-    /// Ends the scan of pages of one granule: those that have not left for it need not any more. Returns those that have.
-    pub(crate) fn end_scan(&self, part: PageRange) -> Bits {
+    /// Ends a scan of pages of one granule, those that `begin_scan` returned: which have not left for it need not any more.
+    pub(crate) fn end_scan(&self, granule: GranuleId, bits: &Bits) -> Ended {
         self.with(|table| {
-            let Some(n) = table.find(part.start.granule()) else { return NO_PAGES };
-            let place = &mut table.places[n];
-            let mut left = NO_PAGES;
-            for page in part.iter() {
-                let (word, bit) = (page.index_in_granule() / 64, 1 << (page.index_in_granule() % 64));
-                left[word] |= place.left[word] & bit;
-                place.leave[word] &= !(place.scanned[word] & bit);
-                place.scanned[word] &= !bit;
-                place.left[word] &= !bit;
-            }
+            let Some(n) = table.find(granule) else { return Ended { left: NO_PAGES, again: NO_PAGES } };
+            table.scanned = table.scanned.saturating_sub(count(bits));
+            let ended = table.places[n].end_scan(bits);
             table.sort(n);
-            let scanning = table.places.iter().any(|place| place.scanned != NO_PAGES);
-            self.scanning.store(u32::from(scanning), Ordering::Relaxed);
-            left
+            self.scanning.store(table.scanned, Ordering::Relaxed);
+            ended
         })
     }
 
-    /// No page is to stay any more, and none is scanned.
+    /// No page is to stay any more.
     fn free_all(&self) {
         self.with(|table| {
             for place in &mut table.places {
                 (place.stay, place.stay_for) = (NO_PAGES, NO_PAGES);
-                (place.scanned, place.left) = (NO_PAGES, NO_PAGES);
             }
             self.staying.store(0, Ordering::Relaxed);
-            self.scanning.store(0, Ordering::Relaxed);
         });
     }
+}
+
+/// The pages of `part`, which lies in one granule.
+pub(crate) fn bits_of(part: PageRange) -> Bits {
+    let mut bits = NO_PAGES;
+    part.iter().for_each(|page| bits[page.index_in_granule() / 64] |= 1 << (page.index_in_granule() % 64));
+    bits
+}
+
+fn count(bits: &Bits) -> u32 {
+    bits.iter().map(|word| word.count_ones()).sum()
 }
 
 /// The runs of pages of a granule.
@@ -393,7 +445,7 @@ impl<W: World> Engine<W> {
             }
         }
         match wish {
-            Wish::Leave | Wish::Scan if noted => self.evictors.pace.wake(&self.futex),
+            Wish::Leave if noted => self.evictors.pace.wake(&self.futex),
             Wish::Come if noted => self.wake_for_coming(),
             _ => {}
         }
@@ -406,9 +458,9 @@ impl<W: World> Engine<W> {
         }
     }
 
-    /// No page is to stay any more, and none is scanned: whoever wished so is gone.
+    /// No page is to stay any more: whoever wished so is gone.
     pub fn free_all(&self) {
-        if self.wishes.any_stay() || self.wishes.any_scan() {
+        if self.wishes.any_stay() {
             self.wishes.free_all();
         }
     }
@@ -421,12 +473,8 @@ impl<W: World> Engine<W> {
     /// The program says in which order it will use the managed pages of `range`: `MADV_SEQUENTIAL`, `MADV_RANDOM`, `MADV_NORMAL`.
     pub fn advise_order(&self, range: PageRange, order: Order) {
         for part in range.by_granule() {
-            let Some(g) = self.table.granule(part.start.granule()) else { continue };
-            if order != Order::Unknown {
-                // The advice is forgotten when the granule goes.
-                g.granule.touch();
-            }
-            if g.granule.touched() {
+            // Not a touch: of memory that nobody uses, calls look at no word.
+            if let Some(g) = self.table.granule(part.start.granule()) {
                 g.granule.ordered.advise(part, order);
             }
         }
@@ -436,22 +484,6 @@ impl<W: World> Engine<W> {
     #[inline]
     pub(crate) fn order_of(&self, page: Page) -> Order {
         self.table.granule(page.granule()).map_or(Order::Unknown, |g| g.granule.ordered.of(page.index_in_granule()))
-    }
-
-    /// Pages that were asked for come, `first` and so many upwards, where the program goes through its memory once: those that it has
-    /// left behind leave. They lie so far back that no request, and no window that a fault brings, reaches from them to here.
-    pub(crate) fn leave_behind(&self, first: Page, pages: u64) {
-        let (Some(from), Some(end)) = (first.0.checked_sub(BEHIND + BESIDE), first.0.checked_sub(BEHIND)) else { return };
-        let behind = PageRange { start: Page(from), end: Page(end + pages) };
-        let is_left = |page: &Page| self.order_of(*page) == Order::Sequential;
-        for part in behind.by_granule() {
-            let mut rest = part.start;
-            while let Some(from) = (rest.0..part.end.0).map(Page).find(is_left) {
-                let end = (from.0..part.end.0).map(Page).find(|page| !is_left(page)).unwrap_or(part.end);
-                self.wish(PageRange { start: from, end }, Wish::Leave);
-                rest = end;
-            }
-        }
     }
 
     /// The pages of `range` lose the chances that they have: evictors take them before others (`MADV_COLD`).
@@ -548,30 +580,42 @@ mod tests {
     #[test]
     fn a_scan_tells_which_pages_have_left_for_it() {
         let wishes = Wishes::default();
+        let ended = |bits: &Bits| {
+            let Ended { left, again } = wishes.end_scan(GranuleId(0), bits);
+            (taken(Some((GranuleId(0), left))), taken(Some((GranuleId(0), again))))
+        };
         wishes.wish(pages(2, 1), Wish::Stay, 0);
         wishes.wish(pages(5, 1), Wish::Come, 0);
-        assert!(wishes.wish(pages(0, 8), Wish::Scan, 0) && wishes.any_scan());
+        let first = wishes.begin_scan(pages(0, 8));
+        assert!(wishes.any_scan() && !wishes.any_come(), "the last wish counts");
         assert_eq!(taken(wishes.take_leaving()), [0, 1, 3, 4, 5, 6, 7], "one is to stay");
-        assert!(!wishes.any_come(), "the last wish counts");
-        for page in [1, 3, 4, 9, 512] {
-            wishes.note_left(Page(page));
-        }
-        let ended = |from, count| taken(Some((GranuleId(0), wishes.end_scan(pages(from, count)))));
-        assert_eq!(ended(0, 4), [1, 3]);
-        assert!(wishes.any_scan());
-        assert_eq!(ended(0, 512), [4], "each once, and none that was not scanned");
-        assert!(!wishes.any_scan() && ended(0, 512).is_empty());
-        // What has not left when the scan ends does not leave for it later; what was wished besides does.
-        wishes.wish(pages(10, 2), Wish::Scan, 0);
+        // Another scan leaves to the first what it looks at.
+        let second = wishes.begin_scan(pages(6, 4));
+        assert_eq!(taken(wishes.take_leaving()), [8, 9]);
+        wishes.note_left([1, 3, 4, 9, 512].map(Page).into_iter());
+        wishes.note_left([3].map(Page).into_iter());
+        assert_eq!(ended(&second), (vec![9], vec![]));
+        assert_eq!(ended(&first), (vec![1, 3, 4], vec![3]));
+        assert!(!wishes.any_scan());
+        assert_eq!(ended(&first), (vec![], vec![]), "each once");
+    }
+
+    #[test]
+    fn the_end_of_a_scan_takes_no_other_wish_away() {
+        let wishes = Wishes::default();
+        let scan = wishes.begin_scan(pages(10, 4));
+        wishes.wish(pages(11, 1), Wish::Leave, 0);
+        wishes.wish(pages(12, 1), Wish::Stay, 0);
         wishes.wish(pages(20, 1), Wish::Leave, 0);
-        assert!(ended(0, 512).is_empty());
-        assert_eq!(taken(wishes.take_leaving()), [20]);
-        // A place with nothing but a scan is not given to another granule.
-        wishes.wish(pages(30, 1), Wish::Scan, 0);
-        assert_eq!(taken(wishes.take_leaving()), [30]);
-        wishes.note_left(Page(30));
+        wishes.end_scan(GranuleId(0), &scan);
+        assert_eq!(taken(wishes.take_leaving()), [11, 20], "what was to leave for the scan alone need not any more");
+        // Nor does a wish give the place of a scan to another granule.
+        let scan = wishes.begin_scan(pages(30, 2));
+        wishes.wish(pages(31, 1), Wish::Come, 0);
+        assert_eq!((taken(wishes.take_leaving()), taken(wishes.take_coming())), (vec![30], vec![31]));
+        wishes.note_left([30].map(Page).into_iter());
         (1..=WAYS as u64).for_each(|n| _ = wishes.wish(pages(n * BUCKETS as u64 * 512, 1), Wish::Leave, 0));
-        assert_eq!(ended(30, 1), [30]);
+        assert_eq!(taken(Some((GranuleId(0), wishes.end_scan(GranuleId(0), &scan).left))), [30]);
     }
 
     #[test]

@@ -119,11 +119,21 @@ fn wish(rig: &Rc<Rig>, range: PageRange) {
         3 => rig.engine.wish(range, Wish::Stay),
         4 => rig.engine.wish(range, Wish::StayFor(ns)),
         5 => rig.engine.free_all(),
-        6 => rig.engine.begin_scan(range),
-        7 => rig.engine.end_scan(range, |chunk, seen| {
-            assert!(seen.accessed & !seen.looked == 0 && seen.written & !seen.accessed == 0, "{seen:?} of {chunk:?}");
-        }),
+        6..=7 => scan(rig, range, ns),
         _ => rig.engine.make_old(range),
+    }
+}
+
+/// A policy looks at which pages are used, and sees it after a while.
+fn scan(rig: &Rc<Rig>, range: PageRange, ns: u64) {
+    let few = PageRange { start: range.start, end: range.start.plus(range.len().min(512)) };
+    let scan = rig.engine.begin_scan(few);
+    let other = rig.engine.begin_scan(few);
+    sleep_ns(ns);
+    for scan in [scan, other] {
+        rig.engine.end_scan(&scan, |chunk, seen| {
+            assert!(seen.accessed & !seen.looked == 0 && seen.written & !seen.accessed == 0, "{seen:?} of {chunk:?}");
+        });
     }
 }
 

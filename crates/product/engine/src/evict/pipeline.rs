@@ -370,6 +370,10 @@ impl<'e, W: World> Evictor<'e, W> {
         if engine.kernel.current_thread() != self.thread {
             engine.stats.add(self.core, Count::Synchronous, count as u64);
         }
+        if engine.wishes.any_scan() {
+            // Before anybody can bring them back: a page that leaves once more was accessed meanwhile.
+            engine.wishes.note_left(self.victims.iter().map(|victim| victim.page));
+        }
         self.ring.take(self.places.iter().zip(&self.victims).map(|(&stage, victim)| {
             // A clean page: its slot has the bytes already.
             (stage, if victim.dirty { StageState::Writing } else { StageState::Quiet })
@@ -387,9 +391,6 @@ impl<'e, W: World> Evictor<'e, W> {
         }
         if engine.is_wanted(Kind::Evicted) {
             self.tell_evicted();
-        }
-        if wished && engine.wishes.any_scan() {
-            self.victims.iter().for_each(|victim| engine.wishes.note_left(victim.page));
         }
         let clean = self.victims.iter().filter(|v| !v.dirty).count();
         engine.give_evicted(self.core, count as u64, (count - clean) as u64);

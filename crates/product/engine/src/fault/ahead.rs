@@ -10,7 +10,6 @@ use crate::Engine;
 use crate::health::Trouble;
 use crate::wishes::runs;
 use core::sync::atomic::Ordering;
-use farshore_core::order::Order;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{Ahead, Reads};
 use farshore_core::seams::{PageBuf, World};
@@ -43,9 +42,6 @@ impl<W: World> Engine<W> {
                     self.quiet.gate.enter(&self.futex, core);
                     self.bring_ahead(ahead, core, buffer);
                     self.quiet.gate.leave(&self.futex, core);
-                    if ahead.step == 1 && self.order_of(ahead.first) == Order::Sequential {
-                        self.leave_behind(ahead.first, ahead.pages.into());
-                    }
                 }
                 None if stop.load(Ordering::Acquire) => return,
                 None if self.bring_wished(core, buffer) => {}

@@ -31,7 +31,7 @@ use farshore_config::control::Attachment;
 use farshore_config::stats;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::Clock as _;
-use farshore_engine::scan::Allowance;
+use farshore_engine::scan::{Allowance, Scan};
 use farshore_engine::wishes::Wish;
 use farshore_sys::clock::sleep_ns;
 use farshore_sys::fd::Fd;
@@ -46,6 +46,9 @@ const ROUND: u32 = 256;
 const IDLE_NS: u64 = 20_000_000;
 /// Scans of one policy that can be under way.
 const SCANS_MOST: usize = 64;
+/// How long one takes, at least (an evictor has to come to it) and at most (it holds a place among wishes); ns.
+const SCAN_NS_LEAST: u64 = 1_000_000;
+const SCAN_NS_MOST: u64 = 60_000_000_000;
 /// How long it naps when it was woken for nothing, ns.
 const NAP_NS: u64 = 200_000;
 
@@ -286,18 +289,15 @@ fn serve_one(runtime: &Runtime, number: usize, request: &Request, scans: &mut Sc
         Wanted::Unpin => Wish::Free,
         Wanted::Protect { ns } => Wish::StayFor(ns),
         Wanted::Look { tag } => return look(runtime, number, range, tag),
-        Wanted::Scan { micros, tag } => {
-            let due_ns = runtime.engine.clock.now_ns() + u64::from(micros) * 1000;
-            return scans.begin(runtime, number, Scan { range, tag, due_ns });
-        }
+        Wanted::Scan { micros, tag } => return scans.begin(runtime, number, range, micros, tag),
     };
     runtime.engine.wish(range, wish);
 }
 
 /// A scan that a policy has asked for.
 #[derive(Debug)]
-struct Scan {
-    range: PageRange,
+struct Asked {
+    scan: Scan,
     tag: u32,
     due_ns: u64,
 }
@@ -306,19 +306,17 @@ struct Scan {
 #[derive(Debug)]
 struct Scans {
     allowance: Allowance,
-    under_way: Vec<Scan>,
+    under_way: Vec<Asked>,
 }
 
 impl Scans {
-    fn begin(&mut self, runtime: &Runtime, number: usize, scan: Scan) {
-        let engine = &runtime.engine;
-        let there = self.under_way.len() < SCANS_MOST;
-        if there && self.allowance.spend(engine.clock.now_ns(), engine.scan_cost(scan.range.len())) {
-            engine.begin_scan(scan.range);
-            self.under_way.push(scan);
+    fn begin(&mut self, runtime: &Runtime, number: usize, range: PageRange, micros: u32, tag: u32) {
+        let (engine, now) = (&runtime.engine, runtime.engine.clock.now_ns());
+        if self.under_way.len() < SCANS_MOST && self.allowance.spend(now, engine.scan_cost(range.len())) {
+            let due_ns = now + (u64::from(micros) * 1000).clamp(SCAN_NS_LEAST, SCAN_NS_MOST);
+            self.under_way.push(Asked { scan: engine.begin_scan(range), tag, due_ns });
         } else {
-            let refused =
-                Event { thread: scan.tag, detail: 1, ..Event::new(Kind::Scanned, scan.range.start.addr(), scan.range.len()) };
+            let refused = Event { thread: tag, detail: 1, ..Event::new(Kind::Scanned, range.start.addr(), range.len()) };
             engine.audience.answer(number, &refused);
         }
     }
@@ -327,28 +325,23 @@ impl Scans {
     fn end_due(&mut self, runtime: &Runtime, number: usize, now: u64) {
         let engine = &runtime.engine;
         let Scans { allowance, under_way } = self;
-        under_way.retain(|scan| {
-            if scan.due_ns > now {
+        under_way.retain(|asked| {
+            if asked.due_ns > now {
                 return true;
             }
-            let (mut looked, mut accessed) = (0, 0);
-            engine.end_scan(scan.range, |chunk, seen| {
-                looked += u64::from(seen.looked.count_ones());
-                accessed += u64::from(seen.accessed.count_ones());
+            let saved = engine.end_scan(&asked.scan, |chunk, seen| {
                 let more = [seen.looked, seen.accessed, seen.written];
-                engine.audience.answer(
-                    number,
-                    &Event { thread: scan.tag, more, ..Event::new(Kind::Scanned, chunk.start.addr(), chunk.len()) },
-                );
+                let answer = Event { thread: asked.tag, more, ..Event::new(Kind::Scanned, chunk.start.addr(), chunk.len()) };
+                engine.audience.answer(number, &answer);
             });
-            allowance.give_back(engine.scan_refund(scan.range.len(), looked, accessed));
+            allowance.give_back(saved);
             false
         });
     }
 
     /// When the next one is over, ns from now.
     fn next_due_ns(&self, now: u64) -> u64 {
-        self.under_way.iter().map(|scan| scan.due_ns.saturating_sub(now)).min().unwrap_or(u64::MAX)
+        self.under_way.iter().map(|asked| asked.due_ns.saturating_sub(now)).min().unwrap_or(u64::MAX)
     }
 }
 

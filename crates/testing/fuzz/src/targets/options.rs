@@ -102,6 +102,12 @@ fn as_toml(json: &str) -> String {
     match serde_json::from_str(json) {
         Ok(Value::Object(mut options)) => {
             options.retain(|key, _| !NOT_IN_FILES.contains(&key.as_str()));
+            // A limit that is chosen has a most; what the limit is cannot be said too.
+            if options.get("slowdown").is_some_and(|it| !it.is_null())
+                && let Some(most) = options.remove("memory")
+            {
+                options.insert("memory_max".into(), most);
+            }
             object_as_toml(&options)
         }
         _ => panic!("options are no object: {json}"),
