@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use farshore_beside::Wanted;
+use farshore_beside::{PAGES, REQUEST_PAGES_MAX, Wanted};
 
 /// Requests that wait at most. A policy that says more loses the oldest: they say least about what is to be.
 const MOST: usize = 4096;
@@ -27,7 +27,7 @@ pub struct Counts {
     pub come: u64,
     /// They stay, for a time or for good.
     pub stay: u64,
-    /// Requests that were never made, as too many waited.
+    /// Requests that were never made, as too many waited, or there can be no such pages.
     pub lost: u64,
 }
 
@@ -42,20 +42,17 @@ pub struct Say {
 impl Say {
     /// The pages leave.
     pub fn leave(&mut self, page: u64, pages: u64) {
-        self.counts.leave += pages;
-        self.wish(Wanted::Reclaim, page, pages);
+        self.counts.leave += self.wish(Wanted::Reclaim, page, pages);
     }
 
     /// They come.
     pub fn come(&mut self, page: u64, pages: u64) {
-        self.counts.come += pages;
-        self.wish(Wanted::Prefetch, page, pages);
+        self.counts.come += self.wish(Wanted::Prefetch, page, pages);
     }
 
     /// They stay.
     pub fn stay(&mut self, page: u64, pages: u64) {
-        self.counts.stay += pages;
-        self.wish(Wanted::Pin, page, pages);
+        self.counts.stay += self.wish(Wanted::Pin, page, pages);
     }
 
     /// They need not stay.
@@ -65,8 +62,7 @@ impl Say {
 
     /// They stay for a time.
     pub fn stay_for(&mut self, ns: u64, page: u64, pages: u64) {
-        self.counts.stay += pages;
-        self.wish(Wanted::Protect { ns }, page, pages);
+        self.counts.stay += self.wish(Wanted::Protect { ns }, page, pages);
     }
 
     /// The states of all pages of the program are to be told, by events of [`farshore_beside::Kind::Pages`].
@@ -88,34 +84,44 @@ impl Say {
         }
     }
 
-    fn wish(&mut self, wanted: Wanted, page: u64, pages: u64) {
+    /// How many of the pages there can be: the others are not wished.
+    fn wish(&mut self, wanted: Wanted, page: u64, pages: u64) -> u64 {
         if pages == 0 {
-            return;
+            return 0;
+        }
+        let pages = pages.min(PAGES.saturating_sub(page));
+        if pages == 0 {
+            self.counts.lost += 1;
+            return 0;
         }
         if let Some(last) = self.waiting.back_mut()
             && last.wanted == wanted
             && last.page + last.pages == page
         {
             last.pages += pages;
-            return;
+            return pages;
         }
         if self.waiting.len() == MOST {
             self.waiting.pop_front();
             self.counts.lost += 1;
         }
         self.waiting.push_back(Wish { wanted, page, pages });
+        pages
     }
 
-    /// Makes the requests, as long as `make` takes them; the others wait.
-    pub fn make(&mut self, mut make: impl FnMut(Wish) -> bool) -> bool {
-        let before = self.waiting.len();
-        while let Some(&wish) = self.waiting.front() {
-            if !make(wish) {
-                break;
+    /// Makes the requests, as long as `make` takes them; the others wait. Each is made once: of a long wish that is not taken whole, only the
+    /// rest waits.
+    pub fn make(&mut self, mut make: impl FnMut(Wish) -> bool) {
+        while let Some(wish) = self.waiting.front_mut() {
+            let part = wish.pages.min(REQUEST_PAGES_MAX);
+            if !make(Wish { pages: part, ..*wish }) {
+                return;
             }
-            self.waiting.pop_front();
+            (wish.page, wish.pages) = (wish.page + part, wish.pages - part);
+            if wish.pages == 0 {
+                self.waiting.pop_front();
+            }
         }
-        self.waiting.len() < before
     }
 
     /// What was wished so far.
@@ -159,12 +165,50 @@ mod tests {
         (0..MOST as u64 + 3).for_each(|n| say.leave(n * 2, 1));
         assert_eq!(say.counts().lost, 3);
         let mut taken = Vec::new();
-        assert!(say.make(|wish| {
+        say.make(|wish| {
             taken.push(wish.page);
             taken.len() < 3
-        }));
+        });
         assert_eq!(taken, [6, 8, 10]);
         assert_eq!(say.all()[0].page, 10, "the third was not taken");
+    }
+
+    #[test]
+    fn a_long_wish_goes_on_where_it_was_not_taken() {
+        let mut say = Say::default();
+        say.come(7, 5 * REQUEST_PAGES_MAX / 2);
+        say.leave(1, 1);
+        let mut taken = Vec::new();
+        for room in [1, 0, 1, 2, 9] {
+            let mut left = room;
+            say.make(|wish| {
+                let takes = left > 0;
+                if takes {
+                    left -= 1;
+                    taken.push((wish.page, wish.pages));
+                }
+                takes
+            });
+        }
+        assert_eq!(
+            taken,
+            [
+                (7, REQUEST_PAGES_MAX),
+                (7 + REQUEST_PAGES_MAX, REQUEST_PAGES_MAX),
+                (7 + 2 * REQUEST_PAGES_MAX, REQUEST_PAGES_MAX / 2),
+                (1, 1)
+            ]
+        );
+    }
+
+    #[test]
+    fn of_pages_that_cannot_be_nothing_waits() {
+        let mut say = Say::default();
+        say.come(PAGES - 2, u64::MAX);
+        say.stay(PAGES, 3);
+        say.leave(u64::MAX, u64::MAX);
+        assert_eq!(say.counts(), Counts { leave: 0, come: 2, stay: 0, lost: 2 });
+        assert_eq!(say.all(), [Wish { wanted: Wanted::Prefetch, page: PAGES - 2, pages: 2 }]);
     }
 
     #[test]

@@ -21,8 +21,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use farshore_attach::rings::{Asker, Listener};
-pub use farshore_attach::{Event, Kind, PageState, State, Wanted};
-use farshore_attach::{Memory, REQUEST_PAGES_MAX, Request, VERSION, parameters, word};
+pub use farshore_attach::{Event, Kind, PageState, REQUEST_PAGES_MAX, State, Wanted};
+use farshore_attach::{Memory, REQUESTS, Request, VERSION, parameters, word};
 use farshore_client::client::Client;
 use farshore_command::refusal::Refusal;
 use farshore_core::sync::Ordering;
@@ -31,6 +31,8 @@ use memory::Shared;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
+/// Numbers of pages end here, as addresses of programs do.
+pub const PAGES: u64 = (1 << 47) / PAGE;
 /// How long one sleep is: a policy that was just woken may not be woken again for the next event.
 const SLEEP: Duration = Duration::from_millis(10);
 
@@ -114,16 +116,11 @@ impl Attachment {
         }
     }
 
-    /// Makes a wish about `pages` pages from the one of `address` on. False: the ring of requests is full, or there can be no such pages.
+    /// Makes a wish about `pages` pages from the one of `address` on: all of it, or nothing. False: the ring of requests has no room for it
+    /// now, or there can be no such pages. A request is of 4 GiB at most; one wish of more than 4 TiB never fits.
     pub fn ask(&mut self, wanted: Wanted, address: u64, pages: u64) -> bool {
-        let (mut page, mut left) = (address / PAGE, pages);
-        let mut asked = pages > 0;
-        while asked && left > 0 {
-            let part = left.min(REQUEST_PAGES_MAX);
-            let memory = Memory::new(self.shared.words());
-            asked = self.asker.ask(&memory, &Request { wanted, page, pages: part });
-            (page, left) = (page + part, left - part);
-        }
+        let memory = Memory::new(self.shared.words());
+        let asked = ask(&mut self.asker, &memory, room(&memory), wanted, address / PAGE, pages);
         self.ring();
         asked
     }
@@ -154,5 +151,60 @@ impl Attachment {
     fn ring(&self) {
         self.memory().head(word::BELL).fetch_add(1, Ordering::Release);
         self.shared.wake(word::BELL);
+    }
+}
+
+/// How many requests the ring has room for. The program only takes, so there is as much or more a moment later.
+fn room(memory: &Memory<'_>) -> u64 {
+    let taken = memory.head(word::REQUESTS_TAKEN).load(Ordering::Acquire);
+    // This side alone writes it, with each request.
+    let asked = memory.head(word::REQUESTS_ASKED).load(Ordering::Relaxed);
+    (REQUESTS as u64).saturating_sub(asked.wrapping_sub(taken))
+}
+
+/// Writes the requests of one wish, all or none.
+fn ask(asker: &mut Asker, memory: &Memory<'_>, room: u64, wanted: Wanted, page: u64, pages: u64) -> bool {
+    let there_can_be = pages > 0 && page < PAGES && pages <= PAGES - page;
+    if !there_can_be || pages.div_ceil(REQUEST_PAGES_MAX) > room {
+        return false;
+    }
+    (page..page + pages).step_by(REQUEST_PAGES_MAX as usize).all(|first| {
+        let part = (page + pages - first).min(REQUEST_PAGES_MAX);
+        asker.ask(memory, &Request { wanted, page: first, pages: part })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_attach::WORDS;
+    use farshore_attach::rings::{Taken, Taker};
+    use farshore_core::sync::AtomicU64;
+
+    #[test]
+    fn a_wish_is_made_whole_or_not_at_all() {
+        let words: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        let memory = Memory::new(&words);
+        let (mut asker, mut taker) = (Asker::new(&memory), Taker::default());
+        let mut wish = |page, pages| ask(&mut asker, &memory, room(&memory), Wanted::Prefetch, page, pages);
+        let none = |why: &str| assert_eq!(memory.head(word::REQUESTS_ASKED).load(Ordering::Relaxed), 0, "{why}");
+        assert!(!wish(0, (REQUESTS as u64 + 1) * REQUEST_PAGES_MAX));
+        none("it never fits");
+        assert!(!wish(PAGES - 1, 2) && !wish(PAGES, 1) && !wish(7, 0) && !wish(7, u64::MAX));
+        none("there can be no such pages");
+        for n in 0..REQUESTS as u64 - 1 {
+            assert!(wish(n, 1), "{n}");
+        }
+        assert!(!wish(5000, REQUEST_PAGES_MAX + 1), "there is room for its first part alone");
+        assert!(wish(6000, 1) && !wish(6001, 1), "and nothing of it was written");
+        let mut take = || match taker.take(&memory) {
+            Taken::Request(request) => Some((request.page, request.pages)),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((take(), take()), (Some((0, 1)), Some((1, 1))));
+        assert!(wish(5000, REQUEST_PAGES_MAX + 1));
+        let taken: Vec<_> = (0..REQUESTS).filter_map(|_| take()).collect();
+        let last = [(6000, 1), (5000, REQUEST_PAGES_MAX), (5000 + REQUEST_PAGES_MAX, 1)];
+        assert_eq!(taken[taken.len() - 3..], last);
     }
 }
