@@ -25,7 +25,8 @@ pub enum Command {
         about = farshore_command::POLICY_ABOUT,
         long_about = "Attaches a policy of a published system to a program that runs under Farshore, until the program ends or Ctrl-C. \
     It says which pages it would like to come, to leave or to stay; the program's bytes and its limit do not depend on it.\n\n\
-    'farshore stat PID' shows its parameters, and 'farshore set PID NAME=VALUE' changes them meanwhile."
+    'farshore stat PID' shows its parameters, and 'farshore set PID NAME=VALUE' changes them meanwhile. \
+    A value beyond the range of its parameter counts as the nearest in it."
     )]
     Policy(PolicyArgs),
 }
@@ -67,21 +68,21 @@ fn parameter(text: &str) -> Result<(String, i64), String> {
 const AFTER: &str = "\
 Policies, and their parameters:
   linear   the next pages come behind each fault
-           ahead=8
+           ahead=8 (1 to 65536)
   csr      graphs: what is read at random stays, edges stream through a window
-           ahead=256 behind=32 stay=60
+           ahead=256 (1 to 65536), behind=32 (1 to 65536), stay=60 (0 to 90)
   dt       pages leave that were not used for a threshold of intervals (dt-reclaimer)
-           interval_ms=1000 promoted=20
+           interval_ms=1000 (1 to 86400000), promoted=20 (0 to 1000)
   sys-r    the page leaves that is due last, as its code has told (SYS-R)
-           spare=60
+           spare=60 (0 to 500)
   sys-agg  when a phase begins, pages of the one before leave (SYS-Agg)
-           jump=3 part=250
+           jump=3 (1 to 1000), part=250 (1 to 1000)
   wsr      what a lower limit drove out comes back when the limit is raised (WSR)
-           portion=2048
+           portion=2048 (1 to 1000000)
   leap     pages come by the stride that most of a thread's last faults have (Leap)
-           ahead=64
+           ahead=64 (1 to 65536)
   ghost    pages that came once leave early, those that come back stay (S3-FIFO)
-           small=10 stay_ms=1000
+           small=10 (1 to 90), stay_ms=1000 (1 to 86400000)
 
 Examples:
   farshore policy linear 4242 ahead=32
@@ -140,8 +141,12 @@ mod tests {
     fn the_help_has_every_policy_and_parameter() {
         Line::command().debug_assert();
         for policy in &policies::ALL {
-            let parameters: Vec<String> = policy.parameters.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            let lines = format!("\n  {:<8} {}\n           {}\n", policy.name, policy.about, parameters.join(" "));
+            let parameters: Vec<String> = policy
+                .parameters
+                .iter()
+                .map(|(name, value, (least, most))| format!("{name}={value} ({least} to {most})"))
+                .collect();
+            let lines = format!("\n  {:<8} {}\n           {}\n", policy.name, policy.about, parameters.join(", "));
             assert!(AFTER.contains(&lines), "{lines}");
         }
     }

@@ -10,7 +10,7 @@ use farshore_command::refusal::Refusal;
 use crate::args::PolicyArgs;
 use crate::places::{Hints, mappings};
 use crate::policies;
-use crate::policy::{Policy, Seen};
+use crate::policy::{Parameter, Policy, Seen};
 use crate::say::Say;
 
 /// Events that are heard before wishes are made.
@@ -34,6 +34,10 @@ pub fn run(arguments: &PolicyArgs) -> Result<u8, Refusal> {
             let names: Vec<&str> = known.parameters.iter().map(|parameter| parameter.0).collect();
             Refusal::cannot_start(format!("policy {} has no parameter '{name}': it has {}", known.name, names.join(", ")))
         })?;
+        let (least, most) = known.parameters[place].2;
+        if !(least..=most).contains(value) {
+            return Err(Refusal::cannot_start(format!("{name}={value}: {name} is from {least} to {most}")));
+        }
         values[place] = *value;
     }
     let mut program = farshore_beside::attach(arguments.pid)?;
@@ -44,6 +48,7 @@ pub fn run(arguments: &PolicyArgs) -> Result<u8, Refusal> {
         pid: arguments.pid,
         policy: (known.make)(hints),
         values,
+        known: known.parameters,
         say: Say::default(),
         survey: Survey::default(),
         mapped: Some(Instant::now()),
@@ -75,6 +80,7 @@ struct Beside {
     pid: u32,
     policy: Box<dyn Policy>,
     values: Vec<i64>,
+    known: &'static [Parameter],
     say: Say,
     survey: Survey,
     /// Pages were mapped, and the policy does not know of it yet: when that was.
@@ -98,7 +104,7 @@ impl Beside {
         while program.is_there() && program.state().limit_bytes == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let first = seen(program, &mut self.values, now_ns());
+        let first = seen(program, &mut self.values, self.known, now_ns());
         self.policy.rest(&first, &mut self.say);
     }
 
@@ -118,7 +124,7 @@ impl Beside {
                     _ => {}
                 }
                 if self.policy.hears().contains(&event.kind) {
-                    let seen = seen(program, &mut self.values, event.ns);
+                    let seen = seen(program, &mut self.values, self.known, event.ns);
                     self.policy.hear(&event, &seen, &mut self.say);
                 }
             }
@@ -131,7 +137,7 @@ impl Beside {
                 self.policy.mapped(&mappings(&text), &mut self.say);
             }
             // After each batch: a wish that is late is for nothing.
-            let seen = seen(program, &mut self.values, now_ns());
+            let seen = seen(program, &mut self.values, self.known, now_ns());
             self.policy.rest(&seen, &mut self.say);
             if self.say.take_survey() {
                 self.survey.begin(self.pid);
@@ -148,12 +154,12 @@ impl Beside {
     }
 }
 
-fn seen<'s>(program: &Attachment, values: &'s mut [i64], ns: u64) -> Seen<'s> {
+fn seen<'s>(program: &Attachment, values: &'s mut [i64], known: &'s [Parameter], ns: u64) -> Seen<'s> {
     for (place, value) in values.iter_mut().enumerate() {
         *value = program.parameter(place);
     }
     let state = program.state();
-    Seen { ns, limit: state.limit_bytes / PAGE, resident: state.resident_bytes / PAGE, parameters: values }
+    Seen { ns, limit: state.limit_bytes / PAGE, resident: state.resident_bytes / PAGE, parameters: values, known }
 }
 
 /// `CLOCK_MONOTONIC`, as the times of events are.

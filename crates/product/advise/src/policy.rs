@@ -5,8 +5,8 @@ use farshore_beside::{Event, Kind};
 use crate::places::Mapping;
 use crate::say::Say;
 
-/// A parameter: its name, and what it is at first.
-pub type Parameter = (&'static str, i64);
+/// A parameter: its name, what it is at first, and what it may be, the least and the most. None is below 0.
+pub type Parameter = (&'static str, i64, (i64, i64));
 
 /// What a policy sees of its program, but for events.
 #[derive(Clone, Copy, Debug)]
@@ -19,12 +19,15 @@ pub struct Seen<'s> {
     pub resident: u64,
     /// The values of its parameters, in the order in which it names them.
     pub parameters: &'s [i64],
+    /// What they may be.
+    pub known: &'s [Parameter],
 }
 
 impl Seen<'_> {
-    /// The value of a parameter, at least `least`.
-    pub fn at_least(&self, place: usize, least: u64) -> u64 {
-        u64::try_from(self.parameters[place]).unwrap_or(0).max(least)
+    /// The value of a parameter. What is out of its range counts as the nearest that is not: a user may set any number.
+    pub fn value(&self, place: usize) -> u64 {
+        let (least, most) = self.known[place].2;
+        self.parameters[place].clamp(least, most) as u64
     }
 }
 

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use farshore_beside::{Event, Kind};
 
+use super::AHEAD_MOST;
 use crate::places::{Hints, Mapping, Use};
 use crate::policy::{Parameter, Policy, Seen, page};
 use crate::say::Say;
@@ -30,7 +31,7 @@ const CHOICE_NS: u64 = 100_000_000;
 const OVER_NS: u64 = 2_000_000_000;
 
 /// `ahead` and `behind`: pages of the window. `stay`: percent of the limit that may stay.
-pub const PARAMETERS: &[Parameter] = &[("ahead", 256), ("behind", 32), ("stay", 60)];
+pub const PARAMETERS: &[Parameter] = &[("ahead", 256, (1, AHEAD_MOST)), ("behind", 32, (1, AHEAD_MOST)), ("stay", 60, (0, 90))];
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {
@@ -112,7 +113,7 @@ impl Csr {
     }
 
     fn advance(&mut self, seen: &Seen<'_>, say: &mut Say) {
-        let (ahead, behind) = (seen.at_least(0, 1), seen.at_least(1, 1));
+        let (ahead, behind) = (seen.value(0), seen.value(1));
         let Some(mut stream) = self.streams.pop() else { return };
         let keep_from = stream.at.saturating_sub(behind);
         if keep_from > stream.behind {
@@ -134,7 +135,7 @@ impl Csr {
     fn choose(&mut self, seen: &Seen<'_>, say: &mut Say) {
         self.chosen_ns = seen.ns;
         self.streams.retain(|stream| stream.steps < BELIEVED || seen.ns.saturating_sub(stream.moved_ns) < OVER_NS);
-        let room = seen.limit * seen.at_least(2, 0).min(90) / 100 / CHUNK;
+        let room = seen.limit * seen.value(2) / 100 / CHUNK;
         let mut by_count: Vec<(u32, u64)> =
             self.at_random.iter().filter(|(_, count)| **count >= AT_RANDOM).map(|(chunk, count)| (*count, *chunk)).collect();
         by_count.sort_unstable_by(|a, b| b.cmp(a));

@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use farshore_beside::{Event, Kind};
 
+use super::DAY_MS;
 use crate::pages::{OF_RESIDENT, Resident, touched};
 use crate::policy::{Parameter, Policy, Seen};
 use crate::say::Say;
@@ -17,7 +18,7 @@ use crate::say::Say;
 const LONGEST: usize = 64;
 
 /// `interval_ms`; `promoted`: of a thousand pages of the working set, how many may come back in an interval.
-pub const PARAMETERS: &[Parameter] = &[("interval_ms", 1000), ("promoted", 20)];
+pub const PARAMETERS: &[Parameter] = &[("interval_ms", 1000, (1, DAY_MS)), ("promoted", 20, (0, 1000))];
 
 /// Which pages are used.
 pub trait Accesses {
@@ -129,11 +130,11 @@ impl Policy for Dt {
             self.accesses.ask(say);
             self.ended_ns = seen.ns;
         }
-        if seen.ns.saturating_sub(self.ended_ns) < seen.at_least(0, 1) * 1_000_000 {
+        if seen.ns.saturating_sub(self.ended_ns) < seen.value(0) * 1_000_000 {
             return;
         }
         self.ended_ns = seen.ns;
-        let cold = self.end_interval(seen.at_least(1, 0));
+        let cold = self.end_interval(seen.value(1));
         say.each(cold, Say::leave);
         self.accesses.ask(say);
     }
@@ -162,6 +163,17 @@ mod tests {
         left.sort_unstable();
         left.dedup();
         assert_eq!(left, (300..1000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_interval_that_is_nonsense_is_the_longest() {
+        let mut rig = Rig::new(Box::new(Dt::new(Box::<Events>::default())), PARAMETERS);
+        // A factor of a million makes it 0, if it wraps.
+        rig.parameters[0] = 1 << 58;
+        rig.rest(0);
+        (0..10).for_each(|page| rig.fault(page));
+        (0..200).for_each(|_| rig.rest(INTERVAL));
+        assert_eq!(rig.say.pages_of(Wanted::Reclaim), [0; 0]);
     }
 
     #[test]

@@ -8,11 +8,12 @@ use std::collections::{HashMap, VecDeque};
 
 use farshore_beside::{Event, Kind};
 
+use super::DAY_MS;
 use crate::policy::{Parameter, Policy, Seen, page};
 use crate::say::Say;
 
 /// `small`: percent of the limit for pages that came once. `stay_ms`: how long a page that came back stays, at most.
-pub const PARAMETERS: &[Parameter] = &[("small", 10), ("stay_ms", 1000)];
+pub const PARAMETERS: &[Parameter] = &[("small", 10, (1, 90)), ("stay_ms", 1000, (1, DAY_MS))];
 
 /// See the head.
 #[derive(Debug, Default)]
@@ -83,9 +84,9 @@ impl Policy for Ghost {
 
     fn rest(&mut self, seen: &Seen<'_>, say: &mut Say) {
         let back = std::mem::take(&mut self.back);
-        let ns = seen.at_least(1, 1) * 1_000_000;
+        let ns = seen.value(1) * 1_000_000;
         say.each(back, |say, page, pages| say.stay_for(ns, page, pages));
-        let most = (seen.limit * seen.at_least(0, 1).min(90) / 100).max(1);
+        let most = (seen.limit * seen.value(0) / 100).max(1);
         let mut pages = Vec::new();
         while self.queued.len() as u64 > most
             && let Some((page, number)) = self.small.pop_front()

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use farshore_beside::{Event, Kind};
 
+use super::AHEAD_MOST;
 use crate::policy::{Parameter, Policy, Seen, page};
 use crate::say::Say;
 
@@ -21,7 +22,7 @@ const FARTHEST: i64 = 1 << 16;
 const THREADS: usize = 1024;
 
 /// `ahead`: the most pages of a window.
-pub const PARAMETERS: &[Parameter] = &[("ahead", 64)];
+pub const PARAMETERS: &[Parameter] = &[("ahead", 64, (1, AHEAD_MOST))];
 
 #[derive(Debug, Default)]
 struct Thread {
@@ -99,7 +100,7 @@ impl Policy for Leap {
             self.threads.clear();
         }
         let at = page(event.address) as i64;
-        let Some((stride, pages)) = self.threads.entry(event.thread).or_default().hear(at, seen.at_least(0, 1)) else { return };
+        let Some((stride, pages)) = self.threads.entry(event.thread).or_default().hear(at, seen.value(0)) else { return };
         for n in 1..=pages as i64 {
             if let Ok(page) = u64::try_from(at + stride * n) {
                 say.come(page, 1);

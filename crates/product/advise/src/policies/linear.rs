@@ -2,6 +2,7 @@
 
 use farshore_beside::{Event, Kind};
 
+use super::AHEAD_MOST;
 use crate::policy::{Parameter, Policy, Seen, page};
 use crate::say::Say;
 
@@ -9,7 +10,7 @@ use crate::say::Say;
 #[derive(Debug, Default)]
 pub struct Linear;
 
-pub const PARAMETERS: &[Parameter] = &[("ahead", 8)];
+pub const PARAMETERS: &[Parameter] = &[("ahead", 8, (1, AHEAD_MOST))];
 
 impl Policy for Linear {
     fn hears(&self) -> &'static [Kind] {
@@ -17,7 +18,7 @@ impl Policy for Linear {
     }
 
     fn hear(&mut self, event: &Event, seen: &Seen<'_>, say: &mut Say) {
-        say.come(page(event.address) + 1, seen.at_least(0, 1));
+        say.come(page(event.address) + 1, seen.value(0));
     }
 }
 
@@ -35,5 +36,8 @@ mod tests {
         rig.parameters[0] = -4;
         rig.fault(100);
         assert_eq!(rig.say.pages_of(Wanted::Prefetch), [101], "a parameter may be nonsense");
+        rig.parameters[0] = i64::MAX;
+        rig.fault(100);
+        assert_eq!(rig.say.all()[0].pages, AHEAD_MOST as u64);
     }
 }

@@ -12,6 +12,11 @@ mod wsr;
 use crate::places::Hints;
 use crate::policy::{Parameter, Policy};
 
+/// The most pages that a parameter may let come ahead of a fault: 256 MiB.
+const AHEAD_MOST: i64 = 65_536;
+/// The longest time of a parameter.
+const DAY_MS: i64 = 86_400_000;
+
 /// A policy that can be attached.
 #[derive(Clone, Copy)]
 pub struct Known {
@@ -88,6 +93,7 @@ pub mod testing {
     pub struct Rig {
         pub policy: Box<dyn Policy>,
         pub parameters: Vec<i64>,
+        pub known: &'static [Parameter],
         pub say: Say,
         pub ns: u64,
         pub limit: u64,
@@ -95,14 +101,15 @@ pub mod testing {
     }
 
     impl Rig {
-        pub fn new(policy: Box<dyn Policy>, parameters: &[Parameter]) -> Rig {
-            let parameters = parameters.iter().map(|parameter| parameter.1).collect();
-            Rig { policy, parameters, say: Say::default(), ns: 0, limit: 1000, resident: 900 }
+        pub fn new(policy: Box<dyn Policy>, known: &'static [Parameter]) -> Rig {
+            let parameters = known.iter().map(|parameter| parameter.1).collect();
+            Rig { policy, parameters, known, say: Say::default(), ns: 0, limit: 1000, resident: 900 }
         }
 
         pub fn hear(&mut self, event: Event) {
             assert!(self.policy.hears().contains(&event.kind), "it does not hear {:?}", event.kind);
-            let seen = Seen { ns: self.ns, limit: self.limit, resident: self.resident, parameters: &self.parameters };
+            let seen =
+                Seen { ns: self.ns, limit: self.limit, resident: self.resident, parameters: &self.parameters, known: self.known };
             self.policy.hear(&Event { ns: self.ns, ..event }, &seen, &mut self.say);
         }
 
@@ -120,7 +127,8 @@ pub mod testing {
 
         pub fn rest(&mut self, ns: u64) {
             self.ns += ns;
-            let seen = Seen { ns: self.ns, limit: self.limit, resident: self.resident, parameters: &self.parameters };
+            let seen =
+                Seen { ns: self.ns, limit: self.limit, resident: self.resident, parameters: &self.parameters, known: self.known };
             self.policy.rest(&seen, &mut self.say);
         }
     }

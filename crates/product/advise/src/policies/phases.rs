@@ -18,7 +18,7 @@ const TICK_NS: u64 = 100_000_000;
 const LEAST: f64 = 20.0;
 
 /// `jump`: how many times the rate before. `part`: of a thousand old pages, how many leave in a second.
-pub const PARAMETERS: &[Parameter] = &[("jump", 3), ("part", 250)];
+pub const PARAMETERS: &[Parameter] = &[("jump", 3, (1, 1000)), ("part", 250, (1, 1000))];
 
 /// See the head.
 #[derive(Debug, Default)]
@@ -39,10 +39,10 @@ pub struct Phases {
 impl Phases {
     fn tick(&mut self, seen: &Seen<'_>) {
         let rate = std::mem::take(&mut self.faults) as f64;
-        if self.old.is_empty() && rate > LEAST && rate > self.mean * seen.at_least(0, 1) as f64 {
+        if self.old.is_empty() && rate > LEAST && rate > self.mean * seen.value(0) as f64 {
             self.young.clear();
             self.old = self.resident.oldest().collect();
-            self.a_tick = self.old.len() * seen.at_least(1, 1).min(1000) as usize / 10_000 + 1;
+            self.a_tick = self.old.len() * seen.value(1) as usize / 10_000 + 1;
         }
         self.mean += (rate - self.mean) / 16.0;
     }

@@ -20,7 +20,7 @@ const RECENT: usize = 64;
 const INSTRUCTIONS: usize = 1 << 16;
 
 /// `spare`: the most pages of a thousand of the limit that it keeps free, so that evictors need not choose.
-pub const PARAMETERS: &[Parameter] = &[("spare", 60)];
+pub const PARAMETERS: &[Parameter] = &[("spare", 60, (0, 500))];
 
 /// See the head.
 #[derive(Debug, Default)]
@@ -175,7 +175,7 @@ impl Policy for SysR {
     }
 
     fn rest(&mut self, seen: &Seen<'_>, say: &mut Say) {
-        let too_many = self.full.too_many(self.due.len() as u64, seen.at_least(0, 0));
+        let too_many = self.full.too_many(self.due.len() as u64, seen.value(0));
         let mut pages = Vec::new();
         while (pages.len() as u64) < too_many
             && let Some(page) = self.worst()

@@ -16,7 +16,7 @@ use crate::say::Say;
 const ROUNDS: u32 = 12;
 const ROUND_NS: u64 = 250_000_000;
 /// `portion`: pages that are asked for at a time.
-pub const PARAMETERS: &[Parameter] = &[("portion", 2048)];
+pub const PARAMETERS: &[Parameter] = &[("portion", 2048, (1, 1_000_000))];
 
 /// See the head.
 #[derive(Debug, Default)]
@@ -106,7 +106,7 @@ impl Policy for Restore {
         }
         // An eighth of the limit is for pages that are on their way. What the program's state says of the limit may be older than the event.
         let room = (self.limit - self.limit / 8).saturating_sub(seen.resident);
-        let count = seen.at_least(0, 1).min(room).min(self.to_come.len() as u64) as usize;
+        let count = seen.value(0).min(room).min(self.to_come.len() as u64) as usize;
         let portion = self.to_come.split_off(self.to_come.len() - count);
         say.each(portion, Say::come);
         if room == 0 {
