@@ -8,7 +8,7 @@ use farshore_beside::{Attachment, Kind, PAGE, Wanted};
 use farshore_command::refusal::Refusal;
 
 use crate::args::PolicyArgs;
-use crate::places::{Hints, mappings};
+use crate::places::{Hints, mappings_of};
 use crate::policies;
 use crate::policy::{Parameter, Policy, Seen};
 use crate::say::Say;
@@ -72,8 +72,7 @@ fn read_hints(arguments: &PolicyArgs) -> Result<Hints, Refusal> {
         return Err(Refusal::cannot_start(format!("--regions is for csr: policy {} does not read it", arguments.name)));
     }
     let failed = |why: String| Refusal::failed(format!("--regions {}: {why}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|why| failed(why.to_string()))?;
-    Hints::read(&text).map_err(failed)
+    Hints::of_file(path).map_err(failed)
 }
 
 struct Beside {
@@ -133,8 +132,7 @@ impl Beside {
             {
                 read = Instant::now();
                 self.mapped = None;
-                let text = std::fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
-                self.policy.mapped(&mappings(&text), &mut self.say);
+                self.policy.mapped(&mappings_of(self.pid), &mut self.say);
             }
             // After each batch: a wish that is late is for nothing.
             let seen = seen(program, &mut self.values, self.known, now_ns());
@@ -178,8 +176,7 @@ struct Survey {
 
 impl Survey {
     fn begin(&mut self, pid: u32) {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        self.ranges = mappings(&text).into_iter().map(|mapping| mapping.pages).collect();
+        self.ranges = mappings_of(pid).into_iter().map(|mapping| mapping.pages).collect();
     }
 
     fn heard(&mut self, pages: u64) {

@@ -63,7 +63,9 @@ impl Csr {
     }
 
     fn hint(&self, page: u64) -> Option<Use> {
-        self.regions.iter().find(|(range, _)| range.contains(&page)).map(|(_, verb)| *verb)
+        // They are by their numbers, and none has a page of another.
+        let next = self.regions.partition_point(|(range, _)| range.end <= page);
+        self.regions.get(next).filter(|(range, _)| range.contains(&page)).map(|(_, verb)| *verb)
     }
 
     fn stays(&self, page: u64) -> bool {
@@ -75,16 +77,20 @@ impl Csr {
 
     /// The pages of a range that do not stay.
     fn streamed(&self, range: Range<u64>, mut wish: impl FnMut(u64, u64)) {
+        if !self.hints.is_empty() {
+            let first = self.regions.partition_point(|(region, _)| region.end <= range.start);
+            let touched = self.regions[first..].iter().take_while(|(region, _)| region.start < range.end);
+            for (region, _) in touched.filter(|(_, verb)| *verb == Use::Stream) {
+                let from = region.start.max(range.start);
+                wish(from, region.end.min(range.end) - from);
+            }
+            return;
+        }
         let mut from = range.start;
         while from < range.end {
             let end = ((from / CHUNK + 1) * CHUNK).min(range.end);
-            // Hinted regions may begin anywhere.
-            if self.regions.is_empty() {
-                if !self.stays(from) {
-                    wish(from, end - from);
-                }
-            } else {
-                (from..end).filter(|&page| self.hint(page) == Some(Use::Stream)).for_each(|page| wish(page, 1));
+            if !self.stays(from) {
+                wish(from, end - from);
             }
             from = end;
         }
@@ -175,7 +181,8 @@ impl Policy for Csr {
         let page = page(event.address);
         match event.kind {
             Kind::Fault => {
-                if self.hint(page) == Some(Use::Stay) {
+                // Who was told learns nothing from other memory: a stream does not go on there.
+                if !self.hints.is_empty() && self.hint(page) != Some(Use::Stream) {
                     return;
                 }
                 match self.follow(page, event.ns) {
@@ -250,12 +257,27 @@ mod tests {
     #[test]
     fn hints_are_followed_at_once() {
         let mut rig = of("stay 1000-5000\nstream 100000-200000");
-        rig.policy.mapped(&[], &mut rig.say);
+        rig.policy.mapped(&[Mapping { pages: 0..0x1000, name: String::new() }], &mut rig.say);
         assert_eq!(rig.say.pages_of(Wanted::Pin), [1, 2, 3, 4]);
         (0x1f6..0x1fa).for_each(|page| rig.fault(page));
         assert_eq!(rig.say.pages_of(Wanted::Prefetch), (0x1fa..0x200).collect::<Vec<_>>(), "not beyond the region");
         (0..20).for_each(|n| rig.fault(0x300 + n));
         rig.fault(3);
         assert_eq!(rig.say.all(), [], "of other memory nothing is wished");
+    }
+
+    #[test]
+    fn what_an_earlier_line_lets_stream_does_not_stay() {
+        let mut rig = of("stream 2000-3000\nstay 1000-7ffffffff000");
+        rig.policy.mapped(&[Mapping { pages: 0..5, name: String::new() }], &mut rig.say);
+        assert_eq!(rig.say.pages_of(Wanted::Pin), [1, 3, 4], "nor what is not there");
+    }
+
+    #[test]
+    fn a_window_that_is_nonsense_has_an_end() {
+        let mut rig = of("");
+        rig.parameters = vec![9_000_000_000_000_000_000, i64::MIN, i64::MAX];
+        (0..4).for_each(|n| rig.fault(1_000_000 + n));
+        assert_eq!(rig.say.pages_of(Wanted::Prefetch).len(), AHEAD_MOST as usize);
     }
 }
