@@ -38,6 +38,7 @@ class TestAttached(Beside):
         out, err = policy.communicate(timeout=60 * harness.PATIENCE)
         expect(policy.returncode == 0, f"status {policy.returncode}: {err}")
         words = out.decode().replace(",", "").replace(";", "").split()
+        self.heard = int(words[words.index("events") - 1])
         return [int(words[words.index(word) + 1]) for word in ("leave", "come", "stay")]
 
     def passes(self, name, *words, passes=4):
@@ -77,9 +78,27 @@ class TestAttached(Beside):
         stats, wished = self.passes("csr", "--regions", path, passes=1)
         expect(wished == [0, 0, 0] and stats["prefetch"]["issued"] == 0, f"{wished}")
         with open(path, "w", encoding="ascii") as file:
+            file.write("stay 0-7ffffffff000\n")
+        _, stayed = self.passes("csr", "--regions", path, passes=1)
+        expect(0 < stayed[2] < 1 << 30, f"of all addresses only what is mapped stays: {stayed}")
+        with open(path, "w", encoding="ascii") as file:
             file.write("go away\n")
         self.refused(["policy", "csr", "1", "--regions", path], {1}, "line 1: 'go'")
-        return f"{wished}"
+        self.refused(["policy", "csr", "1", "--regions", "/dev/zero"], {1}, "/dev/zero: it is no regular file")
+        return f"{wished}, {stayed}"
+
+    def test_signals(self):
+        """SIGINT and SIGTERM end a policy as its program's end does: it says what it heard and wished. The program goes on."""
+        with self.program(16 * MIB, self.scan("24M", 2)) as program:
+            program.line()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                with self.attached(program.pid, "linear") as policy:
+                    program.go_on()
+                    program.line()
+                    policy.send_signal(number)
+                    self.wished(policy)
+            program.go_on()
+        return "ended by both"
 
     def test_wsr(self):
         """wsr: what a lower limit has driven out comes back when it is raised, without a fault."""
@@ -123,6 +142,22 @@ class TestAttached(Beside):
                     policy.send_signal(signal.SIGSTOP)
         return f"{len(NAMES)} policies"
 
+    def test_nonsense(self):
+        """A parameter that is set to nonsense counts as the end of its range: the policy hears, wishes and ends as before."""
+        seen = {}
+        for name, least in (("linear", 1), ("csr", 0)):
+            with self.program(16 * MIB, self.scan("48M", 1), "--prefetch", "none") as program:
+                program.line()
+                with self.attached(program.pid, name) as policy:
+                    expect(self.call("set", str(program.pid), f"ahead={9 * 10**18}").status == 0, "it cannot be set")
+                    program.go_on()
+                    program.line()
+                    program.go_on()
+                    wished = self.wished(policy)
+            seen[name] = (self.heard, wished)
+            expect(least <= wished[1] <= self.heard * 65536, f"{name}: {seen[name]}")
+        return f"{seen}"
+
     def test_parameters(self):
         """Parameters are shown and changed; mistakes are one line."""
         with self.program(16 * MIB, self.scan("24M", 1)) as program:
@@ -133,6 +168,7 @@ class TestAttached(Beside):
                 expect(self.call("set", str(program.pid), "ahead=9").status == 0, "it cannot be set")
                 expect("9" in str(shown()), f"{shown()}")
             self.refused(["policy", "linear", str(program.pid), "behind=3"], {125}, "behind")
+            self.refused(["policy", "linear", str(program.pid), "ahead=65537"], {125}, "ahead is from 1 to 65536")
             self.refused(["policy", "best", str(program.pid)], {125}, "best")
             self.refused(["policy", "linear", str(program.pid), "--regions", "x"], {125}, "--regions")
             program.go_on()

@@ -90,7 +90,7 @@ Examples:
   farshore set 4242 ahead=64
 
 Exit status:
-  0    the program has ended
+  0    the program has ended, or SIGINT (Ctrl-C) or SIGTERM the policy
   1    the process cannot be attached to, or the file of --regions not be read
   125  a wrong option";
 

@@ -2,10 +2,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use farshore_beside::{Attachment, Kind, PAGE, Wanted};
 use farshore_command::refusal::Refusal;
+use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::args::PolicyArgs;
 use crate::places::{Hints, mappings_of};
@@ -24,7 +27,10 @@ const LOOK: u64 = 1 << 17;
 /// The tag of these requests.
 const TAG: u32 = 1;
 
-/// Runs a policy beside a program until that ends; the exit status.
+/// Answers that a full ring of events has lost do not come: it is asked again after so long.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Runs a policy beside a program until that ends, or a signal ends the policy; the exit status.
 pub fn run(arguments: &PolicyArgs) -> Result<u8, Refusal> {
     let known = policies::ALL.iter().find(|policy| policy.name == arguments.name).expect("the name was looked up");
     let hints = read_hints(arguments)?;
@@ -40,6 +46,11 @@ pub fn run(arguments: &PolicyArgs) -> Result<u8, Refusal> {
         }
         values[place] = *value;
     }
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&ended))
+            .map_err(|why| Refusal::failed(format!("signal handlers could not be set: {why}")))?;
+    }
     let mut program = farshore_beside::attach(arguments.pid)?;
     for (parameter, value) in known.parameters.iter().zip(&values) {
         program.register(parameter.0, *value);
@@ -53,6 +64,7 @@ pub fn run(arguments: &PolicyArgs) -> Result<u8, Refusal> {
         survey: Survey::default(),
         mapped: Some(Instant::now()),
         heard: 0,
+        ended,
     };
     beside.listen(&mut program);
     // From now on it misses nothing.
@@ -85,6 +97,8 @@ struct Beside {
     /// Pages were mapped, and the policy does not know of it yet: when that was.
     mapped: Option<Instant>,
     heard: u64,
+    /// A signal has ended the policy.
+    ended: Arc<AtomicBool>,
 }
 
 impl Beside {
@@ -95,16 +109,24 @@ impl Beside {
         kinds.sort_unstable_by_key(|kind| *kind as u8);
         kinds.dedup();
         program.want(&kinds);
-        program.ask(Wanted::Look { tag: TAG }, PAGE, 1);
-        while program.is_there() && program.take().is_none_or(|event| event.kind != Kind::Pages) {
+        let mut asked: Option<Instant> = None;
+        while self.goes_on(program) && program.take().is_none_or(|event| event.kind != Kind::Pages) {
+            if asked.is_none_or(|since| since.elapsed() >= AGAIN) {
+                program.ask(Wanted::Look { tag: TAG }, PAGE, 1);
+                asked = Some(Instant::now());
+            }
             program.wait(REST);
         }
         // A policy that compares limits has to know the first one.
-        while program.is_there() && program.state().limit_bytes == 0 {
+        while self.goes_on(program) && program.state().limit_bytes == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
         let first = seen(program, &mut self.values, self.known, now_ns());
         self.policy.rest(&first, &mut self.say);
+    }
+
+    fn goes_on(&self, program: &Attachment) -> bool {
+        !self.ended.load(Ordering::Relaxed) && program.is_there()
     }
 
     fn serve(&mut self, program: &mut Attachment) {
@@ -144,7 +166,7 @@ impl Beside {
             self.say.make(|wish| program.ask(wish.wanted, wish.page * PAGE, wish.pages));
             if !there || rested.elapsed() >= REST {
                 rested = Instant::now();
-                if !program.is_there() {
+                if !self.goes_on(program) {
                     return;
                 }
             }
@@ -185,8 +207,7 @@ impl Survey {
     }
 
     fn go_on(&mut self, program: &mut Attachment) {
-        // Answers that a full ring has lost do not come.
-        if self.awaited.is_some_and(|(_, since)| since.elapsed() < Duration::from_secs(1)) {
+        if self.awaited.is_some_and(|(_, since)| since.elapsed() < AGAIN) {
             return;
         }
         self.awaited = None;
