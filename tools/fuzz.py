@@ -186,6 +186,7 @@ def check_canary(clean, target, found, lines):
         raise Failed(f"{target}: something else than the canary was found:\n{told(lines)}")
     status, lines_clean = run(clean, target, [found], PATIENCE)
     if status != 0:
+        os.makedirs(os.path.join(WORK, "failures"), exist_ok=True)
         kept = shutil.copy(found, os.path.join(WORK, "failures"))
         raise Failed(f"{target} FAILS without its canary too:\n{told(lines_clean)}\n    to see it again: {again(target, kept)}")
 
