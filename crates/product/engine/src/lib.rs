@@ -21,7 +21,7 @@
 //!  fork          ── a quiet moment for the parent, an engine for the child
 //! ```
 //!
-//! Generic over a [`World`] (kernel, backend, policy, clock and futex): the library that ships and the simulator run this same
+//! Generic over a [`World`] (kernel, backend, policy, clock, futex and tracer): the library that ships and the simulator run this same
 //! code. The engine depends on `farshore-core`, and on `farshore-attach` for the events that it tells, and makes no system call of its own.
 //!
 //! # Who waits for what (no cycle, so no deadlock)
