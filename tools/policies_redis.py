@@ -10,6 +10,7 @@ and compared with what was stored.
 |---|---|
 | `none` | nothing; this second piece of a round tells what chance does |
 | `listens` | a policy that hears each fault and wishes for nothing |
+| `idle` | the same one, with the scheduling policy SCHED_IDLE: it runs when a core has nothing else to do, and is late otherwise |
 | `switched` | nothing, but `farshore set PID prefetch=` changes the prefetcher twice a second |
 | `stopped` | one that hears each fault, and is stopped by SIGSTOP |
 | `killed` | one that is killed by SIGKILL, and comes again, twice a second |
@@ -33,7 +34,7 @@ import programs
 
 POLICIES = os.path.join(programs.ROOT, "policies", "python")
 SIZE = 1000
-WAYS = ("none", "listens", "switched", "stopped", "killed", "random")
+WAYS = ("none", "listens", "idle", "switched", "stopped", "killed", "random")
 LISTENS = "import sys, farshore_policy\nwith farshore_policy.attach(int(sys.argv[1])) as program:\n    print('there', flush=True)\n    for _ in program.events('fault'): pass\n"
 # It asks in lists of a thousand, and says at its end how many requests a second it has made.
 RANDOM = """
@@ -133,14 +134,18 @@ def each_half_second(act):
     """Calls something twice a second, in a process of its own."""
     child = os.fork()
     if child == 0:
+        os.setpgid(0, 0)
         with contextlib.suppress(BaseException):
             while True:
                 act()
         os._exit(1)
+    with contextlib.suppress(OSError):
+        os.setpgid(child, child)
     try:
         yield
     finally:
-        os.kill(child, signal.SIGTERM)
+        # What it has started goes with it.
+        os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
 
@@ -176,6 +181,8 @@ def piece(options, server, way):
             options.asked.append(int(process.stdout.readline() or 0))
             return found
     with policy(pid, LISTENS) as process:
+        if way == "idle":
+            os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
         if way == "stopped":
             process.send_signal(signal.SIGSTOP)
         return server.load(seconds)

@@ -5,7 +5,7 @@
 //!                    │ loses more than the target         │ loses clearly less
 //!  ──────────────────┼────────────────────────────────────┼──────────────────────────────────────────────
 //!  once              │ the last step is taken back        │ a step down: so many pages as may come back
-//!  again, and full   │ 1/16 more, 1/8 more, then 1/4 each │ within half of what may still be lost
+//!  again, and full   │ 1/16 more, 1/8 more, then 1/4 each │ at the rate at which they leave
 //!  not full          │ waits: what is there is not used   │ memory that nobody uses goes at once
 //! ```
 //!
@@ -14,18 +14,20 @@
 //! * **Steps down cost something even where there is too much memory**: pages that leave are partly hot, since nothing tells which are.
 //!   These come back once. What a page that was taken has cost lately says how many are taken next. One bad look takes the last step
 //!   back; only two in a row say that memory is short.
-//! * **A step must be one that can be paid if all of its pages are hot.** Pages leave as they lie, so the hot ones may leave together after
-//!   seconds of cold ones. What a fault costs is learned; how much the long window has left says how many pages are risked.
+//! * **Pages leave at a rate at which they could come back.** They leave as they lie, so the hot ones may leave together after seconds of cold ones; and a
+//!   program that goes round and round comes to what has left only with its next round. However long that is, if each page that has left in the meantime
+//!   comes back in as long a time, the loss is [`RISK`] times what is left of the target. What a page costs that comes is learned.
 //! * **What was too little is remembered** for 1 s, then 2 and so on up to 32 s where it proves so again: each try below the knee of a
 //!   steep curve costs half a second of heavy loss. The first time says little: the hot pages that have just come back stay longer.
-//! * **Two windows.** The short one (0.6 s) answers a program that needs more. The long one (10 s) has to be below the target before
-//!   anything is tried, so that tries take a part of the target and no more.
+//! * **Three windows.** The short one (0.6 s) answers a program that needs more. The long one (10 s) and the longest (a minute) have to be below the target before
+//!   anything is tried, so that tries, and phases that came unforeseen, take a part of the target and no more.
 //! * **While the program grows nothing is taken away**: that memory would be wanted at once.
 
 /// Time between two looks, ns.
 pub const LOOK_NS: u64 = 200_000_000;
 const FAST_NS: f64 = 0.6e9;
 const SLOW_NS: f64 = 10e9;
+const LONGEST_NS: f64 = 60e9;
 const GROWTH_NS: f64 = 0.7e9;
 /// What a page that is taken away costs is learned over so long, from this on, which counts as much as so many pages.
 const COST_NS: f64 = 3e9;
@@ -33,13 +35,13 @@ const COST_FIRST: f64 = 50_000.0;
 const COST_PAGES: f64 = 64.0;
 /// How much of what may still be lost a step may cost, as the last ones did.
 const STEP_COST: f64 = 0.5;
-/// How much of what may still be lost in the long window a step may cost if each of its pages comes back.
-const STEP_RISK: f64 = 0.5;
-/// What a fault costs is taken to be this, until so many have been seen.
-const FAULT_FIRST: f64 = 50_000.0;
-const FAULTS_KNOWN: f64 = 64.0;
-/// The most that one fault counts as, ns.
-const FAULT_MOST: f64 = 2e6;
+/// How many times what may still be lost would be, if pages came back as fast as they leave.
+const RISK: f64 = 3.0;
+/// What a page costs that comes back is taken to be this, until so many have been seen.
+const PAGE_FIRST: f64 = 50_000.0;
+const PAGES_KNOWN: f64 = 64.0;
+/// The most that one page counts as, ns.
+const PAGE_MOST: f64 = 2e6;
 /// Steps down, as a part of the limit.
 const STEP_MIN: f64 = 1.0 / 2048.0;
 const STEP_MAX: f64 = 1.0 / 12.0;
@@ -51,7 +53,7 @@ const HOLD_MAX_NS: u64 = 32_000_000_000;
 /// A program counts as running at least this part of the time.
 const RUNS_AT_LEAST: f64 = 0.05;
 /// The same where it is asked what may leave at once.
-const RISKS_AT_LEAST: f64 = 0.25;
+const RISKS_AT_LEAST: f64 = 1.0;
 /// Smaller changes are not worth a division of the limit; pages.
 const CHANGE_MIN: u64 = 16;
 
@@ -73,8 +75,8 @@ pub struct Look {
     pub wall_ns: u64,
     /// Time that threads have lost to faults, together.
     pub lost_ns: u64,
-    /// Faults of pages that had left; they are what the time was lost to, as a rule.
-    pub faults: u64,
+    /// Pages that came back from swap space; they are what the time was lost to, as a rule.
+    pub came: u64,
     /// Processor time that they have had otherwise.
     pub ran_ns: u64,
     /// Pages in use now.
@@ -123,10 +125,11 @@ pub struct Pilot {
     now_ns: u64,
     fast: Window,
     slow: Window,
+    longest: Window,
     /// What was lost while pages were taken away.
     taken: Window,
-    /// What was lost, by faults.
-    faults: Window,
+    /// What was lost, by pages that came back.
+    came: Window,
     /// Looks in a row with more lost than the target.
     over: u32,
     /// Pages that the last step took away.
@@ -146,7 +149,18 @@ impl Pilot {
     /// Nothing is known yet.
     pub const fn new() -> Pilot {
         let none = Window::EMPTY;
-        Pilot { now_ns: 0, fast: none, slow: none, taken: none, faults: none, over: 0, lowered: 0, too_small: None, used: 0.0 }
+        Pilot {
+            now_ns: 0,
+            fast: none,
+            slow: none,
+            longest: none,
+            taken: none,
+            came: none,
+            over: 0,
+            lowered: 0,
+            too_small: None,
+            used: 0.0,
+        }
     }
 
     /// The slowdown over the last ten seconds or so.
@@ -163,11 +177,12 @@ impl Pilot {
         self.now_ns = self.now_ns.saturating_add(look.wall_ns);
         self.fast.add(lost, ran, wall, FAST_NS);
         self.slow.add(lost, ran, wall, SLOW_NS);
+        self.longest.add(lost, ran, wall, LONGEST_NS);
         self.taken.add(lost, self.lowered as f64, wall, COST_NS);
-        // Also where nothing faulted, so that it fades: a program that faults no more would be thought slow for ever. What one fault of a disk
-        // that stood still has taken says nothing of the next, and what is lost without such a fault is a wait for memory.
-        let faults = look.faults as f64;
-        self.faults.add(lost.min(faults * FAULT_MOST), faults, wall, SLOW_NS);
+        // Also where nothing came, so that it fades: a program that faults no more would be thought slow for ever. What one fault of a disk
+        // that stood still has taken says nothing of the next, and what is lost without a page that came is a wait for memory.
+        let came = look.came as f64;
+        self.came.add(lost.min(came * PAGE_MOST), came, wall, SLOW_NS);
         let used = look.in_use as f64;
         let grows = used > self.used * 1.05;
         self.used += (used - self.used) * wall / (GROWTH_NS + wall);
@@ -175,7 +190,7 @@ impl Pilot {
             self.raise(look)
         } else {
             self.over = 0;
-            let calm = self.fast.slowdown() < aim.target * CALM && self.slow.slowdown() < aim.target * CALM;
+            let calm = [self.fast, self.slow, self.longest].iter().all(|window| window.slowdown() < aim.target * CALM);
             if calm && look.settled && !grows { self.lower(aim, look) } else { None }
         };
         // Whoever has set a limit outside of the bounds is brought back in.
@@ -219,7 +234,7 @@ impl Pilot {
             let may_lose = spare * STEP_COST * self.slow.by / self.slow.wall * look.wall_ns as f64;
             let cost = (self.taken.lost + COST_FIRST * COST_PAGES) / (self.taken.by + COST_PAGES);
             let (limit, pages) = (look.limit as f64, may_lose / cost);
-            let pages = pages.min(self.risked(aim)).clamp(limit * STEP_MIN, limit * STEP_MAX);
+            let pages = pages.min(self.risked(aim, look)).clamp(limit * STEP_MIN, limit * STEP_MAX);
             look.limit - (pages as u64).max(CHANGE_MIN).min(look.limit)
         } else {
             look.in_use + slack(look.in_use)
@@ -228,13 +243,12 @@ impl Pilot {
         (next < look.limit).then_some(next)
     }
 
-    /// Pages that may leave at once though all of them may be hot: a part that was cold for long says nothing of the next one. They all come
-    /// back, each by a fault, and that must stay within what the long window allows.
-    fn risked(&self, aim: Aim) -> f64 {
-        let fault = (self.faults.lost + FAULT_FIRST * FAULTS_KNOWN) / (self.faults.by + FAULTS_KNOWN);
+    /// Pages that may leave in a look though all of them may be hot: a part that was cold for long says nothing of the next one.
+    fn risked(&self, aim: Aim, look: Look) -> f64 {
+        let page = (self.came.lost + PAGE_FIRST * PAGES_KNOWN) / (self.came.by + PAGES_KNOWN);
         // Of one that sleeps nothing comes back meanwhile. When it wakes it loses a moment, once.
         let runs = (self.slow.by / self.slow.wall).max(RISKS_AT_LEAST);
-        (aim.target - self.slow.slowdown()).max(0.0) * runs * SLOW_NS * STEP_RISK / fault
+        (aim.target - self.slow.slowdown()).max(0.0) * runs * look.wall_ns as f64 * RISK / page
     }
 }
 

@@ -84,7 +84,7 @@ impl Program {
         let look = Look {
             wall_ns: LOOK_NS,
             lost_ns: (lost * off) as u64,
-            faults: faults as u64,
+            came: faults as u64,
             ran_ns: ran as u64,
             in_use: (self.there + self.cold) as u64,
             limit: self.limit,
@@ -205,7 +205,7 @@ fn one_that_wakes_for_a_moment_may_lose_a_moment() {
 fn one_fault_of_half_a_minute_is_no_shortage() {
     let mut pilot = Pilot::new();
     let calm =
-        Look { wall_ns: LOOK_NS, lost_ns: 0, faults: 0, ran_ns: LOOK_NS, in_use: 1000 * MIB, limit: 1100 * MIB, settled: true };
+        Look { wall_ns: LOOK_NS, lost_ns: 0, came: 0, ran_ns: LOOK_NS, in_use: 1000 * MIB, limit: 1100 * MIB, settled: true };
     for _ in 0..60 {
         pilot.look(AIM, Look { limit: 1000 * MIB, ..calm });
     }
@@ -217,7 +217,7 @@ fn one_fault_of_half_a_minute_is_no_shortage() {
 
 #[test]
 fn a_limit_outside_of_the_bounds_is_brought_back() {
-    let look = Look { wall_ns: LOOK_NS, lost_ns: 0, faults: 0, ran_ns: 1, in_use: 1, limit: AIM.most + 1, settled: false };
+    let look = Look { wall_ns: LOOK_NS, lost_ns: 0, came: 0, ran_ns: 1, in_use: 1, limit: AIM.most + 1, settled: false };
     assert_eq!(Pilot::new().look(AIM, look), Some(AIM.most));
     assert_eq!(Pilot::new().look(AIM, Look { limit: AIM.least - 1, ..look }), Some(AIM.least));
 }
@@ -304,7 +304,7 @@ impl Clock {
         let look = Look {
             wall_ns: LOOK_NS,
             lost_ns: lost as u64,
-            faults: faults as u64,
+            came: faults as u64,
             ran_ns: ran as u64,
             in_use: self.there as u64 * PIECE,
             limit: self.limit,
@@ -328,13 +328,13 @@ impl Clock {
 }
 
 #[test]
-fn large_cold_memory_leaves_within_seconds_wherever_the_hot_part_lies() {
+fn large_cold_memory_leaves_wherever_the_hot_part_lies() {
     for begins in [0, 300, 700, 940] {
         for threads in [1.0, 16.0] {
             // Faults as with --swap delay:20us; with slower ones the hot part alone, which comes back once, takes more than the target has.
             let mut program = Clock { threads, fault_ns: 30_000.0, ..Clock::new(1000, 60, begins) };
-            let took = program.until(69, 60);
-            assert!(took <= 25.0, "hot from {begins} MiB, {threads} threads: {took} s, {} MiB", program.limit / MIB);
+            let took = program.until(69, 180);
+            assert!(took <= 90.0, "hot from {begins} MiB, {threads} threads: {took} s, {} MiB", program.limit / MIB);
             (0..250).for_each(|_| _ = program.look());
             assert!(program.limit < 69 * MIB * 11 / 10, "hot from {begins}: {} MiB", program.limit / MIB);
             assert!(program.worst() < AIM.target * 2.0, "hot from {begins}, {threads} threads: {:.3}", program.worst());
@@ -342,12 +342,92 @@ fn large_cold_memory_leaves_within_seconds_wherever_the_hot_part_lies() {
     }
 }
 
+/// A program that goes round and round through all of its pages, in so long a time if all are there. Evictors take pages as they lie.
+struct Round {
+    there: Vec<bool>,
+    hand: usize,
+    at: f64,
+    count: usize,
+    limit: u64,
+    lap_ns: f64,
+    fault_ns: f64,
+    pilot: Pilot,
+    lost: Vec<f64>,
+}
+
+impl Round {
+    fn new(mib: u64, lap_ns: f64) -> Round {
+        let pieces = (mib * MIB / PIECE) as usize;
+        Round {
+            there: vec![true; pieces],
+            hand: 0,
+            at: 0.0,
+            count: pieces,
+            limit: AIM.most,
+            lap_ns,
+            fault_ns: 60_000.0,
+            pilot: Pilot::new(),
+            lost: Vec::new(),
+        }
+    }
+
+    fn evict(&mut self) {
+        let room = ((self.limit - slack(self.limit)) / PIECE) as usize;
+        while self.count > room {
+            self.count -= usize::from(std::mem::take(&mut self.there[self.hand]));
+            self.hand = (self.hand + 1) % self.there.len();
+        }
+    }
+
+    fn look(&mut self) {
+        let (wall, pieces) = (LOOK_NS as f64, self.there.len());
+        let (mut ran, mut lost, mut came) = (0.0, 0.0, 0);
+        self.evict();
+        while ran + lost < wall {
+            let at = self.at as usize % pieces;
+            if !std::mem::replace(&mut self.there[at], true) {
+                (self.count, came) = (self.count + 1, came + PIECE);
+                lost += PIECE as f64 * self.fault_ns;
+                self.evict();
+            }
+            ran += self.lap_ns / pieces as f64;
+            self.at = (self.at + 1.0) % pieces as f64;
+        }
+        self.lost.push(lost / (ran + lost));
+        let look = Look {
+            wall_ns: (ran + lost) as u64,
+            lost_ns: lost as u64,
+            came,
+            ran_ns: ran as u64,
+            in_use: self.count as u64 * PIECE,
+            limit: self.limit,
+            settled: true,
+        };
+        self.limit = self.pilot.look(AIM, look).unwrap_or(self.limit);
+    }
+}
+
+#[test]
+fn one_that_goes_round_and_round_loses_little_before_that_is_known() {
+    for lap in [0.3e9, 1e9, 2e9, 5e9, 12e9] {
+        let mut program = Round::new(400, lap);
+        let mut looks = |count: usize| -> f64 {
+            let from = program.lost.len();
+            (0..count).for_each(|_| program.look());
+            program.lost[from..].iter().sum::<f64>() / count as f64
+        };
+        let (first, then) = (looks(65), looks(600));
+        assert!(first < AIM.target * 2.5, "{} s: {first:.3} in the first 13 s", lap / 1e9);
+        assert!(then < AIM.target * 1.4, "{} s: {then:.3} later", lap / 1e9);
+    }
+}
+
 #[test]
 fn on_a_slow_disk_it_goes_slowly_once_it_knows() {
     let mut program = Clock { fault_ns: 1e6, ..Clock::new(1000, 60, 500) };
-    (0..3000).for_each(|_| _ = program.look());
+    (0..12_000).for_each(|_| _ = program.look());
     let (lost, ran) = (program.lost.iter().sum::<f64>(), program.ran.iter().sum::<f64>());
-    assert!(lost / ran < AIM.target, "{:.3} in ten minutes", lost / ran);
+    assert!(lost / ran < AIM.target, "{:.3} in forty minutes", lost / ran);
     assert!(program.limit < 80 * MIB, "{} MiB", program.limit / MIB);
 }
 
@@ -374,14 +454,15 @@ fn one_fault_of_a_disk_that_stood_still_does_not_slow_the_way_down() {
             if limit <= start / 2 {
                 return n as u64 * LOOK_NS / 1_000_000_000;
             }
-            let look = Look { wall_ns: LOOK_NS, lost_ns, faults, ran_ns: LOOK_NS, in_use: limit, limit, settled: true };
+            let look = Look { wall_ns: LOOK_NS, lost_ns, came: faults, ran_ns: LOOK_NS, in_use: limit, limit, settled: true };
             let next = pilot.look(aim, look);
             limit = next.filter(|_| n >= calm.len()).unwrap_or(limit);
         }
         panic!("it stays at {limit} pages");
     };
-    assert!(seconds_to_half(&[]) <= 15, "{} s", seconds_to_half(&[]));
-    for slow in [&[(400_000_000, 1)][..], &[(30_000_000_000, 1)], &[(150_000_000, 1); 5]] {
-        assert!(seconds_to_half(slow) <= 40, "{slow:?}: {} s", seconds_to_half(slow));
+    assert!(seconds_to_half(&[]) <= 60, "{} s", seconds_to_half(&[]));
+    // Five looks in a row that lose nearly all raise the limit meanwhile.
+    for (slow, most) in [(&[(400_000_000, 1)][..], 90), (&[(30_000_000_000, 1)], 90), (&[(150_000_000, 1); 5], 180)] {
+        assert!(seconds_to_half(slow) <= most, "{slow:?}: {} s", seconds_to_half(slow));
     }
 }

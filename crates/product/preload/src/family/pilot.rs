@@ -45,7 +45,7 @@ pub(super) struct Board {
     lost: AtomicU64,
     ran: AtomicU64,
     /// Faults of pages that had left.
-    faults: AtomicU64,
+    came: AtomicU64,
     /// In millionths.
     measured: AtomicU64,
     changes: AtomicU64,
@@ -64,7 +64,7 @@ impl Board {
             most: zero(),
             lost: zero(),
             ran: zero(),
-            faults: zero(),
+            came: zero(),
             measured: zero(),
             changes: zero(),
         }
@@ -198,8 +198,8 @@ struct Sums {
     lost: u64,
     /// Processor time without Farshore's threads, ns.
     ran: u64,
-    /// Faults of pages that had left.
-    faults: u64,
+    /// Pages that came back from swap space.
+    came: u64,
 }
 
 impl Sums {
@@ -212,13 +212,13 @@ impl Sums {
         Sums {
             lost: (stats.latency().total + signals).saturating_sub(touches),
             ran: clock::of_process().saturating_sub(ours),
-            faults: stats.faults(FaultKind::Fetch) + stats.faults(FaultKind::Rescue),
+            came: stats.total(Count::PagesIn),
         }
     }
 
     fn on(board: &Board) -> Sums {
         let read = |sum: &AtomicU64| sum.load(Ordering::Acquire);
-        Sums { lost: read(&board.lost), ran: read(&board.ran), faults: read(&board.faults) }
+        Sums { lost: read(&board.lost), ran: read(&board.ran), came: read(&board.came) }
     }
 
     /// A thread of ours that has ended takes its time with it: never backwards.
@@ -226,14 +226,14 @@ impl Sums {
         Sums {
             lost: self.lost.saturating_sub(before.lost),
             ran: self.ran.saturating_sub(before.ran),
-            faults: self.faults.saturating_sub(before.faults),
+            came: self.came.saturating_sub(before.came),
         }
     }
 
     fn add_to(self, board: &Board) {
         board.lost.fetch_add(self.lost, Ordering::AcqRel);
         board.ran.fetch_add(self.ran, Ordering::AcqRel);
-        board.faults.fetch_add(self.faults, Ordering::AcqRel);
+        board.came.fetch_add(self.came, Ordering::AcqRel);
     }
 }
 
@@ -266,7 +266,7 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
             return Some(LOOK_NS);
         }
         let all = Sums::on(board);
-        let Sums { lost: lost_ns, ran: ran_ns, faults } = all.since(seen.all);
+        let Sums { lost: lost_ns, ran: ran_ns, came } = all.since(seen.all);
         seen.all = all;
         if !seen.decided {
             // What others have decided before is not known here.
@@ -274,7 +274,7 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
             return Some(LOOK_NS);
         }
         let (in_use, limit, settled) = memory(runtime);
-        let next = seen.pilot.look(aim, Look { wall_ns, lost_ns, faults, ran_ns, in_use, limit, settled });
+        let next = seen.pilot.look(aim, Look { wall_ns, lost_ns, came, ran_ns, in_use, limit, settled });
         board.measured.store((seen.pilot.slowdown() * 1e6) as u64, Ordering::Release);
         if let Some(pages) = next {
             change(runtime, board, pages);

@@ -12,7 +12,8 @@
 //! makes cliffs in such a curve: all misses are there until everything fits, and then none. Farshore keeps a part of a loop in memory, which
 //! gets what lies on the line across the cliff (its convex hull: Beckmann and Sanchez, Talus, HPCA 2015), so that line is what is told.
 //!
-//! Misses with less memory are not measured, since accesses to pages that are there make no fault. The line goes on as steeply as it began.
+//! Misses with less memory are told by how long pages were away ([`super::visits`]). Of a run of which that says nothing, the line goes on as steeply as
+//! it began.
 
 use farshore_beside::PAGE;
 
@@ -27,6 +28,8 @@ pub struct Shown {
     pub whole: u64,
     /// Returns by the memory that would have kept the page, and how many there were.
     pub needs: Vec<(u64, f64)>,
+    /// Limits below the run's, rising, and how many times as many pages come back; empty: not known.
+    pub fewer: Vec<(u64, f64)>,
     /// Pages that came back from swap space.
     pub pages_in: f64,
     /// Pages that were written to it.
@@ -83,6 +86,8 @@ pub struct Curve {
     /// LRU's misses where they change, memory rising; and their hull.
     lru: Vec<(f64, f64)>,
     hull: Vec<(f64, f64)>,
+    /// How many times as many misses, with less memory than the run had.
+    fewer: Vec<(f64, f64)>,
 }
 
 impl Curve {
@@ -101,7 +106,15 @@ impl Curve {
         let alone = (besides - queued).max(shown.seconds * 0.01);
         let lru = misses_of(&shown);
         let hull = hull_of(&lru);
-        Curve { shown, device, miss, alone, queued, lru, hull }
+        // The run's own limit is where the two lines meet.
+        let fewer: Vec<_> = shown
+            .fewer
+            .iter()
+            .map(|&(memory, times)| (memory as f64, times))
+            .filter(|point| point.0 < shown.limit as f64)
+            .collect();
+        let fewer = if fewer.is_empty() { fewer } else { fewer.into_iter().chain([(shown.limit as f64, 1.0)]).collect() };
+        Curve { shown, device, miss, alone, queued, lru, hull, fewer }
     }
 
     /// The program's time if nothing leaves, seconds.
@@ -150,6 +163,9 @@ impl Curve {
 
     fn misses(&self, line: &[(f64, f64)], memory: u64) -> f64 {
         let (memory, first) = (memory as f64, line[0]);
+        if memory < first.0 && !self.fewer.is_empty() {
+            return first.1 * beyond(&self.fewer, memory);
+        }
         if memory < first.0 {
             // As steep as at the beginning: over a tenth of the way, since the first step may be a small one.
             let step = (self.shown.whole as f64 - first.0) / 10.0;
@@ -236,6 +252,14 @@ fn along(line: &[(f64, f64)], memory: f64) -> f64 {
     }
 }
 
+/// A line with straight pieces, at `memory`; before its beginning as steep as there.
+fn beyond(line: &[(f64, f64)], memory: f64) -> f64 {
+    match *line {
+        [first, second, ..] if memory < first.0 => first.1 + (first.1 - second.1) * (first.0 - memory) / (second.0 - first.0),
+        _ => along(line, memory),
+    }
+}
+
 /// A line of steps, at `memory`.
 fn step(line: &[(f64, f64)], memory: f64) -> f64 {
     line[line.partition_point(|point| point.0 <= memory).saturating_sub(1)].1
@@ -254,6 +278,7 @@ mod tests {
             limit: 500 * MIB,
             whole: 1000 * MIB,
             needs,
+            fewer: Vec::new(),
             pages_in: 4e6,
             pages_out: 1e6,
             fetches: 4e6,

@@ -16,12 +16,40 @@ pub const GHOSTS_MAX: usize = 1 << 16;
 /// Turns until they are numbered anew, for each ghost.
 const TURNS_A_GHOST: usize = 4;
 
+/// The pages that are looked at: those whose hash is below a threshold.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    threshold: u64,
+}
+
+impl Default for Sample {
+    fn default() -> Sample {
+        Sample { threshold: u64::MAX }
+    }
+}
+
+impl Sample {
+    /// Whether a page is one of them.
+    pub fn has(self, page: u64) -> bool {
+        hash(page) <= self.threshold
+    }
+
+    /// How many pages each of them stands for.
+    pub fn weight(self) -> f64 {
+        u64::MAX as f64 / (self.threshold as f64).max(1.0)
+    }
+
+    /// Looks at half as many from now on.
+    pub fn halve(&mut self) {
+        self.threshold /= 2;
+    }
+}
+
 /// Pages that have left and not come back.
 #[derive(Debug)]
 pub struct Ghosts {
     most: usize,
-    /// A page is in the sample if its hash is below.
-    threshold: u64,
+    sample: Sample,
     turns: HashMap<u64, u32, BuildHasherDefault<Mixed>>,
     /// How many ghosts left in each turn: 0 or 1.
     tree: Vec<u32>,
@@ -54,26 +82,22 @@ impl Ghosts {
     /// At most so many at a time.
     pub fn with(most: usize) -> Ghosts {
         let tree = vec![0; most * TURNS_A_GHOST + 1];
-        Ghosts { most, threshold: u64::MAX, turns: HashMap::default(), tree, next: 0 }
+        Ghosts { most, sample: Sample::default(), turns: HashMap::default(), tree, next: 0 }
     }
 
     /// The part of the pages that is in the sample.
     pub fn rate(&self) -> f64 {
-        (self.threshold as f64 / u64::MAX as f64).max(f64::MIN_POSITIVE)
+        1.0 / self.sample.weight()
     }
 
     /// How many pages the ghosts stand for.
     pub fn pages(&self) -> f64 {
-        self.turns.len() as f64 / self.rate()
-    }
-
-    fn is_sampled(&self, page: u64) -> bool {
-        hash(page) <= self.threshold
+        self.turns.len() as f64 * self.sample.weight()
     }
 
     /// A page has left.
     pub fn left(&mut self, page: u64) {
-        if !self.is_sampled(page) {
+        if !self.sample.has(page) {
             return;
         }
         self.remove(page);
@@ -90,12 +114,13 @@ impl Ghosts {
 
     /// A page has come back.
     pub fn came(&mut self, page: u64) -> Return {
-        if !self.is_sampled(page) {
+        if !self.sample.has(page) {
             return Return::Unsampled;
         }
         let Some(turn) = self.remove(page) else { return Return::Unseen };
         let above = self.turns.len() as u32 - self.up_to(turn);
-        Return::Ghost { weight: 1.0 / self.rate(), above: f64::from(above) / self.rate() }
+        let weight = self.sample.weight();
+        Return::Ghost { weight, above: f64::from(above) * weight }
     }
 
     /// Pages are not there any more.
@@ -120,9 +145,9 @@ impl Ghosts {
 
     /// A smaller sample: half as large a part of the pages.
     fn thin_out(&mut self) {
-        self.threshold /= 2;
-        let threshold = self.threshold;
-        let out: Vec<u64> = self.turns.keys().copied().filter(|&page| hash(page) > threshold).collect();
+        self.sample.halve();
+        let sample = self.sample;
+        let out: Vec<u64> = self.turns.keys().copied().filter(|&page| !sample.has(page)).collect();
         out.into_iter().for_each(|page| {
             self.remove(page);
         });

@@ -6,6 +6,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`ghosts`] | reuse distances of pages that have left, from a sample |
+//! | [`visits`] | how often pages that are there are wanted, from how long they are away once they leave |
 //! | [`watch`] | what events tell of a program |
 //! | [`cores`] | what the program's threads waited for a core |
 //! | [`curve`] | the model: from one run to the time with any memory |
@@ -21,6 +22,7 @@ pub mod follow;
 pub mod ghosts;
 pub mod report;
 pub mod signals;
+pub mod visits;
 pub mod watch;
 
 use std::fs::File;
@@ -85,6 +87,11 @@ pub fn shown(run: &Run) -> Option<curve::Shown> {
         limit: run.limit,
         whole: run.whole,
         needs: heard.needs.iter().map(|(&need, &weight)| (watch::limit_for(need, run.evictors), weight)).collect(),
+        fewer: heard.fewer(stats).map_or_else(Vec::new, |fewer| {
+            let room = watch::room(stats) as f64;
+            let parts = (2..20).map(|part| f64::from(part) / 20.0);
+            parts.map(|part| (watch::limit_for((room * part) as u64, run.evictors), fewer.times(part))).collect()
+        }),
         pages_in: since(stats.swap.pages_in, |it| it.swap.pages_in),
         pages_out: since(stats.swap.pages_out, |it| it.swap.pages_out),
         fetches,

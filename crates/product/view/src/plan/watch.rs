@@ -7,6 +7,7 @@ use farshore_config::stats::Stats;
 use farshore_core::limits::{batch_pages, high_watermark, stages_each};
 
 use super::ghosts::{Ghosts, Return};
+use super::visits::{Fewer, Visits};
 
 /// Threads are compared in pieces of the time, so that those that wait one after the other count together.
 const WINDOW_NS: u64 = 50_000_000;
@@ -20,6 +21,9 @@ pub const KINDS: [Kind; 5] = [Kind::Fault, Kind::Fetched, Kind::Evicted, Kind::R
 #[derive(Debug, Default)]
 pub struct Watch {
     ghosts: Ghosts,
+    visits: Visits,
+    /// When the last event was, ns.
+    last_ns: u64,
     /// Returns by the bytes of pages in memory that would have kept the page: with less of it than that, it came by a read.
     pub needs: BTreeMap<u64, f64>,
     /// Pages that came back, …
@@ -49,7 +53,8 @@ struct Window {
 impl Watch {
     /// What happened when the program had this state.
     pub fn hear(&mut self, event: &Event, state: &State) {
-        let (first, pages) = (event.address / PAGE, event.pages);
+        let (first, pages, ns) = (event.address / PAGE, event.pages, event.ns);
+        self.last_ns = self.last_ns.max(ns);
         match event.kind {
             Kind::Fault if event.detail & PROTECTED == 0 => {
                 if event.ns.saturating_sub(self.window.since_ns) > WINDOW_NS {
@@ -59,18 +64,28 @@ impl Watch {
             }
             Kind::Evicted => {
                 self.evicted += pages;
-                (first..first + pages).for_each(|page| self.ghosts.left(page));
+                (first..first + pages).for_each(|page| {
+                    self.ghosts.left(page);
+                    self.visits.left(page, ns);
+                });
             }
             Kind::Rescued => {
                 self.ghosts.came(first);
+                self.visits.came(first, ns, false);
             }
             Kind::Fetched => {
                 self.fetched += pages;
                 self.window.fetched += pages;
                 let had = self.had(state);
-                (first..first + pages).for_each(|page| self.came(page, had));
+                (first..first + pages).for_each(|page| {
+                    self.came(page, had);
+                    self.visits.came(page, ns, true);
+                });
             }
-            Kind::Unmapped => self.ghosts.gone(first, pages),
+            Kind::Unmapped => {
+                self.ghosts.gone(first, pages);
+                self.visits.gone(first, pages, ns);
+            }
             _ => {}
         }
     }
@@ -94,6 +109,12 @@ impl Watch {
     /// How much of a limit is for staging memory, by its counters.
     pub fn look(&mut self, stats: &Stats) {
         self.staged = staged(stats);
+    }
+
+    /// What less memory would have done to a run that ended with these counters.
+    pub fn fewer(&self, stats: &Stats) -> Option<Fewer> {
+        let resident = stats.resident_bytes.saturating_sub(staged(stats)) / PAGE;
+        self.visits.fewer(self.last_ns, resident as f64)
     }
 
     /// Memory that the program's pages that have left take, as far as it was heard.
