@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table policies-real unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table policies-real policies-redis unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -49,6 +49,12 @@ policies-table: ## replacement policies over the same traces, against the optimu
 policies-real: ## real programs beside each policy of farshore policy: pages read, faults, time (docs/src/guide/policies.md)
 	cargo build --release
 	python3 tools/policies_real.py $(ARGS)
+
+plan-table: build ## what farshore plan says, against measurement (half an hour)
+	python3 tools/plan_table.py $(ARGS)
+
+policies-redis: build ## redis-server beside policies that listen, stop, die and go mad: throughput and bytes (docs/src/guide/policies.md)
+	python3 tools/policies_redis.py $(ARGS)
 
 autopilot-table: build ## limits that are chosen, against the smallest that a search finds (about an hour)
 	python3 tools/autopilot.py $(ARGS)
