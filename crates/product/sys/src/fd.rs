@@ -166,6 +166,7 @@ pub fn pread(fd: &Fd, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
 }
 
 const F_GETLK: u64 = 5;
+const F_SETLK: u64 = 6;
 const F_OFD_SETLK: u64 = 37;
 const F_RDLCK: i16 = 0;
 const F_WRLCK: i16 = 1;
@@ -186,10 +187,9 @@ impl Lock {
         Lock { kind, whence: 0, start: i64::from(byte), len: 1, pid: 0 }
     }
 
-    fn set(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    fn set(&self, fd: BorrowedFd<'_>, command: u64) -> Result<(), Errno> {
         // SAFETY: the kernel reads the structure.
-        unsafe { raw::syscall_result(nr::FCNTL, [fd.as_raw_fd() as u64, F_OFD_SETLK, (&raw const *self) as u64, 0, 0, 0]) }
-            .map(drop)
+        unsafe { raw::syscall_result(nr::FCNTL, [fd.as_raw_fd() as u64, command, (&raw const *self) as u64, 0, 0, 0]) }.map(drop)
     }
 }
 
@@ -199,7 +199,7 @@ impl Lock {
 /// # Errors
 /// `EAGAIN`: another description has it.
 pub fn lock_byte(fd: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
-    Lock::of(F_WRLCK, byte).set(fd)
+    Lock::of(F_WRLCK, byte).set(fd, F_OFD_SETLK)
 }
 
 /// The same with a lock that others may have too, by a description that is open for reading alone.
@@ -207,7 +207,7 @@ pub fn lock_byte(fd: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
 /// # Errors
 /// `EAGAIN`: another description has locked it for itself.
 pub fn share_byte(fd: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
-    Lock::of(F_RDLCK, byte).set(fd)
+    Lock::of(F_RDLCK, byte).set(fd, F_OFD_SETLK)
 }
 
 /// Undoes [`lock_byte`] and [`share_byte`].
@@ -215,7 +215,25 @@ pub fn share_byte(fd: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
 /// # Errors
 /// What fcntl(2) answers.
 pub fn unlock_byte(fd: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
-    Lock::of(F_UNLCK, byte).set(fd)
+    Lock::of(F_UNLCK, byte).set(fd, F_OFD_SETLK)
+}
+
+/// Locks a byte of a file for this process, whoever else has its description: until [`release_byte`], or the process ends, or closes a descriptor of the file. A child that is
+/// forked does not have it.
+///
+/// # Errors
+/// `EAGAIN`: another process has it, or a description.
+pub fn claim_byte(fd: BorrowedFd<'_>, byte: u32) -> Result<(), Errno> {
+    match Lock::of(F_WRLCK, byte).set(fd, F_SETLK) {
+        // Either is allowed to the kernel.
+        Err(Errno::EACCES) => Err(Errno::EAGAIN),
+        answer => answer,
+    }
+}
+
+/// Undoes [`claim_byte`].
+pub fn release_byte(fd: BorrowedFd<'_>, byte: u32) {
+    let _ = Lock::of(F_UNLCK, byte).set(fd, F_SETLK);
 }
 
 /// Whether any description of the file has the byte locked, this one included. What cannot be found out counts as locked.
@@ -328,5 +346,10 @@ mod tests {
         drop(other);
         assert_eq!((lock_byte(one.as_fd(), 7), lock_byte(one.as_fd(), 8)), (Ok(()), Ok(())));
         assert_eq!(discard(one.as_fd(), 0, 4096), Err(Errno::ENOTTY));
+        // A process' own lock is one that descriptions mind, and not the process itself.
+        assert_eq!((claim_byte(one.as_fd(), 5), claim_byte(one.as_fd(), 5)), (Ok(()), Ok(())));
+        assert_eq!(lock_byte(one.as_fd(), 5), Err(Errno::EAGAIN));
+        release_byte(one.as_fd(), 5);
+        assert_eq!((lock_byte(one.as_fd(), 5), claim_byte(one.as_fd(), 5)), (Ok(()), Err(Errno::EAGAIN)));
     }
 }
