@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
 use farshore_config::pace::OrAuto;
-use farshore_config::{FaultMode, Named, Size, Slowdown, StatsTarget, SwapSpec, Time};
+use farshore_config::{Budget, FaultMode, Named, Size, Slowdown, StatsTarget, SwapSpec, Time};
 
 use crate::others::{BENCH, METRICS, NODE, Other, PLAN, POLICY, RECORD, REPORT, TOP};
 
@@ -80,7 +80,7 @@ pub enum Command {
     after_long_help = AFTER_RUN
 )]
 pub struct RunArgs {
-    /// Local memory for managed pages, at least 4M; this or --slowdown is required, here or in the config file
+    /// Local memory for managed pages, at least 4M; this, --slowdown or --budget is required, here or in the config file
     // A negative size should be called that, not an unknown option.
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory: Option<Size>,
@@ -92,7 +92,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
     pub slowdown: Option<Slowdown>,
 
-    /// The least memory that --slowdown may choose [default: 16M]
+    /// The least memory that --slowdown may choose, and that --budget leaves [default: 16M]
     ///
     /// A program that fits it stays as it is: nothing is measured, and nothing is taken away.
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
@@ -101,6 +101,15 @@ pub struct RunArgs {
     /// The most memory that --slowdown may choose, and what PROGRAM begins with [default: what the machine has, or the control group]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory_max: Option<Size>,
+
+    /// Take the local memory from a budget that this user's programs share: never more than SIZE together
+    ///
+    /// Who loses more time to faults gets more, and who needs less gives it back. Programs that name the same budget share it; without
+    /// SIZE, PROGRAM joins one that is there. With --slowdown a program takes no more than it needs for that; --memory or
+    /// --memory-max is the most that it takes. It is never left with less than --memory-min, and does not begin where that
+    /// is not to be had. Its processes count as one. A budget ends with its last program.
+    #[arg(long, value_name = "NAME[=SIZE]")]
+    pub budget: Option<Budget>,
 
     /// Where cold pages go; repeat to spread them over several
     ///
@@ -262,6 +271,7 @@ Examples:
   farshore run --memory 256M -- sort -S 1G big.txt
   farshore run --memory 1G --swap dir:/mnt/a --swap dir:/mnt/b -- redis-server
   farshore run --slowdown 5% -- redis-server
+  farshore run --budget jobs=8G -- python3 job.py      (and another: farshore run --budget jobs -- …)
   farshore run --memory 64M --swap delay:10us --stats - -- ./program
   farshore run --memory 1G --encrypt -- ./program
   farshore run --memory 8G --files -- llama-cli -m model.gguf
@@ -330,6 +340,8 @@ Keys:
   slowdown=PERCENT
                 chooses the local memory, as --slowdown of 'farshore run': at most the last --memory,
                 --memory-max or memory=. slowdown=off and memory= end that; off keeps the limit
+  budget=SIZE   how large the budget is that the program shares (--budget), for all programs in it. There
+                memory= is the most that this one takes
   swap+=SPEC    adds a swap space (dir:, file: or dev:), or calls off the removal of one
   swap-=SPEC    removes a swap space, named as 'farshore stat' shows it: what it holds moves to the
                 others, then its file is closed. The command waits for that; after Ctrl-C it goes on

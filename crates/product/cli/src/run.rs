@@ -2,14 +2,17 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
+use std::os::fd::IntoRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
+use farshore_budgets::join::Wish;
 use farshore_command::refusal::Refusal;
 use farshore_config::{
-    MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE, Partial, Size, StatsTarget,
+    MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE, Partial, Seat, Size, StatsTarget,
 };
 use rustix::fs::Access;
+use rustix::io::FdFlags;
 
 use farshore_host::{FAULTS, Guest, Refused};
 use farshore_launch::FirstLibrary;
@@ -34,6 +37,7 @@ pub fn run(mut arguments: RunArgs) -> Result<u8, Refusal> {
     let library = library::find()?;
     options.library = Some(library.clone());
     leave_family();
+    take_seat(&mut options)?;
     match way {
         Way::Preloaded(first) => execute(&path, &command, environment(std::env::vars_os(), &library, &first, &options)),
         Way::Hosted => execute_hosted(&path, &command, &library, &options),
@@ -49,6 +53,7 @@ fn options(arguments: RunArgs) -> Result<Options, Refusal> {
         slowdown: arguments.slowdown,
         memory_min: arguments.memory_min,
         memory_max: arguments.memory_max,
+        budget: arguments.budget,
         swap: (!arguments.swap.is_empty()).then_some(arguments.swap),
         fault: arguments.fault,
         policy: arguments.policy,
@@ -109,8 +114,21 @@ fn check_stats(path: &Path) -> Result<(), Refusal> {
 /// begins here.
 fn leave_family() {
     let outer = std::env::var(OPTIONS_VARIABLE).ok().and_then(|text| Options::from_json(&text).ok());
-    let family = outer.iter().filter_map(|options| options.family.as_ref());
-    family.flat_map(|family| family.descriptors()).for_each(farshore_sys::fd::leave_at_exec);
+    outer.iter().flat_map(Options::descriptors).for_each(farshore_sys::fd::leave_at_exec);
+}
+
+/// Where the options name a budget: takes a seat there, which the program has until its last process ends.
+fn take_seat(options: &mut Options) -> Result<(), Refusal> {
+    let least = options.least_memory().bytes();
+    let Some(budget) = &mut options.budget else { return Ok(()) };
+    let wish = Wish { name: &budget.name, size: budget.size.map(Size::bytes), least, pid: std::process::id() };
+    let joined = farshore_budgets::join::join(wish).map_err(Refusal::cannot_start)?;
+    // It stays open when this process becomes the program.
+    rustix::io::fcntl_setfd(&joined.file, FdFlags::empty())
+        .map_err(|errno| Refusal::cannot_start(format!("--budget {budget}: its list cannot be handed on ({errno})")))?;
+    options.seat = Some(Seat { descriptor: joined.file.into_raw_fd(), line: joined.line });
+    budget.size = Some(Size(joined.size));
+    Ok(())
 }
 
 /// The program's environment: the user's, the options and the library.

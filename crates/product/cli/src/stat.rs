@@ -128,6 +128,17 @@ fn table(now: &Stats, since: Option<&Stats>) -> String {
         let _ = writeln!(text, "{:<22}{:>12}  ({bounds}{decides})", "  chosen for", percent(it.target_ppm));
         let _ = writeln!(text, "{:<22}{:>12}", "  measured slowdown", percent(it.measured_ppm));
     }
+    if let Some(it) = &now.budget {
+        let programs = if it.programs == 1 { "1 program".into() } else { format!("{} programs", it.programs) };
+        let (size, taken) = (bytes(it.size_bytes), bytes(it.taken_bytes));
+        let _ = writeln!(
+            text,
+            "{:<22}{:>12}  (budget {}: {size}, {programs} with {taken})",
+            "  share",
+            bytes(it.share_bytes),
+            plain(&it.name)
+        );
+    }
     for (name, value, peak) in [
         ("  resident", now.resident_bytes, now.resident_bytes_peak),
         ("  managed", now.managed_bytes, now.managed_bytes_peak),
@@ -263,7 +274,7 @@ fn counters(stats: &Stats) -> Vec<(&'static str, Option<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farshore_config::stats::{Autopilot, Kinds, Pool, Space};
+    use farshore_config::stats::{Autopilot, Budget, Kinds, Pool, Space};
 
     #[test]
     fn the_table_shows_rates_when_it_is_watched() {
@@ -310,7 +321,19 @@ mod tests {
             decides: true,
             ..Autopilot::default()
         });
+        now.budget = Some(Budget {
+            name: "jobs".into(),
+            size_bytes: 8192 * mib,
+            share_bytes: 512 * mib,
+            taken_bytes: 7168 * mib,
+            programs: 3,
+            ..Budget::default()
+        });
         let watched = table(&now, Some(&before));
+        assert!(
+            watched.contains("\n  share                     512 MiB  (budget jobs: 8.0 GiB, 3 programs with 7.0 GiB)\n"),
+            "{watched}"
+        );
         assert!(
             watched.contains("\n  chosen for                5.00 %  (16.0 MiB to 1.0 GiB)\n  measured slowdown         3.14 %\n"),
             "{watched}"

@@ -106,7 +106,9 @@ fn effective_user(status: &str) -> Option<u32> {
 fn limit_in(environment: &[u8]) -> Option<u64> {
     let value = |variable: &[u8]| variable.strip_prefix(OPTIONS_VARIABLE.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec);
     let options = environment.split(|byte| *byte == 0).find_map(value)?;
-    Some(Options::from_json(&String::from_utf8(options).ok()?).ok()?.memory.bytes())
+    let options = Options::from_json(&String::from_utf8(options).ok()?).ok()?;
+    // Of a budget it has taken the least, until it wakes.
+    Some(if options.budget.is_some() { options.least_memory() } else { options.memory }.bytes())
 }
 
 /// The name in `/proc/PID/stat`, which may hold anything, even `)`.

@@ -99,6 +99,8 @@ pub enum Change {
 pub enum Setting {
     /// `memory`: the local memory.
     Memory(Size),
+    /// `budget`: how large the budget is that this program shares with others.
+    Budget(Size),
     /// `slowdown`: the local memory is chosen, so that no more than this is lost to faults; `None` for `off`.
     Slowdown(Option<Slowdown>),
     /// `swap+`: a swap space comes.
@@ -121,6 +123,7 @@ impl Setting {
     pub fn read(key: &str, value: &str) -> Result<Setting, String> {
         match key {
             "memory" => value.parse().map(Setting::Memory).map_err(|why| format!("memory={value}: {why}")),
+            "budget" => value.parse().map(Setting::Budget).map_err(|why| format!("budget={value}: {why}")),
             "slowdown" if value == "off" => Ok(Setting::Slowdown(None)),
             "slowdown" => {
                 value.parse().map(|it| Setting::Slowdown(Some(it))).map_err(|why| format!("slowdown={value}: {why}, or off"))
@@ -132,7 +135,7 @@ impl Setting {
             _ => match Knob::ALL.into_iter().find(|knob| knob.name() == key) {
                 Some(knob) => knob.read(value).map(|number| Setting::Pace(knob, number)),
                 None => Err(format!(
-                    "{key}={value}: there is no setting {key:?}; there are memory=, slowdown=, swap+=, swap-=, policy=, prefetch=, evictors=, batch=, writes= and free="
+                    "{key}={value}: there is no setting {key:?}; there are memory=, slowdown=, budget=, swap+=, swap-=, policy=, prefetch=, evictors=, batch=, writes= and free="
                 )),
             },
         }

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advice;
+mod budget;
 pub mod control;
 mod error;
 mod named;
@@ -34,6 +35,7 @@ mod swap;
 mod text;
 mod time;
 
+pub use budget::{BUDGET_NAME_MAX, Budget, Seat};
 pub use error::ConfigError;
 pub use named::Named;
 pub use nbd::{EXPORT_MAX, NbdExport, NbdServer};

@@ -1,5 +1,6 @@
 //! The options of a run, their layers and their limits.
 
+use crate::budget::{Budget, Seat};
 use crate::error::{ConfigError, one_line};
 use crate::named::Named;
 use crate::pace::{Knob, OrAuto};
@@ -135,12 +136,16 @@ impl Handed {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Options {
-    /// Local memory for managed pages; with `slowdown`, the most of it.
+    /// Local memory for managed pages; where it is chosen ([`Options::chooses`]), the most of it.
     pub memory: Size,
     /// The limit is chosen, so that the program loses no more than this to faults; `None`: it stays as it is.
     pub slowdown: Option<Slowdown>,
     /// The smallest limit that is chosen; `None`: [`MEMORY_MIN_CHOSEN`].
     pub memory_min: Option<Size>,
+    /// The budget that the family has together with other programs of its user.
+    pub budget: Option<Budget>,
+    /// Its seat there: what `farshore run` has taken.
+    pub seat: Option<Seat>,
     /// Where cold pages go: at least one.
     pub swap: Vec<SwapSpec>,
     /// How faults are delivered.
@@ -203,6 +208,8 @@ impl Options {
             memory,
             slowdown: None,
             memory_min: None,
+            budget: None,
+            seat: None,
             swap: vec![swap],
             fault: FaultMode::default(),
             policy: Named::new(POLICIES[0].0),
@@ -233,12 +240,35 @@ impl Options {
         self.memory_min.unwrap_or(MEMORY_MIN_CHOSEN).min(self.memory)
     }
 
+    /// Whether the limit is chosen while the program runs.
+    pub fn chooses(&self) -> bool {
+        self.slowdown.is_some() || self.budget.is_some()
+    }
+
     /// The memory that the engine is built for. Its stages stay, so where the limit is chosen they must fit the smallest one.
     pub fn memory_at_start(&self) -> Size {
-        match self.slowdown {
-            Some(_) => Size((3 * self.least_memory().bytes()).min(self.memory.bytes())),
-            None => self.memory,
+        let least = self.least_memory();
+        match self.chooses() {
+            // Other programs count on it that this one can become so small. (Batches that adapt are small enough in three times as much.)
+            true if self.budget.is_some() && self.batch.is_some() => least,
+            true => Size((3 * least.bytes()).min(self.memory.bytes())),
+            false => self.memory,
         }
+    }
+
+    /// Descriptors that are handed on to the program.
+    pub fn descriptors(&self) -> Vec<i32> {
+        let family = self.family.iter().flat_map(Handed::descriptors);
+        family.chain(self.seat.map(|seat| seat.descriptor)).collect()
+    }
+
+    /// The options for a program of another user. It has a family of its own, and no part in this user's budget: of that it gets what one
+    /// program could have.
+    #[must_use]
+    pub fn for_others(&self) -> Options {
+        let most = self.budget.as_ref().and_then(|budget| budget.size).unwrap_or(self.memory);
+        let memory_min = self.memory_min.filter(|_| self.slowdown.is_some());
+        Options { family: None, budget: None, seat: None, memory: self.memory.min(most), memory_min, ..self.clone() }
     }
 
     /// The options for a program that this process becomes or starts. `first`: this process is the first of its family and stays
@@ -259,8 +289,10 @@ impl Options {
         }
         if let Some(least) = self.memory_min {
             let wrong = |why: String| Err(ConfigError::value("--memory-min", &least.to_string(), why));
-            if self.slowdown.is_none() {
-                return wrong("the limit is chosen with --slowdown alone: give that too, or leave this out".into());
+            if !self.chooses() {
+                return wrong(
+                    "the limit is chosen with --slowdown or --budget alone: give one of them too, or leave this out".into(),
+                );
             }
             if least < MEMORY_MIN {
                 return wrong(format!("it must be at least {MEMORY_MIN}"));
@@ -268,6 +300,10 @@ impl Options {
             if least > self.memory {
                 return wrong(format!("it is more than --memory-max, {}", self.memory));
             }
+        }
+        if let Some(budget) = self.budget.as_ref().filter(|_| self.memory_per_process) {
+            let why = "programs share it, and with --memory-per-process not even the processes of one do: leave one of them out";
+            return Err(ConfigError::value("--budget", &budget.to_string(), why));
         }
         if self.swap.is_empty() {
             return Err(ConfigError::Missing { option: "--swap", hint: "the list is empty; name a space, such as dir:/var/tmp" });
@@ -349,6 +385,8 @@ pub struct Partial {
     /// The most memory, where it is chosen.
     #[serde(rename = "memory-max")]
     pub memory_max: Option<Size>,
+    /// See [`Options::budget`].
+    pub budget: Option<Budget>,
     /// See [`Options::swap`]. A config file may give one string or a list.
     #[serde(default, deserialize_with = "one_or_many")]
     pub swap: Option<Vec<SwapSpec>>,
@@ -443,11 +481,14 @@ impl Partial {
         let chosen = |layer: &Partial| layer.slowdown.is_some() || layer.memory_min.is_some() || layer.memory_max.is_some();
         let (says, chooses) = (over.memory.is_some(), chosen(&over));
         let below = |given: Option<Size>| given.filter(|_| !says);
+        // In a budget `memory` is the most that is chosen.
+        let chosen_all_the_same = over.budget.is_some() || self.budget.is_some();
         Partial {
             memory: over.memory.or(self.memory.filter(|_| !chooses)),
             slowdown: over.slowdown.or(self.slowdown.filter(|_| !says)),
-            memory_min: over.memory_min.or(below(self.memory_min)),
+            memory_min: over.memory_min.or(self.memory_min.filter(|_| !says || chosen_all_the_same)),
             memory_max: over.memory_max.or(below(self.memory_max)),
+            budget: over.budget.or(self.budget),
             swap: over.swap.or(self.swap),
             fault: over.fault.or(self.fault),
             policy: match over.policy.or(self.policy) {
@@ -480,29 +521,37 @@ impl Partial {
     pub fn finish(self) -> Result<Options, ConfigError> {
         let hint = "say how much local memory the program gets, such as --memory 256M, or --slowdown 5% to have that chosen";
         let missing = ConfigError::Missing { option: "--memory", hint };
+        let in_budget = self.budget.is_some();
         let memory = match (self.memory, self.slowdown) {
             (Some(_), Some(slowdown)) => {
                 let why = "--memory says what the limit is: leave one of them out, or give --memory-max in its place";
                 return Err(ConfigError::value("--slowdown", &slowdown.to_string(), why));
             }
-            (given, None) if self.memory_max.is_some() => {
+            (given, None) if self.memory_max.is_some() && !(in_budget && given.is_none()) => {
                 let most = self.memory_max.or(given).unwrap_or_default();
-                let why = "the limit is chosen with --slowdown alone: give that too, or --memory in place of this";
+                let why = match in_budget {
+                    true => "--memory says already what the most is: leave one of them out",
+                    false => {
+                        "the limit is chosen with --slowdown or --budget alone: give one of them too, or --memory in place of this"
+                    }
+                };
                 return Err(ConfigError::value("--memory-max", &most.to_string(), why));
             }
             (Some(memory), None) => memory,
-            (None, Some(_)) => self.memory_max.or_else(machine_memory).ok_or(ConfigError::Missing {
-                option: "--memory-max",
-                hint: "/proc/meminfo does not tell how much memory the machine has: say how much the program gets at most",
-            })?,
-            (None, None) => return Err(missing),
+            (None, slowdown) if slowdown.is_some() || in_budget => {
+                self.memory_max.or_else(machine_memory).ok_or(ConfigError::Missing {
+                    option: "--memory-max",
+                    hint: "/proc/meminfo does not tell how much memory the machine has: say how much the program gets at most",
+                })?
+            }
+            (None, _) => return Err(missing),
         };
         if let Some(most) = self.memory_max.filter(|most| *most < MEMORY_MIN) {
             let why = format!("it must be at least {MEMORY_MIN}");
             return Err(ConfigError::value("--memory-max", &most.to_string(), why));
         }
         let mut options = Options::new(memory, SwapSpec::Dir(PathBuf::new()));
-        (options.slowdown, options.memory_min) = (self.slowdown, self.memory_min);
+        (options.slowdown, options.memory_min, options.budget) = (self.slowdown, self.memory_min, self.budget);
         options.swap = match self.swap {
             Some(swap) => swap,
             None => vec![default_swap()?],
@@ -584,6 +633,39 @@ mod tests {
     }
 
     #[test]
+    fn a_budget_goes_alone_or_with_what_it_bounds() {
+        let finish = |text: &str| toml(text).unwrap().finish();
+        let alone = finish("budget = \"jobs=1G\"\n").unwrap();
+        assert_eq!(alone.budget, Some("jobs=1G".parse().unwrap()));
+        assert!(alone.chooses() && alone.memory_at_start() == Size::mib(48) && alone.least_memory() == Size::mib(16));
+        let bounded = finish("budget = \"jobs\"\nmemory = \"64M\"\nmemory-min = \"8M\"\n").unwrap();
+        assert_eq!((bounded.memory, bounded.least_memory()), (Size::mib(64), Size::mib(8)));
+        let most = finish("budget = \"jobs\"\nmemory-max = \"64M\"\nbatch = 64\n").unwrap();
+        assert_eq!((most.memory, most.memory_at_start()), (Size::mib(64), Size::mib(16)), "all of it counts on the least");
+        assert!(finish("budget = \"jobs\"\nslowdown = 5\nmemory-max = \"64M\"\n").is_ok());
+        for (text, part) in [
+            ("budget = \"jobs\"\nmemory = \"64M\"\nmemory-max = \"64M\"\n", "leave one of them out"),
+            ("budget = \"jobs\"\nmemory-per-process = true\n", "--memory-per-process"),
+            ("budget = \"jobs\"\nslowdown = 5\nmemory = \"64M\"\n", "--memory-max in its place"),
+            ("memory-max = \"64M\"\n", "--budget"),
+            ("memory = \"64M\"\nmemory-min = \"8M\"\n", "--budget"),
+        ] {
+            let error = finish(text).expect_err(text).to_string();
+            assert!(error.contains(part) && !error.contains('\n'), "{text}: {error}");
+        }
+        // Another user's program has no part in it, and no more than all of it.
+        let seat = Some(Seat { descriptor: 900, line: 3 });
+        let others = Options { seat, memory_min: Some(Size::mib(8)), ..alone.clone() }.for_others();
+        assert_eq!((others.budget.is_none(), others.seat, others.memory), (true, None, Size(1 << 30)));
+        assert_eq!(Options::from_json(&others.to_json()), Ok(others));
+        assert_eq!(Options { seat, ..alone }.descriptors(), [900]);
+        // A size on the command line bounds what a file has put into a budget.
+        let file = toml("budget = \"jobs\"\nmemory-min = \"8M\"\n").unwrap();
+        let both = file.merge(Partial { memory: Some(Size::mib(64)), ..Partial::default() }).finish().unwrap();
+        assert_eq!((both.memory, both.memory_min), (Size::mib(64), Some(Size::mib(8))));
+    }
+
+    #[test]
     fn a_mistake_in_the_file_is_one_line_with_its_place() {
         for (text, parts) in [
             ("memory = \"1G\"\nmemroy = 1\n", ["far.toml:2", "memroy"]),
@@ -600,6 +682,7 @@ mod tests {
             ("slowdown = 0\n", ["far.toml:1", "more than 0"]),
             ("slowdown = 100.0\n", ["far.toml:1", "below 100%"]),
             ("slowdown = true\n", ["far.toml:1", "percentage"]),
+            ("budget = \"jobs=1K\"\n", ["far.toml:1", "at least 4M"]),
         ] {
             let error = toml(text).expect_err(text).to_string();
             assert!(parts.iter().all(|part| error.contains(part)), "{text:?}: {error}");
@@ -647,7 +730,7 @@ mod tests {
         assert_eq!(options.for_successor(false), Options { stats: None, ..becomes.clone() });
         assert_eq!(becomes.for_successor(true), becomes);
         assert_eq!(Options::from_json(&becomes.to_json()), Ok(becomes));
-        assert_eq!(options.family.unwrap().descriptors().collect::<Vec<_>>(), [900, 901, 902]);
+        assert_eq!(options.descriptors(), [900, 901, 902]);
     }
 
     #[test]

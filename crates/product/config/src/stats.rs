@@ -77,10 +77,36 @@ pub struct Stats {
     pub kinds: Option<Kinds>,
     /// The memory limit is chosen by what is lost to faults (`--slowdown`); `null`: it stays as it was set.
     pub autopilot: Option<Autopilot>,
+    /// The limit is a share of a budget that several programs of one user have together (`--budget`); `null`: it is not.
+    pub budget: Option<Budget>,
     /// Processor time that the process has used, all its threads and Farshore's, from its start on, in ns.
     pub processor_ns: u64,
     /// The program goes over more than its memory again and again ([`crate::advice`]); `null`: it does not.
     pub thrashing: Option<Thrashing>,
+}
+
+/// A budget of several programs, as this one has last seen it, and the share of its family.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct Budget {
+    /// Its name.
+    pub name: String,
+    /// What all programs may have together.
+    pub size_bytes: u64,
+    /// What this one's family may have, or still has after its limit was lowered.
+    pub share_bytes: u64,
+    /// The least that it may be left with.
+    pub least_bytes: u64,
+    /// What it would take if all of it were free.
+    pub wanted_bytes: u64,
+    /// How much longer it takes than without faults, in millionths, over the last two seconds or so; weighed by its `--slowdown`, if it has
+    /// one: a program that may lose 10 % counts half as much as one that may lose 5 %.
+    pub need_ppm: u64,
+    /// What all programs have together.
+    pub taken_bytes: u64,
+    /// How many programs have a share.
+    pub programs: u64,
 }
 
 /// How the memory limit is chosen, for all processes that share it.
@@ -409,6 +435,7 @@ impl Default for Stats {
             policies: Vec::new(),
             kinds: None,
             autopilot: None,
+            budget: None,
             processor_ns: 0,
             thrashing: None,
         }
@@ -516,6 +543,7 @@ mod tests {
             pool: Some(Pool::default()),
             kinds: Some(Kinds::default()),
             autopilot: Some(Autopilot::default()),
+            budget: Some(Budget::default()),
             thrashing: Some(Thrashing::default()),
             ..Stats::default()
         };

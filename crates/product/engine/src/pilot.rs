@@ -253,12 +253,12 @@ impl Pilot {
 }
 
 /// Pages that evictors keep free.
-fn slack(pages: u64) -> u64 {
+pub fn slack(pages: u64) -> u64 {
     (pages / 16).clamp(16, 512)
 }
 
 /// Whether a larger limit would be used.
-fn is_full(look: Look) -> bool {
+pub fn is_full(look: Look) -> bool {
     look.in_use + slack(look.limit) * 5 / 4 + CHANGE_MIN >= look.limit
 }
 

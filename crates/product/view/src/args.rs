@@ -209,7 +209,8 @@ Columns:
             more. A wait counts when it ends
   slowed    how much longer the program takes than without faults, and how much longer it may, if Farshore chooses
             its limit (--slowdown)
-  family    the part of the limit that this process has now, and how many processes share it
+  family    the part of the limit that this process has now, and how many processes share it; then the
+            budget that the program is in (--budget), its share, and the budget's size
 
 Keys:
   left, right  sort by another column

@@ -37,6 +37,8 @@ pub struct Row {
     pub slowed: Option<(u64, u64)>,
     /// Its part of the limit in bytes, and how many processes share it, if it shares.
     pub family: Option<(u64, u64)>,
+    /// The budget that its family is in, the family's share of it and its size in bytes, if it is in one.
+    pub budget: Option<(String, u64, u64)>,
 }
 
 /// Whether a program's numbers are of now.
@@ -135,6 +137,7 @@ impl Looker {
             history: Vec::new(),
             slowed: None,
             family: None,
+            budget: None,
         };
         match outcome {
             Outcome::Gone => return None,
@@ -161,6 +164,8 @@ impl Looker {
             row.slowed = stats.autopilot.as_ref().map(|it| (it.measured_ppm, it.target_ppm));
             let it = &stats.family;
             row.family = (it.processes > 1).then_some((it.own_limit_bytes, it.processes));
+            let budget = stats.budget.as_ref();
+            row.budget = budget.map(|it| (farshore_config::plain(&it.name), it.share_bytes, it.size_bytes));
         }
         Some(row)
     }
@@ -170,7 +175,7 @@ impl Looker {
 mod tests {
     use super::*;
     use farshore_client::programs::State;
-    use farshore_config::stats::{Autopilot, Family, Space};
+    use farshore_config::stats::{Autopilot, Budget, Family, Space};
 
     fn program(pid: u32, started: u64) -> Program {
         Program { pid, started, user: 0, name: "a\x1b[2J".into(), state: State::Awake(Vec::new()) }
@@ -188,6 +193,7 @@ mod tests {
         stats.spaces = vec![Space { used_bytes: 3, ..Space::default() }, Space { used_bytes: 4, ..Space::default() }];
         stats.family = Family { own_limit_bytes: 8, processes: 3, memory_bytes: 9 };
         stats.autopilot = Some(Autopilot { target_ppm: 50_000, measured_ppm: 26_000, ..Autopilot::default() });
+        stats.budget = Some(Budget { name: "jobs".into(), share_bytes: 2, size_bytes: 5, ..Budget::default() });
         Outcome::Answered(Box::new(stats))
     }
 
@@ -200,7 +206,7 @@ mod tests {
             (first[0].rates, first[0].resident, first[0].out, first[0].family),
             (None, Some(60 << 20), Some(7), Some((8, 3)))
         );
-        assert_eq!(first[0].slowed, Some((26_000, 50_000)));
+        assert_eq!((first[0].slowed, &first[0].budget), (Some((26_000, 50_000)), &Some(("jobs".into(), 2, 5))));
         assert_eq!(first[0].name, "a\\u{1b}[2J");
         let second = look(4, answer(7, 300));
         assert_eq!(second[0].rates, Some(Rates { faults: 100.0, evicted: 200.0, stall: 0.1 }));

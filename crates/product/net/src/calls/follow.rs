@@ -104,8 +104,7 @@ impl Variables {
             text(format!("{OPTIONS_VARIABLE}={}", options.to_json()).into_bytes())
         };
         let both = |first| Ok::<_, String>([variable(first, false)?, variable(first, true)?]);
-        let handed = options.family.iter().flat_map(|family| family.descriptors().collect::<Vec<_>>()).collect();
-        Ok(Variables { becomes: both(true)?, starts: both(false)?, handed })
+        Ok(Variables { becomes: both(true)?, starts: both(false)?, handed: options.descriptors() })
     }
 }
 
@@ -176,7 +175,7 @@ fn enforce(plan: Plan) {
 pub fn renew(options: &Options) {
     let Some(old) = plan() else { return };
     let variables = |options| Variables::new(options).ok();
-    let (Some(kin), Some(others)) = (variables(options), variables(&Options { family: None, ..options.clone() })) else { return };
+    let (Some(kin), Some(others)) = (variables(options), variables(&options.for_others())) else { return };
     // SAFETY: not null, since there is a plan: a leaked box, never freed.
     let made = unsafe { MADE.load(Ordering::Acquire).as_ref() };
     // Options that come again find their plan: settings that change to and fro take no memory.
@@ -200,7 +199,7 @@ impl Plan {
         };
         let loader = loader.map_err(|why| format!("the dynamic linker of this process is not known ({why:?})"))?;
         let kin = Variables::new(options)?;
-        let others = Variables::new(&Options { family: None, ..options.clone() })?;
+        let others = Variables::new(&options.for_others())?;
         let faults =
             std::env::var_os(FAULTS).map(|value| text([FAULTS.as_bytes(), b"=", value.as_bytes()].concat())).transpose()?;
         Ok(Plan {

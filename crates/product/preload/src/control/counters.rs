@@ -188,6 +188,7 @@ impl Target for Runtime {
             processor_ns: clock::of_process(),
             policies: policies::stats(self),
             autopilot: pilot::stats(self),
+            budget: pilot::budget_stats(self),
             ..stats::Stats::default()
         };
         stats::Stats { thrashing: farshore_config::advice::of(&told), ..told }
@@ -219,6 +220,7 @@ impl Target for Runtime {
                 pilot::set(self, slowdown);
                 Ok(Set::Done)
             }
+            Setting::Budget(size) => pilot::set_budget(self, size).map(|()| Set::Done),
             Setting::Pace(knob, number) => self.set_pace(knob, number).map(|()| Set::Done),
             Setting::Memory(size) => pilot::end_at(self, size.bytes()).map(|()| Set::Done).map_err(|least| {
                 format!("memory={value} is below what this run can shrink to; give at least {}", farshore_config::Size(least))

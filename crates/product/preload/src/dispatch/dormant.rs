@@ -9,8 +9,8 @@
 //! ```
 //!
 //! While the process is dormant Farshore has no userfaultfd, no thread and no Syscall User Dispatch in it, and two
-//! signal handlers ([`called`]). The first process of a run has no descriptor either; a program that another one has started keeps two,
-//! by which it is in its family (`family`), and calls that could close them are watched. Huge pages stay. Of the `syscall` instructions of libc and the loader, only those are patched
+//! signal handlers ([`called`]). The first process of a run has no descriptor either, unless it has a seat in a budget; a program that another one has started keeps two,
+//! by which it is in its family (`family`). Calls that could close these are watched. Huge pages stay. Of the `syscall` instructions of libc and the loader, only those are patched
 //! whose number is watched or not known before the call; all others are as they were. So a program that fits into its limit runs
 //! as natively, with its threads.
 //!
@@ -168,7 +168,11 @@ pub fn begin(begun: Begun, maps: &patch::Maps) -> Result<(), Box<Begun>> {
     // Before calls are patched: what it keeps decides which must be seen.
     let share = match begun.options.family {
         Some(_) => family::join_asleep(&begun.options),
-        None => Ok(None),
+        None => {
+            // Its seat in a budget.
+            sleeping::keep(family::own_fds());
+            Ok(None)
+        }
     };
     let Ok(share) = share else { return Err(Box::new(begun)) };
     let mut room = share.unwrap_or_else(|| start::room(&begun.options));

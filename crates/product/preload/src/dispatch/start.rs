@@ -15,7 +15,7 @@
 //! a program that was started by one under Farshore then runs as it would have natively, also with a line.
 
 use crate::dispatch::{dormant, hosted};
-use crate::family::pilot;
+use crate::family::{joint, pilot};
 use crate::ground::environment;
 use crate::ground::own_threads::knock;
 use crate::ground::report;
@@ -74,6 +74,7 @@ extern "C" fn at_load() {
         }
         // Nobody has asked for this program: the one that started it expects it to run.
         merging::hand_back(merges);
+        joint::forget();
         let program = std::env::args_os().next().unwrap_or_default();
         report::line(format_args!("'{}' runs without Farshore: {why}", program.as_encoded_bytes().escape_ascii()));
     }
@@ -104,6 +105,7 @@ pub struct Begun {
 fn begin(mut options: Options, maps: &patch::Maps) -> Result<Begun, String> {
     entry::init()?;
     text::find(maps, at_load as *const () as u64)?;
+    joint::adopt(&mut options)?;
     if let Some(StatsTarget::File(path)) = &options.stats {
         // The program may change its directory.
         let path = std::path::absolute(path).map_err(|why| format!("--stats {}: {why}", path.display()))?;
@@ -195,10 +197,9 @@ fn prepare(begun: Begun, maps: &patch::Maps) -> Result<&'static Runtime, String>
         report::line(format_args!("{} of {} system call sites patched ({how})", report.patched, report.sites));
     }
     let runtime = install(build(begun, kernel, backend)?);
-    pilot::begin(&runtime.options);
-    if runtime.options.slowdown.is_some() {
+    if let Some(pages) = pilot::begin(&runtime.options) {
         // Its stages are for the smallest limit that may be chosen; it begins with the largest.
-        runtime.engine.set_budget(runtime.options.memory.bytes() / PAGE_SIZE as u64);
+        runtime.engine.set_budget(pages);
     }
     std::panic::set_hook(Box::new(|info| report::abort(format_args!("bug: {info}"))));
     family::prepare(&runtime.options).map_err(|why| format!("the list of this program's processes cannot be made ({why:?})"))?;
@@ -252,7 +253,7 @@ fn shape(options: &Options, cores: usize) -> Shape {
 /// What of the limit an engine has for the program's pages, at least; bytes.
 pub fn room(options: &Options) -> u64 {
     // Where the limit is chosen: a program that fits the smallest one is left alone.
-    let memory = if options.slowdown.is_some() { options.least_memory() } else { options.memory }.bytes();
+    let memory = if options.chooses() { options.least_memory() } else { options.memory }.bytes();
     let Options { evictors, batch, writes, free, .. } = *options;
     let wanted = Wanted { evictors, batch, writes, free };
     let frames = |n: usize| Shape { memory, evictors: n, cores: 1, nodes: Nodes::new(|_| 0), wanted }.sizes().frames;

@@ -77,6 +77,19 @@ impl Ledger {
         })
     }
 
+    /// Whether a member has a kin thread.
+    pub(super) fn is_awake(&self) -> bool {
+        self.alive().any(|(_, m)| m.awake.load(Ordering::Acquire) != 0)
+    }
+
+    /// Whether a member was short lately, this one left out.
+    pub(super) fn is_short(&self, but: Option<u32>, now_ns: u64) -> bool {
+        self.alive().any(|(line, m)| {
+            let since = m.hungry.load(Ordering::Acquire);
+            Some(line) != but && since != 0 && now_ns.saturating_sub(since) < HUNGRY_NS
+        })
+    }
+
     /// Pages that a member shares with its parent; none when the parent is gone.
     fn credit_of(&self, member: &Member) -> u64 {
         let parent = self.used().get(member.parent.load(Ordering::Acquire) as usize);
@@ -183,10 +196,7 @@ pub(super) fn balance(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool
     let limit = ledger.limit.load(Ordering::Acquire);
     let (processes, together) = ledger.together();
     let fair = limit / processes.max(1);
-    let others_short = ledger.alive().any(|(line, m)| {
-        let since = m.hungry.load(Ordering::Acquire);
-        line != kin.me && since != 0 && now.saturating_sub(since) < HUNGRY_NS
-    });
+    let others_short = ledger.is_short(Some(kin.me), now);
     let in_use = engine.in_use() + STEP_MIN;
     let wanted = if together > limit {
         let too_much = together - limit;

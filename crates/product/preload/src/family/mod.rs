@@ -31,6 +31,7 @@
 //! Layers: below is the ground alone.
 
 mod budget;
+pub mod joint;
 mod leave;
 pub mod pilot;
 
@@ -277,6 +278,7 @@ pub fn join_asleep(options: &Options) -> Result<Option<u64>, Errno> {
     join(options, || 0)?;
     sleeping::keep(own_fds());
     let share = shares_limit().then(budget::first_share).flatten();
+    pilot::doze();
     nudge();
     Ok(share.map(|pages| pages * PAGE_SIZE as u64))
 }
@@ -505,6 +507,7 @@ pub fn set_first_budget(engine: &crate::ground::runtime::TheEngine) {
 pub fn in_parent(runtime: &Runtime, child: Child, pid: u32, closes: bool) {
     let Child { line, generation, share, alive } = child;
     if pid != 0 {
+        joint::shares_table(closes);
         let tied = match alive {
             // Dropping it closes it.
             Some(_) if closes => None,
@@ -537,6 +540,7 @@ pub fn in_child(child: Child, closes: bool) {
     KIN.reset();
     PREPARED.reset();
     leave::in_child(closes);
+    joint::in_child(closes);
     pilot::in_child();
     KIN.with(|kin| {
         let Some(kin) = kin else { return };
@@ -565,7 +569,7 @@ pub fn handed() -> Option<Handed> {
 /// The family's descriptors in this process.
 pub fn own_fds() -> Vec<i32> {
     let prepared = PREPARED.with(|files| files.as_ref().map(|files| [files.file.raw(), files.alive.raw()]));
-    let mut all: Vec<i32> = prepared.into_iter().flatten().chain(leave::own_fds()).collect();
+    let mut all: Vec<i32> = prepared.into_iter().flatten().chain(leave::own_fds()).chain(joint::descriptor()).collect();
     KIN.with(|kin| all.extend(kin.iter().flat_map(|kin| [kin.file.raw(), kin.alive.raw()])));
     all
 }

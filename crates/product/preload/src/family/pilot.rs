@@ -7,16 +7,19 @@
 //! compare-and-swap before it sets a limit. One that has not looked for two seconds (it has ended, or is stopped) decides no more: the
 //! next process that looks does. If there is none, the limit stays.
 //!
-//! The limit is set as `farshore set memory=` sets it.
+//! The limit is set as `farshore set memory=` sets it. In a budget that several programs share ([`super::joint`]) what is chosen here is what the family
+//! wants, and the budget says how much of it the family gets; a family without a target wants what it uses.
 
+use super::joint::{self, Shown};
 use super::{ledger, nudge, own_line, set_limit, shares_limit};
 use crate::ground::own_threads::rights;
 use crate::ground::runtime::Runtime;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use farshore_config::{MEMORY_MIN_CHOSEN, Options, Slowdown, stats};
+use farshore_budgets::law::{self, Loss, Own, Share};
+use farshore_config::{MEMORY_MIN_CHOSEN, Options, Size, Slowdown, stats};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::Clock as _;
-use farshore_engine::pilot::{Aim, LOOK_NS, Look, Pilot};
+use farshore_engine::pilot::{Aim, LOOK_NS, Look, Pilot, is_full, slack};
 use farshore_engine::stats::{Count, FaultKind};
 use farshore_sys::clock;
 use farshore_sys::lock::Mutex;
@@ -49,6 +52,8 @@ pub(super) struct Board {
     /// In millionths.
     measured: AtomicU64,
     changes: AtomicU64,
+    /// The budget that the family is in.
+    joint: Shown,
 }
 
 impl Board {
@@ -67,13 +72,14 @@ impl Board {
             came: zero(),
             measured: zero(),
             changes: zero(),
+            joint: Shown::new(),
         }
     }
 
     fn aim(&self) -> Option<Aim> {
         let target = self.target.load(Ordering::Acquire);
         let pages = |number: &AtomicU64| number.load(Ordering::Acquire);
-        (target > 0).then(|| Aim { target: f64::from(target) / 1e6, least: pages(&self.least), most: pages(&self.most) })
+        (target > 0).then(|| Aim { target: f64::from(target) / 1e6, least: pages(&self.least), most: self.most() })
     }
 
     /// `me` decides from now on, or still; false: another one does.
@@ -94,6 +100,13 @@ impl Board {
         self.least.store(ALONE.least.load(Ordering::Acquire), Ordering::Release);
         self.most.store(ALONE.most.load(Ordering::Acquire), Ordering::Release);
         self.target.store(ALONE.target.load(Ordering::Acquire), Ordering::Release);
+        self.joint.take_over(&ALONE.joint);
+    }
+
+    /// The most that the family takes, pages.
+    fn most(&self) -> u64 {
+        let most = self.most.load(Ordering::Acquire);
+        self.joint.size().filter(|_| joint::is_in()).map_or(most, |size| most.min(size))
     }
 }
 
@@ -108,6 +121,9 @@ struct Seen {
     all: Sums,
     decided: bool,
     pilot: Pilot,
+    /// Pages that have left this process.
+    evicted: u64,
+    loss: Loss,
 }
 
 static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
@@ -120,11 +136,15 @@ fn me() -> u32 {
     super::KIN.with(|kin| kin.as_ref().map_or(0, |kin| kin.me))
 }
 
-/// The start of a process that no relative has made: what the user asked for.
-pub fn begin(options: &Options) {
+/// The start of a process that no relative has made: what the user asked for. Returns the limit that it begins with, in pages, where that is chosen.
+pub fn begin(options: &Options) -> Option<u64> {
     ALONE.most.store(options.memory.bytes() / PAGE_SIZE as u64, Ordering::Release);
     ALONE.least.store(options.least_memory().bytes() / PAGE_SIZE as u64, Ordering::Release);
     ALONE.target.store(options.slowdown.map_or(0, Slowdown::ppm), Ordering::Release);
+    let (least, most) = (ALONE.least.load(Ordering::Acquire), ALONE.most.load(Ordering::Acquire));
+    // What a relative has started gets its part of the family's limit.
+    let joint = if options.family.is_none() { joint::begin(&ALONE.joint, least, most) } else { None };
+    joint.or(options.slowdown.map(|_| most))
 }
 
 /// In a forked child: it has lost nothing yet.
@@ -139,7 +159,7 @@ pub(super) fn first_limit() -> Option<u64> {
 
 /// Whether limits are chosen.
 pub fn is_on() -> bool {
-    board().target.load(Ordering::Acquire) > 0
+    joint::is_in() || board().target.load(Ordering::Acquire) > 0
 }
 
 /// Whether this process needs threads by which it is measured, though it has memory enough: it has a part of the limit worth choosing.
@@ -173,6 +193,9 @@ pub fn set(runtime: &Runtime, slowdown: Option<Slowdown>) {
 pub fn end_at(runtime: &Runtime, bytes: u64) -> Result<(), u64> {
     let board = board();
     let pages = bytes / PAGE_SIZE as u64;
+    if joint::is_in() {
+        return bound(runtime, board, pages);
+    }
     // In this order: whoever decides looks behind each limit that it sets whether this one came meanwhile, and then sets this one (`change`).
     let fixed = board.fixed.swap(pages, Ordering::SeqCst);
     let target = board.target.swap(0, Ordering::SeqCst);
@@ -185,6 +208,35 @@ pub fn end_at(runtime: &Runtime, bytes: u64) -> Result<(), u64> {
         }
     }
     set
+}
+
+/// In a budget the limit that a user sets is the most that the family takes from it.
+fn bound(runtime: &Runtime, board: &Board, pages: u64) -> Result<(), u64> {
+    let least = least(runtime, board);
+    if pages < least {
+        return Err(least * PAGE_SIZE as u64);
+    }
+    board.most.store(pages, Ordering::Release);
+    board.target.store(0, Ordering::Release);
+    if pages * (PAGE_SIZE as u64) < super::limit(runtime) {
+        set_now(runtime, pages * PAGE_SIZE as u64)?;
+    }
+    runtime.engine.wake_watcher();
+    nudge();
+    Ok(())
+}
+
+/// The smallest limit that this family can have, pages.
+fn least(runtime: &Runtime, board: &Board) -> u64 {
+    board.least.load(Ordering::Acquire).max(runtime.engine.floor())
+}
+
+/// A user sets how large the budget is.
+///
+/// # Errors
+/// One line: why it stays as it is.
+pub fn set_budget(runtime: &Runtime, size: Size) -> Result<(), String> {
+    joint::set_size(runtime, &board().joint, size)
 }
 
 fn set_now(runtime: &Runtime, bytes: u64) -> Result<(), u64> {
@@ -240,10 +292,11 @@ impl Sums {
 /// Looks, if it is time, and sets another limit. By the watcher. Returns when it is to look again, in ns; `None`: limits stay.
 pub fn look(runtime: &'static Runtime) -> Option<u64> {
     let board = board();
-    let Some(aim) = board.aim() else {
+    let aim = board.aim();
+    if aim.is_none() && !joint::is_in() {
         SEEN.with(|seen| *seen = None);
         return None;
-    };
+    }
     let now = runtime.engine.clock.now_ns();
     SEEN.with(|place| {
         let soon = place.as_ref().map_or(0, |seen| (seen.at_ns + LOOK_NS).saturating_sub(now));
@@ -252,7 +305,9 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
         }
         let own = Sums::of(runtime);
         let Some(seen) = place else {
-            *place = Some(Seen { at_ns: now, own, all: Sums::on(board), decided: false, pilot: Pilot::new() });
+            let evicted = runtime.engine.stats.total(Count::Evicted);
+            let (pilot, loss) = (Pilot::new(), Loss::NONE);
+            *place = Some(Seen { at_ns: now, own, all: Sums::on(board), decided: false, pilot, evicted, loss });
             return Some(LOOK_NS);
         };
         let wall_ns = now.saturating_sub(seen.at_ns);
@@ -270,17 +325,72 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
         seen.all = all;
         if !seen.decided {
             // What others have decided before is not known here.
-            (seen.decided, seen.pilot) = (true, Pilot::new());
+            (seen.decided, seen.pilot, seen.loss) = (true, Pilot::new(), Loss::NONE);
             return Some(LOOK_NS);
         }
         let (in_use, limit, settled) = memory(runtime);
-        let next = seen.pilot.look(aim, Look { wall_ns, lost_ns, came, ran_ns, in_use, limit, settled });
-        board.measured.store((seen.pilot.slowdown() * 1e6) as u64, Ordering::Release);
-        if let Some(pages) = next {
+        let look = Look { wall_ns, lost_ns, came, ran_ns, in_use, limit, settled };
+        let next = aim.and_then(|aim| seen.pilot.look(aim, look));
+        if aim.is_some() {
+            board.measured.store((seen.pilot.slowdown() * 1e6) as u64, Ordering::Release);
+        }
+        if joint::is_in() {
+            seen.loss.add(lost_ns, ran_ns, wall_ns);
+            let short = is_short(runtime, seen, now);
+            let wants = match aim {
+                Some(_) => next.unwrap_or(limit),
+                None => law::wants(limit, in_use, slack(in_use), is_full(look), short),
+            };
+            look_at_budget(runtime, board, limit, wants, seen.loss);
+        } else if let Some(pages) = next {
             change(runtime, board, pages);
         }
         Some(LOOK_NS)
     })
+}
+
+/// Whether pages had to leave for others since the last look, in any process of the family.
+fn is_short(runtime: &Runtime, seen: &mut Seen, now_ns: u64) -> bool {
+    let evicted = runtime.engine.stats.total(Count::Evicted);
+    let own = runtime.engine.is_short() || evicted != seen.evicted;
+    seen.evicted = evicted;
+    own || ledger().filter(|_| shares_limit()).is_some_and(|ledger| ledger.is_short(None, now_ns))
+}
+
+/// The family wants so much of its budget.
+fn look_at_budget(runtime: &Runtime, board: &Board, limit: u64, wants: u64, loss: Loss) {
+    let least = least(runtime, board);
+    let most = board.most().max(least);
+    let target = Some(board.target.load(Ordering::Acquire)).filter(|&target| target > 0);
+    let held = has(runtime).max(limit);
+    let share = Share { limit, held, least, wants: wants.clamp(least, most), need: loss.need(target) };
+    let set = |pages: u64| {
+        if set_now(runtime, pages * PAGE_SIZE as u64).is_ok() {
+            board.changes.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    joint::look(&board.joint, Own { share, most, keeps: target.is_none() }, || has(runtime), set);
+}
+
+/// In a budget a process begins dormant, after an exec. Where nobody of the family looks any more, it gives back what the family does not have:
+/// nobody would do so later.
+pub(super) fn doze() {
+    let Some(ledger) = ledger().filter(|ledger| joint::is_in() && shares_limit() && !ledger.is_awake()) else { return };
+    let (board, limit) = (&ledger.board, ledger.limit.load(Ordering::Acquire));
+    let least = board.least.load(Ordering::Acquire);
+    let pages = least.max(ledger.together().1);
+    if pages < limit {
+        let share = Share { limit: pages, held: pages, least, wants: pages, need: 0 };
+        joint::give_back(&board.joint, share, || ledger.limit.store(pages, Ordering::Release));
+    }
+}
+
+/// What the processes that share the limit may have or still have, pages.
+fn has(runtime: &Runtime) -> u64 {
+    match ledger().filter(|_| shares_limit()).map(super::Ledger::together) {
+        Some((2.., together)) => together,
+        _ => runtime.engine.budget(),
+    }
 }
 
 /// Pages in use, the limit, and whether the last limit has been reached: of all processes that share it.
@@ -324,12 +434,17 @@ pub fn stats(runtime: &Runtime) -> Option<stats::Autopilot> {
         measured_ppm: board.measured.load(Ordering::Acquire),
         limit_bytes: super::limit(runtime),
         least_bytes: bytes(&board.least),
-        most_bytes: bytes(&board.most),
+        most_bytes: board.most() * PAGE_SIZE as u64,
         lost_ns: board.lost.load(Ordering::Acquire),
         ran_ns: board.ran.load(Ordering::Acquire),
         changes: board.changes.load(Ordering::Acquire),
         decides: board.decides.load(Ordering::Acquire) as u32 == me() + 1,
     })
+}
+
+/// What they say of the budget.
+pub fn budget_stats(runtime: &Runtime) -> Option<stats::Budget> {
+    joint::stats(runtime, &board().joint)
 }
 
 #[cfg(test)]

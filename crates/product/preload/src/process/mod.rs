@@ -96,6 +96,9 @@ fn change_rights(number: u64, args: &Args) -> i64 {
         uninterrupted(|| family::leave(runtime, ready));
         family::name_socket();
     }
+    if let (0.., false, Some(runtime)) = (answer, not_ours, runtime()) {
+        family::joint::leave(runtime);
+    }
     answer
 }
 

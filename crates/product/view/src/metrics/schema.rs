@@ -171,7 +171,8 @@ mod tests {
         spaces/drained_percent pool/capacity_bytes pool/used_bytes pool/pages pool/repeated_pages pool/compressed_bytes \
         kinds/managed_bytes kinds/farshore_bytes kinds/locked_bytes kinds/huge_bytes kinds/shared_bytes kinds/file_bytes \
         kinds/executable_bytes kinds/stack_bytes kinds/static_bytes kinds/other_bytes thrashing/times thrashing/waited_percent \
-        autopilot/target_ppm autopilot/measured_ppm autopilot/limit_bytes autopilot/least_bytes autopilot/most_bytes autopilot/decides";
+        autopilot/target_ppm autopilot/measured_ppm autopilot/limit_bytes autopilot/least_bytes autopilot/most_bytes autopilot/decides \
+        budget/size_bytes budget/share_bytes budget/least_bytes budget/wanted_bytes budget/need_ppm budget/taken_bytes budget/programs";
 
     #[test]
     fn each_field_grows_or_is_a_level() {

@@ -143,9 +143,13 @@ fn samples(metric: &Metric, labels: &Labels, stats: &Stats, value: &Value) -> Ve
             each.filter_map(|(space, value)| Some((joined(labels, vec![space]), inside(value)?))).collect()
         }
         Some(value) => {
-            let pool =
-                stats.pool.as_ref().filter(|_| first == "pool").map(|pool| ("pool".into(), farshore_config::plain(&pool.name)));
-            inside(value).map(|number| (joined(labels, pool.into_iter().collect()), number)).into_iter().collect()
+            let name = match first.as_str() {
+                "pool" => stats.pool.as_ref().map(|pool| &pool.name),
+                "budget" => stats.budget.as_ref().map(|budget| &budget.name),
+                _ => None,
+            };
+            let label = name.map(|name| (first.clone(), farshore_config::plain(name)));
+            inside(value).map(|number| (joined(labels, label.into_iter().collect()), number)).into_iter().collect()
         }
         None => Vec::new(),
     }
@@ -173,7 +177,7 @@ fn joined(labels: &Labels, more: Labels) -> Labels {
 pub mod tests {
     use super::*;
     use farshore_client::programs::State;
-    use farshore_config::stats::{Attached, Autopilot, Family, Kinds, Pool, Space, Thrashing};
+    use farshore_config::stats::{Attached, Autopilot, Budget, Family, Kinds, Pool, Space, Thrashing};
 
     /// Programs of each kind, of which one has all that there is.
     pub fn some() -> (Vec<Program>, Vec<Outcome>) {
@@ -190,6 +194,7 @@ pub mod tests {
         full.kinds = Some(Kinds { stack_bytes: 5, ..Kinds::default() });
         full.policies = vec![Attached { requests: 9, ..Attached::default() }, Attached::default()];
         full.autopilot = Some(Autopilot::default());
+        full.budget = Some(Budget { name: "jobs".into(), programs: 2, ..Budget::default() });
         full.thrashing = Some(Thrashing { times: 4, ..Thrashing::default() });
         full.family = Family { own_limit_bytes: 1, processes: 2, memory_bytes: 3 };
         (full.faults.fetch, full.fault_latency_ns.total, full.evictors.awake_fixed) = (42, 2_000_000_000, true);
@@ -233,6 +238,7 @@ pub mod tests {
             r#"farshore_spaces_state{pid="7",name="a\"b\\c\\nd",space="ram",state="full"} 1"#,
             r#"farshore_spaces_capacity_bytes{pid="7",name="a\"b\\c\\nd",space="ram"} 1073741824"#,
             r#"farshore_pool_pages{pid="7",name="a\"b\\c\\nd",pool="ram:lz4"} 3"#,
+            r#"farshore_budget_programs{pid="7",name="a\"b\\c\\nd",budget="jobs"} 2"#,
             r#"farshore_kinds_stack_bytes{pid="7",name="a\"b\\c\\nd"} 5"#,
             r#"farshore_policies_requests_total{pid="7",name="a\"b\\c\\nd",policy="1"} 9"#,
             r#"farshore_thrashing_times{pid="7",name="a\"b\\c\\nd"} 4"#,

@@ -59,8 +59,13 @@ impl Column {
                 format!("{}/{}", percent(measured as f64 / 1e6).trim_end_matches('%'), target.replace(".0%", "%"))
             }),
             Column::Family => match (&row.status, row.family) {
-                (Status::Answers, None) => NOTHING.into(),
-                (Status::Answers, Some((part, processes))) => format!("{} of {processes}", self::size(part)),
+                (Status::Answers, family) => {
+                    let part = family.map(|(part, processes)| format!("{} of {processes}", self::size(part)));
+                    let of_budget =
+                        |(name, share, size): &(String, u64, u64)| format!("{name} {}/{}", self::size(*share), self::size(*size));
+                    let parts: Vec<String> = part.into_iter().chain(row.budget.as_ref().map(of_budget)).collect();
+                    if parts.is_empty() { NOTHING.into() } else { parts.join(", ") }
+                }
                 (Status::Dormant, _) => "dormant".into(),
                 (Status::Silent(since), _) => format!("no answer for {}", seconds(*since)),
                 (Status::Refuses(why), _) => why.clone(),
@@ -195,6 +200,7 @@ pub mod tests {
             history: (0..60).map(|age| (Duration::from_secs(59 - age), age as f64)).collect(),
             slowed: None,
             family: None,
+            budget: None,
         };
         vec![
             row(412, "redis-server"),
@@ -235,6 +241,15 @@ pub mod tests {
 ";
         assert_eq!(plain(&rows), expected);
         assert_eq!(plain(&[]).lines().count(), 1);
+    }
+
+    #[test]
+    fn a_budget_stands_behind_the_family() {
+        let mut rows = some();
+        rows[0].budget = Some(("jobs".into(), 2 << 30, 8 << 30));
+        assert_eq!(Column::Family.cell(&rows[0]), "jobs 2.0G/8.0G");
+        rows[0].family = Some((20 << 20, 3));
+        assert_eq!(Column::Family.cell(&rows[0]), "20M of 3, jobs 2.0G/8.0G");
     }
 
     #[test]
