@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table policies-real policies-redis unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table policies-real policies-redis unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -91,6 +91,7 @@ secrecy: ## --encrypt: swap files are noise, the key is in no core dump
 family: ## what Farshore shows of itself, and whom it lets in
 policies: ## policies beside programs, and a program's own hints
 autopilot: ## limits that follow what a program loses to faults
+budget: ## budgets that several programs of one user share
 seeing: ## farshore top, metrics, plan, record and report: programs whose state or pattern is known
 bench-ends: ## farshore bench: what it measures, and that nothing stays behind
 suites: ## other people's test suites, natively and under farshore (a part of each)
@@ -111,7 +112,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot seeing report serve suites suites-long soak soak-long kernels kernels-long packages:
+front unit sim canaries loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget seeing report serve suites suites-long soak soak-long kernels kernels-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)

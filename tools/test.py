@@ -436,6 +436,8 @@ def parts(seed):
              [pytest("pace", "tests/real/test_pace.py")], 20, shown, pytest_missing, needs_build=True, takes=180, width=ALONE),
         Part("autopilot", "limits that follow what a program loses to faults",
              [pytest("autopilot", "tests/real/test_autopilot.py")], 8, shown, pytest_missing, needs_build=True, takes=240),
+        Part("budget", "budgets that several programs of one user share",
+             [pytest("budget", "tests/real/test_budget.py")], 10, shown, pytest_missing, needs_build=True, takes=240),
         Part("pools", "compressed RAM, alone and in front of a disk",
              [pytest("pools", "tests/real/test_pools.py")], 10, shown, pytest_missing, needs_build=True, takes=50),
         Part("remote", "pages with NBD servers, which are killed, stopped and lie; farshore node",

@@ -4,83 +4,19 @@ while the program runs, is one for a family, and refuses what it cannot aim at.
 Programs check their own data. What is judged are limits and counters, never times: a busy machine may take its time, and a run that hangs is ended and described.
 """
 
-import contextlib
-import json
 import os
+import signal
 import subprocess
 import sys
 import time
 
 import harness
-from command import NOBODY, Command
+from command import NOBODY
 from harness import MIB, expect
-
-# How long a state may take to come on a machine that has other things to do.
-WATCHDOG = 240
-# A fault costs 20 us, whatever the disk does: what is lost is what the program does.
-SWAP = "delay:20us"
+from hotset import SWAP, WATCHDOG, Hotset, Program
 
 
-class Program:
-    """A program with a hot part that can be told to be another one."""
-
-    def __init__(self, tests, process, pid):
-        self.tests, self.process, self.pid = tests, process, pid
-
-    def say(self, line):
-        """Tells the program something."""
-        self.process.popen.stdin.write(line.encode() + b"\n")
-        self.process.popen.stdin.flush()
-
-    def counters(self, pid=None):
-        """What farshore stat says now."""
-        done = self.tests.call("stat", str(pid or self.pid), "--json")
-        expect(done.status == 0, f"stat: {done.err}")
-        found = json.loads(done.out)
-        expect(found["evictions"]["synchronous"] == 0, "evictions in faults")
-        pilot = found["autopilot"]
-        if pilot:
-            expect(pilot["least_bytes"] <= found["memory_limit_bytes"] <= pilot["most_bytes"], f"outside of its bounds: {found['memory_limit_bytes']} {pilot}")
-        return found
-
-    def limit(self):
-        """The limit now, in MiB."""
-        return self.counters()["memory_limit_bytes"] / MIB
-
-    def until(self, what, condition):
-        """Waits until this is so of the counters, and returns them."""
-        deadline = time.monotonic() + WATCHDOG
-        while not condition(found := self.counters()):
-            expect(time.monotonic() < deadline and not self.process.timed_out,
-                   f"not within {WATCHDOG} s: {what}; limit {found['memory_limit_bytes'] / MIB:.0f} MiB, {found['autopilot']}")
-            time.sleep(0.2)
-        return found
-
-    def until_limit(self, low, high):
-        """Waits until the limit, in MiB, is in there."""
-        return self.until(f"a limit of {low} to {high} MiB", lambda found: low <= found["memory_limit_bytes"] / MIB <= high)
-
-
-class TestAutopilot(Command):
-    @contextlib.contextmanager
-    def program(self, options, size, hot, user=None):
-        """A program while it runs. At its end all its bytes must be right."""
-        argv = [self.public_program("hotset"), size, hot]
-        as_user = [harness.need("setpriv", "util-linux"), "--reuid", str(user), "--regid", str(user), "--clear-groups"] if user else []
-        command = [*as_user, self.farshore, "run", *options, "--swap", SWAP, "--stats", "-", "--", *argv]
-        process = harness.Process(command, self.work, 3 * WATCHDOG, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ, LC_ALL="C"))
-        try:
-            expect(process.popen.stdout.readline() == b"ready\n", f"it is not ready: {process.stderr_so_far()[-400:]}")
-            program = Program(self, process, self.managed(process))
-            yield program
-            program.say("end")
-            outcome, out = self.ended(process)
-            expect(outcome.status == 0 and out == "right\n", f"status {outcome.status}, {out!r}: {outcome.stderr[-500:]}")
-            program.last = json.loads(outcome.stderr[outcome.stderr.index("{"):])
-        finally:
-            process.kill_session()
-            process.finish()
-
+class TestAutopilot(Hotset):
     def test_hot_set(self):
         """The limit comes down to the hot part, follows it up and down, and never leaves its bounds; the program's bytes are right."""
         seen = []
@@ -180,6 +116,55 @@ class TestAutopilot(Command):
             outcome, out = self.ended(process)
             expect(outcome.status == 0 and "0 b'right\\n'" in out, f"{outcome.status} {out!r} {outcome.stderr[-400:]}")
         return "one decides"
+
+    def test_who_decides_is_killed(self):
+        """The process that decides is killed, and the one after it: each time another one takes over, and the limit goes on following the load."""
+        hotset, folder = self.public_program("hotset"), self.folder("fifos")
+        inputs = [os.path.join(folder, name) for name in "ab"]
+        outputs = [path + ".out" for path in inputs]
+        script = "".join(f"'{hotset}' 80M 15M < '{path}' > '{out}' & " for path, out in zip(inputs, outputs)) + "wait"
+        for path in inputs:
+            os.mkfifo(path)
+        # For reading too: nobody has to be at the other end yet.
+        pipes = {path: os.open(path, os.O_RDWR) for path in inputs}
+        try:
+            with self.running(["--slowdown", "10%", "--swap", SWAP], ["sh", "-c", script], timeout=3 * WATCHDOG) as process:
+                deadline = time.monotonic() + WATCHDOG
+                while not all(os.path.exists(out) and harness.read_text(out) == "ready\n" for out in outputs):
+                    expect(time.monotonic() < deadline, f"they are not ready: {process.stderr_so_far()[-400:]}")
+                    time.sleep(0.05)
+                input_of = lambda pid: os.readlink(f"/proc/{pid}/fd/0")  # noqa: E731
+                alive = [pid for pid in harness.session_pids(process.popen.pid) if self.call("stat", str(pid)).status == 0]
+                programs = {pid: Program(self, process, pid) for pid in alive}
+                expect(len(programs) == 3, f"a shell and two programs: {alive}")
+                programs[alive[0]].until_limit(16, 110)
+                deciding = lambda: [pid for pid, it in programs.items() if it.counters()["autopilot"]["decides"]]  # noqa: E731
+                killed, who = 0, deciding()
+                # Until it is the last one that can be told what to do.
+                while not who or any(input_of(pid) in pipes for pid in programs if pid not in who):
+                    expect(time.monotonic() < deadline, f"after {killed} kills {who} decide")
+                    for pid in who[:1]:
+                        os.kill(pid, signal.SIGKILL)
+                        del programs[pid]
+                        killed += 1
+                    time.sleep(0.1)
+                    who = deciding()
+                last = programs[who[0]]
+                tell = lambda line: os.write(pipes[input_of(last.pid)], line)  # noqa: E731
+                expect(killed > 0, "nobody was killed")
+                tell(b"hot 75M\n")
+                high = last.until_limit(73, 1_000)["memory_limit_bytes"] / MIB
+                tell(b"hot 10M\n")
+                low = last.until_limit(16, 45)["memory_limit_bytes"] / MIB
+                out = outputs[inputs.index(input_of(last.pid))]
+                tell(b"end\n")
+                while not harness.read_text(out).endswith("right\n"):
+                    expect(time.monotonic() < deadline + WATCHDOG, f"it does not end: {harness.read_text(out)!r}")
+                    time.sleep(0.1)
+        finally:
+            for pipe in pipes.values():
+                os.close(pipe)
+        return f"{killed} kills, then {high:.0f} and {low:.0f} MiB"
 
     def test_any_user(self):
         """It needs no rights."""
