@@ -331,7 +331,7 @@ mod tests {
         });
         let watched = table(&now, Some(&before));
         assert!(
-            watched.contains("\n  share                     512 MiB  (budget jobs: 8.0 GiB, 3 programs with 7.0 GiB)\n"),
+            watched.contains("\n  share                    512 MiB  (budget jobs: 8.0 GiB, 3 programs with 7.0 GiB)\n"),
             "{watched}"
         );
         assert!(
