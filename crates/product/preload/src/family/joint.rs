@@ -289,10 +289,12 @@ pub(super) fn look(shown: &Shown, own: Own, has: impl Fn() -> u64, set: impl Fn(
         }
         let held = if next < limit { has() } else { own.share.held };
         let share = Share { limit: next, held: held.max(next), ..own.share };
-        if seen.hold.write(place.line, &place.own_line(share)).is_ok() && next > limit {
+        let written = seen.hold.write(place.line, &place.own_line(share)).is_ok();
+        // Before the limit goes up: nobody is told of a share that is smaller than the limit.
+        shown.tell(place.size.get(), &share, &seen.others);
+        if written && next > limit {
             set(next);
         }
-        shown.tell(place.size.get(), &share, &seen.others);
         // Behind it: whoever asked looks at the size then.
         let _ = shown.asked.compare_exchange(asked, 0, Ordering::AcqRel, Ordering::Relaxed);
     });
