@@ -20,7 +20,7 @@ use crate::wishes::{Bits, Ended, NO_PAGES};
 use core::sync::atomic::Ordering;
 use farshore_attach::SCAN_PAGES_MAX as PAGES_MOST;
 use farshore_core::page::{GranuleId, PageRange};
-use farshore_core::seams::World;
+use farshore_core::seams::{Clock, World};
 use farshore_core::sync::plain::AtomicU64;
 use farshore_core::word::State;
 
@@ -75,7 +75,7 @@ impl Allowance {
     }
 
     /// Spends `ns`, if there is as much. What time has brought is saved, up to a most.
-    pub fn spend(&mut self, now_ns: u64, ns: u64) -> bool {
+    fn spend(&mut self, now_ns: u64, ns: u64) -> bool {
         let more = now_ns.saturating_sub(self.at_ns) / SHARE;
         self.at_ns += more * SHARE;
         self.saved_ns = (self.saved_ns + more).min(SAVED_MOST_NS);
@@ -120,22 +120,17 @@ struct Cost {
 }
 
 impl<W: World> Engine<W> {
-    /// What a look at so many pages costs at most, ns.
-    pub fn scan_cost(&self, pages: u64) -> u64 {
-        let Cost { leaving, coming } = self.scan_cost_each();
-        pages * (leaving + coming)
-    }
-
-    fn scan_cost_each(&self) -> Cost {
-        Cost { leaving: self.scans.evict_ns.load(Ordering::Relaxed) + WRITE_NS, coming: RESCUE_NS }
-    }
-
-    /// Begins to look at the resident pages of `range`, but for those that another scan looks at.
+    /// Begins to look at the resident pages of `range`, but for those that another scan looks at, and spends what that may cost. `None`: there
+    /// is not so much left.
     ///
     /// # Panics
     /// When they are more than [`PAGES_MOST`].
-    pub fn begin_scan(&self, range: PageRange) -> Scan {
+    pub fn begin_scan(&self, range: PageRange, allowance: &mut Allowance) -> Option<Scan> {
         assert!(range.len() <= PAGES_MOST, "a scan of {} pages", range.len());
+        let cost = Cost { leaving: self.scans.evict_ns.load(Ordering::Relaxed) + WRITE_NS, coming: RESCUE_NS };
+        if !allowance.spend(self.clock.now_ns(), range.len() * (cost.leaving + cost.coming)) {
+            return None;
+        }
         let mut parts = [(range.start.granule(), NO_PAGES); 2];
         for (part, place) in range.by_granule().zip(&mut parts) {
             let touched = |granule| self.table.granule(granule).is_some_and(|g| g.granule.touched());
@@ -145,12 +140,12 @@ impl<W: World> Engine<W> {
         if parts.iter().any(|(_, bits)| *bits != NO_PAGES) {
             self.evictors.pace.wake(&self.futex);
         }
-        Scan { range, parts, cost: self.scan_cost_each() }
+        Some(Scan { range, parts, cost })
     }
 
-    /// Ends a scan, and tells what was seen of its first 64 pages, then the next, and so on. Returns what it did not cost after all, of
-    /// [`Engine::scan_cost`]; ns.
-    pub fn end_scan(&self, scan: &Scan, mut tell: impl FnMut(PageRange, Seen)) -> u64 {
+    /// Ends a scan, and tells what was seen of its first 64 pages, then the next, and so on. What it did not cost after all is given
+    /// back.
+    pub fn end_scan(&self, scan: &Scan, allowance: &mut Allowance, mut tell: impl FnMut(PageRange, Seen)) {
         let ended = scan.parts.map(|(granule, bits)| (granule, self.wishes.end_scan(granule, &bits)));
         let (mut from, mut saved) = (scan.range.start, 0);
         while from.0 < scan.range.end.0 {
@@ -161,7 +156,7 @@ impl<W: World> Engine<W> {
             tell(chunk, seen);
             from = chunk.end;
         }
-        saved
+        allowance.give_back(saved);
     }
 
     fn seen(&self, chunk: PageRange, ended: &[(GranuleId, Ended); 2]) -> Seen {

@@ -10,6 +10,7 @@ use crate::world::{World, broken, note, world};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{HugePages, PageBuf};
 use farshore_core::word::{FilePage, Slot};
+use farshore_engine::scan::Allowance;
 use farshore_engine::wishes::Wish;
 use std::rc::Rc;
 
@@ -127,11 +128,12 @@ fn wish(rig: &Rc<Rig>, range: PageRange) {
 /// A policy looks at which pages are used, and sees it after a while.
 fn scan(rig: &Rc<Rig>, range: PageRange, ns: u64) {
     let few = PageRange { start: range.start, end: range.start.plus(range.len().min(512)) };
-    let scan = rig.engine.begin_scan(few);
-    let other = rig.engine.begin_scan(few);
+    let mut allowance = Allowance::new(0);
+    allowance.give_back(u64::MAX / 2);
+    let scans = [rig.engine.begin_scan(few, &mut allowance), rig.engine.begin_scan(few, &mut allowance)];
     sleep_ns(ns);
-    for scan in [scan, other] {
-        rig.engine.end_scan(&scan, |chunk, seen| {
+    for scan in scans.into_iter().flatten() {
+        rig.engine.end_scan(&scan, &mut allowance, |chunk, seen| {
             assert!(seen.accessed & !seen.looked == 0 && seen.written & !seen.accessed == 0, "{seen:?} of {chunk:?}");
         });
     }

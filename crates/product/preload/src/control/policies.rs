@@ -312,9 +312,10 @@ struct Scans {
 impl Scans {
     fn begin(&mut self, runtime: &Runtime, number: usize, range: PageRange, micros: u32, tag: u32) {
         let (engine, now) = (&runtime.engine, runtime.engine.clock.now_ns());
-        if self.under_way.len() < SCANS_MOST && self.allowance.spend(now, engine.scan_cost(range.len())) {
+        let has_room = self.under_way.len() < SCANS_MOST;
+        if let Some(scan) = has_room.then(|| engine.begin_scan(range, &mut self.allowance)).flatten() {
             let due_ns = now + (u64::from(micros) * 1000).clamp(SCAN_NS_LEAST, SCAN_NS_MOST);
-            self.under_way.push(Asked { scan: engine.begin_scan(range), tag, due_ns });
+            self.under_way.push(Asked { scan, tag, due_ns });
         } else {
             let refused = Event { thread: tag, detail: 1, ..Event::new(Kind::Scanned, range.start.addr(), range.len()) };
             engine.audience.answer(number, &refused);
@@ -329,12 +330,11 @@ impl Scans {
             if asked.due_ns > now {
                 return true;
             }
-            let saved = engine.end_scan(&asked.scan, |chunk, seen| {
+            engine.end_scan(&asked.scan, allowance, |chunk, seen| {
                 let more = [seen.looked, seen.accessed, seen.written];
                 let answer = Event { thread: asked.tag, more, ..Event::new(Kind::Scanned, chunk.start.addr(), chunk.len()) };
                 engine.audience.answer(number, &answer);
             });
-            allowance.give_back(saved);
             false
         });
     }
