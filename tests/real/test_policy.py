@@ -101,6 +101,11 @@ class Beside(Command):
             wrong = harness.check_stats(program.stats, program.stats["memory_limit_bytes"])
             expect(not wrong, f"{wrong}")
 
+    def memory_of(self, program):
+        """The mapping of a program that has one large one: its first address, and its pages."""
+        first, end = max(hot.mappings(program.pid), key=lambda edges: edges[1] - edges[0])
+        return first * PAGE, end - first
+
     def scan(self, size, passes):
         """A program that writes memory and reads it again and again, with a line and a wait before each pass."""
         return [self.public_program("scan"), size, str(passes)]
@@ -237,8 +242,8 @@ class TestPolicy(Beside):
                 ask(policy.reclaim, first, pages)
                 away = self.until("all have left", lambda: (now := states(pages)) and not now["dirty"] and not now["clean"] and now)
                 ask(policy.prefetch, first, 1000)
-                # Those that have left, but not from RAM, are not read.
-                come = self.until("they come", lambda: (now := states(1000))["out"] == 0 and now)
+                # From swap space or from RAM.
+                come = self.until("they come", lambda: (now := states(1000))["out"] + now["leaving"] == 0 and now)
                 # Far more than fits: the limit holds.
                 ask(policy.prefetch, first, pages)
                 self.until("all was looked at", lambda: policy.state.resident_bytes > limit // 2)
@@ -257,6 +262,31 @@ class TestPolicy(Beside):
                 expect(stayed["clean"] + stayed["dirty"] >= pinned, f"pinned pages left: {pinned} before, {stayed}")
                 lost = policy.state
         return f"away {dict(away)}, come {dict(come)}, pinned {dict(stayed)}, {lost}"
+
+    def test_back_from_ram(self):
+        """A page that is wished to come while it still lies in RAM is not read."""
+        with self.program(64 * MIB, self.scan("16M", 1)) as program:
+            program.line()
+            first, _ = self.memory_of(program)
+            with farshore_policy.attach(program.pid) as policy:
+                policy.want("fetched", "rescued")
+                states = lambda: collections.Counter(policy.page_states(first, 64))  # noqa: E731
+                before = self.counters(program.pid)
+                expect(policy.reclaim(first, 64), "no room to ask")
+                self.until("they lie in RAM", lambda: states()["leaving"] == 64)
+                expect(policy.prefetch(first, 64), "no room to ask")
+                heard = []
+                self.until("they come", lambda: heard.extend(policy.events(timeout=0.1)) or sum(event.pages for event in heard) >= 64)
+                come = states()
+                expect(come["dirty"] + come["clean"] == 64, f"{come}")
+                expect(all(event.kind == "fetched" and event.detail == 1 for event in heard), f"{heard[:3]}")
+                after = self.counters(program.pid)
+                expect(after["swap"]["pages_in"] == before["swap"]["pages_in"], "they were read")
+                expect(after["prefetch"]["issued"] - before["prefetch"]["issued"] == 64, f"{after['prefetch']}")
+            program.go_on()
+            program.line()
+            program.go_on()
+        return f"{dict(come)}"
 
     def test_limits_and_mappings(self):
         """A policy hears that the limit changes, and which memory comes and goes."""

@@ -53,7 +53,7 @@ impl Restore {
         }
     }
 
-    /// What has not come is asked for: a page that was still being written out could not.
+    /// What has not come is asked for: there was no room for it, or it was on its way out.
     fn ask_for_the_rest(&mut self, ns: u64) {
         self.rounds -= 1;
         self.again_ns = ns + ROUND_NS;

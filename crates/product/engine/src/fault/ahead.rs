@@ -1,20 +1,25 @@
 //! Threads that read ahead: they bring the pages that a prefetcher has asked for (`crate::prefetch`), while the program works on
-//! those before.
+//! those before, and those that are wished to come (`crate::wishes`).
 //!
 //! Such a thread treats a page as a fault treats pages that come along (`super::run`). It takes the page only if it is out and a
 //! spare frame is there, maps it as old, and puts it back if anything goes wrong, which the page's own fault then reports. A
 //! fault on a page that is on its way waits for it as it waits for another fault's page. The threads pass the gate as faults do,
 //! so they own no page while the process forks.
+//!
+//! A page that is wished to come while it is still in its stage is brought back from there, without a read. A prefetcher's guess brings back
+//! none: that the program brings a page back from its stage is how evictors see that it is used.
 
 use crate::Engine;
 use crate::health::Trouble;
+use crate::stats::Count;
 use crate::wishes::runs;
 use core::sync::atomic::Ordering;
-use farshore_core::page::{Page, PageRange};
-use farshore_core::seams::{Ahead, Reads};
+use farshore_attach::Kind;
+use farshore_core::page::{Access, Page, PageRange};
+use farshore_core::seams::{Ahead, Came, Kernel, Policy, Reads};
 use farshore_core::seams::{PageBuf, World};
 use farshore_core::sync::plain::AtomicBool;
-use farshore_core::word::{Slot, State};
+use farshore_core::word::{BeginFault, Slot, State};
 
 /// Pages of a request that one read brings: taken by this thread, `step` pages apart, in slots side by side.
 #[derive(Clone, Copy)]
@@ -72,9 +77,45 @@ impl<W: World> Engine<W> {
         }
         let Some((granule, bits)) = self.wishes.take_coming() else { return false };
         self.quiet.gate.enter(&self.futex, core);
-        runs(granule, bits).for_each(|run| self.bring_ahead(run, core, buffer));
+        for run in runs(granule, bits) {
+            // First, since that needs no read, and their stages are needed again.
+            self.bring_from_stages(run.first, run.pages.into(), core);
+            self.bring_ahead(run, core, buffer);
+        }
         self.quiet.gate.leave(&self.futex, core);
         true
+    }
+
+    /// Brings those of the pages that are in their stages, as long as there are spare frames. As old ones: nobody has used them.
+    fn bring_from_stages(&self, first: Page, pages: u64, core: usize) {
+        for page in (0..pages).map(|n| first.plus(n)) {
+            let Some(at) = self.page(page).filter(|at| at.word.load().state() == State::Leaving) else { continue };
+            if self.frames().take_spare(core, 1, self.budget.spare_mark()) == 0 {
+                self.stats.add(core, Count::Missed, 1);
+                break;
+            }
+            self.kernel.interleave();
+            at.granule.touch();
+            let came = match at.word.begin_fault(Access::Read, false) {
+                BeginFault::Owned { was } => {
+                    let leaving = was.state() == State::Leaving;
+                    let chances = self.policy.chances(Came::Fetched);
+                    let came = leaving && self.unstage(page, at, was, Access::Read, chances, core).is_ok();
+                    if !came {
+                        self.restore(page, at.word, was);
+                    }
+                    came
+                }
+                _ => false,
+            };
+            if came {
+                self.stats.add(core, Count::Prefetched, 1);
+                self.tell(Kind::Fetched, 1, page, 1);
+            } else {
+                self.give_frames(core, 1);
+            }
+        }
+        self.nudge_evictors();
     }
 
     fn bring_ahead(&self, ahead: Ahead, core: usize, buffer: &mut [PageBuf]) {

@@ -423,25 +423,39 @@ impl<W: World> Engine<W> {
     }
 
     fn rescue(&self, fault: &mut Fault, at: PageRef<'_>, was: Word) -> Step {
+        let chances = self.policy.chances(if was.rescued() { Came::RescuedAgain } else { Came::Rescued });
+        match self.unstage(fault.page, at, was, fault.access, chances, fault.core) {
+            Ok(()) => self.done(fault, FaultKind::Rescue),
+            Err(why) => self.not_mapped(fault, at, was, why),
+        }
+    }
+
+    /// Maps a page from its stage, which was leaving and is the caller's, with a frame. On an error it is the caller's still.
+    pub(super) fn unstage(
+        &self,
+        page: Page,
+        at: PageRef<'_>,
+        was: Word,
+        access: Access,
+        chances: u8,
+        core: usize,
+    ) -> Result<(), KernelError> {
         let Some(stage) = was.stage() else { unreachable!("{was:?} is leaving without a stage") };
         // If the page is written already, a fault that reads keeps it clean; any other fault gets the only copy.
-        let clean = fault.access == Access::Read && was.written();
+        let clean = access == Access::Read && was.written();
         let protect = if clean { Protect::WriteProtected } else { Protect::Writable };
         let epoch = Epoch::of(at.granule);
-        if let Err(why) = self.kernel.map(fault.page, self.evictors.stages.bytes(stage), protect) {
-            return self.not_mapped(fault, at, was, why);
-        }
+        self.kernel.map(page, self.evictors.stages.bytes(stage), protect)?;
         let protected = epoch.has_moved(at.granule);
         let slot = self.evictors.stages.slot(stage);
         self.evictors.stages.vacate(stage, clean);
-        let chances = self.policy.chances(if was.rescued() { Came::RescuedAgain } else { Came::Rescued });
         let to = match slot {
             Some(slot) if clean => Release::Clean { slot, chances },
             _ => Release::Dirty { chances, guessed: false, protected },
         };
-        self.release(fault.page, at.word, to);
-        self.list_granule(at.granule, fault.page, fault.core);
-        self.done(fault, FaultKind::Rescue)
+        self.release(page, at.word, to);
+        self.list_granule(at.granule, page, core);
+        Ok(())
     }
 
     #[allow(clippy::too_many_arguments)]
