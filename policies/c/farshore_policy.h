@@ -41,8 +41,11 @@ enum farshore_wanted {
     FARSHORE_RECLAIM = 1, FARSHORE_PREFETCH = 2, FARSHORE_PIN = 3, FARSHORE_UNPIN = 4,
     FARSHORE_PROTECT = 5, /* `extra`: for how many ns */
     FARSHORE_LOOK = 6,    /* `extra`: a tag below 2^32, which comes back in `thread` of FARSHORE_PAGES */
-    FARSHORE_SCAN = 7     /* at most 512 pages; `extra`: a tag below 2^32, and above it for how many µs; answered by FARSHORE_SCANNED */
+    FARSHORE_SCAN = 7,    /* at most 512 pages; `extra`: a tag below 2^32, and above it for how many µs; answered by FARSHORE_SCANNED */
+    FARSHORE_EXPECT = 8   /* `extra`: an enum farshore_reuse */
 };
+/* When pages are expected to be used again: late ones leave before others when memory is short; soon and next ones are passed over once and twice. */
+enum farshore_reuse { FARSHORE_UNKNOWN, FARSHORE_LATE, FARSHORE_SOON, FARSHORE_NEXT };
 /* States of pages: bits n of more[0], more[1], more[2] of FARSHORE_PAGES, lowest first. */
 enum farshore_page { FARSHORE_FOREIGN, FARSHORE_UNTOUCHED, FARSHORE_DIRTY, FARSHORE_CLEAN, FARSHORE_LEAVING, FARSHORE_OUT, FARSHORE_BUSY };
 /* Bits of `detail` of a fault. */

@@ -23,7 +23,7 @@ import struct
 import time
 from collections import namedtuple
 
-__all__ = ["attach", "Attachment", "Event", "State", "Refused", "KINDS", "PAGE_STATES", "PAGE"]
+__all__ = ["attach", "Attachment", "Event", "State", "Refused", "KINDS", "PAGE_STATES", "REUSES", "PAGE"]
 
 PAGE = 4096
 VERSION = 1
@@ -33,6 +33,8 @@ KINDS = {"fault": 1, "fetched": 2, "evicted": 3, "rescued": 4, "limit": 5, "mapp
 NAMES = {number: name for name, number in KINDS.items()}
 # States of pages, by number.
 PAGE_STATES = ("foreign", "untouched", "dirty", "clean", "leaving", "out", "busy")
+# When pages are expected to be used again, by number.
+REUSES = {"unknown": 0, "late": 1, "soon": 2, "next": 3}
 # Bits of `detail` of a fault.
 FAULT_WRITE, FAULT_PROTECTED, FAULT_BY_CALL = 1, 2, 4
 # Most pages of one request: a longer range is several.
@@ -265,6 +267,13 @@ class Attachment:
     def protect_for(self, seconds, address, pages=1):
         """Asks that pages stay for a time."""
         return self._ask(5, address, pages, int(seconds * 1e9))
+
+    def expect(self, when, address, pages=1):
+        """Says when pages are expected to be used again: `late` ones leave before others when memory is short, `soon` and `next` ones are passed over once and
+        twice; `unknown` takes that back."""
+        if when not in REUSES:
+            raise ValueError(f"expect({when!r}): one of {', '.join(REUSES)}")
+        return self._ask(8, address, pages, REUSES[when])
 
     def scan(self, address, pages=1, seconds=0.1, tag=0):
         """Asks which of up to 512 pages are used: they leave, and after that time `scanned` events tell which have come back."""

@@ -263,6 +263,12 @@ class TestPolicy(Beside):
                 lost = policy.state
         return f"away {dict(away)}, come {dict(come)}, pinned {dict(stayed)}, {lost}"
 
+    def limit_is(self, program, size):
+        """Changes the limit, and waits until the program is within it."""
+        done = self.call("set", str(program.pid), f"memory={size}")
+        expect(done.status == 0, done.err)
+        self.until("it is within the limit", lambda: self.counters(program.pid)["resident_bytes"] <= harness.parse_size(size))
+
     def test_back_from_ram(self):
         """A page that is wished to come while it still lies in RAM is not read."""
         with self.program(64 * MIB, self.scan("16M", 1)) as program:
@@ -287,6 +293,81 @@ class TestPolicy(Beside):
             program.line()
             program.go_on()
         return f"{dict(come)}"
+
+    def alternate(self, policy, first, pages, when):
+        """Says of every second run of 16 pages when it is used next."""
+        blocks = [first + n * PAGE for n in range(0, pages - 16, 32)]
+        expect(policy.ask_all(lambda address: policy.expect(when, address, 16), blocks) == len(blocks), "no room to say it")
+
+    def here(self, policy, first, pages):
+        """Pages in memory: in those runs, and in the others. What was asked for before has been taken by then."""
+        states = policy.page_states(first, pages)
+        counts = [0, 0]
+        for n, state in enumerate(states[:pages - 16]):
+            counts[n // 16 % 2] += state in ("dirty", "clean")
+        return counts
+
+    def test_expect(self):
+        """What a policy expects late leaves first when memory is short, and not before; what it expects next is passed over. When it leaves, that is forgotten."""
+        with self.program(16 * MIB, self.scan("24M", 3), "--prefetch", "none") as program:
+            program.line()
+            first, pages = self.memory_of(program)
+            seen = {}
+            for when in ("late", "next", "forgotten", "unknown"):
+                with farshore_policy.attach(program.pid) as policy:
+                    before = self.here(policy, first, pages)
+                    said = {"forgotten": "late", "unknown": "late"}.get(when, when)
+                    self.alternate(policy, first, pages, said)
+                    if when == "unknown":
+                        expect(policy.expect(when, first, pages), "no room to say it")
+                    time.sleep(0.1)
+                    now = self.here(policy, first, pages)
+                    expect(sum(now) >= sum(before) - 16, f"{before}, and {now} for an estimate")
+                    if when == "forgotten":
+                        policy.close()
+                        self.until("it is gone", lambda: not program.mappings())
+                        policy = farshore_policy.attach(program.pid)
+                    self.limit_is(program, "11M")
+                    after = self.here(policy, first, pages)
+                    policy.close()
+                gone = seen[when] = [then - now for then, now in zip(before, after)]
+                expect(sum(gone) > 400, f"{when}: {before}, {after}")
+                self.limit_is(program, "16M")
+                if when != "unknown":
+                    program.go_on()
+                    program.line()
+            # An evictor that finds late ones in the other's hands goes on with any.
+            expect(seen["late"][0] > 4 * seen["late"][1], f"late ones leave first: {seen}")
+            expect(seen["next"][1] > 4 * seen["next"][0], f"next ones stay: {seen}")
+            for when in ("forgotten", "unknown"):
+                expect(min(seen[when]) > max(seen[when]) / 10, f"{when}: {seen}")
+            program.go_on()
+        return f"{seen}"
+
+    def test_expect_everything(self):
+        """A policy says of all memory, again and again, that it is used next: pages leave all the same, and the limit holds."""
+        with self.program(12 * MIB, self.scan("24M", 3)) as program:
+            program.line()
+            first, pages = self.memory_of(program)
+            code = f"while program.is_there:\n    program.expect('next', {first}, {pages})\n    program.expect('next', 4096, 1 << 22)\n    time.sleep(0.0005)\n"
+            with self.policy(program.pid, code):
+                for _ in range(2):
+                    program.go_on()
+                    program.line()
+                self.limit_is(program, "8M")
+            with farshore_policy.attach(program.pid) as policy:
+                for wrong in ("never", 1):
+                    with contextlib.suppress(ValueError):
+                        policy.expect(wrong, first)
+                        raise harness.Failed(f"expect({wrong!r}) was asked")
+                bad = policy.state.requests_bad
+                policy._ask(8, first, 1, 4)
+                self.until("it is no request", lambda: policy.state.requests_bad == bad + 1)
+            self.limit_is(program, "12M")
+            program.go_on()
+            program.line()
+            program.go_on()
+        return f"{program.stats['evictions']['pages']} pages left"
 
     def test_limits_and_mappings(self):
         """A policy hears that the limit changes, and which memory comes and goes."""
@@ -464,9 +545,9 @@ class TestPolicy(Beside):
                 first, end = rng.choice(ranges)
                 pages = rng.choice((1, 1, 4, 40, 500))
                 at = policy._requests_at + asked % requests * 4
-                kind = rng.randrange(1, 8)
-                # A scan has its time above the tag.
-                extra = rng.randrange(1 << 16) << 32 if kind == 7 else rng.randrange(1 << 20)
+                kind = rng.randrange(1, 9)
+                # A scan has its time above the tag, and of estimates there are four.
+                extra = rng.randrange(1 << 16) << 32 if kind == 7 else rng.randrange(4 if kind == 8 else 1 << 20)
                 words[at], words[at + 1], words[at + 2], words[at + 3] = kind, rng.randrange(first, end) & -PAGE, pages, extra
                 asked += 1
             words[farshore_policy.REQUESTS_ASKED] = asked

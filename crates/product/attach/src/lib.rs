@@ -9,7 +9,7 @@
 //!      512 ├ events: a ring of 4096, 64 bytes each ────────────────────────────────┤ 256 KiB
 //!          │ library ▶ policy: faults, pages that came and left, limit, mappings   │
 //!    33280 ├ requests: a ring of 1024, 32 bytes each ──────────────────────────────┤ 32 KiB
-//!          │ policy ▶ library: reclaim, prefetch, pin, unpin, protect, look, scan  │
+//!          │ policy ▶ library: reclaim, prefetch, pin, protect, look, scan, expect │
 //!          └───────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -327,6 +327,37 @@ pub enum Wanted {
         /// Comes back with the answers.
         tag: u32,
     },
+    /// 8: nothing, but to say when the pages are expected to be used again. Evictors look it up when frames are short: late pages leave
+    /// first, and others are passed over once or twice. An estimate is used up by that; all are gone when a policy that has made one
+    /// leaves.
+    Expect {
+        /// When.
+        reuse: Reuse,
+    },
+}
+
+/// When a page is expected to be used again; the numbers are those of the protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Reuse {
+    /// Nothing is expected.
+    Unknown = 0,
+    /// Later than others: it leaves before them.
+    Late = 1,
+    /// Sooner than others: evictors pass it over once.
+    Soon = 2,
+    /// Sooner than those: evictors pass it over twice.
+    Next = 3,
+}
+
+impl Reuse {
+    /// All, by their numbers.
+    pub const ALL: [Reuse; 4] = [Reuse::Unknown, Reuse::Late, Reuse::Soon, Reuse::Next];
+
+    /// The one of this number.
+    pub fn of(number: u64) -> Option<Reuse> {
+        Reuse::ALL.into_iter().find(|&reuse| reuse as u64 == number)
+    }
 }
 
 /// A request about pages side by side. A list is as many requests.
@@ -350,6 +381,7 @@ impl Request {
             Wanted::Protect { ns } => (5, ns),
             Wanted::Look { tag } => (6, u64::from(tag)),
             Wanted::Scan { micros, tag } => (7, u64::from(micros) << 32 | u64::from(tag)),
+            Wanted::Expect { reuse } => (8, reuse as u64),
         };
         [kind, self.page << 12, self.pages, extra]
     }
@@ -366,6 +398,7 @@ impl Request {
             5 => Wanted::Protect { ns: extra },
             6 => Wanted::Look { tag: u32::try_from(extra).ok()? },
             7 if pages <= SCAN_PAGES_MAX => Wanted::Scan { micros: (extra >> 32) as u32, tag: extra as u32 },
+            8 => Wanted::Expect { reuse: Reuse::of(extra)? },
             _ => return None,
         };
         let fits = address < END && (1..=REQUEST_PAGES_MAX).contains(&pages) && pages <= (END - address) >> 12;

@@ -59,6 +59,8 @@ fn requests_come_as_they_were_asked() {
         Wanted::Protect { ns: 5 },
         Wanted::Look { tag: u32::MAX },
         Wanted::Scan { micros: u32::MAX, tag: 7 },
+        Wanted::Expect { reuse: Reuse::Late },
+        Wanted::Expect { reuse: Reuse::Next },
     ];
     for (n, wanted) in asked.into_iter().enumerate() {
         let request = Request { wanted, page: 7 + n as u64, pages: 1 + n as u64 };
@@ -68,6 +70,18 @@ fn requests_come_as_they_were_asked() {
     }
     let request = Request { wanted: Wanted::Reclaim, page: 1, pages: 1 };
     assert_eq!((0..9).filter(|_| asker.ask(&memory, &request)).count(), 4, "a full ring takes no more");
+}
+
+#[test]
+fn what_no_request_can_say_is_none() {
+    for (kind, extra, is_one) in
+        [(8, 3, true), (8, 4, false), (8, 1 << 32, false), (8, u64::MAX, false), (6, 1 << 32, false), (9, 0, false)]
+    {
+        assert_eq!(Request::of([kind, 4096, 1, extra]).is_some(), is_one, "{kind} {extra}");
+    }
+    for reuse in Reuse::ALL {
+        assert_eq!(Reuse::of(reuse as u64), Some(reuse));
+    }
 }
 
 #[test]

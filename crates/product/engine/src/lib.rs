@@ -6,8 +6,10 @@
 //!  fault/ahead   ── threads that bring what a prefetcher has asked for
 //!  prefetch      ── what a prefetcher is, and its requests
 //!  wishes        ── pages that policies beside the program, and `madvise`, would like to leave, to come or to stay
+//!  expected      ── when policies expect pages to be used again: evictors ask it which leave first, and which to pass over
 //!  scan          ── which pages are used, by taking a few away
 //!  evict/pipeline── evictor threads: select, protect, copy out, unmap, write, retire
+//!  evict/choose  ── which pages a batch takes
 //!  evict/control ── how hard they work: batch, writes in flight, evictors awake
 //!  evict/pace    ── which of them are awake, and what they sleep on
 //!  evict/partition─ which granules an evictor looks at next
@@ -44,6 +46,7 @@ extern crate alloc;
 mod budget;
 pub mod drain;
 pub mod evict;
+mod expected;
 pub mod fault;
 mod files;
 pub mod fork;
@@ -60,6 +63,7 @@ pub mod stats;
 mod testing;
 pub mod wishes;
 
+pub use farshore_attach::{PageState, Reuse};
 pub use shape::{Nodes, Shape, Sizes};
 
 use alloc::vec::Vec;
@@ -68,6 +72,7 @@ use drain::Drainer;
 use evict::Evictors;
 use evict::pace::Control;
 use evict::stage::Stages;
+use expected::Expected;
 use farshore_attach::audience::Audience;
 use farshore_attach::{Event, Kind};
 use farshore_core::canary::{Canary, is_planted};
@@ -137,6 +142,8 @@ pub struct Engine<W: World> {
     requests: Requests,
     /// What policies beside the program, and the program itself, would like.
     wishes: Wishes,
+    /// When policies beside the program expect pages to be used again.
+    expected: Expected,
     /// What scans cost.
     scans: Scans,
     /// Policies that listen.
@@ -205,6 +212,7 @@ impl<W: World> Engine<W> {
             evictors: Evictors::new(control, partitions, stages),
             requests: Requests::default(),
             wishes: Wishes::default(),
+            expected: Expected::default(),
             scans: Scans::default(),
             audience: Audience::default(),
             drainer: Drainer::default(),

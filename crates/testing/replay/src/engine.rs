@@ -16,8 +16,9 @@ use farshore_core::word::{Slot, State};
 use farshore_engine::evict::pipeline::{Evictor, Progress};
 use farshore_engine::fault::resolve::Resolved;
 use farshore_engine::stats::{Count, FaultKind};
-use farshore_engine::{Engine, Nodes, Shape};
+use farshore_engine::{Engine, Nodes, PageState, Reuse, Shape};
 use farshore_policy::{BuiltIn, Chosen, prefetch};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::AtomicBool;
 
 const FIRST: u64 = 1 << 20;
@@ -139,6 +140,68 @@ pub struct Read {
 
 /// What the engine reads in this trace with a limit of so many pages.
 pub fn reads(trace: &Trace, limit: usize, policy: BuiltIn, prefetcher: prefetch::BuiltIn) -> Read {
+    run(trace, limit, policy, prefetcher, None)
+}
+
+/// The same with a policy beside the program that knows the future, and says when pages are used again. Nothing comes unasked.
+pub fn reads_told(trace: &Trace, limit: usize) -> Read {
+    run(trace, limit, BuiltIn::SecondChance, prefetch::BuiltIn::None, Some(Oracle::new(trace, limit)))
+}
+
+/// A policy that knows the future. When frames become short, it says of the pages that are touched last that they are late.
+struct Oracle {
+    /// When the page of each access is touched next.
+    next: Vec<usize>,
+    /// Pages by when they are touched next, and when that is. Some are out.
+    order: BTreeSet<(usize, Page)>,
+    due: HashMap<Page, usize>,
+    /// Pages of which it has said that they are late, and how many may be.
+    late: Vec<Page>,
+    most: usize,
+}
+
+impl Oracle {
+    fn new(trace: &Trace, limit: usize) -> Oracle {
+        let mut last = HashMap::new();
+        let of = |(n, access): (usize, &Access)| last.insert(access.page, n).unwrap_or(usize::MAX);
+        let mut next: Vec<usize> = trace.accesses.iter().enumerate().rev().map(of).collect();
+        next.reverse();
+        // As many as evictors take until frames are not short any more, and some.
+        Oracle { next, order: BTreeSet::new(), due: HashMap::new(), late: Vec::new(), most: limit / 8 }
+    }
+
+    fn touched(&mut self, access: usize, page: Page) {
+        let due = self.next[access];
+        if let Some(before) = self.due.insert(page, due) {
+            self.order.remove(&(before, page));
+        }
+        self.order.insert((due, page));
+    }
+
+    fn say(&mut self, engine: &Engine<Pretended>) {
+        let one = |page: Page| PageRange { start: page, end: page.plus(1) };
+        self.late.drain(..).for_each(|page| engine.expect(one(page), Reuse::Unknown));
+        let mut out = Vec::new();
+        for &(due, page) in self.order.iter().rev() {
+            if self.late.len() == self.most {
+                break;
+            }
+            match engine.page_state(page) {
+                PageState::Dirty | PageState::Clean => {
+                    engine.expect(one(page), Reuse::Late);
+                    self.late.push(page);
+                }
+                _ => out.push((due, page)),
+            }
+        }
+        for (due, page) in out {
+            self.order.remove(&(due, page));
+            self.due.remove(&page);
+        }
+    }
+}
+
+fn run(trace: &Trace, limit: usize, policy: BuiltIn, prefetcher: prefetch::BuiltIn, mut told: Option<Oracle>) -> Read {
     let memory = (limit * PAGE_SIZE) as u64;
     let shape = Shape { memory, evictors: 1, cores: 1, nodes: Nodes::ONE, wanted: Default::default() };
     let mut staging = vec![PageBuf::ZERO; shape.sizes().stages as usize];
@@ -152,8 +215,11 @@ pub fn reads(trace: &Trace, limit: usize, policy: BuiltIn, prefetcher: prefetch:
     let mut evictor = Evictor::new(0, &engine).expect("the queue is pretended");
     let mut buffer = vec![PageBuf::ZERO; PIECE_MAX as usize + 1];
     let over = AtomicBool::new(true);
-    for &Access { page, .. } in &trace.accesses {
+    for (n, &Access { page, .. }) in trace.accesses.iter().enumerate() {
         let page = Page(FIRST + u64::from(page));
+        if let Some(oracle) = &mut told {
+            oracle.touched(n, page);
+        }
         let granule = engine.table.granule(page.granule()).expect("it is managed");
         let state = granule.words[page.index_in_granule()].load().state();
         if state == State::Resident {
@@ -161,6 +227,9 @@ pub fn reads(trace: &Trace, limit: usize, policy: BuiltIn, prefetcher: prefetch:
         }
         let how = if state == State::Untouched { How::Write } else { How::Read };
         if engine.is_short() {
+            if let Some(oracle) = &mut told {
+                oracle.say(&engine);
+            }
             while evictor.step() == Progress::Worked {}
         }
         assert_eq!(engine.resolve(page, how, false, 0, &mut buffer), Ok(Resolved::Done));

@@ -10,6 +10,7 @@ use crate::world::{World, broken, note, world};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{HugePages, PageBuf};
 use farshore_core::word::{FilePage, Slot};
+use farshore_engine::Reuse;
 use farshore_engine::scan::Allowance;
 use farshore_engine::wishes::Wish;
 use std::rc::Rc;
@@ -112,15 +113,24 @@ fn one_call(rig: &Rc<Rig>, core: usize, buffer: &mut [PageBuf]) {
 
 /// What a policy beside the program, or `madvise`, would like: pages leave, come or stay meanwhile.
 fn wish(rig: &Rc<Rig>, range: PageRange) {
-    let (which, ns) = world(|w| (w.rng.below(9), w.rng.between(1_000, 1_000_000)));
+    let (which, ns) = world(|w| (w.rng.below(12), w.rng.between(1_000, 1_000_000)));
     note("wish", range.start.0, which);
     match which {
         0..=1 => rig.engine.wish(range, Wish::Leave),
         2 => rig.engine.wish(range, Wish::Come),
         3 => rig.engine.wish(range, Wish::Stay),
         4 => rig.engine.wish(range, Wish::StayFor(ns)),
-        5 => rig.engine.free_all(),
+        5 => {
+            rig.engine.free_all();
+            rig.engine.forget_expected();
+        }
         6..=7 => scan(rig, range, ns),
+        8..=10 => {
+            let reuse = Reuse::ALL[ns as usize % Reuse::ALL.len()];
+            // Of one kind, of all pages: whatever is said of them must not keep evictors from their work.
+            let range = if ns % 5 == 0 { world(|w| w.memory.arena()) } else { range };
+            rig.engine.expect(range, reuse);
+        }
         _ => rig.engine.make_old(range),
     }
 }

@@ -1,7 +1,7 @@
 //! The eviction path: frees frames, on threads of its own (MAGE §4.1).
 //!
-//! [`pipeline`] is one evictor. `Evictors` is what evictors share, and what other threads see of them: each part states its
-//! protocol at the head of its module.
+//! [`pipeline`] is one evictor, and `choose` which pages it takes. `Evictors` is what evictors share, and what other threads see of
+//! them: each part states its protocol at the head of its module.
 //!
 //! | part | what it is |
 //! |---|---|
@@ -10,6 +10,7 @@
 //! | [`stage`] | the RAM in which victims wait |
 //! | `loops` | which pages evictors leave alone because a program goes round |
 //! | `obstacles` | why no page leaves |
+mod choose;
 pub mod control;
 pub(crate) mod loops;
 mod obstacles;

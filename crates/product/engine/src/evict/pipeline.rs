@@ -16,19 +16,17 @@
 use super::control::Floors;
 use super::partition::Turns;
 use super::ring::{Ring, StageState};
-use super::select::Which;
 use super::stage::Vacancy;
 use super::writes::{Flight, RETRIES, Write};
 use crate::Engine;
 use crate::fault::guess::learn_write;
 use crate::stats::Count;
-use crate::wishes::NO_PAGES;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use farshore_attach::Kind;
 use farshore_core::canary::{Canary, is_planted};
-use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS, GRANULE_PAGES, WRITES_MAX};
+use farshore_core::limits::{BATCH_PAGES_MAX, BATCHES_IN_FLIGHT, EXTENT_SLOTS, WRITES_MAX};
 use farshore_core::page::{Access, Page};
 use farshore_core::seams::{Backend, Clock, IoError, Kernel, MemoryBudget, World, WriteQueue};
 use farshore_core::slots::Run;
@@ -36,8 +34,6 @@ use farshore_core::slots::arrangement::SPACES_MAX;
 use farshore_core::sync::plain::AtomicBool;
 use farshore_core::word::{BeginFault, Release, Slot, Stage, StageStep, Word};
 
-/// Granules that one batch looks at, at most.
-const GRANULES_A_BATCH: usize = 64;
 /// Pages of one write. Few writes are with the device at any moment, and none is long, because reads that faults wait for
 /// queue behind them (three writes of 1 MiB in flight took a read from 43 µs to up to 2.5 ms).
 const PAGES_A_WRITE: usize = 64;
@@ -115,7 +111,7 @@ pub struct Evictor<'e, W: World> {
     pub(super) floors: Floors,
     started: bool,
     /// Only the stages are left that are for clean pages ([`clean_stages`]).
-    clean_only: bool,
+    pub(super) clean_only: bool,
     /// Whether the evictor is awake, as it was when this step began.
     awake: bool,
     /// The evictor has no thread.
@@ -124,11 +120,11 @@ pub struct Evictor<'e, W: World> {
     pub(super) turn: usize,
     /// The last question of the drainer that the evictor has answered.
     pub(crate) answered: u32,
-    empty_batches: u32,
+    pub(super) empty_batches: u32,
     /// The core whose pages the last batch has taken, if this evictor looks after that core: the pages' slots come from there.
     pub(super) core: usize,
-    turns: Turns,
-    victims: Vec<Victim>,
+    pub(super) turns: Turns,
+    pub(super) victims: Vec<Victim>,
     /// The stages that the victims go to.
     places: Vec<Stage>,
     /// Slots in which this batch tries whether a space works.
@@ -422,107 +418,6 @@ impl<'e, W: World> Evictor<'e, W> {
         for run in self.victims.chunk_by(follows) {
             self.engine.tell(Kind::Evicted, u8::from(!run[0].dirty), run[0].page, run.len() as u64);
         }
-    }
-
-    /// Fills `self.victims` with pages that are wished to leave ([`crate::wishes`]). What there is no room for leaves later.
-    fn select_wished(&mut self, room: usize) {
-        let engine = self.engine;
-        self.victims.clear();
-        self.core = self.id;
-        let dirty_max = self.dirty_allowed();
-        for _ in 0..GRANULES_A_BATCH {
-            let Some((granule, mut bits)) = engine.wishes.take_leaving() else { break };
-            let Some(g) = engine.table.granule(granule) else { continue };
-            let look = engine.select(&g, 0, room, dirty_max, Which::Wished(bits), &mut self.victims);
-            if look.next < GRANULE_PAGES {
-                for (n, word) in bits.iter_mut().enumerate() {
-                    let done = look.next.saturating_sub(n * 64).min(64);
-                    *word &= u64::MAX.checked_shl(done as u32).unwrap_or(0);
-                }
-                engine.wishes.put_leaving(granule, &bits);
-                break;
-            }
-        }
-        if !engine.wishes.any_leave() && engine.wishes.any_come() {
-            engine.wake_for_coming();
-        }
-        self.victims.sort_unstable_by_key(|v| (!v.dirty, v.page));
-    }
-
-    /// Fills `self.victims` from one partition: the one whose hand is behind; partitions that this evictor looks after come
-    /// before others' (MAGE §4.2.2, ScaleSwap §4.6). Dirty victims come first.
-    fn select_batch(&mut self, room: usize) {
-        self.victims.clear();
-        let dirty_max = self.dirty_allowed();
-        // Pages that could not leave last time look like victims again.
-        let keeping = self.empty_batches == 0;
-        self.select_around(room, dirty_max, keeping);
-        if keeping && self.victims.is_empty() {
-            self.select_around(room, dirty_max, false);
-        }
-        self.victims.sort_unstable_by_key(|v| (!v.dirty, v.page));
-    }
-
-    /// Goes round the partitions until one has victims. `keeping`: kept granules are left alone ([`super::loops`]).
-    fn select_around(&mut self, room: usize, dirty_max: usize, keeping: bool) {
-        let engine = self.engine;
-        // Evictors that are awake share the partitions of those on standby.
-        let (place, awake) = engine.evictors.pace.place_of(self.id);
-        let partitions = engine.evictors.lists.all();
-        let foremost = self.turns.order(partitions, |at| at % awake == place);
-        for nth in 0..partitions.len() {
-            let at = self.turns.at(nth);
-            let Some(walk) = partitions[at].walk(&engine.table, foremost) else { continue };
-            for _ in 0..GRANULES_A_BATCH {
-                let Some((g, from)) = walk.hand() else { break };
-                if keeping && engine.evictors.loops.is_kept(&g, engine.frames()) {
-                    if walk.advance() {
-                        continue;
-                    }
-                    break;
-                }
-                let stay = match engine.wishes.any_stay() && keeping {
-                    true => engine.wishes.staying(g.id, engine.clock.now_ns()),
-                    false => NO_PAGES,
-                };
-                let look = engine.select(&g, from, room, dirty_max, Which::AllBut(stay), &mut self.victims);
-                if look.next < GRANULE_PAGES {
-                    walk.stay_at(look.next);
-                    break;
-                }
-                if !look.populated && from == 0 {
-                    walk.unlist();
-                } else if !walk.advance() && self.victims.is_empty() {
-                    // The only granule of the list: a second pass finds the pages that just lost their chances.
-                    continue;
-                }
-                if self.victims.len() >= room {
-                    break;
-                }
-            }
-            drop(walk);
-            if !self.victims.is_empty() {
-                self.core = if at % awake == place { at } else { self.id };
-                break;
-            }
-        }
-    }
-
-    /// Dirty pages that this batch may take: all, unless the space is full or its stages are for clean ones.
-    fn dirty_allowed(&mut self) -> usize {
-        let engine = self.engine;
-        if self.clean_only {
-            return 0;
-        }
-        if !engine.evictors.obstacles.is_full() {
-            return usize::MAX;
-        }
-        let now = engine.clock.now_ns();
-        if now < self.retry_at_ns {
-            return 0;
-        }
-        self.retry_at_ns = now + TRIAL_EVERY_NS;
-        TRIAL_PAGES
     }
 
     /// Copies the victims' bytes into the next stages; victims that cannot be read are put back. The engine does not know all

@@ -14,7 +14,8 @@
 
 use super::pipeline::Victim;
 use crate::Engine;
-use crate::wishes::Bits;
+use crate::expected::Marks;
+use crate::wishes::{Bits, NO_PAGES};
 use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
 use farshore_core::limits::GRANULE_PAGES;
@@ -32,10 +33,26 @@ const COLLATERAL_USED: usize = 3;
 /// Which pages of a granule are looked at.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Which {
-    /// All but those that are wished to stay, as the policy says.
-    AllBut(Bits),
+    /// All but those that are wished to stay and those that are expected soon, as the policy says; a page that is expected late has no
+    /// chances.
+    AllBut {
+        /// Pages that are wished to stay.
+        stay: Bits,
+        /// Pages that are expected soon, or late.
+        marks: Marks,
+    },
     /// Those that are wished to leave.
     Wished(Bits),
+    /// Those that are expected late, before others.
+    Late(Bits),
+}
+
+fn has(bits: &Bits, index: usize) -> bool {
+    bits[index / 64] >> (index % 64) & 1 != 0
+}
+
+fn add(bits: &mut Bits, index: usize) {
+    bits[index / 64] |= 1 << (index % 64);
 }
 
 /// What a look at a granule found.
@@ -45,6 +62,8 @@ pub(super) struct Look {
     pub next: usize,
     /// Some page of the granule is resident or owned by a thread.
     pub populated: bool,
+    /// Pages were passed over because they are expected soon.
+    pub passed_soon: bool,
 }
 
 impl<W: World> Engine<W> {
@@ -61,15 +80,17 @@ impl<W: World> Engine<W> {
     ) -> Look {
         let first_victim = victims.len();
         let mut dirty = victims.iter().filter(|v| v.dirty).count();
-        let mut look = Look { next: from, populated: false };
+        let mut look = Look { next: from, populated: false, passed_soon: false };
+        let (mut soon_passed, mut late_taken) = (NO_PAGES, NO_PAGES);
         let some_are_closed = self.health.some_are_closed();
         while look.next < GRANULE_PAGES && victims.len() < room {
-            let word = &g.words[look.next];
-            let page = g.id.first().plus(look.next as u64);
-            let has = |bits: &Bits| bits[look.next / 64] >> (look.next % 64) & 1 != 0;
-            let (passed, wished) = match &which {
-                Which::AllBut(bits) => (has(bits), false),
-                Which::Wished(bits) => (!has(bits), true),
+            let index = look.next;
+            let word = &g.words[index];
+            let page = g.id.first().plus(index as u64);
+            let (passed, wished, soon, late) = match &which {
+                Which::AllBut { stay, marks } => (has(stay, index), false, has(&marks.soon, index), has(&marks.late, index)),
+                Which::Wished(bits) => (!has(bits, index), true, false, false),
+                Which::Late(bits) => (!has(bits, index), true, false, true),
             };
             look.next += 1;
             let now = word.load();
@@ -77,13 +98,20 @@ impl<W: World> Engine<W> {
             if now.state() != State::Resident || passed || (now.slot().is_none() && dirty >= dirty_max) {
                 continue;
             }
+            if soon {
+                add(&mut soon_passed, index);
+                continue;
+            }
             let chances = match self.policy.verdict(page, now) {
                 _ if wished => false,
                 Verdict::Keep => continue,
-                Verdict::EvictUnlessChances => true,
+                Verdict::EvictUnlessChances => !late,
                 Verdict::Evict => false,
             };
             if let BeginEvict::Owned { was } = word.begin_evict(chances) {
+                if late {
+                    add(&mut late_taken, index);
+                }
                 if some_are_closed && dirty < dirty_max && self.save(page, word, was) {
                     continue;
                 }
@@ -91,6 +119,10 @@ impl<W: World> Engine<W> {
                 dirty += usize::from(victim.dirty);
                 victims.push(victim);
             }
+        }
+        look.passed_soon = soon_passed != NO_PAGES;
+        if look.passed_soon || late_taken != NO_PAGES {
+            self.expected.use_up(g.id, &soon_passed, &late_taken);
         }
         if victims.len() > first_victim {
             self.evictors.loops.note_leaving(g.granule);

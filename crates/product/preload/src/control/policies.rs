@@ -64,6 +64,8 @@ struct Seat {
     lost_before: AtomicU64,
     requests: AtomicU64,
     bad: AtomicU64,
+    /// It has said when pages are expected to be used.
+    expects: AtomicBool,
 }
 
 static SEATS: [Seat; SEAT_COUNT] = [const {
@@ -75,6 +77,7 @@ static SEATS: [Seat; SEAT_COUNT] = [const {
         lost_before: AtomicU64::new(0),
         requests: AtomicU64::new(0),
         bad: AtomicU64::new(0),
+        expects: AtomicBool::new(false),
     }
 }; SEAT_COUNT];
 
@@ -189,6 +192,9 @@ fn clear(runtime: &Runtime, number: usize) {
         // the next policy comes.
         let _ = unsafe { vm::mmap(base, BYTES as u64, vm::prot::READ | vm::prot::WRITE, flags, -1, 0) };
     }
+    if seat.expects.swap(false, Ordering::AcqRel) {
+        runtime.engine.forget_expected();
+    }
     seat.taken.store(false, Ordering::Release);
     if !SEATS.iter().any(|seat| seat.taken.load(Ordering::Acquire)) {
         runtime.engine.free_all();
@@ -238,6 +244,7 @@ pub fn forget() {
     for seat in &SEATS {
         seat.base.store(0, Ordering::Release);
         seat.thread.store(0, Ordering::Release);
+        seat.expects.store(false, Ordering::Release);
         seat.taken.store(false, Ordering::Release);
     }
 }
@@ -288,6 +295,11 @@ fn serve_one(runtime: &Runtime, number: usize, request: &Request, scans: &mut Sc
         Wanted::Pin => Wish::Stay,
         Wanted::Unpin => Wish::Free,
         Wanted::Protect { ns } => Wish::StayFor(ns),
+        Wanted::Expect { reuse } => {
+            // Before: whatever it has said is forgotten when it leaves.
+            SEATS[number].expects.store(true, Ordering::Release);
+            return runtime.engine.expect(range, reuse);
+        }
         Wanted::Look { tag } => return look(runtime, number, range, tag),
         Wanted::Scan { micros, tag } => return scans.begin(runtime, number, range, micros, tag),
     };
