@@ -72,8 +72,8 @@ pub fn run(arguments: &PolicyArgs) -> Result<u8, Refusal> {
     beside.serve(&mut program);
     let (counts, state) = (beside.say.counts(), program.state());
     crate::print(&format!(
-        "{}: {} events heard, {} lost; pages wished to leave {}, to come {}, to stay {}; {} requests lost",
-        known.name, beside.heard, state.events_lost, counts.leave, counts.come, counts.stay, counts.lost
+        "{}: {} events heard, {} lost; pages wished to leave {}, to come {}, to stay {}, estimated {}; {} requests lost",
+        known.name, beside.heard, state.events_lost, counts.leave, counts.come, counts.stay, counts.expected, counts.lost
     ))?;
     Ok(0)
 }

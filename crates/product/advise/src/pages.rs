@@ -1,6 +1,7 @@
 //! What events tell of resident pages. It is a guess: events can be lost, and a policy that attaches late has missed the first ones.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 use farshore_beside::{Event, Kind};
 
@@ -26,7 +27,7 @@ pub fn here(event: &Event) -> impl Iterator<Item = u64> {
 /// Resident pages, in the order in which they were last touched.
 #[derive(Debug, Default)]
 pub struct Resident {
-    when: HashMap<u64, u64>,
+    when: BTreeMap<u64, u64>,
     order: BTreeMap<u64, u64>,
     next: u64,
 }
@@ -42,8 +43,7 @@ impl Resident {
             Kind::Fetched => (0..event.pages).for_each(|n| self.touch(page(event.address) + n)),
             Kind::Evicted => (0..event.pages).for_each(|n| self.remove(page(event.address) + n)),
             Kind::Unmapped => {
-                let (first, end) = (page(event.address), page(event.address) + event.pages);
-                let gone: Vec<u64> = self.when.keys().copied().filter(|page| (first..end).contains(page)).collect();
+                let gone: Vec<u64> = self.of(page(event.address)..page(event.address) + event.pages).collect();
                 gone.into_iter().for_each(|page| self.remove(page));
             }
             Kind::Pages => here(event).for_each(|page| {
@@ -81,6 +81,11 @@ impl Resident {
         self.when.contains_key(&page)
     }
 
+    /// Those in a range, by their numbers.
+    pub fn of(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
+        self.when.range(range).map(|(&page, _)| page)
+    }
+
     /// Those that were not touched for the longest first.
     pub fn oldest(&self) -> impl Iterator<Item = u64> {
         self.order.values().copied()
@@ -108,5 +113,6 @@ mod tests {
         assert_eq!(resident.oldest().collect::<Vec<_>>(), [7, 3, 20, 22]);
         resident.hear(&event(Kind::Unmapped, 0, 8));
         assert_eq!((resident.len(), resident.has(20), resident.has(3)), (2, true, false));
+        assert_eq!((resident.of(0..22).collect::<Vec<_>>(), resident.of(0..u64::MAX).count()), (vec![20], 2));
     }
 }

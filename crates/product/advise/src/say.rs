@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use farshore_beside::{PAGES, REQUEST_PAGES_MAX, Wanted};
+use farshore_beside::{PAGES, REQUEST_PAGES_MAX, Reuse, Wanted};
 
 /// Requests that wait at most. A policy that says more loses the oldest: they say least about what is to be.
 const MOST: usize = 4096;
@@ -27,6 +27,8 @@ pub struct Counts {
     pub come: u64,
     /// They stay, for a time or for good.
     pub stay: u64,
+    /// It was said when they are expected to be used again.
+    pub expected: u64,
     /// Requests that were never made, as too many waited, or there can be no such pages.
     pub lost: u64,
 }
@@ -63,6 +65,16 @@ impl Say {
     /// They stay for a time.
     pub fn stay_for(&mut self, ns: u64, page: u64, pages: u64) {
         self.counts.stay += self.wish(Wanted::Protect { ns }, page, pages);
+    }
+
+    /// They are expected to be used again then.
+    pub fn expect(&mut self, reuse: Reuse, page: u64, pages: u64) {
+        self.counts.expected += self.wish(Wanted::Expect { reuse }, page, pages);
+    }
+
+    /// Whether the page is used in the next so many µs is to be told, by [`farshore_beside::Kind::Scanned`].
+    pub fn scan(&mut self, micros: u32, page: u64) {
+        self.wish(Wanted::Scan { micros, tag: 0 }, page, 1);
     }
 
     /// The states of all pages of the program are to be told, by events of [`farshore_beside::Kind::Pages`].
@@ -156,7 +168,7 @@ mod tests {
         say.come(7, 1);
         let wish = |wanted, page, pages| Wish { wanted, page, pages };
         assert_eq!(say.all(), [wish(Wanted::Prefetch, 4, 3), wish(Wanted::Reclaim, 7, 1), wish(Wanted::Prefetch, 7, 1)]);
-        assert_eq!(say.counts(), Counts { leave: 1, come: 4, stay: 0, lost: 0 });
+        assert_eq!(say.counts(), Counts { leave: 1, come: 4, ..Counts::default() });
     }
 
     #[test]
@@ -207,7 +219,7 @@ mod tests {
         say.come(PAGES - 2, u64::MAX);
         say.stay(PAGES, 3);
         say.leave(u64::MAX, u64::MAX);
-        assert_eq!(say.counts(), Counts { leave: 0, come: 2, stay: 0, lost: 2 });
+        assert_eq!(say.counts(), Counts { come: 2, lost: 2, ..Counts::default() });
         assert_eq!(say.all(), [Wish { wanted: Wanted::Prefetch, page: PAGES - 2, pages: 2 }]);
     }
 

@@ -6,6 +6,7 @@ mod ghost;
 mod leap;
 mod linear;
 mod phases;
+mod scans;
 mod sys_r;
 mod wsr;
 
@@ -46,13 +47,13 @@ pub const ALL: [Known; 8] = [
     },
     Known {
         name: "dt",
-        about: "pages leave that were not used for a threshold of intervals (dt-reclaimer)",
+        about: "memory leaves that was not used for a threshold of intervals (dt-reclaimer)",
         parameters: dt::PARAMETERS,
-        make: |_| Box::new(dt::Dt::new(Box::<dt::Events>::default())),
+        make: |_| Box::<dt::Dt>::default(),
     },
     Known {
         name: "sys-r",
-        about: "the page leaves that is due last, as its code has told (SYS-R)",
+        about: "pages are due as their code has shown: late ones leave first (SYS-R)",
         parameters: sys_r::PARAMETERS,
         make: |_| Box::<sys_r::SysR>::default(),
     },

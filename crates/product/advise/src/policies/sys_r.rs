@@ -1,193 +1,124 @@
-//! `sys-r`: SYS-R of Flexible Swapping, section 6.5. A page's estimated reuse time is what faults by the same instruction have shown: how many pages
-//! come between two times that one comes. The page whose time is farthest away, ahead or overdue, leaves.
+//! `sys-r`: SYS-R of Flexible Swapping, section 6.5. When a page is used again is estimated by what faults of the same instruction have shown; the page
+//! that is due last leaves.
 //!
-//! There the policy is asked for each victim. Here evictors choose when frames are short, so this policy is ahead of them: once memory is full,
-//! it wishes one page to leave for each that comes, and a little more while evictors still find work of their own.
+//! There the policy is asked for each victim. Here it says in advance what it would answer ([`Reuse`]), and evictors choose by that when frames
+//! are short: late pages first, while others are passed over.
+//!
+//! What it learns from is different, too. There a reuse distance is how many pages come between two times that one comes. But a page that is
+//! there is used unseen, so of one that is used all the time that distance is as long as evictors leave it alone. Here it is how many pages
+//! come between a page's leaving and its coming back: what it would have cost to keep it. A page that is used all the time comes back at once.
+//!
+//! A page that has left before has a distance of its own. The estimate is the mean of both, by their logarithms, since distances of one
+//! instruction lie between 1 and the size of memory.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
-use farshore_beside::{Event, Kind};
+use farshore_beside::{Event, Kind, Reuse};
 
-use crate::pages::here;
 use crate::policy::{Parameter, Policy, Seen, page};
 use crate::say::Say;
 
-/// Pages that are remembered at most, besides those that are resident.
+/// Pages that have left are remembered: so many at most.
 const REMEMBERED: usize = 1 << 20;
-/// Pages that do not leave, since they have only just come.
-const RECENT: usize = 64;
 /// Instructions that are remembered at most.
 const INSTRUCTIONS: usize = 1 << 16;
 
-/// `spare`: the most pages of a thousand of the limit that it keeps free, so that evictors need not choose.
-pub const PARAMETERS: &[Parameter] = &[("spare", 60, (0, 500))];
+/// `recent`: nothing is said of the pages that came last, so many of a thousand of the limit, since they are in use.
+pub const PARAMETERS: &[Parameter] = &[("recent", 60, (1, 500))];
 
 /// See the head.
 #[derive(Debug, Default)]
 pub struct SysR {
-    /// When each resident page is due.
-    due: HashMap<u64, i64>,
-    order: BTreeSet<(i64, u64)>,
-    /// Pages that came last: they are in use, whenever they are due next.
-    recent: VecDeque<(u64, i64)>,
-    /// When each page last came.
-    came: HashMap<u64, i64>,
-    /// The reuse distance of each instruction's pages.
-    learned: HashMap<u64, f64>,
     /// Pages that have come so far: the time.
-    now: i64,
+    now: u64,
+    /// When each page left.
+    left: HashMap<u64, u64>,
+    /// The mean distance of each instruction's pages, as a logarithm.
+    learned: HashMap<u64, f64>,
     /// Where the last fault was.
     instruction: u64,
-    /// Pages that are wished to leave, and have not yet.
-    leaving: HashSet<u64>,
-    full: Full,
+    /// Pages that came last, with what is to be said of them.
+    recent: VecDeque<(u64, Reuse)>,
 }
 
-/// How many pages memory holds before evictors choose for themselves.
-#[derive(Debug, Default)]
-pub struct Full {
-    /// Resident pages when they first did so; 0: they have not yet.
-    first: u64,
-    less: u64,
-}
-
-impl Full {
-    /// Evictors have chosen `pages` themselves, while `resident` were there.
-    pub fn chose(&mut self, pages: u64, resident: u64) {
-        if self.first == 0 {
-            self.first = resident;
-        }
-        self.less += pages.div_ceil(8);
-    }
-
-    /// How many of `there` pages are too many.
-    pub fn too_many(&mut self, there: u64, spare: u64) -> u64 {
-        if self.first == 0 {
-            return 0;
-        }
-        self.less = self.less.min(self.first * spare.min(500) / 1000);
-        there.saturating_sub(self.first - self.less)
-    }
-
-    /// The limit is another.
-    pub fn forget(&mut self) {
-        *self = Full::default();
+/// When a page is expected that comes back after such a distance (a logarithm), with so many pages of memory.
+fn reuse(distance: f64, limit: u64) -> Reuse {
+    let part = distance.exp() / limit.max(1) as f64;
+    if part >= 0.5 {
+        Reuse::Late
+    } else if part >= 0.25 {
+        Reuse::Unknown
+    } else if part >= 0.0625 {
+        Reuse::Soon
+    } else {
+        Reuse::Next
     }
 }
 
 impl SysR {
-    fn put(&mut self, page: u64, due: i64) {
-        self.take(page);
-        self.due.insert(page, due);
-        self.recent.push_back((page, due));
-        while self.recent.len() > RECENT {
-            let Some((page, due)) = self.recent.pop_front() else { break };
-            if self.due.get(&page) == Some(&due) {
-                self.order.insert((due, page));
-            }
-        }
-    }
-
-    fn take(&mut self, page: u64) -> bool {
-        let due = self.due.remove(&page);
-        due.is_some_and(|due| self.order.remove(&(due, page)))
-    }
-
-    /// A page has come, or is about to, by this instruction.
+    /// A page has come, or is about to, by the instruction of the last fault.
     fn comes(&mut self, page: u64, limit: u64) {
-        let instruction = self.instruction;
         self.now += 1;
-        if let Some(came) = self.came.insert(page, self.now) {
-            let seen = (self.now - came) as f64;
-            let mean = self.learned.entry(instruction).or_insert(seen);
-            *mean += (seen - *mean) / 8.0;
-        }
-        if self.came.len() > REMEMBERED {
-            let old = self.now - REMEMBERED as i64 / 2;
-            self.came.retain(|_, came| *came > old);
-        }
-        if self.learned.len() > INSTRUCTIONS {
-            self.learned.clear();
-        }
-        let distance = self.learned.get(&instruction).map_or(limit as i64, |distance| *distance as i64);
-        self.put(page, self.now + distance);
+        let own = self.left.remove(&page).map(|left| ((1 + self.now - left) as f64).ln());
+        let learned = match (own, self.learned.get_mut(&self.instruction)) {
+            (Some(own), Some(mean)) => {
+                *mean += (own - *mean) / 8.0;
+                Some(*mean)
+            }
+            (Some(own), None) => {
+                if self.learned.len() == INSTRUCTIONS {
+                    self.learned.clear();
+                }
+                self.learned.insert(self.instruction, own);
+                Some(own)
+            }
+            (None, mean) => mean.copied(),
+        };
+        let estimate = learned.map(|learned| (learned + own.unwrap_or(learned)) / 2.0);
+        self.recent.push_back((page, estimate.map_or(Reuse::Unknown, |distance| reuse(distance, limit))));
     }
 
-    /// The page that is due last, or overdue the longest.
-    fn worst(&self) -> Option<u64> {
-        let (first, last) = (self.order.first()?, self.order.last()?);
-        Some(if (self.now - first.0).abs() > (last.0 - self.now).abs() { first.1 } else { last.1 })
+    fn leaves(&mut self, page: u64) {
+        if self.left.len() == REMEMBERED {
+            let mut times: Vec<u64> = self.left.values().copied().collect();
+            let (_, middle, _) = times.select_nth_unstable(REMEMBERED / 2);
+            let middle = *middle;
+            self.left.retain(|_, left| *left > middle);
+        }
+        self.left.insert(page, self.now);
     }
 }
 
 impl Policy for SysR {
     fn hears(&self) -> &'static [Kind] {
-        &[Kind::Fault, Kind::Fetched, Kind::Rescued, Kind::Evicted, Kind::Limit, Kind::Unmapped, Kind::Pages]
+        &[Kind::Fault, Kind::Fetched, Kind::Evicted, Kind::Unmapped]
     }
 
     fn hear(&mut self, event: &Event, seen: &Seen<'_>, _say: &mut Say) {
         /// A write to a page that is there.
         const PROTECTED: u8 = 2;
         let first = page(event.address);
+        let pages = first..first + event.pages;
         match event.kind {
-            Kind::Fault if event.detail & PROTECTED != 0 => {}
-            Kind::Fault => {
-                self.leaving.remove(&first);
+            Kind::Fault if event.detail & PROTECTED == 0 => {
                 self.instruction = event.more[0];
                 self.comes(first, seen.limit);
             }
             // What comes unasked comes for the code that has just faulted.
-            Kind::Fetched => {
-                for page in first..first + event.pages {
-                    if !self.due.contains_key(&page) {
-                        self.comes(page, seen.limit);
-                    }
-                }
-            }
-            Kind::Evicted => {
-                let mut unwished = 0;
-                for page in first..first + event.pages {
-                    self.take(page);
-                    unwished += u64::from(!self.leaving.remove(&page));
-                }
-                if unwished > 0 {
-                    let there = self.due.len() as u64 + unwished + self.leaving.len() as u64;
-                    self.full.chose(unwished, there);
-                }
-            }
-            Kind::Limit => self.full.forget(),
-            Kind::Unmapped => {
-                for page in first..first + event.pages {
-                    self.take(page);
-                    self.leaving.remove(&page);
-                    self.came.remove(&page);
-                }
-            }
-            Kind::Pages => {
-                for page in here(event) {
-                    if !self.due.contains_key(&page) {
-                        self.put(page, self.now + seen.limit as i64);
-                    }
-                }
-            }
+            Kind::Fetched if event.detail != 0 => pages.for_each(|page| self.comes(page, seen.limit)),
+            Kind::Evicted => pages.for_each(|page| self.leaves(page)),
+            Kind::Unmapped => pages.for_each(|page| _ = self.left.remove(&page)),
             _ => {}
         }
     }
 
     fn rest(&mut self, seen: &Seen<'_>, say: &mut Say) {
-        let too_many = self.full.too_many(self.due.len() as u64, seen.value(0));
-        let mut pages = Vec::new();
-        while (pages.len() as u64) < too_many
-            && let Some(page) = self.worst()
-        {
-            self.take(page);
-            self.leaving.insert(page);
-            pages.push(page);
-        }
-        say.each(pages, Say::leave);
-        // A wish of which nothing came, since the page was away already.
-        if self.leaving.len() as u64 > seen.limit {
-            self.leaving.clear();
+        let most = (seen.limit * seen.value(0) / 1000) as usize;
+        let told: Vec<(u64, Reuse)> = self.recent.drain(..self.recent.len().saturating_sub(most)).collect();
+        // Also what is not known: an estimate of before may wait for the page.
+        for which in Reuse::ALL {
+            let pages = told.iter().filter(|(_, reuse)| *reuse == which).map(|(page, _)| *page).collect();
+            say.each(pages, |say, page, pages| say.expect(which, page, pages));
         }
     }
 }
@@ -198,38 +129,76 @@ mod tests {
     use super::*;
     use farshore_beside::Wanted;
 
-    #[test]
-    fn the_page_leaves_that_is_due_last() {
-        let mut rig = Rig::new(Box::new(SysR::default()), PARAMETERS);
-        // Instruction 1 comes back to its pages soon, instruction 2 late.
-        for round in 0..20 {
-            (0..4).for_each(|page| rig.fault_by(page, 1, 1));
-            rig.fault_by(100 + round % 10, 2, 1);
+    /// What was said last of each page.
+    fn said(rig: &mut Rig) -> HashMap<u64, Reuse> {
+        let mut last = HashMap::new();
+        for wish in rig.say.all() {
+            let Wanted::Expect { reuse } = wish.wanted else { panic!("{wish:?}") };
+            (wish.page..wish.page + wish.pages).for_each(|page| _ = last.insert(page, reuse));
         }
-        rig.rest(1);
-        assert_eq!(rig.say.all(), [], "memory is not full");
-        rig.of(Kind::Evicted, 500, 1);
-        rig.fault_by(0, 1, 1);
-        rig.fault_by(200, 2, 1);
-        rig.fault_by(201, 2, 1);
-        // Just come, so they stay.
-        (0..RECENT as u64).for_each(|n| rig.fault_by(n % 4, 1, 1));
-        rig.rest(1);
-        let left = rig.say.pages_of(Wanted::Reclaim);
-        assert!(left.len() == 1 && left[0] >= 100, "{left:?}");
-        let before = left[0];
-        rig.of(Kind::Evicted, before, 1);
-        rig.rest(1);
-        assert_eq!(rig.say.all(), [], "what it wished is no choice of the evictors");
+        last
     }
 
     #[test]
-    fn it_makes_room_while_evictors_choose_themselves_and_not_without_end() {
-        let mut full = Full::default();
-        assert_eq!(full.too_many(1000, 60), 0);
-        full.chose(8, 100);
-        assert_eq!(full.too_many(100, 60), 1);
-        (0..100).for_each(|_| full.chose(8, 100));
-        assert_eq!((full.too_many(100, 60), full.too_many(90, 60)), (6, 0));
+    fn what_comes_back_late_leaves_first() {
+        let mut rig = Rig::new(Box::new(SysR::default()), PARAMETERS);
+        (rig.limit, rig.parameters[0]) = (1000, 1);
+        // Instruction 2 goes round through 1600 pages of which 1000 fit; pages of instruction 1 come back at once.
+        for round in 0..4 {
+            for page in 0..1600 {
+                rig.fault_by(10_000 + page, 2, 1);
+                if round > 0 || page >= 1000 {
+                    rig.of(Kind::Evicted, 10_000 + (page + 600) % 1600, 1);
+                }
+                if page % 100 == 0 {
+                    rig.of(Kind::Evicted, page / 100, 1);
+                    rig.fault_by(page / 100, 1, 1);
+                }
+            }
+            rig.rest(1);
+        }
+        let said = said(&mut rig);
+        assert!((0..15).all(|page| said[&page] == Reuse::Next), "{:?}", said[&3]);
+        assert!((10_000..11_500).all(|page| said[&page] == Reuse::Late), "{:?}", said[&10_003]);
+        // Of a page that has never left, what is known of its instruction is said.
+        rig.fault_by(20_000, 2, 1);
+        rig.fault_by(20_001, 1, 1);
+        rig.fault_by(20_002, 3, 1);
+        rig.fault_by(1, 9, 1);
+        rig.rest(1);
+        let said = self::said(&mut rig);
+        assert_eq!([20_000, 20_001, 20_002].map(|page| said[&page]), [Reuse::Late, Reuse::Next, Reuse::Unknown]);
+        assert!(!said.contains_key(&1), "it has only just come");
+    }
+
+    #[test]
+    fn a_page_that_comes_back_at_once_is_soon_whatever_its_instruction_says() {
+        let known = SysR { learned: HashMap::from([(7, 4000_f64.ln())]), instruction: 7, ..SysR::default() };
+        let mut rig = Rig::new(Box::new(known), PARAMETERS);
+        (rig.limit, rig.parameters[0]) = (8000, -1);
+        rig.of(Kind::Evicted, 5, 1);
+        rig.fault_by(5, 7, 1);
+        (0..8).for_each(|n| rig.fault_by(100 + n, 7, 1));
+        rig.rest(1);
+        assert_eq!(said(&mut rig)[&5], Reuse::Next);
+    }
+
+    #[test]
+    fn what_has_left_is_remembered_within_bounds() {
+        let mut policy = SysR::default();
+        for page in 0..REMEMBERED as u64 + 10 {
+            policy.now += 1;
+            policy.leaves(page);
+        }
+        assert!(policy.left.len() <= REMEMBERED && policy.left.contains_key(&(REMEMBERED as u64)));
+        assert!(!policy.left.contains_key(&0), "the oldest are forgotten");
+    }
+
+    #[test]
+    fn parts_of_memory_are_told_apart() {
+        let of = |distance: f64| reuse(distance.ln(), 1600);
+        assert_eq!([1.0, 99.0, 101.0, 399.0].map(of), [Reuse::Next, Reuse::Next, Reuse::Soon, Reuse::Soon]);
+        assert_eq!([401.0, 799.0, 801.0, 1e9].map(of), [Reuse::Unknown, Reuse::Unknown, Reuse::Late, Reuse::Late]);
+        assert_eq!(reuse(0.0, 0), Reuse::Late, "no limit is known yet");
     }
 }
