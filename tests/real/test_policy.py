@@ -307,6 +307,18 @@ class TestPolicy(Beside):
             counts[n // 16 % 2] += state in ("dirty", "clean")
         return counts
 
+    def settled(self, policy, first, pages):
+        """The same, when evictors have done what the last limit asked of them."""
+        seen = [self.here(policy, first, pages)]
+
+        def stays():
+            time.sleep(0.2)
+            seen.append(self.here(policy, first, pages))
+            return seen[-1] == seen[-2]
+
+        self.until("nothing leaves any more", stays)
+        return seen[-1]
+
     def test_expect(self):
         """What a policy expects late leaves first when memory is short, and not before; what it expects next is passed over. When it leaves, that is forgotten."""
         with self.program(16 * MIB, self.scan("24M", 3), "--prefetch", "none") as program:
@@ -315,7 +327,7 @@ class TestPolicy(Beside):
             seen = {}
             for when in ("late", "next", "forgotten", "unknown"):
                 with farshore_policy.attach(program.pid) as policy:
-                    before = self.here(policy, first, pages)
+                    before = self.settled(policy, first, pages)
                     said = {"forgotten": "late", "unknown": "late"}.get(when, when)
                     self.alternate(policy, first, pages, said)
                     if when == "unknown":
