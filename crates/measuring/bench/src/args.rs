@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Subcommand};
 use farshore_command::usage::Words;
 use farshore_load::size::Bytes;
 use farshore_load::workload::Workload;
@@ -12,15 +12,6 @@ use crate::result::Axis;
 use crate::run::THERE_IS;
 use crate::targets::spec::{self, Spec};
 use crate::uthread::args::UthreadArgs;
-
-/// The whole of it, as `farshore` would read it if this were one of its commands: so help and errors name `farshore bench`.
-#[derive(Parser, Debug)]
-#[command(name = "farshore", max_term_width = 100)]
-pub struct Line {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-}
 
 /// The one command.
 #[derive(Subcommand, Debug)]
@@ -259,10 +250,11 @@ fn sweep(text: &str) -> Result<Sweep, String> {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use farshore_command::usage::Line;
 
     #[test]
     fn the_manual_says_what_the_help_says() {
-        let mut line = Line::command();
+        let mut line = Line::<Command>::command();
         line.build();
         let bench = line.find_subcommand("bench").expect("the one command");
         let see = "farshore(1), farshore-load(1), farshore-serve(1)";

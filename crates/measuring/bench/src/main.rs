@@ -8,7 +8,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use farshore_bench::args::{Command, Line, WORDS};
+use farshore_bench::args::{Command, WORDS};
 use farshore_bench::run::{self, Failure};
 use farshore_bench::targets::tools;
 use farshore_command::refusal::Refusal;
@@ -23,8 +23,8 @@ fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
     // What the user has written: help, errors and results show it so.
     let line: Vec<OsString> = ["farshore".into(), "bench".into()].into_iter().chain(words).collect();
     let shown = line.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    let arguments = match usage::parse::<Line>(line, &WORDS)? {
-        Asked::For(Line { command: Command::Bench(arguments) }) => arguments,
+    let arguments = match usage::command(line, &WORDS)? {
+        Asked::For(Command::Bench(arguments)) => arguments,
         Asked::Text(text) => return usage::print(&text).map(|()| 0),
     };
     let farshore = farshore.map_or_else(own, Ok)?;

@@ -3,20 +3,11 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Subcommand};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked, Words};
 
 use crate::policies;
-
-/// The whole of it, as `farshore` would read it if this were its command.
-#[derive(Parser, Debug)]
-#[command(name = "farshore", max_term_width = 100)]
-pub struct Line {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-}
 
 /// The command.
 #[derive(Subcommand, Debug)]
@@ -109,16 +100,14 @@ const WORDS: Words = Words {
 /// # Errors
 /// A mistake, in one line.
 pub fn parse(line: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
-    Ok(match usage::parse::<Line>(line, &WORDS)? {
-        Asked::For(line) => Asked::For(line.command),
-        Asked::Text(text) => Asked::Text(text),
-    })
+    usage::command(line, &WORDS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use farshore_command::usage::Line;
     use farshore_manual::Parts;
 
     #[test]
@@ -139,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_help_has_every_policy_and_parameter() {
-        Line::command().debug_assert();
+        Line::<Command>::command().debug_assert();
         for policy in &policies::ALL {
             let parameters: Vec<String> = policy
                 .parameters
@@ -153,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_manual_says_what_the_help_says() {
-        let mut line = Line::command();
+        let mut line = Line::<Command>::command();
         line.build();
         let command = line.find_subcommand("policy").expect("it is a command");
         farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-policy", command, Parts::Pages, "farshore(1)");

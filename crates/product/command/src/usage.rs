@@ -4,8 +4,19 @@ use std::error::Error as _;
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Parser, Subcommand};
 
 use crate::refusal::Refusal;
+
+/// The whole line of a command that `farshore` becomes, as `farshore` would read it if `C` were its commands: so help and errors name
+/// `farshore node`, and not the program behind it.
+#[derive(Parser, Debug)]
+#[command(name = "farshore", max_term_width = 100)]
+pub struct Line<C: Subcommand> {
+    #[expect(missing_docs, reason = "it would be the help")]
+    #[command(subcommand)]
+    pub command: C,
+}
 
 /// What a command line asks for.
 #[derive(Debug)]
@@ -41,6 +52,17 @@ pub fn parse<T: clap::Parser>(line: Vec<OsString>, words: &Words) -> Result<Aske
     }
 }
 
+/// The command that a [`Line`] is for; the word `farshore` comes first.
+///
+/// # Errors
+/// As [`parse`].
+pub fn command<C: Subcommand>(line: Vec<OsString>, words: &Words) -> Result<Asked<C>, Refusal> {
+    Ok(match parse::<Line<C>>(line, words)? {
+        Asked::For(line) => Asked::For(line.command),
+        Asked::Text(text) => Asked::Text(text),
+    })
+}
+
 /// Prints what clap has to say.
 ///
 /// # Errors
@@ -69,7 +91,7 @@ fn one_line(error: &clap::Error, words: &Words) -> String {
             let near = context(ContextKind::SuggestedArg);
             let hint = if near.is_empty() { String::new() } else { format!("did you mean '{near}'? ") };
             let what = if argument.starts_with('-') { "option" } else { "word" };
-            format!("unknown {what} '{argument}': {hint}see '{} --help'", command(error))
+            format!("unknown {what} '{argument}': {hint}see '{} --help'", command_of(error))
         }
         ErrorKind::InvalidSubcommand => {
             format!("unknown {first} '{}': use {known}", context(ContextKind::InvalidSubcommand))
@@ -94,13 +116,13 @@ fn one_line(error: &clap::Error, words: &Words) -> String {
         _ => {
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default();
-            format!("{}: see '{} --help'", line.strip_prefix("error: ").unwrap_or(line), command(error))
+            format!("{}: see '{} --help'", line.strip_prefix("error: ").unwrap_or(line), command_of(error))
         }
     }
 }
 
 /// The command whose line has the mistake, as one writes it: `farshore run`.
-fn command(error: &clap::Error) -> String {
+fn command_of(error: &clap::Error) -> String {
     let usage = match error.get(ContextKind::Usage) {
         Some(ContextValue::StyledStr(usage)) => usage.to_string(),
         _ => String::new(),
@@ -120,7 +142,7 @@ mod tests {
     use super::*;
 
     #[derive(clap::Parser, Debug)]
-    struct Line {
+    struct Plain {
         #[arg(long, conflicts_with = "slow")]
         fast: bool,
         #[arg(long)]
@@ -143,8 +165,25 @@ mod tests {
             (&["--fats", "a", "b"], "unknown option '--fats': did you mean '--fast'? see 'farshore --help'"),
         ] {
             let line = std::iter::once("farshore").chain(line.iter().copied()).map(OsString::from).collect();
-            let refusal = parse::<Line>(line, &words).map(|asked| panic!("it gave {asked:?}")).unwrap_err();
+            let refusal = parse::<Plain>(line, &words).map(|asked| panic!("it gave {asked:?}")).unwrap_err();
             assert_eq!((refusal.status, refusal.text.as_str()), (crate::refusal::CANNOT_START, told));
         }
+    }
+    #[derive(Subcommand, Debug, PartialEq, Eq)]
+    enum Walks {
+        Walk { place: String },
+    }
+
+    #[test]
+    fn a_line_is_one_of_farshore() {
+        let words = Words { first: "command", known: "walk", required: &[] };
+        let asked = |line: &[&str]| {
+            command::<Walks>(std::iter::once("farshore").chain(line.iter().copied()).map(OsString::from).collect(), &words)
+        };
+        assert!(matches!(asked(&["walk", "home"]), Ok(Asked::For(Walks::Walk { place })) if place == "home"));
+        assert!(matches!(asked(&["walk", "--help"]), Ok(Asked::Text(text)) if text.to_string().contains("farshore walk")));
+        let told = |line: &[&str]| asked(line).map(|asked| panic!("it gave {asked:?}")).unwrap_err().text;
+        assert_eq!(told(&["run"]), "unknown command 'run': use walk");
+        assert_eq!(told(&["walk", "home", "slowly"]), "unknown word 'slowly': see 'farshore walk --help'");
     }
 }

@@ -4,21 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use farshore_command::listen::Address;
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked, Words};
 use farshore_config::{Size, Time};
 use farshore_node::space::{CHUNK, PAGE, Pages};
-
-/// The whole of it, as `farshore` would read it if this were its command: so help and errors name `farshore node`.
-#[derive(Parser, Debug)]
-#[command(name = "farshore", max_term_width = 100)]
-pub struct Line {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-}
 
 /// The command.
 #[derive(Subcommand, Debug)]
@@ -186,8 +177,8 @@ const WORDS: Words = Words {
 /// # Errors
 /// A usage error of one line (125).
 pub fn parse(line: Vec<OsString>) -> Result<Asked<NodeArgs>, Refusal> {
-    match usage::parse::<Line>(line, &WORDS)? {
-        Asked::For(Line { command: Command::Node(arguments) }) => check(arguments).map(Asked::For),
+    match usage::command(line, &WORDS)? {
+        Asked::For(Command::Node(arguments)) => check(arguments).map(Asked::For),
         Asked::Text(text) => Ok(Asked::Text(text)),
     }
 }
@@ -224,6 +215,7 @@ impl NodeArgs {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use farshore_command::usage::Line;
     use farshore_manual::Parts;
 
     fn parsed(words: &[&str]) -> Result<Asked<NodeArgs>, Refusal> {
@@ -232,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_definition_is_sound() {
-        Line::command().debug_assert();
+        Line::<Command>::command().debug_assert();
     }
 
     #[test]
@@ -270,7 +262,7 @@ mod tests {
 
     #[test]
     fn the_manual_says_what_the_help_says() {
-        let mut line = Line::command();
+        let mut line = Line::<Command>::command();
         line.build();
         let command = line.find_subcommand("node").expect("it is a command");
         farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-node", command, Parts::Pages, "farshore(1)");
@@ -281,7 +273,7 @@ mod tests {
         let mut above = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
         let root = above.find(|folder| folder.join("Cargo.lock").exists()).expect("the crate is in a workspace");
         let page = std::fs::read_to_string(root.join("docs/src/reference/command-line.md")).expect("it is there");
-        let line = Line::command();
+        let line = Line::<Command>::command();
         let command = line.find_subcommand("node").expect("it is a command");
         let options = command.get_arguments().filter_map(|argument| argument.get_long());
         let missing: Vec<_> = options.filter(|name| *name != "help" && !page.contains(&format!("--{name}"))).collect();

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use farshore_command::listen::Address;
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked, Words};
@@ -12,15 +12,6 @@ use farshore_command::usage::{self, Asked, Words};
 use farshore_config::Size;
 
 use crate::plan::device;
-
-/// The whole of it, as `farshore` would read it if these were its commands: so help and errors name `farshore top`.
-#[derive(Parser, Debug)]
-#[command(name = "farshore", max_term_width = 100)]
-pub struct Line {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-}
 
 /// The commands.
 #[derive(Subcommand, Debug)]
@@ -294,16 +285,14 @@ const WORDS: Words = Words {
 /// # Errors
 /// A usage error of one line (125).
 pub fn parse(line: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
-    Ok(match usage::parse::<Line>(line, &WORDS)? {
-        Asked::For(line) => Asked::For(line.command),
-        Asked::Text(text) => Asked::Text(text),
-    })
+    usage::command(line, &WORDS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use farshore_command::usage::Line;
     use farshore_manual::Parts;
 
     fn parsed(words: &[&str]) -> Result<Asked<Command>, Refusal> {
@@ -312,7 +301,7 @@ mod tests {
 
     #[test]
     fn the_definition_is_sound() {
-        Line::command().debug_assert();
+        Line::<Command>::command().debug_assert();
     }
 
     #[test]
@@ -344,7 +333,7 @@ mod tests {
 
     #[test]
     fn the_manual_says_what_the_help_says() {
-        let mut line = Line::command();
+        let mut line = Line::<Command>::command();
         line.build();
         for name in ["top", "metrics", "plan", "record", "report"] {
             let command = line.find_subcommand(name).expect("it is a command");
@@ -357,7 +346,7 @@ mod tests {
         let mut above = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
         let root = above.find(|folder| folder.join("Cargo.lock").exists()).expect("the crate is in a workspace");
         let page = std::fs::read_to_string(root.join("docs/src/reference/command-line.md")).expect("it is there");
-        for command in Line::command().get_subcommands() {
+        for command in Line::<Command>::command().get_subcommands() {
             let options = command.get_arguments().filter_map(|argument| argument.get_long());
             let missing: Vec<_> = options.filter(|name| *name != "help" && !page.contains(&format!("--{name}"))).collect();
             assert!(missing.is_empty(), "docs/src/reference/command-line.md does not have {missing:?}");
