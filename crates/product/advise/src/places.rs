@@ -13,8 +13,9 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+use farshore_command::regular;
 
 use crate::policy::page;
 
@@ -80,12 +81,7 @@ impl Hints {
     /// It is no regular file of at most [`MOST_BYTES`], cannot be read, or a line is none: which, and why.
     pub fn of_file(path: &Path) -> Result<Hints, String> {
         let said = |why: std::io::Error| why.to_string();
-        // A FIFO that nobody writes to would not open, without the flag.
-        let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-        let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(said)?;
-        if !file.metadata().map_err(said)?.is_file() {
-            return Err("it is no regular file".to_owned());
-        }
+        let (file, _) = regular::open(path).map_err(said)?;
         let mut text = String::new();
         file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(said)?;
         if text.len() as u64 > MOST_BYTES {

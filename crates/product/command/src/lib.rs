@@ -10,12 +10,17 @@
 //! | [`refusal`] | errors and exit statuses |
 //! | [`listen`] | where a server of theirs listens |
 //! | [`http`] | a server of one page, for metrics |
+//! | `page` (a feature) | the pages that they write |
+//! | [`regular`] | opens files that somebody else has named |
 
 pub mod entry;
 pub mod http;
 pub mod listen;
 pub mod machine;
+#[cfg(feature = "page")]
+pub mod page;
 pub mod refusal;
+pub mod regular;
 pub mod usage;
 
 use std::ffi::OsString;

@@ -1,48 +1,32 @@
 //! The page: what is on it, in which order.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use farshore_command::page;
+use maud::{Markup, PreEscaped, html};
 
 use super::figures::{self, Attempt, Context, Figure};
 use super::group::{self, Group, groups};
 use super::{palette, tables, text};
 use crate::result::{Axis, Experiment, Results};
 
-/// Nothing is loaded and nothing is run, whatever the data say.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
 const STYLE: &str = include_str!("style.css");
 
 /// The whole page.
 pub fn page(results: &Results) -> String {
     let (context, groups) = (Context::new(results), groups(&results.experiments));
     let title = format!("farshore bench: {}", if results.date.is_empty() { "results" } else { &results.date });
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta http-equiv="Content-Security-Policy" content=(POLICY);
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                // Without it a browser asks the server for an icon.
-                link rel="icon" href="data:,";
-                title { (title) }
-                style { (PreEscaped(palette::css())) (PreEscaped(STYLE)) }
+    let body = html! {
+        (head(results))
+        main {
+            (summary(results, &context, &groups))
+            @for (index, group) in groups.iter().enumerate() { (section(&context, group, index)) }
+            section id="machine" {
+                h2 { "Where it was measured" }
+                div.pair { (tables::machine(&results.machine)) (tables::limits(results.device.as_ref())) }
             }
-            body {
-                (head(results))
-                main {
-                    (summary(results, &context, &groups))
-                    @for (index, group) in groups.iter().enumerate() { (section(&context, group, index)) }
-                    section id="machine" {
-                        h2 { "Where it was measured" }
-                        div.pair { (tables::machine(&results.machine)) (tables::limits(results.device.as_ref())) }
-                    }
-                    (reading())
-                }
-            }
+            (reading())
         }
     };
-    page.into_string()
+    page::page(&title, &[&palette::css(), STYLE], &body)
 }
 
 fn head(results: &Results) -> Markup {
