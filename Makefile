@@ -44,7 +44,7 @@ test-fast: setup ## formatting, clippy, unit tests and simulation
 	python3 tools/test.py $(FAST) $(ARGS)
 
 policies-table: ## replacement policies over the same traces, against the optimum (docs/src/guide/replacement.md)
-	cargo run --release -p farshore-replay
+	cargo run --release -p farshore-traces
 
 policies-real: ## real programs beside each policy of farshore policy: pages read, faults, time (docs/src/guide/policies.md)
 	cargo build --release

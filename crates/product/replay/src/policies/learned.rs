@@ -58,6 +58,13 @@ impl Model for SysR {
         self.here.insert((due, page));
         false
     }
+
+    fn forget(&mut self, page: u32) {
+        if let Some(due) = self.due[page as usize].take() {
+            self.here.remove(&(due, page));
+        }
+        self.came[page as usize] = None;
+    }
 }
 
 /// dt-reclaimer: scans count in how many of them a page was not touched; pages that were not for a threshold of scans leave. The threshold is such that by
@@ -138,5 +145,10 @@ impl Model for Threshold {
         }
         self.lists.put(0, page);
         here
+    }
+
+    fn forget(&mut self, page: u32) {
+        self.lists.take(page);
+        self.touched[page as usize] = false;
     }
 }

@@ -31,6 +31,11 @@ impl Model for Clock {
         self.lists.put(0, page);
         false
     }
+
+    fn forget(&mut self, page: u32) {
+        self.lists.take(page);
+        self.touched[page as usize] = false;
+    }
 }
 
 /// SIEVE: a hand goes from the oldest page to the newest, and takes the first that was not touched; pages do not move.
@@ -67,6 +72,13 @@ impl Model for Sieve {
         self.touched[page as usize] = false;
         self.lists.put(0, page);
         false
+    }
+
+    fn forget(&mut self, page: u32) {
+        if self.hand == Some(page) {
+            self.hand = self.lists.towards_front(page);
+        }
+        self.lists.take(page);
     }
 }
 
@@ -114,6 +126,10 @@ impl Model for Active {
         self.touched[page as usize] = false;
         self.lists.put(INACTIVE, page);
         false
+    }
+
+    fn forget(&mut self, page: u32) {
+        self.lists.take(page);
     }
 }
 
@@ -181,5 +197,12 @@ impl Model for Generations {
         self.touched[page as usize] = false;
         self.lists.put((self.youngest - 1) % GENERATIONS, page);
         false
+    }
+
+    fn forget(&mut self, page: u32) {
+        if self.lists.of(page).is_some() {
+            self.lists.take(page);
+            self.here -= 1;
+        }
     }
 }

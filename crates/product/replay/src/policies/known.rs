@@ -41,4 +41,11 @@ impl Model for Graph {
         lists.put(if passes { PASS } else { STAY }, access.page);
         here
     }
+
+    fn forget(&mut self, page: u32) {
+        match self {
+            Graph::Plain(plain) => plain.forget(page),
+            Graph::Windowed { lists, .. } => lists.take(page),
+        }
+    }
 }

@@ -2,7 +2,6 @@
 
 use crate::lists::Lists;
 use crate::{Access, Model, Trace};
-use farshore_random::Rng;
 
 /// The page that was touched least recently leaves.
 pub struct Lru {
@@ -24,6 +23,10 @@ impl Model for Lru {
         }
         self.lists.put(0, page);
         here
+    }
+
+    fn forget(&mut self, page: u32) {
+        self.lists.take(page);
     }
 }
 
@@ -50,37 +53,9 @@ impl Model for Fifo {
         self.lists.put(0, page);
         false
     }
-}
 
-/// Any page leaves, by a fixed seed.
-pub struct Random {
-    here: Vec<u32>,
-    place: Vec<u32>,
-    capacity: usize,
-    rng: Rng,
-}
-
-impl Random {
-    pub fn new(trace: &Trace, capacity: usize) -> Random {
-        Random { here: Vec::new(), place: vec![u32::MAX; trace.pages as usize], capacity, rng: Rng::new(7) }
-    }
-}
-
-impl Model for Random {
-    fn touch(&mut self, Access { page, .. }: Access) -> bool {
-        if self.place[page as usize] != u32::MAX {
-            return true;
-        }
-        if self.here.len() == self.capacity {
-            let leaves = self.rng.below(self.here.len() as u64) as usize;
-            self.place[self.here.swap_remove(leaves) as usize] = u32::MAX;
-            if let Some(&moved) = self.here.get(leaves) {
-                self.place[moved as usize] = leaves as u32;
-            }
-        }
-        self.place[page as usize] = self.here.len() as u32;
-        self.here.push(page);
-        false
+    fn forget(&mut self, page: u32) {
+        self.lists.take(page);
     }
 }
 
@@ -140,5 +115,9 @@ impl Model for S3Fifo {
         self.used[page as usize] = 0;
         self.lists.put(if was == Some(GHOSTS) { MAIN } else { SMALL }, page);
         false
+    }
+
+    fn forget(&mut self, page: u32) {
+        self.lists.take(page);
     }
 }

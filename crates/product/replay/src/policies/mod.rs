@@ -9,7 +9,10 @@ mod queues;
 use crate::{Model, Trace};
 
 /// Makes a model for a trace, with this much memory.
-type Make = fn(&Trace, usize) -> Box<dyn Model>;
+pub type Make = fn(&Trace, usize) -> Box<dyn Model>;
+
+/// The model that is told which pages are streamed over.
+const TOLD: &str = "CSR manager";
 
 /// All models by name, each in a line with where it is from.
 pub const ALL: &[(&str, Make)] = &[
@@ -17,7 +20,6 @@ pub const ALL: &[(&str, Make)] = &[
     ("LRU", |trace, capacity| Box::new(queues::Lru::new(trace, capacity))),
     ("FIFO", |trace, capacity| Box::new(queues::Fifo::new(trace, capacity))),
     ("CLOCK", |trace, capacity| Box::new(clocks::Clock::new(trace, capacity))),
-    ("random", |trace, capacity| Box::new(queues::Random::new(trace, capacity))),
     // ExtMem §3.4, after Linux: two lists and access bits.
     ("2Q-LRU", |trace, capacity| Box::new(clocks::Active::new(trace, capacity))),
     // Linux' generations.
@@ -33,5 +35,19 @@ pub const ALL: &[(&str, Make)] = &[
     // Flexible Swapping §5.4: what is cold by histograms of access distances leaves before it must.
     ("dt-reclaimer", |trace, capacity| Box::new(learned::Threshold::new(trace, capacity))),
     // ExtMem §3.4: a graph's vertices stay, and its edges pass through a window.
-    ("CSR manager", |trace, capacity| Box::new(known::Graph::new(trace, capacity))),
+    (TOLD, |trace, capacity| Box::new(known::Graph::new(trace, capacity))),
 ];
+
+/// Those that know nothing of their program but its accesses.
+pub fn general() -> impl Iterator<Item = (&'static str, Make)> {
+    ALL.iter().copied().filter(|(name, _)| *name != TOLD)
+}
+
+/// The model of this name.
+///
+/// # Panics
+/// There is none.
+pub fn make(name: &str, trace: &Trace, capacity: usize) -> Box<dyn Model> {
+    let found = ALL.iter().find(|(of, _)| *of == name);
+    found.map(|(_, make)| make(trace, capacity)).expect("it is in the list")
+}

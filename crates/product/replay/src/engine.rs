@@ -5,11 +5,12 @@
 //! after each fault. The limit is what the library's would be, so stages and spare frames are part of it. All pages hold zeros: who gets which bytes
 //! is for the simulator to prove. Time stands still, so the pace stays what it is at the start.
 
-use crate::{Access, Trace};
+use crate::{Step, Trace};
 use farshore_core::limits::{GRANULE_PAGES, PAGE_SIZE};
 use farshore_core::page::{Access as How, Page, PageRange};
 use farshore_core::seams::{
-    Backend, Clock, IoError, Kernel, KernelError, MemoryBudget, PIECE_MAX, PageBuf, Protect, Reads, Spaces, World, WriteQueue,
+    Backend, Clock, IoError, Kernel, KernelError, MemoryBudget, PIECE_MAX, PageBuf, Protect, Reads, Spaces, Tracer, World,
+    WriteQueue,
 };
 use farshore_core::sync::{AtomicU32, Futex};
 use farshore_core::word::{Slot, State};
@@ -19,6 +20,8 @@ use farshore_engine::stats::{Count, FaultKind};
 use farshore_engine::{Engine, Nodes, PageState, Reuse, Shape};
 use farshore_policy::{BuiltIn, Chosen, prefetch};
 use std::collections::{BTreeSet, HashMap};
+use std::convert::Infallible;
+use std::marker::PhantomData;
 use std::sync::atomic::AtomicBool;
 
 const FIRST: u64 = 1 << 20;
@@ -120,13 +123,16 @@ impl Futex for Pretended {
     fn wake_all(&self, _: &AtomicU32) {}
 }
 
-impl World for Pretended {
+/// All of it, and who listens.
+struct Heard<T>(PhantomData<T>);
+
+impl<T: Tracer> World for Heard<T> {
     type Kernel = Pretended;
     type Backend = Pretended;
     type Policy = Chosen;
     type Clock = Pretended;
     type Futex = Pretended;
-    type Tracer = ();
+    type Tracer = T;
 }
 
 /// What the engine has read.
@@ -140,12 +146,28 @@ pub struct Read {
 
 /// What the engine reads in this trace with a limit of so many pages.
 pub fn reads(trace: &Trace, limit: usize, policy: BuiltIn, prefetcher: prefetch::BuiltIn) -> Read {
-    run(trace, limit, policy, prefetcher, None)
+    heard::<()>(trace, limit, policy, prefetcher, &mut |_, _| {})
+}
+
+/// The same while a tracer listens. Before each access that faults `fault` is told which it is, and its address: the library tells of faults before
+/// the engine has them.
+///
+/// # Panics
+/// The engine does what it must not: it waits, or cannot bring a page.
+pub fn heard<T: Tracer>(
+    trace: &Trace,
+    limit: usize,
+    policy: BuiltIn,
+    prefetcher: prefetch::BuiltIn,
+    fault: &mut dyn FnMut(usize, u64),
+) -> Read {
+    run::<T>(trace, limit, policy, prefetcher, None, fault)
 }
 
 /// The same with a policy beside the program that knows the future, and says when pages are used again. Nothing comes unasked.
 pub fn reads_told(trace: &Trace, limit: usize) -> Read {
-    run(trace, limit, BuiltIn::SecondChance, prefetch::BuiltIn::None, Some(Oracle::new(trace, limit)))
+    let told = Some(Oracle::new(trace, limit));
+    run::<()>(trace, limit, BuiltIn::SecondChance, prefetch::BuiltIn::None, told, &mut |_, _| {})
 }
 
 /// A policy that knows the future. When frames become short, it says of the pages that are touched last that they are late.
@@ -163,7 +185,7 @@ struct Oracle {
 impl Oracle {
     fn new(trace: &Trace, limit: usize) -> Oracle {
         let mut last = HashMap::new();
-        let of = |(n, access): (usize, &Access)| last.insert(access.page, n).unwrap_or(usize::MAX);
+        let of = |(n, access): (usize, &crate::Access)| last.insert(access.page, n).unwrap_or(usize::MAX);
         let mut next: Vec<usize> = trace.accesses.iter().enumerate().rev().map(of).collect();
         next.reverse();
         // As many as evictors take until frames are not short any more, and some.
@@ -178,7 +200,7 @@ impl Oracle {
         self.order.insert((due, page));
     }
 
-    fn say(&mut self, engine: &Engine<Pretended>) {
+    fn say<T: Tracer>(&mut self, engine: &Engine<Heard<T>>) {
         let one = |page: Page| PageRange { start: page, end: page.plus(1) };
         self.late.drain(..).for_each(|page| engine.expect(one(page), Reuse::Unknown));
         let mut out = Vec::new();
@@ -201,13 +223,20 @@ impl Oracle {
     }
 }
 
-fn run(trace: &Trace, limit: usize, policy: BuiltIn, prefetcher: prefetch::BuiltIn, mut told: Option<Oracle>) -> Read {
+fn run<T: Tracer>(
+    trace: &Trace,
+    limit: usize,
+    policy: BuiltIn,
+    prefetcher: prefetch::BuiltIn,
+    mut told: Option<Oracle>,
+    fault: &mut dyn FnMut(usize, u64),
+) -> Read {
     let memory = (limit * PAGE_SIZE) as u64;
     let shape = Shape { memory, evictors: 1, cores: 1, nodes: Nodes::ONE, wanted: Default::default() };
     let mut staging = vec![PageBuf::ZERO; shape.sizes().stages as usize];
     let chosen = Chosen::new(policy, prefetcher);
     // SAFETY: `staging` is that many pages, nobody else's, and dropped after the engine.
-    let engine: Engine<Pretended> =
+    let engine: Engine<Heard<T>> =
         unsafe { Engine::new(shape, Pretended, Pretended, chosen, Pretended, Pretended, staging.as_mut_ptr()) };
     let pages = u64::from(trace.pages).next_multiple_of(GRANULE_PAGES as u64);
     engine.manage(PageRange { start: Page(FIRST), end: Page(FIRST + pages) });
@@ -215,16 +244,33 @@ fn run(trace: &Trace, limit: usize, policy: BuiltIn, prefetcher: prefetch::Built
     let mut evictor = Evictor::new(0, &engine).expect("the queue is pretended");
     let mut buffer = vec![PageBuf::ZERO; PIECE_MAX as usize + 1];
     let over = AtomicBool::new(true);
-    for (n, &Access { page, .. }) in trace.accesses.iter().enumerate() {
-        let page = Page(FIRST + u64::from(page));
+    let read = |engine: &Engine<Heard<T>>| Read {
+        pages: engine.stats.total(Count::PagesIn),
+        faults: engine.stats.faults(FaultKind::Fetch),
+    };
+    let mut before = Read { pages: 0, faults: 0 };
+    for step in trace.steps() {
+        let (at, access) = match step {
+            Step::Touch { at, access, .. } => (at, access),
+            Step::Gone(page) => {
+                let page = Page(FIRST + u64::from(page));
+                let Ok(()) = engine.discard(PageRange { start: page, end: page.plus(1) }, |_| Ok::<(), Infallible>(()));
+                continue;
+            }
+        };
+        if at == trace.from {
+            before = read(&engine);
+        }
+        let page = Page(FIRST + u64::from(access.page));
         if let Some(oracle) = &mut told {
-            oracle.touched(n, page);
+            oracle.touched(at, page);
         }
         let granule = engine.table.granule(page.granule()).expect("it is managed");
         let state = granule.words[page.index_in_granule()].load().state();
         if state == State::Resident {
             continue;
         }
+        fault(at, page.addr());
         let how = if state == State::Untouched { How::Write } else { How::Read };
         if engine.is_short() {
             if let Some(oracle) = &mut told {
@@ -237,9 +283,9 @@ fn run(trace: &Trace, limit: usize, policy: BuiltIn, prefetcher: prefetch::Built
     }
     while !evictor.settle() {}
     assert_eq!(engine.stats.total(Count::IoErrors), 0);
-    let read = Read { pages: engine.stats.total(Count::PagesIn), faults: engine.stats.faults(FaultKind::Fetch) };
+    let all = read(&engine);
     drop(evictor);
     drop(engine);
     drop(staging);
-    read
+    Read { pages: all.pages - before.pages, faults: all.faults - before.faults }
 }

@@ -1,7 +1,7 @@
 //! Workloads: traces of pages, from fixed seeds. An access to the same page as the one before is left out, since no policy could lose it in between.
 
-use crate::{Access, Trace};
 use farshore_random::{Rng, mix};
+use farshore_replay::{Access, Trace};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ impl Pen {
 
     fn end(self, name: &'static str, streamed: core::ops::Range<u32>) -> Trace {
         let pages = self.accesses.iter().map(|access| access.page + 1).max().unwrap_or(1);
-        Trace { name, accesses: self.accesses, pages, streamed }
+        Trace { name, accesses: self.accesses, pages, streamed, ..Trace::default() }
     }
 }
 

@@ -1,18 +1,18 @@
 //! What must hold of every policy, and of the optimum that they are compared with.
 
 use farshore_policy::{BuiltIn, prefetch};
-use farshore_replay::policies::ALL;
-use farshore_replay::{Access, Model, Trace, engine, optimum, reads, work};
+use farshore_replay::{Access, Model, Step, Trace, engine, optimum, reads};
+use farshore_traces::{models, work};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 fn trace(pages: &[u32]) -> Trace {
     let accesses = pages.iter().map(|&page| Access { page, site: (page % 3) as u16 }).collect();
-    Trace { name: "small", accesses, pages: pages.iter().max().map_or(1, |page| page + 1), streamed: 0..0 }
+    Trace { name: "small", accesses, pages: pages.iter().max().map_or(1, |page| page + 1), ..Trace::default() }
 }
 
 fn model(name: &str, trace: &Trace, capacity: usize) -> Box<dyn Model> {
-    let (_, make) = ALL.iter().find(|(of, _)| *of == name).expect("it is there");
+    let (_, make) = models().into_iter().find(|(of, _)| *of == name).expect("it is there");
     make(trace, capacity)
 }
 
@@ -62,7 +62,31 @@ proptest! {
     fn nobody_beats_the_optimum(pages in prop::collection::vec(0_u32..40, 1..600), capacity in 1_usize..30, streamed in 0_u32..40) {
         let trace = Trace { streamed: streamed..40, ..trace(&pages) };
         let best = optimum::reads(&trace, capacity);
-        for (name, make) in ALL {
+        for (name, make) in models() {
+            let read = reads(&mut *make(&trace, capacity), &trace);
+            prop_assert!(read >= best, "{name} reads {read}, the optimum {best}");
+        }
+    }
+
+    #[test]
+    fn what_is_thrown_away_is_not_read_again(
+        pages in prop::collection::vec(0_u32..20, 1..300), mut gone in prop::collection::vec((0_usize..300, 0_u32..20), 0..60), capacity in 1_usize..15,
+    ) {
+        gone.sort_by_key(|(before, _)| *before);
+        let length = pages.len();
+        let trace = Trace { gone: gone.into_iter().filter(|(before, _)| *before <= length).collect(), pages: 20, ..trace(&pages) };
+        // The optimum has no use for a page whose bytes are gone: it is as if each were another one from then on.
+        let (mut names, mut next, mut renamed) = ((0..20).collect::<Vec<u32>>(), 20, Vec::new());
+        for step in trace.steps() {
+            match step {
+                Step::Touch { access, .. } => renamed.push(names[access.page as usize]),
+                Step::Gone(page) => (names[page as usize], next) = (next, next + 1),
+            }
+        }
+        let best = optimum::reads(&trace, capacity);
+        prop_assert_eq!(best, optimum::reads(&self::trace(&renamed), capacity));
+        for (name, make) in models() {
+            // A model that has a page without bytes panics.
             let read = reads(&mut *make(&trace, capacity), &trace);
             prop_assert!(read >= best, "{name} reads {read}, the optimum {best}");
         }
@@ -73,7 +97,7 @@ proptest! {
         let trace = trace(&pages);
         prop_assert_eq!(optimum::reads(&trace, 20), 0);
         // One that takes cold pages away in advance reads some of them.
-        for (name, make) in ALL.iter().filter(|(name, _)| *name != "dt-reclaimer") {
+        for (name, make) in models().into_iter().filter(|(name, _)| *name != "dt-reclaimer") {
             prop_assert_eq!(reads(&mut *make(&trace, 20), &trace), 0, "{}", name);
         }
     }
@@ -98,7 +122,7 @@ proptest! {
 fn no_policy_has_more_memory_than_it_was_given() {
     let pages: Vec<u32> = (0..3000_u32).map(|n| n.wrapping_mul(2_654_435_761) >> 8).map(|n| n % 50).collect();
     let trace = Trace { streamed: 30..50, ..trace(&pages) };
-    for (name, make) in ALL {
+    for (name, make) in models() {
         let mut model = make(&trace, 10);
         trace.accesses.iter().for_each(|&access| {
             model.touch(access);
@@ -112,7 +136,7 @@ fn no_policy_has_more_memory_than_it_was_given() {
             model.touch(Access { page, site: 0 })
         });
         let there = there.count();
-        assert!(there <= 10 && (there == 10 || *name == "dt-reclaimer"), "{name}: {there} pages of 10");
+        assert!(there <= 10 && (there == 10 || name == "dt-reclaimer"), "{name}: {there} pages of 10");
     }
 }
 
@@ -148,6 +172,12 @@ fn the_engine_is_one_of_them() {
     assert_eq!(of(BuiltIn::SecondChance, prefetch::BuiltIn::Sequential), kept, "the same each time");
     let fits = round(512);
     assert_eq!(engine::reads(&fits, limit, BuiltIn::Fifo, prefetch::BuiltIn::None).pages, 0);
+    // Bytes that are thrown away are not read again; and what is before the trace begins is not counted.
+    let anew = Trace { gone: (0..4096).map(|page| (10 * 4096, page)).collect(), ..large.clone() };
+    assert_eq!(engine::reads(&anew, limit, BuiltIn::Fifo, prefetch::BuiltIn::None).pages, 18 * 4096);
+    let later = Trace { from: 10 * 4096, ..large };
+    assert_eq!(engine::reads(&later, limit, BuiltIn::Fifo, prefetch::BuiltIn::None).pages, 10 * 4096);
+    assert_eq!(reads(&mut *model("LRU", &later, limit), &later), 10 * 4096);
 }
 
 /// What a policy knows of the future is of use: evictors that it tells come nearer to the optimum in each workload.
@@ -179,7 +209,7 @@ fn workloads_are_the_same_each_time() {
         let capacity = trace.touched() / 4;
         let best = optimum::reads(&trace, capacity);
         assert!(best > 0, "{}", trace.name);
-        for (name, make) in ALL {
+        for (name, make) in models() {
             assert!(reads(&mut *make(&trace, capacity), &trace) >= best, "{}: {name}", trace.name);
         }
     }

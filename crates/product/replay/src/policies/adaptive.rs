@@ -23,6 +23,10 @@ impl Arc {
 
     fn replace(&mut self, in_frequent_ghosts: bool) {
         let recent = self.lists.len(RECENT);
+        // There is room where bytes were thrown away.
+        if recent + self.lists.len(FREQUENT) < self.capacity {
+            return;
+        }
         let from_recent = recent > 0 && (recent > self.target || (in_frequent_ghosts && recent == self.target));
         let (from, to) =
             if from_recent || self.lists.is_empty(FREQUENT) { (RECENT, RECENT_GHOSTS) } else { (FREQUENT, FREQUENT_GHOSTS) };
@@ -70,5 +74,9 @@ impl Model for Arc {
             }
         }
         false
+    }
+
+    fn forget(&mut self, page: u32) {
+        self.lists.take(page);
     }
 }

@@ -1,7 +1,8 @@
 //! Prints the table of `docs/src/guide/replacement.md`: pages read back by each policy, in terms of the optimum.
 
 use farshore_policy::{BuiltIn, prefetch};
-use farshore_replay::{Trace, engine, optimum, policies, reads, work};
+use farshore_replay::{Trace, engine, optimum, reads};
+use farshore_traces::{models, work};
 
 /// A row of the engine that ships: its name, the two that it is to use, and what is counted.
 type Ours = (&'static str, BuiltIn, prefetch::BuiltIn, fn(engine::Read) -> u64);
@@ -22,9 +23,9 @@ fn rows(traces: &[Trace], percent: usize) -> Vec<Row> {
         (name, traces.iter().map(|trace| of(engine::reads(trace, capacity(trace), policy, prefetcher))).collect())
     });
     let told = traces.iter().map(|trace| engine::reads_told(trace, capacity(trace)).pages).collect();
-    let models = policies::ALL
-        .iter()
-        .map(|&(name, make)| (name, traces.iter().map(|trace| reads(&mut *make(trace, capacity(trace)), trace)).collect()));
+    let models = models()
+        .into_iter()
+        .map(|(name, make)| (name, traces.iter().map(|trace| reads(&mut *make(trace, capacity(trace)), trace)).collect()));
     let best = ("Bélády", traces.iter().map(|trace| optimum::reads(trace, capacity(trace))).collect());
     ours.chain([("Farshore, told the future, `none`", told)]).chain(models).chain([best]).collect()
 }
