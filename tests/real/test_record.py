@@ -189,10 +189,84 @@ class TestRecord(Command):
                 done = self.call("record", *words, user=user)
                 expect(done.status == status and part in done.err and done.err.count("\n") == 1, f"{words}: status {done.status}: {done.err}")
         expect(os.listdir(folder) == ["there.rec"] and pathlib.Path(there).read_text(encoding="utf-8") == "mine", f"{os.listdir(folder)}")
-        for path, part in [(there, "was not written by 'farshore record'"), ("/does/not/exist", "No such file"), ("/dev/zero", "no regular file")]:
+        pipe = os.path.join(folder, "pipe")
+        os.mkfifo(pipe)
+        for path, part in [(there, "was not written by 'farshore record'"), ("/does/not/exist", "No such file"), ("/dev/zero", "no regular file"), (pipe, "no regular file")]:
             done = self.call("report", path)
             expect(done.status == 1 and part in done.err, f"{path}: status {done.status}: {done.err}")
-        return "11 mistakes"
+        return "12 mistakes"
+
+    def test_hostile(self):
+        """What a program's debug information names is a pipe by the time of the report: it ends, with what can be known, and says so."""
+        folder = self.view()
+        program = os.path.join(folder, "sweeps")
+        compiler = harness.need("gcc", "gcc")
+        done = self.call_program([compiler, "-O2", "-g", "-gdwarf-5", "-gsplit-dwarf", "-std=gnu11", "-o", program, os.path.join(harness.PROGRAMS, "sweeps.c")])
+        expect(done.status == 0, f"it is not built: {done.err}")
+        rest = next(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".dwo"))
+        recording = os.path.join(folder, "hostile.rec")
+        done = self.call("record", "-o", recording, "--memory", "16M", "--", program, "32M", "1M", "3", timeout=240)
+        expect(done.status == 0, f"status {done.status}: {done.err}")
+
+        def seen(*names):
+            page = self.report(recording)
+            paths = [leaf["path"] for leaf in data_of(page)["code"] if leaf["path"][0] == program]
+            expect(any(path[1] == "sweep" for path in paths), f"the function is not named: {paths}")
+            for name in names:
+                expect("Not all names of" in page and f"{name}: it cannot be read: it is no regular file" in page, f"{name} is not told: {page[-3000:]}")
+            return paths
+
+        line = line_of("the line that sweeps")
+        expect(any(path[-1].endswith(line) for path in seen()), "the line is not known")
+        os.unlink(rest)
+        os.mkfifo(rest)
+        seen(os.path.basename(rest))
+        os.mkfifo(program + ".dwp")
+        seen("sweeps.dwp")
+        return f"{len(seen())} places"
+
+    def policies(self, *pattern):
+        """What a recording of a pattern tells of policies: pages read by policy, for each size of memory; and what it is told of the run."""
+        for _ in range(TRIES):
+            recording = os.path.join(self.view(), "policies.rec")
+            done = self.call("record", "-o", recording, "--memory", "32M", "--", self.public_program("patterns"), *pattern, timeout=240)
+            expect(done.status == 0, f"status {done.status}: {done.err}")
+            page = self.report(recording)
+            data = data_of(page)
+            if data["lost"] == 0:
+                break
+        else:
+            raise harness.Failed(f"events were lost each time: {data['counts']}, {data['lost']} lost")
+        told = data["policies"]
+        expect(told is not None and 'id="policies"' in page and "Bélády (the optimum)" in page, page[-2000:])
+        expect(told["limit_bytes"] == 32 * MIB and told["reads"] == data["counts"]["fetched"] and told["sampled"] == 1, f"{told}")
+        rows = {row["policy"]: row["reads"] for row in told["rows"]}
+        expect(list(rows)[-1] == "Bélády" and {"Farshore", "LRU", "FIFO", "2Q-LRU", "S3-FIFO", "SIEVE"} <= rows.keys(), f"{list(rows)}")
+        expect(told["at_least"] <= rows["Bélády"][2] * 1.001 + 1, f"{told['at_least']}, {rows['Bélády']}")
+        for name, reads in rows.items():
+            expect(all(best <= read for read, best in zip(reads, rows["Bélády"]) if read is not None and not name.startswith("Farshore")), f"{name}: {reads}, the best {rows['Bélády']}")
+        return rows, told
+
+    def test_policies_loop(self):
+        """Six rounds over 48 MiB with 32: LRU and FIFO read all of it each time, the best a part, and Farshore is between them. With more than all of it nobody
+        reads anything."""
+        rows, told = self.policies("loop", "48M", "6")
+        # It is filled, gone round, and summed up.
+        every = 7 * 48 * MIB // 4096
+        expect(0.8 * every <= rows["LRU"][2] <= 1.05 * every and 0.8 * every <= rows["FIFO"][2] <= 1.05 * every, f"{rows['LRU']}, {rows['FIFO']}, all are {every}")
+        expect(rows["Bélády"][2] < 0.55 * rows["LRU"][2], f"{rows['Bélády']} of {rows['LRU']}")
+        expect(rows["Bélády"][2] < rows["Farshore"][2] < 0.98 * rows["LRU"][2], f"{rows['Bélády']}, {rows['Farshore']}, {rows['LRU']}")
+        expect(all(reads[4] == 0 for name, reads in rows.items() if name != "dt-reclaimer"), f"with 64 MiB: {rows}")
+        expect(told["doubt"] is None, told["doubt"])
+        return f"LRU {rows['LRU'][2]:.0f}, Farshore {rows['Farshore'][2]:.0f}, the best {rows['Bélády'][2]:.0f}, read {told['reads']}"
+
+    def test_policies_hot(self):
+        """A hot set of 20 MiB in 96, with 32: what keeps pages that are used reads less than what does not."""
+        rows, told = self.policies("hot", "96M", "20M", "3000000")
+        expect(rows["LRU"][2] < 0.9 * rows["FIFO"][2], f"LRU {rows['LRU']}, FIFO {rows['FIFO']}")
+        expect(rows["S3-FIFO"][2] < 0.9 * rows["FIFO"][2] and rows["CLOCK"][2] < 0.95 * rows["FIFO"][2], f"{rows['S3-FIFO']}, {rows['CLOCK']}, FIFO {rows['FIFO']}")
+        expect(rows["Bélády"][2] < rows["LRU"][2], f"{rows['Bélády']}, {rows['LRU']}")
+        return f"FIFO {rows['FIFO'][2]:.0f}, LRU {rows['LRU'][2]:.0f}, S3-FIFO {rows['S3-FIFO'][2]:.0f}, the best {rows['Bélády'][2]:.0f}, read {told['reads']}"
 
     def test_dormant(self):
         """A dormant program is woken, which is said, and recorded."""
@@ -217,7 +291,7 @@ class TestRecord(Command):
         path = pathlib.Path(recording + ".html").rename(os.path.join(folder, "page.html"))
         question = """const box = (e) => e.getBoundingClientRect();
             const shown = (s) => [...document.querySelectorAll(s)].filter((e) => box(e).width > 0 && box(e).height > 0).length;
-            return { cells: shown('#heat .cell'), parts: shown('#code .part'), series: document.querySelectorAll('#rate polyline').length, rows: shown('#mappings tbody tr'),
+            return { cells: shown('#heat .cell'), parts: shown('#code .part'), series: document.querySelectorAll('#rate polyline').length, rows: shown('#mappings tbody tr'), policies: shown('#policies tbody tr'), drawn: document.querySelectorAll('#policies polyline').length,
                      heading: document.querySelector('h1').textContent, bold: document.querySelectorAll('b').length,
                      wide: document.documentElement.scrollWidth, text: document.body.innerText.length };"""
         with Browser() as browser:
@@ -226,7 +300,7 @@ class TestRecord(Command):
                     browser.log("performance")
                     browser.show(path.as_uri(), scheme, width)
                     seen = browser.script(question)
-                    expect(seen["cells"] > 40 and seen["parts"] >= 4 and seen["series"] == 4 and seen["rows"] > 0, f"{scheme} {width}: {seen}")
+                    expect(seen["cells"] > 40 and seen["parts"] >= 4 and seen["series"] == 4 and seen["rows"] > 0 and seen["policies"] >= 11 and seen["drawn"] == 4, f"{scheme} {width}: {seen}")
                     expect(seen["heading"] == program and seen["bold"] == 0 and seen["wide"] <= width, f"{scheme} {width}: {seen}")
                     console = browser.log("browser")
                     expect(not console, f"on the console: {console}")

@@ -21,7 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use farshore_attach::rings::{Asker, Listener};
-pub use farshore_attach::{Event, Kind, PageState, REQUEST_PAGES_MAX, Reuse, State, Wanted};
+pub use farshore_attach::{Event, FAULT_PROTECTED, Kind, PageState, REQUEST_PAGES_MAX, Reuse, State, Wanted};
 use farshore_attach::{Memory, REQUESTS, Request, VERSION, parameters, word};
 use farshore_client::client::Client;
 use farshore_command::refusal::Refusal;

@@ -45,7 +45,8 @@ pub enum Command {
     #[command(
         about = farshore_command::REPORT_ABOUT,
         long_about = "Makes one HTML page of a recording: when which addresses faulted, which mappings, functions and lines that was, how far apart pages are \
-    used again. The page needs no network. Functions and lines are looked up in the program's files, which must be there unchanged."
+    used again, and how many pages other policies would have read. The page needs no network. Functions and lines are looked up in the program's files, which must be \
+    there unchanged."
     )]
     Report(ReportArgs),
 }

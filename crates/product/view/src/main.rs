@@ -35,6 +35,9 @@ farshore_command::main!(command);
 /// Does what the command line says; the exit status.
 fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
     let (farshore, words) = without_caller(words);
+    if words.first().is_some_and(|word| word == report::names::COMMAND) {
+        return report::names::serve();
+    }
     let line = std::iter::once("farshore".into()).chain(words).collect();
     match args::parse(line)? {
         Asked::For(Command::Top(arguments)) => top::top(&arguments),

@@ -11,39 +11,12 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use farshore_replay::sample::{Sample, hash};
+
 /// Ghosts at a time, at most. The paper has 8 Ki; a mebibyte or two costs nothing here.
 pub const GHOSTS_MAX: usize = 1 << 16;
 /// Turns until they are numbered anew, for each ghost.
 const TURNS_A_GHOST: usize = 4;
-
-/// The pages that are looked at: those whose hash is below a threshold.
-#[derive(Clone, Copy, Debug)]
-pub struct Sample {
-    threshold: u64,
-}
-
-impl Default for Sample {
-    fn default() -> Sample {
-        Sample { threshold: u64::MAX }
-    }
-}
-
-impl Sample {
-    /// Whether a page is one of them.
-    pub fn has(self, page: u64) -> bool {
-        hash(page) <= self.threshold
-    }
-
-    /// How many pages each of them stands for.
-    pub fn weight(self) -> f64 {
-        u64::MAX as f64 / (self.threshold as f64).max(1.0)
-    }
-
-    /// Looks at half as many from now on.
-    pub fn halve(&mut self) {
-        self.threshold /= 2;
-    }
-}
 
 /// Pages that have left and not come back.
 #[derive(Debug)]
@@ -87,12 +60,12 @@ impl Ghosts {
 
     /// The part of the pages that is in the sample.
     pub fn rate(&self) -> f64 {
-        1.0 / self.sample.weight()
+        self.sample.rate()
     }
 
     /// How many pages the ghosts stand for.
     pub fn pages(&self) -> f64 {
-        self.turns.len() as f64 * self.sample.weight()
+        self.turns.len() as f64 / self.rate()
     }
 
     /// A page has left.
@@ -119,7 +92,7 @@ impl Ghosts {
         }
         let Some(turn) = self.remove(page) else { return Return::Unseen };
         let above = self.turns.len() as u32 - self.up_to(turn);
-        let weight = self.sample.weight();
+        let weight = 1.0 / self.rate();
         Return::Ghost { weight, above: f64::from(above) * weight }
     }
 
@@ -145,7 +118,7 @@ impl Ghosts {
 
     /// A smaller sample: half as large a part of the pages.
     fn thin_out(&mut self) {
-        self.sample.halve();
+        self.sample.thin_out();
         let sample = self.sample;
         let out: Vec<u64> = self.turns.keys().copied().filter(|&page| !sample.has(page)).collect();
         out.into_iter().for_each(|page| {
@@ -183,15 +156,6 @@ impl Ghosts {
         }
         sum
     }
-}
-
-/// A page's hash: neighbours are as far apart as any (the finalizer of `MurmurHash3`).
-fn hash(page: u64) -> u64 {
-    let mut hash = page;
-    for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
-        hash = (hash ^ hash >> 33).wrapping_mul(factor);
-    }
-    hash ^ hash >> 33
 }
 
 /// Hashes a page for the table.

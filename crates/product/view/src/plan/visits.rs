@@ -21,7 +21,9 @@
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
-use super::ghosts::{Mixed, Sample};
+use farshore_replay::sample::Sample;
+
+use super::ghosts::Mixed;
 
 /// Pages that are followed at a time, at most.
 const PAGES_MOST: usize = 1 << 16;
@@ -148,7 +150,7 @@ impl Visits {
         }
         (known.since_ns, known.here) = (ns, false);
         if self.pages.len() > self.most {
-            self.sample.halve();
+            self.sample.thin_out();
             let sample = self.sample;
             self.pages.retain(|&page, _| sample.has(page));
         }
@@ -163,7 +165,7 @@ impl Visits {
         let Some(stayed) = known.stayed_ns.take() else { return };
         known.there.add(stayed);
         let (Some(there), Some(mean)) = (known.there.known(), known.away.known()) else { return };
-        let weight = self.sample.weight();
+        let weight = 1.0 / self.sample.rate();
         self.seen += 1.0;
         let cell = self.cells.entry((there, mean)).or_default();
         cell.ns += (stayed + away) as f64 * weight;
@@ -181,7 +183,7 @@ impl Visits {
         };
         for page in gone {
             if let Some(page) = self.pages.remove(&page) {
-                page.end(ns, self.sample.weight(), &mut self.cells);
+                page.end(ns, 1.0 / self.sample.rate(), &mut self.cells);
             }
         }
     }
@@ -191,7 +193,7 @@ impl Visits {
         if self.seen < VISITS_LEAST {
             return None;
         }
-        let weight = self.sample.weight();
+        let weight = 1.0 / self.sample.rate();
         let here = self.pages.values().filter(|page| page.here).count() as f64 * weight;
         let mut cells = self.cells.clone();
         self.pages.values().for_each(|page| page.end(ns, weight, &mut cells));

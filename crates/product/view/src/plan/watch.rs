@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use farshore_beside::{Event, Kind, PAGE, State};
+use farshore_beside::{Event, FAULT_PROTECTED, Kind, PAGE, State};
 use farshore_config::stats::Stats;
 use farshore_core::limits::{batch_pages, high_watermark, stages_each};
 
@@ -11,8 +11,6 @@ use super::visits::{Fewer, Visits};
 
 /// Threads are compared in pieces of the time, so that those that wait one after the other count together.
 const WINDOW_NS: u64 = 50_000_000;
-/// A fault was by a write to a page that is there.
-const PROTECTED: u8 = 2;
 
 /// The kinds of events that are wanted; faults, the first, not always.
 pub const KINDS: [Kind; 5] = [Kind::Fault, Kind::Fetched, Kind::Evicted, Kind::Rescued, Kind::Unmapped];
@@ -56,7 +54,7 @@ impl Watch {
         let (first, pages, ns) = (event.address / PAGE, event.pages, event.ns);
         self.last_ns = self.last_ns.max(ns);
         match event.kind {
-            Kind::Fault if event.detail & PROTECTED == 0 => {
+            Kind::Fault if event.detail & FAULT_PROTECTED == 0 => {
                 if event.ns.saturating_sub(self.window.since_ns) > WINDOW_NS {
                     self.end_window(event.ns);
                 }
@@ -226,7 +224,7 @@ mod tests {
         // Two threads alike, then each of them alone; a call; a write to a page that is there.
         for (thread, ms) in [(1, 1000), (2, 1001), (1, 1100), (1, 1101), (2, 1200), (0, 1201)] {
             watch.hear(&fault(thread, ms, 0), &State::default());
-            watch.hear(&fault(3, ms, PROTECTED), &State::default());
+            watch.hear(&fault(3, ms, FAULT_PROTECTED), &State::default());
             watch.hear(&event(Kind::Fetched, ms, 1), &State::default());
         }
         assert_eq!(watch.longest(), 5.0 / 6.0);

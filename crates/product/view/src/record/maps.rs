@@ -58,10 +58,14 @@ impl Looks {
 }
 
 /// Size and last change of a file; zeros if it cannot be looked at.
-pub fn looked_at(name: &[u8]) -> (u64, u64) {
+fn looked_at(name: &[u8]) -> (u64, u64) {
     let data = std::fs::metadata(std::ffi::OsStr::from_bytes(name)).ok().filter(std::fs::Metadata::is_file);
-    let changed = |it: &std::fs::Metadata| it.mtime().wrapping_mul(1_000_000_000).wrapping_add(it.mtime_nsec()) as u64;
-    data.map_or((0, 0), |it| (it.size(), changed(&it)))
+    data.as_ref().map_or((0, 0), as_looked_at)
+}
+
+/// Size and last change of a file, ns since 1970, as recordings have them.
+pub fn as_looked_at(it: &std::fs::Metadata) -> (u64, u64) {
+    (it.size(), it.mtime().wrapping_mul(1_000_000_000).wrapping_add(it.mtime_nsec()) as u64)
 }
 
 /// A line of the file: `start-end rwxp offset device inode name`.

@@ -3,18 +3,24 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`seen`] | goes through the file twice: what there is, then counts by place, time, mapping and instruction |
-//! | [`code`] | functions and lines of instructions |
+//! | [`code`] | functions and lines of instructions, as a tree |
+//! | [`names`] | what they are, found out by processes of their own |
+//! | [`symbols`] | the same from one file, which is not believed |
+//! | [`policies`] | what each replacement policy would have read |
 //! | [`page`] | the page, and the data in it |
 
 pub mod code;
+pub mod names;
 pub mod page;
+pub mod policies;
 pub mod seen;
+pub mod symbols;
 
-use std::fs::File;
 use std::io::BufReader;
 use std::path::PathBuf;
 
 use farshore_command::refusal::Refusal;
+use farshore_command::regular;
 
 use crate::args::ReportArgs;
 use crate::record::file::Reader;
@@ -28,17 +34,16 @@ pub fn report(arguments: &ReportArgs) -> Result<u8, Refusal> {
     let place = arguments.file.display();
     let wrong = |why: String| Refusal::failed(format!("cannot report of '{place}': {why}"));
     let open = || {
-        let file = File::open(&arguments.file).map_err(|why| wrong(format!("{why}")))?;
         // It is read twice.
-        if !file.metadata().is_ok_and(|it| it.is_file()) {
-            return Err(wrong("it is no regular file".into()));
-        }
+        let (file, _) = regular::open(&arguments.file).map_err(|why| wrong(format!("{why}")))?;
         Reader::new(BufReader::new(file)).map_err(wrong)
     };
     let found = seen::Found::of(open()?).map_err(wrong)?;
-    let seen = seen::Seen::of(open()?, found);
-    let flame = code::flame(&seen);
-    let page = page::page(&seen, &flame);
+    let mut seen = seen::Seen::of(open()?, found);
+    let policies = policies::Policies::of(std::mem::take(&mut seen.recording), &seen);
+    let others = names::Others::default();
+    let flame = code::flame(&seen, |asked| others.ask(asked));
+    let page = page::page(&seen, &flame, &policies);
     match arguments.output.as_deref() {
         Some(path) if path.as_os_str() == "-" => crate::print(&page)?,
         other => {
@@ -66,11 +71,27 @@ pub fn report(arguments: &ReportArgs) -> Result<u8, Refusal> {
 mod tests {
     use super::*;
     use crate::record::file::tests::{entries, file};
+    use farshore_replay::recorded::Recording;
 
     fn made(bytes: &[u8]) -> Result<String, String> {
+        with_policies(bytes, policies::Policies::of)
+    }
+
+    fn with_policies(
+        bytes: &[u8],
+        policies: impl Fn(Recording, &seen::Seen) -> Result<policies::Policies, &'static str>,
+    ) -> Result<String, String> {
         let found = seen::Found::of(Reader::new(bytes)?)?;
-        let seen = seen::Seen::of(Reader::new(bytes)?, found);
-        Ok(page::page(&seen, &code::flame(&seen)))
+        let mut seen = seen::Seen::of(Reader::new(bytes)?, found);
+        let policies = policies(std::mem::take(&mut seen.recording), &seen);
+        let flame = code::flame(&seen, |asked| {
+            let mut answer = names::Answer::default();
+            names::look_up(asked, symbols::Limits::default(), &mut |line| {
+                answer.hear(line, asked);
+            });
+            answer
+        });
+        Ok(page::page(&seen, &flame, &policies))
     }
 
     /// The data in a page.
@@ -93,6 +114,8 @@ mod tests {
 
     #[test]
     fn a_recording_that_is_cut_off_or_damaged_is_shown_up_to_there() {
+        // All policies over each of these would take minutes.
+        let made = |bytes: &[u8]| with_policies(bytes, |_, _| Err("it is not asked"));
         let whole = file(&entries());
         let mut shown = 0;
         for length in 0..whole.len() {

@@ -3,21 +3,21 @@
 use std::fmt::Write;
 
 use farshore_client::shown::{bytes, duration};
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use farshore_command::page;
+use maud::{Markup, PreEscaped, html};
 use serde_json::json;
 
 use super::code::{Flame, Node};
+use super::policies::Policies;
 use super::seen::{COLUMNS, Counts, Seen};
 use crate::record::file::End;
 
-/// Nothing is loaded and nothing is run, whatever the data say.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'";
 const STYLE: &str = include_str!("style.css");
 /// The schema of the data in the page.
 const SCHEMA: u32 = 1;
 /// Width of drawings, and of what is left of them.
-const WIDTH: f64 = 1160.0;
-const LEFT: f64 = 250.0;
+pub(super) const WIDTH: f64 = 1160.0;
+pub(super) const LEFT: f64 = 250.0;
 /// A part of the flame graph that is narrower is not drawn.
 const NARROW: f64 = 1.0;
 const LEVEL: f64 = 22.0;
@@ -27,48 +27,38 @@ const LETTER: f64 = 7.0;
 const LINES_MAX: usize = 200;
 
 /// The whole page.
-pub fn page(seen: &Seen, flame: &Flame) -> String {
+pub fn page(seen: &Seen, flame: &Flame, policies: &Result<Policies, &'static str>) -> String {
     let found = &seen.found;
     let title = format!("farshore record: {}", found.name);
-    let data = data(seen, flame).to_string().replace('<', "\\u003c");
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta http-equiv="Content-Security-Policy" content=(POLICY);
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                link rel="icon" href="data:,";
-                title { (title) }
-                style { (PreEscaped(STYLE)) }
+    let data = data(seen, flame, policies).to_string().replace('<', "\\u003c");
+    let body = html! {
+        (head(seen))
+        main {
+            section id="heat" {
+                h2 { "Where it faulted, and when" }
+                (heat(seen))
+                p.quiet { "Each row is a piece of memory, each column a piece of the time. Memory in which nothing faulted is left out; a line says where. The darker, the more faults." }
             }
-            body {
-                (head(seen))
-                main {
-                    section id="heat" {
-                        h2 { "Where it faulted, and when" }
-                        (heat(seen))
-                        p.quiet { "Each row is a piece of memory, each column a piece of the time. Memory in which nothing faulted is left out; a line says where. The darker, the more faults." }
-                    }
-                    section id="rate" { h2 { "Over time" } (rate(seen)) }
-                    section id="mappings" { h2 { "By mapping" } (mappings(seen)) }
-                    section id="code" {
-                        h2 { "By code" }
-                        p { "Program, mapping, function, line: of each fault the instruction is known, not who called the function. Functions that were inlined lie on the one that they became a part of." }
-                        (self::flame(flame))
-                        (lines(flame))
-                        @for (name, why) in flame.without.iter().filter(|(name, _)| name.starts_with('/')) {
-                            p.note { "No names of " code { (name) } ": " (why) "." }
-                        }
-                    }
-                    section id="distances" { h2 { "How far apart pages are used again" } (distances(seen)) }
+            section id="rate" { h2 { "Over time" } (rate(seen)) }
+            section id="mappings" { h2 { "By mapping" } (mappings(seen)) }
+            section id="code" {
+                h2 { "By code" }
+                p { "Program, mapping, function, line: of each fault the instruction is known, not who called the function. Functions that were inlined lie on the one that they became a part of." }
+                (self::flame(flame))
+                (lines(flame))
+                @for (name, why) in flame.without.iter().filter(|(name, _)| name.starts_with('/')) {
+                    p.note { "Not all names of " code { (name) } ": " (why) "." }
                 }
-                script type="application/json" id="data" { (PreEscaped(data)) }
+            }
+            section id="distances" { h2 { "How far apart pages are used again" } (distances(seen)) }
+            section id="policies" {
+                h2 { "What other policies would have done" }
+                @match policies { Ok(policies) => (policies.section()), Err(why) => p.note { "There is nothing to say: " (why) "." } }
             }
         }
+        script type="application/json" id="data" { (PreEscaped(data)) }
     };
-    page.into_string()
+    page::page(&title, &[STYLE], &body)
 }
 
 fn head(seen: &Seen) -> Markup {
@@ -100,13 +90,13 @@ fn head(seen: &Seen) -> Markup {
     }
 }
 
-fn svg(height: f64, name: &str, inside: &str) -> Markup {
+pub(super) fn svg(height: f64, name: &str, inside: &str) -> Markup {
     html! {
         svg xmlns="http://www.w3.org/2000/svg" viewBox={ "0 0 " (WIDTH) " " (height) } role="img" aria-label=(name) { (PreEscaped(inside)) }
     }
 }
 
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     html! { (text) }.into_string()
 }
 
@@ -332,7 +322,7 @@ fn distances(seen: &Seen) -> Markup {
 }
 
 /// What the page shows, for scripts.
-fn data(seen: &Seen, flame: &Flame) -> serde_json::Value {
+fn data(seen: &Seen, flame: &Flame, policies: &Result<Policies, &'static str>) -> serde_json::Value {
     let found = &seen.found;
     let counts = |it: &Counts| json!({"faults": it.faults, "fetched": it.fetched, "evicted": it.evicted, "rescued": it.rescued});
     let rows: Vec<_> = seen
@@ -363,6 +353,7 @@ fn data(seen: &Seen, flame: &Flame) -> serde_json::Value {
         "counts": counts(&seen.all),
         "columns": seen.columns.iter().map(counts).collect::<Vec<_>>(),
         "heat": rows, "mappings": mappings, "code": code,
+        "policies": policies.as_ref().map_or(serde_json::Value::Null, Policies::data),
         "distances": seen.distances.iter().map(|(power, count)| json!({"pages_up_to": 1_u64 << (power + 1).min(63), "returns": count})).collect::<Vec<_>>(),
     })
 }

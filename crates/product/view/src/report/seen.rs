@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 
-use farshore_beside::PAGE;
+use farshore_beside::{FAULT_PROTECTED, PAGE};
+use farshore_config::plain;
+use farshore_replay::recorded::{Heard, Recording};
 
 use crate::plan::ghosts::{Ghosts, Return};
 use crate::record::file::{End, Entry, Happened, Mapping, Reader, What};
@@ -31,6 +33,8 @@ const NAMES_MAX: usize = 4096;
 const PAGES_MAX: u64 = 1 << 16;
 /// Limits that are kept.
 const LIMITS_MAX: usize = 1000;
+/// The detail of pages that came unasked.
+const UNASKED: u8 = 1;
 /// What memory is called that was there between two looks alone.
 const BRIEFLY: &str = "[mapped briefly]";
 /// What a thread's stack is called.
@@ -83,7 +87,7 @@ impl Found {
             return Err(if reader.broken.is_empty() { "it has no program".into() } else { reader.broken });
         };
         (found.pid, found.date, found.from, found.to) = (pid, date, ns, ns);
-        found.name = String::from_utf8_lossy(&name).into_owned();
+        found.name = plain(&String::from_utf8_lossy(&name));
         let (mut kept, mut attached) = (0, false);
         while let Some(entry) = reader.take() {
             match entry {
@@ -164,7 +168,7 @@ impl Found {
 fn called(look: &Look, at: usize) -> String {
     let it = &look.mappings[at];
     if !it.name.is_empty() {
-        return String::from_utf8_lossy(&it.name).into_owned();
+        return plain(&String::from_utf8_lossy(&it.name));
     }
     // glibc makes a thread's stack in one piece with a guard page in front, which nobody may touch: 4 KiB there are nothing else.
     let guard = at.checked_sub(1).map(|before| &look.mappings[before]);
@@ -253,6 +257,8 @@ pub struct Seen {
     pub distances: BTreeMap<u32, f64>,
     /// Pages that came back and were not seen leaving.
     pub unseen: u64,
+    /// What policies can be run over.
+    pub recording: Recording,
 }
 
 impl Seen {
@@ -272,6 +278,7 @@ impl Seen {
             threads: HashMap::new(),
             distances: BTreeMap::new(),
             unseen: 0,
+            recording: Recording::default(),
             found,
         };
         let mut ghosts = Ghosts::default();
@@ -280,6 +287,7 @@ impl Seen {
                 Entry::Happened(it) => {
                     seen.happened(&it, &place_rows);
                     seen.returns(&it, &mut ghosts);
+                    seen.hear(&it);
                 }
                 Entry::Lost { ns, events } => {
                     let column = seen.column(ns);
@@ -343,6 +351,22 @@ impl Seen {
         } else {
             self.instructions_more += 1;
         }
+    }
+
+    fn hear(&mut self, it: &Happened) {
+        let heard = match it.what {
+            What::Fault => {
+                let protected = it.detail & FAULT_PROTECTED != 0;
+                Heard::Fault { protected, thread: it.thread, instruction: it.instruction }
+            }
+            What::Fetched if it.detail & UNASKED != 0 => Heard::Unasked,
+            What::Fetched => Heard::Fetched,
+            What::Rescued => Heard::Rescued,
+            What::Evicted => Heard::Left,
+            What::Unmapped => Heard::Gone,
+            What::Limit | What::Mapped => return,
+        };
+        self.recording.hear(it.ns, heard, it.address / PAGE, it.pages);
     }
 
     fn returns(&mut self, it: &Happened, ghosts: &mut Ghosts) {
