@@ -98,16 +98,17 @@ impl<W: World> Engine<W> {
             if now.state() != State::Resident || passed || (now.slot().is_none() && dirty >= dirty_max) {
                 continue;
             }
-            if soon {
-                add(&mut soon_passed, index);
-                continue;
-            }
             let chances = match self.policy.verdict(page, now) {
                 _ if wished => false,
                 Verdict::Keep => continue,
                 Verdict::EvictUnlessChances => !late,
                 Verdict::Evict => false,
             };
+            // Chances are used up first: so it stays for longer than a page with as many of which nothing is expected.
+            if soon && !(chances && now.chances() > 0) {
+                add(&mut soon_passed, index);
+                continue;
+            }
             if let BeginEvict::Owned { was } = word.begin_evict(chances) {
                 if late {
                     add(&mut late_taken, index);
