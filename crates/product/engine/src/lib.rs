@@ -64,7 +64,7 @@ mod testing;
 pub mod wishes;
 
 pub use farshore_attach::{PageState, Reuse};
-pub use shape::{Nodes, Shape, Sizes};
+pub use shape::{EVICTORS_AUTO, Nodes, Shape, Sizes};
 
 use alloc::vec::Vec;
 use budget::Budget;

@@ -4,6 +4,9 @@ use crate::evict::control::Wanted;
 use farshore_core::limits::{EVICTORS_MAX, MEMORY_LIMIT_MIN, PAGE_SIZE, batch_pages, batch_pages_most, stages_each};
 use farshore_core::slots::owners::OWNERS_MAX;
 
+/// The most evictors where their number is not fixed.
+pub const EVICTORS_AUTO: usize = 4;
+
 /// How an engine is built.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -47,6 +50,15 @@ pub struct Sizes {
 }
 
 impl Shape {
+    /// The shape for this memory (bytes). Where the number of evictors is not fixed there are as many as there are cores, at most
+    /// [`EVICTORS_AUTO`], and at most as many as have room for batches that are.
+    pub fn fitting(memory: u64, wanted: Wanted, cores: usize, nodes: Nodes) -> Shape {
+        let has_room = |n: &usize| wanted.batch.is_none_or(|batch| batch as usize <= batch_pages_most(memory, *n));
+        let as_many_as_fit = || (1..=cores.min(EVICTORS_AUTO)).rev().find(has_room).unwrap_or(1);
+        let evictors = wanted.evictors.map_or_else(as_many_as_fit, |n| n as usize);
+        Shape { memory, evictors, cores, nodes, wanted }
+    }
+
     /// The sizes for this shape.
     ///
     /// # Panics

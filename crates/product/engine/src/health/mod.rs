@@ -44,7 +44,7 @@ pub(crate) use transfers::Transfer;
 use transfers::Transfers;
 pub use trouble::Trouble;
 use trouble::{LastTrouble, pack, unpack};
-pub use watcher::{Change, News, Watcher};
+pub use watcher::{Change, Line, News, Watcher};
 
 /// Failed writes in a row after which a space is left alone.
 pub const WRITE_TRIES: u32 = 3;

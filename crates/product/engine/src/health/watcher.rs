@@ -6,6 +6,7 @@ use super::{Usage, Writing};
 use crate::Engine;
 use crate::prefetch::Reader;
 use alloc::vec::Vec;
+use core::fmt;
 use core::sync::atomic::Ordering;
 use farshore_core::seams::{Clock, IoError, World};
 use farshore_core::slots::arrangement::SPACES_MAX;
@@ -41,6 +42,56 @@ pub struct News {
     pub change: Change,
     /// Another space takes its place.
     pub others: bool,
+}
+
+impl News {
+    /// The line for the user about the space of this name.
+    pub fn line<N: fmt::Display>(self, name: N) -> Line<N> {
+        Line { news: self, name }
+    }
+}
+
+/// A line for the user ([`News::line`]).
+#[derive(Debug)]
+pub struct Line<N> {
+    news: News,
+    name: N,
+}
+
+impl<N: fmt::Display> fmt::Display for Line<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Line { news: News { change, others, .. }, name } = self;
+        let where_to = match others {
+            true => "new pages go to the other swap spaces; it is tried again now and then",
+            false => "no other swap space takes its place, so pages stay in memory; it is tried again all the time",
+        };
+        match *change {
+            Change::Full => write!(f, "swap space {name} is full: {where_to}"),
+            Change::Fails(why) => write!(f, "swap space {name} fails ({why}): {where_to}"),
+            Change::Works => write!(f, "swap space {name} works again"),
+            Change::Hangs(ns) => {
+                let rest = match others {
+                    true => "new pages go to the other swap spaces",
+                    false => "no other swap space takes its place",
+                };
+                let span = Span(ns);
+                write!(f, "swap space {name} has not answered for {span}: threads that need a page from it wait, and {rest}")
+            }
+            Change::Answers(ns) => write!(f, "swap space {name} answers again, after {}", Span(ns)),
+        }
+    }
+}
+
+/// A time, in ns, as a person reads it.
+struct Span(u64);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 / 1_000_000 {
+            ms @ ..2000 => write!(f, "{ms} ms"),
+            ms => write!(f, "{} s", ms / 1000),
+        }
+    }
 }
 
 /// Watches the spaces of one engine, and makes extents beforehand so that evictors need not allocate.

@@ -31,9 +31,9 @@ use farshore_backend::device;
 use farshore_backend::faulty::FaultConfig;
 use farshore_catch::{entry, patch};
 use farshore_config::{FaultMode, Options, StatsTarget};
-use farshore_core::limits::{PAGE_SIZE, batch_pages_most};
+use farshore_core::limits::PAGE_SIZE;
 use farshore_engine::evict::control::Wanted;
-use farshore_engine::{Engine, Nodes, Shape};
+use farshore_engine::{EVICTORS_AUTO, Engine, Nodes, Shape};
 use farshore_net::calls::{follow, keepers, merging};
 use farshore_sys::clock::{self, MonotonicClock};
 use farshore_sys::futex::KernelFutex;
@@ -231,23 +231,11 @@ fn build(begun: Begun, kernel: LinuxKernel, backend: AnyBackend) -> Result<Runti
     Ok(parts.assemble())
 }
 
-/// The most evictors where their number is not fixed.
-const EVICTORS_AUTO: usize = 4;
-
-/// How the engine is built. Where the number of evictors is not fixed there are as many as there are cores, at most four, and at most as many as
-/// have room for batches that are.
+/// How the engine is built.
 fn shape(options: &Options, cores: usize) -> Shape {
     let Options { evictors, batch, writes, free, .. } = *options;
-    let memory = options.memory_at_start().bytes();
-    let has_room = |n: &usize| batch.is_none_or(|batch| batch as usize <= batch_pages_most(memory, *n));
-    let evictors = evictors.map_or_else(|| (1..=cores.min(EVICTORS_AUTO)).rev().find(has_room).unwrap_or(1), |n| n as usize);
-    Shape {
-        memory,
-        evictors,
-        cores,
-        nodes: Nodes::new(nodes::of_cores()),
-        wanted: Wanted { evictors: options.evictors, batch, writes, free },
-    }
+    let wanted = Wanted { evictors, batch, writes, free };
+    Shape::fitting(options.memory_at_start().bytes(), wanted, cores, Nodes::new(nodes::of_cores()))
 }
 
 /// What of the limit an engine has for the program's pages, at least; bytes.
