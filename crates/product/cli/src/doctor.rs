@@ -8,6 +8,7 @@ use std::process;
 
 use farshore_client::shown::bytes;
 use farshore_command::refusal::{FAILED, Refusal};
+use farshore_command::swap;
 use farshore_config::{SwapSpec, plain};
 use farshore_sites::table::Table;
 use farshore_sites::{Image, NAMES, is_named};
@@ -16,7 +17,7 @@ use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
 use crate::args::DoctorArgs;
-use crate::{library, print, swap};
+use crate::{library, print};
 
 /// One thing that was looked at.
 #[derive(Debug)]

@@ -6,7 +6,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`args`] | the command line and its help |
-//! | [`run`], [`program`], [`library`], [`swap`] | `farshore run` |
+//! | [`run`], [`program`], [`library`] | `farshore run` |
 //! | [`doctor`] | `farshore doctor` |
 //! | [`stat`] | `farshore stat` and `farshore set` |
 //! | [`others`] | `farshore bench`, `node`, `top`, `metrics`, `plan`, `record`, `report` and `policy`: become programs of their own, of which `run` carries nothing |
@@ -20,7 +20,6 @@ mod others;
 mod program;
 mod run;
 mod stat;
-mod swap;
 
 use std::ffi::OsString;
 use std::io::Write;

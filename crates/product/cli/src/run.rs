@@ -8,6 +8,7 @@ use std::path::Path;
 
 use farshore_budgets::join::Wish;
 use farshore_command::refusal::Refusal;
+use farshore_command::swap;
 use farshore_config::{
     MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE, Partial, Seat, Size, StatsTarget,
 };
@@ -20,7 +21,7 @@ use farshore_sys::probe::kernel_release;
 
 use crate::args::RunArgs;
 use crate::program::Way;
-use crate::{library, program, swap};
+use crate::{library, program};
 
 /// Becomes the program. Returns only when it cannot.
 ///

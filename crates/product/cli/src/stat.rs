@@ -7,11 +7,12 @@ use std::time::Duration;
 use farshore_client::shown::{bytes, duration, per_second};
 use farshore_client::{Client, kinds};
 use farshore_command::refusal::Refusal;
+use farshore_command::swap;
 use farshore_config::stats::Stats;
 use farshore_config::{SwapSpec, plain};
 
 use crate::args::{SetArgs, StatArgs};
-use crate::{print, swap};
+use crate::print;
 
 /// How often a change that takes its time is asked for.
 const CHANGE_LOOK: Duration = Duration::from_millis(100);

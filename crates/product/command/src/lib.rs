@@ -12,6 +12,9 @@
 //! | [`http`] | a server of one page, for metrics |
 //! | `page` (a feature) | the pages that they write |
 //! | [`regular`] | opens files that somebody else has named |
+//! | [`say`] | what servers say on stderr |
+//! | [`swap`] | looks at swap spaces before they are opened |
+//! | [`machine`] | what is asked of the machine |
 
 pub mod entry;
 pub mod http;
@@ -21,6 +24,8 @@ pub mod machine;
 pub mod page;
 pub mod refusal;
 pub mod regular;
+pub mod say;
+pub mod swap;
 pub mod usage;
 
 use std::ffi::OsString;

@@ -26,37 +26,4 @@ pub mod token;
 mod wire;
 pub mod worker;
 
-use std::io::Write;
-
-/// A line on stderr. Where that is closed, nobody reads it.
-pub fn tell(text: &str) {
-    let _ = writeln!(std::io::stderr(), "farshore: {}", farshore_config::plain(text));
-}
-
-/// Bytes, for people: `8 GiB`, `1.5 GiB`.
-#[must_use]
-pub fn amount(bytes: u64) -> String {
-    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-    match units.into_iter().find(|(shift, _)| bytes >> shift != 0) {
-        None => format!("{bytes} bytes"),
-        Some((shift, unit)) => {
-            let tenths = (u128::from(bytes) * 10) >> shift;
-            match tenths % 10 {
-                0 => format!("{} {unit}", tenths / 10),
-                tenth => format!("{}.{tenth} {unit}", tenths / 10),
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn amounts_are_short() {
-        for (bytes, text) in
-            [(0, "0 bytes"), (4096, "4 KiB"), (3 << 29, "1.5 GiB"), (8 << 30, "8 GiB"), (u64::MAX, "16777215.9 TiB")]
-        {
-            assert_eq!(super::amount(bytes), text);
-        }
-    }
-}
+pub use farshore_command::say::{amount, tell};

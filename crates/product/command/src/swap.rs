@@ -1,4 +1,4 @@
-//! Looks at swap spaces before a program is started: what can be seen cheaply, without making a file.
+//! Looks at swap spaces before they are opened: what can be seen cheaply, without making a file.
 
 use std::fs::Metadata;
 use std::io::ErrorKind;
@@ -7,10 +7,11 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use farshore_command::refusal::Refusal;
 use farshore_config::{NbdExport, NbdServer, Size, SwapSpec};
 use rustix::fs::Access;
 use rustix::io::Errno;
+
+use crate::refusal::Refusal;
 
 /// With less room than this a space is as good as full.
 pub const ROOM_MIN: Size = Size::mib(16);
