@@ -3,7 +3,7 @@
 use crate::raw::{self, Errno, nr};
 use alloc_crate::vec::Vec;
 use core::ffi::CStr;
-use rustix::fd::{AsFd as _, AsRawFd, BorrowedFd};
+use rustix::fd::{AsFd as _, AsRawFd, BorrowedFd, IntoRawFd as _};
 
 const AT_FDCWD: u64 = -100i64 as u64;
 const O_CLOEXEC: u64 = 0o2000000;
@@ -57,6 +57,12 @@ impl Fd {
             Ok(new) => Ok(Fd(new as i32)),
             Err(errno) => Err((self, errno)),
         }
+    }
+}
+
+impl From<rustix::fd::OwnedFd> for Fd {
+    fn from(fd: rustix::fd::OwnedFd) -> Fd {
+        Fd(fd.into_raw_fd())
     }
 }
 
@@ -276,6 +282,20 @@ pub fn discard(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
     let range = [offset, len];
     // SAFETY: the kernel reads the two numbers.
     unsafe { raw::syscall_retry(nr::IOCTL, [fd.as_raw_fd() as u64, BLKDISCARD, range.as_ptr() as u64, 0, 0, 0]) }.map(drop)
+}
+
+/// Pages of a file that are in memory, of `len` bytes from `offset` on, without a look at each.
+///
+/// # Errors
+/// What cachestat(2) answers: `EOPNOTSUPP` for huge pages, `ENOSYS` before Linux 6.5.
+pub fn cached_pages(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, Errno> {
+    let range = [offset, len];
+    // struct cachestat: pages in memory, dirty ones, under writeback, evicted, recently evicted.
+    let mut answer = [0u64; 5];
+    let args = [fd.as_raw_fd() as u64, range.as_ptr() as u64, answer.as_mut_ptr() as u64, 0, 0, 0];
+    // SAFETY: the kernel reads the two numbers, and writes the five, which we hold exclusively.
+    unsafe { raw::syscall_result(nr::CACHESTAT, args) }?;
+    Ok(answer[0])
 }
 
 /// Reads a whole file of at most `most` bytes (what is beyond is left out). Allocates.

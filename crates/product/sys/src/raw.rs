@@ -37,6 +37,7 @@ pub mod nr {
     pub const IO_URING_SETUP: u64 = 425;
     pub const PIDFD_OPEN: u64 = 434;
     pub const PROCESS_MADVISE: u64 = 440;
+    pub const CACHESTAT: u64 = 451;
 }
 
 /// An error of a system call.

@@ -28,6 +28,8 @@ const NAMES: [&str; 17] = [
 impl Features {
     /// Write protection of anonymous memory.
     pub const WP: Features = Features(1 << 0);
+    /// Messages about forks, moves, removals and unmappings, each of which the process waits for.
+    pub const EVENTS: Features = Features(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
     /// A fault raises SIGBUS in the faulting thread instead of sending a message.
     pub const SIGBUS: Features = Features(1 << 7);
     /// A message tells the faulting thread.
@@ -43,6 +45,10 @@ impl Features {
     /// `UFFDIO_MOVE`.
     pub const MOVE: Features = Features(1 << 16);
 
+    /// Those that are in both.
+    pub const fn and(self, other: Features) -> Features {
+        Features(self.0 & other.0)
+    }
     /// Whether all of `other` are in it.
     pub const fn contains(self, other: Features) -> bool {
         self.0 & other.0 == other.0

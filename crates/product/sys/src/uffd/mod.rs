@@ -298,6 +298,11 @@ impl Uffd {
         Ok((Uffd { fd }, on))
     }
 
+    /// Takes over one that another process has opened and has handed over: it goes on being about that process' memory, whoever has it.
+    pub const fn adopt(fd: Fd) -> Uffd {
+        Uffd { fd }
+    }
+
     /// The descriptor.
     pub const fn fd(&self) -> &Fd {
         &self.fd
@@ -326,7 +331,7 @@ impl Uffd {
     /// Registers memory: absent pages and writes to protected pages fault to us from now on. Pages that are there stay.
     ///
     /// # Errors
-    /// `EINVAL` for unaligned ranges or memory that cannot be registered (not anonymous), `EBUSY` when another userfaultfd has
+    /// `EINVAL` for unaligned ranges or memory that cannot be registered (neither anonymous nor shared memory), `EBUSY` when another userfaultfd has
     /// it, `EPERM` for file mappings that may not be written, `EOPNOTSUPP` when it was registered but cannot be copied into or write-protected.
     ///
     /// # Safety
