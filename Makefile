@@ -12,7 +12,7 @@ FAST := runner format clippy unit sim
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table policies-real policies-redis unit sim canaries fuzz loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
+.PHONY: help man build demo demo-kv test test-long test-fast check policies-table autopilot-table plan-table policies-real policies-redis unit sim canaries fuzz loom miri real rows rows-long pace pools remote manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget seeing bench-ends report serve suites suites-long soak soak-long kernels kernels-long newcomer packages front book bench deb deny setup install uninstall clean
 
 help: ## show this
 	@echo 'Farshore: unmodified programs in less memory than they ask for. Start with make demo.'
@@ -83,6 +83,7 @@ follow: ## programs that a program starts
 hosted: ## static programs, Go's and musl's
 pace: ## how hard evictors work: idle, crowded, on a slow disk, fixed
 pools: ## compressed RAM, alone and in front of a disk
+manager: ## farshore manage: a stand-in for virtual machines, clients that misbehave, kill -9
 remote: ## pages with NBD servers, which are killed, stopped and lie
 unithreads: ## unithreads on far memory
 devices: ## block devices as swap space; room that goes back to the disk
@@ -112,7 +113,7 @@ newcomer: setup ## what a newcomer does first: both demos, small, and all of it 
 	@tools/setup.sh --packaging
 	@tools/setup.sh --book
 	python3 tools/test.py demo demo-kv fresh packages book $(ARGS)
-front unit sim canaries loom miri real rows rows-long pace pools remote unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget seeing report serve suites suites-long soak soak-long kernels kernels-long packages:
+front unit sim canaries loom miri real rows rows-long pace pools remote manager unithreads spaces devices calls threads pages asynchronous dormant sandbox failures follow hosted secrecy family policies autopilot budget seeing report serve suites suites-long soak soak-long kernels kernels-long packages:
 	python3 tools/test.py $@ $(ARGS)
 
 bench: ## the canonical comparisons with Linux swap and zram, to results/ (under 20 minutes; needs root)
@@ -130,7 +131,7 @@ book: ## build the book of docs to target/book, and check where its links lead
 	python3 tools/book.py
 
 man: ## write the manual pages anew, from what --help says (docs/man)
-	FARSHORE_WRITE_MANUAL=1 cargo test -p farshore-cli -p farshore-node -p farshore-view -p farshore-advise -p farshore-bench -p farshore-load -p farshore-serve the_manual_says
+	FARSHORE_WRITE_MANUAL=1 cargo test -p farshore-cli -p farshore-node -p farshore-manager -p farshore-view -p farshore-advise -p farshore-bench -p farshore-load -p farshore-serve the_manual_says
 
 setup: ## install what is missing: Debian packages (as root or by sudo), rustfmt, clippy, miri
 	@tools/setup.sh --tests
@@ -140,6 +141,7 @@ install: ## install to PREFIX (default /usr/local), after make build
 	@test -x $(TARGET)/release/farshore && test -f $(TARGET)/release/libfarshore.so || { echo 'nothing is built in $(TARGET)/release: run make build first' >&2; exit 1; }
 	install -D -m 755 $(TARGET)/release/farshore $(DESTDIR)$(PREFIX)/bin/farshore
 	install -D -m 755 $(TARGET)/release/farshore-node $(DESTDIR)$(PREFIX)/bin/farshore-node
+	install -D -m 755 $(TARGET)/release/farshore-manager $(DESTDIR)$(PREFIX)/bin/farshore-manager
 	install -D -m 755 $(TARGET)/release/farshore-view $(DESTDIR)$(PREFIX)/bin/farshore-view
 	install -D -m 755 $(TARGET)/release/farshore-advise $(DESTDIR)$(PREFIX)/bin/farshore-advise
 	install -D -m 755 $(TARGET)/release/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-bench
@@ -163,7 +165,7 @@ deb: ## make the Debian packages farshore, farshore-bench, libfarshore-uthread-d
 	for crate in cli bench uthread-c; do cargo deb --no-build --strip -p farshore-$$crate || exit 1; done
 
 uninstall: ## remove what make install has installed
-	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-node $(DESTDIR)$(PREFIX)/bin/farshore-view $(DESTDIR)$(PREFIX)/bin/farshore-advise $(DESTDIR)$(PREFIX)/share/farshore/grafana/farshore.json $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(wildcard docs/man/*.1))
+	rm -f $(DESTDIR)$(PREFIX)/bin/farshore $(DESTDIR)$(PREFIX)/bin/farshore-node $(DESTDIR)$(PREFIX)/bin/farshore-manager $(DESTDIR)$(PREFIX)/bin/farshore-view $(DESTDIR)$(PREFIX)/bin/farshore-advise $(DESTDIR)$(PREFIX)/share/farshore/grafana/farshore.json $(DESTDIR)$(PREFIX)/bin/farshore-bench $(DESTDIR)$(PREFIX)/bin/farshore-load $(DESTDIR)$(PREFIX)/bin/farshore-serve $(DESTDIR)$(PREFIX)/lib/farshore/libfarshore.so $(patsubst docs/man/%,$(DESTDIR)$(PREFIX)/share/man/man1/%,$(wildcard docs/man/*.1))
 	rmdir $(DESTDIR)$(PREFIX)/lib/farshore $(DESTDIR)$(PREFIX)/share/farshore/grafana $(DESTDIR)$(PREFIX)/share/farshore 2>/dev/null || true
 
 clean: ## remove everything that was built

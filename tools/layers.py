@@ -28,6 +28,22 @@ LAYERS = {
         "process": ["ground", "family", "signals", "control"],
         "dispatch": ["ground", "fault", "memory", "family", "signals", "control", "process"],
     },
+    "crates/product/manager": {
+        "wire": [],
+        "memory": [],
+        "regions": ["wire", "memory"],
+        "kernel": ["memory"],
+        "process": ["wire", "memory", "regions"],
+        "connection": ["wire", "regions"],
+        "host": ["memory", "kernel"],
+        "serve": ["host"],
+        "leave": ["host", "serve"],
+        "session": ["wire", "memory", "regions", "process", "connection", "host", "serve", "leave"],
+        # The command, over all of the library.
+        "args": [],
+        "start": ["args"],
+        "main": ["args", "start"],
+    },
     "crates/product/node": {
         "wire": [],
         "token": [],

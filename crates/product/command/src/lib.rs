@@ -1,4 +1,4 @@
-//! What the commands `farshore`, `farshore-bench`, `farshore-node` and `farshore-view` share.
+//! What the commands `farshore`, `farshore-bench`, `farshore-node`, `farshore-manager` and `farshore-view` share.
 //!
 //! To the user they are one command: `farshore bench …` becomes `farshore-bench`, and `farshore top …` becomes `farshore-view`, as git runs
 //! its commands. So all begin, refuse and end in the same way, and every line that they say begins with `farshore: `.
@@ -38,6 +38,8 @@ pub const TOP_ABOUT: &str = "Show all running programs, again and again: memory,
 pub const METRICS_ABOUT: &str = "Give the counters of all running programs to Prometheus";
 /// What `farshore node` is for: a line of the help of both commands.
 pub const NODE_ABOUT: &str = "Give RAM of this machine to programs of others, by NBD";
+/// What `farshore manage` is for: a line of the help of both commands.
+pub const MANAGE_ABOUT: &str = "Manage the memory of virtual machines that hand it over";
 /// What `farshore plan` is for: a line of the help of both commands.
 pub const PLAN_ABOUT: &str = "Tell how much memory a program needs: how long it takes with more and with less";
 /// What `farshore record` is for: a line of the help of both commands.

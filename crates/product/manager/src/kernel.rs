@@ -1,0 +1,141 @@
+//! The engine's [`Kernel`] on shared memory of another process, the *client*.
+//!
+//! ```text
+//!  in    UFFDIO_COPY into the client's mapping                  fills a hole of the file; wakes whoever waits
+//!  out   UFFDIO_WRITEPROTECT of the client's mapping            one ranged call for a batch's pages of a granule
+//!        pread from the file                                    copies the bytes to a stage
+//!        fallocate(PUNCH_HOLE) of the file                      neighbours with one call; the pages leave all mappings
+//! ```
+//!
+//! Everything else is the engine's, as in a program that runs under Farshore: page words, frames, stages, slots, evictors. A [`Page`] is a page of
+//! the client's address space. It is *in memory* when the file has it, whether the client's page table does or not.
+//!
+//! # Invariants
+//!
+//! 1. **Whoever touches a page that is out waits.** A page that is out is a hole of the file, and the mapping is registered for missing pages. So the access faults to us,
+//!    that of a thread and that of the kernel for it (`read(2)` into the memory, a virtual processor under KVM): it neither fails nor finds zeros.
+//! 2. **No byte changes between the copy and the punch.** An evictor owns a page from before it is protected until it is out. Protecting shared memory leaves the
+//!    protection also where the page table has no entry (as a marker), and whatever takes an entry away leaves a marker: the kernel's reclaim, migration, the client's own
+//!    `MADV_DONTNEED`. So from the protection on, each write through the mapping waits for a message, which waits for the owner.
+//! 3. **A page comes back by a copy into a hole alone.** The kernel refuses to copy where the file has a page. So bytes that the client has are never replaced.
+//! 4. **Whoever waits is woken.** Punching wakes nobody. But each who waits has a message in the queue; whoever looks at a message wakes when it is done with it.
+//! 5. **A page that is clean is write-protected**: it came by a copy with protection, which stays as in 2.
+//! 6. **What the client throws away is gone once.** A client may punch holes itself (a balloon does) and tells nobody. A page that is in memory as far as its word knows, and
+//!    is a hole, is fresh memory: a fault finds that out before it is served, and an evictor before it punches. It looks for holes *after* the copy: if there is none, there was none before,
+//!    since only we can fill one. So a page never leaves with other bytes than its slot has. Of a page that is out the client's hole changes nothing: it has the bytes that it had.
+//! 7. **A hole that was made is told from one that was there** by its page word alone. So files are marked before the first hole is made ([`crate::memory`]).
+//!
+//! # What they rest on
+//!
+//! The client reaches the memory by the mappings that it has handed over, and by nothing else: 1 and 2 do not hold for a second mapping, for another process that maps the
+//! file (a `vhost-user` device), or for `write(2)` to it. A second mapping in the client itself is refused at the hand-over; the others cannot be seen.
+//!
+//! And the kernel must not write to a page that it has found before: a direct read (`O_DIRECT`), a registered buffer of io_uring or a passed-through device goes on writing to
+//! the page that it took when it began, although a hole is in its place by then. From outside, such pages look as all others do.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use farshore_core::page::{Page, PageRange};
+use farshore_core::seams::{Kernel, KernelError, PageBuf, Protect};
+use farshore_sys::kernel::LinuxKernel;
+use farshore_sys::raw::Errno;
+use farshore_sys::uffd::Uffd;
+
+use crate::memory::Memory;
+
+/// The page tables of the client, and its memory.
+#[derive(Debug)]
+pub struct SharedKernel {
+    /// What a userfaultfd does is the same for whosever memory it is.
+    client: LinuxKernel,
+    memory: Memory,
+    /// Pages that evictors have found to be thrown away, for [`SharedKernel::thrown_away`].
+    found: Mutex<Vec<Page>>,
+    /// There are some.
+    some: Condvar,
+}
+
+/// So many of them are remembered. More will be found again.
+const FOUND_MAX: usize = 4096;
+
+impl SharedKernel {
+    /// For the memory that the client has registered, or will have registered, with this userfaultfd of its own.
+    ///
+    /// # Errors
+    /// What opening `/proc/self/mem` answers.
+    pub fn new(uffd: Uffd, memory: Memory) -> Result<SharedKernel, Errno> {
+        let client = LinuxKernel::new(uffd, true)?;
+        Ok(SharedKernel { client, memory, found: Mutex::new(Vec::with_capacity(FOUND_MAX)), some: Condvar::new() })
+    }
+
+    /// The client's userfaultfd.
+    pub fn uffd(&self) -> &Uffd {
+        self.client.uffd()
+    }
+
+    /// The regions.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Waits for pages that evictors have found to be thrown away, and gives them. They are as they were.
+    pub fn thrown_away(&self) -> Vec<Page> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        while found.is_empty() {
+            found = self.some.wait(found).unwrap_or_else(PoisonError::into_inner);
+        }
+        found.drain(..).collect()
+    }
+
+    /// An evictor has found one.
+    fn note_thrown_away(&self, page: Page) {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if found.len() < FOUND_MAX {
+            found.push(page);
+            self.some.notify_one();
+        }
+    }
+}
+
+impl Kernel for SharedKernel {
+    fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError> {
+        self.client.map(page, bytes, protect)
+    }
+
+    fn map_run(&self, first: Page, bytes: &[PageBuf], protect: Protect) -> Result<u64, KernelError> {
+        self.client.map_run(first, bytes, protect)
+    }
+
+    fn map_zeros(&self, first: Page, count: u64) -> Result<u64, KernelError> {
+        self.client.map_zeros(first, count)
+    }
+
+    fn protect(&self, range: PageRange) -> Result<(), KernelError> {
+        self.client.protect(range)
+    }
+
+    fn unprotect(&self, page: Page) -> Result<(), KernelError> {
+        self.client.unprotect(page)
+    }
+
+    /// Whether the client itself may read it does not matter to its file.
+    fn copy_out(&self, page: Page, into: &mut PageBuf, _readable: bool) -> Result<(), KernelError> {
+        self.memory.read(page, into)
+    }
+
+    fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)> {
+        self.memory.punch(pages).inspect_err(|&(done, why)| {
+            if why == KernelError::Gone && self.memory.is_hole(pages[done]) {
+                self.note_thrown_away(pages[done]);
+            }
+        })
+    }
+
+    fn current_thread(&self) -> u64 {
+        self.client.current_thread()
+    }
+
+    fn step_aside(&self) {
+        self.client.step_aside();
+    }
+}

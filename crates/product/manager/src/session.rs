@@ -1,0 +1,188 @@
+//! One client, from its connection to its end.
+//!
+//! ```text
+//!  connection ─▶ first request ─▶ checked ─▶ managed ─▶ answer ─▶ more regions ⋯ ─▶ the client's process has ended
+//!                   │ wrong          │                              │ wrong             ▼
+//!                   └────────────────┴─▶ a line, no answer, the     └─▶ a line, no      this process ends, and all that was the client's with it
+//!                                        connection ends                answer
+//! ```
+//!
+//! The client's *process* is what counts, not its connection: a connection that ends takes the way to add regions with it, and no more. Memory that was handed over is served until the
+//! process has ended, or this one is told to end and gives it back.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use farshore_command::say::{amount, tell};
+use farshore_config::Options;
+use farshore_core::limits::PAGE_SIZE;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+
+use crate::connection::{Came, Connection, Next};
+use crate::host::Host;
+use crate::leave::leave;
+use crate::memory::{Backing, Identity, Region};
+use crate::process::{Process, userfaultfd};
+use crate::regions::{check, file_of, only_there};
+use crate::serve;
+use crate::wire::{Handed, Request};
+
+/// Serves the client at the other end of a socket, until its process has ended.
+///
+/// # Errors
+/// One line: it hands nothing over that could be managed. It was told nothing, and its connection is closed.
+pub fn run(socket: OwnedFd, options: &Options) -> Result<(), String> {
+    let signals =
+        Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1]).map_err(|why| format!("cannot listen for signals ({why})"))?;
+    signal_hook::flag::register(SIGPIPE, Arc::new(AtomicBool::new(false)))
+        .map_err(|why| format!("cannot ignore SIGPIPE ({why})"))?;
+    let process = Process::behind(&socket)?;
+    let mut connection = Connection::new(socket);
+    let first = connection.first()?;
+    let Request::HandOver(handed) = first.request else {
+        return Err("it changes regions before it has handed any memory over".into());
+    };
+    let mut descriptors = first.descriptors.into_iter();
+    let uffd = descriptors.next().ok_or("no userfaultfd came along with its memory")?;
+    let uffd = userfaultfd(uffd)?;
+    let regions = open(&process, &handed, &[], descriptors.as_slice())?;
+    drop(descriptors);
+    let host = Host::start(options, uffd)?;
+    host.take(regions)?;
+    serve::start(host)?;
+    obey(signals, host, process.number())?;
+    first.answer.into_iter().for_each(|form| connection.answer(form));
+    let bytes = host.engine.stats.managed() * PAGE_SIZE as u64;
+    tell(&format!(
+        "process {} has handed over {} of memory, of which {} may be in RAM (manager {})",
+        process.number(),
+        amount(bytes),
+        amount(host.engine.memory_limit()),
+        std::process::id()
+    ));
+    attend(host, &process, connection);
+    tell(&format!("process {} has ended: {}", process.number(), host.line()));
+    Ok(())
+}
+
+/// Checks regions against what the kernel says of the process, and opens their files. `there`: regions that it has handed over before.
+fn open(process: &Process, new: &[Handed], there: &[Region], passed: &[OwnedFd]) -> Result<Vec<Region>, String> {
+    let pages: Vec<_> = there.iter().map(|region| region.pages).collect();
+    check(new, &pages)?;
+    let mappings = process.mappings()?;
+    let identities = new.iter().map(|region| file_of(region, &mappings)).collect::<Result<Vec<_>, _>>()?;
+    let told =
+        |region: &Region| Handed { address: region.pages.start.addr(), bytes: region.pages.bytes(), offset: region.offset };
+    let before = there.iter().map(|region| (told(region), region.backing.identity()));
+    let all: Vec<_> = before.chain(new.iter().copied().zip(identities.iter().copied())).collect();
+    only_there(&all, &mappings)?;
+    let mut files: HashMap<Identity, Arc<Backing>> =
+        there.iter().map(|region| (region.backing.identity(), region.backing.clone())).collect();
+    let mut regions: Vec<Region> = Vec::new();
+    for (handed, identity) in new.iter().zip(identities) {
+        let backing = match files.get(&identity) {
+            Some(backing) => backing.clone(),
+            None => Arc::new(process.open(handed, identity, passed)?),
+        };
+        files.insert(identity, backing.clone());
+        let region = Region { pages: handed.pages(), backing, offset: handed.offset };
+        if regions.iter().chain(there).any(|other| other.shares_with(&region)) {
+            return Err(format!("{handed}: its bytes are those of another region"));
+        }
+        regions.push(region);
+    }
+    Ok(regions)
+}
+
+/// Waits for the client's end, and takes what it adds until then.
+fn attend(host: &'static Host, process: &Process, connection: Connection) {
+    // What came right behind the first request was read with it.
+    let mut has_come = connection.has_more();
+    let mut connection = Some(connection);
+    loop {
+        if let Some(open) = connection.as_mut().filter(|_| has_come)
+            && let Err(why) = listen(host, process, open)
+        {
+            if let Some(why) = why {
+                tell(&format!("process {}: {why}; its memory is managed on, its connection is closed", process.number()));
+            }
+            connection = None;
+        }
+        has_come = false;
+        let mut wanted = vec![PollFd::from_borrowed_fd(process.end(), PollFlags::IN)];
+        wanted.extend(connection.as_ref().map(|connection| PollFd::new(connection, PollFlags::IN)));
+        match poll(&mut wanted, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(errno) => panic!("the client cannot be waited for ({errno})"),
+        }
+        if !wanted[0].revents().is_empty() {
+            return;
+        }
+        has_come = wanted.get(1).is_some_and(|socket| !socket.revents().is_empty());
+    }
+}
+
+/// Does what has come over the connection. `Err`: it ends, and why if that is not the client's wish.
+fn listen(host: &'static Host, process: &Process, connection: &mut Connection) -> Result<(), Option<String>> {
+    loop {
+        match connection.next().map_err(Some)? {
+            Next::Came(came) => {
+                let answer = came.answer;
+                change(host, process, came).map_err(Some)?;
+                answer.into_iter().for_each(|form| connection.answer(form));
+            }
+            Next::Nothing => return Ok(()),
+            Next::Closed => return Err(None),
+        }
+        if !connection.has_more() {
+            return Ok(());
+        }
+    }
+}
+
+/// Does what a request behind the first asks for.
+fn change(host: &'static Host, process: &Process, came: Came) -> Result<(), String> {
+    let (what, bytes) = match came.request {
+        Request::HandOver(_) => return Err("it hands its memory over a second time".into()),
+        Request::Add(handed) => {
+            let regions = open(process, &[handed], &host.engine.kernel.memory().all(), &came.descriptors)?;
+            host.take(regions)?;
+            ("added", handed.bytes)
+        }
+        Request::Remove { address, bytes } => {
+            let region = Handed { address, bytes, offset: 0 };
+            check(&[region], &[])?;
+            host.drop_region(region.pages())?;
+            ("taken away", bytes)
+        }
+    };
+    tell(&format!("process {} has {what} {}", process.number(), amount(bytes)));
+    Ok(())
+}
+
+/// Starts the thread that does what signals say.
+fn obey(mut signals: Signals, host: &'static Host, client: i32) -> Result<(), String> {
+    let obeyed = move || {
+        for signal in signals.forever() {
+            if signal == SIGUSR1 {
+                tell(&format!("process {client}: {}", host.line()));
+                continue;
+            }
+            match leave(host) {
+                Ok(bytes) => {
+                    tell(&format!("process {client} goes on without a manager: {} of its memory are back", amount(bytes)));
+                    std::process::exit(128 + signal);
+                }
+                Err(why) => tell(&format!("process {client}: {why}")),
+            }
+        }
+    };
+    let spawned = std::thread::Builder::new().name("farshore-signals".into()).spawn(obeyed);
+    spawned.map(drop).map_err(|why| format!("no thread can be made ({why})"))
+}

@@ -1,0 +1,247 @@
+//! The command: it listens, and starts a process for each client; waits for the signal that ends all of them.
+//!
+//! A client's process is this program once more, with the connection as its input and the options behind [`CLIENT`]. It outlives this one if that is killed:
+//! the client's memory is in its hands.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use farshore_command::listen::{Address, Listener};
+use farshore_command::refusal::Refusal;
+use farshore_command::say::{amount, tell};
+use farshore_command::swap;
+use farshore_config::{Options, Partial};
+use farshore_manager::{process, session};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+
+use crate::args::{ManageArgs, Protocol};
+
+/// The word behind which a client's process finds its options.
+pub const CLIENT: &str = "--client";
+/// The most clients at a time.
+const CLIENTS_MAX: usize = 256;
+
+/// Clients' processes that run, and who waits for the last of them.
+#[derive(Default)]
+struct Clients {
+    running: Mutex<HashMap<u32, Pid>>,
+    fewer: Condvar,
+    /// Nobody comes any more.
+    closed: AtomicBool,
+}
+
+impl Clients {
+    fn running(&self) -> MutexGuard<'_, HashMap<u32, Pid>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a signal to each. One that has just ended does not get it. Nor does one that has just begun, and would end by a mere question.
+    fn signal(&self, number: i32) {
+        let Some(signal) = Signal::from_named_raw(number) else { return };
+        let running = self.running();
+        let asked = running.values().filter(|pid| signal != Signal::USR1 || catches(**pid, signal));
+        asked.for_each(|pid| _ = kill_process(*pid, signal));
+    }
+
+    /// Waits until none is left.
+    fn wait(&self) {
+        let mut running = self.running();
+        while !running.is_empty() {
+            running = self.fewer.wait(running).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Whether a process has a handler for a signal.
+fn catches(pid: Pid, signal: Signal) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).unwrap_or_default();
+    let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
+    caught.is_some_and(|caught| caught >> (signal.as_raw() - 1) & 1 != 0)
+}
+
+/// Listens until a signal ends it.
+///
+/// # Errors
+/// A wrong option, or it cannot listen.
+pub fn manage(arguments: &ManageArgs) -> Result<u8, Refusal> {
+    // One protocol so far; its two forms tell themselves.
+    let Protocol::CloudHypervisor = arguments.protocol;
+    let options = options(arguments)?;
+    let failed = |what: &str, why: &dyn std::fmt::Display| Refusal::failed(format!("{what} ({why}): is there memory left?"));
+    let mut signals =
+        Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1]).map_err(|error| failed("cannot listen for signals", &error))?;
+    signal_hook::flag::register(SIGPIPE, Arc::new(AtomicBool::new(false)))
+        .map_err(|error| failed("cannot ignore SIGPIPE", &error))?;
+    let listener = Arc::new(Listener::at(&Address::Unix(arguments.listen.clone())).map_err(Refusal::failed)?);
+    let clients = Arc::new(Clients::default());
+    tell(&format!(
+        "manager listens at {}: at most {} of each virtual machine's memory in RAM",
+        arguments.listen.display(),
+        amount(options.memory.bytes())
+    ));
+    let (accepting, theirs) = (listener.clone(), clients.clone());
+    let accept = move || {
+        if let Listener::Unix(listener, ..) = &*accepting {
+            accept(listener, &options, &theirs);
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("manager-accept".into()).spawn(accept) {
+        listener.remove();
+        return Err(failed("cannot start a thread", &error));
+    }
+    let signal = signals.forever().find(|&signal| {
+        if signal == SIGUSR1 {
+            clients.signal(signal);
+        }
+        signal != SIGUSR1
+    });
+    listener.remove();
+    let signal = signal.unwrap_or(SIGTERM);
+    clients.closed.store(true, Ordering::SeqCst);
+    clients.signal(signal);
+    let (theirs, mut more) = (clients.clone(), signals);
+    // Whoever asks again, asks them again: one that had no room may have some by now.
+    let again = move || more.forever().for_each(|signal| theirs.signal(signal));
+    thread::Builder::new().spawn(again).map_err(|error| failed("cannot start a thread", &error))?;
+    clients.wait();
+    Ok(128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)))
+}
+
+/// The options of each client, checked as those of `farshore run`.
+fn options(arguments: &ManageArgs) -> Result<Options, Refusal> {
+    let wrong = |error: farshore_config::ConfigError| Refusal::cannot_start(error.to_string());
+    let layer = Partial {
+        memory: Some(arguments.memory),
+        swap: (!arguments.swap.is_empty()).then(|| arguments.swap.clone()),
+        encrypt: arguments.encrypt.then_some(true),
+        ..Partial::default()
+    };
+    let mut options = layer.finish().map_err(wrong)?;
+    options.swap = options.swap.into_iter().map(swap::absolute).collect::<Result<_, _>>()?;
+    options.swap.iter().try_for_each(swap::check)?;
+    Ok(options)
+}
+
+/// Takes connections, each of which gets a process.
+fn accept(listener: &UnixListener, options: &Options, clients: &Arc<Clients>) {
+    loop {
+        let Ok((socket, _)) = listener.accept() else {
+            // No descriptor or no memory is left: perhaps there will be. Or a client has gone before it was taken.
+            thread::sleep(Duration::from_millis(20));
+            continue;
+        };
+        if let Err(why) = welcome(socket, options, clients) {
+            tell(&why);
+        }
+    }
+}
+
+/// Starts the process of a client, and a thread that waits for its end.
+fn welcome(socket: UnixStream, options: &Options, clients: &Arc<Clients>) -> Result<(), String> {
+    let client = process::peer(&socket)?;
+    // Held until the new one is among them, so that a signal for all reaches it.
+    let mut running = clients.running();
+    if clients.closed.load(Ordering::SeqCst) {
+        return Err(format!("process {client} comes too late: the manager ends"));
+    }
+    if running.len() >= CLIENTS_MAX {
+        return Err(format!("process {client} is one client too many: there are {CLIENTS_MAX}"));
+    }
+    let mut child = Command::new("/proc/self/exe")
+        .arg(CLIENT)
+        .arg(options.to_json())
+        .stdin(Stdio::from(OwnedFd::from(socket)))
+        .stdout(Stdio::null())
+        .spawn()
+        .map_err(|error| format!("no process can be made for process {client} ({error}): raise the limits of processes"))?;
+    let number = child.id();
+    let pid = i32::try_from(number).ok().and_then(Pid::from_raw);
+    running.extend(pid.map(|pid| (number, pid)));
+    drop(running);
+    let theirs = clients.clone();
+    let wait = move || {
+        tell_of_end(&mut child, client);
+        theirs.running().remove(&number);
+        theirs.fewer.notify_all();
+    };
+    // Without the thread it would be a zombie at its end, and counted on.
+    thread::Builder::new().spawn(wait).map(drop).map_err(|error| {
+        clients.running().remove(&number);
+        format!("the end of the manager of process {client} is not waited for ({error})")
+    })
+}
+
+/// Waits for the end of a client's process. If something has ended it, the client should be looked after.
+fn tell_of_end(child: &mut Child, client: i32) {
+    let number = child.id();
+    if let Ok(status) = child.wait()
+        && let Some(signal) = status.signal()
+    {
+        tell(&format!(
+            "the manager of process {client} (process {number}) was ended by signal {signal}: whoever needs a page that is out waits for ever; end process {client}"
+        ));
+    }
+}
+
+/// A client's process: its connection is this process' input.
+///
+/// # Errors
+/// Why the client's memory is not managed.
+pub fn client(options: &OsStr) -> Result<u8, Refusal> {
+    std::panic::set_hook(Box::new(|info| {
+        tell(&format!("bug: {info}"));
+        std::process::abort();
+    }));
+    let options = options
+        .to_str()
+        .ok_or("options that are no text".into())
+        .and_then(|text| Options::from_json(text).map_err(|error| error.to_string()));
+    let options = options.map_err(Refusal::cannot_start)?;
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let socket = socket.map_err(|error| Refusal::failed(format!("its connection cannot be had ({error})")))?;
+    let client = process::peer(&socket).unwrap_or(0);
+    leave_input()?;
+    match session::run(socket, &options) {
+        Ok(()) => Ok(0),
+        Err(why) => Err(Refusal::failed(format!("process {client} is refused: {why}"))),
+    }
+}
+
+/// The connection is in another place now: it ends when that one is closed.
+fn leave_input() -> Result<(), Refusal> {
+    let failed = |error: std::io::Error| Refusal::failed(format!("/dev/null cannot be opened ({error})"));
+    let null = std::fs::File::open("/dev/null").map_err(failed)?;
+    rustix::stdio::dup2_stdin(null).map_err(|errno| failed(errno.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_options_are_said_before_anybody_connects() {
+        let of = |memory: u64, swap: &[&str]| {
+            let swap = swap.iter().map(|spec| spec.parse().expect("it is one")).collect();
+            let listen = "/x".into();
+            let memory = farshore_config::Size(memory);
+            options(&ManageArgs { listen, protocol: Protocol::CloudHypervisor, memory, swap, encrypt: false })
+        };
+        assert_eq!(of(64 << 20, &["ram:lz4"]).expect("it is right").swap.len(), 1);
+        for (memory, swap, part) in
+            [(1 << 20, &["ram:lz4"][..], "--memory"), (64 << 20, &["dir:/nowhere/at/all"], "does not exist")]
+        {
+            let refusal = of(memory, swap).map(|_| panic!("{part}")).unwrap_err();
+            assert!(refusal.text.contains(part) && refusal.status == farshore_command::refusal::CANNOT_START, "{refusal}");
+        }
+    }
+}

@@ -1,0 +1,455 @@
+"""`farshore manage`: memory of a stand-in for a virtual machine monitor (tests/programs/vmm.c), and of clients that misbehave, are killed, or lose their manager."""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import mmap
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+import harness
+import pytest
+from command import NOBODY, Command
+from harness import MIB, expect
+
+PAGE = 4096
+# How long anything is waited for that must come.
+LONG = 120 * harness.PATIENCE
+
+UFFDIO_API, UFFDIO_REGISTER = 0xC018AA3F, 0xC020AA00
+# Write protection of all memory, faults of shared memory; and what must not be there.
+FEATURES, WP_ASYNC, EVENT_REMOVE, SIGBUS_FEATURE = 1 | 1 << 5 | 1 << 12, 1 << 15, 1 << 3, 1 << 7
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+
+
+def children_of(pid):
+    """The processes that the threads of a process have started."""
+    lists = [harness.read_text(f"/proc/{pid}/task/{thread}/children") for thread in os.listdir(f"/proc/{pid}/task")]
+    return [int(child) for text in lists for child in text.split() if child.isdigit()]
+
+
+def descriptors_of(pid):
+    """How many descriptors a process has."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+class Manager:
+    """`farshore manage` at work."""
+
+    def __init__(self, tests, name, memory, pool=None, faulty=None):
+        self.folder = tests.folder(name)
+        self.socket, self.log = os.path.join(self.folder, "socket"), os.path.join(self.folder, "log")
+        self.swap = tests.folder(f"{name}-swap", 0o777)
+        command = [*tests.manage(), "--listen", self.socket, "--protocol", "cloud-hypervisor", "--memory", memory,
+                   *(["--swap", pool] if pool else []), "--swap", f"dir:{self.swap}"]
+        env = dict(os.environ, LC_ALL="C", **({"FARSHORE_FAULTY": faulty} if faulty else {}))
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=env, start_new_session=True)
+        self.wait_for("manager listens")
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def said(self):
+        return harness.read_text(self.log)
+
+    def wait_for(self, text, count=1):
+        """Waits until it has said something so often."""
+        self.wait_until(lambda: self.said().count(text) >= count, f"it does not say {text!r}")
+
+    def wait_until(self, what, otherwise):
+        deadline = time.monotonic() + LONG
+        while not what():
+            expect(time.monotonic() < deadline, f"{otherwise}: {self.said()[-2000:]}")
+            time.sleep(0.02)
+
+    def counters(self):
+        """Of each client: faults, evicted, written and read pages, as it tells."""
+        before = self.said().count(" faults, ")
+        clients = len(children_of(self.pid))
+        self.process.send_signal(signal.SIGUSR1)
+        self.wait_for(" faults, ", before + clients)
+        lines = re.findall(r"(\d+) faults, (\d+) pages evicted, (\d+) written, (\d+) read", self.said())[before:]
+        return [dict(zip(("faults", "evicted", "written", "read"), map(int, line))) for line in lines]
+
+    def wait_for_evictions(self, pages):
+        """Waits until some client's pages were evicted so often, and read again."""
+        self.wait_until(lambda: any(now["evicted"] >= pages and now["read"] >= pages // 4 for now in self.counters()), f"{pages} pages are not evicted")
+
+    def wait_for_no_clients(self):
+        self.wait_until(lambda: not children_of(self.pid), "a client's process does not end")
+
+    def end(self, number=signal.SIGTERM):
+        """Ends it, and waits for that."""
+        self.process.send_signal(number)
+        try:
+            status = self.process.wait(LONG)
+        except subprocess.TimeoutExpired:
+            raise harness.Failed(f"no end: {self.said()[-2000:]}\n{harness.describe_process(self.pid)}") from None
+        expect(status == 128 + number, f"status {status}: {self.said()[-2000:]}")
+        expect(not os.path.exists(self.socket), "its socket is still there")
+
+    def kill(self):
+        """Kills it, and all that it has started."""
+        for pid in harness.session_pids(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Guests:
+    """The stand-in, with guests at work."""
+
+    def __init__(self, program, manager, *arguments):
+        # Without buffers: what was read beyond a line would not be waited for.
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([program, manager.socket, *arguments], bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe)
+        self.manager = manager
+
+    def line(self):
+        """The next line that it prints."""
+        ready = select.select([self.process.stdout], [], [], LONG)[0]
+        expect(ready, f"nothing comes: {self.manager.said()[-2000:]}\n{harness.describe_process(self.process.pid)}")
+        return self.process.stdout.readline().decode().strip()
+
+    def wait_for(self, text):
+        line = self.line()
+        expect(line == text, f"{line!r}, not {text!r}: {self.end_of_stderr()} {self.manager.said()[-2000:]}")
+
+    def end_of_stderr(self):
+        return self.process.stderr.read().decode()[-500:] if self.process.poll() is not None else ""
+
+    def finish(self, limit=None):
+        """Has it look at everything once more; the most memory that it had, in bytes."""
+        self.process.stdin.close()
+        line = self.line()
+        try:
+            status = self.process.wait(LONG)
+        except subprocess.TimeoutExpired:
+            raise harness.Failed(f"no end: {harness.describe_process(self.process.pid)}") from None
+        found = re.fullmatch(r"right after (\d+) units, at most (\d+) bytes in memory", line)
+        expect(status == 0 and found, f"status {status}: {line!r} {self.end_of_stderr()} {self.manager.said()[-2000:]}")
+        if limit:
+            expect(int(found[2]) <= limit, f"{int(found[2]) / MIB:.1f} MiB were in memory, {limit / MIB} is the limit")
+        return int(found[2])
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Client:
+    """A client in this process, which says what it likes."""
+
+    def __init__(self, pages=256, shared=True, features=FEATURES):
+        self.size = pages * PAGE
+        self.memfd = os.memfd_create("guest")
+        os.ftruncate(self.memfd, self.size)
+        self.address = self.map(mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE)
+        self.uffd = libc.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK)
+        expect(self.uffd >= 0, f"userfaultfd: errno {ctypes.get_errno()}")
+        fcntl.ioctl(self.uffd, UFFDIO_API, struct.pack("QQQ", 0xAA, features, 0))
+        self.socket = None
+
+    def map(self, how, offset=0, size=None):
+        address = libc.mmap(None, size or self.size, mmap.PROT_READ | mmap.PROT_WRITE, how, self.memfd, offset)
+        expect(address not in (None, ctypes.c_void_p(-1).value), "mmap")
+        return address
+
+    def region(self, **changes):
+        return {"guest_phys_addr": 0, "host_virt_addr": self.address, "size": self.size, "backing_file_offset": 0, **changes}
+
+    def handoff(self, *regions, **changes):
+        return {"type": "handoff", "version": 0, "vmm_pid": os.getpid(), "mode": "MISSING|WP", "regions": list(regions or [self.region()]), **changes}
+
+    def connect(self, manager):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(LONG)
+        self.socket.connect(manager.socket)
+
+    def send(self, request, descriptors=None):
+        text = request if isinstance(request, bytes) else json.dumps(request).encode()
+        frame = request if isinstance(request, bytes) else struct.pack("<I", len(text)) + text
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self.socket, [frame], [self.uffd] if descriptors is None else descriptors)
+
+    def answer(self):
+        """What the manager answers; nothing if it refuses."""
+        try:
+            return self.socket.recv(16)
+        except ConnectionResetError:
+            return b""
+
+    def hand_over(self, manager):
+        """Whether it is taken."""
+        self.connect(manager)
+        self.send(self.handoff())
+        return len(self.answer()) == 1
+
+    def close(self):
+        for descriptor in (self.memfd, self.uffd):
+            os.close(descriptor)
+        if self.socket:
+            self.socket.close()
+
+
+@pytest.mark.poll
+class TestManager(Command):
+    """The manager, and its clients."""
+
+    def manage(self):
+        """The words of farshore manage, with its program beside the copy of the command."""
+        there = os.path.join(self.bin, "farshore-manager")
+        if not os.path.exists(there):
+            built = os.path.join(os.path.dirname(harness.find_farshore(self.options.farshore)), "farshore-manager")
+            expect(os.path.exists(built), f"farshore-manager is not built: there is no {built}")
+            shutil.copy(built, there)
+        return [self.farshore, "manage"]
+
+    @contextlib.contextmanager
+    def manager(self, name, memory="24M", **options):
+        manager = Manager(self, name, memory, **options)
+        try:
+            yield manager
+            expect(manager.process.poll() is None, f"the manager has ended: {manager.said()[-2000:]}")
+            expect("bug" not in manager.said() and "panicked" not in manager.said(), manager.said()[-2000:])
+        finally:
+            manager.kill()
+        expect(not os.listdir(manager.swap), f"files are left behind: {os.listdir(manager.swap)}")
+
+    @contextlib.contextmanager
+    def guests(self, manager, *arguments):
+        guests = Guests(self.public_program("vmm"), manager, *arguments)
+        try:
+            yield guests
+        finally:
+            guests.kill()
+
+    @pytest.mark.parametrize("arguments", [
+        ("--form", "json"),
+        ("--form", "binary", "--files", "--regions", "3"),
+        ("--form", "json", "--files", "--regions", "2", "--add", "32M", "--threads", "7"),
+        ("--form", "binary", "--add", "48M", "--again"),
+    ], ids=["json", "binary", "added", "again"])
+    def test_guests(self, arguments):
+        """Guests with four times the limit find their own bytes, whoever writes: they, and their kernel for them."""
+        with self.manager("guests") as manager:
+            before = descriptors_of(manager.pid)
+            with self.guests(manager, "--size", "96M", *arguments) as guests:
+                guests.wait_for("managed")
+                guests.wait_for("filled")
+                manager.wait_for_evictions(120_000)
+                now = manager.counters()[0]
+                peak = guests.finish(limit=24 * MIB)
+                manager.wait_for("has ended")
+                manager.wait_for_no_clients()
+            expect("is lost" not in manager.said() and "waits" not in manager.said(), manager.said())
+            expect(descriptors_of(manager.pid) == before, "descriptors of a client that has ended stay open")
+        return f"{peak / MIB:.1f} of 24 MiB in memory, {now['faults']} faults, {now['evicted']} pages evicted, {now['read']} read"
+
+    def test_pools(self):
+        """Compressed RAM in front of a disk: the pool's pages are within the limit, too."""
+        with self.manager("pools", pool="ram:lz4,size=6M") as manager, self.guests(manager, "--size", "64M") as guests:
+            guests.wait_for("managed")
+            guests.wait_for("filled")
+            manager.wait_for_evictions(20_000)
+            guests.finish(limit=24 * MIB)
+
+    def test_handed_over_at_work(self):
+        """Memory that is handed over while guests work on all of it: it shrinks to the limit, and stays there."""
+        with self.manager("running") as manager:
+            with self.guests(manager, "--size", "80M", "--running", "--limit", "24M") as guests:
+                guests.wait_for("managed")
+                guests.wait_for("filled")
+                manager.wait_for_evictions(60_000)
+                peak = guests.finish(limit=24 * MIB)
+        return f"{peak / MIB:.1f} MiB in memory, once it fitted"
+
+    def test_several(self):
+        """Several clients at a time, one of which is killed: nothing of it is left, and nothing happens to the others."""
+        with self.manager("several", "8M") as manager, contextlib.ExitStack() as stack:
+            before = descriptors_of(manager.pid)
+            all_guests = [stack.enter_context(self.guests(manager, "--size", "24M", "--threads", "2")) for _ in range(3)]
+            for guests in all_guests:
+                guests.wait_for("managed")
+                guests.wait_for("filled")
+            manager.wait_for_evictions(10_000)
+            expect(len(children_of(manager.pid)) == 3, f"{len(children_of(manager.pid))} processes for 3 clients")
+            all_guests[0].kill()
+            manager.wait_until(lambda: len(children_of(manager.pid)) == 2, "the process of a client that was killed does not end")
+            manager.wait_for(f"process {all_guests[0].process.pid} has ended")
+            for guests in all_guests[1:]:
+                guests.finish(limit=8 * MIB)
+            manager.wait_for_no_clients()
+            expect(descriptors_of(manager.pid) == before, "descriptors of clients that have ended stay open")
+
+    def test_misbehaving(self):
+        """Clients that say what is not so, or nothing, get no answer, and a line says why. Nothing happens to the guests beside them."""
+        with self.manager("misbehaving") as manager, self.guests(manager, "--size", "64M") as guests:
+            guests.wait_for("managed")
+            guests.wait_for("filled")
+            before = descriptors_of(manager.pid)
+            zero = os.open("/dev/zero", os.O_RDONLY)
+
+            def refused(words, request=None, descriptors=None, **options):
+                client = Client(**options)
+                # What is said depends on the client that says it.
+                request = request(client) if callable(request) else client.handoff() if request is None else request
+                client.connect(manager)
+                said = manager.said().count(words)
+                client.send(request, descriptors)
+                answer = client.answer()
+                client.close()
+                expect(answer == b"", f"{words}: {answer!r} was answered")
+                manager.wait_for(words, said + 1)
+
+            refused("multiples of 4096", lambda client: client.handoff(client.region(size=client.size - 1)))
+            refused("its process has nothing at", lambda client: client.handoff(client.region(host_virt_addr=1 << 16)))
+            refused("another part of a file", lambda client: client.handoff(client.region(backing_file_offset=PAGE)))
+            refused("beyond the addresses", lambda client: client.handoff(client.region(host_virt_addr=(1 << 64) - PAGE)))
+            refused("overlaps another region", lambda client: client.handoff(client.region(), client.region(size=PAGE)))
+            refused("hands no region over", lambda client: client.handoff(regions=[]))
+            refused("private memory", shared=False)
+            refused("mapped a second time", lambda client: client.map(mmap.MAP_SHARED, PAGE, PAGE) and client.handoff())
+            refused("mapped a second time", lambda client: client.map(mmap.MAP_PRIVATE, PAGE, PAGE) and client.handoff())
+            refused("is no userfaultfd", descriptors=[zero])
+            refused("no userfaultfd came along", descriptors=[])
+            refused("WP_ASYNC", features=FEATURES | WP_ASYNC)
+            refused("EVENT_REMOVE", features=FEATURES | EVENT_REMOVE)
+            refused("has SIGBUS", features=FEATURES | SIGBUS_FEATURE)
+            refused("with WP_ASYNC", lambda client: client.handoff(mode="MISSING|WP|WP_ASYNC"))
+            refused("version 3", lambda client: client.handoff(version=3))
+            refused("cannot be read", lambda client: client.handoff(regions=[{"size": "large"}]))
+            refused("Firecracker", b'[{"base_host_virt_addr":4096}]')
+            refused("of no protocol", b"GET / HTTP/1.1\r\n\r\n")
+            refused("too long", b"\xff\xff\xff\xff{")
+            refused("changes regions before", lambda client: {"type": "add_region", "region": client.region()})
+            os.close(zero)
+
+            # One that goes in the middle, and one that says nothing.
+            early, silent = Client(), Client()
+            silent.connect(manager)
+            early.connect(manager)
+            early.send(b"\x40\0\0\0{\"type\"")
+            early.socket.close()
+            manager.wait_for("has closed its connection after 11 bytes")
+            expect(silent.answer() == b"", "one that says nothing was answered")
+            manager.wait_for("no whole request came")
+
+            # Twice on one connection, and by a second one.
+            twice = Client()
+            expect(twice.hand_over(manager), f"it was refused: {manager.said()[-1000:]}")
+            second = Client()
+            os.close(second.memfd)
+            second.memfd, second.address = os.dup(twice.memfd), twice.address
+            expect(not second.hand_over(manager), "memory was taken a second time")
+            manager.wait_for("has a manager already")
+            twice.send(twice.handoff())
+            expect(twice.answer() == b"", "a second hand-over was taken")
+            manager.wait_for("hands its memory over a second time")
+            ctypes.memset(twice.address, 7, twice.size)
+            expect(ctypes.string_at(twice.address, twice.size) == b"\7" * twice.size, "its memory is not managed on")
+            for client in (early, silent, second):
+                client.close()
+
+            guests.finish(limit=24 * MIB)
+            manager.wait_until(lambda: len(children_of(manager.pid)) == 1, "processes of clients that were refused stay")
+            expect(descriptors_of(manager.pid) <= before, "descriptors of clients that were refused stay open")
+
+    def test_other_users(self):
+        """A process of another user is refused, also where it can reach the socket."""
+        if os.geteuid() != 0:
+            raise harness.Unavailable("needs root")
+        with self.manager("users") as manager:
+            expect(os.stat(manager.socket).st_mode & 0o177 == 0, "others may connect")
+            os.chmod(manager.socket, 0o666)
+            script = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.settimeout(60); sys.exit(len(s.recv(1)))"
+            done = self.call_program([sys.executable, "-c", script, manager.socket], user=NOBODY)
+            expect(done.status == 0, f"status {done.status}: {done.err}")
+            manager.wait_for(f"of user {NOBODY} has connected: only those of user 0")
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+    def test_given_back(self, number):
+        """A manager that is ended gives everything back first: guests go on without it."""
+        with self.manager("given") as manager:
+            with self.guests(manager, "--size", "64M") as guests:
+                guests.wait_for("managed")
+                guests.wait_for("filled")
+                manager.wait_for_evictions(20_000)
+                client = manager.counters() and children_of(manager.pid)[0]
+                manager.end(number)
+                expect(not os.path.exists(f"/proc/{client}"), "the client's process is still there")
+                expect("goes on without a manager" in manager.said(), manager.said())
+                guests.finish()
+            # So that what the block looks at is there.
+            manager.process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+
+    def test_killed_manager(self):
+        """Nobody finds zeros where a page was when a manager is killed: whoever needs it waits, and the memory is not taken by another manager."""
+        with self.manager("killed", "4M") as manager:
+            reader = os.fork()
+            if reader == 0:
+                self.lose_manager(manager)
+            manager.wait_until(lambda: os.waitpid(reader, os.WNOHANG) == (0, 0) and "refused: " in manager.said(), "it is not refused")
+            expect("a manager that has ended had taken pages out" in manager.said(), manager.said()[-1000:])
+            expect("was ended by signal 9" in manager.said(), manager.said()[-1000:])
+            # It touches a page that is out: it would have ended by now, with a status that says what it found.
+            time.sleep(1)
+            expect(os.waitpid(reader, os.WNOHANG) == (0, 0), "whoever needs a page that is out does not wait")
+            os.kill(reader, signal.SIGKILL)
+            os.waitpid(reader, 0)
+
+    @staticmethod
+    def lose_manager(manager):
+        """In a process of its own: hands memory over, fills it, kills the manager, hands it over again, and reads all of it."""
+        status = 99
+        with contextlib.suppress(BaseException):
+            client = Client(pages=4096)
+            expect(client.hand_over(manager), "refused")
+            ctypes.memset(client.address, 7, client.size)
+            manager.wait_until(lambda: os.fstat(client.memfd).st_blocks * 512 <= 4 * MIB, "it does not leave")
+            [own] = children_of(manager.pid)
+            os.kill(own, signal.SIGKILL)
+            manager.wait_for("was ended by signal 9")
+            client.socket.close()
+            expect(not client.hand_over(manager), "it was taken again")
+            status = 98 if ctypes.string_at(client.address, client.size) == b"\7" * client.size else 97
+        os._exit(status)
+
+    def test_failing_disk(self):
+        """Writes and reads that fail now and then: guests go on. A page that cannot be read at all is SIGBUS for who needs it."""
+        with self.manager("failing", faulty="seed=5,write_error=0.02,read_error=0.02") as manager:
+            with self.guests(manager, "--size", "64M") as guests:
+                guests.wait_for("managed")
+                guests.wait_for("filled")
+                manager.wait_for_evictions(20_000)
+                guests.finish(limit=24 * MIB)
+        with self.manager("lost", faulty="seed=5,read_error=1") as manager:
+            with self.guests(manager, "--size", "64M") as guests:
+                guests.wait_for("managed")
+                status = guests.process.wait(LONG)
+                expect(status == -signal.SIGBUS, f"status {status}: {guests.end_of_stderr()} {manager.said()[-1000:]}")
+                manager.wait_for("is lost, and whoever needs it gets SIGBUS")
+            manager.wait_for_no_clients()
+
+    def test_refused_at_the_start(self):
+        """Options that cannot be."""
+        self.manage()
+        folder = self.folder("start")
+        good = ["manage", "--listen", os.path.join(folder, "socket"), "--protocol", "cloud-hypervisor"]
+        self.refused([*good, "--memory", "1M"], {125}, "--memory")
+        self.refused([*good, "--memory", "64M", "--swap", f"dir:{folder}/none"], {125}, "does not exist")
+        self.refused([*good], {125}, "--memory")
+        self.refused(["manage", "--listen", f"{folder}/none/socket", *good[3:], "--memory", "64M"], {1}, "cannot listen")
