@@ -80,7 +80,7 @@ impl Connection {
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(format!("its connection cannot be waited for ({errno})")),
             }
-            match self.next()? {
+            match self.look()? {
                 Next::Came(came) => return Ok(came),
                 Next::Nothing => {}
                 Next::Closed => {
@@ -97,7 +97,7 @@ impl Connection {
     ///
     /// # Errors
     /// One line: what came is no request.
-    pub fn next(&mut self) -> Result<Next, String> {
+    pub fn look(&mut self) -> Result<Next, String> {
         // What has come behind the last request.
         if let Some(came) = self.take()? {
             return Ok(Next::Came(came));
@@ -195,21 +195,21 @@ mod tests {
         let (mut connection, mut there) = pair();
         let zero = std::fs::File::open("/dev/zero").expect("it is there");
         send_with(&there, &frame()[..10], &[zero.as_fd(), zero.as_fd()]);
-        assert!(matches!(connection.next(), Ok(Next::Nothing)));
+        assert!(matches!(connection.look(), Ok(Next::Nothing)));
         there.write_all(&frame()[10..]).expect("it is sent");
-        let Ok(Next::Came(came)) = connection.next() else { panic!("it is whole") };
+        let Ok(Next::Came(came)) = connection.look() else { panic!("it is whole") };
         assert_eq!((came.descriptors.len(), came.answer), (2, Some(Form::Json)));
         // Two at once.
         there.write_all(&[frame(), frame()].concat()).expect("it is sent");
         for left in [true, false] {
-            assert!(matches!(connection.next(), Ok(Next::Came(Came { descriptors, .. })) if descriptors.is_empty()));
+            assert!(matches!(connection.look(), Ok(Next::Came(Came { descriptors, .. })) if descriptors.is_empty()));
             assert_eq!(connection.has_more(), left);
         }
         connection.answer(Form::Json);
         let mut byte = [0; 2];
         assert_eq!(std::io::Read::read(&mut there, &mut byte).expect("it comes"), 1);
         drop(there);
-        assert!(matches!(connection.next(), Ok(Next::Closed)));
+        assert!(matches!(connection.look(), Ok(Next::Closed)));
         connection.answer(Form::Json);
     }
 
@@ -222,7 +222,7 @@ mod tests {
         let all = [zero.as_fd(); AT_ONCE];
         let refused = (0..=WAITING_MAX / AT_ONCE).find_map(|_| {
             send_with(&there, b"\xff\xff\0\0{", &all);
-            connection.next().err()
+            connection.look().err()
         });
         assert!(refused.is_some_and(|why| why.contains("too many descriptors")));
         drop(connection);

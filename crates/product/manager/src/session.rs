@@ -131,7 +131,7 @@ fn attend(host: &'static Host, process: &Process, connection: Connection) {
 /// Does what has come over the connection. `Err`: it ends, and why if that is not the client's wish.
 fn listen(host: &'static Host, process: &Process, connection: &mut Connection) -> Result<(), Option<String>> {
     loop {
-        match connection.next().map_err(Some)? {
+        match connection.look().map_err(Some)? {
             Next::Came(came) => {
                 let answer = came.answer;
                 change(host, process, came).map_err(Some)?;

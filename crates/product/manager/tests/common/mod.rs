@@ -57,7 +57,7 @@ pub fn open(options: UffdOptions) -> Option<Uffd> {
     }
 }
 
-/// This process' memory, as the kernel reads and writes it for others: an access that faults is an error, and no signal.
+/// This process' memory, as the kernel reads and writes it for debuggers: an access that faults is an error, and waits for nobody.
 pub struct SelfMemory(File);
 
 impl SelfMemory {
