@@ -178,13 +178,13 @@ impl Hasher for Mixed {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Numbers from a seed (xorshift64*).
-    struct Random(u64);
+    pub(crate) struct Random(pub u64);
     impl Random {
-        fn below(&mut self, bound: u64) -> u64 {
+        pub fn below(&mut self, bound: u64) -> u64 {
             self.0 ^= self.0 >> 12;
             self.0 ^= self.0 << 25;
             self.0 ^= self.0 >> 27;

@@ -261,19 +261,9 @@ fn time(bucket: u16) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ghosts::tests::Random;
     use super::*;
     use std::collections::HashSet;
-
-    /// Numbers from a seed (xorshift64*).
-    struct Random(u64);
-    impl Random {
-        fn below(&mut self, bound: u64) -> u64 {
-            self.0 ^= self.0 >> 12;
-            self.0 ^= self.0 << 25;
-            self.0 ^= self.0 >> 27;
-            (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) % bound
-        }
-    }
 
     /// A memory that sends away any page: misses after all pages were touched once, and what was heard.
     fn run(trace: &[u64], room: usize, seed: u64) -> (f64, Visits) {
