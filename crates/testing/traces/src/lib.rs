@@ -2,6 +2,7 @@
 
 pub mod random;
 pub mod recorder;
+pub mod told;
 pub mod work;
 
 use farshore_replay::policies::{ALL, Make};
