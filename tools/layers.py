@@ -41,8 +41,10 @@ LAYERS = {
         "session": ["wire", "memory", "regions", "process", "connection", "host", "serve", "leave"],
         # The command, over all of the library.
         "args": [],
+        "qemu": [],
         "start": ["args"],
-        "main": ["args", "start"],
+        "vm": ["args", "qemu", "start"],
+        "main": ["args", "start", "vm"],
     },
     "crates/product/node": {
         "wire": [],

@@ -9,7 +9,7 @@ use farshore_command::usage::{self, Asked};
 use farshore_config::pace::OrAuto;
 use farshore_config::{Budget, FaultMode, Named, Size, Slowdown, StatsTarget, SwapSpec, Time};
 
-use crate::others::{BENCH, MANAGE, METRICS, NODE, Other, PLAN, POLICY, RECORD, REPORT, TOP};
+use crate::others::{BENCH, MANAGE, METRICS, NODE, Other, PLAN, POLICY, RECORD, REPORT, TOP, VM};
 
 /// Runs unmodified programs in less memory than they ask for.
 #[derive(Parser, Debug)]
@@ -71,6 +71,8 @@ pub enum Command {
     Node(Words),
     #[command(about = farshore_command::MANAGE_ABOUT, disable_help_flag = true)]
     Manage(Words),
+    #[command(about = farshore_command::VM_ABOUT, disable_help_flag = true)]
+    Vm(Words),
     #[command(about = farshore_command::BENCH_ABOUT, disable_help_flag = true)]
     Bench(Words),
 }
@@ -422,7 +424,7 @@ pub fn parse(words: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
 /// What makes a command of its words.
 type Read = fn(Words) -> Command;
 /// The commands that are programs of their own, and what they are here.
-const OTHERS: [(Other, Read); 9] = [
+const OTHERS: [(Other, Read); 10] = [
     (TOP, Command::Top),
     (METRICS, Command::Metrics),
     (PLAN, Command::Plan),
@@ -431,13 +433,14 @@ const OTHERS: [(Other, Read); 9] = [
     (POLICY, Command::Policy),
     (NODE, Command::Node),
     (MANAGE, Command::Manage),
+    (VM, Command::Vm),
     (BENCH, Command::Bench),
 ];
 
 /// What usage errors name.
 const WORDS: usage::Words = usage::Words {
     first: "command",
-    known: "run, doctor, stat, set, top, metrics, plan, record, report, policy, node, manage or bench",
+    known: "run, doctor, stat, set, top, metrics, plan, record, report, policy, node, manage, vm or bench",
     required: &[
         ("PROGRAM", "no PROGRAM given: write it as in 'farshore run --memory 256M -- PROGRAM'"),
         ("KEY=VALUE", "no setting given: write it as in 'farshore set PID memory=512M'"),

@@ -23,45 +23,14 @@ pub const VARIABLE: &str = "FARSHORE_LIBRARY";
 /// # Errors
 /// It is nowhere, or it cannot be preloaded (125).
 pub fn find() -> Result<PathBuf, Refusal> {
-    let named = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let command = std::env::current_exe().ok();
-    let path = choose(named.as_deref(), command.as_deref())?;
+    let path = farshore_command::library::find(FILE_NAME, VARIABLE)?;
     check(&path)?;
     Ok(path)
-}
-
-fn choose(named: Option<&Path>, command: Option<&Path>) -> Result<PathBuf, Refusal> {
-    if let Some(path) = named {
-        let shown = path.display();
-        let missing = |error| {
-            Refusal::cannot_start(format!(
-                "the library '{shown}' (from {VARIABLE}) cannot be used ({error}): correct or unset {VARIABLE}"
-            ))
-        };
-        return std::fs::canonicalize(path).map_err(missing);
-    }
-    let Some(folder) = command.and_then(Path::parent) else {
-        return Err(Refusal::cannot_start(format!(
-            "where farshore itself lies is not known (is /proc mounted?), so {FILE_NAME} cannot be found: set {VARIABLE} to its path"
-        )));
-    };
-    let places = ["", "../lib/farshore", "../lib"].map(|place| folder.join(place).join(FILE_NAME));
-    if let Some(found) = places.iter().find_map(|place| std::fs::canonicalize(place).ok()) {
-        return Ok(found);
-    }
-    let looked = places.map(|place| format!("'{}'", place.display())).join(", ");
-    Err(Refusal::cannot_start(format!(
-        "{FILE_NAME} was not found (looked at {looked}): install it there, or set {VARIABLE} to its path"
-    )))
 }
 
 fn check(path: &Path) -> Result<(), Refusal> {
     let shown = path.display();
     let refuse = |why: &str| Err(Refusal::cannot_start(format!("the library '{shown}' {why}")));
-    // The linker splits LD_PRELOAD at these, and knows no way to quote them.
-    if path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':' | b'$')) {
-        return refuse("has a space, a colon or a dollar sign in its path, which LD_PRELOAD cannot carry: install it elsewhere");
-    }
     if path.to_str().is_none() {
         return refuse("has a path that is not UTF-8, in which options do not travel: install it elsewhere");
     }
@@ -120,14 +89,5 @@ mod tests {
         // AddressSanitizer's runtime ends a program where another library is before it.
         let asan = "/usr/lib/libasan.so.8";
         assert_eq!(of(Some(asan)), (format!("{asan}:/opt/libfarshore.so:{asan}"), Some(asan.into())));
-    }
-
-    #[test]
-    fn says_where_it_looked() {
-        let refusal = choose(None, Some(Path::new("/nonexistent/bin/farshore"))).unwrap_err();
-        assert!(refusal.text.contains("/nonexistent/bin/../lib/farshore/libfarshore.so"), "{}", refusal.text);
-        let refusal = choose(Some(Path::new("/nonexistent.so")), None).unwrap_err();
-        assert!(refusal.text.contains("'/nonexistent.so' (from FARSHORE_LIBRARY)"), "{}", refusal.text);
-        assert!(choose(None, None).unwrap_err().text.contains("set FARSHORE_LIBRARY"));
     }
 }

@@ -1,5 +1,5 @@
 //! Commands that are programs of their own, of which `farshore run` carries nothing: `farshore bench` becomes `farshore-bench`, `farshore node` `farshore-node`,
-//! `farshore manage` `farshore-manager`,
+//! `farshore manage` and `vm` `farshore-manager`,
 //! `farshore top`, `metrics`, `plan`, `record` and `report` become `farshore-view`, `policy` `farshore-advise`, with the same process id, descriptors, signals and environment.
 //!
 //! It is this build's own if it can be: the one beside this command, where all are built and installed. The path of this command goes along as
@@ -31,7 +31,9 @@ pub const METRICS: Other = Other { name: "metrics", program: "farshore-view", is
 /// `farshore node`.
 pub const NODE: Other = Other { name: "node", program: "farshore-node", is_told: false };
 /// `farshore manage`.
-pub const MANAGE: Other = Other { name: "manage", program: "farshore-manager", is_told: false };
+pub const MANAGE: Other = Other { name: "manage", program: "farshore-manager", is_told: true };
+/// `farshore vm`.
+pub const VM: Other = Other { name: "vm", program: "farshore-manager", is_told: true };
 /// `farshore plan`.
 pub const PLAN: Other = Other { name: "plan", program: "farshore-view", is_told: true };
 /// `farshore record`.

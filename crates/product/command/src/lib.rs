@@ -8,6 +8,7 @@
 //! | [`entry`] | from C's `main` to an exit status |
 //! | [`usage`] | reads a command line; what clap would tell in several lines becomes one |
 //! | [`refusal`] | errors and exit statuses |
+//! | [`library`] | finds what is preloaded |
 //! | [`listen`] | where a server of theirs listens |
 //! | [`http`] | a server of one page, for metrics |
 //! | `page` (a feature) | the pages that they write |
@@ -18,6 +19,7 @@
 
 pub mod entry;
 pub mod http;
+pub mod library;
 pub mod listen;
 pub mod machine;
 #[cfg(feature = "page")]
@@ -40,6 +42,8 @@ pub const METRICS_ABOUT: &str = "Give the counters of all running programs to Pr
 pub const NODE_ABOUT: &str = "Give RAM of this machine to programs of others, by NBD";
 /// What `farshore manage` is for: a line of the help of both commands.
 pub const MANAGE_ABOUT: &str = "Manage the memory of virtual machines that hand it over";
+/// What `farshore vm` is for: a line of the help of both commands.
+pub const VM_ABOUT: &str = "Run virtual machines in less memory than their guests have";
 /// What `farshore plan` is for: a line of the help of both commands.
 pub const PLAN_ABOUT: &str = "Tell how much memory a program needs: how long it takes with more and with less";
 /// What `farshore record` is for: a line of the help of both commands.

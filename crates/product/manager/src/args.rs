@@ -3,21 +3,12 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked, Words};
 use farshore_config::{Size, SwapSpec};
 
-/// The whole of it, as `farshore` would read it if this were its command: so help and errors name `farshore manage`.
-#[derive(Parser, Debug)]
-#[command(name = "farshore", max_term_width = 100)]
-pub struct Line {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-}
-
-/// The command.
+/// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
     #[command(
@@ -27,6 +18,10 @@ pub enum Command {
     change. Each virtual machine gets a process of its own, which ends with it. Ended by a signal, the command gives all memory back first."
     )]
     Manage(ManageArgs),
+
+    /// `farshore vm`.
+    #[command(about = farshore_command::VM_ABOUT)]
+    Vm(VmArgs),
 }
 
 /// `farshore manage`.
@@ -41,7 +36,15 @@ pub struct ManageArgs {
     #[arg(long, value_name = "NAME")]
     pub protocol: Protocol,
 
-    /// The most memory of each virtual machine that is in RAM, at least 4M
+    /// The memory of each virtual machine.
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+}
+
+/// How the memory of a virtual machine is managed.
+#[derive(Args, Debug)]
+pub struct MemoryArgs {
+    /// The most memory of a virtual machine that is in RAM, at least 4M
     ///
     /// Not in it: the manager's own tables, 8 bytes for each page of 4 KiB that was used.
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
@@ -56,6 +59,40 @@ pub struct ManageArgs {
     /// Encrypt pages on their way to the swap spaces
     #[arg(long)]
     pub encrypt: bool,
+}
+
+/// `farshore vm`.
+#[derive(Args, Debug)]
+pub struct VmArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: VmCommand,
+}
+
+/// The commands of `farshore vm`.
+#[derive(Subcommand, Debug)]
+pub enum VmCommand {
+    #[command(
+        about = "Run an unmodified QEMU with at most SIZE of its guest's memory in RAM",
+        long_about = "Runs an unmodified QEMU with at most SIZE of its guest's memory in RAM: pages that do not fit move to the swap spaces, as with 'farshore run'. \
+    The guest needs no change, and has as much memory as QEMU's -m says. This command becomes QEMU: its process, its terminal and its exit status are QEMU's. \
+    What is managed is the guest's memory alone, by a process of its own beside QEMU."
+    )]
+    Run(VmRunArgs),
+}
+
+/// `farshore vm run`.
+#[derive(Args, Debug)]
+#[command(override_usage = "farshore vm run --memory SIZE [OPTIONS] [--] QEMU [ARG]...", after_long_help = AFTER_VM_RUN)]
+pub struct VmRunArgs {
+    /// The memory of the virtual machine.
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+
+    /// QEMU and its arguments
+    // What follows QEMU's name is its own, options too; an option before it that we do not know is still an error.
+    #[arg(value_name = "QEMU", required = true, trailing_var_arg = true)]
+    pub line: Vec<OsString>,
 }
 
 /// The protocols.
@@ -78,11 +115,29 @@ Exit status:
   125  a wrong option
   130  ended by Ctrl-C (128+n by signal n)";
 
+const AFTER_VM_RUN: &str = "\
+Examples:
+  farshore vm run --memory 1G -- qemu-system-x86_64 -accel kvm -m 4G -drive file=disk.qcow2 ...
+  farshore vm run --memory 1G --swap ram:zstd,size=512M --swap dir:/var/tmp -- qemu-system-x86_64 -m 4G ...
+
+QEMU gets two options in front of its own, unless it has a memory backend: -object memory-backend-memfd,id=farshore,share=on,size=...
+and -machine memory-backend=farshore. A memory backend of its own must be a memory-backend-memfd with share=on.
+
+Signals to QEMU are QEMU's. SIGUSR1 to its manager, whose number is said at the start, writes a line about the memory to stderr; SIGTERM
+gives the memory back, and QEMU goes on without a limit.
+
+Exit status:
+  125     a wrong option
+  126     QEMU cannot be executed
+  127     QEMU was not found
+  else    QEMU's";
+
 /// What usage errors name.
 const WORDS: Words = Words {
     first: "command",
-    known: "manage",
+    known: "manage or vm, and vm run",
     required: &[
+        ("QEMU", "no QEMU given: write it behind the options, such as farshore vm run --memory 1G -- qemu-system-x86_64 -m 4G"),
         ("--listen", "no socket given: write --listen SOCKET, such as --listen /run/user/1000/memory"),
         ("--protocol", "no protocol given: write --protocol cloud-hypervisor"),
         ("--memory", "no memory given: write --memory SIZE, such as --memory 256M"),
@@ -93,51 +148,69 @@ const WORDS: Words = Words {
 ///
 /// # Errors
 /// A usage error of one line (125).
-pub fn parse(line: Vec<OsString>) -> Result<Asked<ManageArgs>, Refusal> {
-    match usage::parse::<Line>(line, &WORDS)? {
-        Asked::For(Line { command: Command::Manage(arguments) }) => Ok(Asked::For(arguments)),
-        Asked::Text(text) => Ok(Asked::Text(text)),
-    }
+pub fn parse(line: Vec<OsString>) -> Result<Asked<Command>, Refusal> {
+    usage::command::<Command>(line, &WORDS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use farshore_command::usage::Line;
     use farshore_manual::Parts;
 
-    fn parsed(words: &[&str]) -> Result<Asked<ManageArgs>, Refusal> {
-        parse(["farshore", "manage"].iter().chain(words).map(OsString::from).collect())
+    fn parsed(words: &[&str]) -> Result<Asked<Command>, Refusal> {
+        parse(std::iter::once("farshore").chain(words.iter().copied()).map(OsString::from).collect())
     }
 
-    const GOOD: [&str; 6] = ["--listen", "/x", "--protocol", "cloud-hypervisor", "--memory", "64M"];
+    const GOOD: [&str; 7] = ["manage", "--listen", "/x", "--protocol", "cloud-hypervisor", "--memory", "64M"];
 
     #[test]
     fn the_definition_is_sound() {
-        Line::command().debug_assert();
+        Line::<Command>::command().debug_assert();
     }
 
     #[test]
     fn what_is_given_is_read() {
-        let Ok(Asked::For(read)) = parsed(&[&GOOD[..], &["--swap", "ram:lz4", "--swap", "dir:/var/tmp"]].concat()) else {
+        let Ok(Asked::For(Command::Manage(read))) =
+            parsed(&[&GOOD[..], &["--swap", "ram:lz4", "--swap", "dir:/var/tmp"]].concat())
+        else {
             panic!("it is right")
         };
         assert_eq!(
-            (read.memory, read.protocol, read.swap.len(), read.encrypt),
+            (read.memory.memory, read.protocol, read.memory.swap.len(), read.memory.encrypt),
             (Size::mib(64), Protocol::CloudHypervisor, 2, false)
         );
     }
 
     #[test]
+    fn what_stands_behind_the_options_is_qemus() {
+        let line = ["qemu-system-x86_64", "-m", "1G", "--memory", "-h"];
+        for between in [&["--"][..], &[]] {
+            let words = [&["vm", "run", "--memory", "64M"], between, &line].concat();
+            let Ok(Asked::For(Command::Vm(VmArgs { command: VmCommand::Run(read) }))) = parsed(&words) else {
+                panic!("{words:?}")
+            };
+            assert_eq!((read.memory.memory, &read.line[..]), (Size::mib(64), &line.map(OsString::from)[..]));
+        }
+    }
+
+    #[test]
     fn mistakes_are_one_line_that_names_them() {
         for (words, part) in [
-            (&GOOD[2..], "no socket given: write --listen"),
-            (&[&GOOD[..2], &GOOD[4..]].concat()[..], "no protocol given"),
-            (&GOOD[..4], "no memory given"),
-            (&["--listen", "/x", "--protocol", "vnc", "--memory", "64M"], "vnc"),
-            (&["--listen", "/x", "--protocol", "cloud-hypervisor", "--memory", "x"], "--memory: invalid size"),
+            (&[&GOOD[..1], &GOOD[3..]].concat()[..], "no socket given: write --listen"),
+            (&[&GOOD[..3], &GOOD[5..]].concat(), "no protocol given"),
+            (&GOOD[..5], "no memory given"),
+            (&["manage", "--listen", "/x", "--protocol", "vnc", "--memory", "64M"], "vnc"),
+            (&["manage", "--listen", "/x", "--protocol", "cloud-hypervisor", "--memory", "x"], "--memory: invalid size"),
             (&[&GOOD[..], &["--swap", "tape:/x"]].concat(), "--swap: invalid swap space \"tape:/x\""),
             (&[&GOOD[..], &["vm"]].concat(), "unknown word 'vm': see 'farshore manage --help'"),
+            (&["vm"], "no command given: use"),
+            (&["vm", "walk"], "unknown command 'walk'"),
+            (&["vm", "run", "--memory", "64M"], "no QEMU given"),
+            (&["vm", "run", "--", "qemu-system-x86_64"], "no memory given: write --memory"),
+            (&["vm", "run", "--memory", "x", "--", "qemu-system-x86_64"], "--memory: invalid size"),
+            (&["vm", "run", "--memory", "64M", "--page", "2M", "--", "qemu-system-x86_64"], "unknown option '--page'"),
         ] {
             let refusal = parsed(words).map(|asked| panic!("{words:?} gave {asked:?}")).unwrap_err();
             assert_eq!(refusal.status, farshore_command::refusal::CANNOT_START);
@@ -147,10 +220,12 @@ mod tests {
 
     #[test]
     fn the_manual_says_what_the_help_says() {
-        let mut line = Line::command();
+        let mut line = Line::<Command>::command();
         line.build();
         let command = line.find_subcommand("manage").expect("it is a command");
         farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-manage", command, Parts::Pages, "farshore(1)");
+        let vm = line.find_subcommand("vm").expect("it is a command");
+        farshore_manual::check(env!("CARGO_MANIFEST_DIR"), "farshore-vm", vm, Parts::Sections, "farshore(1), farshore-manage(1)");
     }
 
     #[test]
@@ -158,9 +233,10 @@ mod tests {
         let mut above = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
         let root = above.find(|folder| folder.join("Cargo.lock").exists()).expect("the crate is in a workspace");
         let page = std::fs::read_to_string(root.join("docs/src/reference/command-line.md")).expect("it is there");
-        let line = Line::command();
-        let command = line.find_subcommand("manage").expect("it is a command");
-        let options = command.get_arguments().filter_map(|argument| argument.get_long());
+        let line = Line::<Command>::command();
+        let vm = line.find_subcommand("vm").expect("it is a command");
+        let all = line.get_subcommands().chain(vm.get_subcommands()).flat_map(clap::Command::get_arguments);
+        let options = all.filter_map(|argument| argument.get_long());
         let missing: Vec<_> = options.filter(|name| *name != "help" && !page.contains(&format!("--{name}"))).collect();
         assert!(missing.is_empty(), "docs/src/reference/command-line.md does not have {missing:?}");
     }

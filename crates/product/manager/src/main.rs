@@ -1,12 +1,15 @@
-//! The command `farshore-manager`, which `farshore manage` becomes. What it is made of is in the library of this crate.
+//! The command `farshore-manager`, which `farshore manage` and `farshore vm` become. What it is made of is in the library of this crate.
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(test, allow(dead_code))]
 
 mod args;
+mod qemu;
 mod start;
+mod vm;
 
 use std::ffi::OsString;
 
+use args::{Command, VmArgs, VmCommand};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
 use farshore_command::without_caller;
@@ -16,14 +19,16 @@ farshore_command::main!(command);
 /// Does what the command line says; the exit status.
 fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
     let (_, words) = without_caller(words);
-    if let [first, options] = &words[..]
-        && first == start::CLIENT
-    {
-        return start::client(options);
+    match &words[..] {
+        [first, options] if first == start::CLIENT => return start::client(options),
+        [first, options, process] if first == vm::BESIDE => return vm::beside(options, process),
+        [first, options] if first == vm::ONE => return vm::one(options),
+        _ => {}
     }
-    let line = ["farshore", "manage"].map(OsString::from).into_iter().chain(words).collect();
+    let line = std::iter::once("farshore".into()).chain(words).collect();
     match args::parse(line)? {
-        Asked::For(arguments) => start::manage(&arguments),
+        Asked::For(Command::Manage(arguments)) => start::manage(&arguments),
+        Asked::For(Command::Vm(VmArgs { command: VmCommand::Run(arguments) })) => vm::run(arguments),
         Asked::Text(text) => usage::print(&text).map(|()| 0),
     }
 }

@@ -24,7 +24,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use crate::args::{ManageArgs, Protocol};
+use crate::args::{ManageArgs, MemoryArgs, Protocol};
 
 /// The word behind which a client's process finds its options.
 pub const CLIENT: &str = "--client";
@@ -76,7 +76,7 @@ fn catches(pid: Pid, signal: Signal) -> bool {
 pub fn manage(arguments: &ManageArgs) -> Result<u8, Refusal> {
     // One protocol so far; its two forms tell themselves.
     let Protocol::CloudHypervisor = arguments.protocol;
-    let options = options(arguments)?;
+    let options = options(&arguments.memory)?;
     let failed = |what: &str, why: &dyn std::fmt::Display| Refusal::failed(format!("{what} ({why}): is there memory left?"));
     let mut signals =
         Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1]).map_err(|error| failed("cannot listen for signals", &error))?;
@@ -118,7 +118,7 @@ pub fn manage(arguments: &ManageArgs) -> Result<u8, Refusal> {
 }
 
 /// The options of each client, checked as those of `farshore run`.
-fn options(arguments: &ManageArgs) -> Result<Options, Refusal> {
+pub fn options(arguments: &MemoryArgs) -> Result<Options, Refusal> {
     let wrong = |error: farshore_config::ConfigError| Refusal::cannot_start(error.to_string());
     let layer = Partial {
         memory: Some(arguments.memory),
@@ -198,26 +198,46 @@ fn tell_of_end(child: &mut Child, client: i32) {
 /// # Errors
 /// Why the client's memory is not managed.
 pub fn client(options: &OsStr) -> Result<u8, Refusal> {
+    let options = told(options)?;
+    serve(take_input()?, &options)
+}
+
+/// The options that a process of ours was started with.
+///
+/// # Errors
+/// They are none.
+pub fn told(options: &OsStr) -> Result<Options, Refusal> {
+    let text = options.to_str().ok_or_else(|| Refusal::cannot_start("options that are no text"))?;
+    Options::from_json(text).map_err(|error| Refusal::cannot_start(error.to_string()))
+}
+
+/// Serves the client of a connection, until its end.
+///
+/// # Errors
+/// Why the client's memory is not managed.
+pub fn serve(socket: OwnedFd, options: &Options) -> Result<u8, Refusal> {
     std::panic::set_hook(Box::new(|info| {
         tell(&format!("bug: {info}"));
         std::process::abort();
     }));
-    let options = options
-        .to_str()
-        .ok_or("options that are no text".into())
-        .and_then(|text| Options::from_json(text).map_err(|error| error.to_string()));
-    let options = options.map_err(Refusal::cannot_start)?;
-    let socket = std::io::stdin().as_fd().try_clone_to_owned();
-    let socket = socket.map_err(|error| Refusal::failed(format!("its connection cannot be had ({error})")))?;
     let client = process::peer(&socket).unwrap_or(0);
-    leave_input()?;
-    match session::run(socket, &options) {
+    match session::run(socket, options) {
         Ok(()) => Ok(0),
         Err(why) => Err(Refusal::failed(format!("process {client} is refused: {why}"))),
     }
 }
 
-/// The connection is in another place now: it ends when that one is closed.
+/// The socket that is this process' input, which is in another place from now on: it ends when that one is closed.
+///
+/// # Errors
+/// It cannot be had.
+pub fn take_input() -> Result<OwnedFd, Refusal> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let socket = socket.map_err(|error| Refusal::failed(format!("its connection cannot be had ({error})")))?;
+    leave_input()?;
+    Ok(socket)
+}
+
 fn leave_input() -> Result<(), Refusal> {
     let failed = |error: std::io::Error| Refusal::failed(format!("/dev/null cannot be opened ({error})"));
     let null = std::fs::File::open("/dev/null").map_err(failed)?;
@@ -232,9 +252,7 @@ mod tests {
     fn wrong_options_are_said_before_anybody_connects() {
         let of = |memory: u64, swap: &[&str]| {
             let swap = swap.iter().map(|spec| spec.parse().expect("it is one")).collect();
-            let listen = "/x".into();
-            let memory = farshore_config::Size(memory);
-            options(&ManageArgs { listen, protocol: Protocol::CloudHypervisor, memory, swap, encrypt: false })
+            options(&MemoryArgs { memory: farshore_config::Size(memory), swap, encrypt: false })
         };
         assert_eq!(of(64 << 20, &["ram:lz4"]).expect("it is right").swap.len(), 1);
         for (memory, swap, part) in

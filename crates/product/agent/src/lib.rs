@@ -1,0 +1,112 @@
+//! `libfarshore_agent.so`: hands the memory of a guest over to a manager, from inside an unmodified QEMU.
+//!
+//! ```text
+//!  QEMU maps its guest's memory: mmap(…, MAP_SHARED, memfd)
+//!    └─▶ mmap of this library ─▶ the kernel maps it ─▶ hand-over: userfaultfd, file, address ─▶ the manager of `farshore vm run`
+//!                                                        │ answered: QEMU goes on, with memory that is managed
+//!                                                        └ refused: the mapping goes, and QEMU is told that it cannot have it
+//! ```
+//!
+//! `farshore vm run` preloads it. The dynamic linker then takes `mmap` and `munmap` from here for QEMU's own calls. All calls are passed on to the kernel as they are; those that
+//! map or unmap the memory of a guest are told to the manager besides, in the binary form of Cloud Hypervisor's protocol ([`wire`]), before QEMU hears that they are done.
+//!
+//! # What always holds
+//!
+//! 1. **No guest runs unmanaged.** Memory that cannot be handed over is not mapped.
+//! 2. **The userfaultfd outlives the manager.** It stays open here. If the manager is killed, whoever needs a page that is out waits, and never finds zeros.
+//! 3. **The manager hears before memory goes.** A mapping that was handed over is taken from the manager before it is unmapped, and only as a whole: nothing else is mapped over a part of it.
+//! 4. **A child of QEMU's tells nothing**: it has the socket by inheritance, and none of the memory.
+//!
+//! Which mapping is a guest's memory is known by its file: a memfd with the name that QEMU gives those of `memory-backend-memfd`.
+
+mod guest;
+mod wire;
+
+use std::ffi::{c_int, c_long, c_void};
+
+use crate::guest::{Refused, Request};
+
+/// What libc's `mmap` returns when it fails.
+const FAILED: *mut c_void = libc::MAP_FAILED;
+
+/// Maps memory, as the kernel does.
+///
+/// # Safety
+/// As for `mmap(2)`: with `MAP_FIXED` whatever was there before is gone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    bytes: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: c_long,
+) -> *mut c_void {
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    let pass = || unsafe { libc::syscall(libc::SYS_mmap, address, bytes, prot, flags, fd, offset) as *mut c_void };
+    if flags & libc::MAP_FIXED != 0
+        && let Err(why) = guest::leaves(address as u64, bytes as u64)
+    {
+        return refuse(&why);
+    }
+    let is_shared = flags & (libc::MAP_SHARED | libc::MAP_PRIVATE) == libc::MAP_SHARED;
+    if !(is_shared && prot & libc::PROT_WRITE != 0 && guest::is_memory(fd)) {
+        return pass();
+    }
+    let there = pass();
+    if there == FAILED {
+        return FAILED;
+    }
+    let request = Request { address: there as u64, bytes: (bytes as u64).next_multiple_of(4096), offset: offset as u64, fd };
+    match guest::hand_over(&request) {
+        Ok(()) => there,
+        Err(why) => {
+            // SAFETY: the mapping that was just made, of which nobody knows yet.
+            unsafe { libc::syscall(libc::SYS_munmap, there, bytes) };
+            refuse(&why)
+        }
+    }
+}
+
+/// The same by the name under which a program with large files calls it. (A `long` has 64 bits here.)
+///
+/// # Safety
+/// As for [`mmap`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    bytes: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: c_long,
+) -> *mut c_void {
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    unsafe { mmap(address, bytes, prot, flags, fd, offset) }
+}
+
+/// Unmaps memory, as the kernel does.
+///
+/// # Safety
+/// As for `munmap(2)`: whatever is there is gone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_int {
+    match guest::leaves(address as u64, bytes as u64) {
+        // SAFETY: the caller's own call, to whom its conditions apply.
+        Ok(()) => unsafe { libc::syscall(libc::SYS_munmap, address, bytes) as c_int },
+        Err(why) => {
+            refuse(&why);
+            -1
+        }
+    }
+}
+
+/// Says why a call is refused, and has it fail.
+fn refuse(why: &Refused) -> *mut c_void {
+    eprintln!("farshore: {why}");
+    // SAFETY: it takes nothing, and gives the place of this thread's number.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: libc's own place, which lives as long as this thread, and which nobody else writes to.
+    unsafe { *place = libc::EACCES };
+    FAILED
+}

@@ -1,0 +1,167 @@
+//! `farshore vm run`: this process becomes QEMU, and beside it is a manager for the memory of its guest.
+//!
+//! ```text
+//!  farshore vm run ─▶ listens, at an abstract socket of its own name
+//!      ├─▶ [`BESIDE`]: a session of its own, so that no terminal's Ctrl-C reaches the manager; it holds on to this process (`pidfd`), and ends
+//!      │      └─▶ [`ONE`]: takes one client from the socket, and serves it as `farshore manage` does. If QEMU ends before, so does it.
+//!      └─▶ execve: QEMU, with libfarshore_agent.so, which connects when QEMU maps its guest's memory
+//! ```
+//!
+//! The manager is nobody's child: QEMU would find one that it has not made. It ends when QEMU's process does, and QEMU's process is the one that was started, with its terminal,
+//! its signals and its exit status.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+
+use farshore_command::library;
+use farshore_command::refusal::Refusal;
+use farshore_command::say::tell;
+use farshore_manager::process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open, setsid};
+
+use crate::args::VmRunArgs;
+use crate::{qemu, start};
+
+/// The word behind which the process between QEMU and its manager finds its options and QEMU's number.
+pub const BESIDE: &str = "--beside";
+/// The word behind which a manager of one client finds its options.
+pub const ONE: &str = "--one";
+/// The library that is preloaded into QEMU, and what names another one.
+const AGENT: (&str, &str) = ("libfarshore_agent.so", "FARSHORE_AGENT");
+/// Tells the agent the name of the socket.
+const VARIABLE: &str = "FARSHORE_VM";
+/// How long a QEMU may take to map its guest's memory before the user is told that it has not.
+const SLOW: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// Becomes QEMU. Returns only when it cannot.
+///
+/// # Errors
+/// A wrong option (125), or QEMU cannot be started (126, 127).
+pub fn run(arguments: VmRunArgs) -> Result<u8, Refusal> {
+    let options = start::options(&arguments.memory)?;
+    let words = qemu::with_shared_memory(&arguments.line).map_err(Refusal::cannot_start)?;
+    let agent = library::find(AGENT.0, AGENT.1)?;
+    let (listener, name) = listen()?;
+    let failed = |error: Error| {
+        Refusal::failed(format!("the manager of the guest's memory cannot be started ({error}): raise the limits of processes"))
+    };
+    let own = getpid().as_raw_pid().to_string();
+    let beside = Command::new("/proc/self/exe")
+        .args([BESIDE, &options.to_json(), &own])
+        .stdin(OwnedFd::from(listener))
+        .status()
+        .map_err(failed)?;
+    if !beside.success() {
+        return Err(Refusal::failed("the manager of the guest's memory could not be started: its line is above"));
+    }
+    let others = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty());
+    let preload: Vec<OsString> = [agent.into_os_string()].into_iter().chain(others).collect();
+    let program = &words[0];
+    let error =
+        Command::new(program).args(&words[1..]).env(VARIABLE, name).env("LD_PRELOAD", preload.join(OsStr::new(":"))).exec();
+    let shown = program.display();
+    Err(match error.kind() {
+        ErrorKind::NotFound => Refusal::not_found(format!("'{shown}' was not found: check the spelling, or give QEMU's path")),
+        _ => Refusal::not_executable(format!("'{shown}' cannot be executed ({error}): name a QEMU")),
+    })
+}
+
+/// Listens at a name that nobody else has.
+fn listen() -> Result<(UnixListener, String), Refusal> {
+    let own = getpid().as_raw_pid();
+    let of = |number: u32| {
+        let name = format!("farshore-vm-{own}-{number}");
+        SocketAddr::from_abstract_name(&name)
+            .and_then(|address| UnixListener::bind_addr(&address))
+            .map(|listener| (listener, name))
+    };
+    // A process of the same number in another PID namespace may have the first ones.
+    let mut tries = (0..100).map(of);
+    let first = tries.find(|tried| !tried.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse));
+    let failed =
+        |error: &dyn std::fmt::Display| Refusal::failed(format!("cannot listen for QEMU ({error}): are sockets forbidden here?"));
+    first.ok_or_else(|| failed(&"all names are taken"))?.map_err(|error| failed(&error))
+}
+
+/// The process between QEMU and its manager: what it starts is nobody's child, and in a session of its own.
+///
+/// # Errors
+/// The manager cannot be started.
+pub fn beside(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
+    let failed =
+        |error: &dyn std::fmt::Display| Refusal::failed(format!("the manager of the guest's memory cannot be started ({error})"));
+    let pid = process.to_str().and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
+    // Whoever has this number waits for us, so it is the right one.
+    let qemu = pidfd_open(pid.ok_or_else(|| failed(&"no process"))?, PidfdFlags::empty()).map_err(|errno| failed(&errno))?;
+    setsid().map_err(|errno| failed(&errno))?;
+    let listener = start::take_input()?;
+    Command::new("/proc/self/exe")
+        .args([OsStr::new(ONE), options])
+        .stdin(Stdio::from(listener))
+        .stdout(Stdio::from(qemu))
+        .spawn()
+        .map(|_| 0)
+        .map_err(|error| failed(&error))
+}
+
+/// A manager of one client: at its input clients connect, and its output is a descriptor of the process that is to become QEMU.
+///
+/// # Errors
+/// Why the memory is not managed.
+pub fn one(options: &OsStr) -> Result<u8, Refusal> {
+    let options = start::told(options)?;
+    let listener = UnixListener::from(start::take_input()?);
+    let qemu = take_output()?;
+    match wait_for(&listener, &qemu)? {
+        Some(socket) => {
+            drop((listener, qemu));
+            start::serve(socket, &options)
+        }
+        None => Ok(0),
+    }
+}
+
+/// The descriptor that is this process' output, which is standard error from now on.
+fn take_output() -> Result<OwnedFd, Refusal> {
+    let failed = |why: &dyn std::fmt::Display| Refusal::failed(format!("what it was started with cannot be had ({why})"));
+    let taken = std::io::stdout().as_fd().try_clone_to_owned().map_err(|error| failed(&error))?;
+    rustix::stdio::dup2_stdout(std::io::stderr()).map_err(|errno| failed(&errno))?;
+    Ok(taken)
+}
+
+/// Waits for the client; `None` when QEMU has ended without one.
+fn wait_for(listener: &UnixListener, qemu: &OwnedFd) -> Result<Option<OwnedFd>, Refusal> {
+    let mut patience = Some(&SLOW);
+    loop {
+        let mut wanted = [PollFd::new(listener, PollFlags::IN), PollFd::new(qemu, PollFlags::IN)];
+        match poll(&mut wanted, patience) {
+            Ok(0) => {
+                patience = None;
+                tell(
+                    "QEMU has not handed its guest's memory over yet, and runs without a limit as long as it does not: is it QEMU, and linked \
+                     dynamically? (A wrapper that clears the environment is in the way, too.)",
+                );
+                continue;
+            }
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(Refusal::failed(format!("QEMU cannot be waited for ({errno})"))),
+        }
+        // A QEMU that has made itself a daemon has connected before its first process ends.
+        if wanted[0].revents().is_empty() {
+            return Ok(None);
+        }
+        let Ok((socket, _)) = listener.accept() else { continue };
+        match process::peer(&socket) {
+            Ok(_) => return Ok(Some(socket.into())),
+            Err(why) => tell(&why),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+"""`farshore vm run`: an unmodified QEMU whose guest's memory is managed from outside.
+
+What the guest (machine.py) says on its serial line must be the same natively and with less memory, and what there is of its memory in RAM must never be more than the limit.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import harness
+import kernels
+import pytest
+from command import NOBODY
+from harness import MIB, Unavailable, expect
+from machine import LARGE, TINY, Machine, without_times
+
+# How long what ends may take to end, and a machine to boot and fill its memory.
+SOON, LONG = 10 * harness.PATIENCE, 300 * harness.PATIENCE
+
+
+def memory_of(pid):
+    """Bytes of the guest's memory that are in RAM, if the process is a QEMU that has some."""
+    with contextlib.suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{number}").startswith("/memfd:memory-backend-memfd"):
+                    return os.stat(f"/proc/{pid}/fd/{number}").st_blocks * 512
+    return 0
+
+
+def manager_of(said):
+    """The number of the manager, as it tells on stderr."""
+    found = re.search(r"farshore: process (\d+) has handed over .* \(manager (\d+)\)", said)
+    expect(found, f"nothing was handed over: {said[-1000:]}")
+    return int(found[2])
+
+
+def wait_until(what, otherwise, seconds=SOON):
+    """Waits for what must come."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        expect(time.monotonic() < deadline, otherwise)
+        time.sleep(0.05)
+
+
+class TestVm(Machine):
+    """Machines of QEMU's with less memory than their guests have."""
+
+    @pytest.fixture(autouse=True, scope="class")
+    def with_manager(self, made_ready):
+        """What `farshore vm` needs beside the command."""
+        built = os.path.dirname(os.path.realpath(harness.find_farshore(self.options.farshore)))
+        for name in ("farshore-manager", "libfarshore_agent.so"):
+            expect(os.path.exists(os.path.join(built, name)), f"{name} is not built: it is not in {built}")
+            shutil.copy(os.path.join(built, name), self.bin)
+
+    def vm(self, mib, *more):
+        """The words before QEMU's."""
+        return [self.farshore, "vm", "run", "--memory", f"{mib}M", "--swap", f"dir:{self.folder('swap', 0o777)}", *more, "--"]
+
+    @contextlib.contextmanager
+    def running(self, argv):
+        """A machine at work: its process, what its guest has said so far, and the number of its manager. It is there when a part of its memory has left."""
+        console = os.path.join(self.folder("running"), "console")
+        with open(console, "wb") as out:
+            process = harness.Process(argv, self.work, LONG, stdout=out)
+        try:
+            wait_until(lambda: "handed over" in process.stderr_so_far() or not process.alive(), "nothing is handed over", LONG)
+            manager = manager_of(process.stderr_so_far())
+            yield process, lambda: harness.read_text(console).replace("\r", ""), manager
+        finally:
+            process.kill_session()
+            process.finish()
+
+    def qemu(self, process):
+        """The number of QEMU's process."""
+        return next(pid for pid in harness.session_pids(process.popen.pid) if memory_of(pid))
+
+    def wait_for_evictions(self, process, manager, pages=5000):
+        """Waits until so many pages have left."""
+        def evicted():
+            os.kill(manager, signal.SIGUSR1)
+            time.sleep(0.2)
+            found = re.findall(r"(\d+) pages evicted", process.stderr_so_far())
+            return bool(found) and int(found[-1]) >= pages
+        wait_until(evicted, "no pages leave", LONG)
+
+    @pytest.mark.parametrize("size, limit", [(TINY, 96), pytest.param(LARGE, 256, marks=pytest.mark.large), pytest.param(LARGE, 128, marks=pytest.mark.large)])
+    def test_fill(self, size, limit):
+        """A guest that fills and checks its memory says the same, and at most so much of it is in RAM."""
+        said = self.native(size)[0]
+        there, most, outcome = self.boot([*self.vm(limit), *self.machine(*size)], 1200, memory_of, 0.02)
+        expect(there == said, f"it says:\n{there}\ninstead of:\n{said}")
+        expect(limit * MIB * 9 // 10 < most <= limit * MIB, f"{most / MIB:.1f} MiB of the guest were in RAM, with a limit of {limit}")
+        manager = manager_of(outcome.stderr)
+        wait_until(lambda: not os.path.exists(f"/proc/{manager}"), "the manager does not end with QEMU")
+        lines = outcome.stderr.splitlines()
+        expect(len(lines) == 2 and "has ended" in lines[1], f"on stderr: {outcome.stderr}")
+        return lines[1].partition("has ended: ")[2]
+
+    def test_snapshot(self):
+        """A snapshot is written while most of the guest is out, and loaded: the guest goes on from there and says the same."""
+        said = self.native(TINY)[0]
+        work = self.folder("snapshot")
+        monitor, disk = os.path.join(work, "monitor"), os.path.join(work, "disk")
+        done = subprocess.run([harness.need("qemu-img", "qemu-utils"), "create", "-q", "-f", "qcow2", disk, "1G"], check=False)
+        expect(done.returncode == 0, "qemu-img fails")
+        argv = [*self.vm(64), *self.machine(*TINY), "-monitor", f"unix:{monitor},server=on,wait=off", "-drive", f"file={disk},if=none,id=disk"]
+        with self.running(argv) as (process, console, manager):
+            self.wait_for_evictions(process, manager)
+            with socket.socket(socket.AF_UNIX) as line:
+                line.settimeout(LONG)
+                line.connect(monitor)
+                for words in ("", "stop", "savevm one", "loadvm one", "cont"):
+                    answer = self.ask(line, words)
+                    expect("rror" not in answer, f"{words}: {answer}")
+            process.popen.wait(LONG)
+            there = without_times(console())
+            expect(there == said, f"it says:\n{there}\ninstead of:\n{said}")
+
+    @staticmethod
+    def ask(line, words):
+        """Has the monitor do something; what it says until it is ready again."""
+        if words:
+            line.sendall(f"{words}\n".encode())
+        answer = b""
+        while not answer.endswith(b"(qemu) "):
+            part = line.recv(65536)
+            expect(part, f"the monitor ends at {words!r}")
+            answer += part
+        return answer.decode(errors="replace")
+
+    def test_killed(self):
+        """QEMU is killed: its manager ends, and nothing is left."""
+        with self.running([*self.vm(32), *self.machine(*TINY)]) as (process, _, manager):
+            self.wait_for_evictions(process, manager)
+            os.kill(self.qemu(process), signal.SIGKILL)
+            wait_until(lambda: not os.path.exists(f"/proc/{manager}"), "the manager does not end")
+        left = [name for name in os.listdir(self.work) if name.startswith("swap-") and os.listdir(os.path.join(self.work, name))]
+        expect(not left, f"files are left behind: {left}")
+
+    def test_manager_leaves(self):
+        """The manager is told to end: the guest goes on without one, and says the same."""
+        said = self.native(TINY)[0]
+        with self.running([*self.vm(64), *self.machine(*TINY)]) as (process, console, manager):
+            self.wait_for_evictions(process, manager)
+            os.kill(manager, signal.SIGTERM)
+            wait_until(lambda: not os.path.exists(f"/proc/{manager}"), "the manager does not end", LONG)
+            expect("goes on without a manager" in process.stderr_so_far(), process.stderr_so_far())
+            process.popen.wait(LONG)
+            there = without_times(console())
+            expect(there == said, f"it says:\n{there}\ninstead of:\n{said}")
+
+    def test_stays_what_it_is(self):
+        """What QEMU says and how it ends is QEMU's, and a program that maps no guest's memory has no manager for long."""
+        qemu = kernels.qemu()
+        native = self.call_program([qemu, "--version"])
+        there = self.call_program([*self.vm(64), qemu, "--version"])
+        expect((there.status, there.out, there.err) == (0, native.out, ""), f"{there.status}, {there.err}, {there.out}")
+        script = os.path.join(self.folder("scripts"), "qemu")
+        for text, status in (("exit 7", 7), ("kill -9 $$", 137), (None, 127), ("", 126)):
+            if text is not None:
+                with open(script, "w", encoding="ascii") as file:
+                    file.write(f"#!/bin/sh\n{text}\n")
+                os.chmod(script, 0o755 if text else 0o644)
+            done = self.call_program([*self.vm(64), script if text is not None else "/nonexistent"])
+            expect(done.status == status, f"{text}: status {done.status}, not {status}: {done.err}")
+
+    def test_bad_input(self):
+        """What cannot be managed is refused, in a line that says what to do."""
+        qemu = kernels.qemu()
+        refused = 0
+        for words, word in ((["--memory", "64M", "--", qemu, "-object", "memory-backend-ram,id=ram,size=1G"], "memory-backend-ram"),
+                            (["--memory", "64M", "--", qemu, "-object", "memory-backend-memfd,id=ram,size=1G,share=off"], "not shared"),
+                            (["--memory", "64M", "--", qemu, "-mem-path", "/dev/shm"], "-mem-path"),
+                            (["--memory", "1M", "--", qemu], "--memory"), (["--memory", "lots", "--", qemu], "lots"), (["--", qemu], "--memory"),
+                            (["--memory", "64M"], "QEMU"), (["--memory", "64M", "--swap", "tape:/x", "--", qemu], "tape"),
+                            (["--memory", "64M", "--swap", "dir:/nonexistent", "--", qemu], "/nonexistent")):
+            self.refused(["vm", "run", *words], (125,), word)
+            refused += 1
+        self.refused(["vm", "stop"], (125,), "stop")
+        self.refused(["vm"], (125,), "vm")
+        return f"{refused + 2} refused"
+
+    def test_without_the_right(self):
+        """A user who may not have the kernel's accesses served: QEMU ends with a line, and runs no guest without a limit."""
+        if os.geteuid() != 0:
+            raise Unavailable("changing the user needs root")
+        if harness.read_text("/proc/sys/vm/unprivileged_userfaultfd").strip() != "0":
+            raise Unavailable("every user has the right here")
+        if os.path.exists("/dev/userfaultfd") and os.stat("/dev/userfaultfd").st_mode & 0o006:
+            raise Unavailable("every user may open /dev/userfaultfd here")
+        done = self.call_program([*self.vm(64), kernels.qemu(), "-display", "none", "-m", "128M"], user=NOBODY)
+        expect(done.status == 1 and "vm.unprivileged_userfaultfd=1" in done.err, f"status {done.status}: {done.err}")
