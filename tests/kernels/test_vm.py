@@ -113,27 +113,58 @@ class TestVm(Machine):
         argv = [*self.vm(64), *self.machine(*TINY), "-monitor", f"unix:{monitor},server=on,wait=off", "-drive", f"file={disk},if=none,id=disk"]
         with self.running(argv) as (process, console, manager):
             self.wait_for_evictions(process, manager)
-            with socket.socket(socket.AF_UNIX) as line:
-                line.settimeout(LONG)
-                line.connect(monitor)
-                for words in ("", "stop", "savevm one", "loadvm one", "cont"):
-                    answer = self.ask(line, words)
-                    expect("rror" not in answer, f"{words}: {answer}")
+            self.tell(monitor, "stop", "savevm one", "loadvm one", "cont")
             process.popen.wait(LONG)
             there = without_times(console())
             expect(there == said, f"it says:\n{there}\ninstead of:\n{said}")
 
-    @staticmethod
-    def ask(line, words):
-        """Has the monitor do something; what it says until it is ready again."""
-        if words:
-            line.sendall(f"{words}\n".encode())
-        answer = b""
-        while not answer.endswith(b"(qemu) "):
-            part = line.recv(65536)
-            expect(part, f"the monitor ends at {words!r}")
-            answer += part
-        return answer.decode(errors="replace")
+    def test_more_memory(self):
+        """Memory that is plugged in while QEMU runs is managed too, and what is taken out is no more."""
+        monitor = os.path.join(self.folder("more"), "monitor")
+        argv = [*self.vm(32), kernels.qemu(), "-S", "-m", "64M", "-nodefaults", "-display", "none", "-monitor", f"unix:{monitor},server=on,wait=off"]
+        with self.running(argv) as (process, _, _):
+            for text, words in (("added 96 MiB", "object_add memory-backend-memfd,id=more,size=96M,share=on"), ("taken away 96 MiB", "object_del more"),
+                                ("added 48 MiB", "object_add memory-backend-memfd,id=more,size=48M,share=on")):
+                self.tell(monitor, words)
+                wait_until(lambda: text in process.stderr_so_far(), f"{words}: {process.stderr_so_far()}")
+            self.tell(monitor, "object_add memory-backend-ram,id=other,size=48M")
+            expect("48 MiB" not in process.stderr_so_far().partition("added 48 MiB")[2], f"private memory is told of: {process.stderr_so_far()}")
+
+    def test_daemon(self):
+        """A QEMU that makes itself a daemon, in QEMU's own sandbox: its manager is that of the daemon."""
+        number = os.path.join(self.folder("daemon"), "number")
+        argv = [*self.vm(32), kernels.qemu(), "-S", "-m", "64M", "-nodefaults", "-display", "none", "-daemonize", "-pidfile", number,
+                "-sandbox", "on,obsolete=deny,resourcecontrol=deny"]
+        log = os.path.join(self.folder("log"), "log")
+        with open(log, "wb") as file:
+            status = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=LONG, check=False).returncode
+        said = harness.read_text(log)
+        expect(status == 0, f"status {status}: {said}")
+        daemon, manager = int(harness.read_text(number)), manager_of(said)
+        try:
+            expect(f"process {daemon} has handed over" in said, said)
+            expect(os.path.exists(f"/proc/{manager}"), "its manager has ended")
+        finally:
+            os.kill(daemon, signal.SIGKILL)
+        wait_until(lambda: not os.path.exists(f"/proc/{manager}"), "the manager does not end")
+
+    def tell(self, monitor, *commands):
+        """Has QEMU's monitor do something."""
+        def until_ready(words):
+            answer = b""
+            while not answer.endswith(b"(qemu) "):
+                part = line.recv(65536)
+                expect(part, f"the monitor ends at {words!r}")
+                answer += part
+            expect(b"rror" not in answer, f"{words}: {answer.decode(errors='replace')}")
+
+        with socket.socket(socket.AF_UNIX) as line:
+            line.settimeout(LONG)
+            line.connect(monitor)
+            until_ready("")
+            for words in commands:
+                line.sendall(f"{words}\n".encode())
+                until_ready(words)
 
     def test_killed(self):
         """QEMU is killed: its manager ends, and nothing is left."""
