@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import harness
@@ -46,6 +47,26 @@ def wait_until(what, otherwise, seconds=SOON):
     while not what():
         expect(time.monotonic() < deadline, otherwise)
         time.sleep(0.05)
+
+
+# Has memory as a QEMU has it, and gives it to another process, after another file; opens a device that is passed through.
+GIVES = """
+import mmap, os, socket
+memory = os.memfd_create("memory-backend-memfd")
+os.ftruncate(memory, 8 << 20)
+mapped = mmap.mmap(memory, 8 << 20)
+mapped[:4096] = bytes(4096)
+one, other = socket.socketpair()
+said = []
+for give in (lambda: socket.send_fds(one, [b"x"], [0, 1]), lambda: socket.send_fds(one, [b"x"], [0, memory]), lambda: os.open("/dev/vfio/vfio", os.O_RDWR)):
+    try:
+        give()
+        said.append("given")
+    except PermissionError:
+        said.append("refused")
+mapped.close()
+print(", ".join(said))
+"""
 
 
 class TestVm(Machine):
@@ -148,15 +169,17 @@ class TestVm(Machine):
             os.kill(daemon, signal.SIGKILL)
         wait_until(lambda: not os.path.exists(f"/proc/{manager}"), "the manager does not end")
 
-    def tell(self, monitor, *commands):
-        """Has QEMU's monitor do something."""
+    def tell(self, monitor, *commands, well=True):
+        """Has QEMU's monitor do something, which goes well, or does not; what it says last."""
         def until_ready(words):
             answer = b""
             while not answer.endswith(b"(qemu) "):
                 part = line.recv(65536)
                 expect(part, f"the monitor ends at {words!r}")
                 answer += part
-            expect(b"rror" not in answer, f"{words}: {answer.decode(errors='replace')}")
+            answer = answer.decode(errors="replace")
+            expect(not well or "rror" not in answer and "ould not" not in answer, f"{words}: {answer}")
+            return answer
 
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(LONG)
@@ -164,7 +187,8 @@ class TestVm(Machine):
             until_ready("")
             for words in commands:
                 line.sendall(f"{words}\n".encode())
-                until_ready(words)
+                answer = until_ready(words)
+            return answer
 
     def test_killed(self):
         """QEMU is killed: its manager ends, and nothing is left."""
@@ -217,6 +241,36 @@ class TestVm(Machine):
         self.refused(["vm", "stop"], (125,), "stop")
         self.refused(["vm"], (125,), "vm")
         return f"{refused + 2} refused"
+
+    def test_past_the_page_tables(self):
+        """Disks with direct I/O, devices that are passed through, and memory for other processes are refused when they come, however they come."""
+        work = self.folder("past")
+        disk, monitor, script = (os.path.join(work, name) for name in ("disk", "monitor", "qemu"))
+        with open(disk, "wb") as file:
+            file.truncate(1 << 20)
+        small = [kernels.qemu(), "-S", "-m", "64M", "-nodefaults", "-display", "none"]
+        for cache in ("none", "directsync"):
+            done = self.call_program([*self.vm(32), *small, "-drive", f"file={disk},format=raw,if=none,id=one,cache={cache}"])
+            expect(done.status == 1 and "cache=writeback" in done.err and disk in done.err, f"status {done.status}: {done.err}")
+        direct = os.open(disk, os.O_RDWR | os.O_DIRECT)
+        try:
+            argv = [*self.vm(32), *small, "-add-fd", f"fd={direct},set=2"]
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, pass_fds=[direct], timeout=LONG, check=False)
+            expect(done.returncode == 1 and "cache=writeback" in done.stderr, f"status {done.returncode}: {done.stderr}")
+        finally:
+            os.close(direct)
+        with self.running([*self.vm(32), *small, "-monitor", f"unix:{monitor},server=on,wait=off"]) as (process, _, _):
+            self.tell(monitor, f"drive_add 0 file={disk},format=raw,if=none,id=two,cache=writeback")
+            expect("direct I/O" not in process.stderr_so_far(), process.stderr_so_far())
+            answer = self.tell(monitor, f"drive_add 0 file={disk},format=raw,if=none,id=three,cache=none", well=False)
+            expect("Could not open" in answer and "direct I/O" in process.stderr_so_far(), f"{answer}; {process.stderr_so_far()}")
+        # What a vhost-user device would be given.
+        with open(script, "w", encoding="ascii") as file:
+            file.write(f"#!{sys.executable}\n{GIVES}")
+        os.chmod(script, 0o755)
+        done = self.call_program([*self.vm(32), script])
+        expect(done.status == 0 and done.out == "given, refused, refused\n", f"status {done.status}: {done.out}{done.err}")
+        expect("vhost-user" in done.err and "/dev/vfio/vfio" in done.err and "taken away 8 MiB" in done.err, done.err)
 
     def test_without_the_right(self):
         """A user who may not have the kernel's accesses served: QEMU ends with a line, and runs no guest without a limit."""

@@ -9,13 +9,13 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use farshore_sys::uffd::{Features, OpenError, Uffd, UffdOptions};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 
-use crate::wire;
+use crate::{past, wire};
 
 /// Names the abstract socket at which the manager waits.
 const VARIABLE: &str = "FARSHORE_VM";
@@ -48,8 +48,15 @@ impl fmt::Display for Refused {
     }
 }
 
+impl Refused {
+    /// This line.
+    pub fn new(why: impl Into<String>) -> Refused {
+        Refused(why.into())
+    }
+}
+
 fn refused(why: impl Into<String>) -> Refused {
-    Refused(why.into())
+    Refused::new(why)
 }
 
 /// The manager, once the first memory was handed over.
@@ -93,9 +100,15 @@ impl Drop for Held {
     }
 }
 
+/// Whether this process was started to have its guest's memory managed.
+pub fn is_asked_for() -> bool {
+    static ASKED: OnceLock<bool> = OnceLock::new();
+    *ASKED.get_or_init(|| std::env::var_os(VARIABLE).is_some())
+}
+
 /// Whether a file is the memory of a guest, which is to be handed over.
 pub fn is_memory(fd: i32) -> bool {
-    if fd < 0 || std::env::var_os(VARIABLE).is_none() {
+    if fd < 0 || !is_asked_for() {
         return false;
     }
     std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|name| name.as_os_str().as_bytes().starts_with(NAME))
@@ -114,6 +127,9 @@ pub fn hand_over(request: &Request) -> Result<(), Refused> {
         there.ask(&wire::add(address, bytes, offset), &[file])?;
         there.regions.push((address, address + bytes));
         return Ok(());
+    }
+    if let Some(why) = past::is_open_already() {
+        return Err(why);
     }
     let socket = connect()?;
     let uffd = userfaultfd()?;

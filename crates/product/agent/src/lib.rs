@@ -16,13 +16,16 @@
 //! 2. **The userfaultfd outlives the manager.** It stays open here. If the manager is killed, whoever needs a page that is out waits, and never finds zeros.
 //! 3. **The manager hears before memory goes.** A mapping that was handed over is taken from the manager before it is unmapped, and only as a whole: nothing else is mapped over a part of it.
 //! 4. **A child of QEMU's tells nothing**: it has the socket by inheritance, and none of the memory.
+//! 5. **Nobody writes past QEMU's page tables** ([`past`]). A disk with direct I/O and a device that is passed through write to pages that the kernel has found before, and another process that maps the memory
+//!    finds zeros where a page is out. So files are not opened for direct I/O, VFIO is not opened, and the memory's file goes to nobody else.
 //!
 //! Which mapping is a guest's memory is known by its file: a memfd with the name that QEMU gives those of `memory-backend-memfd`.
 
 mod guest;
+mod past;
 mod wire;
 
-use std::ffi::{c_int, c_long, c_void};
+use std::ffi::{c_char, c_int, c_long, c_void};
 
 use crate::guest::{Refused, Request};
 
@@ -99,6 +102,93 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_int {
             -1
         }
     }
+}
+
+/// Opens a file, as the kernel does.
+///
+/// # Safety
+/// As for `open(2)`: `path` is a string that ends.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
+}
+
+/// The same by its name for large files.
+///
+/// # Safety
+/// As for [`open`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
+}
+
+/// Opens a file, as the kernel does. (Callers that make no file pass no mode. Then what is in its place is the kernel's to ignore.)
+///
+/// # Safety
+/// As for `openat(2)`: `path` is a string that ends.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's string, if it is one; the kernel looks at a wrong pointer itself.
+    let name = (!path.is_null()).then(|| unsafe { std::ffi::CStr::from_ptr(path) });
+    if let Some(why) = name.and_then(|name| past::opens(name, flags)) {
+        refuse(&why);
+        return -1;
+    }
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    unsafe { libc::syscall(libc::SYS_openat, folder, path, flags, mode) as c_int }
+}
+
+/// The same by its name for large files.
+///
+/// # Safety
+/// As for [`openat`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openat64(folder: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    unsafe { openat(folder, path, flags, mode) }
+}
+
+/// Does what `fcntl(2)` does.
+///
+/// # Safety
+/// As for `fcntl(2)`: `argument` is what the command takes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+    if command == libc::F_SETFL
+        && let Some(why) = past::becomes_direct(fd, argument as c_int)
+    {
+        refuse(&why);
+        return -1;
+    }
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    unsafe { libc::syscall(libc::SYS_fcntl, fd, command, argument) as c_int }
+}
+
+/// The same by its name for large files.
+///
+/// # Safety
+/// As for [`fcntl`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    unsafe { fcntl(fd, command, argument) }
+}
+
+/// Sends a message, as the kernel does.
+///
+/// # Safety
+/// As for `sendmsg(2)`: `message` is one, with all that it points to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(socket: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
+    // SAFETY: the caller's message, with its control data.
+    if let Some(why) = unsafe { past::sends_memory(message) } {
+        refuse(&why);
+        return -1;
+    }
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    unsafe { libc::syscall(libc::SYS_sendmsg, socket, message, flags) as isize }
 }
 
 /// Says why a call is refused, and has it fail.
