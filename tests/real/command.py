@@ -97,12 +97,12 @@ class Command:
         expect(not done.out, f"{shown}: something on stdout")
 
     @contextlib.contextmanager
-    def tmpfs(self, size):
-        """A tmpfs of a size, with its own mount point; root only."""
+    def tmpfs(self, size, options=""):
+        """A tmpfs of a size, with more options that begin with a comma, and its own mount point; root only."""
         if os.geteuid() != 0:
             raise Unavailable("mounting needs root")
         place = self.folder("tmpfs", 0o777)
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=1777", "farshore-test", place], stderr=subprocess.PIPE, check=False)
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=1777{options}", "farshore-test", place], stderr=subprocess.PIPE, check=False)
         if done.returncode != 0:
             raise Unavailable(f"cannot mount a tmpfs: {done.stderr.decode().strip()}")
         try:

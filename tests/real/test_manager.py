@@ -1,241 +1,23 @@
 """`farshore manage`: memory of a stand-in for a virtual machine monitor (tests/programs/vmm.c), and of clients that misbehave, are killed, or lose their manager."""
 
 import contextlib
-import ctypes
-import fcntl
-import json
 import mmap
 import os
-import re
-import select
-import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
 
 import harness
 import pytest
-from command import NOBODY, Command
+from command import NOBODY
 from harness import MIB, expect
-
-PAGE = 4096
-# How long anything is waited for that must come.
-LONG = 120 * harness.PATIENCE
-
-UFFDIO_API, UFFDIO_REGISTER = 0xC018AA3F, 0xC020AA00
-# Write protection of all memory, faults of shared memory; and what must not be there.
-FEATURES, WP_ASYNC, EVENT_REMOVE, SIGBUS_FEATURE = 1 | 1 << 5 | 1 << 12, 1 << 15, 1 << 3, 1 << 7
-
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-
-
-def children_of(pid):
-    """The processes that the threads of a process have started."""
-    lists = [harness.read_text(f"/proc/{pid}/task/{thread}/children") for thread in os.listdir(f"/proc/{pid}/task")]
-    return [int(child) for text in lists for child in text.split() if child.isdigit()]
-
-
-def descriptors_of(pid):
-    """How many descriptors a process has."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-class Manager:
-    """`farshore manage` at work."""
-
-    def __init__(self, tests, name, memory, pool=None, faulty=None):
-        self.folder = tests.folder(name)
-        self.socket, self.log = os.path.join(self.folder, "socket"), os.path.join(self.folder, "log")
-        self.swap = tests.folder(f"{name}-swap", 0o777)
-        command = [*tests.manage(), "--listen", self.socket, "--protocol", "cloud-hypervisor", "--memory", memory,
-                   *(["--swap", pool] if pool else []), "--swap", f"dir:{self.swap}"]
-        env = dict(os.environ, LC_ALL="C", **({"FARSHORE_FAULTY": faulty} if faulty else {}))
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=env, start_new_session=True)
-        self.wait_for("manager listens")
-
-    @property
-    def pid(self):
-        return self.process.pid
-
-    def said(self):
-        return harness.read_text(self.log)
-
-    def wait_for(self, text, count=1):
-        """Waits until it has said something so often."""
-        self.wait_until(lambda: self.said().count(text) >= count, f"it does not say {text!r}")
-
-    def wait_until(self, what, otherwise):
-        deadline = time.monotonic() + LONG
-        while not what():
-            expect(time.monotonic() < deadline, f"{otherwise}: {self.said()[-2000:]}")
-            time.sleep(0.02)
-
-    def counters(self):
-        """Of each client: faults, evicted, written and read pages, as it tells."""
-        before = self.said().count(" faults, ")
-        clients = len(children_of(self.pid))
-        self.process.send_signal(signal.SIGUSR1)
-        self.wait_for(" faults, ", before + clients)
-        lines = re.findall(r"(\d+) faults, (\d+) pages evicted, (\d+) written, (\d+) read", self.said())[before:]
-        return [dict(zip(("faults", "evicted", "written", "read"), map(int, line))) for line in lines]
-
-    def wait_for_evictions(self, pages):
-        """Waits until some client's pages were evicted so often, and read again."""
-        self.wait_until(lambda: any(now["evicted"] >= pages and now["read"] >= pages // 4 for now in self.counters()), f"{pages} pages are not evicted")
-
-    def wait_for_no_clients(self):
-        self.wait_until(lambda: not children_of(self.pid), "a client's process does not end")
-
-    def end(self, number=signal.SIGTERM):
-        """Ends it, and waits for that."""
-        self.process.send_signal(number)
-        try:
-            status = self.process.wait(LONG)
-        except subprocess.TimeoutExpired:
-            raise harness.Failed(f"no end: {self.said()[-2000:]}\n{harness.describe_process(self.pid)}") from None
-        expect(status == 128 + number, f"status {status}: {self.said()[-2000:]}")
-        expect(not os.path.exists(self.socket), "its socket is still there")
-
-    def kill(self):
-        """Kills it, and all that it has started."""
-        for pid in harness.session_pids(self.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-
-
-class Guests:
-    """The stand-in, with guests at work."""
-
-    def __init__(self, program, manager, *arguments):
-        # Without buffers: what was read beyond a line would not be waited for.
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen([program, manager.socket, *arguments], bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe)
-        self.manager = manager
-
-    def line(self):
-        """The next line that it prints."""
-        ready = select.select([self.process.stdout], [], [], LONG)[0]
-        expect(ready, f"nothing comes: {self.manager.said()[-2000:]}\n{harness.describe_process(self.process.pid)}")
-        return self.process.stdout.readline().decode().strip()
-
-    def wait_for(self, text):
-        line = self.line()
-        expect(line == text, f"{line!r}, not {text!r}: {self.end_of_stderr()} {self.manager.said()[-2000:]}")
-
-    def end_of_stderr(self):
-        return self.process.stderr.read().decode()[-500:] if self.process.poll() is not None else ""
-
-    def finish(self, limit=None):
-        """Has it look at everything once more; the most memory that it had, in bytes."""
-        self.process.stdin.close()
-        line = self.line()
-        try:
-            status = self.process.wait(LONG)
-        except subprocess.TimeoutExpired:
-            raise harness.Failed(f"no end: {harness.describe_process(self.process.pid)}") from None
-        found = re.fullmatch(r"right after (\d+) units, at most (\d+) bytes in memory", line)
-        expect(status == 0 and found, f"status {status}: {line!r} {self.end_of_stderr()} {self.manager.said()[-2000:]}")
-        if limit:
-            expect(int(found[2]) <= limit, f"{int(found[2]) / MIB:.1f} MiB were in memory, {limit / MIB} is the limit")
-        return int(found[2])
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-
-class Client:
-    """A client in this process, which says what it likes."""
-
-    def __init__(self, pages=256, shared=True, features=FEATURES):
-        self.size = pages * PAGE
-        self.memfd = os.memfd_create("guest")
-        os.ftruncate(self.memfd, self.size)
-        self.address = self.map(mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE)
-        self.uffd = libc.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK)
-        expect(self.uffd >= 0, f"userfaultfd: errno {ctypes.get_errno()}")
-        fcntl.ioctl(self.uffd, UFFDIO_API, struct.pack("QQQ", 0xAA, features, 0))
-        self.socket = None
-
-    def map(self, how, offset=0, size=None):
-        address = libc.mmap(None, size or self.size, mmap.PROT_READ | mmap.PROT_WRITE, how, self.memfd, offset)
-        expect(address not in (None, ctypes.c_void_p(-1).value), "mmap")
-        return address
-
-    def region(self, **changes):
-        return {"guest_phys_addr": 0, "host_virt_addr": self.address, "size": self.size, "backing_file_offset": 0, **changes}
-
-    def handoff(self, *regions, **changes):
-        return {"type": "handoff", "version": 0, "vmm_pid": os.getpid(), "mode": "MISSING|WP", "regions": list(regions or [self.region()]), **changes}
-
-    def connect(self, manager):
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(LONG)
-        self.socket.connect(manager.socket)
-
-    def send(self, request, descriptors=None):
-        text = request if isinstance(request, bytes) else json.dumps(request).encode()
-        frame = request if isinstance(request, bytes) else struct.pack("<I", len(text)) + text
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self.socket, [frame], [self.uffd] if descriptors is None else descriptors)
-
-    def answer(self):
-        """What the manager answers; nothing if it refuses."""
-        try:
-            return self.socket.recv(16)
-        except ConnectionResetError:
-            return b""
-
-    def hand_over(self, manager):
-        """Whether it is taken."""
-        self.connect(manager)
-        self.send(self.handoff())
-        return len(self.answer()) == 1
-
-    def close(self):
-        for descriptor in (self.memfd, self.uffd):
-            os.close(descriptor)
-        if self.socket:
-            self.socket.close()
+from managed import EVENT_REMOVE, FEATURES, LONG, PAGE, SIGBUS_FEATURE, WP_ASYNC, Client, Managed, children_of, descriptors_of
 
 
 @pytest.mark.poll
-class TestManager(Command):
+class TestManager(Managed):
     """The manager, and its clients."""
-
-    def manage(self):
-        """The words of farshore manage, with its program beside the copy of the command."""
-        there = os.path.join(self.bin, "farshore-manager")
-        if not os.path.exists(there):
-            built = os.path.join(os.path.dirname(harness.find_farshore(self.options.farshore)), "farshore-manager")
-            expect(os.path.exists(built), f"farshore-manager is not built: there is no {built}")
-            shutil.copy(built, there)
-        return [self.farshore, "manage"]
-
-    @contextlib.contextmanager
-    def manager(self, name, memory="24M", **options):
-        manager = Manager(self, name, memory, **options)
-        try:
-            yield manager
-            expect(manager.process.poll() is None, f"the manager has ended: {manager.said()[-2000:]}")
-            expect("bug" not in manager.said() and "panicked" not in manager.said(), manager.said()[-2000:])
-        finally:
-            manager.kill()
-        expect(not os.listdir(manager.swap), f"files are left behind: {os.listdir(manager.swap)}")
-
-    @contextlib.contextmanager
-    def guests(self, manager, *arguments):
-        guests = Guests(self.public_program("vmm"), manager, *arguments)
-        try:
-            yield guests
-        finally:
-            guests.kill()
 
     @pytest.mark.parametrize("arguments", [
         ("--form", "json"),
@@ -359,8 +141,8 @@ class TestManager(Command):
             twice.send(twice.handoff())
             expect(twice.answer() == b"", "a second hand-over was taken")
             manager.wait_for("hands its memory over a second time")
-            ctypes.memset(twice.address, 7, twice.size)
-            expect(ctypes.string_at(twice.address, twice.size) == b"\7" * twice.size, "its memory is not managed on")
+            twice.fill(7)
+            expect(twice.is_filled(7), "its memory is not managed on")
             for client in (early, silent, second):
                 client.close()
 
@@ -418,14 +200,14 @@ class TestManager(Command):
         with contextlib.suppress(BaseException):
             client = Client(pages=4096)
             expect(client.hand_over(manager), "refused")
-            ctypes.memset(client.address, 7, client.size)
-            manager.wait_until(lambda: os.fstat(client.memfd).st_blocks * 512 <= 4 * MIB, "it does not leave")
+            client.fill(7)
+            manager.wait_until(lambda: client.in_memory() <= 4 * MIB, "it does not leave")
             [own] = children_of(manager.pid)
             os.kill(own, signal.SIGKILL)
             manager.wait_for("was ended by signal 9")
             client.socket.close()
             expect(not client.hand_over(manager), "it was taken again")
-            status = 98 if ctypes.string_at(client.address, client.size) == b"\7" * client.size else 97
+            status = 98 if client.is_filled(7) else 97
         os._exit(status)
 
     def test_failing_disk(self):
