@@ -298,6 +298,17 @@ pub fn cached_pages(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, Er
     Ok(answer[0])
 }
 
+/// Whether descriptor `theirs` of process `pid` and one of ours are the same open description.
+///
+/// # Errors
+/// What kcmp(2) answers: `EPERM` where this process may not look at that one, `ENOSYS` from a kernel without it, `EBADF` for a number that is closed.
+pub fn is_description_of(pid: u32, theirs: u32, ours: BorrowedFd<'_>) -> Result<bool, Errno> {
+    const KCMP_FILE: u64 = 0;
+    let args = [raw::getpid().into(), pid.into(), KCMP_FILE, ours.as_raw_fd() as u64, theirs.into(), 0];
+    // SAFETY: compares, and changes nothing.
+    unsafe { raw::syscall_result(nr::KCMP, args) }.map(|order| order == 0)
+}
+
 /// Reads a whole file of at most `most` bytes (what is beyond is left out). Allocates.
 ///
 /// # Errors
@@ -335,6 +346,20 @@ mod tests {
         assert_eq!((pread(&raised, &mut byte, 0), byte), (Ok(4), [0; 4]));
         let (same, errno) = raised.raise(i32::MAX).unwrap_err();
         assert_eq!((same.raw() >= 500, errno), (true, Errno::EINVAL));
+    }
+
+    #[test]
+    fn descriptions_are_told_from_files() {
+        use rustix::fd::AsFd;
+        let one = open(c"/dev/zero", O_RDONLY).unwrap();
+        let copy = one.as_fd().try_clone_to_owned().unwrap();
+        let other = open(c"/dev/zero", O_RDONLY).unwrap();
+        let is = |fd: i32| is_description_of(raw::getpid(), fd as u32, one.as_fd());
+        if is(copy.as_raw_fd()) == Err(Errno::ENOSYS) {
+            std::println!("skipped: the kernel has no kcmp(2)");
+            return;
+        }
+        assert_eq!((is(copy.as_raw_fd()), is(other.raw()), is(1 << 30)), (Ok(true), Ok(false), Err(Errno::EBADF)));
     }
 
     #[test]

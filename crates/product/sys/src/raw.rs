@@ -33,6 +33,7 @@ pub mod nr {
     pub const OPENAT: u64 = 257;
     pub const TGKILL: u64 = 234;
     pub const PRLIMIT64: u64 = 302;
+    pub const KCMP: u64 = 312;
     pub const USERFAULTFD: u64 = 323;
     pub const IO_URING_SETUP: u64 = 425;
     pub const PIDFD_OPEN: u64 = 434;
