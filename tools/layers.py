@@ -29,14 +29,15 @@ LAYERS = {
         "dispatch": ["ground", "fault", "memory", "family", "signals", "control", "process"],
     },
     "crates/product/manager": {
+        "seldom": [],
         "wire": [],
         "memory": [],
         "regions": ["wire", "memory"],
-        "kernel": ["memory"],
+        "kernel": ["seldom", "memory"],
         "process": ["wire", "memory", "regions"],
         "connection": ["wire", "regions"],
         "host": ["memory", "kernel"],
-        "serve": ["host"],
+        "serve": ["seldom", "host"],
         "leave": ["host", "serve"],
         "session": ["wire", "memory", "regions", "process", "connection", "host", "serve", "leave"],
         # The command, over all of the library.

@@ -24,6 +24,7 @@
 //! | [`host`] | the engine of a client, and its threads |
 //! | [`serve`] | faults |
 //! | [`leave`] | the memory is given back |
+//! | [`seldom`] | lines that may come again and again |
 //! | [`session`] | one client from its connection to its end |
 //!
 //! # One process for each client
@@ -38,6 +39,7 @@ pub mod leave;
 pub mod memory;
 pub mod process;
 pub mod regions;
+pub mod seldom;
 pub mod serve;
 pub mod session;
 pub mod wire;

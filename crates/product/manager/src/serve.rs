@@ -16,10 +16,9 @@
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farshore_attach::{Event, FAULT_PROTECTED, FAULT_WRITE, Kind};
-use farshore_command::say::tell;
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Access, Page};
 use farshore_core::seams::{Clock as _, Kernel as _, KernelError, PageBuf};
@@ -30,15 +29,14 @@ use farshore_sys::raw::Errno;
 use farshore_sys::uffd::{Fault, Message, UffdError};
 
 use crate::host::{Host, buffer, no_thread};
+use crate::seldom::Seldom;
 
 /// Handler threads a core. Each waits for its own fetch, so several.
 const HANDLERS_A_CORE: usize = 4;
 /// Messages that one read takes. Few: what a handler has taken waits behind the fetches before it.
 const MESSAGES: usize = 4;
-/// How long a handler that finds no memory in the kernel pauses.
+/// How long a thread that finds no memory in the kernel pauses.
 const NO_MEMORY_PAUSE: Duration = Duration::from_millis(10);
-/// A line that may come again and again comes once in this time.
-const SAID_AGAIN: Duration = Duration::from_secs(10);
 
 /// Held by the thread that waits for messages.
 static TURN: Mutex<()> = Mutex::new(());
@@ -68,7 +66,9 @@ fn run(host: &'static Host) {
                 let faults = messages[..count].iter().filter_map(Message::fault);
                 faults.for_each(|fault| serve(host, fault, &mut buffer));
             }
-            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Err(Errno::EINTR) => {}
+            // Whether reads wait is a matter of the description, which the client has too: it has changed that.
+            Err(Errno::EAGAIN) => _ = host.uffd().wait_readable(-1),
             Err(why) => panic!("the client's faults cannot be read ({why})"),
         }
     }
@@ -88,14 +88,11 @@ fn serve(host: &Host, fault: Fault, buffer: &mut [PageBuf]) {
     match engine.resolve(page, access, fault.protected, cpu::current(), buffer) {
         Ok(Resolved::Done) => {}
         Ok(Resolved::Foreign) => return stranger(page),
-        Err(why @ Failure::NoFrames) => said_once(&format!("a page of the client waits: {why}")),
-        Err(why @ Failure::Kernel(KernelError::NoMemory)) => {
-            said_once(&format!("a page of the client waits: the kernel has no memory for it ({why})"));
-            thread::sleep(NO_MEMORY_PAUSE);
-        }
+        Err(why) if wants_room(&why) => wait_for_room(&why),
         Err(why) if fault.protected => {
             // It is there, and cannot be made writable: nothing can be put in its place that would tell.
-            said_once(&format!("the page at {:#x} of the client stays write-protected: {why}", page.addr()));
+            static SAID: Seldom = Seldom::new();
+            SAID.tell(|| format!("the page at {:#x} of the client stays write-protected: {why}", page.addr()));
             thread::sleep(NO_MEMORY_PAUSE);
         }
         Err(why) => lose(host, page, &why),
@@ -104,9 +101,28 @@ fn serve(host: &Host, fault: Fault, buffer: &mut [PageBuf]) {
     let _ = host.uffd().wake(page.addr(), PAGE_SIZE as u64);
 }
 
+/// Whether a page cannot come for want of room alone: its bytes are safe, and it can come later.
+#[must_use]
+pub fn wants_room(why: &Failure) -> bool {
+    matches!(why, Failure::NoFrames | Failure::Kernel(KernelError::NoMemory))
+}
+
+/// Says what a page waits for that [`wants_room`], and pauses.
+pub fn wait_for_room(why: &Failure) {
+    static SAID: Seldom = Seldom::new();
+    SAID.tell(|| match why {
+        Failure::Kernel(_) => format!(
+            "a page of the client waits: {why}; make room on the machine, on the tmpfs that has its file, or in its control group"
+        ),
+        _ => format!("a page of the client waits: {why}"),
+    });
+    thread::sleep(NO_MEMORY_PAUSE);
+}
+
 /// A page cannot be had: whoever needs it gets SIGBUS, not other bytes.
 pub fn lose(host: &Host, page: Page, why: &Failure) {
-    tell(&format!("the page at {:#x} of the client is lost, and whoever needs it gets SIGBUS: {why}", page.addr()));
+    static SAID: Seldom = Seldom::new();
+    SAID.tell(|| format!("the page at {:#x} of the client is lost, and whoever needs it gets SIGBUS: {why}", page.addr()));
     let mut done = Ok(());
     host.engine.while_absent(page, cpu::current(), || {
         // What punching has left of its protection would keep the poison out.
@@ -115,27 +131,25 @@ pub fn lose(host: &Host, page: Page, why: &Failure) {
     });
     match done {
         Ok(()) | Err(UffdError::Exists | UffdError::NotRegistered | UffdError::ProcessGone | UffdError::Again { .. }) => {}
-        Err(error) => tell(&format!(
-            "the page at {:#x} of the client cannot be poisoned ({error}): whoever needs it waits for ever",
-            page.addr()
-        )),
+        Err(error) => {
+            static SAID: Seldom = Seldom::new();
+            SAID.tell(|| {
+                format!(
+                    "the page at {:#x} of the client cannot be poisoned ({error}): whoever needs it waits for ever",
+                    page.addr()
+                )
+            });
+        }
     }
 }
 
 /// A fault where nothing was handed over.
 fn stranger(page: Page) {
-    said_once(&format!(
-        "the client has touched {:#x}, which is registered and was not handed over: whoever has waits until it is",
-        page.addr()
-    ));
-}
-
-/// A line that does not come again soon.
-fn said_once(text: &str) {
-    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if last.is_none_or(|last| last.elapsed() >= SAID_AGAIN) {
-        *last = Some(Instant::now());
-        tell(text);
-    }
+    static SAID: Seldom = Seldom::new();
+    SAID.tell(|| {
+        format!(
+            "the client has touched {:#x}, which is registered and was not handed over: whoever has waits until it is",
+            page.addr()
+        )
+    });
 }
