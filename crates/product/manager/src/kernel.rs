@@ -13,7 +13,8 @@
 //! # Invariants
 //!
 //! 1. **Whoever touches a page that is out waits.** A page that is out is a hole of the file, and the mapping is registered for missing pages. So the access faults to us,
-//!    that of a thread and that of the kernel for it (`read(2)` into the memory, a virtual processor under KVM): it neither fails nor finds zeros.
+//!    that of a thread and that of the kernel for it (`read(2)` into the memory, a virtual processor under KVM): it neither fails nor finds zeros. The kernel may leave zeros where a part of
+//!    a huge page was punched; so memory with huge pages is refused, each punch is looked at, and what is not a hole is poisoned.
 //! 2. **No byte changes between the copy and the punch.** An evictor owns a page from before it is protected until it is out. Protecting shared memory leaves the
 //!    protection also where the page table has no entry (as a marker), and whatever takes an entry away leaves a marker: the kernel's reclaim, migration, the client's own
 //!    `MADV_DONTNEED`. So from the protection on, each write through the mapping waits for a message, which waits for the owner.
@@ -33,15 +34,18 @@
 //! And the kernel must not write to a page that it has found before: a direct read (`O_DIRECT`), a registered buffer of io_uring or a passed-through device goes on writing to
 //! the page that it took when it began, although a hole is in its place by then. From outside, such pages look as all others do.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
+use farshore_core::limits::PAGE_SIZE;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::{Kernel, KernelError, PageBuf, Protect};
 use farshore_sys::kernel::LinuxKernel;
 use farshore_sys::raw::Errno;
-use farshore_sys::uffd::Uffd;
+use farshore_sys::uffd::{Uffd, UffdError};
 
-use crate::memory::Memory;
+use crate::memory::{Memory, PUNCHES};
+use crate::seldom::Seldom;
 
 /// The page tables of the client, and its memory.
 #[derive(Debug)]
@@ -53,6 +57,8 @@ pub struct SharedKernel {
     found: Mutex<Vec<Page>>,
     /// There are some.
     some: Condvar,
+    /// The last page that could not come because the client has nothing there: its number and 1, or 0.
+    gone: AtomicU64,
 }
 
 /// So many of them are remembered. More will be found again.
@@ -65,7 +71,8 @@ impl SharedKernel {
     /// What opening `/proc/self/mem` answers.
     pub fn new(uffd: Uffd, memory: Memory) -> Result<SharedKernel, Errno> {
         let client = LinuxKernel::new(uffd, true)?;
-        Ok(SharedKernel { client, memory, found: Mutex::new(Vec::with_capacity(FOUND_MAX)), some: Condvar::new() })
+        let found = Mutex::new(Vec::with_capacity(FOUND_MAX));
+        Ok(SharedKernel { client, memory, found, some: Condvar::new(), gone: AtomicU64::new(0) })
     }
 
     /// The client's userfaultfd.
@@ -87,19 +94,53 @@ impl SharedKernel {
         found.drain(..).collect()
     }
 
-    /// An evictor has found one.
-    fn note_thrown_away(&self, page: Page) {
+    /// An evictor could not go on at the first of these: remembers those that are thrown away.
+    fn note_thrown_away(&self, pages: &[Page]) {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        if found.len() < FOUND_MAX {
-            found.push(page);
+        let room = FOUND_MAX - found.len();
+        found.extend(pages.iter().filter(|page| self.memory.is_hole(**page)).take(room));
+        if !found.is_empty() {
             self.some.notify_one();
+        }
+    }
+
+    /// The last page that could not come because the client has nothing mapped and registered there, since this was asked before.
+    pub fn take_gone(&self) -> Option<Page> {
+        self.gone.swap(0, Ordering::Relaxed).checked_sub(1).map(Page)
+    }
+
+    /// A page has left, and the kernel keeps zeros in its place in the file: whoever needs it gets SIGBUS.
+    fn close(&self, page: Page) {
+        static SAID: Seldom = Seldom::new();
+        SAID.tell(|| {
+            format!(
+                "the page at {:#x} of the client is lost, and whoever needs it gets SIGBUS: it was a part of a huge page that was in use, of which the kernel keeps zeros; \
+                 give the virtual machine memory without huge pages",
+                page.addr()
+            )
+        });
+        for _ in 0..PUNCHES {
+            // What is left of its protection would keep the poison out.
+            let _ = self.uffd().unprotect(page.addr(), PAGE_SIZE as u64, false);
+            if self.uffd().poison(page.addr(), PAGE_SIZE as u64) != Err(UffdError::Exists) {
+                break;
+            }
+            // Somebody has touched the zeros meanwhile: out of the page table with them.
+            let _ = self.memory.punch(&[page], &mut Vec::new());
+        }
+    }
+
+    /// What a page that came to nothing tells about the client.
+    fn note_gone(&self, page: Page, why: KernelError) {
+        if why == KernelError::Gone {
+            self.gone.store(page.0 + 1, Ordering::Relaxed);
         }
     }
 }
 
 impl Kernel for SharedKernel {
     fn map(&self, page: Page, bytes: &PageBuf, protect: Protect) -> Result<(), KernelError> {
-        self.client.map(page, bytes, protect)
+        self.client.map(page, bytes, protect).inspect_err(|why| self.note_gone(page, *why))
     }
 
     fn map_run(&self, first: Page, bytes: &[PageBuf], protect: Protect) -> Result<u64, KernelError> {
@@ -120,14 +161,26 @@ impl Kernel for SharedKernel {
 
     /// Whether the client itself may read it does not matter to its file.
     fn copy_out(&self, page: Page, into: &mut PageBuf, _readable: bool) -> Result<(), KernelError> {
-        self.memory.read(page, into)
+        self.memory.read(page, into).inspect_err(|why| {
+            // The client has made its file shorter.
+            if *why == KernelError::Gone {
+                self.note_thrown_away(&[page]);
+            }
+        })
     }
 
     fn unmap(&self, pages: &[Page]) -> Result<(), (usize, KernelError)> {
-        self.memory.punch(pages).inspect_err(|&(done, why)| {
-            if why == KernelError::Gone && self.memory.is_hole(pages[done]) {
-                self.note_thrown_away(pages[done]);
-            }
+        static SAID: Seldom = Seldom::new();
+        let mut stuck = Vec::new();
+        let punched = self.memory.punch(pages, &mut stuck);
+        stuck.into_iter().for_each(|page| self.close(page));
+        punched.inspect_err(|&(done, why)| match why {
+            // Where one was thrown away there are more: each of them would cost a batch.
+            KernelError::Gone => self.note_thrown_away(&pages[done..]),
+            KernelError::Again => {}
+            why => SAID.tell(|| {
+                format!("pages of the client cannot be taken out of memory ({why:?}): was its file sealed against writing, or given to another user?")
+            }),
         })
     }
 

@@ -38,6 +38,8 @@ const HUGETLBFS: i64 = 0x9584_58f6;
 const MARK: u32 = 0o1000;
 /// The byte of a file that its manager has locked.
 const LOCK: u32 = 0x4661_7273;
+/// How often a page is taken out of memory that stays there.
+pub const PUNCHES: usize = 8;
 
 /// Which file: device and inode.
 pub type Identity = (u64, u64);
@@ -73,6 +75,14 @@ impl Backing {
                 ));
             }
         }
+        // A part of a huge page is zeroed before it is taken out, and stays if the page cannot be split: the client would find zeros, and so would a device that reads them.
+        if data.blksize() > PAGE {
+            return Err(format!(
+                "its file may have huge pages (blocks of {} bytes), of which no part can be taken out safely: use a memfd while \
+                 /sys/kernel/mm/transparent_hugepage/shmem_enabled is never, or a tmpfs with huge=never",
+                data.blksize()
+            ));
+        }
         // A file of a tmpfs need not know of seals.
         let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
         if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
@@ -89,6 +99,13 @@ impl Backing {
                  rather than to see zeros; end it, and start it anew"
                 .into());
         }
+        // It will be marked.
+        rustix::fs::fchmod(&file, Mode::from_raw_mode(data.mode() & 0o7777)).map_err(|errno| {
+            format!(
+                "its file belongs to user {}, and only its owner can mark it when pages are taken out ({errno}): make it as the user of the manager",
+                data.uid()
+            )
+        })?;
         Ok(Backing { identity: (data.dev(), data.ino()), file, marked: AtomicBool::new(false) })
     }
 
@@ -124,9 +141,25 @@ impl Backing {
         Ok(())
     }
 
-    /// Takes `bytes` bytes from `offset` on out of memory, in whoever has them mapped.
-    fn punch(&self, offset: u64, bytes: u64) -> Result<(), KernelError> {
+    /// Takes `bytes` bytes from `offset` on out of memory, in whoever has them mapped. `false`: something is there, and it is zeros. A huge page that somebody has locked is not split;
+    /// most locks are short.
+    fn punch(&self, offset: u64, bytes: u64) -> Result<bool, KernelError> {
         self.mark(true).map_err(|_| KernelError::Refused)?;
+        self.punch_once(offset, bytes)?;
+        // Before Linux 6.5 nothing tells.
+        let is_left = || cached_pages(self.file.as_fd(), offset, bytes).is_ok_and(|left| left > 0);
+        for _ in 1..PUNCHES {
+            if !is_left() {
+                return Ok(true);
+            }
+            std::thread::yield_now();
+            // No way back from here: the bytes are gone, whatever it answers.
+            let _ = self.punch_once(offset, bytes);
+        }
+        Ok(!is_left())
+    }
+
+    fn punch_once(&self, offset: u64, bytes: u64) -> Result<(), KernelError> {
         loop {
             match rustix::fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes) {
                 Ok(()) => return Ok(()),
@@ -141,15 +174,30 @@ impl Backing {
 
     /// The first page that is a hole, of `pages` pages from `offset` on. What cannot be found out counts as being there.
     fn first_hole(&self, offset: u64, pages: u64) -> Option<u64> {
-        // What the kernel has swapped out is not in memory, and is no hole.
-        if cached_pages(self.file.as_fd(), offset, pages * PAGE) == Ok(pages) {
-            return None;
-        }
+        let all_cached = |offset: u64, pages: u64| cached_pages(self.file.as_fd(), offset, pages * PAGE) == Ok(pages);
+        // What the kernel has swapped out is not in memory, and is no hole. What was allocated (fallocate(2)) and not yet touched has no bytes, and is in memory.
         let is_hole = |page: &u64| {
             let at = offset + page * PAGE;
-            self.next_data(at).is_ok_and(|next| next.is_none_or(|next| next >= at + PAGE))
+            !all_cached(at, 1) && self.next_data(at).is_ok_and(|next| next.is_none_or(|next| next >= at + PAGE))
         };
-        (0..pages).find(is_hole)
+        if all_cached(offset, pages) { None } else { (0..pages).find(is_hole) }
+    }
+
+    /// Calls `each` with the parts, of `pages` pages from `offset` on that have no bytes, that are in memory all the same: they were allocated (fallocate(2)), and nobody has touched them.
+    fn each_allocated(&self, offset: u64, pages: u64, each: &mut dyn FnMut(u64, u64)) {
+        if pages == 0 {
+            return;
+        }
+        match cached_pages(self.file.as_fd(), offset, pages * PAGE) {
+            // Before Linux 6.5 nothing tells.
+            Ok(0) | Err(_) => {}
+            Ok(there) if there >= pages => each(offset, pages),
+            Ok(_) => {
+                let half = pages / 2;
+                self.each_allocated(offset, half, each);
+                self.each_allocated(offset + half * PAGE, pages - half, each);
+            }
+        }
     }
 
     /// Where the next bytes are, from `offset` on. `None`: there are none.
@@ -189,18 +237,34 @@ impl Region {
         self.backing.identity == other.backing.identity && self.offset < end(other) && other.offset < end(self)
     }
 
-    /// The parts that the file has now: pages that were touched, or written to the file.
+    /// The parts that the file has now: pages that were touched, written to the file, or allocated.
     ///
     /// # Errors
-    /// What lseek(2) answers.
+    /// What lseek(2) and fstat(2) answer.
     pub fn parts_in_memory(&self) -> Result<Vec<PageRange>, Errno> {
-        let end = self.offset + self.pages.bytes();
-        let page_at = |offset: u64| self.pages.start.plus((offset.clamp(self.offset, end) - self.offset) / PAGE);
-        let (mut parts, mut at) = (Vec::new(), self.offset);
+        let backing = &self.backing;
+        let size = u64::try_from(rustix::fs::fstat(&backing.file)?.st_size).unwrap_or(0).next_multiple_of(PAGE);
+        let end = size.min(self.offset + self.pages.bytes());
+        let (mut parts, mut at) = (Vec::<PageRange>::new(), self.offset);
+        let mut add = |offset: u64, pages: u64| {
+            if pages == 0 {
+                return;
+            }
+            let start = self.pages.start.plus((offset - self.offset) / PAGE);
+            let part = PageRange { start, end: start.plus(pages) };
+            match parts.last_mut().filter(|last| last.end == part.start) {
+                Some(last) => last.end = part.end,
+                None => parts.push(part),
+            }
+        };
         while at < end {
-            let Some(start) = self.backing.next_data(at)?.filter(|start| *start < end) else { break };
-            at = self.backing.next_hole(start)?;
-            parts.push(PageRange { start: page_at(start), end: page_at(at.next_multiple_of(PAGE)) });
+            let start = backing.next_data(at)?.unwrap_or(end).min(end);
+            backing.each_allocated(at, (start - at) / PAGE, &mut add);
+            if start == end {
+                break;
+            }
+            at = backing.next_hole(start)?.next_multiple_of(PAGE).min(end);
+            add(start, (at - start) / PAGE);
         }
         Ok(parts)
     }
@@ -251,11 +315,11 @@ impl Memory {
         region.backing.read(region.offset_of(page), into)
     }
 
-    /// Takes pages out of memory, neighbours with one call: whoever touches them faults. Their order is the caller's.
+    /// Takes pages out of memory, neighbours with one call: whoever touches them faults. Their order is the caller's. `stuck` gets those of them in whose place the kernel keeps zeros.
     ///
     /// # Errors
     /// How many of them are out, and why the next one is not: `Gone` also if it is a hole already.
-    pub fn punch(&self, pages: &[Page]) -> Result<(), (usize, KernelError)> {
+    pub fn punch(&self, pages: &[Page], stuck: &mut Vec<Page>) -> Result<(), (usize, KernelError)> {
         let regions = self.regions();
         let mut done = 0;
         while let Some(&first) = pages.get(done) {
@@ -266,7 +330,10 @@ impl Memory {
             let hole = region.backing.first_hole(offset, count);
             let there = hole.unwrap_or(count);
             if there > 0 {
-                region.backing.punch(offset, there * PAGE).map_err(|why| (done, why))?;
+                if !region.backing.punch(offset, there * PAGE).map_err(|why| (done, why))? {
+                    let is_there = |page: &&Page| region.backing.first_hole(region.offset_of(**page), 1).is_none();
+                    stuck.extend(pages[done..done + there as usize].iter().filter(is_there));
+                }
                 done += there as usize;
             }
             if hole.is_some() {

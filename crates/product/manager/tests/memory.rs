@@ -13,6 +13,14 @@ fn pages(start: u64, end: u64) -> PageRange {
     PageRange { start: Page(start), end: Page(end) }
 }
 
+/// Takes pages out of memory, which all go.
+fn punch(memory: &Memory, pages: &[Page]) -> Result<(), (usize, KernelError)> {
+    let mut stuck = Vec::new();
+    let done = memory.punch(pages, &mut stuck);
+    assert_eq!(stuck, []);
+    done
+}
+
 #[test]
 fn what_is_there_is_found_and_taken_out() {
     let fd = memfd(64);
@@ -34,18 +42,31 @@ fn what_is_there_is_found_and_taken_out() {
     assert!([1003, 500, 531].iter().all(|page| !memory.is_hole(Page(*page))) && memory.is_hole(Page(501)));
     assert_eq!(low.parts_in_memory().expect("it can be looked at").len(), 2, "a look brings nothing");
     // Pages that are neighbours in the address space alone, and the other way round.
-    assert_eq!(memory.punch(&[1003, 1004, 1015, 500].map(Page)), Ok(()));
+    assert_eq!(punch(&memory, &[1003, 1004, 1015, 500].map(Page)), Ok(()));
     assert_eq!(high.parts_in_memory().expect("it can be looked at"), [pages(1005, 1006)]);
     assert_eq!(low.parts_in_memory().expect("it can be looked at"), [pages(531, 532)]);
-    assert_eq!(memory.punch(&[1005, 999, 531].map(Page)), Err((1, KernelError::Gone)), "a page of no region");
-    assert_eq!(memory.punch(&[1005, 531].map(Page)), Err((0, KernelError::Gone)), "one that was thrown away");
+    assert_eq!(punch(&memory, &[1005, 999, 531].map(Page)), Err((1, KernelError::Gone)), "a page of no region");
+    assert_eq!(punch(&memory, &[1005, 531].map(Page)), Err((0, KernelError::Gone)), "one that was thrown away");
     for n in [8, 9, 11] {
         pwrite(&fd, &[n as u8; PAGE as usize], n * PAGE).expect("there is memory");
     }
-    assert_eq!(memory.punch(&[1008, 1009, 1010, 1011].map(Page)), Err((2, KernelError::Gone)), "in the middle of a run");
+    assert_eq!(punch(&memory, &[1008, 1009, 1010, 1011].map(Page)), Err((2, KernelError::Gone)), "in the middle of a run");
     assert_eq!(high.parts_in_memory().expect("it can be looked at"), [pages(1011, 1012)]);
     assert!(!memory.is_hole(Page(531)) && memory.is_hole(Page(1005)));
     assert_eq!((memory.read(Page(532), &mut bytes), memory.is_hole(Page(532))), (Err(KernelError::Gone), false));
+    // What was allocated and not yet touched is in memory, beside pages that were touched, and leaves.
+    rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 20 * PAGE, 8 * PAGE).expect("there is memory");
+    pwrite(&fd, &[22; PAGE as usize], 22 * PAGE).expect("there is memory");
+    assert_eq!(low.parts_in_memory().expect("it can be looked at"), [pages(504, 512), pages(531, 532)]);
+    assert!(!memory.is_hole(Page(504)) && memory.is_hole(Page(503)));
+    assert_eq!(punch(&memory, &[503, 504].map(Page)), Err((0, KernelError::Gone)));
+    assert_eq!(
+        punch(&memory, &[510, 511, 512].map(Page)),
+        Err((2, KernelError::Gone)),
+        "they are there, and the third is a hole"
+    );
+    assert_eq!(punch(&memory, &[504, 505, 506, 507].map(Page)), Ok(()));
+    assert_eq!(low.parts_in_memory().expect("it can be looked at"), [pages(508, 510), pages(531, 532)]);
     // The client makes it shorter.
     rustix::fs::ftruncate(&fd, 20 * PAGE).expect("it is its own");
     assert_eq!(memory.read(Page(531), &mut bytes), Err(KernelError::Gone));
@@ -88,7 +109,7 @@ fn one_manager_at_a_time_and_none_after_one_that_was_lost() {
     drop(memory);
     let memory = Memory::default();
     memory.add(region(&backing(&fd), range, 0));
-    assert_eq!(memory.punch(&[range.start]), Ok(()));
+    assert_eq!(punch(&memory, &[range.start]), Ok(()));
     assert_eq!(mode(), before | 0o1000);
     // It ends, and the page is lost.
     drop(memory);
@@ -104,7 +125,7 @@ fn the_mark_goes_when_all_pages_are_back() {
     let mode = || fstat(&fd).expect("it is open").st_mode & 0o7777;
     let before = mode();
     pwrite(&fd, &[7; 2 * PAGE as usize], 0).expect("there is memory");
-    assert_eq!(memory.punch(&[64, 65].map(Page)), Ok(()));
+    assert_eq!(punch(&memory, &[64, 65].map(Page)), Ok(()));
     assert_ne!(mode(), before);
     memory.forget_marks().expect("it is ours");
     assert_eq!(mode(), before);
@@ -114,7 +135,7 @@ fn the_mark_goes_when_all_pages_are_back() {
     memory.remove(pages(64, 72)).expect("it is ours");
     memory.add(region(&file, pages(64, 68), 0));
     memory.add(region(&file, pages(80, 84), 4 * PAGE));
-    assert_eq!(memory.punch(&[64, 65].map(Page)), Ok(()));
+    assert_eq!(punch(&memory, &[64, 65].map(Page)), Ok(()));
     memory.remove(pages(64, 68)).expect("it is ours");
     assert_ne!(mode(), before, "the other one has holes of its own");
     memory.remove(pages(80, 84)).expect("it is ours");
