@@ -4,7 +4,8 @@
 //!
 //! 1. There is room for the pages that are out, or the manager stays.
 //! 2. The limit goes, and the evictors end: no page leaves any more.
-//! 3. Each page that is out comes back, as if somebody needed it. Faults are served all the time.
+//! 3. Each page that is out comes back, as if somebody needed it. Faults are served all the time. A page for which there is no room after all is waited for; one that the client
+//!    has unmapped needs not come.
 //! 4. The memory is no longer registered: holes are fresh memory again, and whoever waits is woken.
 //! 5. The mark goes, and another manager may have the memory.
 
@@ -16,7 +17,7 @@ use farshore_core::word::State;
 use farshore_sys::cpu;
 
 use crate::host::{Host, buffer};
-use crate::serve::lose;
+use crate::serve::{lose, wait_for_room, wants_room};
 
 /// Gives the memory back, with all its pages. Returns how many bytes have come back.
 ///
@@ -41,9 +42,17 @@ pub fn leave(host: &Host) -> Result<u64, String> {
     let mut buffer = buffer();
     for page in pages() {
         while is_out(host, page) {
-            if let Err(why) = engine.resolve(page, Access::Read, false, cpu::current(), &mut buffer) {
-                lose(host, page, &why);
-                break;
+            engine.kernel.take_gone();
+            match engine.resolve(page, Access::Read, false, cpu::current(), &mut buffer) {
+                // The client has nothing there any more.
+                Ok(_) if engine.kernel.take_gone() == Some(page) => break,
+                // It is tried again: the kernel was busy with the address space.
+                Ok(_) => {}
+                Err(why) if wants_room(&why) => wait_for_room(&why),
+                Err(why) => {
+                    lose(host, page, &why);
+                    break;
+                }
             }
         }
     }
