@@ -188,15 +188,41 @@ impl Host {
         self.engine.kernel.uffd()
     }
 
-    /// Manages new regions, which were checked and overlap none that are there.
+    /// Manages new regions, which were checked and overlap none that are there. `check` is asked when all are registered, and may still refuse them.
     ///
     /// # Errors
-    /// One line: the kernel does not let us. Then none of them is managed.
-    pub fn take(&self, regions: Vec<Region>) -> Result<(), String> {
+    /// One line: the kernel does not let us, or what `check` says. Then none of them is managed, nor registered.
+    pub fn take(&self, regions: Vec<Region>, check: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
         let _space = self.in_one_hand();
+        let pages: Vec<PageRange> = regions.iter().map(|region| region.pages).collect();
+        let there = self.register(&regions).and_then(|there| check().map(|()| there)).inspect_err(|_| {
+            // All its pages are there.
+            pages.iter().for_each(|pages| _ = self.uffd().unregister(pages.start.addr(), pages.bytes()));
+        })?;
+        for region in regions {
+            let pages = region.pages;
+            self.engine.kernel.memory().add(region);
+            self.engine.manage(pages);
+        }
+        there.into_iter().for_each(|part| self.engine.take_stock(part, cpu::current()));
+        if self.engine.is_short() {
+            // A client that does nothing has no fault that would wake the evictors.
+            self.engine.wake_all_threads();
+        }
+        for pages in pages {
+            // Those who have touched it before it was managed, and were not served.
+            let _ = self.uffd().wake(pages.start.addr(), pages.bytes());
+        }
+        Ok(())
+    }
+
+    /// Registers new regions; which parts of them are in memory.
+    fn register(&self, regions: &[Region]) -> Result<Vec<PageRange>, String> {
         let mut there = Vec::new();
-        for region in &regions {
+        for region in regions {
             let (start, bytes) = (region.pages.start.addr(), region.pages.bytes());
+            // The kernel adds to what the client has registered it for, and faults of pages that are there (minor ones) are not served.
+            let _ = self.uffd().unregister(start, bytes);
             // SAFETY: the memory of another process, which has handed it over; each fault there is served from here on.
             let registered = unsafe { self.uffd().register(start, bytes) };
             registered.map_err(|errno| {
@@ -205,18 +231,7 @@ impl Host {
             let parts = region.parts_in_memory();
             there.extend(parts.map_err(|errno| format!("which pages are in memory cannot be found out ({errno})"))?);
         }
-        let pages: Vec<PageRange> = regions.iter().map(|region| region.pages).collect();
-        for region in regions {
-            let pages = region.pages;
-            self.engine.kernel.memory().add(region);
-            self.engine.manage(pages);
-        }
-        there.into_iter().for_each(|part| self.engine.take_stock(part, cpu::current()));
-        for pages in pages {
-            // Those who have touched it before it was managed, and were not served.
-            let _ = self.uffd().wake(pages.start.addr(), pages.bytes());
-        }
-        Ok(())
+        Ok(there)
     }
 
     /// Manages a region no more, whose memory the client takes away: what was out is given up.

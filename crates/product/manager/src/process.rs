@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
+use farshore_sys::fd::is_description_of;
+use farshore_sys::raw;
 use farshore_sys::uffd::{Features, Uffd};
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{UnixCredentials, getsockopt};
@@ -12,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 
 use crate::memory::{Backing, Identity, own_path};
-use crate::regions::Mapping;
+use crate::regions::{self, Mapping};
 use crate::wire::Handed;
 
 /// The process at the other end of a connection.
@@ -76,10 +78,50 @@ impl Process {
     /// One line: this process may not look at it.
     pub fn mappings(&self) -> Result<Vec<Mapping>, String> {
         let text = fs::read(self.path("maps")).map_err(|error| {
-            format!("what process {} has mapped cannot be read ({error}): may user and sandbox look at it?", self.number())
+            format!(
+                "what process {} has mapped cannot be read ({error}): a program with capabilities of its file (setcap) is hidden from its user, and a sandbox may hide it too; \
+                 give the manager's file the same ones, or take them away",
+                self.number()
+            )
         })?;
         // Names of files may be no text; nobody asks for them.
         Ok(String::from_utf8_lossy(&text).lines().filter_map(Mapping::parse).collect())
+    }
+
+    /// Makes sure that regions which a userfaultfd has registered are this process', and have no huge pages.
+    ///
+    /// # Errors
+    /// One line: what they have in their place.
+    pub fn check_registered(&self, regions: &[Handed]) -> Result<(), String> {
+        let text = fs::read(self.path("smaps")).map_err(|error| {
+            format!(
+                "what process {} has registered cannot be read ({error}): has the kernel CONFIG_PROC_PAGE_MONITOR?",
+                self.number()
+            )
+        })?;
+        regions::check_registered(regions, &String::from_utf8_lossy(&text))
+    }
+
+    /// Makes sure that the process keeps a descriptor of a userfaultfd that it has sent. With the last descriptor its memory becomes ordinary memory, and a page that is out zeros:
+    /// that must not happen when a manager is killed.
+    ///
+    /// # Errors
+    /// One line: it does not, or this process may not look.
+    pub fn keeps(&self, uffd: &OwnedFd) -> Result<(), String> {
+        let failed = |why: String| format!("which descriptors process {} has cannot be found out ({why})", self.number());
+        let entries = fs::read_dir(self.path("fd")).map_err(|error| failed(error.to_string()))?;
+        let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        for number in numbers {
+            match is_description_of(self.number().unsigned_abs(), number, uffd.as_fd()) {
+                Ok(true) => return Ok(()),
+                // Or it was closed meanwhile.
+                Ok(false) | Err(raw::Errno::EBADF) => {}
+                // A kernel that cannot tell: whether it keeps one is its affair.
+                Err(raw::Errno::ENOSYS) => return Ok(()),
+                Err(errno) => return Err(failed(errno.to_string())),
+            }
+        }
+        Err("it has closed its userfaultfd: keep a descriptor of it open, or pages that are out would be zeros if the manager were killed".into())
     }
 
     /// Opens the file of a region, which is known to be `identity`: by one of the descriptors that came along, one that the process has open, or by its mapping.
@@ -162,6 +204,18 @@ mod tests {
         let process = Process::behind(&here).expect("it is this one");
         assert_eq!(process.number() as u32, std::process::id());
         assert!(process.mappings().expect("it may look at itself").len() > 3);
+        let (kept, other) = (std::fs::File::open("/dev/zero"), std::fs::File::open("/dev/zero"));
+        let [kept, other] = [kept, other].map(|file| OwnedFd::from(file.expect("it is there")));
+        let copy = kept.try_clone().expect("there is a number");
+        assert_eq!((process.keeps(&copy), process.keeps(&other)), (Ok(()), Ok(())), "a process keeps its own");
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("it can be made");
+        let pid = Pid::from_child(&child);
+        let second = Process { pid, pidfd: pidfd_open(pid, PidfdFlags::empty()).expect("it is there") };
+        match is_description_of(child.id(), 0, copy.as_fd()) {
+            Err(raw::Errno::ENOSYS) => println!("skipped: the kernel has no kcmp(2)"),
+            _ => assert!(second.keeps(&copy).is_err_and(|why| why.contains("has closed its userfaultfd"))),
+        }
+        child.kill().and_then(|()| child.wait()).expect("it is ours");
         let peer = getsockopt(&here, PeerCredentials).expect("it is known");
         assert_eq!(check_user(peer, peer.uid()), Ok(peer.pid()));
         assert!(check_user(peer, peer.uid() + 1).is_err_and(|why| why.contains(&format!("of user {}", peer.uid()))));

@@ -136,6 +136,40 @@ pub fn file_of(region: &Handed, mappings: &[Mapping]) -> Result<Identity, String
     }
 }
 
+/// Makes sure that regions are registered, by what `/proc/PID/smaps` tells of the process that has connected (the userfaultfd may be another one's), and that none of them has huge
+/// pages or is to get some.
+///
+/// # Errors
+/// One line: which one, and why.
+pub fn check_registered(regions: &[Handed], smaps: &str) -> Result<(), String> {
+    let mut region = None;
+    for line in smaps.lines() {
+        if let Some(mapping) = Mapping::parse(line) {
+            region = regions.iter().find(|region| mapping.overlaps(region.address, region.address + region.bytes));
+        }
+        let (Some(region), Some((key, value))) = (region, line.split_once(':')) else { continue };
+        let mut words = value.split_ascii_whitespace();
+        match key {
+            "ShmemPmdMapped" | "FilePmdMapped" if words.next().is_some_and(|kilobytes| kilobytes != "0") => {
+                return Err(format!("{region}: it has huge pages, of which no part can be taken out safely: make it without"));
+            }
+            "THPeligible" if words.next().is_some_and(|is| is != "0") => {
+                return Err(format!(
+                    "{region}: the kernel may give it huge pages, of which no part can be taken out safely: do not ask for them (MADV_HUGEPAGE)"
+                ));
+            }
+            // Missing and protected pages are told.
+            "VmFlags" if ["um", "uw"].iter().any(|flag| !words.clone().any(|word| word == *flag)) => {
+                return Err(format!(
+                    "{region}: its userfaultfd is not the one of the process that has connected, of which this is not registered"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// Makes sure that the client reaches its memory by the regions alone.
 ///
 /// # Errors
@@ -259,6 +293,31 @@ mod tests {
         }
         let elsewhere = "7f1000000000-7f1000100000 rw-s 00300000 00:01 4711 /memfd:ram (deleted)";
         assert_eq!(only_there(&whole, &maps(&format!("{MAPS}\n{elsewhere}"))), Ok(()), "bytes that are not handed over");
+    }
+
+    #[test]
+    fn what_is_registered_is_this_process_memory() {
+        let ram = "7f0000000000-7f0000100000 rw-s 00000000 00:01 4711 /memfd:ram (deleted)";
+        let smaps = |mapped: &str, eligible: &str, flags: &str| {
+            let rest = |mapped: &str, eligible: &str, flags: &str| {
+                format!(
+                    "Size:  1024 kB\nShmemPmdMapped:  {mapped} kB\nFilePmdMapped:  0 kB\nTHPeligible:  {eligible}\nVmFlags: {flags}\n"
+                )
+            };
+            let other = "7effffe00000-7f0000000000 rw-s 00000000 00:01 4710 /memfd:other (deleted)\n";
+            format!("{other}{}{ram}\n{}", rest("2048", "1", "rd wr sh"), rest(mapped, eligible, flags))
+        };
+        let region = [handed(AT, MIB, 0)];
+        assert_eq!(check_registered(&region, &smaps("0", "0", "rd wr sh mr mw me ms um uw sd")), Ok(()));
+        for (mapped, eligible, flags, part) in [
+            ("0", "0", "rd wr sh sd", "is not the one of the process"),
+            ("0", "0", "rd wr sh um sd", "is not the one of the process"),
+            ("0", "1", "rd wr sh um uw", "may give it huge pages"),
+            ("2048", "0", "rd wr sh um uw", "it has huge pages"),
+        ] {
+            let why = check_registered(&region, &smaps(mapped, eligible, flags)).unwrap_err();
+            assert!(why.contains(part), "{part}: {why}");
+        }
     }
 
     #[test]

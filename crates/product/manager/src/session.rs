@@ -49,11 +49,12 @@ pub fn run(socket: OwnedFd, options: &Options) -> Result<(), String> {
     };
     let mut descriptors = first.descriptors.into_iter();
     let uffd = descriptors.next().ok_or("no userfaultfd came along with its memory")?;
+    process.keeps(&uffd)?;
     let uffd = userfaultfd(uffd)?;
     let regions = open(&process, &handed, &[], descriptors.as_slice())?;
     drop(descriptors);
     let host = Host::start(options, uffd)?;
-    host.take(regions)?;
+    host.take(regions, || process.check_registered(&handed))?;
     serve::start(host)?;
     obey(signals, host, process.number())?;
     first.answer.into_iter().for_each(|form| connection.answer(form));
@@ -152,7 +153,7 @@ fn change(host: &'static Host, process: &Process, came: Came) -> Result<(), Stri
         Request::HandOver(_) => return Err("it hands its memory over a second time".into()),
         Request::Add(handed) => {
             let regions = open(process, &[handed], &host.engine.kernel.memory().all(), &came.descriptors)?;
-            host.take(regions)?;
+            host.take(regions, || process.check_registered(&[handed]))?;
             ("added", handed.bytes)
         }
         Request::Remove { address, bytes } => {

@@ -58,7 +58,7 @@ fn what_is_out_stays_and_what_is_thrown_away_goes() {
     (0..100).map(|n| range.start.plus(n)).for_each(|page| write(page, byte_of(range, page)));
     let options = Options::new(Size::mib(4), "ram".parse().expect("it is a swap space"));
     let host = Host::start(&options, uffd).expect("there is memory");
-    host.take(vec![region(&backing(&fd), range, 0)]).expect("it is shared memory");
+    host.take(vec![region(&backing(&fd), range, 0)], || Ok(())).expect("it is shared memory");
     serve::start(host).expect("there are threads");
     let is = |page: Page, state: State| host.state_of(page) == Some(state);
     assert!(is(range.start.plus(PAGES - 1), State::Untouched) && !is(range.start, State::Untouched));
