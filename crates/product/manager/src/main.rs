@@ -14,6 +14,11 @@ use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
 use farshore_command::without_caller;
 
+/// Large blocks are mappings of their own. The standard heap writes zeros over a block that is asked for aligned and zeroed, as tables of pages are: each GiB that is handed over would take
+/// 2 MiB at once, touched or not.
+#[global_allocator]
+static HEAP: farshore_sys::alloc::OwnMemory = farshore_sys::alloc::OwnMemory::new();
+
 farshore_command::main!(command);
 
 /// Does what the command line says; the exit status.
