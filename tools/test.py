@@ -446,7 +446,7 @@ def parts(seed):
         Part("remote", "pages with NBD servers, which are killed, stopped and lie; farshore node",
              [pytest("remote", "tests/real/test_remote.py")], 10, shown, pytest_missing, needs_build=True, takes=90),
         Part("manager", "farshore manage: guests of a stand-in, clients that misbehave, managers and clients that are killed",
-             [pytest("manager", "tests/real/test_manager.py")], 10, shown, pytest_missing, needs_build=True, takes=60),
+             [pytest("manager", "tests/real/test_manager.py", "tests/real/test_manager_clients.py")], 10, shown, pytest_missing, needs_build=True, takes=120),
         Part("unithreads", "unithreads on far memory: on RAM, disks, with errors, in little memory",
              [pytest("unithreads", "tests/real/test_unithreads.py")], 10, shown, pytest_missing, needs_build=True, takes=120, locks=(DEBUG,)),
         Part("spaces", "swap spaces that come, go and die while a program runs",
