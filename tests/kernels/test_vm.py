@@ -56,6 +56,11 @@ memory = os.memfd_create("memory-backend-memfd")
 os.ftruncate(memory, 8 << 20)
 mapped = mmap.mmap(memory, 8 << 20)
 mapped[:4096] = bytes(4096)
+mapped.madvise(mmap.MADV_HUGEPAGE)
+with open("/proc/self/smaps") as file:
+    lines = file.read().partition("memory-backend-memfd")[2]
+flags = next(line for line in lines.splitlines() if line.startswith("VmFlags"))
+assert "hg" not in flags.split() and "um" in flags.split(), flags
 one, other = socket.socketpair()
 said = []
 for give in (lambda: socket.send_fds(one, [b"x"], [0, 1]), lambda: socket.send_fds(one, [b"x"], [0, memory]), lambda: os.open("/dev/vfio/vfio", os.O_RDWR)):

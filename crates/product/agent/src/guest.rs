@@ -168,6 +168,15 @@ pub fn leaves(address: u64, bytes: u64) -> Result<(), Refused> {
     Ok(())
 }
 
+/// Whether the manager has something of a part of the address space.
+pub fn has(address: u64, bytes: u64) -> bool {
+    if !HAS_MANAGER.load(Ordering::Acquire) || INSIDE.get() {
+        return false;
+    }
+    let end = address.saturating_add(bytes);
+    manager().own().is_some_and(|there| there.regions.iter().any(|(start, stop)| address < *stop && *start < end))
+}
+
 impl Manager {
     /// Asks for something, and waits until it is done.
     fn ask(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), Refused> {

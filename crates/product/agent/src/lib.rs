@@ -104,6 +104,19 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_int {
     }
 }
 
+/// Gives the kernel advice. That the guest's memory should have huge pages is kept from it: no part of one can be taken out, and the manager would have to leave them in memory.
+///
+/// # Safety
+/// As for `madvise(2)`: some advice takes what is there away.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, bytes: usize, advice: c_int) -> c_int {
+    if advice == libc::MADV_HUGEPAGE && guest::has(address as u64, bytes as u64) {
+        return 0;
+    }
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice) as c_int }
+}
+
 /// Opens a file, as the kernel does.
 ///
 /// # Safety
