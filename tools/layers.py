@@ -38,8 +38,9 @@ LAYERS = {
         "connection": ["wire", "regions"],
         "host": ["memory", "kernel"],
         "serve": ["seldom", "host"],
+        "control": ["process", "host"],
         "leave": ["host", "serve"],
-        "session": ["wire", "memory", "regions", "process", "connection", "host", "serve", "leave"],
+        "session": ["wire", "memory", "regions", "process", "connection", "host", "serve", "leave", "control"],
         # The command, over all of the library.
         "args": [],
         "qemu": [],

@@ -4,6 +4,7 @@ What the guest (machine.py) says on its serial line must be the same natively an
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -155,6 +156,24 @@ class TestVm(Machine):
                 wait_until(lambda: text in process.stderr_so_far(), f"{words}: {process.stderr_so_far()}")
             self.tell(monitor, "object_add memory-backend-ram,id=other,size=48M")
             expect("48 MiB" not in process.stderr_so_far().partition("added 48 MiB")[2], f"private memory is told of: {process.stderr_so_far()}")
+
+    def test_asked(self):
+        """`farshore stat`, `set` and `top` reach the manager; another limit holds while the guest works."""
+        with self.running([*self.vm(64), *self.machine(*TINY)]) as (process, _, manager):
+            self.wait_for_evictions(process, manager)
+            told = json.loads(self.call("stat", "--json", str(manager)).out)
+            expect(told["program"].startswith("qemu-system") and told["pid"] == manager and told["memory_limit_bytes"] == 64 * MIB, f"{told}")
+            expect(told["managed_bytes"] == TINY[0] * MIB and told["evictions"]["pages"] >= 5000 and told["faults"]["zero"] > 0, f"{told}")
+            expect(0 < told["processor_ns"] and told["spaces"][0]["used_bytes"] > 0 and 0 < told["overhead_bytes"] < 64 * MIB, f"{told}")
+            done = self.call("set", str(manager), "memory=32M", "prefetch=none", "policy=fifo", "evictors=1")
+            expect(done.status == 0, done.err)
+            wait_until(lambda: memory_of(self.qemu(process)) <= 32 * MIB, "the guest's memory does not shrink", LONG)
+            told = json.loads(self.call("stat", "--json", str(manager)).out)
+            expect((told["memory_limit_bytes"], told["prefetcher"], told["policy"]) == (32 * MIB, "none", "fifo"), f"{told}")
+            listed = self.call("top", "--once").out
+            expect(re.search(rf"\b{manager}\b", listed), f"farshore top does not have {manager}: {listed}")
+            for words, word in (("memory=1M", "at least"), ("swap+=ram:lz4", "swap"), ("slowdown=5%", "slowdown"), ("budget=1G", "budget"), ("policy=best", "best"), ("evictors=99", "99")):
+                self.refused(["set", str(manager), words], (1, 125), word)
 
     def test_daemon(self):
         """A QEMU that makes itself a daemon, in QEMU's own sandbox: its manager is that of the daemon."""

@@ -21,6 +21,7 @@
 //! | [`kernel`] | the engine's `Kernel` on them |
 //! | [`process`] | the client's process: who it is, its mappings, its files |
 //! | [`connection`] | requests and descriptors that come, answers that go |
+//! | [`control`] | `farshore stat` and `set` |
 //! | [`host`] | the engine of a client, and its threads |
 //! | [`serve`] | faults |
 //! | [`leave`] | the memory is given back |
@@ -33,6 +34,7 @@
 //! one client alone. What is leaked here is leaked for as long as the client lives.
 
 pub mod connection;
+pub mod control;
 pub mod host;
 pub mod kernel;
 pub mod leave;

@@ -148,6 +148,29 @@ impl Process {
     }
 }
 
+/// What a process is called, as `ps` says it.
+#[must_use]
+pub fn name(pid: i32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).map_or_else(|_| "?".into(), |name| name.trim_end().into())
+}
+
+/// Processor time that a process has used, all its threads, ns; 0 when it has ended.
+#[must_use]
+pub fn processor_ns(pid: i32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Behind its name, which may have any bytes: the times of user and kernel are the 14th and 15th field of all.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks: u64 = fields.split_ascii_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    ticks * (1_000_000_000 / rustix::param::clock_ticks_per_second().max(1))
+}
+
+/// Memory of this process that is in RAM, bytes.
+#[must_use]
+pub fn resident_bytes() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    pages.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
+}
+
 /// Takes a userfaultfd that came over a connection.
 ///
 /// # Errors

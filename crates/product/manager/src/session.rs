@@ -24,6 +24,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::connection::{Came, Connection, Next};
+use crate::control;
 use crate::host::Host;
 use crate::leave::leave;
 use crate::memory::{Backing, Identity, Region};
@@ -57,6 +58,9 @@ pub fn run(socket: OwnedFd, options: &Options) -> Result<(), String> {
     host.take(regions, || process.check_registered(&handed))?;
     serve::start(host)?;
     obey(signals, host, process.number())?;
+    if let Err(why) = control::start(host, process.number()) {
+        tell(&format!("process {}: farshore stat and set do not reach its manager ({why})", process.number()));
+    }
     first.answer.into_iter().for_each(|form| connection.answer(form));
     let bytes = host.engine.stats.managed() * PAGE_SIZE as u64;
     tell(&format!(

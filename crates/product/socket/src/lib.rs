@@ -30,6 +30,8 @@
 //! allocates; in the library that is Farshore's own memory.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+pub mod counters;
+
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
