@@ -9,15 +9,22 @@
 //! folder, by its owner. (Two programs that find the name taken in the same twentieth of a second, and are the first, could make two.)
 //!
 //! The file stays when all programs have ended: a few KiB that mean nothing to the next program, since nobody has a line in it.
+//!
+//! It may also lose its name while programs are in it: systemd removes what a user has in `/dev/shm` when the user's last session ends. A second list
+//! would give the same memory away twice. So before a list is made the user's processes are looked through for one that has such a list open, and
+//! that one is used.
 
 use crate::law::{NEED_TO_BEGIN, Share};
-use crate::list::{Hold, LINES, Line, Name, now_ms};
+use crate::list::{FILE_BYTES, Hold, LINES, Line, Name, now_ms};
 use farshore_config::Size;
 use farshore_sys::fd::lock_byte;
 use rustix::fd::{AsFd as _, OwnedFd};
-use rustix::fs::{FileType, Mode, OFlags, fstat};
+use rustix::fs::{FileType, Mode, OFlags, fstat, stat};
 use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::{read_dir, read_link};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -87,7 +94,13 @@ enum Attempt {
 
 fn attempt(file: &OwnedFd, line: &mut Option<u32>, wish: Wish<'_>) -> Result<Attempt, String> {
     let Wish { name, least, pid, .. } = wish;
-    let failed = |errno: Errno| format!("--budget {name}: the list of budgets cannot be used ({errno})");
+    let failed = |errno: Errno| match errno {
+        Errno::FBIG => format!(
+            "--budget {name}: the list of budgets cannot be written, since files must not become larger than this process' limit: allow {} KiB (ulimit -f)",
+            FILE_BYTES.div_ceil(1024)
+        ),
+        errno => format!("--budget {name}: the list of budgets cannot be used ({errno})"),
+    };
     let hold = hold(file, name)?;
     hold.begin().map_err(|errno| match errno {
         Errno::MEDIUMTYPE => format!(
@@ -190,6 +203,9 @@ fn open(folder: &Path, user: u32) -> Result<OwnedFd, String> {
         if let Some(file) = find(folder, &plain, user)? {
             return Ok(file);
         }
+        if let Some(file) = nameless(folder, &plain, user) {
+            return Ok(file);
+        }
         make(folder, &plain)?;
     }
     Err(format!(
@@ -204,18 +220,40 @@ fn find(folder: &Path, plain: &str, user: u32) -> Result<Option<OwnedFd>, String
         return Ok(Some(file));
     }
     let prefix = format!("{plain}.");
-    let entries = std::fs::read_dir(folder).map_err(|why| no_folder(folder, &why.to_string()))?;
+    let entries = read_dir(folder).map_err(|why| no_folder(folder, &why.to_string()))?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut names: Vec<String> = names.filter(|name| name.starts_with(&prefix)).collect();
     names.sort();
     names.iter().find_map(|name| look_at(&folder.join(name), user).transpose()).transpose()
 }
 
-/// Opens this file, if it is one of this user's.
+/// A list of this user that has lost its name, and that a process still has open.
+fn nameless(folder: &Path, plain: &str, user: u32) -> Option<OwnedFd> {
+    let device = stat(folder).ok()?.st_dev;
+    // As the kernel shows it: the name that it had, and ` (deleted)`.
+    let was_list = |target: &Path| {
+        let rest = target.file_name().and_then(|name| name.to_str()?.strip_prefix(plain));
+        target.parent() == Some(folder) && rest.is_some_and(|rest| rest.starts_with(['.', ' ']))
+    };
+    let is_list = |file: &OwnedFd| fstat(file).is_ok_and(|stat| stat.st_dev == device && stat.st_nlink == 0);
+    let is_process = |name: &OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+    let processes = read_dir("/proc").ok()?.flatten().filter(|entry| is_process(&entry.file_name()));
+    // What others have open under such a name is nothing to be opened.
+    let own = processes.filter(|entry| entry.metadata().is_ok_and(|process| process.uid() == user));
+    let descriptors = own.filter_map(|entry| read_dir(entry.path().join("fd")).ok()).flat_map(|all| all.flatten());
+    let lists = descriptors.map(|entry| entry.path()).filter(|path| read_link(path).is_ok_and(|target| was_list(&target)));
+    lists.filter_map(|path| open_own(&path, user, OFlags::empty()).ok().flatten()).find(is_list)
+}
+
+/// Opens this file, if it is one of this user's. No link is followed.
 fn look_at(path: &Path, user: u32) -> Result<Option<OwnedFd>, String> {
+    open_own(path, user, OFlags::NOFOLLOW)
+}
+
+fn open_own(path: &Path, user: u32, how: OFlags) -> Result<Option<OwnedFd>, String> {
     let refuse = |why: String| Err(format!("--budget: the list of budgets '{}' {why}", path.display()));
     // Not to wait for what is no file.
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | how;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => file,
         Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return refuse(format!("cannot be opened ({errno})")),
@@ -329,6 +367,23 @@ mod tests {
             write(&one.file, 48 * MIB / PAGE);
             assert_eq!(joining.join().unwrap().unwrap().line, 1);
         });
+    }
+
+    #[test]
+    fn a_list_without_a_name_is_found_while_a_program_is_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let join = |mib, least| join_in(folder.path(), me(), wish("jobs", mib, least), Duration::ZERO);
+        let one = join(Some(64), 16).unwrap();
+        let plain = folder.path().join(format!("farshore-budgets-{}", me()));
+        std::fs::remove_file(&plain).unwrap();
+        let two = join(None, 16).unwrap();
+        assert_eq!((one.line, two.line, names(folder.path()).len()), (0, 1, 0), "there is one list");
+        let found = |folder: &Path, user| nameless(folder, &format!("farshore-budgets-{}", me()), user).is_some();
+        assert!(found(folder.path(), me()) && !found(folder.path(), me() + 1), "others' lists are theirs");
+        assert!(!found(tempfile::tempdir().unwrap().path(), me()), "that of another folder is another one");
+        drop((one, two));
+        assert_eq!(join(Some(8), 8).unwrap().line, 0);
+        assert_eq!(names(folder.path()).len(), 1, "nobody was in the old one");
     }
 
     #[test]

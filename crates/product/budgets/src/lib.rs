@@ -32,7 +32,7 @@
 //! 2. Lines are read and written by the process that has the *hold*: a lock of another byte, which belongs to one process and ends with
 //!    it. A family writes its own line alone, but for the size, which is written to all.
 //! 3. **A family raises `held` in its line before its limit, and lowers it after its pages have left.** It does both while it has the
-//!    hold: no process that was stopped in between can act on what it read.
+//!    hold, and only there it looks what its limit is and who decides it: no process that was stopped in between can act on what it read.
 //! 4. No family waits for another: a family that does not get the hold leaves its limit as it is, and looks again.
 //! 5. **Nothing in the list is believed.** Every process of the user can write it. What is read is bounded, so a list of noise makes
 //!    a limit wrong, between the family's least and what it says itself is its most, and does no other harm: no memory is mapped from it.

@@ -6,6 +6,7 @@ use farshore_sys::clock;
 use farshore_sys::fd::{claim_byte, is_byte_locked, release_byte};
 use rustix::fd::BorrowedFd;
 use rustix::io::{Errno, pread, pwrite, retry_on_intr};
+use rustix::process::{Resource, getrlimit};
 
 /// Families of one user that can be in budgets at a time.
 pub const LINES: u32 = 256;
@@ -13,6 +14,8 @@ pub const LINES: u32 = 256;
 const HEAD: &[u8] = b"farshore budget1";
 const HEAD_BYTES: u64 = 128;
 const LINE_BYTES: usize = 128;
+/// How long the file is when all lines are in use, bytes.
+pub const FILE_BYTES: u64 = HEAD_BYTES + LINES as u64 * LINE_BYTES as u64;
 /// The byte whose lock is the hold: behind all that the file has.
 const HOLD: u32 = 1 << 20;
 /// The most that a number of pages counts as: what is read may be anything, and is added up.
@@ -77,7 +80,8 @@ impl Line {
 
     /// As the law sees it.
     pub fn as_other(&self, now_ms: u64) -> Other {
-        Other { share: self.share, looks: now_ms.saturating_sub(self.looked_ms) < SILENT_MS }
+        // A time ahead is noise, or of a family whose clock begins elsewhere (a time namespace): nobody would know when that one is silent.
+        Other { share: self.share, looks: now_ms.abs_diff(self.looked_ms) < SILENT_MS }
     }
 }
 
@@ -149,12 +153,16 @@ impl<'f> Hold<'f> {
     /// Writes a line.
     ///
     /// # Errors
-    /// What the kernel answers: there is no memory for the file.
+    /// `EFBIG`: the process may not make files that long (`RLIMIT_FSIZE`); or what the kernel answers: there is no memory for the file.
     pub fn write(&self, number: u32, line: &Line) -> Result<(), Errno> {
         self.put(&line.to_bytes(), HEAD_BYTES + u64::from(number) * LINE_BYTES as u64)
     }
 
     fn put(&self, bytes: &[u8], at: u64) -> Result<(), Errno> {
+        // The kernel would refuse it by a signal that ends the program. The limit may be the program's own, which it has set for files of its own.
+        if getrlimit(Resource::Fsize).current.is_some_and(|most| at + bytes.len() as u64 > most) {
+            return Err(Errno::FBIG);
+        }
         let written = retry_on_intr(|| pwrite(self.file, bytes, at))?;
         if written == bytes.len() { Ok(()) } else { Err(Errno::NOSPC) }
     }
@@ -179,6 +187,15 @@ mod tests {
             let Share { limit, held, least, wants, need } = line.share;
             assert!([line.size, limit, held, least, wants, need].iter().all(|&number| number <= PAGES_MAX) && limit <= held);
         }
+    }
+
+    #[test]
+    fn a_family_looks_if_it_did_so_lately() {
+        let looks = |looked_ms, now_ms| Line { looked_ms, ..Line::default() }.as_other(now_ms).looks;
+        assert!(looks(5_000, 5_000) && looks(5_000, 6_999) && !looks(5_000, 7_000));
+        // One that is written by another thread than the one that read the clock.
+        assert!(looks(5_001, 5_000));
+        assert!(!looks(u64::MAX, 5_000), "noise is not waited for for ever");
     }
 
     #[test]
