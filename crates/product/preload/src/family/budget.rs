@@ -12,6 +12,9 @@
 //!
 //! No member gets less than its engine's floor.
 //!
+//! A member writes into its line what it takes, and then looks whether all fit: so of two that take the last pages at once none has them, and what
+//! members have together is never more than the limit because of that ([`Ledger::take`]).
+//!
 //! # What a fork shares
 //!
 //! After a fork, parent and child share the resident pages. The child's line has their number as its *credit*, and the sum of
@@ -20,8 +23,8 @@
 //! what is really shared. When either ends, the credit is 0.
 
 use super::{ALIVE, Kin, LEFT, Ledger, Member};
-use crate::ground::runtime::Runtime;
-use core::sync::atomic::{AtomicU64, Ordering};
+use crate::ground::runtime::{Runtime, TheEngine};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 use farshore_core::seams::Clock as _;
 use farshore_engine::stats::Count;
 use farshore_sys::raw::syscall;
@@ -77,6 +80,25 @@ impl Ledger {
         })
     }
 
+    /// Writes so many pages more into this member's line, if they are free now. By the member alone.
+    pub(super) fn take(&self, member: &Member, pages: u64) -> bool {
+        let has = member.budget.load(Ordering::Acquire);
+        member.budget.store(has.saturating_add(pages), Ordering::Release);
+        // Of two members at least one sees what the other has taken.
+        fence(Ordering::SeqCst);
+        let fits = self.together().1 <= self.limit.load(Ordering::Acquire);
+        if !fits {
+            member.budget.store(has, Ordering::Release);
+        }
+        fits
+    }
+
+    /// The same for up to so many pages. Returns how many it has taken: less where others take some at the same time.
+    pub(super) fn take_some(&self, member: &Member, pages: u64) -> u64 {
+        let parts = [1, 2, 4, 8].map(|part| pages / part);
+        parts.into_iter().find(|&pages| pages > 0 && self.take(member, pages)).unwrap_or(0)
+    }
+
     /// Whether a member has a kin thread.
     pub(super) fn is_awake(&self) -> bool {
         self.alive().any(|(_, m)| m.awake.load(Ordering::Acquire) != 0)
@@ -110,16 +132,17 @@ pub(super) fn first_share() -> Option<u64> {
 }
 
 /// Gives this process, which is dormant, so many pages more, if they are free, up to an eighth of the limit: what it maps counts, and it
-/// gives nothing back while it is dormant. It looks after it has taken them: of two that take the last pages at once none has them.
+/// gives nothing back while it is dormant.
 pub(super) fn grow(pages: u64) -> bool {
     let (Some(ledger), Some(line)) = (super::ledger(), super::own_line()) else { return false };
-    let limit = ledger.limit.load(Ordering::Acquire);
-    let has = line.budget.fetch_add(pages, Ordering::AcqRel).saturating_add(pages);
-    let fits = has <= limit / 8 && ledger.together().1 <= limit;
-    if !fits {
-        line.budget.fetch_sub(pages, Ordering::AcqRel);
-    }
-    fits
+    // Of a dormant process one thread at a time comes here.
+    let has = line.budget.load(Ordering::Acquire).saturating_add(pages);
+    has <= ledger.limit.load(Ordering::Acquire) / 8 && ledger.take(line, pages)
+}
+
+/// What a process does not give away while others are short, pages.
+pub(super) fn kept(engine: &TheEngine) -> u64 {
+    (engine.in_use() + STEP_MIN).max(engine.floor())
 }
 
 /// This process, which has no kin thread, may have most of the limit and use little of it: leaves the rest to others. Under the
@@ -197,7 +220,7 @@ pub(super) fn balance(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool
     let (processes, together) = ledger.together();
     let fair = limit / processes.max(1);
     let others_short = ledger.is_short(Some(kin.me), now);
-    let in_use = engine.in_use() + STEP_MIN;
+    let in_use = kept(engine);
     let wanted = if together > limit {
         let too_much = together - limit;
         // The next member that looks takes its part of what is left then.
@@ -214,11 +237,61 @@ pub(super) fn balance(runtime: &Runtime, ledger: &Ledger, kin: &mut Kin) -> bool
     } else {
         has
     };
-    let wanted = wanted.max(engine.floor());
-    if wanted != has && (wanted > has || engine.frames().debt() == 0) {
+    let wanted = match wanted.max(engine.floor()) {
+        more if more > has => has + ledger.take_some(me, more - has),
+        less if engine.frames().debt() == 0 => less,
+        _ => has,
+    };
+    if wanted != has {
         engine.set_budget(wanted);
         me.budget.store(engine.budget(), Ordering::Release);
         return true;
     }
     short || engine.frames().debt() > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::alloc::{Layout, alloc_zeroed};
+    use std::sync::atomic::AtomicBool;
+
+    /// A ledger with two members, for good.
+    fn ledger(limit: u64) -> &'static Ledger {
+        // SAFETY: the layout has a size; a ledger is atomic numbers, for which zeros are a value, as in a new file.
+        let ledger: &'static Ledger = unsafe { &*alloc_zeroed(Layout::new::<Ledger>()).cast::<Ledger>() };
+        ledger.limit.store(limit, Ordering::Release);
+        ledger.used.store(2, Ordering::Release);
+        ledger.members[..2].iter().for_each(|member| member.state.store(ALIVE, Ordering::Release));
+        ledger
+    }
+
+    #[test]
+    fn what_is_free_is_taken_once() {
+        let (ledger, over) = (ledger(100), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for member in &ledger.members[..2] {
+                scope.spawn(|| {
+                    for _ in 0..50_000 {
+                        let taken = ledger.take_some(member, 60);
+                        // It uses them, until it gives them back.
+                        member.in_use.store(taken, Ordering::Release);
+                        fence(Ordering::SeqCst);
+                        let all: u64 = ledger.members[..2].iter().map(|member| member.in_use.load(Ordering::Acquire)).sum();
+                        over.fetch_or(all > 100, Ordering::Relaxed);
+                        member.in_use.store(0, Ordering::Release);
+                        member.budget.store(0, Ordering::Release);
+                    }
+                });
+            }
+        });
+        assert!(!over.load(Ordering::Relaxed), "both had what was there for one");
+        assert_eq!(ledger.together(), (2, 0), "nothing is lost");
+        assert_eq!(
+            [60, 60, 0].map(|pages| ledger.take_some(&ledger.members[0], pages)),
+            [60, 30, 0],
+            "a part, where not all is free"
+        );
+        assert!(ledger.take(&ledger.members[1], 10) && !ledger.take(&ledger.members[1], 1));
+    }
 }

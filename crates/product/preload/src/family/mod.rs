@@ -309,7 +309,7 @@ pub fn take_part(runtime: &'static Runtime) -> Result<(), Errno> {
         let own = member.budget.load(Ordering::Acquire);
         let (_, together) = ledger.together();
         let free = ledger.limit.load(Ordering::Acquire).saturating_sub(together);
-        runtime.engine.set_budget((own + free / 2).max(runtime.engine.floor()));
+        runtime.engine.set_budget((own + ledger.take_some(member, free / 2)).max(runtime.engine.floor()));
     }
     member.budget.store(runtime.engine.budget(), Ordering::Release);
     runtime.note_own_fds();
