@@ -272,12 +272,14 @@ fn begin_now(place: &Place, seen: &Seen<'_>, shown: &Shown, least: u64, most: u6
     pages
 }
 
-/// Looks: shares move by the law. `has`: what the family has now; `set` sets its limit. Pages. By the process that decides.
-pub(super) fn look(shown: &Shown, own: Own, has: impl Fn() -> u64, set: impl Fn(u64)) {
+/// Looks: shares move by the law. `own`: what the family is now, if this process decides its limit; `has`: what it has; `set` sets its limit. Pages.
+pub(super) fn look(shown: &Shown, least: u64, own: impl FnOnce() -> Option<Own>, has: impl Fn() -> u64, set: impl Fn(u64)) {
     PLACE.with(|place| {
         let Some(place) = place.as_ref() else { return };
-        let (limit, least) = (own.share.limit, own.share.least);
         let Some(seen) = place.look(least) else { return };
+        // Only now, under the hold: a process that was stopped before it may find that another one decides, and has set another limit.
+        let Some(own) = own() else { return };
+        let (limit, least) = (own.share.limit, own.share.least);
         let asked = shown.asked.load(Ordering::Acquire);
         if asked > 0 {
             place.set_size(&seen, least, asked);
@@ -300,13 +302,13 @@ pub(super) fn look(shown: &Shown, own: Own, has: impl Fn() -> u64, set: impl Fn(
     });
 }
 
-/// The family is left with this share, which is less than it had and all that it has: `set` sets its limit.
-pub(super) fn give_back(shown: &Shown, share: Share, set: impl Fn()) {
+/// The family is left with less than it had: `set` sets its limit, and says what its share is then.
+pub(super) fn give_back(shown: &Shown, least: u64, set: impl FnOnce() -> Share) {
     uninterrupted(|| {
         PLACE.with(|place| {
             let Some(place) = place.as_ref() else { return };
-            let Some(seen) = place.look(share.least) else { return };
-            set();
+            let Some(seen) = place.look(least) else { return };
+            let share = set();
             // If it cannot be written the others think that it has more.
             let _ = seen.hold.write(place.line, &place.own_line(share));
             shown.tell(place.size.get(), &share, &seen.others);

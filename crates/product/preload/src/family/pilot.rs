@@ -11,7 +11,7 @@
 //! wants, and the budget says how much of it the family gets; a family without a target wants what it uses.
 
 use super::joint::{self, Shown};
-use super::{ledger, nudge, own_line, set_limit, shares_limit};
+use super::{budget, ledger, nudge, own_line, set_limit, shares_limit};
 use crate::ground::own_threads::rights;
 use crate::ground::runtime::Runtime;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -216,11 +216,9 @@ fn bound(runtime: &Runtime, board: &Board, pages: u64) -> Result<(), u64> {
     if pages < least {
         return Err(least * PAGE_SIZE as u64);
     }
+    // The process that decides sets it, at its next look: a limit that is set without the hold may be above what the family's line says by then.
     board.most.store(pages, Ordering::Release);
     board.target.store(0, Ordering::Release);
-    if pages * (PAGE_SIZE as u64) < super::limit(runtime) {
-        set_now(runtime, pages * PAGE_SIZE as u64)?;
-    }
     runtime.engine.wake_watcher();
     nudge();
     Ok(())
@@ -314,7 +312,8 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
         own.since(seen.own).add_to(board);
         (seen.at_ns, seen.own) = (now, own);
         if let Some(line) = own_line() {
-            line.in_use.store(runtime.engine.in_use(), Ordering::Release);
+            // What it does not give away is of no use to relatives that are short: a family that has no more than that is full.
+            line.in_use.store(budget::kept(&runtime.engine), Ordering::Release);
         }
         if !board.claim(me(), now) {
             seen.decided = false;
@@ -341,7 +340,7 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
                 Some(_) => next.unwrap_or(limit),
                 None => law::wants(limit, in_use, slack(in_use), is_full(look), short),
             };
-            look_at_budget(runtime, board, limit, wants, seen.loss);
+            look_at_budget(runtime, board, wants, seen.loss);
         } else if let Some(pages) = next {
             change(runtime, board, pages);
         }
@@ -358,30 +357,38 @@ fn is_short(runtime: &Runtime, seen: &mut Seen, now_ns: u64) -> bool {
 }
 
 /// The family wants so much of its budget.
-fn look_at_budget(runtime: &Runtime, board: &Board, limit: u64, wants: u64, loss: Loss) {
+fn look_at_budget(runtime: &Runtime, board: &Board, wants: u64, loss: Loss) {
     let least = least(runtime, board);
-    let most = board.most().max(least);
-    let target = Some(board.target.load(Ordering::Acquire)).filter(|&target| target > 0);
-    let held = has(runtime).max(limit);
-    let share = Share { limit, held, least, wants: wants.clamp(least, most), need: loss.need(target) };
+    let own = || {
+        let decides = board.claim(me(), runtime.engine.clock.now_ns());
+        let most = board.most().max(least);
+        let target = Some(board.target.load(Ordering::Acquire)).filter(|&target| target > 0);
+        let limit = super::limit(runtime) / PAGE_SIZE as u64;
+        let held = has(runtime).max(limit);
+        let share = Share { limit, held, least, wants: wants.clamp(least, most), need: loss.need(target) };
+        decides.then_some(Own { share, most, keeps: target.is_none() })
+    };
     let set = |pages: u64| {
         if set_now(runtime, pages * PAGE_SIZE as u64).is_ok() {
             board.changes.fetch_add(1, Ordering::Relaxed);
         }
     };
-    joint::look(&board.joint, Own { share, most, keeps: target.is_none() }, || has(runtime), set);
+    joint::look(&board.joint, least, own, || has(runtime), set);
 }
 
 /// In a budget a process begins dormant, after an exec. Where nobody of the family looks any more, it gives back what the family does not have:
 /// nobody would do so later.
 pub(super) fn doze() {
     let Some(ledger) = ledger().filter(|ledger| joint::is_in() && shares_limit() && !ledger.is_awake()) else { return };
-    let (board, limit) = (&ledger.board, ledger.limit.load(Ordering::Acquire));
+    let board = &ledger.board;
     let least = board.least.load(Ordering::Acquire);
     let pages = least.max(ledger.together().1);
-    if pages < limit {
-        let share = Share { limit: pages, held: pages, least, wants: pages, need: 0 };
-        joint::give_back(&board.joint, share, || ledger.limit.store(pages, Ordering::Release));
+    if pages < ledger.limit.load(Ordering::Acquire) {
+        joint::give_back(&board.joint, least, || {
+            let limit = ledger.limit.fetch_min(pages, Ordering::AcqRel).min(pages);
+            // Behind it: a relative that has woken meanwhile may have taken more before.
+            Share { limit, held: limit.max(ledger.together().1), least, wants: limit, need: 0 }
+        });
     }
 }
 
