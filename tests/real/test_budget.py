@@ -5,12 +5,16 @@ Programs check their own data. What is judged are shares and counters, never tim
 """
 
 import contextlib
+import fcntl
 import glob
 import os
 import random
+import re
 import signal
 import stat
+import struct
 import subprocess
+import threading
 import time
 
 import harness
@@ -69,6 +73,7 @@ class TestBudget(Hotset):
         name, seen = new_name(), []
         with contextlib.ExitStack() as stack:
             greedy = stack.enter_context(self.program(["--budget", f"{name}=200M"], "150M", "150M"))
+            stack.enter_context(self.kept(name, 200 * MIB))
             self.until([greedy], "alone it has what it needs", lambda found: share(found) >= 150)
             idle = stack.enter_context(self.program(["--budget", name], "100M", "1M"))
             one, other = self.until([greedy, idle], "the idle one gives back", lambda one, other: share(one) >= 148 and share(other) <= 52)
@@ -99,6 +104,20 @@ class TestBudget(Hotset):
                 expect(all(share(one) >= 25 for one in found), f"one is left with {[share(one) for one in found]}")
                 time.sleep(0.1)
         return " and ".join(f"{share(one):.0f} MiB" for one in found)
+
+    def test_a_child_that_works(self):
+        """A family whose first process waits for a child: memory that the first one cannot give back is not free, so the child's need shows."""
+        name, hotset = new_name(), self.public_program("hotset")
+        with self.program(["--budget", f"{name}=200M"], "150M", "1M") as idle:
+            self.until([idle], "it has what it needs", lambda found: share(found) >= 150)
+            with self.running(["--budget", name, "--swap", SWAP], ["sh", "-c", f"'{hotset}' 80M 80M; true"], timeout=WATCHDOG, stdin=subprocess.PIPE) as process:
+                expect(process.popen.stdout.readline() == b"ready\n", f"it is not ready: {process.stderr_so_far()[-400:]}")
+                others = lambda found: (found["budget"]["taken_bytes"] - found["budget"]["share_bytes"]) / MIB
+                found = self.until([idle], "the child gets what it works on", lambda found: others(found) >= 80)[0]
+                process.popen.stdin.write(b"end\n")
+                process.popen.stdin.flush()
+                expect(process.popen.stdout.readline() == b"right\n", "its data")
+        return f"{others(found):.0f} of 200 MiB"
 
     def test_with_slowdown(self):
         """Each takes what its own target needs, the rest stays free; one that needs more gets it."""
@@ -165,6 +184,80 @@ class TestBudget(Hotset):
             top = self.call_program([view, "top", "--once", "--interval", "0.2"])
             expect(f"{name} " in top.out and "/200M" in top.out, f"{top.out} {top.err}")
         return "share and size"
+
+    @contextlib.contextmanager
+    def kept(self, name, size):
+        """While this runs, what the lines of a budget say is held is never more than its size, at any moment. A program is in it already."""
+        over, end = set(), threading.Event()
+
+        def is_taken(file, number):
+            lock = struct.Struct("hhqqi4x")
+            return lock.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, lock.pack(fcntl.F_WRLCK, 0, number, 1, 0)))[0] != fcntl.F_UNLCK
+
+        def watch(file):
+            before = None
+            while not end.is_set():
+                now = os.pread(file.fileno(), 1 << 16, 128)
+                lines = enumerate(struct.unpack_from("<32s8Q", now, at) for at in range(0, len(now) - 127, 128))
+                held = {number: held for number, (line, _, _, held, *_) in lines if line.rstrip(b"\0") == name.encode() and is_taken(file, number)}
+                # Twice the same: no line was written, and nobody has ended, while others were read.
+                if (now, held) == before and sum(held.values()) > size >> 12:
+                    over.add(tuple(held.items()))
+                before = (now, held)
+
+        with open(f"/dev/shm/farshore-budgets-{os.geteuid()}", "rb", buffering=0) as file:
+            watcher = threading.Thread(target=watch, args=[file])
+            watcher.start()
+            try:
+                yield
+            finally:
+                end.set()
+                watcher.join()
+        expect(not over, f"more than {size >> 12} pages are held: {sorted(over)[:5]}")
+
+    @staticmethod
+    def watcher(pid):
+        """The thread by which a process looks at its budget."""
+        [found] = [task for task in os.listdir(f"/proc/{pid}/task") if harness.read_text(f"/proc/{pid}/task/{task}/comm").strip() == "farshore-watch"]
+        return found
+
+    def test_who_stood_still(self):
+        """The process that decides stands still just before it gets the hold. Another one decides meanwhile, and gives pages away. The first one must not go by
+        what was so before."""
+        strace, name, hotset = harness.need("strace", "strace"), new_name(), self.public_program("hotset")
+        path = os.path.join(self.folder("strace"), "calls")
+        script = f"exec 3<&0; '{hotset}' 70M 1M <&3 & exec '{hotset}' 70M 1M"
+        with contextlib.ExitStack() as stack:
+            family = stack.enter_context(self.running(["--budget", f"{name}=200M", "--swap", SWAP], ["sh", "-c", script], timeout=WATCHDOG, stdin=subprocess.PIPE))
+            expect([family.popen.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2, f"it is not ready: {family.stderr_so_far()[-400:]}")
+            other = stack.enter_context(self.program(["--budget", name], "150M", "1M"))
+
+            def traced(pid, *options):
+                return subprocess.Popen([strace, "-q", "-o", path, "-e", "trace=fcntl,pwrite64", *options, "-p", self.watcher(pid)], stderr=subprocess.DEVNULL)
+
+            def looks(pid):
+                tracer = traced(pid)
+                time.sleep(1)
+                tracer.terminate()
+                tracer.wait()
+                return "F_SETLK" in harness.read_text(path)
+
+            pids = [pid for pid in harness.session_pids(family.popen.pid) if harness.read_text(f"/proc/{pid}/comm").strip() == "hotset"]
+            [decides] = [pid for pid in pids if looks(pid)]
+            tracer = traced(decides, "-e", "inject=fcntl:delay_enter=8000000:when=1")
+            other.say("hot 150M")
+            before = share(other.counters())
+            self.until([other], "another process of the family gives pages away", lambda found: share(found) >= before + 30)
+            deadline = time.monotonic() + WATCHDOG
+            while "F_UNLCK" not in (calls := harness.read_text(path)):
+                expect(time.monotonic() < deadline, f"it stands still for ever: {calls}")
+                time.sleep(0.1)
+            tracer.terminate()
+            tracer.wait()
+            look = calls[: calls.index("F_UNLCK")]
+            expect(re.match(r"fcntl\(\d+, F_SETLK, {l_type=F_WRLCK.* = 0 \(DELAYED\)", look), f"it did not stand still before the hold: {look}")
+            expect("pwrite64" not in look, f"it writes the family's line, though another one decides: {look}")
+        return f"{before:.0f} MiB and 30 more"
 
     # ------------------------------------------------------------------------------------------ who is in it
 
@@ -241,6 +334,17 @@ class TestBudget(Hotset):
             with self.program(["--budget", name], "150M", "150M") as program:
                 found = self.until([program], "the rest", lambda found: share(found) >= 150)[0]
         return f"{share(found):.0f} of 200 MiB"
+
+    def test_limited_file_sizes(self):
+        """A limit of file sizes (`ulimit -f`) is for the files of the program: nobody dies by SIGXFSZ because of the list."""
+        name = new_name()
+        limited = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh"]
+        done = self.call_program([*limited, self.farshore, "run", "--budget", f"{name}=64M", "--", "true"])
+        expect(done.status == 125 and "ulimit -f" in done.err and len(done.err.splitlines()) == 1 and not done.out, f"{done.status} {done.err!r}")
+        # It has much, and becomes a program that gives it back, which it cannot write.
+        done = self.call("run", "--budget", f"{name}=200M", "--", "sh", "-c", "/bin/true; ulimit -f 0; exec echo x")
+        expect((done.status, done.out) == (0, "x\n"), f"{done.status} {done.out!r} {done.err!r}")
+        return "refused in a line, and none ended by a signal"
 
     def test_nested(self):
         """A farshore run below one begins a family of its own, with a seat of its own or none."""
@@ -349,6 +453,24 @@ class TestBudget(Hotset):
             self.until(two, "shares are right again", lambda *found: all(it["budget"]["programs"] == 2 for it in found))
         self.need_users()
         return "40 times"
+
+    def test_removed(self):
+        """The list loses its name while a program is in it (a system that clears up after a logout does that): who comes later is in the same one all the same."""
+        self.need_users()
+        name, path = new_name(), f"/dev/shm/farshore-budgets-{NOBODY}"
+        with self.asleep("--budget", f"{name}=40M", user=NOBODY) as one:
+            os.unlink(path)
+            self.refused(["run", "--budget", f"{name}=128M", "--", "true"], (125,), "it has 40M", user=NOBODY)
+            with self.asleep("--budget", name, user=NOBODY):
+                self.refused(["run", "--budget", name, "--", "true"], (125,), "less than 32M, and this one needs 16M", user=NOBODY)
+            # Others' lists are nobody's business.
+            self.refused(["run", "--budget", name, "--", "true"], (125,), "no program is in it now", user=STRANGER)
+            one.kill_session()
+            one.finish()
+            done = self.call("run", "--budget", f"{name}=64M", "--", "echo", "x", user=NOBODY)
+            expect((done.status, done.out) == (0, "x\n") and os.path.exists(path), f"{done.status} {done.out!r} {done.err!r}")
+        self.need_users()
+        return "one list"
 
     def test_another_user_leaves(self):
         """A program that becomes another user's leaves the budget, and says so."""
