@@ -82,7 +82,7 @@ class TestVm(Machine):
     def with_manager(self, made_ready):
         """What `farshore vm` needs beside the command."""
         built = os.path.dirname(os.path.realpath(harness.find_farshore(self.options.farshore)))
-        for name in ("farshore-manager", "libfarshore_agent.so"):
+        for name in ("farshore-manager", "farshore-view", "libfarshore_agent.so"):
             expect(os.path.exists(os.path.join(built, name)), f"{name} is not built: it is not in {built}")
             shutil.copy(os.path.join(built, name), self.bin)
 
