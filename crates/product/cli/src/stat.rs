@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use farshore_client::shown::{bytes, duration, per_second};
 use farshore_client::{Client, kinds};
+use farshore_command::process::told;
 use farshore_command::refusal::Refusal;
 use farshore_command::swap;
 use farshore_config::stats::Stats;
@@ -58,7 +59,7 @@ fn look(pid: u32) -> Result<Stats, Refusal> {
 
 /// Whether the process has ended (it may not have been waited for yet).
 fn gone(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = told(pid, "status").unwrap_or_default();
     let state = status.lines().find_map(|line| line.strip_prefix("State:")).unwrap_or("X").trim_start();
     state.starts_with(['X', 'Z'])
 }

@@ -13,6 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use crate::kinds;
+use farshore_command::process::told;
 use farshore_command::refusal::Refusal;
 use farshore_config::control::{Request, WAKER, socket_name};
 use farshore_config::stats::Stats;
@@ -252,8 +253,7 @@ fn is_woken(pid: u32, asked: &mut bool) -> bool {
 
 /// Asks process `pid` to wake, if it runs with Farshore and is dormant. Whether it was asked.
 fn wake(pid: u32) -> bool {
-    let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-    let listens = catches_waker(&read("status")) && hears_waker(pid);
+    let listens = catches_waker(&told(pid, "status").unwrap_or_default()) && hears_waker(pid);
     let number = Signal::try_from(WAKER as i32).ok();
     // Of a process that has more rights than we have only the status can be read.
     listens && has_library(pid).unwrap_or(true) && kill(Pid::from_raw(pid as i32), number).is_ok()
@@ -264,7 +264,7 @@ fn wake(pid: u32) -> bool {
 fn hears_waker(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     threads.into_iter().any(|thread| {
-        let status = std::fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+        let status = told(pid, &format!("task/{}/status", thread.file_name().display())).unwrap_or_default();
         mask(&status, "SigBlk:").is_some_and(|blocked| blocked >> (WAKER - 1) & 1 == 0)
     })
 }
@@ -286,8 +286,7 @@ fn is_ours(pid: u32) -> bool {
 }
 
 pub(crate) fn has_library(pid: u32) -> Option<bool> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    Some(maps.contains("/libfarshore.so"))
+    Some(told(pid, "maps").ok()?.contains("/libfarshore.so"))
 }
 
 /// The kernel's list of the sockets of this network namespace; nothing where it cannot be had.
@@ -310,7 +309,7 @@ fn longer_names(list: &str, pid: u32) -> BTreeSet<String> {
 /// The users that the socket's name may hold: it is that of the start, and a program may change its
 /// user later (a service that gives up root).
 fn users(pid: u32) -> Result<BTreeSet<u32>, Refusal> {
-    let status = match std::fs::read_to_string(format!("/proc/{pid}/status")) {
+    let status = match told(pid, "status") {
         Ok(status) => status,
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Err(Refusal::failed(format!("there is no process {pid}: check the number with 'pgrep -a NAME'")));

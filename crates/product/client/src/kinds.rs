@@ -5,6 +5,7 @@
 
 use std::ffi::CString;
 
+use farshore_command::process::told;
 use farshore_config::stats::Kinds;
 use farshore_launch::{Program, Rights, Work};
 
@@ -30,9 +31,8 @@ impl Mapping<'_> {
 
 /// What of process `pid` lies in RAM. `None`: it has ended, or belongs to somebody else.
 pub fn of(pid: u32) -> Option<Kinds> {
-    // Names of files are any bytes.
-    let text = std::fs::read(format!("/proc/{pid}/smaps")).ok().filter(|text| !text.is_empty())?;
-    Some(sum(&String::from_utf8_lossy(&text)))
+    let text = told(pid, "smaps").ok().filter(|text| !text.is_empty())?;
+    Some(sum(&text))
 }
 
 fn sum(text: &str) -> Kinds {

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use farshore_command::process::told;
 use farshore_config::{OPTIONS_VARIABLE, Options};
 
 use crate::client::{catches_waker, has_library, kernels_list, users_in};
@@ -52,8 +53,7 @@ pub fn of_user(user: u32) -> Vec<Program> {
 
 /// Process `pid`, if `user` may ask it and it runs under Farshore.
 fn program(pid: u32, user: u32, names: Option<BTreeSet<String>>) -> Option<Program> {
-    let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).ok();
-    let status = String::from_utf8_lossy(&read("status")?).into_owned();
+    let status = told(pid, "status").ok()?;
     let effective = effective_user(&status)?;
     if user != 0 && user != effective {
         return None;
@@ -62,12 +62,12 @@ fn program(pid: u32, user: u32, names: Option<BTreeSet<String>>) -> Option<Progr
         // Only names that the program itself may have taken.
         Some(names) => State::Awake(names.into_iter().filter(|name| is_of(name, &users_in(&status))).collect()),
         None if catches_waker(&status) => {
-            let limit = limit_in(&read("environ")?)?;
+            let limit = limit_in(&std::fs::read(format!("/proc/{pid}/environ")).ok()?)?;
             has_library(pid)?.then_some(State::Dormant { limit })?
         }
         None => return None,
     };
-    let stat = String::from_utf8_lossy(&read("stat")?).into_owned();
+    let stat = told(pid, "stat").ok()?;
     Some(Program { pid, started: started_in(&stat)?, user: effective, name: name_in(&stat)?.to_owned(), state })
 }
 

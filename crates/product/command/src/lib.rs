@@ -16,6 +16,7 @@
 //! | [`say`] | what servers say on stderr |
 //! | [`swap`] | looks at swap spaces before they are opened |
 //! | [`machine`] | what is asked of the machine |
+//! | [`process`] | what the kernel tells of a process |
 
 pub mod entry;
 pub mod http;
@@ -24,6 +25,7 @@ pub mod listen;
 pub mod machine;
 #[cfg(feature = "page")]
 pub mod page;
+pub mod process;
 pub mod refusal;
 pub mod regular;
 pub mod say;

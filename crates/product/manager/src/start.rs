@@ -15,6 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use farshore_command::listen::{Address, Listener};
+use farshore_command::process::told;
 use farshore_command::refusal::Refusal;
 use farshore_command::say::{amount, tell};
 use farshore_command::swap;
@@ -64,7 +65,7 @@ impl Clients {
 
 /// Whether a process has a handler for a signal.
 fn catches(pid: Pid, signal: Signal) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).unwrap_or_default();
+    let status = told(pid.as_raw_pid().cast_unsigned(), "status").unwrap_or_default();
     let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
     caught.is_some_and(|caught| caught >> (signal.as_raw() - 1) & 1 != 0)
 }

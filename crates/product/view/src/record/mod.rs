@@ -24,6 +24,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use farshore_beside::{Attachment, Event, Kind};
 use farshore_client::client::mask;
+use farshore_command::process::told;
 use farshore_command::refusal::Refusal;
 use farshore_config::control::WAKER;
 
@@ -92,8 +93,7 @@ fn of_child(arguments: &RecordArgs, farshore: Option<PathBuf>, signals: &Signals
 
 /// Whether a process waits to be woken by Farshore's signal.
 fn is_dormant(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    mask(&status, "SigCgt:").is_some_and(|caught| caught >> (WAKER - 1) & 1 != 0)
+    mask(&told(pid, "status").unwrap_or_default(), "SigCgt:").is_some_and(|caught| caught >> (WAKER - 1) & 1 != 0)
 }
 
 fn is_there(path: &Path) -> Refusal {
