@@ -571,6 +571,15 @@ class TestSeeing(Command):
             expect(process.returncode == 9 == told["exit_status"] and told["outcome"] == "planned", f"status {process.returncode}: {told}, {err}")
         return "11 ends"
 
+    def test_plan_family(self):
+        """A script whose child has the memory is not said to fit, and neither is a program that is not there."""
+        code = "import time\ndata = bytearray(b'x') * (60 << 20)\ntime.sleep(1)\n"
+        told, text, _ = self.plan("--", "sh", "-c", '"$@"; true', "sh", harness.python_with("ctypes", "python3"), "-c", code)
+        expect(told["outcome"] in ("unseen", "planned") and told["other_processes"] and "other processes" in text and "is enough" not in text, f"{told}: {text}")
+        told, _, _ = self.plan("--", "/does/not/exist", status=127)
+        expect((told["outcome"], told["plan"], told["used_bytes"]) == ("unseen", None, 0), f"{told}")
+        return text.strip().splitlines()[-1]
+
     def test_plan_signals(self):
         """A program that is planned for finds its signals as `run` gives them to it, also those that were ignored or blocked. (What is caught depends on whether
         it was awake by then.)"""
@@ -656,3 +665,33 @@ class TestSeeing(Command):
             expect(39 <= told["plan"]["knee_bytes"] / MIB <= 1.28 * 42, f"the knee: {told['plan']['knee_bytes'] / MIB:.0f} MiB, {told['plan']}")
             expect(mover.poll() is None, "it has ended")
         return f"knee at {told['plan']['knee_bytes'] / MIB:.0f} MiB"
+
+    def test_any_name(self):
+        """A program whose name is no text is asked, set, watched and recorded as any other: the kernel cuts a name after 15 bytes, also in the middle of a letter."""
+        self.view()
+        script = "import ctypes\nctypes.CDLL(None).prctl(15, b'name\\xd0', 0, 0, 0)\n" + MOVER
+        with self.program(script, 24, memory="1G") as dormant:
+            done = self.call("stat", str(dormant.pid), user=OURS)
+            expect(done.status == 0 and "limit" in done.out, f"dormant: status {done.status}: {done.err}")
+        seen = []
+        with self.program(script, 40) as mover:
+            pid = str(mover.pid)
+            with open(f"/proc/{pid}/comm", "rb") as file:
+                expect(file.read() == b"name\xd0\n", "it has another name")
+            for words in (["stat", pid], ["set", pid, "memory=20M"]):
+                done = self.call(*words, user=OURS)
+                expect(done.status == 0, f"{words}: status {done.status}: {done.err}")
+            recording = os.path.join(self.folder("record", 0o777), "name.rec")
+            for words in (["plan", "--pid", pid], ["record", "-o", recording, pid]):
+                with subprocess.Popen([*self.as_user(OURS), self.farshore, *words], bufsize=0, stderr=subprocess.PIPE) as watching:
+                    begun = watching.stderr.readline()
+                    expect(f"process {pid}".encode() in begun, f"{words}: {begun}")
+                    # It is no more than a look whether the program is over that the name can be in the way of.
+                    time.sleep(2)
+                    expect(watching.poll() is None, f"{words}: it takes the program for over: {watching.stderr.read()}")
+                    watching.send_signal(signal.SIGINT)
+                    _, err = watching.communicate(timeout=PATIENCE)
+                    expect(watching.returncode == 0, f"{words}: status {watching.returncode}: {err}")
+                    seen.append(err.decode().splitlines()[0])
+            expect(mover.poll() is None, "it has ended")
+        return "; ".join(seen)

@@ -43,7 +43,7 @@ pub use options::{
     FaultMode, Handed, HandedDevice, MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, POLICIES, PREFETCHERS,
     PRELOAD_VARIABLE, Partial, StatsTarget, THRESHOLD_DEFAULT,
 };
-pub use plain::{plain, plain_lines};
+pub use plain::{plain, plain_json, plain_lines};
 pub use size::Size;
 pub use slowdown::{MEMORY_MIN_CHOSEN, Slowdown, machine_memory};
 pub use swap::{Compression, SWAP_DIR_DEFAULT, SWAP_DIR_VARIABLE, SwapSpec, default_swap};

@@ -17,7 +17,8 @@ pub fn plain_lines(text: &str) -> String {
 }
 
 /// The same JSON, with such characters in its strings written as `\u001b`.
-pub(crate) fn plain_json(json: &str) -> String {
+#[must_use]
+pub fn plain_json(json: &str) -> String {
     // Outside of strings JSON has no such character except a newline; and no such character is above U+FFFF.
     with(json, &['\n'], |character| format!("\\u{:04x}", u32::from(character)))
 }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use farshore_beside::{Attachment, PAGE};
 use farshore_client::client::Client;
 use farshore_command::machine::available_memory;
+use farshore_command::process::told;
 use farshore_command::refusal::Refusal;
 use farshore_config::Size;
 use farshore_config::stats::Stats;
@@ -101,6 +102,10 @@ pub struct Run {
     pub resident: u64,
     /// It is known to have had room for all of it, whether it could be asked or not.
     pub fitted: bool,
+    /// It had other processes, which share its limit, and of which nothing is heard.
+    pub has_others: bool,
+    /// By so many bytes what has left has grown since its counters were asked for last.
+    pub grown: u64,
     /// The limit with which nothing would have left.
     pub whole: u64,
     /// Seconds of a fault without a read.
@@ -219,7 +224,7 @@ impl Over {
                 })
             }
             Over::Somebodys(pid) => {
-                let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+                let stat = told(*pid, "stat").unwrap_or_default();
                 let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
                 matches!(state, None | Some('Z' | 'X')).then_some(Ended::Watching)
             }
@@ -260,6 +265,9 @@ struct Follower {
     evictors: u64,
     cheapest: f64,
     lost: u64,
+    has_others: bool,
+    /// What was away when it answered last, and the most that was since, bytes.
+    away: (u64, u64),
 }
 
 impl Follower {
@@ -281,6 +289,8 @@ impl Follower {
             evictors: 1,
             cheapest: CHEAPEST.1,
             lost: 0,
+            has_others: false,
+            away: (0, 0),
         }
     }
 
@@ -326,6 +336,7 @@ impl Follower {
             count += 1;
         }
         self.watch.lost = self.lost + state.events_lost;
+        self.away.1 = self.away.1.max(self.watch.away());
         count
     }
 
@@ -394,6 +405,8 @@ impl Follower {
             }
         }
         self.evictors = stats.evictors.count;
+        self.has_others |= stats.family.processes > 1;
+        self.away = (self.watch.away(), self.watch.away());
         self.last = Some(stats);
         self.last_fetched = self.watch.fetched;
     }
@@ -415,6 +428,8 @@ impl Follower {
             footprint: self.footprint,
             resident: 0,
             fitted: false,
+            has_others: self.has_others,
+            grown: self.away.1 - self.away.0,
             whole: limit_for(self.footprint, self.evictors),
             evictors: self.evictors,
             cheapest: self.cheapest,

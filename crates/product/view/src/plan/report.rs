@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use farshore_client::shown::{bytes, duration};
-use farshore_config::plain;
+use farshore_config::{plain, plain_json};
 use serde::Serialize;
 
 use super::curve::{Curve, Point};
@@ -25,6 +25,8 @@ const TWICE: f64 = 2.0;
 const SIZE_WORTH: u64 = 16 << 20;
 /// How far the run's own row may be from the run, before the plan says that its times are not to be trusted.
 const DOUBT_WORTH: f64 = 0.2;
+/// How much a program may have grown, of what it is known to use, before the plan says that its sizes are not to be trusted.
+const GREW_WORTH: f64 = 0.2;
 /// A part of events lost that is worth a line.
 const LOST_WORTH: f64 = 0.01;
 
@@ -43,8 +45,10 @@ pub struct Report {
     pub run_seconds: f64,
     /// The most memory that had bytes in it; unless `planned`, with code and libraries, in RAM.
     pub used_bytes: u64,
-    /// `planned`, `fits` (it never had to give anything up) or `unseen` (it ended before it could be watched).
+    /// `planned`, `fits` (it never had to give anything up) or `unseen` (it was not started, ended before it could be watched, or its processes did the work).
     pub outcome: &'static str,
+    /// It had other processes, which share its limit: their memory is in no number here.
+    pub other_processes: bool,
     /// The curve; null unless `planned`.
     pub plan: Option<Plan>,
 }
@@ -132,19 +136,23 @@ impl Report {
             }
             _ => None,
         };
+        // With one of these `farshore run` says that the program was not started. Then what is known is of that command.
+        let was_started = run.heard.is_some() || !matches!(exit_status, Some(125..=127));
         let outcome = match &plan {
             Some(_) => "planned",
-            None if (run.stats.is_some() || run.fitted) && !left => "fits",
+            None if was_started && !run.has_others && (run.stats.is_some() || run.fitted) && !left => "fits",
             None => "unseen",
         };
+        let resident = if was_started { run.resident } else { 0 };
         Report {
             schema: SCHEMA,
             program: run.name.clone(),
             exit_status,
             signal,
             run_seconds: run.seconds,
-            used_bytes: if outcome == "planned" { run.footprint } else { run.footprint.max(run.resident) },
+            used_bytes: if outcome == "planned" { run.footprint } else { run.footprint.max(resident) },
             outcome,
+            other_processes: run.has_others,
             plan,
         }
     }
@@ -154,7 +162,8 @@ impl Report {
     /// # Panics
     /// Never: numbers and strings always have a JSON form.
     pub fn json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("numbers and strings have a JSON form") + "\n"
+        // It may be for a terminal.
+        plain_json(&serde_json::to_string_pretty(self).expect("numbers and strings have a JSON form")) + "\n"
     }
 
     /// The table and the sentence; with bars if it is for a terminal.
@@ -171,6 +180,9 @@ impl Report {
                 ("fits", _) => format!(
                     "farshore: '{name}' never needed more than {used}: --memory {} is enough, and less was not tried\n",
                     size(self.used_bytes)
+                ),
+                _ if self.other_processes => format!(
+                    "farshore: '{name}' has started other processes, and a plan is of the first one alone: there is no plan; ask for one of the program that needs the memory\n"
                 ),
                 _ => format!("farshore: '{name}' ended before its memory could be watched: there is no plan\n"),
             };
@@ -214,6 +226,9 @@ impl Report {
         if let Some(doubt) = &plan.doubt {
             let _ = writeln!(text, "{doubt}");
         }
+        if self.other_processes {
+            text += "It had other processes, which shared its limit: their memory is not in the table.\n";
+        }
         if plan.unseen > 0.1 {
             let _ = writeln!(
                 text,
@@ -250,7 +265,8 @@ impl Plan {
             miss_us: curve.miss() * 1e6,
             queued_seconds: curve.queued(),
             // Another device's row has no run to compare with.
-            doubt: (device == OWN).then(|| doubt(run.seconds, curve.at(run.limit).seconds, curve.queued())).flatten(),
+            doubt: grew(run.grown, run.footprint)
+                .or_else(|| (device == OWN).then(|| doubt(run.seconds, curve.at(run.limit).seconds, curve.queued())).flatten()),
             device,
             device_read_us: curve.device().read * 1e6,
             device_iops: Some(curve.device().rate).filter(|rate| rate.is_finite()),
@@ -264,6 +280,16 @@ impl Plan {
             curve: rows,
         }
     }
+}
+
+/// Why the sizes of a plan are not to be trusted: the program grew at its end, when nobody could ask it any more.
+fn grew(grown: u64, footprint: u64) -> Option<String> {
+    (grown as f64 > GREW_WORTH * footprint as f64).then(|| {
+        format!(
+            "Sizes are not to be trusted: it ended while it grew, and used about {} more than was seen. Run it with --memory.",
+            bytes(grown)
+        )
+    })
 }
 
 /// Why the times of a plan are not to be trusted whose row for the run's own limit is far from the run.
@@ -333,6 +359,55 @@ fn seconds(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A run of a second of which nothing was heard.
+    fn run(status: u8) -> Run {
+        Run {
+            name: "x".into(),
+            status: Ended::Status(status),
+            seconds: 1.0,
+            heard: None,
+            stats: None,
+            asked_at: 1.0,
+            queued: 0.0,
+            before: None,
+            limit: 0,
+            evictors: 1,
+            footprint: 0,
+            resident: 20 << 20,
+            fitted: true,
+            has_others: false,
+            grown: 0,
+            whole: 0,
+            cheapest: 1e-6,
+            longest: 1.0,
+        }
+    }
+
+    #[test]
+    fn that_a_program_fits_is_told_of_what_was_seen_alone() {
+        let told = Report::of(&run(0), None);
+        assert_eq!((told.outcome, told.used_bytes), ("fits", 20 << 20));
+        assert!(told.text(false).contains("never needed more than 20.0 MiB"), "{}", told.text(false));
+        // One that was not started.
+        let told = Report::of(&run(127), None);
+        assert_eq!((told.outcome, told.used_bytes, told.text(false).as_str()), ("unseen", 0, ""));
+        // Whatever its name: no character that a terminal obeys is in the JSON.
+        let name = "x\u{9b}31m\u{202e}\u{1b}y";
+        let json = Report::of(&Run { name: name.into(), ..run(0) }, None).json();
+        assert!(json.contains("x\\u009b31m\\u202e\\u001by"), "{json}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&json).expect("it is JSON")["program"], name);
+        // A shell, whose children have the memory.
+        let told = Report::of(&Run { has_others: true, ..run(0) }, None);
+        let text = told.text(false);
+        assert!(told.outcome == "unseen" && !text.contains("is enough") && text.contains("other processes"), "{text}");
+    }
+
+    #[test]
+    fn one_that_grew_at_its_end_is_told() {
+        assert_eq!([grew(0, 0), grew(2 << 20, 20 << 20)], [None, None]);
+        assert!(grew(50 << 20, 24 << 20).is_some_and(|told| told.contains("50.0 MiB")));
+    }
 
     #[test]
     fn a_row_far_from_the_run_is_told_and_why() {
