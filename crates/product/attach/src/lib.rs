@@ -64,6 +64,7 @@ pub mod audience;
 pub mod parameters;
 pub mod rings;
 
+use farshore_core::limits::{GRANULE_PAGES, PAGE_SIZE};
 use farshore_core::sync::{AtomicU64, Ordering};
 
 /// The version of the protocol.
@@ -240,6 +241,9 @@ pub const FAULT_PROTECTED: u8 = 2;
 /// A system call needs the page.
 pub const FAULT_BY_CALL: u8 = 4;
 
+/// The addresses that a program can have end here.
+const ADDRESSES: u64 = 1 << 47;
+
 /// An event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
@@ -270,9 +274,16 @@ impl Event {
         [first, self.ns, self.address, self.pages, self.more[0], self.more[1], self.more[2]]
     }
 
-    /// `None`: an event of a later version.
+    /// `None`: an event of a later version. The program can write anything into the memory that it shares, and policies go over the
+    /// pages of an event one by one: so there are no more of them than the engine tells of at a time, or than there are addresses.
     fn of([first, ns, address, pages, more @ ..]: [u64; EVENT_WORDS - 1]) -> Option<Event> {
         let kind = Kind::of(first as u8)?;
+        let most = match kind {
+            Kind::Limit | Kind::Parameter => u64::MAX,
+            Kind::Mapped | Kind::Unmapped => ADDRESSES / PAGE_SIZE as u64,
+            Kind::Fault | Kind::Fetched | Kind::Evicted | Kind::Rescued | Kind::Pages | Kind::Scanned => GRANULE_PAGES as u64,
+        };
+        let pages = pages.min(most);
         Some(Event { kind, detail: (first >> 8) as u8, thread: (first >> 32) as u32, ns, address, pages, more })
     }
 }

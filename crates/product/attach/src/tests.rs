@@ -154,3 +154,13 @@ proptest! {
         prop_assert_eq!(taker.take(&memory), Taken::Request(request));
     }
 }
+
+#[test]
+fn an_event_is_about_as_many_pages_as_there_can_be() {
+    let pages_of = |kind: Kind| Event::of([kind as u64, 1, 4096, u64::MAX, 0, 0, 0]).expect("the kind is known").pages;
+    for kind in [Kind::Fault, Kind::Fetched, Kind::Evicted, Kind::Rescued, Kind::Pages, Kind::Scanned] {
+        assert_eq!(pages_of(kind), 512, "{kind:?}");
+    }
+    assert_eq!((pages_of(Kind::Unmapped), pages_of(Kind::Limit)), (1 << 35, u64::MAX));
+    assert_eq!(Event::of([u64::MAX, 1, 2, 3, 4, 5, 6]), None);
+}

@@ -8,6 +8,7 @@ use std::io::Read;
 
 use farshore_beside::{FAULT_PROTECTED, PAGE};
 use farshore_config::plain;
+use farshore_core::limits::GRANULE_PAGES;
 use farshore_replay::recorded::{Heard, Recording};
 
 use crate::plan::ghosts::{Ghosts, Return};
@@ -29,8 +30,8 @@ const MAPPING_SIZE: usize = 128;
 const INSTRUCTIONS_MAX: usize = 1 << 15;
 /// Names of mappings that have a line of their own.
 const NAMES_MAX: usize = 4096;
-/// Pages of an event of which each is looked at.
-const PAGES_MAX: u64 = 1 << 16;
+/// Pages of an event of which each is looked at: more than a program tells of at a time, so that a small file is no long work.
+const PAGES_MAX: u64 = GRANULE_PAGES as u64;
 /// Limits that are kept.
 const LIMITS_MAX: usize = 1000;
 /// The detail of pages that came unasked.
