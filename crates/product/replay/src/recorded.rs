@@ -37,17 +37,21 @@
 //!
 //! A recording may have any number of events. When more than [`ITEMS_MAX`] are kept, a part of memory is looked at alone, in
 //! pieces of 2 MiB by their hash ([`Sample`]): policies are run with as large a part of the memory (Waldspurger et al., Cache
-//! Modeling and Optimization using Miniature Simulations, ATC 2017).
+//! Modeling and Optimization using Miniature Simulations, ATC 2017). Of a program of a hundred MiB a few pieces are left, which
+//! are more or less than their hashes say, and used more or less than others. So the part is that of the pieces that were heard
+//! of, and a read stands for as many as there were pages that came, for one that did in the sample.
 
 use crate::sample::{Sample, hash};
 use crate::{Access, Trace};
-use farshore_core::limits::GRANULE_SHIFT;
-use std::collections::{BTreeSet, HashMap};
+use farshore_core::limits::{GRANULE_PAGES, GRANULE_SHIFT};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Events that are kept.
 pub const ITEMS_MAX: usize = 1 << 20;
-/// Pages of one event that are looked at.
-const PAGES_MAX: u64 = 1 << 16;
+/// Pages of one event that are looked at. Evictors and prefetchers tell of fewer at a time; a file may say anything.
+const PAGES_MAX: u64 = GRANULE_PAGES as u64;
+/// Pieces of memory that are counted at most; where there are more, their hashes say well enough which part of them is looked at.
+const PIECES_MAX: usize = 1 << 20;
 /// Threads of which it is known what they touched last.
 const THREADS_MAX: usize = 4096;
 /// Accesses that are added to one stay at most, where they come at random: more of them would change no policy's mind.
@@ -111,6 +115,10 @@ pub struct Recording {
     sample: Sample,
     /// Pages of the sample that were heard of, and are not gone.
     pages: BTreeSet<u64>,
+    /// All pieces that were heard of, whether they are in the sample or not, …
+    pieces: HashSet<u64>,
+    /// … and how many of their pages came from swap space.
+    came: u64,
     now: u64,
 }
 
@@ -123,7 +131,15 @@ impl Default for Recording {
 impl Recording {
     /// One that keeps so many events at most.
     pub fn with(most: usize) -> Recording {
-        Recording { most, items: Vec::new(), sample: Sample::default(), pages: BTreeSet::new(), now: 0 }
+        Recording {
+            most,
+            items: Vec::new(),
+            sample: Sample::default(),
+            pages: BTreeSet::new(),
+            pieces: HashSet::new(),
+            came: 0,
+            now: 0,
+        }
     }
 
     /// Something happened to pages. Threads write their events in an order that is nearly that of their times: a time before the
@@ -150,7 +166,14 @@ impl Recording {
         };
         // A place in the text is known by 16 bits of its hash: two that fall together are one to a policy that asks for it.
         let site = if instruction == 0 { 0 } else { (hash(instruction) >> 48) as u16 };
-        for page in first..end.min(first.saturating_add(PAGES_MAX)) {
+        let end = end.min(first.saturating_add(PAGES_MAX));
+        if end > first && self.pieces.len() < PIECES_MAX {
+            self.pieces.extend([first >> GRANULE_SHIFT, (end - 1) >> GRANULE_SHIFT]);
+        }
+        if matches!(what, What::Fetched | What::Unasked) {
+            self.came += end - first;
+        }
+        for page in first..end {
             if self.sample.has(page >> GRANULE_SHIFT) {
                 self.pages.insert(page);
                 self.keep(Item { ns: self.now, page, thread, site, what });
@@ -177,10 +200,19 @@ impl Recording {
         let begun = self.items.first().map_or(0, |item| item.ns);
         let mut reader = Reader::new(numbers(&self.items), begun);
         self.items.iter().for_each(|item| reader.read(item));
-        let unasked = self.items.iter().filter(|item| item.what == What::Unasked).count() as u64;
-        let (rate, now) = (self.sample.rate(), self.now);
+        let count = |what| self.items.iter().filter(|item| item.what == what).count() as u64;
+        let (unasked, came) = (count(What::Unasked), count(What::Unasked) + count(What::Fetched));
+        let (rate, now) = (self.rate(), self.now);
+        let weight = if came > 0 { self.came as f64 / came as f64 } else { 1.0 / rate };
         drop(self.items);
-        reader.end(now, rate, unasked)
+        reader.end(now, (rate, weight), unasked)
+    }
+
+    /// The part of memory that is in the sample.
+    fn rate(&self) -> f64 {
+        let kept = self.pieces.iter().filter(|&&piece| self.sample.has(piece)).count();
+        let is_counted = kept > 0 && self.pieces.len() < PIECES_MAX;
+        if is_counted { kept as f64 / self.pieces.len() as f64 } else { self.sample.rate() }
     }
 }
 
@@ -206,6 +238,8 @@ pub struct Traces {
     pub likely: Trace,
     /// The part of memory that was looked at.
     pub rate: f64,
+    /// How many pages came, for each one of that part.
+    pub weight: f64,
     /// Pages that came unasked.
     pub unasked: u64,
     /// Accesses that are estimated.
@@ -494,7 +528,7 @@ impl Reader {
         }
     }
 
-    fn end(mut self, now: u64, rate: f64, unasked: u64) -> Traces {
+    fn end(mut self, now: u64, (rate, weight): (f64, f64), unasked: u64) -> Traces {
         for page in self.pages.values() {
             let Some(stay) = page.stay.map(|stay| &mut self.stays[stay]) else { continue };
             match page.place {
@@ -530,7 +564,7 @@ impl Reader {
             }
         }
         likely.accesses.extend(added.map(|(_, access)| access));
-        Traces { known, likely, rate, unasked, added: count }
+        Traces { known, likely, rate, weight, unasked, added: count }
     }
 }
 
@@ -641,6 +675,22 @@ mod tests {
         let traces = recording.traces();
         assert_eq!(touched(&traces.known), [0, 1, 2, 3, 0, 2]);
         assert_eq!(traces.known.gone, [(4, 0), (5, 0), (5, 1), (5, 2), (5, 3)]);
+    }
+
+    #[test]
+    fn a_sample_counts_for_the_part_that_it_is() {
+        // 40 pieces, alike. By their hashes a quarter of them is looked at, which would be ten.
+        let mut recording = Recording::with(1000);
+        (0..4000).for_each(|n| recording.hear(n, Heard::Fetched, (7 + n % 40) << GRANULE_SHIFT, 1));
+        let traces = recording.traces();
+        assert_eq!((traces.likely.touched(), traces.rate, traces.weight), (6, 6.0 / 40.0, 4000.0 / 600.0));
+    }
+
+    #[test]
+    fn of_an_event_no_more_is_looked_at_than_there_can_be() {
+        let mut recording = Recording::default();
+        (0..100).for_each(|n| recording.hear(n, Heard::Left, n << 20, u64::MAX));
+        assert_eq!(recording.items.len(), 100 * 512);
     }
 
     #[test]

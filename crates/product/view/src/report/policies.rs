@@ -63,13 +63,18 @@ impl Policies {
             return Err("no page came back from swap space: the limit was no hindrance, and no policy would have read anything");
         }
         let traces = recording.traces();
-        let Traces { known, likely, rate, unasked, added } = &traces;
+        let Traces { known, likely, rate, weight, unasked, added } = &traces;
         if likely.touched() < PAGES_MIN {
-            return Err("too few pages were heard of");
+            let is_part = *rate < 1.0;
+            return Err(if is_part {
+                "the recording is so long that too small a part of the program's memory could be looked at: record it for a shorter time"
+            } else {
+                "too few pages were heard of"
+            });
         }
         let pages = |percent: u64| (limit as f64 / 100.0 * percent as f64 / PAGE as f64 * rate) as usize;
         let sizes = PERCENT.map(pages);
-        let row = |of: &dyn Fn(usize) -> Option<u64>| sizes.map(|size| of(size).map(|read| read as f64 / rate));
+        let row = |of: &dyn Fn(usize) -> Option<u64>| sizes.map(|size| of(size).map(|read| read as f64 * weight));
         // Where no page came unasked, both are what the run had: it had no prefetcher, or no use for one.
         let prefetchers = [("Farshore", prefetch::BuiltIn::Sequential), ("Farshore, --prefetch none", prefetch::BuiltIn::None)];
         let mut rows: Vec<Row> =
@@ -84,7 +89,7 @@ impl Policies {
             }),
         );
         rows.push((OPTIMUM, row(&|size| bounded(likely, size).map(|size| optimum::reads(likely, size)))));
-        let bound = bounded(known, sizes[OWN]).map_or(0, |size| optimum::reads(known, size)) as f64 / rate;
+        let bound = bounded(known, sizes[OWN]).map_or(0, |size| optimum::reads(known, size)) as f64 * weight;
         let accesses = (likely.accesses.len() - likely.from) as u64;
         Ok(Policies {
             limit,
@@ -224,6 +229,7 @@ mod tests {
     use crate::record::file::tests::file;
     use crate::record::file::{Entry, Happened, Reader, What};
     use crate::report::seen::Found;
+    use farshore_replay::recorded::Heard;
 
     const LIMIT: u64 = 1024;
 
@@ -297,6 +303,11 @@ mod tests {
         assert!(why.contains("no page came back"), "{why}");
         let why = policies(&mut seen(&recorded([(What::Fault, 1), (What::Fetched, 1)]))).expect_err("one page");
         assert!(why.contains("too few"), "{why}");
+        let mut long = seen(&recorded(around(2048, 3)));
+        long.recording = Recording::with(10);
+        (0..100).for_each(|n| long.recording.hear(n, Heard::Fetched, n << 9, 1));
+        let why = policies(&mut long).expect_err("ten pages of a hundred");
+        assert!(why.contains("so long"), "{why}");
         let entries = recorded(around(2048, 3));
         let without: Vec<Entry> = entries.into_iter().filter(|entry| !matches!(entry, Entry::Attached { .. })).collect();
         assert_eq!(policies(&mut seen(&without)).expect_err("there is no limit"), "the limit is not known");
