@@ -123,6 +123,14 @@ class TestRecord(Command):
         names = {path[1] for path in (leaf["path"] for leaf in data["code"]) if len(path) > 1}
         expect("sweep" in names, f"{names}")
         expect(os.stat(recording).st_mode & 0o777 == 0o600, "others can read it")
+        # The page, too, and it takes the place of a link that somebody has laid there.
+        page, precious = recording + ".html", os.path.join(folder, "precious")
+        pathlib.Path(precious).write_text("mine", encoding="utf-8")
+        os.unlink(page)
+        os.symlink(precious, page)
+        self.report(recording)
+        expect(pathlib.Path(precious).read_text(encoding="utf-8") == "mine", "the page was written to what a link leads to")
+        expect(not os.path.islink(page) and os.stat(page).st_mode & 0o777 == 0o600, "others can read the page")
         for words, status in [(["sh", "-c", "exit 7"], 7), (["sh", "-c", "kill -9 $$"], 137), (["/does/not/exist"], 127), (["/etc/passwd"], 126)]:
             path = os.path.join(folder, f"{status}.rec")
             done = self.call("record", "-o", path, "--memory", "16M", "--", *words)

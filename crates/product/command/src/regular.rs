@@ -1,10 +1,11 @@
 //! Opens files that somebody else may have named or made: a pipe that nobody writes to, a terminal or a device in a file's place
-//! keeps no command waiting, and is not touched.
+//! keeps no command waiting, and is not touched. And writes beside such a file: a link that somebody has laid there leads to no
+//! other file.
 
 use std::fs::{File, Metadata, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
@@ -25,6 +26,23 @@ pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
         return Err(not_regular());
     }
     Ok((file, data))
+}
+
+/// Writes a file that is for its user alone. It takes the place of whatever has its name: nobody sees a part of it, and what a
+/// link of that name leads to stays as it is. If it cannot be written, what was there stays.
+///
+/// # Errors
+/// The directory or its disk does not take it, or the name is that of a directory.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(format!(".new-{}", std::process::id()));
+    let new = PathBuf::from(new);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    let written = file.write_all(bytes).and_then(|()| std::fs::rename(&new, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&new);
+    }
+    written
 }
 
 fn not_regular() -> io::Error {
@@ -50,6 +68,28 @@ mod tests {
             assert_eq!(open(one).expect("it is one").1.len(), 4, "{}", one.display());
         }
         assert_eq!(open(&folder.join("none")).expect_err("it is not there").kind(), io::ErrorKind::NotFound);
+        std::fs::remove_dir_all(&folder).expect("it is this test's");
+    }
+
+    #[test]
+    fn what_is_written_takes_the_place_of_a_link_and_is_for_its_user_alone() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = std::env::temp_dir().join(format!("farshore-replaced-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("it is new");
+        let (other, page, place) = (folder.join("other"), folder.join("page"), folder.join("place"));
+        std::fs::write(&other, "precious").expect("there is room");
+        symlink(&other, &page).expect("links can be made");
+        for text in ["one", "another"] {
+            replace(&page, text.as_bytes()).expect("there is room");
+            let is = page.symlink_metadata().expect("it is there");
+            assert!(is.is_file() && is.permissions().mode() & 0o777 == 0o600, "{is:?}");
+            assert_eq!(std::fs::read_to_string(&page).expect("it is there"), text);
+        }
+        assert_eq!(std::fs::read_to_string(&other).expect("it is there"), "precious");
+        // What cannot be written leaves nothing behind.
+        std::fs::create_dir(&place).expect("it is new");
+        replace(&place, b"x").expect_err("it is a directory");
+        assert_eq!(std::fs::read_dir(&folder).expect("it is there").count(), 3);
         std::fs::remove_dir_all(&folder).expect("it is this test's");
     }
 }

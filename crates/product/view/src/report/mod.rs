@@ -16,8 +16,10 @@ pub mod policies;
 pub mod seen;
 pub mod symbols;
 
-use std::io::BufReader;
-use std::path::PathBuf;
+use std::fs::OpenOptions;
+use std::io::{BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 use farshore_command::refusal::Refusal;
 use farshore_command::regular;
@@ -47,15 +49,19 @@ pub fn report(arguments: &ReportArgs) -> Result<u8, Refusal> {
     match arguments.output.as_deref() {
         Some(path) if path.as_os_str() == "-" => crate::print(&page)?,
         other => {
-            let path = other.map_or_else(
-                || {
+            // A page tells what its recording tells, so it is for its user alone, too.
+            let (path, written) = match other {
+                Some(path) => (path.to_path_buf(), write_to(path, page.as_bytes())),
+                None => {
                     let mut path = arguments.file.clone().into_os_string();
                     path.push(".html");
-                    PathBuf::from(path)
-                },
-                PathBuf::from,
-            );
-            std::fs::write(&path, page).map_err(|why| {
+                    let path = PathBuf::from(path);
+                    // The directory may be that of somebody else, who has a link there.
+                    let written = regular::replace(&path, page.as_bytes());
+                    (path, written)
+                }
+            };
+            written.map_err(|why| {
                 Refusal::failed(format!("cannot write '{}' ({why}): name another file with --output", path.display()))
             })?;
             eprintln!("{}", line(&format!("wrote '{}'", path.display())));
@@ -65,6 +71,11 @@ pub fn report(arguments: &ReportArgs) -> Result<u8, Refusal> {
         eprintln!("{}", line(&format!("'{place}' is not whole ({}): the page shows what is before", seen.found.broken)));
     }
     Ok(0)
+}
+
+/// Writes to what the user has named, whatever it is.
+fn write_to(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(bytes)
 }
 
 #[cfg(test)]
@@ -132,6 +143,19 @@ mod tests {
         }
         assert!(shown > whole.len() / 2, "{shown} of {}", whole.len());
         assert!(made(&file(&entries()[1..])).is_err_and(|why| why.contains("no program")));
+    }
+
+    #[test]
+    fn of_an_event_no_more_is_looked_at_than_there_can_be() {
+        use crate::record::file::{Entry, Happened, What};
+        let all = |what, ns| {
+            Entry::Happened(Happened { what, detail: 0, ns, address: 1 << 30, pages: u64::MAX, thread: 0, instruction: 0 })
+        };
+        let told = [entries()[0].clone(), all(What::Evicted, 1 << 41), all(What::Fetched, 1 << 42)];
+        let data = data(&made(&file(&told)).expect("it can be read"));
+        let returns =
+            data["distances"].as_array().expect("there are some").iter().map(|it| it["returns"].as_f64().unwrap_or(0.0));
+        assert_eq!((returns.sum::<f64>(), &data["counts"]["fetched"]), (512.0, &u64::MAX.into()));
     }
 
     #[test]
