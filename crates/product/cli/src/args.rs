@@ -275,7 +275,7 @@ Examples:
   farshore run --memory 256M -- sort -S 1G big.txt
   farshore run --memory 1G --swap dir:/mnt/a --swap dir:/mnt/b -- redis-server
   farshore run --slowdown 5% -- redis-server
-  farshore run --budget jobs=8G -- python3 job.py      (and another: farshore run --budget jobs -- …)
+  farshore run --budget jobs=8G -- python3 job.py      (another: farshore run --budget jobs -- …)
   farshore run --memory 64M --swap delay:10us --stats - -- ./program
   farshore run --memory 1G --encrypt -- ./program
   farshore run --memory 8G --files -- llama-cli -m model.gguf
@@ -283,9 +283,10 @@ Examples:
 
 Programs that PROGRAM starts run under Farshore too, with the same options, and so do those that
 they start, whatever environment they get. Programs that cannot (setuid, 32-bit, unreadable; static
-ones where their start cannot be traced) run without it, and a line says so; with --require they are not started. So does a
-program where Farshore is in the way of its start: its library was replaced, a swap directory is
-gone, there is no room for its variables. What such a program starts is not followed.
+ones where their start cannot be traced) run without it, and a line says so; with --require they
+are not started. So does a program where Farshore is in the way of its start: its library was
+replaced, a swap directory is gone, there is no room for its variables. What such a program starts
+is not followed.
 A 'farshore run' among them replaces the options for what it starts. Only the process that this
 command becomes writes --stats, at its end, whatever program it is by then.
 
@@ -299,11 +300,18 @@ Exit status:
 Environment:
   FARSHORE_SWAP_DIR  the directory for swap files if no --swap is given
   FARSHORE_LIBRARY   libfarshore.so, if it is not beside farshore, nor in ../lib/farshore or ../lib
-  FARSHORE_OPTIONS, FARSHORE_OLD_PRELOAD and LD_PRELOAD are set for PROGRAM, which sees none of them";
+  FARSHORE_OPTIONS, FARSHORE_OLD_PRELOAD and LD_PRELOAD are set for PROGRAM, which sees none of
+  them";
 
 /// `farshore doctor`.
 #[derive(Args, Debug)]
-#[command(after_long_help = "Exit status: 0 if 'farshore run' can work here with its default, --fault upcall; 1 if it cannot.")]
+#[command(after_long_help = "\
+Examples:
+  farshore doctor
+  farshore doctor --swap dir:/mnt/fast    and whether cold pages can go there
+  farshore doctor --json | jq .           for scripts
+
+Exit status: 0 if 'farshore run' can work here with its default, --fault upcall; 1 if it cannot.")]
 pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
@@ -342,16 +350,18 @@ pub struct StatArgs {
 Keys:
   memory=SIZE   the local memory: more at once; less as fast as pages can leave
   slowdown=PERCENT
-                chooses the local memory, as --slowdown of 'farshore run': at most the last --memory,
-                --memory-max or memory=. slowdown=off and memory= end that; off keeps the limit
-  budget=SIZE   how large the budget is that the program shares (--budget), for all programs in it. There
-                memory= is the most that this one takes
+                chooses the local memory, as --slowdown of 'farshore run': at most the last
+                --memory, --memory-max or memory=. slowdown=off and memory= end that; off keeps the
+                limit
+  budget=SIZE   how large the budget is that the program shares (--budget), for all programs in it.
+                There memory= is the most that this one takes
   swap+=SPEC    adds a swap space (dir:, file: or dev:), or calls off the removal of one
   swap-=SPEC    removes a swap space, named as 'farshore stat' shows it: what it holds moves to the
                 others, then its file is closed. The command waits for that; after Ctrl-C it goes on
                 without the command. If the others have no room, the space is used again
   policy=NAME, prefetch=NAME
-                as the options of 'farshore run', for this process, and what it forks or starts later
+                as the options of 'farshore run', for this process, and what it forks or starts
+                later
   evictors=N, batch=N, writes=N, free=N
                 as the options of 'farshore run', at most what the run was started with, or auto
   NAME=NUMBER   a parameter of a policy that has attached to the program

@@ -104,6 +104,9 @@ fn one_line(error: &clap::Error, words: &Words) -> String {
             if option.starts_with('-') { format!("{option}: {why}") } else { why }
         }
         ErrorKind::InvalidValue if value.is_empty() => format!("{option} has no value: write {argument}"),
+        ErrorKind::InvalidValue => {
+            format!("invalid {option} \"{value}\": use {}", context(ContextKind::ValidValue))
+        }
         ErrorKind::MissingRequiredArgument => {
             let told = words.required.iter().find(|(part, _)| argument.contains(part));
             told.map_or_else(|| format!("{argument} is missing: give it"), |(_, line)| (*line).into())
@@ -147,6 +150,8 @@ mod tests {
         fast: bool,
         #[arg(long)]
         slow: bool,
+        #[arg(long, value_parser = ["red", "blue"])]
+        colour: Option<String>,
         #[arg(value_name = "NAME")]
         place: String,
         #[arg(value_name = "OTHER")]
@@ -161,6 +166,7 @@ mod tests {
             (&["a"], "<OTHER> is missing: give it"),
             (&["a", "b", "c"], "unknown word 'c': see 'farshore --help'"),
             (&["--fast", "--fast", "a", "b"], "--fast is given twice: give it once"),
+            (&["--colour", "rot", "a", "b"], "invalid --colour \"rot\": use red, blue"),
             (&["--fast", "--slow", "a", "b"], "--fast does not go with --slow: leave one of them out"),
             (&["--fats", "a", "b"], "unknown option '--fats': did you mean '--fast'? see 'farshore --help'"),
         ] {

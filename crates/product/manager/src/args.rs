@@ -105,10 +105,12 @@ pub enum Protocol {
 const AFTER_MANAGE: &str = "\
 Examples:
   farshore manage --listen /run/user/1000/memory --protocol cloud-hypervisor --memory 256M
-  cloud-hypervisor --memory size=1G,shared=on,uffd_handoff_socket=/run/user/1000/memory,uffd_handoff_mode='MISSING|WP' ...
+  S=/run/user/1000/memory
+  cloud-hypervisor --memory size=1G,shared=on,uffd_handoff_socket=$S,uffd_handoff_mode='MISSING|WP'
 
-Signals: SIGUSR1 writes a line about each virtual machine to stderr. SIGINT, SIGTERM, SIGHUP and SIGQUIT end it. All memory
-is brought back before, so that the virtual machines go on without a manager; where there is no room for that, it stays.
+Signals: SIGUSR1 writes a line about each virtual machine to stderr. SIGINT, SIGTERM, SIGHUP and
+SIGQUIT end it. All memory is brought back before, so that the virtual machines go on without a
+manager; where there is no room for that, it stays.
 
 Exit status:
   1    it cannot listen at SOCKET, or the kernel lacks something

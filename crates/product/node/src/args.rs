@@ -140,8 +140,8 @@ Examples:
   farshore node --listen unix:/run/user/1000/node --memory 2G --metrics 127.0.0.1:9276
   nbdinfo 'nbd+unix:///any?socket=/run/user/1000/node'
 
-Signals: SIGUSR1 writes a line about the state to stderr. SIGINT, SIGTERM, SIGHUP and SIGQUIT end it;
-the memory of all exports is gone then.
+Signals: SIGUSR1 writes a line about the state to stderr. SIGINT, SIGTERM, SIGHUP and SIGQUIT end
+it; the memory of all exports is gone then.
 
 Exit status:
   1    it cannot listen at ADDR, or the kernel lacks something

@@ -100,8 +100,13 @@ pub struct ReportArgs {
 }
 
 const AFTER_REPORT: &str = "\
-A recording that is cut off or damaged is shown up to there, and the page says so. A page that is there
-is overwritten.
+A recording that is cut off or damaged is shown up to there, and the page says so. A page that is
+there is overwritten. Like the recording it is for its user alone.
+
+Examples:
+  farshore record -o sort.rec --memory 64M -- sort big.txt
+  farshore report sort.rec                              sort.rec.html
+  farshore report -o - sort.rec > page.html
 
 Exit status:
   0    the page was written
@@ -137,10 +142,12 @@ pub struct PlanArgs {
 const AFTER_PLAN: &str = "\
 Columns:
   memory    what --memory would be
-  time      how long the program would take, and how many times longer than if everything fitted
-  ideal     the same if a page that comes took the device's time alone
+  time      how long the program would take
+  slower    how many times longer than if everything fitted
+  ideal     the time if a page that comes took the device's time alone
   misses    pages that come back from the swap space
-  device    pages that are read and written there, a second
+  reads/s   pages that are read there, a second
+  writes/s  pages that are written there, a second
             'more or less' after a row: it is below what the run had, and extrapolated
 
 Examples:
@@ -194,15 +201,16 @@ Columns:
   name      the program
   limit     the memory limit, which a family shares
   resident  managed memory that is local
-  out       what the swap spaces hold: pages that are out, and copies of unchanged pages that are local too
+  out       what the swap spaces hold: pages that are out, and copies of unchanged pages that are
+            local too
   faults    faults of all kinds, a second; the bars show the last minute
   evicted   pages that left, a second
-  stall     time that threads waited in faults; 100 % is one thread all the time, so several can have
-            more. A wait counts when it ends
-  slowed    how much longer the program takes than without faults, and how much longer it may, if Farshore chooses
-            its limit (--slowdown)
-  family    the part of the limit that this process has now, and how many processes share it; then the
-            budget that the program is in (--budget), its share, and the budget's size
+  stall     time that threads waited in faults; 100 % is one thread all the time, so several can
+            have more. A wait counts when it ends
+  slowed    how much longer the program takes than without faults, and how much longer it may, if
+            Farshore chooses its limit (--slowdown)
+  family    the part of the limit that this process has now, and how many processes share it; then
+            the budget that the program is in (--budget), its share, and the budget's size
 
 Keys:
   left, right  sort by another column

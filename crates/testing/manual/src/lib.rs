@@ -17,6 +17,9 @@ use roff::{Inline, Roff, bold, italic, roman};
 /// The variable that has [`check`] write the pages.
 pub const WRITE: &str = "FARSHORE_WRITE_MANUAL";
 
+/// Columns of a help at most, as the commands tell clap.
+const WIDTH: usize = 100;
+
 /// Where a page has the commands of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Parts {
@@ -230,6 +233,11 @@ fn sections_of(text: &str) -> Vec<(String, String)> {
 /// # Panics
 /// They differ, or the page cannot be read or written.
 pub fn check(manifest: &str, name: &str, command: &Command, parts: Parts, see: &str) {
+    for command in std::iter::once(command).chain(command.get_subcommands()) {
+        let help = help_behind(command);
+        let long = help.lines().find(|line| line.chars().count() > WIDTH);
+        assert!(long.is_none(), "{name}: a help of {WIDTH} columns breaks this line anywhere: {long:?}");
+    }
     let rest = format!("See also:\n  {see}\n  the book: /usr/share/doc/farshore, or docs/src in the source");
     let page = page(name, command, parts, &rest);
     let root =
