@@ -120,13 +120,14 @@ Exit status:
 const AFTER_VM_RUN: &str = "\
 Examples:
   farshore vm run --memory 1G -- qemu-system-x86_64 -accel kvm -m 4G -drive file=disk.qcow2 ...
-  farshore vm run --memory 1G --swap ram:zstd,size=512M --swap dir:/var/tmp -- qemu-system-x86_64 -m 4G ...
+  farshore vm run --memory 1G --swap ram:zstd,size=512M --swap dir:/var/tmp -- qemu-system-x86_64 ...
 
-QEMU gets two options in front of its own, unless it has a memory backend: -object memory-backend-memfd,id=farshore,share=on,size=...
-and -machine memory-backend=farshore. A memory backend of its own must be a memory-backend-memfd with share=on.
+QEMU gets two options in front of its own, unless it has a memory backend:
+-object memory-backend-memfd,id=farshore,share=on,size=... and -machine memory-backend=farshore.
+A memory backend of its own must be a memory-backend-memfd with share=on.
 
-Signals to QEMU are QEMU's. SIGUSR1 to its manager, whose number is said at the start, writes a line about the memory to stderr; SIGTERM
-gives the memory back, and QEMU goes on without a limit.
+Signals to QEMU are QEMU's. SIGUSR1 to its manager, whose number is said at the start, writes a
+line about the memory to stderr; SIGTERM gives the memory back, and QEMU goes on without a limit.
 
 Exit status:
   125     a wrong option
