@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
+use farshore_command::process::told;
 use farshore_sys::fd::is_description_of;
 use farshore_sys::raw;
 use farshore_sys::uffd::{Features, Uffd};
@@ -151,13 +152,13 @@ impl Process {
 /// What a process is called, as `ps` says it.
 #[must_use]
 pub fn name(pid: i32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).map_or_else(|_| "?".into(), |name| name.trim_end().into())
+    told(pid.cast_unsigned(), "comm").map_or_else(|_| "?".into(), |name| name.trim_end().into())
 }
 
 /// Processor time that a process has used, all its threads, ns; 0 when it has ended.
 #[must_use]
 pub fn processor_ns(pid: i32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = told(pid.cast_unsigned(), "stat").unwrap_or_default();
     // Behind its name, which may have any bytes: the times of user and kernel are the 14th and 15th field of all.
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     let ticks: u64 = fields.split_ascii_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();

@@ -199,7 +199,7 @@ fn tell_of_end(child: &mut Child, client: i32) {
 /// # Errors
 /// Why the client's memory is not managed.
 pub fn client(options: &OsStr) -> Result<u8, Refusal> {
-    let options = told(options)?;
+    let options = handed_on(options)?;
     serve(take_input()?, &options)
 }
 
@@ -207,7 +207,7 @@ pub fn client(options: &OsStr) -> Result<u8, Refusal> {
 ///
 /// # Errors
 /// They are none.
-pub fn told(options: &OsStr) -> Result<Options, Refusal> {
+pub fn handed_on(options: &OsStr) -> Result<Options, Refusal> {
     let text = options.to_str().ok_or_else(|| Refusal::cannot_start("options that are no text"))?;
     Options::from_json(text).map_err(|error| Refusal::cannot_start(error.to_string()))
 }

@@ -116,7 +116,7 @@ pub fn beside(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
 /// # Errors
 /// Why the memory is not managed.
 pub fn one(options: &OsStr) -> Result<u8, Refusal> {
-    let options = start::told(options)?;
+    let options = start::handed_on(options)?;
     let listener = UnixListener::from(start::take_input()?);
     let qemu = take_output()?;
     match wait_for(&listener, &qemu)? {

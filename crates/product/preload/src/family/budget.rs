@@ -258,8 +258,10 @@ mod tests {
 
     /// A ledger with two members, for good.
     fn ledger(limit: u64) -> &'static Ledger {
-        // SAFETY: the layout has a size; a ledger is atomic numbers, for which zeros are a value, as in a new file.
-        let ledger: &'static Ledger = unsafe { &*alloc_zeroed(Layout::new::<Ledger>()).cast::<Ledger>() };
+        // SAFETY: the layout has a size.
+        let place = unsafe { alloc_zeroed(Layout::new::<Ledger>()) }.cast::<Ledger>();
+        // SAFETY: fresh memory of just this layout, for good; a ledger is atomic numbers, for which zeros are a value, as in a new file.
+        let ledger: &'static Ledger = unsafe { place.as_ref() }.expect("there is memory");
         ledger.limit.store(limit, Ordering::Release);
         ledger.used.store(2, Ordering::Release);
         ledger.members[..2].iter().for_each(|member| member.state.store(ALIVE, Ordering::Release));
