@@ -75,6 +75,30 @@ print(", ".join(said))
 """
 
 
+# Has memory as a QEMU has it, fills it, and comes at it by other ways; says which there were, and whether the memory is as it was. Its size is no multiple of a page.
+TOUCHES = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+word, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+libc.mmap.restype, libc.mmap.argtypes = word, [word, size, number, number, number, ctypes.c_long]
+libc.mremap.restype, libc.mremap.argtypes = word, [word, size, size, number, word]
+libc.munmap.argtypes = [word, size]
+bytes_, none = (16 << 20) - 100, ctypes.c_void_p(-1).value
+memory = os.memfd_create("memory-backend-memfd")
+os.ftruncate(memory, 16 << 20)
+there = libc.mmap(None, bytes_, 3, 1, memory, 0)
+pages = range(bytes_ // 4096)
+for page in pages:
+    ctypes.memmove(there + page * 4096, (page + 1).to_bytes(8, "little"), 8)
+ways = [libc.mmap(None, bytes_, 1, 1, memory, 0), libc.mmap(None, bytes_, 3, 2, memory, 0), libc.mmap(None, bytes_, 3, 3, memory, 0), libc.mremap(there, bytes_, 32 << 20, 1, None)]
+for way in ways:
+    if way != none:
+        sum(ctypes.string_at(way + page * 4096, 1)[0] for page in pages)
+wrong = sum(ctypes.string_at(there + page * 4096, 8) != (page + 1).to_bytes(8, "little") for page in pages)
+print(f"{sum(way == none for way in ways)} refused, {wrong} pages wrong, unmapped: {libc.munmap(there, bytes_)}")
+"""
+
+
 class TestVm(Machine):
     """Machines of QEMU's with less memory than their guests have."""
 
@@ -175,6 +199,69 @@ class TestVm(Machine):
             for words, word in (("memory=1M", "at least"), ("swap+=ram:lz4", "swap"), ("slowdown=5%", "slowdown"), ("budget=1G", "budget"), ("policy=best", "best"), ("evictors=99", "99")):
                 self.refused(["set", str(manager), words], (1, 125), word)
 
+    def test_other_ways(self):
+        """Memory that is mapped a second time, or moved, is refused, and has its bytes; what is no multiple of a page is unmapped."""
+        script = os.path.join(self.folder("touches"), "qemu")
+        with open(script, "w", encoding="ascii") as file:
+            file.write(f"#!{sys.executable}\n{TOUCHES}")
+        os.chmod(script, 0o755)
+        done = self.call_program([*self.vm(8), script])
+        expect(done.status == 0 and done.out == "4 refused, 0 pages wrong, unmapped: 0\n", f"status {done.status}: {done.out}{done.err}")
+
+    def test_other_backends(self):
+        """A DIMM on the command line is managed, and the machine's own memory too."""
+        argv = [*self.vm(32), kernels.qemu(), "-S", "-m", "64M,slots=2,maxmem=1G", "-nodefaults", "-display", "none",
+                "-object", "memory-backend-memfd,id=more,size=48M", "-device", "pc-dimm,memdev=more"]
+        with self.running(argv) as (process, _, _):
+            for text in ("handed over 64 MiB", "added 48 MiB"):
+                wait_until(lambda: text in process.stderr_so_far(), f"not '{text}': {process.stderr_so_far()}")
+
+    def test_elsewhere(self):
+        """Memory that is plugged in where QEMU has no /proc (-chroot) is managed. It can be taken out when the manager has left, and what comes then is refused."""
+        if os.geteuid() != 0:
+            raise Unavailable("changing the root needs root")
+        monitor = os.path.join(self.folder("elsewhere"), "monitor")
+        argv = [*self.vm(32), kernels.qemu(), "-S", "-m", "64M", "-nodefaults", "-display", "none", "-chroot", self.folder("empty"),
+                "-monitor", f"unix:{monitor},server=on,wait=off"]
+        with self.running(argv) as (process, _, manager):
+            self.tell(monitor, "object_add memory-backend-memfd,id=more,size=96M")
+            wait_until(lambda: "added 96 MiB" in process.stderr_so_far(), f"it is not managed: {process.stderr_so_far()}")
+            qemu = next(pid for pid in harness.session_pids(process.popen.pid) if "memory-backend-memfd" in harness.read_text(f"/proc/{pid}/maps"))
+            os.kill(manager, signal.SIGTERM)
+            wait_until(lambda: not os.path.exists(f"/proc/{manager}"), "the manager does not end")
+            mapped = lambda: harness.read_text(f"/proc/{qemu}/maps").count("memory-backend-memfd")
+            expect(mapped() == 2, "it has not both")
+            self.tell(monitor, "object_del more")
+            wait_until(lambda: mapped() == 1, f"it stays mapped: {process.stderr_so_far()}")
+            self.tell(monitor, "object_add memory-backend-memfd,id=other,size=48M", well=False)
+            expect(mapped() == 1 and "has no manager any more" in process.stderr_so_far(), process.stderr_so_far())
+
+    def test_nobody_reads(self):
+        """A refusal that nobody can be told of does not end QEMU in another way than a refusal does."""
+        with open("/dev/full", "w", encoding="ascii") as full:
+            argv = [*self.vm(32), kernels.qemu(), "-display", "none", "-m", "64M", "-drive", f"file={self.farshore},format=raw,cache=none"]
+            status = subprocess.run(argv, stdin=subprocess.DEVNULL, stderr=full, timeout=LONG, check=False).returncode
+        expect(status == 1, f"status {status}")
+
+    def test_ignored_children(self):
+        """Whoever ignores SIGCHLD has a QEMU."""
+        argv = [*self.vm(32), kernels.qemu(), "--version"]
+        done = subprocess.run(["sh", "-c", 'trap "" CHLD; exec "$@"', "sh", *argv], capture_output=True, text=True, timeout=LONG, check=False)
+        expect(done.returncode == 0 and not done.stderr, f"status {done.returncode}: {done.stderr}")
+
+    def test_daemon_of_a_pipe(self):
+        """Whoever reads what a daemon says until it is one comes to the end."""
+        number = os.path.join(self.folder("daemon"), "number")
+        argv = [*self.vm(32), kernels.qemu(), "-S", "-m", "64M", "-nodefaults", "-display", "none", "-daemonize", "-pidfile", number]
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            said = process.communicate(timeout=LONG)[0]
+            expect(process.returncode == 0 and "handed over" in said, said)
+            expect(os.path.exists(f"/proc/{manager_of(said)}"), "its manager has ended")
+        finally:
+            os.kill(int(harness.read_text(number)), signal.SIGKILL)
+        wait_until(lambda: not os.path.exists(f"/proc/{manager_of(said)}"), "the manager does not end")
+
     def test_daemon(self):
         """A QEMU that makes itself a daemon, in QEMU's own sandbox: its manager is that of the daemon."""
         number = os.path.join(self.folder("daemon"), "number")
@@ -254,9 +341,14 @@ class TestVm(Machine):
         """What cannot be managed is refused, in a line that says what to do."""
         qemu = kernels.qemu()
         refused = 0
+        config = os.path.join(self.folder("config"), "config")
+        with open(config, "w", encoding="ascii") as file:
+            file.write('[object "ram"]\n  qom-type = "memory-backend-ram"\n  size = "64M"\n[machine]\n  memory-backend = "ram"\n')
         for words, word in ((["--memory", "64M", "--", qemu, "-object", "memory-backend-ram,id=ram,size=1G"], "memory-backend-ram"),
                             (["--memory", "64M", "--", qemu, "-object", "memory-backend-memfd,id=ram,size=1G,share=off"], "not shared"),
                             (["--memory", "64M", "--", qemu, "-mem-path", "/dev/shm"], "-mem-path"),
+                            (["--memory", "64M", "--", qemu, "-readconfig", config], "-readconfig"),
+                            (["--memory", "64M", "--", qemu, "-machine", "memory-backend=ram"], "no -object"),
                             (["--memory", "1M", "--", qemu], "--memory"), (["--memory", "lots", "--", qemu], "lots"), (["--", qemu], "--memory"),
                             (["--memory", "64M"], "QEMU"), (["--memory", "64M", "--swap", "tape:/x", "--", qemu], "tape"),
                             (["--memory", "64M", "--swap", "dir:/nonexistent", "--", qemu], "/nonexistent")):
@@ -269,6 +361,9 @@ class TestVm(Machine):
     def test_past_the_page_tables(self):
         """Disks with direct I/O, devices that are passed through, and memory for other processes are refused when they come, however they come."""
         work = self.folder("past")
+        for device in ("/dev/vhost-vdpa-0", "/dev/udmabuf", "/dev/sev", "/dev/infiniband/uverbs0", "/dev/iommu"):
+            done = self.call_program([*self.vm(32), kernels.qemu(), "-pidfile", device, "-S", "-m", "64M", "-nodefaults", "-display", "none"])
+            expect(done.status == 1 and f"'{device}' is not opened" in done.err, f"status {done.status}: {done.err}")
         disk, monitor, script = (os.path.join(work, name) for name in ("disk", "monitor", "qemu"))
         with open(disk, "wb") as file:
             file.truncate(1 << 20)

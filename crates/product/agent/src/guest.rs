@@ -1,6 +1,7 @@
 //! The guest's memory: which mapping is it, and what the manager has heard of.
 
 use std::cell::Cell;
+use std::ffi::CStr;
 use std::fmt;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -19,8 +20,8 @@ use crate::{past, wire};
 
 /// Names the abstract socket at which the manager waits.
 const VARIABLE: &str = "FARSHORE_VM";
-/// What the kernel calls the file of a `memory-backend-memfd` of QEMU's.
-const NAME: &[u8] = b"/memfd:memory-backend-memfd";
+/// What QEMU calls the file of a `memory-backend-memfd`.
+const NAME: &[u8] = b"memory-backend-memfd";
 
 /// Faults of shared memory, and write protection of it.
 const SHARED: Features = Features(1 << 5 | 1 << 12);
@@ -52,6 +53,21 @@ impl Refused {
     /// This line.
     pub fn new(why: impl Into<String>) -> Refused {
         Refused(why.into())
+    }
+}
+
+/// Why a manager has not done what it was asked for.
+enum Unasked {
+    /// It has closed the connection.
+    Gone(Refused),
+    Refused(Refused),
+}
+
+impl From<Unasked> for Refused {
+    fn from(why: Unasked) -> Refused {
+        match why {
+            Unasked::Gone(why) | Unasked::Refused(why) => why,
+        }
     }
 }
 
@@ -106,12 +122,34 @@ pub fn is_asked_for() -> bool {
     *ASKED.get_or_init(|| std::env::var_os(VARIABLE).is_some())
 }
 
+/// Device and inode of the memory that QEMU has made by way of this library.
+static MADE: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+/// A memfd was made. In a QEMU that has gone elsewhere (`-chroot`) there is no `/proc` to ask for its name later.
+pub fn is_made(name: &CStr, fd: i32) {
+    if fd < 0 || !name.to_bytes().starts_with(NAME) || !is_asked_for() {
+        return;
+    }
+    if let Some(identity) = identity(fd) {
+        MADE.lock().unwrap_or_else(PoisonError::into_inner).push(identity);
+    }
+}
+
+fn identity(fd: i32) -> Option<(u64, u64)> {
+    // SAFETY: the caller's descriptor, which its own call names; the kernel answers that it is not open, if it is not.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    rustix::fs::fstat(file).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
 /// Whether a file is the memory of a guest, which is to be handed over.
 pub fn is_memory(fd: i32) -> bool {
     if fd < 0 || !is_asked_for() {
         return false;
     }
-    std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|name| name.as_os_str().as_bytes().starts_with(NAME))
+    let made = MADE.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    identity(fd).is_some_and(|file| made.contains(&file))
+        || std::fs::read_link(format!("/proc/self/fd/{fd}"))
+            .is_ok_and(|name| name.as_os_str().as_bytes().strip_prefix(b"/memfd:").is_some_and(|name| name.starts_with(NAME)))
 }
 
 /// Hands a mapping over, and waits until it is managed.
@@ -151,7 +189,8 @@ pub fn leaves(address: u64, bytes: u64) -> Result<(), Refused> {
     }
     let mut manager = manager();
     let Some(there) = manager.own() else { return Ok(()) };
-    let end = address.saturating_add(bytes);
+    // The kernel takes whole pages.
+    let end = address.saturating_add(bytes.checked_next_multiple_of(4096).unwrap_or(u64::MAX));
     let touched = |(start, stop): &(u64, u64)| address < *stop && *start < end;
     if let Some((start, stop)) =
         there.regions.iter().copied().filter(touched).find(|(start, stop)| *start < address || end < *stop)
@@ -162,14 +201,18 @@ pub fn leaves(address: u64, bytes: u64) -> Result<(), Refused> {
     }
     let going: Vec<_> = there.regions.iter().copied().filter(touched).collect();
     for region in going {
-        there.ask(&wire::remove(region.0, region.1 - region.0), &[])?;
+        match there.ask(&wire::remove(region.0, region.1 - region.0), &[]) {
+            // A manager that has given the memory back, or was killed, takes out none of it any more.
+            Ok(()) | Err(Unasked::Gone(_)) => {}
+            Err(Unasked::Refused(why)) => return Err(why),
+        }
         there.regions.retain(|other| *other != region);
     }
     Ok(())
 }
 
-/// Whether the manager has something of a part of the address space.
-pub fn has(address: u64, bytes: u64) -> bool {
+/// Whether a part of the address space has some of what the manager has.
+pub fn is_managed(address: u64, bytes: u64) -> bool {
     if !HAS_MANAGER.load(Ordering::Acquire) || INSIDE.get() {
         return false;
     }
@@ -179,12 +222,20 @@ pub fn has(address: u64, bytes: u64) -> bool {
 
 impl Manager {
     /// Asks for something, and waits until it is done.
-    fn ask(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), Refused> {
-        let gone = |errno: Errno| refused(format!("the manager of the guest's memory cannot be asked ({errno}): has it ended?"));
+    fn ask(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), Unasked> {
+        let gone = |errno: Errno| {
+            let why = refused(format!(
+                "the guest's memory has no manager any more ({errno}), so QEMU gets no memory besides: to have a limit again, end QEMU and start it anew"
+            ));
+            match errno {
+                Errno::PIPE | Errno::CONNRESET => Unasked::Gone(why),
+                _ => Unasked::Refused(why),
+            }
+        };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
-            return Err(refused("too many files of the guest's memory for one message"));
+            return Err(Unasked::Refused(refused("too many files of the guest's memory for one message")));
         }
         // So few bytes go at once or not at all.
         loop {
@@ -198,7 +249,9 @@ impl Manager {
         while come < answer.len() {
             match recv(&self.socket, &mut answer[come..], RecvFlags::empty()) {
                 Ok((0, _)) => {
-                    return Err(refused("the guest's memory has no manager, which has said why; QEMU cannot have the memory"));
+                    return Err(Unasked::Gone(refused(
+                        "the guest's memory has no manager, which has said why; QEMU cannot have the memory",
+                    )));
                 }
                 Ok((count, _)) => come += count,
                 Err(Errno::INTR) => {}
@@ -208,7 +261,9 @@ impl Manager {
         if wire::is_done(answer) {
             Ok(())
         } else {
-            Err(refused(format!("the manager has answered {answer:?}, which says nothing: is it of another version?")))
+            Err(Unasked::Refused(refused(format!(
+                "the manager has answered {answer:?}, which says nothing: is it of another version?"
+            ))))
         }
     }
 }

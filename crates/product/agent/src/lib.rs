@@ -7,25 +7,26 @@
 //!                                                        └ refused: the mapping goes, and QEMU is told that it cannot have it
 //! ```
 //!
-//! `farshore vm run` preloads it. The dynamic linker then takes `mmap` and `munmap` from here for QEMU's own calls. All calls are passed on to the kernel as they are; those that
+//! `farshore vm run` preloads it. The dynamic linker then takes `mmap`, `munmap` and what opens files from here for QEMU's own calls. All calls are passed on to the kernel as they are; those that
 //! map or unmap the memory of a guest are told to the manager besides, in the binary form of Cloud Hypervisor's protocol ([`wire`]), before QEMU hears that they are done.
 //!
 //! # What always holds
 //!
 //! 1. **No guest runs unmanaged.** Memory that cannot be handed over is not mapped.
 //! 2. **The userfaultfd outlives the manager.** It stays open here. If the manager is killed, whoever needs a page that is out waits, and never finds zeros.
-//! 3. **The manager hears before memory goes.** A mapping that was handed over is taken from the manager before it is unmapped, and only as a whole: nothing else is mapped over a part of it.
+//! 3. **The manager hears before memory goes.** A mapping that was handed over is taken from the manager before it is unmapped, and only as a whole: nothing else is mapped over a part of it. It is neither moved, nor mapped a second time.
 //! 4. **A child of QEMU's tells nothing**: it has the socket by inheritance, and none of the memory.
 //! 5. **Nobody writes past QEMU's page tables** ([`past`]). A disk with direct I/O and a device that is passed through write to pages that the kernel has found before, and another process that maps the memory
-//!    finds zeros where a page is out. So files are not opened for direct I/O, VFIO is not opened, and the memory's file goes to nobody else.
+//!    finds zeros where a page is out. So files are not opened for direct I/O, devices such as VFIO are not opened, and the memory's file goes to nobody else.
 //!
-//! Which mapping is a guest's memory is known by its file: a memfd with the name that QEMU gives those of `memory-backend-memfd`.
+//! Which mapping is a guest's memory is known by its file: a memfd with the name that QEMU gives those of `memory-backend-memfd`, seen when it is made, or found in `/proc`.
 
 mod guest;
 mod past;
 mod wire;
 
-use std::ffi::{c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::io::Write as _;
 
 use crate::guest::{Refused, Request};
 
@@ -52,9 +53,14 @@ pub unsafe extern "C" fn mmap(
     {
         return refuse(&why);
     }
-    let is_shared = flags & (libc::MAP_SHARED | libc::MAP_PRIVATE) == libc::MAP_SHARED;
-    if !(is_shared && prot & libc::PROT_WRITE != 0 && guest::is_memory(fd)) {
+    let is_shared = matches!(flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE);
+    if flags & libc::MAP_ANONYMOUS != 0 || prot == libc::PROT_NONE || !guest::is_memory(fd) {
         return pass();
+    }
+    if !is_shared || prot & libc::PROT_WRITE == 0 {
+        return refuse(&Refused::new(
+            "the guest's memory is not mapped privately, or only to be read: it would have no limit, and put zeros where a page is out; give the memory-backend-memfd share=on",
+        ));
     }
     let there = pass();
     if there == FAILED {
@@ -110,11 +116,41 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> c_int {
 /// As for `madvise(2)`: some advice takes what is there away.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, bytes: usize, advice: c_int) -> c_int {
-    if advice == libc::MADV_HUGEPAGE && guest::has(address as u64, bytes as u64) {
+    if advice == libc::MADV_HUGEPAGE && guest::is_managed(address as u64, bytes as u64) {
         return 0;
     }
     // SAFETY: the caller's own call, to whom its conditions apply.
     unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice) as c_int }
+}
+
+/// Moves a mapping, or changes its size, as the kernel does.
+///
+/// # Safety
+/// As for `mremap(2)`: what was at either place is gone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(old: *mut c_void, old_bytes: usize, bytes: usize, flags: c_int, new: *mut c_void) -> *mut c_void {
+    let is_fixed = flags & libc::MREMAP_FIXED != 0;
+    // With no bytes it is mapped a second time.
+    if guest::is_managed(old as u64, old_bytes.max(1) as u64) || is_fixed && guest::is_managed(new as u64, bytes as u64) {
+        return refuse(&Refused::new("the guest's memory has a manager, so it is not moved, and keeps its size: unmap it first"));
+    }
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    unsafe { libc::syscall(libc::SYS_mremap, old, old_bytes, bytes, flags, new) as *mut c_void }
+}
+
+/// Makes a memfd, as the kernel does.
+///
+/// # Safety
+/// As for `memfd_create(2)`: `name` is a string that ends.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
+    // SAFETY: the caller's own call, to whom its conditions apply.
+    let fd = unsafe { libc::syscall(libc::SYS_memfd_create, name, flags) as c_int };
+    if fd >= 0 {
+        // SAFETY: the kernel has read it just now.
+        guest::is_made(unsafe { CStr::from_ptr(name) }, fd);
+    }
+    fd
 }
 
 /// Opens a file, as the kernel does.
@@ -144,7 +180,7 @@ pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::m
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     // SAFETY: the caller's string, if it is one; the kernel looks at a wrong pointer itself.
-    let name = (!path.is_null()).then(|| unsafe { std::ffi::CStr::from_ptr(path) });
+    let name = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
     if let Some(why) = name.and_then(|name| past::opens(name, flags)) {
         refuse(&why);
         return -1;
@@ -206,7 +242,8 @@ pub unsafe extern "C" fn sendmsg(socket: c_int, message: *const libc::msghdr, fl
 
 /// Says why a call is refused, and has it fail.
 fn refuse(why: &Refused) -> *mut c_void {
-    eprintln!("farshore: {why}");
+    // Where nobody reads, nothing is said: QEMU must not end for it.
+    _ = writeln!(std::io::stderr(), "farshore: {why}");
     // SAFETY: it takes nothing, and gives the place of this thread's number.
     let place = unsafe { libc::__errno_location() };
     // SAFETY: libc's own place, which lives as long as this thread, and which nobody else writes to.

@@ -8,20 +8,21 @@ use std::os::fd::BorrowedFd;
 
 use crate::guest::{self, Refused};
 
-/// The devices that are passed through to guests, and write to all of the guest's memory.
-const VFIO: &[u8] = b"/dev/vfio/";
+/// Devices that hold on to the pages of the guest's memory, or have them found where they were, and what begins their paths: those that are passed through (VFIO, vDPA), those that other machines
+/// write through (RDMA), the graphics' own view of the memory, and memory that is encrypted with its physical address.
+const DEVICES: &[&[u8]] = &[b"/dev/vfio/", b"/dev/iommu", b"/dev/vhost-vdpa", b"/dev/infiniband/", b"/dev/udmabuf", b"/dev/sev"];
 
 /// Why a file is not opened, if it is not.
 pub fn opens(name: &CStr, flags: c_int) -> Option<Refused> {
     let is_direct = flags & libc::O_DIRECT != 0 && flags & libc::O_PATH == 0;
-    let is_device = name.to_bytes().starts_with(VFIO);
+    let is_device = DEVICES.iter().any(|begin| name.to_bytes().starts_with(begin));
     if !(is_direct || is_device) || !guest::is_asked_for() {
         return None;
     }
     let shown = name.to_string_lossy();
     Some(if is_device {
         Refused::new(format!(
-            "'{shown}' is not opened: a device that is passed through writes to the guest's memory unseen, which is managed; leave it out"
+            "'{shown}' is not opened: it holds on to pages of the guest's memory, and those are taken out and come back elsewhere; leave out the device that needs it"
         ))
     } else {
         direct(&shown)
