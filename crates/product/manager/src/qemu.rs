@@ -1,7 +1,8 @@
 //! QEMU's command line, for what it says of the guest's memory.
 //!
 //! QEMU maps its guest's memory as private memory of its own, unless it is told otherwise. Then nobody else can take pages out of it. So it is told: memory of a
-//! shared memfd, as a *memory backend*. A command line that has one of its own is left as it is, if that is shared.
+//! shared memfd, as a *memory backend*. A command line that gives the machine one of its own is left as it is, if that is shared. One that has backends
+//! for other things only (DIMMs) is not: the machine's own memory would be private.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -25,21 +26,29 @@ const USE: &str = "use memory-backend-memfd,share=on, or leave the backend out";
 pub fn with_shared_memory(words: &[OsString]) -> Result<Vec<OsString>, String> {
     let (name, arguments) = words.split_first().ok_or("no QEMU given")?;
     let mut size = DEFAULT.to_vec();
-    let mut has_backend = false;
+    let mut ids = Vec::new();
+    let (mut machine, mut nodes) = (None, Vec::new());
     for pair in arguments.windows(2) {
         let (option, value) = (pair[0].as_bytes(), pair[1].as_bytes());
         // One dash or two, as QEMU reads it.
         let Some(option) = option.strip_prefix(b"--").or(option.strip_prefix(b"-")) else { continue };
         match option {
             b"m" => size = size_of(value).map_or(size, <[u8]>::to_vec),
-            b"object" => has_backend |= is_backend(&pair[1])?,
+            b"object" => ids.extend(backend(&pair[1])?),
+            b"M" | b"machine" => machine = named(&pair[1], "memory-backend=").or(machine),
+            b"numa" => nodes.extend(named(&pair[1], "memdev=")),
+            b"readconfig" => is_silent(&pair[1])?,
             b"mem-path" => return Err(format!("-mem-path gives the guest memory of a file, which is not shared: {USE}")),
             _ => {}
         }
     }
-    // Other backends (of NUMA nodes, of DIMMs) may be those of the machine, too.
-    if has_backend {
-        return Ok(words.to_vec());
+    // QEMU takes one of the two.
+    let mut used = machine.into_iter().chain(nodes).peekable();
+    if used.peek().is_some() {
+        return match used.find(|id| !ids.contains(id)) {
+            Some(id) => Err(format!("the guest's memory is '{id}', and no -object on this command line has that id: {USE}")),
+            None => Ok(words.to_vec()),
+        };
     }
     let object = [format!("{KIND},id={BACKEND},share=on,size=").as_bytes(), &in_bytes(&size)].concat();
     let added = ["-object".into(), OsString::from_vec(object), "-machine".into(), format!("memory-backend={BACKEND}").into()];
@@ -49,7 +58,8 @@ pub fn with_shared_memory(words: &[OsString]) -> Result<Vec<OsString>, String> {
 /// The size of a `-m`: `4G`, `size=4G`, `4G,slots=2,maxmem=8G`.
 fn size_of(value: &[u8]) -> Option<&[u8]> {
     let mut parts = value.split(|byte| *byte == b',');
-    let named = value.split(|byte| *byte == b',').find_map(|part| part.strip_prefix(b"size="));
+    // What is said last counts.
+    let named = parts.clone().filter_map(|part| part.strip_prefix(b"size=")).next_back();
     named.or_else(|| parts.next().filter(|first| !first.is_empty() && !first.contains(&b'=')))
 }
 
@@ -59,21 +69,41 @@ fn in_bytes(size: &[u8]) -> Vec<u8> {
     if is_plain { [size, b"M"].concat() } else { size.to_vec() }
 }
 
-/// Whether an object is a memory backend.
-fn is_backend(value: &OsStr) -> Result<bool, String> {
+/// What an option says last behind a key.
+fn named(value: &OsStr, key: &str) -> Option<String> {
+    value.to_string_lossy().split(',').filter_map(|part| part.strip_prefix(key)).next_back().map(String::from)
+}
+
+/// Refuses a file of options that says something of the guest's memory: it would count in place of ours.
+fn is_silent(value: &OsStr) -> Result<(), String> {
+    // One that cannot be read is QEMU's to name.
+    let text = std::fs::read(value).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    match ["memory-backend", "mem-path", "[memory", "memdev"].iter().find(|word| text.contains(**word)) {
+        Some(word) => Err(format!(
+            "'{}' (-readconfig) says something of the guest's memory ('{word}'), which counts only on the command line here: write -m, -object and -machine there",
+            value.display()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The id of an object that is a memory backend.
+fn backend(value: &OsStr) -> Result<Option<String>, String> {
     let text = value.to_string_lossy();
-    let (kind, share) = if text.starts_with('{') {
-        let Ok(json) = serde_json::from_str::<Value>(&text) else { return Ok(false) };
-        (json["qom-type"].as_str().unwrap_or_default().to_string(), json["share"].as_bool())
+    let (kind, share, id) = if text.starts_with('{') {
+        let Ok(json) = serde_json::from_str::<Value>(&text) else { return Ok(None) };
+        let text = |key: &str| json[key].as_str().unwrap_or_default().to_string();
+        (text("qom-type"), json["share"].as_bool(), text("id"))
     } else {
         let mut parts = text.split(',');
         let kind = parts.next().unwrap_or_default();
         let kind = kind.strip_prefix("qom-type=").unwrap_or(kind).to_string();
         let said = parts.filter_map(|part| part.strip_prefix("share=")).next_back();
-        (kind, said.map(|said| matches!(said, "on" | "yes" | "true" | "y")))
+        (kind, said.map(|said| matches!(said, "on" | "yes" | "true" | "y")), named(value, "id=").unwrap_or_default())
     };
     if !kind.starts_with("memory-backend-") {
-        return Ok(false);
+        return Ok(None);
     }
     if kind != KIND {
         return Err(format!("the guest's memory is of a {kind}, from which no page can be taken: {USE}"));
@@ -82,7 +112,7 @@ fn is_backend(value: &OsStr) -> Result<bool, String> {
     if share == Some(false) {
         return Err(format!("the guest's {KIND} is not shared, so no page can be taken from it: {USE}"));
     }
-    Ok(true)
+    Ok(Some(id))
 }
 
 #[cfg(test)]
@@ -105,6 +135,7 @@ mod tests {
             (&["qemu", "-m", "2048,slots=2,maxmem=8G"], "2048M"),
             (&["qemu", "-m", "slots=2,maxmem=8G"], "128M"),
             (&["qemu", "-m", "1G", "-m", "2G"], "2G"),
+            (&["qemu", "-m", "1G,size=2G,size=3G"], "3G"),
             (&["qemu", "-machine", "q35,mem-merge=off", "-m", "1G", "-object", "rng-random,id=rng0"], "1G"),
         ] {
             let words = of(line).expect("nothing is in the way");
@@ -122,8 +153,13 @@ mod tests {
             "qom-type=memory-backend-memfd,id=ram,size=1G",
             r#"{"qom-type":"memory-backend-memfd","id":"ram","size":1073741824,"share":true}"#,
         ] {
-            let line = ["qemu", "-object", object, "-machine", "q35,memory-backend=ram"];
-            assert_eq!(of(&line).expect("it is shared"), line);
+            for used in [["-machine", "q35,memory-backend=ram"], ["-M", "memory-backend=ram"], ["-numa", "node,memdev=ram"]] {
+                let line = [&["qemu", "-object", object][..], &used].concat();
+                assert_eq!(of(&line).expect("it is shared"), line);
+            }
+            let words =
+                of(&["qemu", "-object", object, "-device", "pc-dimm,memdev=ram"]).expect("the machine has none of its own");
+            assert_eq!(words[3..5], ["-machine", "memory-backend=farshore"]);
         }
         for (line, part) in [
             (["-object", "memory-backend-ram,id=ram,size=1G"], "memory-backend-ram, from which"),
@@ -131,6 +167,8 @@ mod tests {
             (["-object", "memory-backend-memfd,id=ram,size=1G,share=off"], "is not shared"),
             (["-object", r#"{"qom-type":"memory-backend-memfd","share":false}"#], "is not shared"),
             (["-mem-path", "/dev/hugepages"], "-mem-path"),
+            (["-machine", "q35,memory-backend=ram"], "no -object on this command line"),
+            (["-numa", "node,memdev=ram"], "no -object on this command line"),
         ] {
             let why = of(&[&["qemu"], &line[..]].concat()).unwrap_err();
             assert!(why.contains(part) && why.contains("memory-backend-memfd,share=on"), "{why}");
