@@ -27,7 +27,7 @@ fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
     match &words[..] {
         [first, options] if first == start::CLIENT => return start::client(options),
         [first, options, process] if first == vm::BESIDE => return vm::beside(options, process),
-        [first, options] if first == vm::ONE => return vm::one(options),
+        [first, options, process] if first == vm::ONE => return vm::one(options, process),
         _ => {}
     }
     let line = std::iter::once("farshore".into()).chain(words).collect();

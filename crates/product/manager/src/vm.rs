@@ -11,7 +11,7 @@
 //! its signals and its exit status.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{Error, ErrorKind};
+use std::io::{Error, ErrorKind, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
@@ -23,6 +23,7 @@ use farshore_command::refusal::Refusal;
 use farshore_command::say::tell;
 use farshore_manager::process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open, setsid};
 
@@ -33,6 +34,8 @@ use crate::{qemu, start};
 pub const BESIDE: &str = "--beside";
 /// The word behind which a manager of one client finds its options.
 pub const ONE: &str = "--one";
+/// What the process between them says when the manager is there.
+const STARTED: &[u8] = b"started";
 /// The library that is preloaded into QEMU, and what names another one.
 const AGENT: (&str, &str) = ("libfarshore_agent.so", "FARSHORE_AGENT");
 /// Tells the agent the name of the socket.
@@ -53,12 +56,17 @@ pub fn run(arguments: VmRunArgs) -> Result<u8, Refusal> {
         Refusal::failed(format!("the manager of the guest's memory cannot be started ({error}): raise the limits of processes"))
     };
     let own = getpid().as_raw_pid().to_string();
-    let beside = Command::new("/proc/self/exe")
+    let mut beside = Command::new("/proc/self/exe")
         .args([BESIDE, &options.to_json(), &own])
         .stdin(OwnedFd::from(listener))
-        .status()
+        .stdout(Stdio::piped())
+        .spawn()
         .map_err(failed)?;
-    if !beside.success() {
+    let mut said = Vec::new();
+    beside.stdout.take().map(|mut out| out.read_to_end(&mut said)).transpose().map_err(failed)?;
+    // Whoever ignores SIGCHLD hears of no child's status.
+    _ = beside.wait();
+    if said != STARTED {
         return Err(Refusal::failed("the manager of the guest's memory could not be started: its line is above"));
     }
     let others = std::env::var_os("LD_PRELOAD").filter(|value| !value.is_empty());
@@ -103,11 +111,13 @@ pub fn beside(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
     setsid().map_err(|errno| failed(&errno))?;
     let listener = start::take_input()?;
     Command::new("/proc/self/exe")
-        .args([OsStr::new(ONE), options])
+        .args([OsStr::new(ONE), options, process])
         .stdin(Stdio::from(listener))
         .stdout(Stdio::from(qemu))
         .spawn()
-        .map(|_| 0)
+        .and_then(|_| std::io::stdout().write_all(STARTED))
+        .and_then(|()| std::io::stdout().flush())
+        .map(|()| 0)
         .map_err(|error| failed(&error))
 }
 
@@ -115,16 +125,33 @@ pub fn beside(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
 ///
 /// # Errors
 /// Why the memory is not managed.
-pub fn one(options: &OsStr) -> Result<u8, Refusal> {
+pub fn one(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
     let options = start::handed_on(options)?;
     let listener = UnixListener::from(start::take_input()?);
     let qemu = take_output()?;
     match wait_for(&listener, &qemu)? {
         Some(socket) => {
-            drop((listener, qemu));
+            drop(listener);
+            // A daemon, which is another process than the one that was started.
+            if process::peer(&socket).is_ok_and(|client| *process != *client.to_string()) {
+                let leave = move || leave_the_caller(&qemu);
+                std::thread::Builder::new()
+                    .spawn(leave)
+                    .map_err(|error| Refusal::failed(format!("no thread can be made ({error})")))?;
+            }
             start::serve(socket, &options)
         }
         None => Ok(0),
+    }
+}
+
+/// Once the first process of a daemon has ended, nobody should wait for the end of its standard error, which is ours too. A file or a terminal, for whose end nobody waits, stays.
+fn leave_the_caller(qemu: &OwnedFd) {
+    while poll(&mut [PollFd::new(qemu, PollFlags::IN)], None) == Err(Errno::INTR) {}
+    let is_waited_for = rustix::fs::fstat(std::io::stderr())
+        .is_ok_and(|stat| matches!(FileType::from_raw_mode(stat.st_mode), FileType::Fifo | FileType::Socket));
+    if is_waited_for && let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
+        _ = rustix::stdio::dup2_stderr(&null).and_then(|()| rustix::stdio::dup2_stdout(&null));
     }
 }
 
