@@ -160,8 +160,8 @@ install_tool() {
     tools=${CARGO_TARGET_DIR:-target}/tools
     command -v "$name" >/dev/null 2>&1 || [ -x "$tools/bin/$name" ] && return 0
     say "building $name $version in $tools"
-    # Its own build goes to a temporary directory, which cargo removes.
-    env -u CARGO_TARGET_DIR cargo install --quiet --locked --version "$version" --root "$tools" "$@" "$name" ||
+    # Its own build goes to a temporary directory, which cargo removes. It is built quickly: it runs for seconds.
+    env -u CARGO_TARGET_DIR CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=64 cargo install --quiet --locked --version "$version" --root "$tools" "$@" "$name" ||
         say "$name could not be installed; $missed is skipped"
 }
 

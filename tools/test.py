@@ -59,6 +59,8 @@ FUZZ_SECONDS = 12
 Command = namedtuple("Command", "argv count env report", defaults=({}, None))
 # Parts that run when they are named alone, as `make newcomer` does: they build, install and run by the words of the README.
 NEWCOMER = ("demo", "demo-kv", "fresh", "packages", "book")
+# Parts that test the tests, or what changes seldom: of these one runs, in turn by the seed, where none is named. The long form has all.
+TURNS = ("canaries", "fuzz-canaries", "miri")
 # What the name of a long form ends in: it takes the place of the part without that ending, where --long asks for it.
 LONG = "-long"
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs;
@@ -402,7 +404,7 @@ def parts(seed):
         Part("unit", "unit, integration and conformance tests",
              [nextest("unit", "--workspace", "--exclude", "farshore-sim", env={"FARSHORE_LIBRARY": os.path.join(TARGET, "release", "libfarshore.so")}),
               Command(["cargo", "test", "--doc", "--no-fail-fast", "--workspace", "--exclude", "farshore-sim"], count_doctests)], 30, tests, nextest_missing, needs_build=True,
-             takes=300, width=WIDE, locks=(KERNEL, DEBUG)),
+             takes=480, width=WIDE, locks=(KERNEL, DEBUG)),
         Part("lines", "no cache line is written by two cores on the way of a fault",
              [nextest("lines", "-p", "farshore-engine", "--features", "recorder", "--test", "lines", env=apart("lines"))], 10, tests, nextest_missing, takes=40, width=WIDE),
         Part("sim", f"simulation: fixed seeds, and {RANDOM_SEEDS} from {seed} on",
@@ -426,11 +428,12 @@ def parts(seed):
         Part("miri", "undefined behaviour in core",
              [nextest("miri", "-p", "farshore-core", toolchain=nightly(), env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, lambda: nextest_missing() or miri_missing(), takes=240),
         Part("real", "real programs, natively and under farshore",
-             [pytest("real", programs),
+             [pytest("real", programs, "--mode", "upcall"),
+              pytest("real-poll", programs, "--mode", "poll", "--fraction", "25"),
               pytest("real-pool", programs, "--mode", "upcall", "--fraction", "50", "--cases", POOLED, "--swap", "ram:lz4,size=6M",
                      "--swap", f"dir:{os.environ.get('FARSHORE_SWAP_DIR', '/var/tmp')}"),
               *[pytest(f"real-{name}", programs, "--mode", "upcall", "--fraction", "25", "--cases", PREFETCHED, "--prefetch", name) for name in ("stride", "majority", "none")]],
-             30, shown, pytest_missing, needs_build=True, takes=400),
+             30, shown, pytest_missing, needs_build=True, takes=600),
         Part("rows", "programs of many languages in half and a quarter of their memory: what goes of it",
              [pytest("rows", "tests/real/test_rows.py")], 15, shown, pytest_missing, needs_build=True, takes=150),
         Part("rows-long", "the same for all rows of the table",
@@ -481,8 +484,8 @@ def parts(seed):
              [pytest("policies", "tests/real/test_policy.py", "tests/real/test_attached.py", "tests/real/test_chosen.py")], 24, shown, pytest_missing, needs_build=True, takes=240),
         Part("seeing", "farshore top, metrics, plan, record and report, and static probes: programs whose state or pattern is known",
              [pytest("seeing", "tests/real/test_seeing.py", "tests/real/test_record.py", "tests/real/test_usdt.py")], 8, shown, pytest_missing, needs_build=True, takes=90),
-        Part("suites", "other people's suites, natively and under farshore: a part of each",
-             [Command([sys.executable, suites, "--short", "--jobs", "4"], count_last_line)], 25, r" +\d+ s ", needs_build=True, takes=480, width=WIDE),
+        Part("suites", "other people's suites, natively and under farshore: a part of each, one half of it or the other in turn",
+             [Command([sys.executable, suites, "--short", "--half", str(seed), "--jobs", "4"], count_last_line)], 25, r" +\d+ s ", needs_build=True, takes=260, width=WIDE),
         Part("suites-long", "other people's suites as a whole, in a quarter of their memory and in 16 MiB",
              [Command([sys.executable, suites], count_last_line)], 480, r" +\d+ s ", needs_build=True, takes=20000, width=WIDE),
         Part("soak", "stress-ng under changing limits and a failing swap space",
@@ -497,7 +500,7 @@ def parts(seed):
              [pytest("serve", "tests/serve"), pytest("serve-under", "tests/serve", "--memory", "12M")], 10, shown, pytest_missing, needs_build=True, takes=50),
         # Beside nothing that is wide: what a machine of eight processors does is seen only if it gets its turn.
         Part("kernels", "other kernels, libcs and numbers of processors, in emulated machines; guests of QEMU's in less memory than they have",
-             [driven("kernels", kernels), pytest("emulator", "tests/kernels/test_emulator.py", "tests/kernels/test_vm.py", "--mode", "upcall")], 20, f"{guests}|{shown}", needs_build=True, takes=430, width=WIDE, locks=(DEBUG,)),
+             [driven("kernels", kernels, "--turn", str(seed)), pytest("emulator", "tests/kernels/test_emulator.py", "tests/kernels/test_vm.py", "--mode", "upcall")], 20, f"{guests}|{shown}", needs_build=True, takes=330, width=WIDE, locks=(DEBUG,)),
         Part("kernels-long", "the same for each kernel that Debian has, with more tests",
              [driven("kernels-long", kernels, "--long"), pytest("emulator-long", "tests/kernels/test_emulator.py", "tests/kernels/test_vm.py", "--large")], 240, guests, needs_build=True, takes=7200, width=WIDE, locks=(DEBUG,)),
         Part("report", "the report of farshore bench in a browser",
@@ -699,7 +702,10 @@ def reasons(lines):
 
 def jobs(chosen):
     """What the lanes must know of parts."""
-    return [Job(part.name, part.takes, part.width, part.locks, "build" if part.needs_build else None) for part in chosen]
+    named = {part.name for part in chosen}
+    # What `unit` has compiled need not be compiled again.
+    after = {"unithreads": "unit"} if "unit" in named else {}
+    return [Job(part.name, part.takes, part.width, part.locks, after.get(part.name, "build" if part.needs_build else None)) for part in chosen]
 
 
 class Results:
@@ -766,16 +772,18 @@ def arguments(known):
     return options
 
 
-def usual(names, long):
+def usual(names, long, seed):
     """The parts that run when none is named.
 
-    >>> usual(["demo", "unit", "soak", "soak-long"], False), usual(["unit", "soak", "soak-long"], True)
+    >>> usual(["demo", "unit", "soak", "soak-long"], False, 1), usual(["unit", "soak", "soak-long"], True, 1)
     (['unit', 'soak'], ['unit', 'soak-long'])
+    >>> [usual(["canaries", "fuzz-canaries", "miri", "sim"], False, seed) for seed in (3, 5)]
+    [['canaries', 'sim'], ['miri', 'sim']]
     """
     names = [name for name in names if name not in NEWCOMER]
     if long:
         return [name for name in names if name + LONG not in names]
-    return [name for name in names if not name.endswith(LONG)]
+    return [name for name in names if not name.endswith(LONG) and (name not in TURNS or name == TURNS[seed % len(TURNS)])]
 
 
 def main():
@@ -785,7 +793,7 @@ def main():
         for part in everything:
             print(f"{part.name:13} {part.what}")
         return 0
-    chosen = [part for part in everything if part.name in (options.part or usual([part.name for part in everything], options.long))]
+    chosen = [part for part in everything if part.name in (options.part or usual([part.name for part in everything], options.long, options.seed))]
     if any(part.needs_build for part in chosen) and not any(part.name == "build" for part in chosen):
         chosen.insert(0, next(part for part in everything if part.name == "build"))
     if options.plan:

@@ -63,7 +63,7 @@ LEFT_OUT = ("doc", "man", "locale", "info")
 DISK, ROOM = 1500, 64
 # Modules that a guest needs, if its kernel has them as modules.
 MODULES = ("virtio_pci", "virtio_blk", "ext4")
-# A machine. `long`: not in the short form. `refused`: Farshore cannot run there. `threads`: how QEMU runs the processors, `single` in turn by one thread, `multi`
+# A machine. `long`: not in the short form, of which one of those that are not refused runs, in turn. `refused`: Farshore cannot run there. `threads`: how QEMU runs the processors, `single` in turn by one thread, `multi`
 # by a thread each. In turn is three times as fast on two cores, as a processor that waits for another one (a flush of TLBs) gives way, and it changes at every
 # interrupt and at every wait; a thread each has them do two things at one time.
 Machine = namedtuple("Machine", "name kernel root processors long refused threads", defaults=(False, False, "single"))
@@ -571,6 +571,7 @@ def run(machine, work, build, results, todo, verbose):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true", help="all machines, and more tests in each")
+    parser.add_argument("--turn", type=int, help="of the machines on which Farshore runs one alone, by this number")
     parser.add_argument("--machine", action="append", choices=[machine.name for machine in MACHINES], help="these alone")
     parser.add_argument("--list", action="store_true", help="name the machines and end")
     parser.add_argument("--junitxml", metavar="FILE", help="write a report")
@@ -586,6 +587,9 @@ def main():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     harness.tidy_on_sigterm()
     chosen = [machine for machine in MACHINES if (machine.name in options.machine if options.machine else options.long or not machine.long)]
+    if options.turn is not None:
+        runs = [machine for machine in chosen if not machine.refused]
+        chosen = [machine for machine in chosen if machine.refused or machine is runs[options.turn % len(runs)]]
     results, work = Results(), tempfile.mkdtemp(prefix="farshore-kernels-", dir=os.environ.get("FARSHORE_SWAP_DIR", "/var/tmp"))
     try:
         qemu()

@@ -7,6 +7,7 @@ of its own.
 import os
 
 import harness
+import pytest
 from harness import MIB, expect
 from machine import SMALL, Machine, anonymous_of
 
@@ -19,6 +20,7 @@ BESIDES = 24 * MIB
 class TestEmulator(Machine):
     """A machine, natively and with half of its memory."""
 
+    @pytest.mark.large
     def test_half(self, mode):
         """With half of the memory of the machine it says the same, and the memory is saved."""
         said, used, native = self.native(SIZE)

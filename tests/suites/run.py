@@ -212,6 +212,7 @@ def summary(driver, skipped):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="a part of each suite, with a quarter of its memory")
+    parser.add_argument("--half", type=int, help="of the units that would run every second one: those with even numbers, or those with odd ones, as this number is")
     parser.add_argument("--suite", default=",".join(SUITES), help="these suites alone")
     parser.add_argument("--only", help="these units alone, by name")
     parser.add_argument("--without", default="", help="not these units")
@@ -243,7 +244,7 @@ def choose(options, place):
             continue
         units += [unit for unit in mine if (not options.short or unit.short) and (not options.only or unit.name in options.only.split(","))
                   and unit.name not in options.without.split(",")]
-    return units, skipped
+    return units if options.half is None else units[options.half % 2::2], skipped
 
 
 def main():
