@@ -298,6 +298,11 @@ class TestBudget(Hotset):
             expect((done.status, done.out, done.err) == (0, "x\n", ""), f"{done.status} {done.out!r} {done.err!r}")
             one.kill_session()
             one.finish()
+            # Its parent may be told of its end before it has given up its files.
+            deadline = time.monotonic() + 60
+            while glob.glob(f"/proc/{pid}/fd/*"):
+                expect(time.monotonic() < deadline, "it does not end")
+                time.sleep(0.01)
             done = self.call("run", "--budget", name, "--", "echo", "x")
             expect((done.status, done.out, done.err) == (0, "x\n", ""), f"{done.status} {done.out!r} {done.err!r}")
         return "32 of 40 MiB, and 16"
