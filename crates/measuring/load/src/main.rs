@@ -36,15 +36,15 @@ Examples:
   farshore-load random --run-length 512 --mode read       read runs of 512 neighbouring pages
   farshore-load scan --size 2G --passes 5                 five passes over 2 GiB
   farshore-load open array udp:127.0.0.1:7000 --rate 50000
-                                                          50 000 requests a second to a server of numbers
+                                                          50 000 requests a second
   farshore-load --events gups-move --seconds 20 | jq .    the outcome as JSON lines
 
 Environment:
-  LOAD_BALLAST=PERCENT  slow each thread down by this much (0 to 95): all threads stop together for that share of
-                        each 50 ms. For tests of comparisons: they must see it.
+  LOAD_BALLAST=PERCENT  slow each thread down by this much (0 to 95): all threads stop together for
+                        that share of each 50 ms. For tests of comparisons: they must see it.
 
-Exit status: 0 the data were right, 1 they were not or the workload could not be run, 2 wrong options,
-3 open --strict: the generator was too slow.";
+Exit status: 0 the data were right, 1 they were not or the workload could not be run, 2 wrong
+options, 3 open --strict: the generator was too slow.";
 
 /// Workloads for comparisons: each fills memory, works on it for a while, and checks its data at the end
 #[derive(Parser, Debug)]

@@ -62,10 +62,10 @@ Examples:
                                                           4 GiB of values in 1 GiB of RAM
 
 A request has three little-endian words of 8 bytes: a number that the client chooses, the
-operation, and a key from 0 on. Operations are 0, GET; and 1, SCAN, plus 256 times how many values it wants,
-where 0 stands for 100. An answer has four words: that number; a status (0 found, 1 not found,
-2 more than --max-scan); how many values were found, or, for status 2, may be asked for; and their
-sum.";
+operation, and a key from 0 on. Operations are 0, GET; and 1, SCAN, plus 256 times how many values
+it wants, where 0 stands for 100. An answer has four words: that number; a status (0 found, 1 not
+found, 2 more than --max-scan); how many values were found, or, for status 2, may be asked for; and
+their sum.";
 
 /// Servers on unithreads, whose data may be far away
 #[derive(Parser, Debug)]
