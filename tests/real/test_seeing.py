@@ -688,7 +688,8 @@ class TestSeeing(Command):
                     expect(f"process {pid}".encode() in begun, f"{words}: {begun}")
                     # It is no more than a look whether the program is over that the name can be in the way of.
                     time.sleep(2)
-                    expect(watching.poll() is None, f"{words}: it takes the program for over: {watching.stderr.read()}")
+                    if watching.poll() is not None:
+                        raise harness.Failed(f"{words}: it takes the program for over: {watching.stderr.read()}")
                     watching.send_signal(signal.SIGINT)
                     _, err = watching.communicate(timeout=PATIENCE)
                     expect(watching.returncode == 0, f"{words}: status {watching.returncode}: {err}")
