@@ -9,6 +9,7 @@
     tools/test.py --plan          in which order parts would start, by the times that are written here; nothing runs
 
     tools/test.py --skips tests/skips.txt     what is skipped and not on this list has failed, as in continuous integration
+    tools/test.py --minutes 50                nothing begins after that time: the last line but one says what was left out
 
 A part that fails does not stop the later ones. Two parts run at a time (tools/lanes.py has the rules). What a part prints goes to a log
 in the target directory; the screen shows how it goes on, and the end of the log if it fails. The tests of the crates are run by
@@ -59,19 +60,21 @@ FUZZ_SECONDS = 12
 Command = namedtuple("Command", "argv count env report", defaults=({}, None))
 # Parts that run when they are named alone, as `make newcomer` does: they build, install and run by the words of the README.
 NEWCOMER = ("demo", "demo-kv", "fresh", "packages", "book")
-# Parts that test the tests, or what changes seldom: of these one runs, in turn by the seed, where none is named. The long form has all.
-TURNS = ("canaries", "fuzz-canaries", "miri")
+# Parts that test the tests, or what changes seldom, run in turn where none is named: `turn` is (K, N) for those of every Nth seed. The long form has all.
+EACH = (0, 1)
 # What the name of a long form ends in: it takes the place of the part without that ending, where --long asks for it.
 LONG = "-long"
 # A part: `shown` are the lines that go to the screen, `missing` tells why it cannot run (or None), `minutes` after which it hangs;
 # `takes` are the seconds that it needs, about, on two processors; `width` and `locks` say what may run beside it (tools/lanes.py).
-Part = namedtuple("Part", "name what commands minutes shown missing needs_build takes width locks",
-                  defaults=(r"(?!)", lambda: None, False, 5, NARROW, ()))
+Part = namedtuple("Part", "name what commands minutes shown missing needs_build takes width locks turn",
+                  defaults=(r"(?!)", lambda: None, False, 5, NARROW, (), EACH))
 # Locks of parts. KERNEL: it changes what the kernel has once for the whole machine (KSM, swap areas, compaction, memory cgroups, loop devices), or tells what
 # another one changed. DEBUG: cargo builds in `target/debug`, where it would wait for the other one, or replace a program that the other one runs.
 KERNEL, DEBUG = "kernel", "debug"
 # A test that was skipped, or a line of the list of those that may be: there, the test and the reason are patterns, as of file names.
 Skip = namedtuple("Skip", "part test why")
+# The remark on a part that has not begun when the time of --minutes was over.
+LEFT_OUT = "left out: the time was over"
 # The test, where a whole part is skipped.
 WHOLE = "all"
 # What came of a part; `failures` are the lines of its log that tell which tests failed.
@@ -371,6 +374,7 @@ def parts(seed):
     shown = r"tests/.*::|=+ .* =+$"
     newcomer, programs = os.path.join(ROOT, "tests", "newcomer"), "tests/real/test_programs.py"
     kernels, guests = os.path.join(ROOT, "tests", "kernels", "kernels.py"), r".*: Linux |.* FAILED|.* (not run|\d+ s)$"
+    emulated = ("tests/kernels/test_emulator.py", "tests/kernels/test_vm.py")
     return [
         Part("demo", "make demo, with little data", [Command(["make", "demo", "ARGS=--size small"], count_made)], 15, r"\[|.*: |skipped",
              takes=300, width=ALONE),
@@ -414,19 +418,19 @@ def parts(seed):
              15, tests + r"|seed \d+ breaks|to see it again|\d+ seeds: ", nextest_missing, takes=150, width=WIDE),
         Part("canaries", "rules broken on purpose, which the simulation must notice",
              [nextest("canaries", "--release", "-p", "farshore-sim", "--features", "canaries", "--test", "canaries", env=sim_env)],
-             15, tests, nextest_missing, takes=250, width=WIDE),
+             15, tests, nextest_missing, takes=250, width=WIDE, turn=(0, 3)),
         Part("fuzz", f"bytes from outside, guided by coverage: {FUZZ_SECONDS} s for each target",
-             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS)], count_last_line)], 10, r"", takes=100, locks=("fuzz",)),
+             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS)], count_last_line)], 10, r"", takes=100, locks=("fuzz",), turn=(1, 3)),
         Part("fuzz-long", "the same for ten minutes each", [Command([*fuzz, "--seconds", "600"], count_last_line)], 120, r"", takes=3600, locks=("fuzz",)),
         Part("fuzz-canaries", "planted bugs, which the fuzzer must find",
-             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS), "--canaries"], count_last_line)], 20, r"", takes=150, locks=("fuzz",)),
+             [Command([*fuzz, "--seconds", str(FUZZ_SECONDS), "--canaries"], count_last_line)], 20, r"", takes=150, locks=("fuzz",), turn=(1, 3)),
         Part("loom", "all interleavings of core, and of what unithreads' threads share",
              [nextest("loom", "-p", "farshore-core", "--release", "--features", "canaries", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked)),
               nextest("loom", "-p", "farshore-attach", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked)),
               nextest("loom", "-p", "farshore-uthread", "--release", "--test", "loom_*", env=apart("loom", RUSTFLAGS="--cfg loom", **checked))],
-             15, tests, nextest_missing, takes=150, width=WIDE),
+             15, tests, nextest_missing, takes=150, width=WIDE, turn=(2, 3)),
         Part("miri", "undefined behaviour in core",
-             [nextest("miri", "-p", "farshore-core", toolchain=nightly(), env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, lambda: nextest_missing() or miri_missing(), takes=240),
+             [nextest("miri", "-p", "farshore-core", toolchain=nightly(), env=apart("miri", CARGO_PROFILE_DEV_OPT_LEVEL="0"))], 30, tests, lambda: nextest_missing() or miri_missing(), takes=240, turn=(2, 3)),
         Part("real", "real programs, natively and under farshore",
              [pytest("real", programs, "--mode", "upcall"),
               pytest("real-poll", programs, "--mode", "poll", "--fraction", "25"),
@@ -439,7 +443,7 @@ def parts(seed):
         Part("rows-long", "the same for all rows of the table",
              [pytest("rows-long", "tests/real/test_rows.py", "--rows", "all")], 120, shown, pytest_missing, needs_build=True, takes=2400),
         Part("pace", "how hard evictors work: idle, crowded, on a slow disk, fixed",
-             [pytest("pace", "tests/real/test_pace.py")], 20, shown, pytest_missing, needs_build=True, takes=180, width=ALONE),
+             [pytest("pace", "tests/real/test_pace.py")], 20, shown, pytest_missing, needs_build=True, takes=180, width=ALONE, turn=(0, 2)),
         Part("autopilot", "limits that follow what a program loses to faults",
              [pytest("autopilot", "tests/real/test_autopilot.py")], 8, shown, pytest_missing, needs_build=True, takes=110),
         Part("budget", "budgets that several programs of one user share",
@@ -495,14 +499,18 @@ def parts(seed):
              [Command([sys.executable, soak, "--seconds", "600", "--seed", str(seed)], count_last_line)], 60, r"round|    |left out", needs_build=True,
              takes=700, width=ALONE),
         Part("bench", "farshore bench: what it measures, and that nothing stays behind",
-             [pytest("bench", "tests/bench")], 15, shown, pytest_missing, needs_build=True, takes=150, width=ALONE),
+             [pytest("bench", "tests/bench")], 15, shown, pytest_missing, needs_build=True, takes=150, width=ALONE, turn=(1, 2)),
         Part("serve", "farshore-serve with other people's clients, and its limits",
              [pytest("serve", "tests/serve"), pytest("serve-under", "tests/serve", "--memory", "12M")], 10, shown, pytest_missing, needs_build=True, takes=50),
         # Beside nothing that is wide: what a machine of eight processors does is seen only if it gets its turn.
-        Part("kernels", "other kernels, libcs and numbers of processors, in emulated machines; guests of QEMU's in less memory than they have",
-             [driven("kernels", kernels, "--turn", str(seed)), pytest("emulator", "tests/kernels/test_emulator.py", "tests/kernels/test_vm.py", "--mode", "upcall")], 20, f"{guests}|{shown}", needs_build=True, takes=330, width=WIDE, locks=(DEBUG,)),
+        Part("kernels", "other kernels, libcs and numbers of processors, in emulated machines",
+             [driven("kernels", kernels, "--turn", str(seed // 2))], 20, guests, needs_build=True, takes=200, width=WIDE, locks=(DEBUG,), turn=(1, 2)),
         Part("kernels-long", "the same for each kernel that Debian has, with more tests",
-             [driven("kernels-long", kernels, "--long"), pytest("emulator-long", "tests/kernels/test_emulator.py", "tests/kernels/test_vm.py", "--large")], 240, guests, needs_build=True, takes=7200, width=WIDE, locks=(DEBUG,)),
+             [driven("kernels-long", kernels, "--long")], 240, guests, needs_build=True, takes=7200, width=WIDE, locks=(DEBUG,)),
+        Part("guests", "unmodified QEMU, whose guests run in less memory than they have",
+             [pytest("guests", *emulated, "--mode", "upcall")], 15, shown, pytest_missing, needs_build=True, takes=200, turn=(0, 2)),
+        Part("guests-long", "the same with a guest of 512 MiB, and QEMU as a program",
+             [pytest("guests-long", *emulated, "--large")], 60, shown, pytest_missing, needs_build=True, takes=1200),
         Part("report", "the report of farshore bench in a browser",
              [pytest("report", "tests/report")], 10, shown, pytest_missing, takes=40, locks=(DEBUG,)),
     ]
@@ -711,11 +719,15 @@ def jobs(chosen):
 class Results:
     """Runs parts in lanes, and keeps what came of them."""
 
-    def __init__(self, allowed=None):
+    def __init__(self, allowed=None, minutes=None):
         self.rows, self.built, self.allowed = {}, True, allowed
+        self.over = None if minutes is None else time.monotonic() + 60 * minutes
 
     def run(self, part):
         """This part, in the lane of whoever calls."""
+        if self.over is not None and time.monotonic() > self.over:
+            self.rows[part.name] = Row(Counts(skipped=1), 0, 0, LEFT_OUT)
+            return
         say(f"{part.name}: {part.what}")
         if part.needs_build and not self.built:
             row = Row(Counts(failed=1), 0, 0, "not run: the build failed")
@@ -746,6 +758,8 @@ def table(rows, seconds):
     lines.append(f"{'all':13} {clock(seconds):>6} {clock(sum(row.cpu for _, row in rows)):>6}")
     # Once more at the end: of a long log often no more than that is kept.
     lines += [f"{name}: {line}" for name, row in rows for line in row.failures]
+    if left := [name for name, row in rows if row.remark == LEFT_OUT]:
+        lines.append(f"left out, as the time was over: {', '.join(left)}")
     say("\n".join([*lines, str(total)]))
     return total
 
@@ -757,6 +771,7 @@ def arguments(known):
     parser.add_argument("--long", action="store_true", help="the long form of each part that has one")
     parser.add_argument("--plan", action="store_true", help="show in which order parts would start, and end")
     parser.add_argument("--list", action="store_true", help="name the parts and end")
+    parser.add_argument("--minutes", type=float, help="no part begins after so many minutes: what that leaves out counts as skipped")
     parser.add_argument("--skips", metavar="FILE", help="a list of the tests that may be skipped: any other that is skipped has failed")
     options = parser.parse_args()
     try:
@@ -772,18 +787,17 @@ def arguments(known):
     return options
 
 
-def usual(names, long, seed):
-    """The parts that run when none is named.
+def usual(everything, long, seed):
+    """The names of the parts that run when none is named.
 
-    >>> usual(["demo", "unit", "soak", "soak-long"], False, 1), usual(["unit", "soak", "soak-long"], True, 1)
-    (['unit', 'soak'], ['unit', 'soak-long'])
-    >>> [usual(["canaries", "fuzz-canaries", "miri", "sim"], False, seed) for seed in (3, 5)]
-    [['canaries', 'sim'], ['miri', 'sim']]
+    >>> some = [Part("demo", "", [], 1), Part("unit", "", [], 1), Part("soak", "", [], 1), Part("soak-long", "", [], 1), Part("loom", "", [], 1, turn=(1, 3))]
+    >>> usual(some, False, 3), usual(some, False, 4), usual(some, True, 3)
+    (['unit', 'soak'], ['unit', 'soak', 'loom'], ['unit', 'soak-long', 'loom'])
     """
-    names = [name for name in names if name not in NEWCOMER]
+    names = [part.name for part in everything]
     if long:
-        return [name for name in names if name + LONG not in names]
-    return [name for name in names if not name.endswith(LONG) and (name not in TURNS or name == TURNS[seed % len(TURNS)])]
+        return [name for name in names if name not in NEWCOMER and name + LONG not in names]
+    return [part.name for part in everything if part.name not in NEWCOMER and not part.name.endswith(LONG) and seed % part.turn[1] == part.turn[0]]
 
 
 def main():
@@ -793,7 +807,7 @@ def main():
         for part in everything:
             print(f"{part.name:13} {part.what}")
         return 0
-    chosen = [part for part in everything if part.name in (options.part or usual([part.name for part in everything], options.long, options.seed))]
+    chosen = [part for part in everything if part.name in (options.part or usual(everything, options.long, options.seed))]
     if any(part.needs_build for part in chosen) and not any(part.name == "build" for part in chosen):
         chosen.insert(0, next(part for part in everything if part.name == "build"))
     if options.plan:
@@ -801,7 +815,7 @@ def main():
             print(f"{clock(start):>6} {clock(end):>6}  {name}")
         return 0
     os.makedirs(LOGS, exist_ok=True)
-    results, started = Results(options.allowed), time.monotonic()
+    results, started = Results(options.allowed, options.minutes), time.monotonic()
     results.run_all(chosen)
     # A part without a row: its thread died of a bug of ours, and said so.
     rows = [(part.name, results.rows.get(part.name, Row(Counts(failed=1), 0, 0, "not run"))) for part in chosen]

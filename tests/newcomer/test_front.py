@@ -37,7 +37,10 @@ DPKG_QUERY = """#!/bin/sh
 printf installed
 """
 MAKE = """#!/bin/sh
-[ "$2" = ARGS=--skips=tests/skips.txt ] || echo 'the list of skips is not named'
+case "$1 $2" in
+    'newcomer ARGS=--skips=tests/skips.txt' | 'test ARGS=--skips=tests/skips.txt --minutes '[1-9]*) ;;
+    *) echo 'the list of skips, or the time, is not named' ;;
+esac
 cat "$STAND_IN/$1.says"
 exit "$(cat "$STAND_IN/$1.status")"
 """
@@ -239,10 +242,10 @@ class TestFront:
         """Whatever parts take, each runs once, after the build if it needs that, and never beside one that it must not meet; a part that breaks stops no other."""
         runner, rng = self.runner(), random.Random(4711)
         everything = runner.parts(0)
-        names = [part.name for part in everything]
-        usual = [[part for part in everything if part.name in runner.usual(names, False, seed)] for seed in range(len(runner.TURNS))]
-        expect({part.name for chosen in usual for part in chosen} >= set(runner.TURNS), "not all have a turn")
-        for chosen in [*usual, everything] + usual * 10:
+        usual = [[part for part in everything if part.name in runner.usual(everything, False, seed)] for seed in range(6)]
+        left = {part.name for part in everything if not part.name.endswith(runner.LONG)} - {part.name for chosen in usual for part in chosen}
+        expect(left == set(runner.NEWCOMER), f"no turn: {left}")
+        for chosen in [*usual, everything] + usual * 5:
             jobs = {job.name: job for job in runner.jobs(chosen)}
             took = {name: rng.uniform(1, 900) for name in jobs}
             rows = lanes.plan(list(jobs.values()), took)
@@ -263,7 +266,18 @@ class TestFront:
 
         lanes.Lanes([lanes.Job(name, 9 - n) for n, name in enumerate("abcdef")] + [lanes.Job("z", 99, lanes.ALONE)], run).run_all()
         expect(sorted(ran) == list("abcdefz") and ran[-1] == "z", f"{ran}")
-        return f"{len(usual[0])} parts, 34 plans"
+        return f"{len(usual[0])} parts, 37 plans"
+
+    def test_time(self):
+        """What has not begun when its time is over is left out, and said; a part that runs then is not ended."""
+        runner = self.runner()
+        command = runner.Command([sys.executable, "-c", "import time; time.sleep(1); print('1 passed, 0 failed, 0 skipped')"], runner.count_last_line)
+        parts = [runner.Part(name, "a stand-in", [command], 1, width=lanes.ALONE) for name in ("one", "two")]
+        results = runner.Results(minutes=0.5 / 60)
+        results.run_all(parts)
+        came = {name: (str(row.counts), row.remark) for name, row in results.rows.items()}
+        expect(came == {"one": ("1 passed, 0 failed, 0 skipped", ""), "two": ("0 passed, 0 failed, 1 skipped", runner.LEFT_OUT)}, f"{came}")
+        return "one of two"
 
     def test_skips(self):
         """A test that is skipped and is not on the list has failed, where a list is given; the list is one, of tests that there are."""
