@@ -21,14 +21,20 @@
 //!   steep curve costs half a second of heavy loss. The first time says little: the hot pages that have just come back stay longer.
 //! * **Three windows.** The short one (0.6 s) answers a program that needs more. The long one (10 s) and the longest (a minute) have to be below the target before
 //!   anything is tried, so that tries, and phases that came unforeseen, take a part of the target and no more.
-//! * **While the program grows nothing is taken away**: that memory would be wanted at once.
+//! * **While the program grows nothing is taken away**: that memory would be wanted at once. And where it is full and touches fresh memory, it gets four times
+//!   as much at once ([`grows`]): a limit that nobody uses costs nothing, and a program that builds its data has no time to wait for one.
 
-/// Time between two looks, ns.
+/// Time between two looks, ns. One that finds a program growing ([`grows`]) comes sooner.
 pub const LOOK_NS: u64 = 200_000_000;
+/// How often, at most, whoever looks is told that evictors begin, ns.
+pub const TOLD_NS: u64 = 20_000_000;
 const FAST_NS: f64 = 0.6e9;
 const SLOW_NS: f64 = 10e9;
 const LONGEST_NS: f64 = 60e9;
-const GROWTH_NS: f64 = 0.7e9;
+const GROWTH_NS: f64 = 2e9;
+/// How much of its limit a program touches between two looks that grows, and by how much it may grow until the next.
+const GROWS: u64 = 64;
+const GROWTH: u64 = 4;
 /// What a page that is taken away costs is learned over so long, from this on, which counts as much as so many pages.
 const COST_NS: f64 = 3e9;
 const COST_FIRST: f64 = 50_000.0;
@@ -79,6 +85,8 @@ pub struct Look {
     pub came: u64,
     /// Processor time that they have had otherwise.
     pub ran_ns: u64,
+    /// Pages that were touched first, less those that were given up.
+    pub grown: u64,
     /// Pages in use now.
     pub in_use: u64,
     /// The limit now, pages.
@@ -184,14 +192,17 @@ impl Pilot {
         let came = look.came as f64;
         self.came.add(lost.min(came * PAGE_MOST), came, wall, SLOW_NS);
         let used = look.in_use as f64;
-        let grows = used > self.used * 1.05;
+        let has_grown = used > self.used * 1.05;
         self.used += (used - self.used) * wall / (GROWTH_NS + wall);
-        let next = if lost / ran > aim.target && self.fast.slowdown() > aim.target {
+        let next = if grows(look.grown, look.in_use, look.limit) {
+            self.over = 0;
+            Some(look.limit.saturating_mul(GROWTH))
+        } else if lost / ran > aim.target && self.fast.slowdown() > aim.target {
             self.raise(look)
         } else {
             self.over = 0;
             let calm = [self.fast, self.slow, self.longest].iter().all(|window| window.slowdown() < aim.target * CALM);
-            if calm && look.settled && !grows { self.lower(aim, look) } else { None }
+            if calm && look.settled && !has_grown { self.lower(aim, look) } else { None }
         };
         // Whoever has set a limit outside of the bounds is brought back in.
         let next = next.unwrap_or(look.limit).clamp(aim.least.min(aim.most), aim.most);
@@ -259,7 +270,17 @@ pub fn slack(pages: u64) -> u64 {
 
 /// Whether a larger limit would be used.
 pub fn is_full(look: Look) -> bool {
-    look.in_use + slack(look.limit) * 5 / 4 + CHANGE_MIN >= look.limit
+    fills(look.in_use, look.limit)
+}
+
+fn fills(in_use: u64, limit: u64) -> bool {
+    in_use + slack(limit) * 5 / 4 + CHANGE_MIN >= limit
+}
+
+/// Whether a program builds its data, and has no room for them: so many pages are in use, and so many were touched first since the last look, less those that were given
+/// up. Then the next look should not wait.
+pub fn grows(grown: u64, in_use: u64, limit: u64) -> bool {
+    fills(in_use, limit) && grown > limit / GROWS
 }
 
 #[cfg(test)]

@@ -86,6 +86,7 @@ impl Program {
             lost_ns: (lost * off) as u64,
             came: faults as u64,
             ran_ns: ran as u64,
+            grown: 0,
             in_use: (self.there + self.cold) as u64,
             limit: self.limit,
             settled: true,
@@ -204,8 +205,16 @@ fn one_that_wakes_for_a_moment_may_lose_a_moment() {
 #[test]
 fn one_fault_of_half_a_minute_is_no_shortage() {
     let mut pilot = Pilot::new();
-    let calm =
-        Look { wall_ns: LOOK_NS, lost_ns: 0, came: 0, ran_ns: LOOK_NS, in_use: 1000 * MIB, limit: 1100 * MIB, settled: true };
+    let calm = Look {
+        wall_ns: LOOK_NS,
+        lost_ns: 0,
+        came: 0,
+        ran_ns: LOOK_NS,
+        grown: 0,
+        in_use: 1000 * MIB,
+        limit: 1100 * MIB,
+        settled: true,
+    };
     for _ in 0..60 {
         pilot.look(AIM, Look { limit: 1000 * MIB, ..calm });
     }
@@ -217,7 +226,8 @@ fn one_fault_of_half_a_minute_is_no_shortage() {
 
 #[test]
 fn a_limit_outside_of_the_bounds_is_brought_back() {
-    let look = Look { wall_ns: LOOK_NS, lost_ns: 0, came: 0, ran_ns: 1, in_use: 1, limit: AIM.most + 1, settled: false };
+    let look =
+        Look { wall_ns: LOOK_NS, lost_ns: 0, came: 0, ran_ns: 1, grown: 0, in_use: 1, limit: AIM.most + 1, settled: false };
     assert_eq!(Pilot::new().look(AIM, look), Some(AIM.most));
     assert_eq!(Pilot::new().look(AIM, Look { limit: AIM.least - 1, ..look }), Some(AIM.least));
 }
@@ -306,6 +316,7 @@ impl Clock {
             lost_ns: lost as u64,
             came: faults as u64,
             ran_ns: ran as u64,
+            grown: 0,
             in_use: self.there as u64 * PIECE,
             limit: self.limit,
             settled: true,
@@ -399,6 +410,7 @@ impl Round {
             lost_ns: lost as u64,
             came,
             ran_ns: ran as u64,
+            grown: 0,
             in_use: self.count as u64 * PIECE,
             limit: self.limit,
             settled: true,
@@ -454,7 +466,8 @@ fn one_fault_of_a_disk_that_stood_still_does_not_slow_the_way_down() {
             if limit <= start / 2 {
                 return n as u64 * LOOK_NS / 1_000_000_000;
             }
-            let look = Look { wall_ns: LOOK_NS, lost_ns, came: faults, ran_ns: LOOK_NS, in_use: limit, limit, settled: true };
+            let look =
+                Look { wall_ns: LOOK_NS, lost_ns, came: faults, ran_ns: LOOK_NS, grown: 0, in_use: limit, limit, settled: true };
             let next = pilot.look(aim, look);
             limit = next.filter(|_| n >= calm.len()).unwrap_or(limit);
         }
@@ -465,4 +478,26 @@ fn one_fault_of_a_disk_that_stood_still_does_not_slow_the_way_down() {
     for (slow, most) in [(&[(400_000_000, 1)][..], 90), (&[(30_000_000_000, 1)], 90), (&[(150_000_000, 1); 5], 180)] {
         assert!(seconds_to_half(slow) <= most, "{slow:?}: {} s", seconds_to_half(slow));
     }
+}
+
+#[test]
+fn memory_that_is_built_does_not_wait_for_its_limit() {
+    // It has little for some seconds, and then builds much, as fast as it may.
+    const A_LOOK: u64 = 200 * MIB;
+    let (mut pilot, mut limit, mut has, mut waited) = (Pilot::new(), AIM.most, 24 * MIB, 0.0);
+    for number in 0..200 {
+        let wants = if number < 50 { 24 * MIB } else { (has + A_LOOK).min(600 * MIB) };
+        let room = limit - slack(limit);
+        let now = wants.min(room.max(has));
+        // What did not fit took as long as it would have taken to be there.
+        let lost_ns = if wants > now { LOOK_NS * (wants - now) / A_LOOK } else { 0 };
+        waited += lost_ns as f64 / 1e9;
+        let (grown, ran_ns) = (now - has, LOOK_NS - lost_ns);
+        has = now;
+        let look = Look { wall_ns: LOOK_NS, lost_ns, came: 0, ran_ns, grown, in_use: has, limit, settled: true };
+        limit = pilot.look(AIM, look).unwrap_or(limit);
+        assert!(number != 49 || limit < 32 * MIB, "what nobody uses goes: {limit}");
+    }
+    assert_eq!(has, 600 * MIB);
+    assert!(waited < 0.6, "it has waited {waited} s for room");
 }

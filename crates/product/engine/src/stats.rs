@@ -50,6 +50,8 @@ pub enum Count {
     GivenBack,
     /// Resident pages that the program has given up.
     GivenUp,
+    /// Pages that it has touched first.
+    Touched,
     /// Times a fault found no frame and slept.
     FrameWaits,
     /// How long those waits were, all together, nanoseconds.

@@ -22,6 +22,10 @@ mod select;
 pub mod stage;
 mod writes;
 
+use crate::Engine;
+use core::sync::atomic::Ordering;
+use farshore_core::seams::World;
+use farshore_core::sync::plain::AtomicBool;
 use loops::Loops;
 use obstacles::Obstacles;
 use pace::Control;
@@ -36,11 +40,34 @@ pub(crate) struct Evictors {
     pub(crate) stages: Stages,
     pub(crate) loops: Loops,
     pub(crate) obstacles: Obstacles,
+    /// The watcher is to be woken when evictors begin, once.
+    alarm: AtomicBool,
 }
 
 impl Evictors {
     /// `lists`: how many, one for each core or evictor.
     pub(crate) fn new(pace: Control, lists: usize, stages: Stages) -> Evictors {
-        Evictors { pace, lists: Partitions::new(lists), stages, loops: Loops::default(), obstacles: Obstacles::default() }
+        Evictors {
+            pace,
+            lists: Partitions::new(lists),
+            stages,
+            loops: Loops::default(),
+            obstacles: Obstacles::default(),
+            alarm: AtomicBool::new(false),
+        }
+    }
+}
+
+impl<W: World> Engine<W> {
+    /// The watcher is woken when evictors begin the next time.
+    pub fn tell_when_short(&self) {
+        self.evictors.alarm.store(true, Ordering::Release);
+    }
+
+    /// An evictor begins.
+    fn note_begin(&self) {
+        if self.evictors.alarm.load(Ordering::Relaxed) && self.evictors.alarm.swap(false, Ordering::AcqRel) {
+            self.wake_watcher();
+        }
     }
 }

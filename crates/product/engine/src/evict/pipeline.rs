@@ -253,7 +253,11 @@ impl<'e, W: World> Evictor<'e, W> {
         self.free_strays();
         self.answer_drainer();
         self.tend();
-        self.started = self.awake && engine.budget.is_short(self.started);
+        let before = self.started;
+        self.started = self.awake && engine.budget.is_short(before);
+        if self.started && !before {
+            engine.note_begin();
+        }
         let wished = self.awake && engine.wishes.any_leave();
         if self.started {
             // Frames are short, so nearly all hold a page. (A clean page counts twice, by its slot too.)

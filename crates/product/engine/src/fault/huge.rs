@@ -66,6 +66,7 @@ impl<W: World> Engine<W> {
         }
         at.granule.huge.came();
         self.stats.add(core, Count::HugeMapped, 1);
+        self.stats.add(core, Count::Touched, GRANULE_PAGES as u64);
         self.release_others(page, GRANULE_PAGES, Release::Dirty { chances: 0, guessed: false, protected });
         Some(protected)
     }

@@ -367,6 +367,7 @@ impl<W: World> Engine<W> {
         self.release_zero_run(fault, count, 1 + more, protected);
         self.release(fault.page, at.word, Release::Dirty { chances: 0, guessed: false, protected });
         self.list_granule(at.granule, fault.page, fault.core);
+        self.stats.add(fault.core, Count::Touched, count);
         self.done(fault, FaultKind::Zero)
     }
 
