@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -105,14 +104,12 @@ class TestVm(Machine):
     @pytest.fixture(autouse=True, scope="class")
     def with_manager(self, made_ready):
         """What `farshore vm` needs beside the command."""
-        built = os.path.dirname(os.path.realpath(harness.find_farshore(self.options.farshore)))
-        for name in ("farshore-manager", "farshore-view", "libfarshore_agent.so"):
-            expect(os.path.exists(os.path.join(built, name)), f"{name} is not built: it is not in {built}")
-            shutil.copy(os.path.join(built, name), self.bin)
+        self.beside("farshore-manager", "farshore-view", "libfarshore_agent.so")
 
     def vm(self, mib, *more):
-        """The words before QEMU's."""
-        return [self.farshore, "vm", "run", "--memory", f"{mib}M", "--swap", f"dir:{self.folder('swap', 0o777)}", *more, "--"]
+        """The words before QEMU's; `mib` may be words in place of --memory."""
+        memory = ["--memory", f"{mib}M"] if isinstance(mib, int) else mib
+        return [self.farshore, "vm", "run", *memory, "--swap", f"dir:{self.folder('swap', 0o777)}", *more, "--"]
 
     @contextlib.contextmanager
     def running(self, argv):
@@ -196,8 +193,36 @@ class TestVm(Machine):
             expect((told["memory_limit_bytes"], told["prefetcher"], told["policy"]) == (32 * MIB, "none", "fifo"), f"{told}")
             listed = self.call("top", "--once").out
             expect(re.search(rf"\b{manager}\b", listed), f"farshore top does not have {manager}: {listed}")
-            for words, word in (("memory=1M", "at least"), ("swap+=ram:lz4", "swap"), ("slowdown=5%", "slowdown"), ("budget=1G", "budget"), ("policy=best", "best"), ("evictors=99", "99")):
+            for words, word in (("memory=1M", "at least"), ("swap+=ram:lz4", "swap"), ("slowdown=500%", "slowdown"), ("budget=1G", "in no budget"), ("policy=best", "best"), ("evictors=99", "99")):
                 self.refused(["set", str(manager), words], (1, 125), word)
+
+    @pytest.mark.parametrize("size, budget", [(TINY, 160), pytest.param(LARGE, 480, marks=pytest.mark.large)])
+    def test_budget(self, size, budget):
+        """Three guests in one budget, of which one fills its memory and two do next to nothing: it says the same, and together they never have more of it in RAM."""
+        said = self.native(size)[0]
+        name = f"test-guests-{os.getpid()}"
+        idle = [kernels.qemu(), "-m", f"{size[0]}M", "-nodefaults", "-display", "none"]
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(self.running([*self.vm(["--budget", f"{name}={budget}M"]), *idle]))
+            others = [first, stack.enter_context(self.running([*self.vm(["--budget", name, "--memory-min", "8M"]), *idle]))]
+            greedy, console, manager = stack.enter_context(self.running([*self.vm(["--budget", name]), *self.machine(*size)]))
+            most, share = 0, 0
+            qemus = [self.qemu(process) for process, _, _ in [*others, (greedy, console, manager)]]
+            while greedy.alive():
+                # Twice, as memory goes from one to another meanwhile.
+                seen = [[memory_of(pid) for pid in qemus] for _ in range(2)]
+                most = max(most, sum(map(min, *seen)))
+                told = self.call("stat", "--json", str(manager))
+                if told.status == 0:
+                    found = json.loads(told.out)["budget"]
+                    expect(found["name"] == name and found["programs"] == 3 and found["taken_bytes"] <= found["size_bytes"] == budget * MIB, f"{found}")
+                    share = max(share, found["share_bytes"])
+                time.sleep(0.1)
+            greedy.popen.wait(LONG)
+            there = without_times(console())
+            expect(there == said, f"it says:\n{there}\ninstead of:\n{said}")
+            expect(budget * MIB // 2 < share and most <= budget * MIB, f"{share / MIB:.1f} MiB were its share, {most / MIB:.1f} of {budget} in RAM")
+        return f"{share / MIB:.0f} of {budget} MiB for the one that works, {most / MIB:.0f} in RAM"
 
     def test_other_ways(self):
         """Memory that is mapped a second time, or moved, is refused, and has its bytes; what is no multiple of a page is unmapped."""

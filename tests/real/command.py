@@ -68,6 +68,14 @@ class Command:
         os.chmod(path, mode)
         return path
 
+    def beside(self, *names):
+        """Copies what was built of these names to the copy of the command, which looks for it there."""
+        built = os.path.dirname(os.path.realpath(harness.find_farshore(self.options.farshore)))
+        for name in names:
+            expect(os.path.exists(os.path.join(built, name)), f"{name} is not built: it is not in {built}")
+            if not os.path.exists(os.path.join(self.bin, name)):
+                shutil.copy(os.path.join(built, name), self.bin)
+
     def call(self, *arguments, timeout=60, user=None, env=None):
         """Runs farshore with these arguments."""
         return self.call_program([self.farshore, *arguments], timeout, user, env)

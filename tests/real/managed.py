@@ -8,7 +8,6 @@ import mmap
 import os
 import re
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -75,11 +74,12 @@ def descriptors_of(pid):
 class Manager:
     """`farshore manage` at work."""
 
-    def __init__(self, tests, name, memory, pool=None, faulty=None, user=None):
+    def __init__(self, tests, name, memory, pool=None, faulty=None, user=None, more=()):
+        self.tests = tests
         self.folder = tests.folder(name, 0o755 if user is None else 0o777)
         self.socket, self.log = os.path.join(self.folder, "socket"), os.path.join(self.folder, "log")
         self.swap = tests.folder(f"{name}-swap", 0o777)
-        command = [*tests.manage(), "--listen", self.socket, "--protocol", "cloud-hypervisor", "--memory", memory,
+        command = [*tests.manage(), "--listen", self.socket, "--protocol", "cloud-hypervisor", *(["--memory", memory] if memory else []), *more,
                    *(["--swap", pool] if pool else []), "--swap", f"dir:{self.swap}"]
         if user is not None:
             command = [harness.need("setpriv", "util-linux"), "--reuid", str(user), "--regid", str(user), "--clear-groups", *command]
@@ -117,6 +117,14 @@ class Manager:
     def wait_for_evictions(self, pages):
         """Waits until some client's pages were evicted so often, and read again."""
         self.wait_until(lambda: any(now["evicted"] >= pages and now["read"] >= pages // 4 for now in self.counters()), f"{pages} pages are not evicted")
+
+    def told(self, client):
+        """What `farshore stat` says of the memory of a client, a process."""
+        found = re.search(rf"process {client} has handed over .* \(manager (\d+)\)", self.said())
+        expect(found, f"process {client} has handed nothing over: {self.said()[-2000:]}")
+        done = self.tests.call("stat", "--json", found[1])
+        expect(done.status == 0, f"{done.err} {self.said()[-2000:]}")
+        return json.loads(done.out)
 
     def wait_for_no_clients(self):
         self.wait_until(lambda: not children_of(self.pid), "a client's process does not end")
@@ -270,11 +278,7 @@ class Managed(Command):
 
     def manage(self):
         """The words of farshore manage, with its program beside the copy of the command."""
-        there = os.path.join(self.bin, "farshore-manager")
-        if not os.path.exists(there):
-            built = os.path.join(os.path.dirname(harness.find_farshore(self.options.farshore)), "farshore-manager")
-            expect(os.path.exists(built), f"farshore-manager is not built: there is no {built}")
-            shutil.copy(built, there)
+        self.beside("farshore-manager")
         return [self.farshore, "manage"]
 
     @contextlib.contextmanager

@@ -77,6 +77,48 @@ class TestManager(Managed):
             manager.wait_for_no_clients()
             expect(descriptors_of(manager.pid) == before, "descriptors of clients that have ended stay open")
 
+    def test_budget(self):
+        """Two clients in one budget, one of which only has memory: the other one gets what it does not use. Together they never have more."""
+        name = f"test-clients-{os.getpid()}"
+        with self.manager("budget", None, more=["--budget", f"{name}=64M", "--memory-min", "8M"]) as manager:
+            idle = Client(40 * MIB // PAGE)
+            idle.fill(7)
+            expect(idle.hand_over(manager), f"no answer: {manager.said()}")
+            with self.guests(manager, "--size", "96M") as guests:
+                guests.wait_for("managed")
+
+                def shares():
+                    found = [manager.told(client)["budget"] for client in (os.getpid(), guests.process.pid)]
+                    expect(all(one["taken_bytes"] <= one["size_bytes"] == 64 * MIB and one["programs"] <= 2 for one in found), f"{found}")
+                    return [one["share_bytes"] for one in found]
+
+                manager.wait_until(lambda: shares()[1] >= 48 * MIB, "who works does not get what it needs")
+                manager.wait_until(lambda: idle.in_memory() <= 16 * MIB, "who does nothing keeps its memory")
+                guests.wait_for("filled")
+                guests.finish(limit=64 * MIB)
+            expect(idle.is_filled(7), "other bytes")
+            # Alone, it has room again.
+            done = self.call("set", str(manager.told(os.getpid())["pid"]), "budget=96M", "memory=80M")
+            expect(done.status == 0, done.err)
+            found = manager.told(os.getpid())["budget"]
+            expect(found["size_bytes"] == 96 * MIB and found["programs"] == 1, f"{found}")
+            idle.close()
+
+    def test_slowdown(self):
+        """A limit that is chosen: memory that nobody uses leaves, down to the least. Another limit ends that."""
+        with self.manager("slowdown", None, more=["--slowdown", "5%", "--memory-min", "8M", "--memory-max", "256M"]) as manager:
+            client = Client(64 * MIB // PAGE)
+            client.fill(9)
+            expect(client.hand_over(manager), f"no answer: {manager.said()}")
+            manager.wait_until(lambda: client.in_memory() <= 12 * MIB, "memory that nobody uses stays")
+            found = manager.told(os.getpid())
+            expect(found["autopilot"]["target_ppm"] == 50_000 and found["memory_limit_bytes"] >= 8 * MIB, f"{found}")
+            expect(client.is_filled(9), "other bytes")
+            expect(self.call("set", str(found["pid"]), "memory=32M").status == 0, "memory=32M is refused")
+            found = manager.told(os.getpid())
+            expect(found["autopilot"] is None and found["memory_limit_bytes"] == 32 * MIB, f"{found}")
+            client.close()
+
     def test_misbehaving(self):
         """Clients that say what is not so, or nothing, get no answer, and a line says why. Nothing happens to the guests beside them."""
         with self.manager("misbehaving") as manager, self.guests(manager, "--size", "64M") as guests:
@@ -235,4 +277,6 @@ class TestManager(Managed):
         self.refused([*good, "--memory", "1M"], {125}, "--memory")
         self.refused([*good, "--memory", "64M", "--swap", f"dir:{folder}/none"], {125}, "does not exist")
         self.refused([*good], {125}, "--memory")
+        self.refused([*good, "--memory", "64M", "--slowdown", "5%"], {125}, "--memory-max in its place")
+        self.refused([*good, "--memory", "64M", "--memory-min", "8M"], {125}, "--budget")
         self.refused(["manage", "--listen", f"{folder}/none/socket", *good[3:], "--memory", "64M"], {1}, "cannot listen")

@@ -146,8 +146,8 @@ pub fn is_memory(fd: i32) -> bool {
     if fd < 0 || !is_asked_for() {
         return false;
     }
-    let made = MADE.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    identity(fd).is_some_and(|file| made.contains(&file))
+    let is_made = |file| MADE.lock().unwrap_or_else(PoisonError::into_inner).contains(&file);
+    identity(fd).is_some_and(is_made)
         || std::fs::read_link(format!("/proc/self/fd/{fd}"))
             .is_ok_and(|name| name.as_os_str().as_bytes().strip_prefix(b"/memfd:").is_some_and(|name| name.starts_with(NAME)))
 }

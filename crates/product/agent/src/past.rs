@@ -32,10 +32,7 @@ pub fn opens(name: &CStr, flags: c_int) -> Option<Refused> {
 /// Why a file does not come to have direct I/O, if it does not.
 pub fn becomes_direct(fd: c_int, flags: c_int) -> Option<Refused> {
     let is_direct = flags & libc::O_DIRECT != 0 && guest::is_asked_for();
-    is_direct.then(|| {
-        let name = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
-        direct(&name.to_string_lossy())
-    })
+    is_direct.then(|| direct(&name_of(fd)))
 }
 
 /// Why the memory is not handed over, if it is not: QEMU was started with a file that is open for direct I/O (`-add-fd`).
@@ -51,9 +48,13 @@ pub fn is_open_already() -> Option<Refused> {
         if !is_direct || !matches!(kind, rustix::fs::FileType::RegularFile | rustix::fs::FileType::BlockDevice) {
             return None;
         }
-        let name = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
-        Some(direct(&name.to_string_lossy()))
+        Some(direct(&name_of(number)))
     })
+}
+
+/// What is open there, for a message.
+fn name_of(fd: c_int) -> String {
+    std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn direct(shown: &str) -> Refused {

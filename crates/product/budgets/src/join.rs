@@ -16,7 +16,7 @@
 
 use crate::law::{NEED_TO_BEGIN, Share};
 use crate::list::{FILE_BYTES, Hold, LINES, Line, Name, now_ms};
-use farshore_config::Size;
+use farshore_config::{Options, Seat, Size};
 use farshore_sys::fd::lock_byte;
 use rustix::fd::{AsFd as _, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, fstat, stat};
@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::{read_dir, read_link};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::thread::sleep;
@@ -61,6 +62,20 @@ pub struct Joined {
     pub line: u32,
     /// How large the budget is, bytes.
     pub size: u64,
+}
+
+/// Where the options name a budget: takes a seat there for the program that process `pid` becomes, which has it as long as the file that is returned is open
+/// somewhere. The options say so from then on.
+///
+/// # Errors
+/// As [`join`].
+pub fn take_seat(options: &mut Options, pid: u32) -> Result<Option<OwnedFd>, String> {
+    let least = options.least_memory().bytes();
+    let Some(budget) = &mut options.budget else { return Ok(None) };
+    let Joined { file, line, size } = join(Wish { name: &budget.name, size: budget.size.map(Size::bytes), least, pid })?;
+    options.seat = Some(Seat { descriptor: file.as_raw_fd(), line });
+    budget.size = Some(Size(size));
+    Ok(Some(file))
 }
 
 /// Gets a program into a budget, with the least that it needs. Waits for others to make room.

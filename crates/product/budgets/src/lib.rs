@@ -1,5 +1,5 @@
 //! Budgets that several programs of one user have together (`farshore run --budget jobs=8G`): the list of them ([`list`]), how a program
-//! gets into it ([`join`]), and the law by which shares move ([`law`]).
+//! gets into it ([`join`]), how it looks there ([`seat`]), and the law by which shares move ([`law`]).
 //!
 //! A *family* is a program and the processes that came of it. It has one limit, which one of its processes sets. A *budget* bounds the
 //! limits of several families.
@@ -44,3 +44,4 @@
 pub mod join;
 pub mod law;
 pub mod list;
+pub mod seat;

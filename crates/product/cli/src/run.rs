@@ -6,11 +6,10 @@ use std::os::fd::IntoRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use farshore_budgets::join::Wish;
 use farshore_command::refusal::Refusal;
 use farshore_command::swap;
 use farshore_config::{
-    MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE, Partial, Seat, Size, StatsTarget,
+    MEMORY_MIN, OLD_PRELOAD_VARIABLE, OPTIONS_VARIABLE, Options, PRELOAD_VARIABLE, Partial, Size, StatsTarget,
 };
 use rustix::fs::Access;
 use rustix::io::FdFlags;
@@ -120,15 +119,13 @@ fn leave_family() {
 
 /// Where the options name a budget: takes a seat there, which the program has until its last process ends.
 fn take_seat(options: &mut Options) -> Result<(), Refusal> {
-    let least = options.least_memory().bytes();
-    let Some(budget) = &mut options.budget else { return Ok(()) };
-    let wish = Wish { name: &budget.name, size: budget.size.map(Size::bytes), least, pid: std::process::id() };
-    let joined = farshore_budgets::join::join(wish).map_err(Refusal::cannot_start)?;
-    // It stays open when this process becomes the program.
-    rustix::io::fcntl_setfd(&joined.file, FdFlags::empty())
-        .map_err(|errno| Refusal::cannot_start(format!("--budget {budget}: its list cannot be handed on ({errno})")))?;
-    options.seat = Some(Seat { descriptor: joined.file.into_raw_fd(), line: joined.line });
-    budget.size = Some(Size(joined.size));
+    let taken = farshore_budgets::join::take_seat(options, std::process::id()).map_err(Refusal::cannot_start)?;
+    if let (Some(list), Some(budget)) = (taken, &options.budget) {
+        // It stays open when this process becomes the program.
+        rustix::io::fcntl_setfd(&list, FdFlags::empty())
+            .map_err(|errno| Refusal::cannot_start(format!("--budget {budget}: its list cannot be handed on ({errno})")))?;
+        _ = list.into_raw_fd();
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked, Words};
-use farshore_config::{Size, SwapSpec};
+use farshore_config::{Budget, Size, Slowdown, SwapSpec};
 
 /// The commands.
 #[derive(Subcommand, Debug)]
@@ -44,11 +44,32 @@ pub struct ManageArgs {
 /// How the memory of a virtual machine is managed.
 #[derive(Args, Debug)]
 pub struct MemoryArgs {
-    /// The most memory of a virtual machine that is in RAM, at least 4M
+    /// The most memory of a virtual machine that is in RAM, at least 4M; this, --slowdown or --budget is required
     ///
     /// Not in it: the manager's own tables, 8 bytes for each page of 4 KiB that was used.
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    pub memory: Size,
+    pub memory: Option<Size>,
+
+    /// Choose that memory: the least with which faults make the virtual machine at most this much slower (5%)
+    ///
+    /// As with 'farshore run'. What is lost to faults is measured by the processor time of the virtual machine monitor's process.
+    #[arg(long, value_name = "PERCENT", allow_hyphen_values = true)]
+    pub slowdown: Option<Slowdown>,
+
+    /// The least memory that --slowdown may choose, and that --budget leaves [default: 16M]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub memory_min: Option<Size>,
+
+    /// The most memory that --slowdown may choose [default: what the machine has, or the control group]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub memory_max: Option<Size>,
+
+    /// Take the memory from a budget that this user's virtual machines and programs share: never more than SIZE together
+    ///
+    /// As with 'farshore run': who loses more time to faults gets more. Without SIZE, the virtual machine joins a budget that is there. --memory is the most that
+    /// it takes. It is never left with less than --memory-min, and does not begin where that is not to be had.
+    #[arg(long, value_name = "NAME[=SIZE]")]
+    pub budget: Option<Budget>,
 
     /// Where cold pages go; repeat to spread them over several [default: a file in /var/tmp, or in $FARSHORE_SWAP_DIR]
     ///
@@ -83,7 +104,7 @@ pub enum VmCommand {
 
 /// `farshore vm run`.
 #[derive(Args, Debug)]
-#[command(override_usage = "farshore vm run --memory SIZE [OPTIONS] [--] QEMU [ARG]...", after_long_help = AFTER_VM_RUN)]
+#[command(override_usage = "farshore vm run [OPTIONS] [--] QEMU [ARG]...", after_long_help = AFTER_VM_RUN)]
 pub struct VmRunArgs {
     /// The memory of the virtual machine.
     #[command(flatten)]
@@ -121,6 +142,8 @@ const AFTER_VM_RUN: &str = "\
 Examples:
   farshore vm run --memory 1G -- qemu-system-x86_64 -accel kvm -m 4G -drive file=disk.qcow2 ...
   farshore vm run --memory 1G --swap ram:zstd,size=512M --swap dir:/disk -- qemu-system-x86_64 ...
+  farshore vm run --budget guests=8G -- qemu-system-x86_64 ...    (another: --budget guests)
+  farshore vm run --slowdown 5% -- qemu-system-x86_64 ...
 
 QEMU gets two options in front of its own, unless it has a memory backend:
 -object memory-backend-memfd,id=farshore,share=on,size=... and -machine memory-backend=farshore.
@@ -143,7 +166,6 @@ const WORDS: Words = Words {
         ("QEMU", "no QEMU given: write it behind the options, such as farshore vm run --memory 1G -- qemu-system-x86_64 -m 4G"),
         ("--listen", "no socket given: write --listen SOCKET, such as --listen /run/user/1000/memory"),
         ("--protocol", "no protocol given: write --protocol cloud-hypervisor"),
-        ("--memory", "no memory given: write --memory SIZE, such as --memory 256M"),
     ],
 };
 
@@ -182,7 +204,7 @@ mod tests {
         };
         assert_eq!(
             (read.memory.memory, read.protocol, read.memory.swap.len(), read.memory.encrypt),
-            (Size::mib(64), Protocol::CloudHypervisor, 2, false)
+            (Some(Size::mib(64)), Protocol::CloudHypervisor, 2, false)
         );
     }
 
@@ -194,7 +216,7 @@ mod tests {
             let Ok(Asked::For(Command::Vm(VmArgs { command: VmCommand::Run(read) }))) = parsed(&words) else {
                 panic!("{words:?}")
             };
-            assert_eq!((read.memory.memory, &read.line[..]), (Size::mib(64), &line.map(OsString::from)[..]));
+            assert_eq!((read.memory.memory, &read.line[..]), (Some(Size::mib(64)), &line.map(OsString::from)[..]));
         }
     }
 
@@ -203,7 +225,8 @@ mod tests {
         for (words, part) in [
             (&[&GOOD[..1], &GOOD[3..]].concat()[..], "no socket given: write --listen"),
             (&[&GOOD[..3], &GOOD[5..]].concat(), "no protocol given"),
-            (&GOOD[..5], "no memory given"),
+            (&[&GOOD[..5], &["--budget", "x="]].concat(), "--budget"),
+            (&[&GOOD[..5], &["--slowdown", "0"]].concat(), "--slowdown"),
             (&["manage", "--listen", "/x", "--protocol", "vnc", "--memory", "64M"], "vnc"),
             (&["manage", "--listen", "/x", "--protocol", "cloud-hypervisor", "--memory", "x"], "--memory: invalid size"),
             (&[&GOOD[..], &["--swap", "tape:/x"]].concat(), "--swap: invalid swap space \"tape:/x\""),
@@ -211,7 +234,6 @@ mod tests {
             (&["vm"], "no command given: use"),
             (&["vm", "walk"], "unknown command 'walk'"),
             (&["vm", "run", "--memory", "64M"], "no QEMU given"),
-            (&["vm", "run", "--", "qemu-system-x86_64"], "no memory given: write --memory"),
             (&["vm", "run", "--memory", "x", "--", "qemu-system-x86_64"], "--memory: invalid size"),
             (&["vm", "run", "--memory", "64M", "--page", "2M", "--", "qemu-system-x86_64"], "unknown option '--page'"),
         ] {

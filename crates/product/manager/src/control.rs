@@ -47,12 +47,15 @@ pub fn start(host: &'static Host, pid: i32) -> Result<(), String> {
 impl Target for Client {
     fn stats(&self) -> stats::Stats {
         let engine = &self.host.engine;
+        let (autopilot, budget) = self.host.choice.stats(engine);
         let beside = process::resident_bytes().saturating_sub(engine.sizes().stages * PAGE_SIZE as u64);
         let told = stats::Stats {
             program: self.name.clone(),
             fault_mode: FAULTS.into(),
             overhead_bytes: beside,
             overhead_bytes_peak: beside,
+            autopilot,
+            budget,
             processor_ns: process::processor_ns(self.pid) + clock::of_process(),
             ..counters::of(engine, self.started_ns)
         };
@@ -65,7 +68,7 @@ impl Target for Client {
             Setting::Memory(size) => {
                 // Not while the memory is given back, when nothing may have to leave for what comes.
                 let _alone = self.host.in_one_hand();
-                engine.set_memory_limit(size.bytes()).map_err(|least| {
+                self.host.choice.end_at(engine, size.bytes()).map_err(|least| {
                     format!("memory={value} is below what this manager can shrink to; give at least {}", Size(least))
                 })?;
             }
@@ -79,9 +82,11 @@ impl Target for Client {
                 engine.policy.choose_prefetch(prefetcher.ok_or_else(|| format!("prefetch={name}: there is no such prefetcher"))?);
             }
             Setting::Pace(knob, number) => counters::set_pace(engine, knob, number)?,
-            Setting::AddSwap(_) | Setting::RemoveSwap(_) | Setting::Slowdown(_) | Setting::Budget(_) => {
+            Setting::Slowdown(slowdown) => self.host.choice.set(engine, slowdown),
+            Setting::Budget(size) => self.host.choice.set_size(engine, size)?,
+            Setting::AddSwap(_) | Setting::RemoveSwap(_) => {
                 return Err(format!(
-                    "{key}{value}: a virtual machine's manager keeps its swap spaces, and a fixed limit: set memory=, or start it anew"
+                    "{key}{value}: a virtual machine's manager keeps its swap spaces: start it anew with others"
                 ));
             }
         }

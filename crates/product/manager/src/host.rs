@@ -44,6 +44,7 @@ use farshore_sys::own::map_own;
 use farshore_sys::uffd::Uffd;
 use farshore_sys::usdt::Usdt;
 
+use crate::chosen::Choice;
 use crate::kernel::SharedKernel;
 use crate::memory::{Memory, Region};
 
@@ -81,6 +82,8 @@ pub struct Host {
     stop: AtomicBool,
     /// Cores of the machine.
     pub cores: usize,
+    /// How the limit is chosen, if it is.
+    pub choice: Choice,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -97,7 +100,7 @@ impl Host {
     ///
     /// # Errors
     /// One line: what cannot be had.
-    pub fn start(options: &Options, uffd: Uffd) -> Result<&'static Host, String> {
+    pub fn start(options: &Options, choice: Choice, uffd: Uffd) -> Result<&'static Host, String> {
         let kernel =
             SharedKernel::new(uffd, Memory::default()).map_err(|errno| format!("/proc/self/mem cannot be opened ({errno})"))?;
         let faults: Option<FaultConfig> = AnyBackend::faults_asked().map_err(|why| why.to_string())?;
@@ -105,7 +108,8 @@ impl Host {
             .map_err(|why| why.to_string())?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let Options { evictors, batch, writes, free, .. } = *options;
-        let shape = Shape::fitting(options.memory.bytes(), Wanted { evictors, batch, writes, free }, cores, Nodes::ONE);
+        let shape =
+            Shape::fitting(options.memory_at_start().bytes(), Wanted { evictors, batch, writes, free }, cores, Nodes::ONE);
         let policy = Chosen::new(BuiltIn::SecondChance, prefetch::BuiltIn::Sequential);
         let bytes = shape.sizes().stages as usize * size_of::<PageBuf>();
         let staging = map_own(bytes).map_err(|why| format!("no address space for {bytes} bytes of staging memory ({why})"))?;
@@ -118,7 +122,9 @@ impl Host {
             threads: Mutex::default(),
             stop: AtomicBool::new(false),
             cores,
+            choice,
         }));
+        host.choice.begin(&host.engine);
         host.engine.allow_readers(READERS);
         host.engine.health.set_patience(options.io_timeout.ns());
         nbd::set_patience(options.io_timeout.ns());
@@ -173,7 +179,8 @@ impl Host {
                 }
             }
         };
-        Watcher::new().run(&self.engine, &self.stop, told, made, &mut || None);
+        let look = &mut || self.choice.look(&self.engine, &self.space);
+        Watcher::new().run(&self.engine, &self.stop, told, made, look);
     }
 
     /// The thread that forgets what the client has thrown away, as evictors find it. It never ends.

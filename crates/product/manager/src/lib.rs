@@ -33,6 +33,7 @@
 //! The command listens, and starts a process for each connection, which is all that the client has: when it ends, nothing of the client's is left, and whatever goes wrong goes wrong for
 //! one client alone. What is leaked here is leaked for as long as the client lives.
 
+pub mod chosen;
 pub mod connection;
 pub mod control;
 pub mod host;

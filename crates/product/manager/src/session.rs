@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
+use crate::chosen::Choice;
 use crate::connection::{Came, Connection, Next};
 use crate::control;
 use crate::host::Host;
@@ -33,11 +34,11 @@ use crate::regions::{check, file_of, only_there};
 use crate::serve;
 use crate::wire::{Handed, Request};
 
-/// Serves the client at the other end of a socket, until its process has ended.
+/// Serves the client at the other end of a socket, until its process has ended. `list`: where the client has a seat, if its memory is a share of a budget.
 ///
 /// # Errors
 /// One line: it hands nothing over that could be managed. It was told nothing, and its connection is closed.
-pub fn run(socket: OwnedFd, options: &Options) -> Result<(), String> {
+pub fn run(socket: OwnedFd, options: &Options, list: Option<OwnedFd>) -> Result<(), String> {
     let signals =
         Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1]).map_err(|why| format!("cannot listen for signals ({why})"))?;
     signal_hook::flag::register(SIGPIPE, Arc::new(AtomicBool::new(false)))
@@ -54,7 +55,8 @@ pub fn run(socket: OwnedFd, options: &Options) -> Result<(), String> {
     let uffd = userfaultfd(uffd)?;
     let regions = open(&process, &handed, &[], descriptors.as_slice())?;
     drop(descriptors);
-    let host = Host::start(options, uffd)?;
+    let choice = Choice::new(options, process.number(), list)?;
+    let host = Host::start(options, choice, uffd)?;
     host.take(regions, || process.check_registered(&handed))?;
     serve::start(host)?;
     obey(signals, host, process.number())?;

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
@@ -21,6 +21,7 @@ use farshore_command::say::{amount, tell};
 use farshore_command::swap;
 use farshore_config::{Options, Partial};
 use farshore_manager::{process, session};
+use rustix::io::FdFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -86,9 +87,12 @@ pub fn manage(arguments: &ManageArgs) -> Result<u8, Refusal> {
     let listener = Arc::new(Listener::at(&Address::Unix(arguments.listen.clone())).map_err(Refusal::failed)?);
     let clients = Arc::new(Clients::default());
     tell(&format!(
-        "manager listens at {}: at most {} of each virtual machine's memory in RAM",
+        "manager listens at {}: {} of each virtual machine's memory in RAM",
         arguments.listen.display(),
-        amount(options.memory.bytes())
+        match &options.budget {
+            Some(budget) => format!("a share of the budget {budget}"),
+            None => format!("at most {}", amount(options.memory.bytes())),
+        }
     ));
     let (accepting, theirs) = (listener.clone(), clients.clone());
     let accept = move || {
@@ -122,7 +126,11 @@ pub fn manage(arguments: &ManageArgs) -> Result<u8, Refusal> {
 pub fn options(arguments: &MemoryArgs) -> Result<Options, Refusal> {
     let wrong = |error: farshore_config::ConfigError| Refusal::cannot_start(error.to_string());
     let layer = Partial {
-        memory: Some(arguments.memory),
+        memory: arguments.memory,
+        slowdown: arguments.slowdown,
+        memory_min: arguments.memory_min,
+        memory_max: arguments.memory_max,
+        budget: arguments.budget.clone(),
         swap: (!arguments.swap.is_empty()).then(|| arguments.swap.clone()),
         encrypt: arguments.encrypt.then_some(true),
         ..Partial::default()
@@ -199,8 +207,12 @@ fn tell_of_end(child: &mut Child, client: i32) {
 /// # Errors
 /// Why the client's memory is not managed.
 pub fn client(options: &OsStr) -> Result<u8, Refusal> {
-    let options = handed_on(options)?;
-    serve(take_input()?, &options)
+    let mut options = handed_on(options)?;
+    let socket = take_input()?;
+    let client = process::peer(&socket).map_err(Refusal::failed)?;
+    let list = farshore_budgets::join::take_seat(&mut options, client.cast_unsigned())
+        .map_err(|why| Refusal::failed(format!("process {client} is refused: {why}")))?;
+    serve(socket, &options, list)
 }
 
 /// The options that a process of ours was started with.
@@ -212,17 +224,31 @@ pub fn handed_on(options: &OsStr) -> Result<Options, Refusal> {
     Options::from_json(text).map_err(|error| Refusal::cannot_start(error.to_string()))
 }
 
-/// Serves the client of a connection, until its end.
+/// A descriptor that was handed on to this process, by its number.
+///
+/// # Errors
+/// It is not there.
+pub fn adopt(number: i32) -> Result<OwnedFd, Refusal> {
+    std::fs::symlink_metadata(format!("/proc/self/fd/{number}"))
+        .map_err(|error| Refusal::failed(format!("descriptor {number} was not handed on ({error})")))?;
+    // SAFETY: it is open; whoever started this process has left it open for it, and no other code here knows the number.
+    let taken = unsafe { OwnedFd::from_raw_fd(number) };
+    rustix::io::fcntl_setfd(&taken, FdFlags::CLOEXEC)
+        .map_err(|errno| Refusal::failed(format!("descriptor {number} cannot be kept ({errno})")))?;
+    Ok(taken)
+}
+
+/// Serves the client of a connection, until its end. `list`: where it has a seat, if its memory is a share of a budget.
 ///
 /// # Errors
 /// Why the client's memory is not managed.
-pub fn serve(socket: OwnedFd, options: &Options) -> Result<u8, Refusal> {
+pub fn serve(socket: OwnedFd, options: &Options, list: Option<OwnedFd>) -> Result<u8, Refusal> {
     std::panic::set_hook(Box::new(|info| {
         tell(&format!("bug: {info}"));
         std::process::abort();
     }));
     let client = process::peer(&socket).unwrap_or(0);
-    match session::run(socket, options) {
+    match session::run(socket, options, list) {
         Ok(()) => Ok(0),
         Err(why) => Err(Refusal::failed(format!("process {client} is refused: {why}"))),
     }
@@ -253,7 +279,16 @@ mod tests {
     fn wrong_options_are_said_before_anybody_connects() {
         let of = |memory: u64, swap: &[&str]| {
             let swap = swap.iter().map(|spec| spec.parse().expect("it is one")).collect();
-            options(&MemoryArgs { memory: farshore_config::Size(memory), swap, encrypt: false })
+            let memory = Some(farshore_config::Size(memory));
+            options(&MemoryArgs {
+                memory,
+                slowdown: None,
+                memory_min: None,
+                memory_max: None,
+                budget: None,
+                swap,
+                encrypt: false,
+            })
         };
         assert_eq!(of(64 << 20, &["ram:lz4"]).expect("it is right").swap.len(), 1);
         for (memory, swap, part) in

@@ -24,7 +24,7 @@ use farshore_command::say::tell;
 use farshore_manager::process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FileType;
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open, setsid};
 
 use crate::args::VmRunArgs;
@@ -48,7 +48,7 @@ const SLOW: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 /// # Errors
 /// A wrong option (125), or QEMU cannot be started (126, 127).
 pub fn run(arguments: VmRunArgs) -> Result<u8, Refusal> {
-    let options = start::options(&arguments.memory)?;
+    let mut options = start::options(&arguments.memory)?;
     let words = qemu::with_shared_memory(&arguments.line).map_err(Refusal::cannot_start)?;
     let agent = library::find(AGENT.0, AGENT.1)?;
     let (listener, name) = listen()?;
@@ -56,12 +56,19 @@ pub fn run(arguments: VmRunArgs) -> Result<u8, Refusal> {
         Refusal::failed(format!("the manager of the guest's memory cannot be started ({error}): raise the limits of processes"))
     };
     let own = getpid().as_raw_pid().to_string();
+    let list = farshore_budgets::join::take_seat(&mut options, std::process::id()).map_err(Refusal::cannot_start)?;
+    // The manager inherits it. This process, which becomes QEMU, closes it before.
+    list.as_ref()
+        .map(|list| rustix::io::fcntl_setfd(list, FdFlags::empty()))
+        .transpose()
+        .map_err(|errno| Refusal::failed(format!("the list of budgets cannot be handed on ({errno})")))?;
     let mut beside = Command::new("/proc/self/exe")
         .args([BESIDE, &options.to_json(), &own])
         .stdin(OwnedFd::from(listener))
         .stdout(Stdio::piped())
         .spawn()
         .map_err(failed)?;
+    drop(list);
     let mut said = Vec::new();
     beside.stdout.take().map(|mut out| out.read_to_end(&mut said)).transpose().map_err(failed)?;
     // Whoever ignores SIGCHLD hears of no child's status.
@@ -127,6 +134,7 @@ pub fn beside(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
 /// Why the memory is not managed.
 pub fn one(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
     let options = start::handed_on(options)?;
+    let list = options.seat.map(|seat| start::adopt(seat.descriptor)).transpose()?;
     let listener = UnixListener::from(start::take_input()?);
     let qemu = take_output()?;
     match wait_for(&listener, &qemu)? {
@@ -139,7 +147,7 @@ pub fn one(options: &OsStr, process: &OsStr) -> Result<u8, Refusal> {
                     .spawn(leave)
                     .map_err(|error| Refusal::failed(format!("no thread can be made ({error})")))?;
             }
-            start::serve(socket, &options)
+            start::serve(socket, &options, list)
         }
         None => Ok(0),
     }

@@ -10,6 +10,7 @@ use common::{PAGE, backing, mapping, memfd, open, region};
 use farshore_config::{Options, Size};
 use farshore_core::page::{Page, PageRange};
 use farshore_core::word::State;
+use farshore_manager::chosen::Choice;
 use farshore_manager::host::Host;
 use farshore_manager::leave::leave;
 use farshore_manager::process::userfaultfd;
@@ -57,7 +58,8 @@ fn what_is_out_stays_and_what_is_thrown_away_goes() {
     // It was in use before.
     (0..100).map(|n| range.start.plus(n)).for_each(|page| write(page, byte_of(range, page)));
     let options = Options::new(Size::mib(4), "ram".parse().expect("it is a swap space"));
-    let host = Host::start(&options, uffd).expect("there is memory");
+    let choice = Choice::new(&options, std::process::id().cast_signed(), None).expect("there is no budget");
+    let host = Host::start(&options, choice, uffd).expect("there is memory");
     host.take(vec![region(&backing(&fd), range, 0)], || Ok(())).expect("it is shared memory");
     serve::start(host).expect("there are threads");
     let is = |page: Page, state: State| host.state_of(page) == Some(state);

@@ -16,10 +16,11 @@ use crate::ground::own_threads::rights;
 use crate::ground::runtime::Runtime;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use farshore_budgets::law::{self, Loss, Own, Share};
+use farshore_budgets::seat::{Family, Told};
 use farshore_config::{MEMORY_MIN_CHOSEN, Options, Size, Slowdown, stats};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::Clock as _;
-use farshore_engine::pilot::{Aim, LOOK_NS, Look, Pilot, is_full, slack};
+use farshore_engine::pilot::{Aim, LOOK_NS, Look, Pilot, TOLD_NS, grows, is_full, slack};
 use farshore_engine::stats::{Count, FaultKind};
 use farshore_sys::clock;
 use farshore_sys::lock::Mutex;
@@ -49,6 +50,9 @@ pub(super) struct Board {
     ran: AtomicU64,
     /// Faults of pages that had left.
     came: AtomicU64,
+    /// Pages that were touched first, and that were given up.
+    touched: AtomicU64,
+    gone: AtomicU64,
     /// In millionths.
     measured: AtomicU64,
     changes: AtomicU64,
@@ -70,6 +74,8 @@ impl Board {
             lost: zero(),
             ran: zero(),
             came: zero(),
+            touched: zero(),
+            gone: zero(),
             measured: zero(),
             changes: zero(),
             joint: Shown::new(),
@@ -124,6 +130,8 @@ struct Seen {
     /// Pages that have left this process.
     evicted: u64,
     loss: Loss,
+    /// When it asked to be told that evictors begin, ns.
+    told_ns: u64,
 }
 
 static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
@@ -250,6 +258,9 @@ struct Sums {
     ran: u64,
     /// Pages that came back from swap space.
     came: u64,
+    /// Pages that were touched first, and that were given up.
+    touched: u64,
+    gone: u64,
 }
 
 impl Sums {
@@ -263,12 +274,20 @@ impl Sums {
             lost: (stats.latency().total + signals).saturating_sub(touches),
             ran: clock::of_process().saturating_sub(ours),
             came: stats.total(Count::PagesIn),
+            touched: stats.total(Count::Touched),
+            gone: stats.total(Count::GivenUp),
         }
     }
 
     fn on(board: &Board) -> Sums {
         let read = |sum: &AtomicU64| sum.load(Ordering::Acquire);
-        Sums { lost: read(&board.lost), ran: read(&board.ran), came: read(&board.came) }
+        Sums {
+            lost: read(&board.lost),
+            ran: read(&board.ran),
+            came: read(&board.came),
+            touched: read(&board.touched),
+            gone: read(&board.gone),
+        }
     }
 
     /// A thread of ours that has ended takes its time with it: never backwards.
@@ -277,6 +296,8 @@ impl Sums {
             lost: self.lost.saturating_sub(before.lost),
             ran: self.ran.saturating_sub(before.ran),
             came: self.came.saturating_sub(before.came),
+            touched: self.touched.saturating_sub(before.touched),
+            gone: self.gone.saturating_sub(before.gone),
         }
     }
 
@@ -284,6 +305,27 @@ impl Sums {
         board.lost.fetch_add(self.lost, Ordering::AcqRel);
         board.ran.fetch_add(self.ran, Ordering::AcqRel);
         board.came.fetch_add(self.came, Ordering::AcqRel);
+        board.touched.fetch_add(self.touched, Ordering::AcqRel);
+        board.gone.fetch_add(self.gone, Ordering::AcqRel);
+    }
+}
+
+impl Seen {
+    /// How long the next look may wait, ns; `None`: it is time, or the program grows.
+    fn wait(&mut self, runtime: &Runtime, now_ns: u64) -> Option<u64> {
+        let soon = Some((self.at_ns + LOOK_NS).saturating_sub(now_ns)).filter(|&soon| soon > 0)?;
+        let stats = &runtime.engine.stats;
+        let (touched, gone) = (stats.total(Count::Touched) - self.own.touched, stats.total(Count::GivenUp) - self.own.gone);
+        let (in_use, limit, _) = memory(runtime);
+        if grows(touched.saturating_sub(gone), in_use, limit) {
+            return None;
+        }
+        if now_ns.saturating_sub(self.told_ns) < TOLD_NS {
+            return Some(soon.min(TOLD_NS));
+        }
+        self.told_ns = now_ns;
+        runtime.engine.tell_when_short();
+        Some(soon)
     }
 }
 
@@ -297,15 +339,14 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
     }
     let now = runtime.engine.clock.now_ns();
     SEEN.with(|place| {
-        let soon = place.as_ref().map_or(0, |seen| (seen.at_ns + LOOK_NS).saturating_sub(now));
-        if soon > 0 {
+        if let Some(soon) = place.as_mut().and_then(|seen| seen.wait(runtime, now)) {
             return Some(soon);
         }
         let own = Sums::of(runtime);
         let Some(seen) = place else {
             let evicted = runtime.engine.stats.total(Count::Evicted);
             let (pilot, loss) = (Pilot::new(), Loss::NONE);
-            *place = Some(Seen { at_ns: now, own, all: Sums::on(board), decided: false, pilot, evicted, loss });
+            *place = Some(Seen { at_ns: now, own, all: Sums::on(board), decided: false, pilot, evicted, loss, told_ns: 0 });
             return Some(LOOK_NS);
         };
         let wall_ns = now.saturating_sub(seen.at_ns);
@@ -320,7 +361,7 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
             return Some(LOOK_NS);
         }
         let all = Sums::on(board);
-        let Sums { lost: lost_ns, ran: ran_ns, came } = all.since(seen.all);
+        let Sums { lost: lost_ns, ran: ran_ns, came, touched, gone } = all.since(seen.all);
         seen.all = all;
         if !seen.decided {
             // What others have decided before is not known here.
@@ -328,7 +369,7 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
             return Some(LOOK_NS);
         }
         let (in_use, limit, settled) = memory(runtime);
-        let look = Look { wall_ns, lost_ns, came, ran_ns, in_use, limit, settled };
+        let look = Look { wall_ns, lost_ns, came, ran_ns, grown: touched.saturating_sub(gone), in_use, limit, settled };
         let next = aim.and_then(|aim| seen.pilot.look(aim, look));
         if aim.is_some() {
             board.measured.store((seen.pilot.slowdown() * 1e6) as u64, Ordering::Release);
@@ -340,7 +381,8 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
                 Some(_) => next.unwrap_or(limit),
                 None => law::wants(limit, in_use, slack(in_use), is_full(look), short),
             };
-            look_at_budget(runtime, board, wants, seen.loss);
+            let least = least(runtime, board);
+            joint::look(&board.joint, least, &Asked { runtime, board, least, wants, loss: seen.loss });
         } else if let Some(pages) = next {
             change(runtime, board, pages);
         }
@@ -356,24 +398,44 @@ fn is_short(runtime: &Runtime, seen: &mut Seen, now_ns: u64) -> bool {
     own || ledger().filter(|_| shares_limit()).is_some_and(|ledger| ledger.is_short(None, now_ns))
 }
 
-/// The family wants so much of its budget.
-fn look_at_budget(runtime: &Runtime, board: &Board, wants: u64, loss: Loss) {
-    let least = least(runtime, board);
-    let own = || {
+/// This family, as its budget asks for it.
+struct Asked<'a> {
+    runtime: &'a Runtime,
+    board: &'a Board,
+    least: u64,
+    wants: u64,
+    loss: Loss,
+}
+
+impl Family for Asked<'_> {
+    fn own(&self) -> Option<Own> {
+        let Asked { runtime, board, least, wants, loss } = *self;
         let decides = board.claim(me(), runtime.engine.clock.now_ns());
         let most = board.most().max(least);
         let target = Some(board.target.load(Ordering::Acquire)).filter(|&target| target > 0);
         let limit = super::limit(runtime) / PAGE_SIZE as u64;
-        let held = has(runtime).max(limit);
+        let held = self.has().max(limit);
         let share = Share { limit, held, least, wants: wants.clamp(least, most), need: loss.need(target) };
         decides.then_some(Own { share, most, keeps: target.is_none() })
-    };
-    let set = |pages: u64| {
-        if set_now(runtime, pages * PAGE_SIZE as u64).is_ok() {
-            board.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn has(&self) -> u64 {
+        has(self.runtime)
+    }
+
+    fn set(&self, pages: u64) {
+        if set_now(self.runtime, pages * PAGE_SIZE as u64).is_ok() {
+            self.board.changes.fetch_add(1, Ordering::Relaxed);
         }
-    };
-    joint::look(&board.joint, least, own, || has(runtime), set);
+    }
+
+    fn asked(&self) -> u64 {
+        self.board.joint.asked()
+    }
+
+    fn tell(&self, told: &Told) {
+        self.board.joint.tell(told);
+    }
 }
 
 /// In a budget a process begins dormant, after an exec. Where nobody of the family looks any more, it gives back what the family does not have:
