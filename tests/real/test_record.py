@@ -257,11 +257,11 @@ class TestRecord(Command):
 
     def test_policies_loop(self):
         """Six rounds over 48 MiB with 32: LRU and FIFO read all of it each time, the best a part, and Farshore is between them. With more than all of it nobody
-        reads anything."""
+        reads anything. A recording does not have the touches of pages that were there all the time, of which a busy machine has more, so a part is missing."""
         rows, told = self.policies("loop", "48M", "6")
         # It is filled, gone round, and summed up.
         every = 7 * 48 * MIB // 4096
-        expect(0.8 * every <= rows["LRU"][2] <= 1.05 * every and 0.8 * every <= rows["FIFO"][2] <= 1.05 * every, f"{rows['LRU']}, {rows['FIFO']}, all are {every}")
+        expect(0.7 * every <= rows["LRU"][2] <= 1.05 * every and 0.7 * every <= rows["FIFO"][2] <= 1.05 * every, f"{rows['LRU']}, {rows['FIFO']}, all are {every}")
         expect(rows["Bélády"][2] < 0.55 * rows["LRU"][2], f"{rows['Bélády']} of {rows['LRU']}")
         expect(rows["Bélády"][2] < rows["Farshore"][2] < 0.98 * rows["LRU"][2], f"{rows['Bélády']}, {rows['Farshore']}, {rows['LRU']}")
         expect(all(reads[4] == 0 for name, reads in rows.items() if name != "dt-reclaimer"), f"with 64 MiB: {rows}")
