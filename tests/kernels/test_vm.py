@@ -126,8 +126,10 @@ class TestVm(Machine):
             process.finish()
 
     def qemu(self, process):
-        """The number of QEMU's process."""
-        return next(pid for pid in harness.session_pids(process.popen.pid) if memory_of(pid))
+        """The number of QEMU's process, as soon as its guest has touched some of its memory."""
+        with_memory = lambda: [pid for pid in harness.session_pids(process.popen.pid) if memory_of(pid)]  # noqa: E731
+        wait_until(with_memory, f"no guest begins: {process.stderr_so_far()}", LONG)
+        return with_memory()[0]
 
     def wait_for_evictions(self, process, manager, pages=5000):
         """Waits until so many pages have left."""
