@@ -51,6 +51,28 @@ class TestAutopilot(Hotset):
             expect(low > 85, f"{low} MiB of the 100 that it needs")
         return f"{low:.0f} MiB at the least"
 
+    def test_builds_its_data(self):
+        """A program that has done with little for a while builds much at once: it gets room, and what it has just built does not leave for the next of it."""
+        build = "import sys; some = b'1' * (20 << 20); print('ready', flush=True); sys.stdin.readline(); more = b'2' * (200 << 20); print('built', flush=True)" \
+                "; sys.stdin.readline(); print('right' if more.count(b'2') == len(more) and some.count(b'1') == len(some) else 'wrong')"
+        command = [self.farshore, "run", "--slowdown", "5%", "--memory-min", "8M", "--memory-max", "1G", "--swap", SWAP, "--", sys.executable, "-c", build]
+        process = harness.Process(command, self.work, 3 * WATCHDOG, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            expect(process.popen.stdout.readline() == b"ready\n", f"it is not ready: {process.stderr_so_far()[-400:]}")
+            program = Program(self, process, self.managed(process))
+            before = program.until_limit(8, 40)["evictions"]["pages"]
+            program.say("build")
+            expect(process.popen.stdout.readline() == b"built\n", f"it is not built: {process.stderr_so_far()[-400:]}")
+            evicted = program.counters()["evictions"]["pages"] - before
+            expect(evicted < 200 * MIB // 4096 // 16, f"{evicted} pages have left, of {200 * MIB // 4096} that were built")
+            program.say("end")
+            outcome, out = self.ended(process)
+            expect(outcome.status == 0 and out == "right\n", f"status {outcome.status}, {out!r}: {outcome.stderr[-500:]}")
+        finally:
+            process.kill_session()
+            process.finish()
+        return f"{evicted} of {200 * MIB // 4096} pages have left"
+
     def test_while_it_runs(self):
         """It begins and ends by settings; its end keeps the limit; a limit that is set ends it, and is the largest that is chosen afterwards."""
         with self.program(["--memory", "200M"], "100M", "20M") as program:
