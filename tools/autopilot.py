@@ -3,9 +3,10 @@
 
     tools/autopilot.py [--slowdown PERCENT] [--rounds N] [--steps N] [--scale X] [--only NAME,…] [--swap SPEC] [--farshore COMMAND]
 
-In turn, ROUNDS times each, a program runs natively, and under `farshore run --slowdown`. Then a search halves, STEPS times, the range of fixed limits (`--memory`),
-for the smallest at which it takes no longer than the slowdown allows. Times are medians. The memory of a fixed limit is the limit; that of the autopilot is the
-mean of what it has resident, by time.
+A program runs under `farshore run --slowdown`, ROUNDS times. Then a search halves, STEPS times, the range of fixed limits (`--memory`), for the smallest at which it
+takes no longer than the slowdown allows. Each run is between two native ones, and is told in terms of their mean: the speed of a shared machine changes from minute to
+minute, by more than what is looked for. The slowdown is the median. The memory of a fixed limit is the limit; that of the autopilot is the mean of what it has
+resident, by time.
 
 It takes about an hour on an idle machine (`--scale 0.2 --rounds 1 --steps 3`: some minutes, to see that it works). On a busy one the times say nothing.
 """
@@ -42,29 +43,34 @@ class Bench:
         found = json.loads(done.stdout)
         return found["family"]["memory_bytes"] if found["family"]["processes"] > 1 else found["resident_bytes"]
 
+    def between(self, name, command, given, how, before):
+        """The same between two native runs, of which the first took `before` seconds: how much longer it takes, its memory, and what the second took."""
+        took, memory = self.under(name, command, given, how, 2 * before + 1)
+        after = self.runs.run(name, command, given)
+        return took / statistics.mean((before, after)) - 1, memory, after
+
     def row(self, name, command, given):
         """One row of the table."""
-        target, rounds = self.options.slowdown / 100, self.options.rounds
-        native, chosen = [], []
-        for _ in range(rounds):
-            native.append(self.runs.run(name, command, given))
-            chosen.append(self.under(name, command, given, ["--slowdown", f"{self.options.slowdown}%"]))
-        alone = statistics.median(native)
+        target, native, chosen = self.options.slowdown / 100, [self.runs.run(name, command, given)], []
+        for _ in range(self.options.rounds):
+            *came, after = self.between(name, command, given, ["--slowdown", f"{self.options.slowdown}%"], native[-1])
+            chosen.append(came)
+            native.append(after)
         # One and a half times what it has natively: Farshore's staging memory is in the limit too.
         low, high = 8 * MIB, 1.5 * programs.peak(command, given)
         for _ in range(self.options.steps):
             middle = (low * high) ** 0.5
-            took = statistics.median(self.under(name, command, given, ["--memory", str(int(middle))], 2 * alone + 1)[0] for _ in range(rounds))
-            low, high = (low, middle) if took <= alone * (1 + target) else (middle, high)
-        took, mean = statistics.median(it[0] for it in chosen), statistics.median(it[1] for it in chosen)
-        return alone, took / alone - 1, mean, high
+            slower, _, after = self.between(name, command, given, ["--memory", str(int(middle))], native[-1])
+            native.append(after)
+            low, high = (low, middle) if slower <= target else (middle, high)
+        return statistics.median(native), statistics.median(it[0] for it in chosen), statistics.median(it[1] for it in chosen), high
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--slowdown", type=float, default=5)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1)
     parser.add_argument("--only", default="")
     parser.add_argument("--swap", default="dir:/var/tmp")
