@@ -188,6 +188,8 @@ class TestVm(Machine):
             expect(told["program"].startswith("qemu-system") and told["pid"] == manager and told["memory_limit_bytes"] == 64 * MIB, f"{told}")
             expect(told["managed_bytes"] == TINY[0] * MIB and told["evictions"]["pages"] >= 5000 and told["faults"]["zero"] > 0, f"{told}")
             expect(0 < told["processor_ns"] and told["spaces"][0]["used_bytes"] > 0 and 0 < told["overhead_bytes"] < 64 * MIB, f"{told}")
+            by_qemu = json.loads(self.call("stat", "--json", str(self.qemu(process))).out)
+            expect(by_qemu["pid"] == manager, f"QEMU's number does not lead to its manager: {by_qemu['pid']}")
             done = self.call("set", str(manager), "memory=32M", "prefetch=none", "policy=fifo", "evictors=1")
             expect(done.status == 0, done.err)
             wait_until(lambda: memory_of(self.qemu(process)) <= 32 * MIB, "the guest's memory does not shrink", LONG)

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use crate::kinds;
-use farshore_command::process::told;
+use farshore_command::process::{managers_of, told};
 use farshore_command::refusal::Refusal;
 use farshore_config::control::{Request, WAKER, socket_name};
 use farshore_config::stats::Stats;
@@ -41,11 +41,16 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to process `pid`.
+    /// Connects to process `pid`, or to the manager of its memory.
     ///
     /// # Errors
     /// There is no such process, it does not run with Farshore, or it is somebody else's.
     pub fn connect(pid: u32) -> Result<Self, Refusal> {
+        Self::reach(pid, true)
+    }
+
+    /// `leads`: what has no socket may have a manager.
+    fn reach(pid: u32, leads: bool) -> Result<Self, Refusal> {
         let users = users(pid)?;
         let until = Instant::now() + ANSWER_TIMEOUT;
         let (mut impostor, mut woken, mut asked) = (None, None::<Instant>, false);
@@ -83,6 +88,12 @@ impl Client {
                 }
                 None if busy => return Err(silent(pid)),
                 None => {
+                    // Of a virtual machine monitor its memory's manager is asked.
+                    let is_theirs =
+                        |manager: &u32| told(*manager, "status").is_ok_and(|status| users_in(&status).is_subset(&users));
+                    if let Some(manager) = managers_of(pid).find(is_theirs).filter(|_| leads) {
+                        return Self::reach(manager, false);
+                    }
                     if let Some(why) = kinds::obstacle(pid) {
                         return Err(Refusal::failed(format!("process {pid} runs without Farshore: {why}")));
                     }

@@ -14,12 +14,47 @@ pub fn told(pid: u32, file: &str) -> io::Result<String> {
     std::fs::read(format!("/proc/{pid}/{file}")).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
+/// The words behind which a manager of a virtual machine's memory finds its options and the number of the process whose memory it has: a client of
+/// `farshore manage`, and the QEMU of `farshore vm run`.
+pub const CLIENT: &str = "--client";
+/// See [`CLIENT`].
+pub const ONE: &str = "--one";
+
+/// The processes that were started as managers of the memory of process `pid`. Everybody may start a process with such words, so whoever asks one makes sure whose it is.
+pub fn managers_of(pid: u32) -> impl Iterator<Item = u32> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    numbers.filter(move |&number| told(number, "cmdline").is_ok_and(|line| is_manager(&line, pid)))
+}
+
+fn is_manager(line: &str, pid: u32) -> bool {
+    let words: Vec<&str> = line.split_terminator('\0').collect();
+    matches!(words[..], [_, CLIENT | ONE, _, client] if client.parse() == Ok(pid))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     use std::process::Command;
+
+    #[test]
+    fn managers_are_known_by_their_command_line() {
+        assert!(
+            is_manager("/proc/self/exe\x00--one\x00{}\x004711\x00", 4711) && is_manager("x\x00--client\x00{}\x004711\x00", 4711)
+        );
+        for other in [
+            "",
+            "x\x00--one\x00{}\x004712\x00",
+            "x\x00--beside\x00{}\x004711\x00",
+            "x\x00--one\x00{}\x004711\x00more\x00",
+            "x\x00--one\x004711\x00",
+        ] {
+            assert!(!is_manager(other, 4711), "{other:?}");
+        }
+        assert_eq!(managers_of(2_000_000_000).count(), 0);
+    }
 
     #[test]
     fn a_process_with_any_bytes_in_its_name_is_told_of() {

@@ -10,6 +10,7 @@ mod vm;
 use std::ffi::OsString;
 
 use args::{Command, VmArgs, VmCommand};
+use farshore_command::process::{CLIENT, ONE};
 use farshore_command::refusal::Refusal;
 use farshore_command::usage::{self, Asked};
 use farshore_command::without_caller;
@@ -25,9 +26,9 @@ farshore_command::main!(command);
 fn command(words: Vec<OsString>) -> Result<u8, Refusal> {
     let (_, words) = without_caller(words);
     match &words[..] {
-        [first, options] if first == start::CLIENT => return start::client(options),
+        [first, options, _] if first == CLIENT => return start::client(options),
         [first, options, process] if first == vm::BESIDE => return vm::beside(options, process),
-        [first, options, process] if first == vm::ONE => return vm::one(options, process),
+        [first, options, process] if first == ONE => return vm::one(options, process),
         _ => {}
     }
     let line = std::iter::once("farshore".into()).chain(words).collect();

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use farshore_command::listen::{Address, Listener};
-use farshore_command::process::told;
+use farshore_command::process::{CLIENT, told};
 use farshore_command::refusal::Refusal;
 use farshore_command::say::{amount, tell};
 use farshore_command::swap;
@@ -28,8 +28,6 @@ use signal_hook::iterator::Signals;
 
 use crate::args::{ManageArgs, MemoryArgs, Protocol};
 
-/// The word behind which a client's process finds its options.
-pub const CLIENT: &str = "--client";
 /// The most clients at a time.
 const CLIENTS_MAX: usize = 256;
 
@@ -168,7 +166,7 @@ fn welcome(socket: UnixStream, options: &Options, clients: &Arc<Clients>) -> Res
     }
     let mut child = Command::new("/proc/self/exe")
         .arg(CLIENT)
-        .arg(options.to_json())
+        .args([options.to_json(), client.to_string()])
         .stdin(Stdio::from(OwnedFd::from(socket)))
         .stdout(Stdio::null())
         .spawn()

@@ -19,6 +19,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
 use farshore_command::library;
+use farshore_command::process::ONE;
 use farshore_command::refusal::Refusal;
 use farshore_command::say::tell;
 use farshore_manager::process;
@@ -32,8 +33,6 @@ use crate::{qemu, start};
 
 /// The word behind which the process between QEMU and its manager finds its options and QEMU's number.
 pub const BESIDE: &str = "--beside";
-/// The word behind which a manager of one client finds its options.
-pub const ONE: &str = "--one";
 /// What the process between them says when the manager is there.
 const STARTED: &[u8] = b"started";
 /// The library that is preloaded into QEMU, and what names another one.
