@@ -68,10 +68,11 @@ pub mod shared {
         let _ = unsafe { raw::syscall(nr::FUTEX, args) };
     }
 
-    /// Wakes every sleeper on the lower half of `word`.
+    /// Wakes one sleeper on the lower half of `word`. The other process can have any number sleep there, and to wake them all would take the caller as long as
+    /// that process likes.
     pub fn wake(word: &AtomicU64) {
         // SAFETY: the kernel uses the address only as a key.
-        let _ = unsafe { raw::syscall(nr::FUTEX, [word.as_ptr() as u64, WAKE, i32::MAX as u64, 0, 0, 0]) };
+        let _ = unsafe { raw::syscall(nr::FUTEX, [word.as_ptr() as u64, WAKE, 1, 0, 0, 0]) };
     }
 }
 
@@ -92,6 +93,39 @@ mod tests {
         let start = Instant::now();
         KernelFutex.wait_for(&AtomicU32::new(0), 0, 20_000_000);
         assert!(start.elapsed() >= Duration::from_millis(15));
+    }
+
+    #[test]
+    fn of_those_who_share_a_word_one_is_woken() {
+        use core::sync::atomic::AtomicU64;
+        const SLEEPERS: usize = 3;
+        let word = Arc::new(AtomicU64::new(0));
+        let (tell, told) = std::sync::mpsc::channel();
+        let sleepers: Vec<_> = (0..SLEEPERS)
+            .map(|_| {
+                let (word, tell) = (word.clone(), tell.clone());
+                std::thread::spawn(move || {
+                    tell.send(raw::gettid()).unwrap();
+                    while word.load(Ordering::Acquire) == 0 {
+                        shared::wait_for(&word, 0, 3600 * 1_000_000_000);
+                    }
+                })
+            })
+            .collect();
+        for tid in told.iter().take(SLEEPERS) {
+            let call = format!("{} {:#x} ", nr::FUTEX, word.as_ptr() as u64);
+            let sleeps =
+                || std::fs::read_to_string(format!("/proc/self/task/{tid}/syscall")).is_ok_and(|is| is.starts_with(&call));
+            while !sleeps() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        word.store(1, Ordering::Release);
+        shared::wake(&word);
+        // SAFETY: the kernel uses the address only as a key.
+        let others = unsafe { raw::syscall(nr::FUTEX, [word.as_ptr() as u64, 1, i32::MAX as u64, 0, 0, 0]) };
+        assert_eq!(others, SLEEPERS as i64 - 1);
+        sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
     }
 
     #[test]
