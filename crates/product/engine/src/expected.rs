@@ -22,8 +22,12 @@
 //!
 //! # What it takes
 //!
-//! Two bits a page: 64 KiB for each GiB of addresses in which something is expected of managed memory. That is Farshore's own memory
-//! (`overhead_bytes`), made by the first estimate and given back with the last. There is no room that could be full.
+//! Two bits a page, of Farshore's own memory (`overhead_bytes`): 64 KiB of addresses for each GiB in which something is expected. Of these a
+//! page of RAM comes with the first estimate in 64 MiB, and all is given back when the estimates are forgotten. There is no room that could be full.
+//!
+//! Nothing is noted of a granule that no thread has touched. A program may reserve a hundred terabytes and use a megabyte, and a policy may speak of all of
+//! them: so the table is bounded by what was used, as the page words are. Where there is no memory for it (a limit of addresses), an estimate is
+//! dropped, and counted with the wishes that are.
 //!
 //! | first bit | second bit | expected |
 //! |---|---|---|
@@ -66,25 +70,26 @@ impl Marks {
 struct Part {
     /// Which one.
     number: u64,
-    /// The two bits of each page, by granule.
-    first: Box<[Bits]>,
-    second: Box<[Bits]>,
+    /// The two bits of each page, by granule. A block of this size is a mapping of its own, so that it takes RAM where it is written.
+    bits: Box<[[Bits; 2]]>,
     /// Granules with late pages that no evictor has looked at.
     noted: Bits,
 }
 
 impl Part {
-    fn new(number: u64) -> Part {
-        let bits = || bytemuck::zeroed_slice_box(GRANULES);
-        Part { number, first: bits(), second: bits(), noted: NO_PAGES }
+    /// `None`: there is no memory for it.
+    fn new(number: u64) -> Option<Part> {
+        let bits = bytemuck::try_zeroed_slice_box(GRANULES).ok()?;
+        Some(Part { number, bits, noted: NO_PAGES })
     }
 
     fn count(&self, granule: usize) -> u64 {
-        self.first[granule].iter().zip(&self.second[granule]).map(|(a, b)| u64::from((a | b).count_ones())).sum()
+        let [first, second] = &self.bits[granule];
+        first.iter().zip(second).map(|(a, b)| u64::from((a | b).count_ones())).sum()
     }
 
     fn marks(&self, granule: usize) -> Marks {
-        let (first, second) = (&self.first[granule], &self.second[granule]);
+        let [first, second] = &self.bits[granule];
         Marks { soon: *first, late: core::array::from_fn(|n| second[n] & !first[n]) }
     }
 
@@ -92,13 +97,14 @@ impl Part {
         let set = |plane: &mut Bits, to: bool| {
             plane.iter_mut().zip(bits).for_each(|(word, bits)| *word = if to { *word | bits } else { *word & !bits });
         };
-        set(&mut self.first[granule], matches!(reuse, Reuse::Soon | Reuse::Next));
-        set(&mut self.second[granule], matches!(reuse, Reuse::Late | Reuse::Next));
+        let [first, second] = &mut self.bits[granule];
+        set(first, matches!(reuse, Reuse::Soon | Reuse::Next));
+        set(second, matches!(reuse, Reuse::Late | Reuse::Next));
     }
 
     /// These pages were passed over: next becomes soon, and soon nothing. (What was said anew meanwhile counts as passed over, too.)
     fn pass(&mut self, granule: usize, passed: &Bits) {
-        let (first, second) = (&mut self.first[granule], &mut self.second[granule]);
+        let [first, second] = &mut self.bits[granule];
         for (n, passed) in passed.iter().enumerate() {
             let passed = passed & first[n];
             first[n] &= !(passed & !second[n]);
@@ -108,8 +114,8 @@ impl Part {
 
     /// These pages have left as late ones.
     fn leave(&mut self, granule: usize, left: &Bits) {
-        let first = &self.first[granule];
-        self.second[granule].iter_mut().zip(left).zip(first).for_each(|((second, left), first)| *second &= first | !left);
+        let [first, second] = &mut self.bits[granule];
+        second.iter_mut().zip(left).zip(first).for_each(|((second, left), first)| *second &= *first | !left);
     }
 }
 
@@ -143,18 +149,22 @@ impl Table {
         self.pages = self.pages + after - before;
     }
 
-    fn note(&mut self, granule: GranuleId, bits: &Bits, reuse: Reuse) {
+    /// False: there is no memory for it.
+    fn note(&mut self, granule: GranuleId, bits: &Bits, reuse: Reuse) -> bool {
         let number = place_of(granule).0;
         if let Err(at) = self.part(number) {
             if reuse == Reuse::Unknown {
-                return;
+                return true;
             }
-            self.parts.insert(at, Part::new(number));
+            let made = self.parts.try_reserve(1).ok().and_then(|()| Part::new(number));
+            let Some(made) = made else { return false };
+            self.parts.insert(at, made);
         }
         self.change(granule, |part, at| part.note(at, bits, reuse));
         if reuse == Reuse::Late {
             self.note_granule(granule);
         }
+        true
     }
 
     /// Late pages of this granule leave first.
@@ -216,9 +226,10 @@ impl Expected {
         self.hints.any.load(Ordering::Relaxed)
     }
 
-    /// What is expected of pages of one granule, by the last estimate.
-    fn note(&self, part: PageRange, reuse: Reuse) {
-        self.with(|table| table.note(part.start.granule(), &bits_of(part), reuse));
+    /// What is expected of pages of one granule, by the last estimate. False: there is no memory for it.
+    fn note(&self, part: PageRange, reuse: Reuse) -> bool {
+        let bits = bits_of(part);
+        self.with(|table| table.note(part.start.granule(), &bits, reuse))
     }
 
     /// What is expected of the pages of a granule.
@@ -265,10 +276,12 @@ impl<W: World> Engine<W> {
     /// Notes when the managed pages of `range` are expected to be used again. With all signals blocked.
     pub fn expect(&self, range: PageRange, reuse: Reuse) {
         for part in range.by_granule() {
-            // In advance: nobody need have touched it. But of memory that is not managed the table would have no end.
-            if self.table.granule(part.start.granule()).is_some() {
+            // What nobody has touched may be more than any table has room for. What was said of an earlier life of it can be taken back.
+            if self.table.granule(part.start.granule()).is_some_and(|g| g.granule.touched() || reuse == Reuse::Unknown) {
                 self.kernel.interleave();
-                self.expected.note(part, reuse);
+                if !self.expected.note(part, reuse) {
+                    self.wishes.note_dropped(part.len());
+                }
             }
         }
     }
@@ -305,9 +318,9 @@ mod tests {
     #[test]
     fn a_page_is_passed_over_as_often_as_was_said() {
         let table = Expected::default();
-        table.note(pages(10, 3), Reuse::Next);
-        table.note(pages(12, 2), Reuse::Soon);
-        table.note(pages(11, 1), Reuse::Unknown);
+        assert!(table.note(pages(10, 3), Reuse::Next));
+        assert!(table.note(pages(12, 2), Reuse::Soon));
+        assert!(table.note(pages(11, 1), Reuse::Unknown));
         let pass = |from, count| table.use_up(GranuleId(0), &bits_of(pages(from, count)), &NO_PAGES);
         assert_eq!(soon(&table, 0), [10, 12, 13]);
         pass(10, 3);
@@ -322,8 +335,8 @@ mod tests {
     #[test]
     fn late_pages_are_looked_at_once_and_late_until_they_have_left() {
         let table = Expected::default();
-        table.note(pages(512, 4), Reuse::Late);
-        table.note(pages(1 << 30, 1), Reuse::Late);
+        assert!(table.note(pages(512, 4), Reuse::Late));
+        assert!(table.note(pages(1 << 30, 1), Reuse::Late));
         assert_eq!(table.take_late().map(|(granule, bits)| numbers(granule, &bits)), Some(vec![512, 513, 514, 515]));
         table.use_up(GranuleId(1), &NO_PAGES, &bits_of(pages(512, 2)));
         table.put_late(GranuleId(1));
@@ -332,7 +345,7 @@ mod tests {
         assert_eq!(table.take_late(), None);
         assert_eq!(late(&table, 1), [514, 515], "a hand that comes by takes them");
         // What is said anew counts, and what has left as a late page is not less soon for it.
-        table.note(pages(514, 1), Reuse::Next);
+        assert!(table.note(pages(514, 1), Reuse::Next));
         table.use_up(GranuleId(1), &NO_PAGES, &bits_of(pages(514, 2)));
         assert_eq!((soon(&table, 1), late(&table, 1)), (vec![514], vec![]));
     }
@@ -340,12 +353,12 @@ mod tests {
     #[test]
     fn all_is_forgotten_and_its_memory_given_back() {
         let table = Expected::default();
-        (0..100).for_each(|n| table.note(pages(n << 18, 1), Reuse::Late));
+        (0..100).for_each(|n| assert!(table.note(pages(n << 18, 1), Reuse::Late)));
         table.table.with(|table| assert_eq!((table.parts.len(), table.pages, table.noted), (100, 100, 100)));
         table.forget();
         table.table.with(|table| assert_eq!((table.parts.capacity(), table.pages, table.noted), (0, 0, 0)));
         assert_eq!((table.is_any(), table.take_late()), (false, None));
-        table.note(pages(7, 1), Reuse::Unknown);
+        assert!(table.note(pages(7, 1), Reuse::Unknown));
         table.table.with(|table| assert_eq!(table.parts.len(), 0, "for that there need be no room"));
     }
 
@@ -360,7 +373,7 @@ mod tests {
                     match what {
                         0..=3 => {
                             let reuse = Reuse::ALL[usize::from(what)];
-                            table.note(part, reuse);
+                            assert!(table.note(part, reuse));
                             part.iter().for_each(|page| _ = model.insert(page.0, reuse));
                         }
                         4 => {

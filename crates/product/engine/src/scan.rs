@@ -16,7 +16,7 @@
 //! What scans cost is bounded: [`Allowance`] lets them have [`SHARE`] of one processor's time, by what looks have cost lately.
 
 use crate::Engine;
-use crate::wishes::{Bits, Ended, NO_PAGES};
+use crate::wishes::{Bits, Ended, NO_PAGES, Now};
 use core::sync::atomic::Ordering;
 use farshore_attach::SCAN_PAGES_MAX as PAGES_MOST;
 use farshore_core::page::{GranuleId, PageRange};
@@ -131,11 +131,12 @@ impl<W: World> Engine<W> {
         if !allowance.spend(self.clock.now_ns(), range.len() * (cost.leaving + cost.coming)) {
             return None;
         }
+        let now = Now { ns: self.clock.now_ns(), is_gone: &|granule| self.is_gone(granule) };
         let mut parts = [(range.start.granule(), NO_PAGES); 2];
         for (part, place) in range.by_granule().zip(&mut parts) {
             let touched = |granule| self.table.granule(granule).is_some_and(|g| g.granule.touched());
             let granule = part.start.granule();
-            *place = (granule, if touched(granule) { self.wishes.begin_scan(part) } else { NO_PAGES });
+            *place = (granule, if touched(granule) { self.wishes.begin_scan(part, now) } else { NO_PAGES });
         }
         if parts.iter().any(|(_, bits)| *bits != NO_PAGES) {
             self.evictors.pace.wake(&self.futex);

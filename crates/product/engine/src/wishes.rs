@@ -13,11 +13,12 @@
 //! is before all wishes; wishes to leave are before wishes to come.
 //!
 //! The memory is a table with room for [`BUCKETS`] × [`WAYS`] granules; neighbours never push each other out. What finds no room is
-//! dropped and counted: a wish is a hint. It is made by the first wish, so a program without has none.
+//! dropped and counted: a wish is a hint. Wishes whose time is over, or whose memory is gone, take no room from others. The table is made by the first
+//! wish, so a program without has none. Where there is no memory for it (a limit of addresses), all wishes are dropped.
 
 use crate::Engine;
 use alloc::boxed::Box;
-use alloc::vec;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use farshore_attach::PageState;
 use farshore_core::limits::GRANULE_PAGES;
@@ -34,6 +35,10 @@ const BUCKETS: usize = 256;
 /// Granules of one bucket.
 const WAYS: usize = 4;
 const PLACES: usize = BUCKETS * WAYS;
+
+/// Pages that a thread that reads ahead takes at a time, each of which may be a read of its own: who ends the threads waits for so many. One read brings as
+/// many where they lie side by side.
+const COMING_AT_ONCE: u32 = 64;
 
 /// Pages of one granule.
 pub(crate) type Bits = [u64; GRANULE_PAGES / 64];
@@ -135,6 +140,22 @@ impl Place {
         self.leave != NO_PAGES || self.scan != NO_PAGES
     }
 
+    /// Pages that were to stay until now need not any more; and where none is to stay for a time, the time of others does not count.
+    fn end_stay(&mut self, now_ns: u64) {
+        if self.until_ns <= now_ns {
+            self.stay_for = NO_PAGES;
+        }
+        if self.stay_for == NO_PAGES {
+            self.until_ns = 0;
+        }
+    }
+
+    /// The memory is gone, and all that is wished of it. A scan is told of at its end all the same.
+    fn forget(&mut self) {
+        let Place { granule, scanned, left, again, .. } = *self;
+        *self = Place { granule, scanned, left, again, ..EMPTY };
+    }
+
     fn wish(&mut self, bits: &Bits, wish: Wish, now_ns: u64) {
         let set = |which: &mut Bits, to: bool| {
             for (word, bits) in which.iter_mut().zip(bits) {
@@ -157,6 +178,15 @@ impl Place {
             self.until_ns = self.until_ns.max(now_ns.saturating_add(ns));
         }
     }
+}
+
+/// What is true when a wish is noted.
+#[derive(Clone, Copy)]
+pub(crate) struct Now<'a> {
+    /// The time.
+    pub ns: u64,
+    /// Whether a granule's memory is gone.
+    pub is_gone: &'a dyn Fn(GranuleId) -> bool,
 }
 
 /// The places, and which of them have wishes of a kind.
@@ -203,8 +233,12 @@ impl Sorted {
 }
 
 impl Table {
-    fn new() -> Table {
-        Table { places: vec![EMPTY; PLACES].into(), leaving: Sorted::default(), coming: Sorted::default(), scanned: 0 }
+    /// `None`: there is no memory for it.
+    fn new() -> Option<Table> {
+        let mut places = Vec::new();
+        places.try_reserve_exact(PLACES).ok()?;
+        places.resize(PLACES, EMPTY);
+        Some(Table { places: places.into(), leaving: Sorted::default(), coming: Sorted::default(), scanned: 0 })
     }
 
     fn bucket(granule: GranuleId) -> core::ops::Range<usize> {
@@ -217,17 +251,36 @@ impl Table {
     }
 
     /// The place of a granule, which it gets if it has none and there is room.
-    fn place(&mut self, granule: GranuleId) -> Option<usize> {
-        let n = self.find(granule).or_else(|| Table::bucket(granule).find(|&n| self.places[n].is_empty()))?;
-        if self.places[n].granule != granule || self.places[n].is_empty() {
-            self.places[n] = Place { granule, ..EMPTY };
+    fn place(&mut self, granule: GranuleId, now: Now<'_>) -> Option<usize> {
+        let empty = |table: &Table| Table::bucket(granule).find(|&n| table.places[n].is_empty());
+        let found = self.find(granule).or_else(|| empty(self));
+        let n = found.or_else(|| {
+            self.clear_out(granule, now);
+            empty(self)
+        })?;
+        let place = &mut self.places[n];
+        place.end_stay(now.ns);
+        if place.granule != granule || place.is_empty() {
+            *place = Place { granule, ..EMPTY };
         }
         Some(n)
     }
 
-    fn wish(&mut self, granule: GranuleId, bits: &Bits, wish: Wish, now_ns: u64) -> bool {
-        let Some(n) = self.place(granule) else { return false };
-        self.places[n].wish(bits, wish, now_ns);
+    /// Takes out of the bucket of a granule what is over or gone.
+    fn clear_out(&mut self, granule: GranuleId, now: Now<'_>) {
+        for n in Table::bucket(granule) {
+            let place = &mut self.places[n];
+            place.end_stay(now.ns);
+            if (now.is_gone)(place.granule) {
+                place.forget();
+            }
+            self.sort(n);
+        }
+    }
+
+    fn wish(&mut self, granule: GranuleId, bits: &Bits, wish: Wish, now: Now<'_>) -> bool {
+        let Some(n) = self.place(granule, now) else { return false };
+        self.places[n].wish(bits, wish, now.ns);
         self.sort(n);
         true
     }
@@ -288,30 +341,40 @@ impl Wishes {
         self.scanning.load(Ordering::Relaxed) > 0
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut Table) -> R) -> R {
+    /// `None`: there is no memory for a table.
+    fn with<R>(&self, f: impl FnOnce(&mut Table) -> R) -> Option<R> {
         self.table.with(|table| {
-            let table = table.get_or_insert_with(Table::new);
+            if table.is_none() {
+                *table = Table::new();
+            }
+            let table = table.as_mut()?;
             let result = f(table);
             self.leaving.store(table.leaving.count(), Ordering::Relaxed);
             self.coming.store(table.coming.count(), Ordering::Relaxed);
-            result
+            Some(result)
         })
     }
 
     /// Notes a wish about pages of one granule. False: there is no room.
-    fn wish(&self, part: PageRange, wish: Wish, now_ns: u64) -> bool {
+    fn wish(&self, part: PageRange, wish: Wish, now: Now<'_>) -> bool {
         let bits = bits_of(part);
         let noted = self.with(|table| {
-            let noted = table.wish(part.start.granule(), &bits, wish, now_ns);
+            let noted = table.wish(part.start.granule(), &bits, wish, now);
             if matches!(wish, Wish::Stay | Wish::StayFor(_)) && noted {
                 self.staying.store(1, Ordering::Relaxed);
             }
             noted
         });
+        let noted = noted.unwrap_or(false);
         if !noted {
-            self.dropped.fetch_add(part.len(), Ordering::Relaxed);
+            self.note_dropped(part.len());
         }
         noted
+    }
+
+    /// Pages of a wish, or of an estimate, were dropped.
+    pub(crate) fn note_dropped(&self, pages: u64) {
+        self.dropped.fetch_add(pages, Ordering::Relaxed);
     }
 
     /// Takes the pages of a granule that are to leave.
@@ -323,16 +386,21 @@ impl Wishes {
             table.sort(n);
             Some((table.places[n].granule, core::array::from_fn(|word| leave[word] | scan[word])))
         })
+        .flatten()
     }
 
-    /// Takes the pages of a granule that are to come.
+    /// Takes pages of a granule that are to come, [`COMING_AT_ONCE`] at most. The rest of its pages is next.
     pub(crate) fn take_coming(&self) -> Option<(GranuleId, Bits)> {
         self.with(|table| {
             let n = table.coming.next()?;
-            let bits = core::mem::replace(&mut table.places[n].come, NO_PAGES);
+            let bits = take_lowest(&mut table.places[n].come, COMING_AT_ONCE);
             table.sort(n);
+            if table.places[n].come != NO_PAGES {
+                table.coming.hand = n;
+            }
             Some((table.places[n].granule, bits))
         })
+        .flatten()
     }
 
     /// Pages of the granule that were taken to leave, and for which there was no room: they leave later, unless another wish has come.
@@ -345,7 +413,7 @@ impl Wishes {
                     *word &= !(place.come[i] | place.stay[i] | place.stay_for[i]);
                 }
             }
-            table.wish(granule, &rest, Wish::Leave, 0);
+            table.wish(granule, &rest, Wish::Leave, Now { ns: 0, is_gone: &|_| false });
         });
     }
 
@@ -354,24 +422,23 @@ impl Wishes {
         self.with(|table| {
             let Some(n) = table.find(granule) else { return NO_PAGES };
             let place = &mut table.places[n];
-            if place.until_ns <= now_ns {
-                place.stay_for = NO_PAGES;
-                place.until_ns = 0;
-            }
+            place.end_stay(now_ns);
             core::array::from_fn(|i| place.stay[i] | place.stay_for[i])
         })
+        .unwrap_or(NO_PAGES)
     }
 
     /// Begins a scan of pages of one granule. Returns those that it looks at ([`Place::begin_scan`]).
-    pub(crate) fn begin_scan(&self, part: PageRange) -> Bits {
+    pub(crate) fn begin_scan(&self, part: PageRange, now: Now<'_>) -> Bits {
         self.with(|table| {
-            let Some(n) = table.place(part.start.granule()) else { return NO_PAGES };
+            let Some(n) = table.place(part.start.granule(), now) else { return NO_PAGES };
             let taken = table.places[n].begin_scan(&bits_of(part));
             table.scanned += count(&taken);
             table.sort(n);
             self.scanning.store(table.scanned, Ordering::Relaxed);
             taken
         })
+        .unwrap_or(NO_PAGES)
     }
 
     /// Pages leave: before anybody can bring them back.
@@ -387,14 +454,16 @@ impl Wishes {
 
     /// Ends a scan of pages of one granule, those that `begin_scan` returned: which have not left for it need not any more.
     pub(crate) fn end_scan(&self, granule: GranuleId, bits: &Bits) -> Ended {
+        let nothing = Ended { left: NO_PAGES, again: NO_PAGES };
         self.with(|table| {
-            let Some(n) = table.find(granule) else { return Ended { left: NO_PAGES, again: NO_PAGES } };
+            let Some(n) = table.find(granule) else { return nothing };
             table.scanned = table.scanned.saturating_sub(count(bits));
             let ended = table.places[n].end_scan(bits);
             table.sort(n);
             self.scanning.store(table.scanned, Ordering::Relaxed);
             ended
         })
+        .unwrap_or(nothing)
     }
 
     /// No page is to stay any more.
@@ -413,6 +482,21 @@ pub(crate) fn bits_of(part: PageRange) -> Bits {
     let mut bits = NO_PAGES;
     part.iter().for_each(|page| bits[page.index_in_granule() / 64] |= 1 << (page.index_in_granule() % 64));
     bits
+}
+
+/// Takes the lowest pages out of `bits`, `most` of them.
+fn take_lowest(bits: &mut Bits, most: u32) -> Bits {
+    let mut left = most;
+    core::array::from_fn(|n| {
+        let mut taken = 0;
+        while left > 0 && bits[n] != 0 {
+            let lowest = bits[n] & bits[n].wrapping_neg();
+            bits[n] &= !lowest;
+            taken |= lowest;
+            left -= 1;
+        }
+        taken
+    })
 }
 
 fn count(bits: &Bits) -> u32 {
@@ -435,7 +519,7 @@ impl<W: World> Engine<W> {
     /// Notes a wish about the managed pages of `range`. The threads that serve it are woken, and made as for anything else; with all
     /// signals blocked.
     pub fn wish(&self, range: PageRange, wish: Wish) {
-        let now = self.clock.now_ns();
+        let now = Now { ns: self.clock.now_ns(), is_gone: &|granule| self.is_gone(granule) };
         let mut noted = false;
         for part in range.by_granule() {
             // Of memory that nobody has touched there is nothing to move.
@@ -449,6 +533,11 @@ impl<W: World> Engine<W> {
             Wish::Come if noted => self.wake_for_coming(),
             _ => {}
         }
+    }
+
+    /// Whether no page of a granule is managed any more.
+    pub(crate) fn is_gone(&self, granule: GranuleId) -> bool {
+        self.table.granule(granule).is_none()
     }
 
     /// There are pages that are to come.
@@ -520,169 +609,5 @@ impl<W: World> Engine<W> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use alloc::collections::BTreeMap;
-    use alloc::vec::Vec;
-    use proptest::prelude::*;
-
-    fn pages(from: u64, count: u64) -> PageRange {
-        PageRange { start: Page(from), end: Page(from + count) }
-    }
-
-    fn taken(which: Option<(GranuleId, Bits)>) -> Vec<u64> {
-        let Some((granule, bits)) = which else { return Vec::new() };
-        runs(granule, bits).flat_map(|run| (0..u64::from(run.pages)).map(move |n| run.first.0 + n)).collect()
-    }
-
-    #[test]
-    fn the_last_wish_about_a_page_counts() {
-        let wishes = Wishes::default();
-        assert!(!wishes.any_leave() && !wishes.any_come());
-        assert!(wishes.wish(pages(512, 6), Wish::Leave, 0));
-        assert!(wishes.wish(pages(514, 2), Wish::Come, 0));
-        assert!(wishes.any_leave() && wishes.any_come());
-        assert_eq!(taken(wishes.take_leaving()), [512, 513, 516, 517]);
-        assert_eq!(taken(wishes.take_coming()), [514, 515]);
-        assert!(!wishes.any_leave() && !wishes.any_come());
-    }
-
-    #[test]
-    fn pages_stay_until_they_are_freed_or_their_time_is_over() {
-        let wishes = Wishes::default();
-        wishes.wish(pages(3, 2), Wish::Stay, 0);
-        wishes.wish(pages(7, 1), Wish::StayFor(100), 50);
-        let staying = |now| taken(Some((GranuleId(0), wishes.staying(GranuleId(0), now))));
-        assert_eq!(staying(149), [3, 4, 7]);
-        assert_eq!(staying(150), [3, 4]);
-        wishes.wish(pages(3, 1), Wish::Free, 0);
-        assert_eq!(staying(150), [4]);
-        wishes.wish(pages(4, 1), Wish::Leave, 0);
-        assert_eq!(staying(150), [0; 0]);
-        wishes.wish(pages(4, 1), Wish::Stay, 0);
-        assert!(!wishes.any_leave(), "it is to stay");
-        wishes.free_all();
-        assert!(!wishes.any_stay() && staying(0).is_empty());
-    }
-
-    #[test]
-    fn what_is_put_back_leaves_later_unless_it_is_wanted_meanwhile() {
-        let wishes = Wishes::default();
-        wishes.wish(pages(0, 4), Wish::Leave, 0);
-        let (granule, bits) = wishes.take_leaving().expect("wished for");
-        wishes.wish(pages(1, 1), Wish::Come, 0);
-        wishes.wish(pages(2, 1), Wish::Stay, 0);
-        wishes.put_leaving(granule, &bits);
-        assert_eq!(taken(wishes.take_leaving()), [0, 3]);
-        assert_eq!(taken(wishes.take_coming()), [1]);
-    }
-
-    #[test]
-    fn a_scan_tells_which_pages_have_left_for_it() {
-        let wishes = Wishes::default();
-        let ended = |bits: &Bits| {
-            let Ended { left, again } = wishes.end_scan(GranuleId(0), bits);
-            (taken(Some((GranuleId(0), left))), taken(Some((GranuleId(0), again))))
-        };
-        wishes.wish(pages(2, 1), Wish::Stay, 0);
-        wishes.wish(pages(5, 1), Wish::Come, 0);
-        let first = wishes.begin_scan(pages(0, 8));
-        assert!(wishes.any_scan() && !wishes.any_come(), "the last wish counts");
-        assert_eq!(taken(wishes.take_leaving()), [0, 1, 3, 4, 5, 6, 7], "one is to stay");
-        // Another scan leaves to the first what it looks at.
-        let second = wishes.begin_scan(pages(6, 4));
-        assert_eq!(taken(wishes.take_leaving()), [8, 9]);
-        wishes.note_left([1, 3, 4, 9, 512].map(Page).into_iter());
-        wishes.note_left([3].map(Page).into_iter());
-        assert_eq!(ended(&second), (vec![9], vec![]));
-        assert_eq!(ended(&first), (vec![1, 3, 4], vec![3]));
-        assert!(!wishes.any_scan());
-        assert_eq!(ended(&first), (vec![], vec![]), "each once");
-    }
-
-    #[test]
-    fn the_end_of_a_scan_takes_no_other_wish_away() {
-        let wishes = Wishes::default();
-        let scan = wishes.begin_scan(pages(10, 4));
-        wishes.wish(pages(11, 1), Wish::Leave, 0);
-        wishes.wish(pages(12, 1), Wish::Stay, 0);
-        wishes.wish(pages(20, 1), Wish::Leave, 0);
-        wishes.end_scan(GranuleId(0), &scan);
-        assert_eq!(taken(wishes.take_leaving()), [11, 20], "what was to leave for the scan alone need not any more");
-        // Nor does a wish give the place of a scan to another granule.
-        let scan = wishes.begin_scan(pages(30, 2));
-        wishes.wish(pages(31, 1), Wish::Come, 0);
-        assert_eq!((taken(wishes.take_leaving()), taken(wishes.take_coming())), (vec![30], vec![31]));
-        wishes.note_left([30].map(Page).into_iter());
-        (1..=WAYS as u64).for_each(|n| _ = wishes.wish(pages(n * BUCKETS as u64 * 512, 1), Wish::Leave, 0));
-        assert_eq!(taken(Some((GranuleId(0), wishes.end_scan(GranuleId(0), &scan).left))), [30]);
-    }
-
-    #[test]
-    fn what_finds_no_room_is_dropped() {
-        let wishes = Wishes::default();
-        let far = |n: u64| pages(n * BUCKETS as u64 * 512, 1);
-        assert_eq!((0..6).filter(|&n| wishes.wish(far(n), Wish::Leave, 0)).count(), WAYS);
-        assert_eq!(wishes.dropped.load(Ordering::Relaxed), 2);
-        assert_eq!(
-            (0..PLACES as u64 * 2).filter(|&n| wishes.wish(pages(n * 512, 1), Wish::Leave, 0)).count() as u64,
-            PLACES as u64
-        );
-        let mut all: Vec<u64> = core::iter::from_fn(|| wishes.take_leaving()).map(|(granule, _)| granule.0).collect();
-        all.sort_unstable();
-        all.dedup();
-        assert_eq!(all.len(), PLACES, "each once");
-    }
-
-    proptest! {
-        /// As a map from pages to what was wished last.
-        #[test]
-        fn as_a_map(steps in proptest::collection::vec((0..2000u64, 1..600u64, 0..6u8), 1..60)) {
-            let (wishes, mut model) = (Wishes::default(), BTreeMap::new());
-            let mut stay = BTreeMap::new();
-            for (from, count, what) in steps {
-                match what {
-                    0..=3 => {
-                        let wish = [Wish::Leave, Wish::Come, Wish::Stay, Wish::Free][what as usize];
-                        for part in pages(from, count).by_granule() {
-                            prop_assert!(wishes.wish(part, wish, 0));
-                        }
-                        for page in from..from + count {
-                            match wish {
-                                Wish::Free => {
-                                    if model.get(&page) == Some(&Wish::Leave) {
-                                        model.remove(&page);
-                                    }
-                                    stay.remove(&page);
-                                }
-                                Wish::Stay => {
-                                    model.remove(&page);
-                                    stay.insert(page, ());
-                                }
-                                Wish::Leave => {
-                                    model.insert(page, wish);
-                                    stay.remove(&page);
-                                }
-                                _ => _ = model.insert(page, wish),
-                            }
-                        }
-                    }
-                    _ => {
-                        let (wish, got) = if what == 4 { (Wish::Leave, taken(wishes.take_leaving())) } else { (Wish::Come, taken(wishes.take_coming())) };
-                        if got.is_empty() {
-                            prop_assert!(model.values().all(|w| *w != wish));
-                        }
-                        for page in got {
-                            prop_assert_eq!(model.remove(&page), Some(wish));
-                        }
-                    }
-                }
-            }
-            for granule in 0..6 {
-                let mine: Vec<u64> = stay.keys().copied().filter(|page| page / 512 == granule).collect();
-                prop_assert_eq!(taken(Some((GranuleId(granule), wishes.staying(GranuleId(granule), 0)))), mine);
-            }
-            prop_assert_eq!(wishes.any_leave(), model.values().any(|w| *w == Wish::Leave));
-        }
-    }
-}
+#[path = "wishes_tests.rs"]
+mod tests;

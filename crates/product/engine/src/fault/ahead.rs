@@ -3,8 +3,8 @@
 //!
 //! Such a thread treats a page as a fault treats pages that come along (`super::run`). It takes the page only if it is out and a
 //! spare frame is there, maps it as old, and puts it back if anything goes wrong, which the page's own fault then reports. A
-//! fault on a page that is on its way waits for it as it waits for another fault's page. The threads pass the gate as faults do,
-//! so they own no page while the process forks.
+//! fault on a page that is on its way waits for it as it waits for another fault's page. The threads pass the gate as faults do, anew for
+//! each read. So they own no page while the process forks, and a fork waits for one read of each, however many pages are wished to come.
 //!
 //! A page that is wished to come while it is still in its stage is brought back from there, without a read. A prefetcher's guess brings back
 //! none: that the program brings a page back from its stage is how evictors see that it is used.
@@ -43,11 +43,7 @@ impl<W: World> Engine<W> {
         loop {
             let prepared = self.requests.came().prepare();
             match self.requests.take() {
-                Some(ahead) => {
-                    self.quiet.gate.enter(&self.futex, core);
-                    self.bring_ahead(ahead, core, buffer);
-                    self.quiet.gate.leave(&self.futex, core);
-                }
+                Some(ahead) => self.bring_ahead(ahead, core, buffer),
                 None if stop.load(Ordering::Acquire) => return,
                 None if self.bring_wished(core, buffer) => {}
                 None => self.requests.came().sleep(&self.futex, prepared, None),
@@ -70,19 +66,19 @@ impl<W: World> Engine<W> {
         self.requests.came().signal(&self.futex);
     }
 
-    /// Brings pages of one granule that are wished to come. Those that are to leave go first, since that makes the frames.
+    /// Brings some pages of one granule that are wished to come. Those that are to leave go first, since that makes the frames.
     fn bring_wished(&self, core: usize, buffer: &mut [PageBuf]) -> bool {
         if self.wishes.any_leave() || !self.wishes.any_come() {
             return false;
         }
         let Some((granule, bits)) = self.wishes.take_coming() else { return false };
-        self.quiet.gate.enter(&self.futex, core);
         for run in runs(granule, bits) {
             // First, since that needs no read, and their stages are needed again.
+            self.quiet.gate.enter(&self.futex, core);
             self.bring_from_stages(run.first, run.pages.into(), core);
+            self.quiet.gate.leave(&self.futex, core);
             self.bring_ahead(run, core, buffer);
         }
-        self.quiet.gate.leave(&self.futex, core);
         true
     }
 
@@ -129,13 +125,13 @@ impl<W: World> Engine<W> {
         let mut n = 0;
         while n < u64::from(ahead.pages) {
             let left = (u64::from(ahead.pages) - n).min(buffer.len() as u64);
-            match self.claim_ahead(core, first.plus(n * step), step, left) {
-                Some(run) => {
-                    self.bring_run(run, core, &mut buffer[..run.count]);
-                    n += run.count as u64;
-                }
-                None => n += 1,
+            self.quiet.gate.enter(&self.futex, core);
+            let run = self.claim_ahead(core, first.plus(n * step), step, left);
+            if let Some(run) = run {
+                self.bring_run(run, core, &mut buffer[..run.count]);
             }
+            self.quiet.gate.leave(&self.futex, core);
+            n += run.map_or(1, |run| run.count as u64);
         }
     }
 
