@@ -10,10 +10,12 @@
 //!
 //! The protocol is at the head of [`farshore_attach`]. What is read from the shared memory is never believed, and no thread of the
 //! program waits for a policy. A policy that rings without a request makes its own thread of ours nap, so it wins no processor by that.
+//! Threads of the program do wait for those of ours to end (before a call that wants one thread, or that gives rights up). So a thread that serves a policy looks
+//! whether it is to end between any two requests, and between pieces of a large one.
 //!
 //! **A seat** is address space for the shared memory. It is mapped once and never given back: a thread that tells an event may have looked
-//! at the seat just before the policy left. When one leaves, memory of nobody takes the place of the file. A forked child does not get the
-//! file (`MADV_DONTFORK`), and begins without policies.
+//! at the seat just before the policy left. When one leaves, memory of nobody takes the place of the file. A forked child gets neither
+//! (`MADV_DONTFORK`), and begins without policies.
 //!
 //! **Descriptors.** The file is made by the control thread, in its own table, and closed when it is sent. The program never has it.
 //!
@@ -26,9 +28,12 @@ use crate::ground::runtime::Runtime;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use farshore_attach::audience::SEATS as SEAT_COUNT;
 use farshore_attach::rings::{Taken, Taker};
-use farshore_attach::{BYTES, Event, Kind, Memory, PAGES_AN_ANSWER, Request, State, VERSION, WORDS, Wanted, parameters, word};
+use farshore_attach::{
+    BYTES, Event, Kind, Memory, PAGES_AN_ANSWER, Request, SCAN_PAGES_MAX, State, VERSION, WORDS, Wanted, parameters, word,
+};
 use farshore_config::control::Attachment;
 use farshore_config::stats;
+use farshore_core::limits::GRANULE_PAGES;
 use farshore_core::page::{Page, PageRange};
 use farshore_core::seams::Clock as _;
 use farshore_engine::scan::{Allowance, Scan};
@@ -42,6 +47,9 @@ use farshore_sys::{signal, vm};
 
 /// Requests that are taken before the state is told anew.
 const ROUND: u32 = 256;
+/// Pages of a request that are served before the thread looks whether it is to end.
+const PIECE: u64 = 16 * GRANULE_PAGES as u64;
+const _: () = assert!(SCAN_PAGES_MAX <= PIECE && PIECE.is_multiple_of(PAGES_AN_ANSWER));
 /// How long the thread sleeps without a request, at most: then it tells the state anew. Ns.
 const IDLE_NS: u64 = 20_000_000;
 /// Scans of one policy that can be under way.
@@ -83,6 +91,8 @@ static SEATS: [Seat; SEAT_COUNT] = [const {
 
 /// A filter of the program stops what an attachment needs.
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
+const FORBIDDEN_SAYS: &str =
+    "attach: a seccomp filter of this program stops what an attachment needs; attach before it is installed";
 
 impl Seat {
     fn memory(&self) -> Option<Memory<'static>> {
@@ -108,9 +118,7 @@ pub fn attach(runtime: &'static Runtime, version: u64) -> Result<Attachment, Str
         ));
     }
     if FORBIDDEN.load(Ordering::Acquire) {
-        return Err(
-            "attach: a seccomp filter of this program stops what an attachment needs; attach before it is installed".into()
-        );
+        return Err(FORBIDDEN_SAYS.into());
     }
     let free = |seat: &Seat| seat.taken.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let Some(seat) = SEATS.iter().position(free) else {
@@ -144,7 +152,12 @@ fn sit_down(runtime: &'static Runtime, number: usize) -> Result<Attachment, Stri
     tell_state(runtime, number, &memory, 0);
     seat.stop.store(false, Ordering::Release);
     let thread = own_threads::make_policy(runtime, number)?;
-    seat.thread.store(thread, Ordering::Release);
+    // SeqCst, as in `forbid`: that says so and looks for threads, and this notes the thread and looks whether it may be.
+    seat.thread.swap(thread, Ordering::SeqCst);
+    if FORBIDDEN.load(Ordering::SeqCst) {
+        end_thread(seat);
+        return Err(FORBIDDEN_SAYS.into());
+    }
     Ok(Attachment { seat: number, version: VERSION, descriptor: file.into_raw(), bytes: BYTES as u64 })
 }
 
@@ -191,6 +204,8 @@ fn clear(runtime: &Runtime, number: usize) {
         // SAFETY: as in `map_at`; a thread that still tells an event writes it where nobody reads. If it fails, the file stays until
         // the next policy comes.
         let _ = unsafe { vm::mmap(base, BYTES as u64, vm::prot::READ | vm::prot::WRITE, flags, -1, 0) };
+        // SAFETY: changes what a child gets, which knows of no seat.
+        let _ = unsafe { vm::madvise(base, BYTES as u64, vm::advice::DONTFORK) };
     }
     if seat.expects.swap(false, Ordering::AcqRel) {
         runtime.engine.forget_expected();
@@ -211,7 +226,7 @@ pub fn detach(runtime: &Runtime, number: usize) {
 
 /// Ends the thread of a seat, and comes back when the kernel does not know it any more: its memory is used again by the next one.
 fn end_thread(seat: &Seat) {
-    let thread = seat.thread.swap(0, Ordering::AcqRel);
+    let thread = seat.thread.swap(0, Ordering::SeqCst);
     seat.stop.store(true, Ordering::Release);
     while thread != 0 && signal::tgkill(getpid(), thread, 0).is_ok() {
         if let Some(memory) = seat.memory() {
@@ -224,10 +239,11 @@ fn end_thread(seat: &Seat) {
 
 /// A filter of the program stops what attachments need: none is made from now on.
 pub fn refuse() {
-    FORBIDDEN.store(true, Ordering::Release);
+    FORBIDDEN.swap(true, Ordering::SeqCst);
 }
 
-/// The same before the filter comes, to threads of ours too: those that serve policies end.
+/// The same, and those that are there end: their threads are gone when this comes back. (A thread that ended by itself would leave its number behind, which may
+/// soon be that of a thread of the program.) With all signals blocked.
 pub fn forbid(runtime: &Runtime) {
     refuse();
     for (number, seat) in SEATS.iter().enumerate() {
@@ -256,16 +272,16 @@ pub fn serve(runtime: &'static Runtime, number: usize) {
     let (mut taker, mut in_vain) = (Taker::default(), false);
     let mut scans = Scans { allowance: Allowance::new(runtime.engine.clock.now_ns()), under_way: Vec::with_capacity(SCANS_MOST) };
     let dropped_before = runtime.engine.dropped_wishes();
-    let is_over = || [&seat.stop, &own_threads::STOP, &FORBIDDEN].iter().any(|over| over.load(Ordering::Acquire));
+    let is_over = || [&seat.stop, &own_threads::STOP].iter().any(|over| over.load(Ordering::Acquire));
     while !is_over() {
         let bell = memory.head(word::BELL).load(Ordering::Acquire) as u32;
         runtime.engine.audience.want(number, memory.head(word::WANTED).load(Ordering::Relaxed) as u32);
         let mut served = 0;
-        while served < ROUND {
+        while served < ROUND && !is_over() {
             match taker.take(&memory) {
                 Taken::Nothing => break,
                 Taken::Bad => {}
-                Taken::Request(request) => serve_one(runtime, number, &request, &mut scans),
+                Taken::Request(request) => serve_one(runtime, number, &request, &mut scans, &is_over),
             }
             served += 1;
         }
@@ -287,9 +303,19 @@ pub fn serve(runtime: &'static Runtime, number: usize) {
     runtime.engine.audience.want(number, 0);
 }
 
-fn serve_one(runtime: &Runtime, number: usize, request: &Request, scans: &mut Scans) {
-    let range = PageRange { start: Page(request.page), end: Page(request.page + request.pages) };
-    let wish = match request.wanted {
+fn serve_one(runtime: &Runtime, number: usize, request: &Request, scans: &mut Scans, is_over: &dyn Fn() -> bool) {
+    let end = Page(request.page + request.pages);
+    let (mut from, mut goes_on) = (Page(request.page), true);
+    while goes_on && from.0 < end.0 && !is_over() {
+        let piece = PageRange { start: from, end: Page(end.0.min(from.0 + PIECE)) };
+        goes_on = serve_piece(runtime, number, request.wanted, piece, scans);
+        from = piece.end;
+    }
+}
+
+/// Serves a piece of a request. False: the rest need not be served.
+fn serve_piece(runtime: &Runtime, number: usize, wanted: Wanted, piece: PageRange, scans: &mut Scans) -> bool {
+    let wish = match wanted {
         Wanted::Reclaim => Wish::Leave,
         Wanted::Prefetch => Wish::Come,
         Wanted::Pin => Wish::Stay,
@@ -298,12 +324,24 @@ fn serve_one(runtime: &Runtime, number: usize, request: &Request, scans: &mut Sc
         Wanted::Expect { reuse } => {
             // Before: whatever it has said is forgotten when it leaves.
             SEATS[number].expects.store(true, Ordering::Release);
-            return runtime.engine.expect(range, reuse);
+            runtime.engine.expect(piece, reuse);
+            return true;
         }
-        Wanted::Look { tag } => return look(runtime, number, range, tag),
-        Wanted::Scan { micros, tag } => return scans.begin(runtime, number, range, micros, tag),
+        Wanted::Look { tag } => return look(runtime, number, piece, tag),
+        Wanted::Scan { micros, tag } => {
+            // All of it: it is of fewer pages than a piece.
+            scans.begin(runtime, number, piece, micros, tag);
+            return true;
+        }
     };
-    runtime.engine.wish(range, wish);
+    runtime.engine.wish(piece, wish);
+    true
+}
+
+/// Answers a policy. False: its ring is full.
+fn answer(runtime: &Runtime, number: usize, event: Event) -> bool {
+    let ns = runtime.engine.clock.now_ns();
+    runtime.engine.audience.answer(number, &Event { ns, ..event })
 }
 
 /// A scan that a policy has asked for.
@@ -330,7 +368,7 @@ impl Scans {
             self.under_way.push(Asked { scan, tag, due_ns });
         } else {
             let refused = Event { thread: tag, detail: 1, ..Event::new(Kind::Scanned, range.start.addr(), range.len()) };
-            engine.audience.answer(number, &refused);
+            answer(runtime, number, refused);
         }
     }
 
@@ -344,8 +382,11 @@ impl Scans {
             }
             engine.end_scan(&asked.scan, allowance, |chunk, seen| {
                 let more = [seen.looked, seen.accessed, seen.written];
-                let answer = Event { thread: asked.tag, more, ..Event::new(Kind::Scanned, chunk.start.addr(), chunk.len()) };
-                engine.audience.answer(number, &answer);
+                answer(
+                    runtime,
+                    number,
+                    Event { thread: asked.tag, more, ..Event::new(Kind::Scanned, chunk.start.addr(), chunk.len()) },
+                );
             });
             false
         });
@@ -357,8 +398,8 @@ impl Scans {
     }
 }
 
-/// Tells the states of pages, until the ring is full.
-fn look(runtime: &Runtime, number: usize, range: PageRange, tag: u32) {
+/// Tells the states of pages, until the ring is full. Whether it is not.
+fn look(runtime: &Runtime, number: usize, range: PageRange, tag: u32) -> bool {
     let mut from = range.start;
     while from.0 < range.end.0 {
         let count = PAGES_AN_ANSWER.min(range.end.0 - from.0);
@@ -367,12 +408,12 @@ fn look(runtime: &Runtime, number: usize, range: PageRange, tag: u32) {
             let state = runtime.engine.page_state(from.plus(n)) as u64;
             more.iter_mut().enumerate().for_each(|(bit, plane)| *plane |= (state >> bit & 1) << n);
         }
-        let event = Event { thread: tag, more, ..Event::new(Kind::Pages, from.addr(), count) };
-        if !runtime.engine.audience.answer(number, &event) {
-            return;
+        if !answer(runtime, number, Event { thread: tag, more, ..Event::new(Kind::Pages, from.addr(), count) }) {
+            return false;
         }
         from = from.plus(count);
     }
+    true
 }
 
 fn tell_state(runtime: &Runtime, number: usize, memory: &Memory<'_>, dropped_before: u64) {
@@ -423,7 +464,7 @@ pub fn set_parameter(runtime: &Runtime, name: &str, value: &str) -> Option<Resul
                 };
                 parameters::set(&memory, index, new);
                 let event = Event { detail: index as u8, more: [new as u64, 0, 0], ..Event::new(Kind::Parameter, 0, 0) };
-                runtime.engine.audience.answer(number, &event);
+                answer(runtime, number, event);
                 found = Some(Ok(()));
             }
         }

@@ -167,7 +167,10 @@ fn refuse(stopped: &Own) -> i64 {
 
 fn note_what_it_stops(filter: &[Instruction]) {
     if first_stopped(filter, &[own::POLICIES]).is_some() {
-        policies::refuse();
+        match runtime().filter(|_| !thread::is_guest()) {
+            Some(runtime) => uninterrupted(|| policies::forbid(runtime)),
+            None => policies::refuse(),
+        }
     }
     if first_stopped(filter, &[own::THREADS, own::FORKS]).is_some() {
         NO_FORKS.store(true, Ordering::Relaxed);
