@@ -116,6 +116,12 @@ pub enum Setting {
 }
 
 impl Setting {
+    /// Whether there is a setting of this name, whatever its value may be.
+    pub fn is_known(key: &str) -> bool {
+        ["memory", "budget", "slowdown", "swap+", "swap-", "policy", "prefetch"].contains(&key)
+            || Knob::ALL.iter().any(|knob| knob.name() == key)
+    }
+
     /// Reads `key=value`.
     ///
     /// # Errors
@@ -403,6 +409,19 @@ mod tests {
         }
         assert_eq!(Setting::read("swap-", "dir:/a b"), Ok(Setting::RemoveSwap(SwapSpec::Dir("/a b".into()))));
         assert!(Setting::read("swap", "dir:/x").unwrap_err().contains("swap+="));
+    }
+
+    #[test]
+    fn a_value_that_is_refused_is_that_of_a_known_setting() {
+        let keys =
+            ["memory", "budget", "slowdown", "swap+", "swap-", "policy", "prefetch", "evictors", "batch", "writes", "free"];
+        for key in keys {
+            let why = Setting::read(key, "!").unwrap_err();
+            assert!(Setting::is_known(key) && !why.contains("there is no setting"), "{why}");
+        }
+        for key in ["", "swap", "ahead", "Memory"] {
+            assert!(!Setting::is_known(key) && Setting::read(key, "1").unwrap_err().contains("there is no setting"), "{key}");
+        }
     }
 
     #[test]

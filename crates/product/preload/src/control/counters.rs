@@ -47,6 +47,8 @@ impl Target for Runtime {
     fn set(&self, key: &str, value: &str) -> Result<Set, String> {
         let setting = match Setting::read(key, value) {
             Ok(setting) => setting,
+            // A policy's parameter may have any name: it does not hide that a setting was refused.
+            Err(why) if Setting::is_known(key) => return Err(why),
             Err(why) => return policies::set_parameter(self, key, value).unwrap_or(Err(why)).map(|()| Set::Done),
         };
         match setting {
