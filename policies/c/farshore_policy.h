@@ -15,6 +15,7 @@
 #define FARSHORE_POLICY_H
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <stdatomic.h>
@@ -24,6 +25,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <stddef.h>
@@ -64,9 +66,8 @@ struct farshore_state {
 
 struct farshore_policy {
     _Atomic uint64_t *words;
-    size_t bytes;
     int connection;
-    uint64_t events_at, events, requests_at, requests, next_event, next_request;
+    uint64_t next_event, next_request;
     unsigned parameters;
     char why[256]; /* why farshore_attach has failed */
 };
@@ -74,6 +75,12 @@ struct farshore_policy {
 enum {
     FARSHORE_STATE_AT = 16, FARSHORE_FIRST_EVENT_AT = 32, FARSHORE_EVENTS_TAKEN_AT = 40, FARSHORE_WAITING_AT = 48, FARSHORE_NEWS_AT = 56,
     FARSHORE_ASKED_AT = 64, FARSHORE_TAKEN_AT = 72, FARSHORE_BELL_AT = 80, FARSHORE_WANTED_AT = 88, FARSHORE_PARAMETERS_AT = 128
+};
+/* Where the rings are, in words, and how many entries they have. The memory says so too, but the program can write anything there: nothing that is read there is
+ * an index, or says how much there is. */
+enum {
+    FARSHORE_EVENTS_AT = 512, FARSHORE_EVENTS = 4096, FARSHORE_REQUESTS_AT = FARSHORE_EVENTS_AT + FARSHORE_EVENTS * 8, FARSHORE_REQUESTS = 1024,
+    FARSHORE_BYTES = (FARSHORE_REQUESTS_AT + FARSHORE_REQUESTS * 4) * 8
 };
 /* How long one sleep is, ns: a policy that was just woken may not be woken again for the next event. */
 #define FARSHORE_SLEEP_NS 10000000L
@@ -95,7 +102,7 @@ static inline void farshore_ring(struct farshore_policy *p)
 /* Leaves the program. */
 static inline void farshore_detach(struct farshore_policy *p)
 {
-    if (p->words) munmap((void *)p->words, p->bytes);
+    if (p->words) munmap((void *)p->words, FARSHORE_BYTES);
     if (p->connection >= 0) close(p->connection);
     p->words = NULL;
     p->connection = -1;
@@ -153,21 +160,21 @@ static inline int farshore_attach(struct farshore_policy *p, int pid)
     }
     int file;
     memcpy(&file, CMSG_DATA(with), sizeof file);
-    line[got] = 0;
-    const char *bytes = strstr(line, "\"bytes\":");
-    p->bytes = bytes ? strtoul(bytes + 8, NULL, 10) : 0;
-    void *memory = mmap(NULL, p->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
+    /* A file that ends before, or that the program can make shorter, would be a SIGBUS. */
+    struct stat size;
+    int seals = fcntl(file, F_GET_SEALS);
+    int fits = seals >= 0 && (seals & F_SEAL_SHRINK) && !fstat(file, &size) && size.st_size >= FARSHORE_BYTES;
+    void *memory = fits ? mmap(NULL, FARSHORE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : NULL;
     if (memory == MAP_FAILED) {
-        snprintf(p->why, sizeof p->why, "mapping %zu bytes: %s", p->bytes, strerror(errno));
-        return farshore_detach(p), -1;
+        snprintf(p->why, sizeof p->why, "mapping %d bytes: %s", FARSHORE_BYTES, strerror(errno));
+        return close(file), farshore_detach(p), -1;
     }
+    close(file);
     p->words = memory;
-    if (p->words[0] != 0x6c6f706873726166 || p->words[1] != 1) {
+    if (!fits || p->words[0] != 0x6c6f706873726166 || p->words[1] != 1) {
         snprintf(p->why, sizeof p->why, "process %d shares memory that is not version 1 of the protocol", pid);
         return farshore_detach(p), -1;
     }
-    p->events_at = p->words[3], p->events = p->words[4], p->requests_at = p->words[5], p->requests = p->words[6];
     p->next_event = p->words[FARSHORE_FIRST_EVENT_AT];
     p->next_request = p->words[FARSHORE_TAKEN_AT];
     return 0;
@@ -183,12 +190,16 @@ static inline void farshore_want(struct farshore_policy *p, enum farshore_kind k
 /* Takes the next event. 0: there is none. */
 static inline int farshore_take(struct farshore_policy *p, struct farshore_event *event)
 {
-    _Atomic uint64_t *words = &p->words[p->events_at + p->next_event % p->events * 8];
+    _Atomic uint64_t *words = &p->words[FARSHORE_EVENTS_AT + p->next_event % FARSHORE_EVENTS * 8];
     if (atomic_load_explicit(words, memory_order_acquire) != p->next_event + 1) return 0;
     uint64_t copy[7];
     for (int n = 0; n < 7; n++) copy[n] = atomic_load_explicit(&words[n + 1], memory_order_relaxed);
     event->kind = (uint8_t)copy[0], event->detail = (uint8_t)(copy[0] >> 8), event->thread = (uint32_t)(copy[0] >> 32);
     event->ns = copy[1], event->address = copy[2], event->pages = copy[3];
+    /* There are no more than that, whatever is written there: a policy may go over them one by one. */
+    const int is_mapping = event->kind == FARSHORE_MAPPED || event->kind == FARSHORE_UNMAPPED;
+    const uint64_t most = is_mapping ? UINT64_C(1) << 35 : 512;
+    if (event->pages > most && event->kind != FARSHORE_LIMIT && event->kind != FARSHORE_PARAMETER) event->pages = most;
     memcpy(event->more, copy + 4, sizeof event->more);
     p->next_event++;
     atomic_store_explicit(&p->words[FARSHORE_EVENTS_TAKEN_AT], p->next_event, memory_order_release);
@@ -218,8 +229,8 @@ static inline int farshore_next(struct farshore_policy *p, struct farshore_event
 /* Asks for something about pages. Whether there was room to ask: what was asked for is a wish. */
 static inline int farshore_ask(struct farshore_policy *p, enum farshore_wanted what, uint64_t address, uint64_t pages, uint64_t extra)
 {
-    if (p->next_request - atomic_load_explicit(&p->words[FARSHORE_TAKEN_AT], memory_order_acquire) >= p->requests) return 0;
-    _Atomic uint64_t *words = &p->words[p->requests_at + p->next_request % p->requests * 4];
+    if (p->next_request - atomic_load_explicit(&p->words[FARSHORE_TAKEN_AT], memory_order_acquire) >= FARSHORE_REQUESTS) return 0;
+    _Atomic uint64_t *words = &p->words[FARSHORE_REQUESTS_AT + p->next_request % FARSHORE_REQUESTS * 4];
     const uint64_t copy[4] = {what, address, pages < FARSHORE_PAGES_MAX ? pages : FARSHORE_PAGES_MAX, extra};
     for (int n = 0; n < 4; n++) atomic_store_explicit(&words[n], copy[n], memory_order_relaxed);
     p->next_request++;

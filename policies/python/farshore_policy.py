@@ -14,6 +14,7 @@ The protocol is in crates/product/attach/src/lib.rs; this is version 1.
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import mmap
 import os
@@ -40,6 +41,15 @@ FAULT_WRITE, FAULT_PROTECTED, FAULT_BY_CALL = 1, 2, 4
 # Most pages of one request: a longer range is several.
 REQUEST_PAGES_MAX = 1 << 20
 SCAN_PAGES_MAX = 512
+
+# Where the rings are, in words, and how many entries they have. The memory says so too, but the program can write anything there.
+EVENTS_AT, EVENTS, REQUESTS_AT, REQUESTS = 512, 4096, 33280, 1024
+BYTES = (REQUESTS_AT + REQUESTS * 4) * 8
+# Pages that an event is about, at most: the policy may go over them one by one.
+EVENT_PAGES_MAX = {"limit": (1 << 64) - 1, "parameter": (1 << 64) - 1, "mapped": 1 << 35, "unmapped": 1 << 35}
+EVENT_PAGES_ELSE = 512
+# fcntl(2): seals of a file in memory.
+F_GET_SEALS, F_SEAL_SHRINK = 1034, 2
 
 # Words of the head.
 STATE, FIRST_EVENT, EVENTS_TAKEN, WAITING, NEWS, REQUESTS_ASKED, REQUESTS_TAKEN, BELL, WANTED, PARAMETERS = 16, 32, 40, 48, 56, 64, 72, 80, 88, 128
@@ -139,14 +149,26 @@ def attach(pid):
         if "error" in said or not descriptors:
             raise Refused(f"process {pid}: {said.get('error', 'it sent no memory')}")
         try:
-            memory = mmap.mmap(descriptors[0], said["bytes"])
+            # A file that ends before, or that the program can make shorter, would be a SIGBUS.
+            memory = mmap.mmap(descriptors[0], BYTES) if _is_whole(descriptors[0]) else None
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+        if memory is None:
+            raise Refused(f"process {pid} shares memory that is not version {VERSION} of the protocol")
+        return Attachment(pid, connection, memory)
     except BaseException:
         connection.close()
         raise
-    return Attachment(pid, connection, memory)
+
+
+def _is_whole(descriptor):
+    """Whether a file has all that is shared, and keeps it."""
+    try:
+        seals = fcntl.fcntl(descriptor, F_GET_SEALS)
+    except OSError:
+        return False
+    return bool(seals & F_SEAL_SHRINK) and os.fstat(descriptor).st_size >= BYTES
 
 
 class Attachment:
@@ -160,7 +182,7 @@ class Attachment:
         self._futex = ctypes.CDLL(None, use_errno=True).syscall
         if self._words[0] != MAGIC or self._words[1] != VERSION:
             raise Refused(f"process {pid} shares memory that is not version {VERSION} of the protocol")
-        self._events_at, self._events, self._requests_at, self._requests = (self._words[n] for n in range(3, 7))
+        self._events_at, self._events, self._requests_at, self._requests = EVENTS_AT, EVENTS, REQUESTS_AT, REQUESTS
         self._next_event = self._words[FIRST_EVENT]
         self._next_request = self._words[REQUESTS_TAKEN]
         self._wanted = 0
@@ -210,7 +232,9 @@ class Attachment:
         first, when, address, pages, *more = words[at + 1:at + 8]
         self._next_event += 1
         words[EVENTS_TAKEN] = self._next_event
-        return Event(NAMES.get(first & 0xff, "other"), first >> 8 & 0xff, first >> 32, when, address, pages, tuple(more))
+        kind = NAMES.get(first & 0xff, "other")
+        pages = min(pages, EVENT_PAGES_MAX.get(kind, EVENT_PAGES_ELSE))
+        return Event(kind, first >> 8 & 0xff, first >> 32, when, address, pages, tuple(more))
 
     def wait(self, timeout=None):
         """Sleeps until there is an event; whether there is one. Without a timeout: or the program is gone."""
