@@ -485,7 +485,7 @@ def parts(seed):
         Part("family", "what farshore shows of itself, and whom it lets in",
              [pytest("family", "tests/real/test_family.py")], 5, shown, pytest_missing, needs_build=True, takes=10),
         Part("policies", "policies beside programs: what they hear and ask for, and that a bad one does no harm; hints of programs; built-in ones that change",
-             [pytest("policies", "tests/real/test_policy.py", "tests/real/test_attached.py", "tests/real/test_chosen.py")], 24, shown, pytest_missing, needs_build=True, takes=240),
+             [pytest("policies", "tests/real/test_policy.py", "tests/real/test_attached.py", "tests/real/test_harm.py", "tests/real/test_chosen.py")], 24, shown, pytest_missing, needs_build=True, takes=240),
         Part("seeing", "farshore top, metrics, plan, record and report, and static probes: programs whose state or pattern is known",
              [pytest("seeing", "tests/real/test_seeing.py", "tests/real/test_record.py", "tests/real/test_usdt.py")], 8, shown, pytest_missing, needs_build=True, takes=90),
         Part("suites", "other people's suites, natively and under farshore: a part of each, one half of it or the other in turn",

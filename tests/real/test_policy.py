@@ -86,11 +86,11 @@ class Beside(Command):
         return found
 
     @contextlib.contextmanager
-    def program(self, limit, argv, *options):
-        """A program while it runs. It must end well, within its limit."""
+    def program(self, limit, argv, *options, faulty=None):
+        """A program while it runs, with faults injected. It must end well, within its limit."""
         stats = os.path.join(self.folder("stats"), "stats")
         swap = f"dir:{self.folder('swap')}"
-        with self.running(["--memory", str(limit), "--swap", swap, "--stats", stats, *options], argv, timeout=240, stdin=subprocess.PIPE) as process:
+        with self.running(["--memory", str(limit), "--swap", swap, "--stats", stats, *options], argv, faulty, timeout=240, stdin=subprocess.PIPE) as process:
             program = Program(self, process)
             yield program
             with contextlib.suppress(BrokenPipeError):
