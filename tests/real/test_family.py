@@ -19,6 +19,14 @@ def need_root(what):
 
 
 class TestFamily(Command):
+    def test_numbers_of_a_child(self):
+        """A child can use each descriptor that it opens, with all numbers that there are."""
+        few = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
+        done = self.call_program([*few, self.farshore, "run", "--memory", "16M", "--", self.public_program("numbers"), "48M"])
+        # (Where the program has all of them, Farshore says that it has none for a swap file of the child's.)
+        expect(done.status == 0, f"status {done.status}: {done.out} {done.err[-300:]}")
+        return f"{done.out.strip()} opened"
+
     def jail(self):
         """A directory to be shut in."""
         jail = self.folder("jail")

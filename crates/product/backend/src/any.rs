@@ -250,16 +250,17 @@ impl AnyBackend {
 }
 
 impl AnyBackend {
-    /// The descriptors of rings, and of connections that queues write over, that are open now: a forked child has no use for them.
-    pub fn rings(&self) -> Vec<RawFd> {
+    /// The descriptors of rings, and of connections that queues write over, that are open now. A forked child has no use for them
+    /// and closes them. They are not among [`AnyBackend::fds`] from now on: the program may get their numbers.
+    pub fn take_rings(&self) -> Vec<RawFd> {
         match self {
-            AnyBackend::File(files) => files.rings().collect(),
+            AnyBackend::File(files) => files.take_rings(),
             AnyBackend::Ram(_) => Vec::new(),
-            AnyBackend::Nbd(export) => export.sockets().collect(),
-            AnyBackend::Faulty(faulty) => faulty.inner().rings(),
-            AnyBackend::Encrypted(encrypted) => encrypted.inner().rings(),
-            AnyBackend::Layered(layers) => layers.rings(),
-            AnyBackend::Compressed(pool) => pool.lower().map_or_else(Vec::new, AnyBackend::rings),
+            AnyBackend::Nbd(export) => export.take_sockets(),
+            AnyBackend::Faulty(faulty) => faulty.inner().take_rings(),
+            AnyBackend::Encrypted(encrypted) => encrypted.inner().take_rings(),
+            AnyBackend::Layered(layers) => layers.take_rings(),
+            AnyBackend::Compressed(pool) => pool.lower().map_or_else(Vec::new, AnyBackend::take_rings),
         }
     }
 }

@@ -65,6 +65,12 @@ impl FdList {
         let _ = self.0.iter().any(|e| e.compare_exchange(fd, FdList::FREE, Ordering::Release, Ordering::Relaxed).is_ok());
     }
 
+    /// Takes all of them off the list.
+    pub(crate) fn take(&self) -> Vec<RawFd> {
+        let all = self.0.iter().map(|e| e.swap(FdList::FREE, Ordering::AcqRel));
+        all.filter(|&fd| fd != FdList::FREE).collect()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = RawFd> {
         self.0.iter().map(|e| e.load(Ordering::Acquire)).filter(|&fd| fd != FdList::FREE)
     }
@@ -94,5 +100,6 @@ mod tests {
         assert!(list.add(42));
         assert_eq!(list.iter().count(), 32);
         assert!(list.iter().all(|fd| fd != 11));
+        assert_eq!((list.take().len(), list.iter().count()), (32, 0));
     }
 }

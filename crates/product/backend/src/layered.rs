@@ -79,9 +79,9 @@ impl Layered {
 }
 
 impl Layered {
-    /// The rings of the own space's queues.
-    pub fn rings(&self) -> Vec<RawFd> {
-        self.own.get().map_or_else(Vec::new, AnyBackend::rings)
+    /// [`AnyBackend::take_rings`] of the own space. (Queues of the base are in none but the process that it was made in.)
+    pub fn take_rings(&self) -> Vec<RawFd> {
+        self.own.get().map_or_else(Vec::new, AnyBackend::take_rings)
     }
 }
 

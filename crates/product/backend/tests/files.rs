@@ -355,7 +355,7 @@ fn kinds_are_opened_by_name_and_mixed_ones_refused() {
     let here = format!("dir:{}", place.0.display());
     let array = open(&[&here, &here]).unwrap();
     // Two files, and the ring by which io_uring was tried out.
-    assert_eq!((array.name(), array.fds().count() - array.rings().len()), (format!("{here} + {here}").as_str(), 2));
+    assert_eq!((array.name(), array.fds().count() - array.take_rings().len()), (format!("{here} + {here}").as_str(), 2));
     assert!(matches!(open(&["ram,size=4M"]).unwrap(), AnyBackend::Ram(_)));
     assert!(matches!(open(&["delay:10us"]).unwrap(), AnyBackend::Ram(_)));
     assert!(open(&["ram", &here]).unwrap_err().contains("together"));

@@ -310,12 +310,12 @@ impl FileArray {
 
     /// The descriptors that Farshore uses now: the files, and the rings of queues.
     pub fn fds(&self) -> impl Iterator<Item = RawFd> {
-        self.files.places.fds().chain(self.rings())
+        self.files.places.fds().chain(self.files.places.rings.iter())
     }
 
-    /// The descriptors of its queues' rings.
-    pub fn rings(&self) -> impl Iterator<Item = RawFd> {
-        self.files.places.rings.iter()
+    /// The descriptors of its queues' rings, which are none of ours from now on.
+    pub fn take_rings(&self) -> Vec<RawFd> {
+        self.files.places.rings.take()
     }
 
     /// Whether queues write through io_uring (else: one write at a time). Tests alone ask.

@@ -214,12 +214,12 @@ impl NbdSpace {
     /// The descriptors of its connections, and those that stand for its claim.
     pub(crate) fn fds(&self) -> impl Iterator<Item = RawFd> {
         let lines = self.lines.iter().filter_map(Line::fd);
-        lines.chain(self.sockets()).chain(self.shared.places.regions().fd()).chain(device::fds())
+        lines.chain(self.shared.sockets.iter()).chain(self.shared.places.regions().fd()).chain(device::fds())
     }
 
-    /// The descriptors of its queues' connections.
-    pub(crate) fn sockets(&self) -> impl Iterator<Item = RawFd> {
-        self.shared.sockets.iter()
+    /// The descriptors of its queues' connections, which are none of ours from now on.
+    pub(crate) fn take_sockets(&self) -> Vec<RawFd> {
+        self.shared.sockets.take()
     }
 
     /// In a forked child: the connections are the parent's, and the child makes its own when it reads. `shared`: the two have one

@@ -286,7 +286,10 @@ fn a_forked_childs_connections_have_numbers_that_are_known() {
     // SAFETY: the page outlives the completion, which is waited for.
     unsafe { queue.start_write(slot(9), pages.as_ptr(), 1, 1) }.unwrap();
     queue.reap(true, &mut |_, result| assert_eq!(result, Ok(())));
-    // As in a child; this process takes the part of both.
+    // As in a child; this process takes the part of both. What the child closes is no number of ours.
+    let closed = space.take_rings();
+    assert!(closed.len() == 1 && !space.fds().any(|fd| closed.contains(&fd)), "{closed:?}");
+    drop(queue);
     space.forked(false);
     let known: Vec<i32> = space.fds().collect();
     let mut into = PageBuf::ZERO;

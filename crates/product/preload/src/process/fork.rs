@@ -280,7 +280,7 @@ fn close_parents(parents: &Runtime, listener: Option<i32>) {
     kernel.memory().fd().into_iter().for_each(|fd| close(fd.raw()));
     kernel.huge_way().into_iter().for_each(|way| close(way.pagemap.fd().raw()));
     listener.into_iter().for_each(close);
-    parents.engine.backend.rings().into_iter().for_each(close);
+    parents.engine.backend.take_rings().into_iter().for_each(close);
 }
 
 /// Registers what the parent manages and the child has, run by run.
