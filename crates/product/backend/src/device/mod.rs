@@ -39,6 +39,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 /// How often a busy device is asked for again: the rings of a process that was killed are taken down a moment after its end.
 const BUSY_TRIES: u32 = 50;
 const BUSY_PAUSE_NS: u64 = 20_000_000;
+/// How long what a process has sent to a server may be under way after its end, in ns. Longer than a network and a server that work
+/// keep anything; a server that was stopped may keep it for as long as it likes.
+const LATE_NS: u64 = 2_000_000_000;
 /// Direct I/O of a page must be possible.
 const SECTOR_MAX: u32 = farshore_core::limits::PAGE_SIZE as u32;
 
@@ -115,7 +118,7 @@ fn describe(held: &'static Held, direct: bool, notice: &mut dyn FnMut(&str)) -> 
     Ok(Opened { fd, regions: regions_of(held)?, bytes: held.bytes })
 }
 
-/// The memory whose bytes stand for regions. It stays empty: bytes behind the end can be locked too.
+/// The memory whose bytes stand for regions. It stays empty but for marks ([`regions`]): bytes behind the end can be locked too.
 fn list_of_regions() -> Result<OwnedFd, Errno> {
     memfd_create("farshore-regions", MemfdFlags::CLOEXEC).and_then(place_high)
 }
@@ -146,7 +149,7 @@ pub(crate) fn share(path: &Path, bytes: u64, take: impl FnOnce() -> Result<Owned
         }
     };
     held.users.fetch_add(1, Ordering::AcqRel);
-    regions_of(held).inspect_err(|_| let_go(held))
+    regions_of(held).map(|regions| regions.resting(LATE_NS)).inspect_err(|_| let_go(held))
 }
 
 /// Takes a device that no other process uses.

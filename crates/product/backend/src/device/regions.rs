@@ -11,6 +11,12 @@
 //! of files, beside the device, and the kernel gives that table back when the last of the ring's writes has ended. A thread that
 //! writes without a ring keeps its process' descriptors open until the write has ended.
 //!
+//! Nothing holds a region for what a process has sent to a server: kernels and the network bring it there after the process' end.
+//! So a region of an export *rests* ([`Regions::resting`]) when its layer has ended without giving it back. The file in memory has a
+//! mark for each region: 0 before its first layer and after one that gave it back, [`IN_USE`] while and after a layer has it. The
+//! layer that finds such a region without a lock writes the time there, and takes it when it has rested, or when there is no
+//! other: the engine's sums tell what a late write has changed.
+//!
 //! # Protocol
 //!
 //! `table[n]` says where the layer's region `n` is, plus 1; 0: nowhere yet. The thread that claims the region writes it
@@ -18,11 +24,13 @@
 //! threads may claim at a time: `mine` says which bytes the description has locked (it could lock them again), and the table
 //! takes one answer only.
 
+use crate::sleep;
 use farshore_core::limits::{EXTENT_SLOTS, PAGE_SIZE};
 use farshore_core::seams::IoError;
 use farshore_sys::fd::{lock_byte, unlock_byte};
 use farshore_sys::raw::Errno;
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::io::{pread, pwrite};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
@@ -31,6 +39,8 @@ pub(crate) const REGIONS_MAX: u64 = 4096;
 /// Bytes of the smallest region: an extent, within which each transfer stays.
 const SMALLEST: u64 = (EXTENT_SLOTS * PAGE_SIZE) as u64;
 const CLOSED: RawFd = -1;
+/// The mark of a region that a layer has, or had when it ended.
+const IN_USE: u64 = u64::MAX;
 
 /// The regions of one layer on one device.
 pub(crate) struct Regions {
@@ -42,6 +52,8 @@ pub(crate) struct Regions {
     next: AtomicU32,
     /// The layer's description.
     claims: AtomicI32,
+    /// How long a region rests, in ns.
+    rest_ns: u64,
     /// Called when the description is closed.
     closed: Box<dyn Fn() + Send + Sync>,
 }
@@ -63,6 +75,11 @@ impl Drop for Regions {
     }
 }
 
+/// Where in the file the mark of a region is.
+fn mark_at(region: u32) -> u64 {
+    u64::from(region) * size_of::<u64>() as u64
+}
+
 /// Bytes of a region of a device with this many bytes.
 fn region_bytes(device: u64) -> u64 {
     device.div_ceil(REGIONS_MAX).next_power_of_two().max(SMALLEST)
@@ -81,8 +98,15 @@ impl Regions {
             mine: (0..count).map(|_| AtomicBool::new(false)).collect(),
             next: AtomicU32::new(0),
             claims: AtomicI32::new(claims.into_raw_fd()),
+            rest_ns: 0,
             closed: Box::new(closed),
         }
+    }
+
+    /// The same, where writes may come late: a region of a layer that has ended rests for this long, in ns.
+    pub(crate) fn resting(mut self, rest_ns: u64) -> Regions {
+        self.rest_ns = rest_ns;
+        self
     }
 
     /// The description, for rings and for the list of our descriptors.
@@ -129,6 +153,13 @@ impl Regions {
         let Some(fd) = self.fd() else { return Err(IoError::Device(Errno::EBADF.0)) };
         // SAFETY: open until `close`, before which the last thread has stopped beginning writes here.
         let claims = unsafe { BorrowedFd::borrow_raw(fd) };
+        let rested = self.take_if(claims, |region| self.has_rested(claims, region))?;
+        let taken = if rested.is_none() && self.rest_ns != 0 { self.take_if(claims, |_| true)? } else { rested };
+        taken.ok_or(IoError::Full)
+    }
+
+    /// Claims a region that no layer has, of those that `suits` says may be had.
+    fn take_if(&self, claims: BorrowedFd<'_>, suits: impl Fn(u32) -> bool) -> Result<Option<u32>, IoError> {
         let count = self.mine.len() as u32;
         let from = self.next.load(Ordering::Relaxed);
         for region in (0..count).map(|n| (from + n) % count) {
@@ -137,10 +168,12 @@ impl Regions {
                 continue;
             }
             match lock_byte(claims, region) {
-                Ok(()) => {
+                Ok(()) if suits(region) => {
+                    self.mark(claims, region, IN_USE);
                     self.next.store((region + 1) % count, Ordering::Relaxed);
-                    return Ok(region);
+                    return Ok(Some(region));
                 }
+                Ok(()) => self.unlock(claims, region),
                 Err(why) => {
                     self.mine[region as usize].store(false, Ordering::Release);
                     if !matches!(why, Errno::EAGAIN | Errno::EACCES) {
@@ -149,7 +182,33 @@ impl Regions {
                 }
             }
         }
-        Err(IoError::Full)
+        Ok(None)
+    }
+
+    /// Whether nothing that was sent to this region, of which we have the lock, is still on its way.
+    fn has_rested(&self, claims: BorrowedFd<'_>, region: u32) -> bool {
+        if self.rest_ns == 0 {
+            return true;
+        }
+        let mut mark = [0; size_of::<u64>()];
+        // Behind the end of the file nothing was marked yet.
+        let _ = pread(claims, &mut mark[..], mark_at(region));
+        let now = sleep::now_ns();
+        match u64::from_ne_bytes(mark) {
+            0 => true,
+            IN_USE => {
+                self.mark(claims, region, now);
+                false
+            }
+            since => now.saturating_sub(since) >= self.rest_ns,
+        }
+    }
+
+    /// Where it fails (a program may bound the length of its files), the region does not rest.
+    fn mark(&self, claims: BorrowedFd<'_>, region: u32, mark: u64) {
+        if self.rest_ns != 0 {
+            let _ = pwrite(claims, &mark.to_ne_bytes(), mark_at(region));
+        }
     }
 
     /// The layer no longer needs these bytes, and no thread reads or writes there. Returns whether that was a whole region, which
@@ -165,9 +224,15 @@ impl Regions {
     fn give(&self, region: u32) {
         if let Some(fd) = self.fd() {
             // SAFETY: as in `take`.
-            if unlock_byte(unsafe { BorrowedFd::borrow_raw(fd) }, region).is_ok() {
-                self.mine[region as usize].store(false, Ordering::Release);
-            }
+            let claims = unsafe { BorrowedFd::borrow_raw(fd) };
+            self.mark(claims, region, 0);
+            self.unlock(claims, region);
+        }
+    }
+
+    fn unlock(&self, claims: BorrowedFd<'_>, region: u32) {
+        if unlock_byte(claims, region).is_ok() {
+            self.mine[region as usize].store(false, Ordering::Release);
         }
     }
 
@@ -257,6 +322,23 @@ mod tests {
         assert_eq!(other.claim(0), Err(IoError::Full));
         drop(childs);
         assert!(other.claim(0).is_ok());
+    }
+
+    #[test]
+    fn a_region_whose_layer_has_ended_rests() {
+        let [one, other, third] = layers(8 * MIB).map(|layer| layer.resting(u64::MAX));
+        let places = [one.claim(0).unwrap(), one.claim(2 * MIB).unwrap()];
+        // One is given back, the other is not.
+        assert!(one.give_back(0, 2 * MIB));
+        one.close();
+        let taken = [0, 1, 2].map(|n| other.claim(n * 2 * MIB).unwrap());
+        assert!(taken.contains(&places[0]) && !taken.contains(&places[1]), "{places:?} {taken:?}");
+        assert_eq!(other.claim(6 * MIB), Ok(places[1]), "there is no other");
+        // Who has rested may be had as any other.
+        other.close();
+        let third = third.resting(1);
+        assert_eq!(third.claim(0), Ok(0), "there is no other: they were just found");
+        assert_eq!(third.claim(2 * MIB), Ok(2 * MIB));
     }
 
     #[test]
