@@ -6,8 +6,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import harness
@@ -59,6 +61,49 @@ sys.stdin.readline()
 assert all(bytes(p) == b'%07d' % n * 512 for n, p in enumerate(m)), 'wrong'
 print('right')
 """
+
+class Relay:
+    """A network between programs and a server, which can be cut for a moment."""
+
+    def __init__(self, path, server):
+        self.path, self.server, self.ends = path, server, []
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(path)
+        self.listener.listen(64)
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                one, _ = self.listener.accept()
+                other = socket.socket(socket.AF_UNIX)
+                other.connect(self.server)
+                self.ends += [one, other]
+                for here, there in ((one, other), (other, one)):
+                    threading.Thread(target=self.carry, args=(here, there), daemon=True).start()
+
+    def carry(self, here, there):
+        with contextlib.suppress(OSError):
+            while data := here.recv(1 << 16):
+                there.sendall(data)
+        self.shut(here, there)
+
+    @staticmethod
+    def shut(*ends):
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self):
+        """Cuts all, until nobody comes again at once: until whoever had something under way has done it."""
+        while self.ends:
+            ends, self.ends = self.ends, []
+            self.shut(*ends)
+            time.sleep(0.5)
+
+    def close(self):
+        self.shut(self.listener, *self.ends)
+        self.listener.close()
 
 
 class Server:
@@ -341,6 +386,21 @@ class TestNode(Remote):
                     server.process.send_signal(signal.SIGSTOP)
                     time.sleep(0.3)
                     server.process.send_signal(signal.SIGCONT)
+                self.right(process)
+
+    def test_a_child_outlives_its_parent(self):
+        """A node forgets an export some time after its last connection: not while there is a child that has pages there."""
+        with self.node("outlives", "--memory", "512M", "--keep", "1") as server:
+            outcome = self.call("run", "--memory", "16M", "--swap", server.spec, "--", self.public_program("orphan"), "96M", "4")
+        expect((outcome.status, outcome.out) == (0, "right\n"), f"status {outcome.status}: {outcome.out} {outcome.err[-400:]}")
+
+    def test_idle(self):
+        """Connections that are lost while a program needs none: the node does not forget what it has there."""
+        with self.node("idle", "--memory", "512M", "--keep", "6") as server:
+            relay = Relay(os.path.join(self.folder("relay"), "socket"), server.socket)
+            with contextlib.closing(relay), self.filled(f"nbd+unix:///?socket={relay.path}", "--io-timeout", "1s") as (process, _):
+                relay.cut()
+                time.sleep(14)
                 self.right(process)
 
     def test_full(self):

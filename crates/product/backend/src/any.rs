@@ -370,6 +370,10 @@ impl Spaces for AnyBackend {
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
         inside!(AnyBackend, self, space => space.give_back(first, count))
     }
+
+    fn keep(&self) -> Option<u64> {
+        inside!(AnyBackend, self, space => space.keep())
+    }
 }
 
 impl MemoryBudget for AnyBackend {

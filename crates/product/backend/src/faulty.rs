@@ -423,6 +423,10 @@ impl<B: Backend> Spaces for Faulty<B> {
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
         self.inner.give_back(first, count)
     }
+
+    fn keep(&self) -> Option<u64> {
+        self.inner.keep()
+    }
 }
 
 impl<B: Backend> MemoryBudget for Faulty<B> {

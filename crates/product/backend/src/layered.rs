@@ -164,6 +164,10 @@ impl Spaces for Layered {
         // Its very first extent is never given back, because slot 0 is reserved.
         Slot::new(number).map_or(Ok(()), |first| own.give_back(first, count))
     }
+
+    fn keep(&self) -> Option<u64> {
+        self.base.keep().into_iter().chain(self.own.get().and_then(AnyBackend::keep)).min()
+    }
 }
 
 impl MemoryBudget for Layered {

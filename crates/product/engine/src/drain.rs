@@ -36,6 +36,9 @@
 //!
 //! The program goes first: the drainer takes spare frames only, a few pages at a time, and pauses while faults wait for
 //! frames.
+//!
+//! While no space is drained, the thread gives room back ([`crate::giving`]), and looks now and then after spaces that want it
+//! ([`Spaces::keep`]).
 
 use crate::Engine;
 use crate::evict::pipeline::Evictor;
@@ -235,7 +238,8 @@ impl<W: World> Engine<W> {
             let going = self.health.all_that_are(Usage::Going);
             if draining.is_empty() && going.is_empty() {
                 let pause = self.give_room_back(&mut looks, core, stop, host);
-                self.drainer.news.sleep(&self.futex, prepared, pause);
+                let again = self.keep_pages(core);
+                self.drainer.news.sleep(&self.futex, prepared, pause.into_iter().chain(again).min());
                 continue;
             }
             draining.iter().chain(going.iter()).for_each(|space| looks.forget(space));
@@ -250,6 +254,14 @@ impl<W: World> Engine<W> {
                 self.drainer.news.sleep(&self.futex, prepared, Some(PASS_PAUSE_NS));
             }
         }
+    }
+
+    /// Has the backend keep its pages ([`Spaces::keep`]). Inside the gate, so that no fork comes between.
+    fn keep_pages(&self, core: usize) -> Option<u64> {
+        self.quiet.gate.enter(&self.futex, core);
+        let again = self.backend.keep();
+        self.quiet.gate.leave(&self.futex, core);
+        again
     }
 
     /// Another thread has ended a drain.

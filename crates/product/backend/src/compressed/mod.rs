@@ -238,6 +238,10 @@ impl Spaces for Compressed {
         let Some(lower) = &self.lower else { return Err(CANNOT) };
         if self.pool.forget_all(first, count) { lower.give_back(first, count) } else { Err(LATER) }
     }
+
+    fn keep(&self) -> Option<u64> {
+        self.lower.as_ref().and_then(|lower| lower.keep())
+    }
 }
 
 impl MemoryBudget for Compressed {

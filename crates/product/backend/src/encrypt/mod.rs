@@ -164,6 +164,10 @@ impl<B: Backend> Spaces for Encrypted<B> {
     fn give_back(&self, first: Slot, count: u32) -> Result<(), IoError> {
         self.inner.give_back(first, count)
     }
+
+    fn keep(&self) -> Option<u64> {
+        self.inner.keep()
+    }
 }
 
 impl<B: Backend> MemoryBudget for Encrypted<B> {

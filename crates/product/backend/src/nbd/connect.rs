@@ -204,6 +204,14 @@ pub(super) fn ready(socket: BorrowedFd<'_>, what: PollFlags, until: u64) -> Resu
     }
 }
 
+/// Whether the other end is gone, as far as the kernel knows.
+pub(super) fn is_broken(socket: BorrowedFd<'_>) -> bool {
+    let mut all = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // Asked for nothing else, so whatever is answered is an end.
+    poll(&mut all, Some(&now)).is_ok_and(|count| count > 0)
+}
+
 /// Receives what has come, at most `into`. `Err(AGAIN)`: nothing.
 pub(super) fn receive_now(socket: BorrowedFd<'_>, into: &mut [u8]) -> Result<usize, Errno> {
     received(recv(socket, into, RecvFlags::DONTWAIT).map(|(_, len)| len))

@@ -30,14 +30,14 @@
 //! The buffer that a reply goes to belongs to a thread that waits: it leaves neither Filling nor the buffer before the receiver
 //! says so.
 
-use super::Shared;
-use super::connect::{Failure, receive, send_now};
+use super::connect::{Failure, is_broken, receive, send_now};
 use super::wire::{self, Command, REPLY};
 use crate::sleep;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::sync::Futex;
+use super::{Shared, give_up_ns};
 use farshore_sys::fd::Fd;
 use farshore_sys::futex::{self, KernelFutex};
 use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -436,6 +436,23 @@ impl Line {
         made.err()
     }
 
+    /// Whether its descriptor leads to a server, as far as the kernel knows: over this process' connection, or in a forked child over
+    /// its parent's.
+    pub(super) fn has_connection(&self) -> bool {
+        self.socket().is_some_and(|socket| !is_broken(socket))
+    }
+
+    /// Finds out whether the connection was lost while nobody waited for an answer.
+    pub(super) fn look(&self) {
+        if let Some(_role) = self.take_role()
+            && self.is_up()
+            && !self.has_connection()
+        {
+            // SAFETY: we have the role.
+            self.lose(unsafe { &mut *self.input.get() });
+        }
+    }
+
     /// Puts a connection into place. For the receiver, while there is none.
     pub(super) fn put(&self, socket: Fd) -> Result<(), Errno> {
         replace(&self.fd, socket)?;
@@ -445,9 +462,10 @@ impl Line {
 
     /// In a forked child, which has one thread: the connection is the parent's. `shared`: the descriptor is too, and stays open.
     /// `holds`: what keeps the number until the child makes a connection, so that it is among those that the program cannot close.
-    pub(super) fn forked(&self, shared: bool, holds: Option<BorrowedFd<'_>>) {
-        let mut kept = false;
-        if let Some(fd) = self.fd().filter(|_| !shared) {
+    /// `keeps`: the parent's connection does so, and the child never uses it.
+    pub(super) fn forked(&self, shared: bool, holds: Option<BorrowedFd<'_>>, keeps: bool) {
+        let mut kept = keeps && !shared;
+        if let Some(fd) = self.fd().filter(|_| !shared && !keeps) {
             // SAFETY: this process' copy of the parent's descriptor, which no thread here uses.
             let mut own = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
             kept = holds.is_some_and(|holds| dup3(holds, &mut own, DupFlags::CLOEXEC).is_ok());

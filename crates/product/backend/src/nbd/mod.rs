@@ -15,7 +15,10 @@
 //!   server.
 //! - A lost connection is made again, and what was under way is sent again, for two minutes
 //!   ([`set_patience`]). Then reads fail, each by
-//!   itself, and writes leave their pages in memory. A server that comes back with its contents is used again.
+//!   itself, and writes leave their pages in memory. A server that comes back with its contents is used again. One that says
+//!   something all the time, and not what it was asked for, is as one that is away.
+//! - A space that nobody uses keeps a connection ([`Spaces::keep`]), and so does a forked child whose parent has ended: a server
+//!   may forget an export that nobody is connected to.
 //! - The server and the network are not trusted. The library encrypts the pages
 //!   ([`encrypt`](crate::encrypt)), and the engine's sums, which are of plain bytes and stay here, tell pages that
 //!   were changed, exchanged or put back from before. What a server says about lengths is checked before it is used. It does learn
@@ -78,6 +81,10 @@ fn give_up_ns() -> u64 {
     GIVE_UP.load(Ordering::Relaxed)
 }
 
+/// How often a space looks whether it has a connection, while a server that cannot be reached is waited for; and the longest time
+/// between two looks, in ns: a server keeps an export for two minutes or so ([`Spaces::keep`]).
+const KEEPS: u64 = 6;
+const KEEP_NS: u64 = 20_000_000_000;
 /// Connections that faults read over.
 const LINES: usize = 4;
 /// Between two looks for a connection, in ns.
@@ -222,11 +229,15 @@ impl NbdSpace {
         self.shared.sockets.take()
     }
 
-    /// In a forked child: the connections are the parent's, and the child makes its own when it reads. `shared`: the two have one
-    /// table of descriptors, so none is closed.
+    /// In a forked child: the connections are the parent's, and the child makes its own when it reads. It keeps one of them open,
+    /// since it may outlive its parent: a server may forget an export some time after its last connection. `shared`: the two have
+    /// one table of descriptors, so none is closed.
     pub(crate) fn forked(&self, shared: bool) {
         let holds = if shared { None } else { connect::nowhere().ok() };
-        self.lines.iter().for_each(|line| line.forked(shared, holds.as_ref().map(AsFd::as_fd)));
+        let kept = self.lines.iter().position(Line::has_connection);
+        for (n, line) in self.lines.iter().enumerate() {
+            line.forked(shared, holds.as_ref().map(AsFd::as_fd), kept == Some(n));
+        }
         self.down_ns.store(0, Ordering::Relaxed);
         self.process.store(getpid(), Ordering::Relaxed);
     }
@@ -411,6 +422,20 @@ impl Spaces for NbdSpace {
 }
 
 impl MemoryBudget for NbdSpace {}
+
+    /// A server may forget an export some time after its last connection (`farshore node --keep`). So one that was lost is made
+    /// again although nobody needs it now.
+    fn keep(&self) -> Option<u64> {
+        self.lines.iter().for_each(Line::look);
+        if !self.lines.iter().any(Line::has_connection) {
+            // A server that is away is not waited for from now on: nobody needs it yet.
+            let line = &self.lines[0];
+            if line.mend(&self.shared).is_none() && line.is_up() {
+                self.down_ns.store(0, Ordering::Relaxed);
+            }
+        }
+        Some((give_up_ns() / KEEPS).min(KEEP_NS))
+    }
 
 /// The path under which [`device`] knows an export: what [`device::handed`] hands on.
 pub(crate) fn is_export(path: &Path) -> bool {

@@ -48,6 +48,15 @@ fn write(queue: &mut NbdQueue, first: u64, pages: &[PageBuf]) -> Result<(), IoEr
     result.unwrap()
 }
 
+/// Waits for a state.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let since = std::time::Instant::now();
+    while !is_so() {
+        assert!(since.elapsed().as_secs() < 20, "it never comes: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
 fn check(space: &NbdSpace, slot_number: u64, version: u64) {
     let mut got = PageBuf::ZERO;
     space.read(slot(slot_number), &mut got).unwrap();
@@ -291,6 +300,8 @@ fn a_forked_childs_connections_have_numbers_that_are_known() {
     assert!(closed.len() == 1 && !space.fds().any(|fd| closed.contains(&fd)), "{closed:?}");
     drop(queue);
     space.forked(false);
+    // It keeps one of its parent's connections, over which it never reads.
+    until("one connection is left", || server.open() == 1);
     let known: Vec<i32> = space.fds().collect();
     let mut into = PageBuf::ZERO;
     for _ in 0..50 {
@@ -415,3 +426,30 @@ fn another_process_reads_over_a_connection_of_its_own() {
     assert_eq!((status, server.connections.load(SeqCst)), (0, before + 1));
     check(&space, 9, 1);
 }
+/// A server may forget an export that has no connection any more.
+#[test]
+fn a_connection_that_nobody_needs_is_made_again() {
+    let server = Server::new(64 * MIB);
+    let spec = SwapSpec::Nbd(server.uri().parse().unwrap());
+    let space = AnyBackend::open(&[spec], true, &mut |_| {}).unwrap();
+    let made = || server.connections.load(SeqCst);
+    assert!(space.keep().is_some_and(|ns| ns <= 20_000_000_000), "within the time that servers keep exports");
+    assert_eq!((made(), server.open()), (4, 4), "all is well");
+    // One is enough.
+    server.cut_but(2);
+    until("three are gone", || server.open() == 1);
+    let _ = space.keep();
+    assert_eq!(made(), 4);
+    server.cut_all();
+    until("all are gone", || server.open() == 0);
+    let _ = space.keep();
+    assert_eq!((made(), server.open()), (5, 1));
+    // In a child, as soon as its parent's is lost.
+    space.forked(false);
+    let _ = space.keep();
+    assert_eq!((made(), server.open()), (5, 1));
+    server.cut_all();
+    until("the parent's is gone", || server.open() == 0);
+    until("the child has its own", || space.keep().is_some() && server.open() == 1);
+}
+

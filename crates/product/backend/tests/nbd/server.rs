@@ -109,6 +109,11 @@ impl Server {
     pub fn cut_but(&self, kept: u32) {
         for (number, stream) in self.streams.lock().unwrap().iter() {
             if *number != kept {
+    /// Connections that are open.
+    pub fn open(&self) -> usize {
+        self.streams.lock().unwrap().len()
+    }
+
                 let _ = stream.shutdown(std::net::Shutdown::Both);
             }
         }

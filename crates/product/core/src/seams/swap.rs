@@ -112,6 +112,12 @@ pub trait Spaces: Send + Sync {
     }
     /// Releases what a space that was shut had. Its pages can no longer be read.
     fn close_space(&self, _space: usize) {}
+    /// What keeps the pages where they are although nobody reads or writes them: a server may forget those of a client that has
+    /// left it. Returns after how many ns it wants to be called again; `None`: nothing is to be done. Blocks: for a thread that may
+    /// wait.
+    fn keep(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// RAM that a kind of swap space keeps pages in: what the thread that divides the memory limit needs.
