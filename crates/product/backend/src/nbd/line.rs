@@ -29,15 +29,20 @@
 //!
 //! The buffer that a reply goes to belongs to a thread that waits: it leaves neither Filling nor the buffer before the receiver
 //! says so.
+//!
+//! # A server is waited for, and not for ever
+//!
+//! A connection that is silent for [`SILENCE_NS`] is given up. Bytes alone are no answer: a receiver gives the connection up too
+//! when its own request has no whole reply after [`give_up_ns`], whatever else has come meanwhile.
 
 use super::connect::{Failure, is_broken, receive, send_now};
 use super::wire::{self, Command, REPLY};
+use super::{Shared, give_up_ns};
 use crate::sleep;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::sync::Futex;
-use super::{Shared, give_up_ns};
 use farshore_sys::fd::Fd;
 use farshore_sys::futex::{self, KernelFutex};
 use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -51,6 +56,8 @@ const REQUESTS: usize = 64;
 const SILENCE_NS: u64 = 30_000_000_000;
 /// Between two tries to make a connection, in ns.
 const RETRY_NS: u64 = 50_000_000;
+/// The same after one that was made: a server that ends each is not asked without a pause.
+const RENEW_NS: u64 = 20_000_000;
 /// How long a thread sleeps at most before it looks around, in ns.
 const LOOK_NS: u64 = 1_000_000_000;
 /// The same while its reply is coming.
@@ -213,27 +220,27 @@ impl Line {
                     // The receiver, or we as the receiver, find the connection's end.
                     let _ = shutdown(socket, Shutdown::Both);
                 }
-                self.wait(request)
+                self.wait(request, true)
             }
-            _ => {
-                let end = self.withdraw(request);
-                if end == End::Lost { End::Unsent } else { end }
-            }
+            _ => match self.wait(request, false) {
+                End::Lost => End::Unsent,
+                end => end,
+            },
         };
         // Release: the next user of the place finds our buffer gone.
         request.state.store(FREE, Ordering::Release);
         end
     }
 
-    /// The owner of a request that was not sent takes it back. The receiver may be quicker in declaring it lost.
-    fn withdraw(&self, request: &Request) -> End {
-        let withdrawn = request.state.compare_exchange(WAITING, LOST, Ordering::SeqCst, Ordering::Acquire);
-        // A server cannot answer what was not sent; if it seems to, its bytes are taken as any others, and we wait for that.
-        if withdrawn.is_ok() { End::Lost } else { self.wait(request) }
-    }
-
-    fn wait(&self, request: &Request) -> End {
+    /// Waits until `request` has ended. One that was not sent is taken back as soon as no receiver has hold of it: one may look at
+    /// it for a reply to an earlier user of the place, and put back what it found.
+    fn wait(&self, request: &Request, sent: bool) -> End {
+        // A server cannot answer what was not sent. If it seems to, its bytes are taken as any others, and we wait for them.
+        let withdrawn = || !sent && request.state.compare_exchange(WAITING, LOST, Ordering::SeqCst, Ordering::Relaxed).is_ok();
         loop {
+            if withdrawn() {
+                return End::Lost;
+            }
             match request.state.load(Ordering::Acquire) {
                 DONE => return End::Done,
                 LOST => return End::Lost,
@@ -241,7 +248,10 @@ impl Line {
                 _ => {}
             }
             if let Some(role) = self.take_role() {
-                self.receive_for(request);
+                // Put back by the receiver before us, just now.
+                if !withdrawn() {
+                    self.receive_for(request);
+                }
                 drop(role);
                 continue;
             }
@@ -274,10 +284,18 @@ impl Line {
                 self.lose(input);
                 return;
             }
-            match self.take_bytes(input) {
-                Ok(()) => heard = sleep::now_ns(),
-                Err(Errno::AGAIN) if sleep::now_ns().saturating_sub(heard) < SILENCE_NS => {}
-                Err(_) => self.lose(input),
+            let taken = self.take_bytes(input);
+            let now = sleep::now_ns();
+            let is_over = match taken {
+                Ok(()) => {
+                    heard = now;
+                    waits() && now.saturating_sub(since) > give_up_ns()
+                }
+                Err(Errno::AGAIN) => now.saturating_sub(heard) >= SILENCE_NS,
+                Err(_) => true,
+            };
+            if is_over {
+                self.lose(input);
             }
         }
         // A receiver may have all that it wants, and half of another's reply. That one sleeps until all is there.
@@ -418,24 +436,6 @@ impl Line {
         }
     }
 
-    /// Makes a connection if there is none, nobody else does so now, and none was tried just now. Returns the failure of a try;
-    /// `None`: there was none to make.
-    pub(super) fn mend(&self, shared: &Shared) -> Option<Failure> {
-        let role = self.take_role()?;
-        let now = sleep::now_ns();
-        if self.is_up() || now < self.retry_ns.load(Ordering::Relaxed) {
-            return None;
-        }
-        // SAFETY: we have the role.
-        self.lose(unsafe { &mut *self.input.get() });
-        let made = shared.connect().and_then(|socket| self.put(socket).map_err(Failure::Unfinished));
-        if made.is_err() {
-            self.retry_ns.store(sleep::now_ns() + RETRY_NS, Ordering::Relaxed);
-        }
-        drop(role);
-        made.err()
-    }
-
     /// Whether its descriptor leads to a server, as far as the kernel knows: over this process' connection, or in a forked child over
     /// its parent's.
     pub(super) fn has_connection(&self) -> bool {
@@ -451,6 +451,23 @@ impl Line {
             // SAFETY: we have the role.
             self.lose(unsafe { &mut *self.input.get() });
         }
+    }
+
+    /// Makes a connection if there is none, nobody else does so now, and none was tried just now. Returns the failure of a try;
+    /// `None`: there was none to make.
+    pub(super) fn mend(&self, shared: &Shared) -> Option<Failure> {
+        let role = self.take_role()?;
+        let now = sleep::now_ns();
+        if self.is_up() || now < self.retry_ns.load(Ordering::Relaxed) {
+            return None;
+        }
+        // SAFETY: we have the role.
+        self.lose(unsafe { &mut *self.input.get() });
+        let made = shared.connect().and_then(|socket| self.put(socket).map_err(Failure::Unfinished));
+        let pause = if made.is_ok() { RENEW_NS } else { RETRY_NS };
+        self.retry_ns.store(sleep::now_ns() + pause, Ordering::Relaxed);
+        drop(role);
+        made.err()
     }
 
     /// Puts a connection into place. For the receiver, while there is none.
@@ -520,5 +537,30 @@ pub(super) fn replace(place: &AtomicI32, socket: Fd) -> Result<(), Errno> {
             Ok(())
         }
         result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    /// The receiver looks at a request for a late reply to an earlier user of its place, while its owner finds that the connection
+    /// is another one by now.
+    #[test]
+    fn a_request_that_was_not_sent_waits_for_no_reply() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let line: &'static Line = Box::leak(Box::new(Line::new()));
+        line.put(Fd::from(OwnedFd::from(ours))).unwrap();
+        line.receiver.store(1, Ordering::SeqCst);
+        let request = &line.requests[0];
+        request.state.store(FILLING, Ordering::SeqCst);
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || tell.send(line.wait(request, false)));
+        std::thread::sleep(Duration::from_millis(50));
+        request.state.store(WAITING, Ordering::SeqCst);
+        assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(End::Lost));
     }
 }

@@ -270,6 +270,7 @@ impl NbdSpace {
             // The own one first, if it can be had again.
             let line = up.filter(|_| self.lines[own % count].is_up()).or_else(|| self.mend(&self.lines[own % count])).or(up);
             let line = line.or_else(|| self.lines.iter().find_map(|line| self.mend(line)));
+            let asked = sleep::now_ns();
             match line.map(|line| line.ask(command, offset, len, into.as_deref_mut())) {
                 Some(end @ (End::Done | End::Failed(_))) => {
                     // A line that cannot be made again, while others can be used, says nothing of the server.
@@ -281,12 +282,14 @@ impl NbdSpace {
                 Some(End::Lost) if once => return Err(IoError::Device(Errno::CONNRESET.raw_os_error())),
                 // A server that can be reached, and then ends each connection or says nothing: as one that is away.
                 Some(End::Lost) => {
-                    let now = sleep::now_ns();
-                    if lost == 0 {
-                        lost = now;
-                    } else if now.saturating_sub(lost) > give_up_ns() {
+                    let again = lost != 0;
+                    if !again {
+                        lost = asked;
+                    }
+                    if sleep::now_ns().saturating_sub(lost) > give_up_ns() {
                         return Err(IoError::Device(Errno::CONNRESET.raw_os_error()));
-                    } else {
+                    }
+                    if again {
                         sleep::nap(PAUSE_NS);
                     }
                 }
@@ -419,9 +422,6 @@ impl Spaces for NbdSpace {
         }
         if places.regions().give_back(offset, u64::from(len)) { Ok(()) } else { told }
     }
-}
-
-impl MemoryBudget for NbdSpace {}
 
     /// A server may forget an export some time after its last connection (`farshore node --keep`). So one that was lost is made
     /// again although nobody needs it now.
@@ -436,6 +436,9 @@ impl MemoryBudget for NbdSpace {}
         }
         Some((give_up_ns() / KEEPS).min(KEEP_NS))
     }
+}
+
+impl MemoryBudget for NbdSpace {}
 
 /// The path under which [`device`] knows an export: what [`device::handed`] hands on.
 pub(crate) fn is_export(path: &Path) -> bool {

@@ -331,13 +331,70 @@ fn a_server_that_ends_each_connection_is_given_up() {
     set_patience(50_000_000);
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let mut into = PageBuf::ZERO;
-        tell.send(space.read(slot(9), &mut into)).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let mut into = PageBuf::ZERO;
+                    tell.send(space.read(slot(9), &mut into)).unwrap();
+                });
+            }
+        });
         tell.send(write(&mut queue, 10, &[page(10, 1)])).unwrap();
     });
-    let results: Vec<_> = (0..2).map(|_| told.recv_timeout(std::time::Duration::from_secs(10))).collect();
+    let results: Vec<_> = (0..9).map(|_| told.recv_timeout(std::time::Duration::from_secs(10))).collect();
     set_patience(10_000_000_000);
     assert!(results.iter().all(|result| matches!(result, Ok(Err(IoError::Device(_))))), "{results:?}");
+    // Four lines for 600 ms, each again after 20 ms; and the queue's.
+    assert!(server.connections.load(SeqCst) < 300, "{} connections", server.connections.load(SeqCst));
+}
+
+/// A process that ends in the middle of a write, which the server makes late: another process of the family has its own page there
+/// by then.
+#[test]
+fn a_late_write_of_a_process_that_has_ended_hits_nobody() {
+    let server = Server::new(64 * MIB);
+    let (ended, other) = (open(&server), open(&server));
+    let arrived = Arc::new(AtomicBool::new(false));
+    let is_there = Arc::clone(&arrived);
+    // The first one alone.
+    server.behave(move |command, _| if command == WRITE && !is_there.swap(true, SeqCst) { Deed::Drop(500) } else { Deed::Right });
+    let mut queue = ended.queue(4).unwrap();
+    let pages = [page(9, 1)];
+    // SAFETY: the page outlives the queue.
+    unsafe { queue.start_write(slot(9), pages.as_ptr(), 1, 1) }.unwrap();
+    while !arrived.load(SeqCst) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    drop((queue, ended));
+    let mut queue = other.queue(4).unwrap();
+    write(&mut queue, 9, &[page(9, 2)]).unwrap();
+    let late = page(9, 1);
+    let is_late = || server.memory.lock().unwrap().chunks_exact(4096).any(|bytes| *bytes == late.0);
+    while !is_late() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    check(&other, 9, 2);
+}
+
+/// A server that says something all the time, and never all that it was asked for.
+#[test]
+fn a_server_that_talks_and_does_not_answer_is_given_up() {
+    for deed in [Deed::Stale, Deed::Drip] {
+        let server = Server::new(64 * MIB);
+        let space = open(&server);
+        let mut queue = space.queue(4).unwrap();
+        write(&mut queue, 9, &[page(9, 1)]).unwrap();
+        server.behave(move |command, _| if command == READ { deed } else { Deed::Right });
+        set_patience(50_000_000);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut into = PageBuf::ZERO;
+            tell.send(space.read(slot(9), &mut into)).unwrap();
+        });
+        let result = told.recv_timeout(std::time::Duration::from_secs(10));
+        set_patience(10_000_000_000);
+        assert!(matches!(result, Ok(Err(IoError::Device(_)))), "{deed:?}: {result:?}");
+    }
 }
 
 /// Some connections cannot be made again, others do well: the time of a later loss counts from then.
@@ -380,6 +437,33 @@ fn a_server_that_tells_without_end_is_left() {
     std::thread::spawn(move || tell.send(refusal(&uri)));
     let why = told.recv_timeout(std::time::Duration::from_secs(20)).expect("it hangs");
     assert!(why.contains("does not answer"), "{why} after {:?}", since.elapsed());
+}
+
+/// A server may forget an export that has no connection any more.
+#[test]
+fn a_connection_that_nobody_needs_is_made_again() {
+    let server = Server::new(64 * MIB);
+    let spec = SwapSpec::Nbd(server.uri().parse().unwrap());
+    let space = AnyBackend::open(&[spec], true, &mut |_| {}).unwrap();
+    let made = || server.connections.load(SeqCst);
+    assert!(space.keep().is_some_and(|ns| ns <= 20_000_000_000), "within the time that servers keep exports");
+    assert_eq!((made(), server.open()), (4, 4), "all is well");
+    // One is enough.
+    server.cut_but(2);
+    until("three are gone", || server.open() == 1);
+    let _ = space.keep();
+    assert_eq!(made(), 4);
+    server.cut_all();
+    until("all are gone", || server.open() == 0);
+    let _ = space.keep();
+    assert_eq!((made(), server.open()), (5, 1));
+    // In a child, as soon as its parent's is lost.
+    space.forked(false);
+    let _ = space.keep();
+    assert_eq!((made(), server.open()), (5, 1));
+    server.cut_all();
+    until("the parent's is gone", || server.open() == 0);
+    until("the child has its own", || space.keep().is_some() && server.open() == 1);
 }
 
 /// The limit of descriptors may be lowered below the numbers of the connections.
@@ -426,30 +510,3 @@ fn another_process_reads_over_a_connection_of_its_own() {
     assert_eq!((status, server.connections.load(SeqCst)), (0, before + 1));
     check(&space, 9, 1);
 }
-/// A server may forget an export that has no connection any more.
-#[test]
-fn a_connection_that_nobody_needs_is_made_again() {
-    let server = Server::new(64 * MIB);
-    let spec = SwapSpec::Nbd(server.uri().parse().unwrap());
-    let space = AnyBackend::open(&[spec], true, &mut |_| {}).unwrap();
-    let made = || server.connections.load(SeqCst);
-    assert!(space.keep().is_some_and(|ns| ns <= 20_000_000_000), "within the time that servers keep exports");
-    assert_eq!((made(), server.open()), (4, 4), "all is well");
-    // One is enough.
-    server.cut_but(2);
-    until("three are gone", || server.open() == 1);
-    let _ = space.keep();
-    assert_eq!(made(), 4);
-    server.cut_all();
-    until("all are gone", || server.open() == 0);
-    let _ = space.keep();
-    assert_eq!((made(), server.open()), (5, 1));
-    // In a child, as soon as its parent's is lost.
-    space.forked(false);
-    let _ = space.keep();
-    assert_eq!((made(), server.open()), (5, 1));
-    server.cut_all();
-    until("the parent's is gone", || server.open() == 0);
-    until("the child has its own", || space.keep().is_some() && server.open() == 1);
-}
-

@@ -32,6 +32,10 @@ pub enum Deed {
     Half,
     /// It answers after the next request.
     Later,
+    /// It answers an earlier request of the same place, again and again, and never this one.
+    Stale,
+    /// It answers a byte at a time, with a pause after each.
+    Drip,
 }
 
 type Choose = Box<dyn Fn(u16, u64) -> Deed + Send + Sync>;
@@ -105,15 +109,15 @@ impl Server {
         }
     }
 
-    /// Cuts all but one.
-    pub fn cut_but(&self, kept: u32) {
-        for (number, stream) in self.streams.lock().unwrap().iter() {
-            if *number != kept {
     /// Connections that are open.
     pub fn open(&self) -> usize {
         self.streams.lock().unwrap().len()
     }
 
+    /// Cuts all but one.
+    pub fn cut_but(&self, kept: u32) {
+        for (number, stream) in self.streams.lock().unwrap().iter() {
+            if *number != kept {
                 let _ = stream.shutdown(std::net::Shutdown::Both);
             }
         }
@@ -186,7 +190,9 @@ impl Server {
                 }
                 Deed::WrongMagic => answer[0] ^= 1,
                 Deed::WrongCookie => answer[14] ^= 0x80,
-                Deed::Right | Deed::Half | Deed::Later => {}
+                // How many times the place was used.
+                Deed::Stale => answer[8] ^= 0x40,
+                Deed::Right | Deed::Half | Deed::Later | Deed::Drip => {}
             }
             match command {
                 WRITE => write(&data),
@@ -198,6 +204,13 @@ impl Server {
             }
             match deed {
                 Deed::Later => later.extend(answer),
+                Deed::Stale | Deed::Drip => {
+                    let part = if deed == Deed::Drip { 1 } else { answer.len() };
+                    for piece in answer.chunks(part).cycle() {
+                        stream.write_all(piece)?;
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                }
                 Deed::Half => {
                     stream.write_all(&answer[..answer.len() / 2])?;
                     return stream.shutdown(std::net::Shutdown::Both);
