@@ -73,6 +73,30 @@ class TestAutopilot(Hotset):
             process.finish()
         return f"{evicted} of {200 * MIB // 4096} pages have left"
 
+    def test_takes_and_gives_up(self):
+        """A program that takes fresh memory all the time and gives up as much does not grow, also where pages have left before they are given up: its limit comes down, and stays there."""
+        churn = "import mmap, select, sys; kept = b'1' * (64 << 20); ring = [None] * 16; more = b'2' * (4 << 20); at = 0\nprint('ready', flush=True)\n" \
+                "while not select.select([sys.stdin], [], [], 0)[0]:\n" \
+                "    old = ring[at % 16]\n" \
+                "    if old: assert old[at % 1024 * 4096] == more[0]; old.close()\n" \
+                "    ring[at % 16] = mmap.mmap(-1, len(more), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS); ring[at % 16].write(more); at += 1\n" \
+                "print('right' if kept.count(b'1') == len(kept) else 'wrong')"
+        command = [self.farshore, "run", "--slowdown", "5%", "--memory-min", "8M", "--memory-max", "1G", "--swap", SWAP, "--", sys.executable, "-c", churn]
+        process = harness.Process(command, self.work, 3 * WATCHDOG, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            expect(process.popen.stdout.readline() == b"ready\n", f"it is not ready: {process.stderr_so_far()[-400:]}")
+            program = Program(self, process, self.managed(process))
+            program.until_limit(8, 150)
+            most = max(program.limit() for _ in range(60) if not time.sleep(0.2))
+            expect(most < 200, f"a limit of {most:.0f} MiB for 64 MiB that it takes and gives up, and 64 that it keeps")
+            program.say("end")
+            outcome, out = self.ended(process)
+            expect(outcome.status == 0 and out == "right\n", f"status {outcome.status}, {out!r}: {outcome.stderr[-500:]}")
+        finally:
+            process.kill_session()
+            process.finish()
+        return f"{most:.0f} MiB at the most"
+
     def test_while_it_runs(self):
         """It begins and ends by settings; its end keeps the limit; a limit that is set ends it, and is the largest that is chosen afterwards."""
         with self.program(["--memory", "200M"], "100M", "20M") as program:

@@ -85,7 +85,7 @@ pub struct Look {
     pub came: u64,
     /// Processor time that they have had otherwise.
     pub ran_ns: u64,
-    /// Pages that were touched first, less those that were given up.
+    /// Pages by which they have grown ([`Growth`]).
     pub grown: u64,
     /// Pages in use now.
     pub in_use: u64,
@@ -277,8 +277,33 @@ fn fills(in_use: u64, limit: u64) -> bool {
     in_use + slack(limit) * 5 / 4 + CHANGE_MIN >= limit
 }
 
-/// Whether a program builds its data, and has no room for them: so many pages are in use, and so many were touched first since the last look, less those that were given
-/// up. Then the next look should not wait.
+/// What a program has touched first and not given up, and the most of that which it had lately. One that gives up as much as it takes does not grow, whether it
+/// was looked at in between or not, and whether its pages were in memory when it gave them up.
+#[derive(Clone, Copy, Debug)]
+pub struct Growth {
+    most: f64,
+}
+
+impl Growth {
+    /// Of a program that has had nothing else than these pages. (A forked child may give up more than it has touched.)
+    pub const fn of(has: i64) -> Growth {
+        Growth { most: has as f64 }
+    }
+
+    /// Pages that it has beyond the most.
+    pub fn beyond(&self, has: i64) -> u64 {
+        (has as f64 - self.most).max(0.0) as u64
+    }
+
+    /// A look, so long after the last one, has found it with these pages. What it had before it gave much up counts for some seconds.
+    pub fn note(&mut self, has: i64, wall_ns: u64) {
+        let (has, wall) = (has as f64, wall_ns as f64);
+        self.most = has.max(self.most + (has - self.most) * wall / (SLOW_NS + wall));
+    }
+}
+
+/// Whether a program builds its data, and has no room for them: so many pages are in use, and by so many it has grown since the last look. Then the next look
+/// should not wait.
 pub fn grows(grown: u64, in_use: u64, limit: u64) -> bool {
     fills(in_use, limit) && grown > limit / GROWS
 }

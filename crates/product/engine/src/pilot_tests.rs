@@ -502,3 +502,25 @@ fn memory_that_is_built_does_not_wait_for_its_limit() {
     assert_eq!(built, 600 * MIB);
     assert!(waited < 0.5, "it has waited {waited} s for room");
 }
+
+#[test]
+fn one_that_gives_up_as_much_as_it_takes_does_not_grow() {
+    // Pieces of 4 MiB, a ring of 16, and looks that come between: what is given up before a look comes back behind it.
+    const PIECE: i64 = 1024;
+    let (mut growth, mut most) = (Growth::of(0), 0);
+    for number in 0..400 {
+        let has = 15 * PIECE + number * 379 % (PIECE + 1);
+        most = most.max(if number > 20 { growth.beyond(has) } else { 0 });
+        growth.note(has, LOOK_NS / 4);
+    }
+    assert!(!grows(most, 64 * MIB, 64 * MIB), "{most} pages");
+    // One that builds grows by all that it builds; and so does one that builds anew what it gave up long ago.
+    assert!((4 * PIECE as u64..5 * PIECE as u64).contains(&growth.beyond(20 * PIECE)), "{} pages", growth.beyond(20 * PIECE));
+    (0..50).for_each(|_| growth.note(0, LOOK_NS));
+    assert!(!grows(growth.beyond(4 * PIECE), 64 * MIB, 64 * MIB), "after ten seconds");
+    (0..150).for_each(|_| growth.note(0, LOOK_NS));
+    assert!(grows(growth.beyond(4 * PIECE), 64 * MIB, 64 * MIB), "{} pages", growth.beyond(4 * PIECE));
+    // A forked child gives up what its parent has touched, and then builds.
+    growth.note(-20 * PIECE, 1000 * SLOW_NS as u64);
+    assert!(growth.beyond(-10 * PIECE) > 9 * PIECE as u64);
+}

@@ -188,9 +188,11 @@ impl<W: World> Engine<W> {
                 if let Some(slot) = was.slot() {
                     self.slots.free(slot);
                 }
+                self.stats.add(MEMORY_CALLS, Count::GivenUpOut, 1);
                 0
             }
             State::Leaving => {
+                self.stats.add(MEMORY_CALLS, Count::GivenUpOut, 1);
                 if let Some(stage) = was.stage() {
                     // The stage's evictor frees the slot, when no write of it is in flight any more.
                     self.evictors.stages.vacate(stage, false);

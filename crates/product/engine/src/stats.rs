@@ -50,6 +50,8 @@ pub enum Count {
     GivenBack,
     /// Resident pages that the program has given up.
     GivenUp,
+    /// Pages that had left, or were leaving, when the program gave them up.
+    GivenUpOut,
     /// Pages that it has touched first.
     Touched,
     /// Times a fault found no frame and slept.
@@ -160,6 +162,12 @@ impl Stats {
     /// How many on all cores.
     pub fn total(&self, what: Count) -> u64 {
         self.cores.iter().map(|core| core.counts[what as usize].load(Ordering::Relaxed)).sum()
+    }
+
+    /// Pages that the program has touched first, less those that it has given up, wherever they were then.
+    pub fn has(&self) -> i64 {
+        let gone = self.total(Count::GivenUp) + self.total(Count::GivenUpOut);
+        self.total(Count::Touched).cast_signed() - gone.cast_signed()
     }
 
     /// A fault on `core` has ended after `ns` nanoseconds.

@@ -19,7 +19,7 @@ use farshore_config::{MEMORY_MIN_CHOSEN, Options, Size, Slowdown, stats};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::{Clock as _, World};
 use farshore_engine::Engine;
-use farshore_engine::pilot::{Aim, LOOK_NS, Look, Pilot, TOLD_NS, grows, is_full, slack};
+use farshore_engine::pilot::{Aim, Growth, LOOK_NS, Look, Pilot, TOLD_NS, grows, is_full, slack};
 use farshore_engine::stats::{Count, FaultKind};
 
 use crate::process;
@@ -64,6 +64,7 @@ struct Seen {
     sums: Sums,
     pilot: Pilot,
     loss: Loss,
+    growth: Growth,
     /// When it asked to be told that evictors begin.
     told_ns: u64,
 }
@@ -72,7 +73,7 @@ impl Seen {
     /// How long the next look may wait, ns; `None`: it is time, or the client grows.
     fn wait<W: World>(&mut self, engine: &Engine<W>, now_ns: u64) -> Option<u64> {
         let soon = Some((self.at_ns + LOOK_NS).saturating_sub(now_ns)).filter(|&soon| soon > 0)?;
-        if grows(self.grown(engine), engine.in_use(), engine.memory_limit() / PAGE_SIZE as u64) {
+        if grows(self.growth.beyond(engine.stats.has()), engine.in_use(), engine.memory_limit() / PAGE_SIZE as u64) {
             return None;
         }
         if now_ns.saturating_sub(self.told_ns) < TOLD_NS {
@@ -81,12 +82,6 @@ impl Seen {
         self.told_ns = now_ns;
         engine.tell_when_short();
         Some(soon)
-    }
-
-    /// Pages that were touched first since the last look, less those that were given up.
-    fn grown<W: World>(&self, engine: &Engine<W>) -> u64 {
-        let since = |what, before: u64| engine.stats.total(what).saturating_sub(before);
-        since(Count::Touched, self.sums.touched).saturating_sub(since(Count::GivenUp, self.sums.gone))
     }
 }
 
@@ -100,9 +95,8 @@ struct Sums {
     /// Pages that came back from swap space, and pages that have left.
     came: u64,
     evicted: u64,
-    /// Pages that were touched first, and that were given up.
-    touched: u64,
-    gone: u64,
+    /// Pages that it has touched first and not given up.
+    has: i64,
 }
 
 impl Sums {
@@ -116,8 +110,7 @@ impl Sums {
             ran: process::processor_ns(client),
             came: stats.total(Count::PagesIn),
             evicted: stats.total(Count::Evicted),
-            touched: stats.total(Count::Touched),
-            gone: stats.total(Count::GivenUp),
+            has: stats.has(),
         }
     }
 }
@@ -211,22 +204,23 @@ impl Choice {
         let sums = Sums::of(engine, self.client);
         let (aim, most) = (state.aim(), state.most().max(state.least));
         let Some(seen) = &mut state.seen else {
-            state.seen = Some(Seen { at_ns: now, sums, pilot: Pilot::new(), loss: Loss::NONE, told_ns: 0 });
+            let (pilot, growth) = (Pilot::new(), Growth::of(sums.has));
+            state.seen = Some(Seen { at_ns: now, sums, pilot, loss: Loss::NONE, growth, told_ns: 0 });
             return Some(LOOK_NS);
         };
-        let grown = seen.grown(engine);
         let (before, limit) = (seen.sums, engine.memory_limit() / PAGE_SIZE as u64);
         let look = Look {
             wall_ns: now.saturating_sub(seen.at_ns),
             lost_ns: sums.lost.saturating_sub(before.lost),
             came: sums.came.saturating_sub(before.came),
             ran_ns: sums.ran.saturating_sub(before.ran),
-            grown,
+            grown: seen.growth.beyond(sums.has),
             in_use: engine.in_use(),
             limit,
             settled: engine.frames().debt() == 0,
         };
         (seen.at_ns, seen.sums) = (now, sums);
+        seen.growth.note(sums.has, look.wall_ns);
         state.lost_ns += look.lost_ns;
         state.ran_ns += look.ran_ns;
         let next = aim.and_then(|aim| seen.pilot.look(aim, look));

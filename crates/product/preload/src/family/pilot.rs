@@ -20,7 +20,7 @@ use farshore_budgets::seat::{Family, Told};
 use farshore_config::{MEMORY_MIN_CHOSEN, Options, Size, Slowdown, stats};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::Clock as _;
-use farshore_engine::pilot::{Aim, LOOK_NS, Look, Pilot, TOLD_NS, grows, is_full, slack};
+use farshore_engine::pilot::{Aim, Growth, LOOK_NS, Look, Pilot, TOLD_NS, grows, is_full, slack};
 use farshore_engine::stats::{Count, FaultKind};
 use farshore_sys::clock;
 use farshore_sys::lock::Mutex;
@@ -50,9 +50,8 @@ pub(super) struct Board {
     ran: AtomicU64,
     /// Faults of pages that had left.
     came: AtomicU64,
-    /// Pages that were touched first, and that were given up.
-    touched: AtomicU64,
-    gone: AtomicU64,
+    /// Pages that were touched first and not given up: an `i64`.
+    has: AtomicU64,
     /// In millionths.
     measured: AtomicU64,
     changes: AtomicU64,
@@ -74,8 +73,7 @@ impl Board {
             lost: zero(),
             ran: zero(),
             came: zero(),
-            touched: zero(),
-            gone: zero(),
+            has: zero(),
             measured: zero(),
             changes: zero(),
             joint: Shown::new(),
@@ -106,6 +104,8 @@ impl Board {
         self.least.store(ALONE.least.load(Ordering::Acquire), Ordering::Release);
         self.most.store(ALONE.most.load(Ordering::Acquire), Ordering::Release);
         self.target.store(ALONE.target.load(Ordering::Acquire), Ordering::Release);
+        // Counted on: whoever has decided goes on from there.
+        self.has.store(ALONE.has.load(Ordering::Acquire), Ordering::Release);
         self.joint.take_over(&ALONE.joint);
     }
 
@@ -130,6 +130,9 @@ struct Seen {
     /// Pages that have left this process.
     evicted: u64,
     loss: Loss,
+    /// Of this process, and of all.
+    growth: Growth,
+    all_growth: Growth,
     /// When it asked to be told that evictors begin, ns.
     told_ns: u64,
 }
@@ -258,9 +261,8 @@ struct Sums {
     ran: u64,
     /// Pages that came back from swap space.
     came: u64,
-    /// Pages that were touched first, and that were given up.
-    touched: u64,
-    gone: u64,
+    /// Pages that were touched first and not given up.
+    has: i64,
 }
 
 impl Sums {
@@ -274,20 +276,13 @@ impl Sums {
             lost: (stats.latency().total + signals).saturating_sub(touches),
             ran: clock::of_process().saturating_sub(ours),
             came: stats.total(Count::PagesIn),
-            touched: stats.total(Count::Touched),
-            gone: stats.total(Count::GivenUp),
+            has: stats.has(),
         }
     }
 
     fn on(board: &Board) -> Sums {
         let read = |sum: &AtomicU64| sum.load(Ordering::Acquire);
-        Sums {
-            lost: read(&board.lost),
-            ran: read(&board.ran),
-            came: read(&board.came),
-            touched: read(&board.touched),
-            gone: read(&board.gone),
-        }
+        Sums { lost: read(&board.lost), ran: read(&board.ran), came: read(&board.came), has: read(&board.has).cast_signed() }
     }
 
     /// A thread of ours that has ended takes its time with it: never backwards.
@@ -296,8 +291,7 @@ impl Sums {
             lost: self.lost.saturating_sub(before.lost),
             ran: self.ran.saturating_sub(before.ran),
             came: self.came.saturating_sub(before.came),
-            touched: self.touched.saturating_sub(before.touched),
-            gone: self.gone.saturating_sub(before.gone),
+            has: self.has - before.has,
         }
     }
 
@@ -305,8 +299,8 @@ impl Sums {
         board.lost.fetch_add(self.lost, Ordering::AcqRel);
         board.ran.fetch_add(self.ran, Ordering::AcqRel);
         board.came.fetch_add(self.came, Ordering::AcqRel);
-        board.touched.fetch_add(self.touched, Ordering::AcqRel);
-        board.gone.fetch_add(self.gone, Ordering::AcqRel);
+        // It may be less by now, and the sum wraps as the number does.
+        board.has.fetch_add(self.has.cast_unsigned(), Ordering::AcqRel);
     }
 }
 
@@ -314,10 +308,8 @@ impl Seen {
     /// How long the next look may wait, ns; `None`: it is time, or the program grows.
     fn wait(&mut self, runtime: &Runtime, now_ns: u64) -> Option<u64> {
         let soon = Some((self.at_ns + LOOK_NS).saturating_sub(now_ns)).filter(|&soon| soon > 0)?;
-        let stats = &runtime.engine.stats;
-        let (touched, gone) = (stats.total(Count::Touched) - self.own.touched, stats.total(Count::GivenUp) - self.own.gone);
         let (in_use, limit, _) = memory(runtime);
-        if grows(touched.saturating_sub(gone), in_use, limit) {
+        if grows(self.growth.beyond(runtime.engine.stats.has()), in_use, limit) {
             return None;
         }
         if now_ns.saturating_sub(self.told_ns) < TOLD_NS {
@@ -345,13 +337,15 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
         let own = Sums::of(runtime);
         let Some(seen) = place else {
             let evicted = runtime.engine.stats.total(Count::Evicted);
-            let (pilot, loss) = (Pilot::new(), Loss::NONE);
-            *place = Some(Seen { at_ns: now, own, all: Sums::on(board), decided: false, pilot, evicted, loss, told_ns: 0 });
+            let (pilot, loss, all) = (Pilot::new(), Loss::NONE, Sums::on(board));
+            let (growth, all_growth) = (Growth::of(own.has), Growth::of(all.has));
+            *place = Some(Seen { at_ns: now, own, all, decided: false, pilot, evicted, loss, growth, all_growth, told_ns: 0 });
             return Some(LOOK_NS);
         };
         let wall_ns = now.saturating_sub(seen.at_ns);
         own.since(seen.own).add_to(board);
         (seen.at_ns, seen.own) = (now, own);
+        seen.growth.note(own.has, wall_ns);
         if let Some(line) = own_line() {
             // What it does not give away is of no use to relatives that are short: a family that has no more than that is full.
             line.in_use.store(budget::kept(&runtime.engine), Ordering::Release);
@@ -361,15 +355,17 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
             return Some(LOOK_NS);
         }
         let all = Sums::on(board);
-        let Sums { lost: lost_ns, ran: ran_ns, came, touched, gone } = all.since(seen.all);
+        let Sums { lost: lost_ns, ran: ran_ns, came, has: _ } = all.since(seen.all);
+        let grown = seen.all_growth.beyond(all.has);
         seen.all = all;
+        seen.all_growth.note(all.has, wall_ns);
         if !seen.decided {
             // What others have decided before is not known here.
-            (seen.decided, seen.pilot, seen.loss) = (true, Pilot::new(), Loss::NONE);
+            (seen.decided, seen.pilot, seen.loss, seen.all_growth) = (true, Pilot::new(), Loss::NONE, Growth::of(all.has));
             return Some(LOOK_NS);
         }
         let (in_use, limit, settled) = memory(runtime);
-        let look = Look { wall_ns, lost_ns, came, ran_ns, grown: touched.saturating_sub(gone), in_use, limit, settled };
+        let look = Look { wall_ns, lost_ns, came, ran_ns, grown, in_use, limit, settled };
         let next = aim.and_then(|aim| seen.pilot.look(aim, look));
         if aim.is_some() {
             board.measured.store((seen.pilot.slowdown() * 1e6) as u64, Ordering::Release);
