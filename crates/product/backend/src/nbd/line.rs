@@ -57,7 +57,7 @@ const SILENCE_NS: u64 = 30_000_000_000;
 /// Between two tries to make a connection, in ns.
 const RETRY_NS: u64 = 50_000_000;
 /// The same after one that was made: a server that ends each is not asked without a pause.
-const RENEW_NS: u64 = 20_000_000;
+const RENEW_NS: u64 = 10_000_000;
 /// How long a thread sleeps at most before it looks around, in ns.
 const LOOK_NS: u64 = 1_000_000_000;
 /// The same while its reply is coming.
