@@ -350,7 +350,8 @@ class TestPolicy(Beside):
                     program.line()
             # An evictor that finds late ones in the other's hands goes on with any.
             expect(seen["late"][0] > 4 * seen["late"][1], f"late ones leave first: {seen}")
-            expect(seen["next"][1] > 4 * seen["next"][0], f"next ones stay: {seen}")
+            # They are passed over twice. Evictors come a third time where many of the others have chances, since the program has just used them.
+            expect(seen["next"][1] > 2 * seen["next"][0], f"next ones stay: {seen}")
             for when in ("forgotten", "unknown"):
                 expect(min(seen[when]) > max(seen[when]) / 10, f"{when}: {seen}")
             program.go_on()
