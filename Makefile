@@ -34,7 +34,7 @@ demo-kv: ## a memcached on unithreads in a fifth of its data: a client, load, a 
 	cargo build --release
 	python3 tools/demo_kv.py $(ARGS)
 
-test: setup ## all tests: what CI runs, after make newcomer (under 45 minutes)
+test: setup ## all tests: what CI runs, after make newcomer (about 50 minutes)
 	python3 tools/test.py $(ARGS)
 
 test-long: setup ## the same with the whole of other people's suites and ten minutes of soak (hours)
