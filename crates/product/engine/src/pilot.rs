@@ -27,7 +27,7 @@
 /// Time between two looks, ns. One that finds a program growing ([`grows`]) comes sooner.
 pub const LOOK_NS: u64 = 200_000_000;
 /// How often, at most, whoever looks is told that evictors begin, ns.
-pub const TOLD_NS: u64 = 20_000_000;
+const TOLD_NS: u64 = 20_000_000;
 const FAST_NS: f64 = 0.6e9;
 const SLOW_NS: f64 = 10e9;
 const LONGEST_NS: f64 = 60e9;
@@ -275,6 +275,40 @@ pub fn is_full(look: Look) -> bool {
 
 fn fills(in_use: u64, limit: u64) -> bool {
     in_use + slack(limit) * 5 / 4 + CHANGE_MIN >= limit
+}
+
+/// When looks come: each [`LOOK_NS`], and at once where a program grows. Evictors tell of that when they begin, if they are asked to.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    at_ns: u64,
+    told_ns: u64,
+}
+
+impl Turn {
+    /// The first look is now.
+    pub const fn at(now_ns: u64) -> Turn {
+        Turn { at_ns: now_ns, told_ns: 0 }
+    }
+
+    /// How long the next look may wait, ns; `None`: it is time, or the program `grows`. `tell`: evictors are to tell when they begin.
+    pub fn wait(&mut self, now_ns: u64, grows: impl FnOnce() -> bool, tell: impl FnOnce()) -> Option<u64> {
+        let soon = Some((self.at_ns + LOOK_NS).saturating_sub(now_ns)).filter(|&soon| soon > 0)?;
+        if grows() {
+            return None;
+        }
+        if now_ns.saturating_sub(self.told_ns) < TOLD_NS {
+            return Some(soon.min(TOLD_NS));
+        }
+        self.told_ns = now_ns;
+        tell();
+        Some(soon)
+    }
+
+    /// A look begins. Returns how long ago the last one was, ns.
+    pub fn begin(&mut self, now_ns: u64) -> u64 {
+        let before = core::mem::replace(&mut self.at_ns, now_ns);
+        now_ns.saturating_sub(before)
+    }
 }
 
 /// What a program has touched first and not given up, and the most of that which it had lately. One that gives up as much as it takes does not grow, whether it

@@ -19,7 +19,7 @@ use farshore_config::{MEMORY_MIN_CHOSEN, Options, Size, Slowdown, stats};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::{Clock as _, World};
 use farshore_engine::Engine;
-use farshore_engine::pilot::{Aim, Growth, LOOK_NS, Look, Pilot, TOLD_NS, grows, is_full, slack};
+use farshore_engine::pilot::{Aim, Growth, LOOK_NS, Look, Pilot, Turn, grows, is_full, slack};
 use farshore_engine::stats::{Count, FaultKind};
 
 use crate::process;
@@ -60,28 +60,19 @@ struct State {
 /// What the last look has seen.
 #[derive(Debug)]
 struct Seen {
-    at_ns: u64,
+    turn: Turn,
     sums: Sums,
     pilot: Pilot,
     loss: Loss,
     growth: Growth,
-    /// When it asked to be told that evictors begin.
-    told_ns: u64,
 }
 
 impl Seen {
     /// How long the next look may wait, ns; `None`: it is time, or the client grows.
     fn wait<W: World>(&mut self, engine: &Engine<W>, now_ns: u64) -> Option<u64> {
-        let soon = Some((self.at_ns + LOOK_NS).saturating_sub(now_ns)).filter(|&soon| soon > 0)?;
-        if grows(self.growth.beyond(engine.stats.has()), engine.in_use(), engine.memory_limit() / PAGE_SIZE as u64) {
-            return None;
-        }
-        if now_ns.saturating_sub(self.told_ns) < TOLD_NS {
-            return Some(soon.min(TOLD_NS));
-        }
-        self.told_ns = now_ns;
-        engine.tell_when_short();
-        Some(soon)
+        let growth = self.growth;
+        let grows = || grows(growth.beyond(engine.stats.has()), engine.in_use(), engine.memory_limit() / PAGE_SIZE as u64);
+        self.turn.wait(now_ns, grows, || engine.tell_when_short())
     }
 }
 
@@ -205,12 +196,12 @@ impl Choice {
         let (aim, most) = (state.aim(), state.most().max(state.least));
         let Some(seen) = &mut state.seen else {
             let (pilot, growth) = (Pilot::new(), Growth::of(sums.has));
-            state.seen = Some(Seen { at_ns: now, sums, pilot, loss: Loss::NONE, growth, told_ns: 0 });
+            state.seen = Some(Seen { turn: Turn::at(now), sums, pilot, loss: Loss::NONE, growth });
             return Some(LOOK_NS);
         };
         let (before, limit) = (seen.sums, engine.memory_limit() / PAGE_SIZE as u64);
         let look = Look {
-            wall_ns: now.saturating_sub(seen.at_ns),
+            wall_ns: seen.turn.begin(now),
             lost_ns: sums.lost.saturating_sub(before.lost),
             came: sums.came.saturating_sub(before.came),
             ran_ns: sums.ran.saturating_sub(before.ran),
@@ -219,13 +210,13 @@ impl Choice {
             limit,
             settled: engine.frames().debt() == 0,
         };
-        (seen.at_ns, seen.sums) = (now, sums);
+        seen.sums = sums;
         seen.growth.note(sums.has, look.wall_ns);
         state.lost_ns += look.lost_ns;
         state.ran_ns += look.ran_ns;
         let next = aim.and_then(|aim| seen.pilot.look(aim, look));
         let Some(seat) = &state.seat else {
-            if let Some(pages) = next.filter(|_| state.target.is_some()) {
+            if let Some(pages) = next {
                 engine.set_budget(pages.max(engine.floor()));
                 state.changes += 1;
             }

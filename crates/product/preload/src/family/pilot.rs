@@ -20,7 +20,7 @@ use farshore_budgets::seat::{Family, Told};
 use farshore_config::{MEMORY_MIN_CHOSEN, Options, Size, Slowdown, stats};
 use farshore_core::limits::PAGE_SIZE;
 use farshore_core::seams::Clock as _;
-use farshore_engine::pilot::{Aim, Growth, LOOK_NS, Look, Pilot, TOLD_NS, grows, is_full, slack};
+use farshore_engine::pilot::{Aim, Growth, LOOK_NS, Look, Pilot, Turn, grows, is_full, slack};
 use farshore_engine::stats::{Count, FaultKind};
 use farshore_sys::clock;
 use farshore_sys::lock::Mutex;
@@ -121,7 +121,7 @@ static ALONE: Board = Board::new();
 
 /// What this process has seen.
 struct Seen {
-    at_ns: u64,
+    turn: Turn,
     own: Sums,
     /// Of the board, when this process decides.
     all: Sums,
@@ -133,8 +133,6 @@ struct Seen {
     /// Of this process, and of all.
     growth: Growth,
     all_growth: Growth,
-    /// When it asked to be told that evictors begin, ns.
-    told_ns: u64,
 }
 
 static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
@@ -307,17 +305,12 @@ impl Sums {
 impl Seen {
     /// How long the next look may wait, ns; `None`: it is time, or the program grows.
     fn wait(&mut self, runtime: &Runtime, now_ns: u64) -> Option<u64> {
-        let soon = Some((self.at_ns + LOOK_NS).saturating_sub(now_ns)).filter(|&soon| soon > 0)?;
-        let (in_use, limit, _) = memory(runtime);
-        if grows(self.growth.beyond(runtime.engine.stats.has()), in_use, limit) {
-            return None;
-        }
-        if now_ns.saturating_sub(self.told_ns) < TOLD_NS {
-            return Some(soon.min(TOLD_NS));
-        }
-        self.told_ns = now_ns;
-        runtime.engine.tell_when_short();
-        Some(soon)
+        let growth = self.growth;
+        let grows = || {
+            let (in_use, limit, _) = memory(runtime);
+            grows(growth.beyond(runtime.engine.stats.has()), in_use, limit)
+        };
+        self.turn.wait(now_ns, grows, || runtime.engine.tell_when_short())
     }
 }
 
@@ -339,12 +332,12 @@ pub fn look(runtime: &'static Runtime) -> Option<u64> {
             let evicted = runtime.engine.stats.total(Count::Evicted);
             let (pilot, loss, all) = (Pilot::new(), Loss::NONE, Sums::on(board));
             let (growth, all_growth) = (Growth::of(own.has), Growth::of(all.has));
-            *place = Some(Seen { at_ns: now, own, all, decided: false, pilot, evicted, loss, growth, all_growth, told_ns: 0 });
+            *place = Some(Seen { turn: Turn::at(now), own, all, decided: false, pilot, evicted, loss, growth, all_growth });
             return Some(LOOK_NS);
         };
-        let wall_ns = now.saturating_sub(seen.at_ns);
+        let wall_ns = seen.turn.begin(now);
         own.since(seen.own).add_to(board);
-        (seen.at_ns, seen.own) = (now, own);
+        seen.own = own;
         seen.growth.note(own.has, wall_ns);
         if let Some(line) = own_line() {
             // What it does not give away is of no use to relatives that are short: a family that has no more than that is full.
