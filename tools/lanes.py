@@ -8,7 +8,8 @@ The rules, which `clash` states:
 - A part that comes after another one starts when that one is done.
 
 Of those that may start, the longest does: what is short fills the end. A part counts as long as all that wait for its lock together, and one that others
-come after counts as longer than all, for what waits for it cannot begin late.
+come after counts as longer than all, for what waits for it cannot begin late. What takes a moment (QUICK) starts before the long ones all the same: so its
+answer is there soon, and where the time ends early it is not the small parts that are left out.
 
 Nothing here starts a process, so that the order can be tried with made-up times (`plan`).
 """
@@ -17,6 +18,8 @@ import threading
 from collections import namedtuple
 
 LANES = 2
+# Seconds.
+QUICK = 25
 # How much of the machine a part uses: one processor, more than one, all of it.
 NARROW, WIDE, ALONE = "narrow", "wide", "alone"
 # What runs in a lane: `seconds` that it takes, about; `after` is the name of what must be done before.
@@ -52,12 +55,13 @@ class Order:
 
     def __init__(self, jobs):
         self.waiting, self.running = list(jobs), []
+        self.most = max((job.seconds for job in self.waiting), default=0)
 
     def rank(self, job):
         """How urgent it is: the larger, the sooner."""
         leads = any(other.after == job.name for other in self.waiting)
         chains = [sum(other.seconds for other in self.waiting if lock in other.locks) for lock in job.locks]
-        return leads, max([job.seconds, *chains]), job.seconds
+        return leads, job.seconds <= QUICK < self.most, max([job.seconds, *chains]), job.seconds
 
     def may_start(self, job):
         """Whether no rule is against it."""

@@ -251,7 +251,7 @@ impl Options {
         match self.chooses() {
             // Other programs count on it that this one can become so small. (Batches that adapt are small enough in three times as much.)
             true if self.budget.is_some() && self.batch.is_some() => least,
-            true => Size((3 * least.bytes()).min(self.memory.bytes())),
+            true => Size(least.bytes().saturating_mul(3).min(self.memory.bytes())),
             false => self.memory,
         }
     }
@@ -642,6 +642,8 @@ mod tests {
         assert_eq!((bounded.memory, bounded.least_memory()), (Size::mib(64), Size::mib(8)));
         let most = finish("budget = \"jobs\"\nmemory-max = \"64M\"\nbatch = 64\n").unwrap();
         assert_eq!((most.memory, most.memory_at_start()), (Size::mib(64), Size::mib(16)), "all of it counts on the least");
+        let huge = finish("budget = \"jobs\"\nmemory-min = \"9000000T\"\nmemory-max = \"9000000T\"\n").unwrap();
+        assert_eq!(huge.memory_at_start(), huge.memory, "three times as much is no number of 64 bits");
         assert!(finish("budget = \"jobs\"\nslowdown = 5\nmemory-max = \"64M\"\n").is_ok());
         for (text, part) in [
             ("budget = \"jobs\"\nmemory = \"64M\"\nmemory-max = \"64M\"\n", "leave one of them out"),
